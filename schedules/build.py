@@ -1,0 +1,257 @@
+"""Building: problem, schedule, config and arch in; runnable module, sources and resource use out.
+
+The CLI, the tests, the search and the scripts all build through `build`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from schedules import pipeline
+from schedules.arch import Arch
+from schedules.errors import ArgumentError, BuildError, SchedulesError
+from schedules.operator import Operator, ScheduleSpec
+from schedules.problem import Config, Problem
+from schedules.registry import operator as find_operator
+from schedules.toolchain import cuda, link
+
+AXES = ("x", "y", "z")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Block and grid of the kernel; a grid axis that depends on a run-time extent is its formula as text."""
+
+    grid: tuple[int | str, int | str, int | str]
+    block: tuple[int, int, int]
+
+    @property
+    def threads(self) -> int:
+        return self.block[0] * self.block[1] * self.block[2]
+
+
+@dataclass(frozen=True)
+class Built:
+    """One built operator problem."""
+
+    operator: Operator
+    problem: Problem
+    schedule: ScheduleSpec
+    config: Config
+    arch: Arch
+    module: Any = field(repr=False)  # tvm.runtime.Module with "main"
+    scheduled: tvm.IRModule = field(repr=False)
+    lowered: str = field(repr=False)
+    resources: tuple[cuda.KernelResources, ...]
+    launch: Launch | None
+    compiler: str
+    seconds: float
+    binaries: dict[str, str | bytes] = field(repr=False)  # what the device compiler made: ptx, cubin, hsaco
+
+    @cached_property
+    def sources(self) -> dict[str, str | bytes]:
+        """Generated code by file ending: ll and s for LLVM; cu, ptx and cubin for CUDA; ll, s and hsaco for ROCm."""
+        if self.arch.kind == "llvm":
+            return {"ll": self.module.inspect_source("ll"), "s": self.module.inspect_source("asm")}
+        device = self.module.imports[0]
+        if self.arch.kind == "cuda":
+            return {"cu": device.inspect_source("cuda"), **self.binaries}
+        return {"ll": device.inspect_source(), "s": device.inspect_source("asm"), **self.binaries}
+
+    def __call__(self, *tensors: Any) -> None:
+        """Run on tensors of the arch's device (NumPy arrays, DLPack tensors or TVM tensors), in the order of
+        ``problem.arguments()``; outputs are written in place.
+
+        Raises ArgumentError before anything runs if a tensor does not fit.
+        """
+        check_arguments(self.problem, self.arch, tensors)
+        self.module["main"](*tensors)
+
+
+def build(
+    problem: Problem, arch: Arch, schedule: str | None = None, config: Config | dict[str, Any] | None = None, *, device_code: bool = True
+) -> Built:
+    """Build `problem` for `arch` with the named schedule (else the one the operator's rule chooses) and `config` (a
+    Config, or overrides of the default one).
+
+    With device_code=False the CUDA compiler is not run; the module then only serves the emulator.
+    Raises ConfigError, UnknownNameError, ToolchainError or BuildError.
+    """
+    op = operator_of(problem)
+    spec = op.schedule_for(problem, arch, schedule)
+    if isinstance(config, Config):
+        config.require(problem, arch)
+    else:
+        config = spec.config_for(problem, arch, config)
+    return build_scheduled(op, problem, spec, config, arch, spec.apply(problem, config, arch), device_code=device_code)
+
+
+def operator_of(problem: Problem) -> Operator:
+    """The operator whose problem this is; an operator is named after its folder."""
+    return find_operator(type(problem).__module__.split(".")[1])
+
+
+def build_scheduled(
+    op: Operator, problem: Problem, spec: ScheduleSpec, config: Config, arch: Arch, mod: tvm.IRModule, *, device_code: bool = True
+) -> Built:
+    """Build a program that is already scheduled."""
+    start = time.perf_counter()
+    target = arch.target()
+    launch = launch_of(mod) if arch.is_gpu else None
+    if launch and launch.threads > arch.max_threads:
+        raise BuildError(f"the schedule launches {launch.threads} threads a block, {arch} allows {arch.max_threads}")
+    with _callbacks(arch, device_code) as made, pipeline.lowering(mod) as state:
+        try:
+            with target, tvm.transform.PassContext(config=pipeline.config(arch.kind)):
+                module = tvm.build(mod, target=target, pipeline=pipeline.NAME)
+        except SchedulesError:
+            raise
+        except Exception as error:  # TVM raises many types; whichever it is, the build failed and says so
+            if made.error is not None:
+                raise made.error from None
+            raise BuildError(f"TVM refused the program: {_last_line(error)}") from error
+    return Built(
+        operator=op,
+        problem=problem,
+        schedule=spec,
+        config=config,
+        arch=arch,
+        module=module,
+        scheduled=mod,
+        lowered=state.lowered,
+        resources=cuda.parse_resources(made.cubin.log) if made.cubin else (),
+        launch=launch,
+        compiler=made.cubin.compiler if made.cubin else f"llvm {tvm.target.codegen.llvm_version_major()}",
+        seconds=time.perf_counter() - start,
+        binaries=made.binaries(),
+    )
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+@dataclass
+class _Made:
+    """What the compile callbacks produced during one build."""
+
+    cubin: cuda.Cubin | None = None
+    code_object: bytes | None = None
+    error: SchedulesError | None = None
+
+    def binaries(self) -> dict[str, str | bytes]:
+        if self.cubin:
+            return {"ptx": self.cubin.ptx, "cubin": self.cubin.cubin}
+        return {"hsaco": self.code_object} if self.code_object else {}
+
+
+@contextlib.contextmanager
+def _callbacks(arch: Arch, device_code: bool) -> Iterator[_Made]:
+    """Answer TVM's requests for a cubin or a code object, keeping what was made and the typed error if it failed.
+
+    An error raised inside a callback comes back from TVM with its type lost, hence ``error``.
+    """
+    made = _Made()
+
+    def compile_cuda(source: str) -> bytes:
+        if not device_code:
+            return b"\x7fELF not compiled"
+        try:
+            made.cubin = cuda.compile_cuda(str(source), arch.name)
+        except SchedulesError as error:
+            made.error = error
+            raise
+        return made.cubin.cubin
+
+    def link_rocm(relocatable: bytes) -> bytes:
+        try:
+            made.code_object = link.link_code_object(bytes(relocatable))
+        except SchedulesError as error:
+            made.error = error
+            raise
+        return made.code_object
+
+    if arch.kind == "cuda":
+        import tvm.support.nvcc
+
+        cuda.ensure_runtime()
+        tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_cuda, override=True)
+    elif arch.kind == "rocm":
+        import tvm.support.rocm
+
+        tvm_ffi.register_global_func("tvm_callback_rocm_link", link_rocm, override=True)
+        # no device libraries: exp, log, sqrt, erf, tanh and pow compile to instructions without them
+        tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", lambda: tvm.runtime.convert([]), override=True)
+    yield made
+
+
+def launch_of(mod: tvm.IRModule) -> Launch:
+    """Grid and block of a scheduled program, read off its thread-bound loops."""
+    extents: dict[str, int | str] = {}
+
+    def visit(loop: Any) -> Any:
+        if loop.kind == tirx.ForKind.THREAD_BINDING:
+            extent = loop.extent
+            extents[str(loop.thread_binding.thread_tag)] = int(extent) if isinstance(extent, tirx.IntImm) else str(extent)
+        return loop
+
+    tvm_ffi.structural_map(mod["main"].body, (tirx.For, visit))
+    grid = tuple(extents.get(f"blockIdx.{axis}", 1) for axis in AXES)
+    block = tuple(int(extents.get(f"threadIdx.{axis}", 1)) for axis in AXES)
+    return Launch(grid, block)  # type: ignore[arg-type]
+
+
+def check_arguments(problem: Problem, arch: Arch, tensors: Sequence[Any]) -> None:
+    """Raise ArgumentError unless `tensors` are what the function built for `problem` takes, in order."""
+    arguments = problem.arguments()
+    if len(tensors) != len(arguments):
+        wanted = ", ".join(argument.name for argument in arguments)
+        raise ArgumentError(f"{len(tensors)} tensors given, {len(arguments)} needed: {wanted}")
+    runtime: int | None = None
+    for argument, tensor in zip(arguments, tensors, strict=True):
+        shape = tuple(int(extent) for extent in tensor.shape)
+        wanted_shape: list[int] = list(argument.shape)
+        if argument.runtime_axis is not None and len(shape) == len(wanted_shape):
+            runtime = shape[argument.runtime_axis] if runtime is None else runtime
+            wanted_shape[argument.runtime_axis] = runtime
+        if shape != tuple(wanted_shape):
+            raise ArgumentError(f"{argument.name} has shape {shape}, needed {tuple(wanted_shape)}")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype != argument.dtype:
+            raise ArgumentError(f"{argument.name} has dtype {dtype}, needed {argument.dtype}")
+        if not _contiguous(tensor):
+            raise ArgumentError(f"{argument.name} is not contiguous; copy it first")
+        device = _device_kind(tensor)
+        if device != arch.kind:
+            raise ArgumentError(f"{argument.name} lies on {device}, the function was built for {arch}")
+
+
+def _contiguous(tensor: Any) -> bool:
+    if hasattr(tensor, "is_contiguous"):
+        return bool(tensor.is_contiguous())
+    if hasattr(tensor, "flags"):
+        return bool(tensor.flags["C_CONTIGUOUS"])
+    strides = getattr(tensor, "strides", None)
+    expected = 1
+    for extent, stride in zip(reversed(tensor.shape), reversed(strides or ()), strict=False):
+        if extent != 1 and int(stride) != expected:
+            return False
+        expected *= int(extent)
+    return True
+
+
+def _device_kind(tensor: Any) -> str:
+    if not hasattr(tensor, "__dlpack_device__"):
+        return "llvm"
+    kind = int(tensor.__dlpack_device__()[0])
+    return {1: "llvm", 2: "cuda", 3: "llvm", 10: "rocm", 13: "cuda"}.get(kind, f"device type {kind}")

@@ -1,0 +1,91 @@
+"""The command line: ``schedules COMMAND ...``.  One module for each command; heavy imports wait until they run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from schedules.cli.arguments import Parser, parse
+from schedules.errors import SchedulesError, UnknownNameError, UsageError
+from schedules.versions import version_of
+
+
+@dataclass(frozen=True)
+class Command:
+    module: str  # with add_arguments(parser) and run(args) -> exit code
+    summary: str
+
+
+COMMANDS = {
+    "list": Command("listing", "operators, schedules, presets and targets"),
+    "show": Command("show", "an operator, or one problem: definition, arguments, schedule, config"),
+    "build": Command("build", "build a problem and export it as a bundle"),
+    "verify": Command("verify", "compare a built problem with its reference"),
+    "bench": Command("bench", "verify, then time a problem on its device"),
+    "inspect": Command("inspect", "resources and texts of a bundle or a problem: TIR, CUDA, PTX, SASS, AMDGCN"),
+    "doctor": Command("doctor", "what is installed, what is missing, and what can be built and run here"),
+}
+INTERRUPTED = 130
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: schedules COMMAND ...",
+            "",
+            *lines,
+            "",
+            "`schedules COMMAND --help` says more.  Exit codes: 0 done, 1 wrong result or failed build, 2 bad usage.",
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code.  Mistakes are one line on standard error."""
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except SchedulesError as error:
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # the reader of our output has seen enough; keep Python from saying so when it closes the stream
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # a fault of this package: reported in one line like any other, with the way to see more
+        if os.environ.get("SCHEDULES_DEBUG"):
+            raise
+        return _fail(f"internal: {type(error).__name__}: {error}; set SCHEDULES_DEBUG=1 for the traceback", 1)
+
+
+def _run(argv: list[str]) -> int:
+    if not argv:
+        raise UsageError(f"no command given; use one of {', '.join(COMMANDS)}")
+    name, rest = argv[0], argv[1:]
+    if name in ("-h", "--help"):
+        print(usage())
+        return 0
+    if name == "--version":
+        print(f"te-schedules {version_of('te-schedules') or 'unknown'}")
+        return 0
+    if name not in COMMANDS:
+        raise UnknownNameError("option" if name.startswith("-") else "command", name, [*COMMANDS, "--help", "--version"])
+    command = import_module(f"schedules.cli.{COMMANDS[name].module}")
+    parser = Parser(prog=f"schedules {name}", description=COMMANDS[name].summary)
+    command.add_arguments(parser)
+    try:
+        code: int = command.run(parse(parser, rest))
+    except SystemExit as asked:  # argparse's --help
+        return int(asked.code or 0)
+    sys.stdout.flush()
+    return code
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"schedules: error: {' '.join(message.split())}", file=sys.stderr)
+    return code

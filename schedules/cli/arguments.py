@@ -1,0 +1,122 @@
+"""What commands share: options, and reading a problem from words."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from schedules.arch import Arch, parse_arch
+from schedules.errors import UnknownNameError, UsageError
+from schedules.operator import Operator, ScheduleSpec
+from schedules.presets import operator_named, resolve
+from schedules.problem import Config, Problem
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises UsageError instead of ending the process."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Options and words in any order.  Raises UsageError; UnknownNameError with the nearest option."""
+    known = [option for action in parser._actions for option in action.option_strings]
+    for word in argv:
+        if word == "--":
+            break
+        if word.startswith("--") and word.split("=")[0] not in known:
+            raise UnknownNameError("option", word.split("=")[0], known)
+    args, extra = parser.parse_known_intermixed_args(list(argv))
+    if extra:
+        parser.error(f"unexpected {extra[0]!r}")
+    return args
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a command is to work on, checked before anything heavy starts."""
+
+    operator: Operator
+    problem: Problem
+    arch: Arch
+    spec: ScheduleSpec
+    config: Config
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
+
+
+def add_problem(parser: argparse.ArgumentParser, subject: str = "an operator or a preset, then its fields") -> None:
+    parser.add_argument("words", nargs="*", metavar="NAME [field=value ...]", help=subject)
+    parser.add_argument("--target", default="llvm", help="llvm, cuda:sm_90a, rocm:gfx942, ... (default: llvm, this CPU)")
+    parser.add_argument("--schedule", help="the schedule's name (default: the operator's rule chooses)")
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE,...",
+        help="fields of the schedule's config in place of its defaults; pairs as 8x4",
+    )
+
+
+def seeds(text: str) -> tuple[int, ...]:
+    """``0,1,2`` as numbers."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--seeds {text!r} is not a list of whole numbers; write 0,1,2") from None
+    if min(found) < 0:
+        raise UsageError(f"--seeds {text!r} has a negative number; write 0,1,2")
+    return found
+
+
+def positive(option: str, value: float) -> float:
+    if not value > 0:
+        raise UsageError(f"{option} {value} must be over 0")
+    return value
+
+
+def split_words(words: Sequence[str], what: str = "word") -> dict[str, str]:
+    """``name=value`` words as a dict.  Raises UsageError."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals and value):
+            raise UsageError(f"{what} {word!r} is not name=value")
+        if name in found:
+            raise UsageError(f"{name} is given twice: {found[name]} and {value}; give it once")
+        found[name] = value
+    return found
+
+
+def subject(args: argparse.Namespace) -> str:
+    """The operator's or preset's name."""
+    if not args.words:
+        raise UsageError("name an operator or a preset; `schedules list` shows them")
+    return str(args.words[0])
+
+
+def config_words(args: argparse.Namespace) -> dict[str, str]:
+    """``--config tile=8x4,step=8`` as a dict."""
+    items = [item for text in args.config for item in text.split(",") if item]
+    try:
+        return split_words(items, "--config item")
+    except UsageError as error:
+        raise UsageError(f"{error}; write tile=8x4,step=8") from None
+
+
+def job(args: argparse.Namespace) -> Job:
+    """Everything that `add_problem` asked for.  Raises the UsageError that fits."""
+    name = subject(args)
+    operator_named(name)  # an unknown operator is named first, whatever else is wrong
+    operator, problem = resolve(name, split_words(args.words[1:]))
+    arch = parse_arch(args.target)
+    spec = operator.schedule_for(problem, arch, args.schedule)
+    return Job(operator, problem, arch, spec, spec.config_for(problem, arch, config_words(args)))

@@ -1,0 +1,72 @@
+"""``schedules build``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+from schedules.cli.arguments import add_json, add_problem, job
+from schedules.cli.output import emit_json, fields
+from schedules.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_problem(parser)
+    parser.add_argument("--out", metavar="DIR", help="write a bundle into this folder")
+    parser.add_argument("--force", action="store_true", help="replace the bundle that --out holds")
+    parser.add_argument("--measure", action="store_true", help="time it on its device, and keep the time in the bundle")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.force and not args.out:
+        raise UsageError("--force replaces the bundle in --out; give --out DIR")
+    work = job(args)
+    from schedules.bundle import check_destination, write_bundle
+
+    if args.out:
+        check_destination(args.out, force=args.force)
+    from schedules.build import build
+
+    built = build(work.problem, work.arch, work.spec.name, work.config)
+    measured = None
+    if args.measure:
+        from schedules.measure import measure
+
+        measured = dataclasses.asdict(measure(built))
+    bundle = write_bundle(built, args.out, force=args.force, measured=measured) if args.out else None
+    resources = bundle.resources if bundle else built.resources
+    if args.json:
+        result = {
+            "operator": built.operator.name,
+            "problem": built.problem.words(),
+            "schedule": built.schedule.name,
+            "config": built.config.words(),
+            "target": str(built.arch),
+            "compiler": built.compiler,
+            "seconds": built.seconds,
+            "launch": built.launch and dataclasses.asdict(built.launch),
+            "resources": [dataclasses.asdict(used) for used in resources],
+            "measured": measured,
+            "bundle": bundle and str(bundle.path),
+            "files": sorted([*bundle.manifest["files"], "kernel.json"]) if bundle else [],
+        }
+        emit_json(result)
+        return 0
+    launch = built.launch
+    fields(
+        {
+            "operator": f"{built.operator.name} {built.problem}",
+            "schedule": f"{built.schedule.name}: {built.config}",
+            "target": f"{built.arch}, {built.compiler}, {built.seconds:.2f} s",
+            "launch": launch and f"grid {'x'.join(map(str, launch.grid))}, block {'x'.join(map(str, launch.block))}",
+        }
+    )
+    for used in resources:
+        spilled = used.spill_stores + used.spill_loads
+        print(f"{used.name}: {used.registers} registers, {used.shared} bytes shared, {spilled} bytes spilled")
+    if measured:
+        print(f"{measured['median_us']:.1f} us on {measured['device']}")
+    if bundle:
+        print(f"bundle in {bundle.path}: {', '.join(sorted([*bundle.manifest['files'], 'kernel.json']))}")
+    return 0

@@ -1,0 +1,97 @@
+"""``schedules inspect``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schedules.cli.arguments import add_json, add_problem, job, split_words, subject
+from schedules.cli.output import code, emit_json, fields
+from schedules.errors import UnknownNameError, UsageError
+from schedules.presets import presets
+from schedules.registry import OPERATORS
+
+if TYPE_CHECKING:
+    from schedules.inspect import Material, Summary
+
+SUMMARY = "summary"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_problem(parser, "a bundle's folder; or an operator or a preset, then its fields")
+    parser.add_argument(
+        "--view",
+        action="append",
+        default=[],
+        metavar="VIEW,...",
+        help="summary (default), definition, scheduled, lowered, cuda, ptx, sass, llvm, amdgcn, asm, or all",
+    )
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from schedules.inspect import VIEWS, available, summary, view
+
+    names = [name for text in args.view for name in text.split(",") if name] or [SUMMARY]
+    for name in names:
+        if name not in (*VIEWS, SUMMARY, "all"):
+            raise UnknownNameError("view", name, [*VIEWS, SUMMARY, "all"])
+    kernel = _kernel(args)
+    if "all" in names:
+        names = [SUMMARY, *available(kernel)]
+    overview = summary(kernel) if SUMMARY in names else None
+    texts = {name: view(kernel, name) for name in names if name != SUMMARY}
+    if args.json:
+        emit_json({SUMMARY: overview and dataclasses.asdict(overview), "views": texts})
+        return 0
+    if overview:
+        _print_summary(overview)
+    for name, text in texts.items():
+        if len(names) > 1:
+            print(f"\n# ---- {name}: {VIEWS[name].summary}")
+        code(text, VIEWS[name].lexer)
+    return 0
+
+
+def _kernel(args: argparse.Namespace) -> Material:
+    """The bundle or the freshly built problem that the words name; an operator's name wins over a folder's."""
+    from schedules.inspect import material
+
+    name = subject(args)
+    if name not in OPERATORS and name not in presets() and (os.sep in name or Path(name).exists()):
+        if split_words(args.words[1:]) or args.schedule or args.config or args.target != "llvm":
+            raise UsageError(f"{name} is a bundle and already built; leave out fields, --target, --schedule and --config")
+        from schedules.bundle import Bundle
+
+        return Bundle.open(name).material()
+    work = job(args)
+    from schedules.build import build
+
+    return material(build(work.problem, work.arch, work.spec.name, work.config))
+
+
+def _print_summary(found: Summary) -> None:
+    print(found.title)
+    occupancy = None
+    if found.occupancy is not None:
+        occupancy = f"{found.occupancy:.0%}: {found.blocks_sm} blocks on a multiprocessor, limited by {found.limit}"
+    fields(
+        {
+            "threads": found.block and f"{found.threads} ({'x'.join(map(str, found.block))})",
+            "grid": found.grid and "x".join(map(str, found.grid)),
+            "registers": found.registers,
+            "shared": found.shared is not None and f"{found.shared} bytes" or None,
+            "spills": found.spills is not None and f"{found.spills} bytes" or None,
+            "occupancy": occupancy,
+        }
+    )
+    if found.counts:
+        print(f"instructions in the {found.counted_in}:")
+        width = max(map(len, found.counts))
+        for name, count in found.counts.items():
+            print(f"  {name:{width}}  {count}")
+    for note in found.notes:
+        print(f"note: {note}")

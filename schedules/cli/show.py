@@ -1,0 +1,98 @@
+"""``schedules show``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+from typing import Any
+
+from schedules.cli.arguments import Job, add_json, add_problem, job, subject
+from schedules.cli.output import code, emit_json, fields, table
+from schedules.operator import Operator
+from schedules.presets import operator_named, presets
+from schedules.problem import Argument
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_problem(parser, "an operator, and its fields for one problem; or a preset")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    name = subject(args)
+    general = len(args.words) == 1 and name not in presets()
+    found = about_operator(operator_named(name)) if general else about_job(job(args))
+    if args.json:
+        emit_json(found)
+        return 0
+    arguments, schedules, definition = found.pop("arguments", None), found.pop("schedules"), found.pop("definition")
+    fields({name: _text(value) for name, value in found.items()})
+    if arguments:
+        print()
+        table(("argument", "shape", "dtype", "", "run-time axis"), [_row(Argument(**a)) for a in arguments])
+    print()
+    table(("schedule", "targets", "config", "how"), [(s["name"], " ".join(s["kinds"]), _text(s["config"]), s["summary"]) for s in schedules])
+    print()
+    code(definition, "python")
+    return 0
+
+
+def about_operator(op: Operator) -> dict[str, Any]:
+    """An operator without a problem; its definition is the source that writes the tensor expression."""
+    missing = dataclasses.MISSING
+    return {
+        "operator": op.name,
+        "summary": op.summary,
+        "fields": {f.name: "required" if f.default is missing else f.default for f in dataclasses.fields(op.problem) if f.init},
+        "dtypes": list(op.problem.dtypes),
+        "schedules": _schedules(op),
+        "definition": inspect.getsource(op.definition),
+    }
+
+
+def about_job(work: Job) -> dict[str, Any]:
+    """One problem: what the chosen schedule would be built with."""
+    from schedules.inspect import definition_text
+
+    space = list(work.spec.space(work.problem, work.arch))
+    legal = sum(config.check(work.problem, work.arch) is None for config in space)
+    return {
+        "operator": work.operator.name,
+        "summary": work.operator.summary,
+        "problem": work.problem.words(),
+        "key": work.problem.key,
+        "target": str(work.arch),
+        "schedule": work.spec.name,
+        "config": work.config.words(),
+        "config_space": len(space),
+        "config_space_legal": legal,
+        "flops": work.problem.flops,
+        "min_bytes": work.problem.min_bytes,
+        "arguments": [dataclasses.asdict(argument) for argument in work.problem.arguments()],
+        "schedules": _schedules(work.operator),
+        "definition": definition_text(work.operator, work.problem),
+    }
+
+
+def _schedules(op: Operator) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": s.name,
+            "summary": s.summary,
+            "kinds": list(s.kinds),
+            "config": [f.name for f in dataclasses.fields(s.config) if f.init],
+        }
+        for s in op.schedules
+    ]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={'x'.join(map(str, v)) if isinstance(v, tuple | list) else v}" for name, v in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _row(argument: Argument) -> tuple[str, ...]:
+    axis = "" if argument.runtime_axis is None else str(argument.runtime_axis)
+    return argument.name, str(tuple(argument.shape)), argument.dtype, "output" if argument.output else "input", axis

@@ -1,0 +1,59 @@
+"""``schedules verify``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from schedules.cli.arguments import add_json, add_problem, job, seeds
+from schedules.cli.output import emit_json, table
+from schedules.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from schedules.verify import Check
+
+ROUTES = ("device", "emulated", "serial")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_problem(parser)
+    parser.add_argument("--route", metavar="ROUTE,...", help="device, emulated, serial (default: the device, else what is here)")
+    parser.add_argument("--seeds", default="0", metavar="N,...", help="one run with the random data of each (default: 0)")
+    add_json(parser)
+
+
+def as_json(check: Check) -> dict[str, Any]:
+    return {
+        "route": check.route,
+        "problem": check.problem.words(),
+        "seed": check.seed,
+        "error": check.error,
+        "passed": check.passed,
+        "detail": check.detail,
+        "seconds": check.seconds,
+    }
+
+
+def print_checks(checks: list[Check]) -> None:
+    rows = [
+        (c.route, c.seed, "passed" if c.passed else "FAILED", f"{c.error:.3g}", f"{c.seconds:.2f}", c.problem, c.detail)
+        for c in checks
+    ]
+    table(("route", "seed", "result", "error / allowed", "s", "problem", "worst"), rows)
+
+
+def run(args: argparse.Namespace) -> int:
+    work, numbers = job(args), seeds(args.seeds)
+    routes = args.route.split(",") if args.route else None
+    for route in routes or ():
+        if route not in ROUTES:
+            raise UnknownNameError("route", route, ROUTES)
+    from schedules.verify import verify
+
+    checks = verify(work.problem, work.arch, work.spec.name, work.config, routes=routes, seeds=numbers)
+    passed = bool(checks) and all(check.passed for check in checks)
+    if args.json:
+        emit_json({"target": str(work.arch), "schedule": work.spec.name, "passed": passed, "checks": [as_json(c) for c in checks]})
+    else:
+        print_checks(checks)
+    return 0 if passed else 1

@@ -1,0 +1,24 @@
+"""Convolution over HWCN data (batch contiguous), as in the TVM tutorial."""
+
+from __future__ import annotations
+
+from schedules.arch import Arch
+from schedules.conv2d_hwcn import cpu, simt
+from schedules.conv2d_hwcn.definition import HwcnProblem, definition, inputs, reference
+from schedules.operator import Operator
+
+
+def choose(problem: HwcnProblem, arch: Arch) -> str:
+    return "simt" if arch.is_gpu else "cpu"
+
+
+OPERATOR = Operator(
+    name="conv2d_hwcn",
+    summary="2-D convolution, data HWCN, filter HWIO, output HWCN",
+    problem=HwcnProblem,
+    definition=definition,
+    reference=reference,
+    inputs=inputs,
+    schedules=(simt.SCHEDULE, cpu.SCHEDULE),
+    choose=choose,
+)

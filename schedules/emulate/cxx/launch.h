@@ -1,0 +1,61 @@
+// How a compiled kernel and the runtime library find each other.
+#pragma once
+#include <cstddef>
+#include <utility>
+
+namespace emu {
+
+constexpr int kMaxSharedVariables = 256;
+
+// The __shared__ variables of one compiled source, in the order of their registration.
+struct SharedLayout {
+  int count;
+  size_t size[kMaxSharedVariables], alignment[kMaxSharedVariables];
+  char* address[kMaxSharedVariables];  // filled in by the runtime at launch
+
+  int add(size_t bytes, size_t align) {
+    if (count == kMaxSharedVariables) __builtin_trap();
+    size[count] = bytes;
+    alignment[count] = align;
+    return count++;
+  }
+};
+
+struct Kernel {
+  void (*run)(void** arguments);  // arguments[i] points to the value of parameter i
+  SharedLayout* shared;
+  int parameters;
+};
+
+struct LaunchOptions {
+  int grid[3], block[3];
+  int dynamic_shared;  // bytes
+  int late_copies;     // 1: cp.async data land at the wait that requires them; 0: at issue
+  int order;           // 0 forward, 1 reverse, 2 strided
+};
+
+// Unpacks the argument cells for a kernel of any signature.
+template <class... Parameters, size_t... Index>
+inline void invoke(void (*kernel)(Parameters...), void** arguments, std::index_sequence<Index...>) {
+  kernel(*static_cast<std::remove_cv_t<std::remove_reference_t<Parameters>>*>(arguments[Index])...);
+}
+template <class... Parameters>
+inline void invoke(void (*kernel)(Parameters...), void** arguments) {
+  invoke(kernel, arguments, std::index_sequence_for<Parameters...>{});
+}
+template <class... Parameters>
+constexpr int count_parameters(void (*)(Parameters...)) {
+  return sizeof...(Parameters);
+}
+
+}  // namespace emu
+
+// Runs one kernel; returns 0, or 1 with a text in `message`.
+extern "C" int emu_launch(const emu::Kernel* kernel, void** arguments, const emu::LaunchOptions* options, char* message,
+                          int message_size);
+
+// Placed once per kernel behind the translated source.
+#define EMU_EXPORT_KERNEL(name)                                                                \
+  extern "C" __attribute__((visibility("default"))) const emu::Kernel emu_kernel_##name = {    \
+      [](void** arguments) { emu::invoke(&name, arguments); }, &emu::shared_layout,            \
+      emu::count_parameters(&name)};

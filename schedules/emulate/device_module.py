@@ -1,0 +1,88 @@
+"""Reads the device module that TVM serialises into an exported library (`CUDAModule::SaveToBytes`).
+
+The same format comes from a real CUDA module (its code a cubin) and from the one TVM makes on a machine without a
+CUDA driver (its code the CUDA source): the emulator needs the kernels' signatures only.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+HANDLE_CODE, INT_CODE, UINT_CODE, FLOAT_CODE = 3, 0, 1, 2  # of DLDataTypeCode
+_LAUNCH_AXES = {f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz"}
+
+
+@dataclass(frozen=True)
+class ArgumentType:
+    """A DLDataType: pointers have the code of a handle."""
+
+    code: int
+    bits: int
+    lanes: int
+
+
+@dataclass(frozen=True)
+class KernelSignature:
+    arguments: tuple[ArgumentType, ...]
+    launch_tags: tuple[str, ...]  # what the host passes behind the arguments
+
+    def launch_shape(self, extents: tuple[int, ...]) -> tuple[list[int], list[int], int]:
+        """Grid, block and bytes of dynamic shared memory for the values passed for the launch tags.
+
+        Raises:
+            ValueError: for a tag the emulator does not know, such as one of a thread block cluster.
+        """
+        grid, block, dynamic = [1, 1, 1], [1, 1, 1], 0
+        for tag, extent in zip(self.launch_tags, extents, strict=True):
+            if tag in _LAUNCH_AXES:
+                (grid if tag.startswith("block") else block)["xyz".index(tag[-1])] = extent
+            elif tag.endswith("use_dyn_shared_memory"):
+                dynamic = extent
+            elif not tag.endswith("use_programtic_dependent_launch"):  # sic; without effect on one kernel
+                raise ValueError(f"a launch with {tag!r} is not emulated")
+        return grid, block, dynamic
+
+
+class _Reader:
+    def __init__(self, blob: bytes) -> None:
+        self.blob, self.position = blob, 0
+
+    def unpack(self, layout: str) -> tuple[int, ...]:
+        values = struct.unpack_from(layout, self.blob, self.position)
+        self.position += struct.calcsize(layout)
+        return values
+
+    def count(self) -> int:
+        return self.unpack("<Q")[0]
+
+    def text(self) -> str:
+        size = self.count()
+        data = self.blob[self.position : self.position + size]
+        if len(data) != size:
+            raise ValueError("the device module ends early")
+        self.position += size
+        return data.decode()
+
+
+def parse_device_module(blob: bytes) -> dict[str, KernelSignature]:
+    """The kernels of a serialised CUDA module, by name.
+
+    Raises:
+        ValueError: if the bytes are not such a module.
+    """
+    reader = _Reader(blob)
+    signatures = {}
+    try:
+        reader.text()  # the format of the code
+        for _ in range(reader.count()):
+            key = reader.text()
+            reader.text()  # the name again
+            arguments = tuple(ArgumentType(*reader.unpack("<BBH")) for _ in range(reader.count()))
+            tags = tuple(reader.text() for _ in range(reader.count()))
+            extra = reader.count()  # per-argument storage information, 32-bit each
+            reader.position += 4 * extra
+            signatures[key] = KernelSignature(arguments, tags)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ValueError(f"not a serialised CUDA module: {error}") from error
+    return signatures

@@ -1,0 +1,427 @@
+"""Inline PTX to C++ statements over the emulator's functions.
+
+Every PTX register is kept in an unsigned C++ integer of its width (`.pred` in a bool); the meaning of the bits comes
+from the instruction.  Opcodes are those of the PTX ISA; an instruction missing from the table below raises
+`UnknownPtxError`, which the caller turns into a failure at run time, not at translation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+
+class UnknownPtxError(Exception):
+    """PTX that the emulator does not know."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand: kind "value" (register, number or special register), "address" ([..]) or "vector" ({..})."""
+
+    kind: str
+    text: str = ""
+    elements: tuple[Operand, ...] = ()
+
+
+@dataclass(frozen=True)
+class Instruction:
+    opcode: str
+    operands: tuple[Operand, ...]
+    guard: str = ""  # name of the predicate register
+    negated: bool = False
+
+
+@dataclass
+class Program:
+    """What one asm statement holds: registers it declares (name to C++ type) and its instructions."""
+
+    registers: dict[str, str] = field(default_factory=dict)
+    instructions: list[Instruction] = field(default_factory=list)
+
+
+_SPECIAL_REGISTERS = {
+    "%laneid": "emu::lane_id()",
+    "%nlaneid": "32",
+    **{f"%{name}.{axis}": f"{variable}.{axis}" for axis in "xyz" for name, variable in (
+        ("tid", "threadIdx"), ("ntid", "blockDim"), ("ctaid", "blockIdx"), ("nctaid", "gridDim"))},
+}  # fmt: skip
+
+_STATEMENT = re.compile(r"(?:@(!?)(%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
+
+
+def parse(text: str) -> Program:
+    """Parses the text of an asm statement (after string concatenation and unescaping).
+
+    Raises:
+        UnknownPtxError: for labels and anything else that is not a declaration or an instruction.
+    """
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
+    program = Program()
+    for statement in text.split(";"):
+        # Braces that open or close a scope stand where a statement begins; those of vectors follow an opcode.
+        statement = statement.strip().lstrip("{} \t\n").strip()
+        if not statement:
+            continue
+        if statement.startswith(".reg"):
+            program.registers.update(_parse_registers(statement))
+            continue
+        match = _STATEMENT.fullmatch(statement)
+        if match is None:
+            raise UnknownPtxError(statement)
+        negated, guard, opcode, operands = match.groups()
+        parsed = tuple(_parse_operand(part) for part in _split(operands))
+        program.instructions.append(Instruction(opcode, parsed, guard or "", bool(negated)))
+    return program
+
+
+def _parse_registers(statement: str) -> Iterator[tuple[str, str]]:
+    match = re.fullmatch(r"\.reg\s+\.(\w+)\s+(.*)", statement, re.DOTALL)
+    if match is None:
+        raise UnknownPtxError(statement)
+    kind, names = match.groups()
+    cxx_type = "bool" if kind == "pred" else "uint64_t" if kind.endswith("64") else "uint32_t"
+    for name in (name.strip() for name in names.split(",")):
+        counted = re.fullmatch(r"(%?\w+)<(\d+)>", name)
+        if counted:
+            yield from ((f"{counted[1]}{i}", cxx_type) for i in range(int(counted[2])))
+        else:
+            yield name, cxx_type
+
+
+def _split(text: str) -> list[str]:
+    """Splits at the commas outside braces and brackets."""
+    parts, depth, begin = [], 0, 0
+    for position, character in enumerate(text):
+        depth += (character in "{[") - (character in "}]")
+        if character == "," and depth == 0:
+            parts.append(text[begin:position].strip())
+            begin = position + 1
+    last = text[begin:].strip()
+    return [*parts, last] if last else parts
+
+
+def _parse_operand(text: str) -> Operand:
+    if text.startswith("["):
+        return Operand("address", text[1:-1].strip())
+    if text.startswith("{"):
+        return Operand("vector", elements=tuple(_parse_operand(part) for part in _split(text[1:-1])))
+    return Operand("value", text)
+
+
+class _Emitter:
+    """C++ for the instructions of one asm statement; `line` is its line in the kernel source."""
+
+    def __init__(self, program: Program, line: int) -> None:
+        self.program, self.line = program, line
+
+    def name(self, text: str) -> str:
+        """The C++ name (or value) of a register, number or special register."""
+        if re.fullmatch(r"%\d+", text):
+            return f"emu_{text[1:]}"
+        if text in self.program.registers:
+            return "ptx_" + text.replace("%", "")
+        if text in _SPECIAL_REGISTERS:
+            return _SPECIAL_REGISTERS[text]
+        if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
+            return f"0x{text[2:]}u"
+        if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)[uU]?", text):
+            return text
+        raise UnknownPtxError(text)
+
+    def value(self, operand: Operand) -> str:
+        if operand.kind != "value":
+            raise UnknownPtxError(operand.kind)
+        return self.name(operand.text)
+
+    def address(self, operand: Operand) -> str:
+        match = re.fullmatch(r"(%?\w+)\s*(?:\+\s*(-?\d+))?", operand.text)
+        if operand.kind != "address" or match is None:
+            raise UnknownPtxError(operand.text)
+        return f"({self.name(match[1])} + {match[2] or 0})"
+
+    def vector(self, operand: Operand) -> list[str]:
+        return [self.value(element) for element in (operand.elements if operand.kind == "vector" else (operand,))]
+
+    def array(self, name: str, operand: Operand) -> str:
+        """Declares a C++ array of the elements."""
+        return f"const uint32_t {name}[] = {{{', '.join(f'uint32_t({value})' for value in self.vector(operand))}}};"
+
+    def statement(self, instruction: Instruction) -> str:
+        code = self._code(instruction)
+        if not instruction.guard:
+            return f"{{ {code} }}"
+        negation = "!" if instruction.negated else ""
+        return f"if ({negation}{self.name(instruction.guard)}) {{ {code} }}"
+
+    def _code(self, instruction: Instruction) -> str:
+        for pattern, emit_instruction in _TABLE:
+            match = re.fullmatch(pattern, instruction.opcode)
+            if match is None:
+                continue
+            try:
+                return emit_instruction(self, match, instruction.operands)
+            except (IndexError, ValueError) as error:  # not the operands this instruction takes
+                raise UnknownPtxError(instruction.opcode) from error
+        raise UnknownPtxError(instruction.opcode)
+
+
+_Emit = Callable[[_Emitter, "re.Match[str]", Sequence[Operand]], str]
+_TABLE: list[tuple[str, _Emit]] = []
+
+
+def _instruction(pattern: str) -> Callable[[_Emit], _Emit]:
+    def register(emit: _Emit) -> _Emit:
+        _TABLE.append((pattern, emit))
+        return emit
+
+    return register
+
+
+# ---- Asynchronous copies ----
+
+
+@_instruction(r"cp\.async\.c[ag]\.shared(?:::cta)?\.global((?:\.L2::\w+)*)")
+def _copy(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, source, size, *rest = operands[:-1] if "cache_hint" in match[1] else operands
+    bytes_ = emitter.value(size)
+    source_bytes = bytes_
+    if rest:
+        source_bytes = emitter.value(rest[0])
+        if emitter.program.registers.get(rest[0].text) == "bool":  # the `ignore-src` form
+            source_bytes = f"({source_bytes} ? 0 : {bytes_})"
+    source_pointer = f"(const void*){emitter.address(source)}"
+    return f"emu::async_copy({emitter.address(target)}, {source_pointer}, {bytes_}, {source_bytes}, {emitter.line});"
+
+
+@_instruction(r"cp\.async\.commit_group")
+def _commit(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    return "emu::async_commit();"
+
+
+@_instruction(r"cp\.async\.wait_group")
+def _wait_group(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    return f"emu::async_wait_group({emitter.value(operands[0])});"
+
+
+@_instruction(r"cp\.async\.wait_all")
+def _wait_all(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    return "emu::async_wait_all();"
+
+
+# ---- Matrices ----
+
+
+@_instruction(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
+def _ldmatrix(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    targets, count = emitter.vector(operands[0]), int(match[1])
+    if len(targets) != count:
+        raise UnknownPtxError(match[0])
+    transpose = "true" if match[2] else "false"
+    stores = " ".join(f"{target} = words[{i}];" for i, target in enumerate(targets))
+    address = emitter.address(operands[1])
+    return f"uint32_t words[4]; emu::load_matrix(words, {count}, {transpose}, {address}, {emitter.line}); {stores}"
+
+
+# Input types and accumulator types of each shape that mma.sync knows here.
+_FLOAT_SUMS, _INT_SUMS, _BYTES = {"f32"}, {"s32"}, ("s8", "u8")
+_MMA: dict[tuple[int, int, int], dict[str, set[str]]] = {
+    (16, 8, 16): {"f16": {"f16", "f32"}, "bf16": _FLOAT_SUMS, "s8": _INT_SUMS, "u8": _INT_SUMS},
+    (16, 8, 8): {"f16": {"f16", "f32"}, "bf16": _FLOAT_SUMS, "tf32": _FLOAT_SUMS},
+    (16, 8, 4): {"tf32": _FLOAT_SUMS},
+    (16, 8, 32): {"s8": _INT_SUMS, "u8": _INT_SUMS},
+    (8, 8, 16): {"s8": _INT_SUMS, "u8": _INT_SUMS},
+}
+
+
+@_instruction(r"mma\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.row\.col(\.satfinite)?\.(\w+)\.(\w+)\.(\w+)\.(\w+)")
+def _mma(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    m, n, k = (int(group) for group in match.groups()[:3])
+    saturate, d_type, a_type, b_type, c_type = match.groups()[3:]
+    mixed_bytes = a_type in _BYTES and b_type in _BYTES
+    sums = _MMA.get((m, n, k), {}).get(a_type, set())
+    if d_type != c_type or d_type not in sums or not (a_type == b_type or mixed_bytes):
+        raise UnknownPtxError(match[0])
+    bits = {"s8": 8, "u8": 8, "f16": 16, "bf16": 16, "tf32": 32}[a_type]
+    sum_words = m * n // 32 // (2 if d_type == "f16" else 1)
+    targets = emitter.vector(operands[0])
+    counts = [len(emitter.vector(operand)) for operand in operands]
+    if counts != [sum_words, m * k * bits // 1024, k * n * bits // 1024, sum_words]:
+        raise UnknownPtxError(f"{match[0]} with {counts} registers")
+    types = ", ".join(f"emu::Element::{name}" for name in (a_type, b_type, d_type))
+    arrays = " ".join(emitter.array(name, operand) for name, operand in zip("abc", operands[1:], strict=True))
+    stores = " ".join(f"{target} = words[{i}];" for i, target in enumerate(targets))
+    return (
+        f"static const emu::MatrixShape shape = {{{m}, {n}, {k}, {types}, {'true' if saturate else 'false'}}}; "
+        f"uint32_t words[4]; {arrays} emu::multiply_matrices(shape, words, a, b, c, {emitter.line}); {stores}"
+    )
+
+
+@_instruction(r"dp4a\.([us])32\.([us])32")
+def _dp4a(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, a, b, c = (emitter.value(operand) for operand in operands)
+    signs = ["true" if sign == "s" else "false" for sign in match.groups()]
+    return f"{target} = emu::dot4({a}, {signs[0]}, {b}, {signs[1]}, {c});"
+
+
+# ---- Barriers and fences ----
+
+
+@_instruction(r"(?:bar|barrier)(?:\.cta)?\.(sync|arrive)(?:\.aligned)?")
+def _barrier(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    identifier = emitter.value(operands[0])
+    count = emitter.value(operands[1]) if len(operands) > 1 else "0"
+    wait = "true" if match[1] == "sync" else "false"
+    return f"emu::named_barrier({identifier}, {count}, {wait}, {emitter.line});"
+
+
+@_instruction(r"bar\.warp\.sync")
+def _warp_barrier(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    return f"emu::sync_warp({emitter.value(operands[0])}, {emitter.line});"
+
+
+@_instruction(r"(?:fence|membar|prefetch|prefetchu)(?:\.[\w:]+)*")
+def _nothing(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    return ""
+
+
+@_instruction(r"activemask\.b32")
+def _active_mask(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    return f"{emitter.value(operands[0])} = emu::active_mask({emitter.line});"
+
+
+# ---- Loads and stores ----
+
+_MODIFIERS = r"(?:\.(?:weak|nc|volatile|relaxed|cta|gpu|sys|ca|cg|cs|lu|cv|wb|wt|L1::\w+|L2::\w+))*"
+_SPACE = r"\.(global|shared|shared::cta)"
+
+
+def _memory(emitter: _Emitter, space: str, address: Operand, size: int, line: int, what: str) -> str:
+    pointer = emitter.address(address)
+    if space == "global":
+        return f"(char*){pointer}"
+    return f'emu::shared_pointer({pointer}, {size}, {size}, "{what}", {line})'
+
+
+@_instruction(rf"ld{_MODIFIERS}{_SPACE}{_MODIFIERS}(?:\.v([24]))?\.[busf](8|16|32|64)")
+def _load(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    space, lanes, bits = match[1], int(match[2] or 1), int(match[3])
+    targets = emitter.vector(operands[0])
+    if len(targets) != lanes:
+        raise UnknownPtxError(match[0])
+    memory = _memory(emitter, space, operands[1], lanes * bits // 8, emitter.line, "ld.shared")
+    loads = " ".join(f"{t} = emu::load<uint{bits}_t>(from + {i * bits // 8});" for i, t in enumerate(targets))
+    return f"const char* from = {memory}; {loads}"
+
+
+@_instruction(rf"st{_MODIFIERS}{_SPACE}{_MODIFIERS}(?:\.v([24]))?\.[busf](8|16|32|64)")
+def _store(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    space, lanes, bits = match[1], int(match[2] or 1), int(match[3])
+    values = emitter.vector(operands[1])
+    if len(values) != lanes:
+        raise UnknownPtxError(match[0])
+    memory = _memory(emitter, space, operands[0], lanes * bits // 8, emitter.line, "st.shared")
+    stores = " ".join(f"emu::store<uint{bits}_t>(to + {i * bits // 8}, {v});" for i, v in enumerate(values))
+    return f"char* to = {memory}; {stores}"
+
+
+# ---- Registers and arithmetic ----
+
+
+@_instruction(r"cvta\.to\.shared\.u(?:32|64)")
+def _to_shared(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, pointer = (emitter.value(operand) for operand in operands)
+    return f"{target} = emu::shared_address((const void*){pointer}, {emitter.line});"
+
+
+@_instruction(r"mov\.[busf](?:16|32|64)|cvt\.u32\.u64|cvt\.u64\.u32|cvta\.to\.global\.u64")
+def _move(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, value = (emitter.value(operand) for operand in operands)
+    return f"{target} = {value};"
+
+
+@_instruction(r"cvt\.rna\.tf32\.f32")
+def _to_tf32(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, value = (emitter.value(operand) for operand in operands)
+    return f"{target} = (uint32_t({value}) + 0x1000u) & 0xffffe000u;"
+
+
+def _typed(value: str, kind: str) -> str:
+    """A register read as the type of an instruction."""
+    if kind == "f32":
+        return f"emu::as_float({value})"
+    sign, bits = ("" if kind[0] == "s" else "u"), kind[1:]
+    return f"{sign}int{bits}_t({value})"
+
+
+_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+@_instruction(r"setp\.(eq|ne|lt|le|gt|ge)\.([bus](?:16|32|64)|f32)")
+def _compare(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, a, b = (emitter.value(operand) for operand in operands)
+    return f"{target} = {_typed(a, match[2])} {_COMPARISONS[match[1]]} {_typed(b, match[2])};"
+
+
+@_instruction(r"selp\.[busf](?:16|32|64)")
+def _select(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, a, b, predicate = (emitter.value(operand) for operand in operands)
+    return f"{target} = {predicate} ? {a} : {b};"
+
+
+_INTEGER_OPERATORS = {
+    "add": "+",
+    "sub": "-",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "shl": "<<",
+    "shr": ">>",
+    "mul.lo": "*",
+}
+
+
+@_instruction(r"(add|sub|and|or|xor|shl|shr|mul\.lo)\.([bus](?:32|64))")
+def _integer(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, a, b = (emitter.value(operand) for operand in operands)
+    return f"{target} = {_typed(a, match[2])} {_INTEGER_OPERATORS[match[1]]} {_typed(b, match[2])};"
+
+
+_FLOAT_FUNCTIONS = {
+    "ex2": "exp2f", "lg2": "log2f", "rcp": "__frcp_rn", "rsqrt": "rsqrtf", "sqrt": "sqrtf", "tanh": "tanhf",
+    "sin": "sinf", "cos": "cosf", "abs": "fabsf", "neg": "-",
+}  # fmt: skip
+
+
+@_instruction(rf"({'|'.join(_FLOAT_FUNCTIONS)})(?:\.approx|\.rn)?(?:\.ftz)?\.f32")
+def _float_function(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, value = (emitter.value(operand) for operand in operands)
+    return f"{target} = __float_as_uint({_FLOAT_FUNCTIONS[match[1]]}(emu::as_float({value})));"
+
+
+@_instruction(r"(add|sub|mul)(?:\.rn)?(?:\.ftz)?\.f32")
+def _float_binary(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, a, b = (emitter.value(operand) for operand in operands)
+    operator = {"add": "+", "sub": "-", "mul": "*"}[match[1]]
+    return f"{target} = __float_as_uint(emu::as_float({a}) {operator} emu::as_float({b}));"
+
+
+@_instruction(r"fma\.rn(?:\.ftz)?\.f32")
+def _fma(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, *values = (emitter.value(operand) for operand in operands)
+    return f"{target} = __float_as_uint(fmaf({', '.join(f'emu::as_float({value})' for value in values)}));"
+
+
+def emit(text: str, line: int) -> str:
+    """C++ statements, on one line, that do what the PTX `text` does.
+
+    Operand `%i` is the C++ variable `emu_i`, an unsigned integer as wide as the operand.
+
+    Raises:
+        UnknownPtxError: if any instruction is not known.
+    """
+    program = parse(text)
+    emitter = _Emitter(program, line)
+    declarations = [f"{kind} {emitter.name(name)}{{}};" for name, kind in program.registers.items()]
+    return " ".join([*declarations, *(emitter.statement(instruction) for instruction in program.instructions)])

@@ -1,0 +1,194 @@
+"""The process that runs kernels: `python -m schedules.emulate.worker REQUESTS RESPONSES PARENT RUNTIME`.
+
+REQUESTS and RESPONSES are inherited pipe descriptors, PARENT the process to die with, RUNTIME the compiled runtime
+library.  Only TVM's runtime library is loaded, never its compiler nor its CUDA runtime.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import contextlib
+import ctypes
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from schedules.emulate.device_module import (
+    FLOAT_CODE,
+    HANDLE_CODE,
+    UINT_CODE,
+    ArgumentType,
+    KernelSignature,
+    parse_device_module,
+)
+from schedules.emulate.protocol import read_frame, write_frame
+
+_PR_SET_PDEATHSIG = 1
+_ORDERS = {"forward": 0, "reverse": 1, "strided": 2}
+_MESSAGE_BYTES = 1024
+
+
+class KernelFailed(Exception):
+    """The runtime stopped a kernel; the text says why and where."""
+
+
+class _LaunchOptions(ctypes.Structure):
+    """`emu::LaunchOptions` of cxx/launch.h."""
+
+    _fields_ = [
+        ("grid", ctypes.c_int * 3),
+        ("block", ctypes.c_int * 3),
+        ("dynamic_shared", ctypes.c_int),
+        ("late_copies", ctypes.c_int),
+        ("order", ctypes.c_int),
+    ]
+
+
+class _Kernel(ctypes.Structure):
+    """`emu::Kernel` of cxx/launch.h."""
+
+    _fields_ = [("run", ctypes.c_void_p), ("shared", ctypes.c_void_p), ("parameters", ctypes.c_int)]
+
+
+def _argument_cell(value: Any, kind: ArgumentType) -> Any:
+    """A ctypes object holding one kernel argument as the kernel's parameter type has it."""
+    if kind.code == HANDLE_CODE:
+        return ctypes.c_void_p(value.value if isinstance(value, ctypes.c_void_p) else value)
+    if kind.code == FLOAT_CODE:
+        return (ctypes.c_float if kind.bits == 32 else ctypes.c_double)(value)
+    prefix = "c_uint" if kind.code == UINT_CODE else "c_int"
+    return getattr(ctypes, f"{prefix}{max(8, kind.bits)}")(value)
+
+
+class Worker:
+    """Answers requests; holds what the current request's kernels need while TVM's host code calls back."""
+
+    def __init__(self, runtime: Path) -> None:
+        import tvm_ffi
+        from tvm_ffi import libinfo
+
+        package = importlib.util.find_spec("tvm")
+        if package is None or not package.submodule_search_locations:
+            raise ImportError("apache-tvm is not installed")
+        tvm_folder = Path(package.submodule_search_locations[0])
+        ctypes.CDLL(libinfo.find_libtvm_ffi(), ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(tvm_folder / "lib" / "libtvm_runtime.so"), ctypes.RTLD_GLOBAL)
+        self.runtime = ctypes.CDLL(str(runtime), ctypes.RTLD_GLOBAL)
+        self.tvm_ffi = tvm_ffi
+        self.make_module = tvm_ffi.get_global_func("schedules.emulate.module")
+        self.make_tensor = tvm_ffi.get_global_func("schedules.emulate.tensor")
+        self.address = tvm_ffi.get_global_func("schedules.emulate.address")
+        self.check_padding = tvm_ffi.get_global_func("schedules.emulate.check_padding")
+        tvm_ffi.register_global_func("ffi.Module.load_from_bytes.cuda", self.load_device_module, override=True)
+        self.kernels: ctypes.CDLL | None = None
+        self.mode: dict[str, str] = {}
+        self.failure = ""
+
+    # ---- Launching ----
+
+    def launch(self, name: str, cells: Sequence[Any], grid: list[int], block: list[int], dynamic: int) -> None:
+        try:
+            kernel = _Kernel.in_dll(self.kernels, f"emu_kernel_{name}")  # type: ignore[arg-type]
+        except ValueError:
+            raise KernelFailed(f"the CUDA source has no kernel {name!r}") from None
+        if kernel.parameters != len(cells):
+            raise KernelFailed(f"kernel {name!r} takes {kernel.parameters} arguments and is given {len(cells)}")
+        three = ctypes.c_int * 3
+        late = self.mode["copies"] == "late"
+        options = _LaunchOptions(three(*grid), three(*block), dynamic, late, _ORDERS[self.mode["order"]])
+        arguments = (ctypes.c_void_p * max(1, len(cells)))(*map(ctypes.addressof, cells))
+        message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+        if self.runtime.emu_launch(ctypes.byref(kernel), arguments, ctypes.byref(options), message, _MESSAGE_BYTES):
+            raise KernelFailed(message.value.decode(errors="replace"))
+
+    def load_device_module(self, blob: bytes) -> Any:
+        """Stands in for the loader of TVM's CUDA runtime: gives kernels that run in the emulator."""
+        signatures = parse_device_module(bytes(blob))
+        kernels = {name: self.tvm_ffi.convert(self._kernel(name, s)) for name, s in signatures.items()}
+        return self.make_module(kernels)
+
+    def _kernel(self, name: str, signature: KernelSignature) -> Any:
+        def call(*values: Any) -> None:
+            count = len(signature.arguments)
+            try:
+                shape = signature.launch_shape(tuple(int(value) for value in values[count:]))
+                cells = [_argument_cell(v, t) for v, t in zip(values[:count], signature.arguments, strict=True)]
+                self.launch(name, cells, *shape)
+            except (KernelFailed, ValueError) as error:
+                self.failure = str(error)  # what comes out of the host code is wrapped in its own words
+                raise
+
+        return call
+
+    # ---- Requests ----
+
+    @contextlib.contextmanager
+    def request(self, header: dict[str, Any]) -> Iterator[None]:
+        """Loads the request's kernels and unloads them again: a worker may see thousands."""
+        kernels = ctypes.CDLL(header["kernels"])
+        self.kernels, self.mode, self.failure = kernels, header["mode"], ""
+        try:
+            yield
+        finally:
+            self.kernels = None
+            _ctypes.dlclose(kernels._handle)
+
+    def upload(self, arguments: list[dict[str, Any]], payload: Sequence[bytearray]) -> list[Any]:
+        tensors = []
+        for argument, data in zip(arguments, payload, strict=True):
+            dtype = self.tvm_ffi.dtype(argument["dtype"])
+            tensor = self.make_tensor(self.tvm_ffi.Shape(argument["shape"]), dtype)
+            ctypes.memmove(self.address(tensor), bytes(data), len(data))
+            tensors.append(tensor)
+        return tensors
+
+    def handle(self, header: dict[str, Any], payload: Sequence[bytearray]) -> list[bytes]:
+        with self.request(header):
+            tensors = self.upload(header["arguments"], payload)
+            if "library" in header:
+                self.tvm_ffi.load_module(header["library"])[header["entry"]](*tensors)
+            else:
+                cells = [ctypes.c_void_p(self.address(tensor)) for tensor in tensors]
+                self.launch(header["kernel"], cells, header["grid"], header["block"], header["dynamic_shared"])
+            damage = self.check_padding()
+            if damage:
+                raise KernelFailed(str(damage))
+            return [ctypes.string_at(self.address(tensors[i]), len(payload[i])) for i in header["outputs"]]
+
+    def serve(self, requests: int, responses: int) -> None:
+        write_frame(responses, {"ready": True})
+        while True:
+            try:
+                header, payload = read_frame(requests)
+            except EOFError:
+                return
+            try:
+                outputs = self.handle(header, payload)
+            except Exception as error:  # whatever it is, the parent has to know, and the next request may be fine
+                write_frame(responses, {"error": self.failure or _one_line(error)})
+            else:
+                write_frame(responses, {"ok": True}, outputs)
+
+
+def _one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines) if lines else type(error).__name__
+
+
+def main(arguments: Sequence[str]) -> None:
+    requests, responses, parent = (int(argument) for argument in arguments[:3])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipes
+    worker = Worker(Path(arguments[3]))
+    worker.runtime.emu_report_crashes(responses)
+    worker.serve(requests, responses)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

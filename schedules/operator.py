@@ -1,0 +1,88 @@
+"""What an operator folder hands to the rest: the definition, the reference, and its schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schedules.arch import Arch
+from schedules.errors import ConfigError, UnknownNameError
+from schedules.problem import Config, Problem
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm import te
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A float64 reference output, and the magnitude that an error of each element is measured against.
+
+    For a sum of products that magnitude is the sum of the absolute products, which bounds the rounding of any order of
+    summation (Higham, "Accuracy and Stability of Numerical Algorithms", ch. 3); it broadcasts to the shape of `values`.
+    """
+
+    values: Array
+    magnitude: Array
+
+
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """One named way to run an operator on a family of targets."""
+
+    name: str
+    summary: str
+    kinds: tuple[str, ...]  # of Arch.kind
+    config: type[Config]
+    apply: Callable[[Any, Any, Arch], tvm.IRModule]  # (problem, config, arch) -> scheduled program with one function "main"
+    default: Callable[[Any, Arch], Config]
+    space: Callable[[Any, Arch], Iterator[Config]]  # every config worth trying, legal or not
+
+    def legal_space(self, problem: Problem, arch: Arch) -> Iterator[Config]:
+        return (config for config in self.space(problem, arch) if config.check(problem, arch) is None)
+
+    def config_for(self, problem: Problem, arch: Arch, overrides: dict[str, Any] | None = None) -> Config:
+        """The default config with `overrides` (field to value or text) applied, checked.
+
+        Raises ConfigError or UnknownNameError.
+        """
+        self.require_kind(arch)
+        words = self.default(problem, arch).words()
+        config = self.config.parse({**words, **(overrides or {})})
+        config.require(problem, arch)
+        return config
+
+    def require_kind(self, arch: Arch) -> None:
+        if arch.kind not in self.kinds:
+            raise ConfigError(f"schedule {self.name} runs on {' and '.join(self.kinds)}, not on {arch}; choose another --schedule")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator: what is computed, and the schedules that compute it."""
+
+    name: str
+    summary: str
+    problem: type[Problem]
+    definition: Callable[[Any], Sequence[te.Tensor]]  # problem -> the arguments of the TE graph, outputs last
+    reference: Callable[[Any, Sequence[Array]], Sequence[Expected]]  # (problem, inputs) -> one per output
+    inputs: Callable[[Any, np.random.Generator], Sequence[Array]]
+    schedules: tuple[ScheduleSpec, ...]
+    choose: Callable[[Any, Arch], str]  # the rule: which schedule serves this problem on this arch
+
+    def schedule(self, name: str) -> ScheduleSpec:
+        for schedule in self.schedules:
+            if schedule.name == name:
+                return schedule
+        raise UnknownNameError(f"schedule of {self.name}", name, [s.name for s in self.schedules])
+
+    def schedule_for(self, problem: Problem, arch: Arch, name: str | None = None) -> ScheduleSpec:
+        """The schedule called `name`, or the one the operator's rule chooses."""
+        schedule = self.schedule(name or self.choose(problem, arch))
+        schedule.require_kind(arch)
+        return schedule

@@ -1,0 +1,88 @@
+"""The lowering that every build uses: TVM's pipeline for scheduled programs, with what 0.27 needs mended."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_host_passes
+from tvm.tirx.compilation_pipeline import PIPELINE_MAP
+
+NAME = "te_schedules"
+MIN_BLOCKS = "schedules.min_blocks_per_sm"  # function attribute: the second argument of __launch_bounds__
+
+
+@dataclass
+class Lowering:
+    """What one run of the pipeline leaves behind: the lowered program as text, and what the device passes need."""
+
+    min_blocks: int = 0
+    lowered: str = ""
+    device: list[tvm.IRModule] = field(default_factory=list)
+
+
+_current: ContextVar[Lowering] = ContextVar("lowering")
+
+
+@contextlib.contextmanager
+def lowering(mod: tvm.IRModule) -> Iterator[Lowering]:
+    """Collect what the pipeline sees while `mod` is built."""
+    attrs = mod["main"].attrs
+    state = Lowering(min_blocks=int(attrs[MIN_BLOCKS]) if attrs and MIN_BLOCKS in attrs else 0)
+    token = _current.set(state)
+    try:
+        yield state
+    finally:
+        _current.reset(token)
+
+
+def config(kind: str) -> dict[str, Any]:
+    """PassContext options for a target kind.
+
+    CSE is off: in 0.27 it leaves unused variables in the source and hides warp indices from LowerWarpMemory.  CUDA keeps
+    unrolled loops as loops with a pragma, which a person can read and nvcc unrolls.
+    """
+    options: dict[str, Any] = {"tirx.disable_cse_tir": True}
+    if kind == "cuda":
+        options["tirx.UnrollLoop"] = {"explicit_unroll": False}
+    return options
+
+
+def _pipeline() -> tuple[Any, Any, Any]:
+    lower, _, _ = default_s_tir_pipeline()
+
+    @tvm.transform.module_pass(opt_level=0, name="schedules.lower")
+    def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        mod = lower(mod)
+        _current.get().lowered = mod.script()
+        return mod
+
+    @tvm.transform.module_pass(opt_level=0, name="schedules.launch_bounds")
+    def launch_bounds(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        state = _current.get()
+        state.device.append(mod)
+        if not state.min_blocks:
+            return mod
+        # only here: SplitHostDevice drops the function's attributes
+        functions = {
+            name: function.with_attr("tirx.launch_bounds_min_blocks_per_sm", state.min_blocks)
+            for name, function in mod.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+    def finalize_device() -> tvm.transform.Pass:
+        # LowerWarpMemory rewrites one warp buffer a run in 0.27: accumulator, both operands, and one to spare
+        warp = [tirx.transform.LowerWarpMemory() for _ in range(4)]
+        return tvm.ir.transform.Sequential(
+            [*warp, tirx.transform.StmtSimplify(), tirx.transform.LowerIntrin(), launch_bounds]
+        )
+
+    return lower_and_record, finalize_host_passes, finalize_device
+
+
+PIPELINE_MAP[NAME] = _pipeline

@@ -1,0 +1,97 @@
+"""Named problems, read from presets.toml."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from schedules.errors import UnknownNameError, UsageError
+from schedules.operator import Operator
+from schedules.problem import Problem
+from schedules.registry import OPERATORS, operator
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named problem: fields of the problem of `operator`."""
+
+    name: str
+    operator: str
+    fields: Mapping[str, Any]
+
+    @property
+    def available(self) -> bool:
+        """Whether this version has the operator."""
+        return self.operator in OPERATORS
+
+    def require_available(self) -> None:
+        """Raise UsageError if this version does not have the operator."""
+        if not self.available:
+            raise UsageError(
+                f"preset {self.name} is a problem of {self.operator}, which is planned and not in this version; "
+                f"`schedules list` shows what is"
+            )
+
+    def problem(self, overrides: Mapping[str, Any] | None = None) -> Problem:
+        """The problem, with `overrides` in place of its own fields.  Raises UsageError, ProblemError, UnknownNameError."""
+        self.require_available()
+        return operator(self.operator).problem.parse({**self.fields, **(overrides or {})})
+
+
+@lru_cache
+def presets() -> dict[str, Preset]:
+    """All presets by name, in the order of the file."""
+    return parse_presets(resources.files("schedules").joinpath("presets.toml").read_text())
+
+
+def parse_presets(text: str) -> dict[str, Preset]:
+    """Presets from TOML with one table for each operator.  Raises UsageError for a name that stands twice."""
+    found: dict[str, Preset] = {}
+    for owner, problems in tomllib.loads(text).items():
+        for name, fields in problems.items():
+            if name in found or name in OPERATORS:
+                raise UsageError(f"preset {name} of {owner} has the name of another preset or operator; rename it")
+            found[name] = Preset(name, owner, fields)
+    return found
+
+
+def preset(name: str) -> Preset:
+    """The preset called `name`.  Raises UnknownNameError with the nearest name."""
+    if name not in presets():
+        raise UnknownNameError("preset", name, presets())
+    return presets()[name]
+
+
+def resolve(name: str, words: Mapping[str, Any]) -> tuple[Operator, Problem]:
+    """The problem of the operator or preset `name` with fields `words`, and its operator.
+
+    Raises UnknownNameError, UsageError or ProblemError.
+    """
+    owner = operator_named(name)
+    return owner, preset(name).problem(words) if name in presets() else owner.problem.parse(words)
+
+
+def operator_named(name: str) -> Operator:
+    """The operator called `name`, or that of the preset `name`.  Raises UnknownNameError, UsageError."""
+    if name in OPERATORS:
+        return operator(name)
+    if name in presets():
+        preset(name).require_available()
+        return operator(preset(name).operator)
+    if name in planned():
+        raise UsageError(f"operator {name} is planned and not in this version; `schedules list` shows what is")
+    raise UnknownNameError("operator or preset", name, [*OPERATORS, *presets()])
+
+
+def planned() -> list[str]:
+    """Operators that have presets and are not in this version."""
+    return sorted({p.operator for p in presets().values() if not p.available})

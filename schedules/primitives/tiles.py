@@ -1,0 +1,50 @@
+"""Loop-level steps: tiling a loop, and fetching a tile with all threads of a block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+
+def widest_vector(extent: int, limit: int) -> int:
+    """The widest power-of-two vector, at most `limit` elements, that rows of `extent` elements keep aligned."""
+    width = 1
+    while width * 2 <= limit and extent % (width * 2) == 0:
+        width *= 2
+    return width
+
+
+def block_exists(sch: Schedule, name: str) -> bool:
+    """Whether the program still has a stage called `name`."""
+    root = sch.get_sblock("root")
+    return any(sch.get(block).name_hint == name for block in sch.get_child_blocks(root))
+
+
+def inline_if_present(sch: Schedule, *names: str) -> None:
+    """Inline the stages called `names`; a definition leaves out those that a problem does not need."""
+    for name in names:
+        if block_exists(sch, name):
+            sch.compute_inline(name)
+
+
+def bind(sch: Schedule, *pairs: tuple[LoopRV, str]) -> None:
+    for loop, thread in pairs:
+        sch.bind(loop, thread)
+
+
+def cooperative_fetch(sch: Schedule, block: SBlockRV, axes: int, threads: tuple[int, int], vector: int) -> None:
+    """Share the copy of a tile among the (y, x) threads of a block.
+
+    The innermost `axes` loops of `block` are dealt out as [rounds, y, x, vector]: neighbouring threads touch neighbouring
+    vectors, so each round is one contiguous, coalesced access.  The vector is split off before the loops are fused, so
+    that a border test on the fused index does not depend on the lane.
+    """
+    *outer, last = sch.get_loops(block)[-axes:]
+    last, lane = sch.split(last, [None, vector])
+    _, ty, tx = sch.split(sch.fuse(*outer, last), [None, *threads])
+    bind(sch, (ty, "threadIdx.y"), (tx, "threadIdx.x"))
+    if vector > 1:
+        sch.vectorize(lane)

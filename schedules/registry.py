@@ -1,0 +1,27 @@
+"""The operators: one line each."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import import_module
+
+from schedules.errors import UnknownNameError
+from schedules.operator import Operator
+
+OPERATORS = {
+    "conv2d_hwcn": "schedules.conv2d_hwcn",
+    "softmax": "schedules.softmax",
+}
+
+
+@lru_cache
+def operator(name: str) -> Operator:
+    """The operator called `name`.  Raises UnknownNameError with the nearest name."""
+    if name not in OPERATORS:
+        raise UnknownNameError("operator", name, OPERATORS)
+    found: Operator = import_module(OPERATORS[name]).OPERATOR
+    return found
+
+
+def operators() -> list[Operator]:
+    return [operator(name) for name in OPERATORS]

@@ -1,0 +1,67 @@
+"""Softmax with a row in the registers of a block.
+
+As `warp`, with up to a whole block on a row: reductions are shuffles, then a little shared memory and two barriers.  Not
+one of OneFlow's three; registers hold rows that shared memory would only pass through, and it was the fastest on an H200
+from 2048 to 16384 columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from schedules.arch import Arch
+from schedules.operator import ScheduleSpec
+from schedules.problem import Config
+from schedules.softmax import rows
+from schedules.softmax.definition import SoftmaxProblem
+
+if TYPE_CHECKING:
+    import tvm
+
+
+@dataclass(frozen=True)
+class BlockRegistersConfig(Config):
+    threads: int = 256  # of a row, a multiple of the wave
+    vector: int = 8  # elements of one access
+    min_blocks: int = 0  # blocks a multiprocessor should hold (caps registers); 0 leaves it to the compiler
+
+    def packing(self, problem: SoftmaxProblem) -> rows.Packing:
+        return rows.Packing(problem.cols, self.threads, self.vector)
+
+    def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
+        if self.threads < 1 or self.threads % arch.wave:
+            return f"threads={self.threads} is not a multiple of the wave, {arch.wave} on {arch}"
+        return rows.check(problem, arch, self.packing(problem), self.threads, self.min_blocks)
+
+
+def schedule(problem: SoftmaxProblem, config: BlockRegistersConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program for x or y, dy (rows, cols), run-time rows."""
+    return rows.schedule_registers(problem, config.packing(problem), 1, 1, config.min_blocks)
+
+
+def default(problem: SoftmaxProblem, arch: Arch) -> BlockRegistersConfig:
+    """The fewest threads that hold at most 4 packs each."""
+    vector = rows.max_vector(problem)
+    threads = max(64, arch.wave)
+    while threads < arch.max_threads and threads * vector * 4 < problem.cols:
+        threads *= 2
+    return BlockRegistersConfig(threads, vector)
+
+
+def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[BlockRegistersConfig]:
+    for threads, min_blocks in product((64, 128, 256, 512, 1024), (0, 2, 4)):
+        yield BlockRegistersConfig(threads, rows.max_vector(problem), min_blocks)
+
+
+SCHEDULE = ScheduleSpec(
+    name="block_registers",
+    summary="a row in the registers of a block; reductions by shuffles and two barriers",
+    kinds=("cuda", "rocm"),
+    config=BlockRegistersConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+)

@@ -1,0 +1,312 @@
+"""Softmax over the last axis of (rows, cols): what is computed.
+
+Four functions of a row, all in float32 whatever the tensors' dtype:
+
+=================  ==========================================  ================
+softmax            exp(v - max v) / sum exp(v - max v)         x -> y
+log_softmax        v - max v - log sum exp(v - max v)          x -> y
+softmax_grad       y * (dy - sum y * dy)                       y, dy -> dx
+log_softmax_grad   dy - exp(y) * sum dy                        y, dy -> dx
+=================  ==========================================  ================
+
+with v = scale * x + mask before, and dropout after: forward, output = y * drop / keep, and y is an output too, because
+the gradient needs it; backward, dy * drop / keep takes the place of dy, and dx is multiplied by scale.  After OneFlow's
+softmax, whose load and store functors fuse the same steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from schedules.errors import ProblemError
+from schedules.operator import Array, Expected
+from schedules.problem import Argument, Problem, numpy_dtype
+
+if TYPE_CHECKING:
+    from tvm import te
+    from tvm.tirx import PrimExpr
+
+FUNCTIONS = ("softmax", "log_softmax", "softmax_grad", "log_softmax_grad")
+MASKS = ("none", "full", "cols")
+LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class SoftmaxProblem(Problem):
+    """A function of rows.  `rows` only sizes tests and measurements: the built function takes any number of rows.
+
+    `scale` multiplies the input; `mask` is added to it: "full" (rows, cols) or "cols" (cols,), of x's dtype.  `keep` < 1
+    adds dropout: a uint8 tensor of zeros and ones (rows, cols) is given, kept values are divided by `keep`.
+    """
+
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "float32", "bfloat16")
+
+    rows: int
+    cols: int
+    function: str = "softmax"
+    dtype: str = "float16"
+    scale: float = 1.0
+    mask: str = "none"
+    keep: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.require_positive("rows", "cols")
+        self.require_dtype()
+        if self.function not in FUNCTIONS:
+            raise ProblemError(f"function={self.function} is not one of {', '.join(FUNCTIONS)}")
+        if self.mask not in MASKS:
+            raise ProblemError(f"mask={self.mask} is not one of {', '.join(MASKS)}")
+        if self.is_grad and self.mask != "none":
+            raise ProblemError(f"mask={self.mask} has no part in a gradient; leave it out")
+        if not math.isfinite(self.scale) or self.scale == 0:
+            raise ProblemError(f"scale={self.scale} must be finite and not 0")
+        if not 0 < self.keep <= 1:
+            raise ProblemError(f"keep={self.keep} must be over 0 and at most 1")
+
+    @property
+    def is_grad(self) -> bool:
+        return self.function.endswith("_grad")
+
+    @property
+    def is_log(self) -> bool:
+        return self.function.startswith("log_")
+
+    @property
+    def has_dropout(self) -> bool:
+        return self.keep < 1
+
+    @property
+    def flops(self) -> int:
+        """Subtract, exponential, add and divide an element; a gradient two multiplies, an add and a subtract."""
+        return 4 * self.rows * self.cols
+
+    def smaller(self) -> Iterator[SoftmaxProblem]:
+        """Fewer rows, down to one; the width, which decides the code, stays."""
+        problem = self
+        while problem.rows > 1:
+            problem = replace(problem, rows=max(1, problem.rows // 4))
+            yield problem
+
+    def arguments(self) -> tuple[Argument, ...]:
+        shape = (self.rows, self.cols)
+
+        def rows(name: str, dtype: str = self.dtype, output: bool = False) -> Argument:
+            return Argument(name, shape, dtype, output, runtime_axis=0)
+
+        found = [rows("y"), rows("dy")] if self.is_grad else [rows("x")]
+        if self.mask == "full":
+            found.append(rows("mask"))
+        elif self.mask == "cols":
+            found.append(Argument("mask", (self.cols,), self.dtype))
+        if self.has_dropout:
+            found.append(rows("drop", "uint8"))
+        if self.is_grad:
+            found.append(rows("dx", output=True))
+        else:
+            found.append(rows("y", output=True))
+            if self.has_dropout:
+                found.append(rows("output", output=True))
+        return tuple(found)
+
+
+Values = dict[str, "PrimExpr"]
+Output = Callable[[Values, Values], "PrimExpr"]  # (inputs of one column, results of the reductions) -> float32
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One number a row: `kind` ("max" or "sum") over `element` of each column."""
+
+    name: str
+    kind: str
+    element: Output
+
+
+@dataclass(frozen=True)
+class RowProgram:
+    """A function of rows as its reductions, in order, and its outputs.  Schedules decide where each step lives.
+
+    `fill` is what columns past the end read as, for each input: neutral in every reduction.  `dropped` makes, from the
+    output (rounded to the tensors' dtype) and drop, a second output.
+    """
+
+    fill: dict[str, float]
+    reductions: tuple[Reduction, ...]
+    output: Output
+    dropped: Callable[[PrimExpr, PrimExpr], PrimExpr] | None = None
+
+
+def row_program(problem: SoftmaxProblem, exp2: Callable[[PrimExpr], PrimExpr] | None = None) -> RowProgram:
+    """Compose the input step, the function and the output step of `problem`.
+
+    `exp2` computes 2**x of a float32 expression; TVM's by default.
+    """
+    from tvm import tirx
+
+    power = exp2 or tirx.exp2
+    p = problem
+
+    def f32(value: float) -> PrimExpr:
+        return tirx.const(value, "float32")
+
+    def exp(value: PrimExpr) -> PrimExpr:
+        return power(value * f32(LOG2E))
+
+    def scaled(value: PrimExpr) -> PrimExpr:
+        return value if p.scale == 1 else value * f32(p.scale)
+
+    def dropped(value: PrimExpr, drop: PrimExpr) -> PrimExpr:
+        return value * drop * f32(1 / p.keep)
+
+    if p.is_grad:
+
+        def gradient(inputs: Values) -> PrimExpr:
+            return dropped(inputs["dy"], inputs["drop"]) if p.has_dropout else inputs["dy"]
+
+        def output(inputs: Values, results: Values) -> PrimExpr:
+            if p.is_log:
+                return scaled(gradient(inputs) - exp(inputs["y"]) * results["total"])
+            return scaled(inputs["y"] * (gradient(inputs) - results["total"]))
+
+        total = Reduction(
+            "total", "sum", lambda inputs, _: gradient(inputs) if p.is_log else inputs["y"] * gradient(inputs)
+        )
+        return RowProgram({"y": 0.0, "dy": 0.0, "drop": 0.0}, (total,), output)
+
+    def value(inputs: Values) -> PrimExpr:
+        v = scaled(inputs["x"])
+        return v + inputs["mask"] if p.mask != "none" else v
+
+    def softmax(inputs: Values, results: Values) -> PrimExpr:
+        shifted = value(inputs) - results["peak"]
+        return shifted - tirx.log(results["total"]) if p.is_log else exp(shifted) / results["total"]
+
+    return RowProgram(
+        # a column past the end must be the smallest: the sign of scale decides which infinity that is
+        {"x": math.copysign(math.inf, -p.scale), "mask": 0.0},
+        (
+            Reduction("peak", "max", lambda inputs, _: value(inputs)),
+            Reduction("total", "sum", lambda inputs, results: exp(value(inputs) - results["peak"])),
+        ),
+        softmax,
+        dropped if p.has_dropout else None,
+    )
+
+
+def placeholders(problem: SoftmaxProblem) -> tuple[PrimExpr, dict[str, te.Tensor]]:
+    """The run-time number of rows, and the input tensors by name.  Extents are int64: rows * cols may pass 2**31."""
+    from tvm import te, tirx
+
+    rows = te.var("rows", "int64")
+    cols = tirx.IntImm("int64", problem.cols)
+    inputs = {
+        argument.name: te.placeholder(
+            (cols,) if argument.runtime_axis is None else (rows, cols), name=argument.name, dtype=argument.dtype
+        )
+        for argument in problem.arguments()
+        if not argument.output
+    }
+    return rows, inputs
+
+
+def column(tensor: te.Tensor, row: PrimExpr, col: PrimExpr) -> PrimExpr:
+    """The element of a (rows, cols) or (cols,) tensor."""
+    return tensor[col] if len(tensor.shape) == 1 else tensor[row, col]
+
+
+def definition(problem: SoftmaxProblem) -> list[te.Tensor]:
+    """The TE graph: one stage for each reduction and output.  Returns the arguments in order, outputs last."""
+    from tvm import te, tirx
+
+    rows, inputs = placeholders(problem)
+    program = row_program(problem)
+    cols = tirx.IntImm("int64", problem.cols)
+    results: dict[str, te.Tensor] = {}
+
+    def at(i: PrimExpr, j: PrimExpr) -> tuple[Values, Values]:
+        columns = {name: column(tensor, i, j).astype("float32") for name, tensor in inputs.items()}
+        return columns, {name: tensor[i] for name, tensor in results.items()}
+
+    def reduction(step: Reduction) -> te.Tensor:
+        k = te.reduce_axis((tirx.IntImm("int64", 0), cols), name=f"{step.name}_col")
+        reduce = te.max if step.kind == "max" else te.sum
+        return te.compute((rows,), lambda i: reduce(step.element(*at(i, k)), axis=k), name=step.name)
+
+    for step in program.reductions:
+        results[step.name] = reduction(step)
+    output = te.compute((rows, cols), lambda i, j: program.output(*at(i, j)).astype(problem.dtype), name="out")
+    if program.dropped is None:
+        return [*inputs.values(), output]
+    dropped = te.compute(
+        (rows, cols),
+        lambda i, j: program.dropped(output[i, j].astype("float32"), inputs["drop"][i, j].astype("float32")).astype(problem.dtype),
+        name="dropped_out",
+    )
+    return [*inputs.values(), output, dropped]
+
+
+def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
+    """Normal x (deviation 2), or y of a softmax of it and normal dy; masks of zeros and -inf; Bernoulli drop."""
+    p = problem
+
+    def normal(shape: tuple[int, ...], deviation: float = 1.0) -> Array:
+        return (rng.standard_normal(shape, dtype=np.float32) * deviation).astype(numpy_dtype(p.dtype))
+
+    arrays: list[Array] = []
+    for argument in p.arguments():
+        if argument.output:
+            continue
+        if argument.name == "drop":
+            arrays.append((rng.random(argument.shape) < p.keep).astype(np.uint8))
+        elif argument.name == "mask":
+            mask = np.where(rng.random(argument.shape) < 0.2, -np.inf, 0.0)
+            mask[..., 0] = 0.0  # no row without a column left
+            arrays.append(mask.astype(numpy_dtype(p.dtype)))
+        elif argument.name == "y":
+            x = normal(argument.shape, 2.0).astype(np.float64)
+            shifted = x - x.max(axis=-1, keepdims=True)
+            log_y = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+            arrays.append((log_y if p.is_log else np.exp(log_y)).astype(numpy_dtype(p.dtype)))
+        else:
+            arrays.append(normal(argument.shape, 1.0 if argument.name == "dy" else 2.0))
+    return arrays
+
+
+def reference(problem: SoftmaxProblem, arrays: Sequence[Array]) -> list[Expected]:
+    """The outputs in float64.  Rows that are all -inf, or hold +inf or NaN, are NaN throughout, as in PyTorch."""
+    p = problem
+    names = [argument.name for argument in p.arguments() if not argument.output]
+    given = {name: array.astype(np.float64) for name, array in zip(names, arrays, strict=True)}
+    drop = given["drop"] / p.keep if p.has_dropout else None
+    with np.errstate(invalid="ignore", over="ignore"):
+        if p.is_grad:
+            y, dy = given["y"], given["dy"] if drop is None else given["dy"] * drop
+            if p.is_log:
+                total, size = dy.sum(axis=-1, keepdims=True), np.abs(dy).sum(axis=-1, keepdims=True)
+                dx = dy - np.exp(y) * total
+                magnitude = np.abs(dy) + np.exp(y) * size * (1 + np.abs(y))
+            else:
+                total, size = (y * dy).sum(axis=-1, keepdims=True), np.abs(y * dy).sum(axis=-1, keepdims=True)
+                dx = y * (dy - total)
+                magnitude = np.abs(y) * (np.abs(dy) + size)
+            return [Expected(p.scale * dx, abs(p.scale) * magnitude)]
+        v = p.scale * given["x"] + given.get("mask", np.zeros(1))
+        peak = v.max(axis=-1, keepdims=True)
+        shifted = v - peak
+        total = np.exp(shifted).sum(axis=-1, keepdims=True)
+        # rounding of v - peak, which exp magnifies; a masked column is exact
+        depth = 1 + np.where(np.isinf(shifted), 0, np.abs(p.scale * given["x"]) + np.abs(shifted) + np.abs(peak))
+        if p.is_log:
+            values, magnitude = shifted - np.log(total), depth + np.log(p.cols)
+        else:
+            values = np.exp(shifted) / total
+            magnitude = values * depth
+        outputs = [Expected(values, magnitude)]
+        if drop is not None:
+            outputs.append(Expected(values * drop, magnitude * drop))
+        return outputs

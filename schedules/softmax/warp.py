@@ -1,0 +1,75 @@
+"""Softmax with a row in the registers of a warp or a part of one.
+
+`threads` threads share a row, `rows_per_group` rows follow one another in a group, `groups` groups make a block.  A row
+is read once, its reductions are shuffles, and it is written from registers.  OneFlow's first implementation
+(SoftmaxWarpImpl: thread_group_width, rows_per_access, pack_size, padding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from schedules.arch import Arch
+from schedules.operator import ScheduleSpec
+from schedules.problem import Config
+from schedules.softmax import rows
+from schedules.softmax.definition import SoftmaxProblem
+
+if TYPE_CHECKING:
+    import tvm
+
+
+@dataclass(frozen=True)
+class WarpConfig(Config):
+    threads: int = 32  # of a row: a power of two, at most a wave
+    groups: int = 4  # thread groups of a block
+    rows_per_group: int = 1  # rows that a group computes one after the other
+    vector: int = 8  # elements of one access
+    min_blocks: int = 0  # blocks a multiprocessor should hold (caps registers); 0 leaves it to the compiler
+
+    def packing(self, problem: SoftmaxProblem) -> rows.Packing:
+        return rows.Packing(problem.cols, self.threads, self.vector)
+
+    def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
+        if self.threads < 1 or self.threads & (self.threads - 1) or self.threads > arch.wave:
+            return f"threads={self.threads} is not a power of two up to {arch} wave's {arch.wave}"
+        if self.groups < 1 or self.rows_per_group < 1:
+            return f"groups={self.groups} and rows_per_group={self.rows_per_group} must be at least 1"
+        return rows.check(problem, arch, self.packing(problem), self.threads * self.groups, self.min_blocks)
+
+
+def schedule(problem: SoftmaxProblem, config: WarpConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program for x or y, dy (rows, cols), run-time rows."""
+    return rows.schedule_registers(problem, config.packing(problem), config.groups, config.rows_per_group, config.min_blocks)
+
+
+def default(problem: SoftmaxProblem, arch: Arch) -> WarpConfig:
+    """OneFlow's rule: a power of two of threads that covers the row's packs, two rows a group when that is under a warp;
+    blocks of 128 threads."""
+    vector = rows.max_vector(problem)
+    threads = 1
+    while threads < 32 and threads * vector < problem.cols:
+        threads *= 2
+    return WarpConfig(threads, max(1, 128 // threads), 2 if threads < 32 else 1, vector)
+
+
+def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[WarpConfig]:
+    widest = rows.max_vector(problem)
+    vectors = [v for v in (widest, widest // 2) if v >= 1]
+    for threads, block, per_group, vector in product((1, 2, 4, 8, 16, 32), (64, 128, 256, 512), (1, 2), vectors):
+        if threads <= block:
+            yield WarpConfig(threads, block // threads, per_group, vector)
+
+
+SCHEDULE = ScheduleSpec(
+    name="warp",
+    summary="a row in the registers of a warp or part of one; reductions by shuffles",
+    kinds=("cuda", "rocm"),
+    config=WarpConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+)

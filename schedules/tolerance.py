@@ -1,0 +1,74 @@
+"""How far an output may be from its float64 reference.
+
+An element may differ by  rounding(output dtype) * |reference|  +  accumulation * magnitude  +  smallest step:  the
+rounding of the result, the rounding of the float32 arithmetic behind it, measured against the size of what was summed
+(`Expected.magnitude`), and the dtype's last denormal (GPUs flush those of float32).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from schedules.operator import Array, Expected
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    rounding: float
+    smallest: float
+
+
+TOLERANCES = {
+    "float64": Tolerance(2.0**-50, 0.0),
+    "float32": Tolerance(2.0**-22, 2.0**-126),
+    "float16": Tolerance(2.0**-10, 2.0**-24),
+    "bfloat16": Tolerance(2.0**-7, 2.0**-126),
+    "int32": Tolerance(0.0, 0.0),
+    "int8": Tolerance(0.0, 0.0),
+}
+ACCUMULATION = 2.0**-20  # 16 units in the last place of float32
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The worst element: `error` in units of what is allowed (over 1 is wrong), and where it is."""
+
+    error: float
+    index: tuple[int, ...]
+    got: float
+    wanted: float
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= 1
+
+    def __str__(self) -> str:
+        if self.passed:
+            return f"{self.error:.3f} of the tolerance"
+        return f"wrong at {self.index}: got {self.got:.9g}, wanted {self.wanted:.9g} ({self.error:.3g} times the tolerance)"
+
+
+def compare(got: Array, expected: Expected, dtype: str) -> Difference:
+    """Compare an output of `dtype` with its reference.  NaN and infinities must stand where the reference has them."""
+    tolerance = TOLERANCES[dtype]
+    values = expected.values
+    got64 = np.asarray(got).astype(np.float64)
+    if got64.shape != values.shape:
+        raise ValueError(f"output has shape {got64.shape}, the reference {values.shape}")
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        allowed = tolerance.rounding * np.abs(values) + ACCUMULATION * np.abs(expected.magnitude) + tolerance.smallest
+        if dtype.startswith("int"):
+            allowed = np.full(values.shape, 0.5)
+        error = np.abs(got64 - values) / allowed
+    limit = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028235e38}.get(dtype, np.inf)
+    overflowed = np.abs(values) > limit * (1 + tolerance.rounding)
+    special = ~np.isfinite(values) | ~np.isfinite(got64) | overflowed
+    with np.errstate(invalid="ignore"):
+        same = (np.isnan(values) & np.isnan(got64)) | (values == got64) | (overflowed & (got64 == np.sign(values) * np.inf))
+    error = np.where(special, np.where(same, 0.0, np.inf), np.broadcast_to(error, values.shape))
+    if error.size == 0:
+        return Difference(0.0, (), 0.0, 0.0)
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), error.shape))
+    return Difference(float(error[index]), index, float(got64[index]), float(values[index]))

@@ -1,0 +1,223 @@
+"""Verification: what was built computes what its definition says.
+
+Routes, from the truest to the most portable:
+
+device    the built function on the device it was built for
+emulated  the generated CUDA C++, run on the CPU by `emulate`: barriers, indices, instructions
+serial    the scheduled program with its threads as loops, run by LLVM: tiling, predicates, layouts
+
+Inputs are fresh and random, outputs poisoned with NaN before each run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schedules.arch import Arch, parse_arch
+from schedules.build import Built, build, build_scheduled, operator_of
+from schedules.emulate.emulator import EmulationMode, Emulator
+from schedules.emulate.serial import serialize
+from schedules.emulate.toolchain import find_cxx
+from schedules.errors import EmulationError, ToolchainError, UnknownNameError, UsageError
+from schedules.measure import device_name, to_device
+from schedules.operator import Array, Expected
+from schedules.problem import Argument, Config, Problem, numpy_dtype
+from schedules.tolerance import Difference, compare
+from schedules.toolchain.link import link_library
+
+ROUTES = ("device", "emulated", "serial")
+# Each mode hides what another shows: late copies miss a wait, early ones overwrite what is still read.
+MODES = (
+    EmulationMode(copies="late", order="forward"),
+    EmulationMode(copies="early", order="reverse"),
+    EmulationMode(copies="late", order="strided"),
+)
+# What the CPU can stand in for a GPU in reasonable time; larger problems are verified on a smaller one of their kind
+EMULATED_FLOPS = 2**24
+SERIAL_FLOPS = 2**29
+
+
+@dataclass(frozen=True)
+class Check:
+    """One run compared with the reference.  `error` is the worst element's, in units of the tolerance."""
+
+    route: str
+    problem: Problem
+    seed: int
+    error: float
+    passed: bool
+    detail: str
+    seconds: float
+
+
+def verify(
+    problem: Problem,
+    arch: Arch,
+    schedule: str | None = None,
+    config: Config | dict[str, Any] | None = None,
+    *,
+    routes: Sequence[str] | None = None,
+    seeds: Sequence[int] = (0,),
+) -> list[Check]:
+    """Build `problem` and compare it with the reference by each of `routes`, once for each seed.
+
+    By default: the device if there is one for `arch`, else every route that this machine has.  On the CPU routes a
+    problem too large for them is replaced by a smaller one of its kind, with the same config; the checks say which.
+    Raises what `build` raises, and UsageError for a route that cannot be taken here.
+    """
+    chosen = list(routes) if routes is not None else default_routes(arch)
+    checks = []
+    for route in chosen:
+        if route not in ROUTES:
+            raise UnknownNameError("route", route, ROUTES)
+        target = problem if route == "device" else reduced(problem, arch, schedule, config, route)
+        runs = RUNNERS[route](target, arch, schedule, config)
+        checks += [_check(target, name, run, seed) for seed in seeds for name, run in runs]
+    return checks
+
+
+def default_routes(arch: Arch) -> list[str]:
+    if device_name(arch) is not None:
+        return ["device"]
+    routes = ["serial"]
+    if arch.kind == "cuda" and emulator_available():
+        routes.append("emulated")
+    return routes
+
+
+@lru_cache
+def emulator_available() -> bool:
+    """Whether a C++ compiler is here to build the emulator with."""
+    try:
+        find_cxx()
+    except ToolchainError:
+        return False
+    return True
+
+
+def reduced(problem: Problem, arch: Arch, schedule: str | None, config: Config | dict[str, Any] | None, route: str) -> Problem:
+    """`problem`, or the largest of its smaller versions that the route can run and the config allows."""
+    limit = EMULATED_FLOPS if route == "emulated" else SERIAL_FLOPS
+    if problem.flops <= limit:
+        return problem
+    spec = operator_of(problem).schedule_for(problem, arch, schedule)
+    concrete = config if isinstance(config, Config) else spec.config_for(problem, arch, config)
+    smallest = problem
+    for candidate in problem.smaller():
+        if concrete.check(candidate, arch) is None:
+            smallest = candidate
+            if candidate.flops <= limit:
+                break
+    return smallest
+
+
+Run = Callable[[Sequence[Array]], list[Array]]  # inputs and poisoned outputs -> the outputs
+
+
+def _check(problem: Problem, route: str, run: Run, seed: int) -> Check:
+    start = time.perf_counter()
+    inputs = operator_of(problem).inputs(problem, np.random.default_rng(seed))
+    detail, error = "", float("inf")
+    try:
+        outputs = run([*inputs, *poisoned(problem)])
+    except EmulationError as problem_found:
+        detail = str(problem_found)
+    else:
+        worst = judge(problem, inputs, outputs)
+        detail, error = str(worst), worst.error
+    return Check(route, problem, seed, error, error <= 1, detail, time.perf_counter() - start)
+
+
+def poisoned(problem: Problem) -> list[Array]:
+    """Fresh output arrays, every byte 0xFF: NaN in each float format."""
+    arrays = []
+    for argument in outputs_of(problem):
+        array = np.empty(argument.shape, numpy_dtype(argument.dtype))
+        array.view(np.uint8)[...] = 0xFF
+        arrays.append(array)
+    return arrays
+
+
+def outputs_of(problem: Problem) -> list[Argument]:
+    return [argument for argument in problem.arguments() if argument.output]
+
+
+def judge(problem: Problem, inputs: Sequence[Array], outputs: Sequence[Array], expected: Sequence[Expected] | None = None) -> Difference:
+    """The worst difference between `outputs` and the reference for `inputs`."""
+    wanted = expected if expected is not None else operator_of(problem).reference(problem, inputs)
+    found = [
+        compare(output, reference, argument.dtype)
+        for output, reference, argument in zip(outputs, wanted, outputs_of(problem), strict=True)
+    ]
+    return max(found, key=lambda difference: difference.error)
+
+
+def _on_device(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> Iterator[tuple[str, Run]]:
+    if device_name(arch) is None:
+        raise UsageError(f"no device for {arch} here; leave out --route device to verify on the CPU")
+    built = build(problem, arch, schedule, config)
+    yield "device", lambda arrays: run_built(built, arrays)
+
+
+def run_built(built: Built, arrays: Sequence[Array]) -> list[Array]:
+    """Run on the device: copies in, call, copies of the outputs out."""
+    tensors = [to_device(array, built.arch) for array in arrays]
+    built(*tensors)
+    return [tensor.numpy() for tensor in tensors[-len(outputs_of(built.problem)) :]]
+
+
+def _serial(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> Iterator[tuple[str, Run]]:
+    op = operator_of(problem)
+    spec = op.schedule_for(problem, arch, schedule)
+    concrete = config if isinstance(config, Config) else spec.config_for(problem, arch, config)
+    concrete.require(problem, arch)
+    host = parse_arch("llvm")
+    mod = serialize(spec.apply(problem, concrete, arch))
+    built = build_scheduled(op, problem, spec, concrete, host, mod)
+    yield "serial", lambda arrays: run_built(built, arrays)
+
+
+def _emulated(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> Iterator[tuple[str, Run]]:
+    if arch.kind != "cuda":
+        raise UsageError(f"the emulator runs CUDA C++, not {arch}; use --route serial")
+    built = build(problem, arch, schedule, config, device_code=False)
+    yield from emulated_runs(built, str(built.sources["cu"]))
+
+
+def emulated_runs(built: Built, source: str, modes: Sequence[EmulationMode] = MODES) -> Iterator[tuple[str, Run]]:
+    """`source` (the built one, or a mutant of it) behind the host code of `built`, once for each mode."""
+    count = len(built.problem.arguments())
+    outputs = range(count - len(outputs_of(built.problem)), count)
+
+    def run(mode: EmulationMode) -> Run:
+        def call(arrays: Sequence[Array]) -> list[Array]:
+            with tempfile.TemporaryDirectory() as folder:
+                library = Path(folder) / "kernel.so"
+                built.module.export_library(str(library), fcompile=link_library)
+                return emulator().run(library, source, list(arrays), list(outputs), mode=mode)
+
+        return call
+
+    for mode in modes:
+        yield f"emulated {mode.copies} {mode.order}", run(mode)
+
+
+@lru_cache
+def emulator() -> Emulator:
+    """One emulator for the process; its worker starts with the first run."""
+    return Emulator()
+
+
+RUNNERS: dict[str, Callable[..., Iterator[tuple[str, Run]]]] = {
+    "device": _on_device,
+    "serial": _serial,
+    "emulated": _emulated,
+}
