@@ -118,7 +118,7 @@ def build_scheduled(
         except Exception as error:  # TVM raises many types; whichever it is, the build failed and says so
             if made.error is not None:
                 raise made.error from None
-            raise BuildError(f"TVM refused the program: {_last_line(error)}") from error
+            raise BuildError(f"TVM refused the program: {_reason(error)}") from error
     return Built(
         operator=op,
         problem=problem,
@@ -136,9 +136,11 @@ def build_scheduled(
     )
 
 
-def _last_line(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
+    """The line of TVM's message that says what was wrong: not the program listings around it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    telling = [line for line in lines if "Check failed" in line or line.startswith("Error message:")]
+    return telling[-1] if telling else lines[0] if lines else type(error).__name__
 
 
 @dataclass
@@ -182,12 +184,12 @@ def _callbacks(arch: Arch, device_code: bool) -> Iterator[_Made]:
         return made.code_object
 
     if arch.kind == "cuda":
-        import tvm.support.nvcc
+        import tvm.support.nvcc  # registers the callback that is replaced here; later it would undo this
 
         cuda.ensure_runtime()
         tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_cuda, override=True)
     elif arch.kind == "rocm":
-        import tvm.support.rocm
+        import tvm.support.rocm  # likewise
 
         tvm_ffi.register_global_func("tvm_callback_rocm_link", link_rocm, override=True)
         # no device libraries: exp, log, sqrt, erf, tanh and pow compile to instructions without them

@@ -1,10 +1,10 @@
 """Bundles: a built kernel as a folder that loads without this package, TVM's Python or any compiler.
 
-    kernel.so            the function, with the device code inside
-    kernel.cu, .ptx ...  the texts it was made from
-    scheduled.tir, lowered.tir, definition.txt
-    kernel.json          what it is, how to call it, what it was built with, and a checksum of every other file
-    load.py              loads it with tvm_ffi and TVM's runtime library alone
+kernel.so            the function, with the device code inside
+kernel.cu, .ptx ...  the texts it was made from
+scheduled.tir, lowered.tir, definition.txt
+kernel.json          what it is, how to call it, what it was built with, and a checksum of every other file
+load.py              loads it with tvm_ffi and TVM's runtime library alone
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class Bundle:
         try:
             arguments = tuple(Argument(**{**a, "shape": tuple(a["shape"])}) for a in manifest["arguments"])
             used = tuple(KernelResources(**r) for r in manifest["resources"])
-            launch = manifest["launch"] and Launch(tuple(manifest["launch"]["grid"]), tuple(manifest["launch"]["block"]))
+            shape = manifest["launch"]
+            launch = shape and Launch(tuple(shape["grid"]), tuple(shape["block"]))
         except (KeyError, TypeError) as error:
             raise BundleError(f"{path / MANIFEST} is malformed ({error}); build it again") from None
         return cls(path, manifest, arguments, used, launch)
@@ -189,7 +190,9 @@ class Bundle:
         return Loaded(problem, arch, tvm_ffi.load_module(str(self.library))["main"])
 
 
-def write_bundle(built: Built, out: str | Path, *, force: bool = False, measured: dict[str, Any] | None = None) -> Bundle:
+def write_bundle(
+    built: Built, out: str | Path, *, force: bool = False, measured: dict[str, Any] | None = None
+) -> Bundle:
     """Write `built` into the folder `out`, all of it or nothing.
 
     `measured` is what a measurement found, kept in kernel.json.  With `force` a bundle that is there is replaced; any
@@ -247,13 +250,18 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
     if built.arch.is_gpu and _MACHINES[built.arch.kind] not in embedded_machines(library):
         raise BuildError(f"the library holds no code for {built.arch}; build with device code")
     if b"__global__" in library:
-        raise BuildError("the library holds CUDA source, which would need a compiler at load; is TVM's CUDA runtime installed?")
+        raise BuildError("the library holds CUDA source, to be compiled at load; is TVM's CUDA runtime installed?")
     texts = {"scheduled.tir": made.scheduled, "lowered.tir": made.lowered, "definition.txt": made.definition}
     texts["load.py"] = resources.files("schedules").joinpath("load.py.in").read_text()
     for name, text in {**texts, **{f"kernel.{ending}": source for ending, source in made.sources.items()}}.items():
         (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    # unlike the others, what is in the library runs on this kind of CPU; for a GPU only its launch does, in baseline code
+    # for a GPU only the launch runs on the CPU, in code for the baseline
     mcpu = None if built.arch.is_gpu else host_cpu(built.arch.name).get("mcpu")
+    features = devices.needed_features(mcpu)
+    if built.arch.name == "host":
+        # an older kernel does not list every feature that the CPU has: what was built here must load here
+        here = devices.cpu_features()
+        features = tuple(name for name in features if here is None or name in here)
     manifest = {
         "schema": SCHEMA,
         "operator": built.operator.name,
@@ -267,7 +275,7 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
             "compute_capability": built.arch.compute_capability if built.arch.kind == "cuda" else None,
             "machine": platform.machine(),
             "mcpu": mcpu,
-            "cpu_features": list(devices.needed_features(mcpu)),
+            "cpu_features": list(features),
         },
         "library": LIBRARY,
         "arguments": [dataclasses.asdict(argument) for argument in built.problem.arguments()],

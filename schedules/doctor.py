@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 from dataclasses import dataclass
 from importlib import metadata
@@ -47,13 +48,14 @@ class Report:
 
 
 CUDA_COMPILER, CUDA_RUNTIME, AMD_LINKER, CPU_LINKER = "CUDA compiler", "CUDA runtime", "AMD linker", "linker"
-CXX, DRIVER = "C++ compiler", "NVIDIA driver"
+CXX, DRIVER, DISASSEMBLER = "C++ compiler", "NVIDIA driver", "SASS disassembler"
 
 
 def examine() -> Report:
     """Look at everything once."""
     parts = (*_packages(), *_tools())
-    return Report(parts, devices.all_devices(), tuple(_target(arch, {p.name: p for p in parts}) for arch in ARCHES.values()))
+    by_name = {part.name: part for part in parts}
+    return Report(parts, devices.all_devices(), tuple(_target(arch, by_name) for arch in ARCHES.values()))
 
 
 def _part(name: str, found: str | None, serves: str, remedy: str, ok: bool = True) -> Part:
@@ -66,7 +68,8 @@ def _packages() -> list[Part]:
     parts = [_part("python", python, "everything", "install Python 3.10 to 3.13", ok)]
     for name, wanted in _required().items():
         found = version_of(name)
-        parts.append(_part(name, found, "everything", f"pip install '{name}{wanted}'", found is None or _satisfies(found, wanted)))
+        ok = found is not None and _satisfies(found, wanted)
+        parts.append(_part(name, found, "everything", f"pip install '{name}{wanted}'", ok))
     for name, distributions, serves, extra in (
         ("xgboost", ("xgboost-cpu", "xgboost"), "cost model of the tuner", "tune"),
         ("torch", ("torch",), "comparison with other libraries", "torch"),
@@ -79,8 +82,6 @@ def _packages() -> list[Part]:
 
 def _required() -> dict[str, str]:
     """This package's requirements that hold everywhere: distribution to version range."""
-    import re
-
     found = {}
     for line in metadata.requires("te-schedules") or ():
         match = re.match(r"([\w.-]+)\s*([^;]*)$", line.strip())
@@ -91,7 +92,6 @@ def _required() -> dict[str, str]:
 
 def _satisfies(version: str, wanted: str) -> bool:
     """Whether `version` lies in a range of ``>=a,<b`` parts; only their numbers count, post-releases after them."""
-    import re
 
     def key(text: str) -> tuple[int, ...]:
         numbers = [int(n) for n in re.findall(r"\d+", text)]
@@ -107,11 +107,11 @@ def _satisfies(version: str, wanted: str) -> bool:
 def _tools() -> list[Part]:
     lld = link.find_lld()
     compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    lld_text = " ".join(lld[1:] if len(lld) > 1 else lld) if lld else None
+    lld_text = None if lld is None else lld[0] if len(lld) == 1 else " ".join(("python", *lld[1:]))
     return [
         _part(CUDA_COMPILER, _cuda_compiler(), "building for cuda", cuda.INSTALL),
         _part(CUDA_RUNTIME, _cuda_runtime(), "building for cuda", cuda.INSTALL),
-        _part("SASS disassembler", cuda.find_tool("nvdisasm"), "inspect --view sass", "pip install nvidia-cuda-nvdisasm"),
+        _part(DISASSEMBLER, cuda.find_tool("nvdisasm"), "inspect --view sass", "pip install nvidia-cuda-nvdisasm"),
         _part(AMD_LINKER, lld_text, "building for rocm", link.INSTALL),
         _part(CPU_LINKER, compiler or lld_text, "bundles", f"install a C compiler, or {link.INSTALL}"),
         _part(CXX, _cxx(), "verifying cuda on the CPU", "install g++ (apt-get install g++) or set CXX"),
@@ -154,7 +154,9 @@ def _target(arch: Arch, parts: dict[str, Part]) -> TargetState:
     device = devices.of_arch(arch)
     # the TVM of PyPI generates code for AMD GPUs and has no runtime for them
     run = not missing and device is not None and arch.kind != "rocm"
-    routes = (("device",) if run else ()) + (("serial",) if arch.is_gpu else ())
+    # a GPU of a later minor version runs the code too, but what is measured there says little of its own arch
+    exact = device is not None and (arch.kind == "llvm" or device.capability == arch.compute_capability)
+    routes = (("device",) if run and exact else ()) + (("serial",) if arch.is_gpu else ())
     if arch.kind == "cuda" and parts[CXX].ok:
         routes += ("emulated",)
     if missing:

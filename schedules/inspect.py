@@ -119,8 +119,8 @@ def available(kernel: Built | HasMaterial | Material) -> list[str]:
 def view(kernel: Built | HasMaterial | Material, name: str) -> str:
     """The text called `name`.
 
-    Raises UnknownNameError; UsageError if this kernel's target has no such text; ToolchainError if SASS is asked for and
-    there is no disassembler.
+    Raises UnknownNameError; UsageError if this kernel's target has no such text; ToolchainError if it is SASS and there
+    is no disassembler.
     """
     if name not in VIEWS:
         raise UnknownNameError("view", name, VIEWS)
@@ -192,7 +192,7 @@ def dynamic_shared(lowered: str) -> int:
 
 
 def _count(made: Material) -> tuple[str, dict[str, int], tuple[str, ...]]:
-    kind, notes = made.arch.kind, ()
+    kind, notes = made.arch.kind, tuple[str, ...]()
     if kind == "cuda":
         if "cubin" in made.sources and cuda.find_tool("nvdisasm"):
             return "SASS", count_sass(_sass(made) or ""), notes

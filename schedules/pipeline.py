@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
-from tvm import tirx
+import tvm_ffi
+from tvm import ir, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_host_passes
 from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
@@ -53,12 +54,27 @@ def config(kind: str) -> dict[str, Any]:
     return options
 
 
+def _without_alignment(mod: tvm.IRModule) -> tvm.IRModule:
+    """`mod` without TVM's promise to LLVM that every argument is aligned to 64 bytes, which NumPy's arrays are not."""
+
+    def visit(statement: Any) -> Any:
+        return statement.body if statement.attr_key == "storage_alignment" else statement
+
+    functions = {
+        name: function.with_body(tvm_ffi.structural_map(function.body, (tirx.AttrStmt, visit)))
+        if isinstance(function, tirx.PrimFunc)
+        else function
+        for name, function in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
 def _pipeline() -> tuple[Any, Any, Any]:
     lower, _, _ = default_s_tir_pipeline()
 
     @tvm.transform.module_pass(opt_level=0, name="schedules.lower")
     def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        mod = lower(mod)
+        mod = _without_alignment(lower(mod))
         _current.get().lowered = mod.script()
         return mod
 
@@ -75,14 +91,32 @@ def _pipeline() -> tuple[Any, Any, Any]:
         }
         return tvm.IRModule(functions, attrs=mod.attrs)
 
+    @tvm.transform.module_pass(opt_level=0, name="schedules.narrow_shuffles")
+    def narrow_shuffles(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        # a 64-bit loop bound to threadIdx makes the lane index of a shuffle 64 bits wide, which AMD's ds_bpermute refuses
+        functions = {
+            name: function.with_body(tvm_ffi.structural_map(function.body, (ir.Call, _narrow_shuffle)))
+            for name, function in mod.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
     def finalize_device() -> tvm.transform.Pass:
         # LowerWarpMemory rewrites one warp buffer a run in 0.27: accumulator, both operands, and one to spare
         warp = [tirx.transform.LowerWarpMemory() for _ in range(4)]
         return tvm.ir.transform.Sequential(
-            [*warp, tirx.transform.StmtSimplify(), tirx.transform.LowerIntrin(), launch_bounds]
+            [narrow_shuffles, *warp, tirx.transform.StmtSimplify(), tirx.transform.LowerIntrin(), launch_bounds]
         )
 
     return lower_and_record, finalize_host_passes, finalize_device
+
+
+def _narrow_shuffle(call: Any) -> Any:
+    """tvm_warp_shuffle(mask, value, lane, width, warp size), and its up and down variants, with a 32-bit lane."""
+    if not str(getattr(call.op, "name", "")).startswith("tirx.tvm_warp_shuffle") or str(call.args[2].ty) == "int32":
+        return call
+    args = list(call.args)
+    args[2] = tirx.Cast("int32", args[2])
+    return ir.Call(call.op, args, ret_ty=call.ty)
 
 
 PIPELINE_MAP[NAME] = _pipeline

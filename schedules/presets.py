@@ -42,7 +42,7 @@ class Preset:
             )
 
     def problem(self, overrides: Mapping[str, Any] | None = None) -> Problem:
-        """The problem, with `overrides` in place of its own fields.  Raises UsageError, ProblemError, UnknownNameError."""
+        """The problem, with `overrides` in place of its own fields.  Raises the UsageError that fits."""
         self.require_available()
         return operator(self.operator).problem.parse({**self.fields, **(overrides or {})})
 

@@ -74,7 +74,8 @@ def _run(argv: list[str]) -> int:
         print(f"te-schedules {version_of('te-schedules') or 'unknown'}")
         return 0
     if name not in COMMANDS:
-        raise UnknownNameError("option" if name.startswith("-") else "command", name, [*COMMANDS, "--help", "--version"])
+        kind = "option" if name.startswith("-") else "command"
+        raise UnknownNameError(kind, name, [*COMMANDS, "--help", "--version"])
     command = import_module(f"schedules.cli.{COMMANDS[name].module}")
     parser = Parser(prog=f"schedules {name}", description=COMMANDS[name].summary)
     command.add_arguments(parser)

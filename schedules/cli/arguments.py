@@ -55,7 +55,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_problem(parser: argparse.ArgumentParser, subject: str = "an operator or a preset, then its fields") -> None:
     parser.add_argument("words", nargs="*", metavar="NAME [field=value ...]", help=subject)
-    parser.add_argument("--target", default="llvm", help="llvm, cuda:sm_90a, rocm:gfx942, ... (default: llvm, this CPU)")
+    parser.add_argument("--target", default="llvm", help="llvm, cuda:sm_90a, rocm:gfx942, ... (default: llvm)")
     parser.add_argument("--schedule", help="the schedule's name (default: the operator's rule chooses)")
     parser.add_argument(
         "--config",

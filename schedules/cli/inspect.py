@@ -63,7 +63,7 @@ def _kernel(args: argparse.Namespace) -> Material:
     name = subject(args)
     if name not in OPERATORS and name not in presets() and (os.sep in name or Path(name).exists()):
         if split_words(args.words[1:]) or args.schedule or args.config or args.target != "llvm":
-            raise UsageError(f"{name} is a bundle and already built; leave out fields, --target, --schedule and --config")
+            raise UsageError(f"{name} is a bundle, already built; leave out fields, --target, --schedule, --config")
         from schedules.bundle import Bundle
 
         return Bundle.open(name).material()
@@ -83,8 +83,8 @@ def _print_summary(found: Summary) -> None:
             "threads": found.block and f"{found.threads} ({'x'.join(map(str, found.block))})",
             "grid": found.grid and "x".join(map(str, found.grid)),
             "registers": found.registers,
-            "shared": found.shared is not None and f"{found.shared} bytes" or None,
-            "spills": found.spills is not None and f"{found.spills} bytes" or None,
+            "shared": None if found.shared is None else f"{found.shared} bytes",
+            "spills": None if found.spills is None else f"{found.spills} bytes",
             "occupancy": occupancy,
         }
     )

@@ -28,7 +28,10 @@ def collect() -> dict[str, Any]:
         for op in operators()
     ]
     found += [{"name": name, "summary": "planned", "available": False, "schedules": []} for name in planned()]
-    named = [{"name": p.name, "operator": p.operator, "fields": dict(p.fields), "available": p.available} for p in presets().values()]
+    named = [
+        {"name": p.name, "operator": p.operator, "fields": dict(p.fields), "available": p.available}
+        for p in presets().values()
+    ]
     return {"operators": found, "presets": named, "targets": list(ARCHES)}
 
 
@@ -39,13 +42,18 @@ def run(args: argparse.Namespace) -> int:
         return 0
     table(("operator", "what it computes"), [(op["name"], op["summary"]) for op in found["operators"]])
     print()
-    rows = [(op["name"], s["name"], " ".join(s["kinds"]), s["summary"]) for op in found["operators"] for s in op["schedules"]]
-    table(("operator", "schedule", "targets", "how"), rows)
-    print()
-    rows = [
-        (p["name"], p["operator"] + ("" if p["available"] else " (planned)"), " ".join(f"{k}={v}" for k, v in p["fields"].items()))
-        for p in found["presets"]
+    schedules = [
+        (op["name"], s["name"], " ".join(s["kinds"]), s["summary"])
+        for op in found["operators"]
+        for s in op["schedules"]
     ]
-    table(("preset", "operator", "problem"), rows)
+    table(("operator", "schedule", "targets", "how"), schedules)
+    print()
+    table(("preset", "operator", "problem"), [_preset_row(p) for p in found["presets"]])
     print(f"\ntargets: {' '.join(found['targets'])} llvm:<cpu>")
     return 0
+
+
+def _preset_row(preset: dict[str, Any]) -> tuple[str, str, str]:
+    owner = preset["operator"] + ("" if preset["available"] else " (planned)")
+    return preset["name"], owner, " ".join(f"{name}={value}" for name, value in preset["fields"].items())

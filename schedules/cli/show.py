@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
         print()
         table(("argument", "shape", "dtype", "", "run-time axis"), [_row(Argument(**a)) for a in arguments])
     print()
-    table(("schedule", "targets", "config", "how"), [(s["name"], " ".join(s["kinds"]), _text(s["config"]), s["summary"]) for s in schedules])
+    rows = [(s["name"], " ".join(s["kinds"]), _text(s["config"]), s["summary"]) for s in schedules]
+    table(("schedule", "targets", "config", "how"), rows)
     print()
     code(definition, "python")
     return 0
@@ -40,11 +41,11 @@ def run(args: argparse.Namespace) -> int:
 
 def about_operator(op: Operator) -> dict[str, Any]:
     """An operator without a problem; its definition is the source that writes the tensor expression."""
-    missing = dataclasses.MISSING
+    known = [f for f in dataclasses.fields(op.problem) if f.init]
     return {
         "operator": op.name,
         "summary": op.summary,
-        "fields": {f.name: "required" if f.default is missing else f.default for f in dataclasses.fields(op.problem) if f.init},
+        "fields": {f.name: "required" if f.default is dataclasses.MISSING else f.default for f in known},
         "dtypes": list(op.problem.dtypes),
         "schedules": _schedules(op),
         "definition": inspect.getsource(op.definition),
@@ -89,7 +90,9 @@ def _schedules(op: Operator) -> list[dict[str, Any]]:
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return " ".join(f"{name}={'x'.join(map(str, v)) if isinstance(v, tuple | list) else v}" for name, v in value.items())
+        return " ".join(f"{name}={_text(item)}" for name, item in value.items())
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

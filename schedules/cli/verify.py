@@ -17,8 +17,9 @@ ROUTES = ("device", "emulated", "serial")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problem(parser)
-    parser.add_argument("--route", metavar="ROUTE,...", help="device, emulated, serial (default: the device, else what is here)")
-    parser.add_argument("--seeds", default="0", metavar="N,...", help="one run with the random data of each (default: 0)")
+    known = f"{', '.join(ROUTES)} (default: the device, else what is here)"
+    parser.add_argument("--route", metavar="ROUTE,...", help=known)
+    parser.add_argument("--seeds", default="0", metavar="N,...", help="a run with the random data of each (default: 0)")
     add_json(parser)
 
 
@@ -53,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     checks = verify(work.problem, work.arch, work.spec.name, work.config, routes=routes, seeds=numbers)
     passed = bool(checks) and all(check.passed for check in checks)
     if args.json:
-        emit_json({"target": str(work.arch), "schedule": work.spec.name, "passed": passed, "checks": [as_json(c) for c in checks]})
+        found = [as_json(check) for check in checks]
+        emit_json({"target": str(work.arch), "schedule": work.spec.name, "passed": passed, "checks": found})
     else:
         print_checks(checks)
     return 0 if passed else 1

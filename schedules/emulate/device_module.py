@@ -80,8 +80,7 @@ def parse_device_module(blob: bytes) -> dict[str, KernelSignature]:
             reader.text()  # the name again
             arguments = tuple(ArgumentType(*reader.unpack("<BBH")) for _ in range(reader.count()))
             tags = tuple(reader.text() for _ in range(reader.count()))
-            extra = reader.count()  # per-argument storage information, 32-bit each
-            reader.position += 4 * extra
+            reader.unpack(f"<{reader.count()}I")  # per-argument storage information
             signatures[key] = KernelSignature(arguments, tags)
     except (struct.error, UnicodeDecodeError) as error:
         raise ValueError(f"not a serialised CUDA module: {error}") from error

@@ -192,7 +192,7 @@ class Emulator:
             "arguments": [{"dtype": array.dtype.name, "shape": array.shape} for array in arrays],
             "outputs": list(outputs),
         }
-        payload = [memoryview(array.reshape(-1).view(np.uint8)) for array in arrays]
+        payload = [array.reshape(-1).view(np.uint8).data for array in arrays]
         with self._lock:
             answer, data = self._answer(header, payload, timeout_s)
         if "crash" in answer:

@@ -89,7 +89,7 @@ def _compile(name: str, flags: Sequence[str], inputs: Sequence[str], source: str
     parts = [_compiler_identity(cxx), _header_hash(), *flags, source, *key]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     target = cache_folder() / f"{name}-{digest[:32]}.so"
-    if target.exists():
+    with contextlib.suppress(FileNotFoundError):
         os.utime(target)  # the cache drops what was not used for longest
         return target
     descriptor, partial = tempfile.mkstemp(prefix=f".{name}-", suffix=".so", dir=target.parent)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from schedules.arch import Arch
 from schedules.operator import Operator
-from schedules.softmax import block_registers, block_shared, block_streaming, warp
+from schedules.softmax import block_registers, block_shared, block_streaming, cpu, warp
 from schedules.softmax.definition import SoftmaxProblem, definition, inputs, reference
 
-SCHEDULES = (warp.SCHEDULE, block_registers.SCHEDULE, block_shared.SCHEDULE, block_streaming.SCHEDULE)
+GPU_SCHEDULES = (warp.SCHEDULE, block_registers.SCHEDULE, block_shared.SCHEDULE, block_streaming.SCHEDULE)
 
 
 def choose(problem: SoftmaxProblem, arch: Arch) -> str:
@@ -15,7 +15,7 @@ def choose(problem: SoftmaxProblem, arch: Arch) -> str:
     for a row of `cols`; `warp` only up to 1024 columns, past which a warp waits longer for its row than a block does."""
     if not arch.is_gpu:
         return "cpu"
-    for schedule in SCHEDULES:
+    for schedule in GPU_SCHEDULES:
         if schedule.name == "warp" and problem.cols > 1024:
             continue
         if schedule.default(problem, arch).check(problem, arch) is None:
@@ -30,6 +30,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=SCHEDULES,
+    schedules=(*GPU_SCHEDULES, cpu.SCHEDULE),
     choose=choose,
 )

@@ -44,7 +44,7 @@ class SoftmaxProblem(Problem):
     adds dropout: a uint8 tensor of zeros and ones (rows, cols) is given, kept values are divided by `keep`.
     """
 
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "float32", "bfloat16")
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "float32")
 
     rows: int
     cols: int
@@ -138,6 +138,7 @@ class RowProgram:
     fill: dict[str, float]
     reductions: tuple[Reduction, ...]
     output: Output
+    derived: tuple[tuple[str, Callable[[Values], PrimExpr]], ...] = ()  # further results, made of those of reductions
     dropped: Callable[[PrimExpr, PrimExpr], PrimExpr] | None = None
 
 
@@ -184,7 +185,11 @@ def row_program(problem: SoftmaxProblem, exp2: Callable[[PrimExpr], PrimExpr] | 
 
     def softmax(inputs: Values, results: Values) -> PrimExpr:
         shifted = value(inputs) - results["peak"]
-        return shifted - tirx.log(results["total"]) if p.is_log else exp(shifted) / results["total"]
+        return shifted - results["log_total"] if p.is_log else exp(shifted) * results["inverse"]
+
+    derived = ("log_total", lambda results: tirx.log(results["total"])) if p.is_log else (
+        "inverse", lambda results: f32(1) / results["total"]
+    )
 
     return RowProgram(
         # a column past the end must be the smallest: the sign of scale decides which infinity that is
@@ -194,8 +199,18 @@ def row_program(problem: SoftmaxProblem, exp2: Callable[[PrimExpr], PrimExpr] | 
             Reduction("total", "sum", lambda inputs, results: exp(value(inputs) - results["peak"])),
         ),
         softmax,
+        (derived,),
         dropped if p.has_dropout else None,
     )
+
+
+def row_results(program: RowProgram, results: dict[str, te.Tensor], row: PrimExpr) -> Values:
+    """The results of one row as expressions: those of reductions read, derived ones computed from them."""
+    values: Values = {name: tensor[row] for name, tensor in results.items()}
+    for name, formula in program.derived:
+        if name not in values and len(values) == len(program.reductions):
+            values[name] = formula(values)
+    return values
 
 
 def placeholders(problem: SoftmaxProblem) -> tuple[PrimExpr, dict[str, te.Tensor]]:
@@ -230,7 +245,7 @@ def definition(problem: SoftmaxProblem) -> list[te.Tensor]:
 
     def at(i: PrimExpr, j: PrimExpr) -> tuple[Values, Values]:
         columns = {name: column(tensor, i, j).astype("float32") for name, tensor in inputs.items()}
-        return columns, {name: tensor[i] for name, tensor in results.items()}
+        return columns, row_results(program, results, i)
 
     def reduction(step: Reduction) -> te.Tensor:
         k = te.reduce_axis((tirx.IntImm("int64", 0), cols), name=f"{step.name}_col")

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 from schedules.arch import Arch
 from schedules.primitives.tiles import widest_vector
 from schedules.problem import numpy_dtype
-from schedules.softmax.definition import Reduction, SoftmaxProblem, Values, column, placeholders, row_program
+from schedules.softmax.definition import (
+    Reduction,
+    SoftmaxProblem,
+    Values,
+    column,
+    placeholders,
+    row_program,
+    row_results,
+)
 
 if TYPE_CHECKING:
     import tvm
@@ -141,30 +149,20 @@ def row_stages(problem: SoftmaxProblem, packing: Packing, keep: str, transposed:
     results: dict[str, te.Tensor] = {}
 
     def columns(local: StageInputs, *at: PrimExpr) -> tuple[Values, Values]:
-        return Columns(local, at), {name: tensor[at[0]] for name, tensor in results.items()}
+        return Columns(local, at), row_results(program, results, at[0])
 
     for step in program.reductions:
         results[step.name] = _reduce(step, partial(columns, StageInputs(step.name)), rows, k)
-    # The elements of the output run over whole rounds of packs (q = p * threads + t), the stores over the row's packs:
-    # each store then reads the element of the same index, which is what lets it be placed beside it.
     local = StageInputs("value")
-    whole = (rows, i64(k.rounds * k.threads), i64(k.vector))
-    stored_shape = (rows, i64(k.packs), i64(k.vector))
-    value = te.compute(
-        whole,
-        lambda i, q, v: program.output(*columns(local, i, q // k.threads, q % k.threads, v)).astype(problem.dtype),
-        name="value",
-    )
-    tensors = [*inputs.values(), te.compute(stored_shape, lambda *at: value(*at), name="out")]
+    value = te.compute(shape, lambda *at: program.output(*columns(local, *at)).astype(problem.dtype), name="value")
+    tensors = [*inputs.values(), _store(value, rows, k, "out")]
     if program.dropped is not None:
         drop = _element(inputs["drop"], 0, k)
 
-        def dropped_element(i: PrimExpr, q: PrimExpr, v: PrimExpr) -> PrimExpr:
-            kept = drop(i, q // k.threads, q % k.threads, v).astype("float32")
-            return program.dropped(value[i, q, v].astype("float32"), kept).astype(problem.dtype)
+        def dropped_element(*at: PrimExpr) -> PrimExpr:
+            return program.dropped(value(*at).astype("float32"), drop(*at).astype("float32")).astype(problem.dtype)
 
-        dropped = te.compute(whole, dropped_element, name="dropped")
-        tensors.append(te.compute(stored_shape, lambda *at: dropped(*at), name="dropped_out"))
+        tensors.append(_store(te.compute(shape, dropped_element, name="dropped"), rows, k, "dropped_out"))
     return Stages(
         tensors=tuple(tensors),
         stored=tuple(f"{name}_row" for name in kept),
@@ -181,15 +179,36 @@ def i64(value: int) -> PrimExpr:
 
 
 def _element(tensor: te.Tensor, fill: float, packing: Packing) -> Callable[..., PrimExpr]:
-    """(i, p, t, v) -> that element of an input, or `fill` past the end of the row."""
+    """(i, p, t, v) -> that element of an input, or `fill` past the end of the row.
+
+    Masks of drop repeat the last pack there instead (what they multiply is 0): CUDA has no wide vector of uint8 constants.
+    """
     from tvm import te, tirx
 
     def element(i: PrimExpr, p: PrimExpr, t: PrimExpr, v: PrimExpr) -> PrimExpr:
         pack = p * packing.threads + t
+        if packing.ragged and tensor.dtype == "uint8":
+            return column(tensor, i, te.min(pack, i64(packing.packs - 1)) * packing.vector + v)
         value = column(tensor, i, pack * packing.vector + v)
         return te.if_then_else(pack < packing.packs, value, tirx.const(fill, tensor.dtype)) if packing.ragged else value
 
     return element
+
+
+def _store(value: te.Tensor, rows: PrimExpr, packing: Packing, name: str) -> te.Tensor:
+    """The stage that stores `value`, by way of one over whole rounds of packs (q = p * threads + t).
+
+    In between, each store reads the element of its own index, which is what lets it be placed beside that element even
+    where the last round is ragged; `tile_rows` inlines the stage in between once that is done.
+    """
+    from tvm import te
+
+    flat = te.compute(
+        (rows, i64(packing.rounds * packing.threads), i64(packing.vector)),
+        lambda i, q, v: value[i, q // packing.threads, q % packing.threads, v],
+        name=f"{name}_flat",
+    )
+    return te.compute((rows, i64(packing.packs), i64(packing.vector)), lambda *at: flat(*at), name=name)
 
 
 def _reduce(
@@ -257,27 +276,33 @@ def tile_rows(
     group's rows, the loop over a thread's packs).
     """
     value = sch.get_sblock("value")
-    i, q, v = sch.get_loops(value)
-    p, t = sch.split(q, [packing.rounds, packing.threads])
+    i, p, t, v = sch.get_loops(value)
     block, group, row = sch.split(i, [None, groups, rows_per_group])
     sch.reorder(block, group, row, t, p, v)
     for loop, thread in ((block, "blockIdx.x"), (group, "threadIdx.y"), (t, "threadIdx.x")):
         sch.bind(loop, thread)
     sch.unroll(v)
     sch.set_scope(value, 0, "local")
-    followers = ["out", "dropped", "dropped_out"] if stages.dropped else ["out"]
-    for name in followers:
-        stage = sch.get_sblock(name)
-        sch.reverse_compute_at(stage, p, preserve_unit_loops=True)
-        lane = sch.get_loops(stage)[-1]
-        if name == "dropped":
-            sch.set_scope(stage, 0, "local")
-            sch.unroll(lane)
-            drop = sch.cache_read(stage, 1, "local")
-            sch.compute_at(drop, p, preserve_unit_loops=True)
-            lane = sch.get_loops(drop)[-1]
-        sch.vectorize(lane)
+    _follow(sch, "out", p)
+    if stages.dropped:
+        dropped = sch.get_sblock("dropped")
+        sch.reverse_compute_at(dropped, p, preserve_unit_loops=True)
+        sch.set_scope(dropped, 0, "local")
+        sch.unroll(sch.get_loops(dropped)[-1])
+        drop = sch.cache_read(dropped, 1, "local")
+        sch.compute_at(drop, p, preserve_unit_loops=True)
+        sch.vectorize(sch.get_loops(drop)[-1])
+        _follow(sch, "dropped_out", p)
     return row, unrolled(sch, p, unroll)
+
+
+def _follow(sch: Schedule, name: str, p: LoopRV) -> None:
+    """Place a store in the loop over packs, after the elements it stores."""
+    flat, store = sch.get_sblock(f"{name}_flat"), sch.get_sblock(name)
+    sch.reverse_compute_at(flat, p, preserve_unit_loops=True)
+    sch.reverse_compute_at(store, p, preserve_unit_loops=True)
+    sch.compute_inline(flat)
+    sch.vectorize(sch.get_loops(store)[-1])
 
 
 def unrolled(sch: Schedule, loop: LoopRV, by: int) -> LoopRV:

@@ -22,7 +22,10 @@ from schedules.toolchain.stub_elf import shared_library
 
 INSTALL = "pip install 'te-schedules[cuda]'"
 # what libtvm_runtime_cuda.so needs of the driver
-_DRIVER_FUNCTIONS = ["cuDeviceGetName", "cuFuncSetAttribute", "cuGetErrorName", "cuGetErrorString", "cuLaunchKernelEx", "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload", "cuTensorMapEncodeTiled"]
+_DRIVER_FUNCTIONS = (
+    "cuDeviceGetName cuFuncSetAttribute cuGetErrorName cuGetErrorString cuLaunchKernelEx cuModuleGetFunction "
+    "cuModuleLoadData cuModuleUnload cuTensorMapEncodeTiled"
+).split()
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 # generated code uses <math.h>'s INFINITY, which NVRTC does not know
 _NVRTC_PREAMBLE = """#include <cuda/std/limits>

@@ -147,7 +147,7 @@ def cpu_features() -> frozenset[str] | None:
 
 
 def needed_features(mcpu: str | None) -> tuple[str, ...]:
-    """The x86 features, by Linux's names, that LLVM may use in code for `mcpu`; none for the baseline or another machine."""
+    """The x86 features, by Linux's names, that LLVM may use in code for `mcpu`; none if there is no `mcpu`."""
     if mcpu is None or platform.machine() != "x86_64":
         return ()
     from tvm.target import Target, codegen

@@ -76,7 +76,8 @@ def test_sizes_zero_fill_and_predicates(size: int, mode: EmulationMode, emulator
       int t = threadIdx.x;
       unsigned a = __cvta_generic_to_shared(s + t * {size});
       const char* from = in + t * {size};
-      asm volatile("cp.async.ca.shared.global [%0], [%1], {size}, %2;" :: "r"(a), "l"(from), "r"(t % 3 == 0 ? {size} : t));
+      asm volatile("cp.async.ca.shared.global [%0], [%1], {size}, %2;"
+        :: "r"(a), "l"(from), "r"(t % 3 == 0 ? {size} : t));
       __asm__ __volatile__(
         "{{\\n"
         " .reg .pred p;\\n"

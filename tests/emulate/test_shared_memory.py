@@ -37,7 +37,8 @@ def test_forms_of_declaration(emulator: Emulator) -> None:
 def test_kernels_of_one_source_share_nothing(emulator: Emulator) -> None:
     source = "".join(
         f"""extern "C" __global__ void k{i}(float* out) {{
-          __shared__ float s[{size}]; s[threadIdx.x] = {i}; __syncthreads(); out[threadIdx.x] = s[31 - threadIdx.x]; }}"""
+          __shared__ float s[{size}]; int t = threadIdx.x;
+          s[t] = {i}; __syncthreads(); out[t] = s[31 - t]; }}"""
         for i, size in enumerate((32, 48))
     )
     for i in range(2):

@@ -115,7 +115,8 @@ ffi::String check_padding() {
     if (!all_poison(begin + allocation.size, begin + allocation.padded)) what = "past the end of";
     if (!all_poison(allocation.mapping + kGuard, begin)) what = "before the beginning of";
     if (!what) continue;
-    return std::string("the kernel wrote ") + what + " a device buffer of " + std::to_string(allocation.size) + " bytes";
+    std::string size = std::to_string(allocation.size);
+    return std::string("the kernel wrote ") + what + " a device buffer of " + size + " bytes";
   }
   return "";
 }

@@ -65,7 +65,9 @@ struct Small {
   explicit Small(const Small<Other>& other) : Small(static_cast<float>(other)) {}
 
   Small& operator=(const Small&) = default;
+  void operator=(const volatile Small& other) { bits = other.bits; }
   void operator=(const Small& other) volatile { bits = other.bits; }
+  void operator=(const volatile Small& other) volatile { bits = other.bits; }
   operator float() const { return Format::decode(bits); }
   operator float() const volatile { return Format::decode(bits); }
   static Small from_bits(uint16_t bits) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "vector_types.h"
+
 // The C library declares its own __expf and others in <math.h>; rename what the kernel calls.
 #define __expf expf
 #define __exp10f exp10f
@@ -97,7 +99,9 @@ static inline int __dp4a(int a, int b, int sum) { return emu::dot4(a, true, b, t
 static inline unsigned __dp4a(unsigned a, unsigned b, unsigned sum) {
   return static_cast<unsigned>(emu::dot4(a, false, b, false, sum));
 }
-static inline int __dp4a(char4 a, char4 b, int sum) { return __dp4a(emu::bit_cast<int>(a), emu::bit_cast<int>(b), sum); }
+static inline int __dp4a(char4 a, char4 b, int sum) {
+  return __dp4a(emu::bit_cast<int>(a), emu::bit_cast<int>(b), sum);
+}
 static inline unsigned __dp4a(uchar4 a, uchar4 b, unsigned sum) {
   return __dp4a(emu::bit_cast<unsigned>(a), emu::bit_cast<unsigned>(b), sum);
 }

@@ -68,8 +68,8 @@ float read_input(uint32_t word, int index, Element type) {
   }
 }
 
-// Row r, column c of an operand whose fragments run along k: four lanes hold one row, each `per` elements in a register;
-// a register pair covers rows r and r + 8 (only A with m = 16 has both), further registers cover further k.
+// Fragments run along k: four lanes hold one row (of B: one column), each `per` elements in a register. Of A with m = 16
+// a pair of registers covers rows r and r + 8. Further registers cover further k.
 struct Inputs {
   float a[16][32], b[32][8];
 };

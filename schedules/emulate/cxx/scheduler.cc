@@ -20,7 +20,7 @@ constexpr size_t kGuardBytes = 4096;
 constexpr int kMaxThreads = 1024;
 constexpr int kNamedBarriers = 16;
 
-enum class State : uint8_t { ready, at_barrier, in_warp_operation, in_active_mask, done };
+enum class State : uint8_t { ready, paused, at_barrier, in_warp_operation, in_active_mask, done };
 
 struct Thread {
   Fiber fiber;
@@ -174,7 +174,7 @@ void check_whole_warps(int barrier) {
       int other = thread.warp * 32 + lane;
       if (other >= block_size()) break;
       bool there = threads[other].state == State::at_barrier && threads[other].barrier == barrier;
-      if (!there && threads[other].state != State::done) {
+      if (!there) {
         position.thread = threads[other].index;
         fail(thread.line, "barrier %d reached by only a part of warp %d", barrier, thread.warp);
       }
@@ -210,7 +210,9 @@ bool release_barrier(int id) {
 
 void arrive(int id, int count, int line) {
   if (id < 0 || id >= kNamedBarriers) fail(line, "barrier %d does not exist: there are %d", id, kNamedBarriers);
-  if (count % 32 && count != block_size()) fail(line, "barrier %d with %d threads: not a multiple of a warp", id, count);
+  if (count % 32 && count != block_size()) {
+    fail(line, "barrier %d with %d threads: not a multiple of a warp", id, count);
+  }
   if (count > (block_size() + 31) / 32 * 32) {
     fail(line, "barrier %d expects %d threads, the block has %d", id, count, block_size());
   }
@@ -270,7 +272,12 @@ void run_block() {
     }
     for (int id = 0; id < kNamedBarriers; ++id) progress |= release_barrier(id);
     bool all_done = true;
-    for (const Thread& thread : threads) all_done &= thread.state == State::done;
+    for (Thread& thread : threads) {
+      all_done &= thread.state == State::done;
+      if (thread.state != State::paused) continue;
+      thread.state = State::ready;
+      progress = true;
+    }
     if (all_done) return;
     if (!progress) fail_deadlock();
   }
@@ -370,7 +377,7 @@ void named_barrier(int id, int count, bool wait, int line) {
   suspend(State::at_barrier, line);
 }
 
-void pause() { suspend(State::ready, 0); }
+void pause() { suspend(State::paused, 0); }
 
 int lane_id() { return running->lane; }
 

@@ -58,7 +58,9 @@ void layout_shared_memory(SharedLayout* layout, size_t dynamic_bytes) {
     total += layout->size[i];
     layout->address[i] = place(layout->size[i], layout->alignment[i]);
   }
-  if (total > kMaxBlockBytes) fail(0, "a block needs %zu bytes of shared memory; at most %zu exist", total, kMaxBlockBytes);
+  if (total > kMaxBlockBytes) {
+    fail(0, "a block needs %zu bytes of shared memory; at most %zu exist", total, kMaxBlockBytes);
+  }
   dynamic_begin = dynamic_bytes ? place(dynamic_bytes, kDynamicAlignment) : nullptr;
 }
 
@@ -84,7 +86,9 @@ char* shared_pointer(uint32_t address, size_t bytes, size_t alignment, const cha
   char* byte = arena + address;
   for (int i = 0; i < span_count; ++i) {
     if (byte < spans[i].begin || byte + bytes > spans[i].begin + spans[i].size) continue;
-    if (address % alignment) fail(line, "%s: shared address 0x%x is not aligned to %zu bytes", what, address, alignment);
+    if (address % alignment) {
+      fail(line, "%s: shared address 0x%x is not aligned to %zu bytes", what, address, alignment);
+    }
     return byte;
   }
   fail(line, "%s: %zu bytes at shared address 0x%x are outside the block's shared memory", what, bytes, address);

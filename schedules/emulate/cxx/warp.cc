@@ -115,7 +115,9 @@ const WarpOperation kReduce = {"a warp reduction", execute_reduce, false};
 void sync_warp(uint32_t mask, int line) { warp_operation(kSync, mask, nullptr, line); }
 
 uint64_t shuffle(Shuffle kind, uint32_t mask, uint64_t value, int operand, int width, int line) {
-  if (width <= 0 || width > 32 || (width & (width - 1))) fail(line, "shuffle width %d is not a power of two up to 32", width);
+  if (width <= 0 || width > 32 || (width & (width - 1))) {
+    fail(line, "shuffle width %d is not a power of two up to 32", width);
+  }
   ShuffleOperand o = {kind, value, operand & 31, width, 0};
   warp_operation(kShuffles[static_cast<int>(kind)], mask, &o, line);
   return o.result;

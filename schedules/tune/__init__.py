@@ -1,0 +1,1 @@
+"""Searching a schedule's configs for the fastest one on a device."""
