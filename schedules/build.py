@@ -25,6 +25,7 @@ from schedules.registry import operator as find_operator
 from schedules.toolchain import cuda, link
 
 AXES = ("x", "y", "z")
+VECTOR_BYTES = 16  # of the widest load; a GPU faults on one that is not aligned to its size
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def build_scheduled(
     with _callbacks(arch, device_code) as made, pipeline.lowering(mod) as state:
         try:
             with target, tvm.transform.PassContext(config=pipeline.config(arch.kind)):
-                module = tvm.build(mod, target=target, pipeline=pipeline.NAME)
+                module = tirx.build(mod, target=target, pipeline=pipeline.NAME)
         except SchedulesError:
             raise
         except Exception as error:  # TVM raises many types; whichever it is, the build failed and says so
@@ -236,6 +237,8 @@ def check_arguments(problem: Problem, arch: Arch, tensors: Sequence[Any]) -> Non
         device = _device_kind(tensor)
         if device != arch.kind:
             raise ArgumentError(f"{argument.name} lies on {device}, the function was built for {arch}")
+        if arch.is_gpu and hasattr(tensor, "data_ptr") and tensor.data_ptr() % VECTOR_BYTES:
+            raise ArgumentError(f"{argument.name} does not start at a multiple of {VECTOR_BYTES} bytes; copy it first")
 
 
 def _contiguous(tensor: Any) -> bool:

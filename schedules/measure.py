@@ -165,3 +165,23 @@ def time_cuda(call: Callable[[], None], seconds: float) -> list[float]:
             for event in pair:
                 ok(runtime.cudaEventDestroy(event))
         ok(runtime.cudaFree(trash))
+
+
+def copy_bandwidth(nbytes: int, seconds: float = 0.2) -> float:
+    """GB/s of a device-to-device copy of `nbytes` on the CUDA GPU, counting bytes read and bytes written: the ceiling of
+    work that moves memory."""
+    from cuda.bindings import runtime
+
+    buffers = []
+    for _ in range(2):
+        status, pointer = runtime.cudaMalloc(nbytes)
+        if status != runtime.cudaError_t.cudaSuccess:
+            raise UsageError(f"no room for a copy of {nbytes} bytes: {status.name}")
+        buffers.append(pointer)
+    kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+    try:
+        times = time_cuda(lambda: runtime.cudaMemcpyAsync(buffers[1], buffers[0], nbytes, kind, 0), seconds)
+    finally:
+        for pointer in buffers:
+            runtime.cudaFree(pointer)
+    return 2 * nbytes / float(np.median(times)) / 1e3

@@ -25,6 +25,7 @@ class Expected:
 
     For a sum of products that magnitude is the sum of the absolute products, which bounds the rounding of any order of
     summation (Higham, "Accuracy and Stability of Numerical Algorithms", ch. 3); it broadcasts to the shape of `values`.
+    `values` may hold only the first rows of an output whose later rows repeat them.
     """
 
     values: Array

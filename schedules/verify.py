@@ -41,7 +41,7 @@ MODES = (
     EmulationMode(copies="late", order="strided"),
 )
 # What the CPU can stand in for a GPU in reasonable time; larger problems are verified on a smaller one of their kind
-EMULATED_FLOPS = 2**24
+EMULATED_FLOPS = 2**26
 SERIAL_FLOPS = 2**29
 
 
@@ -79,7 +79,7 @@ def verify(
         if route not in ROUTES:
             raise UnknownNameError("route", route, ROUTES)
         target = problem if route == "device" else reduced(problem, arch, schedule, config, route)
-        runs = RUNNERS[route](target, arch, schedule, config)
+        runs = list(RUNNERS[route](target, arch, schedule, config))
         checks += [_check(target, name, run, seed) for seed in seeds for name, run in runs]
     return checks
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 from functools import lru_cache
-from importlib import metadata
+from importlib import import_module, metadata
 
-PACKAGES = ("te-schedules", "apache-tvm", "apache-tvm-ffi", "numpy")
+PACKAGES = {"te-schedules": "schedules", "apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi", "numpy": "numpy"}
 
 
 def version_of(distribution: str) -> str | None:
@@ -17,8 +17,13 @@ def version_of(distribution: str) -> str | None:
         return None
 
 
+def _module_version(module: str) -> str:
+    """The version that a module states: for packages that were unpacked rather than installed."""
+    return str(getattr(import_module(module), "__version__", "unknown"))
+
+
 @lru_cache
 def versions() -> dict[str, str]:
     """Versions of this package, TVM, its FFI, NumPy and Python, by distribution name."""
-    found = {name: version_of(name) or "unknown" for name in PACKAGES}
+    found = {name: version_of(name) or _module_version(module) for name, module in PACKAGES.items()}
     return {**found, "python": platform.python_version()}

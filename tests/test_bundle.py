@@ -38,7 +38,9 @@ def _cuda_missing() -> str | None:
 
 
 needs_cuda = pytest.mark.skipif(_cuda_missing() is not None, reason=f"cross-building for CUDA: {_cuda_missing()}")
-needs_rocm = pytest.mark.skipif(link.find_lld() is None, reason="no linker for AMD GPUs; pip install 'te-schedules[rocm]'")
+needs_rocm = pytest.mark.skipif(
+    link.find_lld() is None, reason="no linker for AMD GPUs; pip install 'te-schedules[rocm]'"
+)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,15 @@ def test_manifest(folder: Path) -> None:
     assert manifest["arguments"][0]["shape"] == [5, 4, 3, 8]
     assert manifest["versions"].keys() >= {"te-schedules", "apache-tvm", "apache-tvm-ffi", "numpy", "python"}
     assert set(manifest["files"]) == entries(folder) - {"kernel.json"}
-    assert {"kernel.so", "kernel.ll", "kernel.s", "scheduled.tir", "lowered.tir", "load.py", "definition.txt"} <= entries(folder)
+    assert {
+        "kernel.so",
+        "kernel.ll",
+        "kernel.s",
+        "scheduled.tir",
+        "lowered.tir",
+        "load.py",
+        "definition.txt",
+    } <= entries(folder)
     assert "conv" in (folder / "definition.txt").read_text()
     assert entries(folder.parent) == {"bundle"}
     assert folder.stat().st_mode & 0o055, "a bundle is for others to read, too"
@@ -337,6 +347,33 @@ def test_tensors_of_another_device_raise_before_anything_runs() -> None:
 
     with pytest.raises(ArgumentError, match="data lies on llvm, the function was built for cuda:sm_90a"):
         Loaded(PROBLEM, parse_arch(CUDA), run)(*arrays())
+
+
+class OnGpu:
+    """What torch shows of a CUDA tensor."""
+
+    def __init__(self, shape: tuple[int, ...], address: int) -> None:
+        self.shape, self.dtype, self.address = shape, "torch.float32", address
+
+    def is_contiguous(self) -> bool:
+        return True
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+
+def test_a_misaligned_gpu_tensor_raises_before_anything_runs() -> None:
+    started = []
+    loaded = Loaded(PROBLEM, parse_arch(CUDA), lambda *_: started.append(1))
+    shapes = [argument.shape for argument in PROBLEM.arguments()]
+    loaded(*(OnGpu(shape, 1024) for shape in shapes))
+    assert started.pop()
+    with pytest.raises(ArgumentError, match="filter does not start at a multiple of 16 bytes"):
+        loaded(OnGpu(shapes[0], 1024), OnGpu(shapes[1], 1028), OnGpu(shapes[2], 1024))
+    assert not started
 
 
 # ---- another device

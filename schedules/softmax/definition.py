@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 FUNCTIONS = ("softmax", "log_softmax", "softmax_grad", "log_softmax_grad")
 MASKS = ("none", "full", "cols")
 LOG2E = math.log2(math.e)
+DISTINCT_ELEMENTS = 2**23
 
 
 @dataclass(frozen=True)
@@ -265,63 +266,100 @@ def definition(problem: SoftmaxProblem) -> list[te.Tensor]:
     return [*inputs.values(), output, dropped]
 
 
-def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
-    """Normal x (deviation 2), or y of a softmax of it and normal dy; masks of zeros and -inf; Bernoulli drop."""
-    p = problem
+def distinct_rows(problem: SoftmaxProblem) -> int:
+    """How many different rows `inputs` makes; the rest repeat them, so that a reference of a large problem stays small."""
+    return min(problem.rows, max(64, DISTINCT_ELEMENTS // problem.cols))
 
-    def normal(shape: tuple[int, ...], deviation: float = 1.0) -> Array:
-        return (rng.standard_normal(shape, dtype=np.float32) * deviation).astype(numpy_dtype(p.dtype))
+
+def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
+    """Fresh data for the inputs in order.
+
+    x: a third of the rows normal (deviation 2), a third shifted by 200 up or down, a third with their last quarter
+    raised by 20; without the spread a wrong maximum would not show, since softmax does not depend on it.  y: the
+    function's output for such x.  dy: normal.  mask: 0 or, for one in five, -inf.  drop: 1 with probability `keep`.
+    """
+    p = problem
+    rows = distinct_rows(p)
+
+    def data() -> Array:
+        x = rng.standard_normal((rows, p.cols), dtype=np.float32) * 2
+        kind = rng.integers(3, size=(rows, 1))
+        x += np.where(kind == 1, rng.choice([-200.0, 200.0], size=(rows, 1)), 0).astype(np.float32)
+        x[:, 3 * p.cols // 4 :] += np.where(kind == 2, 20, 0).astype(np.float32)
+        return x
 
     arrays: list[Array] = []
     for argument in p.arguments():
         if argument.output:
             continue
         if argument.name == "drop":
-            arrays.append((rng.random(argument.shape) < p.keep).astype(np.uint8))
+            array: Array = rng.random((rows, p.cols), dtype=np.float32) < p.keep
         elif argument.name == "mask":
-            mask = np.where(rng.random(argument.shape) < 0.2, -np.inf, 0.0)
-            mask[..., 0] = 0.0  # no row without a column left
-            arrays.append(mask.astype(numpy_dtype(p.dtype)))
+            array = np.where(rng.random((rows, p.cols) if p.mask == "full" else p.cols) < 0.2, -np.inf, 0.0)
+            array[..., 0] = 0.0  # no row without a column left
         elif argument.name == "y":
-            x = normal(argument.shape, 2.0).astype(np.float64)
+            x = data().astype(np.float64)
             shifted = x - x.max(axis=-1, keepdims=True)
             log_y = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-            arrays.append((log_y if p.is_log else np.exp(log_y)).astype(numpy_dtype(p.dtype)))
+            array = log_y if p.is_log else np.exp(log_y)
+        elif argument.name == "dy":
+            array = rng.standard_normal((rows, p.cols), dtype=np.float32)
         else:
-            arrays.append(normal(argument.shape, 1.0 if argument.name == "dy" else 2.0))
+            array = data()
+        array = array.astype(numpy_dtype(argument.dtype))
+        arrays.append(array if array.shape == argument.shape else np.resize(array, argument.shape))
     return arrays
 
 
 def reference(problem: SoftmaxProblem, arrays: Sequence[Array]) -> list[Expected]:
-    """The outputs in float64.  Rows that are all -inf, or hold +inf or NaN, are NaN throughout, as in PyTorch."""
+    """The outputs in float64, for the rows that are distinct.
+
+    Rows that are all -inf, or hold +inf or NaN, are NaN throughout, as in PyTorch.
+    """
     p = problem
     names = [argument.name for argument in p.arguments() if not argument.output]
-    given = {name: array.astype(np.float64) for name, array in zip(names, arrays, strict=True)}
+    rows = distinct_rows(p)
+    if any(array.ndim == 2 and not _repeats(array, rows) for array in arrays):
+        rows = p.rows  # not from `inputs`
+    given = {
+        name: (array[:rows] if array.ndim == 2 else array).astype(np.float64)
+        for name, array in zip(names, arrays, strict=True)
+    }
     drop = given["drop"] / p.keep if p.has_dropout else None
     with np.errstate(invalid="ignore", over="ignore"):
         if p.is_grad:
-            y, dy = given["y"], given["dy"] if drop is None else given["dy"] * drop
-            if p.is_log:
-                total, size = dy.sum(axis=-1, keepdims=True), np.abs(dy).sum(axis=-1, keepdims=True)
-                dx = dy - np.exp(y) * total
-                magnitude = np.abs(dy) + np.exp(y) * size * (1 + np.abs(y))
-            else:
-                total, size = (y * dy).sum(axis=-1, keepdims=True), np.abs(y * dy).sum(axis=-1, keepdims=True)
-                dx = y * (dy - total)
-                magnitude = np.abs(y) * (np.abs(dy) + size)
-            return [Expected(p.scale * dx, abs(p.scale) * magnitude)]
+            return [_gradient(p, given["y"], given["dy"] if drop is None else given["dy"] * drop)]
         v = p.scale * given["x"] + given.get("mask", np.zeros(1))
         peak = v.max(axis=-1, keepdims=True)
         shifted = v - peak
         total = np.exp(shifted).sum(axis=-1, keepdims=True)
-        # rounding of v - peak, which exp magnifies; a masked column is exact
-        depth = 1 + np.where(np.isinf(shifted), 0, np.abs(p.scale * given["x"]) + np.abs(shifted) + np.abs(peak))
-        if p.is_log:
-            values, magnitude = shifted - np.log(total), depth + np.log(p.cols)
-        else:
-            values = np.exp(shifted) / total
-            magnitude = values * depth
+        # what float32 rounds before exp magnifies it: the difference, and v itself unless it is just x
+        exact = p.scale == 1 and p.mask == "none"
+        depth = 1 + np.abs(shifted) + (0 if exact else np.abs(p.scale * given["x"]) + np.abs(peak))
+        values = shifted - np.log(total) if p.is_log else np.exp(shifted) / total
+        magnitude = depth + np.log(p.cols) if p.is_log else values * depth
+        magnitude = np.where(np.isinf(shifted), 0, magnitude)  # a masked column is exact
         outputs = [Expected(values, magnitude)]
         if drop is not None:
             outputs.append(Expected(values * drop, magnitude * drop))
         return outputs
+
+
+def _repeats(array: Array, rows: int) -> bool:
+    """Whether row i equals row i % rows, bit for bit."""
+    bits = array.view(np.uint8)
+    return all(
+        np.array_equal(bits[start : start + rows], bits[: min(rows, len(bits) - start)]) for start in range(rows, len(bits), rows)
+    )
+
+
+def _gradient(p: SoftmaxProblem, y: Array, dy: Array) -> Expected:
+    if p.is_log:
+        power = np.exp(y)
+        values = dy - power * dy.sum(axis=-1, keepdims=True)
+        depth = np.where(np.isinf(y), 1, 1 + np.abs(y))
+        magnitude = np.abs(dy) + power * np.abs(dy).sum(axis=-1, keepdims=True) * depth
+    else:
+        values = y * (dy - (y * dy).sum(axis=-1, keepdims=True))
+        magnitude = np.abs(y) * (np.abs(dy) + np.abs(y * dy).sum(axis=-1, keepdims=True))
+    return Expected(p.scale * values, abs(p.scale) * magnitude)
