@@ -49,7 +49,8 @@ class Arch:
         return f"{digits[:-1]}.{digits[-1]}"
 
     def target(self) -> Target:
-        """The TVM target, always with its arch spelled out: TVM's detection would ask a device that may not be there."""
+        """The TVM target, always with its arch spelled out: TVM's detection would ask a device that may not be
+        there."""
         from tvm.target import Target
 
         if self.kind == "llvm":
@@ -163,8 +164,8 @@ def physical_cores() -> int:
 def occupancy(arch: Arch, threads: int, registers: int, shared: int) -> tuple[int, str]:
     """Blocks of one kernel that a multiprocessor holds at once, and what limits them.
 
-    `threads` of a block, `registers` of a thread, `shared` bytes of a block.  CUDA's rule: registers are given to a warp
-    in units of 256, shared memory in units of 128 bytes plus what the system reserves.
+    `threads` of a block, `registers` of a thread, `shared` bytes of a block.  CUDA's rule: registers are given to a
+    warp in units of 256, shared memory in units of 128 bytes plus what the system reserves.
     """
     warps = -(-threads // arch.wave)
     per_warp = -(-max(registers, 1) * arch.wave // 256) * 256

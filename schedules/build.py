@@ -79,7 +79,12 @@ class Built:
 
 
 def build(
-    problem: Problem, arch: Arch, schedule: str | None = None, config: Config | dict[str, Any] | None = None, *, device_code: bool = True
+    problem: Problem,
+    arch: Arch,
+    schedule: str | None = None,
+    config: Config | dict[str, Any] | None = None,
+    *,
+    device_code: bool = True,
 ) -> Built:
     """Build `problem` for `arch` with the named schedule (else the one the operator's rule chooses) and `config` (a
     Config, or overrides of the default one).
@@ -102,7 +107,14 @@ def operator_of(problem: Problem) -> Operator:
 
 
 def build_scheduled(
-    op: Operator, problem: Problem, spec: ScheduleSpec, config: Config, arch: Arch, mod: tvm.IRModule, *, device_code: bool = True
+    op: Operator,
+    problem: Problem,
+    spec: ScheduleSpec,
+    config: Config,
+    arch: Arch,
+    mod: tvm.IRModule,
+    *,
+    device_code: bool = True,
 ) -> Built:
     """Build a program that is already scheduled."""
     start = time.perf_counter()
@@ -205,7 +217,9 @@ def launch_of(mod: tvm.IRModule) -> Launch:
     def visit(loop: Any) -> Any:
         if loop.kind == tirx.ForKind.THREAD_BINDING:
             extent = loop.extent
-            extents[str(loop.thread_binding.thread_tag)] = int(extent) if isinstance(extent, tirx.IntImm) else str(extent)
+            extents[str(loop.thread_binding.thread_tag)] = (
+                int(extent) if isinstance(extent, tirx.IntImm) else str(extent)
+            )
         return loop
 
     tvm_ffi.structural_map(mod["main"].body, (tirx.For, visit))

@@ -83,7 +83,11 @@ def _packages() -> list[Part]:
 def _required() -> dict[str, str]:
     """This package's requirements that hold everywhere: distribution to version range."""
     found = {}
-    for line in metadata.requires("te-schedules") or ():
+    try:
+        lines = metadata.requires("te-schedules") or []
+    except metadata.PackageNotFoundError:
+        lines = ["apache-tvm", "apache-tvm-ffi", "numpy"]  # run from a checkout that was not installed
+    for line in lines:
         match = re.match(r"([\w.-]+)\s*([^;]*)$", line.strip())
         if match:
             found[match[1]] = match[2].strip("() ")

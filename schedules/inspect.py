@@ -234,6 +234,7 @@ _SASS: tuple[Rule, ...] = (
     ("barrier", r"BAR\.(SYNC|ARV|RED).*"),
     ("mbarrier", r"SYNCS(\..*)?"),
     ("fp32 multiply-add", r"FFMA2?(\..*)?"),
+    ("special function", r"MUFU(\..*)?"),
 )
 _PTX: tuple[Rule, ...] = (
     ("global load 128-bit", r"ld\.global\.(.*\.)?(v4\.[a-z]+32|v2\.[a-z]+64)"),
@@ -259,6 +260,7 @@ _PTX: tuple[Rule, ...] = (
     ("barrier", r"(bar|barrier)\.(cta\.)?(sync|arrive|red)\b.*"),
     ("mbarrier", r"mbarrier\..*"),
     ("fp32 multiply-add", r"fma\.rn(\.ftz)?\.f32(x2)?"),
+    ("special function", r"(ex2|lg2|rcp|rsqrt|sqrt|sin|cos|tanh)\.approx\..*"),
 )
 _GLOBAL = r"(global|flat|buffer)"
 _AMDGCN: tuple[Rule, ...] = (
@@ -278,7 +280,8 @@ _AMDGCN: tuple[Rule, ...] = (
     ("dot product", r"v_dot.*"),
     ("shuffle", r"(ds_b?permute|ds_swizzle|v_permlane|v_readlane).*|.*_dpp"),
     ("barrier", r"s_barrier.*"),
-    ("fp32 multiply-add", r"v_(pk_|dual_)?(fma|fmac|mad|mac)k?a?m?k?_f32.*"),
+    ("fp32 multiply-add", r"v_(pk_|dual_)?(fma|fmac|mad|mac)[amk]*_f32.*"),
+    ("special function", r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_.*"),
 )
 
 

@@ -168,8 +168,8 @@ def time_cuda(call: Callable[[], None], seconds: float) -> list[float]:
 
 
 def copy_bandwidth(nbytes: int, seconds: float = 0.2) -> float:
-    """GB/s of a device-to-device copy of `nbytes` on the CUDA GPU, counting bytes read and bytes written: the ceiling of
-    work that moves memory."""
+    """GB/s of a device-to-device copy of `nbytes` on the CUDA GPU, counting bytes read and bytes written: the ceiling
+    of work that moves memory."""
     from cuda.bindings import runtime
 
     buffers = []

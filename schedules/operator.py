@@ -40,7 +40,9 @@ class ScheduleSpec:
     summary: str
     kinds: tuple[str, ...]  # of Arch.kind
     config: type[Config]
-    apply: Callable[[Any, Any, Arch], tvm.IRModule]  # (problem, config, arch) -> scheduled program with one function "main"
+    apply: Callable[
+        [Any, Any, Arch], tvm.IRModule
+    ]  # (problem, config, arch) -> scheduled program with one function "main"
     default: Callable[[Any, Arch], Config]
     space: Callable[[Any, Arch], Iterator[Config]]  # every config worth trying, legal or not
 
@@ -60,7 +62,9 @@ class ScheduleSpec:
 
     def require_kind(self, arch: Arch) -> None:
         if arch.kind not in self.kinds:
-            raise ConfigError(f"schedule {self.name} runs on {' and '.join(self.kinds)}, not on {arch}; choose another --schedule")
+            raise ConfigError(
+                f"schedule {self.name} runs on {' and '.join(self.kinds)}, not on {arch}; choose another --schedule"
+            )
 
 
 @dataclass(frozen=True)

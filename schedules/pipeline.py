@@ -45,8 +45,8 @@ def lowering(mod: tvm.IRModule) -> Iterator[Lowering]:
 def config(kind: str) -> dict[str, Any]:
     """PassContext options for a target kind.
 
-    CSE is off: in 0.27 it leaves unused variables in the source and hides warp indices from LowerWarpMemory.  CUDA keeps
-    unrolled loops as loops with a pragma, which a person can read and nvcc unrolls.
+    CSE is off: in 0.27 it leaves unused variables in the source and hides warp indices from LowerWarpMemory.  CUDA
+    keeps unrolled loops as loops with a pragma, which a person can read and nvcc unrolls.
     """
     options: dict[str, Any] = {"tirx.disable_cse_tir": True}
     if kind == "cuda":
@@ -93,7 +93,8 @@ def _pipeline() -> tuple[Any, Any, Any]:
 
     @tvm.transform.module_pass(opt_level=0, name="schedules.narrow_shuffles")
     def narrow_shuffles(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        # a 64-bit loop bound to threadIdx makes the lane index of a shuffle 64 bits wide, which AMD's ds_bpermute refuses
+        # a 64-bit loop bound to threadIdx makes the lane index of a shuffle 64 bits wide, which AMD's ds_bpermute
+        # refuses
         functions = {
             name: function.with_body(tvm_ffi.structural_map(function.body, (ir.Call, _narrow_shuffle)))
             for name, function in mod.functions.items()

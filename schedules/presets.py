@@ -89,7 +89,10 @@ def operator_named(name: str) -> Operator:
         return operator(preset(name).operator)
     if name in planned():
         raise UsageError(f"operator {name} is planned and not in this version; `schedules list` shows what is")
-    raise UnknownNameError("operator or preset", name, [*OPERATORS, *presets()])
+    unknown = UnknownNameError("operator or preset", name, [*OPERATORS, *presets()])
+    if unknown.nearest is None:  # all the names there are would fill the screen
+        raise UsageError(f"unknown operator or preset {name!r}; `schedules list` shows them")
+    raise unknown
 
 
 def planned() -> list[str]:

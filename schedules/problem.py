@@ -68,14 +68,22 @@ class Fields:
             if f.name not in words and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         ]
         if missing:
-            raise cls.error(f"missing {cls.noun} {', '.join(missing)}; give {' '.join(name + '=...' for name in missing)}")
+            raise cls.error(
+                f"missing {cls.noun} {', '.join(missing)}; give {' '.join(name + '=...' for name in missing)}"
+            )
         return cls(**{name: cls._convert(name, hints[name], value) for name, value in words.items()})
 
     @classmethod
     def _convert(cls, name: str, kind: Any, value: Any) -> Any:
         try:
             if kind == Pair:
-                parts = value.replace("x", ",").split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+                parts = (
+                    value.replace("x", ",").split(",")
+                    if isinstance(value, str)
+                    else value
+                    if isinstance(value, list | tuple)
+                    else [value]
+                )
                 pair = tuple(int(part) for part in parts)
                 if len(pair) not in (1, 2):
                     raise ValueError
@@ -86,7 +94,11 @@ class Fields:
                 raise ValueError
             return kind(value)
         except (ValueError, TypeError, KeyError):
-            wanted = "one or two whole numbers (h,w)" if kind == Pair else {int: "a whole number", bool: "true or false"}.get(kind, kind.__name__)
+            wanted = (
+                "one or two whole numbers (h,w)"
+                if kind == Pair
+                else {int: "a whole number", bool: "true or false"}.get(kind, kind.__name__)
+            )
             raise cls.error(f"{cls.noun} {name}={value!r} is not {wanted}") from None
 
     def words(self) -> dict[str, Any]:
@@ -149,8 +161,8 @@ class Problem(Fields):
 class Conv2dProblem(Problem):
     """The geometry that every convolution shares; layouts belong to the operators.
 
-    `n` images of `h` x `w` pixels and `ci` channels, `co` filters of `kh` x `kw`; `stride`, `pad` and `dilation` are one
-    number or "h,w".  Padding is the same on both sides.
+    `n` images of `h` x `w` pixels and `ci` channels, `co` filters of `kh` x `kw`; `stride`, `pad` and `dilation` are
+    one number or "h,w".  Padding is the same on both sides.
     """
 
     n: int
@@ -174,7 +186,9 @@ class Conv2dProblem(Problem):
         if min(self.pad) < 0:
             raise ProblemError(f"pad={self.pad} must not be negative")
         self.require_dtype()
-        for axis, size, pad, k, dilation in zip("hw", (self.h, self.w), self.pad, (self.kh, self.kw), self.dilation, strict=True):
+        for axis, size, pad, k, dilation in zip(
+            "hw", (self.h, self.w), self.pad, (self.kh, self.kw), self.dilation, strict=True
+        ):
             reach = dilation * (k - 1) + 1
             if reach > size + 2 * pad:
                 raise ProblemError(
@@ -193,7 +207,6 @@ class Conv2dProblem(Problem):
     @property
     def flops(self) -> int:
         return 2 * self.n * self.out_h * self.out_w * self.co * self.ci * self.kh * self.kw
-
 
     def smaller(self) -> Iterator[Conv2dProblem]:
         """Halve the longest of images, pixels and channels, each no further than a little over one tile of most

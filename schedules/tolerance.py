@@ -48,7 +48,8 @@ class Difference:
     def __str__(self) -> str:
         if self.passed:
             return f"{self.error:.3f} of the tolerance"
-        return f"wrong at {self.index}: got {self.got:.9g}, wanted {self.wanted:.9g} ({self.error:.3g} times the tolerance)"
+        where = f"wrong at {self.index}: got {self.got:.9g}, wanted {self.wanted:.9g}"
+        return f"{where} ({self.error:.3g} times the tolerance)"
 
 
 def compare(got: Array, expected: Expected, dtype: str) -> Difference:
@@ -82,7 +83,11 @@ def _compare_block(got: Array, expected: Expected, dtype: str, start: int) -> Di
         error = np.broadcast_to(np.abs(got64 - values) / allowed, values.shape)
         # beyond the largest value of the dtype, infinity is the right answer
         overflowed = np.abs(values) > LARGEST.get(dtype, np.inf) * (1 + tolerance.rounding)
-        same = (np.isnan(values) & np.isnan(got64)) | (values == got64) | (overflowed & (got64 == np.sign(values) * np.inf))
+        same = (
+            (np.isnan(values) & np.isnan(got64))
+            | (values == got64)
+            | (overflowed & (got64 == np.sign(values) * np.inf))
+        )
     special = ~np.isfinite(values) | ~np.isfinite(got64) | overflowed
     error = np.where(special, np.where(same, 0.0, np.inf), error)
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), error.shape))

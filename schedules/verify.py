@@ -33,6 +33,7 @@ from schedules.problem import Argument, Config, Problem, numpy_dtype
 from schedules.tolerance import Difference, compare
 from schedules.toolchain.link import link_library
 
+Run = Callable[[Sequence[Array]], list[Array]]  # inputs and poisoned outputs -> the outputs
 ROUTES = ("device", "emulated", "serial")
 # Each mode hides what another shows: late copies miss a wait, early ones overwrite what is still read.
 MODES = (
@@ -84,6 +85,25 @@ def verify(
     return checks
 
 
+def verify_function(
+    problem: Problem, arch: Arch, function: Callable[..., None], seeds: Sequence[int] = (0,)
+) -> list[Check]:
+    """Compare a function that takes the problem's tensors on the device of `arch` (a loaded bundle) with the
+    reference."""
+    return [_check(problem, "device", on_device(function, problem, arch), seed) for seed in seeds]
+
+
+def on_device(function: Callable[..., None], problem: Problem, arch: Arch) -> Run:
+    """`function` with its arrays copied to the device of `arch`, and its outputs copied back."""
+
+    def run(arrays: Sequence[Array]) -> list[Array]:
+        tensors = [to_device(array, arch) for array in arrays]
+        function(*tensors)
+        return [tensor.numpy() for tensor in tensors[-len(outputs_of(problem)) :]]
+
+    return run
+
+
 def default_routes(arch: Arch) -> list[str]:
     if device_name(arch) is not None:
         return ["device"]
@@ -103,7 +123,9 @@ def emulator_available() -> bool:
     return True
 
 
-def reduced(problem: Problem, arch: Arch, schedule: str | None, config: Config | dict[str, Any] | None, route: str) -> Problem:
+def reduced(
+    problem: Problem, arch: Arch, schedule: str | None, config: Config | dict[str, Any] | None, route: str
+) -> Problem:
     """`problem`, or the largest of its smaller versions that the route can run and the config allows."""
     limit = EMULATED_FLOPS if route == "emulated" else SERIAL_FLOPS
     if problem.flops <= limit:
@@ -117,9 +139,6 @@ def reduced(problem: Problem, arch: Arch, schedule: str | None, config: Config |
             if candidate.flops <= limit:
                 break
     return smallest
-
-
-Run = Callable[[Sequence[Array]], list[Array]]  # inputs and poisoned outputs -> the outputs
 
 
 def _check(problem: Problem, route: str, run: Run, seed: int) -> Check:
@@ -150,7 +169,9 @@ def outputs_of(problem: Problem) -> list[Argument]:
     return [argument for argument in problem.arguments() if argument.output]
 
 
-def judge(problem: Problem, inputs: Sequence[Array], outputs: Sequence[Array], expected: Sequence[Expected] | None = None) -> Difference:
+def judge(
+    problem: Problem, inputs: Sequence[Array], outputs: Sequence[Array], expected: Sequence[Expected] | None = None
+) -> Difference:
     """The worst difference between `outputs` and the reference for `inputs`."""
     wanted = expected if expected is not None else operator_of(problem).reference(problem, inputs)
     found = [
@@ -163,15 +184,7 @@ def judge(problem: Problem, inputs: Sequence[Array], outputs: Sequence[Array], e
 def _on_device(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> Iterator[tuple[str, Run]]:
     if device_name(arch) is None:
         raise UsageError(f"no device for {arch} here; leave out --route device to verify on the CPU")
-    built = build(problem, arch, schedule, config)
-    yield "device", lambda arrays: run_built(built, arrays)
-
-
-def run_built(built: Built, arrays: Sequence[Array]) -> list[Array]:
-    """Run on the device: copies in, call, copies of the outputs out."""
-    tensors = [to_device(array, built.arch) for array in arrays]
-    built(*tensors)
-    return [tensor.numpy() for tensor in tensors[-len(outputs_of(built.problem)) :]]
+    yield "device", on_device(build(problem, arch, schedule, config), problem, arch)
 
 
 def _serial(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> Iterator[tuple[str, Run]]:
@@ -181,8 +194,7 @@ def _serial(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> 
     concrete.require(problem, arch)
     host = parse_arch("llvm")
     mod = serialize(spec.apply(problem, concrete, arch))
-    built = build_scheduled(op, problem, spec, concrete, host, mod)
-    yield "serial", lambda arrays: run_built(built, arrays)
+    yield "serial", on_device(build_scheduled(op, problem, spec, concrete, host, mod), problem, host)
 
 
 def _emulated(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> Iterator[tuple[str, Run]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -14,18 +15,20 @@ import pytest
 from schedules import cli
 from schedules.bundle import Bundle
 from schedules.cli import main
-from schedules.cli.bench import slug
+from schedules.cli.output import dimensions
+from schedules.doctor import examine
 from schedules.errors import BuildError
 from schedules.presets import planned
 from schedules.problem import Problem
+from schedules.records import slug
+from schedules.registry import operator
 from schedules.toolchain import cuda, link
 from schedules.verify import Check
 
 SMALL = ["conv2d_hwcn", "n=8", "h=5", "w=4", "ci=3", "co=6", "kh=3", "kw=3", "pad=1"]
-needs_cuda = pytest.mark.skipif(not cuda.nvrtc_available(), reason="no NVRTC; pip install 'te-schedules[cuda]'")
-needs_rocm = pytest.mark.skipif(
-    link.find_lld() is None, reason="no linker for AMD GPUs; pip install 'te-schedules[rocm]'"
-)
+STATES = {state.target: state for state in examine().targets}
+needs_cuda = pytest.mark.skipif(not STATES["cuda:sm_90a"].build, reason=STATES["cuda:sm_90a"].note)
+needs_rocm = pytest.mark.skipif(not STATES["rocm:gfx90a"].build, reason=STATES["rocm:gfx90a"].note)
 
 
 class Result:
@@ -73,6 +76,7 @@ def one_line(result: Result, code: int = 2) -> str:
         (["--vresion"], "unknown option '--vresion'; did you mean '--version'?"),
         (["build"], "name an operator or a preset"),
         (["build", "conv2d_hwnc"], "unknown operator or preset 'conv2d_hwnc'; did you mean 'conv2d_hwcn'?"),
+        (["build", "zzz"], "unknown operator or preset 'zzz'; `schedules list` shows them"),
         (["build", "tutorail"], "unknown operator or preset 'tutorail'; did you mean 'tutorial'?"),
         (["build", "tutorial", "--schedule", "smit"], "unknown schedule of conv2d_hwcn 'smit'; did you mean 'simt'?"),
         (["build", "tutorial", "--schedule", "simt"], "schedule simt runs on cuda and rocm, not on llvm"),
@@ -129,8 +133,9 @@ def test_planned_operators(run: Run, command: str) -> None:
     assert "is planned and not in this version" in one_line(run(command, planned()[0]))
 
 
-def test_out_is_a_file(run: Run, tmp_path: Path) -> None:
+def test_out_is_a_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr("schedules.build.build", lambda *_: pytest.fail("it was built in vain"))
     assert "is a file" in one_line(run("build", *SMALL, "--out", tmp_path / "file"))
     assert "is a file" in one_line(run("build", *SMALL, "--out", tmp_path / "file" / "below"))
     assert (tmp_path / "file").read_text() == "mine"
@@ -380,10 +385,13 @@ def process(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def test_list_and_help_do_not_import_tvm() -> None:
-    code = (
-        "import sys; from schedules.cli import main; codes = [main(['list']), main(['--help']), main(['build', '--help']),"
-        "main(['build', 'tutorial', 'n=0'])]; assert codes == [0, 0, 0, 2], codes; assert 'tvm' not in sys.modules"
-    )
+    code = """
+import sys
+from schedules.cli import main
+codes = [main(["list"]), main(["--help"]), main(["build", "--help"]), main(["build", "tutorial", "n=0"])]
+assert codes == [0, 0, 0, 2], codes
+assert "tvm" not in sys.modules
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -423,4 +431,10 @@ def test_highlighting_only_on_a_terminal(tmp_path: Path) -> None:
             shown += part
         assert running.wait() == 0
     assert b"\x1b[" in shown and b"compute" in shown
-    assert "\x1b" not in process("show", "conv2d_hwcn").stdout
+    piped = process("show", "conv2d_hwcn").stdout
+    assert "\x1b" not in piped and inspect.getsource(operator("conv2d_hwcn").definition) in piped
+
+
+def test_dimensions() -> None:
+    assert dimensions((4, 8, 196)) == "4x8x196"
+    assert dimensions(("(rows + T.int64(3)) // T.int64(4)", 1, 1)) == "[(rows + 3) // 4]x1x1"

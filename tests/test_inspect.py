@@ -9,18 +9,17 @@ import pytest
 from schedules import inspect
 from schedules.arch import parse_arch
 from schedules.build import Built, build
+from schedules.doctor import examine
 from schedules.errors import ToolchainError, UnknownNameError, UsageError
 from schedules.presets import preset
-from schedules.toolchain import cuda, link
+from schedules.toolchain import cuda
 
-HAS_CUDA = cuda.nvrtc_available()
-needs_cuda = pytest.mark.skipif(not HAS_CUDA, reason="no NVRTC; pip install 'te-schedules[cuda]'")
+STATES = {state.target: state for state in examine().targets}
+needs_cuda = pytest.mark.skipif(not STATES["cuda:sm_90a"].build, reason=STATES["cuda:sm_90a"].note)
 needs_nvdisasm = pytest.mark.skipif(
     cuda.find_tool("nvdisasm") is None, reason="no nvdisasm; pip install nvidia-cuda-nvdisasm"
 )
-needs_rocm = pytest.mark.skipif(
-    link.find_lld() is None, reason="no linker for AMD GPUs; pip install 'te-schedules[rocm]'"
-)
+needs_rocm = pytest.mark.skipif(not STATES["rocm:gfx90a"].build, reason=STATES["rocm:gfx90a"].note)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +58,7 @@ def test_count_sass() -> None:
         "        /*00d0*/                   UTMALDG.2D [UR8], [UR4] ;",
         "        /*00e0*/                   FFMA.FTZ R4, R4, R5, R6 ;",
         "        /*00f0*/                   LDL R4, [R1] ;",
+        "        /*0100*/                   MUFU.EX2 R4, R5 ;",
     ]
     assert inspect.count_sass("\n".join(lines)) == {
         "global load 128-bit": 1,
@@ -76,6 +76,7 @@ def test_count_sass() -> None:
         "shuffle": 1,
         "barrier": 1,
         "fp32 multiply-add": 1,
+        "special function": 1,
     }
 
 
@@ -96,6 +97,7 @@ def test_count_ptx() -> None:
         "\tshfl.sync.bfly.b32 \t%r1|%p1, %r2, 1, 31, -1;",
         "\tbar.sync \t0;",
         "\tfma.rn.ftz.f32 \t%f1, %f2, %f3, %f1;",
+        "\tex2.approx.ftz.f32 \t%f1, %f2;",
     ]
     assert inspect.count_ptx("\n".join(lines)) == {
         "global load 128-bit": 2,
@@ -110,6 +112,7 @@ def test_count_ptx() -> None:
         "shuffle": 1,
         "barrier": 1,
         "fp32 multiply-add": 1,
+        "special function": 1,
     }
 
 
@@ -130,6 +133,7 @@ main_kernel:
 	v_add_f32_dpp v0, v0, v0 row_shr:1
 	v_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[0:1]
 	v_fmac_f32_e32 v0, v1, v2
+	v_exp_f32_e32 v0, v1
 	s_barrier
 .Lfunc_end0:
 	.amdhsa_kernel main_kernel
@@ -165,6 +169,7 @@ def test_count_amdgcn_counts_kernels_only() -> None:
         "shuffle": 2,
         "barrier": 1,
         "fp32 multiply-add": 2,
+        "special function": 1,
     }
 
 
@@ -290,3 +295,6 @@ def test_spills_and_occupancy_come_from_the_resources(on_cuda: Built) -> None:
     used = dataclasses.replace(on_cuda.resources[0], registers=255, spill_stores=8, spill_loads=12, shared=48 * 1024)
     found = inspect.summary(dataclasses.replace(inspect.material(on_cuda), resources=(used,)))
     assert (found.registers, found.spills, found.blocks_sm, found.limit) == (255, 20, 4, "registers")
+    launch = 'buf_dyn_shmem = T.alloc_buffer((102400,), "uint8", scope="shared.dyn")'
+    found = inspect.summary(dataclasses.replace(inspect.material(on_cuda), lowered=launch))
+    assert (found.shared, found.blocks_sm, found.limit) == (4096 + 102400, 2, "shared memory")

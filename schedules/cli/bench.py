@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import re
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from schedules.cli.arguments import add_json, add_problem, job, positive
-from schedules.cli.output import emit_json, plain
+from schedules.cli.output import emit_json
 from schedules.cli.verify import as_json, print_checks
 from schedules.errors import UsageError
-from schedules.versions import versions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
     if device_name(work.arch) is None:
         raise UsageError(f"no device for {work.arch} here; bench where there is one, or `schedules verify` on the CPU")
+    from schedules import records
     from schedules.build import build
     from schedules.verify import verify
 
@@ -48,25 +43,8 @@ def run(args: argparse.Namespace) -> int:
         return 1
     built = build(work.problem, work.arch, work.spec.name, work.config)
     found = measure(built, seconds=args.seconds, seed=args.seed)
-    seconds = found.median_us * 1e-6
-    record: dict[str, Any] = {
-        "device": found.device,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": {**versions(), "compiler": built.compiler},
-        "operator": work.operator.name,
-        "problem": work.problem.words(),
-        "schedule": work.spec.name,
-        "config": work.config.words(),
-        "target": str(work.arch),
-        "median_us": found.median_us,
-        "p10_us": found.p10_us,
-        "p90_us": found.p90_us,
-        "runs": found.runs,
-        "tflops": work.problem.flops / seconds / 1e12,
-        "gbytes_per_s": work.problem.min_bytes / seconds / 1e9,
-        "error": max(check.error for check in checks),
-    }
-    log = append(Path(args.log), record) if args.log else None
+    record = records.record(built, found, max(check.error for check in checks))
+    log = records.append(args.log, record) if args.log else None
     if args.json:
         emit_json({**record, "passed": True, "log": log and str(log)})
         return 0
@@ -77,25 +55,3 @@ def run(args: argparse.Namespace) -> int:
     if log:
         print(f"appended to {log}")
     return 0
-
-
-def slug(device: str) -> str:
-    """A device's name as a folder's: "NVIDIA H200" is nvidia-h200."""
-    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-
-
-def append(folder: Path, record: dict[str, Any]) -> Path:
-    """Add `record` as one line to the log of its device and operator.  Raises UsageError if that cannot be written."""
-    file = folder / slug(record["device"]) / f"{record['operator']}.jsonl"
-    line = json.dumps(plain(record), allow_nan=False) + "\n"
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        # one write of a whole line to a file opened for appending: several processes may log at once
-        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror}; choose another --log") from error
-    return file

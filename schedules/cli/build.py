@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 
 from schedules.cli.arguments import add_json, add_problem, job
-from schedules.cli.output import emit_json, fields
+from schedules.cli.output import dimensions, emit_json, fields
 from schedules.errors import UsageError
 
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             "operator": f"{built.operator.name} {built.problem}",
             "schedule": f"{built.schedule.name}: {built.config}",
             "target": f"{built.arch}, {built.compiler}, {built.seconds:.2f} s",
-            "launch": launch and f"grid {'x'.join(map(str, launch.grid))}, block {'x'.join(map(str, launch.block))}",
+            "launch": launch and f"grid {dimensions(launch.grid)}, block {dimensions(launch.block)}",
         }
     )
     for used in resources:

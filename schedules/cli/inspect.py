@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import add_json, add_problem, job, split_words, subject
-from schedules.cli.output import code, emit_json, fields
+from schedules.cli.output import code, dimensions, emit_json, fields
 from schedules.errors import UnknownNameError, UsageError
 from schedules.presets import presets
 from schedules.registry import OPERATORS
@@ -80,8 +80,8 @@ def _print_summary(found: Summary) -> None:
         occupancy = f"{found.occupancy:.0%}: {found.blocks_sm} blocks on a multiprocessor, limited by {found.limit}"
     fields(
         {
-            "threads": found.block and f"{found.threads} ({'x'.join(map(str, found.block))})",
-            "grid": found.grid and "x".join(map(str, found.grid)),
+            "threads": found.block and f"{found.threads} ({dimensions(found.block)})",
+            "grid": found.grid and dimensions(found.grid),
             "registers": found.registers,
             "shared": None if found.shared is None else f"{found.shared} bytes",
             "spills": None if found.spills is None else f"{found.spills} bytes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,6 +49,15 @@ def fields(pairs: Mapping[str, Any]) -> None:
     width = max((len(name) for name in shown), default=0)
     for name, value in shown.items():
         print(f"{name:{width}}  {value}")
+
+
+def dimensions(extents: Sequence[int | str]) -> str:
+    """``4x8x196``; an extent that is a formula of a run-time value is set apart."""
+
+    def text(extent: int | str) -> str:
+        return "[" + re.sub(r"T\.int64\((\d+)\)", r"\1", extent) + "]" if isinstance(extent, str) else str(extent)
+
+    return "x".join(text(extent) for extent in extents)
 
 
 def code(text: str, lexer: str) -> None:

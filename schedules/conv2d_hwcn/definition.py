@@ -34,7 +34,7 @@ class HwcnProblem(Conv2dProblem):
 def definition(problem: HwcnProblem, tile: tuple[int, int, int] | None = None) -> list[te.Tensor]:
     """The TE graph: ``padded`` (data with its border of zeros), then ``conv``, the sum over kh, kw and ci.
 
-    With `tile` = (ci, co, n), these three extents are rounded up to its multiples: ``padded`` and ``weights`` hold zeros
+    With `tile` = (ci, co, n), these extents are rounded up to its multiples: ``padded`` and ``weights`` hold zeros
     there, ``conv`` computes whole tiles without a test, and ``output`` keeps what was asked for.  Schedules inline both
     into their fetch, so that only the first load and the last store are predicated.
 
@@ -116,7 +116,9 @@ def reference(problem: HwcnProblem, arrays: Sequence[Array]) -> list[Expected]:
         for ry in range(p.kh):
             for rx in range(p.kw):
                 y, x = ry * p.dilation[0], rx * p.dilation[1]
-                window = padded[y : y + p.out_h * p.stride[0] : p.stride[0], x : x + p.out_w * p.stride[1] : p.stride[1]]
+                window = padded[
+                    y : y + p.out_h * p.stride[0] : p.stride[0], x : x + p.out_w * p.stride[1] : p.stride[1]
+                ]
                 out += np.matmul(weight[ry, rx].T, window[: p.out_h, : p.out_w])
         return out
 

@@ -63,11 +63,13 @@ class SimtConfig(Config):
         if self.vector not in (1, 2, 4):
             return f"vector={self.vector} is not 1, 2 or 4 (128 bits are 4 float32)"
         if self.threads > arch.max_threads:
-            return f"num_thread={self.num_thread} makes {self.threads} threads, {arch} allows {arch.max_threads} in a block"
+            return f"num_thread={self.num_thread} makes blocks of {self.threads}, {arch} allows {arch.max_threads}"
         if self.shared_bytes(4) > arch.shared_static:
-            return f"step={self.step} needs {self.shared_bytes(4)} bytes of shared memory, {arch} has {arch.shared_static}"
+            return (
+                f"step={self.step} needs {self.shared_bytes(4)} bytes of shared memory, {arch} has {arch.shared_static}"
+            )
         if self.registers() > arch.registers_thread:
-            return f"tile={self.tile} needs about {self.registers()} registers a thread, {arch} has {arch.registers_thread}"
+            return f"tile={self.tile} needs about {self.registers()} registers, {arch} has {arch.registers_thread}"
         return None
 
 

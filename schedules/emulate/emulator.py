@@ -133,7 +133,7 @@ class Emulator:
         arguments: Sequence[np.ndarray],
         outputs: Sequence[int],
         *,
-        mode: EmulationMode = EmulationMode(),  # noqa: B008 - frozen
+        mode: EmulationMode = EmulationMode(),
         entry: str = "main",
         timeout_s: float = 120.0,
     ) -> list[np.ndarray]:
@@ -165,7 +165,7 @@ class Emulator:
         outputs: Sequence[int],
         *,
         dynamic_shared: int = 0,
-        mode: EmulationMode = EmulationMode(),  # noqa: B008 - frozen
+        mode: EmulationMode = EmulationMode(),
         timeout_s: float = 120.0,
     ) -> list[np.ndarray]:
         """Launches one kernel of a CUDA source whose parameters are all pointers, without any host code.

@@ -1,8 +1,8 @@
 """A scheduled GPU program as serial loops, to run on the CPU.
 
 Threads become loops and vectors become scalars; everything else stays: tiles, predicates, padding, layouts, index
-arithmetic, the stages' order.  What this cannot see: barriers, lowering, generated code.  A thread's registers become an
-array over all threads' registers, which is why stages bound to threads stay correct when each runs to its end first.
+arithmetic, the stages' order.  What this cannot see: barriers, lowering, generated code.  A thread's registers become
+an array over all threads' registers, which is why stages bound to threads stay correct when each runs to its end first.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ def serialize(mod: tvm.IRModule) -> tvm.IRModule:
         if loop.kind in _KINDS:
             return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body, None, kept)
         if len(kept) != len(loop.annotations):
-            return tirx.For(
-                loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, loop.thread_binding, kept
-            )
+            return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, loop.thread_binding, kept)
         return loop
 
     functions = {}

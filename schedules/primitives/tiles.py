@@ -38,9 +38,9 @@ def bind(sch: Schedule, *pairs: tuple[LoopRV, str]) -> None:
 def cooperative_fetch(sch: Schedule, block: SBlockRV, axes: int, threads: tuple[int, int], vector: int) -> None:
     """Share the copy of a tile among the (y, x) threads of a block.
 
-    The innermost `axes` loops of `block` are dealt out as [rounds, y, x, vector]: neighbouring threads touch neighbouring
-    vectors, so each round is one contiguous, coalesced access.  The vector is split off before the loops are fused, so
-    that a border test on the fused index does not depend on the lane.
+    The innermost `axes` loops of `block` are dealt out as [rounds, y, x, vector]: neighbouring threads touch
+    neighbouring vectors, so each round is one contiguous, coalesced access.  The vector is split off before the loops
+    are fused, so that a border test on the fused index does not depend on the lane.
     """
     *outer, last = sch.get_loops(block)[-axes:]
     last, lane = sch.split(last, [None, vector])

@@ -11,8 +11,9 @@ GPU_SCHEDULES = (warp.SCHEDULE, block_registers.SCHEDULE, block_shared.SCHEDULE,
 
 
 def choose(problem: SoftmaxProblem, arch: Arch) -> str:
-    """The rule: the first schedule, from the one nearest to the arithmetic to the farthest, whose default config is legal
-    for a row of `cols`; `warp` only up to 1024 columns, past which a warp waits longer for its row than a block does."""
+    """The rule: the first schedule, from the one nearest to the arithmetic to the farthest, whose default config is
+    legal for a row of `cols`; `warp` only up to 1024 columns, past which a warp waits longer for its row than a block
+    does."""
     if not arch.is_gpu:
         return "cpu"
     for schedule in GPU_SCHEDULES:

@@ -45,8 +45,8 @@ class CpuConfig(Config):
 
 
 def exp2(x: PrimExpr) -> PrimExpr:
-    """2**x of a float32 expression in arithmetic that vectorises: 2**n from the exponent bits, times Taylor's polynomial
-    of 2**f, |f| <= 1/2 (its eighth term is under 6e-9).
+    """2**x of a float32 expression in arithmetic that vectorises: 2**n from the exponent bits, times Taylor's
+    polynomial of 2**f, |f| <= 1/2 (its eighth term is under 6e-9).
 
     0 below -126, where results would be denormal; infinity above 128; NaN of NaN.
     """
@@ -142,7 +142,9 @@ def _stages(problem: SoftmaxProblem, vector: int) -> _Stages:
         if rest:
             r = te.reduce_axis((i64(0), i64(rest)), name=f"{step.name}_rest_col")
             parts.append(
-                stage(f"{step.name}_rest", (rows,), lambda i: reduce(step.element(*at(i, r + vectors * vector)), axis=r))
+                stage(
+                    f"{step.name}_rest", (rows,), lambda i: reduce(step.element(*at(i, r + vectors * vector)), axis=r)
+                )
             )
         return parts[0] if len(parts) == 1 else stage(step.name, (rows,), lambda i: join(parts[0][i], parts[1][i]))
 

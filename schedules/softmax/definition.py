@@ -41,8 +41,8 @@ DISTINCT_ELEMENTS = 2**23
 class SoftmaxProblem(Problem):
     """A function of rows.  `rows` only sizes tests and measurements: the built function takes any number of rows.
 
-    `scale` multiplies the input; `mask` is added to it: "full" (rows, cols) or "cols" (cols,), of x's dtype.  `keep` < 1
-    adds dropout: a uint8 tensor of zeros and ones (rows, cols) is given, kept values are divided by `keep`.
+    `scale` multiplies the input; `mask` is added to it: "full" (rows, cols) or "cols" (cols,), of x's dtype.  `keep`
+    < 1 adds dropout: a uint8 tensor of zeros and ones (rows, cols) is given, kept values are divided by `keep`.
     """
 
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "float32")
@@ -188,8 +188,10 @@ def row_program(problem: SoftmaxProblem, exp2: Callable[[PrimExpr], PrimExpr] | 
         shifted = value(inputs) - results["peak"]
         return shifted - results["log_total"] if p.is_log else exp(shifted) * results["inverse"]
 
-    derived = ("log_total", lambda results: tirx.log(results["total"])) if p.is_log else (
-        "inverse", lambda results: f32(1) / results["total"]
+    derived = (
+        ("log_total", lambda results: tirx.log(results["total"]))
+        if p.is_log
+        else ("inverse", lambda results: f32(1) / results["total"])
     )
 
     return RowProgram(
@@ -260,14 +262,17 @@ def definition(problem: SoftmaxProblem) -> list[te.Tensor]:
         return [*inputs.values(), output]
     dropped = te.compute(
         (rows, cols),
-        lambda i, j: program.dropped(output[i, j].astype("float32"), inputs["drop"][i, j].astype("float32")).astype(problem.dtype),
+        lambda i, j: program.dropped(output[i, j].astype("float32"), inputs["drop"][i, j].astype("float32")).astype(
+            problem.dtype
+        ),
         name="dropped_out",
     )
     return [*inputs.values(), output, dropped]
 
 
 def distinct_rows(problem: SoftmaxProblem) -> int:
-    """How many different rows `inputs` makes; the rest repeat them, so that a reference of a large problem stays small."""
+    """How many different rows `inputs` makes; the rest repeat them, so that a reference of a large problem stays
+    small."""
     return min(problem.rows, max(64, DISTINCT_ELEMENTS // problem.cols))
 
 
@@ -349,7 +354,8 @@ def _repeats(array: Array, rows: int) -> bool:
     """Whether row i equals row i % rows, bit for bit."""
     bits = array.view(np.uint8)
     return all(
-        np.array_equal(bits[start : start + rows], bits[: min(rows, len(bits) - start)]) for start in range(rows, len(bits), rows)
+        np.array_equal(bits[start : start + rows], bits[: min(rows, len(bits) - start)])
+        for start in range(rows, len(bits), rows)
     )
 
 

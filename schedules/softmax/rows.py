@@ -1,8 +1,8 @@
 """A row program as TE stages over explicit axes, shared by all softmax schedules on GPUs.
 
 A row of `cols` is dealt to `threads` threads in packs of `vector` elements: column (p * threads + t) * vector + v is
-pack p of thread t.  With these axes in the TE, binding t of every stage to threadIdx.x gives each thread its own part of
-each stage, and a pack is one 128-bit access.  After OneFlow's softmax, which deals out rows the same way.
+pack p of thread t.  With these axes in the TE, binding t of every stage to threadIdx.x gives each thread its own part
+of each stage, and a pack is one 128-bit access.  After OneFlow's softmax, which deals out rows the same way.
 """
 
 from __future__ import annotations
@@ -156,11 +156,12 @@ def row_stages(problem: SoftmaxProblem, packing: Packing, keep: str, transposed:
     local = StageInputs("value")
     value = te.compute(shape, lambda *at: program.output(*columns(local, *at)).astype(problem.dtype), name="value")
     tensors = [*inputs.values(), _store(value, rows, k, "out")]
-    if program.dropped is not None:
+    drop_out = program.dropped
+    if drop_out is not None:
         drop = _element(inputs["drop"], 0, k)
 
         def dropped_element(*at: PrimExpr) -> PrimExpr:
-            return program.dropped(value(*at).astype("float32"), drop(*at).astype("float32")).astype(problem.dtype)
+            return drop_out(value(*at).astype("float32"), drop(*at).astype("float32")).astype(problem.dtype)
 
         tensors.append(_store(te.compute(shape, dropped_element, name="dropped"), rows, k, "dropped_out"))
     return Stages(
@@ -181,7 +182,8 @@ def i64(value: int) -> PrimExpr:
 def _element(tensor: te.Tensor, fill: float, packing: Packing) -> Callable[..., PrimExpr]:
     """(i, p, t, v) -> that element of an input, or `fill` past the end of the row.
 
-    Masks of drop repeat the last pack there instead (what they multiply is 0): CUDA has no wide vector of uint8 constants.
+    Masks of drop repeat the last pack there instead (what they multiply is 0): CUDA has no wide vector of uint8
+    constants.
     """
     from tvm import te, tirx
 
@@ -243,13 +245,17 @@ def check(
     if threads > arch.max_threads:
         return f"{threads} threads a block, {arch} allows {arch.max_threads}"
     if min_blocks < 0 or min_blocks * threads > arch.threads_sm:
-        return f"min_blocks={min_blocks} of {threads} threads: a multiprocessor of {arch} holds {arch.threads_sm} threads"
+        return (
+            f"min_blocks={min_blocks} of {threads} threads: a multiprocessor of {arch} holds {arch.threads_sm} threads"
+        )
     if in_registers:
         inputs = sum(1 for argument in problem.arguments() if not argument.output)
         needed = packing.elements * inputs * (1 if itemsize(problem) == 4 else 0.5) + 32
         allowed = min(arch.registers_thread, arch.registers_sm // (threads * max(1, min_blocks)))
         if needed > allowed:
-            return f"{packing.elements} elements a thread need about {needed:.0f} registers, {arch} has {allowed} for each"
+            return (
+                f"{packing.elements} elements a thread need about {needed:.0f} registers, {arch} has {allowed} for each"
+            )
     return None
 
 

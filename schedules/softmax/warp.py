@@ -43,17 +43,22 @@ class WarpConfig(Config):
 
 def schedule(problem: SoftmaxProblem, config: WarpConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for x or y, dy (rows, cols), run-time rows."""
-    return rows.schedule_registers(problem, config.packing(problem), config.groups, config.rows_per_group, config.min_blocks)
+    return rows.schedule_registers(
+        problem, config.packing(problem), config.groups, config.rows_per_group, config.min_blocks
+    )
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> WarpConfig:
-    """OneFlow's rule: a power of two of threads that covers the row's packs, two rows a group when that is under a warp;
-    blocks of 128 threads."""
+    """Two packs or more to a thread, blocks of 64 threads, one row to a group.
+
+    OneFlow gives a thread one pack and a group two rows while a row is shorter than a warp; on an H200 that reached
+    85 to 87% of a copy from 32 to 128 columns, and two packs of one row 99% or more.
+    """
     vector = rows.max_vector(problem)
     threads = 1
-    while threads < 32 and threads * vector < problem.cols:
+    while threads < 32 and threads * 4 * vector <= problem.cols:
         threads *= 2
-    return WarpConfig(threads, max(1, 128 // threads), 2 if threads < 32 else 1, vector)
+    return WarpConfig(threads, 64 // threads, 1, vector)
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[WarpConfig]:

@@ -22,10 +22,17 @@ from schedules.toolchain.stub_elf import shared_library
 
 INSTALL = "pip install 'te-schedules[cuda]'"
 # what libtvm_runtime_cuda.so needs of the driver
-_DRIVER_FUNCTIONS = (
-    "cuDeviceGetName cuFuncSetAttribute cuGetErrorName cuGetErrorString cuLaunchKernelEx cuModuleGetFunction "
-    "cuModuleLoadData cuModuleUnload cuTensorMapEncodeTiled"
-).split()
+_DRIVER_FUNCTIONS = [
+    "cuDeviceGetName",
+    "cuFuncSetAttribute",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuLaunchKernelEx",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuTensorMapEncodeTiled",
+]
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 # generated code uses <math.h>'s INFINITY, which NVRTC does not know
 _NVRTC_PREAMBLE = """#include <cuda/std/limits>
@@ -219,7 +226,9 @@ def ensure_runtime() -> None:
     load_cudart()
     ctypes.CDLL(str(Path(tvm.__file__).parent / "lib" / "libtvm_runtime_cuda.so"), ctypes.RTLD_GLOBAL)
     if tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True) is None:
-        raise ToolchainError("libtvm_runtime_cuda.so does not register a CUDA module; this TVM is not one that was tried")
+        raise ToolchainError(
+            "libtvm_runtime_cuda.so does not register a CUDA module; this TVM is not one that was tried"
+        )
 
 
 def load_cudart() -> None:

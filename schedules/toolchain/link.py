@@ -53,7 +53,7 @@ def link_library(output: str, objects: Sequence[str], options: Any = None, **_: 
         # a stand-in is enough to record the dependency: LLVM's linker is alone here, with no C library to link against
         libm = Path(folder) / "libm.so.6"
         libm.write_bytes(shared_library("libm.so.6", ["expf"], 0))
-        _run([*lld, "-shared", "-o", output, *objects, "--no-as-needed", str(libm)])
+        _run([*lld, "-shared", "-o", output, *objects, "--no-as-needed", f"-L{folder}", "-l:libm.so.6"])
 
 
 link_library.object_format = "o"  # type: ignore[attr-defined]  # read by export_library

@@ -1,8 +1,8 @@
 """A shared library of functions that all return one number, written byte by byte.
 
-TVM's CUDA runtime library links against ``libcuda.so.1``, the NVIDIA driver.  Without it TVM cannot create a CUDA module
-and silently exports CUDA *source*.  Cross-building needs none of the driver's functions, only that the library loads;
-and it has to work where no compiler is installed, hence no C source here.
+TVM's CUDA runtime library links against ``libcuda.so.1``, the NVIDIA driver.  Without it TVM cannot create a CUDA
+module and silently exports CUDA *source*.  Cross-building needs none of the driver's functions, only that the library
+loads; and it has to work where no compiler is installed, hence no C source here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,15 @@ def shared_library(soname: str, functions: Sequence[str], value: int, machine: s
     hash_at = _align(names_at + len(names))
     code_at = _align(hash_at + 4 * (3 + count), 16)
     dynamic_at = _align(code_at + _align(len(body), 16) * len(functions))
-    dynamic = [(14, offset_of[soname]), (4, hash_at), (5, names_at), (6, symbols_at), (10, len(names)), (11, _SYMBOL), (0, 0)]
+    dynamic = [
+        (14, offset_of[soname]),
+        (4, hash_at),
+        (5, names_at),
+        (6, symbols_at),
+        (10, len(names)),
+        (11, _SYMBOL),
+        (0, 0),
+    ]
     end = dynamic_at + 16 * len(dynamic)
 
     symbols = bytes(_SYMBOL)

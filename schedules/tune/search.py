@@ -83,7 +83,9 @@ def search(
         if progress:
             progress(trial, best[0] if best else None)
     if best is None or best[0].measured is None:
-        raise UsageError(f"none of {len(done)} configs of {spec.name} was correct; the first failed with: {done[0].detail}")
+        raise UsageError(
+            f"none of {len(done)} configs of {spec.name} was correct; the first failed with: {done[0].detail}"
+        )
     return SearchResult(best[1], best[0].measured, best[0].error, tuple(done))
 
 

@@ -1,0 +1,28 @@
+# The two commands a newcomer needs.  PYTHON chooses the interpreter (3.10 to 3.13).
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= cuda,rocm,tune,dev
+BIN := $(VENV)/bin
+
+.PHONY: run test setup lint clean
+
+run: setup
+	$(BIN)/python scripts/first_run.py
+
+test: setup
+	$(BIN)/python -m pytest -q
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 10) <= v < (3, 14) else f"Python {v[0]}.{v[1]} was not tried; run: make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(EXTRAS)]'
+	touch $@
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf out build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache

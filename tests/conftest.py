@@ -1,0 +1,91 @@
+"""What tests of several folders share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schedules.arch import ARCHES, Arch, parse_arch
+from schedules.errors import ToolchainError
+from schedules.problem import Problem
+from schedules.registry import operator
+from schedules.verify import Check, emulator_available, verify
+
+CUDA_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "cuda"]
+ROCM_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "rocm"]
+
+
+@pytest.fixture(scope="session")
+def host() -> Arch:
+    return parse_arch("llvm")
+
+
+@pytest.fixture(scope="session")
+def sm_90a() -> Arch:
+    return parse_arch("cuda:sm_90a")
+
+
+@pytest.fixture(scope="session")
+def emulation() -> None:
+    """Skips where there is no C++ compiler."""
+    if not emulator_available():
+        pytest.skip("no C++ compiler to build the CUDA emulator with; install g++ or clang++")
+
+
+@pytest.fixture(scope="session")
+def cuda_compiler() -> None:
+    """Skips where there is no CUDA compiler."""
+    from schedules.toolchain.cuda import INSTALL, compile_cuda
+
+    try:
+        compile_cuda('extern "C" __global__ void nothing() {}', "sm_80")
+    except ToolchainError:
+        pytest.skip(f"no CUDA compiler; {INSTALL}")
+
+
+@pytest.fixture(scope="session")
+def amd_linker() -> None:
+    """Skips where there is no linker for AMD GPUs."""
+    from schedules.toolchain.link import INSTALL, find_lld
+
+    if find_lld() is None:
+        pytest.skip(f"no linker for AMD GPUs; {INSTALL}")
+
+
+@pytest.fixture(scope="session")
+def gpu() -> Arch:
+    """The CUDA GPU of this machine; skips where there is none."""
+    from schedules.measure import local_gpu
+
+    found = local_gpu()
+    if found is None:
+        pytest.skip("no CUDA GPU on this machine")
+    return found
+
+
+def problem_of(name: str, /, **fields: Any) -> Problem:
+    return operator(name).problem.parse(fields)
+
+
+def assert_correct(
+    problem: Problem, arch: Arch, schedule: str | None = None, config: Any = None, routes: list[str] | None = None
+) -> list[Check]:
+    """Verify and show the first failure."""
+    checks = verify(problem, arch, schedule, config, routes=routes)
+    assert checks
+    for check in checks:
+        assert check.passed, f"{check.route} {arch} {schedule} {config} {check.problem}: {check.detail}"
+    return checks
+
+
+def variants(config: Any, space: Iterator[Any]) -> dict[str, Any]:
+    """For each field, a config of `space` that differs from `config` in that field alone, where there is one."""
+    found: dict[str, Any] = {}
+    for other in space:
+        for name, value in other.words().items():
+            if value != getattr(config, name):
+                found.setdefault(name, replace(config, **{name: value}))
+    return found

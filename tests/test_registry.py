@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from schedules.arch import ARCHES, Arch
+from schedules.errors import ConfigError, UnknownNameError
+from schedules.operator import Operator, ScheduleSpec
+from schedules.registry import OPERATORS, operator, operators
+from tests.conftest import problem_of
+
+SAMPLES = {
+    "conv2d_hwcn": dict(n=5, h=4, w=4, ci=3, co=6, kh=3, kw=3, pad=1),
+    "softmax": dict(rows=5, cols=100),
+}
+
+
+def test_unknown_operator_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'conv2d_hwcn'"):
+        operator("conv2d_hwnc")
+
+
+def test_names_match_folders() -> None:
+    assert [found.name for found in operators()] == list(OPERATORS)
+
+
+@pytest.mark.parametrize("found", operators(), ids=lambda found: found.name)
+@pytest.mark.parametrize("arch", ARCHES.values(), ids=str)
+def test_the_rule_chooses_a_legal_schedule(found: Operator, arch: Arch) -> None:
+    problem = problem_of(found.name, **SAMPLES[found.name])
+    spec = found.schedule_for(problem, arch)
+    assert spec.config_for(problem, arch).check(problem, arch) is None
+
+
+def _all_schedules() -> list[tuple[Operator, ScheduleSpec]]:
+    return [(found, spec) for found in operators() for spec in found.schedules]
+
+
+@pytest.mark.parametrize(("found", "spec"), _all_schedules(), ids=lambda item: item.name)
+def test_spaces_hold_legal_configs(found: Operator, spec: ScheduleSpec) -> None:
+    arch = next(arch for arch in ARCHES.values() if arch.kind in spec.kinds)
+    problem = problem_of(found.name, **SAMPLES[found.name])
+    legal = list(spec.legal_space(problem, arch))
+    assert len(legal) > 1
+    assert len(set(legal)) == len(legal)
+
+
+def test_a_schedule_of_another_kind_is_refused() -> None:
+    problem = problem_of("softmax", **SAMPLES["softmax"])
+    with pytest.raises(ConfigError, match="runs on cuda and rocm, not on llvm"):
+        operator("softmax").schedule_for(problem, ARCHES["llvm"], "warp")
+    with pytest.raises(UnknownNameError, match="did you mean 'warp'"):
+        operator("softmax").schedule("wrap")
