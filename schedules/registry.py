@@ -10,6 +10,7 @@ from schedules.operator import Operator
 
 OPERATORS = {
     "conv2d_hwcn": "schedules.conv2d_hwcn",
+    "conv2d_nchw": "schedules.conv2d_nchw",
     "softmax": "schedules.softmax",
 }
 

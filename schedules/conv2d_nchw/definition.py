@@ -1,0 +1,182 @@
+"""Convolution over NCHW data: what is computed.
+
+data (n, ci, h, w), filter (co, ci, kh, kw), bias (co,) if there is one, output (n, co, out_h, out_w), all in `dtype`;
+sums in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedules.operator import Array, Expected
+from schedules.primitives.epilogue import ACCUMULATOR, bias_placeholder, finish, finish_reference
+from schedules.problem import Argument, FusedConv2dProblem
+from schedules.reference import convolve, normal_inputs
+
+if TYPE_CHECKING:
+    from tvm import te
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import SBlockRV
+    from tvm.tirx import PrimExpr
+
+inputs = normal_inputs
+
+
+@dataclass(frozen=True)
+class NchwProblem(FusedConv2dProblem):
+    """A convolution of NCHW data with an OIHW filter."""
+
+    @property
+    def reduction(self) -> int:
+        """Products in one output element."""
+        return self.ci * self.kh * self.kw
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels of all images."""
+        return self.n * self.out_h * self.out_w
+
+    def arguments(self) -> tuple[Argument, ...]:
+        return (
+            Argument("data", (self.n, self.ci, self.h, self.w), self.dtype),
+            Argument("filter", (self.co, self.ci, self.kh, self.kw), self.dtype),
+            *self.bias_argument(),
+            Argument("output", (self.n, self.co, self.out_h, self.out_w), self.dtype, output=True),
+        )
+
+
+@dataclass(frozen=True)
+class Placeholders:
+    """The tensors that every TE graph of this operator starts from."""
+
+    data: te.Tensor
+    weight: te.Tensor
+    bias: te.Tensor | None
+
+    @property
+    def tensors(self) -> list[te.Tensor]:
+        return [tensor for tensor in (self.data, self.weight, self.bias) if tensor is not None]
+
+
+def placeholders(problem: NchwProblem) -> Placeholders:
+    from tvm import te
+
+    data, weight = (
+        te.placeholder(argument.shape, name=argument.name, dtype=argument.dtype) for argument in problem.arguments()[:2]
+    )
+    return Placeholders(data, weight, bias_placeholder(problem))
+
+
+def select(tests: Sequence[tuple[bool, PrimExpr]], value: PrimExpr) -> PrimExpr:
+    """`value` where every test holds that is needed at all, else zero."""
+    from tvm import te, tirx
+
+    needed = [test for is_needed, test in tests if is_needed]
+    value = tirx.convert(value)
+    return te.if_then_else(te.all(*needed), value, tirx.const(0, str(value.ty))) if needed else value
+
+
+def definition(problem: NchwProblem) -> list[te.Tensor]:
+    """The TE graph: ``padded`` (data with its border of zeros), ``conv`` (the sum over ci, kh, kw), ``output``.
+
+    Returns [data, filter, bias if there is one, the output].
+    """
+    from tvm import te
+
+    p = problem
+    given = placeholders(p)
+    top, left = p.pad
+    padded = given.data
+    if p.pad != (0, 0):
+        padded = te.compute(
+            (p.n, p.ci, p.h + 2 * top, p.w + 2 * left),
+            lambda b, c, y, x: select(
+                [(top > 0, te.all(y >= top, y - top < p.h)), (left > 0, te.all(x >= left, x - left < p.w))],
+                given.data[b, c, y - top, x - left],
+            ),
+            name="padded",
+        )
+    rc, ry, rx = (te.reduce_axis((0, extent), name) for name, extent in (("rc", p.ci), ("ry", p.kh), ("rx", p.kw)))
+    conv = te.compute(
+        (p.n, p.co, p.out_h, p.out_w),
+        lambda b, f, y, x: te.sum(
+            padded[b, rc, y * p.stride[0] + ry * p.dilation[0], x * p.stride[1] + rx * p.dilation[1]].astype(
+                ACCUMULATOR
+            )
+            * given.weight[f, rc, ry, rx].astype(ACCUMULATOR),
+            axis=[rc, ry, rx],
+        ),
+        name="conv",
+    )
+    output = te.compute(conv.shape, lambda b, f, y, x: finish(p, conv[b, f, y, x], given.bias, f), name="output")
+    return [*given.tensors, output]
+
+
+def gemm_definition(problem: NchwProblem, tile: tuple[int, int, int], operand: str | None = None) -> list[te.Tensor]:
+    """The same as one matrix product: ``conv`` (co, pixels) = sum over k of ``weights`` (k, co) x ``columns``
+    (k, pixels).
+
+    A column of pixels is (image, out_y, out_x), k is (ci, kh, kw), as the filter lies in memory.  The extents of (co,
+    pixels, k) are rounded up to multiples of `tile` with zeros in ``weights`` and ``columns``: schedules inline both
+    into their fetch, so that only the first load and the last store, ``output``, are predicated.  The operands are of
+    dtype `operand`, float32 unless told.
+
+    Returns [data, filter, bias if there is one, the output].
+    """
+    from tvm import te
+
+    p = problem
+    given = placeholders(p)
+    operand = operand or ACCUMULATOR
+    taps, image = p.kh * p.kw, p.out_h * p.out_w
+    co, pixels, depth = (-(-size // t) * t for size, t in zip((p.co, p.pixels, p.reduction), tile, strict=True))
+    in_depth = depth > p.reduction
+
+    def column(k: PrimExpr, pixel: PrimExpr) -> PrimExpr:
+        y = pixel % image // p.out_w * p.stride[0] + k % taps // p.kw * p.dilation[0] - p.pad[0]
+        x = pixel % p.out_w * p.stride[1] + k % p.kw * p.dilation[1] - p.pad[1]
+        tests = [
+            (p.pad[0] > 0, te.all(y >= 0, y < p.h)),
+            (p.pad[1] > 0, te.all(x >= 0, x < p.w)),
+            (in_depth, k < p.reduction),
+            (pixels > p.pixels, pixel < p.pixels),
+        ]
+        return select(tests, given.data[pixel // image, k // taps, y, x]).astype(operand)
+
+    def weights_at(k: PrimExpr, f: PrimExpr) -> PrimExpr:
+        value = given.weight[f, k // taps, k % taps // p.kw, k % p.kw]
+        return select([(in_depth, k < p.reduction), (co > p.co, f < p.co)], value).astype(operand)
+
+    columns = te.compute((depth, pixels), column, name="columns")
+    weights = te.compute((depth, co), weights_at, name="weights")
+    k = te.reduce_axis((0, depth), "k")
+    conv = te.compute(
+        (co, pixels),
+        lambda f, pixel: te.sum(
+            weights[k, f].astype(ACCUMULATOR) * columns[k, pixel].astype(ACCUMULATOR), axis=[k]
+        ),
+        name="conv",
+    )
+
+    def finished(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+        return finish(p, conv[f, (b * p.out_h + y) * p.out_w + x if p.pixels > 1 else x], given.bias, f)
+
+    return [*given.tensors, te.compute((p.n, p.co, p.out_h, p.out_w), finished, name="output")]
+
+
+def flatten_output(sch: Schedule, problem: NchwProblem) -> SBlockRV:
+    """The stage ``output`` of `gemm_definition` with the loops of ``conv``, (co, pixels), so that it can be computed at
+    one of them."""
+    p = problem
+    output = sch.get_sblock("output")
+    if p.pixels > 1:  # the transform would make a lone pixel a constant, which every thread then stores
+        sch.transform_block_layout(output, lambda b, f, y, x: [f, (b * p.out_h + y) * p.out_w + x])
+    return output
+
+
+def reference(problem: NchwProblem, arrays: Sequence[Array]) -> list[Expected]:
+    """The output in float64."""
+    data, weight, *bias = arrays
+    return [finish_reference(problem, *convolve(problem, data, weight), bias[0] if bias else None, axis=1)]

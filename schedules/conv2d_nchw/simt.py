@@ -1,0 +1,174 @@
+"""Implicit GEMM on CUDA cores: rows are output channels, columns the pixels of all images, k is (ci, kh, kw).
+
+A block computes a tile of rows x columns.  Each step brings `step` values of k of both operands into shared memory,
+where a channel's border, the ends of the problem and the conversion to float32 are dealt with; the loop over the tile
+is then plain multiply-adds.  Virtual threads split a thread's tile so that neighbouring threads read neighbouring words
+of shared memory.  Source: the TVM tutorial "How to optimize convolution on GPU", on the matrices of implicit GEMM
+(Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from schedules.arch import Arch
+from schedules.conv2d_nchw.definition import NchwProblem, flatten_output, gemm_definition
+from schedules.operator import ScheduleSpec
+from schedules.primitives.tiles import bind, cooperative_fetch, widest_vector
+from schedules.problem import Config, Pair
+
+if TYPE_CHECKING:
+    import tvm
+
+PAD = 4  # floats that a row of the filter's tile is lengthened by: a column of it then falls on different banks
+
+
+@dataclass(frozen=True)
+class SimtConfig(Config):
+    """Pairs are (output channels, pixels)."""
+
+    tile: Pair = (8, 8)  # outputs of a thread
+    num_thread: Pair = (16, 16)  # threads of a block: (threadIdx.y, threadIdx.x)
+    vthread: Pair = (2, 2)  # sub-tiles a thread's outputs are split into
+    step: int = 8  # values of k in shared memory at a time
+    vector: int = 4  # elements of one global load of the data, where the image's layout allows it
+    unroll: int = 0  # loops of up to this many iterations in all are unrolled; 0 leaves it to the compiler
+
+    @property
+    def block(self) -> Pair:
+        return self.tile[0] * self.num_thread[0], self.tile[1] * self.num_thread[1]
+
+    @property
+    def threads(self) -> int:
+        return self.num_thread[0] * self.num_thread[1]
+
+    @property
+    def shared_bytes(self) -> int:
+        rows, columns = self.block
+        return (-(-rows // 32) * 32 + PAD + columns) * self.step * 4
+
+    def registers(self) -> int:
+        """An estimate for each thread: accumulator, both operands, and addressing."""
+        return self.tile[0] * self.tile[1] + sum(self.tile) + 40
+
+    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+        for name in ("tile", "num_thread", "vthread"):
+            if min(getattr(self, name)) < 1:
+                return f"{name}={getattr(self, name)} must be at least 1"
+        for axis in (0, 1):
+            if self.tile[axis] % self.vthread[axis]:
+                return f"tile={self.tile[axis]} is not a multiple of vthread={self.vthread[axis]}"
+        if self.step < 1:
+            return f"step={self.step} must be at least 1"
+        if self.unroll < 0:
+            return f"unroll={self.unroll} must not be negative"
+        if self.vector not in (1, 2, 4):
+            return f"vector={self.vector} is not 1, 2 or 4 (128 bits are 4 float32)"
+        if self.threads > arch.max_threads:
+            return f"num_thread={self.num_thread} makes blocks of {self.threads}, {arch} allows {arch.max_threads}"
+        if self.shared_bytes > arch.shared_static:
+            return f"step={self.step} needs {self.shared_bytes} bytes of shared memory, {arch} has {arch.shared_static}"
+        if self.registers() > arch.registers_thread:
+            return f"tile={self.tile} needs about {self.registers()} registers, {arch} has {arch.registers_thread}"
+        return None
+
+
+def schedule(problem: NchwProblem, config: SimtConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), output (n, co, out_h, out_w)."""
+    from tvm import te
+    from tvm.s_tir import Schedule
+
+    p = problem
+    sch = Schedule(te.create_prim_func(gemm_definition(p, tile=(*config.block, config.step))))
+    conv, output = sch.get_sblock("conv"), flatten_output(sch, p)
+
+    # 1. memory hierarchy: global -> shared -> registers for the operands, registers -> global for the output
+    weights, columns = (sch.get_sblock(name) for name in ("weights", "columns"))
+    for shared in (weights, columns):
+        sch.set_scope(shared, 0, "shared")
+    weights_local, columns_local = (sch.cache_read(conv, i, "local") for i in (0, 1))
+    sch.set_scope(conv, 0, "local")
+
+    # 2. blocks, virtual threads, threads
+    f, pixel, k = sch.get_loops(conv)
+    (tile_f, tile_p), (threads_f, threads_p), (vthread_f, vthread_p) = config.tile, config.num_thread, config.vthread
+    block_f, vf, tf, f = sch.split(f, [None, vthread_f, threads_f, tile_f // vthread_f])
+    block_p, vp, tp, pixel = sch.split(pixel, [None, vthread_p, threads_p, tile_p // vthread_p])
+    ko, ki = sch.split(k, [None, config.step])
+    sch.reorder(block_f, block_p, vf, vp, tf, tp, ko, ki, f, pixel)
+    bind(sch, (block_f, "blockIdx.y"), (block_p, "blockIdx.x"))
+    bind(sch, (vf, "vthread.y"), (vp, "vthread.x"), (tf, "threadIdx.y"), (tp, "threadIdx.x"))
+    if config.unroll:
+        sch.annotate(tp, "pragma_auto_unroll_max_step", config.unroll)
+        sch.annotate(tp, "pragma_unroll_explicit", 0)
+
+    # 3. where each stage lives
+    sch.reverse_compute_at(output, tp, preserve_unit_loops=True)
+    for local in (weights_local, columns_local):
+        sch.compute_at(local, ki, preserve_unit_loops=True)
+    for shared in (weights, columns):
+        sch.compute_at(shared, ko, preserve_unit_loops=True)
+
+    # 4. all threads fetch both tiles: pixels along x, filters along k, which is how each lies in memory
+    cooperative_fetch(sch, columns, 2, config.num_thread, pixel_vector(p, config.vector))
+    sch.reorder(*reversed(sch.get_loops(weights)[-2:]))
+    sch.storage_align(weights, 0, 0, 32, PAD)
+    cooperative_fetch(sch, weights, 2, config.num_thread, 1)
+    sch.decompose_reduction(conv, ko)
+    return sch.mod
+
+
+def pixel_vector(problem: NchwProblem, limit: int) -> int:
+    """How many neighbouring pixels one load may bring: more than one only if output pixels are input pixels."""
+    p = problem
+    plain = p.kh == p.kw == 1 and p.stride == (1, 1) and p.pad == (0, 0)
+    return widest_vector(p.out_h * p.out_w, limit) if plain else 1
+
+
+def default(problem: NchwProblem, arch: Arch) -> SimtConfig:
+    """Tiles of 128 x 128; lower ones for few channels, narrower ones where 128 would leave multiprocessors idle."""
+    rows, columns = 128, 128
+    while rows > 8 and rows // 2 >= problem.co:
+        rows //= 2
+    blocks = -(-problem.co // rows) * -(-problem.pixels // columns)
+    if rows > 64 and blocks < 256:
+        rows = 64
+    if blocks < 128 and rows <= 64:
+        columns = 64
+    tile = (min(8, rows // 4), 8 if rows >= 64 else 4)
+    return SimtConfig(
+        tile=tile,
+        num_thread=(rows // tile[0], columns // tile[1]),
+        vthread=(max(1, tile[0] // 4), tile[1] // 4),
+    )
+
+
+def space(problem: NchwProblem, arch: Arch) -> Iterator[SimtConfig]:
+    for tile, num_thread, split, step, vector, unroll in product(
+        ((1, 4), (2, 4), (4, 4), (4, 8), (8, 4), (8, 8)),
+        ((2, 64), (4, 32), (4, 64), (8, 8), (8, 16), (8, 32), (16, 8), (16, 16)),
+        (False, True),
+        (4, 8, 16),
+        (1, 4),
+        (0, 64, 512),
+    ):
+        vthread = (max(1, tile[0] // 4), max(1, tile[1] // 4)) if split else (1, 1)
+        if split and vthread == (1, 1):
+            continue
+        if vector > 1 and pixel_vector(problem, vector) == 1:
+            continue
+        yield SimtConfig(tile, num_thread, vthread, step, vector, unroll)
+
+
+SCHEDULE = ScheduleSpec(
+    name="simt",
+    summary="implicit GEMM on CUDA cores: channels x pixels, zero fill on fetch, virtual threads",
+    kinds=("cuda", "rocm"),
+    config=SimtConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+)
