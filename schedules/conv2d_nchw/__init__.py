@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_nchw import simt
+from schedules.conv2d_nchw import direct, simt
 from schedules.conv2d_nchw.definition import NchwProblem, definition, inputs, reference
 from schedules.operator import Operator
 
@@ -19,6 +19,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(simt.SCHEDULE,),
+    schedules=(simt.SCHEDULE, direct.SCHEDULE),
     choose=choose,
 )

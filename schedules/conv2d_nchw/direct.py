@@ -1,0 +1,278 @@
+"""Direct convolution for few channels: no matrices, each input pixel is fetched once for a tile of outputs.
+
+A block computes `block` output pixels of one image for `filters` output channels.  The input under them with its halo
+lies in shared memory, `channels_per_stage` channels at a time; the next channels are on their way to registers while
+these are multiplied.  A thread keeps all filters of its `pixels` in registers.
+
+The halo's rows start at an aligned column and are fetched in whole vectors, so that a vector is either inside the image
+or all border.  Source: Pegessi, "CUDA convolution by hand" (zhihu 613538649), with padding, stride, dilation and batch
+added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from schedules.arch import Arch
+from schedules.conv2d_nchw.definition import NchwProblem, placeholders, select
+from schedules.operator import ScheduleSpec
+from schedules.primitives.epilogue import ACCUMULATOR, finish
+from schedules.primitives.tiles import bind, widest_vector
+from schedules.problem import Config, Pair
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm import te
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import SBlockRV
+    from tvm.tirx import PrimExpr
+
+
+@dataclass(frozen=True)
+class DirectConfig(Config):
+    """Pairs are (height, width)."""
+
+    block: Pair = (12, 64)  # output pixels of a block
+    pixels: Pair = (1, 4)  # output pixels of a thread
+    filters: int = 6  # output channels of a thread and of a block
+    channels_per_stage: int = 0  # input channels in shared memory at a time; 0: all of them, fetched once
+    vector: int = 4  # elements of one global load, where the rows' lengths allow it
+    unroll_rows: bool = True  # unroll the loop over the kernel's rows
+    min_blocks: int = 0  # blocks that a multiprocessor must hold, which bounds the registers; 0: no bound
+
+    @property
+    def num_thread(self) -> Pair:
+        return self.block[0] // self.pixels[0], self.block[1] // self.pixels[1]
+
+    @property
+    def threads(self) -> int:
+        return self.num_thread[0] * self.num_thread[1]
+
+    def channels(self, problem: NchwProblem) -> int:
+        """Input channels of a stage."""
+        return min(self.channels_per_stage or problem.ci, problem.ci)
+
+    def stages(self, problem: NchwProblem) -> int:
+        return -(-problem.ci // self.channels(problem))
+
+    def lanes(self, problem: NchwProblem) -> int:
+        """Elements of one load: no row and no tile may start inside a vector."""
+        return widest_vector(math.gcd(problem.w, self.block[1] * problem.stride[1]), self.vector)
+
+    def shift(self, problem: NchwProblem) -> int:
+        """Columns by which the border on the left is widened to whole vectors."""
+        return -problem.pad[1] % self.lanes(problem)
+
+    def halo(self, problem: NchwProblem) -> Pair:
+        """Rows and columns of the input under a tile, whole vectors."""
+        p, lanes = problem, self.lanes(problem)
+        rows = (self.block[0] - 1) * p.stride[0] + (p.kh - 1) * p.dilation[0] + 1
+        columns = (self.block[1] - 1) * p.stride[1] + (p.kw - 1) * p.dilation[1] + 1 + self.shift(p)
+        return rows, -(-columns // lanes) * lanes
+
+    def weight_row(self, problem: NchwProblem) -> int:
+        """Weights of one kernel row and channel for all filters, rounded up so that rows start at 16 bytes."""
+        return -(-self.filters * problem.kw // 4) * 4
+
+    def rounds(self, problem: NchwProblem) -> Pair:
+        """Loads of each thread for a stage: vectors of the halo, and weights."""
+        rows, columns = self.halo(problem)
+        vectors = self.channels(problem) * rows * columns // self.lanes(problem)
+        weights = self.channels(problem) * problem.kh * self.weight_row(problem)
+        return -(-vectors // self.threads), -(-weights // self.threads)
+
+    def shared_bytes(self, problem: NchwProblem) -> int:
+        vectors, weights = self.rounds(problem)
+        versions = min(2, self.stages(problem))
+        return versions * self.threads * (vectors * self.lanes(problem) + weights) * 4
+
+    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+        for name in ("block", "pixels"):
+            if min(getattr(self, name)) < 1:
+                return f"{name}={getattr(self, name)} must be at least 1"
+        for axis in (0, 1):
+            if self.block[axis] % self.pixels[axis]:
+                return f"block={self.block[axis]} is not a multiple of pixels={self.pixels[axis]}"
+        if self.filters < 1:
+            return f"filters={self.filters} must be at least 1"
+        if self.channels_per_stage < 0 or self.min_blocks < 0:
+            return f"channels_per_stage={self.channels_per_stage} and min_blocks={self.min_blocks} must not be negative"
+        if self.vector not in (1, 2, 4):
+            return f"vector={self.vector} is not 1, 2 or 4 (128 bits are 4 float32)"
+        if self.threads > arch.max_threads:
+            return f"block={self.block} makes blocks of {self.threads} threads, {arch} allows {arch.max_threads}"
+        shared = self.shared_bytes(problem)
+        if shared > arch.shared_static:
+            return f"block={self.block} needs {shared} bytes of shared memory, {arch} has {arch.shared_static}"
+        accumulators = self.filters * self.pixels[0] * self.pixels[1]
+        if accumulators > arch.registers_thread - 64:
+            return f"filters={self.filters} x pixels={self.pixels} keep {accumulators} sums in registers, too many"
+        return None
+
+
+def direct_definition(problem: NchwProblem, config: DirectConfig) -> list[te.Tensor]:
+    """The TE graph in the form the schedule wants.
+
+    ``halo`` (n, tile y, tile x, stage, round, thread, lane) and ``weights`` (co blocks, stage, round, thread) are the
+    operands of each tile and stage in the order in which a block's threads fetch them: element i of the tile's (channel,
+    row, vector), or (channel, kernel row, filter and kernel column), is fetched by thread i % threads in round
+    i / threads.  ``halo_registers`` and ``weights_registers`` are the same on their way.
+    ``conv`` (n, co, out_h, out_w) has its extents rounded up to whole tiles; ``output`` keeps what was asked for.
+    """
+    from tvm import te
+
+    p, given = problem, placeholders(problem)
+    lanes, channels, stages, filters = config.lanes(p), config.channels(p), config.stages(p), config.filters
+    rows, columns = config.halo(p)
+    vectors, width, rounds = columns // lanes, config.weight_row(p), config.rounds(p)
+    tiles = [-(-size // tile) for size, tile in zip((p.out_h, p.out_w), config.block, strict=True)]
+    blocks = -(-p.co // filters)
+    top, shift = p.pad[0], config.shift(p)
+    left = (p.pad[1] + shift) // lanes  # vectors of border
+    ragged = stages * channels > p.ci
+
+    def halo_at(
+        b: PrimExpr, ty: PrimExpr, tx: PrimExpr, stage: PrimExpr, turn: PrimExpr, thread: PrimExpr, lane: PrimExpr
+    ) -> PrimExpr:
+        i = turn * config.threads + thread
+        c = stage * channels + i // (rows * vectors)
+        y = ty * (config.block[0] * p.stride[0]) + i // vectors % rows - top
+        x = tx * (config.block[1] * p.stride[1] // lanes) + i % vectors - left
+        bottom = ((tiles[0] - 1) * config.block[0]) * p.stride[0] + rows - top
+        right = ((tiles[1] - 1) * config.block[1]) * p.stride[1] // lanes + vectors - left
+        tests = [
+            (rounds[0] * config.threads > channels * rows * vectors, i < channels * rows * vectors),
+            (ragged, c < p.ci),
+            (top > 0, y >= 0),
+            (bottom > p.h, y < p.h),
+            (left > 0, x >= 0),
+            (right > p.w // lanes, x < p.w // lanes),
+        ]
+        return select(tests, given.data[b, c, y, x * lanes + lane]).astype(ACCUMULATOR)
+
+    def weights_at(block: PrimExpr, stage: PrimExpr, turn: PrimExpr, thread: PrimExpr) -> PrimExpr:
+        i = turn * config.threads + thread
+        c, ry, z = stage * channels + i // (p.kh * width), i // width % p.kh, i % width
+        f = block * filters + z // p.kw
+        tests = [
+            (rounds[1] * config.threads > channels * p.kh * width, i < channels * p.kh * width),
+            (ragged, c < p.ci),
+            (width > filters * p.kw, z < filters * p.kw),
+            (blocks * filters > p.co, f < p.co),
+        ]
+        return select(tests, given.weight[f, c, ry, z % p.kw]).astype(ACCUMULATOR)
+
+    halo_registers = te.compute(
+        (p.n, *tiles, stages, rounds[0], config.threads, lanes), halo_at, name="halo_registers"
+    )
+    weights_registers = te.compute((blocks, stages, rounds[1], config.threads), weights_at, name="weights_registers")
+    halo = te.compute(halo_registers.shape, lambda *at: halo_registers(*at), name="halo")
+    weights = te.compute(weights_registers.shape, lambda *at: weights_registers(*at), name="weights")
+    rc, ry, rx = (
+        te.reduce_axis((0, extent), name)
+        for name, extent in (("rc", stages * channels), ("ry", p.kh), ("rx", p.kw))
+    )
+
+    def product_at(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+        c, (block_y, block_x) = rc % channels, config.block
+        row = y % block_y * p.stride[0] + ry * p.dilation[0]
+        column = x % block_x * p.stride[1] + rx * p.dilation[1] + shift
+        i = (c * rows + row) * vectors + column // lanes
+        j = (c * p.kh + ry) * width + f % filters * p.kw + rx
+        stage, threads = rc // channels, config.threads
+        return te.sum(
+            halo[b, y // block_y, x // block_x, stage, i // threads, i % threads, column % lanes]
+            * weights[f // filters, stage, j // threads, j % threads],
+            axis=[rc, ry, rx],
+        )
+
+    padded = (p.n, blocks * filters, tiles[0] * config.block[0], tiles[1] * config.block[1])
+    conv = te.compute(padded, product_at, name="conv")
+    output = te.compute(
+        (p.n, p.co, p.out_h, p.out_w), lambda b, f, y, x: finish(p, conv[b, f, y, x], given.bias, f), name="output"
+    )
+    return [*given.tensors, output]
+
+
+def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), output (n, co, out_h, out_w)."""
+    from tvm import te
+    from tvm.s_tir import Schedule
+
+    from schedules.pipeline import MIN_BLOCKS
+
+    sch = Schedule(te.create_prim_func(direct_definition(problem, config)))
+    conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
+
+    # 1. memory hierarchy: global -> registers -> shared for the operands, registers -> global for the output
+    registers = [sch.get_sblock(f"{name}_registers") for name in ("halo", "weights")]
+    shared = [sch.get_sblock(name) for name in ("halo", "weights")]
+    for block, scope in zip((*registers, *shared, conv), ("local", "local", "shared", "shared", "local"), strict=True):
+        sch.set_scope(block, 0, scope)
+
+    # 2. blocks and threads; a thread's loops from the slowest to the fastest
+    b, f, y, x, rc, ry, rx = sch.get_loops(conv)
+    (threads_y, threads_x), (pixels_y, pixels_x) = config.num_thread, config.pixels
+    block_f, f = sch.split(f, [None, config.filters])
+    block_y, ty, y = sch.split(y, [None, threads_y, pixels_y])
+    block_x, tx, x = sch.split(x, [None, threads_x, pixels_x])
+    stage, rc = sch.split(rc, [None, config.channels(problem)])
+    sch.reorder(b, block_f, block_y, block_x, ty, tx, stage, rc, ry, rx, f, y, x)
+    bind(sch, (sch.fuse(b, block_f), "blockIdx.z"), (block_y, "blockIdx.y"), (block_x, "blockIdx.x"))
+    thread = sch.fuse(ty, tx)
+    sch.bind(thread, "threadIdx.x")
+    for loop in (*((ry,) if config.unroll_rows else ()), rx, f, y, x):
+        sch.unroll(loop)
+
+    # 3. the operands of a stage, each fetched by all threads; the output leaves from registers
+    sch.reverse_compute_at(output, thread, preserve_unit_loops=True)
+    for block in shared:
+        sch.compute_at(block, stage, preserve_unit_loops=True)
+    for block in registers:  # at the front, so that all loads are under way before the first is stored
+        sch.compute_at(block, stage, preserve_unit_loops=True, index=-2)
+    for halo, weights in (registers, shared):
+        _deal_out(sch, halo, config.threads, vector=True)
+        _deal_out(sch, weights, config.threads, vector=False)
+    sch.decompose_reduction(conv, stage)
+
+    # 4. the next stage's operands are loaded into registers before this stage is computed, and stored after it
+    if config.stages(problem) > 1:
+        sch.annotate(stage, "software_pipeline_stage", [0, 0, 0, 0, 1])
+        sch.annotate(stage, "software_pipeline_order", [0, 1, 3, 4, 2])
+
+    if config.min_blocks:
+        sch.mod.update_func(sch.mod.get_global_var("main"), sch.mod["main"].with_attr(MIN_BLOCKS, config.min_blocks))
+    return sch.mod
+
+
+def _deal_out(sch: Schedule, block: SBlockRV, threads: int, vector: bool) -> None:
+    """Bind the loops (round, thread) of a fetch, and the lane after them if there is a vector."""
+    *_, turn, thread, lane = sch.get_loops(block) if vector else (*sch.get_loops(block), None)
+    turn, thread = sch.split(sch.fuse(turn, thread), [None, threads])  # one round may need fewer than all threads
+    sch.unroll(turn)
+    sch.bind(thread, "threadIdx.x")
+    if lane is not None:
+        sch.vectorize(lane)
+
+
+def default(problem: NchwProblem, arch: Arch) -> DirectConfig:
+    return DirectConfig()
+
+
+def space(problem: NchwProblem, arch: Arch) -> Iterator[DirectConfig]:
+    yield DirectConfig()
+
+
+SCHEDULE = ScheduleSpec(
+    name="direct",
+    summary="few channels: input tile with its halo in shared memory, several filters a thread in registers",
+    kinds=("cuda", "rocm"),
+    config=DirectConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+)
