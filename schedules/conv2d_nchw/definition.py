@@ -114,22 +114,25 @@ def definition(problem: NchwProblem) -> list[te.Tensor]:
     return [*given.tensors, output]
 
 
-def gemm_definition(problem: NchwProblem, tile: tuple[int, int, int], operand: str | None = None) -> list[te.Tensor]:
+def gemm_definition(
+    problem: NchwProblem, tile: tuple[int, int, int], operand: str = ACCUMULATOR, branchless: bool = False
+) -> list[te.Tensor]:
     """The same as one matrix product: ``conv`` (co, pixels) = sum over k of ``weights`` (k, co) x ``columns``
     (k, pixels).
 
     A column of pixels is (image, out_y, out_x), k is (ci, kh, kw), as the filter lies in memory.  The extents of (co,
     pixels, k) are rounded up to multiples of `tile` with zeros in ``weights`` and ``columns``: schedules inline both
     into their fetch, so that only the first load and the last store, ``output``, are predicated.  The operands are of
-    dtype `operand`, float32 unless told.
+    dtype `operand`.  With `branchless`, for machines that vectorise a selection but not a branch, the fetch reads the
+    nearest element there is; zeros are selected where sums need them, rows and columns never stored are left as they
+    come.
 
     Returns [data, filter, bias if there is one, the output].
     """
-    from tvm import te
+    from tvm import te, tirx
 
     p = problem
     given = placeholders(p)
-    operand = operand or ACCUMULATOR
     taps, image = p.kh * p.kw, p.out_h * p.out_w
     co, pixels, depth = (-(-size // t) * t for size, t in zip((p.co, p.pixels, p.reduction), tile, strict=True))
     in_depth = depth > p.reduction
@@ -141,11 +144,24 @@ def gemm_definition(problem: NchwProblem, tile: tuple[int, int, int], operand: s
             (p.pad[0] > 0, te.all(y >= 0, y < p.h)),
             (p.pad[1] > 0, te.all(x >= 0, x < p.w)),
             (in_depth, k < p.reduction),
-            (pixels > p.pixels, pixel < p.pixels),
         ]
-        return select(tests, given.data[pixel // image, k // taps, y, x]).astype(operand)
+        if not branchless:
+            tests.append((pixels > p.pixels, pixel < p.pixels))
+            return select(tests, given.data[pixel // image, k // taps, y, x]).astype(operand)
+        at = [pixel // image, k // taps, y, x]
+        for axis, (is_needed, size) in enumerate(
+            ((pixels > p.pixels, p.n), (in_depth, p.ci), (p.pad[0] > 0, p.h), (p.pad[1] > 0, p.w))
+        ):
+            if is_needed:
+                at[axis] = tirx.max(tirx.min(at[axis], size - 1), 0)
+        value = given.data[tuple(at)].astype(operand)
+        needed = [test for is_needed, test in tests if is_needed]
+        return tirx.Select(te.all(*needed), value, tirx.const(0, operand)) if needed else value
 
     def weights_at(k: PrimExpr, f: PrimExpr) -> PrimExpr:
+        if branchless:
+            nearest = tirx.min(f, p.co - 1) if co > p.co else f
+            return given.weight[nearest, tirx.min(k // taps, p.ci - 1), k % taps // p.kw, k % p.kw].astype(operand)
         value = given.weight[f, k // taps, k % taps // p.kw, k % p.kw]
         return select([(in_depth, k < p.reduction), (co > p.co, f < p.co)], value).astype(operand)
 

@@ -87,8 +87,7 @@ class DirectConfig(Config):
 
     def shared_bytes(self, problem: NchwProblem) -> int:
         vectors, weights = self.rounds(problem)
-        versions = min(2, self.stages(problem))
-        return versions * self.threads * (vectors * self.lanes(problem) + weights) * 4
+        return self.threads * (vectors * self.lanes(problem) + weights) * 4
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
         for name in ("block", "pixels"):
@@ -252,7 +251,8 @@ def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
 def _deal_out(sch: Schedule, block: SBlockRV, threads: int, vector: bool) -> None:
     """Bind the loops (round, thread) of a fetch, and the lane after them if there is a vector."""
     *_, turn, thread, lane = sch.get_loops(block) if vector else (*sch.get_loops(block), None)
-    turn, thread = sch.split(sch.fuse(turn, thread), [None, threads])  # one round may need fewer than all threads
+    if int(sch.get(thread).extent) < threads:  # a single round, which does not need every thread
+        _, thread = sch.split(thread, [None, threads])
     sch.unroll(turn)
     sch.bind(thread, "threadIdx.x")
     if lane is not None:
