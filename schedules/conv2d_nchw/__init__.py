@@ -8,17 +8,17 @@ from schedules.conv2d_nchw.definition import NchwProblem, definition, inputs, re
 from schedules.operator import Operator
 
 FEW_CHANNELS = 16
+FEW_PIXELS = 2**16  # below, tiles of the image are too few to occupy a GPU
 
 
 def choose(problem: NchwProblem, arch: Arch) -> str:
-    """The rule: `direct` where a kernel larger than 1x1 has few output channels, so that a thread keeps all of them and
-    fetches each pixel once; else `simt`."""
+    """The rule: `direct` where a kernel larger than 1x1 has few channels and a large image, so that a thread keeps all
+    filters and fetches each pixel once; else `simt`."""
     if not arch.is_gpu:
         return "cpu"
     p = problem
-    if p.co <= FEW_CHANNELS and p.kh * p.kw > 1 and direct.default(p, arch).check(p, arch) is None:
-        return "direct"
-    return "simt"
+    few = max(p.ci, p.co) <= FEW_CHANNELS and p.pixels >= FEW_PIXELS and p.kh * p.kw > 1
+    return "direct" if few and direct.SCHEDULE.default(p, arch).check(p, arch) is None else "simt"
 
 
 OPERATOR = Operator(

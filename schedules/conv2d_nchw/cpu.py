@@ -19,15 +19,13 @@ from schedules.problem import Config
 
 if TYPE_CHECKING:
     import tvm
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV
 
 
 @dataclass(frozen=True)
 class CpuConfig(Config):
     vector: int = 16  # pixels of a vector
     block_vectors: int = 4  # vectors of a register tile, and of a panel
-    block_rows: int = 4  # output channels of a register tile
+    block_rows: int = 6  # output channels of a register tile
     block_k: int = 256  # values of k gathered at a time
     chunk: int = 0  # register tiles along the channels that one parallel task computes; 0: all of them
 
@@ -74,18 +72,16 @@ def schedule(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
 
     # 2. the columns of a chunk of k, and the finished panel
     sch.compute_at(columns, ko, preserve_unit_loops=True)
-    _vectorize(sch, sch.get_loops(columns)[-1], config.vector)
+    at_k, at_pixel = sch.get_loops(columns)[-2:]
+    vector, gathered = sch.split(at_pixel, [None, config.vector])
+    sch.reorder(vector, at_k, gathered)  # so that what depends on the pixel alone is computed once
+    sch.vectorize(gathered)
     sch.reverse_compute_at(output, task, preserve_unit_loops=True)
     for loop in (f, pixel):
         sch.unroll(loop)
     sch.vectorize(lane)
     sch.vectorize(sch.get_loops(sch.decompose_reduction(conv, ko))[-1])
     return sch.mod
-
-
-def _vectorize(sch: Schedule, loop: LoopRV, lanes: int) -> None:
-    _, lane = sch.split(loop, [None, lanes])
-    sch.vectorize(lane)
 
 
 def default(problem: NchwProblem, arch: Arch) -> CpuConfig:
@@ -95,7 +91,7 @@ def default(problem: NchwProblem, arch: Arch) -> CpuConfig:
         vector //= 2
     while block_vectors > 1 and vector * (block_vectors - 1) >= problem.pixels:
         block_vectors -= 1
-    rows = min(4, problem.co)
+    rows = -(-problem.co // -(-problem.co // 6))  # six, or a little less where that leaves no row unused
     panels = -(-problem.pixels // (vector * block_vectors))
     tiles = -(-problem.co // rows)
     shares = min(tiles, max(1, 4 * physical_cores() // panels))  # of the channels, where panels are too few

@@ -89,6 +89,14 @@ class DirectConfig(Config):
         vectors, weights = self.rounds(problem)
         return self.threads * (vectors * self.lanes(problem) + weights) * 4
 
+    def registers(self, problem: NchwProblem) -> int:
+        """An estimate for each thread: sums, a row of the halo, loads on their way, and addressing."""
+        sums = self.filters * self.pixels[0] * self.pixels[1]
+        window = (self.pixels[1] - 1) * problem.stride[1] + problem.kw
+        vectors, weights = self.rounds(problem)
+        loads = vectors * self.lanes(problem) + weights
+        return (max(sums, loads) if self.stages(problem) == 1 else sums + loads) + window + 32
+
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
         for name in ("block", "pixels"):
             if min(getattr(self, name)) < 1:
@@ -107,9 +115,11 @@ class DirectConfig(Config):
         shared = self.shared_bytes(problem)
         if shared > arch.shared_static:
             return f"block={self.block} needs {shared} bytes of shared memory, {arch} has {arch.shared_static}"
-        accumulators = self.filters * self.pixels[0] * self.pixels[1]
-        if accumulators > arch.registers_thread - 64:
-            return f"filters={self.filters} x pixels={self.pixels} keep {accumulators} sums in registers, too many"
+        if self.registers(problem) > arch.registers_thread:
+            return (
+                f"filters={self.filters} x pixels={self.pixels} and the loads of a stage need about "
+                f"{self.registers(problem)} registers, {arch} has {arch.registers_thread}"
+            )
         return None
 
 
@@ -260,11 +270,33 @@ def _deal_out(sch: Schedule, block: SBlockRV, threads: int, vector: bool) -> Non
 
 
 def default(problem: NchwProblem, arch: Arch) -> DirectConfig:
-    return DirectConfig()
+    """Up to eight filters a thread; a tile as wide as the image allows, with all channels at once where they fit in the
+    registers that they pass through, else as many as leave most registers to the sums."""
+    p = problem
+    filters = -(-p.co // -(-p.co // 8))
+    width = next((width for width in (64, 32, 16) if p.out_w > width // 2), 8)
+    for height in (12, 8, 4, 2, 1):
+        for channels in (0, 8, 4, 3, 2, 1):
+            config = DirectConfig((height, width), (1, 4), filters, channels)
+            vectors, weights = config.rounds(p)
+            loads = vectors * config.lanes(p) + weights
+            if loads <= (56 if config.stages(p) == 1 else 16) and config.check(p, arch) is None:
+                return config
+    return DirectConfig((1, width), (1, 4), filters, 1, 1)
 
 
 def space(problem: NchwProblem, arch: Arch) -> Iterator[DirectConfig]:
-    yield DirectConfig()
+    filters = {-(-problem.co // parts) for parts in (1, 2, 3)} | {4, 8}
+    for fields in product(
+        product((4, 8, 12, 16, 24), (16, 32, 64, 128)),
+        ((1, 2), (1, 4), (1, 8), (2, 4), (4, 4)),
+        sorted(count for count in filters if count <= 16 and count <= problem.co),
+        [0, *(count for count in (1, 2, 4) if count < problem.ci)],
+        (4, 1) if DirectConfig().lanes(problem) > 1 else (1,),
+        (True, False),
+        (0, 4),
+    ):
+        yield DirectConfig(*fields)
 
 
 SCHEDULE = ScheduleSpec(
