@@ -280,7 +280,7 @@ def default(problem: NchwProblem, arch: Arch) -> DirectConfig:
             config = DirectConfig((height, width), (1, 4), filters, channels)
             vectors, weights = config.rounds(p)
             loads = vectors * config.lanes(p) + weights
-            if loads <= (56 if config.stages(p) == 1 else 16) and config.check(p, arch) is None:
+            if loads <= (56 if config.stages(p) == 1 else 32) and config.check(p, arch) is None:
                 return config
     return DirectConfig((1, width), (1, 4), filters, 1, 1)
 
