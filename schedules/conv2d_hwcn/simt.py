@@ -108,9 +108,13 @@ def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
     for shared in (data_shared, weight_shared):
         sch.compute_at(shared, rx, preserve_unit_loops=True)
 
-    # 4. all threads fetch both tiles, (ci, n) and (ci, co)
+    # 4. all threads fetch both tiles, (ci, n) and (ci, co); each stores its own outputs
     for shared, row in ((data_shared, problem.n), (weight_shared, problem.co)):
         cooperative_fetch(sch, shared, 2, config.num_thread, widest_vector(row, config.vector))
+    store = widest_vector(problem.n, min(config.vector, widest_vector(tile_n // vthread_n, 4)))
+    if store > 1:
+        _, lane = sch.split(sch.get_loops(output)[-1], [None, store])
+        sch.vectorize(lane)
     sch.decompose_reduction(conv, rco)
     return sch.mod
 
