@@ -40,7 +40,7 @@ class DirectConfig(Config):
     pixels: Pair = (1, 4)  # output pixels of a thread
     filters: int = 6  # output channels of a thread and of a block
     channels_per_stage: int = 0  # input channels in shared memory at a time; 0: all of them, fetched once
-    vector: int = 4  # elements of one global load, where the rows' lengths allow it
+    vector: int = 4  # elements of one global load or store, where the rows' lengths allow it
     unroll_rows: bool = True  # unroll the loop over the kernel's rows
     min_blocks: int = 0  # blocks that a multiprocessor must hold, which bounds the registers; 0: no bound
 
@@ -239,6 +239,10 @@ def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
 
     # 3. the operands of a stage, each fetched by all threads; the output leaves from registers
     sch.reverse_compute_at(output, thread, preserve_unit_loops=True)
+    store = widest_vector(problem.out_w, min(config.vector, widest_vector(pixels_x, 4)))
+    if store > 1:
+        _, lane = sch.split(sch.get_loops(output)[-1], [None, store])
+        sch.vectorize(lane)
     for block in shared:
         sch.compute_at(block, stage, preserve_unit_loops=True)
     for block in registers:  # at the front, so that all loads are under way before the first is stored

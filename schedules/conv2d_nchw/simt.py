@@ -34,7 +34,7 @@ class SimtConfig(Config):
     num_thread: Pair = (16, 16)  # threads of a block: (threadIdx.y, threadIdx.x)
     vthread: Pair = (2, 2)  # sub-tiles a thread's outputs are split into
     step: int = 8  # values of k in shared memory at a time
-    vector: int = 4  # elements of one global load of the data, where the image's layout allows it
+    vector: int = 4  # elements of one load of the data and one store, where the image's layout allows it
     unroll: int = 0  # loops of up to this many iterations in all are unrolled; 0 leaves it to the compiler
 
     @property
@@ -112,11 +112,16 @@ def schedule(problem: NchwProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
     for shared in (weights, columns):
         sch.compute_at(shared, ko, preserve_unit_loops=True)
 
-    # 4. all threads fetch both tiles: pixels along x, filters along k, which is how each lies in memory
+    # 4. all threads fetch both tiles: pixels along x, filters along k, which is how each lies in memory; each stores
+    # its own outputs
     cooperative_fetch(sch, columns, 2, config.num_thread, pixel_vector(p, config.vector))
     sch.reorder(*reversed(sch.get_loops(weights)[-2:]))
     sch.storage_align(weights, 0, 0, 32, PAD)
     cooperative_fetch(sch, weights, 2, config.num_thread, 1)
+    store = widest_vector(p.out_h * p.out_w, min(config.vector, widest_vector(tile_p // vthread_p, 4)))
+    if store > 1:
+        _, lane = sch.split(sch.get_loops(output)[-1], [None, store])
+        sch.vectorize(lane)
     sch.decompose_reduction(conv, ko)
     return sch.mod
 
