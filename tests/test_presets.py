@@ -37,6 +37,12 @@ def test_k100_shapes() -> None:
     ]
 
 
+def test_direct_article() -> None:
+    op, problem = resolve("direct-article", {})
+    assert op.name == "conv2d_nchw"
+    assert problem.words()["dtype"] == "float32" and problem.flops == 2 * 6 * 763 * 507 * 6 * 36
+
+
 def test_resnet_layers() -> None:
     layers = {name: p.fields for name, p in presets().items() if name.startswith("resnet50-")}
     assert len(layers) == 12

@@ -160,8 +160,9 @@ def gemm_definition(
 
     def weights_at(k: PrimExpr, f: PrimExpr) -> PrimExpr:
         if branchless:
-            nearest = tirx.min(f, p.co - 1) if co > p.co else f
-            return given.weight[nearest, tirx.min(k // taps, p.ci - 1), k % taps // p.kw, k % p.kw].astype(operand)
+            f = tirx.min(f, p.co - 1) if co > p.co else f
+            k = tirx.min(k, p.reduction - 1) if in_depth else k
+            return given.weight[f, k // taps, k % taps // p.kw, k % p.kw].astype(operand)
         value = given.weight[f, k // taps, k % taps // p.kw, k % p.kw]
         return select([(in_depth, k < p.reduction), (co > p.co, f < p.co)], value).astype(operand)
 
