@@ -171,9 +171,7 @@ def gemm_definition(
     k = te.reduce_axis((0, depth), "k")
     conv = te.compute(
         (co, pixels),
-        lambda f, pixel: te.sum(
-            weights[k, f].astype(ACCUMULATOR) * columns[k, pixel].astype(ACCUMULATOR), axis=[k]
-        ),
+        lambda f, pixel: te.sum(weights[k, f].astype(ACCUMULATOR) * columns[k, pixel].astype(ACCUMULATOR), axis=[k]),
         name="conv",
     )
 

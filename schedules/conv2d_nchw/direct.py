@@ -175,15 +175,12 @@ def direct_definition(problem: NchwProblem, config: DirectConfig) -> list[te.Ten
         ]
         return select(tests, given.weight[f, c, ry, z % p.kw]).astype(ACCUMULATOR)
 
-    halo_registers = te.compute(
-        (p.n, *tiles, stages, rounds[0], config.threads, lanes), halo_at, name="halo_registers"
-    )
+    halo_registers = te.compute((p.n, *tiles, stages, rounds[0], config.threads, lanes), halo_at, name="halo_registers")
     weights_registers = te.compute((blocks, stages, rounds[1], config.threads), weights_at, name="weights_registers")
     halo = te.compute(halo_registers.shape, lambda *at: halo_registers(*at), name="halo")
     weights = te.compute(weights_registers.shape, lambda *at: weights_registers(*at), name="weights")
     rc, ry, rx = (
-        te.reduce_axis((0, extent), name)
-        for name, extent in (("rc", stages * channels), ("ry", p.kh), ("rx", p.kw))
+        te.reduce_axis((0, extent), name) for name, extent in (("rc", stages * channels), ("ry", p.kh), ("rx", p.kw))
     )
 
     def product_at(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:

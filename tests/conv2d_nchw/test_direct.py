@@ -1,0 +1,220 @@
+"""Direct convolution: correct by every route, balanced vector loads, the next channels under way while these are
+multiplied."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedules.arch import ARCHES, Arch, parse_arch
+from schedules.build import Built, build
+from schedules.conv2d_nchw.direct import DirectConfig, default, space
+from schedules.errors import ConfigError, EmulationError
+from schedules.inspect import material, summary
+from schedules.presets import preset
+from schedules.registry import operator
+from schedules.verify import emulated_runs, judge, poisoned
+from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_correct, problem_of
+from tests.conv2d_nchw.amd import assert_fit
+from tests.conv2d_nchw.shapes import SHAPES
+
+ARTICLE = preset("direct-article").problem()
+SMALL = dict(block="4x16", pixels="1x4", filters=4, channels_per_stage=2)
+CONFIGS: list[dict[str, Any]] = [
+    SMALL,
+    dict(block="4x8", pixels="2x2", filters=3, channels_per_stage=1, vector=2, unroll_rows=False),
+    dict(block="3x8", pixels="1x1", filters=1, channels_per_stage=0, vector=1, min_blocks=2),
+]
+GPUS = [arch for arch in ARCHES.values() if arch.is_gpu]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("config", [{}, *CONFIGS], ids=str)
+def test_schedule_is_correct(sm_90a: Arch, shape: str, config: dict[str, Any]) -> None:
+    assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), sm_90a, "direct", config, ["serial"])
+
+
+@pytest.mark.parametrize("arch", GPUS, ids=str)
+def test_schedule_is_correct_on(arch: Arch) -> None:
+    problem = problem_of("conv2d_nchw", **SHAPES["ragged, stride 2, fused"])
+    assert_correct(problem, arch, "direct", SMALL, routes=["serial"])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_generated_cuda_is_correct(emulation: None, sm_90a: Arch, shape: str, config: dict[str, Any]) -> None:
+    assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), sm_90a, "direct", config, ["emulated"])
+
+
+@pytest.mark.parametrize("arch", CUDA_ARCHES, ids=str)
+def test_generated_cuda_is_correct_on(emulation: None, arch: Arch) -> None:
+    problem = problem_of("conv2d_nchw", n=2, h=20, w=40, ci=6, co=6, kh=6, kw=6)
+    assert_correct(problem, arch, "direct", routes=["emulated"])
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    n=st.integers(1, 2), h=st.integers(1, 14), w=st.integers(1, 20), ci=st.integers(1, 5), co=st.integers(1, 7),
+    kh=st.integers(1, 4), kw=st.integers(1, 4), stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    pad=st.tuples(st.integers(0, 3), st.integers(0, 3)), dilation=st.tuples(st.integers(1, 2), st.integers(1, 3)),
+    channels=st.integers(0, 3),
+)  # fmt: skip
+def test_any_shape_is_correct(sm_90a: Arch, channels: int, h: int, w: int, **fields: Any) -> None:
+    (dy, dx), (py, px) = fields["dilation"], fields["pad"]
+    h = max(h, dy * (fields["kh"] - 1) + 1 - 2 * py)
+    w = max(w, dx * (fields["kw"] - 1) + 1 - 2 * px)
+    problem = problem_of("conv2d_nchw", h=h, w=w, **fields)
+    assert_correct(problem, sm_90a, "direct", {**SMALL, "channels_per_stage": channels}, ["serial"])
+
+
+def test_the_rule_prefers_it_for_few_channels_and_large_images(sm_90a: Arch) -> None:
+    op = operator("conv2d_nchw")
+    assert op.choose(ARTICLE, sm_90a) == "direct"
+    assert op.choose(replace(ARTICLE, co=64), sm_90a) == "simt"
+    assert op.choose(replace(ARTICLE, h=64, w=64), sm_90a) == "simt"
+
+
+def test_source_of_the_article(sm_90a: Arch) -> None:
+    built = build(ARTICLE, sm_90a, "direct", device_code=False)
+    source = str(built.sources["cu"])
+    config = default(ARTICLE, sm_90a)
+    assert (config.block, config.pixels, config.filters, config.channels_per_stage) == ((12, 64), (1, 4), 6, 0)
+    assert built.launch and built.launch.threads == 192 and built.launch.grid == (8, 64, 1)
+    # the halo of all channels, 6 x 17 rows x 18 vectors, in ten rounds of 192 vectors
+    assert re.search(r"float4 halo_registers_local_ptr\[10\]", source)
+    assert re.search(r"= \*\(float4\*\)\(data_ptr", source)
+    assert re.search(r"\*\(float4\*\)\(halo_shared_ptr", source)
+    assert source.count("__syncthreads()") == 1
+    assert source.rindex("data_ptr +") < source.index(
+        "halo_shared_ptr +"
+    )  # every load is under way before the first store
+
+
+def test_resources_of_the_article(cuda_compiler: None, sm_90a: Arch) -> None:
+    built = build(ARTICLE, sm_90a, "direct")
+    (kernel,) = built.resources
+    assert kernel.shared == default(ARTICLE, sm_90a).shared_bytes(ARTICLE)
+    assert kernel.spill_stores == kernel.spill_loads == kernel.stack == 0
+    assert kernel.registers <= 64
+    found = summary(material(built))
+    assert found.counts["global load 128-bit"] == 10
+    assert found.counts["fp32 multiply-add"] == 6 * 6 * 6 * 4
+    assert found.counts["shared load 128-bit"] >= 60
+    assert found.blocks_sm >= 5
+
+
+def test_next_channel_is_loaded_before_this_one_is_computed(sm_90a: Arch) -> None:
+    built = build(ARTICLE, sm_90a, "direct", dict(channels_per_stage=1), device_code=False)
+    source = str(built.sources["cu"])
+    loop = source[re.search(r"for \(int rc_0 = 0; rc_0 < 5;", source).start() :]  # type: ignore[union-attr]
+    load, compute, store = (
+        loop.index(text) for text in ("(data_ptr +", "+ (halo_shared_ptr[", "*(float4*)(halo_shared_ptr +")
+    )
+    assert load < compute < store
+    assert len(re.findall(r"float4 halo_registers_local_ptr\[2\]", source)) == 1
+
+
+def test_whole_rows_are_stored_as_vectors(sm_90a: Arch) -> None:
+    built = build(replace(ARTICLE, w=517), sm_90a, "direct", device_code=False)
+    source = str(built.sources["cu"])
+    assert built.problem.words()["w"] == 517 and re.search(r"\*\(float4\*\)\(output_ptr", source)
+    assert "float4*)(data_ptr" not in source  # but rows of 517 do not start at 16 bytes
+
+
+def _changes() -> list[tuple[str, Any]]:
+    return [
+        ("block", (8, 64)),
+        ("pixels", (2, 4)),
+        ("filters", 3),
+        ("channels_per_stage", 2),
+        ("vector", 2),
+        ("unroll_rows", False),
+        ("min_blocks", 4),
+    ]
+
+
+def test_every_field_is_listed() -> None:
+    assert {name for name, _ in _changes()} == set(DirectConfig().words())
+
+
+@pytest.mark.parametrize(("field", "value"), _changes())
+def test_every_field_changes_the_source(sm_90a: Arch, field: str, value: Any) -> None:
+    sources = {
+        str(build(ARTICLE, sm_90a, "direct", config, device_code=False).sources["cu"])
+        for config in (DirectConfig(), replace(DirectConfig(), **{field: value}))
+    }
+    assert len(sources) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (dict(block="12x65"), "block=65 is not a multiple of pixels=4"),
+        (dict(block="32x64"), "block=(32, 64) needs 71680 bytes of shared memory"),
+        (dict(block="64x128", channels_per_stage=1), "makes blocks of 2048 threads, cuda:sm_90a allows 1024"),
+        (dict(filters=64, channels_per_stage=1), "filters=64 x pixels=(1, 4)"),
+        (dict(filters=0), "filters=0"),
+        (dict(vector=8), "vector=8"),
+        (dict(pixels=0), "pixels=(0, 0)"),
+        (dict(channels_per_stage=-1), "channels_per_stage=-1"),
+    ],
+)
+def test_illegal_configs_are_refused(sm_90a: Arch, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        build(ARTICLE, sm_90a, "direct", config)
+
+
+@pytest.mark.parametrize("config", [{}, dict(channels_per_stage=1, unroll_rows=False)], ids=str)
+@pytest.mark.parametrize("arch", ROCM_ARCHES, ids=str)
+def test_amd_code_object(amd_linker: None, arch: Arch, config: dict[str, Any]) -> None:
+    built = build(ARTICLE, arch, "direct", config)
+    assert_fit(built)
+    assert summary(material(built)).counts["global load 128-bit"] >= 2
+
+
+def test_amd_blocks_stay_within_256_threads() -> None:
+    with pytest.raises(ConfigError, match="allows 256"):
+        build(ARTICLE, parse_arch("gfx90a"), "direct", dict(block="24x64", channels_per_stage=1))
+
+
+def _mutants(source: str) -> Iterator[tuple[str, str]]:
+    for i, match in enumerate(re.finditer(r"__syncthreads\(\);", source)):
+        yield f"without barrier {i}", source[: match.start()] + source[match.end() :]
+    yield "halo row", re.sub(r"\(ry \* (\d+)\)", lambda found: f"(ry * {int(found[1]) - 1})", source, count=1)
+    yield "border", re.sub(r"\(1 <= ", "(0 <= ", source, count=1)
+
+
+def _caught(built: Built, source: str) -> bool:
+    inputs = built.operator.inputs(built.problem, np.random.default_rng(0))
+    for _, run in emulated_runs(built, source):
+        try:
+            if not judge(built.problem, inputs, run([*inputs, *poisoned(built.problem)])).passed:
+                return True
+        except EmulationError:
+            return True
+    return False
+
+
+def test_broken_kernels_are_caught(emulation: None, sm_90a: Arch) -> None:
+    """Each mutant of the pipelined kernel must be wrong in some mode of the emulator; the kernel itself in none."""
+    problem = problem_of("conv2d_nchw", n=1, h=9, w=40, ci=6, co=4, kh=3, kw=3, pad=1)
+    built = build(problem, sm_90a, "direct", SMALL, device_code=False)
+    source = str(built.sources["cu"])
+    assert not _caught(built, source)
+    mutants = dict(_mutants(source))
+    assert len(mutants) == 5
+    for name, mutant in mutants.items():
+        assert mutant != source, name
+        assert _caught(built, mutant), name
+
+
+def test_the_space_is_worth_searching(sm_90a: Arch) -> None:
+    legal = [config for config in space(ARTICLE, sm_90a) if config.check(ARTICLE, sm_90a) is None]
+    assert len(legal) >= 200
