@@ -127,8 +127,8 @@ def direct_definition(problem: NchwProblem, config: DirectConfig) -> list[te.Ten
     """The TE graph in the form the schedule wants.
 
     ``halo`` (n, tile y, tile x, stage, round, thread, lane) and ``weights`` (co blocks, stage, round, thread) are the
-    operands of each tile and stage in the order in which a block's threads fetch them: element i of the tile's (channel,
-    row, vector), or (channel, kernel row, filter and kernel column), is fetched by thread i % threads in round
+    operands of each tile and stage in the order in which a block's threads fetch them: of the tile's (channel, row,
+    vector), or (channel, kernel row, filter and kernel column), thread i % threads fetches element i in round
     i / threads.  ``halo_registers`` and ``weights_registers`` are the same on their way.
     ``conv`` (n, co, out_h, out_w) has its extents rounded up to whole tiles; ``output`` keeps what was asked for.
     """
