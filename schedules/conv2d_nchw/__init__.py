@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_nchw import cpu, direct, simt
+from schedules.conv2d_nchw import cpu, direct, mma, simt
 from schedules.conv2d_nchw.definition import NchwProblem, definition, inputs, reference
 from schedules.operator import Operator
 
@@ -28,6 +28,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(direct.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
+    schedules=(mma.SCHEDULE, direct.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
     choose=choose,
 )

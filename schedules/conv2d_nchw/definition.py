@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from schedules.operator import Array, Expected
 from schedules.primitives.epilogue import ACCUMULATOR, bias_placeholder, finish, finish_reference
+from schedules.primitives.padding import select
+from schedules.primitives.tiles import widest_vector
 from schedules.problem import Argument, FusedConv2dProblem
 from schedules.reference import convolve, normal_inputs
 
@@ -69,15 +71,6 @@ def placeholders(problem: NchwProblem) -> Placeholders:
     return Placeholders(data, weight, bias_placeholder(problem))
 
 
-def select(tests: Sequence[tuple[bool, PrimExpr]], value: PrimExpr) -> PrimExpr:
-    """`value` where every test holds that is needed at all, else zero."""
-    from tvm import te, tirx
-
-    needed = [test for is_needed, test in tests if is_needed]
-    value = tirx.convert(value)
-    return te.if_then_else(te.all(*needed), value, tirx.const(0, str(value.ty))) if needed else value
-
-
 def definition(problem: NchwProblem) -> list[te.Tensor]:
     """The TE graph: ``padded`` (data with its border of zeros), ``conv`` (the sum over ci, kh, kw), ``output``.
 
@@ -114,66 +107,82 @@ def definition(problem: NchwProblem) -> list[te.Tensor]:
     return [*given.tensors, output]
 
 
-def gemm_definition(
-    problem: NchwProblem, tile: tuple[int, int, int], operand: str = ACCUMULATOR, branchless: bool = False
-) -> list[te.Tensor]:
-    """The same as one matrix product: ``conv`` (co, pixels) = sum over k of ``weights`` (k, co) x ``columns``
-    (k, pixels).
+@dataclass(frozen=True)
+class Matrices:
+    """The operands of implicit GEMM: ``weights`` (co, k) x ``columns`` (k, pixels).
 
     A column of pixels is (image, out_y, out_x), k is (ci, kh, kw), as the filter lies in memory.  The extents of (co,
-    pixels, k) are rounded up to multiples of `tile` with zeros in ``weights`` and ``columns``: schedules inline both
-    into their fetch, so that only the first load and the last store, ``output``, are predicated.  The operands are of
-    dtype `operand`.  With `branchless`, for machines that vectorise a selection but not a branch, the fetch reads the
-    nearest element there is; zeros are selected where sums need them, rows and columns never stored are left as they
-    come.
-
-    Returns [data, filter, bias if there is one, the output].
+    pixels, k) are rounded up to multiples of `tile` with zeros, which schedules inline into their loads, so that the
+    product is free of tests.  With `branchless`, for machines that vectorise a selection but not a branch, the loads
+    read the nearest element there is; zeros are selected where sums need them, rows and columns never stored are left
+    as they come.
     """
-    from tvm import te, tirx
 
-    p = problem
-    given = placeholders(p)
-    taps, image = p.kh * p.kw, p.out_h * p.out_w
-    co, pixels, depth = (-(-size // t) * t for size, t in zip((p.co, p.pixels, p.reduction), tile, strict=True))
-    in_depth = depth > p.reduction
+    problem: NchwProblem
+    given: Placeholders
+    tile: tuple[int, int, int]
+    branchless: bool = False
 
-    def column(k: PrimExpr, pixel: PrimExpr) -> PrimExpr:
+    @property
+    def extents(self) -> tuple[int, int, int]:
+        """(co, pixels, k) in whole tiles."""
+        p = self.problem
+        co, pixels, k = (-(-size // t) * t for size, t in zip((p.co, p.pixels, p.reduction), self.tile, strict=True))
+        return co, pixels, k
+
+    def column(self, k: PrimExpr, pixel: PrimExpr) -> PrimExpr:
+        from tvm import te, tirx
+
+        p = self.problem
+        image, taps = p.out_h * p.out_w, p.kh * p.kw
+        _, pixels, depth = self.extents
         y = pixel % image // p.out_w * p.stride[0] + k % taps // p.kw * p.dilation[0] - p.pad[0]
         x = pixel % p.out_w * p.stride[1] + k % p.kw * p.dilation[1] - p.pad[1]
+        at = [pixel // image, k // taps, y, x]
         tests = [
             (p.pad[0] > 0, te.all(y >= 0, y < p.h)),
             (p.pad[1] > 0, te.all(x >= 0, x < p.w)),
-            (in_depth, k < p.reduction),
+            (depth > p.reduction, k < p.reduction),
         ]
-        if not branchless:
-            tests.append((pixels > p.pixels, pixel < p.pixels))
-            return select(tests, given.data[pixel // image, k // taps, y, x]).astype(operand)
-        at = [pixel // image, k // taps, y, x]
-        for axis, (is_needed, size) in enumerate(
-            ((pixels > p.pixels, p.n), (in_depth, p.ci), (p.pad[0] > 0, p.h), (p.pad[1] > 0, p.w))
-        ):
-            if is_needed:
+        if not self.branchless:
+            return select([*tests, (pixels > p.pixels, pixel < p.pixels)], self.given.data[tuple(at)])
+        may_leave = (pixels > p.pixels, depth > p.reduction, p.pad[0] > 0, p.pad[1] > 0)
+        for axis, (leaves, size) in enumerate(zip(may_leave, (p.n, p.ci, p.h, p.w), strict=True)):
+            if leaves:
                 at[axis] = tirx.max(tirx.min(at[axis], size - 1), 0)
-        value = given.data[tuple(at)].astype(operand)
+        value = self.given.data[tuple(at)]
         needed = [test for is_needed, test in tests if is_needed]
-        return tirx.Select(te.all(*needed), value, tirx.const(0, operand)) if needed else value
+        return tirx.Select(te.all(*needed), value, tirx.const(0, p.dtype)) if needed else value
 
-    def weights_at(k: PrimExpr, f: PrimExpr) -> PrimExpr:
-        if branchless:
-            f = tirx.min(f, p.co - 1) if co > p.co else f
-            k = tirx.min(k, p.reduction - 1) if in_depth else k
-            return given.weight[f, k // taps, k % taps // p.kw, k % p.kw].astype(operand)
-        value = given.weight[f, k // taps, k % taps // p.kw, k % p.kw]
-        return select([(in_depth, k < p.reduction), (co > p.co, f < p.co)], value).astype(operand)
+    def weight(self, f: PrimExpr, k: PrimExpr) -> PrimExpr:
+        from tvm import tirx
 
-    columns = te.compute((depth, pixels), column, name="columns")
-    weights = te.compute((depth, co), weights_at, name="weights")
+        p = self.problem
+        co, _, depth = self.extents
+        ragged_co, ragged_k = co > p.co, depth > p.reduction
+        if self.branchless:
+            f = tirx.min(f, p.co - 1) if ragged_co else f
+            k = tirx.min(k, p.reduction - 1) if ragged_k else k
+        value = self.given.weight[f, k // (p.kh * p.kw), k % (p.kh * p.kw) // p.kw, k % p.kw]
+        return value if self.branchless else select([(ragged_k, k < p.reduction), (ragged_co, f < p.co)], value)
+
+
+def gemm_definition(problem: NchwProblem, tile: tuple[int, int, int], branchless: bool = False) -> list[te.Tensor]:
+    """The same as one matrix product in float32: ``conv`` (co, pixels) = sum over k of ``weights`` (k, co) x ``columns``
+    (k, pixels), see `Matrices`; ``output`` keeps what was asked for.
+
+    Returns [data, filter, bias if there is one, the output].
+    """
+    from tvm import te
+
+    p = problem
+    given = placeholders(p)
+    matrices = Matrices(p, given, tile, branchless)
+    co, pixels, depth = matrices.extents
+    columns = te.compute((depth, pixels), lambda k, pixel: matrices.column(k, pixel).astype(ACCUMULATOR), name="columns")
+    weights = te.compute((depth, co), lambda k, f: matrices.weight(f, k).astype(ACCUMULATOR), name="weights")
     k = te.reduce_axis((0, depth), "k")
-    conv = te.compute(
-        (co, pixels),
-        lambda f, pixel: te.sum(weights[k, f].astype(ACCUMULATOR) * columns[k, pixel].astype(ACCUMULATOR), axis=[k]),
-        name="conv",
-    )
+    conv = te.compute((co, pixels), lambda f, pixel: te.sum(weights[k, f] * columns[k, pixel], axis=[k]), name="conv")
 
     def finished(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
         return finish(p, conv[f, (b * p.out_h + y) * p.out_w + x if p.pixels > 1 else x], given.bias, f)
@@ -189,6 +198,52 @@ def flatten_output(sch: Schedule, problem: NchwProblem) -> SBlockRV:
     if p.pixels > 1:  # the transform would make a lone pixel a constant, which every thread then stores
         sch.transform_block_layout(output, lambda b, f, y, x: [f, (b * p.out_h + y) * p.out_w + x])
     return output
+
+
+def product_definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list[te.Tensor]:
+    """The same in the form of `primitives.tensor_core`: ``conv`` (co, pixels) = sum over k of ``weights`` (co, k) x
+    ``columns`` (k, pixels), operands in the problem's dtype; ``finished`` is ``conv`` after the epilogue; ``output``
+    (co, pixels) keeps what was asked for, and `unflatten_output` gives it the problem's shape.
+
+    Returns [data, filter, bias if there is one, the output].
+    """
+    from tvm import te
+
+    p = problem
+    given = placeholders(p)
+    matrices = Matrices(p, given, tile)
+    co, pixels, depth = matrices.extents
+    columns = te.compute((depth, pixels), matrices.column, name="columns")
+    weights = te.compute((co, depth), matrices.weight, name="weights")
+    k = te.reduce_axis((0, depth), "k")
+    conv = te.compute(
+        (co, pixels),
+        lambda f, pixel: te.sum(weights[f, k].astype(ACCUMULATOR) * columns[k, pixel].astype(ACCUMULATOR), axis=[k]),
+        name="conv",
+    )
+    # beyond the last channel there is no bias to read; what stands there is dropped
+    finished = te.compute(
+        (co, pixels), lambda f, pixel: finish(p, conv[f, pixel], given.bias, te.min(f, p.co - 1)), name="finished"
+    )
+    output = te.compute((p.co, p.pixels), lambda f, pixel: finished[f, pixel], name="output")
+    return [*given.tensors, output]
+
+
+def unflatten_output(sch: Schedule, problem: NchwProblem) -> None:
+    """Give the argument that ``output`` of `product_definition` writes the shape (n, co, out_h, out_w)."""
+    p = problem
+    sch.transform_layout(
+        sch.get_sblock("output"),
+        ("write", 0),
+        lambda f, pixel: [pixel // (p.out_h * p.out_w), f, pixel % (p.out_h * p.out_w) // p.out_w, pixel % p.out_w],
+    )
+
+
+def pixel_vector(problem: NchwProblem, limit: int) -> int:
+    """How many neighbouring pixels one load may bring: more than one only if output pixels are input pixels."""
+    p = problem
+    plain = p.kh == p.kw == 1 and p.stride == (1, 1) and p.pad == (0, 0)
+    return widest_vector(p.out_h * p.out_w, limit) if plain else 1
 
 
 def reference(problem: NchwProblem, arrays: Sequence[Array]) -> list[Expected]:

@@ -15,7 +15,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from schedules.arch import Arch
-from schedules.conv2d_nchw.definition import NchwProblem, flatten_output, gemm_definition
+from schedules.conv2d_nchw.definition import NchwProblem, flatten_output, gemm_definition, pixel_vector
 from schedules.operator import ScheduleSpec
 from schedules.primitives.tiles import bind, cooperative_fetch, widest_vector
 from schedules.problem import Config, Pair
@@ -124,13 +124,6 @@ def schedule(problem: NchwProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
         sch.vectorize(lane)
     sch.decompose_reduction(conv, ko)
     return sch.mod
-
-
-def pixel_vector(problem: NchwProblem, limit: int) -> int:
-    """How many neighbouring pixels one load may bring: more than one only if output pixels are input pixels."""
-    p = problem
-    plain = p.kh == p.kw == 1 and p.stride == (1, 1) and p.pad == (0, 0)
-    return widest_vector(p.out_h * p.out_w, limit) if plain else 1
 
 
 def default(problem: NchwProblem, arch: Arch) -> SimtConfig:

@@ -1,0 +1,90 @@
+"""NCHW convolution as an implicit product on NVIDIA's tensor cores: output channels x pixels.
+
+The filter's rows are contiguous in k = (ci, kh, kw) and loaded as they lie; pixels are contiguous in the other operand,
+which `ldmatrix` transposes on its way into registers.  k is padded to whole tiles once, not for each tap, and output
+channels to 16 at most.  Source: the K100_AI implicit-GEMM article's problem, on the main loop of
+`primitives.tensor_core`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from schedules.arch import Arch
+from schedules.conv2d_nchw.definition import NchwProblem, pixel_vector, product_definition, unflatten_output
+from schedules.operator import ScheduleSpec
+from schedules.primitives.tensor_core import Operand, TensorCoreConfig, schedule_product
+from schedules.primitives.tiles import widest_vector
+
+if TYPE_CHECKING:
+    import tvm
+
+TILES = (  # block_m, block_n, warps_m, warps_n
+    (128, 128, 2, 2),
+    (128, 64, 2, 2),
+    (64, 128, 2, 2),
+    (64, 128, 1, 4),
+    (64, 64, 2, 2),
+    (32, 128, 1, 4),
+    (32, 64, 1, 4),
+    (16, 128, 1, 4),
+    (16, 64, 1, 4),
+)
+
+
+@dataclass(frozen=True)
+class MmaConfig(TensorCoreConfig):
+    """Tiles of (output channels, pixels, k)."""
+
+    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+        return self.check_tile(problem.dtype, arch)
+
+
+def schedule(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), bias (co,) if any, output (n, co, out_h,
+    out_w)."""
+    from tvm import te
+    from tvm.s_tir import Schedule
+
+    p = problem
+    sch = Schedule(te.create_prim_func(product_definition(p, config.tile)))
+    filters = Operand(0, widest_vector(p.reduction, 8))
+    pixels = Operand(1, pixel_vector(p, 8), transposed=True)
+    schedule_product(sch, config, arch, p.dtype, filters, pixels, widest_vector(p.out_h * p.out_w, 8))
+    unflatten_output(sch, p)
+    return config.finish(sch.mod)
+
+
+def default(problem: NchwProblem, arch: Arch) -> MmaConfig:
+    """The largest tile that wastes few output channels and leaves few multiprocessors idle."""
+    p = problem
+    block_m = next((rows for rows in (16, 32, 64) if p.co <= rows), 128)
+    block_n = 128
+    if block_m == 128 and -(-p.co // 128) * -(-p.pixels // 128) < 128:
+        block_m = 64
+    if -(-p.co // block_m) * -(-p.pixels // block_n) < 128:
+        block_n = 64
+    warps = (1, 4) if block_m <= 32 else (2, 2)
+    return MmaConfig(block_m, block_n, 32, *warps, 4 if "cp_async" in arch.features else 2)
+
+
+def space(problem: NchwProblem, arch: Arch) -> Iterator[MmaConfig]:
+    for (block_m, block_n, warps_m, warps_n), block_k, stages, min_blocks in product(
+        TILES, (32, 64), (2, 3, 4, 5), (0, 2, 3)
+    ):
+        if block_m < 2 * max(problem.co, 16):
+            yield MmaConfig(block_m, block_n, block_k, warps_m, warps_n, stages, min_blocks)
+
+
+SCHEDULE = ScheduleSpec(
+    name="mma",
+    summary="implicit GEMM on tensor cores: ldmatrix (transposed for pixels), mma.sync, multi-stage cp.async",
+    kinds=("cuda",),
+    config=MmaConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+)
