@@ -180,20 +180,24 @@ def schedule_product(
 
 
 def _clear_sums(sch: Schedule, start: SBlockRV, atom: Atom) -> None:
-    _bind_lanes(sch, *sch.get_loops(start)[-2:], atom)
+    row, column, i, j = sch.get_loops(start)[-4:]
+    for loop in (row, column, *_bind_lanes(sch, i, j, atom)):
+        sch.unroll(loop)
 
 
-def _bind_lanes(sch: Schedule, i: LoopRV, j: LoopRV, atom: Atom) -> LoopRV:
-    """Deal a sum's (i, j) out to the lanes that hold them; returns the loop over a lane's neighbouring slots."""
+def _bind_lanes(sch: Schedule, i: LoopRV, j: LoopRV, atom: Atom) -> list[LoopRV]:
+    """Deal a sum's (i, j) out to the lanes that hold them; returns the loops over a lane's slots, inner last."""
     if atom.wave == 32:
         half, i = sch.split(i, [2, 8])
         j, slot = sch.split(j, [4, 2])
         sch.reorder(half, i, j, slot)
+        slots = [half, slot]
     else:
         i, slot = sch.split(i, [4, 4])
         sch.reorder(i, j, slot)
+        slots = [slot]
     sch.bind(sch.fuse(i, j), "threadIdx.x")
-    return slot
+    return slots
 
 
 def _leave_registers(sch: Schedule, row: LoopRV, column: LoopRV, config: TensorCoreConfig, atom: Atom) -> None:
@@ -202,11 +206,13 @@ def _leave_registers(sch: Schedule, row: LoopRV, column: LoopRV, config: TensorC
     warp_column, column, j = sch.split(column, [config.warps_n, None, atom.n])
     sch.reorder(warp_row, warp_column, row, column, i, j)
     sch.bind(sch.fuse(warp_row, warp_column), "threadIdx.y")
-    sch.unroll(row)
-    sch.unroll(column)
-    slot = _bind_lanes(sch, i, j, atom)
+    *halves, slot = _bind_lanes(sch, i, j, atom)
+    for loop in (row, column, *halves):
+        sch.unroll(loop)
     if atom.wave == 32:
         sch.vectorize(slot)
+    else:
+        sch.unroll(slot)
 
 
 def _lay_out_sums(sch: Schedule, conv: SBlockRV, config: TensorCoreConfig, atom: Atom) -> None:
@@ -220,7 +226,7 @@ def _lay_out_sums(sch: Schedule, conv: SBlockRV, config: TensorCoreConfig, atom:
         return [*outer, *tiles, *warps, *products, *atom.c(m % atom.m, n % atom.n)]
 
     sch.transform_layout(conv, ("write", 0), layout, assume_injective_transform=True)
-    per_lane(sch, conv)
+    per_lane(sch, conv, 5, 6)
 
 
 def _fill_fragment(
