@@ -8,7 +8,9 @@ stores.  Sources: CUTLASS's multistage GEMM; MegEngine's and the K100_AI implici
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch
@@ -258,3 +260,33 @@ def _fill_fragment(
     bind(sch, (sch.fuse(k, row), "threadIdx.x"))
     if not transposed:
         sch.vectorize(slot)
+
+
+def default_tile(m: int, n: int, dtype: str, arch: Arch) -> dict[str, int]:
+    """Fields of a TensorCoreConfig for a product of `m` x `n`, no wider than it fills."""
+    atom = atom_for(dtype, arch)
+    block_m, block_n, warps_m, warps_n = 128, 128, 2, 2
+    return {
+        "block_m": block_m,
+        "block_n": block_n,
+        "block_k": 2 * atom.k,
+        "warps_m": warps_m,
+        "warps_n": warps_n,
+        "stages": 4 if "cp_async" in arch.features else 2,
+    }
+
+
+def tiles(dtype: str, arch: Arch) -> Iterator[dict[str, int]]:
+    """Fields of every TensorCoreConfig worth trying, legal or not."""
+    atom = atom_for(dtype, arch)
+    sides = [(128, 128, 2, 2), (128, 64, 2, 2)]
+    for (block_m, block_n, warps_m, warps_n), steps, stages, min_blocks in product(sides, (2, 4), (2, 3, 4), (0, 2)):
+        yield {
+            "block_m": block_m,
+            "block_n": block_n,
+            "block_k": steps * atom.k,
+            "warps_m": warps_m,
+            "warps_n": warps_n,
+            "stages": stages,
+            "min_blocks": min_blocks,
+        }
