@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_hwcn import cpu, simt
+from schedules.conv2d_hwcn import cpu, mma, simt
 from schedules.conv2d_hwcn.definition import HwcnProblem, definition, inputs, reference
 from schedules.operator import Operator
 
@@ -19,6 +19,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(simt.SCHEDULE, cpu.SCHEDULE),
+    schedules=(simt.SCHEDULE, mma.SCHEDULE, mma.MFMA, cpu.SCHEDULE),
     choose=choose,
 )

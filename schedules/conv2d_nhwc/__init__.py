@@ -19,6 +19,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(mma.SCHEDULE,),
+    schedules=(mma.SCHEDULE, mma.MFMA),
     choose=choose,
 )

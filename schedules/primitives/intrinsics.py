@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch
-from schedules.primitives.annotations import PER_LANE, PREFIX
+from schedules.primitives.annotations import LANE_AXIS, PER_THREAD, PREFIX
 from schedules.primitives.fragments import Atom
 
 if TYPE_CHECKING:
@@ -78,9 +78,12 @@ def tensorize(sch: Schedule, loop: LoopRV | SBlockRV, intrinsic: Intrinsic) -> N
         sch.tensorize(loop, intrinsic.name)
 
 
-def per_lane(sch: Schedule, block: SBlockRV) -> None:
-    """Declare that the buffer which `block` writes ends in (lane, slot)."""
-    sch.annotate(block, PER_LANE, 1)
+def per_lane(sch: Schedule, block: SBlockRV, *others: int) -> None:
+    """Declare that the buffer which `block` writes ends in (lane, slot), and that a thread only touches its own lane.
+
+    `others` are further axes, counted from the end, of which a thread touches one index: those of its warp.
+    """
+    sch.annotate(block, PER_THREAD, [LANE_AXIS, *others])
 
 
 # ---- matrix products ----
@@ -305,7 +308,7 @@ def load_matrix(atom: Atom, operand: str, scope: str, *, rows: int = 16, transpo
         with T.sblock("root"):
             T.reads(S[0 : shape[0], 0 : shape[1]])
             T.writes(F[0:tiles, 0:32, 0:slots])
-            T.sblock_attr({PER_LANE: 1})
+            T.sblock_attr({PER_THREAD: [LANE_AXIS]})
             for lane in T.thread_binding(0, 32, "threadIdx.x"):
                 row, k = T.meta_var(pointed(lane))
                 x, y = T.meta_var((k, row) if transposed else (row, k))

@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.stmt import SBlock
 
-from schedules.primitives.annotations import PER_LANE, PREFIX, SWIZZLE
+from schedules.primitives.annotations import PER_THREAD, PREFIX, SWIZZLE
 from schedules.primitives.multistage import multistage
 
 BANK_BYTES, VECTOR_BYTES = 128, 16  # of one row over all banks of shared memory, of the widest access
@@ -78,7 +78,7 @@ def lower(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _relayout(body: Any) -> Any:
-    """Drop the lane axis of fragments and apply the swizzles."""
+    """Leave each thread its own part of the fragments, and apply the swizzles."""
     analyzer = tvm.sym.Analyzer()
     indices: dict[Any, Index] = {}  # of a buffer as it will be
     renewed: dict[Any, Any] = {}
@@ -95,17 +95,21 @@ def _relayout(body: Any) -> Any:
 
         return index
 
-    def without_lane(at: list[Any]) -> list[Any]:
-        return [*at[:-2], tirx.const(0, "int32"), at[-1]]
+    def per_thread(axes: list[int]) -> Index:
+        def index(at: list[Any]) -> list[Any]:
+            return [tirx.const(0, "int32") if len(at) - axis in axes else value for axis, value in enumerate(at)]
+
+        return index
 
     def collect(block: Any) -> None:
         annotations = dict(block.annotations)
-        if PER_LANE in annotations:
-            buffer = block.writes[0].source
+        if PER_THREAD in annotations:
+            buffer, axes = block.writes[0].source, [int(axis) for axis in annotations[PER_THREAD]]
             if buffer not in renewed:
-                shape = [*buffer.shape[:-2], 1, buffer.shape[-1]]
+                rank = len(buffer.shape)
+                shape = [1 if rank - axis in axes else extent for axis, extent in enumerate(buffer.shape)]
                 renewed[buffer] = tirx.decl_buffer(shape, buffer.dtype, buffer.name, scope=buffer.scope())
-                indices[renewed[buffer]] = without_lane
+                indices[renewed[buffer]] = per_thread(axes)
         if SWIZZLE in annotations:
             buffer = block.writes[0].source
             indices[buffer] = swizzled(buffer)
@@ -135,7 +139,7 @@ def _relayout(body: Any) -> Any:
                 for region in given
             ]
 
-        kept = {k: v for k, v in dict(node.annotations).items() if k not in (PER_LANE, SWIZZLE)}
+        kept = {k: v for k, v in dict(node.annotations).items() if k not in (PER_THREAD, SWIZZLE)}
         return SBlock(
             node.iter_vars,
             regions(node.reads),

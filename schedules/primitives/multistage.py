@@ -359,7 +359,7 @@ def _async_copy(loop: Any, analyzer: Any) -> Any:
     if not isinstance(body, tirx.BufferStore):
         return None
     value, inside = body.value, tirx.const(True, "bool")
-    if isinstance(value, ir.Call) and str(getattr(value.op, "name", "")) == "tirx.if_then_else":
+    if isinstance(value, ir.Call) and str(getattr(value.op, "name", "")).endswith(".if_then_else"):
         inside, value, other = value.args
         if not isinstance(other, tirx.IntImm | tirx.FloatImm) or other.value != 0:
             return None

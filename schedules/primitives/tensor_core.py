@@ -8,7 +8,9 @@ stores.  Sources: CUTLASS's multistage GEMM; MegEngine's and the K100_AI implici
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch
@@ -180,20 +182,24 @@ def schedule_product(
 
 
 def _clear_sums(sch: Schedule, start: SBlockRV, atom: Atom) -> None:
-    _bind_lanes(sch, *sch.get_loops(start)[-2:], atom)
+    row, column, i, j = sch.get_loops(start)[-4:]
+    for loop in (row, column, *_bind_lanes(sch, i, j, atom)):
+        sch.unroll(loop)
 
 
-def _bind_lanes(sch: Schedule, i: LoopRV, j: LoopRV, atom: Atom) -> LoopRV:
-    """Deal a sum's (i, j) out to the lanes that hold them; returns the loop over a lane's neighbouring slots."""
+def _bind_lanes(sch: Schedule, i: LoopRV, j: LoopRV, atom: Atom) -> list[LoopRV]:
+    """Deal a sum's (i, j) out to the lanes that hold them; returns the loops over a lane's slots, inner last."""
     if atom.wave == 32:
         half, i = sch.split(i, [2, 8])
         j, slot = sch.split(j, [4, 2])
         sch.reorder(half, i, j, slot)
+        slots = [half, slot]
     else:
         i, slot = sch.split(i, [4, 4])
         sch.reorder(i, j, slot)
+        slots = [slot]
     sch.bind(sch.fuse(i, j), "threadIdx.x")
-    return slot
+    return slots
 
 
 def _leave_registers(sch: Schedule, row: LoopRV, column: LoopRV, config: TensorCoreConfig, atom: Atom) -> None:
@@ -202,11 +208,13 @@ def _leave_registers(sch: Schedule, row: LoopRV, column: LoopRV, config: TensorC
     warp_column, column, j = sch.split(column, [config.warps_n, None, atom.n])
     sch.reorder(warp_row, warp_column, row, column, i, j)
     sch.bind(sch.fuse(warp_row, warp_column), "threadIdx.y")
-    sch.unroll(row)
-    sch.unroll(column)
-    slot = _bind_lanes(sch, i, j, atom)
+    *halves, slot = _bind_lanes(sch, i, j, atom)
+    for loop in (row, column, *halves):
+        sch.unroll(loop)
     if atom.wave == 32:
         sch.vectorize(slot)
+    else:
+        sch.unroll(slot)
 
 
 def _lay_out_sums(sch: Schedule, conv: SBlockRV, config: TensorCoreConfig, atom: Atom) -> None:
@@ -220,7 +228,7 @@ def _lay_out_sums(sch: Schedule, conv: SBlockRV, config: TensorCoreConfig, atom:
         return [*outer, *tiles, *warps, *products, *atom.c(m % atom.m, n % atom.n)]
 
     sch.transform_layout(conv, ("write", 0), layout, assume_injective_transform=True)
-    per_lane(sch, conv)
+    per_lane(sch, conv, 5, 6)
 
 
 def _fill_fragment(
@@ -252,3 +260,33 @@ def _fill_fragment(
     bind(sch, (sch.fuse(k, row), "threadIdx.x"))
     if not transposed:
         sch.vectorize(slot)
+
+
+def default_tile(m: int, n: int, dtype: str, arch: Arch) -> dict[str, int]:
+    """Fields of a TensorCoreConfig for a product of `m` x `n`, no wider than it fills."""
+    atom = atom_for(dtype, arch)
+    block_m, block_n, warps_m, warps_n = 128, 128, 2, 2
+    return {
+        "block_m": block_m,
+        "block_n": block_n,
+        "block_k": 2 * atom.k,
+        "warps_m": warps_m,
+        "warps_n": warps_n,
+        "stages": 4 if "cp_async" in arch.features else 2,
+    }
+
+
+def tiles(dtype: str, arch: Arch) -> Iterator[dict[str, int]]:
+    """Fields of every TensorCoreConfig worth trying, legal or not."""
+    atom = atom_for(dtype, arch)
+    sides = [(128, 128, 2, 2), (128, 64, 2, 2)]
+    for (block_m, block_n, warps_m, warps_n), steps, stages, min_blocks in product(sides, (2, 4), (2, 3, 4), (0, 2)):
+        yield {
+            "block_m": block_m,
+            "block_n": block_n,
+            "block_k": steps * atom.k,
+            "warps_m": warps_m,
+            "warps_n": warps_n,
+            "stages": stages,
+            "min_blocks": min_blocks,
+        }
