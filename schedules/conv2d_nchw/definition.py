@@ -136,9 +136,11 @@ class Matrices:
         p = self.problem
         image, taps = p.out_h * p.out_w, p.kh * p.kw
         _, pixels, depth = self.extents
-        y = pixel % image // p.out_w * p.stride[0] + k % taps // p.kw * p.dilation[0] - p.pad[0]
-        x = pixel % p.out_w * p.stride[1] + k % p.kw * p.dilation[1] - p.pad[1]
-        at = [pixel // image, k // taps, y, x]
+        # a main loop that counts k in a variable cannot prove it positive, hence division towards zero
+        c, ry = tirx.truncdiv(k, taps), tirx.truncdiv(tirx.truncmod(k, taps), p.kw)
+        y = pixel % image // p.out_w * p.stride[0] + ry * p.dilation[0] - p.pad[0]
+        x = pixel % p.out_w * p.stride[1] + tirx.truncmod(k, p.kw) * p.dilation[1] - p.pad[1]
+        at = [pixel // image, c, y, x]
         tests = [
             (p.pad[0] > 0, te.all(y >= 0, y < p.h)),
             (p.pad[1] > 0, te.all(x >= 0, x < p.w)),
