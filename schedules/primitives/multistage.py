@@ -18,6 +18,7 @@ from tvm.s_tir.stmt import SBlock, SBlockRealize
 
 from schedules.primitives.annotations import ASYNC, PIPELINE
 
+MAIN_LOOP = "main loop"  # name of the block that it becomes
 ASYNC_BYTES = (4, 8, 16)  # that one cp.async can copy
 
 
@@ -302,7 +303,7 @@ class _Emitter:
         ending.append(tirx.Evaluate(tirx.op.tvm_storage_sync(str(self.nest.tiles[0].scope()))))
         body = _seq([*prologue, self.main_loop(), *ending])
         allocations = [*self.staged.values(), *self.doubled.values(), *self.registers.values(), self.state]
-        block = SBlock([], [], [], "multistage", body, None, allocations, [], {})
+        block = SBlock([], [], [], MAIN_LOOP, body, None, allocations, [], {})
         return SBlockRealize([], tirx.const(True, "bool"), block)
 
     def main_loop(self) -> Any:

@@ -165,7 +165,10 @@ def schedule_product(
         sch.compute_at(fragment, step, preserve_unit_loops=True)
     for stage, operand in zip(shared, operands, strict=True):
         sch.compute_at(stage, tile, preserve_unit_loops=True)
-        cooperative_fetch(sch, stage, 2, threads, operand.vector)
+        if operand.transposed and atom.wave == 64:
+            _fetch_transposed(sch, stage, threads, dtype)
+        else:
+            cooperative_fetch(sch, stage, 2, threads, operand.vector)
     for stage in (*shared, finished):
         sch.annotate(stage, SWIZZLE, 1)
     first = reduction[0] if reduction else tile
@@ -179,6 +182,18 @@ def schedule_product(
     start = sch.decompose_reduction(conv, first)
     _clear_sums(sch, start, atom)
     tensorize(sch, i, multiply(atom, arch))
+
+
+def _fetch_transposed(sch: Schedule, stage: SBlockRV, threads: tuple[int, int], dtype: str) -> None:
+    """Fetch a tile (k, rows) and store it as (rows, k): neighbouring threads read neighbouring rows, and each writes 16
+    bytes of one row.  Source: the K100_AI article's transposed writes, where a thread keeps to one column."""
+    sch.transform_layout(stage, ("write", 0), lambda *at: [*at[:-2], at[-1], at[-2]])
+    k, row = sch.get_loops(stage)[-2:]
+    k, lane = sch.split(k, [None, VECTOR_BYTES // numpy_dtype(dtype).itemsize])
+    sch.reorder(k, row, lane)
+    _, ty, tx = sch.split(sch.fuse(k, row), [None, *threads])
+    bind(sch, (ty, "threadIdx.y"), (tx, "threadIdx.x"))
+    sch.vectorize(lane)
 
 
 def _clear_sums(sch: Schedule, start: SBlockRV, atom: Atom) -> None:
@@ -258,8 +273,7 @@ def _fill_fragment(
     k, slot = sch.split(k, [None, atom.word])
     sch.reorder(many, k, row, slot)
     bind(sch, (sch.fuse(k, row), "threadIdx.x"))
-    if not transposed:
-        sch.vectorize(slot)
+    sch.vectorize(slot)
 
 
 def default_tile(m: int, n: int, dtype: str, arch: Arch) -> dict[str, int]:
