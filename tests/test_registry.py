@@ -10,7 +10,7 @@ from tests.conftest import problem_of
 
 SAMPLES = {
     "conv2d_hwcn": dict(n=5, h=4, w=4, ci=3, co=6, kh=3, kw=3, pad=1),
-    "conv2d_nchw": dict(n=5, h=4, w=4, ci=3, co=6, kh=3, kw=3, pad=1),
+    "conv2d_nchw": dict(n=5, h=4, w=4, ci=3, co=6, kh=3, kw=3, pad=1, dtype="float16"),
     "softmax": dict(rows=5, cols=100),
 }
 

@@ -12,11 +12,14 @@ FEW_PIXELS = 2**16  # below, tiles of the image are too few to occupy a GPU
 
 
 def choose(problem: NchwProblem, arch: Arch) -> str:
-    """The rule: `direct` where a kernel larger than 1x1 has few channels and a large image, so that a thread keeps all
-    filters and fetches each pixel once; else `simt`."""
+    """The rule: matrix cores (`mma`, `mfma`) for the dtypes that they take; else `direct` where a kernel larger than 1x1
+    has few channels and a large image, so that a thread keeps all filters and fetches each pixel once; else `simt`."""
     if not arch.is_gpu:
         return "cpu"
     p = problem
+    for schedule in (mma.SCHEDULE, mma.MFMA):
+        if arch.kind in schedule.kinds and schedule.default(p, arch).check(p, arch) is None:
+            return schedule.name
     few = max(p.ci, p.co) <= FEW_CHANNELS and p.pixels >= FEW_PIXELS and p.kh * p.kw > 1
     return "direct" if few and direct.SCHEDULE.default(p, arch).check(p, arch) is None else "simt"
 
@@ -28,6 +31,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(mma.SCHEDULE, direct.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
+    schedules=(mma.SCHEDULE, mma.MFMA, direct.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
     choose=choose,
 )

@@ -1,8 +1,9 @@
-"""NCHW convolution as an implicit product on NVIDIA's tensor cores: output channels x pixels.
+"""NCHW convolution as an implicit product on matrix cores: output channels x pixels.
 
 The filter's rows are contiguous in k = (ci, kh, kw) and loaded as they lie; pixels are contiguous in the other operand,
-which `ldmatrix` transposes on its way into registers.  k is padded to whole tiles once, not for each tap, and output
-channels to 16 at most.  Source: the K100_AI implicit-GEMM article's problem, on the main loop of
+which `ldmatrix` transposes on its way into registers.  Pixels come one by one, as taps shift them off every alignment,
+so that a tile has rather more channels than pixels.  k is padded to whole tiles once, not for each tap, and few output
+channels to 16.  Source: the K100_AI implicit-GEMM article's problem, on the main loop of
 `primitives.tensor_core`.
 """
 
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
     import tvm
 
 TILES = (  # block_m, block_n, warps_m, warps_n
+    (256, 64, 4, 2),
+    (128, 128, 2, 4),
     (128, 128, 2, 2),
+    (128, 64, 4, 2),
     (128, 64, 2, 2),
+    (64, 128, 2, 4),
     (64, 128, 2, 2),
-    (64, 128, 1, 4),
     (64, 64, 2, 2),
     (32, 128, 1, 4),
     (32, 64, 1, 4),
@@ -59,32 +63,31 @@ def schedule(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tvm.IRModul
 
 
 def default(problem: NchwProblem, arch: Arch) -> MmaConfig:
-    """The largest tile that wastes few output channels and leaves few multiprocessors idle."""
+    """The tile height with the least work, where a lower one counts for more because it reuses pixels less; half the
+    width where whole tiles would leave multiprocessors idle."""
     p = problem
-    block_m = next((rows for rows in (16, 32, 64) if p.co <= rows), 128)
-    block_n = 128
-    if block_m == 128 and -(-p.co // 128) * -(-p.pixels // 128) < 128:
-        block_m = 64
-    if -(-p.co // block_m) * -(-p.pixels // block_n) < 128:
-        block_n = 64
-    warps = (1, 4) if block_m <= 32 else (2, 2)
-    return MmaConfig(block_m, block_n, 32, *warps, 4 if "cp_async" in arch.features else 2)
+    block_m = min((128, 64, 32, 16), key=lambda rows: -(-p.co // rows) * (rows + 32))
+    wide = -(-p.co // block_m) * -(-p.pixels // 128) >= 128
+    block_n = 128 if block_m < 128 and wide else 64
+    rows, columns = (1, 4) if block_m <= 32 else (2, 2)
+    if block_m >= 64 and 8 * arch.wave <= arch.max_threads:
+        rows, columns = (4, 2) if block_n == 64 and block_m == 128 else (2, 4)
+    return MmaConfig(block_m, block_n, 32, rows, columns, 3 if "cp_async" in arch.features else 2)
 
 
 def space(problem: NchwProblem, arch: Arch) -> Iterator[MmaConfig]:
     for (block_m, block_n, warps_m, warps_n), block_k, stages, min_blocks in product(
-        TILES, (32, 64), (2, 3, 4, 5), (0, 2, 3)
+        TILES, (32, 64), (2, 3, 4), (0, 2, 3)
     ):
         if block_m < 2 * max(problem.co, 16):
             yield MmaConfig(block_m, block_n, block_k, warps_m, warps_n, stages, min_blocks)
 
 
-SCHEDULE = ScheduleSpec(
-    name="mma",
-    summary="implicit GEMM on tensor cores: ldmatrix (transposed for pixels), mma.sync, multi-stage cp.async",
-    kinds=("cuda",),
-    config=MmaConfig,
-    apply=schedule,
-    default=default,
-    space=space,
-)
+def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:
+    return ScheduleSpec(
+        name=name, summary=summary, kinds=(kind,), config=MmaConfig, apply=schedule, default=default, space=space
+    )
+
+
+SCHEDULE = _spec("mma", "cuda", "implicit GEMM on tensor cores: ldmatrix, transposed for pixels, mma.sync, cp.async")
+MFMA = _spec("mfma", "rocm", "implicit GEMM on AMD's matrix cores, the next tiles in registers")
