@@ -181,7 +181,9 @@ def gemm_definition(problem: NchwProblem, tile: tuple[int, int, int], branchless
     given = placeholders(p)
     matrices = Matrices(p, given, tile, branchless)
     co, pixels, depth = matrices.extents
-    columns = te.compute((depth, pixels), lambda k, pixel: matrices.column(k, pixel).astype(ACCUMULATOR), name="columns")
+    columns = te.compute(
+        (depth, pixels), lambda k, pixel: matrices.column(k, pixel).astype(ACCUMULATOR), name="columns"
+    )
     weights = te.compute((depth, co), lambda k, f: matrices.weight(f, k).astype(ACCUMULATOR), name="weights")
     k = te.reduce_axis((0, depth), "k")
     conv = te.compute((co, pixels), lambda f, pixel: te.sum(weights[k, f] * columns[k, pixel], axis=[k]), name="conv")
@@ -234,18 +236,28 @@ def product_definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list
 def unflatten_output(sch: Schedule, problem: NchwProblem) -> None:
     """Give the argument that ``output`` of `product_definition` writes the shape (n, co, out_h, out_w)."""
     p = problem
-    sch.transform_layout(
-        sch.get_sblock("output"),
-        ("write", 0),
-        lambda f, pixel: [pixel // (p.out_h * p.out_w), f, pixel % (p.out_h * p.out_w) // p.out_w, pixel % p.out_w],
-    )
+
+    from tvm import tirx
+
+    def place(f: PrimExpr, pixel: PrimExpr) -> list[PrimExpr]:
+        zero = tirx.const(0, str(pixel.ty))
+        image = pixel % (p.out_h * p.out_w)
+        # an axis of one element leaves an expression that TVM takes for a second use of the pixel
+        return [
+            pixel // (p.out_h * p.out_w) if p.n > 1 else zero,
+            f,
+            image // p.out_w if p.out_h > 1 else zero,
+            pixel % p.out_w if p.out_w > 1 else zero,
+        ]
+
+    sch.transform_layout(sch.get_sblock("output"), ("write", 0), place)
 
 
 def pixel_vector(problem: NchwProblem, limit: int) -> int:
     """How many neighbouring pixels one load may bring: more than one only if output pixels are input pixels."""
     p = problem
     plain = p.kh == p.kw == 1 and p.stride == (1, 1) and p.pad == (0, 0)
-    return widest_vector(p.out_h * p.out_w, limit) if plain else 1
+    return widest_vector(p.out_w, limit) if plain else 1
 
 
 def reference(problem: NchwProblem, arrays: Sequence[Array]) -> list[Expected]:

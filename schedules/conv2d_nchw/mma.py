@@ -57,7 +57,7 @@ def schedule(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tvm.IRModul
     sch = Schedule(te.create_prim_func(product_definition(p, config.tile)))
     filters = Operand(0, widest_vector(p.reduction, 8))
     pixels = Operand(1, pixel_vector(p, 8), transposed=True)
-    schedule_product(sch, config, arch, p.dtype, filters, pixels, widest_vector(p.out_h * p.out_w, 8))
+    schedule_product(sch, config, arch, p.dtype, filters, pixels, widest_vector(p.out_w, 8))
     unflatten_output(sch, p)
     return config.finish(sch.mod)
 

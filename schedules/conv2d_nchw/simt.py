@@ -118,7 +118,7 @@ def schedule(problem: NchwProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
     sch.reorder(*reversed(sch.get_loops(weights)[-2:]))
     sch.storage_align(weights, 0, 0, 32, PAD)
     cooperative_fetch(sch, weights, 2, config.num_thread, 1)
-    store = widest_vector(p.out_h * p.out_w, min(config.vector, widest_vector(tile_p // vthread_p, 4)))
+    store = widest_vector(p.out_w, min(config.vector, widest_vector(tile_p // vthread_p, 4)))
     if store > 1:
         _, lane = sch.split(sch.get_loops(output)[-1], [None, store])
         sch.vectorize(lane)

@@ -99,7 +99,9 @@ class TensorCoreConfig(Config):
         if self.registers(atom) > arch.registers_thread:
             return f"block_m={self.block_m} x block_n={self.block_n} needs about {self.registers(atom)} registers a thread, {arch} has {arch.registers_thread}"
         if self.min_blocks * threads > arch.threads_sm:
-            return f"min_blocks={self.min_blocks} are {self.min_blocks * threads} threads, {arch} holds {arch.threads_sm}"
+            return (
+                f"min_blocks={self.min_blocks} are {self.min_blocks * threads} threads, {arch} holds {arch.threads_sm}"
+            )
         return None
 
 
@@ -246,9 +248,7 @@ def _lay_out_sums(sch: Schedule, conv: SBlockRV, config: TensorCoreConfig, atom:
     per_lane(sch, conv, 5, 6)
 
 
-def _fill_fragment(
-    sch: Schedule, fragment: SBlockRV, atom: Atom, name: str, transposed: bool, scope: str
-) -> None:
+def _fill_fragment(sch: Schedule, fragment: SBlockRV, atom: Atom, name: str, transposed: bool, scope: str) -> None:
     """The loops and the layout of a stage that loads operand `name` ("a" or "b") from shared memory."""
     rows, place = (atom.m, atom.a) if name == "a" else (atom.n, atom.b)
 
