@@ -196,9 +196,19 @@ def _share(body: Any) -> Any:
 
     def without(node: Any) -> Any:
         kept = [buffer for buffer in node.alloc_buffers if buffer not in starts]
-        reads, writes = ([region for region in given if region.source not in starts] for given in (node.reads, node.writes))
+        reads, writes = (
+            [region for region in given if region.source not in starts] for given in (node.reads, node.writes)
+        )
         return SBlock(
-            node.iter_vars, reads, writes, node.name_hint, node.body, node.init, kept, node.match_buffers, node.annotations
+            node.iter_vars,
+            reads,
+            writes,
+            node.name_hint,
+            node.body,
+            node.init,
+            kept,
+            node.match_buffers,
+            node.annotations,
         )
 
     body = tvm_ffi.structural_map(body, ((ir.TensorLoad, load), (tirx.BufferStore, store), (SBlock, without)))
@@ -226,4 +236,3 @@ def _hide_pointers(body: Any) -> Any:
         return buffer.access_ptr(0, offset=offset, extent=1)
 
     return tvm_ffi.structural_map(body, (ir.Call, call))
-

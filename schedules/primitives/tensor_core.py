@@ -99,7 +99,9 @@ class TensorCoreConfig(Config):
         if self.registers(atom) > arch.registers_thread:
             return f"block_m={self.block_m} x block_n={self.block_n} needs about {self.registers(atom)} registers a thread, {arch} has {arch.registers_thread}"
         if self.min_blocks * threads > arch.threads_sm:
-            return f"min_blocks={self.min_blocks} are {self.min_blocks * threads} threads, {arch} holds {arch.threads_sm}"
+            return (
+                f"min_blocks={self.min_blocks} are {self.min_blocks * threads} threads, {arch} holds {arch.threads_sm}"
+            )
         return None
 
 
@@ -246,9 +248,7 @@ def _lay_out_sums(sch: Schedule, conv: SBlockRV, config: TensorCoreConfig, atom:
     per_lane(sch, conv, 5, 6)
 
 
-def _fill_fragment(
-    sch: Schedule, fragment: SBlockRV, atom: Atom, name: str, transposed: bool, scope: str
-) -> None:
+def _fill_fragment(sch: Schedule, fragment: SBlockRV, atom: Atom, name: str, transposed: bool, scope: str) -> None:
     """The loops and the layout of a stage that loads operand `name` ("a" or "b") from shared memory."""
     rows, place = (atom.m, atom.a) if name == "a" else (atom.n, atom.b)
 
@@ -274,6 +274,13 @@ def _fill_fragment(
     sch.reorder(many, k, row, slot)
     bind(sch, (sch.fuse(k, row), "threadIdx.x"))
     sch.vectorize(slot)
+
+
+def matrix_schedule(dtype: str, arch: Arch) -> str | None:
+    """The name of the schedule for operands of `dtype` on the matrix cores of `arch`; None if it has none for them."""
+    if why_no_atom(dtype, arch):
+        return None
+    return "mma" if arch.kind == "cuda" else "mfma"
 
 
 # (block_m, block_n, warps_m, warps_n) that defaults are chosen from
