@@ -6,10 +6,11 @@ from schedules.arch import Arch
 from schedules.conv2d_hwcn import cpu, mma, simt
 from schedules.conv2d_hwcn.definition import HwcnProblem, definition, inputs, reference
 from schedules.operator import Operator
+from schedules.primitives.tensor_core import matrix_schedule
 
 
 def choose(problem: HwcnProblem, arch: Arch) -> str:
-    return "simt" if arch.is_gpu else "cpu"
+    return matrix_schedule(problem.dtype, arch) or ("simt" if arch.is_gpu else "cpu")
 
 
 OPERATOR = Operator(

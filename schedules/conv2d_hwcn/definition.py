@@ -1,7 +1,8 @@
 """Convolution over HWCN data: what is computed.
 
-data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n), all in `dtype`; sums in float32.  The batch is the contiguous
-axis, so that a large batch coalesces whatever the image.  After the TVM tutorial "How to optimize convolution on GPU".
+data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n), all in `dtype`; sums in float32.  The batch
+is the contiguous axis, so that a large batch coalesces whatever the image.  After the TVM tutorial "How to optimize
+convolution on GPU".
 """
 
 from __future__ import annotations

@@ -41,8 +41,7 @@ def schedule(problem: HwcnProblem, config: MmaConfig, arch: Arch) -> tvm.IRModul
 
 
 def default(problem: HwcnProblem, arch: Arch) -> MmaConfig:
-    """Tiles no larger than the problem fills."""
-    return MmaConfig(**default_tile(problem.co, problem.n, problem.dtype, arch))
+    return MmaConfig(**default_tile(problem.co, problem.n, problem.out_h * problem.out_w, problem.dtype, arch))
 
 
 def space(problem: HwcnProblem, arch: Arch) -> Iterator[MmaConfig]:

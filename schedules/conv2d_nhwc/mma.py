@@ -42,8 +42,7 @@ def schedule(problem: NhwcProblem, config: MmaConfig, arch: Arch) -> tvm.IRModul
 
 
 def default(problem: NhwcProblem, arch: Arch) -> MmaConfig:
-    """Tiles no larger than the problem fills."""
-    return MmaConfig(**default_tile(problem.pixels, problem.co, problem.dtype, arch))
+    return MmaConfig(**default_tile(problem.pixels, problem.co, 1, problem.dtype, arch))
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Iterator[MmaConfig]:

@@ -276,25 +276,76 @@ def _fill_fragment(sch: Schedule, fragment: SBlockRV, atom: Atom, name: str, tra
     sch.vectorize(slot)
 
 
-def default_tile(m: int, n: int, dtype: str, arch: Arch) -> dict[str, int]:
-    """Fields of a TensorCoreConfig for a product of `m` x `n`, no wider than it fills."""
+def matrix_schedule(dtype: str, arch: Arch) -> str | None:
+    """The name of the schedule for operands of `dtype` on the matrix cores of `arch`; None if it has none for them."""
+    if why_no_atom(dtype, arch):
+        return None
+    return "mma" if arch.kind == "cuda" else "mfma"
+
+
+# (block_m, block_n, warps_m, warps_n) that defaults are chosen from
+SHAPES = (
+    (128, 128, 2, 2),
+    (128, 256, 2, 4),
+    (256, 128, 4, 2),
+    (256, 64, 4, 1),
+    (64, 256, 1, 4),
+    (128, 64, 2, 2),
+    (64, 128, 2, 2),
+    (64, 64, 2, 2),
+    (256, 32, 4, 1),
+    (32, 256, 1, 4),
+    (128, 32, 4, 1),
+    (32, 128, 1, 4),
+    (64, 32, 2, 1),
+    (32, 64, 1, 2),
+    (128, 16, 4, 1),
+    (16, 128, 1, 4),
+    (128, 8, 4, 1),
+    (64, 8, 4, 1),
+    (32, 8, 2, 1),
+)
+MULTIPROCESSORS = 128  # of the GPUs the defaults are meant for: A100 has 108, H200 132
+LOAD = 48  # what an element loaded costs, in products
+ALONE = 0.7  # throughput of a multiprocessor with one block, which nothing covers while it waits
+
+
+def default_tile(m: int, n: int, count: int, dtype: str, arch: Arch) -> dict[str, int]:
+    """Fields of a TensorCoreConfig for `count` products of `m` x `n`: the tile with the least work on the busiest
+    multiprocessor."""
     atom = atom_for(dtype, arch)
-    block_m, block_n, warps_m, warps_n = 128, 128, 2, 2
-    return {
-        "block_m": block_m,
-        "block_n": block_n,
-        "block_k": 2 * atom.k,
-        "warps_m": warps_m,
-        "warps_n": warps_n,
-        "stages": 4 if "cp_async" in arch.features else 2,
-    }
+
+    def cost(shape: tuple[int, int, int, int]) -> float:
+        block_m, block_n, *_ = shape
+        blocks = -(-m // block_m) * -(-n // block_n) * count
+        each = -(-blocks // MULTIPROCESSORS)
+        return each * (block_m * block_n + LOAD * (block_m + block_n)) / (ALONE if each == 1 else 1)
+
+    def words(shape: tuple[int, int, int, int], stages: int) -> dict[str, int]:
+        names = ("block_m", "block_n", "warps_m", "warps_n")
+        return {**dict(zip(names, shape, strict=True)), "block_k": 2 * atom.k, "stages": stages}
+
+    def legal(shape: tuple[int, int, int, int]) -> bool:
+        return TensorCoreConfig(**words(shape, 2)).check_tile(dtype, arch) is None
+
+    shape = min((shape for shape in SHAPES if legal(shape)), key=cost)
+    if "cp_async" not in arch.features:
+        return words(shape, 2)
+    # as many stages as leave room for two blocks
+    for stages in (4, 3):
+        shared = TensorCoreConfig(**words(shape, stages)).shared_bytes(dtype) + arch.shared_reserved
+        if 2 * shared <= arch.shared_sm:
+            return words(shape, stages)
+    return words(shape, 2)
 
 
 def tiles(dtype: str, arch: Arch) -> Iterator[dict[str, int]]:
     """Fields of every TensorCoreConfig worth trying, legal or not."""
     atom = atom_for(dtype, arch)
-    sides = [(128, 128, 2, 2), (128, 64, 2, 2)]
-    for (block_m, block_n, warps_m, warps_n), steps, stages, min_blocks in product(sides, (2, 4), (2, 3, 4), (0, 2)):
+    others = [(128, 128, 4, 2), (128, 128, 2, 4), (256, 128, 4, 4), (128, 96, 2, 2), (96, 128, 2, 2), (128, 160, 4, 2)]
+    for (block_m, block_n, warps_m, warps_n), steps, stages, min_blocks in product(
+        (*SHAPES, *others), (2, 4), (2, 3, 4, 5, 6), (0, 1, 2, 3)
+    ):
         yield {
             "block_m": block_m,
             "block_n": block_n,

@@ -48,7 +48,7 @@ def test_generated_cuda_is_correct(emulation: None, arch: Arch, shape: str) -> N
     [
         dict(tile="4x8", num_thread="16x8"),
         dict(tile="8x4", vthread="1x4", step=3),
-        dict(vector=1, unroll=64),
+        dict(vector=1, store=4, unroll=64),
         dict(tile=2, num_thread="3x5", vthread=1, step=5, vector=2),
     ],
     ids=str,
@@ -92,11 +92,20 @@ def test_resources_of_the_tutorial(cuda_compiler: None, sm_90a: Arch) -> None:
     found = summary(material(built))
     assert found.threads == 64
     assert found.counts["global load 128-bit"] >= 4
-    assert found.counts["global store 128-bit"] == 16
+    wide = summary(material(build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "simt", dict(store=4))))
+    assert wide.counts["global store 128-bit"] == 16
 
 
 def _changes() -> list[tuple[str, Any]]:
-    return [("tile", (4, 8)), ("num_thread", (8, 16)), ("vthread", (1, 2)), ("step", 4), ("vector", 2), ("unroll", 64)]
+    return [
+        ("tile", (4, 8)),
+        ("num_thread", (8, 16)),
+        ("vthread", (1, 2)),
+        ("step", 4),
+        ("vector", 2),
+        ("store", 4),
+        ("unroll", 64),
+    ]
 
 
 def test_every_field_is_listed() -> None:
@@ -121,6 +130,7 @@ def test_every_field_changes_the_source(sm_90a: Arch, field: str, value: Any) ->
         (dict(step=128), "step=128 needs 65536 bytes of shared memory"),
         (dict(tile=16), "tile=(16, 16) needs about 320 registers"),
         (dict(vector=3), "vector=3"),
+        (dict(store=8), "store=8"),
         (dict(step=0), "step=0"),
         (dict(vthread=0), "vthread=(0, 0)"),
         (dict(unroll=-1), "unroll=-1"),
