@@ -58,7 +58,8 @@ def main() -> int:
         peers = peer_us(problem)
         best = min(peers, key=lambda peer: peers[peer])
         share = f"{peers[best] / ours.median_us:6.2f} of cuDNN {best}"
-        line = f"{name:28} {built.schedule.name:8} {ours.median_us:9.2f} us  {problem.flops / ours.median_us / 1e6:7.1f} T/s"
+        rate = problem.flops / ours.median_us / 1e6
+        line = f"{name:28} {built.schedule.name:8} {ours.median_us:9.2f} us  {rate:7.1f} T/s"
         others = "  ".join(f"{peer} {us:.1f} us" for peer, us in peers.items())
         print(f"{line}  {share}  {others}  {built.config}", flush=True)
         if args.log:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,13 +77,3 @@ def assert_correct(
     for check in checks:
         assert check.passed, f"{check.route} {arch} {schedule} {config} {check.problem}: {check.detail}"
     return checks
-
-
-def variants(config: Any, space: Iterator[Any]) -> dict[str, Any]:
-    """For each field, a config of `space` that differs from `config` in that field alone, where there is one."""
-    found: dict[str, Any] = {}
-    for other in space:
-        for name, value in other.words().items():
-            if value != getattr(config, name):
-                found.setdefault(name, replace(config, **{name: value}))
-    return found
