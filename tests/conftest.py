@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from schedules.arch import ARCHES, Arch, parse_arch
-from schedules.errors import ToolchainError
+from schedules.build import Built
+from schedules.errors import EmulationError, ToolchainError
 from schedules.problem import Problem
 from schedules.registry import operator
-from schedules.verify import Check, emulator_available, verify
+from schedules.verify import Check, emulated_runs, emulator_available, judge, poisoned, verify
 
 CUDA_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "cuda"]
 ROCM_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "rocm"]
@@ -77,3 +79,14 @@ def assert_correct(
     for check in checks:
         assert check.passed, f"{check.route} {arch} {schedule} {config} {check.problem}: {check.detail}"
     return checks
+
+
+def caught(built: Built, source: str, arrays: Sequence[Any]) -> bool:
+    """Whether `source`, run behind the host code of `built`, is wrong in some mode of the emulator."""
+    for _, run in emulated_runs(built, source):
+        try:
+            if not judge(built.problem, arrays, run([*arrays, *poisoned(built.problem)])).passed:
+                return True
+        except EmulationError:
+            return True
+    return False
