@@ -29,16 +29,17 @@ def _torch() -> Any:
     return torch
 
 
-def convolution(problem: Conv2dProblem, channels_last: bool) -> Callable[[], object]:
-    """A call of cuDNN's convolution of `problem`'s geometry and dtype (float16, bfloat16 or float32 without TF32)."""
+def convolution(problem: Conv2dProblem, channels_last: bool, dtype: str | None = None) -> Callable[[], object]:
+    """A call of cuDNN's convolution of `problem`'s geometry in `dtype`, the problem's own by default (float16, bfloat16,
+    or float32 without TF32)."""
     torch = _torch()
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False
     p = problem
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    dtype = getattr(torch, p.dtype)
-    x = torch.randn(p.n, p.ci, p.h, p.w, device="cuda").to(dtype).contiguous(memory_format=layout)
-    weight = torch.randn(p.co, p.ci, p.kh, p.kw, device="cuda").to(dtype).contiguous(memory_format=layout)
+    kind = getattr(torch, dtype or p.dtype)
+    x = torch.randn(p.n, p.ci, p.h, p.w, device="cuda").to(kind).contiguous(memory_format=layout)
+    weight = torch.randn(p.co, p.ci, p.kh, p.kw, device="cuda").to(kind).contiguous(memory_format=layout)
 
     def call() -> object:
         return torch.nn.functional.conv2d(x, weight, None, p.stride, p.pad, p.dilation)
