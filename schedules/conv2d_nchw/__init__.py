@@ -12,8 +12,9 @@ FEW_PIXELS = 2**16  # below, tiles of the image are too few to occupy a GPU
 
 
 def choose(problem: NchwProblem, arch: Arch) -> str:
-    """The rule: matrix cores (`mma`, `mfma`) for the dtypes that they take; else `direct` where a kernel larger than 1x1
-    has few channels and a large image, so that a thread keeps all filters and fetches each pixel once; else `simt`."""
+    """The rule: matrix cores (`mma`, `mfma`) for the dtypes that they take; else `direct` where a kernel larger than
+    1x1 has few channels and a large image, so that a thread keeps all filters and fetches each pixel once; else `simt`.
+    """
     if not arch.is_gpu:
         return "cpu"
     p = problem

@@ -170,8 +170,8 @@ class Matrices:
 
 
 def gemm_definition(problem: NchwProblem, tile: tuple[int, int, int], branchless: bool = False) -> list[te.Tensor]:
-    """The same as one matrix product in float32: ``conv`` (co, pixels) = sum over k of ``weights`` (k, co) x ``columns``
-    (k, pixels), see `Matrices`; ``output`` keeps what was asked for.
+    """The same as one matrix product in float32: ``conv`` (co, pixels) = sum over k of ``weights`` (k, co) x
+    ``columns`` (k, pixels), see `Matrices`; ``output`` keeps what was asked for.
 
     Returns [data, filter, bias if there is one, the output].
     """
