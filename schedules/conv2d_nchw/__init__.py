@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_nchw import cpu, direct, mma, simt
-from schedules.conv2d_nchw.definition import NchwProblem, definition, inputs, reference
+from schedules.conv2d_nchw import cpu, direct, mma, mma_channels_last, simt
+from schedules.conv2d_nchw.definition import NchwProblem, definition, inputs, pixel_vector, reference
 from schedules.operator import Operator
 
 FEW_CHANNELS = 16
@@ -12,13 +12,15 @@ FEW_PIXELS = 2**16  # below, tiles of the image are too few to occupy a GPU
 
 
 def choose(problem: NchwProblem, arch: Arch) -> str:
-    """The rule: matrix cores (`mma`, `mfma`) for the dtypes that they take; else `direct` where a kernel larger than
+    """The rule: matrix cores for the dtypes that they take, on CUDA by way of channels-last copies (`mma_channels_last`)
+    unless pixels can be fetched by vectors as they lie (`mma`), `mfma` on AMD; else `direct` where a kernel larger than
     1x1 has few channels and a large image, so that a thread keeps all filters and fetches each pixel once; else `simt`.
     """
     if not arch.is_gpu:
         return "cpu"
     p = problem
-    for schedule in (mma.SCHEDULE, mma.MFMA):
+    cuda = mma.SCHEDULE if pixel_vector(p, 8) > 1 else mma_channels_last.SCHEDULE
+    for schedule in (cuda, mma.MFMA):
         if arch.kind in schedule.kinds and schedule.default(p, arch).check(p, arch) is None:
             return schedule.name
     few = max(p.ci, p.co) <= FEW_CHANNELS and p.pixels >= FEW_PIXELS and p.kh * p.kw > 1
@@ -32,6 +34,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(mma.SCHEDULE, mma.MFMA, direct.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
+    schedules=(mma.SCHEDULE, mma_channels_last.SCHEDULE, mma.MFMA, direct.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
     choose=choose,
 )
