@@ -95,8 +95,8 @@ class TensorCoreConfig(Config):
             return f"stages={self.stages}: {arch} has no cp.async, only 2 stages are of use"
         threads = self.warps * atom.wave
         if threads > arch.max_threads:
-            warps = f"warps_m={self.warps_m} x warps_n={self.warps_n}"
-            return f"{warps} are {threads} threads, {arch} allows {arch.max_threads}"
+            sides = f"warps_m={self.warps_m} x warps_n={self.warps_n}"
+            return f"{sides} are {threads} threads, {arch} allows {arch.max_threads}"
         shared = self.shared_bytes(dtype)
         if shared > arch.shared_block:
             return f"stages={self.stages} needs {shared} bytes of shared memory, {arch} has {arch.shared_block}"
