@@ -68,7 +68,7 @@ MMA = {
 }
 MFMA = {
     "float16": Atom(16, 16, 16, "float16", "float32", 64, 4),
-    "bfloat16": Atom(16, 16, 16, "bfloat16", "float32", 64, 4),
+    # not bfloat16: TVM's legalisation widens it to float32 before the instruction can take it
     "int8": Atom(16, 16, 16, "int8", "int32", 64, 4),
 }
 MFMA_INT8_K32 = Atom(16, 16, 32, "int8", "int32", 64, 8)
@@ -81,7 +81,7 @@ def why_no_atom(dtype: str, arch: Arch) -> str | None:
             return f"dtype=bfloat16 needs sm_80 or newer tensor cores, not {arch}"
         return None
     if "mfma" in arch.features and dtype in MFMA:
-        # TVM 0.27 widens bfloat16 buffers to float32 for AMD, fragments included: LLVM refuses the instruction's operands
+        # TVM 0.27 widens bfloat16 buffers to float32 for AMD, fragments included; LLVM refuses such operands
         return f"dtype=bfloat16 fragments do not build for {arch}" if dtype == "bfloat16" else None
     return f"{arch} has no matrix instruction for dtype={dtype} here"
 

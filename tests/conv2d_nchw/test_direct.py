@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from schedules.arch import ARCHES, Arch, parse_arch
@@ -71,7 +71,9 @@ def test_any_shape_is_correct(sm_90a: Arch, channels: int, h: int, w: int, **fie
     h = max(h, dy * (fields["kh"] - 1) + 1 - 2 * py)
     w = max(w, dx * (fields["kw"] - 1) + 1 - 2 * px)
     problem = problem_of("conv2d_nchw", h=h, w=w, **fields)
-    assert_correct(problem, sm_90a, "direct", {**SMALL, "channels_per_stage": channels}, ["serial"])
+    config = DirectConfig.parse({**SMALL, "channels_per_stage": channels})
+    assume(config.check(problem, sm_90a) is None)  # a wide halo of all channels does not fit sixteen threads' registers
+    assert_correct(problem, sm_90a, "direct", config, ["serial"])
 
 
 def test_the_rule_prefers_it_for_few_channels_and_large_images(sm_90a: Arch) -> None:
