@@ -12,9 +12,11 @@ FEW_PIXELS = 2**16  # below, tiles of the image are too few to occupy a GPU
 
 
 def choose(problem: NchwProblem, arch: Arch) -> str:
-    """The rule: matrix cores for the dtypes that they take, on CUDA by way of channels-last copies (`mma_channels_last`)
-    unless pixels can be fetched by vectors as they lie (`mma`), `mfma` on AMD; else `direct` where a kernel larger than
-    1x1 has few channels and a large image, so that a thread keeps all filters and fetches each pixel once; else `simt`.
+    """The rule: matrix cores for the dtypes that they take: on CUDA `mma` where pixels come by vectors as they
+    lie, else `mma_channels_last`, on AMD `mfma`.
+
+    Else `direct` where a kernel larger than 1x1 has few channels and a large image, so that a thread keeps all filters
+    and fetches each pixel once; else `simt`.
     """
     if not arch.is_gpu:
         return "cpu"

@@ -1,9 +1,9 @@
 """NCHW convolution on tensor cores by way of channels-last copies: three kernels in one function.
 
-In NCHW a tap shifts the pixels of a row off every alignment, so the main loop of `mma` fetches them one by one.  Here the
-data and the filter are first copied with their channels last, at the speed of memory; the product then fetches 16 bytes
-of channels at a time whatever the tap, and writes NCHW directly, its rows being output channels.  The copies live in
-workspace of the function.  Source: the layout conversion that cuDNN runs before its NHWC kernels, without the one after.
+In NCHW a tap shifts the pixels of a row off every alignment, so the main loop of `mma` fetches them one by one.  Here
+the data and the filter are first copied with their channels last, at the speed of memory; the product then fetches 16
+bytes of channels at a time whatever the tap, and writes NCHW directly, its rows being output channels.  The copies live
+in workspace of the function.  Source: the conversion that cuDNN runs before its NHWC kernels, without the one after.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ class MmaChannelsLastConfig(TensorCoreConfig):
 
 
 def definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list[te.Tensor]:
-    """``data_last`` (n, h, w, ci) and ``weight_last`` (kh, kw, co, ci), then the product in the form of
-    `primitives.tensor_core`: ``conv`` (co, pixels) = sum over kh, kw, ci of ``weights`` x ``columns``.
+    """``data_last`` (n, h * w, ci) from ``images`` (n, ci, h * w), and ``weight_last`` (kh, kw, co, ci); then the
+    product in the form of `primitives.tensor_core`: ``conv`` (co, pixels) = sum over kh, kw, ci of ``weights`` x
+    ``columns``.
 
     Returns [data, filter, bias if there is one, the output (co, pixels)].
     """
@@ -50,7 +51,8 @@ def definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list[te.Tens
     given = placeholders(p)
     image = p.out_h * p.out_w
     co, pixels, ci = (-(-size // t) * t for size, t in zip((p.co, p.pixels, p.ci), tile, strict=True))
-    data = te.compute((p.n, p.h, p.w, p.ci), lambda b, y, x, c: given.data[b, c, y, x], name="data_last")
+    images = te.compute((p.n, p.ci, p.h * p.w), lambda b, c, q: given.data[b, c, q // p.w, q % p.w], name="images")
+    data = te.compute((p.n, p.h * p.w, p.ci), lambda b, q, c: images[b, c, q], name="data_last")
     weight = te.compute((p.kh, p.kw, p.co, p.ci), lambda ry, rx, f, c: given.weight[f, c, ry, rx], name="weight_last")
 
     def column(ry: PrimExpr, rx: PrimExpr, pixel: PrimExpr, c: PrimExpr) -> PrimExpr:
@@ -62,7 +64,7 @@ def definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list[te.Tens
             (p.pad[1] > 0, te.all(x >= 0, x < p.w)),
             (ci > p.ci, c < p.ci),
         ]
-        return select(tests, data[pixel // image, y, x, c])
+        return select(tests, data[pixel // image, y * p.w + x, c])
 
     columns = te.compute((p.kh, p.kw, pixels, ci), column, name="columns")
     weights = te.compute(
@@ -107,27 +109,26 @@ def _copy_data(sch: Schedule, problem: NchwProblem) -> None:
     """Each thread turns a square of pixels x channels over in registers, between vector loads along pixels and vector
     stores along channels."""
     p = problem
-    turned = sch.get_sblock("data_last")
+    turned, loaded = sch.get_sblock("data_last"), sch.get_sblock("images")
     pixels, channels = widest_vector(p.h * p.w, 8), widest_vector(p.ci, 8)
-    loaded = sch.cache_read(turned, 0, "local")
     stored = sch.cache_write(turned, 0, "local")
-    b, y, x, c = sch.get_loops(stored)
-    pixel, warp, pixel_lane, px = sch.split(sch.fuse(y, x), [None, WARPS, LANES[0], pixels])
+    b, q, c = sch.get_loops(stored)
+    q, warp, pixel_lane, px = sch.split(q, [None, WARPS, LANES[0], pixels])
     c, channel_lane, ch = sch.split(c, [None, LANES[1], channels])
-    sch.reorder(b, pixel, c, warp, pixel_lane, channel_lane, px, ch)
+    sch.reorder(b, q, c, warp, pixel_lane, channel_lane, px, ch)
     lane = sch.fuse(pixel_lane, channel_lane)
-    bind(sch, (sch.fuse(b, pixel, c), "blockIdx.x"), (warp, "threadIdx.y"), (lane, "threadIdx.x"))
+    bind(sch, (sch.fuse(b, q, c), "blockIdx.x"), (warp, "threadIdx.y"), (lane, "threadIdx.x"))
     sch.unroll(px)
-    if channels > 1:
-        sch.vectorize(ch)
+    sch.vectorize(ch)
     for stage in (turned, loaded):
         sch.compute_at(stage, lane, preserve_unit_loops=True)
-        for loop in sch.get_loops(stage)[-4:]:
-            sch.unroll(loop)
-    *_, read_c, read_y, read_x = sch.get_loops(loaded)
-    if pixels > 1:
-        _, read = sch.split(sch.fuse(read_y, read_x), [None, pixels])
-        sch.vectorize(read)
+        outer, inner = sch.get_loops(stage)[-2:]
+        sch.unroll(outer)
+        if stage is turned:
+            sch.unroll(inner)
+        else:
+            sch.vectorize(inner)
+    sch.set_scope(loaded, 0, "local")
 
 
 def _copy_weight(sch: Schedule, problem: NchwProblem) -> None:
