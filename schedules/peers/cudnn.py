@@ -30,8 +30,10 @@ def _torch() -> Any:
 
 
 def convolution(problem: Conv2dProblem, channels_last: bool, dtype: str | None = None) -> Callable[[], object]:
-    """A call of cuDNN's convolution of `problem`'s geometry in `dtype`, the problem's own by default (float16, bfloat16,
-    or float32 without TF32)."""
+    """A call of cuDNN's convolution of `problem`'s geometry in `dtype`, by default the problem's own.
+
+    float16, bfloat16, or float32 without TF32.
+    """
     torch = _torch()
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False

@@ -155,7 +155,7 @@ def _fields() -> list[tuple[str, str, Any]]:
         ("warp", "min_blocks", 4),
         ("block_registers", "threads", 128),
         ("block_registers", "vector", 4),
-        ("block_registers", "min_blocks", 2),
+        ("block_registers", "min_blocks", 1),
         ("block_shared", "threads", 128),
         ("block_shared", "vector", 4),
         ("block_shared", "transposed", True),
