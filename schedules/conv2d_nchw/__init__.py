@@ -6,6 +6,7 @@ from schedules.arch import Arch
 from schedules.conv2d_nchw import cpu, direct, mma, mma_channels_last, simt
 from schedules.conv2d_nchw.definition import NchwProblem, definition, inputs, pixel_vector, reference
 from schedules.operator import Operator
+from schedules.primitives.tensor_core import matrix_schedule
 
 FEW_CHANNELS = 16
 FEW_PIXELS = 2**16  # below, tiles of the image are too few to occupy a GPU
@@ -21,10 +22,11 @@ def choose(problem: NchwProblem, arch: Arch) -> str:
     if not arch.is_gpu:
         return "cpu"
     p = problem
-    cuda = mma.SCHEDULE if pixel_vector(p, 8) > 1 else mma_channels_last.SCHEDULE
-    for schedule in (cuda, mma.MFMA):
-        if arch.kind in schedule.kinds and schedule.default(p, arch).check(p, arch) is None:
-            return schedule.name
+    matrix = matrix_schedule(p.dtype, arch)
+    if matrix == "mma":
+        return "mma" if pixel_vector(p, 8) > 1 else "mma_channels_last"
+    if matrix:
+        return matrix
     few = max(p.ci, p.co) <= FEW_CHANNELS and p.pixels >= FEW_PIXELS and p.kh * p.kw > 1
     return "direct" if few and direct.SCHEDULE.default(p, arch).check(p, arch) is None else "simt"
 
