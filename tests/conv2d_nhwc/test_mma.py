@@ -118,7 +118,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         "block_m=100": "block_m=100 gives each of 2 warps 50, not a multiple of 16",
         "block_k=48": "block_k=48 is not a multiple of 32",
         "stages=1": "stages=1 must be at least 2",
-        "stages=20": "stages=20 needs 327680 bytes of shared memory, cuda:sm_90a has 232448",
+        "stages=20": "stages=20 needs 655360 bytes of shared memory, cuda:sm_90a has 232448",
         "warps_m=0": "warps_m=0 must be at least 1",
         "block_n=256": "needs about .* registers a thread",
         "min_blocks=20": "min_blocks=20 are 2560 threads",
