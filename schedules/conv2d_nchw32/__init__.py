@@ -1,0 +1,24 @@
+"""int8 convolution over channels in groups of 32, as in MegEngine's tensor-core kernels."""
+
+from __future__ import annotations
+
+from schedules.arch import Arch
+from schedules.conv2d_nchw32 import mma
+from schedules.conv2d_nchw32.definition import Nchw32Problem, definition, inputs, reference
+from schedules.operator import Operator
+
+
+def choose(problem: Nchw32Problem, arch: Arch) -> str:
+    return "mma"
+
+
+OPERATOR = Operator(
+    name="conv2d_nchw32",
+    summary="2-D int8 convolution, data and output NCHW32, filter prepacked",
+    problem=Nchw32Problem,
+    definition=definition,
+    reference=reference,
+    inputs=inputs,
+    schedules=(mma.SCHEDULE,),
+    choose=choose,
+)

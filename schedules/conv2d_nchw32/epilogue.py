@@ -29,7 +29,7 @@ INT8 = (-128, 127)
 def epilogue(problem: Nchw32Problem, total: PrimExpr, bias: PrimExpr | None, residual: PrimExpr | None) -> PrimExpr:
     """One output element, in `problem.out_dtype`, from the int32 sum `total` and its bias and residual."""
     from tvm import tirx
-    from tvm.tirx.op import fma as fused
+    from tvm.tirx.op import fma as multiply_add
 
     p = problem
     work = "int32" if p.out_dtype == "int32" else "float32"
@@ -43,7 +43,7 @@ def epilogue(problem: Nchw32Problem, total: PrimExpr, bias: PrimExpr | None, res
     for factor, term in ((p.beta, bias), (p.gamma, residual)):
         if term is not None:
             wide = term.astype(work)
-            y = y + scalar(factor) * wide if work == "int32" else fused(scalar(factor), wide, y)
+            y = y + scalar(factor) * wide if work == "int32" else multiply_add(scalar(factor), wide, y)
     if p.activation == "relu":
         y = tirx.max(y, scalar(0))
     if p.out_dtype == "int8":
@@ -79,8 +79,7 @@ def fma(a: np.float32, b: Array, c: Array) -> Array:
     The product is exact in float64; the sum is rounded to odd there, from which rounding to float32 is that of the
     exact sum (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums").
     """
-    product = np.float64(a) * b.astype(np.float64)
-    addend = np.broadcast_to(c.astype(np.float64), product.shape)
+    product, addend = np.broadcast_arrays(np.float64(a) * b.astype(np.float64), c.astype(np.float64))
     total = product + addend
     virtual = total - product
     error = (product - (total - virtual)) + (addend - virtual)

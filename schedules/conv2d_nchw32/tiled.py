@@ -1,169 +1,127 @@
-"""The convolution as a matrix product in tiles, the form that every GPU schedule here starts from.
+"""The convolution as a matrix product, the form that every GPU schedule here starts from.
 
-Rows are output pixels, columns output channels, the sum runs over (ci/32, kh, kw, 32).  Both are split into axes of
-their own, so that what one thread holds and what its neighbours hold are never mixed in one index:
-
-rows      (mo, mr, ml): `mr` of one thread, `ml` across threads; a warp's rows are (mr, ml), neighbouring threads hold
-          neighbouring pixels
-columns   (fo, fg, j, fq, e): channel ``(fo*fgs + fg)*32 + fq*8 + j*es + e``; a thread holds the eight channels (j, e)
-          of its `fq` in each of its `fg` groups
-
-The order of the column axes is that of the rows in shared memory.  A matrix instruction takes the columns (fq, e) of
-one j together: a thread's share of its result, over all j, is then eight neighbouring channels of a pixel, and a warp
-stores contiguous pixels without exchanging anything (the improvement the article leaves open).
+Rows are output pixels, columns output channels, the sum runs over (ci/32, kh, kw, 32).  A schedule rounds both up to
+its tiles; only the fetch and the last store are predicated.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from schedules.conv2d_nchw32.definition import GROUP, Nchw32Problem, placeholders
+from schedules.conv2d_nchw32.definition import Nchw32Problem, placeholders
 from schedules.conv2d_nchw32.epilogue import epilogue
-
+from schedules.conv2d_nchw32.packing import GROUP
 from schedules.primitives.scatter import scatter
 
 if TYPE_CHECKING:
     from tvm import tirx
     from tvm.tirx import PrimExpr
 
-QUADS = 4  # threads that share a group of 32 channels
-CHANNELS = 8  # neighbouring channels of one thread
+CHANNELS = 8  # neighbouring channels that one thread finishes and stores
 
 
 @dataclass(frozen=True)
-class Tile:
-    """One warp's tile: mr x ml pixels times fg groups of 32 channels; `chunk` groups of input channels a step."""
+class Rounding:
+    """How a schedule cuts the product: tiles of `pixels` x `channels`, `chunk` groups of input channels a step.
 
-    mr: int
-    ml: int
-    fg: int
-    j: int
+    `run` is how many neighbouring channels of a pixel a thread holds in one instruction's result.  The columns of each
+    group of 32 are ordered (8 / run, 4, run) where channels are (4, 8 / run, run): over 8 / run instructions a thread
+    then collects 8 neighbouring channels, and a warp stores whole pixels without exchanging anything (the improvement
+    that the article leaves open).  run=8 keeps the order of the channels.
+    """
+
+    pixels: int
+    channels: int
     chunk: int
+    run: int
 
-    @property
-    def e(self) -> int:
-        return CHANNELS // self.j
+    def position(self, channel: PrimExpr) -> PrimExpr:
+        """The column of `channel`."""
+        inner = channel % GROUP
+        return channel // GROUP * GROUP + inner % 8 // self.run * (4 * self.run) + inner // 8 * self.run + inner % self.run
 
-    @property
-    def rows(self) -> int:
-        return self.mr * self.ml
-
-    @property
-    def columns(self) -> int:
-        return self.fg * GROUP
+    def channel(self, position: PrimExpr) -> PrimExpr:
+        """The channel of column `position`."""
+        inner = position % GROUP
+        quad = 4 * self.run
+        return position // GROUP * GROUP + inner % quad // self.run * 8 + inner // quad * self.run + inner % self.run
 
 
-def tiled_definition(problem: Nchw32Problem, tile: Tile, block_m: int, block_n: int) -> tirx.PrimFunc:
-    """The TE graph in tiles: ``rows`` (data gathered by the taps), ``columns`` (filters), ``conv``, ``output``.
+def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: bool = False) -> tirx.PrimFunc:
+    """The TE program with ``rows`` (ci/32, kh, kw, pixel, 32), data gathered by the taps; ``columns`` (ci/32, kh, kw,
+    column, 32), filters; ``conv`` (pixel, column), or (column, pixel) if `transposed`; ``result`` (pixel, channel), with
+    the epilogue; ``output``, which stores what lies inside the problem.
 
-    Pixels are rounded up to `block_m`, channels to `block_n` and input groups to `tile.chunk`, with zeros in `rows` and
-    `columns`, so that `conv` computes whole tiles without a test.  ``result`` applies the epilogue,
-    ``output`` stores what lies inside the problem.
+    Bias and residual come as stages ``biases`` (channel,) and ``residuals`` (pixel, channel).
     """
     from tvm import te, tirx
 
-    p, t = problem, tile
+    p, r = problem, rounding
     given = placeholders(p)
-    zero = tirx.const(0, "int8")
-    mo = -(-p.pixels // block_m) * block_m // t.rows
-    fo = -(-p.co_groups * GROUP // block_n) * block_n // t.columns
-    ci_groups = -(-p.ci_groups // t.chunk) * t.chunk
+    pixels = -(-p.pixels // r.pixels) * r.pixels
+    channels = -(-p.co_groups * GROUP // r.channels) * r.channels
+    ci_groups = -(-p.ci_groups // r.chunk) * r.chunk
     image = p.out_h * p.out_w
 
     def guarded(tests: list[tuple[bool, PrimExpr]], value: PrimExpr) -> PrimExpr:
         needed = [test for is_needed, test in tests if is_needed]
-        return te.if_then_else(te.all(*needed), value, zero) if needed else value
+        return te.if_then_else(te.all(*needed), value, tirx.const(0, value.dtype)) if needed else value
 
-    def pixel(a: PrimExpr, r: PrimExpr, b: PrimExpr) -> PrimExpr:
-        return (a * t.mr + r) * t.ml + b
+    def within(m: PrimExpr, f: PrimExpr) -> list[tuple[bool, PrimExpr]]:
+        return [(pixels > p.pixels, m < p.pixels), (channels > p.co_groups * GROUP, f // GROUP < p.co_groups)]
 
-    def row(g: PrimExpr, ky: PrimExpr, kx: PrimExpr, a: PrimExpr, r: PrimExpr, b: PrimExpr, c: PrimExpr) -> PrimExpr:
-        m = pixel(a, r, b)
-        # without padding or strides a row of outputs is a row of inputs
+    def place(m: PrimExpr, f: PrimExpr) -> tuple[PrimExpr, ...]:
+        return m // image, f // GROUP, m % image // p.out_w, m % p.out_w, f % GROUP
+
+    def row(g: PrimExpr, ky: PrimExpr, kx: PrimExpr, m: PrimExpr, c: PrimExpr) -> PrimExpr:
         y = m % image // p.out_w * p.stride[0] + ky * p.dilation[0] - p.pad[0]
         x = m % p.out_w * p.stride[1] + kx * p.dilation[1] - p.pad[1]
-        return guarded(
-            [
-                (p.pad[0] > 0, te.all(y >= 0, y < p.h)),
-                (p.pad[1] > 0, te.all(x >= 0, x < p.w)),
-                (p.pixels % block_m > 0, m < p.pixels),
-                (ci_groups > p.ci_groups, g < p.ci_groups),
-            ],
-            given.data[m // image, g, y, x, c],
-        )
+        tests = [
+            (p.pad[0] > 0, te.all(y >= 0, y < p.h)),
+            (p.pad[1] > 0, te.all(x >= 0, x < p.w)),
+            (pixels > p.pixels, m < p.pixels),
+            (ci_groups > p.ci_groups, g < p.ci_groups),
+        ]
+        return guarded(tests, given.data[m // image, g, y, x, c])
 
-    def channel(
-        o: PrimExpr, g: PrimExpr, j: PrimExpr, q: PrimExpr, e: PrimExpr
-    ) -> PrimExpr:
-        return (o * t.fg + g) * GROUP + q * CHANNELS + j * t.e + e
+    def column(g: PrimExpr, ky: PrimExpr, kx: PrimExpr, n: PrimExpr, c: PrimExpr) -> PrimExpr:
+        tests = [
+            (channels > p.co_groups * GROUP, n // GROUP < p.co_groups),
+            (ci_groups > p.ci_groups, g < p.ci_groups),
+        ]
+        return guarded(tests, given.weight[g, ky, kx, r.channel(n), c])
 
-    def column(g: PrimExpr, ky: PrimExpr, kx: PrimExpr, *at: PrimExpr) -> PrimExpr:
-        *f, c = at
-        return guarded(
-            [
-                (p.co_groups * GROUP % block_n > 0, channel(*f) < p.co_groups * GROUP),
-                (ci_groups > p.ci_groups, g < p.ci_groups),
-            ],
-            given.weight[g, ky, kx, channel(*f), c],
-        )
+    taps = {"rg": ci_groups, "ry": p.kh, "rx": p.kw}
+    rows = te.compute((*taps.values(), pixels, GROUP), row, name="rows")
+    columns = te.compute((*taps.values(), channels, GROUP), column, name="columns")
+    rg, ry, rx, rc = (te.reduce_axis((0, extent), name=name) for name, extent in {**taps, "rc": GROUP}.items())
 
-    taps = (ci_groups, p.kh, p.kw)
-    across = (fo, t.fg, t.j, QUADS, t.e)
-    rows = te.compute((*taps, mo, t.mr, t.ml, GROUP), row, name="rows")
-    columns = te.compute((*taps, *across, GROUP), column, name="columns")
-    extents = {"rg": ci_groups, "ry": p.kh, "rx": p.kw, "rc": GROUP}
-    rg, ry, rx, rc = (te.reduce_axis((0, extent), name=name) for name, extent in extents.items())
-    conv = te.compute(
-        (mo, t.mr, t.ml, *across),
-        lambda *at: te.sum(
-            rows[rg, ry, rx, at[0], at[1], at[2], rc].astype("int32")
-            * columns[(rg, ry, rx, *at[3:], rc)].astype("int32"),
-            axis=[rg, ry, rx, rc],
-        ),
-        name="conv",
-    )
+    def product(i: PrimExpr, j: PrimExpr) -> PrimExpr:
+        first, second = (columns, rows) if transposed else (rows, columns)
+        terms = (source[rg, ry, rx, at, rc].astype("int32") for source, at in ((first, i), (second, j)))
+        return te.sum(next(terms) * next(terms), axis=[rg, ry, rx, rc])
 
-    def position(m: PrimExpr, f: PrimExpr) -> tuple[PrimExpr, ...]:
-        return (m // image, f // GROUP, m % image // p.out_w, m % p.out_w, f % GROUP)
-
-    def inside(m: PrimExpr, f: PrimExpr) -> PrimExpr:
-        return te.all(m < p.pixels, f // GROUP < p.co_groups)
-
-    def split(at: tuple[PrimExpr, ...]) -> tuple[PrimExpr, PrimExpr]:
-        """Pixel and channel of the element (mo, mr, ml, fo, fg, fq, c)."""
-        a, r, b, o, g, q, c = at
-        return pixel(a, r, b), (o * t.fg + g) * GROUP + q * CHANNELS + c
-
-    shape = (mo, t.mr, t.ml, fo, t.fg, QUADS, CHANNELS)
-    bias = addend = None
+    conv = te.compute((channels, pixels) if transposed else (pixels, channels), product, name="conv")
+    biases = residuals = None
     if given.bias is not None:
-        bias = te.compute(
-            (fo, t.fg, QUADS, CHANNELS),
-            lambda o, g, q, c: te.if_then_else(
-                (o * t.fg + g) < p.co_groups, given.bias[(o * t.fg + g) * GROUP + q * CHANNELS + c], tirx.const(0, "int32")
-            ),
-            name="addends",
-        )
+        biases = te.compute((channels,), lambda f: guarded(within(0, f)[1:], given.bias[f]), name="biases")
     if given.residual is not None:
-        addend = te.compute(
-            shape,
-            lambda *at: te.if_then_else(
-                inside(*split(at)), given.residual[position(*split(at))], tirx.const(0, p.out_dtype)
-            ),
-            name="residuals",
+        residuals = te.compute(
+            (pixels, channels), lambda m, f: guarded(within(m, f), given.residual[place(m, f)]), name="residuals"
         )
 
-    def finish(*at: PrimExpr) -> PrimExpr:
-        a, r, b, o, g, q, c = at
-        return epilogue(
-            p,
-            conv[a, r, b, o, g, c // t.e, q, c % t.e],
-            bias[o, g, q, c] if bias is not None else None,
-            addend[at] if addend is not None else None,
-        )
+    def finish(m: PrimExpr, f: PrimExpr) -> PrimExpr:
+        at = (r.position(f), m) if transposed else (m, r.position(f))
+        bias = biases[f] if biases is not None else None
+        return epilogue(p, conv[at], bias, residuals[m, f] if residuals is not None else None)
 
-    result = te.compute(shape, finish, name="result")
-    output = te.compute(shape, lambda *at: result(*at), name="output")
-    func = te.create_prim_func([*given.tensors(), output])
-    return scatter(func, p.arguments()[-1].shape, lambda *at: (inside(*split(at)), position(*split(at))))
+    result = te.compute((pixels, channels), finish, name="result")
+    output = te.compute((pixels, channels), lambda m, f: result[m, f], name="output")
+    program = te.create_prim_func([*given.tensors(), output])
+
+    def destination(m: PrimExpr, f: PrimExpr) -> tuple[PrimExpr, tuple[PrimExpr, ...]]:
+        tests = [test for is_needed, test in within(m, f) if is_needed]
+        return te.all(*tests) if tests else tirx.const(True, "bool"), place(m, f)
+
+    return scatter(program, p.arguments()[-1].shape, destination)
