@@ -10,6 +10,7 @@ from schedules.operator import Operator
 
 OPERATORS = {
     "conv2d_hwcn": "schedules.conv2d_hwcn",
+    "conv2d_nchw32": "schedules.conv2d_nchw32",
     "softmax": "schedules.softmax",
 }
 
