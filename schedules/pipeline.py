@@ -14,8 +14,10 @@ from tvm import ir, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_host_passes
 from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
+from schedules.primitives import lowering as tensor_core
+from schedules.primitives.annotations import MIN_BLOCKS
+
 NAME = "te_schedules"
-MIN_BLOCKS = "schedules.min_blocks_per_sm"  # function attribute: the second argument of __launch_bounds__
 
 
 @dataclass
@@ -74,6 +76,8 @@ def _pipeline() -> tuple[Any, Any, Any]:
 
     @tvm.transform.module_pass(opt_level=0, name="schedules.lower")
     def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        if tensor_core.needed(mod):
+            mod = tensor_core.lower(mod)
         mod = _without_alignment(lower(mod))
         _current.get().lowered = mod.script()
         return mod

@@ -232,6 +232,30 @@ class Conv2dProblem(Problem):
 
 
 @dataclass(frozen=True)
+class FusedConv2dProblem(Conv2dProblem):
+    """A convolution with an optional epilogue: output = activation(conv + bias).
+
+    `bias` adds one number of `dtype` to each output channel; `activation` is none or relu.  Products are summed, and
+    the epilogue computed, in float32 whatever `dtype` is.  `primitives.epilogue` has the tensor expressions.
+    """
+
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16")
+    activations: ClassVar[tuple[str, ...]] = ("none", "relu")
+
+    bias: bool = False
+    activation: str = "none"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.activation not in self.activations:
+            raise ProblemError(f"activation={self.activation} is not {' or '.join(self.activations)}")
+
+    def bias_argument(self) -> tuple[Argument, ...]:
+        """The argument ``bias`` (co,), if there is one; it stands between the filter and the output."""
+        return (Argument("bias", (self.co,), self.dtype),) if self.bias else ()
+
+
+@dataclass(frozen=True)
 class Config(Fields):
     """The parameters of a schedule.  `check` alone decides what is legal, for the tuner, the defaults and the CLI."""
 

@@ -29,6 +29,7 @@ from schedules.emulate.toolchain import find_cxx
 from schedules.errors import EmulationError, ToolchainError, UnknownNameError, UsageError
 from schedules.measure import device_name, to_device
 from schedules.operator import Array, Expected
+from schedules.primitives.intrinsics import as_described
 from schedules.problem import Argument, Config, Problem, numpy_dtype
 from schedules.tolerance import Difference, compare
 from schedules.toolchain.link import link_library
@@ -193,7 +194,9 @@ def _serial(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> 
     concrete = config if isinstance(config, Config) else spec.config_for(problem, arch, config)
     concrete.require(problem, arch)
     host = parse_arch("llvm")
-    mod = serialize(spec.apply(problem, concrete, arch))
+    with as_described():
+        scheduled = spec.apply(problem, concrete, arch)
+    mod = serialize(scheduled)
     yield "serial", on_device(build_scheduled(op, problem, spec, concrete, host, mod), problem, host)
 
 

@@ -12,17 +12,37 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.s_tir.stmt import SBlock
 
 _KINDS = (tirx.ForKind.THREAD_BINDING, tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED)
 # pipelines and pragmas speak of hardware; without them the loop means the same
-_DROPPED = ("pragma_", "software_pipeline", "permuted_layout")
+_DROPPED = ("pragma_", "software_pipeline", "permuted_layout", "schedules.")
 
 
 def serialize(mod: tvm.IRModule) -> tvm.IRModule:
     """`mod` (scheduled, not lowered) with serial loops only, to be built for LLVM."""
 
+    def kept_of(node: Any) -> dict[Any, Any]:
+        return {key: value for key, value in dict(node.annotations).items() if not str(key).startswith(_DROPPED)}
+
+    def plain(block: Any) -> Any:
+        kept = kept_of(block)
+        if len(kept) == len(block.annotations):
+            return block
+        return SBlock(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            block.name_hint,
+            block.body,
+            block.init,
+            block.alloc_buffers,
+            block.match_buffers,
+            kept,
+        )
+
     def serial(loop: Any) -> Any:
-        kept = {key: value for key, value in dict(loop.annotations).items() if not str(key).startswith(_DROPPED)}
+        kept = kept_of(loop)
         if loop.kind in _KINDS:
             return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body, None, kept)
         if len(kept) != len(loop.annotations):
@@ -32,6 +52,6 @@ def serialize(mod: tvm.IRModule) -> tvm.IRModule:
     functions = {}
     for name, function in mod.functions.items():
         if isinstance(function, tirx.PrimFunc):
-            function = function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, serial)))
+            function = function.with_body(tvm_ffi.structural_map(function.body, ((tirx.For, serial), (SBlock, plain))))
         functions[name] = function
     return tvm.IRModule(functions)

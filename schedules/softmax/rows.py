@@ -373,7 +373,7 @@ def finish(sch: Schedule, stages: Stages, packing: Packing, min_blocks: int = 0)
     """
     import tvm
 
-    from schedules.pipeline import MIN_BLOCKS
+    from schedules.primitives.annotations import MIN_BLOCKS
 
     for name in ["out", "dropped_out"] if stages.dropped else ["out"]:
         sch.transform_layout(sch.get_sblock(name), ("write", 0), lambda i, q, v: (i, q * packing.vector + v))

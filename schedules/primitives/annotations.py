@@ -1,0 +1,11 @@
+"""Annotations by which a schedule speaks to `schedules.primitives.lowering`; serial verification drops them."""
+
+from __future__ import annotations
+
+PREFIX = "schedules."
+PER_THREAD = PREFIX + "per_thread"  # block: axes, counted from the end, of the buffer it writes; each thread has its own
+SWIZZLE = PREFIX + "swizzle"  # block: XOR the 16-byte vectors of the rows that it writes
+PIPELINE = PREFIX + "stages"  # outermost reduction loop: this many stages of shared memory
+ASYNC = PREFIX + "async_copy"  # the same loop: whether cp.async fills them
+MIN_BLOCKS = PREFIX + "min_blocks_per_sm"  # function: the second argument of __launch_bounds__
+LANE_AXIS = 2  # of a fragment, counted from the end: (.., lane, slot)

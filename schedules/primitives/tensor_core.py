@@ -1,0 +1,260 @@
+"""The schedule of a matrix product on matrix cores, shared by every implicit GEMM.
+
+A block of warps computes a tile of (block_m, block_n).  Tiles of both operands pass through shared memory in stages,
+swizzled against bank conflicts; each warp keeps its accumulators in registers and loads fragments one k step ahead.  At
+the end the tile goes through the same shared memory, in the output's dtype, so that it leaves in coalesced 16-byte
+stores.  Sources: CUTLASS's multistage GEMM; MegEngine's and the K100_AI implicit-GEMM articles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from schedules.arch import Arch
+from schedules.primitives.fragments import Atom, atom_for, why_no_atom
+from schedules.primitives.intrinsics import load_matrix, multiply, per_lane, tensorize
+from schedules.primitives.annotations import ASYNC, MIN_BLOCKS, PIPELINE, SWIZZLE
+from schedules.primitives.tiles import bind, cooperative_fetch, inline_if_present
+from schedules.problem import Config, numpy_dtype
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True)
+class TensorCoreConfig(Config):
+    block_m: int = 128  # output tile of a block
+    block_n: int = 128
+    block_k: int = 32  # of the reduction in shared memory at a time
+    warps_m: int = 2  # warps along each side of the tile
+    warps_n: int = 2
+    stages: int = 4  # tiles of the reduction in shared memory at once
+    min_blocks: int = 0  # blocks a multiprocessor should hold, for the compiler's register budget; 0 leaves it open
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        return self.block_m, self.block_n, self.block_k
+
+    @property
+    def warps(self) -> int:
+        return self.warps_m * self.warps_n
+
+    def shared_bytes(self, dtype: str) -> int:
+        """Shared memory of a block for operands and output of `dtype`; the output's tile reuses the operands'."""
+        item = numpy_dtype(dtype).itemsize
+        operands = self.stages * (self.block_m + self.block_n) * self.block_k * item
+        return max(operands, self.block_m * self.block_n * item)
+
+    def registers(self, atom: Atom) -> int:
+        """An estimate for each thread: accumulators, two sets of fragments, and addressing."""
+        m, n = self.block_m // self.warps_m, self.block_n // self.warps_n
+        item = numpy_dtype(atom.source).itemsize
+        return (m * n + 2 * (m + n) * atom.k * item // 4) // atom.wave + 40
+
+    def finish(self, mod: tvm.IRModule) -> tvm.IRModule:
+        """`mod` with the function attributes that this config asks for."""
+        if not self.min_blocks:
+            return mod
+        mod = mod.clone()
+        mod["main"] = mod["main"].with_attr(MIN_BLOCKS, self.min_blocks)
+        return mod
+
+    def check_tile(self, dtype: str, arch: Arch) -> str | None:
+        """Why the tile is illegal for operands of `dtype` on `arch`, whatever the problem."""
+        for name, value in self.words().items():
+            if value < (name != "min_blocks"):
+                return f"{name}={value} must be at least {int(name != 'min_blocks')}"
+        reason = why_no_atom(dtype, arch)
+        if reason:
+            return reason
+        atom = atom_for(dtype, arch)
+        for name, size, warps, least in (
+            ("m", self.block_m, self.warps_m, atom.m),
+            ("n", self.block_n, self.warps_n, atom.n),
+        ):
+            part = size // warps
+            if size % warps or part % least or (part > 16 and part % 16):
+                several = f", or of 16 beyond 16 for {dtype} fragments" if least < 16 else ""
+                return f"block_{name}={size} gives each of {warps} warps {size / warps:g}, not a multiple of {least}{several}"
+        if self.block_k % (2 * atom.k):
+            return f"block_k={self.block_k} is not a multiple of {2 * atom.k} ({dtype} fragments, two k steps)"
+        if "cp_async" in arch.features:
+            if self.stages < 2:
+                return f"stages={self.stages} must be at least 2"
+        elif self.stages != 2:
+            return f"stages={self.stages}: {arch} has no cp.async, only 2 stages are of use"
+        threads = self.warps * atom.wave
+        if threads > arch.max_threads:
+            return f"warps_m={self.warps_m} x warps_n={self.warps_n} are {threads} threads, {arch} allows {arch.max_threads}"
+        shared = self.shared_bytes(dtype)
+        if shared > arch.shared_block:
+            return f"stages={self.stages} needs {shared} bytes of shared memory, {arch} has {arch.shared_block}"
+        if self.registers(atom) > arch.registers_thread:
+            return f"block_m={self.block_m} x block_n={self.block_n} needs about {self.registers(atom)} registers a thread, {arch} has {arch.registers_thread}"
+        if self.min_blocks * threads > arch.threads_sm:
+            return f"min_blocks={self.min_blocks} are {self.min_blocks * threads} threads, {arch} holds {arch.threads_sm}"
+        return None
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An operand of the product.
+
+    `read` is its place among what the product's block reads; the last axes of that tensor are (rows, k), or (k, rows)
+    if `transposed`.  `vector` elements can be loaded at once.
+    """
+
+    read: int
+    vector: int
+    transposed: bool = False
+
+
+def schedule_product(
+    sch: Schedule, config: TensorCoreConfig, arch: Arch, dtype: str, m: Operand, n: Operand, output_vector: int
+) -> None:
+    """Schedule the stages ``conv``, ``finished`` and ``output`` of a definition rounded up to whole tiles.
+
+    ``conv`` (.., m, n) = sum over (.., k) of `m` x `n`, in the dtype the matrix cores sum in; ``finished`` the same
+    shape, in the output's dtype; ``output`` the part of it that was asked for.  ``columns``, ``padded`` and ``weights``
+    are inlined into the loads.
+    """
+    atom = atom_for(dtype, arch)
+    scope = "shared.dyn" if arch.kind == "cuda" else "shared"
+    conv, finished, output = (sch.get_sblock(name) for name in ("conv", "finished", "output"))
+    threads = (config.warps, atom.wave)
+
+    # 1. memory hierarchy: global -> shared -> fragments -> shared -> global
+    operands = (m, n)
+    shared = [sch.cache_read(conv, operand.read, scope) for operand in operands]
+    fragments = [sch.cache_read(conv, operand.read, "local") for operand in operands]
+    inline_if_present(sch, "padded", "columns", "weights")
+    sch.set_scope(conv, 0, "local")
+    sch.set_scope(finished, 0, scope)
+
+    # 2. blocks, and the way out
+    *outer, row, column = sch.get_loops(finished)
+    block_row, row = sch.split(row, [None, config.block_m])
+    block_column, column = sch.split(column, [None, config.block_n])
+    sch.reorder(*outer, block_row, block_column, row, column)
+    block = sch.fuse(*outer, block_row, block_column)
+    sch.bind(block, "blockIdx.x")
+    sch.compute_at(conv, block, preserve_unit_loops=True)
+    sch.reverse_compute_at(output, block, preserve_unit_loops=True)
+    _leave_registers(sch, row, column, config, atom)
+    cooperative_fetch(sch, output, 2, threads, output_vector)
+
+    # 3. warps, tiles of the reduction, k steps, matrix instructions
+    row, column, *reduction, k = sch.get_loops(conv)[1 + len(outer) :]
+    warp_row, row, i = sch.split(row, [config.warps_m, None, atom.m])
+    warp_column, column, j = sch.split(column, [config.warps_n, None, atom.n])
+    tile, step, k = sch.split(k, [None, config.block_k // atom.k, atom.k])
+    sch.reorder(warp_row, warp_column, *reduction, tile, step, row, column, i, j, k)
+    sch.bind(sch.fuse(warp_row, warp_column), "threadIdx.y")
+    sch.unroll(row)
+    sch.unroll(column)
+
+    # 4. where each stage lives
+    for fragment in fragments:
+        sch.compute_at(fragment, step, preserve_unit_loops=True)
+    for stage, operand in zip(shared, operands, strict=True):
+        sch.compute_at(stage, tile, preserve_unit_loops=True)
+        cooperative_fetch(sch, stage, 2, threads, operand.vector)
+    for stage in (*shared, finished):
+        sch.annotate(stage, SWIZZLE, 1)
+    first = reduction[0] if reduction else tile
+    sch.annotate(first, PIPELINE, config.stages)
+    sch.annotate(first, ASYNC, int("cp_async" in arch.features))
+
+    # 5. registers and instructions
+    for name, fragment, operand in zip("ab", fragments, operands, strict=True):
+        _fill_fragment(sch, fragment, atom, name, operand.transposed, scope)
+    _lay_out_sums(sch, conv, config, atom)
+    start = sch.decompose_reduction(conv, first)
+    _clear_sums(sch, start, atom)
+    tensorize(sch, i, multiply(atom, arch))
+
+
+def _clear_sums(sch: Schedule, start: SBlockRV, atom: Atom) -> None:
+    row, column, i, j = sch.get_loops(start)[-4:]
+    for loop in (row, column, *_bind_lanes(sch, i, j, atom)):
+        sch.unroll(loop)
+
+
+def _bind_lanes(sch: Schedule, i: LoopRV, j: LoopRV, atom: Atom) -> list[LoopRV]:
+    """Deal a sum's (i, j) out to the lanes that hold them; returns the loops over a lane's slots, inner last."""
+    if atom.wave == 32:
+        half, i = sch.split(i, [2, 8])
+        j, slot = sch.split(j, [4, 2])
+        sch.reorder(half, i, j, slot)
+        slots = [half, slot]
+    else:
+        i, slot = sch.split(i, [4, 4])
+        sch.reorder(i, j, slot)
+        slots = [slot]
+    sch.bind(sch.fuse(i, j), "threadIdx.x")
+    return slots
+
+
+def _leave_registers(sch: Schedule, row: LoopRV, column: LoopRV, config: TensorCoreConfig, atom: Atom) -> None:
+    """Loops of the stage that reads the sums: each lane its own."""
+    warp_row, row, i = sch.split(row, [config.warps_m, None, atom.m])
+    warp_column, column, j = sch.split(column, [config.warps_n, None, atom.n])
+    sch.reorder(warp_row, warp_column, row, column, i, j)
+    sch.bind(sch.fuse(warp_row, warp_column), "threadIdx.y")
+    *halves, slot = _bind_lanes(sch, i, j, atom)
+    for loop in (row, column, *halves):
+        sch.unroll(loop)
+    if atom.wave == 32:
+        sch.vectorize(slot)
+    else:
+        sch.unroll(slot)
+
+
+def _lay_out_sums(sch: Schedule, conv: SBlockRV, config: TensorCoreConfig, atom: Atom) -> None:
+    rows, columns = config.block_m // config.warps_m, config.block_n // config.warps_n
+
+    def layout(*at: Any) -> list[Any]:
+        *outer, m, n = at
+        tiles = [m // config.block_m, n // config.block_n]
+        warps = [m % config.block_m // rows, n % config.block_n // columns]
+        products = [m % rows // atom.m, n % columns // atom.n]
+        return [*outer, *tiles, *warps, *products, *atom.c(m % atom.m, n % atom.n)]
+
+    sch.transform_layout(conv, ("write", 0), layout, assume_injective_transform=True)
+    per_lane(sch, conv, 5, 6)
+
+
+def _fill_fragment(
+    sch: Schedule, fragment: SBlockRV, atom: Atom, name: str, transposed: bool, scope: str
+) -> None:
+    """The loops and the layout of a stage that loads operand `name` ("a" or "b") from shared memory."""
+    rows, place = (atom.m, atom.a) if name == "a" else (atom.n, atom.b)
+
+    def layout(*at: Any) -> list[Any]:
+        *outer, x, y = at
+        row, k = (y, x) if transposed else (x, y)
+        return [*outer, k // atom.k, row // rows, *place(row % rows, k % atom.k)]
+
+    sch.transform_layout(fragment, ("write", 0), layout, assume_injective_transform=True)
+    x, y = sch.get_loops(fragment)[-2:]
+    row, k = (y, x) if transposed else (x, y)
+    extent = int(sch.get(row).extent)
+    at_once = 16 if extent % 16 == 0 else extent
+    many, row = sch.split(row, [None, at_once])
+    sch.unroll(many)
+    if atom.wave == 32:
+        sch.reorder(many, k, row) if transposed else sch.reorder(many, row, k)
+        intrinsic = load_matrix(atom, name, scope, rows=at_once, transposed=transposed)
+        tensorize(sch, k if transposed else row, intrinsic)
+        return
+    per_lane(sch, fragment)
+    k, slot = sch.split(k, [None, atom.word])
+    sch.reorder(many, k, row, slot)
+    bind(sch, (sch.fuse(k, row), "threadIdx.x"))
+    if not transposed:
+        sch.vectorize(slot)
