@@ -105,11 +105,19 @@ def _pipeline() -> tuple[Any, Any, Any]:
         }
         return tvm.IRModule(functions, attrs=mod.attrs)
 
+    @tvm.transform.module_pass(opt_level=0, name="schedules.wide_zeros")
+    def wide_zeros(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        functions = {
+            name: function.with_body(tvm_ffi.structural_map(function.body, (tirx.Broadcast, _wide_zero)))
+            for name, function in mod.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
     def finalize_device() -> tvm.transform.Pass:
         # LowerWarpMemory rewrites one warp buffer a run in 0.27: accumulator, both operands, and one to spare
         warp = [tirx.transform.LowerWarpMemory() for _ in range(4)]
         return tvm.ir.transform.Sequential(
-            [narrow_shuffles, *warp, tirx.transform.StmtSimplify(), tirx.transform.LowerIntrin(), launch_bounds]
+            [narrow_shuffles, wide_zeros, *warp, tirx.transform.StmtSimplify(), tirx.transform.LowerIntrin(), launch_bounds]
         )
 
     return lower_and_record, finalize_host_passes, finalize_device
@@ -124,4 +132,30 @@ def _narrow_shuffle(call: Any) -> Any:
     return ir.Call(call.op, args, ret_ty=call.ty)
 
 
+def _wide_zero(vector: Any) -> Any:
+    """A vector of 8 or 16 int8 zeros as one of int32, which CUDA's int2 and int4 are made of: TVM 0.27 hands them a
+    byte each."""
+    lanes = int(vector.lanes)
+    zero = isinstance(vector.value, tirx.IntImm) and vector.value.value == 0 and str(vector.value.ty) == "int8"
+    if not zero or lanes not in (8, 16):
+        return vector
+    return tirx.op.reinterpret(vector.ty, tirx.Broadcast(tirx.const(0, "int32"), lanes // 4))
+
+
 PIPELINE_MAP[NAME] = _pipeline
+
+
+def _lower_fma() -> None:
+    """``tirx.fma`` rounds once everywhere: TVM has none for CUDA, and one for LLVM that need not fuse."""
+
+    def cuda(call: Any) -> Any:
+        return tirx.call_pure_extern(call.ty, "fmaf", *call.args)
+
+    def llvm(call: Any) -> Any:
+        return tirx.call_llvm_pure_intrin(call.ty, "llvm.fma", *call.args)
+
+    for target, lower in (("cuda", cuda), ("llvm", llvm), ("rocm", llvm)):
+        tirx.op.register_intrin_lowering("tirx.fma", target, f=lower, level=99)
+
+
+_lower_fma()
