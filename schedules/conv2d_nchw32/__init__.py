@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_nchw32 import mma
+from schedules.conv2d_nchw32 import cpu, mfma, mma
 from schedules.conv2d_nchw32.definition import Nchw32Problem, definition, inputs, reference
 from schedules.operator import Operator
 
 
 def choose(problem: Nchw32Problem, arch: Arch) -> str:
-    return "mma"
+    if "mfma" in arch.features:
+        return "mfma"
+    return "mma" if arch.is_gpu else "cpu"
 
 
 OPERATOR = Operator(
@@ -19,6 +21,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(mma.SCHEDULE,),
+    schedules=(mma.SCHEDULE, mfma.SCHEDULE, cpu.SCHEDULE),
     choose=choose,
 )

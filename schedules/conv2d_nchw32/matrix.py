@@ -10,6 +10,7 @@ Source: MegEngine's int8 tensor-core convolution, with the second of the improve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+ENOUGH_BLOCKS = 128
 VECTOR = 16  # int8 elements of a 128-bit load
 PIXELS = 16  # of one matrix instruction
 QUADS = CHANNELS // 2  # threads that share the 32 channels of a pixel
@@ -96,6 +98,17 @@ class MatrixConfig(Config):
         return None
 
 
+def fitting(problem: Nchw32Problem, tiles: Sequence[tuple[int, int, int, int]], stages: int) -> MatrixConfig:
+    """The first of `tiles` (pixels, channels, warps of each) that leaves no channel tile mostly empty and still makes
+    enough blocks to fill a large GPU; the last if none does."""
+    channels = problem.co_groups * GROUP
+    for block_m, block_n, warps_m, warps_n in tiles:
+        columns = -(-channels // block_n)
+        if channels * 4 > columns * block_n * 3 and columns * -(-problem.pixels // block_m) >= ENOUGH_BLOCKS:
+            break
+    return MatrixConfig(block_m, block_n, 2 * GROUP, warps_m, warps_n, stages)
+
+
 def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program; AMD's instruction takes the channels as its rows, NVIDIA's the pixels, so that in both a
     thread's results are neighbouring channels."""
@@ -137,9 +150,9 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
     warp_j, many_j, j = sch.split(j, [warps[1], None, atom.n])
     first, step = sch.split(taps[0], [None, config.block_k // GROUP])
     half, k = sch.split(k, [None, atom.k])
-    sch.reorder(first, *taps[1:], warp_i, warp_j, step, half, many_i, many_j, i, j, k)
-    warp = sch.fuse(warp_j, warp_i) if transposed else sch.fuse(warp_i, warp_j)
-    sch.bind(warp, "threadIdx.y")
+    warp = (warp_j, warp_i) if transposed else (warp_i, warp_j)
+    sch.reorder(first, *taps[1:], *warp, step, half, many_i, many_j, i, j, k)
+    sch.bind(sch.fuse(*warp), "threadIdx.y")
     step = sch.fuse(step, half)
     sch.unroll(many_i)
     sch.unroll(many_j)

@@ -7,18 +7,21 @@ from itertools import product
 
 from schedules.arch import Arch
 from schedules.conv2d_nchw32.definition import Nchw32Problem
-from schedules.conv2d_nchw32.matrix import MatrixConfig, schedule
+from schedules.conv2d_nchw32.matrix import MatrixConfig, fitting, schedule
 from schedules.operator import ScheduleSpec
 
 
+# pixels, channels, warps of each: 64 x 64 a warp, the most that registers hold twice on a multiprocessor, then less
+TILES = ((128, 128, 2, 2), (128, 64, 2, 1), (64, 64, 2, 2), (64, 32, 2, 1), (32, 32, 2, 1))
+
+
 def default(problem: Nchw32Problem, arch: Arch) -> MatrixConfig:
-    """The largest tile that still gives every multiprocessor a block."""
-    return MatrixConfig(stages=4 if "cp_async" in arch.features else 2)
+    return fitting(problem, TILES, stages=4 if "cp_async" in arch.features else 2)
 
 
 def space(problem: Nchw32Problem, arch: Arch) -> Iterator[MatrixConfig]:
-    tiles = product((32, 64, 128, 256), (32, 64, 128, 256), (64, 128), (1, 2, 4), (1, 2, 4), (2, 3, 4, 5), (0, 2))
-    for fields in tiles:
+    sizes, warps = (32, 64, 128, 256), (1, 2, 4)
+    for fields in product(sizes, sizes, (64, 128), warps, warps, (2, 3, 4, 5, 6), (0, 1, 2, 3)):
         yield MatrixConfig(*fields)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from schedules.conv2d_nchw32.definition import Nchw32Problem, placeholders
 from schedules.conv2d_nchw32.epilogue import epilogue
 from schedules.conv2d_nchw32.packing import GROUP
+from schedules.primitives.padding import select
 from schedules.primitives.scatter import scatter
 
 if TYPE_CHECKING:
@@ -64,10 +65,6 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
     ci_groups = -(-p.ci_groups // r.chunk) * r.chunk
     image = p.out_h * p.out_w
 
-    def guarded(tests: list[tuple[bool, PrimExpr]], value: PrimExpr) -> PrimExpr:
-        needed = [test for is_needed, test in tests if is_needed]
-        return te.if_then_else(te.all(*needed), value, tirx.const(0, value.dtype)) if needed else value
-
     def within(m: PrimExpr, f: PrimExpr) -> list[tuple[bool, PrimExpr]]:
         return [(pixels > p.pixels, m < p.pixels), (channels > p.co_groups * GROUP, f // GROUP < p.co_groups)]
 
@@ -83,14 +80,14 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
             (pixels > p.pixels, m < p.pixels),
             (ci_groups > p.ci_groups, g < p.ci_groups),
         ]
-        return guarded(tests, given.data[m // image, g, y, x, c])
+        return select(tests, given.data[m // image, g, y, x, c])
 
     def column(g: PrimExpr, ky: PrimExpr, kx: PrimExpr, n: PrimExpr, c: PrimExpr) -> PrimExpr:
         tests = [
             (channels > p.co_groups * GROUP, n // GROUP < p.co_groups),
             (ci_groups > p.ci_groups, g < p.ci_groups),
         ]
-        return guarded(tests, given.weight[g, ky, kx, r.channel(n), c])
+        return select(tests, given.weight[g, ky, kx, r.channel(n), c])
 
     taps = {"rg": ci_groups, "ry": p.kh, "rx": p.kw}
     rows = te.compute((*taps.values(), pixels, GROUP), row, name="rows")
@@ -105,10 +102,10 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
     conv = te.compute((channels, pixels) if transposed else (pixels, channels), product, name="conv")
     biases = residuals = None
     if given.bias is not None:
-        biases = te.compute((channels,), lambda f: guarded(within(0, f)[1:], given.bias[f]), name="biases")
+        biases = te.compute((channels,), lambda f: select(within(0, f)[1:], given.bias[f]), name="biases")
     if given.residual is not None:
         residuals = te.compute(
-            (pixels, channels), lambda m, f: guarded(within(m, f), given.residual[place(m, f)]), name="residuals"
+            (pixels, channels), lambda m, f: select(within(m, f), given.residual[place(m, f)]), name="residuals"
         )
 
     def finish(m: PrimExpr, f: PrimExpr) -> PrimExpr:
