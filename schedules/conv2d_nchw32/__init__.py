@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_nchw32 import cpu, mfma, mma
+from schedules.conv2d_nchw32 import cpu, mfma, mma, simt
 from schedules.conv2d_nchw32.definition import Nchw32Problem, definition, inputs, reference
 from schedules.operator import Operator
 
@@ -11,7 +11,9 @@ from schedules.operator import Operator
 def choose(problem: Nchw32Problem, arch: Arch) -> str:
     if "mfma" in arch.features:
         return "mfma"
-    return "mma" if arch.is_gpu else "cpu"
+    if arch.kind == "cuda":
+        return "mma"
+    return "simt" if arch.is_gpu else "cpu"
 
 
 OPERATOR = Operator(
@@ -21,6 +23,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(mma.SCHEDULE, mfma.SCHEDULE, cpu.SCHEDULE),
+    schedules=(mma.SCHEDULE, mfma.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
     choose=choose,
 )

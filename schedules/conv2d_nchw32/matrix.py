@@ -17,22 +17,28 @@ from typing import TYPE_CHECKING, Any
 from schedules.arch import Arch
 from schedules.conv2d_nchw32.definition import Nchw32Problem
 from schedules.conv2d_nchw32.packing import GROUP
-from schedules.conv2d_nchw32.tiled import CHANNELS, Rounding, tiled_definition
+from schedules.conv2d_nchw32.tiled import (
+    CHANNELS,
+    QUADS,
+    Rounding,
+    finish_in_registers,
+    tiled_definition,
+    vectorize_channels,
+)
 from schedules.primitives.annotations import ASYNC, MIN_BLOCKS, PIPELINE, SWIZZLE
 from schedules.primitives.fragments import Atom, atom_for, why_no_atom
 from schedules.primitives.intrinsics import load_matrix, multiply, per_lane, tensorize
-from schedules.primitives.tiles import bind, block_exists, cooperative_fetch, inline_if_present
+from schedules.primitives.tiles import bind, cooperative_fetch, inline_if_present
 from schedules.problem import Config
 
 if TYPE_CHECKING:
     import tvm
     from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV, SBlockRV
+    from tvm.s_tir.schedule import SBlockRV
 
 ENOUGH_BLOCKS = 128
 VECTOR = 16  # int8 elements of a 128-bit load
 PIXELS = 16  # of one matrix instruction
-QUADS = CHANNELS // 2  # threads that share the 32 channels of a pixel
 
 
 @dataclass(frozen=True)
@@ -135,13 +141,13 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
     block_n, warp_n, group, quad, c = sch.split(f, [None, config.warps_n, config.warp_tile[1] // GROUP, QUADS, CHANNELS])
     sch.reorder(block_m, block_n, warp_m, warp_n, *((quad, pixel) if transposed else (pixel, quad)), group, m, c)
     bind(sch, (block_m, "blockIdx.x"), (block_n, "blockIdx.y"))
-    _finish(sch, problem, group, m)
+    finish_in_registers(sch, problem, group, m)
     sch.compute_at(conv, block_n, preserve_unit_loops=True)
     lane = sch.fuse(quad, pixel) if transposed else sch.fuse(pixel, quad)
     bind(sch, (sch.fuse(warp_m, warp_n), "threadIdx.y"), (lane, "threadIdx.x"))
     sch.unroll(group)
     sch.unroll(m)
-    _vectorize(sch, c, problem.out_dtype)
+    vectorize_channels(sch, c, problem.out_dtype)
 
     # 3. the reduction's steps, matrix instructions
     i, j, *taps, k = sch.get_loops(conv)[-6:]
@@ -180,24 +186,6 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
     if config.min_blocks:
         sch.mod["main"] = sch.mod["main"].with_attr(MIN_BLOCKS, config.min_blocks)
     return sch.mod
-
-
-def _vectorize(sch: Schedule, loop: LoopRV, dtype: str) -> None:
-    """Vectors of `loop`'s eight channels, as wide as `dtype` allows."""
-    _, vector = sch.split(loop, [None, CHANNELS if dtype == "int8" else 4])
-    sch.vectorize(vector)
-
-
-def _finish(sch: Schedule, problem: Nchw32Problem, group: LoopRV, pixel: LoopRV) -> None:
-    """The epilogue inside loop `pixel` of the store, what it adds in registers too."""
-    result = sch.get_sblock("result")
-    sch.compute_at(result, pixel, preserve_unit_loops=True)
-    sch.set_scope(result, 0, "local")
-    for name, loop, dtype in (("residuals", pixel, problem.out_dtype), ("biases", group, "int32")):
-        if block_exists(sch, name):
-            sch.compute_at(sch.get_sblock(name), loop, preserve_unit_loops=True)
-            sch.set_scope(name, 0, "local")
-            _vectorize(sch, sch.get_loops(sch.get_sblock(name))[-1], dtype)
 
 
 def _fill(sch: Schedule, fragment: SBlockRV, atom: Atom, name: str, scope: str) -> None:

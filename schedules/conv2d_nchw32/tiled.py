@@ -14,12 +14,16 @@ from schedules.conv2d_nchw32.epilogue import epilogue
 from schedules.conv2d_nchw32.packing import GROUP
 from schedules.primitives.padding import select
 from schedules.primitives.scatter import scatter
+from schedules.primitives.tiles import block_exists
 
 if TYPE_CHECKING:
     from tvm import tirx
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV
     from tvm.tirx import PrimExpr
 
 CHANNELS = 8  # neighbouring channels that one thread finishes and stores
+QUADS = GROUP // CHANNELS  # threads that share the channels of a pixel's group
 
 
 @dataclass(frozen=True)
@@ -122,3 +126,22 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
         return te.all(*tests) if tests else tirx.const(True, "bool"), place(m, f)
 
     return scatter(program, p.arguments()[-1].shape, destination)
+
+
+def vectorize_channels(sch: Schedule, loop: LoopRV, dtype: str) -> None:
+    """`loop` over a thread's eight channels in vectors as wide as `dtype` allows."""
+    _, vector = sch.split(loop, [None, CHANNELS if dtype == "int8" else 4])
+    sch.vectorize(vector)
+
+
+def finish_in_registers(sch: Schedule, problem: Nchw32Problem, group: LoopRV, pixel: LoopRV) -> None:
+    """Put the epilogue under loop `pixel` of the store, inside loop `group` over a thread's channel groups, and what it
+    adds into registers."""
+    result = sch.get_sblock("result")
+    sch.compute_at(result, pixel, preserve_unit_loops=True)
+    sch.set_scope(result, 0, "local")
+    for name, loop, dtype in (("residuals", pixel, problem.out_dtype), ("biases", group, "int32")):
+        if block_exists(sch, name):
+            sch.compute_at(sch.get_sblock(name), loop, preserve_unit_loops=True)
+            sch.set_scope(name, 0, "local")
+            vectorize_channels(sch, sch.get_loops(sch.get_sblock(name))[-1], dtype)
