@@ -18,12 +18,10 @@ from schedules.arch import Arch
 from schedules.conv2d_nchw32.definition import Nchw32Problem
 from schedules.conv2d_nchw32.packing import GROUP
 from schedules.conv2d_nchw32.tiled import (
-    CHANNELS,
     QUADS,
     Rounding,
-    finish_in_registers,
+    schedule_output,
     tiled_definition,
-    vectorize_channels,
 )
 from schedules.primitives.annotations import ASYNC, MIN_BLOCKS, PIPELINE, SWIZZLE
 from schedules.primitives.fragments import Atom, atom_for, why_no_atom
@@ -122,11 +120,12 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
 
     atom = atom_for("int8", arch)
     transposed = atom.wave == 64
-    rounding = Rounding(config.block_m, config.block_n, config.block_k // GROUP, run=4 if transposed else 2)
+    run = 4 if transposed else 2
+    rounding = Rounding(config.block_m, config.block_n, config.block_k // GROUP, run, atom.wave // QUADS)
     scope = "shared.dyn" if arch.kind == "cuda" else "shared"
     threads = (config.warps, atom.wave)
     sch = Schedule(tiled_definition(problem, rounding, transposed))
-    conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
+    conv = sch.get_sblock("conv")
 
     # 1. memory hierarchy: global -> shared -> fragments -> accumulators
     shared = [sch.cache_read(conv, i, scope) for i in (0, 1)]
@@ -135,19 +134,7 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
     sch.set_scope(conv, 0, "local")
 
     # 2. blocks, warps, lanes; the epilogue in the lane that holds the sums
-    m, f = sch.get_loops(output)
-    lane_pixels = atom.wave // QUADS
-    block_m, warp_m, m, pixel = sch.split(m, [None, config.warps_m, config.warp_tile[0] // lane_pixels, lane_pixels])
-    block_n, warp_n, group, quad, c = sch.split(f, [None, config.warps_n, config.warp_tile[1] // GROUP, QUADS, CHANNELS])
-    sch.reorder(block_m, block_n, warp_m, warp_n, *((quad, pixel) if transposed else (pixel, quad)), group, m, c)
-    bind(sch, (block_m, "blockIdx.x"), (block_n, "blockIdx.y"))
-    finish_in_registers(sch, problem, group, m)
-    sch.compute_at(conv, block_n, preserve_unit_loops=True)
-    lane = sch.fuse(quad, pixel) if transposed else sch.fuse(pixel, quad)
-    bind(sch, (sch.fuse(warp_m, warp_n), "threadIdx.y"), (lane, "threadIdx.x"))
-    sch.unroll(group)
-    sch.unroll(m)
-    vectorize_channels(sch, c, problem.out_dtype)
+    schedule_output(sch, problem, rounding, (config.warps_m, config.warps_n), quads_first=transposed)
 
     # 3. the reduction's steps, matrix instructions
     i, j, *taps, k = sch.get_loops(conv)[-6:]

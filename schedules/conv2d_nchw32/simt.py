@@ -18,9 +18,8 @@ from schedules.conv2d_nchw32.tiled import (
     CHANNELS,
     QUADS,
     Rounding,
-    finish_in_registers,
+    schedule_output,
     tiled_definition,
-    vectorize_channels,
 )
 from schedules.operator import ScheduleSpec
 from schedules.primitives.annotations import SWIZZLE
@@ -71,43 +70,46 @@ def schedule(problem: Nchw32Problem, config: SimtConfig, arch: Arch) -> tvm.IRMo
     """The scheduled program."""
     from tvm.s_tir import Schedule
 
+    def divided(index: Any, by: int) -> tuple[Any, Any]:
+        return index // by, index % by
+
     pixels = arch.wave // QUADS  # neighbouring pixels in neighbouring lanes
     warps = (config.warps_m, config.warps_n)
-    sch = Schedule(tiled_definition(problem, Rounding(*config.block(arch), chunk=1, run=1)))
-    conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
+    rounding = Rounding(*config.block(arch), chunk=1, run=1, lanes=pixels)
+    sch = Schedule(tiled_definition(problem, rounding))
+    conv = sch.get_sblock("conv")
 
     # 1. memory hierarchy: global -> shared -> registers
     shared = [sch.cache_read(conv, i, "shared") for i in (0, 1)]
     operands = [sch.cache_read(conv, i, "local") for i in (0, 1)]
     inline_if_present(sch, "rows", "columns")
     sch.set_scope(conv, 0, "local")
+    # neighbouring rows and columns lie in neighbouring lanes: with axes for the lanes, what one of them holds is dense
+    sch.transform_block_layout(
+        conv, lambda m, n, g, y, x, k: [*divided(m, pixels), *divided(n, QUADS), g, y, x, k]
+    )
+    sch.transform_layout(conv, ("write", 0), lambda m, n: [*divided(m, pixels), *divided(n, QUADS)])
+    rows, columns = operands
+    for operand, by in ((rows, pixels), (columns, QUADS)):
+        index = _row_divided(by)
+        sch.transform_block_layout(operand, index)
+        sch.transform_layout(operand, ("write", 0), index)
 
     # 2. blocks, warps, lanes, and the epilogue
-    m, f = sch.get_loops(output)
-    block_m, warp_m, m, pixel = sch.split(m, [None, config.warps_m, config.tile_m, pixels])
-    block_n, warp_n, group, quad, c = sch.split(f, [None, config.warps_n, config.tile_n // CHANNELS, QUADS, CHANNELS])
-    sch.reorder(block_m, block_n, warp_m, warp_n, pixel, quad, group, m, c)
-    bind(sch, (block_m, "blockIdx.x"), (block_n, "blockIdx.y"))
-    finish_in_registers(sch, problem, group, m)
-    sch.compute_at(conv, block_n, preserve_unit_loops=True)
-    bind(sch, (sch.fuse(warp_m, warp_n), "threadIdx.y"), (sch.fuse(pixel, quad), "threadIdx.x"))
-    sch.unroll(group)
-    sch.unroll(m)
-    vectorize_channels(sch, c, problem.out_dtype)
+    schedule_output(sch, problem, rounding, warps, quads_first=False)
 
     # 3. the reduction: sixteen channels of a thread's pixels and filters in registers, four of them a dot product
-    m, n, rg, ry, rx, k = sch.get_loops(conv)[-6:]
-    warp_m, m, pixel = sch.split(m, [config.warps_m, config.tile_m, pixels])
-    warp_n, n, quad = sch.split(n, [config.warps_n, config.tile_n, QUADS])
+    m, pixel, n, quad, rg, ry, rx, k = sch.get_loops(conv)[-8:]
+    warp_m, m = sch.split(m, [config.warps_m, config.tile_m])
+    warp_n, n = sch.split(n, [config.warps_n, config.tile_n])
     step, word, k = sch.split(k, [None, VECTOR // PACK, PACK])
     sch.reorder(rg, ry, rx, warp_m, warp_n, pixel, quad, step, word, m, n, k)
     bind(sch, (sch.fuse(warp_m, warp_n), "threadIdx.y"), (sch.fuse(pixel, quad), "threadIdx.x"))
     for loop in (word, m, n):
         sch.unroll(loop)
-    for operand, lanes in zip(operands, (pixels, QUADS), strict=True):
+    for operand in operands:
         sch.compute_at(operand, step, preserve_unit_loops=True)
-        sch.transform_layout(operand, ("write", 0), _interleaved(lanes))
-        row, lane = sch.get_loops(operand)[-2:]
+        row, _, lane = sch.get_loops(operand)[-3:]
         sch.unroll(row)
         sch.vectorize(lane)
     for stage in shared:
@@ -115,18 +117,14 @@ def schedule(problem: Nchw32Problem, config: SimtConfig, arch: Arch) -> tvm.IRMo
         cooperative_fetch(sch, stage, 5, (warps[0] * warps[1], arch.wave), VECTOR)
         sch.annotate(stage, SWIZZLE, 1)
 
-    sch.transform_layout(
-        conv, ("write", 0), lambda m, n: [m // pixels, m % pixels, n // QUADS, n % QUADS]
-    )
-    sch.decompose_reduction(conv, rg)
+    for loop in sch.get_loops(sch.decompose_reduction(conv, rg))[-2:]:
+        sch.unroll(loop)
     tensorize(sch, k, dot4(arch))
     return sch.mod
 
 
-def _interleaved(lanes: int) -> Callable[..., list[Any]]:
-    """The layout of an operand whose neighbouring rows lie in neighbouring lanes: with an axis for the lanes, what one
-    of them holds is dense."""
-    return lambda g, y, x, row, c: [g, y, x, row // lanes, row % lanes, c]
+def _row_divided(by: int) -> Callable[..., list[Any]]:
+    return lambda g, y, x, row, k: [g, y, x, row // by, row % by, k]
 
 
 def default(problem: Nchw32Problem, arch: Arch) -> SimtConfig:

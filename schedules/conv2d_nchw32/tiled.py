@@ -14,7 +14,7 @@ from schedules.conv2d_nchw32.epilogue import epilogue
 from schedules.conv2d_nchw32.packing import GROUP
 from schedules.primitives.padding import select
 from schedules.primitives.scatter import scatter
-from schedules.primitives.tiles import block_exists
+from schedules.primitives.tiles import bind, block_exists
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -28,7 +28,8 @@ QUADS = GROUP // CHANNELS  # threads that share the channels of a pixel's group
 
 @dataclass(frozen=True)
 class Rounding:
-    """How a schedule cuts the product: tiles of `pixels` x `channels`, `chunk` groups of input channels a step.
+    """How a schedule cuts the product: tiles of `pixels` x `channels`, `chunk` groups of input channels a step, `lanes`
+    neighbouring pixels in neighbouring lanes.
 
     `run` is how many neighbouring channels of a pixel a thread holds in one instruction's result.  The columns of each
     group of 32 are ordered (8 / run, 4, run) where channels are (4, 8 / run, run): over 8 / run instructions a thread
@@ -40,11 +41,7 @@ class Rounding:
     channels: int
     chunk: int
     run: int
-
-    def position(self, channel: PrimExpr) -> PrimExpr:
-        """The column of `channel`."""
-        inner = channel % GROUP
-        return channel // GROUP * GROUP + inner % 8 // self.run * (4 * self.run) + inner // 8 * self.run + inner % self.run
+    lanes: int
 
     def channel(self, position: PrimExpr) -> PrimExpr:
         """The channel of column `position`."""
@@ -58,7 +55,9 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
     column, 32), filters; ``conv`` (pixel, column), or (column, pixel) if `transposed`; ``result`` (pixel, channel), with
     the epilogue; ``output``, which stores what lies inside the problem.
 
-    Bias and residual come as stages ``biases`` (channel,) and ``residuals`` (pixel, channel).
+    Bias and residual come as stages ``biases`` and ``residuals``.  From ``conv`` on, channels have axes (group, quad, 8)
+    and pixels (many, lane), `rounding.lanes` of them in neighbouring lanes: of what is strided over a thread, TVM can
+    then tell what one thread needs.
     """
     from tvm import te, tirx
 
@@ -69,11 +68,11 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
     ci_groups = -(-p.ci_groups // r.chunk) * r.chunk
     image = p.out_h * p.out_w
 
-    def within(m: PrimExpr, f: PrimExpr) -> list[tuple[bool, PrimExpr]]:
-        return [(pixels > p.pixels, m < p.pixels), (channels > p.co_groups * GROUP, f // GROUP < p.co_groups)]
+    def within(m: PrimExpr, g: PrimExpr) -> list[tuple[bool, PrimExpr]]:
+        return [(pixels > p.pixels, m < p.pixels), (channels > p.co_groups * GROUP, g < p.co_groups)]
 
-    def place(m: PrimExpr, f: PrimExpr) -> tuple[PrimExpr, ...]:
-        return m // image, f // GROUP, m % image // p.out_w, m % p.out_w, f % GROUP
+    def place(m: PrimExpr, g: PrimExpr, f: PrimExpr) -> tuple[PrimExpr, ...]:
+        return m // image, g, m % image // p.out_w, m % p.out_w, f
 
     def row(g: PrimExpr, ky: PrimExpr, kx: PrimExpr, m: PrimExpr, c: PrimExpr) -> PrimExpr:
         y = m % image // p.out_w * p.stride[0] + ky * p.dilation[0] - p.pad[0]
@@ -104,44 +103,74 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
         return te.sum(next(terms) * next(terms), axis=[rg, ry, rx, rc])
 
     conv = te.compute((channels, pixels) if transposed else (pixels, channels), product, name="conv")
+    shape = (pixels // r.lanes, r.lanes, channels // GROUP, QUADS, CHANNELS)
     biases = residuals = None
     if given.bias is not None:
-        biases = te.compute((channels,), lambda f: select(within(0, f)[1:], given.bias[f]), name="biases")
+        biases = te.compute(
+            shape[2:],
+            lambda g, q, c: select(within(0, g)[1:], given.bias[g * GROUP + q * CHANNELS + c]),
+            name="biases",
+        )
     if given.residual is not None:
         residuals = te.compute(
-            (pixels, channels), lambda m, f: select(within(m, f), given.residual[place(m, f)]), name="residuals"
+            shape,
+            lambda m, lane, g, q, c: select(
+                within(m * r.lanes + lane, g), given.residual[place(m * r.lanes + lane, g, q * CHANNELS + c)]
+            ),
+            name="residuals",
         )
 
-    def finish(m: PrimExpr, f: PrimExpr) -> PrimExpr:
-        at = (r.position(f), m) if transposed else (m, r.position(f))
-        bias = biases[f] if biases is not None else None
-        return epilogue(p, conv[at], bias, residuals[m, f] if residuals is not None else None)
+    def finish(m: PrimExpr, lane: PrimExpr, g: PrimExpr, q: PrimExpr, c: PrimExpr) -> PrimExpr:
+        row, column = m * r.lanes + lane, g * GROUP + c // r.run * (QUADS * r.run) + q * r.run + c % r.run
+        return epilogue(
+            p,
+            conv[(column, row) if transposed else (row, column)],
+            biases[g, q, c] if biases is not None else None,
+            residuals[m, lane, g, q, c] if residuals is not None else None,
+        )
 
-    result = te.compute((pixels, channels), finish, name="result")
-    output = te.compute((pixels, channels), lambda m, f: result[m, f], name="output")
+    result = te.compute(shape, finish, name="result")
+    output = te.compute(shape, lambda *at: result(*at), name="output")
     program = te.create_prim_func([*given.tensors(), output])
 
-    def destination(m: PrimExpr, f: PrimExpr) -> tuple[PrimExpr, tuple[PrimExpr, ...]]:
-        tests = [test for is_needed, test in within(m, f) if is_needed]
-        return te.all(*tests) if tests else tirx.const(True, "bool"), place(m, f)
+    def destination(
+        m: PrimExpr, lane: PrimExpr, g: PrimExpr, q: PrimExpr, c: PrimExpr
+    ) -> tuple[PrimExpr, tuple[PrimExpr, ...]]:
+        pixel = m * r.lanes + lane
+        tests = [test for is_needed, test in within(pixel, g) if is_needed]
+        return te.all(*tests) if tests else tirx.const(True, "bool"), place(pixel, g, q * CHANNELS + c)
 
     return scatter(program, p.arguments()[-1].shape, destination)
 
 
-def vectorize_channels(sch: Schedule, loop: LoopRV, dtype: str) -> None:
-    """`loop` over a thread's eight channels in vectors as wide as `dtype` allows."""
-    _, vector = sch.split(loop, [None, CHANNELS if dtype == "int8" else 4])
-    sch.vectorize(vector)
-
-
-def finish_in_registers(sch: Schedule, problem: Nchw32Problem, group: LoopRV, pixel: LoopRV) -> None:
-    """Put the epilogue under loop `pixel` of the store, inside loop `group` over a thread's channel groups, and what it
-    adds into registers."""
-    result = sch.get_sblock("result")
-    sch.compute_at(result, pixel, preserve_unit_loops=True)
+def schedule_output(
+    sch: Schedule, problem: Nchw32Problem, rounding: Rounding, warps: tuple[int, int], quads_first: bool
+) -> None:
+    """Blocks (blockIdx.x pixels, blockIdx.y channels), warps (pixels, channels) and lanes (pixels, quads), or (quads,
+    pixels) if `quads_first`, of the store; the epilogue in each lane's registers; ``conv`` in the block."""
+    conv, output, result = (sch.get_sblock(name) for name in ("conv", "output", "result"))
+    m, lane, g, quad, c = sch.get_loops(output)
+    block_m, warp_m, m = sch.split(m, [None, warps[0], rounding.pixels // rounding.lanes // warps[0]])
+    block_n, warp_n, g = sch.split(g, [None, warps[1], rounding.channels // GROUP // warps[1]])
+    lanes = (quad, lane) if quads_first else (lane, quad)
+    sch.reorder(block_m, block_n, warp_m, warp_n, *lanes, g, m, c)
+    sch.compute_at(result, m, preserve_unit_loops=True)
     sch.set_scope(result, 0, "local")
-    for name, loop, dtype in (("residuals", pixel, problem.out_dtype), ("biases", group, "int32")):
+    sch.unroll(sch.get_loops(result)[-1])
+    for name, loop, dtype in (("residuals", m, problem.out_dtype), ("biases", g, "int32")):
         if block_exists(sch, name):
             sch.compute_at(sch.get_sblock(name), loop, preserve_unit_loops=True)
             sch.set_scope(name, 0, "local")
-            vectorize_channels(sch, sch.get_loops(sch.get_sblock(name))[-1], dtype)
+            _vectorize(sch, sch.get_loops(sch.get_sblock(name))[-1], dtype)
+    _vectorize(sch, c, problem.out_dtype)
+    sch.compute_at(conv, block_n, preserve_unit_loops=True)
+    bind(sch, (block_m, "blockIdx.x"), (block_n, "blockIdx.y"))
+    bind(sch, (sch.fuse(warp_m, warp_n), "threadIdx.y"), (sch.fuse(*lanes), "threadIdx.x"))
+    sch.unroll(g)
+    sch.unroll(m)
+
+
+def _vectorize(sch: Schedule, loop: LoopRV, dtype: str) -> None:
+    """`loop` over a thread's eight channels in vectors as wide as `dtype` allows."""
+    _, vector = sch.split(loop, [None, CHANNELS if dtype == "int8" else 4])
+    sch.vectorize(vector)
