@@ -13,7 +13,7 @@ from schedules.conv2d_nchw32.definition import Nchw32Problem
 from schedules.conv2d_nchw32.matrix import MatrixConfig, fitting, schedule
 from schedules.operator import ScheduleSpec
 
-TILES = ((128, 128, 2, 2), (128, 64, 2, 2), (64, 64, 2, 2), (64, 32, 2, 1), (32, 32, 1, 1))
+TILES = ((128, 128, 2, 2), (128, 64, 2, 2), (64, 64, 2, 2), (64, 32, 2, 1), (32, 32, 2, 1))
 
 
 def default(problem: Nchw32Problem, arch: Arch) -> MatrixConfig:

@@ -129,7 +129,7 @@ def _row_divided(by: int) -> Callable[..., list[Any]]:
 
 def default(problem: Nchw32Problem, arch: Arch) -> SimtConfig:
     """Smaller tiles for small problems."""
-    for fields in ((8, 8, 2, 2), (4, 8, 2, 2), (4, 8, 2, 1), (2, 8, 1, 1)):
+    for fields in ((8, 8, 2, 2), (4, 8, 2, 2), (4, 8, 2, 1), (2, 8, 2, 1)):
         config = SimtConfig(*fields)
         m, n = config.block(arch)
         if problem.co_groups * GROUP >= n and problem.pixels >= 64 * m:
