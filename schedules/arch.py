@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from schedules.errors import UnknownNameError
+from schedules.toolchain.quiet import ROCM_WARNINGS, without_lines
 
 if TYPE_CHECKING:
     from tvm.target import Target
@@ -61,7 +62,8 @@ class Arch:
             "thread_warp_size": self.wave,
         }
         key = "arch" if self.kind == "cuda" else "mcpu"
-        return Target({"kind": self.kind, key: self.name, **common}, host={"kind": "llvm"})
+        with without_lines(ROCM_WARNINGS if self.kind == "rocm" else ()):
+            return Target({"kind": self.kind, key: self.name, **common}, host={"kind": "llvm"})
 
 
 def _cuda(name: str, shared_block: int, shared_sm: int, threads_sm: int, blocks_sm: int, *features: str) -> Arch:

@@ -23,6 +23,7 @@ from schedules.operator import Operator, ScheduleSpec
 from schedules.problem import Config, Problem
 from schedules.registry import operator as find_operator
 from schedules.toolchain import cuda, link
+from schedules.toolchain.quiet import ROCM_WARNINGS, without_lines
 
 AXES = ("x", "y", "z")
 VECTOR_BYTES = 16  # of the widest load; a GPU faults on one that is not aligned to its size
@@ -124,7 +125,11 @@ def build_scheduled(
         raise BuildError(f"the schedule launches {launch.threads} threads a block, {arch} allows {arch.max_threads}")
     with _callbacks(arch, device_code) as made, pipeline.lowering(mod) as state:
         try:
-            with target, tvm.transform.PassContext(config=pipeline.config(arch.kind)):
+            with (
+                without_lines(ROCM_WARNINGS if arch.kind == "rocm" else ()),
+                target,
+                tvm.transform.PassContext(config=pipeline.config(arch.kind)),
+            ):
                 module = tirx.build(mod, target=target, pipeline=pipeline.NAME)
         except SchedulesError:
             raise

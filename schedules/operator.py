@@ -30,6 +30,7 @@ class Expected:
 
     values: Array
     magnitude: Array
+    roundings: float = 1.0  # times the result is rounded to the output's dtype on its way
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ rounding of the result, the rounding of the float32 arithmetic behind it, measur
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def compare(got: Array, expected: Expected, dtype: str) -> Difference:
     for start in range(rows, len(got), rows):
         block = got[start : start + rows]
         if not np.array_equal(bits[start : start + rows], bits[: len(block)]):
-            part = Expected(expected.values[: len(block)], expected.magnitude[: len(block)])
+            part = replace(expected, values=expected.values[: len(block)], magnitude=expected.magnitude[: len(block)])
             worst = max(worst, _compare_block(block, part, dtype, start), key=lambda found: found.error)
     return worst
 
@@ -77,7 +77,8 @@ def _compare_block(got: Array, expected: Expected, dtype: str, start: int) -> Di
     if got64.size == 0:
         return Difference(0.0, (), 0.0, 0.0)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        allowed = tolerance.rounding * np.abs(values) + ACCUMULATION * np.abs(expected.magnitude) + tolerance.smallest
+        rounding = expected.roundings * (tolerance.rounding * np.abs(values) + tolerance.smallest)
+        allowed = rounding + ACCUMULATION * np.abs(expected.magnitude)
         if dtype.startswith("int"):
             allowed = np.full(values.shape, 0.5)
         error = np.broadcast_to(np.abs(got64 - values) / allowed, values.shape)

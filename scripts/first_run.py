@@ -50,7 +50,7 @@ def search_and_export(name: str, arch: Arch, trials: int, seconds: float, out: P
 def run_from_fresh_process(bundle: Path) -> None:
     """Load the bundle and run it on random data in a new interpreter, against the reference."""
     console.print(f"\n[bold]Running {bundle} from a fresh process[/bold]")
-    subprocess.run([sys.executable, "-m", "schedules", "verify", "--bundle", str(bundle)], check=True)
+    subprocess.run([sys.executable, "-m", "schedules", "verify", str(bundle)], check=True)
 
 
 def cross_build(target: str, out: Path) -> None:

@@ -69,3 +69,10 @@ def test_rows_that_repeat_are_all_compared() -> None:
 def test_shapes_must_agree() -> None:
     with pytest.raises(ValueError, match="shape"):
         compare(np.ones((2, 2), np.float32), Expected(np.ones((2, 3)), np.ones((2, 3))), "float32")
+
+
+def test_a_result_may_be_rounded_twice() -> None:
+    twice = Expected(np.asarray([1.0]), np.asarray([0.0]), roundings=2)
+    got = np.asarray([1 + 1.5 * 2.0**-10], np.float16)
+    assert compare(got, twice, "float16").passed
+    assert not compare(got, Expected(twice.values, twice.magnitude), "float16").passed

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from schedules.arch import Arch, parse_arch
 from schedules.errors import UnknownNameError, UsageError
 from schedules.operator import Operator, ScheduleSpec
-from schedules.presets import operator_named, resolve
+from schedules.presets import operator_named, presets, resolve
 from schedules.problem import Config, Problem
+from schedules.registry import OPERATORS
 
 
 class Parser(argparse.ArgumentParser):
@@ -101,6 +104,19 @@ def subject(args: argparse.Namespace) -> str:
     if not args.words:
         raise UsageError("name an operator or a preset; `schedules list` shows them")
     return str(args.words[0])
+
+
+def bundle_path(args: argparse.Namespace) -> Path | None:
+    """The bundle's folder that the words name instead of a problem; an operator's name wins over a folder's.
+
+    Raises UsageError if options come with it that only a build can heed.
+    """
+    name = subject(args)
+    if name in OPERATORS or name in presets() or not (os.sep in name or Path(name).exists()):
+        return None
+    if split_words(args.words[1:]) or args.schedule or args.config or args.target != "llvm":
+        raise UsageError(f"{name} is a bundle, already built; leave out fields, --target, --schedule, --config")
+    return Path(name)
 
 
 def config_words(args: argparse.Namespace) -> dict[str, str]:

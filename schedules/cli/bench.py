@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--seed {args.seed} must not be negative")
     if args.log and Path(args.log).exists() and not Path(args.log).is_dir():
         raise UsageError(f"--log {args.log} is a file; it needs a folder")
-    from schedules.measure import device_name, measure
+    from schedules.measure import copy_bandwidth, device_name, measure
 
     if device_name(work.arch) is None:
         raise UsageError(f"no device for {work.arch} here; bench where there is one, or `schedules verify` on the CPU")
@@ -43,7 +43,9 @@ def run(args: argparse.Namespace) -> int:
         return 1
     built = build(work.problem, work.arch, work.spec.name, work.config)
     found = measure(built, seconds=args.seconds, seed=args.seed)
-    record = records.record(built, found, max(check.error for check in checks))
+    # the ceiling of work that moves memory, in the same run
+    copy = copy_bandwidth(max(2**20, work.problem.min_bytes // 2)) if work.arch.kind == "cuda" else None
+    record = records.record(built, found, max(check.error for check in checks), copy_gbytes_per_s=copy)
     log = records.append(args.log, record) if args.log else None
     if args.json:
         emit_json({**record, "passed": True, "log": log and str(log)})
@@ -51,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"{work.operator.name} {work.problem}, {work.spec.name} for {work.arch} on {found.device}")
     print(f"verified: worst error {record['error']:.3g} of what is allowed")
     print(f"{found.median_us:.2f} us ({found.p10_us:.2f} to {found.p90_us:.2f} over {found.runs} runs)", end="")
-    print(f"  {record['tflops']:.4g} TFLOP/s  {record['gbytes_per_s']:.4g} GB/s")
+    share = f" ({record['gbytes_per_s'] / copy:.1%} of a device copy)" if copy else ""
+    print(f"  {record['tflops']:.4g} TFLOP/s  {record['gbytes_per_s']:.4g} GB/s{share}")
     if log:
         print(f"appended to {log}")
     return 0

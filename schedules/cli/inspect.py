@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedules.cli.arguments import add_json, add_problem, job, split_words, subject
+from schedules.cli.arguments import add_json, add_problem, bundle_path, job
 from schedules.cli.output import code, dimensions, emit_json, fields
-from schedules.errors import UnknownNameError, UsageError
-from schedules.presets import presets
-from schedules.registry import OPERATORS
+from schedules.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from schedules.inspect import Material, Summary
@@ -57,16 +53,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _kernel(args: argparse.Namespace) -> Material:
-    """The bundle or the freshly built problem that the words name; an operator's name wins over a folder's."""
+    """The bundle or the freshly built problem that the words name."""
     from schedules.inspect import material
 
-    name = subject(args)
-    if name not in OPERATORS and name not in presets() and (os.sep in name or Path(name).exists()):
-        if split_words(args.words[1:]) or args.schedule or args.config or args.target != "llvm":
-            raise UsageError(f"{name} is a bundle, already built; leave out fields, --target, --schedule, --config")
+    bundle = bundle_path(args)
+    if bundle:
         from schedules.bundle import Bundle
 
-        return Bundle.open(name).material()
+        return Bundle.open(bundle).material()
     work = job(args)
     from schedules.build import build
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schedules.cli.arguments import add_json, add_problem, job, seeds
+from schedules.cli.arguments import add_json, add_problem, bundle_path, job, seeds
 from schedules.cli.output import emit_json, table
-from schedules.errors import UnknownNameError
+from schedules.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from schedules.verify import Check
@@ -16,7 +17,7 @@ ROUTES = ("device", "emulated", "serial")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_problem(parser)
+    add_problem(parser, "an operator or a preset, then its fields; or a bundle's folder")
     known = f"{', '.join(ROUTES)} (default: the device, else what is here)"
     parser.add_argument("--route", metavar="ROUTE,...", help=known)
     parser.add_argument("--seeds", default="0", metavar="N,...", help="a run with the random data of each (default: 0)")
@@ -44,18 +45,40 @@ def print_checks(checks: list[Check]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    work, numbers = job(args), seeds(args.seeds)
+    numbers = seeds(args.seeds)
     routes = args.route.split(",") if args.route else None
     for route in routes or ():
         if route not in ROUTES:
             raise UnknownNameError("route", route, ROUTES)
-    from schedules.verify import verify
-
-    checks = verify(work.problem, work.arch, work.spec.name, work.config, routes=routes, seeds=numbers)
+    bundle = bundle_path(args)
+    title, checks = _bundle_checks(bundle, routes, numbers) if bundle else _problem_checks(args, routes, numbers)
     passed = bool(checks) and all(check.passed for check in checks)
     if args.json:
-        found = [as_json(check) for check in checks]
-        emit_json({"target": str(work.arch), "schedule": work.spec.name, "passed": passed, "checks": found})
+        emit_json({**title, "passed": passed, "checks": [as_json(check) for check in checks]})
     else:
         print_checks(checks)
     return 0 if passed else 1
+
+
+def _problem_checks(
+    args: argparse.Namespace, routes: list[str] | None, numbers: tuple[int, ...]
+) -> tuple[dict[str, str], list[Check]]:
+    work = job(args)
+    from schedules.verify import verify
+
+    checks = verify(work.problem, work.arch, work.spec.name, work.config, routes=routes, seeds=numbers)
+    return {"target": str(work.arch), "schedule": work.spec.name}, checks
+
+
+def _bundle_checks(
+    path: Path, routes: list[str] | None, numbers: tuple[int, ...]
+) -> tuple[dict[str, str], list[Check]]:
+    """A bundle is compiled: the device is the only route."""
+    from schedules.bundle import Bundle
+    from schedules.verify import verify_function
+
+    bundle = Bundle.open(path)
+    if routes not in (None, ["device"]):
+        raise UsageError(f"{path} is a bundle and runs on its device only; leave out --route")
+    checks = verify_function(bundle.problem, bundle.arch, bundle.load(), numbers)
+    return {"target": str(bundle.arch), "schedule": str(bundle.manifest["schedule"])}, checks

@@ -1,7 +1,8 @@
 """Convolution over HWCN data: what is computed.
 
-data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n), all in `dtype`.  The batch is the contiguous
-axis, so that a large batch coalesces whatever the image.  After the TVM tutorial "How to optimize convolution on GPU".
+data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n), all in `dtype`; sums in float32.  The batch
+is the contiguous axis, so that a large batch coalesces whatever the image.  After the TVM tutorial "How to optimize
+convolution on GPU".
 """
 
 from __future__ import annotations
@@ -13,15 +14,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedules.operator import Array, Expected
-from schedules.problem import Argument, Conv2dProblem, numpy_dtype
+from schedules.primitives.epilogue import ACCUMULATOR
+from schedules.primitives.padding import select
+from schedules.problem import Argument, Conv2dProblem
+from schedules.reference import normal_inputs
 
 if TYPE_CHECKING:
     from tvm import te
+    from tvm.tirx import PrimExpr
+
+inputs = normal_inputs
 
 
 @dataclass(frozen=True)
 class HwcnProblem(Conv2dProblem):
     """A convolution of HWCN data with an HWIO filter."""
+
+    dtypes = ("float32", "float16", "bfloat16")
 
     def arguments(self) -> tuple[Argument, ...]:
         return (
@@ -32,7 +41,8 @@ class HwcnProblem(Conv2dProblem):
 
 
 def definition(problem: HwcnProblem, tile: tuple[int, int, int] | None = None) -> list[te.Tensor]:
-    """The TE graph: ``padded`` (data with its border of zeros), then ``conv``, the sum over kh, kw and ci.
+    """The TE graph: ``padded`` (data with its border of zeros), ``conv``, the sum over kh, kw and ci, and, where the
+    dtype is another than the sum's, ``output``.
 
     With `tile` = (ci, co, n), these extents are rounded up to its multiples: ``padded`` and ``weights`` hold zeros
     there, ``conv`` computes whole tiles without a test, and ``output`` keeps what was asked for.  Schedules inline both
@@ -40,26 +50,20 @@ def definition(problem: HwcnProblem, tile: tuple[int, int, int] | None = None) -
 
     Returns [data, filter, the output].
     """
-    import tvm
     from tvm import te
 
     p = problem
     multiple = tile or (1, 1, 1)
     ci, co, n = (-(-extent // m) * m for extent, m in zip((p.ci, p.co, p.n), multiple, strict=True))
-    zero = tvm.tirx.const(0, p.dtype)
     data = te.placeholder((p.h, p.w, p.ci, p.n), name="data", dtype=p.dtype)
     weight = te.placeholder((p.kh, p.kw, p.ci, p.co), name="filter", dtype=p.dtype)
-
-    def inside(tests: list[tuple[bool, tvm.tirx.PrimExpr]], value: tvm.tirx.PrimExpr) -> tvm.tirx.PrimExpr:
-        needed = [test for is_needed, test in tests if is_needed]
-        return te.if_then_else(te.all(*needed), value, zero) if needed else value
 
     top, left = p.pad
     padded = weights = None
     if p.pad != (0, 0) or (ci, n) != (p.ci, p.n):
         padded = te.compute(
             (p.h + 2 * top, p.w + 2 * left, ci, n),
-            lambda y, x, c, b: inside(
+            lambda y, x, c, b: select(
                 [
                     (top > 0, te.all(y >= top, y - top < p.h)),
                     (left > 0, te.all(x >= left, x - left < p.w)),
@@ -73,7 +77,7 @@ def definition(problem: HwcnProblem, tile: tuple[int, int, int] | None = None) -
     if (ci, co) != (p.ci, p.co):
         weights = te.compute(
             (p.kh, p.kw, ci, co),
-            lambda y, x, c, f: inside([(ci > p.ci, c < p.ci), (co > p.co, f < p.co)], weight[y, x, c, f]),
+            lambda y, x, c, f: select([(ci > p.ci, c < p.ci), (co > p.co, f < p.co)], weight[y, x, c, f]),
             name="weights",
         )
     source, filters = (data if padded is None else padded), (weight if weights is None else weights)
@@ -83,24 +87,66 @@ def definition(problem: HwcnProblem, tile: tuple[int, int, int] | None = None) -
     conv = te.compute(
         (p.out_h, p.out_w, co, n),
         lambda y, x, f, b: te.sum(
-            source[y * p.stride[0] + ry * p.dilation[0], x * p.stride[1] + rx * p.dilation[1], rc, b]
-            * filters[ry, rx, rc, f],
+            source[y * p.stride[0] + ry * p.dilation[0], x * p.stride[1] + rx * p.dilation[1], rc, b].astype(
+                ACCUMULATOR
+            )
+            * filters[ry, rx, rc, f].astype(ACCUMULATOR),
             axis=[ry, rx, rc],
         ),
         name="conv",
     )
-    if tile is None:
+    if tile is None and p.dtype == ACCUMULATOR:
         return [data, weight, conv]
-    return [data, weight, te.compute((p.out_h, p.out_w, p.co, p.n), lambda *at: conv(*at), name="output")]
+    shape = (p.out_h, p.out_w, p.co, p.n)
+    return [data, weight, te.compute(shape, lambda *at: conv(*at).astype(p.dtype), name="output")]
 
 
-def inputs(problem: HwcnProblem, rng: np.random.Generator) -> list[Array]:
-    """Normal data and filter of the problem's dtype."""
-    return [
-        rng.standard_normal(argument.shape, dtype=np.float32).astype(numpy_dtype(argument.dtype))
-        for argument in problem.arguments()
-        if not argument.output
-    ]
+def gemm_definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list[te.Tensor]:
+    """The same as a matrix product for each pixel: ``conv`` (out_h, out_w, co, n) = sum over kh, kw, ci of ``weights``
+    (kh, kw, ci, co) x ``columns`` (out_h, out_w, kh, kw, ci, n).
+
+    The extents of (co, n, ci) are rounded up to multiples of `tile` with zeros in ``columns`` and ``weights``, which
+    schedules inline into their loads.  ``finished`` is ``conv`` in the problem's dtype, ``output`` the part asked for.
+
+    Returns [data, filter, the output].
+    """
+    from tvm import te
+
+    p = problem
+    data, weight = (
+        te.placeholder(argument.shape, name=argument.name, dtype=argument.dtype) for argument in p.arguments()[:2]
+    )
+    co, n, ci = (-(-size // t) * t for size, t in zip((p.co, p.n, p.ci), tile, strict=True))
+
+    def column(oy: PrimExpr, ox: PrimExpr, ry: PrimExpr, rx: PrimExpr, c: PrimExpr, b: PrimExpr) -> PrimExpr:
+        y = oy * p.stride[0] + ry * p.dilation[0] - p.pad[0]
+        x = ox * p.stride[1] + rx * p.dilation[1] - p.pad[1]
+        tests = [
+            (p.pad[0] > 0, te.all(y >= 0, y < p.h)),
+            (p.pad[1] > 0, te.all(x >= 0, x < p.w)),
+            (ci > p.ci, c < p.ci),
+            (n > p.n, b < p.n),
+        ]
+        return select(tests, data[y, x, c, b])
+
+    columns = te.compute((p.out_h, p.out_w, p.kh, p.kw, ci, n), column, name="columns")
+    weights = te.compute(
+        (p.kh, p.kw, ci, co),
+        lambda ry, rx, c, f: select([(ci > p.ci, c < p.ci), (co > p.co, f < p.co)], weight[ry, rx, c, f]),
+        name="weights",
+    )
+    ry, rx, rc = (te.reduce_axis((0, extent), name) for name, extent in (("ry", p.kh), ("rx", p.kw), ("rc", ci)))
+    conv = te.compute(
+        (p.out_h, p.out_w, co, n),
+        lambda y, x, f, b: te.sum(
+            weights[ry, rx, rc, f].astype(ACCUMULATOR) * columns[y, x, ry, rx, rc, b].astype(ACCUMULATOR),
+            axis=[ry, rx, rc],
+        ),
+        name="conv",
+    )
+    finished = te.compute(conv.shape, lambda *at: conv(*at).astype(p.dtype), name="finished")
+    shape = (p.out_h, p.out_w, p.co, p.n)
+    return [data, weight, te.compute(shape, lambda *at: finished(*at), name="output")]
 
 
 def reference(problem: HwcnProblem, arrays: Sequence[Array]) -> list[Expected]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_nhwc import mma
+from schedules.conv2d_nhwc import cpu, mma, simt
 from schedules.conv2d_nhwc.definition import NhwcProblem, definition, inputs, reference
 from schedules.operator import Operator
+from schedules.primitives.tensor_core import matrix_schedule
 
 
 def choose(problem: NhwcProblem, arch: Arch) -> str:
-    return "mma"
+    return matrix_schedule(problem.dtype, arch) or ("simt" if arch.is_gpu else "cpu")
 
 
 OPERATOR = Operator(
@@ -19,6 +20,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(mma.SCHEDULE,),
+    schedules=(mma.SCHEDULE, mma.MFMA, simt.SCHEDULE, cpu.SCHEDULE),
     choose=choose,
 )

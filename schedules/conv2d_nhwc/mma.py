@@ -1,20 +1,19 @@
-"""NHWC convolution as an implicit product on NVIDIA's tensor cores: pixels x output channels.
+"""NHWC convolution as an implicit product on matrix cores: pixels x output channels.
 
 The reduction runs over (kh, kw, chunk of ci) as a nest, so that a step needs no division; a row's pixel is taken apart
-once, outside of it.
+once, outside of it.  One schedule serves NVIDIA (`mma`) and AMD (`mfma`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING
 
 from schedules.arch import Arch
 from schedules.conv2d_nhwc.definition import NhwcProblem, gemm_definition, unflatten_output
 from schedules.operator import ScheduleSpec
-from schedules.primitives.tensor_core import Operand, TensorCoreConfig, schedule_product
+from schedules.primitives.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
 from schedules.primitives.tiles import widest_vector
 
 if TYPE_CHECKING:
@@ -43,22 +42,18 @@ def schedule(problem: NhwcProblem, config: MmaConfig, arch: Arch) -> tvm.IRModul
 
 
 def default(problem: NhwcProblem, arch: Arch) -> MmaConfig:
-    return MmaConfig(stages=4 if "cp_async" in arch.features else 2)
+    return MmaConfig(**default_tile(problem.pixels, problem.co, 1, problem.dtype, arch))
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Iterator[MmaConfig]:
-    for (block_m, block_n, warps_m, warps_n), block_k, stages, min_blocks in product(
-        ((128, 128, 2, 2), (128, 64, 2, 2)), (32, 64), (2, 3, 4), (0, 2)
-    ):
-        yield MmaConfig(block_m, block_n, block_k, warps_m, warps_n, stages, min_blocks)
+    return (MmaConfig(**words) for words in tiles(problem.dtype, arch))
 
 
-SCHEDULE = ScheduleSpec(
-    name="mma",
-    summary="implicit GEMM on tensor cores: ldmatrix, mma.sync, multi-stage cp.async",
-    kinds=("cuda",),
-    config=MmaConfig,
-    apply=schedule,
-    default=default,
-    space=space,
-)
+def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:
+    return ScheduleSpec(
+        name=name, summary=summary, kinds=(kind,), config=MmaConfig, apply=schedule, default=default, space=space
+    )
+
+
+SCHEDULE = _spec("mma", "cuda", "implicit GEMM on tensor cores: ldmatrix, mma.sync, multi-stage cp.async")
+MFMA = _spec("mfma", "rocm", "implicit GEMM on AMD's matrix cores, two stages of LDS")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 PREFIX = "schedules."
-PER_THREAD = PREFIX + "per_thread"  # block: axes, counted from the end, of the buffer it writes; each thread has its own
+PER_THREAD = (
+    PREFIX + "per_thread"
+)  # block: axes, counted from the end, of the buffer it writes; each thread has its own
 SWIZZLE = PREFIX + "swizzle"  # block: XOR the 16-byte vectors of the rows that it writes
 PIPELINE = PREFIX + "stages"  # outermost reduction loop: this many stages of shared memory
 ASYNC = PREFIX + "async_copy"  # the same loop: whether cp.async fills them

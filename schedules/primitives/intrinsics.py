@@ -313,9 +313,7 @@ def load_matrix(atom: Atom, operand: str, scope: str, *, rows: int = 16, transpo
                 row, k = T.meta_var(pointed(lane))
                 x, y = T.meta_var((k, row) if transposed else (row, k))
                 T.evaluate(
-                    T.cuda.func_call(
-                        function, T.address_of(F[0, lane, 0]), T.address_of(S[x, y]), source_code=source
-                    )
+                    T.cuda.func_call(function, T.address_of(F[0, lane, 0]), T.address_of(S[x, y]), source_code=source)
                 )
 
     return _register(name, description, implementation)

@@ -6,16 +6,17 @@ drops them: each changes where data lies or when it moves, never what is compute
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
-from tvm.s_tir.stmt import SBlock
+from tvm.s_tir.stmt import SBlock, SBlockRealize
 
 from schedules.primitives.annotations import PER_THREAD, PREFIX, SWIZZLE
-from schedules.primitives.multistage import multistage
+from schedules.primitives.multistage import MAIN_LOOP, multistage
 
 BANK_BYTES, VECTOR_BYTES = 128, 16  # of one row over all banks of shared memory, of the widest access
 
@@ -69,7 +70,7 @@ def lower(mod: tvm.IRModule) -> tvm.IRModule:
         ]
     )(mod)
     functions = {
-        name: function.with_body(_hide_pointers(multistage(_relayout(function.body))))
+        name: function.with_body(_hide_pointers(_share(multistage(_relayout(function.body)))))
         if isinstance(function, tirx.PrimFunc)
         else function
         for name, function in mod.functions.items()
@@ -155,6 +156,67 @@ def _relayout(body: Any) -> Any:
     return tvm_ffi.structural_map(body, ((ir.TensorLoad, load), (tirx.BufferStore, store), (SBlock, block)))
 
 
+def _share(body: Any) -> Any:
+    """Let the static shared buffers of the main loop and of what follows it lie in the same memory.
+
+    TVM merges dynamic shared memory itself.  Static memory of AMD GPUs it merges into a pointer that has lost its
+    address space, so that stores go astray; here one buffer is declared, and the others are parts of it.
+    """
+    inside: list[Any] = []
+    outside: list[Any] = []
+
+    def collect(block: Any) -> None:
+        where = inside if block.name_hint == MAIN_LOOP else outside
+        where.extend(buffer for buffer in block.alloc_buffers if buffer.scope() == "shared")
+
+    tvm_ffi.structural_walk(body, (SBlock, collect))
+    if not inside or len({str(buffer.dtype) for buffer in (*inside, *outside)}) != 1:
+        return body
+    starts: dict[Any, int] = {}
+    total = 0
+    for group in (inside, outside):
+        start = 0
+        for buffer in group:
+            starts[buffer] = start
+            start += math.prod(int(extent) for extent in buffer.shape)
+        total = max(total, start)
+    arena = tirx.decl_buffer([total], inside[0].dtype, "shared", scope="shared")
+
+    def flat(buffer: Any, indices: Any) -> list[Any]:
+        offset = tirx.const(0, "int32")
+        for extent, index in zip(buffer.shape, indices, strict=True):
+            offset = offset * extent + index
+        return [offset + starts[buffer]]
+
+    def load(node: Any) -> Any:
+        return tirx.BufferLoad(arena, flat(node.source, node.indices)) if node.source in starts else node
+
+    def store(node: Any) -> Any:
+        return tirx.BufferStore(arena, node.value, flat(node.buffer, node.indices)) if node.buffer in starts else node
+
+    def without(node: Any) -> Any:
+        kept = [buffer for buffer in node.alloc_buffers if buffer not in starts]
+        reads, writes = (
+            [region for region in given if region.source not in starts] for given in (node.reads, node.writes)
+        )
+        return SBlock(
+            node.iter_vars,
+            reads,
+            writes,
+            node.name_hint,
+            node.body,
+            node.init,
+            kept,
+            node.match_buffers,
+            node.annotations,
+        )
+
+    body = tvm_ffi.structural_map(body, ((ir.TensorLoad, load), (tirx.BufferStore, store), (SBlock, without)))
+    root = body.block  # TVM moves the allocation in, to where it is used
+    block = SBlock([], root.reads, root.writes, root.name_hint, root.body, None, [*root.alloc_buffers, arena], [], {})
+    return SBlockRealize(body.iter_values, body.predicate, block)
+
+
 def _hide_pointers(body: Any) -> Any:
     """Pointers that intrinsics take into shared memory and fragments, as access pointers without a claim to read or
     write.
@@ -174,4 +236,3 @@ def _hide_pointers(body: Any) -> Any:
         return buffer.access_ptr(0, offset=offset, extent=1)
 
     return tvm_ffi.structural_map(body, (ir.Call, call))
-

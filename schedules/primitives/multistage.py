@@ -18,6 +18,7 @@ from tvm.s_tir.stmt import SBlock, SBlockRealize
 
 from schedules.primitives.annotations import ASYNC, PIPELINE
 
+MAIN_LOOP = "main loop"  # name of the block that it becomes
 ASYNC_BYTES = (4, 8, 16)  # that one cp.async can copy
 
 
@@ -55,8 +56,8 @@ def _call(function: tuple[str, str], *arguments: Any) -> Any:
 def multistage(body: Any) -> Any:
     """`body` with every annotated reduction nest turned into a multi-stage loop; lanes and tiles already compact.
 
-    With ASYNC, copies that cp.async can do are left to it; else an iteration loads the next tiles into registers and
-    stores them into the other of two stages at its end.
+    With ASYNC, copies that cp.async can do are left to it.  Of the others an iteration loads the next tile into registers
+    and stores it at its end into the stage that the iteration before has read.
     """
 
     def visit(loop: Any) -> Any:
@@ -237,11 +238,18 @@ class _Emitter:
         pieces = []
         for copy in self.nest.copies:
             moved = _fresh(_substitute(copy.statement, self.position()))
-            if self.asynchronous:
-                pieces.append(self.shift(_to_async(moved), self.staged, stage))
-            else:
+            if self.through_registers(copy):
                 pieces.append(self.to_registers(copy, moved))
+            else:
+                pieces.append(self.shift(_to_async(moved), self.staged, stage))
         return [*pieces, self.advance()]
+
+    def through_registers(self, copy: _Copy) -> bool:
+        return not self.asynchronous or bool(_stores(_to_async(copy.statement)))
+
+    def store(self, stage: Any) -> list[Any]:
+        """Store what `fetch` left in registers."""
+        return [self.from_registers(copy, stage) for copy in self.nest.copies if self.through_registers(copy)]
 
     def to_registers(self, copy: _Copy, statement: Any) -> Any:
         loops = _loops(statement)
@@ -273,13 +281,10 @@ class _Emitter:
             pieces.append(self.shift(self.shift(moved, self.staged, stage), self.doubled, version))
         return pieces
 
-    def ready(self, stage: Any, fetched: Any) -> list[Any]:
+    def ready(self) -> list[Any]:
         """Wait until the tile to read next is in shared memory, and everyone is done with the stage to write next."""
         barrier = tirx.Evaluate(tirx.op.tvm_storage_sync(str(self.nest.tiles[0].scope())))
-        if self.asynchronous:
-            return [_call(_wait_source(self.stages - 2)), barrier]
-        stores = _seq([self.from_registers(copy, stage) for copy in self.nest.copies])
-        return [stores if fetched is None else tirx.IfThenElse(fetched, stores, None), barrier]
+        return [_call(_wait_source(self.stages - 2)), barrier] if self.asynchronous else [barrier]
 
     # ---- the whole ----
 
@@ -287,18 +292,18 @@ class _Emitter:
         prologue = [self.set(slot, _int(0)) for slot in range(len(self.axes) + 1)]
         for stage in range(self.stages - 1):
             if stage < self.total:
-                prologue += self.fetch(_int(stage))
+                prologue += [*self.fetch(_int(stage)), *self.store(_int(stage))]
             if self.asynchronous:
                 prologue.append(_call(_COMMIT))
         prologue.append(self.set(self.write, _int(self.stages - 1)))
-        prologue += self.ready(_int(0), None)
+        prologue += self.ready()
         prologue += self.load(_int(0), _int(0), _int(0))
         ending = [_call(_wait_source(0))] if self.asynchronous else []
         # what follows may reuse this memory
         ending.append(tirx.Evaluate(tirx.op.tvm_storage_sync(str(self.nest.tiles[0].scope()))))
         body = _seq([*prologue, self.main_loop(), *ending])
         allocations = [*self.staged.values(), *self.doubled.values(), *self.registers.values(), self.state]
-        block = SBlock([], [], [], "multistage", body, None, allocations, [], {})
+        block = SBlock([], [], [], MAIN_LOOP, body, None, allocations, [], {})
         return SBlockRealize([], tirx.const(True, "bool"), block)
 
     def main_loop(self) -> Any:
@@ -309,10 +314,12 @@ class _Emitter:
         first: list[Any] = [] if self.total < self.stages else [tirx.IfThenElse(left, more, None)]
         if self.asynchronous:
             first.append(_call(_COMMIT))
+        stores = self.store(self.get(self.write))
         after = self.get(self.read) + 1
         # all modes store before the stages turn: `write` is then still the stage of the tile that was fetched
         turn = [
-            *(self.ready(self.get(self.write), left) if self.total >= self.stages or self.asynchronous else []),
+            *([tirx.IfThenElse(left, _seq(stores), None)] if stores and self.total >= self.stages else []),
+            *(self.ready() if self.total >= self.stages or self.asynchronous else []),
             self.set(self.write, self.get(self.read)),
             self.set(self.read, tirx.Select(after == _int(self.stages), _int(0), after)),
         ]

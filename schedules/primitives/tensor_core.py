@@ -8,7 +8,9 @@ stores.  Sources: CUTLASS's multistage GEMM; MegEngine's and the K100_AI implici
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch
@@ -97,7 +99,9 @@ class TensorCoreConfig(Config):
         if self.registers(atom) > arch.registers_thread:
             return f"block_m={self.block_m} x block_n={self.block_n} needs about {self.registers(atom)} registers a thread, {arch} has {arch.registers_thread}"
         if self.min_blocks * threads > arch.threads_sm:
-            return f"min_blocks={self.min_blocks} are {self.min_blocks * threads} threads, {arch} holds {arch.threads_sm}"
+            return (
+                f"min_blocks={self.min_blocks} are {self.min_blocks * threads} threads, {arch} holds {arch.threads_sm}"
+            )
         return None
 
 
@@ -163,7 +167,10 @@ def schedule_product(
         sch.compute_at(fragment, step, preserve_unit_loops=True)
     for stage, operand in zip(shared, operands, strict=True):
         sch.compute_at(stage, tile, preserve_unit_loops=True)
-        cooperative_fetch(sch, stage, 2, threads, operand.vector)
+        if operand.transposed and atom.wave == 64:
+            _fetch_transposed(sch, stage, threads, dtype)
+        else:
+            cooperative_fetch(sch, stage, 2, threads, operand.vector)
     for stage in (*shared, finished):
         sch.annotate(stage, SWIZZLE, 1)
     first = reduction[0] if reduction else tile
@@ -177,6 +184,18 @@ def schedule_product(
     start = sch.decompose_reduction(conv, first)
     _clear_sums(sch, start, atom)
     tensorize(sch, i, multiply(atom, arch))
+
+
+def _fetch_transposed(sch: Schedule, stage: SBlockRV, threads: tuple[int, int], dtype: str) -> None:
+    """Fetch a tile (k, rows) and store it as (rows, k): neighbouring threads read neighbouring rows, and each writes 16
+    bytes of one row.  Source: the K100_AI article's transposed writes, where a thread keeps to one column."""
+    sch.transform_layout(stage, ("write", 0), lambda *at: [*at[:-2], at[-1], at[-2]])
+    k, row = sch.get_loops(stage)[-2:]
+    k, lane = sch.split(k, [None, VECTOR_BYTES // numpy_dtype(dtype).itemsize])
+    sch.reorder(k, row, lane)
+    _, ty, tx = sch.split(sch.fuse(k, row), [None, *threads])
+    bind(sch, (ty, "threadIdx.y"), (tx, "threadIdx.x"))
+    sch.vectorize(lane)
 
 
 def _clear_sums(sch: Schedule, start: SBlockRV, atom: Atom) -> None:
@@ -229,9 +248,7 @@ def _lay_out_sums(sch: Schedule, conv: SBlockRV, config: TensorCoreConfig, atom:
     per_lane(sch, conv, 5, 6)
 
 
-def _fill_fragment(
-    sch: Schedule, fragment: SBlockRV, atom: Atom, name: str, transposed: bool, scope: str
-) -> None:
+def _fill_fragment(sch: Schedule, fragment: SBlockRV, atom: Atom, name: str, transposed: bool, scope: str) -> None:
     """The loops and the layout of a stage that loads operand `name` ("a" or "b") from shared memory."""
     rows, place = (atom.m, atom.a) if name == "a" else (atom.n, atom.b)
 
@@ -256,5 +273,85 @@ def _fill_fragment(
     k, slot = sch.split(k, [None, atom.word])
     sch.reorder(many, k, row, slot)
     bind(sch, (sch.fuse(k, row), "threadIdx.x"))
-    if not transposed:
-        sch.vectorize(slot)
+    sch.vectorize(slot)
+
+
+def matrix_schedule(dtype: str, arch: Arch) -> str | None:
+    """The name of the schedule for operands of `dtype` on the matrix cores of `arch`; None if it has none for them."""
+    if why_no_atom(dtype, arch):
+        return None
+    return "mma" if arch.kind == "cuda" else "mfma"
+
+
+# (block_m, block_n, warps_m, warps_n) that defaults are chosen from
+SHAPES = (
+    (128, 128, 2, 2),
+    (128, 256, 2, 4),
+    (256, 128, 4, 2),
+    (256, 64, 4, 1),
+    (64, 256, 1, 4),
+    (128, 64, 2, 2),
+    (64, 128, 2, 2),
+    (64, 64, 2, 2),
+    (256, 32, 4, 1),
+    (32, 256, 1, 4),
+    (128, 32, 4, 1),
+    (32, 128, 1, 4),
+    (64, 32, 2, 1),
+    (32, 64, 1, 2),
+    (128, 16, 4, 1),
+    (16, 128, 1, 4),
+    (128, 8, 4, 1),
+    (64, 8, 4, 1),
+    (32, 8, 2, 1),
+)
+MULTIPROCESSORS = 128  # of the GPUs the defaults are meant for: A100 has 108, H200 132
+LOAD = 48  # what an element loaded costs, in products
+ALONE = 0.7  # throughput of a multiprocessor with one block, which nothing covers while it waits
+
+
+def default_tile(m: int, n: int, count: int, dtype: str, arch: Arch) -> dict[str, int]:
+    """Fields of a TensorCoreConfig for `count` products of `m` x `n`: the tile with the least work on the busiest
+    multiprocessor."""
+    atom = atom_for(dtype, arch)
+
+    def cost(shape: tuple[int, int, int, int]) -> float:
+        block_m, block_n, *_ = shape
+        blocks = -(-m // block_m) * -(-n // block_n) * count
+        each = -(-blocks // MULTIPROCESSORS)
+        return each * (block_m * block_n + LOAD * (block_m + block_n)) / (ALONE if each == 1 else 1)
+
+    def words(shape: tuple[int, int, int, int], stages: int) -> dict[str, int]:
+        names = ("block_m", "block_n", "warps_m", "warps_n")
+        return {**dict(zip(names, shape, strict=True)), "block_k": 2 * atom.k, "stages": stages}
+
+    def legal(shape: tuple[int, int, int, int]) -> bool:
+        return TensorCoreConfig(**words(shape, 2)).check_tile(dtype, arch) is None
+
+    shape = min((shape for shape in SHAPES if legal(shape)), key=cost)
+    if "cp_async" not in arch.features:
+        return words(shape, 2)
+    # as many stages as leave room for two blocks
+    for stages in (4, 3):
+        shared = TensorCoreConfig(**words(shape, stages)).shared_bytes(dtype) + arch.shared_reserved
+        if 2 * shared <= arch.shared_sm:
+            return words(shape, stages)
+    return words(shape, 2)
+
+
+def tiles(dtype: str, arch: Arch) -> Iterator[dict[str, int]]:
+    """Fields of every TensorCoreConfig worth trying, legal or not."""
+    atom = atom_for(dtype, arch)
+    others = [(128, 128, 4, 2), (128, 128, 2, 4), (256, 128, 4, 4), (128, 96, 2, 2), (96, 128, 2, 2), (128, 160, 4, 2)]
+    for (block_m, block_n, warps_m, warps_n), steps, stages, min_blocks in product(
+        (*SHAPES, *others), (2, 4), (2, 3, 4, 5, 6), (0, 1, 2, 3)
+    ):
+        yield {
+            "block_m": block_m,
+            "block_n": block_n,
+            "block_k": steps * atom.k,
+            "warps_m": warps_m,
+            "warps_n": warps_n,
+            "stages": stages,
+            "min_blocks": min_blocks,
+        }

@@ -58,10 +58,10 @@ def schedule(problem: SoftmaxProblem, config: BlockSharedConfig, arch: Arch) -> 
     packing = config.packing(problem)
     stages = rows.row_stages(problem, packing, "shared", config.transposed)
     sch = rows.new_schedule(stages)
-    row, p = rows.tile_rows(sch, stages, packing, 1, 1)
-    rows.place_loads(sch, stages.loads["value"], p, vectorize=not config.transposed)
+    row, chunk = rows.tile_rows(sch, stages, packing, 1, 1)
+    rows.place_loads(sch, stages.loads["value"], chunk, vectorize=not config.transposed)
     for name in reversed(stages.reductions):
-        rows.place_reduction(sch, name, stages.loads[name], row, vectorize=not config.transposed)
+        rows.place_reduction(sch, name, stages.loads[name], row, packing, vectorize=not config.transposed)
     for name in reversed(stages.stored):
         rows.place_stored(sch, name, row, config.scope(problem, arch), config.transposed)
     return rows.finish(sch, stages, packing, config.min_blocks)

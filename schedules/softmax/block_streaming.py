@@ -28,7 +28,7 @@ class BlockStreamingConfig(Config):
     unroll: int = 1  # packs in flight for each thread
 
     def packing(self, problem: SoftmaxProblem) -> rows.Packing:
-        return rows.Packing(problem.cols, self.threads, self.vector)
+        return rows.Packing(problem.cols, self.threads, self.vector, self.unroll)
 
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if self.threads < 1 or self.threads % arch.wave:
@@ -43,10 +43,10 @@ def schedule(problem: SoftmaxProblem, config: BlockStreamingConfig, arch: Arch) 
     packing = config.packing(problem)
     stages = rows.row_stages(problem, packing, "nowhere")
     sch = rows.new_schedule(stages)
-    row, p = rows.tile_rows(sch, stages, packing, 1, 1, unroll=config.unroll)
-    rows.place_loads(sch, stages.loads["value"], p)
+    row, chunk = rows.tile_rows(sch, stages, packing, 1, 1)
+    rows.place_loads(sch, stages.loads["value"], chunk)
     for name in reversed(stages.reductions):
-        rows.place_reduction(sch, name, stages.loads[name], row, unroll=config.unroll)
+        rows.place_reduction(sch, name, stages.loads[name], row, packing)
     return rows.finish(sch, stages, packing)
 
 

@@ -8,7 +8,7 @@ of each stage, and a pack is one 128-bit access.  After OneFlow's softmax, which
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -48,11 +48,15 @@ def max_vector(problem: SoftmaxProblem) -> int:
 
 @dataclass(frozen=True)
 class Packing:
-    """How a row is dealt out: `rounds` packs of `vector` elements to each of `threads` threads."""
+    """How a row is dealt out: `rounds` packs of `vector` elements to each of `threads` threads.
+
+    The rounds are a multiple of `chunk`, the packs a thread has in flight together; those past the end are predicated.
+    """
 
     cols: int
     threads: int
     vector: int
+    chunk: int = 1
 
     @property
     def packs(self) -> int:
@@ -60,7 +64,7 @@ class Packing:
 
     @property
     def rounds(self) -> int:
-        return -(-self.packs // self.threads)
+        return -(-self.packs // (self.threads * self.chunk)) * self.chunk
 
     @property
     def ragged(self) -> bool:
@@ -263,28 +267,30 @@ def schedule_registers(
     problem: SoftmaxProblem, packing: Packing, groups: int, rows_per_group: int, min_blocks: int
 ) -> tvm.IRModule:
     """The program with each row held in registers from its load to its store."""
+    packing = replace(packing, chunk=packing.rounds)  # registers have no run-time index: every loop over packs unrolls
     stages = row_stages(problem, packing, "registers")
     sch = new_schedule(stages)
-    row, _ = tile_rows(sch, stages, packing, groups, rows_per_group, unroll=packing.rounds)
+    row, _ = tile_rows(sch, stages, packing, groups, rows_per_group)
     for name in reversed(stages.reductions):
-        place_reduction(sch, name, (), row, unroll=packing.rounds)
+        place_reduction(sch, name, (), row, packing)
     for name in reversed(stages.stored):
         place_stored(sch, name, row, "local", transposed=False)
     return finish(sch, stages, packing, min_blocks)
 
 
 def tile_rows(
-    sch: Schedule, stages: Stages, packing: Packing, groups: int, rows_per_group: int, unroll: int = 1
+    sch: Schedule, stages: Stages, packing: Packing, groups: int, rows_per_group: int
 ) -> tuple[LoopRV, LoopRV]:
     """Deal rows out to blocks and thread groups, and a row's packs to the threads of a group.
 
     The output's elements in registers lead; their stores follow in their loop over packs.  Returns (the loop over a
-    group's rows, the loop over a thread's packs).
+    group's rows, the loop over chunks of a thread's packs).
     """
     value = sch.get_sblock("value")
     i, p, t, v = sch.get_loops(value)
     block, group, row = sch.split(i, [None, groups, rows_per_group])
-    sch.reorder(block, group, row, t, p, v)
+    chunk, p = split_chunks(sch, p, packing)
+    sch.reorder(block, group, row, t, chunk, p, v)
     for loop, thread in ((block, "blockIdx.x"), (group, "threadIdx.y"), (t, "threadIdx.x")):
         sch.bind(loop, thread)
     sch.unroll(v)
@@ -299,7 +305,7 @@ def tile_rows(
         sch.compute_at(drop, p, preserve_unit_loops=True)
         sch.vectorize(sch.get_loops(drop)[-1])
         _follow(sch, "dropped_out", p)
-    return row, unrolled(sch, p, unroll)
+    return row, chunk
 
 
 def _follow(sch: Schedule, name: str, p: LoopRV) -> None:
@@ -311,24 +317,21 @@ def _follow(sch: Schedule, name: str, p: LoopRV) -> None:
     sch.vectorize(sch.get_loops(store)[-1])
 
 
-def unrolled(sch: Schedule, loop: LoopRV, by: int) -> LoopRV:
-    """Unroll `loop` wholly, or by a part of it, and return the loop that stages are placed at."""
-    extent = int(sch.get(loop).extent)
-    if by >= extent:
-        sch.unroll(loop)
-        return loop
-    if by > 1:
-        sch.annotate(loop, "pragma_unroll_factor", by)
-    return loop
+def split_chunks(sch: Schedule, p: LoopRV, packing: Packing) -> tuple[LoopRV, LoopRV]:
+    """The loop over a thread's packs as (chunks, packs of a chunk), the inner one unrolled."""
+    chunk, p = sch.split(p, [None, packing.chunk])
+    sch.unroll(p)
+    return chunk, p
 
 
-def place_loads(sch: Schedule, names: Sequence[str], p: LoopRV, vectorize: bool = True) -> None:
-    """Bring a pack of each input into registers at the loop over packs."""
+def place_loads(sch: Schedule, names: Sequence[str], chunk: LoopRV, vectorize: bool = True) -> None:
+    """Bring a chunk's packs of each input into registers, all of them in flight before the first is used."""
     for name in reversed(names):
         block = sch.get_sblock(name)
-        sch.compute_at(block, p, preserve_unit_loops=True)
+        sch.compute_at(block, chunk, preserve_unit_loops=True)
         sch.set_scope(block, 0, "local")
-        lane = sch.get_loops(block)[-1]
+        p, _, lane = sch.get_loops(block)[-3:]
+        sch.unroll(p)
         if vectorize:
             sch.vectorize(lane)
         else:
@@ -336,7 +339,7 @@ def place_loads(sch: Schedule, names: Sequence[str], p: LoopRV, vectorize: bool 
 
 
 def place_reduction(
-    sch: Schedule, name: str, loads: Sequence[str], row: LoopRV, *, unroll: int = 1, vectorize: bool = True
+    sch: Schedule, name: str, loads: Sequence[str], row: LoopRV, packing: Packing, vectorize: bool = True
 ) -> None:
     """Reduce a row: each thread its packs, then across threadIdx.x (TVM lowers that to shuffles and shared memory)."""
     block = sch.get_sblock(name)
@@ -344,10 +347,10 @@ def place_reduction(
     sch.set_scope(block, 0, "local")
     p, t, v = sch.get_loops(block)[-3:]
     sch.bind(t, "threadIdx.x")
-    sch.reorder(t, p, v)
+    chunk, p = split_chunks(sch, p, packing)
+    sch.reorder(t, chunk, p, v)
     sch.unroll(v)
-    p = unrolled(sch, p, unroll)
-    place_loads(sch, loads, p, vectorize)
+    place_loads(sch, loads, chunk, vectorize)
 
 
 def place_stored(sch: Schedule, name: str, row: LoopRV, scope: str, transposed: bool) -> None:

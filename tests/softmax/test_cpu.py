@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import te, tirx
+
+from schedules.arch import Arch
+from schedules.build import build
+from schedules.errors import ConfigError
+from schedules.softmax.cpu import CpuConfig, exp2
+from schedules.softmax.definition import FUNCTIONS
+from schedules.verify import judge
+from tests.conftest import assert_correct, problem_of
+from tests.softmax.test_gpu_schedules import PROBLEMS
+
+
+@pytest.mark.parametrize("fields", PROBLEMS.values(), ids=PROBLEMS)
+@pytest.mark.parametrize("config", [{}, dict(vector=8, unroll=4, rows_per_task=1)], ids=str)
+def test_schedule_is_correct(host: Arch, fields: dict[str, Any], config: dict[str, Any]) -> None:
+    assert_correct(problem_of("softmax", rows=7, **fields), host, "cpu", config)
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows=st.integers(1, 9), cols=st.integers(1, 300), function=st.sampled_from(FUNCTIONS))
+def test_any_shape_is_correct(host: Arch, rows: int, cols: int, function: str) -> None:
+    assert_correct(problem_of("softmax", rows=rows, cols=cols, function=function), host, "cpu")
+
+
+@pytest.mark.parametrize("cols", [1023, 50257, 100000])
+def test_long_rows(host: Arch, cols: int) -> None:
+    assert_correct(problem_of("softmax", rows=3, cols=cols, dtype="float32"), host, "cpu")
+
+
+def test_special_rows(host: Arch) -> None:
+    problem = problem_of("softmax", rows=7, cols=72, dtype="float32")
+    x = np.random.default_rng(3).standard_normal((7, 72)).astype(np.float32)
+    x[0], x[4], x[5, :70] = 5, -np.inf, -np.inf
+    x[1] *= 1e30
+    x[2, 7] = np.nan
+    x[3, 71] = np.inf
+    out = np.full_like(x, np.nan)
+    build(problem, host, "cpu")(x, out)
+    assert judge(problem, [x], [out]).passed
+
+
+def test_exp2_to_the_last_digits() -> None:
+    a = te.placeholder((4096,), name="a")
+    function = tirx.build(te.create_prim_func([a, te.compute(a.shape, lambda i: exp2(a[i]))]), "llvm")
+    x = np.concatenate([np.linspace(-140, 130, 4088), [np.nan, np.inf, -np.inf, 0, -0.5, 0.5, 127.99, 128.5]]).astype(
+        np.float32
+    )
+    out = tvm.runtime.empty(x.shape)
+    function["main"](tvm.runtime.tensor(x), out)
+    with np.errstate(over="ignore"):
+        wanted = np.exp2(x.astype(np.float64))
+    got = out.numpy().astype(np.float64)
+    normal = (x >= -126) & (x < 127.5)  # beyond, the clamped exponent stretches the polynomial
+    assert np.max(np.abs(got[normal] / wanted[normal] - 1)) < 4e-7
+    assert np.all(got[x < -126] == 0)
+    assert np.all(np.isinf(got[x > 128]))
+    assert np.isnan(got[4088]) and got[4089] == np.inf and got[4090] == 0
+
+
+@pytest.mark.parametrize(("field", "value"), [("vector", 8), ("unroll", 4), ("rows_per_task", 16)])
+def test_every_field_changes_the_code(host: Arch, field: str, value: int) -> None:
+    assert set(CpuConfig().words()) == {"vector", "unroll", "rows_per_task"}
+    problem = problem_of("softmax", rows=64, cols=1024)
+    configs = (CpuConfig(), replace(CpuConfig(), **{field: value}))
+    assert len({build(problem, host, "cpu", config).sources["ll"] for config in configs}) == 2
+
+
+@pytest.mark.parametrize("config", [dict(vector=12), dict(vector=1), dict(unroll=0), dict(rows_per_task=0)], ids=str)
+def test_illegal_configs_are_refused(host: Arch, config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(config))):
+        build(problem_of("softmax", rows=1, cols=64), host, "cpu", config)
+
+
+def test_exp_is_vectorised(host: Arch) -> None:
+    source = str(build(problem_of("softmax", rows=64, cols=1024, dtype="float32"), host, "cpu").sources["ll"])
+    assert "<16 x float>" in source
+    assert "@expf" not in source and "@exp2f" not in source

@@ -1,0 +1,294 @@
+"""The four GPU schedules: correct by every route, for every function and step, at every width."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedules.arch import Arch, parse_arch
+from schedules.build import Built, build
+from schedules.errors import ConfigError, EmulationError
+from schedules.inspect import material, summary
+from schedules.registry import operator
+from schedules.softmax.definition import FUNCTIONS
+from schedules.verify import emulated_runs, judge, poisoned
+from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_correct, problem_of
+
+CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    ("warp", {}),
+    ("warp", dict(threads=8, groups=4, rows_per_group=2)),
+    ("block_registers", {}),
+    ("block_shared", {}),
+    ("block_shared", dict(transposed=True)),
+    ("block_streaming", {}),
+    ("block_streaming", dict(threads=256, unroll=2)),
+]
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "softmax, padded packs": dict(cols=100),
+    "log, packs over several rounds": dict(cols=1000, function="log_softmax"),
+    "gradient, odd width": dict(cols=257, function="softmax_grad"),
+    "log gradient, float32": dict(cols=64, function="log_softmax_grad", dtype="float32"),
+    "scale, mask and dropout": dict(cols=96, scale=-0.5, mask="full", keep=0.8),
+    "mask of columns, float32": dict(cols=96, scale=2.0, mask="cols", dtype="float32"),
+    "gradient with scale and dropout": dict(cols=200, function="softmax_grad", keep=0.7, scale=0.3),
+    "one column": dict(cols=1),
+}
+
+
+def names(items: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    return [" ".join([name, *(f"{k}={v}" for k, v in config.items())]) for name, config in items]
+
+
+@pytest.mark.parametrize("arch", [parse_arch("sm_90a"), parse_arch("gfx90a")], ids=str)
+@pytest.mark.parametrize(("schedule", "config"), CONFIGS, ids=names(CONFIGS))
+@pytest.mark.parametrize("fields", PROBLEMS.values(), ids=PROBLEMS)
+def test_schedules_are_correct(arch: Arch, schedule: str, config: dict[str, Any], fields: dict[str, Any]) -> None:
+    if config.get("threads", 0) > arch.max_threads:
+        pytest.skip("not a block of this arch")
+    assert_correct(problem_of("softmax", rows=7, **fields), arch, schedule, config, ["serial"])
+
+
+@pytest.mark.parametrize(("schedule", "config"), CONFIGS, ids=names(CONFIGS))
+@pytest.mark.parametrize("fields", PROBLEMS.values(), ids=PROBLEMS)
+def test_generated_cuda_is_correct(
+    emulation: None, sm_90a: Arch, schedule: str, config: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    assert_correct(problem_of("softmax", rows=7, **fields), sm_90a, schedule, config, ["emulated"])
+
+
+@pytest.mark.parametrize("arch", CUDA_ARCHES, ids=str)
+@pytest.mark.parametrize("schedule", ["warp", "block_registers", "block_shared", "block_streaming"])
+def test_every_cuda_arch(emulation: None, arch: Arch, schedule: str) -> None:
+    assert_correct(problem_of("softmax", rows=5, cols=300), arch, schedule, routes=["serial", "emulated"])
+
+
+@pytest.mark.parametrize("arch", [parse_arch("sm_75"), parse_arch("sm_90a"), *ROCM_ARCHES], ids=str)
+@pytest.mark.parametrize("cols", [1, 2, 3, 7, 31, 33, 64, 255, 1023, 1024, 1025, 4096, 12289, 50257, 100000])
+def test_the_rule_serves_every_width(arch: Arch, cols: int) -> None:
+    assert_correct(problem_of("softmax", rows=2, cols=cols), arch, routes=["serial"])
+
+
+@pytest.mark.parametrize("cols", [32, 100, 1000, 2048, 8192, 32768, 50257, 100000])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_rule_serves_every_width_in_cuda(emulation: None, sm_90a: Arch, cols: int, function: str) -> None:
+    assert_correct(problem_of("softmax", rows=2, cols=cols, function=function), sm_90a, routes=["emulated"])
+
+
+def test_the_rule() -> None:
+    def chosen(cols: int, target: str = "sm_90a", **fields: Any) -> str:
+        problem = problem_of("softmax", rows=1, cols=cols, **fields)
+        return operator("softmax").choose(problem, parse_arch(target))
+
+    assert chosen(32) == chosen(1024) == "warp"
+    assert chosen(1025, dtype="float32") == chosen(4096) == "block_registers"
+    assert chosen(100000) in ("block_shared", "block_streaming")
+    assert chosen(10**6) == "block_streaming"
+    assert chosen(4096, "llvm") == "cpu"
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    rows=st.integers(1, 9), cols=st.integers(1, 700), function=st.sampled_from(FUNCTIONS),
+    dtype=st.sampled_from(["float16", "float32"]), choice=st.sampled_from(CONFIGS),
+)  # fmt: skip
+def test_any_shape_is_correct(
+    sm_90a: Arch, rows: int, cols: int, function: str, dtype: str, choice: tuple[str, dict[str, Any]]
+) -> None:
+    problem = problem_of("softmax", rows=rows, cols=cols, function=function, dtype=dtype)
+    schedule, config = choice
+    spec = operator("softmax").schedule(schedule)
+    try:
+        chosen = spec.config_for(problem, sm_90a, config)
+    except ConfigError:
+        return
+    assert_correct(problem, sm_90a, schedule, chosen, ["serial"])
+
+
+def run_rows(built: Built, x: np.ndarray) -> np.ndarray:
+    """The built softmax on `x` by the emulator, in its first mode."""
+    from dataclasses import replace
+
+    problem = replace(built.problem, rows=len(x))
+    for _, run in emulated_runs(built, str(built.sources["cu"])):
+        return run([x, *poisoned(problem)])[0]
+    raise AssertionError
+
+
+@pytest.mark.parametrize("schedule", ["warp", "block_registers", "block_shared", "block_streaming"])
+def test_one_build_serves_any_number_of_rows(emulation: None, sm_90a: Arch, schedule: str) -> None:
+    built = build(problem_of("softmax", rows=3, cols=40), sm_90a, schedule, device_code=False)
+    for rows in (1, 2, 65):
+        problem = problem_of("softmax", rows=rows, cols=40)
+        (x,) = built.operator.inputs(problem, np.random.default_rng(rows))
+        assert judge(problem, [x], [run_rows(built, x)]).passed
+
+
+@pytest.mark.parametrize("schedule", ["warp", "block_registers", "block_shared", "block_streaming"])
+@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+def test_special_rows(emulation: None, sm_90a: Arch, schedule: str, function: str) -> None:
+    """Equal, huge, tiny, infinite and NaN rows come out as the reference (which is PyTorch's) has them."""
+    problem = problem_of("softmax", rows=8, cols=72, function=function, dtype="float32")
+    built = build(problem, sm_90a, schedule, device_code=False)
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((8, 72)).astype(np.float32)
+    x[0] = 5
+    x[1] *= 1e30
+    x[2] *= 1e-30
+    x[3, 7] = np.nan
+    x[4, 71] = np.inf
+    x[5] = -np.inf
+    x[6, :70] = -np.inf
+    assert judge(problem, [x], [run_rows(built, x)]).passed
+
+
+def _fields() -> list[tuple[str, str, Any]]:
+    return [
+        ("warp", "threads", 16),
+        ("warp", "groups", 8),
+        ("warp", "rows_per_group", 2),
+        ("warp", "vector", 4),
+        ("warp", "min_blocks", 4),
+        ("block_registers", "threads", 128),
+        ("block_registers", "vector", 4),
+        ("block_registers", "min_blocks", 2),
+        ("block_shared", "threads", 128),
+        ("block_shared", "vector", 4),
+        ("block_shared", "transposed", True),
+        ("block_shared", "min_blocks", 2),
+        ("block_streaming", "threads", 512),
+        ("block_streaming", "vector", 4),
+        ("block_streaming", "unroll", 2),
+    ]
+
+
+def test_every_field_is_listed() -> None:
+    listed = {(schedule, field) for schedule, field, _ in _fields()}
+    gpu = [spec for spec in operator("softmax").schedules if spec.name != "cpu"]
+    assert listed == {(spec.name, field) for spec in gpu for field in spec.config().words()}
+
+
+@pytest.mark.parametrize(("schedule", "field", "value"), _fields())
+def test_every_field_changes_the_source(sm_90a: Arch, schedule: str, field: str, value: Any) -> None:
+    problem = problem_of("softmax", rows=1, cols=1024 if schedule == "warp" else 8 * 4096)
+    spec = operator("softmax").schedule(schedule)
+    base = spec.config_for(problem, sm_90a)
+    assert base.words()[field] != value
+    sources = {
+        str(build(problem, sm_90a, schedule, config, device_code=False).sources["cu"])
+        for config in (base, {**base.words(), field: value})
+    }
+    assert len(sources) == 2
+
+
+def test_rows_move_in_128_bit_accesses_and_shuffles(cuda_compiler: None, sm_90a: Arch) -> None:
+    built = build(problem_of("softmax", rows=64, cols=1024), sm_90a, "warp")
+    source = str(built.sources["cu"])
+    assert "*(uint4*)(x_ptr" in source and "*(uint4*)(out_ptr" in source
+    assert "__shfl_" in source
+    assert "__shared__" not in source and "__syncthreads" not in source
+    found = summary(material(built))
+    assert found.counts["global load 128-bit"] == found.counts["global store 128-bit"] == 4
+    assert found.counts["shuffle"] >= 10
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_90a"])
+@pytest.mark.parametrize("cols", [32, 100, 1000, 1024, 2048, 8192, 16384, 32768])
+def test_defaults_do_not_spill(cuda_compiler: None, target: str, cols: int) -> None:
+    built = build(problem_of("softmax", rows=64, cols=cols), parse_arch(target))
+    for kernel in built.resources:
+        assert kernel.spill_stores == kernel.spill_loads == kernel.stack == 0, built.config
+
+
+def test_long_rows_use_dynamic_shared_memory(emulation: None, sm_90a: Arch) -> None:
+    problem = problem_of("softmax", rows=2, cols=65536)
+    built = build(problem, sm_90a, "block_shared", device_code=False)
+    assert "extern __shared__" in str(built.sources["cu"])
+    assert_correct(problem, sm_90a, "block_shared", routes=["emulated"])
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_shared_rows_are_free_of_bank_conflicts(itemsize: int, transposed: bool) -> None:
+    """Addresses of one warp's access: every wavefront of 128 bytes touches each of the 32 banks once."""
+    threads, vector = 32, 16 // itemsize
+    if transposed:  # word v of thread t at (v * packs + t): one element a thread and access
+        offsets = [t * itemsize for t in range(threads)]
+        wavefronts = [[(offset // 4) for offset in offsets]]
+    else:  # 16 bytes a thread: the hardware serves eight threads a wavefront
+        offsets = [t * vector * itemsize for t in range(threads)]
+        wavefronts = [
+            [word for t in range(group, group + 8) for word in range(offsets[t] // 4, offsets[t] // 4 + 4)]
+            for group in range(0, threads, 8)
+        ]
+    for words in wavefronts:
+        distinct = set(words)  # threads that read one word share it
+        assert len({word % 32 for word in distinct}) == len(distinct)
+
+
+@pytest.mark.parametrize("arch", ROCM_ARCHES, ids=str)
+@pytest.mark.parametrize("schedule", ["warp", "block_registers", "block_shared", "block_streaming"])
+def test_amd_code_objects(amd_linker: None, arch: Arch, schedule: str) -> None:
+    built = build(problem_of("softmax", rows=64, cols=1024), arch, schedule)
+    assembly, code = str(built.sources["s"]), built.sources["hsaco"]
+    assert isinstance(code, bytes) and int.from_bytes(code[18:20], "little") == 224
+    assert built.launch and built.launch.threads <= 256
+
+    def number(key: str) -> int:
+        return int(re.search(rf"\.{key}:\s+(\d+)", assembly)[1])  # type: ignore[index]
+
+    assert number("group_segment_fixed_size") <= 64 * 1024
+    assert number("private_segment_fixed_size") == 0
+    assert number("max_flat_workgroup_size") >= built.launch.threads
+    assert re.search(r"global_load_(dwordx4|b128)", assembly)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "config", "cols", "words"),
+    [
+        ("warp", dict(threads=12), 64, "threads=12 is not a power of two up to"),
+        ("warp", dict(threads=64), 64, "threads=64"),
+        ("warp", dict(vector=16), 64, "vector=16 does not divide 8"),
+        ("warp", dict(vector=8), 100, "vector=8 does not divide 4"),
+        ("warp", dict(groups=64), 64, "2048 threads a block"),
+        ("warp", dict(threads=2), 4096, "need about"),
+        ("block_registers", dict(threads=48), 64, "threads=48 is not a multiple of the wave"),
+        ("block_registers", dict(min_blocks=40), 4096, "min_blocks=40"),
+        ("block_shared", {}, 200000, "bytes of shared memory"),
+        ("block_streaming", dict(unroll=0), 64, "unroll=0"),
+    ],
+)
+def test_illegal_configs_are_refused(
+    sm_90a: Arch, schedule: str, config: dict[str, Any], cols: int, words: str
+) -> None:
+    if schedule == "warp" and "threads" not in config and "groups" in config:
+        config = {**config, "threads": 32}
+    with pytest.raises(ConfigError, match=words):
+        build(problem_of("softmax", rows=1, cols=cols), sm_90a, schedule, config)
+
+
+def test_missing_barriers_are_caught(emulation: None, sm_90a: Arch) -> None:
+    """Barriers whose absence the data can show: all but those after which only the writing thread reads."""
+    problem = problem_of("softmax", rows=6, cols=2048)
+    built = build(problem, sm_90a, "block_shared", dict(threads=128), device_code=False)
+    source = str(built.sources["cu"])
+    barriers = [match.start() for match in re.finditer(r"__syncthreads\(\);", source)]
+    arrays = built.operator.inputs(problem, np.random.default_rng(0))
+
+    def caught(text: str) -> bool:
+        for _, run in emulated_runs(built, text):
+            try:
+                if not judge(problem, arrays, run([*arrays, *poisoned(problem)])).passed:
+                    return True
+            except EmulationError:
+                return True
+        return False
+
+    assert not caught(source)
+    found = [caught(source[:at] + source[at + len("__syncthreads();") :]) for at in barriers]
+    assert sum(found) >= 2 * len(barriers) // 3 - 1, found
+    assert caught(source.replace("red_buf0_ptr_1[", "red_buf0_ptr[", 3))

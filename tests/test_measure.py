@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from schedules.arch import Arch, parse_arch
+from schedules.build import build
+from schedules.errors import UsageError
+from schedules.measure import device_name, measure, random_tensors
+from tests.conftest import problem_of
+
+
+def test_cpu_times_grow_with_the_work(host: Arch) -> None:
+    def microseconds(n: int) -> float:
+        built = build(problem_of("conv2d_hwcn", n=n, h=8, w=8, ci=32, co=32, kh=3, kw=3, pad=1), host)
+        found = measure(built, seconds=0.2)
+        assert found.runs >= 3
+        assert found.p10_us <= found.median_us <= found.p90_us
+        assert found.device == device_name(host)
+        return found.median_us
+
+    assert microseconds(256) > 2 * microseconds(16)
+
+
+def test_data_is_random_and_outputs_are_poisoned(host: Arch) -> None:
+    built = build(problem_of("softmax", rows=16, cols=64, dtype="float32"), host)
+    x, y = random_tensors(built, 0)
+    assert np.std(x.numpy()) > 0.1
+    assert np.all(np.isnan(y.numpy()))
+
+
+def test_no_such_device() -> None:
+    built = build(problem_of("softmax", rows=16, cols=64), parse_arch("sm_75"), device_code=False)
+    if device_name(built.arch):
+        pytest.skip("there is an sm_75 GPU here")
+    with pytest.raises(UsageError, match="no device for cuda:sm_75 here"):
+        measure(built)
+
+
+@pytest.mark.gpu
+def test_a_gpu_copy_is_fast(gpu: Arch) -> None:
+    from schedules.measure import copy_bandwidth
+
+    assert 100 < copy_bandwidth(2**28) < 20000
