@@ -11,12 +11,16 @@ from schedules.conv2d_nchw32.matrix import MatrixConfig, fitting, schedule
 from schedules.operator import ScheduleSpec
 
 
-# pixels, channels, warps of each: 64 x 64 a warp, the most that registers hold twice on a multiprocessor, then less
+# pixels, channels, warps of each
 TILES = ((128, 128, 2, 2), (128, 64, 2, 1), (64, 64, 2, 2), (64, 32, 2, 1), (32, 32, 2, 1))
+# without cp.async, the next tile passes through registers: half a warp's tile
+SYNCHRONOUS_TILES = ((128, 128, 4, 2), (128, 64, 4, 1), *TILES[2:])
 
 
 def default(problem: Nchw32Problem, arch: Arch) -> MatrixConfig:
-    return fitting(problem, TILES, stages=4 if "cp_async" in arch.features else 2)
+    if "cp_async" in arch.features:
+        return fitting(problem, TILES, stages=4)
+    return fitting(problem, SYNCHRONOUS_TILES, stages=2)
 
 
 def space(problem: Nchw32Problem, arch: Arch) -> Iterator[MatrixConfig]:

@@ -117,7 +117,7 @@ def test_sm_75_uses_its_own_instruction(cuda_compiler: None) -> None:
 
 
 def test_fragments_are_those_of_one_thread(layer: Built) -> None:
-    sizes = dict(re.findall(r"(\w+)_local_ptr\[(\d+)\]", "\n".join(re.findall(r"^\s+(?:signed char|int) .*;", str(layer.sources["cu"]), re.M))))
+    sizes = dict(re.findall(r"^  alignas\(\d+\) .*?(\w+)_local_ptr\[(\d+)\];", str(layer.sources["cu"]), re.M))
     assert int(sizes["conv"]) == 64 * 64 // 32
     # two sets of 64 x 32 bytes over 32 threads
     assert int(sizes["rows_shared_dyn"]) == int(sizes["columns_shared_dyn"]) == 2 * 64
