@@ -117,7 +117,14 @@ def _pipeline() -> tuple[Any, Any, Any]:
         # LowerWarpMemory rewrites one warp buffer a run in 0.27: accumulator, both operands, and one to spare
         warp = [tirx.transform.LowerWarpMemory() for _ in range(4)]
         return tvm.ir.transform.Sequential(
-            [narrow_shuffles, wide_zeros, *warp, tirx.transform.StmtSimplify(), tirx.transform.LowerIntrin(), launch_bounds]
+            [
+                narrow_shuffles,
+                wide_zeros,
+                *warp,
+                tirx.transform.StmtSimplify(),
+                tirx.transform.LowerIntrin(),
+                launch_bounds,
+            ]
         )
 
     return lower_and_record, finalize_host_passes, finalize_device

@@ -136,9 +136,9 @@ def definition(problem: Nchw32Problem) -> list[te.Tensor]:
     conv = te.compute(
         (p.n, p.co_groups, p.out_h, p.out_w, GROUP),
         lambda b, g, y, x, f: te.sum(
-            source[
-                b, rg, y * p.stride[0] + ry * p.dilation[0], x * p.stride[1] + rx * p.dilation[1], rc
-            ].astype("int32")
+            source[b, rg, y * p.stride[0] + ry * p.dilation[0], x * p.stride[1] + rx * p.dilation[1], rc].astype(
+                "int32"
+            )
             * given.weight[rg, ry, rx, g * GROUP + f, rc].astype("int32"),
             axis=[rg, ry, rx, rc],
         ),

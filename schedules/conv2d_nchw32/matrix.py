@@ -89,7 +89,9 @@ class MatrixConfig(Config):
             return f"stages={self.stages}: {arch} has no cp.async, only 2 stages are of use"
         threads = self.warps * atom.wave
         if threads > arch.max_threads:
-            return f"warps_m={self.warps_m} x warps_n={self.warps_n} are {threads} threads, {arch} has {arch.max_threads}"
+            return (
+                f"warps_m={self.warps_m} x warps_n={self.warps_n} are {threads} threads, {arch} has {arch.max_threads}"
+            )
         if self.shared_bytes() > arch.shared_block:
             return f"stages={self.stages} needs {self.shared_bytes()} bytes of shared memory, {arch} has {arch.shared_block}"
         if self.registers(atom) > arch.registers_thread:

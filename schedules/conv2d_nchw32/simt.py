@@ -53,7 +53,9 @@ class SimtConfig(Config):
             return f"tile_n={self.tile_n} is not a multiple of {CHANNELS}"
         threads = self.warps_m * self.warps_n * arch.wave
         if threads > arch.max_threads:
-            return f"warps_m={self.warps_m} x warps_n={self.warps_n} are {threads} threads, {arch} has {arch.max_threads}"
+            return (
+                f"warps_m={self.warps_m} x warps_n={self.warps_n} are {threads} threads, {arch} has {arch.max_threads}"
+            )
         shared = sum(self.block(arch)) * GROUP
         if shared > arch.shared_static:
             return f"tile_m={self.tile_m} needs {shared} bytes of shared memory, {arch} has {arch.shared_static}"
@@ -85,9 +87,7 @@ def schedule(problem: Nchw32Problem, config: SimtConfig, arch: Arch) -> tvm.IRMo
     inline_if_present(sch, "rows", "columns")
     sch.set_scope(conv, 0, "local")
     # neighbouring rows and columns lie in neighbouring lanes: with axes for the lanes, what one of them holds is dense
-    sch.transform_block_layout(
-        conv, lambda m, n, g, y, x, k: [*divided(m, pixels), *divided(n, QUADS), g, y, x, k]
-    )
+    sch.transform_block_layout(conv, lambda m, n, g, y, x, k: [*divided(m, pixels), *divided(n, QUADS), g, y, x, k])
     sch.transform_layout(conv, ("write", 0), lambda m, n: [*divided(m, pixels), *divided(n, QUADS)])
     rows, columns = operands
     for operand, by in ((rows, pixels), (columns, QUADS)):
@@ -129,7 +129,7 @@ def _row_divided(by: int) -> Callable[..., list[Any]]:
 
 def default(problem: Nchw32Problem, arch: Arch) -> SimtConfig:
     """Smaller tiles for small problems."""
-    for fields in ((8, 8, 2, 2), (4, 8, 2, 2), (4, 8, 2, 1), (2, 8, 2, 1)):
+    for fields in ((8, 8, 2, 2), (4, 8, 2, 2), (4, 8, 2, 1)):
         config = SimtConfig(*fields)
         m, n = config.block(arch)
         if problem.co_groups * GROUP >= n and problem.pixels >= 64 * m:

@@ -80,7 +80,7 @@ def test_main_loop_is_matrix_instructions(layer: Built) -> None:
     assert main.count("v_mfma") == 64 // {"gfx90a": 16, "gfx942": 32}[layer.arch.name] * 16
     assert "global_load_dwordx4" in assembly
     assert "ds_write_b128" in main
-    assert main.count("s_barrier") == 1
+    assert main.count("s_barrier") <= 2
 
 
 def test_lanes_touch_their_own_registers() -> None:

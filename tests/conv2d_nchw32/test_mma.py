@@ -60,7 +60,9 @@ def test_any_shape_is_exact(emulation: None, data: st.DataObject) -> None:
     pad, stride = (number(0, 2), number(0, 2)), (number(1, 3), number(1, 3))
     h, w = ((k - 1) * dilation + 1 + number(0, 5) for k in (kh, kw))
     fields = dict(n=number(1, 3), h=h, w=w, ci=number(1, 80), co=number(1, 80), kh=kh, kw=kw)
-    problem = problem_of("conv2d_nchw32", **fields, pad=pad, stride=stride, dilation=dilation, residual=number(0, 1) == 1)
+    problem = problem_of(
+        "conv2d_nchw32", **fields, pad=pad, stride=stride, dilation=dilation, residual=number(0, 1) == 1
+    )
     assert_correct(problem, parse_arch("sm_86"), "mma", routes=["emulated"])
 
 
@@ -75,7 +77,9 @@ def loop_of(ptx: str, opcode: str) -> str:
     """The innermost loop of `ptx` that has `opcode`: from a label to the last branch back to it."""
     found = []
     for label in re.finditer(r"^(\$L\w+):", ptx, re.M):
-        back = [m.end() for m in re.finditer(rf"bra(?:\.uni)?\s+{re.escape(label[1])};", ptx) if m.start() > label.end()]
+        back = [
+            m.end() for m in re.finditer(rf"bra(?:\.uni)?\s+{re.escape(label[1])};", ptx) if m.start() > label.end()
+        ]
         body = ptx[label.end() : back[-1]] if back else ""
         if opcode in body:
             found.append(body)
