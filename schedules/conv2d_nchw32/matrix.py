@@ -93,10 +93,10 @@ class MatrixConfig(Config):
                 f"warps_m={self.warps_m} x warps_n={self.warps_n} are {threads} threads, {arch} has {arch.max_threads}"
             )
         if self.shared_bytes() > arch.shared_block:
-            return f"stages={self.stages} needs {self.shared_bytes()} bytes of shared memory, {arch} has {arch.shared_block}"
+            return f"stages={self.stages} needs {self.shared_bytes()} bytes shared, {arch} has {arch.shared_block}"
         if self.registers(atom) > arch.registers_thread:
             return (
-                f"block_m={self.block_m} x block_n={self.block_n} needs about {self.registers(atom)} registers a thread, "
+                f"block_m={self.block_m} x block_n={self.block_n} needs about {self.registers(atom)} registers, "
                 f"{arch} has {arch.registers_thread}"
             )
         if self.min_blocks * threads > arch.threads_sm:
@@ -108,10 +108,13 @@ def fitting(problem: Nchw32Problem, tiles: Sequence[tuple[int, int, int, int]], 
     """The first of `tiles` (pixels, channels, warps of each) that leaves no channel tile mostly empty and still makes
     enough blocks to fill a large GPU; the last if none does."""
     channels = problem.co_groups * GROUP
-    for block_m, block_n, warps_m, warps_n in tiles:
+    for tile in tiles:
+        block_m, block_n, *_ = tile
         columns = -(-channels // block_n)
-        if channels * 4 > columns * block_n * 3 and columns * -(-problem.pixels // block_m) >= ENOUGH_BLOCKS:
+        blocks = columns * -(-problem.pixels // block_m)
+        if channels * 4 >= columns * block_n * 3 and blocks >= ENOUGH_BLOCKS:
             break
+    block_m, block_n, warps_m, warps_n = tile
     return MatrixConfig(block_m, block_n, 2 * GROUP, warps_m, warps_n, stages)
 
 

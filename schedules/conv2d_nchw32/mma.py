@@ -10,7 +10,6 @@ from schedules.conv2d_nchw32.definition import Nchw32Problem
 from schedules.conv2d_nchw32.matrix import MatrixConfig, fitting, schedule
 from schedules.operator import ScheduleSpec
 
-
 # pixels, channels, warps of each
 TILES = ((128, 128, 2, 2), (128, 64, 2, 1), (64, 64, 2, 2), (64, 32, 2, 1), (32, 32, 2, 1))
 # without cp.async, the next tile passes through registers: half a warp's tile

@@ -51,13 +51,12 @@ class Rounding:
 
 
 def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: bool = False) -> tirx.PrimFunc:
-    """The TE program with ``rows`` (ci/32, kh, kw, pixel, 32), data gathered by the taps; ``columns`` (ci/32, kh, kw,
-    column, 32), filters; ``conv`` (pixel, column), or (column, pixel) if `transposed`; ``result`` (pixel, channel), with
-    the epilogue; ``output``, which stores what lies inside the problem.
+    """The TE program: ``rows`` (ci/32, kh, kw, pixel, 32), data gathered by the taps; ``columns`` (ci/32, kh, kw, column,
+    32), filters; ``conv`` (pixel, column), or (column, pixel) if `transposed`; ``result``, with the epilogue;
+    ``output``, which stores what lies inside the problem.
 
-    Bias and residual come as stages ``biases`` and ``residuals``.  From ``conv`` on, channels have axes (group, quad, 8)
-    and pixels (many, lane), `rounding.lanes` of them in neighbouring lanes: of what is strided over a thread, TVM can
-    then tell what one thread needs.
+    Bias and residual come as stages ``biases`` and ``residuals``.  After ``conv``, channels have axes (group, quad, 8)
+    and pixels (many, lane), `rounding.lanes` of them in neighbouring lanes: TVM can then tell what one thread needs.
     """
     from tvm import te, tirx
 
@@ -146,8 +145,8 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
 def schedule_output(
     sch: Schedule, problem: Nchw32Problem, rounding: Rounding, warps: tuple[int, int], quads_first: bool
 ) -> None:
-    """Blocks (blockIdx.x pixels, blockIdx.y channels), warps (pixels, channels) and lanes (pixels, quads), or (quads,
-    pixels) if `quads_first`, of the store; the epilogue in each lane's registers; ``conv`` in the block."""
+    """Blocks, warps (pixels, channels) and lanes (pixels, quads), or (quads, pixels) if `quads_first`, of the store; the
+    epilogue in each lane's registers; ``conv`` in the block."""
     conv, output, result = (sch.get_sblock(name) for name in ("conv", "output", "result"))
     m, lane, g, quad, c = sch.get_loops(output)
     block_m, warp_m, m = sch.split(m, [None, warps[0], rounding.pixels // rounding.lanes // warps[0]])
@@ -164,7 +163,8 @@ def schedule_output(
             _vectorize(sch, sch.get_loops(sch.get_sblock(name))[-1], dtype)
     _vectorize(sch, c, problem.out_dtype)
     sch.compute_at(conv, block_n, preserve_unit_loops=True)
-    bind(sch, (block_m, "blockIdx.x"), (block_n, "blockIdx.y"))
+    # channels fastest: blocks that run together share their pixels, and all of the filter stays in the L2 cache
+    sch.bind(sch.fuse(block_m, block_n), "blockIdx.x")
     bind(sch, (sch.fuse(warp_m, warp_n), "threadIdx.y"), (sch.fuse(*lanes), "threadIdx.x"))
     sch.unroll(g)
     sch.unroll(m)

@@ -227,7 +227,7 @@ def test_space_has_the_default_and_legal_neighbours(sm_90a: Arch) -> None:
         ("sm_80", dict(block_k=32), "block_k=32 is not a multiple of 64"),
         ("sm_80", dict(stages=1), "stages=1 must be at least 2"),
         ("sm_75", dict(stages=3), "no cp.async"),
-        ("sm_86", dict(stages=8), "shared memory"),
+        ("sm_86", dict(stages=8), "bytes shared"),
         ("sm_80", dict(warps_m=1, warps_n=1), "registers"),
         ("sm_80", dict(stages=0), "stages=0 must be at least 1"),
         ("sm_80", dict(min_blocks=20), "threads"),
