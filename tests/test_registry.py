@@ -10,13 +10,14 @@ from tests.conftest import problem_of
 
 SAMPLES = {
     "conv2d_hwcn": dict(n=5, h=4, w=4, ci=3, co=6, kh=3, kw=3, pad=1),
+    "conv2d_nhwc": dict(n=2, h=4, w=4, ci=8, co=6, kh=3, kw=3, pad=1, dtype="float16"),
     "softmax": dict(rows=5, cols=100),
 }
 
 
 def test_unknown_operator_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'conv2d_hwcn'"):
-        operator("conv2d_hwnc")
+        operator("conv2d_hwcnn")
 
 
 def test_names_match_folders() -> None:
@@ -38,7 +39,10 @@ def _all_schedules() -> list[tuple[Operator, ScheduleSpec]]:
 @pytest.mark.parametrize(("found", "spec"), _all_schedules(), ids=lambda item: item.name)
 def test_spaces_hold_legal_configs(found: Operator, spec: ScheduleSpec) -> None:
     arch = next(arch for arch in ARCHES.values() if arch.kind in spec.kinds)
-    problem = problem_of(found.name, **SAMPLES[found.name])
+    fields = dict(SAMPLES[found.name])
+    if spec.name in ("mma", "mfma"):
+        fields["dtype"] = "float16"
+    problem = problem_of(found.name, **fields)
     legal = list(spec.legal_space(problem, arch))
     assert len(legal) > 1
     assert len(set(legal)) == len(legal)

@@ -1,9 +1,9 @@
 """Convolution over NHWC data: what is computed.
 
 data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if there is one, output (n, out_h, out_w, co), all in `dtype`;
-sums in float32.  The filter has its input channels last, as cuDNN's: then both operands of the implicit product are rows
-of contiguous channels, which 16-byte loads and `ldmatrix` take as they lie, and an odd number of output channels costs
-no alignment.
+sums in float32.  The filter has its input channels last, as cuDNN's: then both operands of the implicit product are
+rows of contiguous channels, which 16-byte loads and `ldmatrix` take as they lie, and an odd number of output channels
+costs no alignment.
 """
 
 from __future__ import annotations
@@ -154,5 +154,5 @@ def reference(problem: NhwcProblem, arrays: Sequence[Array]) -> list[Expected]:
     """The output in float64."""
     data, weight, *bias = arrays
     values, magnitude = convolve(problem, data.transpose(0, 3, 1, 2), weight.transpose(0, 3, 1, 2))
-    channels_last = (array.transpose(0, 2, 3, 1) for array in (values, magnitude))
-    return [finish_reference(problem, *channels_last, bias[0] if bias else None, axis=3)]
+    values, magnitude = (array.transpose(0, 2, 3, 1) for array in (values, magnitude))
+    return [finish_reference(problem, values, magnitude, bias[0] if bias else None, axis=3)]

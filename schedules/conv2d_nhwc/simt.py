@@ -62,8 +62,9 @@ class SimtConfig(Config):
             return f"step={self.step} must be at least 1"
         if self.vector not in (1, 2, 4):
             return f"vector={self.vector} is not 1, 2 or 4 (128 bits are 4 float32)"
-        if self.step % widest_vector(problem.ci, self.vector):
-            return f"step={self.step} is not a multiple of the {widest_vector(problem.ci, self.vector)} channels a load brings"
+        load = widest_vector(problem.ci, self.vector)
+        if self.step % load:
+            return f"step={self.step} is not a multiple of the {load} channels that a load brings"
         if self.threads > arch.max_threads:
             return f"num_thread={self.num_thread} makes blocks of {self.threads}, {arch} allows {arch.max_threads}"
         if self.shared_bytes > arch.shared_static:

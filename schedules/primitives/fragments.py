@@ -68,7 +68,7 @@ MMA = {
 }
 MFMA = {
     "float16": Atom(16, 16, 16, "float16", "float32", 64, 4),
-    "bfloat16": Atom(16, 16, 16, "bfloat16", "float32", 64, 4),
+    # not bfloat16: TVM's legalisation widens it to float32 before the instruction can take it
     "int8": Atom(16, 16, 16, "int8", "int32", 64, 4),
 }
 MFMA_INT8_K32 = Atom(16, 16, 32, "int8", "int32", 64, 8)

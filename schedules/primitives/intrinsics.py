@@ -11,7 +11,7 @@ How to use, for a product of block ``gemm`` with operands in shared memory::
     sch.transform_layout(b, ("write", 0), lambda n, k: [n // atom.n, k // atom.k, *atom.b(n % atom.n, k % atom.k)])
     sch.transform_layout(gemm, ("write", 0), lambda m, n: [m // atom.m, n // atom.n, *atom.c(m % atom.m, n % atom.n)])
     per_lane(sch, a); per_lane(sch, b); per_lane(sch, gemm)
-    ...                                                                  # loops of a: (.., 16 rows, k); of gemm: (.., m, n, k)
+    ...                                                                  # a: (.., 16 rows, k); gemm: (.., m, n, k)
     tensorize(sch, row_loop_of_a, load_matrix(atom, "a", "shared.dyn"))
     tensorize(sch, m_loop_of_gemm, multiply(atom, arch))
 
@@ -97,6 +97,7 @@ def _mma_source(atom: Atom, arch: Arch) -> tuple[str, str]:
     constraint, ctype = ("r", "int") if atom.sum == "int32" else ("f", "float")
     small = arch.name == "sm_75"
     # instructions as (m, n, k, sums, registers of a, registers of b); sm_75's cover the same fragments in parts
+    parts: list[tuple[int, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
     if not small:
         parts = [(16, 8, atom.k, (0, 1, 2, 3), (0, 1, 2, 3), (0, 1))]
     elif atom.source == "int8":
@@ -197,13 +198,13 @@ def _implement_mfma(atom: Atom) -> PrimFunc:
     from tvm.script import tirx as T
 
     wave, (slots_a, slots_b, slots_c) = atom.wave, atom.slots
-    suffix = {"float16": "f16", "bfloat16": "bf16.1k", "int8": "i8"}[atom.source]
+    suffix = {"float16": "f16", "int8": "i8"}[atom.source]
     shape = f"{atom.m}x{atom.n}x{atom.k}"
     # LLVM names the older shapes without a dot before the operand type
     separator = "." if atom.k == 32 else ""
     llvm = f"llvm.amdgcn.mfma.{'i32' if atom.sum == 'int32' else 'f32'}.{shape}{separator}{suffix}"
     # what the instruction takes a lane's operands as
-    packed = {"float16": None, "bfloat16": "int16x4", "int8": "int32" if slots_a == 4 else "int64"}[atom.source]
+    packed = {"float16": None, "int8": "int32" if slots_a == 4 else "int64"}[atom.source]
 
     def operand(value: Any) -> Any:
         return value if packed is None else T.reinterpret(packed, value)

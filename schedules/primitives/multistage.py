@@ -56,8 +56,8 @@ def _call(function: tuple[str, str], *arguments: Any) -> Any:
 def multistage(body: Any) -> Any:
     """`body` with every annotated reduction nest turned into a multi-stage loop; lanes and tiles already compact.
 
-    With ASYNC, copies that cp.async can do are left to it.  Of the others an iteration loads the next tile into registers
-    and stores it at its end into the stage that the iteration before has read.
+    With ASYNC, copies that cp.async can do are left to it.  Of the others an iteration loads the next tile into
+    registers and stores it at its end into the stage that the iteration before has read.
     """
 
     def visit(loop: Any) -> Any:

@@ -14,9 +14,9 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch
+from schedules.primitives.annotations import ASYNC, MIN_BLOCKS, PIPELINE, SWIZZLE
 from schedules.primitives.fragments import Atom, atom_for, why_no_atom
 from schedules.primitives.intrinsics import load_matrix, multiply, per_lane, tensorize
-from schedules.primitives.annotations import ASYNC, MIN_BLOCKS, PIPELINE, SWIZZLE
 from schedules.primitives.tiles import bind, cooperative_fetch, inline_if_present
 from schedules.problem import Config, numpy_dtype
 
@@ -81,8 +81,11 @@ class TensorCoreConfig(Config):
         ):
             part = size // warps
             if size % warps or part % least or (part > 16 and part % 16):
-                several = f", or of 16 beyond 16 for {dtype} fragments" if least < 16 else ""
-                return f"block_{name}={size} gives each of {warps} warps {size / warps:g}, not a multiple of {least}{several}"
+                several = ", or of 16 beyond 16" if least < 16 else ""
+                return (
+                    f"block_{name}={size} gives each of {warps} warps {size / warps:g}, "
+                    f"not a multiple of {least}{several}"
+                )
         if self.block_k % (2 * atom.k):
             return f"block_k={self.block_k} is not a multiple of {2 * atom.k} ({dtype} fragments, two k steps)"
         if "cp_async" in arch.features:
@@ -92,12 +95,14 @@ class TensorCoreConfig(Config):
             return f"stages={self.stages}: {arch} has no cp.async, only 2 stages are of use"
         threads = self.warps * atom.wave
         if threads > arch.max_threads:
-            return f"warps_m={self.warps_m} x warps_n={self.warps_n} are {threads} threads, {arch} allows {arch.max_threads}"
+            sides = f"warps_m={self.warps_m} x warps_n={self.warps_n}"
+            return f"{sides} are {threads} threads, {arch} allows {arch.max_threads}"
         shared = self.shared_bytes(dtype)
         if shared > arch.shared_block:
             return f"stages={self.stages} needs {shared} bytes of shared memory, {arch} has {arch.shared_block}"
         if self.registers(atom) > arch.registers_thread:
-            return f"block_m={self.block_m} x block_n={self.block_n} needs about {self.registers(atom)} registers a thread, {arch} has {arch.registers_thread}"
+            tile = f"block_m={self.block_m} x block_n={self.block_n}"
+            return f"{tile} needs about {self.registers(atom)} registers a thread, {arch} has {arch.registers_thread}"
         if self.min_blocks * threads > arch.threads_sm:
             return (
                 f"min_blocks={self.min_blocks} are {self.min_blocks * threads} threads, {arch} holds {arch.threads_sm}"
@@ -340,11 +345,13 @@ def default_tile(m: int, n: int, count: int, dtype: str, arch: Arch) -> dict[str
 
 
 def tiles(dtype: str, arch: Arch) -> Iterator[dict[str, int]]:
-    """Fields of every TensorCoreConfig worth trying, legal or not."""
+    """Fields of every TensorCoreConfig worth trying, legal or not; none where there is no matrix instruction."""
+    if why_no_atom(dtype, arch):
+        return
     atom = atom_for(dtype, arch)
     others = [(128, 128, 4, 2), (128, 128, 2, 4), (256, 128, 4, 4), (128, 96, 2, 2), (96, 128, 2, 2), (128, 160, 4, 2)]
     for (block_m, block_n, warps_m, warps_n), steps, stages, min_blocks in product(
-        (*SHAPES, *others), (2, 4), (2, 3, 4, 5, 6), (0, 1, 2, 3)
+        (*SHAPES, *others), (2, 4), (2, 3, 4, 5, 6), (0, 1, 2, 3) if arch.kind == "cuda" else (0,)
     ):
         yield {
             "block_m": block_m,
