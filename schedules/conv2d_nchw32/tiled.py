@@ -51,8 +51,8 @@ class Rounding:
 
 
 def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: bool = False) -> tirx.PrimFunc:
-    """The TE program: ``rows`` (ci/32, kh, kw, pixel, 32), data gathered by the taps; ``columns`` (ci/32, kh, kw, column,
-    32), filters; ``conv`` (pixel, column), or (column, pixel) if `transposed`; ``result``, with the epilogue;
+    """The TE program: ``rows`` (ci/32, kh, kw, pixel, 32), data gathered by the taps; ``columns`` (ci/32, kh, kw,
+    column, 32), filters; ``conv`` (pixel, column), or (column, pixel) if `transposed`; ``result``, with the epilogue;
     ``output``, which stores what lies inside the problem.
 
     Bias and residual come as stages ``biases`` and ``residuals``.  After ``conv``, channels have axes (group, quad, 8)
@@ -145,8 +145,8 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
 def schedule_output(
     sch: Schedule, problem: Nchw32Problem, rounding: Rounding, warps: tuple[int, int], quads_first: bool
 ) -> None:
-    """Blocks, warps (pixels, channels) and lanes (pixels, quads), or (quads, pixels) if `quads_first`, of the store; the
-    epilogue in each lane's registers; ``conv`` in the block."""
+    """Blocks, warps (pixels, channels) and lanes (pixels, quads), or (quads, pixels) if `quads_first`, of the store;
+    the epilogue in each lane's registers; ``conv`` in the block."""
     conv, output, result = (sch.get_sblock(name) for name in ("conv", "output", "result"))
     m, lane, g, quad, c = sch.get_loops(output)
     block_m, warp_m, m = sch.split(m, [None, warps[0], rounding.pixels // rounding.lanes // warps[0]])
