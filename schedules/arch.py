@@ -55,7 +55,8 @@ class Arch:
         from tvm.target import Target
 
         if self.kind == "llvm":
-            return Target({"kind": "llvm", "num-cores": physical_cores(), **host_cpu(self.name)})
+            level = {"opt-level": 1} if "plain" in self.features else {}
+            return Target({"kind": "llvm", "num-cores": physical_cores(), **level, **host_cpu(self.name)})
         common = {
             "max_threads_per_block": self.max_threads,
             "max_shared_memory_per_block": self.shared_block,

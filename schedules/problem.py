@@ -223,7 +223,7 @@ class Conv2dProblem(Problem):
             if name in "hw":
                 axis = "hw".index(name)
                 floor = max(floor, problem.dilation[axis] * ((problem.kh, problem.kw)[axis] - 1) + 1)
-            size = max(floor, sizes[name] // 2)
+            size = max(min(floor, sizes[name]), sizes[name] // 2)
             if size == sizes[name]:
                 least[name] = size
                 continue

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print the logged results of one device and operator as a Markdown table, the latest line of each problem and schedule.
+"""Print the logged results of one device and operator as a Markdown table, the latest of each problem and schedule.
 
 scripts/results_table.py tuning_logs/nvidia-h200/softmax.jsonl
 """

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from schedules.arch import ARCHES, Arch, parse_arch
-from schedules.errors import ToolchainError
+from schedules.build import Built
+from schedules.errors import EmulationError, ToolchainError
 from schedules.problem import Problem
 from schedules.registry import operator
-from schedules.verify import Check, emulator_available, verify
+from schedules.verify import Check, emulated_runs, emulator_available, judge, poisoned, verify
 
 CUDA_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "cuda"]
 ROCM_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "rocm"]
@@ -81,11 +81,12 @@ def assert_correct(
     return checks
 
 
-def variants(config: Any, space: Iterator[Any]) -> dict[str, Any]:
-    """For each field, a config of `space` that differs from `config` in that field alone, where there is one."""
-    found: dict[str, Any] = {}
-    for other in space:
-        for name, value in other.words().items():
-            if value != getattr(config, name):
-                found.setdefault(name, replace(config, **{name: value}))
-    return found
+def caught(built: Built, source: str, arrays: Sequence[Any]) -> bool:
+    """Whether `source`, run behind the host code of `built`, is wrong in some mode of the emulator."""
+    for _, run in emulated_runs(built, source):
+        try:
+            if not judge(built.problem, arrays, run([*arrays, *poisoned(built.problem)])).passed:
+                return True
+        except EmulationError:
+            return True
+    return False

@@ -147,6 +147,7 @@ def unflatten_output(sch: Schedule, problem: NhwcProblem) -> None:
         sch.get_sblock("output"),
         ("write", 0),
         lambda pixel, f: [pixel // (p.out_h * p.out_w), pixel % (p.out_h * p.out_w) // p.out_w, pixel % p.out_w, f],
+        assume_injective_transform=True,
     )
 
 

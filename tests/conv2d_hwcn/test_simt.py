@@ -15,8 +15,7 @@ from schedules.build import build
 from schedules.conv2d_hwcn.simt import SimtConfig, space
 from schedules.errors import ConfigError
 from schedules.inspect import material, summary
-from schedules.verify import emulated_runs, judge, poisoned
-from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_correct, problem_of
+from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_correct, caught, problem_of
 
 TUTORIAL: dict[str, Any] = dict(n=256, h=14, w=14, ci=256, co=512, kh=3, kw=3, pad=1)
 SHAPES: dict[str, dict[str, Any]] = {
@@ -177,28 +176,17 @@ def test_broken_kernels_are_caught(emulation: None, sm_90a: Arch) -> None:
     """Each mutant of the generated CUDA must be wrong in some mode of the emulator; the kernel itself in none."""
     import numpy as np
 
-    from schedules.errors import EmulationError
-
     problem = problem_of("conv2d_hwcn", **SHAPES["whole tiles"])
     built = build(problem, sm_90a, "simt", device_code=False)
     source = str(built.sources["cu"])
     inputs = built.operator.inputs(problem, np.random.default_rng(0))
 
-    def caught(text: str) -> bool:
-        for _, run in emulated_runs(built, text):
-            try:
-                if not judge(problem, inputs, run([*inputs, *poisoned(problem)])).passed:
-                    return True
-            except EmulationError:
-                return True
-        return False
-
-    assert not caught(source)
+    assert not caught(built, source, inputs)
     mutants = _mutants(source)
     assert len(mutants) == 5
     for name, mutant in mutants.items():
         assert mutant != source, name
-        assert caught(mutant), name
+        assert caught(built, mutant, inputs), name
 
 
 def test_the_space_is_worth_searching(sm_90a: Arch) -> None:

@@ -17,7 +17,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 K100: dict[int, dict[str, Any]] = {
     number: dict(n=n, ci=ci, h=size, w=size, co=co, kh=3, kw=3, pad=1, dtype="float16")
     for number, (n, ci, size, co) in enumerate(
-        [(16, 128, 64, 27), (16, 256, 32, 256), (16, 64, 128, 64), (2, 1920, 32, 640), (2, 640, 64, 640), (2, 320, 64, 4)],
+        [
+            (16, 128, 64, 27),
+            (16, 256, 32, 256),
+            (16, 64, 128, 64),
+            (2, 1920, 32, 640),
+            (2, 640, 64, 640),
+            (2, 320, 64, 4),
+        ],
         start=1,
     )
 }
