@@ -78,7 +78,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
     def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if tensor_core.needed(mod):
             mod = tensor_core.lower(mod)
-        mod = _without_alignment(lower(mod))
+        mod = _explicit_fma(_without_alignment(lower(mod)))
         _current.get().lowered = mod.script()
         return mod
 
@@ -139,6 +139,29 @@ def _narrow_shuffle(call: Any) -> Any:
     return ir.Call(call.op, args, ret_ty=call.ty)
 
 
+def _explicit_fma(mod: tvm.IRModule) -> tvm.IRModule:
+    """``tirx.fma`` that a definition asks for, as what rounds once on every target: TVM has none for CUDA, and one for
+    LLVM that need not fuse.  Registering a lowering would turn every a * b + c into it."""
+
+    def lowered(function: tirx.PrimFunc) -> tirx.PrimFunc:
+        on_cuda = function.attrs["target"].kind.name == "cuda"
+
+        def call(node: Any) -> Any:
+            if str(getattr(node.op, "name", "")) != "tirx.fma":
+                return node
+            if on_cuda:
+                return tirx.call_pure_extern(node.ty, "fmaf", *node.args)
+            return tirx.call_llvm_pure_intrin(node.ty, "llvm.fma", *node.args)
+
+        return function.with_body(tvm_ffi.structural_map(function.body, (ir.Call, call)))
+
+    functions = {
+        name: lowered(function) if isinstance(function, tirx.PrimFunc) else function
+        for name, function in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
 def _wide_zero(vector: Any) -> Any:
     """A vector of 8 or 16 int8 zeros as one of int32, which CUDA's int2 and int4 are made of: TVM 0.27 hands them a
     byte each."""
@@ -150,19 +173,3 @@ def _wide_zero(vector: Any) -> Any:
 
 
 PIPELINE_MAP[NAME] = _pipeline
-
-
-def _lower_fma() -> None:
-    """``tirx.fma`` rounds once everywhere: TVM has none for CUDA, and one for LLVM that need not fuse."""
-
-    def cuda(call: Any) -> Any:
-        return tirx.call_pure_extern(call.ty, "fmaf", *call.args)
-
-    def llvm(call: Any) -> Any:
-        return tirx.call_llvm_pure_intrin(call.ty, "llvm.fma", *call.args)
-
-    for target, lower in (("cuda", cuda), ("llvm", llvm), ("rocm", llvm)):
-        tirx.op.register_intrin_lowering("tirx.fma", target, f=lower, level=99)
-
-
-_lower_fma()

@@ -75,7 +75,7 @@ def one_line(result: Result, code: int = 2) -> str:
         (["biuld"], "unknown command 'biuld'; did you mean 'build'?"),
         (["--vresion"], "unknown option '--vresion'; did you mean '--version'?"),
         (["build"], "name an operator or a preset"),
-        (["build", "conv2d_hwnc"], "unknown operator or preset 'conv2d_hwnc'; did you mean 'conv2d_hwcn'?"),
+        (["build", "conv2d_hwcnn"], "unknown operator or preset 'conv2d_hwcnn'; did you mean 'conv2d_hwcn'?"),
         (["build", "zzz"], "unknown operator or preset 'zzz'; `schedules list` shows them"),
         (["build", "tutorail"], "unknown operator or preset 'tutorail'; did you mean 'tutorial'?"),
         (["build", "tutorial", "--schedule", "smit"], "unknown schedule of conv2d_hwcn 'smit'; did you mean 'simt'?"),
