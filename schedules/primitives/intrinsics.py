@@ -15,8 +15,10 @@ How to use, for a product of block ``gemm`` with operands in shared memory::
     tensorize(sch, row_loop_of_a, load_matrix(atom, "a", "shared.dyn"))
     tensorize(sch, m_loop_of_gemm, multiply(atom, arch))
 
-A stage of shared memory that ldmatrix reads holds rows of 16-byte multiples; `swizzled` makes them free of bank
-conflicts.  Importing TVM's own collection of intrinsics takes ten seconds, hence this one.
+A stage of shared memory that ldmatrix reads holds rows of 16-byte multiples; annotated with SWIZZLE, it is read and
+written without bank conflicts.  `schedules.primitives.tensor_core.schedule_product` does all of this.
+
+Importing TVM's own collection of intrinsics takes ten seconds, hence this one.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def test_the_wait_is_needed(emulation: None) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
 def test_each_barrier_of_the_loop_is_needed(emulation: None, arch: str) -> None:
-    """The one before the loop, the one in it, and the one before the epilogue reuses the memory."""
+    """The one before the loop, the one in it, and the epilogue's.  The one after the loop only guards fragments that
+    the last iteration loads in vain, unless the loop is too short to have one of its own."""
     built = built_for(arch, 2)
     source = str(built.sources["cu"])
     kernel = source.index("{", source.rindex("__launch_bounds__"))
