@@ -78,7 +78,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
     def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if tensor_core.needed(mod):
             mod = tensor_core.lower(mod)
-        mod = _without_alignment(lower(mod))
+        mod = _explicit_fma(_without_alignment(lower(mod)))
         _current.get().lowered = mod.script()
         return mod
 
@@ -105,11 +105,26 @@ def _pipeline() -> tuple[Any, Any, Any]:
         }
         return tvm.IRModule(functions, attrs=mod.attrs)
 
+    @tvm.transform.module_pass(opt_level=0, name="schedules.wide_zeros")
+    def wide_zeros(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        functions = {
+            name: function.with_body(tvm_ffi.structural_map(function.body, (tirx.Broadcast, _wide_zero)))
+            for name, function in mod.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
     def finalize_device() -> tvm.transform.Pass:
         # LowerWarpMemory rewrites one warp buffer a run in 0.27: accumulator, both operands, and one to spare
         warp = [tirx.transform.LowerWarpMemory() for _ in range(4)]
         return tvm.ir.transform.Sequential(
-            [narrow_shuffles, *warp, tirx.transform.StmtSimplify(), tirx.transform.LowerIntrin(), launch_bounds]
+            [
+                narrow_shuffles,
+                wide_zeros,
+                *warp,
+                tirx.transform.StmtSimplify(),
+                tirx.transform.LowerIntrin(),
+                launch_bounds,
+            ]
         )
 
     return lower_and_record, finalize_host_passes, finalize_device
@@ -122,6 +137,39 @@ def _narrow_shuffle(call: Any) -> Any:
     args = list(call.args)
     args[2] = tirx.Cast("int32", args[2])
     return ir.Call(call.op, args, ret_ty=call.ty)
+
+
+def _explicit_fma(mod: tvm.IRModule) -> tvm.IRModule:
+    """``tirx.fma`` that a definition asks for, as what rounds once on every target: TVM has none for CUDA, and one for
+    LLVM that need not fuse.  Registering a lowering would turn every a * b + c into it."""
+
+    def lowered(function: tirx.PrimFunc) -> tirx.PrimFunc:
+        on_cuda = function.attrs["target"].kind.name == "cuda"
+
+        def call(node: Any) -> Any:
+            if str(getattr(node.op, "name", "")) != "tirx.fma":
+                return node
+            if on_cuda:
+                return tirx.call_pure_extern(node.ty, "fmaf", *node.args)
+            return tirx.call_llvm_pure_intrin(node.ty, "llvm.fma", *node.args)
+
+        return function.with_body(tvm_ffi.structural_map(function.body, (ir.Call, call)))
+
+    functions = {
+        name: lowered(function) if isinstance(function, tirx.PrimFunc) else function
+        for name, function in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _wide_zero(vector: Any) -> Any:
+    """A vector of 8 or 16 int8 zeros as one of int32, which CUDA's int2 and int4 are made of: TVM 0.27 hands them a
+    byte each."""
+    lanes = int(vector.lanes)
+    zero = isinstance(vector.value, tirx.IntImm) and vector.value.value == 0 and str(vector.value.ty) == "int8"
+    if not zero or lanes not in (8, 16):
+        return vector
+    return tirx.op.reinterpret(vector.ty, tirx.Broadcast(tirx.const(0, "int32"), lanes // 4))
 
 
 PIPELINE_MAP[NAME] = _pipeline

@@ -11,6 +11,7 @@ from schedules.operator import Operator
 OPERATORS = {
     "conv2d_hwcn": "schedules.conv2d_hwcn",
     "conv2d_nchw": "schedules.conv2d_nchw",
+    "conv2d_nchw32": "schedules.conv2d_nchw32",
     "conv2d_nhwc": "schedules.conv2d_nhwc",
     "softmax": "schedules.softmax",
 }

@@ -1,0 +1,28 @@
+"""int8 convolution over channels in groups of 32, as in MegEngine's tensor-core kernels."""
+
+from __future__ import annotations
+
+from schedules.arch import Arch
+from schedules.conv2d_nchw32 import cpu, mfma, mma, simt
+from schedules.conv2d_nchw32.definition import Nchw32Problem, definition, inputs, reference
+from schedules.operator import Operator
+
+
+def choose(problem: Nchw32Problem, arch: Arch) -> str:
+    if "mfma" in arch.features:
+        return "mfma"
+    if arch.kind == "cuda":
+        return "mma"
+    return "simt" if arch.is_gpu else "cpu"
+
+
+OPERATOR = Operator(
+    name="conv2d_nchw32",
+    summary="2-D int8 convolution, data and output NCHW32, filter prepacked",
+    problem=Nchw32Problem,
+    definition=definition,
+    reference=reference,
+    inputs=inputs,
+    schedules=(mma.SCHEDULE, mfma.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
+    choose=choose,
+)
