@@ -6,21 +6,29 @@ scripts/results_table.py tuning_logs/nvidia-h200/softmax.jsonl
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-SHOWN = ("schedule", "us", "TFLOP/s", "GB/s", "of a copy")
+from schedules.registry import operator
+
+SHOWN = ("schedule", "us", "TFLOP/s", "GB/s", "of a copy", "of cuDNN's best")
 
 
 def row(entry: dict[str, Any]) -> str:
     copy = entry.get("copy_gbytes_per_s")
     share = f"{entry['gbytes_per_s'] / copy:.1%}" if copy else ""
-    problem = {k: v for k, v in entry["problem"].items() if v not in (1.0, "none", [1, 1])}
-    words = " ".join(f"{k}={'x'.join(map(str, v)) if isinstance(v, list) else v}" for k, v in problem.items())
+    peers = entry.get("cudnn_us")
+    best = min(peers, key=peers.get) if peers else None
+    peer = f"{peers[best] / entry['median_us']:.2f} ({best} {peers[best]:.1f} us)" if best else ""
+    defaults = {field.name: field.default for field in dataclasses.fields(operator(entry["operator"]).problem)}
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in entry["problem"].items()}
+    problem = {k: v for k, v in given.items() if v != defaults[k]}
+    words = " ".join(f"{k}={'x'.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in problem.items())
     cells = [words, entry["schedule"], f"{entry['median_us']:.2f}", f"{entry['tflops']:.2f}"]
-    return "| " + " | ".join([*cells, f"{entry['gbytes_per_s']:.0f}", share]) + " |"
+    return "| " + " | ".join([*cells, f"{entry['gbytes_per_s']:.0f}", share, peer]) + " |"
 
 
 def main() -> int:
