@@ -16,65 +16,28 @@ from typing import TYPE_CHECKING
 from schedules.arch import Arch
 from schedules.conv2d_hwcn.definition import HwcnProblem, definition
 from schedules.operator import ScheduleSpec
+from schedules.primitives.simt import VECTORS, TiledConfig
 from schedules.primitives.tiles import bind, cooperative_fetch, inline_if_present, widest_vector
-from schedules.problem import Config, Pair
+from schedules.problem import Pair
 
 if TYPE_CHECKING:
     import tvm
 
 
 @dataclass(frozen=True)
-class SimtConfig(Config):
-    """Pairs are (output channels, batch)."""
+class SimtConfig(TiledConfig):
+    """Pairs are (output channels, batch); `step` counts input channels.  The defaults are the tutorial's."""
 
-    tile: Pair = (8, 8)  # outputs of a thread
     num_thread: Pair = (8, 8)  # threads of a block: (threadIdx.y, threadIdx.x)
-    vthread: Pair = (2, 2)  # sub-tiles a thread's outputs are split into
-    step: int = 8  # input channels in shared memory at a time
-    vector: int = 4  # elements of one global load, where the rows' lengths allow it
-    store: int = (
-        1  # elements of one store of the output; scalars are 6% faster on an H200, for the main loop's registers
-    )
+    store: int = 1  # elements of one store of the output; on an H200 scalars leave the main loop 6% faster
     unroll: int = 0  # loops of up to this many iterations in all are unrolled; 0 leaves it to the compiler
 
-    @property
-    def block(self) -> Pair:
-        return self.tile[0] * self.num_thread[0], self.tile[1] * self.num_thread[1]
-
-    @property
-    def threads(self) -> int:
-        return self.num_thread[0] * self.num_thread[1]
-
-    def shared_bytes(self, itemsize: int) -> int:
-        return sum(self.block) * self.step * itemsize
-
-    def registers(self) -> int:
-        """An estimate for each thread: accumulator, both operands, and addressing."""
-        return self.tile[0] * self.tile[1] + sum(self.tile) + 32
-
     def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
-        for name in ("tile", "num_thread", "vthread"):
-            if min(getattr(self, name)) < 1:
-                return f"{name}={getattr(self, name)} must be at least 1"
-        for axis in (0, 1):
-            if self.tile[axis] % self.vthread[axis]:
-                return f"tile={self.tile[axis]} is not a multiple of vthread={self.vthread[axis]}"
-        if self.step < 1:
-            return f"step={self.step} must be at least 1"
+        if self.store not in VECTORS:
+            return f"store={self.store} is not 1, 2 or 4 (128 bits are 4 float32)"
         if self.unroll < 0:
             return f"unroll={self.unroll} must not be negative"
-        for name in ("vector", "store"):
-            if getattr(self, name) not in (1, 2, 4):
-                return f"{name}={getattr(self, name)} is not 1, 2 or 4 (128 bits are 4 float32)"
-        if self.threads > arch.max_threads:
-            return f"num_thread={self.num_thread} makes blocks of {self.threads}, {arch} allows {arch.max_threads}"
-        if self.shared_bytes(4) > arch.shared_static:
-            return (
-                f"step={self.step} needs {self.shared_bytes(4)} bytes of shared memory, {arch} has {arch.shared_static}"
-            )
-        if self.registers() > arch.registers_thread:
-            return f"tile={self.tile} needs about {self.registers()} registers, {arch} has {arch.registers_thread}"
-        return None
+        return self.check_tile(arch)
 
 
 def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModule:

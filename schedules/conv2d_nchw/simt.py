@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from schedules.arch import Arch
 from schedules.conv2d_nchw.definition import NchwProblem, flatten_output, gemm_definition, pixel_vector
 from schedules.operator import ScheduleSpec
+from schedules.primitives.simt import TiledConfig
 from schedules.primitives.tiles import bind, cooperative_fetch, widest_vector
-from schedules.problem import Config, Pair
 
 if TYPE_CHECKING:
     import tvm
@@ -27,53 +27,20 @@ PAD = 4  # floats that a row of the filter's tile is lengthened by: a column of 
 
 
 @dataclass(frozen=True)
-class SimtConfig(Config):
-    """Pairs are (output channels, pixels)."""
+class SimtConfig(TiledConfig):
+    """Pairs are (output channels, pixels); `step` counts values of k."""
 
-    tile: Pair = (8, 8)  # outputs of a thread
-    num_thread: Pair = (16, 16)  # threads of a block: (threadIdx.y, threadIdx.x)
-    vthread: Pair = (2, 2)  # sub-tiles a thread's outputs are split into
-    step: int = 8  # values of k in shared memory at a time
-    vector: int = 4  # elements of one load of the data and one store, where the image's layout allows it
     unroll: int = 0  # loops of up to this many iterations in all are unrolled; 0 leaves it to the compiler
-
-    @property
-    def block(self) -> Pair:
-        return self.tile[0] * self.num_thread[0], self.tile[1] * self.num_thread[1]
-
-    @property
-    def threads(self) -> int:
-        return self.num_thread[0] * self.num_thread[1]
 
     @property
     def shared_bytes(self) -> int:
         rows, columns = self.block
         return (-(-rows // 32) * 32 + PAD + columns) * self.step * 4
 
-    def registers(self) -> int:
-        """An estimate for each thread: accumulator, both operands, and addressing."""
-        return self.tile[0] * self.tile[1] + sum(self.tile) + 40
-
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
-        for name in ("tile", "num_thread", "vthread"):
-            if min(getattr(self, name)) < 1:
-                return f"{name}={getattr(self, name)} must be at least 1"
-        for axis in (0, 1):
-            if self.tile[axis] % self.vthread[axis]:
-                return f"tile={self.tile[axis]} is not a multiple of vthread={self.vthread[axis]}"
-        if self.step < 1:
-            return f"step={self.step} must be at least 1"
         if self.unroll < 0:
             return f"unroll={self.unroll} must not be negative"
-        if self.vector not in (1, 2, 4):
-            return f"vector={self.vector} is not 1, 2 or 4 (128 bits are 4 float32)"
-        if self.threads > arch.max_threads:
-            return f"num_thread={self.num_thread} makes blocks of {self.threads}, {arch} allows {arch.max_threads}"
-        if self.shared_bytes > arch.shared_static:
-            return f"step={self.step} needs {self.shared_bytes} bytes of shared memory, {arch} has {arch.shared_static}"
-        if self.registers() > arch.registers_thread:
-            return f"tile={self.tile} needs about {self.registers()} registers, {arch} has {arch.registers_thread}"
-        return None
+        return self.check_tile(arch)
 
 
 def schedule(problem: NchwProblem, config: SimtConfig, arch: Arch) -> tvm.IRModule:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from schedules.arch import Arch
 from schedules.conv2d_nhwc.definition import NhwcProblem, gemm_definition, unflatten_output
 from schedules.operator import ScheduleSpec
+from schedules.primitives.simt import TiledConfig
 from schedules.primitives.tiles import bind, cooperative_fetch, widest_vector
-from schedules.problem import Config, Pair
 
 if TYPE_CHECKING:
     import tvm
@@ -26,52 +26,19 @@ PAD = 4  # elements that a row of shared memory is lengthened by: what one load 
 
 
 @dataclass(frozen=True)
-class SimtConfig(Config):
-    """Pairs are (pixels, output channels)."""
-
-    tile: Pair = (8, 8)  # outputs of a thread
-    num_thread: Pair = (16, 16)  # threads of a block: (threadIdx.y, threadIdx.x)
-    vthread: Pair = (2, 2)  # sub-tiles a thread's outputs are split into
-    step: int = 8  # input channels in shared memory at a time
-    vector: int = 4  # elements of one load and one store, where the channels allow it
-
-    @property
-    def block(self) -> Pair:
-        return self.tile[0] * self.num_thread[0], self.tile[1] * self.num_thread[1]
-
-    @property
-    def threads(self) -> int:
-        return self.num_thread[0] * self.num_thread[1]
+class SimtConfig(TiledConfig):
+    """Pairs are (pixels, output channels); `step` counts input channels."""
 
     @property
     def shared_bytes(self) -> int:
         return sum(-(-side // 32) * 32 + PAD for side in self.block) * self.step * 4
 
-    def registers(self) -> int:
-        """An estimate for each thread: accumulator, both operands, and addressing."""
-        return self.tile[0] * self.tile[1] + sum(self.tile) + 40
-
     def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
-        for name in ("tile", "num_thread", "vthread"):
-            if min(getattr(self, name)) < 1:
-                return f"{name}={getattr(self, name)} must be at least 1"
-        for axis in (0, 1):
-            if self.tile[axis] % self.vthread[axis]:
-                return f"tile={self.tile[axis]} is not a multiple of vthread={self.vthread[axis]}"
-        if self.step < 1:
-            return f"step={self.step} must be at least 1"
-        if self.vector not in (1, 2, 4):
-            return f"vector={self.vector} is not 1, 2 or 4 (128 bits are 4 float32)"
+        reason = self.check_tile(arch)
         load = widest_vector(problem.ci, self.vector)
-        if self.step % load:
+        if reason is None and self.step % load:
             return f"step={self.step} is not a multiple of the {load} channels that a load brings"
-        if self.threads > arch.max_threads:
-            return f"num_thread={self.num_thread} makes blocks of {self.threads}, {arch} allows {arch.max_threads}"
-        if self.shared_bytes > arch.shared_static:
-            return f"step={self.step} needs {self.shared_bytes} bytes of shared memory, {arch} has {arch.shared_static}"
-        if self.registers() > arch.registers_thread:
-            return f"tile={self.tile} needs about {self.registers()} registers, {arch} has {arch.registers_thread}"
-        return None
+        return reason
 
 
 def schedule(problem: NhwcProblem, config: SimtConfig, arch: Arch) -> tvm.IRModule:
