@@ -280,7 +280,7 @@ def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
     """Fresh data for the inputs in order.
 
     x: a third of the rows normal (deviation 2), a third shifted by 200 up or down, a third with their last quarter
-    raised by 20; without the spread a wrong maximum would not show, since softmax does not depend on it.  y: the
+    raised by 100; without the spread a wrong maximum would not show, since softmax does not depend on it.  y: the
     function's output for such x.  dy: normal.  mask: 0 or, for one in five, -inf.  drop: 1 with probability `keep`.
     """
     p = problem
@@ -290,7 +290,7 @@ def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
         x = rng.standard_normal((rows, p.cols), dtype=np.float32) * 2
         kind = rng.integers(3, size=(rows, 1))
         x += np.where(kind == 1, rng.choice([-200.0, 200.0], size=(rows, 1)), 0).astype(np.float32)
-        x[:, 3 * p.cols // 4 :] += np.where(kind == 2, 20, 0).astype(np.float32)
+        x[:, 3 * p.cols // 4 :] += np.where(kind == 2, 100, 0).astype(np.float32)
         return x
 
     arrays: list[Array] = []

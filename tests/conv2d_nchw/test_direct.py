@@ -21,8 +21,8 @@ from schedules.inspect import material, summary
 from schedules.presets import preset
 from schedules.registry import operator
 from schedules.verify import emulated_runs, judge, poisoned
+from tests.amd import assert_fits
 from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_correct, problem_of
-from tests.conv2d_nchw.amd import assert_fit
 from tests.conv2d_nchw.shapes import SHAPES
 
 ARTICLE = preset("direct-article").problem()
@@ -177,7 +177,7 @@ def test_illegal_configs_are_refused(sm_90a: Arch, config: dict[str, Any], words
 @pytest.mark.parametrize("arch", ROCM_ARCHES, ids=str)
 def test_amd_code_object(amd_linker: None, arch: Arch, config: dict[str, Any]) -> None:
     built = build(ARTICLE, arch, "direct", config)
-    assert_fit(built)
+    assert_fits(built)
     assert summary(material(built)).counts["global load 128-bit"] >= 2
 
 

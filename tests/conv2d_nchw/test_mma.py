@@ -17,8 +17,8 @@ from schedules.errors import ConfigError
 from schedules.inspect import material, summary
 from schedules.presets import preset
 from schedules.registry import operator
+from tests.amd import assert_fits
 from tests.conftest import CUDA_ARCHES, assert_correct, problem_of
-from tests.conv2d_nchw.amd import assert_fit
 from tests.conv2d_nchw.shapes import SHAPES
 
 LAYERS = [f"k100-{i}" for i in range(1, 7)]
@@ -133,7 +133,7 @@ def test_resources_of_the_articles_layers(cuda_compiler: None, sm_90a: Arch, nam
 @pytest.mark.parametrize("arch", AMD, ids=str)
 def test_amd_code_object(amd_linker: None, arch: Arch, name: str) -> None:
     built = build(preset(name).problem(), arch, "mfma")
-    assert_fit(built)
+    assert_fits(built)
     assert re.search(r"v_mfma_f32_16x16x16_?f16", str(built.sources["s"]))
 
 

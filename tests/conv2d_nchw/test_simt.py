@@ -15,8 +15,8 @@ from schedules.build import build
 from schedules.conv2d_nchw.simt import SimtConfig, default, space
 from schedules.errors import ConfigError
 from schedules.inspect import material, summary
+from tests.amd import assert_fits
 from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_correct, problem_of
-from tests.conv2d_nchw.amd import assert_fit
 from tests.conv2d_nchw.shapes import SHAPES
 
 LAYER: dict[str, Any] = dict(n=16, h=32, w=32, ci=256, co=256, kh=3, kw=3, pad=1)
@@ -149,7 +149,7 @@ def test_illegal_configs_are_refused(sm_90a: Arch, config: dict[str, Any], words
 @pytest.mark.parametrize("arch", ROCM_ARCHES, ids=str)
 def test_amd_code_object(amd_linker: None, arch: Arch, dtype: str) -> None:
     built = build(problem_of("conv2d_nchw", **LAYER, dtype=dtype), arch, "simt")
-    assert_fit(built)
+    assert_fits(built)
     assert summary(material(built)).counts["shared load 128-bit"] >= 16
 
 
