@@ -6,6 +6,7 @@ The CLI, the tests, the search and the scripts all build through `build`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,11 @@ class Built:
     compiler: str
     seconds: float
     binaries: dict[str, str | bytes] = field(repr=False)  # what the device compiler made: ptx, cubin, hsaco
+
+    @cached_property
+    def program(self) -> str:
+        """SHA-256 of the lowered program: equal for builds that do the same, whatever config they came from."""
+        return hashlib.sha256(self.lowered.encode()).hexdigest()
 
     @cached_property
     def sources(self) -> dict[str, str | bytes]:

@@ -63,3 +63,11 @@ class EmulationError(SchedulesError):
 
 class VerificationError(SchedulesError):
     """A built program computed something else than the reference."""
+
+
+class JournalError(SchedulesError):
+    """A journal that another process holds, or that cannot be written."""
+
+
+class TuningError(SchedulesError):
+    """A search that cannot go on: nothing it tries works."""

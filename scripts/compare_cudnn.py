@@ -17,18 +17,19 @@ from schedules.measure import local_gpu, measure, time_cuda
 from schedules.peers import cudnn
 from schedules.presets import resolve
 from schedules.problem import Conv2dProblem
-from schedules.records import append, record
+from schedules.records import record
+from schedules.tune.journal import append
 from schedules.verify import verify
 
 
 def peer_us(problem: Conv2dProblem) -> dict[str, float]:
-    """Microseconds of cuDNN by layout; int8 also beside its float16, which is faster where int8 collapses."""
+    """Microseconds of cuDNN by layout ("cudnn nhwc"); int8 also beside its float16, faster where int8 collapses."""
     if problem.dtype == "int8":
         calls = {f"int8 nhwc, algorithm {i}": call for i, call in enumerate(cudnn.int8_convolutions(problem))}
         calls["float16 nhwc"] = cudnn.convolution(problem, channels_last=True, dtype="float16")
     else:
         calls = {name: cudnn.convolution(problem, name == "nhwc") for name in ("nhwc", "nchw")}
-    return {name: float(np.median(time_cuda(lambda call=call: call(), 0.3))) for name, call in calls.items()}
+    return {f"cudnn {name}": float(np.median(time_cuda(lambda call=call: call(), 0.3))) for name, call in calls.items()}
 
 
 def main() -> int:
@@ -53,13 +54,13 @@ def main() -> int:
         ours = measure(built)
         peers = peer_us(problem)
         best = min(peers, key=lambda peer: peers[peer])
-        share = f"{peers[best] / ours.median_us:6.2f} of cuDNN {best}"
+        share = f"{peers[best] / ours.median_us:6.2f} of {best}"
         rate = problem.flops / ours.median_us / 1e6
         line = f"{name:28} {built.schedule.name:8} {ours.median_us:9.2f} us  {rate:7.1f} T/s"
         others = "  ".join(f"{peer} {us:.1f} us" for peer, us in peers.items())
         print(f"{line}  {share}  {others}  {built.config}", flush=True)
         if args.log:
-            append(args.log, record(built, ours, check.error, preset=name, cudnn_us=peers))
+            append(args.log, record(built, ours, check.error, more={"preset": name, "peers": peers}))
     return 0
 
 

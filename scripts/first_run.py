@@ -44,7 +44,7 @@ def search_and_export(name: str, arch: Arch, trials: int, seconds: float, out: P
         f"{problem.flops / found.measured.median_us / 1e3:.0f} GFLOP/s, {speedup:.2f}x the default, "
         f"worst error {found.error:.2f} of what is allowed, on {found.measured.device}"
     )
-    return write_bundle(found.best, out, force=True, measured=record(found.best, found.measured, found.error))
+    return write_bundle(found.best, out, force=True, measured=record(found.best, found.measured, found.error).to_json())
 
 
 def run_from_fresh_process(bundle: Path) -> None:

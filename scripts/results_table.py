@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print the logged results of one device and operator as a Markdown table, the latest of each problem and schedule.
+"""Print the measured results of one device and operator as a Markdown table: the latest of each problem and schedule.
 
 scripts/results_table.py tuning_logs/nvidia-h200/softmax.jsonl
 """
@@ -7,44 +7,54 @@ scripts/results_table.py tuning_logs/nvidia-h200/softmax.jsonl
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
-from pathlib import Path
-from typing import Any
 
-from schedules.registry import operator
+from schedules.errors import SchedulesError
+from schedules.problem import Fields
+from schedules.records import Record
+from schedules.tune.journal import read_journal
 
-SHOWN = ("schedule", "us", "TFLOP/s", "GB/s", "of a copy", "of cuDNN's best")
+SHOWN = ("schedule", "us", "TFLOP/s", "GB/s", "of a copy", "of the best peer")
 
 
-def row(entry: dict[str, Any]) -> str:
-    copy = entry.get("copy_gbytes_per_s")
-    share = f"{entry['gbytes_per_s'] / copy:.1%}" if copy else ""
-    peers = entry.get("cudnn_us")
+def told(problem: Fields) -> str:
+    """The fields that are not at their defaults."""
+    given = {f.name: getattr(problem, f.name) for f in dataclasses.fields(problem)}
+    defaults = {f.name: f.default for f in dataclasses.fields(problem)}
+    words = {name: value for name, value in given.items() if value != defaults[name]}
+    return " ".join(f"{k}={'x'.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in words.items())
+
+
+def row(entry: Record) -> str:
+    copy, peers = entry.more.get("copy_gbytes_per_s"), entry.more.get("peers")
+    share = f"{entry.gbytes_per_s / copy:.1%}" if copy else ""
     best = min(peers, key=peers.get) if peers else None
-    peer = f"{peers[best] / entry['median_us']:.2f} ({best} {peers[best]:.1f} us)" if best else ""
-    defaults = {field.name: field.default for field in dataclasses.fields(operator(entry["operator"]).problem)}
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in entry["problem"].items()}
-    problem = {k: v for k, v in given.items() if v != defaults[k]}
-    words = " ".join(f"{k}={'x'.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in problem.items())
-    cells = [words, entry["schedule"], f"{entry['median_us']:.2f}", f"{entry['tflops']:.2f}"]
-    return "| " + " | ".join([*cells, f"{entry['gbytes_per_s']:.0f}", share, peer]) + " |"
+    peer = f"{peers[best] / entry.us:.2f} ({best} {peers[best]:.1f} us)" if peers and best else ""
+    cells = [told(entry.problem), entry.schedule, f"{entry.us:.2f}", f"{entry.tflops:.2f}"]
+    return "| " + " | ".join([*cells, f"{entry.gbytes_per_s:.0f}", share, peer]) + " |"
 
 
 def main() -> int:
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         return 2
-    entries = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
-    latest = {(json.dumps(entry["problem"]), entry["schedule"]): entry for entry in entries}
+    records, bad = read_journal(sys.argv[1])
+    for line in bad:
+        print(line, file=sys.stderr)
+    latest = {(str(entry.problem), entry.schedule): entry for entry in records if entry.stage == "bench"}
     print("| problem | " + " | ".join(SHOWN) + " |\n|" + "---|" * (len(SHOWN) + 1))
     for entry in latest.values():
         print(row(entry))
-    dates = sorted({entry["date"][:10] for entry in latest.values()})
-    versions = entries[-1]["versions"]
-    print(f"\n{entries[-1]['device']}, {', '.join(dates)}, TVM {versions['apache-tvm']}, {versions['compiler']}")
+    for device, tvm, compiler in sorted(
+        {(e.device, e.versions["apache-tvm"], e.versions["compiler"]) for e in latest.values()}
+    ):
+        dates = sorted({e.date[:10] for e in latest.values() if e.device == device})
+        print(f"\n{device}, {', '.join(dates)}, TVM {tvm}, {compiler}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except SchedulesError as error:
+        sys.exit(f"error: {error}")

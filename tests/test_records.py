@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -9,8 +8,14 @@ from schedules.arch import Arch
 from schedules.build import build
 from schedules.errors import UsageError
 from schedules.measure import Measurement
-from schedules.records import append, record, slug
+from schedules.records import Record, record, slug
 from tests.conftest import problem_of
+
+
+@pytest.fixture(scope="module")
+def made(host: Arch) -> Record:
+    built = build(problem_of("softmax", rows=4, cols=64), host)
+    return record(built, Measurement(10.0, 9.0, 12.0, 7, "Some CPU"), 0.5, more={"peers": {"torch": 20.0}})
 
 
 def test_device_folders() -> None:
@@ -18,20 +23,38 @@ def test_device_folders() -> None:
     assert slug("AMD EPYC 9B14 x2") == "amd-epyc-9b14-x2"
 
 
-def test_lines_are_whole_and_say_everything(host: Arch, tmp_path: Path) -> None:
-    built = build(problem_of("softmax", rows=4, cols=64), host)
-    entry = record(built, Measurement(10.0, 9.0, 12.0, 7, "Some CPU"), 0.5, trials=3)
-    for _ in range(2):
-        path = append(tmp_path, entry)
-    assert path == tmp_path / "some-cpu" / "softmax.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines[0] == lines[1] == json.loads(json.dumps(entry))
-    assert lines[0]["gbytes_per_s"] == pytest.approx(2 * 4 * 64 * 2 / 10e-6 / 1e9)
-    assert {"apache-tvm", "apache-tvm-ffi", "python", "compiler"} <= set(lines[0]["versions"])
-    assert built.problem.parse(lines[0]["problem"]) == built.problem
+def test_a_record_comes_back_from_its_line(made: Record) -> None:
+    again = Record.from_json(json.loads(json.dumps(made.to_json())))
+    assert again == made
+    assert again.key == made.key and again.environment == made.environment
+    assert made.gbytes_per_s == pytest.approx(2 * 4 * 64 * 2 / 10e-6 / 1e9)
+    assert {"apache-tvm", "apache-tvm-ffi", "python", "compiler"} <= set(made.versions)
 
 
-def test_a_folder_that_cannot_be_written(host: Arch, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="choose another folder"):
-        append(tmp_path / "file", {"device": "x", "operator": "y"})
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 99}, "schema 99, this version reads 1"),
+        ({"operator": "softmin"}, "unknown operator"),
+        ({"schedule": "warped"}, "unknown schedule"),
+        ({"config": {"volume": 11}}, "unknown config field"),
+        ({"outcome": "lucky"}, "cannot have outcome 'lucky'"),
+        ({"problem": None}, "not a record"),
+    ],
+)
+def test_what_this_version_does_not_know(made: Record, change: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Record.from_json({**made.to_json(), **change})
+
+
+def test_a_line_that_lacks_something(made: Record) -> None:
+    words = made.to_json()
+    del words["target"]
+    with pytest.raises(UsageError, match="not a record"):
+        Record.from_json(words)
+
+
+def test_only_a_correct_record_has_a_time(made: Record) -> None:
+    from dataclasses import replace
+
+    assert replace(made, outcome="correctness").us == float("inf")

@@ -30,8 +30,9 @@ def run(args: argparse.Namespace) -> int:
 
     if device_name(work.arch) is None:
         raise UsageError(f"no device for {work.arch} here; bench where there is one, or `schedules verify` on the CPU")
-    from schedules import records
     from schedules.build import build
+    from schedules.records import record
+    from schedules.tune.journal import append
     from schedules.verify import verify
 
     checks = verify(work.problem, work.arch, work.spec.name, work.config, routes=["device"], seeds=[args.seed])
@@ -45,16 +46,18 @@ def run(args: argparse.Namespace) -> int:
     found = measure(built, seconds=args.seconds, seed=args.seed)
     # the ceiling of work that moves memory, in the same run
     copy = copy_bandwidth(max(2**20, work.problem.min_bytes // 2)) if work.arch.kind == "cuda" else None
-    record = records.record(built, found, max(check.error for check in checks), copy_gbytes_per_s=copy)
-    log = records.append(args.log, record) if args.log else None
+    more = {"copy_gbytes_per_s": copy} if copy else {}
+    result = record(built, found, max(check.error for check in checks), more=more)
+    log = append(args.log, result) if args.log else None
     if args.json:
-        emit_json({**record, "passed": True, "log": log and str(log)})
+        rates = {"tflops": result.tflops, "gbytes_per_s": result.gbytes_per_s}
+        emit_json({**result.to_json(), **rates, "passed": True, "log": log and str(log)})
         return 0
     print(f"{work.operator.name} {work.problem}, {work.spec.name} for {work.arch} on {found.device}")
-    print(f"verified: worst error {record['error']:.3g} of what is allowed")
+    print(f"verified: worst error {result.error:.3g} of what is allowed")
     print(f"{found.median_us:.2f} us ({found.p10_us:.2f} to {found.p90_us:.2f} over {found.runs} runs)", end="")
-    share = f" ({record['gbytes_per_s'] / copy:.1%} of a device copy)" if copy else ""
-    print(f"  {record['tflops']:.4g} TFLOP/s  {record['gbytes_per_s']:.4g} GB/s{share}")
+    share = f" ({result.gbytes_per_s / copy:.1%} of a device copy)" if copy else ""
+    print(f"  {result.tflops:.4g} TFLOP/s  {result.gbytes_per_s:.4g} GB/s{share}")
     if log:
         print(f"appended to {log}")
     return 0
