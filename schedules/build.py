@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import tvm
@@ -125,24 +125,10 @@ def build_scheduled(
 ) -> Built:
     """Build a program that is already scheduled."""
     start = time.perf_counter()
-    target = arch.target()
     launch = launch_of(mod) if arch.is_gpu else None
     if launch and launch.threads > arch.max_threads:
         raise BuildError(f"the schedule launches {launch.threads} threads a block, {arch} allows {arch.max_threads}")
-    with _callbacks(arch, device_code) as made, pipeline.lowering(mod) as state:
-        try:
-            with (
-                without_lines(ROCM_WARNINGS if arch.kind == "rocm" else ()),
-                target,
-                tvm.transform.PassContext(config=pipeline.config(arch.kind)),
-            ):
-                module = tirx.build(mod, target=target, pipeline=pipeline.NAME)
-        except SchedulesError:
-            raise
-        except Exception as error:  # TVM raises many types; whichever it is, the build failed and says so
-            if made.error is not None:
-                raise made.error from None
-            raise BuildError(f"TVM refused the program: {_reason(error)}") from error
+    module, made, lowered = _compile(mod, arch, device_code)
     return Built(
         operator=op,
         problem=problem,
@@ -151,16 +137,52 @@ def build_scheduled(
         arch=arch,
         module=module,
         scheduled=mod,
-        lowered=state.lowered,
+        lowered=lowered,
         resources=cuda.parse_resources(made.cubin.log) if made.cubin else (),
         launch=launch,
-        compiler=made.cubin.compiler if made.cubin else f"llvm {tvm.target.codegen.llvm_version_major()}",
+        compiler=made.cubin.compiler if made.cubin else _llvm(),
         seconds=time.perf_counter() - start,
         binaries=made.binaries(),
     )
 
 
-def _reason(error: BaseException) -> str:
+def _llvm() -> str:
+    return f"llvm {tvm.target.codegen.llvm_version_major()}"
+
+
+@lru_cache
+def compiler_of(arch: Arch) -> str:
+    """The compiler that makes device code for `arch` here, as `Built.compiler` names it.  Raises ToolchainError."""
+    if arch.kind != "cuda":
+        return _llvm()
+    return cuda.compile_cuda('extern "C" __global__ void nothing() {}', arch.name).compiler
+
+
+def compiled(mod: tvm.IRModule, arch: Arch) -> Any:
+    """The runtime module of a scheduled program that belongs to no operator.  Raises what `build` raises."""
+    return _compile(mod, arch, device_code=True)[0]
+
+
+def _compile(mod: tvm.IRModule, arch: Arch, device_code: bool) -> tuple[Any, _Made, str]:
+    """The runtime module of `mod`, what the device compiler made, and the lowered program as text."""
+    target = arch.target()
+    with _callbacks(arch, device_code) as made, pipeline.lowering(mod) as state:
+        try:
+            with (
+                without_lines(ROCM_WARNINGS if arch.kind == "rocm" else ()),
+                target,
+                tvm.transform.PassContext(config=pipeline.config(arch.kind)),
+            ):
+                return tirx.build(mod, target=target, pipeline=pipeline.NAME), made, state.lowered
+        except SchedulesError:
+            raise
+        except Exception as error:  # TVM raises many types; whichever it is, the build failed and says so
+            if made.error is not None:
+                raise made.error from None
+            raise BuildError(f"TVM refused the program: {telling_line(error)}") from error
+
+
+def telling_line(error: BaseException) -> str:
     """The line of TVM's message that says what was wrong: not the program listings around it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "Check failed" in line or line.startswith("Error message:")]

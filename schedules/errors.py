@@ -65,6 +65,10 @@ class VerificationError(SchedulesError):
     """A built program computed something else than the reference."""
 
 
+class DeviceError(SchedulesError):
+    """The device failed: an illegal access, a launch that was refused, or no memory left."""
+
+
 class JournalError(SchedulesError):
     """A journal that another process holds, or that cannot be written."""
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tvm
 
 from schedules.arch import ARCHES, Arch, physical_cores
 from schedules.build import Built
-from schedules.errors import ToolchainError, UsageError
+from schedules.errors import DeviceError, ToolchainError, UsageError
 from schedules.operator import Array
 
 FLUSH_BYTES = 256 * 2**20  # several times any L2 or last-level cache
@@ -88,6 +88,11 @@ def to_device(array: Array, arch: Arch) -> Any:
     return tvm.runtime.tensor(array, tvm_device(arch))
 
 
+def poison_cuda(pointer: int, nbytes: int) -> None:
+    """Fill device memory with bytes 0xFF: NaN in each float format."""
+    _ok(_cuda().cudaMemset(pointer, 0xFF, nbytes))
+
+
 def random_tensors(built: Built, seed: int) -> list[Any]:
     """The arguments of `built` on its device: random inputs, outputs filled with NaN."""
     from schedules.verify import poisoned
@@ -106,65 +111,146 @@ def measure(built: Built, *, seconds: float = 0.5, seed: int = 0, tensors: list[
         raise UsageError(f"no device for {built.arch} here; measure on a machine that has one, or use --target llvm")
     tensors = tensors if tensors is not None else random_tensors(built, seed)
     function = built.module["main"]
+    with timer_of(built.arch) as timer:
+        return summary(timed_for(timer, lambda: function(*tensors), seconds), name)
 
-    def call() -> None:
-        function(*tensors)
 
-    times = (time_cuda if built.arch.kind == "cuda" else time_cpu)(call, seconds)
+def summary(times: Sequence[float], device: str) -> Measurement:
+    """Median and spread of `times`, in microseconds."""
     p10, median, p90 = (float(value) for value in np.percentile(times, (10, 50, 90)))
-    return Measurement(median, p10, p90, len(times), name)
+    return Measurement(median, p10, p90, len(times), device)
 
 
-def time_cpu(call: Callable[[], None], seconds: float) -> list[float]:
-    """Microseconds of each of several calls, the caches overwritten before each."""
-    trash = np.zeros(FLUSH_BYTES // 8)
+class Timer(Protocol):
+    """A stopwatch for one kind of device, with the caches overwritten before each call."""
 
-    def once(cold: bool) -> float:
-        if cold:
-            trash[...] += 1
-        start = time.perf_counter()
-        call()
-        return (time.perf_counter() - start) * 1e6
+    flush_us: float  # about what an overwrite takes
+    fewest: int  # calls of one measurement at least
+    most: int  # and at most
 
-    first = min(once(cold=False), once(cold=False))
-    flush = 0.1  # seconds of an overwrite, roughly; counted so that the whole stays near `seconds`
-    runs = max(3, min(200, math.ceil(seconds / (first * 1e-6 + flush))))
-    return [once(cold=True) for _ in range(runs)]
+    def times(self, call: Callable[[], None], count: int) -> list[float]:
+        """Microseconds of each of `count` calls."""
+
+    def __enter__(self) -> Timer: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def timer_of(arch: Arch) -> Timer:
+    return CudaTimer() if arch.kind == "cuda" else CpuTimer()
+
+
+def timed_for(timer: Timer, call: Callable[[], None], seconds: float) -> list[float]:
+    """Microseconds of each of the calls that about `seconds` allow, after a warm-up of a fifth of that."""
+    first = float(np.median(timer.times(call, 2)))
+    each = first + timer.flush_us
+    timer.times(call, max(1, min(50, round(0.2 * seconds * 1e6 / each))))
+    return timer.times(call, max(timer.fewest, min(timer.most, round(seconds * 1e6 / each))))
+
+
+def timed_until(
+    timer: Timer, call: Callable[[], None], seconds: float, precision: float, limit_us: float
+) -> list[float]:
+    """Microseconds of calls until the median is known to within `precision` (a fraction), or `seconds` have passed.
+
+    A call that takes longer than `limit_us` in each of three cold runs is given up after them.
+    """
+    times = timer.times(call, 3)
+    if min(times) > limit_us:
+        return times
+    deadline = time.perf_counter() + seconds
+    times = timer.times(call, timer.fewest)
+    while len(times) < timer.most and uncertainty(times) > precision and time.perf_counter() < deadline:
+        times += timer.times(call, min(len(times), timer.most - len(times)))
+    return times
+
+
+def uncertainty(times: Sequence[float]) -> float:
+    """Half of the 95% confidence interval of the median, as a fraction of it.
+
+    The interval runs between two order statistics (Conover, "Practical Nonparametric Statistics", section 3.2).
+    """
+    ordered, count = sorted(times), len(times)
+    reach = 0.98 * math.sqrt(count)
+    low, high = max(0, math.floor(count / 2 - reach)), min(count - 1, math.ceil(count / 2 + reach))
+    return (ordered[high] - ordered[low]) / 2 / ordered[count // 2]
+
+
+class CpuTimer:
+    """Wall-clock time of calls on this machine's CPU."""
+
+    fewest, most = 3, 200
+    flush_us = 1e5
+
+    def __init__(self) -> None:
+        self._trash = np.zeros(FLUSH_BYTES // 8)
+
+    def times(self, call: Callable[[], None], count: int) -> list[float]:
+        found = []
+        for _ in range(count):
+            self._trash += 1
+            start = time.perf_counter()
+            call()
+            found.append((time.perf_counter() - start) * 1e6)
+        return found
+
+    def __enter__(self) -> CpuTimer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class CudaTimer:
+    """Time between two events around each call on the default stream."""
+
+    fewest, most = 10, 1000
+    flush_us = FLUSH_BYTES / 3e6  # at about 3 TB/s
+
+    def __init__(self) -> None:
+        self._trash = _ok(_cuda().cudaMalloc(FLUSH_BYTES))
+        self._pairs: list[tuple[Any, Any]] = []
+
+    def times(self, call: Callable[[], None], count: int) -> list[float]:
+        runtime = _cuda()
+        while len(self._pairs) < count:
+            self._pairs.append((_ok(runtime.cudaEventCreate()), _ok(runtime.cudaEventCreate())))
+        for start, stop in self._pairs[:count]:
+            _ok(runtime.cudaMemsetAsync(self._trash, 0, FLUSH_BYTES, 0))
+            _ok(runtime.cudaEventRecord(start, 0))
+            call()
+            _ok(runtime.cudaEventRecord(stop, 0))
+        _ok(runtime.cudaDeviceSynchronize())
+        return [1e3 * float(_ok(runtime.cudaEventElapsedTime(*pair))) for pair in self._pairs[:count]]
+
+    def __enter__(self) -> CudaTimer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the memory back.  After a CUDA error nothing can be, and the error is what matters."""
+        for pair in self._pairs:
+            for event in pair:
+                _cuda().cudaEventDestroy(event)
+        _cuda().cudaFree(self._trash)
+        self._pairs = []
+
+
+def _cuda() -> Any:
+    from cuda.bindings import runtime
+
+    return runtime
+
+
+def _ok(result: tuple[Any, ...]) -> Any:
+    if result[0] != _cuda().cudaError_t.cudaSuccess:
+        raise DeviceError(f"CUDA failed while measuring: {result[0].name}")
+    return result[1] if len(result) > 1 else None
 
 
 def time_cuda(call: Callable[[], None], seconds: float) -> list[float]:
     """Microseconds of each of several calls on the default stream, the L2 cache evicted before each."""
-    from cuda.bindings import runtime
-
-    def ok(result: tuple[Any, ...]) -> Any:
-        if result[0] != runtime.cudaError_t.cudaSuccess:
-            raise UsageError(f"CUDA failed while measuring: {result[0].name}")
-        return result[1] if len(result) > 1 else None
-
-    trash = ok(runtime.cudaMalloc(FLUSH_BYTES))
-    pairs: list[tuple[Any, Any]] = []
-    try:
-
-        def timed(count: int) -> list[float]:
-            while len(pairs) < count:
-                pairs.append((ok(runtime.cudaEventCreate()), ok(runtime.cudaEventCreate())))
-            for start, stop in pairs[:count]:
-                ok(runtime.cudaMemsetAsync(trash, 0, FLUSH_BYTES, 0))
-                ok(runtime.cudaEventRecord(start, 0))
-                call()
-                ok(runtime.cudaEventRecord(stop, 0))
-            ok(runtime.cudaDeviceSynchronize())
-            return [1e3 * float(ok(runtime.cudaEventElapsedTime(start, stop))) for start, stop in pairs[:count]]
-
-        first = float(np.median(timed(5)))
-        flush_us = FLUSH_BYTES / 3e6  # at about 3 TB/s
-        timed(max(3, min(50, round(0.2 * seconds * 1e6 / (first + flush_us)))))  # warm-up
-        return timed(max(10, min(1000, round(seconds * 1e6 / (first + flush_us)))))
-    finally:
-        for pair in pairs:
-            for event in pair:
-                ok(runtime.cudaEventDestroy(event))
-        ok(runtime.cudaFree(trash))
+    with CudaTimer() as timer:
+        return timed_for(timer, call, seconds)
 
 
 def copy_bandwidth(nbytes: int, seconds: float = 0.2) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import typing
@@ -140,6 +141,10 @@ class Problem(Fields):
         """Ever smaller problems of the same kind, for verification where the real one is too large."""
         raise NotImplementedError
 
+    def odd(self) -> Iterator[Problem]:
+        """Small problems of the same kind whose extents fit no tile, the oddest first; a config may not take them."""
+        raise NotImplementedError
+
     @property
     def key(self) -> str:
         """A stable name for files and journals."""
@@ -207,6 +212,20 @@ class Conv2dProblem(Problem):
     @property
     def flops(self) -> int:
         return 2 * self.n * self.out_h * self.out_w * self.co * self.ci * self.kh * self.kw
+
+    def odd(self) -> Iterator[Conv2dProblem]:
+        """Three images of a few pixels more than the kernel reaches over; channels an odd multiple of 1, 2, ... 32."""
+        reach = [d * (k - 1) + 1 for d, k in zip(self.dilation, (self.kh, self.kw), strict=True)]
+        h, w = (max(1, r + s + e - 2 * p) for r, s, e, p in zip(reach, self.stride, (5, 3), self.pad, strict=True))
+
+        def multiple(size: int, step: int, most: int) -> int:
+            count = max(1, min(size, most) // step)
+            return step * (count - 1 + count % 2)
+
+        for step in (1, 2, 4, 8, 16, 32):
+            ci, co = multiple(self.ci, step, max(45, 3 * step)), multiple(self.co, step, max(75, 3 * step))
+            with contextlib.suppress(ProblemError):
+                yield dataclasses.replace(self, n=3, h=h, w=w, ci=ci, co=co)
 
     def smaller(self) -> Iterator[Conv2dProblem]:
         """Halve the longest of images, pixels and channels, each no further than a little over one tile of most

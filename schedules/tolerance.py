@@ -68,28 +68,33 @@ def compare(got: Array, expected: Expected, dtype: str) -> Difference:
     return worst
 
 
+def limits(expected: Expected, dtype: str) -> tuple[Array, Array]:
+    """What an output of `dtype` must be and how far from it each element may be: two float64 arrays of one shape.
+
+    Where the value is beyond the dtype's largest, infinity is the right answer and stands in its place.
+    """
+    tolerance, values = TOLERANCES[dtype], expected.values.astype(np.float64)
+    if dtype.startswith("int"):
+        return values, np.full(values.shape, 0.5)
+    with np.errstate(invalid="ignore", over="ignore"):
+        rounding = expected.roundings * (tolerance.rounding * np.abs(values) + tolerance.smallest)
+        allowed = np.broadcast_to(rounding + ACCUMULATION * np.abs(expected.magnitude), values.shape)
+        overflowed = np.abs(values) > LARGEST.get(dtype, np.inf) * (1 + tolerance.rounding)
+    return np.where(overflowed, np.copysign(np.inf, values), values), np.ascontiguousarray(allowed)
+
+
 def _compare_block(got: Array, expected: Expected, dtype: str, start: int) -> Difference:
-    tolerance = TOLERANCES[dtype]
-    values = expected.values
+    values, allowed = limits(expected, dtype)
     got64 = np.asarray(got).astype(np.float64)
     if got64.shape != values.shape:
         raise ValueError(f"output has shape {got64.shape}, the reference {values.shape}")
     if got64.size == 0:
         return Difference(0.0, (), 0.0, 0.0)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        rounding = expected.roundings * (tolerance.rounding * np.abs(values) + tolerance.smallest)
-        allowed = rounding + ACCUMULATION * np.abs(expected.magnitude)
-        if dtype.startswith("int"):
-            allowed = np.full(values.shape, 0.5)
-        error = np.broadcast_to(np.abs(got64 - values) / allowed, values.shape)
-        # beyond the largest value of the dtype, infinity is the right answer
-        overflowed = np.abs(values) > LARGEST.get(dtype, np.inf) * (1 + tolerance.rounding)
-        same = (
-            (np.isnan(values) & np.isnan(got64))
-            | (values == got64)
-            | (overflowed & (got64 == np.sign(values) * np.inf))
-        )
-    special = ~np.isfinite(values) | ~np.isfinite(got64) | overflowed
+        error = np.abs(got64 - values) / allowed
+        same = (np.isnan(values) & np.isnan(got64)) | (values == got64)
+    special = ~np.isfinite(values) | ~np.isfinite(got64)
     error = np.where(special, np.where(same, 0.0, np.inf), error)
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), error.shape))
-    return Difference(float(error[index]), (index[0] + start, *index[1:]), float(got64[index]), float(values[index]))
+    wanted = float(np.broadcast_to(expected.values, values.shape)[index])
+    return Difference(float(error[index]), (index[0] + start, *index[1:]), float(got64[index]), wanted)

@@ -86,6 +86,12 @@ class SoftmaxProblem(Problem):
         """Subtract, exponential, add and divide an element; a gradient two multiplies, an add and a subtract."""
         return 4 * self.rows * self.cols
 
+    def odd(self) -> Iterator[SoftmaxProblem]:
+        """Thirteen rows, one column less if the config takes that."""
+        if self.cols > 1:
+            yield replace(self, rows=13, cols=self.cols - 1)
+        yield replace(self, rows=13)
+
     def smaller(self) -> Iterator[SoftmaxProblem]:
         """Fewer rows, down to one; the width, which decides the code, stays."""
         problem = self

@@ -1,0 +1,284 @@
+"""What happens to a candidate in a worker process: it is built, compared with the reference, and timed.
+
+Every function here takes and returns plain data, and reports a candidate's fault as a `Failure`.  What is no
+candidate's fault (no compiler, no device) is raised.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schedules.arch import Arch
+from schedules.errors import BuildError, ConfigError, SchedulesError, ToolchainError, UsageError
+from schedules.problem import Problem
+from schedules.tune.strategy import Candidate
+
+ABANDON = 1.5  # a candidate this many times slower than the best is not measured further
+PRECISION = 0.005  # half the 95% confidence interval of a trial's median, aimed at
+SECONDS = 0.25  # of one trial's timing at most
+ROUNDS = 9  # of finalists timed in turn
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a candidate came to nothing; `outcome` is one of `records.OUTCOMES`."""
+
+    outcome: str
+    reason: str
+    error: float | None = None
+    fatal: bool = False  # the process that found it must not be used again
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A built candidate: the library's bytes, and what is known about it before it runs."""
+
+    library: bytes
+    program: str
+    compiler: str
+    registers: int
+    spilled: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of a correct candidate; `error` in units of the tolerance; `verified` names what it was run on."""
+
+    median_us: float
+    p10_us: float
+    p90_us: float
+    runs: int
+    error: float
+    verified: tuple[str, ...]
+
+
+def build_candidate(problem: Problem, arch: Arch, candidate: Candidate) -> Artifact | Failure:
+    """Build `candidate` into a library.  Raises ToolchainError."""
+    from schedules.build import build
+    from schedules.toolchain.link import link_library
+
+    start = time.perf_counter()
+    try:
+        built = build(problem, arch, candidate.schedule, candidate.config)
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder) / "kernel.so"
+            built.module.export_library(str(library), fcompile=link_library)
+            content = library.read_bytes()
+    except ToolchainError:
+        raise
+    except ConfigError as error:
+        return Failure("constraints", _line(error))
+    except BuildError as error:
+        return Failure("compile", _line(error))
+    except Exception as error:  # TVM raises many types while it schedules; ScheduleError is one
+        return Failure("compile", f"{type(error).__name__}: {_line(error)}")
+    used = built.resources
+    return Artifact(
+        content,
+        built.program,
+        built.compiler,
+        max((kernel.registers for kernel in used), default=0),
+        sum(kernel.spill_loads + kernel.spill_stores for kernel in used),
+        time.perf_counter() - start,
+    )
+
+
+def describe_device(arch: Arch) -> tuple[str, dict[str, str]]:
+    """The name of this process's device, and the versions that a result on it depends on.
+
+    Raises UsageError if there is none, ToolchainError if nothing can be built for it.
+    """
+    from schedules.build import compiler_of
+    from schedules.measure import device_name
+    from schedules.records import environment
+
+    name = device_name(arch)
+    if name is None:
+        raise UsageError(f"no device for {arch} here; use --target llvm, or a machine that has one")
+    return name, environment(arch, compiler_of(arch))
+
+
+def prepare(problem: Problem, arch: Arch, seed: int) -> float:
+    """Bring data and reference to the device, so that the next measurement need not; returns the seconds it took."""
+    start = time.perf_counter()
+    _bench(problem, arch, seed)
+    return time.perf_counter() - start
+
+
+def measure_candidate(problem: Problem, arch: Arch, artifact: Artifact, seed: int, best_us: float) -> Timing | Failure:
+    """Run once on poisoned outputs and compare, then time.  One much slower than `best_us` is timed only briefly."""
+    from schedules.measure import timed_until
+
+    try:
+        bench = _bench(problem, arch, seed)
+        function = _load(artifact, arch)
+        failure, error = bench.check(function)
+        if failure:
+            return failure
+        times = timed_until(_timer(arch), lambda: function(*bench.tensors), SECONDS, PRECISION, ABANDON * best_us)
+    except Exception as fault:  # whatever the runtime raises, this candidate caused it
+        return _fault(fault)
+    return _timing(times, error, (f"seed {seed}",))
+
+
+def confirm_candidate(
+    problem: Problem, arch: Arch, artifact: Artifact, seeds: Sequence[int], odd: tuple[Problem, Artifact] | None
+) -> tuple[str, ...] | Failure:
+    """Compare a new best again, on other data and on an odd shape if it takes one; returns what it was compared on."""
+    passed = []
+    try:
+        for seed in seeds:
+            failure, _ = _bench(problem, arch, seed).check(_load(artifact, arch))
+            if failure:
+                return failure
+            passed.append(f"seed {seed}")
+        if odd:
+            failure, _ = Bench(odd[0], arch, seeds[0]).check(_load(odd[1], arch))
+            if failure:
+                return Failure(failure.outcome, f"on {odd[0]}: {failure.reason}", failure.error, failure.fatal)
+            passed.append(str(odd[0]))
+    except Exception as fault:
+        return _fault(fault)
+    return tuple(passed)
+
+
+def measure_in_turn(
+    problem: Problem, arch: Arch, artifacts: Sequence[Artifact], seed: int
+) -> list[list[float]] | Failure:
+    """The median microseconds of each artifact in each of ROUNDS rounds; in a round each has its turn."""
+    try:
+        bench = _bench(problem, arch, seed)
+        functions = [_load(artifact, arch) for artifact in artifacts]
+        for function in functions:
+            failure, _ = bench.check(function)
+            if failure:
+                return failure
+        found: list[list[float]] = [[] for _ in functions]
+        timer = _timer(arch)
+        for _ in range(ROUNDS):
+            for function, medians in zip(functions, found, strict=True):
+                times = timer.times(lambda call=function: call(*bench.tensors), timer.fewest)
+                medians.append(float(np.median(times)))
+    except Exception as fault:
+        return _fault(fault)
+    return found
+
+
+class Bench:
+    """The data of one problem and seed on the device, and the reference to compare with."""
+
+    def __init__(self, problem: Problem, arch: Arch, seed: int) -> None:
+        from schedules.build import operator_of
+        from schedules.device_judge import DeviceJudge
+        from schedules.measure import to_device
+        from schedules.verify import outputs_of, poisoned
+
+        op = operator_of(problem)
+        self.problem, self.arch = problem, arch
+        self.inputs = op.inputs(problem, np.random.default_rng(seed))
+        self.expected = op.reference(problem, self.inputs)
+        self.tensors: list[Any] = [to_device(array, arch) for array in (*self.inputs, *poisoned(problem))]
+        self._judge = DeviceJudge(problem, arch, self.expected) if arch.kind == "cuda" else None
+        self._outputs = self.tensors[-len(outputs_of(problem)) :]
+
+    def check(self, function: Any) -> tuple[Failure | None, float]:
+        """Run `function` on the inputs and poisoned outputs; the failure if it is wrong, and the worst error.
+
+        What goes wrong on data that an earlier candidate has written to is run once more on good data.
+        """
+        for _ in range(2):
+            self._poison()
+            function(*self.tensors)
+            error, detail = self._judged()
+            if error <= 1:
+                return None, error
+            damaged = any(
+                tensor.numpy().tobytes() != array.tobytes()
+                for tensor, array in zip(self.tensors, self.inputs, strict=False)
+            )
+            self._restore()
+            if not damaged:
+                break
+        return Failure("correctness", detail, error), error
+
+    def _judged(self) -> tuple[float, str]:
+        """The worst error of the outputs, and where it is if that is over 1."""
+        from schedules.verify import judge
+
+        if self._judge and (error := self._judge.error(self._outputs)) <= 1:
+            return error, ""
+        outputs = [tensor.numpy() for tensor in self._outputs]
+        difference = judge(self.problem, self.inputs, outputs, self.expected)
+        return difference.error, str(difference)
+
+    def _restore(self) -> None:
+        """Bring inputs and reference to the device again: a kernel that went wrong may have written anywhere."""
+        for tensor, array in zip(self.tensors, self.inputs, strict=False):
+            tensor.copyfrom(array)
+        if self._judge:
+            self._judge.restore()
+
+    def _poison(self) -> None:
+        from schedules.measure import poison_cuda
+        from schedules.verify import outputs_of, poisoned
+
+        if self.arch.kind == "cuda":
+            for tensor, argument in zip(self._outputs, outputs_of(self.problem), strict=True):
+                poison_cuda(tensor.data_ptr(), argument.nbytes)
+        else:
+            for tensor, array in zip(self._outputs, poisoned(self.problem), strict=True):
+                tensor.copyfrom(array)
+
+
+@lru_cache(maxsize=2)  # the search's data, and the other data that new bests are confirmed on
+def _bench(problem: Problem, arch: Arch, seed: int) -> Bench:
+    return Bench(problem, arch, seed)
+
+
+@lru_cache(maxsize=1)
+def _timer(arch: Arch) -> Any:
+    from schedules.measure import timer_of
+
+    return timer_of(arch)
+
+
+def _load(artifact: Artifact, arch: Arch) -> Any:
+    import tvm_ffi
+
+    if arch.kind == "cuda":
+        from schedules.toolchain.cuda import ensure_runtime
+
+        ensure_runtime()
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "kernel.so"
+        library.write_bytes(artifact.library)
+        return tvm_ffi.load_module(str(library))["main"]
+
+
+def _timing(times: Sequence[float], error: float, verified: tuple[str, ...]) -> Timing:
+    p10, median, p90 = (float(value) for value in np.percentile(times, (10, 50, 90)))
+    return Timing(median, p10, p90, len(times), error, verified)
+
+
+def _fault(error: Exception) -> Failure:
+    """A failed run.  Memory that ran out leaves the process as it was; after anything else it is not to be trusted."""
+    if isinstance(error, ToolchainError):
+        raise error
+    text = _line(error) if isinstance(error, SchedulesError) else f"{type(error).__name__}: {_line(error)}"
+    return Failure("runtime", text, fatal=True)
+
+
+def _line(error: BaseException) -> str:
+    """The telling line of a message, not too long for a journal."""
+    from schedules.build import telling_line
+
+    return telling_line(error)[:300]

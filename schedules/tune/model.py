@@ -1,0 +1,69 @@
+"""The cost model: gradient-boosted trees that rank candidates by how fast they were on the device.
+
+It ranks rather than predicts times (the loss compares pairs of one problem), so that what was learned on one problem of
+an operator serves the next, as in "Learning to Optimize Tensor Programs" (Chen et al., 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from schedules.errors import ToolchainError
+from schedules.operator import Array
+
+INSTALL = "pip install 'te-schedules[tune]'"
+ROUNDS = 60
+PARAMETERS = {
+    "objective": "rank:pairwise",
+    "lambdarank_pair_method": "topk",
+    "lambdarank_num_pair_per_sample": 8,
+    "max_depth": 6,
+    "eta": 0.2,
+    "min_child_weight": 0.1,
+    "tree_method": "hist",
+    "nthread": 1,  # the same result wherever it runs
+    "verbosity": 0,
+}
+
+
+class CostModel:
+    """Ranks rows of a table whose columns it is told once.  Raises ToolchainError if xgboost is not installed."""
+
+    def __init__(self, seed: int) -> None:
+        try:
+            import xgboost
+        except ImportError:
+            raise ToolchainError(f"xgboost, the cost model, is not installed; {INSTALL}, or --search random") from None
+        self._xgboost = xgboost
+        self._seed = seed
+        self._columns: Sequence[str] = ()
+        self._booster: Any = None
+
+    @property
+    def trained(self) -> bool:
+        return self._booster is not None
+
+    def train(self, table: Array, scores: Sequence[float], groups: Sequence[int], columns: Sequence[str]) -> None:
+        """Learn that row i of `table` (row, column) has `scores[i]` (0 to 1, more is better); only rows of the same
+        group are compared."""
+        order = np.argsort(np.asarray(groups), kind="stable")
+        self._columns = columns
+        # in steps, so that times within the noise of each other are no pair
+        relevance = np.round(np.asarray(scores)[order] * 31)
+        data = self._xgboost.DMatrix(table[order], relevance, qid=np.asarray(groups)[order])
+        self._booster = self._xgboost.train({**PARAMETERS, "seed": self._seed}, data, ROUNDS)
+
+    def rank(self, table: Array) -> Array:
+        """A number for each row; more is better."""
+        found: Array = self._booster.predict(self._xgboost.DMatrix(table))
+        return found
+
+    def importance(self) -> dict[str, float]:
+        """How much each feature decided, in shares of one."""
+        gains = self._booster.get_score(importance_type="total_gain") if self._booster else {}
+        total = sum(gains.values()) or 1.0
+        named = {self._columns[int(name[1:])]: gain / total for name, gain in gains.items()}
+        return dict(sorted(named.items(), key=lambda item: -item[1]))

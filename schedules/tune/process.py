@@ -1,0 +1,69 @@
+"""What every worker process does first, and what is left to do when the tuner is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import IO
+
+_PR_SET_PDEATHSIG = 1
+_JANITOR = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+
+
+def start_worker(parent: int, folder: str, memory: int | None, environment: dict[str, str]) -> None:
+    """Tie this process to `parent`, send its temporary files to `folder`, and let it go first if memory is short.
+
+    `memory` limits its data in bytes; with CUDA none is set, since the driver maps far more than it uses.
+    """
+    # Ctrl-C goes to every process of the terminal; what becomes of the workers is the tuner's to say
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+    if os.getppid() != parent:
+        os._exit(1)  # it died before the signal was asked for
+    if memory:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.environ.update(environment)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
+class ScratchFolder:
+    """A folder for temporary files that is gone when this process is, however it ends.
+
+    A child that does nothing else waits for its standard input to close, which the kernel does for the dead.
+    """
+
+    def __init__(self) -> None:
+        self.path = tempfile.mkdtemp(prefix="schedules-tune-")
+        self._janitor: subprocess.Popen[bytes] | None = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _JANITOR, self.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # a signal to the terminal's processes must not reach it
+        )
+
+    def close(self) -> None:
+        janitor, self._janitor = self._janitor, None
+        if janitor:
+            shutil.rmtree(self.path, ignore_errors=True)
+            stdin: IO[bytes] | None = janitor.stdin
+            if stdin:
+                stdin.close()
+            janitor.wait()
+
+
+def memory_share(processes: int) -> int:
+    """Bytes that each of `processes` may use of this machine's memory; no less than 2 GiB."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(2 * 2**30, int(total * 0.8) // processes)

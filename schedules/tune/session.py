@@ -1,0 +1,140 @@
+"""One search from end to end: a crew, a journal, a strategy, signals; what a command or a plan asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from schedules.arch import Arch
+from schedules.build import operator_of
+from schedules.dispatch import best_of, choose, default_choice
+from schedules.errors import ConfigError, UsageError
+from schedules.problem import Problem
+from schedules.records import Record
+from schedules.tune.crew import Crew
+from schedules.tune.journal import DEFAULT_FOLDER, Journal, journal_file
+from schedules.tune.strategy import Candidate, Strategy
+from schedules.tune.template import TemplateSearch
+from schedules.tune.tuner import Limits, Result, Tuner, Watcher, environment_of
+
+STRATEGIES = ("template", "random", "auto")
+ABORTED = 130  # exit code after a second signal
+
+
+@dataclass(frozen=True)
+class Work:
+    """One search as it is asked for.  `search` is one of STRATEGIES; `schedules` narrow a template search; `space`
+    names the auto-scheduler's space ("" for the one that fits)."""
+
+    problem: Problem
+    arch: Arch
+    limits: Limits
+    search: str = "template"
+    schedules: tuple[str, ...] = ()
+    seed: int = 0
+    space: str = ""
+
+    def __post_init__(self) -> None:
+        if self.search not in STRATEGIES:
+            raise UsageError(f"search {self.search!r} is not one of {', '.join(STRATEGIES)}")
+
+
+def tune(
+    work: Work,
+    crew: Crew,
+    *,
+    journal: str | Path | None = None,
+    folder: str | Path = DEFAULT_FOLDER,
+    fresh: bool = False,
+    watcher: Watcher | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Search as `work` says, with the trials in `journal`, by default the file of the device and operator in `folder`.
+
+    Goes on where an earlier search of the same problem, target, device, versions and strategy ended, unless `fresh`.
+    Raises UsageError, JournalError, TuningError, ToolchainError.
+    """
+    file = Path(journal) if journal else journal_file(folder, crew.device, operator_of(work.problem).name)
+    strategy = strategy_for(work)
+    with Journal(file) as opened:
+        known = [record for record in opened.records if record.environment == environment_of(crew, work.arch)]
+        incumbent = best_of(record for record in known if record.problem == work.problem)
+        tuner = Tuner(
+            work.problem,
+            work.arch,
+            strategy,
+            crew,
+            opened,
+            work.limits,
+            seed=work.seed,
+            first=first_candidates(work, file.parent.parent, crew.device, incumbent),
+            incumbent=incumbent,
+            fresh=fresh,
+            watcher=watcher,
+            stop=stop,
+        )
+        return tuner.run()
+
+
+def strategy_for(work: Work) -> Strategy:
+    """The strategy that `work` names, at its beginning."""
+    if work.search == "auto":
+        from schedules.tune.auto import AutoSearch
+
+        return AutoSearch(work.problem, work.arch, space=work.space or None, seed=work.seed)
+    return TemplateSearch(
+        work.problem, work.arch, schedules=work.schedules, seed=work.seed, model=work.search == "template"
+    )
+
+
+def first_candidates(work: Work, folder: Path, device: str, incumbent: Record | None) -> list[Candidate]:
+    """What is measured before any other: the default of the rule's schedule, the best known of this problem, what
+    dispatch would take, the defaults of the other schedules."""
+    if work.search == "auto":
+        return []
+    problem, arch, op = work.problem, work.arch, operator_of(work.problem)
+    names = list(work.schedules) or [spec.name for spec in op.schedules if arch.kind in spec.kinds]
+    found: list[Candidate] = []
+    with contextlib.suppress(ConfigError):  # a rule's schedule need not be among `names`
+        ruled = default_choice(problem, arch, names[0] if work.schedules else None)
+        found.append(Candidate(ruled.schedule, ruled.config))
+    if incumbent:
+        found.append(Candidate(incumbent.schedule, incumbent.config))
+    with contextlib.suppress(ConfigError):
+        known = choose(problem, arch, folders=[folder], device=device)
+        found.append(Candidate(known.schedule, known.config))
+    for name in names:
+        with contextlib.suppress(ConfigError):
+            other = default_choice(problem, arch, name)
+            found.append(Candidate(other.schedule, other.config))
+    return [c for c in dict.fromkeys(found) if c.schedule in names and c.config.check(problem, arch) is None]
+
+
+@contextlib.contextmanager
+def stopping_signals(note: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM ask to stop; a second one ends the process, and with it its workers, at once."""
+    asked = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            os._exit(ABORTED)
+        note(f"{signal.Signals(number).name}: finishing what is being measured; once more to abort")
+
+    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked > 0
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def results_of(trials: Sequence[Record]) -> list[Record]:
+    """The correct ones, the fastest first."""
+    return sorted((record for record in trials if record.correct), key=lambda record: record.us)

@@ -1,0 +1,424 @@
+"""The loop of a search: ask, build, verify, measure, write down, tell.
+
+Batches are asked for while the one before is still at work, so that builders and devices stay busy; a batch is told as
+a whole and in its order, so that the same seed and the same times lead to the same candidates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from schedules.arch import Arch
+from schedules.build import operator_of
+from schedules.errors import TuningError
+from schedules.problem import Problem
+from schedules.records import ENVIRONMENT, Record, Search, now
+from schedules.tune import evaluate
+from schedules.tune.crew import Crew, Job
+from schedules.tune.evaluate import Artifact, Failure, Timing
+from schedules.tune.finals import CONFIRM_SEEDS, hold_finals
+from schedules.tune.journal import Journal
+from schedules.tune.strategy import Candidate, Strategy
+
+LOOKAHEAD = 2  # batches at work at once
+HOPELESS = 16  # candidates that fail alike, with none correct, end a search
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a search ends: `trials` in all (earlier runs counted), `minutes` of this run, or `patience` trials without
+    a new best; None is no limit."""
+
+    trials: int | None = None
+    minutes: float | None = None
+    patience: int | None = None
+
+
+@dataclass
+class Status:
+    """Where a search stands, for those who watch it."""
+
+    problem: Problem
+    arch: Arch
+    device: str
+    strategy: str
+    limits: Limits
+    space: int | None
+    done: int = 0  # trials, earlier runs counted
+    resumed: int = 0  # of them, trials of earlier runs
+    outcomes: Counter[str] = field(default_factory=Counter)
+    default: Record | None = None
+    best: Record | None = None
+    since_best: int = 0
+    peers: dict[str, float] = field(default_factory=dict)  # name to microseconds
+    started: float = field(default_factory=time.monotonic)
+    devices: list[str] = field(default_factory=list)
+    phase: str = "searching"
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def rate(self) -> float:
+        """Trials a second of this run."""
+        return (self.done - self.resumed) / max(self.seconds, 1e-9)
+
+
+class Watcher(Protocol):
+    """Who is told of a search's progress.  Nothing it does changes the search."""
+
+    def start(self, status: Status) -> None: ...
+
+    def trial(self, record: Record, status: Status) -> None: ...
+
+    def tick(self, status: Status) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def finish(self, result: Result) -> None: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a search came to: `best` is the record to use, `why` the reason it ended."""
+
+    status: Status
+    best: Record | None
+    trials: tuple[Record, ...]
+    why: str
+    finished: bool  # the limits were reached; otherwise it was stopped and can be resumed
+
+    @property
+    def speedup(self) -> float | None:
+        """Of the best over the default, as they were timed in the search."""
+        default = self.status.default
+        return default.us / self.best.us if default and default.correct and self.best else None
+
+
+@dataclass
+class _Trial:
+    """A candidate on its way, and the future it waits for."""
+
+    candidate: Candidate
+    pending: Future[Any] | None = None
+    stage: str = "build"  # build, measure, odd (building the odd shape), confirm
+    artifact: Artifact | None = None
+    timing: Timing | None = None
+    odd: Problem | None = None
+    record: Record | None = None
+
+
+class Tuner:
+    """One search for `problem` on `arch`: its candidates from `strategy`, its work by `crew`, its memory in `journal`.
+
+    `first` are candidates to measure before any other (defaults, earlier bests).  `stop` is asked often; once it says
+    True nothing new starts and what is being measured is finished.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        arch: Arch,
+        strategy: Strategy,
+        crew: Crew,
+        journal: Journal,
+        limits: Limits,
+        *,
+        seed: int = 0,
+        first: Sequence[Candidate] = (),
+        incumbent: Record | None = None,
+        fresh: bool = False,
+        watcher: Watcher | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._problem, self._arch, self._strategy, self._crew = problem, arch, strategy, crew
+        self._journal, self._limits, self._seed = journal, limits, seed
+        self._watcher, self._stop, self._incumbent = watcher or Silent(), stop, incumbent
+        self._first = deque(dict.fromkeys(first))
+        default = self._first[0] if self._first else None
+        ours = [record for record in journal.records if self._is_ours(record)]
+        campaigns = [record.search.campaign for record in ours if record.search]
+        self._search = Search(strategy.name, max(campaigns, default=0 if fresh else 1) + fresh, seed)
+        earlier = [record for record in ours if record.search and record.search.campaign == self._search.campaign]
+        self._trials = [record for record in earlier if record.stage == "trial"]
+        self._finals = [record for record in earlier if record.stage == "final"]
+        self._default_key = default.key if default else None
+        self._status = Status(problem, arch, crew.device, strategy.name, limits, strategy.size)
+        self._status.peers = peers_of(journal.records, self._problem, crew.device)
+        for record in self._trials:
+            self._count(record)
+        self._status.resumed = self._status.done
+        self._tried = {record.key for record in self._trials}
+        self._leader_us = self._status.best.us if self._status.best else float("inf")  # the fastest, confirmed or not
+        self._artifacts: dict[tuple[str, str], Artifact] = {}  # of the fastest, for the finals
+        others = [
+            record
+            for record in journal.records
+            if record.problem != problem
+            and record.stage == "trial"
+            and record.environment[:2] == (crew.device, str(arch))
+        ]
+        if others:
+            strategy.learn(others)
+        if self._trials:
+            strategy.tell(self._trials)
+
+    def _is_ours(self, record: Record) -> bool:
+        """Whether `record` is of this search: problem, target, device and versions alike."""
+        return (
+            record.problem == self._problem
+            and record.search is not None
+            and record.search.strategy == self._strategy.name
+            and record.environment == environment_of(self._crew, self._arch)
+        )
+
+    def run(self) -> Result:
+        """Search until a limit is reached, the space is exhausted or `stop` says so.
+
+        Raises TuningError if nothing works, JournalError if a trial cannot be written down, ToolchainError if nothing
+        can be built here.
+        """
+        self._watcher.start(self._status)
+        for bad in self._journal.bad:
+            self._watcher.note(
+                f"{bad}; " + (f"moved to {bad.file.name}.bad" if bad.torn else "left as it is, not used")
+            )
+        why, finished = self._loop()
+        if finished and self._trials and not self._stop():
+            self._status.phase = "timing the finalists again"
+            self._watcher.tick(self._status)
+            if not (self._finals and self._finals[-1].more.get("trials") == self._status.done):
+                self._finals = hold_finals(
+                    self._problem, self._arch, self._crew, self._trials, self._incumbent, self._artifacts, self._seed
+                )
+                for record in self._finals:
+                    more = {**record.more, "trials": self._status.done}
+                    self._journal.append(replace(record, search=self._search, more=more))
+        winner = next((record for record in self._finals if record.more.get("winner")), None)
+        self._status.phase = "done" if finished else "stopped"
+        result = Result(self._status, winner or self._status.best, tuple(self._trials), why, finished)
+        self._watcher.finish(result)
+        return result
+
+    def _loop(self) -> tuple[str, bool]:
+        """Why the search ended, and whether that was by itself."""
+        batches: deque[list[_Trial]] = deque()
+        lookahead = 1 if self._crew.exclusive else LOOKAHEAD
+        why = ""
+        while True:
+            if not why and (why := "stopped" if self._stop() else self._limit_reached()) == "stopped":
+                self._drop(batches)
+            while not why and len(batches) < lookahead:
+                batch = self._ask(sum(len(batch) for batch in batches))
+                if not batch:
+                    break
+                batches.append(batch)
+            if not batches:
+                return why or self._limit_reached() or "every candidate has been tried", why != "stopped"
+            self._advance(batches)
+            while batches and all(trial.record for trial in batches[0]):
+                self._strategy.tell([trial.record for trial in batches.popleft() if trial.record])
+            self._status.devices = self._crew.state()
+            self._watcher.tick(self._status)
+            if why and why != "stopped" and self._stop():
+                why = "stopped"
+                self._drop(batches)
+
+    def _limit_reached(self) -> str:
+        limits, status = self._limits, self._status
+        if limits.trials is not None and status.done >= limits.trials:
+            return f"{status.done} trials"
+        if limits.minutes is not None and status.seconds >= 60 * limits.minutes:
+            return f"{limits.minutes:g} minutes"
+        if limits.patience is not None and status.since_best >= limits.patience and not self._first:
+            return f"no new best in {status.since_best} trials"
+        return ""
+
+    def _ask(self, at_work: int) -> list[_Trial]:
+        count = max(8, 2 * self._crew.builders, 8 * self._crew.slots)
+        if self._limits.trials is not None:
+            count = min(count, self._limits.trials - self._status.done - at_work)
+        found: list[Candidate] = []
+        while self._first and len(found) < count:
+            candidate = self._first.popleft()
+            if candidate.key not in self._tried:
+                found.append(candidate)
+        while len(found) < count:
+            asked = self._strategy.ask(count - len(found))
+            if not asked:
+                break
+            found += [candidate for candidate in asked if candidate.key not in self._tried]
+            self._tried.update(candidate.key for candidate in found)
+        self._tried.update(candidate.key for candidate in found)
+        return [_Trial(candidate, self._crew.build(self._problem, candidate)) for candidate in found]
+
+    def _drop(self, batches: deque[list[_Trial]]) -> None:
+        """Forget what is not being measured; the rest is finished."""
+        for batch in batches:
+            for trial in list(batch):
+                if trial.record is None and (trial.stage == "build" or not trial.pending or trial.pending.cancel()):
+                    batch.remove(trial)
+
+    def _advance(self, batches: deque[list[_Trial]]) -> None:
+        """Wait a little, then take every trial that can go on one step further."""
+        trials = [trial for batch in batches for trial in batch if trial.pending]
+        waiting = [trial.pending for trial in trials if trial.pending and not trial.pending.done()]
+        building = any(trial.stage == "build" and trial.pending in waiting for trial in trials)
+        if len(waiting) == len(trials) or (self._crew.exclusive and building):
+            wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+        for trial in trials:
+            if not trial.pending or not trial.pending.done():
+                continue
+            if self._crew.exclusive and building and trial.stage == "build":
+                continue  # measured when nothing is being built
+            self._step(trial, trial.pending.result())
+
+    def _step(self, trial: _Trial, result: Any) -> None:
+        if isinstance(result, Failure):
+            if trial.stage == "odd":  # the config does not build there; the other data still count
+                trial.odd = None
+                self._confirm(trial, None)
+            else:
+                self._finish(trial, result)
+        elif trial.stage == "build":
+            trial.artifact = result
+            trial.stage = "measure"
+            arguments = (result, self._seed, self._leader_us)
+            trial.pending = self._crew.measure(
+                Job(evaluate.measure_candidate, self._problem, arguments, seeds=(self._seed,))
+            )
+        elif trial.stage == "measure":
+            trial.timing = result
+            if result.median_us >= self._leader_us:
+                self._finish(trial, None)
+                return
+            self._leader_us = result.median_us
+            trial.odd = odd_problem(self._problem, self._arch, trial.candidate)
+            if trial.odd:
+                trial.stage, trial.pending = "odd", self._crew.build(trial.odd, trial.candidate)
+            else:
+                self._confirm(trial, None)
+        elif trial.stage == "odd":
+            self._confirm(trial, result)
+        else:
+            assert trial.timing
+            trial.timing = replace(trial.timing, verified=trial.timing.verified + result)
+            self._finish(trial, None)
+
+    def _confirm(self, trial: _Trial, odd: Artifact | None) -> None:
+        seeds = tuple(self._seed + more for more in CONFIRM_SEEDS)
+        trial.stage = "confirm"
+        arguments = (trial.artifact, seeds, (trial.odd, odd) if odd else None)
+        trial.pending = self._crew.measure(
+            Job(evaluate.confirm_candidate, self._problem, arguments, seeds=seeds, timeouts=2)
+        )
+
+    def _finish(self, trial: _Trial, failure: Failure | None) -> None:
+        trial.pending = None
+        if failure and trial.timing and trial.timing.median_us <= self._leader_us:
+            self._leader_us = self._status.best.us if self._status.best else float("inf")
+        trial.record = self._record(trial, failure)
+        self._journal.append(trial.record)
+        self._trials.append(trial.record)
+        self._count(trial.record)
+        if trial.record.correct and trial.artifact:
+            self._artifacts[trial.record.key] = trial.artifact
+            if len(self._artifacts) > 16:
+                times = {record.key: record.us for record in self._trials}
+                del self._artifacts[max(self._artifacts, key=lambda key: times[key])]
+        self._watcher.trial(trial.record, self._status)
+        self._give_up_if_hopeless()
+
+    def _record(self, trial: _Trial, failure: Failure | None) -> Record:
+        artifact = trial.artifact
+        found = Record(
+            operator=operator_of(self._problem).name,
+            problem=self._problem,
+            schedule=trial.candidate.schedule,
+            config=trial.candidate.config,
+            target=str(self._arch),
+            device=self._crew.device,
+            date=now(),
+            versions=self._crew.versions,
+            stage="trial",
+            outcome=failure.outcome if failure else "correct",
+            reason=failure.reason if failure else "",
+            error=failure.error if failure else None,
+            program=artifact.program if artifact else None,
+            search=self._search,
+            more={"registers": artifact.registers, "spilled": artifact.spilled}
+            if artifact and artifact.registers
+            else {},
+        )
+        if failure or not trial.timing:
+            return found
+        timing = trial.timing
+        return replace(
+            found,
+            median_us=timing.median_us,
+            p10_us=timing.p10_us,
+            p90_us=timing.p90_us,
+            runs=timing.runs,
+            error=timing.error,
+            verified=timing.verified,
+        )
+
+    def _count(self, record: Record) -> None:
+        status = self._status
+        status.done += 1
+        status.outcomes[record.outcome] += 1
+        status.since_best += 1
+        if record.key == self._default_key and record.correct:
+            status.default = record
+        if record.us < (status.best.us if status.best else float("inf")):
+            status.best, status.since_best = record, 0
+
+    def _give_up_if_hopeless(self) -> None:
+        if self._status.best or len(self._trials) < HOPELESS:
+            return
+        kinds = {(record.outcome, record.reason[:60]) for record in self._trials}
+        if len(kinds) == 1:
+            outcome, _ = kinds.pop()
+            raise TuningError(
+                f"the first {len(self._trials)} candidates all failed alike ({outcome}: {self._trials[0].reason}); "
+                f"mend that and run again with --fresh, or choose another --schedule"
+            )
+
+
+class Silent:
+    """A watcher that says nothing."""
+
+    def start(self, status: Status) -> None: ...
+
+    def trial(self, record: Record, status: Status) -> None: ...
+
+    def tick(self, status: Status) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def finish(self, result: Result) -> None: ...
+
+
+def environment_of(crew: Crew, arch: Arch) -> tuple[str | None, ...]:
+    """The same as `Record.environment`, of what `crew` measures."""
+    return (crew.device, str(arch), *(crew.versions.get(name) for name in ENVIRONMENT))
+
+
+def odd_problem(problem: Problem, arch: Arch, candidate: Candidate) -> Problem | None:
+    """A small odd problem of the same kind that the candidate's config is legal for, if there is one."""
+    return next((odd for odd in problem.odd() if candidate.config.check(odd, arch) is None), None)
+
+
+def peers_of(records: Sequence[Record], problem: Problem, device: str) -> dict[str, float]:
+    """Microseconds of other libraries for `problem`, from the latest record on `device` that has them."""
+    found: dict[str, float] = {}
+    for record in records:
+        if record.problem == problem and record.device == device:
+            found = dict(record.more.get("peers") or found)
+    return found
