@@ -78,8 +78,11 @@ def one_line(result: Result, code: int = 2) -> str:
         (["build", "conv2d_hwcnn"], "unknown operator or preset 'conv2d_hwcnn'; did you mean 'conv2d_hwcn'?"),
         (["build", "zzz"], "unknown operator or preset 'zzz'; `schedules list` shows them"),
         (["build", "tutorail"], "unknown operator or preset 'tutorail'; did you mean 'tutorial'?"),
-        (["build", "tutorial", "--schedule", "smit"], "unknown schedule of conv2d_hwcn 'smit'; did you mean 'simt'?"),
-        (["build", "tutorial", "--schedule", "simt"], "schedule simt runs on cuda and rocm, not on llvm"),
+        (
+            ["build", "tutorial", "--schedule", "tutorail"],
+            "unknown schedule of conv2d_hwcn 'tutorail'; did you mean 'tutorial'?",
+        ),
+        (["build", "tutorial", "--schedule", "tutorial"], "schedule tutorial runs on cuda and rocm, not on llvm"),
         (["build", "tutorial", "--target", "cuda:sm_90"], "unknown target 'cuda:sm_90'; did you mean 'cuda:sm_90a'?"),
         (["build", "tutorial", "--target", "llvm:haswel"], "unknown CPU 'haswel'; did you mean 'haswell'?"),
         (["build", "tutorial", "--target"], "argument --target: expected one argument"),
@@ -270,7 +273,7 @@ def test_show_operator(run: Run) -> None:
 
 def test_show_problem(run: Run) -> None:
     found = run("show", "tutorial", "--target", "cuda:sm_90a", "--json").json
-    assert (found["schedule"], found["flops"]) == ("simt", 118_380_036_096)
+    assert (found["schedule"], found["flops"]) == ("tutorial", 118_380_036_096)
     assert found["config"]["tile"] == [8, 8] and 0 < found["config_space_legal"] <= found["config_space"]
     assert [a["name"] for a in found["arguments"]] == ["data", "filter", "output"]
     result = run("show", "tutorial")
@@ -293,7 +296,16 @@ def test_build_without_out_writes_nothing(run: Run, tmp_path: Path, monkeypatch:
 
 @needs_cuda
 def test_build_and_inspect_cuda(run: Run, tmp_path: Path) -> None:
-    words = ["--target", "cuda:sm_90a", "--schedule", "simt", "--config", "tile=8x4,vthread=2", "--config", "step=4"]
+    words = [
+        "--target",
+        "cuda:sm_90a",
+        "--schedule",
+        "tutorial",
+        "--config",
+        "tile=8x4,vthread=2",
+        "--config",
+        "step=4",
+    ]
     result = run("build", *SMALL, *words, "--out", tmp_path / "out")
     assert result.code == 0 and "registers" in result.out and result.err == ""
     assert Bundle.open(tmp_path / "out").manifest["config"]["tile"] == [8, 4]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_hwcn import cpu, mma, simt
+from schedules.conv2d_hwcn import cpu, mma, tutorial
 from schedules.conv2d_hwcn.definition import HwcnProblem, definition, inputs, reference
 from schedules.operator import Operator
 from schedules.primitives.tensor_core import matrix_schedule
 
 
 def choose(problem: HwcnProblem, arch: Arch) -> str:
-    return matrix_schedule(problem.dtype, arch) or ("simt" if arch.is_gpu else "cpu")
+    return matrix_schedule(problem.dtype, arch) or ("tutorial" if arch.is_gpu else "cpu")
 
 
 OPERATOR = Operator(
@@ -20,6 +20,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(simt.SCHEDULE, mma.SCHEDULE, mma.MFMA, cpu.SCHEDULE),
+    schedules=(tutorial.SCHEDULE, mma.SCHEDULE, mma.MFMA, cpu.SCHEDULE),
     choose=choose,
 )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SimtConfig(TiledConfig):
+class TutorialConfig(TiledConfig):
     """Pairs are (output channels, batch); `step` counts input channels.  The defaults are the tutorial's."""
 
     num_thread: Pair = (8, 8)  # threads of a block: (threadIdx.y, threadIdx.x)
@@ -40,7 +40,7 @@ class SimtConfig(TiledConfig):
         return self.check_tile(arch)
 
 
-def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModule:
+def schedule(problem: HwcnProblem, config: TutorialConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
     from tvm import te
     from tvm.s_tir import Schedule
@@ -86,12 +86,12 @@ def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
     return sch.mod
 
 
-def default(problem: HwcnProblem, arch: Arch) -> SimtConfig:
+def default(problem: HwcnProblem, arch: Arch) -> TutorialConfig:
     """The tutorial's constants."""
-    return SimtConfig()
+    return TutorialConfig()
 
 
-def space(problem: HwcnProblem, arch: Arch) -> Iterator[SimtConfig]:
+def space(problem: HwcnProblem, arch: Arch) -> Iterator[TutorialConfig]:
     for tile, num_thread, vthread, step, store, unroll in product(
         ((4, 4), (8, 4), (4, 8), (8, 8)),
         ((8, 8), (8, 16), (16, 8), (16, 16)),
@@ -100,14 +100,14 @@ def space(problem: HwcnProblem, arch: Arch) -> Iterator[SimtConfig]:
         (1, 4),
         (0, 64, 512),
     ):
-        yield SimtConfig(tile, num_thread, vthread, step, 4, store, unroll)
+        yield TutorialConfig(tile, num_thread, vthread, step, 4, store, unroll)
 
 
 SCHEDULE = ScheduleSpec(
-    name="simt",
+    name="tutorial",
     summary="the tutorial's tiled schedule: shared and local caches, virtual threads, vectorised fetch",
     kinds=("cuda", "rocm"),
-    config=SimtConfig,
+    config=TutorialConfig,
     apply=schedule,
     default=default,
     space=space,

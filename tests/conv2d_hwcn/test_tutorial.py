@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from schedules.arch import Arch, parse_arch
 from schedules.build import build
-from schedules.conv2d_hwcn.simt import SimtConfig, space
+from schedules.conv2d_hwcn.tutorial import TutorialConfig, space
 from schedules.errors import ConfigError
 from schedules.inspect import material, summary
 from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_correct, caught, problem_of
@@ -33,13 +33,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("arch", [*CUDA_ARCHES, *ROCM_ARCHES], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_schedule_is_correct(arch: Arch, shape: str) -> None:
-    assert_correct(problem_of("conv2d_hwcn", **SHAPES[shape]), arch, "simt", routes=["serial"])
+    assert_correct(problem_of("conv2d_hwcn", **SHAPES[shape]), arch, "tutorial", routes=["serial"])
 
 
 @pytest.mark.parametrize("arch", CUDA_ARCHES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_generated_cuda_is_correct(emulation: None, arch: Arch, shape: str) -> None:
-    assert_correct(problem_of("conv2d_hwcn", **SHAPES[shape]), arch, "simt", routes=["emulated"])
+    assert_correct(problem_of("conv2d_hwcn", **SHAPES[shape]), arch, "tutorial", routes=["emulated"])
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_generated_cuda_is_correct(emulation: None, arch: Arch, shape: str) -> N
 )
 def test_other_configs_are_correct(emulation: None, sm_90a: Arch, config: dict[str, Any]) -> None:
     problem = problem_of("conv2d_hwcn", **SHAPES["ragged, stride 2"])
-    assert_correct(problem, sm_90a, "simt", config, ["serial", "emulated"])
+    assert_correct(problem, sm_90a, "tutorial", config, ["serial", "emulated"])
 
 
 @settings(max_examples=12, deadline=None)
@@ -64,11 +64,11 @@ def test_other_configs_are_correct(emulation: None, sm_90a: Arch, config: dict[s
 )  # fmt: skip
 def test_any_shape_is_correct(sm_90a: Arch, n: int, h: int, ci: int, co: int, k: int, stride: int) -> None:
     problem = problem_of("conv2d_hwcn", n=n, h=h, w=h + 1, ci=ci, co=co, kh=k, kw=k, pad=k // 2, stride=stride)
-    assert_correct(problem, sm_90a, "simt", routes=["serial"])
+    assert_correct(problem, sm_90a, "tutorial", routes=["serial"])
 
 
 def test_source_is_the_tutorials(sm_90a: Arch) -> None:
-    built = build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "simt", device_code=False)
+    built = build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "tutorial", device_code=False)
     source = str(built.sources["cu"])
     assert built.launch and built.launch.block == (8, 8, 1) and built.launch.grid == (4, 8, 196)
     assert sorted(re.findall(r"__shared__ .*?float (\w+)\[(\d+)\]", source)) == [
@@ -84,14 +84,14 @@ def test_source_is_the_tutorials(sm_90a: Arch) -> None:
 
 
 def test_resources_of_the_tutorial(cuda_compiler: None, sm_90a: Arch) -> None:
-    built = build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "simt")
+    built = build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "tutorial")
     (kernel,) = built.resources
     assert kernel.shared == 4096
     assert kernel.spill_stores == kernel.spill_loads == kernel.stack == 0
     found = summary(material(built))
     assert found.threads == 64
     assert found.counts["global load 128-bit"] >= 4
-    wide = summary(material(build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "simt", dict(store=4))))
+    wide = summary(material(build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "tutorial", dict(store=4))))
     assert wide.counts["global store 128-bit"] == 16
 
 
@@ -108,15 +108,15 @@ def _changes() -> list[tuple[str, Any]]:
 
 
 def test_every_field_is_listed() -> None:
-    assert {name for name, _ in _changes()} == set(SimtConfig().words())
+    assert {name for name, _ in _changes()} == set(TutorialConfig().words())
 
 
 @pytest.mark.parametrize(("field", "value"), _changes())
 def test_every_field_changes_the_source(sm_90a: Arch, field: str, value: Any) -> None:
     problem = problem_of("conv2d_hwcn", **TUTORIAL)
     sources = {
-        str(build(problem, sm_90a, "simt", config, device_code=False).sources["cu"])
-        for config in (SimtConfig(), replace(SimtConfig(), **{field: value}))
+        str(build(problem, sm_90a, "tutorial", config, device_code=False).sources["cu"])
+        for config in (TutorialConfig(), replace(TutorialConfig(), **{field: value}))
     }
     assert len(sources) == 2
 
@@ -137,17 +137,17 @@ def test_every_field_changes_the_source(sm_90a: Arch, field: str, value: Any) ->
 )
 def test_illegal_configs_are_refused(sm_90a: Arch, config: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
-        build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "simt", config)
+        build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "tutorial", config)
 
 
 def test_amd_blocks_stay_within_256_threads() -> None:
     with pytest.raises(ConfigError, match="allows 256"):
-        build(problem_of("conv2d_hwcn", **TUTORIAL), parse_arch("gfx90a"), "simt", dict(num_thread="16x32"))
+        build(problem_of("conv2d_hwcn", **TUTORIAL), parse_arch("gfx90a"), "tutorial", dict(num_thread="16x32"))
 
 
 @pytest.mark.parametrize("arch", ROCM_ARCHES, ids=str)
 def test_amd_code_object(amd_linker: None, arch: Arch) -> None:
-    built = build(problem_of("conv2d_hwcn", **TUTORIAL), arch, "simt")
+    built = build(problem_of("conv2d_hwcn", **TUTORIAL), arch, "tutorial")
     assembly, code = str(built.sources["s"]), built.sources["hsaco"]
     assert isinstance(code, bytes) and int.from_bytes(code[18:20], "little") == 224  # EM_AMDGPU
     assert "main_kernel" in assembly
@@ -177,7 +177,7 @@ def test_broken_kernels_are_caught(emulation: None, sm_90a: Arch) -> None:
     import numpy as np
 
     problem = problem_of("conv2d_hwcn", **SHAPES["whole tiles"])
-    built = build(problem, sm_90a, "simt", device_code=False)
+    built = build(problem, sm_90a, "tutorial", device_code=False)
     source = str(built.sources["cu"])
     inputs = built.operator.inputs(problem, np.random.default_rng(0))
 
