@@ -100,7 +100,7 @@ def one_line(result: Result, code: int = 2) -> str:
         (["build", "tutorial", "dtype=int4"], "dtype=int4 is not one this operator takes; use float32"),
         (
             ["build", "tutorial", "--target", "cuda:sm_80", "--config", "tile=7"],
-            "illegal config: tile=7 is not a multiple",
+            "illegal config: block=128 is not a multiple",
         ),
         (
             ["build", "tutorial", "--target", "cuda:sm_80", "--config", "til=8"],
@@ -273,7 +273,7 @@ def test_show_operator(run: Run) -> None:
 
 def test_show_problem(run: Run) -> None:
     found = run("show", "tutorial", "--target", "cuda:sm_90a", "--json").json
-    assert (found["schedule"], found["flops"]) == ("tutorial", 118_380_036_096)
+    assert (found["schedule"], found["flops"]) == ("simt", 118_380_036_096)
     assert found["config"]["tile"] == [8, 8] and 0 < found["config_space_legal"] <= found["config_space"]
     assert [a["name"] for a in found["arguments"]] == ["data", "filter", "output"]
     result = run("show", "tutorial")

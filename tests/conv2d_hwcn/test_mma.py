@@ -95,7 +95,10 @@ def test_mfma_code_objects(amd_linker: None, arch: str) -> None:
     ("arch", "dtype", "name"),
     [
         ("sm_80", "float16", "mma"),
-        ("sm_80", "float32", "tutorial"),
+        ("sm_80", "float32", "simt"),
+        ("sm_75", "float32", "tutorial"),
+        ("sm_75", "bfloat16", "tutorial"),
+        ("gfx90a", "float32", "tutorial"),
         ("gfx90a", "float16", "mfma"),
         ("llvm", "float16", "cpu"),
     ],
