@@ -1,4 +1,4 @@
-"""What tensor-core schedules ask of the lowering, beyond TVM's passes: fragments, swizzles, the multi-stage main loop.
+"""What products in tiles ask of the lowering, beyond TVM's passes: fragments, swizzles, the multi-stage main loop.
 
 A schedule says it with annotations; `lower` runs before TVM's pipeline on programs that have any.  Serial verification
 drops them: each changes where data lies or when it moves, never what is computed.

@@ -7,7 +7,8 @@ advanced like an odometer, whose wheels may have bounds of each block's own.  So
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,12 @@ from tvm.s_tir.stmt import SBlock, SBlockRealize
 
 from schedules.primitives import reach
 from schedules.primitives.annotations import AHEAD, ASYNC, PIPELINE, SKIP
-from schedules.primitives.async_copy import commit, to_async, wait
+from schedules.primitives.async_copy import Copies, commit, wait
+from schedules.primitives.cursor import Cursor, split
 from schedules.primitives.odometer import Odometer
 from schedules.primitives.statements import (
+    bounds_of,
+    flat,
     fresh,
     integer,
     joined,
@@ -31,6 +35,7 @@ from schedules.primitives.statements import (
 )
 
 MAIN_LOOP = "main loop"  # name of the block that it becomes
+READ, WRITE = "read", "write"  # the stage whose turn it is
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ def multistage(body: Any) -> Any:
 
     def visit(loop: Any) -> Any:
         annotations = dict(loop.annotations)
-        return _Nest(loop, blocks).emit(Options.of(annotations)) if PIPELINE in annotations else loop
+        return _Nest(loop, blocks, body).emit(Options.of(annotations)) if PIPELINE in annotations else loop
 
     return tvm_ffi.structural_map(body, (tirx.For, visit))
 
@@ -84,12 +89,12 @@ class _Copy:
 class _Nest:
     """An annotated nest  for .. for: {allocate tiles; copy, copy, for k step: {load fragments; multiply}}."""
 
-    def __init__(self, root: Any, blocks: Sequence[Any]) -> None:
+    def __init__(self, root: Any, blocks: Sequence[Any], program: Any) -> None:
         self.loops = [root]
         while isinstance(self.loops[-1].body, tirx.For):
             self.loops.append(self.loops[-1].body)
         inner = self.loops[-1].body
-        self.blocks = blocks
+        self.blocks, self.program = blocks, program
         self.tiles = list(inner.block.alloc_buffers)
         *copies, self.steps = sequence(inner.block.body)
         self.copies = [self._copy(statement) for statement in copies]
@@ -125,7 +130,17 @@ class _Emitter:
             found, statements = reach.find([copy.statement for copy in nest.copies], nest.loops, nest.blocks)
             self.copies = [_Copy(new, old.buffer) for new, old in zip(statements, nest.copies, strict=True)]
         self.at = Odometer(nest.loops, found)  # of the tile to fetch next
-        self.staged = {tile: _with_axis(tile, self.stages) for tile in nest.tiles}
+        self.bounds = bounds_of(nest.program)
+        converter = Copies(self.bounds, nest.loops, self.at.follow)
+        self.by_async = {
+            copy.buffer: converter.convert(copy.statement) if self.asynchronous else None for copy in self.copies
+        }
+        self.sizes = {tile: math.prod(int(extent) for extent in tile.shape) for tile in nest.tiles}
+        self.staged = {
+            tile: tirx.decl_buffer([self.stages * size], tile.dtype, tile.name, scope=tile.scope())
+            for tile, size in self.sizes.items()
+        }
+        self.cursors: tuple[list[Cursor], list[Cursor]] = ([], [])  # in the stage to read, in the one to write
         sets = 2 if self.ahead else 1
         self.sets = {fragment: _with_axis(fragment, sets) for fragment in nest.fragments}
         self.stage = tirx.decl_buffer([2], "int32", "stage", scope="local")  # to read, to write
@@ -142,64 +157,72 @@ class _Emitter:
     def turn(self) -> list[Any]:
         """Read the next stage, and write the one read so far."""
         after = self.read + 1
-        return [
+        turned = [
             tirx.BufferStore(self.stage, self.read, [integer(1)]),
             tirx.BufferStore(self.stage, tirx.Select(after == integer(self.stages), integer(0), after), [integer(0)]),
         ]
+        for stage, cursors in zip((self.read, self.write), self.cursors, strict=True):
+            turned += [cursor.turn(stage == 0, self.stages) for cursor in cursors]
+        return turned
 
     # ---- the pieces ----
 
-    def shift(self, statement: Any, buffers: dict[Any, Any], index: Any) -> Any:
-        """`statement` on version `index` of `buffers`."""
+    def in_set(self, statement: Any, version: Any) -> Any:
+        """`statement` on set `version` of the fragments."""
 
         def load(node: Any) -> Any:
-            new = buffers.get(node.source)
-            return node if new is None else tirx.BufferLoad(new, [index, *node.indices])
+            new = self.sets.get(node.source)
+            return node if new is None else tirx.BufferLoad(new, [version, *node.indices])
 
         def store(node: Any) -> Any:
-            new = buffers.get(node.buffer)
-            return node if new is None else tirx.BufferStore(new, node.value, [index, *node.indices])
+            new = self.sets.get(node.buffer)
+            return node if new is None else tirx.BufferStore(new, node.value, [version, *node.indices])
 
-        def block(node: Any) -> Any:
-            def regions(given: Sequence[Any]) -> list[Any]:
-                return [
-                    region
-                    if (new := buffers.get(region.source)) is None
-                    else tirx.BufferRegion(new, [ir.Range(0, extent) for extent in new.shape])
-                    for region in given
-                ]
+        return _replaced(statement, self.sets, load, store)
 
-            return SBlock(
-                node.iter_vars,
-                regions(node.reads),
-                regions(node.writes),
-                node.name_hint,
-                node.body,
-                node.init,
-                node.alloc_buffers,
-                node.match_buffers,
-                node.annotations,
-            )
+    def in_stage(self, statement: Any, stage: Any, moving: Collection[Any] = ()) -> Any:
+        """`statement` on `stage` of the tiles: a number, or READ or WRITE for the one whose turn it is.
 
-        return tvm_ffi.structural_map(statement, ((ir.TensorLoad, load), (tirx.BufferStore, store), (SBlock, block)))
+        Then an index is a cursor of the thread's and what its loops and the variables `moving` add, where it can be.
+        """
+        moving = {*moving, *(loop.loop_var for loop in loops_of(statement))}
+
+        def place(node: Any, size: int) -> Any:
+            index = flat(node)
+            if not isinstance(stage, str):
+                return stage * size + index
+            found = split(index, moving, self.bounds)
+            if found is None:
+                return (self.write if stage is WRITE else self.read) * size + index
+            cursor = Cursor(found[0], size)
+            self.cursors[stage is WRITE].append(cursor)
+            return cursor.place + found[1]
+
+        def load(node: Any) -> Any:
+            new = self.staged.get(node.source)
+            return node if new is None else tirx.BufferLoad(new, [place(node, self.sizes[node.source])])
+
+        def store(node: Any) -> Any:
+            new = self.staged.get(node.buffer)
+            if new is None:
+                return node
+            at = tirx.BufferLoad(node.buffer, node.indices)
+            return tirx.BufferStore(new, node.value, [place(at, self.sizes[node.buffer])])
+
+        return _replaced(statement, self.staged, load, store)
 
     def fetch(self, stage: Any) -> list[Any]:
         """Start what brings the tile at the odometer's position into `stage`, and advance."""
         pieces = []
         for copy in self.copies:
-            moved = fresh(substitute(copy.statement, self.at.position()))
-            if self.through_registers(copy):
-                pieces.append(self.to_registers(copy, moved))
-            else:
-                pieces.append(self.shift(to_async(moved), self.staged, stage))
+            move = self.by_async[copy.buffer]
+            moved = fresh(substitute(move or copy.statement, self.at.position()))
+            pieces.append(self.in_stage(moved, stage) if move else self.to_registers(copy, moved))
         return [*pieces, self.at.advance()]
-
-    def through_registers(self, copy: _Copy) -> bool:
-        return not self.asynchronous or bool(stores_of(to_async(copy.statement)))
 
     def store(self, stage: Any) -> list[Any]:
         """Store what `fetch` left in registers."""
-        return [self.from_registers(copy, stage) for copy in self.copies if self.through_registers(copy)]
+        return [self.from_registers(copy, stage) for copy in self.copies if not self.by_async[copy.buffer]]
 
     def to_registers(self, copy: _Copy, statement: Any) -> Any:
         loops = loops_of(statement)
@@ -221,14 +244,14 @@ class _Emitter:
         moved = tvm_ffi.structural_map(
             statement, (tirx.BufferStore, lambda node: tirx.BufferStore(node.buffer, value, node.indices))
         )
-        return self.shift(moved, self.staged, stage)
+        return self.in_stage(moved, stage)
 
-    def load(self, stage: Any, step: Any, version: Any) -> list[Any]:
+    def load(self, stage: Any, step: Any, version: Any, moving: Collection[Any] = ()) -> list[Any]:
         """Fragments of k step `step` of the tile in `stage` into set `version`."""
         pieces = []
         for statement in self.nest.loads:
             moved = substitute(fresh(statement), {self.nest.steps.loop_var: step})
-            pieces.append(self.shift(self.shift(moved, self.staged, stage), self.sets, version))
+            pieces.append(self.in_set(self.in_stage(moved, stage, moving), version))
         return pieces
 
     def ready(self) -> list[Any]:
@@ -239,7 +262,7 @@ class _Emitter:
     def multiply(self, step: Any, version: Any) -> Any:
         """The products of k step `step` from set `version` of the fragments."""
         moved = substitute(fresh(self.nest.multiply), {self.nest.steps.loop_var: step})
-        return self.shift(moved, self.sets, version)
+        return self.in_set(moved, version)
 
     # ---- the whole ----
 
@@ -256,11 +279,14 @@ class _Emitter:
         prologue.append(tirx.BufferStore(self.stage, integer(0), [integer(0)]))
         prologue.append(tirx.BufferStore(self.stage, integer(self.stages - 1), [integer(1)]))
         loop = self.loading_ahead() if self.ahead else self.loading_each()
+        for stage, cursors in zip((0, self.stages - 1), self.cursors, strict=True):
+            prologue += [cursor.set(stage) for cursor in cursors]
         ending = [wait(0)] if self.asynchronous else []
         # what follows may reuse this memory
         ending.append(tirx.Evaluate(tirx.op.tvm_storage_sync(str(self.nest.tiles[0].scope()))))
         body = joined([*prologue, *loop, *ending])
-        state = [self.at.state, self.stage]
+        cursors = [cursor.buffer for group in self.cursors for cursor in group]
+        state = [*self.at.buffers, self.stage, *cursors]
         allocations = [*self.staged.values(), *self.sets.values(), *self.registers.values(), *state]
         block = SBlock([], [], [], MAIN_LOOP, body, None, allocations, [], {})
         return SBlockRealize([], tirx.const(True, "bool"), block)
@@ -270,8 +296,8 @@ class _Emitter:
         if self.at.most < self.stages:  # the prologue has fetched all
             return [commit()] if self.asynchronous else [], []
         left = tile < self.at.total - integer(self.stages - 1)
-        start = [tirx.IfThenElse(left, joined(self.fetch(self.write)), None)]
-        stores = self.store(self.write)
+        start = [tirx.IfThenElse(left, joined(self.fetch(WRITE)), None)]
+        stores = self.store(WRITE)
         finish = [tirx.IfThenElse(left, joined(stores), None)] if stores else []
         return [*start, commit()] if self.asynchronous else start, finish
 
@@ -280,13 +306,14 @@ class _Emitter:
         count = int(self.nest.steps.extent)
         tile, step = tirx.Var("tile", "int32"), tirx.Var("step", "int32")
         start, finish = self.next_tile(tile)
+        following = tirx.truncmod(step + 1, integer(count))
+        loads = self.load(READ, following, tirx.truncmod(step + 1, integer(2)), [step])
         # all modes store before the stages turn: `write` is then still the stage of the tile that was fetched
         last = [*finish, *(self.ready() if self.at.most >= self.stages or self.asynchronous else []), *self.turn()]
-        following = tirx.truncmod(step + 1, integer(count))
         iteration = [
             *([tirx.IfThenElse(step == 0, joined(start), None)] if start else []),
             tirx.IfThenElse(step == integer(count - 1), joined(last), None),
-            *self.load(self.read, following, tirx.truncmod(step + 1, integer(2))),
+            *loads,
             self.multiply(step, tirx.truncmod(step, integer(2))),
         ]
         first = [*self.ready(), *self.load(integer(0), integer(0), integer(0))]
@@ -296,7 +323,7 @@ class _Emitter:
         """The loop with one set of fragments, which the compiler may double; a k step loads its own."""
         tile, step = tirx.Var("tile", "int32"), tirx.Var("step", "int32")
         start, finish = self.next_tile(tile)
-        steps = self.over_steps(step, [*self.load(self.read, step, integer(0)), self.multiply(step, integer(0))])
+        steps = self.over_steps(step, [*self.load(READ, step, integer(0), [step]), self.multiply(step, integer(0))])
         # the barrier also says that all have read the stage that is written next
         return [self.over_tiles(tile, joined([*self.ready(), *start, steps, *finish, *self.turn()]))]
 
@@ -305,6 +332,33 @@ class _Emitter:
 
     def over_steps(self, step: Any, body: list[Any]) -> Any:
         return tirx.For(step, integer(0), integer(int(self.nest.steps.extent)), tirx.ForKind.UNROLLED, joined(body))
+
+
+def _replaced(statement: Any, buffers: dict[Any, Any], load: Any, store: Any) -> Any:
+    """`statement` with accesses changed by `load` and `store`, and blocks that say so of all of the new `buffers`."""
+
+    def block(node: Any) -> Any:
+        def regions(given: Sequence[Any]) -> list[Any]:
+            return [
+                region
+                if (new := buffers.get(region.source)) is None
+                else tirx.BufferRegion(new, [ir.Range(0, extent) for extent in new.shape])
+                for region in given
+            ]
+
+        return SBlock(
+            node.iter_vars,
+            regions(node.reads),
+            regions(node.writes),
+            node.name_hint,
+            node.body,
+            node.init,
+            node.alloc_buffers,
+            node.match_buffers,
+            node.annotations,
+        )
+
+    return tvm_ffi.structural_map(statement, ((ir.TensorLoad, load), (tirx.BufferStore, store), (SBlock, block)))
 
 
 def _with_axis(buffer: Any, extent: int) -> Any:

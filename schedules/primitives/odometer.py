@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import tvm
 from tvm import tirx
 
 from schedules.primitives.reach import Reach
@@ -26,6 +27,32 @@ class Odometer:
         self.bounds = {axis: (count + 2 * i, count + 2 * i + 1) for i, axis in enumerate(bounded)}  # slots: first, end
         self.left_of_all = count + 2 * len(bounded)  # slot of the number of steps
         self.state = tirx.decl_buffer([self.left_of_all + 1], "int32", "at", scope="local")
+        self.followed: list[
+            tuple[tuple[int, ...], Any, Any]
+        ] = []  # coefficients of the wheels, start, where it is kept
+
+    @property
+    def buffers(self) -> list[Any]:
+        return [self.state, *(kept for _, _, kept in self.followed)]
+
+    def follow(self, start: Any, expression: Any) -> Any:
+        """`start` + `expression`, a sum of the nest's loop variables times constants, as a number that is kept and
+        advances with the wheels.  None if it is not such a sum."""
+        variables = [self.loops[axis].loop_var for axis in self.axes]
+        found = tvm.sym.detect_linear_equation(expression, variables) if variables else [expression]
+        if not found or not all(isinstance(part, tirx.IntImm) for part in found) or int(found[-1]):
+            return None
+        kept = tirx.decl_buffer([1], "int32", "along", scope="local")
+        self.followed.append((tuple(int(part) for part in found[:-1]), start, kept))
+        return tirx.BufferLoad(kept, [integer(0)])
+
+    def _follow(self, slot: int, steps: Any) -> list[Any]:
+        """Statements that add what `steps` of a wheel add to the numbers that are followed."""
+        return [
+            tirx.BufferStore(kept, tirx.BufferLoad(kept, [integer(0)]) + steps * coefficients[slot], [integer(0)])
+            for coefficients, _, kept in self.followed
+            if coefficients[slot]
+        ]
 
     def get(self, slot: int) -> Any:
         return tirx.BufferLoad(self.state, [integer(slot)])
@@ -48,6 +75,9 @@ class Odometer:
         """Statements that put every wheel at its first step."""
         statements = [piece for axis in self.bounds for piece in self._find_bounds(axis)]
         statements += [self.set(slot, self.first(axis)) for slot, axis in enumerate(self.axes)]
+        for coefficients, start, kept in self.followed:
+            here = sum((self.get(slot) * c for slot, c in enumerate(coefficients)), tirx.Cast("int32", start))
+            statements.append(tirx.BufferStore(kept, here, [integer(0)]))
         if self.reach:
             steps = integer(1)
             for axis in self.axes:
@@ -85,10 +115,10 @@ class Odometer:
         """The statement that goes one step further."""
         statement: Any = None
         for slot, axis in enumerate(self.axes):  # outermost first: each inner wheel carries into what was built
-            step = self.set(slot, self.get(slot) + 1)
-            if statement is None:
-                statement = step
-                continue
-            carry = joined([self.set(slot, self.first(axis)), statement])
-            statement = joined([step, tirx.IfThenElse(self.get(slot) == self.end(axis), carry, None)])
+            step = [self.set(slot, self.get(slot) + 1), *self._follow(slot, integer(1))]
+            if statement is not None:
+                back = self.first(axis) - self.end(axis)
+                carry = [self.set(slot, self.first(axis)), *self._follow(slot, back), statement]
+                step.append(tirx.IfThenElse(self.get(slot) == self.end(axis), joined(carry), None))
+            statement = joined(step)
         return statement if statement is not None else tirx.Evaluate(integer(0))

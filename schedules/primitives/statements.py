@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir.stmt import SBlockRealize
@@ -79,3 +80,19 @@ def zero_or(value: Any) -> tuple[Any, Any] | None:
     if not isinstance(other, tirx.IntImm | tirx.FloatImm) or other.value != 0:
         return None
     return condition, load
+
+
+def flat(load: Any) -> Any:
+    """The index of what `load` reads, as if its buffer had one axis."""
+    index = integer(0)
+    for extent, inner in zip(load.source.shape, load.indices, strict=True):
+        index = index * extent + inner
+    return index
+
+
+def bounds_of(program: Any) -> tvm.sym.Analyzer:
+    """An analyzer that knows the bounds of every loop of `program`, those of its threads among them."""
+    analyzer = tvm.sym.Analyzer()
+    for loop in loops_of(program):
+        analyzer.bind(loop.loop_var, ir.Range(loop.min, loop.min + loop.extent))
+    return analyzer
