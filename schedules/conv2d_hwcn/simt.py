@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from schedules.arch import Arch
 from schedules.conv2d_hwcn.definition import HwcnProblem, gemm_operands
 from schedules.operator import ScheduleSpec
-from schedules.primitives.annotations import AHEAD, ASYNC, MIN_BLOCKS, PIPELINE, SKIP
+from schedules.primitives.annotations import AHEAD, ASYNC, INSIDE_FIRST, MIN_BLOCKS, PIPELINE, SKIP
 from schedules.primitives.simt import VECTORS
 from schedules.primitives.tiles import bind, cooperative_fetch, widest_vector
 from schedules.problem import Config, Pair
@@ -44,6 +44,9 @@ class SimtConfig(Config):
     stages: int = 4  # tiles of both operands in shared memory at once
     ahead: bool = False  # operands of the next channel are loaded into registers before this one's are multiplied
     skip_padding: bool = True  # kernel taps in the padding are left out; else they are multiplied as zeros
+    inside_first: bool = (
+        True  # pixels whose window lies within the image come first; those with less to do fill the end
+    )
     vector: int = 4  # elements of one cp.async, where the layout allows it
     min_blocks: int = 0  # blocks a multiprocessor should hold, for the compiler's register budget; 0 leaves it open
 
@@ -100,7 +103,7 @@ class SimtConfig(Config):
             )
         if self.registers() > arch.registers_thread:
             return f"tile={self.tile} needs about {self.registers()} registers, {arch} has {arch.registers_thread}"
-        if self.min_blocks * self.threads * self.registers() > arch.registers_sm:
+        if self.min_blocks * self.threads * (self.registers() - 24) > arch.registers_sm:
             return (
                 f"min_blocks={self.min_blocks} of {self.threads} threads leave too few registers for tile={self.tile}"
             )
@@ -181,6 +184,11 @@ def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
     sch.reorder(y, x, block_f, block_n, wf, wn, lf, ln, ry, rx, tile, step, vf, f, vn, n)
     grid = sch.fuse(y, x, block_f, block_n)
     sch.bind(grid, "blockIdx.x")
+    if config.skip_padding and config.inside_first:
+        window = _inside(problem)
+        if window:
+            of_pixel = -(-problem.co // config.block[0]) * -(-problem.n // config.block[1])
+            sch.annotate(grid, INSIDE_FIRST, [of_pixel, problem.out_w, *window])
     _bind_threads(sch, (wf, wn), (lf, ln), config)
 
     # 3. where each stage lives; all threads fetch both tiles, each loads its own pieces
@@ -216,6 +224,18 @@ def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
     if config.min_blocks:
         sch.mod.update_func(sch.mod.get_global_var("main"), sch.mod["main"].with_attr(MIN_BLOCKS, config.min_blocks))
     return sch.mod
+
+
+def _inside(problem: HwcnProblem) -> tuple[int, ...] | None:
+    """(first row, rows, first column, columns) of the output pixels that see no padding; None if all or none do."""
+    p, window = problem, tuple[int, ...]()
+    for size, out, pad, k, stride, dilation in zip(
+        (p.h, p.w), (p.out_h, p.out_w), p.pad, (p.kh, p.kw), p.stride, p.dilation, strict=True
+    ):
+        first = min(out, -(-pad // stride))
+        end = max(first, min(out, (size - 1 + pad - (k - 1) * dilation) // stride + 1))
+        window += (first, end - first)
+    return window if 0 < window[1] * window[3] < p.out_h * p.out_w else None
 
 
 def _bind_threads(sch: Schedule, warps: Sequence[LoopRV], lanes: Sequence[LoopRV], config: SimtConfig) -> None:

@@ -11,5 +11,6 @@ PIPELINE = PREFIX + "stages"  # outermost reduction loop: this many stages of sh
 ASYNC = PREFIX + "async_copy"  # the same loop: whether cp.async fills them
 AHEAD = PREFIX + "fragments_ahead"  # the same loop: whether fragments are loaded a k step ahead; they are, if unsaid
 SKIP = PREFIX + "skip_zeros"  # the same loop: whether steps that a block finds nothing but padding in are left out
+INSIDE_FIRST = PREFIX + "inside_first"  # loop over blockIdx.x: the geometry that `order.inside_first` takes
 MIN_BLOCKS = PREFIX + "min_blocks_per_sm"  # function: the second argument of __launch_bounds__
 LANE_AXIS = 2  # of a fragment, counted from the end: (.., lane, slot)

@@ -17,6 +17,7 @@ from tvm.s_tir.stmt import SBlock, SBlockRealize
 
 from schedules.primitives.annotations import PER_THREAD, PREFIX, SWIZZLE
 from schedules.primitives.multistage import MAIN_LOOP, multistage
+from schedules.primitives.order import reorder
 
 BANK_BYTES, VECTOR_BYTES = 128, 16  # of one row over all banks of shared memory, of the widest access
 
@@ -70,7 +71,7 @@ def lower(mod: tvm.IRModule) -> tvm.IRModule:
         ]
     )(mod)
     functions = {
-        name: function.with_body(_hide_pointers(_share(multistage(_relayout(function.body)))))
+        name: function.with_body(reorder(_hide_pointers(_share(multistage(_relayout(function.body))))))
         if isinstance(function, tirx.PrimFunc)
         else function
         for name, function in mod.functions.items()
