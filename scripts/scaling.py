@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""How a search speeds up with the GPUs of this machine, and whether measuring on all of them disturbs the times.
+
+    scripts/scaling.py tutorial --gpus 1,2,4 --trials 200 --out tuning_logs/nvidia-h200/scaling.json
+
+The same candidates (a random search with one seed) are tried on one GPU, then on more.  For each count: trials a second
+between the first and the last trial, the speed beside one GPU, and how the time of each candidate differs from what it
+was on one GPU (median and 10th to 90th percentile of the ratio).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schedules.errors import SchedulesError, UsageError
+from schedules.measure import local_gpu
+from schedules.presets import preset
+from schedules.records import Record, now
+from schedules.tune.crew import LocalCrew
+from schedules.tune.session import Work, tune
+from schedules.tune.tuner import Limits, Silent, Status
+
+
+class Clock(Silent):
+    """Remembers when each trial ended."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.us: dict[tuple[str, str], float] = {}
+
+    def trial(self, record: Record, status: Status) -> None:
+        self.times.append(time.monotonic())
+        if record.correct:
+            self.us[record.key] = record.us
+
+    @property
+    def rate(self) -> float:
+        return (len(self.times) - 1) / (self.times[-1] - self.times[0])
+
+
+def searched(name: str, schedule: str | None, gpus: int, trials: int) -> tuple[Clock, LocalCrew]:
+    arch = local_gpu()
+    if arch is None:
+        raise UsageError("no CUDA GPU here to search on")
+    clock = Clock()
+    schedules = (schedule,) if schedule else ()
+    crew = LocalCrew(arch, devices=range(gpus))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            work = Work(preset(name).problem(), arch, Limits(trials=trials), search="random", schedules=schedules)
+            tune(work, crew, journal=Path(folder) / "scaling.jsonl", watcher=clock)
+    finally:
+        crew.close()
+    return clock, crew
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("preset")
+    parser.add_argument("--schedule", help="search only this schedule")
+    parser.add_argument("--gpus", default="1,2", help="counts to try, one GPU first")
+    parser.add_argument("--trials", type=int, default=200, help="for each GPU")
+    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    args = parser.parse_args()
+    counts = [int(text) for text in args.gpus.split(",")]
+    found: list[dict[str, Any]] = []
+    alone: Clock | None = None
+    for count in counts:
+        clock, crew = searched(args.preset, args.schedule, count, count * args.trials)
+        alone = alone or clock
+        ratios = [us / alone.us[key] for key, us in clock.us.items() if key in alone.us]
+        p10, median, p90 = (float(value) for value in np.percentile(ratios, (10, 50, 90)))
+        entry = {
+            "gpus": count,
+            "trials": len(clock.times),
+            "trials_per_s": clock.rate,
+            "speedup": clock.rate / alone.rate,
+            "time_ratio": {"median": median, "p10": p10, "p90": p90, "candidates": len(ratios)},
+            "builders": crew.builders,
+        }
+        found.append(entry)
+        spread = f"times {median:.4f} of one GPU's ({p10:.4f} to {p90:.4f}, {len(ratios)} candidates)"
+        print(f"{count} GPUs: {clock.rate:6.2f} trials/s, {entry['speedup']:.2f}x; {spread}", flush=True)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        result = {
+            "preset": args.preset,
+            "date": now(),
+            "device": crew.device,
+            "versions": crew.versions,
+            "counts": found,
+        }
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except SchedulesError as error:
+        sys.exit(f"error: {error}")
