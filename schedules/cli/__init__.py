@@ -25,6 +25,7 @@ COMMANDS = {
     "build": Command("build", "build a problem and export it as a bundle"),
     "verify": Command("verify", "compare a built problem with its reference"),
     "bench": Command("bench", "verify, then time a problem on its device"),
+    "tune": Command("tune", "search for the fastest config of a problem, or of every problem of a plan"),
     "inspect": Command("inspect", "resources and texts of a bundle or a problem: TIR, CUDA, PTX, SASS, AMDGCN"),
     "doctor": Command("doctor", "what is installed, what is missing, and what can be built and run here"),
 }
