@@ -26,6 +26,13 @@ COMMANDS = {
     "verify": Command("verify", "compare a built problem with its reference"),
     "bench": Command("bench", "verify, then time a problem on its device"),
     "tune": Command("tune", "search for the fastest config of a problem, or of every problem of a plan"),
+    "resume": Command("resume", "go on with a search that was interrupted"),
+    "status": Command("status", "what the journals hold: trials, failures, best and default of each problem"),
+    "best": Command("best", "the record that a build of a problem uses, and how to build it"),
+    "top": Command("top", "the fastest configs of a problem"),
+    "diff": Command("diff", "what differs between two configs of a problem: fields, times, generated source"),
+    "export": Command("export", "write the best of a problem, or of every problem, as bundles"),
+    "replay": Command("replay", "build, verify and time a record again: is it still true?"),
     "inspect": Command("inspect", "resources and texts of a bundle or a problem: TIR, CUDA, PTX, SASS, AMDGCN"),
     "doctor": Command("doctor", "what is installed, what is missing, and what can be built and run here"),
 }

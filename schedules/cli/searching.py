@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from schedules.cli.arguments import positive
 from schedules.cli.output import emit_json, fields
 from schedules.errors import UsageError
+from schedules.problem import Config, Problem
 
 if TYPE_CHECKING:
     from schedules.records import Record
@@ -131,16 +132,20 @@ def report(result: Result, as_json: bool, again: str) -> int:
 
 def reproduction(record: Record) -> str:
     """The command that builds what `record` is of."""
-    words = [f"{name}={text}" for name, text in (part.split("=", 1) for part in str(record.problem).split(" "))]
-    config = config_text(record)
-    more = ["--schedule", record.schedule, *(["--config", config] if config else [])]
-    return shlex.join(["schedules", "build", record.operator, *words, "--target", record.target, *more])
+    return build_command(record.operator, record.problem, record.target, record.schedule, record.config)
 
 
-def config_text(record: Record) -> str:
-    """The config as ``--config`` takes it: ``tile=8x4,step=8``."""
+def build_command(operator: str, problem: Problem, target: str, schedule: str, config: Config) -> str:
+    """``schedules build`` with everything spelled out."""
+    text = config_text(config)
+    more = ["--schedule", schedule, *(["--config", text] if text else [])]
+    return shlex.join(["schedules", "build", operator, *str(problem).split(" "), "--target", target, *more])
+
+
+def config_text(config: Config) -> str:
+    """A config as ``--config`` takes it: ``tile=8x4,step=8``."""
 
     def text(value: object) -> str:
         return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
-    return ",".join(f"{name}={text(value)}" for name, value in record.config.words().items())
+    return ",".join(f"{name}={text(value)}" for name, value in config.words().items())

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from schedules.arch import parse_arch
 from schedules.cli.arguments import add_json, split_words, subject
-from schedules.cli.searching import TRIALS, add_crew, add_limits, add_log, check_log, crew_options, limits, search
+from schedules.cli.output import emit_json, table
+from schedules.cli.searching import (
+    STOPPED,
+    TRIALS,
+    add_crew,
+    add_limits,
+    add_log,
+    check_log,
+    crew_options,
+    limits,
+    search,
+    view,
+)
 from schedules.errors import UsageError
 from schedules.presets import operator_named, resolve
 
@@ -75,4 +88,33 @@ def again(args: argparse.Namespace, trials: int | None) -> list[str]:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    raise UsageError("plans are not in this version")
+    """Search every entry of a plan."""
+    single = ("words", "schedule", "trials", "minutes", "patience", "space", "journal")
+    if given := [name for name in single if getattr(args, name)]:
+        name = args.words[0] if given[0] == "words" else f"--{given[0]}"
+        raise UsageError(f"{name} is for a single search; write it into the plan, or leave out --plan")
+    check_log(args)
+    options = crew_options(args)
+    from schedules.tune import report
+    from schedules.tune.night import exit_code, run_plan
+    from schedules.tune.plan import read_plan
+    from schedules.tune.session import stopping_signals
+
+    plan = read_plan(args.plan)
+    out = Path(args.out or plan.out)
+    with view(args.json) as watcher, stopping_signals(watcher.urgent) as stop:
+        outcomes = run_plan(
+            plan, watcher, folder=args.log, out=out, open_crew=options.open, fresh=args.fresh, stop=stop
+        )
+    code = exit_code(outcomes)
+    if args.json:
+        emit_json({"report": str(out / "report.md"), "entries": [outcome.to_json() for outcome in outcomes]})
+        return code
+    table(report.HEADERS, [report.row(outcome) for outcome in outcomes])
+    for outcome in outcomes:
+        if outcome.note:
+            print(f"{outcome.name}: {outcome.note}")
+    print(f"report in {out / 'report.md'}, journals under {args.log}")
+    if code == STOPPED:
+        print("stopped; nothing is lost.  The same command goes on" + (", without --fresh" if args.fresh else ""))
+    return code

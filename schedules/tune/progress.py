@@ -28,7 +28,9 @@ RECENT = 60.0  # seconds that the shown rate looks back
 
 
 class View(Watcher, Protocol):
-    """A watcher for people, to be closed at the end."""
+    """A watcher for people, to be closed at the end; `status` is that of the last search it was shown."""
+
+    status: Status | None
 
     def heading(self, text: str) -> None:
         """Say what comes next: one of several searches."""
@@ -54,12 +56,11 @@ class PlainView:
     """A line for each new best and each new kind of failure, and one that sums up every `every` seconds."""
 
     def __init__(self, stream: IO[str], every: float = EVERY) -> None:
+        self.status: Status | None = None
         self._stream, self._every = stream, every
         self._last = time.monotonic()
-        self._best: Record | None = None
         self._kinds: set[tuple[str, str]] = set()
         self._pace = Pace()
-        self._devices: list[str] = []
 
     def heading(self, text: str) -> None:
         self._say(f"== {text}")
@@ -69,15 +70,14 @@ class PlainView:
         os.write(2, f"\n{text}\n".encode())
 
     def start(self, status: Status) -> None:
-        self._best, self._last, self._pace = status.best, time.monotonic(), Pace()
-        self._kinds = set()
+        self.status = status
+        self._last, self._pace, self._kinds = time.monotonic(), Pace(), set()
         for line in opening(status):
             self._say(line)
 
     def trial(self, record: Record, status: Status) -> None:
         self._pace.count(status)
         if status.best is record:
-            self._best = record
             self._say(f"trial {status.done}: {best_text(status)}  {candidate_text(record)}")
         kind = (record.outcome, record.reason[:40])
         if not record.correct and kind not in self._kinds:
@@ -120,21 +120,21 @@ class LiveView:
 
     def __init__(self, stream: IO[str]) -> None:
         self._console = Console(file=stream, highlight=False)
+        self.status: Status | None = None
         self._live: Live | None = None
         self._drawn = 0.0
         self._pace = Pace()
-        self._later: deque[str] = deque()
         self._recent: deque[str] = deque(maxlen=3)
 
     def heading(self, text: str) -> None:
         self._print(Text(text, style="bold"))
 
     def urgent(self, text: str) -> None:
-        self._later.append(text)
-        # shown with the next redraw; in case there is none, at once as well, with a cursor
+        # at once, since there may be no redraw for a while; and with a cursor, since the process may end
         os.write(2, f"\x1b[?25h\n{text}\n".encode())
 
     def start(self, status: Status) -> None:
+        self.status = status
         self._pace = Pace()
         self._recent.clear()
         for line in opening(status):
@@ -152,8 +152,6 @@ class LiveView:
         self._draw(status)
 
     def tick(self, status: Status) -> None:
-        while self._later:
-            self._print(Text(self._later.popleft(), style="yellow"))
         self._draw(status, force=status.phase != "searching")
 
     def note(self, text: str) -> None:
@@ -241,6 +239,7 @@ def limits_text(status: Status) -> str:
         limits.trials is not None and f"{limits.trials} trials",
         limits.minutes is not None and f"{limits.minutes:g} minutes",
         limits.patience is not None and f"{limits.patience} trials without a new best",
+        limits.until is not None and f"{duration(max(0.0, limits.until - time.monotonic()))} from now",
     ]
     return " or ".join(part for part in parts if part) or "every candidate is tried"
 
@@ -308,6 +307,8 @@ def eta(status: Status, rate: float) -> str:
         found.append(max(0, total - status.done) / rate)
     if status.limits.minutes is not None:
         found.append(max(0.0, 60 * status.limits.minutes - status.spent))
+    if status.limits.until is not None:
+        found.append(max(0.0, status.limits.until - time.monotonic()))
     return duration(min(found)) if found else ""
 
 

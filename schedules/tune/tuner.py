@@ -32,11 +32,12 @@ HOPELESS = 16  # candidates that fail alike, with none correct, end a search
 @dataclass(frozen=True)
 class Limits:
     """When a search ends: `trials` or `minutes` in all (earlier runs counted), or `patience` trials without a new best;
-    None is no limit."""
+    for this run also at `until`, a time of the monotonic clock.  None is no limit."""
 
     trials: int | None = None
     minutes: float | None = None
     patience: int | None = None
+    until: float | None = None
 
 
 @dataclass
@@ -169,6 +170,7 @@ class Tuner:
         self._status.resumed = self._status.done
         self._status.earlier = max((record.more.get("elapsed", 0.0) for record in self._trials), default=0.0)
         self._tried = {record.key for record in self._trials}
+        self._first = deque(candidate for candidate in self._first if candidate.key not in self._tried)
         self._leader_us = self._status.best.us if self._status.best else float("inf")  # the fastest, confirmed or not
         self._artifacts: dict[tuple[str, str], Artifact] = {}  # of the fastest, for the finals
         others = [
@@ -205,23 +207,24 @@ class Tuner:
                 f"{bad}; " + (f"moved to {bad.file.name}.bad" if bad.torn else "left as it is, not used")
             )
         why, finished = self._loop()
-        if finished and self._trials and not self._stop():
+        held = bool(self._finals) and self._finals[-1].more.get("trials") == self._status.done
+        if finished and self._trials and not held and not self._stop():
             self._status.phase = "timing the finalists again"
             self._watcher.tick(self._status)
-            if not (self._finals and self._finals[-1].more.get("trials") == self._status.done):
-                self._finals = hold_finals(
-                    self._problem,
-                    self._arch,
-                    self._crew,
-                    self._trials,
-                    self._incumbent,
-                    self._artifacts,
-                    self._seed,
-                    default=self._status.default,
-                )
-                for record in self._finals:
-                    more = {**record.more, "trials": self._status.done}
-                    self._journal.append(replace(record, search=self._search, more=more))
+            found = hold_finals(
+                self._problem,
+                self._arch,
+                self._crew,
+                self._trials,
+                self._incumbent,
+                self._artifacts,
+                self._seed,
+                default=self._status.default,
+            )
+            for record in found:
+                more = {**record.more, "trials": self._status.done}
+                self._finals.append(replace(record, search=self._search, more=more))
+                self._journal.append(self._finals[-1])
         winner = next((record for record in reversed(self._finals) if record.more.get("winner")), None)
         self._status.phase = "done" if finished else "stopped"
         default = next((record for record in reversed(self._finals) if record.key == self._default_key), None)
@@ -259,6 +262,8 @@ class Tuner:
             return f"{status.done} trials"
         if limits.minutes is not None and status.spent >= 60 * limits.minutes:
             return f"{limits.minutes:g} minutes"
+        if limits.until is not None and time.monotonic() >= limits.until:
+            return "its share of the time is over"
         if limits.patience is not None and status.since_best >= limits.patience and not self._first:
             return f"no new best in {status.since_best} trials"
         return ""
