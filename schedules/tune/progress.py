@@ -96,7 +96,7 @@ class PlainView:
         self._say(text)
 
     def finish(self, result: Result) -> None:
-        self._say(f"{result.status.phase}: {result.why}; {counts(result.status)}")
+        self._say(closing(result))
 
     def close(self) -> None: ...
 
@@ -107,7 +107,7 @@ class PlainView:
             best_text(status),
             f"{self._pace.rate(status):.2g} trials/s",
             left and f"about {left} left",
-            devices_text(status),
+            devices_text(status) and f"device {devices_text(status)}",
         ]
         return ", ".join(part for part in parts if part)
 
@@ -159,7 +159,7 @@ class LiveView:
 
     def finish(self, result: Result) -> None:
         self.close()
-        self._print(Text(f"{result.status.phase}: {result.why}; {counts(result.status)}"))
+        self._print(Text(closing(result)))
 
     def close(self) -> None:
         live, self._live = self._live, None
@@ -188,7 +188,7 @@ class LiveView:
         left = eta(status, rate)
         grid.add_row("speed", Text(f"{rate:.2g} trials/s" + (f", about {left} left" if left else "")))
         if status.devices:
-            grid.add_row("devices", Text(devices_text(status)))
+            grid.add_row("device", Text(devices_text(status)))
         for reason in self._recent:
             grid.add_row("failed", Text(reason, style="red", no_wrap=True, overflow="ellipsis"))
         if status.phase != "searching":
@@ -226,6 +226,12 @@ def opening(status: Status) -> list[str]:
     if status.best:
         lines.append(f"best so far: {best_text(status)}  {candidate_text(status.best)}")
     return lines
+
+
+def closing(result: Result) -> str:
+    """Why it ended, and what was tried."""
+    status = result.status
+    return f"{status.phase}{f' ({result.why})' if result.finished else ''}: {counts(status)}"
 
 
 def operator_name(problem: Problem) -> str:
@@ -323,7 +329,7 @@ def duration(seconds: float) -> str:
 def devices_text(status: Status) -> str:
     """``measuring`` for one device, ``0 measuring, 1 idle`` for several."""
     if len(status.devices) == 1:
-        return f"device {status.devices[0]}"
+        return status.devices[0]
     return ", ".join(f"{number} {state}" for number, state in enumerate(status.devices))
 
 

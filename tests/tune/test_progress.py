@@ -63,7 +63,7 @@ def test_plain_lines(host: Arch) -> None:
     assert lines[-3:] == [
         "a torn line was set aside",
         "timing the finalists again",
-        "done: 40 trials; 4 of 40 trials, 2 failed (2 compile)",
+        "done (40 trials): 4 of 40 trials, 2 failed (2 compile)",
     ]
     assert "\x1b" not in stream.getvalue()
 
