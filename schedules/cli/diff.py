@@ -11,6 +11,8 @@ from schedules.cli.output import code, emit_json, fields, table
 from schedules.cli.records import WHICH, Picked, add_selection, pick
 from schedules.errors import UnknownNameError, UsageError
 
+WIDEST = 60  # letters of a value in the table
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser, f"a problem, then A and B, each {WHICH}")
@@ -82,7 +84,8 @@ def _facts(picked: Picked) -> dict[str, Any]:
 def _value(value: Any) -> str:
     if value is None:
         return ""
-    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return text if len(text) <= WIDEST else f"{text[:WIDEST]}..."
 
 
 def _line(picked: Picked) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 TRIALS = 256  # of a search that is given no limit
 FOLDER = "tuning_logs"  # `journal.DEFAULT_FOLDER`, whose module takes TVM with it
+LONGEST = 1000  # letters of a config on a command line
 STOPPED = 130  # exit code of a search that a signal ended
 
 
@@ -90,7 +91,7 @@ def search(work: Work, options: CrewOptions, args: argparse.Namespace, again: Se
     from schedules.tune.session import stopping_signals, tune
 
     with view(args.json) as watcher, stopping_signals(watcher.urgent) as stop:
-        crew = options.open(work.arch)
+        crew = options.open(work.arch, watcher.note)
         try:
             result = tune(
                 work,
@@ -136,9 +137,9 @@ def reproduction(record: Record) -> str:
 
 
 def build_command(operator: str, problem: Problem, target: str, schedule: str, config: Config) -> str:
-    """``schedules build`` with everything spelled out."""
+    """``schedules build`` with everything spelled out; a config as long as a trace is left to dispatch."""
     text = config_text(config)
-    more = ["--schedule", schedule, *(["--config", text] if text else [])]
+    more = ["--schedule", schedule, *(["--config", text] if 0 < len(text) < LONGEST else [])]
     return shlex.join(["schedules", "build", operator, *str(problem).split(" "), "--target", target, *more])
 
 

@@ -104,7 +104,13 @@ def _plan(args: argparse.Namespace) -> int:
     out = Path(args.out or plan.out)
     with view(args.json) as watcher, stopping_signals(watcher.urgent) as stop:
         outcomes = run_plan(
-            plan, watcher, folder=args.log, out=out, open_crew=options.open, fresh=args.fresh, stop=stop
+            plan,
+            watcher,
+            folder=args.log,
+            out=out,
+            open_crew=lambda arch: options.open(arch, watcher.note),
+            fresh=args.fresh,
+            stop=stop,
         )
     code = exit_code(outcomes)
     if args.json:

@@ -5,6 +5,7 @@ A crew takes jobs and returns futures of their results.  Whatever a candidate do
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -12,10 +13,11 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from schedules.arch import Arch
 from schedules.errors import ToolchainError, TuningError
@@ -30,9 +32,10 @@ try:
 except ImportError:
     pebble = None
 
-R = TypeVar("R")
 INSTALL = "pip install 'te-schedules[tune]'"
 PREPARE_TIMEOUT = 600.0  # seconds to compute a reference; no candidate runs meanwhile
+TRIES = 3  # of an order whose process is killed from outside
+STARTS = 10  # of a process that is killed before it is given a candidate
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # how a process ends that something else ended
 
 
@@ -73,7 +76,8 @@ class LocalCrew:
     """The crew of this machine.
 
     `devices` are the GPUs' numbers as CUDA counts them, by default all; `builders` the processes that build, by default
-    one for each core.  Raises UsageError if there is no device, ToolchainError if pebble is not installed.
+    one for each core; `memory` the bytes that each process may use, by default its share; timeouts are in seconds.
+    Raises UsageError if there is no device, ToolchainError if pebble is not installed.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class LocalCrew:
         devices: Sequence[int] | None = None,
         build_timeout: float = 60.0,
         measure_timeout: float = 30.0,
+        memory: int | None = None,
     ) -> None:
         if pebble is None:
             raise ToolchainError(f"pebble, which runs the worker processes, is not installed; {INSTALL}")
@@ -91,198 +96,213 @@ class LocalCrew:
         self.builders = builders or len(os.sched_getaffinity(0))
         self.exclusive = not arch.is_gpu
         self._build_timeout, self._measure_timeout = build_timeout, measure_timeout
+        visible = visible_devices(devices) if arch.kind == "cuda" else [""]
+        self.slots = len(visible)
+        memory = memory or memory_share(self.builders + 1)
         self._folder = ScratchFolder()
+        self._builds: _Queue = queue.SimpleQueue()
+        self._measurements: _Queue = queue.SimpleQueue()
+        setup = _Setup(self._folder.path, memory, {})
+        self._building = [_Worker(arch, setup, self._builds) for _ in range(self.builders)]
+        setups = [
+            _Setup(self._folder.path, None if arch.is_gpu else memory, {"CUDA_VISIBLE_DEVICES": name} if name else {})
+            for name in visible
+        ]
+        self._measuring = [_Worker(arch, setup, self._measurements) for setup in setups]
         try:
-            memory = memory_share(self.builders + 1)
-            self._building = _pool(self.builders, self._folder.path, memory, {})
-            visible = visible_devices(devices) if arch.kind == "cuda" else [""]
-            self._slots = [
-                _Slot(arch, self._folder.path, None if arch.is_gpu else memory, name, measure_timeout)
-                for name in visible
-            ]
-            self.slots = len(self._slots)
-            found = [slot.describe() for slot in self._slots]
-            self.device, self.versions = found[0].result()
-            if others := sorted({name for future in found[1:] if (name := future.result()[0]) != self.device}):
+            described = [worker.start(evaluate.describe_device, arch) for worker in self._measuring]
+            for worker in self._building:
+                worker.start(evaluate.warm_up, arch)
+            self.device, self.versions = described[0].result()
+            if others := sorted({name for found in described[1:] if (name := found.result()[0]) != self.device}):
                 raise TuningError(f"the GPUs differ ({self.device}, {others[0]}); tune them apart, with --gpus")
         except BaseException:
             self.close()
             raise
-        self._jobs: queue.SimpleQueue[tuple[Job, Future[Any]] | None] = queue.SimpleQueue()
-        for slot in self._slots:
-            slot.serve(self._jobs)
 
     def build(self, problem: Problem, candidate: Candidate) -> Future[Artifact | Failure]:
-        done: Future[Artifact | Failure] = Future()
-        self._build(problem, candidate, done, tries=2)
-        return done
-
-    def _build(self, problem: Problem, candidate: Candidate, done: Future[Any], tries: int) -> None:
-        task = self._building.schedule(
-            evaluate.build_candidate, args=(problem, self.arch, candidate), timeout=self._build_timeout
-        )
-
-        def finish(task: Any) -> None:
-            if done.cancelled():
-                return
-            try:
-                result = _result(task, "build", self._build_timeout)
-            except _Killed as killed:
-                if tries > 1:
-                    self._build(problem, candidate, done, tries - 1)
-                    return
-                result = Failure("compile", str(killed))
-            except BaseException as error:
-                _set(done, error=error)
-                return
-            _set(done, result)
-
-        task.add_done_callback(finish)
+        arguments = (problem, self.arch, candidate)
+        return _put(self._builds, _Order(evaluate.build_candidate, arguments, self._build_timeout, "compile"))
 
     def measure(self, job: Job) -> Future[Any]:
-        done: Future[Any] = Future()
-        self._jobs.put((job, done))
-        return done
+        first = tuple((job.problem, self.arch, seed) for seed in job.seeds)
+        timeout = job.timeouts * self._measure_timeout
+        arguments = (job.problem, self.arch, *job.arguments)
+        return _put(self._measurements, _Order(job.function, arguments, timeout, "runtime", first))
 
     def state(self) -> list[str]:
-        return [slot.state for slot in self._slots]
+        return [worker.state for worker in self._measuring]
 
     def close(self) -> None:
         """Stop every process.  Futures that are not done never will be."""
-        if pool := getattr(self, "_building", None):
-            pool.stop()
-        for slot in getattr(self, "_slots", []):
-            slot.close()
-        if pool:
-            pool.join()
+        workers = [*self._building, *self._measuring]
+        for worker in workers:
+            worker.closed = True
+        for worker in workers:
+            worker.close()
         self._folder.close()
 
 
-class _Slot:
-    """One device: a process that measures on it, and a thread that hands it one job at a time."""
+@dataclass
+class _Order:
+    """A call to make in a worker, once data and reference are there for each of `first`: (problem, arch, seed)."""
 
-    def __init__(self, arch: Arch, folder: str, memory: int | None, visible: str, timeout: float) -> None:
-        self._arch, self._folder, self._memory, self._timeout = arch, folder, memory, timeout
-        self._environment = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
-        self._name = visible or "cpu"
-        self._thread: threading.Thread | None = None
-        self._prepared: set[tuple[Problem, int]] = set()
-        self.state = "starting"
-        self._closed = False
-        self._pool = self._start()
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    timeout: float
+    outcome: str  # of a candidate that ends its process
+    first: tuple[tuple[Any, ...], ...] = ()
+    done: Future[Any] = field(default_factory=Future)
 
-    def _start(self) -> Any:
-        self._prepared = set()
-        return _pool(1, self._folder, self._memory, self._environment)
 
-    def describe(self) -> Future[tuple[str, dict[str, str]]]:
-        """The device's name and versions, when the process has found them."""
-        found: Future[tuple[str, dict[str, str]]] = self._pool.schedule(
-            evaluate.describe_device, args=(self._arch,), timeout=PREPARE_TIMEOUT
+_Queue = queue.SimpleQueue[_Order]
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """What a worker process starts with."""
+
+    folder: str
+    memory: int | None
+    environment: dict[str, str]
+
+    def pool(self) -> Any:
+        """A pool of one process, which starts from nothing: a copy of this one would share its threads' locks.
+
+        One pool for each process, because a pool whose process is killed at a bad moment is lost as a whole.
+        """
+        logging.getLogger("pebble").setLevel(logging.CRITICAL)
+        return pebble.ProcessPool(
+            1,
+            initializer=start_worker,
+            initargs=(os.getpid(), self.folder, self.memory, self.environment),
+            context=multiprocessing.get_context("spawn"),
         )
-        return found
 
-    def serve(self, jobs: queue.SimpleQueue[tuple[Job, Future[Any]] | None]) -> None:
-        self._thread = threading.Thread(target=self._serve, args=(jobs,), daemon=True)
+
+class _Worker:
+    """A process, and a thread that hands it one order of `orders` at a time."""
+
+    def __init__(self, arch: Arch, setup: _Setup, orders: _Queue) -> None:
+        self._arch, self._setup, self._orders = arch, setup, orders
+        self._pool = setup.pool()
+        self._prepared: set[tuple[Any, ...]] = set()
+        self._thread: threading.Thread | None = None
+        self.state = "starting"
+        self.closed = False
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Begin to serve, after one order of its own."""
+        own = _Order(function, arguments, PREPARE_TIMEOUT, "runtime")
+        self._thread = threading.Thread(target=self._serve, args=(own,), daemon=True)
         self._thread.start()
+        return own.done
 
-    def _serve(self, jobs: queue.SimpleQueue[tuple[Job, Future[Any]] | None]) -> None:
-        while not self._closed:
+    def _serve(self, order: _Order) -> None:
+        self._answer(order)
+        while not self.closed:
             self.state = "idle"
-            try:
-                item = jobs.get(timeout=0.5)
-            except queue.Empty:
-                continue
-            if item is None:
-                return
-            job, done = item
-            if done.set_running_or_notify_cancel():
-                try:
-                    _set(done, self._run(job))
-                except BaseException as error:
-                    _set(done, error=error)
+            with contextlib.suppress(queue.Empty):
+                self._answer(self._orders.get(timeout=0.2))
 
-    def _run(self, job: Job) -> Any:
-        """The result of `job`; a process that something else killed is replaced, and the job tried once more."""
-        for last in (False, True):
+    def _answer(self, order: _Order) -> None:
+        if not order.done.set_running_or_notify_cancel():
+            return
+        try:
+            order.done.set_result(self._run(order))
+        except BaseException as error:
+            order.done.set_exception(error)
+
+    def _run(self, order: _Order) -> Any:
+        """The result of `order`; a process that something else killed is replaced, and the order tried again."""
+        for tries in range(1, TRIES + 1):
+            self._get_ready(order)
             try:
-                for seed in job.seeds:
-                    if (job.problem, seed) not in self._prepared:
-                        self.state = "preparing"
-                        self._call(evaluate.prepare, (job.problem, self._arch, seed), PREPARE_TIMEOUT)
-                        self._prepared.add((job.problem, seed))
-                self.state = "measuring"
-                result = self._call(
-                    job.function, (job.problem, self._arch, *job.arguments), job.timeouts * self._timeout
-                )
+                self.state = "measuring" if order.first else "building"
+                result = self._call(order.function, order.arguments, order.timeout, order.outcome)
             except _Killed as killed:
                 self._replace()
-                if last:
-                    return Failure("runtime", str(killed))
+                if tries == TRIES:
+                    return Failure(order.outcome, str(killed))
                 continue
-            if isinstance(result, Failure) and (result.fatal or result.outcome == "timeout"):
+            if isinstance(result, Failure) and result.fatal:
                 self._replace()
             return result
         raise AssertionError("unreachable")
 
-    def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float) -> Any:
-        return _result(self._pool.schedule(function, args=arguments, timeout=timeout), "measurement", timeout)
+    def _get_ready(self, order: _Order) -> None:
+        """Start the process and prepare what `order` needs; no candidate is to blame if it is killed meanwhile."""
+        calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [(evaluate.warm_up, (self._arch,))]
+        calls += [(evaluate.prepare, each) for each in order.first]
+        for _ in range(STARTS):
+            try:
+                for call in calls:
+                    if call not in self._prepared:
+                        self.state = "preparing"
+                        found = self._call(call[0], call[1], PREPARE_TIMEOUT, order.outcome)
+                        if isinstance(found, Failure):
+                            raise TuningError(f"the problem's data and reference cannot be prepared: {found.reason}")
+                        self._prepared.add(call)
+                return
+            except _Killed:
+                self._replace()
+        raise TuningError(f"worker processes are killed as they start, {STARTS} times in turn; is there memory left?")
+
+    def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float, outcome: str) -> Any:
+        try:
+            task = self._pool.schedule(function, args=arguments, timeout=timeout)
+        except RuntimeError:  # the pool broke when its process was killed
+            raise _Killed from None
+        while not wait([task], timeout=0.2).done:
+            if self.closed:
+                raise CancelledError  # a pool that is stopped leaves its tasks unanswered
+            if not self._pool.active:
+                raise _Killed
+        return _result(task, timeout, outcome)
 
     def _replace(self) -> None:
-        """A new process for the old one, whose device context may be beyond repair."""
+        """A new process for the old one, which is gone, or whose device context may be beyond repair."""
         self.state = "restarting"
-        old, self._pool = self._pool, self._start()
+        old, self._pool, self._prepared = self._pool, self._setup.pool(), set()
         old.stop()
         old.join()
 
     def close(self) -> None:
-        self._closed = True
-        self._pool.stop()
+        self.closed = True
         if self._thread:
             self._thread.join()
+        self._pool.stop()
         self._pool.join()
 
 
 class _Killed(Exception):
     """A worker was ended from outside: by a person, or by a system short of memory."""
 
+    def __init__(self, how: str = "SIGKILL") -> None:
+        super().__init__(f"the process was killed {TRIES} times ({how}); out of memory?")
 
-def _result(task: Any, what: str, timeout: float) -> Any:
+
+def _result(task: Any, timeout: float, outcome: str) -> Any:
     """What a pool's task came to; what a candidate did to its process as a Failure.  Raises _Killed."""
     try:
         return task.result()
     except FutureTimeout:
-        return Failure("timeout", f"{what} took longer than {timeout:g} s", fatal=True)
+        return Failure("timeout", f"took longer than {timeout:g} s", fatal=True)
     except pebble.ProcessExpired as expired:
         code = expired.exitcode
         if code in KILLED:
-            raise _Killed(f"the process was killed twice ({signal.Signals(-code).name}); out of memory?") from None
+            raise _Killed(signal.Signals(-code).name) from None
         how = signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
-        return Failure("compile" if what == "build" else "runtime", f"the process died: {how}", fatal=True)
+        return Failure(outcome, f"the process died: {how}", fatal=True)
+    except BrokenProcessPool:
+        raise _Killed from None
     except (MemoryError, OSError) as error:
-        outcome = "compile" if what == "build" else "runtime"
         return Failure(outcome, f"{type(error).__name__}: {error}" if str(error) else "out of memory", fatal=True)
 
 
-def _set(done: Future[Any], result: Any = None, error: BaseException | None = None) -> None:
-    """Finish `done`, which may have been cancelled meanwhile."""
-    if isinstance(error, CancelledError) or done.cancelled():
-        done.cancel()
-    elif error is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(result)
-
-
-def _pool(workers: int, folder: str, memory: int | None, environment: dict[str, str]) -> Any:
-    """A pool of processes that start from nothing: a copy of this one would share its threads' locks."""
-    logging.getLogger("pebble").setLevel(logging.CRITICAL)
-    return pebble.ProcessPool(
-        workers,
-        initializer=start_worker,
-        initargs=(os.getpid(), folder, memory, environment),
-        context=multiprocessing.get_context("spawn"),
-    )
+def _put(orders: _Queue, order: _Order) -> Future[Any]:
+    orders.put(order)
+    return order.done
 
 
 def visible_devices(numbers: Sequence[int] | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -29,13 +30,16 @@ class CrewOptions:
         if self.ray and self.gpus is not None:
             raise UsageError("--gpus chooses this machine's GPUs; with --ray the cluster's are all used")
 
-    def open(self, arch: Arch) -> Crew:
-        """The crew for `arch`, its processes started.  Raises UsageError, TuningError or ToolchainError."""
+    def open(self, arch: Arch, note: Callable[[str], None] | None = None) -> Crew:
+        """The crew for `arch`, its processes started; `note` is told of a cluster's nodes that come to grief.
+
+        Raises UsageError, TuningError or ToolchainError.
+        """
         timeouts: dict[str, Any] = {}
         if self.timeout is not None:
             timeouts = {"build_timeout": self.timeout, "measure_timeout": self.timeout}
         if self.ray:
             cluster = import_module("schedules.tune.cluster")
-            crew: Crew = cluster.RayCrew(arch, self.ray, builders=self.builders, **timeouts)
+            crew: Crew = cluster.RayCrew(arch, self.ray, builders=self.builders, note=note, **timeouts)
             return crew
         return LocalCrew(arch, builders=self.builders, devices=self.gpus, **timeouts)
