@@ -14,7 +14,7 @@ from tvm import ir, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_host_passes
 from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
-from schedules.primitives import lowering as tensor_core
+from schedules.primitives import lowering as annotated
 from schedules.primitives.annotations import MIN_BLOCKS
 
 NAME = "te_schedules"
@@ -76,8 +76,8 @@ def _pipeline() -> tuple[Any, Any, Any]:
 
     @tvm.transform.module_pass(opt_level=0, name="schedules.lower")
     def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        if tensor_core.needed(mod):
-            mod = tensor_core.lower(mod)
+        if annotated.needed(mod):
+            mod = annotated.lower(mod)
         mod = _explicit_fma(_without_alignment(lower(mod)))
         _current.get().lowered = mod.script()
         return mod

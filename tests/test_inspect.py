@@ -24,7 +24,7 @@ needs_rocm = pytest.mark.skipif(not STATES["rocm:gfx90a"].build, reason=STATES["
 
 @pytest.fixture(scope="module")
 def on_cuda() -> Built:
-    return build(preset("tutorial").problem(), parse_arch("cuda:sm_90a"))
+    return build(preset("tutorial").problem(), parse_arch("cuda:sm_90a"), "tutorial")
 
 
 @pytest.fixture(scope="module")

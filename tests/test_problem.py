@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schedules.conv2d_hwcn.definition import HwcnProblem
-from schedules.conv2d_hwcn.simt import SimtConfig
+from schedules.conv2d_hwcn.tutorial import TutorialConfig
 from schedules.errors import ConfigError, ProblemError, UnknownNameError
 from schedules.softmax.definition import SoftmaxProblem
 
@@ -75,12 +75,12 @@ def test_senseless_softmax_is_refused(fields: dict, words: str) -> None:
 
 
 def test_config_fields_parse() -> None:
-    assert SimtConfig.parse({"tile": "8x4", "step": "16"}) == SimtConfig(tile=(8, 4), step=16)
-    assert SimtConfig.parse({"vthread": 2}).vthread == (2, 2)
+    assert TutorialConfig.parse({"tile": "8x4", "step": "16"}) == TutorialConfig(tile=(8, 4), step=16)
+    assert TutorialConfig.parse({"vthread": 2}).vthread == (2, 2)
     with pytest.raises(ConfigError, match="step='few'"):
-        SimtConfig.parse({"step": "few"})
+        TutorialConfig.parse({"step": "few"})
     with pytest.raises(UnknownNameError, match="did you mean 'tile'"):
-        SimtConfig.parse({"tiles": 8})
+        TutorialConfig.parse({"tiles": 8})
 
 
 @example(n=1, h=7, ci=1, co=1, k=3, dilation=3)  # the kernel reaches into the padding: no smaller image holds it

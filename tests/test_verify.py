@@ -86,10 +86,10 @@ def test_outputs_are_poisoned() -> None:
 def test_an_illegal_config_is_refused_on_every_route(sm_90a: Arch) -> None:
     problem = problem_of("conv2d_hwcn", **SMALL)
     with pytest.raises(ConfigError, match="vthread"):
-        verify(problem, sm_90a, "simt", dict(tile=3), routes=["serial"])
-    spec_config = replace(build(problem, sm_90a, device_code=False).config, step=0)
+        verify(problem, sm_90a, "tutorial", dict(tile=3), routes=["serial"])
+    spec_config = replace(build(problem, sm_90a, "tutorial", device_code=False).config, step=0)
     with pytest.raises(ConfigError, match="step=0"):
-        verify(problem, sm_90a, "simt", spec_config, routes=["serial"])
+        verify(problem, sm_90a, "tutorial", spec_config, routes=["serial"])
 
 
 @pytest.mark.gpu

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_hwcn import cpu, mma, simt
+from schedules.conv2d_hwcn import cpu, mma, simt, tutorial
 from schedules.conv2d_hwcn.definition import HwcnProblem, definition, inputs, reference
 from schedules.operator import Operator
 from schedules.primitives.tensor_core import matrix_schedule
 
 
 def choose(problem: HwcnProblem, arch: Arch) -> str:
-    return matrix_schedule(problem.dtype, arch) or ("simt" if arch.is_gpu else "cpu")
+    """The rule: matrix cores for the dtypes that they take; else `simt` for float32 where there is cp.async, and
+    `tutorial` on every other GPU."""
+    matrix = matrix_schedule(problem.dtype, arch)
+    if matrix or not arch.is_gpu:
+        return matrix or "cpu"
+    return "simt" if problem.dtype == "float32" and "cp_async" in arch.features else "tutorial"
 
 
 OPERATOR = Operator(
@@ -20,6 +25,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(simt.SCHEDULE, mma.SCHEDULE, mma.MFMA, cpu.SCHEDULE),
+    schedules=(tutorial.SCHEDULE, simt.SCHEDULE, mma.SCHEDULE, mma.MFMA, cpu.SCHEDULE),
     choose=choose,
 )

@@ -101,15 +101,22 @@ def definition(problem: HwcnProblem, tile: tuple[int, int, int] | None = None) -
     return [data, weight, te.compute(shape, lambda *at: conv(*at).astype(p.dtype), name="output")]
 
 
-def gemm_definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list[te.Tensor]:
-    """The same as a matrix product for each pixel: ``conv`` (out_h, out_w, co, n) = sum over kh, kw, ci of ``weights``
-    (kh, kw, ci, co) x ``columns`` (out_h, out_w, kh, kw, ci, n).
+@dataclass(frozen=True)
+class Operands:
+    """What a pixel's matrix product is made of: `placeholders` data and filter, ``weights`` (kh, kw, ci, co) and
+    ``columns`` (out_h, out_w, kh, kw, ci, n), where data lies under a tap.
 
-    The extents of (co, n, ci) are rounded up to multiples of `tile` with zeros in ``columns`` and ``weights``, which
-    schedules inline into their loads.  ``finished`` is ``conv`` in the problem's dtype, ``output`` the part asked for.
-
-    Returns [data, filter, the output].
+    The extents of (co, n, ci) are rounded up with zeros, in ``columns`` and ``weights``; in the padding ``columns``
+    are zero.
     """
+
+    placeholders: list[te.Tensor]
+    weights: te.Tensor
+    columns: te.Tensor
+
+
+def gemm_operands(problem: HwcnProblem, tile: tuple[int, int, int]) -> Operands:
+    """The operands with the extents of (co, n, ci) rounded up to multiples of `tile`."""
     from tvm import te
 
     p = problem
@@ -135,6 +142,23 @@ def gemm_definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list[te
         lambda ry, rx, c, f: select([(ci > p.ci, c < p.ci), (co > p.co, f < p.co)], weight[ry, rx, c, f]),
         name="weights",
     )
+    return Operands([data, weight], weights, columns)
+
+
+def gemm_definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list[te.Tensor]:
+    """The same as a matrix product for each pixel: ``conv`` (out_h, out_w, co, n) = sum over kh, kw, ci of ``weights``
+    (kh, kw, ci, co) x ``columns`` (out_h, out_w, kh, kw, ci, n).
+
+    The extents of (co, n, ci) are rounded up to multiples of `tile` with zeros in ``columns`` and ``weights``, which
+    schedules inline into their loads.  ``finished`` is ``conv`` in the problem's dtype, ``output`` the part asked for.
+
+    Returns [data, filter, the output].
+    """
+    from tvm import te
+
+    p, operands = problem, gemm_operands(problem, tile)
+    weights, columns = operands.weights, operands.columns
+    ci, co, n = (int(extent) for extent in (weights.shape[2], weights.shape[3], columns.shape[5]))
     ry, rx, rc = (te.reduce_axis((0, extent), name) for name, extent in (("ry", p.kh), ("rx", p.kw), ("rc", ci)))
     conv = te.compute(
         (p.out_h, p.out_w, co, n),
@@ -146,7 +170,7 @@ def gemm_definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list[te
     )
     finished = te.compute(conv.shape, lambda *at: conv(*at).astype(p.dtype), name="finished")
     shape = (p.out_h, p.out_w, p.co, p.n)
-    return [data, weight, te.compute(shape, lambda *at: finished(*at), name="output")]
+    return [*operands.placeholders, te.compute(shape, lambda *at: finished(*at), name="output")]
 
 
 def reference(problem: HwcnProblem, arrays: Sequence[Array]) -> list[Expected]:

@@ -1,4 +1,4 @@
-"""What tensor-core schedules ask of the lowering, beyond TVM's passes: fragments, swizzles, the multi-stage main loop.
+"""What products in tiles ask of the lowering, beyond TVM's passes: fragments, swizzles, the multi-stage main loop.
 
 A schedule says it with annotations; `lower` runs before TVM's pipeline on programs that have any.  Serial verification
 drops them: each changes where data lies or when it moves, never what is computed.
@@ -17,6 +17,7 @@ from tvm.s_tir.stmt import SBlock, SBlockRealize
 
 from schedules.primitives.annotations import PER_THREAD, PREFIX, SWIZZLE
 from schedules.primitives.multistage import MAIN_LOOP, multistage
+from schedules.primitives.order import reorder
 
 BANK_BYTES, VECTOR_BYTES = 128, 16  # of one row over all banks of shared memory, of the widest access
 
@@ -70,7 +71,7 @@ def lower(mod: tvm.IRModule) -> tvm.IRModule:
         ]
     )(mod)
     functions = {
-        name: function.with_body(_hide_pointers(_share(multistage(_relayout(function.body)))))
+        name: function.with_body(reorder(_hide_pointers(_share(multistage(_relayout(function.body))))))
         if isinstance(function, tirx.PrimFunc)
         else function
         for name, function in mod.functions.items()

@@ -10,7 +10,7 @@ from schedules.build import build
 from schedules.conv2d_hwcn.cpu import CpuConfig
 from schedules.errors import ConfigError
 from tests.conftest import assert_correct, problem_of
-from tests.conv2d_hwcn.test_simt import SHAPES
+from tests.conv2d_hwcn.test_tutorial import SHAPES
 
 PROBLEM: dict[str, Any] = dict(n=96, h=4, w=4, ci=8, co=24, kh=3, kw=3, pad=1)
 

@@ -41,7 +41,7 @@ def test_mfma_is_correct(arch: str, shape: str) -> None:
     assert_correct(problem, parse_arch(arch), "mfma", routes=["serial"])
 
 
-@pytest.mark.parametrize("schedule", ["simt", "cpu"])
+@pytest.mark.parametrize("schedule", ["tutorial", "cpu"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_other_schedules_take_the_dtype(emulation: None, schedule: str, dtype: str, shape: str) -> None:
@@ -49,7 +49,7 @@ def test_other_schedules_take_the_dtype(emulation: None, schedule: str, dtype: s
     if schedule == "cpu":
         assert_correct(problem, parse_arch("llvm"), "cpu")
     else:
-        assert_correct(problem, parse_arch("sm_80"), "simt", routes=["serial", "emulated"])
+        assert_correct(problem, parse_arch("sm_80"), "tutorial", routes=["serial", "emulated"])
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,9 @@ def test_mfma_code_objects(amd_linker: None, arch: str) -> None:
     [
         ("sm_80", "float16", "mma"),
         ("sm_80", "float32", "simt"),
+        ("sm_75", "float32", "tutorial"),
+        ("sm_75", "bfloat16", "tutorial"),
+        ("gfx90a", "float32", "tutorial"),
         ("gfx90a", "float16", "mfma"),
         ("llvm", "float16", "cpu"),
     ],

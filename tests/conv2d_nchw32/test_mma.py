@@ -133,7 +133,7 @@ def test_fragments_are_those_of_one_thread(layer: Built) -> None:
 def address(expression: str, **values: int) -> int:
     """A C expression over threadIdx and loop variables, evaluated; what is not given is zero."""
     text = re.sub(r"\(\(int\)(\w+)\.(\w)\)", r"\1_\2", expression)
-    text = re.sub(r"at_ptr\[\d+\]", "0", text).replace("/", "//")
+    text = re.sub(r"(at|stage)_ptr\[\d+\]", "0", text).replace("/", "//")
     names = {name: values.get(name, 0) for name in re.findall(r"[A-Za-z_]\w*", text)}
     return int(eval(text, {"__builtins__": {}}, names))
 
@@ -149,12 +149,13 @@ def balanced(text: str, start: int) -> str:
 
 
 def shared_addresses(source: str, function: str) -> list[str]:
-    """The shared-memory index of each call of `function` in the kernel."""
+    """The shared-memory index of each call of `function` in the kernel, cursors where the loop starts."""
     found = []
+    cursors = dict(re.findall(r"^  (cursor_ptr\w*\[0\]) = (.*);", source, re.M))
     for call in re.finditer(rf"^\s+{function}\(", source, re.M):
         arguments = balanced(source, call.end() - 1)
         index = arguments.index("buf_dyn_shmem_ptr)[") + len("buf_dyn_shmem_ptr)")
-        found.append(balanced(arguments, index))
+        found.append(re.sub(r"cursor_ptr\w*\[0\]", lambda match: cursors[match[0]], balanced(arguments, index)))
     return found
 
 

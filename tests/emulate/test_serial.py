@@ -22,7 +22,7 @@ def kinds(mod: tvm.IRModule) -> set[Any]:
 
 def test_threads_and_vectors_become_loops(sm_90a: Arch) -> None:
     problem = problem_of("conv2d_hwcn", n=64, h=4, w=4, ci=16, co=64, kh=3, kw=3, pad=1)
-    spec = operator("conv2d_hwcn").schedule("simt")
+    spec = operator("conv2d_hwcn").schedule("tutorial")
     mod = spec.apply(problem, spec.config_for(problem, sm_90a, dict(unroll=64)), sm_90a)
     assert tirx.ForKind.THREAD_BINDING in kinds(mod)
     assert kinds(serialize(mod)) == {tirx.ForKind.SERIAL}
@@ -33,7 +33,7 @@ def test_a_wrong_program_is_found(sm_90a: Arch, host: Arch) -> None:
     """A program whose border test is one pixel off must not pass."""
     problem = problem_of("conv2d_hwcn", n=8, h=4, w=6, ci=4, co=8, kh=3, kw=3, pad=1)
     op = operator("conv2d_hwcn")
-    spec = op.schedule("simt")
+    spec = op.schedule("tutorial")
     config = spec.config_for(problem, sm_90a)
     text = serialize(spec.apply(problem, config, sm_90a)).script()
     assert text.count("v0 < 5") == 1

@@ -94,9 +94,9 @@ def test_the_loop_does_not_divide(cuda_compiler: None, sm_90a: Arch) -> None:
 
 
 def test_refusals() -> None:
-    from schedules.primitives.multistage import _Nest
+    from schedules.primitives.multistage import Options, _Nest
 
     nest = object.__new__(_Nest)
     for stages, asynchronous in ((1, True), (3, False)):
         with pytest.raises(ValueError, match="do not fit this pipeline"):
-            nest.emit(stages, asynchronous)
+            nest.emit(Options(stages, asynchronous, ahead=True, skip=False))

@@ -1,0 +1,98 @@
+"""What passes over lowered statements share: walking, copying and substituting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.s_tir.stmt import SBlockRealize
+
+
+def integer(value: int) -> Any:
+    return tirx.const(value, "int32")
+
+
+def sequence(statement: Any) -> list[Any]:
+    """The statements that `statement` consists of."""
+    return list(statement.seq) if isinstance(statement, tirx.SeqStmt) else [statement]
+
+
+def joined(statements: Sequence[Any]) -> Any:
+    return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
+
+
+def loops_of(statement: Any) -> list[Any]:
+    """The loops of `statement`, outermost first."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(statement, (tirx.For, found.append), order="pre")
+    return found
+
+
+def stores_of(statement: Any) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(statement, (tirx.BufferStore, found.append))
+    return found
+
+
+def variables_of(expression: Any) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expression, (ir.Var, found.append))
+    return found
+
+
+def reads_memory(expression: Any) -> bool:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expression, (ir.TensorLoad, found.append))
+    return bool(found)
+
+
+def substitute(node: Any, values: dict[Any, Any]) -> Any:
+    return tvm_ffi.structural_map(node, (ir.Var, lambda var: values.get(var, var)))
+
+
+def fresh(statement: Any) -> Any:
+    """A copy of `statement` with loop variables of its own."""
+    return substitute(
+        statement, {loop.loop_var: tirx.Var(loop.loop_var.name, loop.loop_var.ty) for loop in loops_of(statement)}
+    )
+
+
+def without_blocks(statement: Any) -> Any:
+    """`statement` without opaque blocks: their predicates become conditions."""
+
+    def realize(node: Any) -> Any:
+        body = node.block.body
+        if isinstance(node.predicate, tirx.IntImm) and int(node.predicate) == 1:
+            return body
+        return tirx.IfThenElse(node.predicate, body, None)
+
+    return tvm_ffi.structural_map(statement, (SBlockRealize, realize))
+
+
+def zero_or(value: Any) -> tuple[Any, Any] | None:
+    """(condition, load) of  condition ? load : 0 ; None if `value` is not that."""
+    if not isinstance(value, ir.Call) or not str(getattr(value.op, "name", "")).endswith(".if_then_else"):
+        return None
+    condition, load, other = value.args
+    if not isinstance(other, tirx.IntImm | tirx.FloatImm) or other.value != 0:
+        return None
+    return condition, load
+
+
+def flat(load: Any) -> Any:
+    """The index of what `load` reads, as if its buffer had one axis."""
+    index = integer(0)
+    for extent, inner in zip(load.source.shape, load.indices, strict=True):
+        index = index * extent + inner
+    return index
+
+
+def bounds_of(program: Any) -> tvm.sym.Analyzer:
+    """An analyzer that knows the bounds of every loop of `program`, those of its threads among them."""
+    analyzer = tvm.sym.Analyzer()
+    for loop in loops_of(program):
+        analyzer.bind(loop.loop_var, ir.Range(loop.min, loop.min + loop.extent))
+    return analyzer
