@@ -102,7 +102,7 @@ ONE = '[[work]]\nproblem = "tutorial"\ntargets = ["llvm"]\n'
         (ONE + 'search = "lucky"', "search = 'lucky' is not one of template, random, auto"),
         (ONE + 'space = "cuda"', 'space is for search = "auto"'),
         (ONE + 'schedules = ["smit"]', "schedules: unknown schedule of conv2d_hwcn 'smit'; did you mean 'simt'?"),
-        (ONE + 'schedules = ["simt"]', "schedules: schedule simt runs on cuda and rocm, not on llvm"),
+        (ONE + 'schedules = ["simt"]', "schedules: schedule simt runs on cuda, not on llvm"),
         (ONE + "set = { m = 1 }", "work 1 (tutorial): problem: unknown problem field 'm'"),
         (ONE + "set = { n = 0 }", "problem: n=0 must be at least 1"),
         ("[[work]]\ntrials = 1", "work 1: problem is missing"),
