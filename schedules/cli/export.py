@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from schedules.arch import parse_arch
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, table
-from schedules.cli.records import WHICH, add_selection, gather, one_problem, pick
+from schedules.cli.records import WHICH, add_selection, gather, one_problem, pick, short
 from schedules.errors import UsageError
 
 if TYPE_CHECKING:
@@ -89,7 +89,15 @@ def _report(made: list[tuple[Record, Path]], as_json: bool) -> None:
         emit_json([{"bundle": str(path), "record": record.to_json()} for record, path in made])
         return
     rows = [
-        (record.operator, record.problem, record.target, f"{record.us:.2f}", record.schedule, record.config, path)
+        (
+            record.operator,
+            short(record.operator, record.problem),
+            record.target,
+            f"{record.us:.2f}",
+            record.schedule,
+            record.config,
+            path,
+        )
         for record, path in made
     ]
     table(("operator", "problem", "target", "us", "schedule", "config", "bundle"), rows)

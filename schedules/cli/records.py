@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -71,6 +72,20 @@ def matcher(words: Sequence[str]) -> Callable[[str, Problem], bool]:
     return lambda operator, problem: (
         operator == owner.name and owner.problem.parse({**problem.words(), **fields}) == problem
     )
+
+
+def short(operator: str, problem: Problem) -> str:
+    """A problem for a table: the preset's name if it is one, else the fields that are not at their defaults."""
+    for preset in presets().values():
+        if preset.operator == operator and preset.problem() == problem:
+            return preset.name
+    parts = str(problem).split(" ")
+    kept = [
+        part
+        for part, field in zip(parts, (field for field in dataclasses.fields(problem) if field.init), strict=True)
+        if field.default is dataclasses.MISSING or getattr(problem, field.name) != field.default
+    ]
+    return " ".join(kept)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from schedules.arch import parse_arch
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, table
-from schedules.cli.records import matcher
+from schedules.cli.records import matcher, short
 from schedules.cli.searching import add_crew, add_limits, add_log, check_log, crew_options, limits, search
 from schedules.errors import UsageError
 
@@ -106,7 +106,7 @@ def _show(found: list[Campaign], as_json: bool) -> None:
     rows = [
         {
             "operator": operator_of(c.problem).name,
-            "problem": str(c.problem),
+            "problem": c.problem.words() if as_json else short(operator_of(c.problem).name, c.problem),
             "target": c.target,
             "search": c.search.strategy,
             "campaign": c.search.campaign,

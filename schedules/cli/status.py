@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, table
-from schedules.cli.records import add_selection, gather
+from schedules.cli.records import add_selection, gather, short
 
 if TYPE_CHECKING:
     from schedules.tune.lookup import Summary
@@ -52,7 +52,7 @@ def _row(row: Summary) -> tuple[str, ...]:
     failed = {name: count for name, count in row.outcomes.items() if name != "correct"}
     return (
         row.operator,
-        str(row.problem),
+        short(row.operator, row.problem),
         row.target,
         row.device,
         str(row.trials),

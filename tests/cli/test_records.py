@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from schedules.bundle import Bundle
+from schedules.cli.records import short
 from schedules.cli.searching import config_text
 from schedules.measure import Measurement, cpu_name
+from schedules.presets import preset
 from schedules.records import Search
 from schedules.tune.journal import Journal, append, journals
 from tests.command import Run, one_line
@@ -49,6 +51,8 @@ def test_status(run: Run, logs: Path) -> None:
     assert len(found) == 1 and found[0]["outcomes"] == {"correct": 3, "compile": 1} and found[0]["speedup"] == 2.0
     assert found[0]["searches"][0]["done"] == 4 and not found[0]["searches"][0]["ended"]
     assert not found[0]["running"]
+    assert short("conv2d_hwcn", CONV) == "n=32 h=6 w=6 ci=16 co=32 kh=3 kw=3 pad=1"
+    assert short("softmax", preset("oneflow-32").problem()) == "oneflow-32"
     with Journal(next(journals(logs))):
         assert "running" in run("status", "--logs", logs).out
     assert [row["operator"] for row in run("status", "softmax", "--logs", logs, "--json").json] == ["softmax"]
