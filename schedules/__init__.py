@@ -1,3 +1,41 @@
 """GPU and CPU operator kernels as TVM tensor expressions with schedules."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from schedules.loading import Kernel
+    from schedules.problem import Problem
+
 __version__ = "0.1.0"
+
+
+def load(
+    operator: str,
+    problem: Mapping[str, Any] | Problem | str | None = None,
+    target: str = "llvm",
+    *,
+    schedule: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    logs: Sequence[str | Path] | None = None,
+) -> Kernel:
+    """The kernel of `operator` for `problem`, built for `target` with the best config that was measured for it.
+
+    `operator` is an operator or a preset; `problem` its fields (in place of the preset's), or a Problem, or a preset's
+    name.  The config is that of the best verified record of the device (`device`, by default the one that is here) in
+    the journals of the folders `logs`, else the nearest problem's, else the default; ``kernel.choice`` says which.
+    `config` (fields in place of the default's) leaves the records aside.  Equal kernels are built once in a process.
+
+    Raises UsageError and its kinds for what cannot be meant, BuildError, JournalError.
+
+    >>> softmax = schedules.load("softmax", dict(rows=4096, cols=1000), "cuda:sm_90a")
+    >>> softmax(x, y)  # tensors of the device, in the order of ``problem.arguments()``; y is written
+    """
+    from schedules.loading import load_kernel
+
+    return load_kernel(operator, problem, target, schedule, config, device, logs)

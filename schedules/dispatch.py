@@ -31,7 +31,7 @@ NEAR = 2.0  # how many doublings of its extents away a problem may be for its co
 class Choice:
     """A schedule and a legal config for a problem; `record` is what they come from, None for the default.
 
-    `passed_over` says in a line what else is known and was not used.
+    `passed_over` says in a line what else is known and was not used; `given` that the caller chose.
     """
 
     problem: Problem
@@ -39,15 +39,18 @@ class Choice:
     config: Config
     record: Record | None
     passed_over: str = ""
+    given: bool = False
 
     @property
     def source(self) -> str:
-        """record, nearest or default."""
+        """record, nearest, default or given."""
         if self.record is None:
-            return "default"
+            return "given" if self.given else "default"
         return "record" if self.record.problem == self.problem else "nearest"
 
     def __str__(self) -> str:
+        if self.given:
+            return "as given"
         if self.record is None:
             return "default config" + (f" ({self.passed_over})" if self.passed_over else "")
         where = f"{self.record.us:.2f} us on {self.record.device}, {self.record.date[:10]}"

@@ -31,11 +31,27 @@ ENVIRONMENT = ("apache-tvm", "apache-tvm-ffi", "compiler", "driver")
 
 @dataclass(frozen=True)
 class Search:
-    """Which search a trial belongs to.  `campaign` counts the searches that were started over."""
+    """Which search a trial belongs to, and how it was asked for, so that it can be gone on with.
+
+    `campaign` counts the searches that were started over; `schedules` are those it was narrowed to, `space` the
+    auto-scheduler's; `trials`, `minutes` and `patience` its limits.
+    """
 
     strategy: str
     campaign: int
     seed: int
+    schedules: tuple[str, ...] = ()
+    space: str = ""
+    trials: int | None = None
+    minutes: float | None = None
+    patience: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, "", ())}
+
+    @classmethod
+    def from_json(cls, words: Mapping[str, Any]) -> Search:
+        return cls(**{**words, "schedules": tuple(words.get("schedules", ()))})
 
 
 @dataclass(frozen=True)
@@ -103,7 +119,7 @@ class Record:
         """Plain values; what is empty is left out."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         values["problem"], values["config"] = self.problem.words(), self.config.words()
-        values["search"] = self.search and dataclasses.asdict(self.search)
+        values["search"] = self.search and self.search.to_json()
         kept = {name: value for name, value in values.items() if value not in (None, "", (), {}) and name != "more"}
         return {"schema": SCHEMA, **kept, **self.more}
 
@@ -118,7 +134,7 @@ class Record:
             owner = operator(values["operator"])
             values["problem"] = owner.problem.parse(values["problem"])
             values["config"] = owner.schedule(values["schedule"]).config.parse(values["config"])
-            values["search"] = Search(**values["search"]) if values.get("search") else None
+            values["search"] = Search.from_json(values["search"]) if values.get("search") else None
             values["verified"] = tuple(values.get("verified", ()))
             more = {name: value for name, value in words.items() if name not in names and name != "schema"}
             return cls(**values, more=more)

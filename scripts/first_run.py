@@ -2,7 +2,7 @@
 """The whole road once: search a real problem on this machine, export the winner, run it from a fresh process, and
 cross-build the tutorial's convolution for CUDA and ROCm.
 
-    scripts/first_run.py [--trials N] [--seconds S] [--out DIR]
+    scripts/first_run.py [--trials N] [--minutes M] [--out DIR]
 """
 
 from __future__ import annotations
@@ -16,35 +16,37 @@ from rich.console import Console
 
 from schedules.arch import Arch, parse_arch
 from schedules.build import build
-from schedules.bundle import Bundle, write_bundle
-from schedules.errors import SchedulesError
+from schedules.bundle import write_bundle
+from schedules.errors import SchedulesError, TuningError
 from schedules.measure import local_gpu
 from schedules.presets import preset
-from schedules.records import record
-from schedules.tune.search import Trial, search
+from schedules.tune.crews import CrewOptions
+from schedules.tune.night import export_record
+from schedules.tune.progress import comparison, watcher_for
+from schedules.tune.session import Work, stopping_signals, tune
+from schedules.tune.tuner import Limits
 
 CPU_PRESET, GPU_PRESET = "cpu-conv", "tutorial"
 CROSS = ("cuda:sm_90a", "rocm:gfx90a")
 console = Console(highlight=False, soft_wrap=True)
 
 
-def search_and_export(name: str, arch: Arch, trials: int, seconds: float, out: Path) -> Bundle:
-    problem = preset(name).problem()
-    console.print(f"\n[bold]Searching {name} on {arch}[/bold]: {problem}")
-
-    def show(trial: Trial, best: Trial | None) -> None:
-        time = f"{trial.measured.median_us:10.1f} us" if trial.measured else trial.outcome
-        mark = " *" if trial is best else ""
-        console.print(f"  {time}  {trial.config}{mark}")
-
-    found = search(problem, arch, trials=trials, seconds=seconds, progress=show)
-    speedup = found.default.measured.median_us / found.measured.median_us if found.default.measured else float("nan")
-    console.print(
-        f"best of {len(found.trials)}: {found.measured.median_us:.1f} us, "
-        f"{problem.flops / found.measured.median_us / 1e3:.0f} GFLOP/s, {speedup:.2f}x the default, "
-        f"worst error {found.error:.2f} of what is allowed, on {found.measured.device}"
-    )
-    return write_bundle(found.best, out, force=True, measured=record(found.best, found.measured, found.error).to_json())
+def search_and_export(name: str, arch: Arch, limits: Limits, out: Path) -> Path:
+    """The bundle of the best config; run again, the search goes on where it was."""
+    console.print(f"\n[bold]Searching {name} on {arch}[/bold]")
+    crew = CrewOptions().open(arch)
+    try:
+        with watcher_for() as view, stopping_signals(view.urgent) as stop:
+            work = Work(preset(name).problem(), arch, limits)
+            found = tune(work, crew, folder=out / "tuning_logs", watcher=view, stop=stop)
+    finally:
+        crew.close()
+    if not found.best:
+        raise TuningError(f"no config of {name} was correct on {arch}")
+    console.print(comparison(found.best, found.default or found.status.default, found.status.peers))
+    if not found.finished:
+        raise KeyboardInterrupt
+    return export_record(found.best, arch, out / f"{name}-{arch.kind}")
 
 
 def run_from_fresh_process(bundle: Path) -> None:
@@ -64,16 +66,14 @@ def cross_build(target: str, out: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=60.0, help="time for the search")
+    parser.add_argument("--trials", type=int, default=40, help="of each search, those of earlier runs counted")
+    parser.add_argument("--minutes", type=float, default=0.5, help="for each search")
     parser.add_argument("--out", type=Path, default=Path("out"))
     args = parser.parse_args()
     gpu = local_gpu()
     runs = [(CPU_PRESET, parse_arch("llvm"))] + ([(GPU_PRESET, gpu)] if gpu else [])
     for name, arch in runs:
-        folder = args.out / f"{name}-{arch.kind}"
-        search_and_export(name, arch, args.trials, args.seconds, folder)
-        run_from_fresh_process(folder)
+        run_from_fresh_process(search_and_export(name, arch, Limits(args.trials, args.minutes), args.out))
     for target in CROSS:
         cross_build(target, args.out / f"{GPU_PRESET}-{parse_arch(target).name}")
     console.print("\nLook inside: [bold]schedules inspect out/tutorial-sm_90a[/bold]")
@@ -85,3 +85,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except SchedulesError as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same command goes on")

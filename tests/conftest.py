@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +13,24 @@ from schedules.errors import EmulationError, ToolchainError
 from schedules.problem import Problem
 from schedules.registry import operator
 from schedules.verify import Check, emulated_runs, emulator_available, judge, poisoned, verify
+from tests.command import Run
 
 CUDA_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "cuda"]
 ROCM_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "rocm"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What was measured on this machine chooses no test's config."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCHEDULES_LOGS", str(tmp_path_factory.mktemp("no-records")))
+        yield
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """The command line."""
+    return Run(capfd)
 
 
 @pytest.fixture(scope="session")

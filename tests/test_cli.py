@@ -14,7 +14,6 @@ import pytest
 
 from schedules import cli
 from schedules.bundle import Bundle
-from schedules.cli import main
 from schedules.cli.output import dimensions
 from schedules.doctor import examine
 from schedules.errors import BuildError
@@ -24,45 +23,12 @@ from schedules.records import slug
 from schedules.registry import operator
 from schedules.toolchain import cuda, link
 from schedules.verify import Check
+from tests.command import Run, one_line
 
 SMALL = ["conv2d_hwcn", "n=8", "h=5", "w=4", "ci=3", "co=6", "kh=3", "kw=3", "pad=1"]
 STATES = {state.target: state for state in examine().targets}
 needs_cuda = pytest.mark.skipif(not STATES["cuda:sm_90a"].build, reason=STATES["cuda:sm_90a"].note)
 needs_rocm = pytest.mark.skipif(not STATES["rocm:gfx90a"].build, reason=STATES["rocm:gfx90a"].note)
-
-
-class Result:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-class Run:
-    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
-        self.capfd = capfd
-
-    def __call__(self, *words: str | Path) -> Result:
-        self.capfd.readouterr()
-        code = main([str(word) for word in words])
-        out, err = self.capfd.readouterr()
-        return Result(code, out, err)
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    return Run(capfd)
-
-
-def one_line(result: Result, code: int = 2) -> str:
-    """The error, after checking that it is all there is."""
-    assert result.code == code, (result.out, result.err)
-    lines = result.err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("schedules: error: "), result.err
-    assert result.out == ""
-    return lines[0].removeprefix("schedules: error: ")
 
 
 # ---- bad input: one line, exit code 2, nothing started
@@ -401,8 +367,9 @@ def test_list_and_help_do_not_import_tvm() -> None:
     code = """
 import sys
 from schedules.cli import main
-codes = [main(["list"]), main(["--help"]), main(["build", "--help"]), main(["build", "tutorial", "n=0"])]
-assert codes == [0, 0, 0, 2], codes
+words = (["list"], ["--help"], ["build", "--help"], ["tune", "--help"], ["build", "tutorial", "n=0"])
+codes = [main(list(each)) for each in words]
+assert codes == [0, 0, 0, 0, 2], codes
 assert "tvm" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from schedules.arch import Arch, parse_arch
 from schedules.errors import UnknownNameError, UsageError
@@ -15,6 +15,9 @@ from schedules.operator import Operator, ScheduleSpec
 from schedules.presets import operator_named, presets, resolve
 from schedules.problem import Config, Problem
 from schedules.registry import OPERATORS
+
+if TYPE_CHECKING:
+    from schedules.dispatch import Choice
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,6 +69,17 @@ def add_problem(parser: argparse.ArgumentParser, subject: str = "an operator or 
         default=[],
         metavar="FIELD=VALUE,...",
         help="fields of the schedule's config in place of its defaults; pairs as 8x4",
+    )
+
+
+def add_dispatch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", metavar="NAME", help="use records of this device (default: the one that is here)")
+    parser.add_argument(
+        "--logs",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="look for records here; may be repeated (default: SCHEDULES_LOGS, else tuning_logs)",
     )
 
 
@@ -126,6 +140,23 @@ def config_words(args: argparse.Namespace) -> dict[str, str]:
         return split_words(items, "--config item")
     except UsageError as error:
         raise UsageError(f"{error}; write tile=8x4,step=8") from None
+
+
+def choice(args: argparse.Namespace, work: Job, *, default: bool = False) -> Choice:
+    """What dispatch takes for `work`: with --config what it says, else the best that was measured unless `default`.
+
+    Raises UsageError, JournalError.
+    """
+    from schedules.dispatch import Choice, choose, default_choice
+
+    for folder in args.logs:
+        if not os.path.isdir(folder):
+            raise UsageError(f"--logs {folder} is not a folder")
+    if args.config:
+        return Choice(work.problem, work.spec.name, work.config, None, given=True)
+    if default:
+        return default_choice(work.problem, work.arch, args.schedule)
+    return choose(work.problem, work.arch, args.schedule, folders=args.logs or None, device=args.device)
 
 
 def job(args: argparse.Namespace) -> Job:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from schedules.cli.arguments import add_json, add_problem, job
+from schedules.cli.arguments import add_dispatch, add_json, add_problem, choice, job
 from schedules.cli.output import dimensions, emit_json, fields
 from schedules.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problem(parser)
+    add_dispatch(parser)
+    parser.add_argument("--default", action="store_true", help="the default config, whatever was measured")
     parser.add_argument("--out", metavar="DIR", help="write a bundle into this folder")
     parser.add_argument("--force", action="store_true", help="replace the bundle that --out holds")
     parser.add_argument("--measure", action="store_true", help="time it on its device, and keep the time in the bundle")
@@ -21,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.force and not args.out:
         raise UsageError("--force replaces the bundle in --out; give --out DIR")
+    if args.default and args.config:
+        raise UsageError("--config replaces fields of the default config already; leave out --default")
     work = job(args)
     from schedules.bundle import check_destination, write_bundle
 
@@ -28,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
         check_destination(args.out, force=args.force)
     from schedules.build import build
 
-    built = build(work.problem, work.arch, work.spec.name, work.config)
+    chosen = choice(args, work, default=args.default)
+    built = build(work.problem, work.arch, chosen.schedule, chosen.config)
     measured = None
     if args.measure:
         from schedules.measure import measure
@@ -42,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
             "problem": built.problem.words(),
             "schedule": built.schedule.name,
             "config": built.config.words(),
+            "source": chosen.source,
+            "record": chosen.record and chosen.record.to_json(),
             "target": str(built.arch),
             "compiler": built.compiler,
             "seconds": built.seconds,
@@ -58,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         {
             "operator": f"{built.operator.name} {built.problem}",
             "schedule": f"{built.schedule.name}: {built.config}",
+            "config": chosen,
             "target": f"{built.arch}, {built.compiler}, {built.seconds:.2f} s",
             "launch": launch and f"grid {dimensions(launch.grid)}, block {dimensions(launch.block)}",
         }

@@ -30,14 +30,17 @@ def hold_finals(
     incumbent: Record | None,
     artifacts: Mapping[tuple[str, str], Artifact],
     seed: int,
+    *,
+    default: Record | None = None,
 ) -> list[Record]:
-    """Records of the fastest FINALISTS of `trials` and the incumbent (else the first trial: the default), timed in
-    turn; the winner's `more` says so.  None if nothing was correct."""
+    """Records of the fastest FINALISTS of `trials`, the default and the incumbent (else the default), timed in turn;
+    the winner's `more` says so.  None if nothing was correct."""
     fastest = sorted((record for record in trials if record.correct), key=lambda record: record.us)
-    holder = incumbent or next((record for record in trials if record.correct), None)
+    holder = incumbent or default or next((record for record in trials if record.correct), None)
     finalists = {record.key: record for record in fastest[:FINALISTS]}
-    if holder:
-        finalists.setdefault(holder.key, holder)
+    for extra in (default, holder):
+        if extra:
+            finalists.setdefault(extra.key, extra)
     built: dict[tuple[str, str], Artifact] = {}
     for key, record in finalists.items():
         made = artifacts.get(key) or crew.build(problem, Candidate(record.schedule, record.config)).result()

@@ -46,6 +46,12 @@ def read_journal(file: str | Path) -> tuple[list[Record], list[BadLine]]:
 
     Raises JournalError if it cannot be read.
     """
+    numbered, bad = read_numbered(file)
+    return [record for _, record in numbered], bad
+
+
+def read_numbered(file: str | Path) -> tuple[list[tuple[int, Record]], list[BadLine]]:
+    """As `read_journal`, each record with the number of its line, counted from 1."""
     file = Path(file)
     try:
         data = file.read_bytes()
@@ -53,7 +59,7 @@ def read_journal(file: str | Path) -> tuple[list[Record], list[BadLine]]:
         return [], []
     except OSError as error:
         raise JournalError(f"cannot read {file}: {error.strerror}") from error
-    records: list[Record] = []
+    records: list[tuple[int, Record]] = []
     bad: list[BadLine] = []
     lines = data.split(b"\n")
     for number, line in enumerate(lines, 1):
@@ -68,7 +74,7 @@ def read_journal(file: str | Path) -> tuple[list[Record], list[BadLine]]:
             bad.append(BadLine(file, number, torn, line, torn=True))
             continue
         try:
-            records.append(Record.from_json(words))
+            records.append((number, Record.from_json(words)))
         except UsageError as error:
             bad.append(BadLine(file, number, str(error), line, torn=False))
     return records, bad
@@ -196,3 +202,18 @@ def append(folder: str | Path, record: Record) -> Path:
 def journals(folder: str | Path) -> Iterator[Path]:
     """Every journal under `folder`."""
     return iter(sorted(Path(folder).glob("*/*.jsonl")))
+
+
+def is_being_written(file: str | Path) -> bool:
+    """Whether a process has the journal open for writing."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

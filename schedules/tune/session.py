@@ -62,7 +62,7 @@ def tune(
     """
     file = Path(journal) if journal else journal_file(folder, crew.device, operator_of(work.problem).name)
     strategy = strategy_for(work)
-    with Journal(file) as opened:
+    with Journal(file, wait=0.1) as opened:  # a command that looks whether it is locked is done by then
         known = [record for record in opened.records if record.environment == environment_of(crew, work.arch)]
         incumbent = best_of(record for record in known if record.problem == work.problem)
         tuner = Tuner(
@@ -73,6 +73,8 @@ def tune(
             opened,
             work.limits,
             seed=work.seed,
+            schedules=work.schedules,
+            space=work.space,
             first=first_candidates(work, incumbent, known),
             incumbent=incumbent,
             fresh=fresh,
@@ -122,6 +124,7 @@ def stopping_signals(note: Callable[[str], None]) -> Iterator[Callable[[], bool]
         nonlocal asked
         asked += 1
         if asked > 1:
+            note("aborted; every trial that was written down is kept")
             os._exit(ABORTED)
         note(f"{signal.Signals(number).name}: finishing what is being measured; once more to abort")
 

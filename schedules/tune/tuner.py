@@ -32,12 +32,13 @@ HOPELESS = 16  # candidates that fail alike, with none correct, end a search
 
 @dataclass(frozen=True)
 class Limits:
-    """When a search ends: `trials` in all (earlier runs counted), `minutes` of this run, or `patience` trials without
-    a new best; None is no limit."""
+    """When a search ends: `trials` or `minutes` in all (earlier runs counted), or `patience` trials without a new best;
+    for this run also at `until`, a time of the monotonic clock.  None is no limit."""
 
     trials: int | None = None
     minutes: float | None = None
     patience: int | None = None
+    until: float | None = None
 
 
 @dataclass
@@ -58,12 +59,18 @@ class Status:
     since_best: int = 0
     peers: dict[str, float] = field(default_factory=dict)  # name to microseconds
     started: float = field(default_factory=time.monotonic)
+    earlier: float = 0.0  # seconds of earlier runs
     devices: list[str] = field(default_factory=list)
     phase: str = "searching"
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
+
+    @property
+    def spent(self) -> float:
+        """Seconds of this search, earlier runs counted."""
+        return self.earlier + self.seconds
 
     @property
     def rate(self) -> float:
@@ -94,11 +101,12 @@ class Result:
     trials: tuple[Record, ...]
     why: str
     finished: bool  # the limits were reached; otherwise it was stopped and can be resumed
+    default: Record | None = None  # timed beside the best, if there were finals
 
     @property
     def speedup(self) -> float | None:
-        """Of the best over the default, as they were timed in the search."""
-        default = self.status.default
+        """Of the best over the default, timed side by side if there were finals."""
+        default = self.default or self.status.default
         return default.us / self.best.us if default and default.correct and self.best else None
 
 
@@ -118,8 +126,9 @@ class _Trial:
 class Tuner:
     """One search for `problem` on `arch`: its candidates from `strategy`, its work by `crew`, its memory in `journal`.
 
-    `first` are candidates to measure before any other (defaults, earlier bests).  `stop` is asked often; once it says
-    True nothing new starts and what is being measured is finished.
+    `schedules` and `space` are what the strategy was narrowed to: another choice is another search.  `first` are
+    candidates to measure before any other: the default, other defaults, earlier bests.  `stop` is asked often; once it
+    says True nothing new starts and what is being measured is finished.
     """
 
     def __init__(
@@ -132,6 +141,8 @@ class Tuner:
         limits: Limits,
         *,
         seed: int = 0,
+        schedules: tuple[str, ...] = (),
+        space: str = "",
         first: Sequence[Candidate] = (),
         incumbent: Record | None = None,
         fresh: bool = False,
@@ -143,9 +154,12 @@ class Tuner:
         self._watcher, self._stop, self._incumbent = watcher or Silent(), stop, incumbent
         self._first = deque(dict.fromkeys(first))
         default = self._first[0] if self._first else None
+        self._narrowed = (schedules, space)
         ours = [record for record in journal.records if self._is_ours(record)]
         campaigns = [record.search.campaign for record in ours if record.search]
-        self._search = Search(strategy.name, max(campaigns, default=0 if fresh else 1) + fresh, seed)
+        campaign = max(campaigns, default=0 if fresh else 1) + fresh
+        asked = (limits.trials, limits.minutes, limits.patience)
+        self._search = Search(strategy.name, campaign, seed, schedules, space, *asked)
         earlier = [record for record in ours if record.search and record.search.campaign == self._search.campaign]
         self._trials = [record for record in earlier if record.stage == "trial"]
         self._finals = [record for record in earlier if record.stage == "final"]
@@ -155,7 +169,9 @@ class Tuner:
         for record in self._trials:
             self._count(record)
         self._status.resumed = self._status.done
+        self._status.earlier = max((record.more.get("elapsed", 0.0) for record in self._trials), default=0.0)
         self._tried = {record.key for record in self._trials}
+        self._first = deque(candidate for candidate in self._first if candidate.key not in self._tried)
         self._leader_us = self._status.best.us if self._status.best else float("inf")  # the fastest, confirmed or not
         self._artifacts: dict[tuple[str, str], Artifact] = {}  # of the fastest, for the finals
         others = [
@@ -171,11 +187,12 @@ class Tuner:
             strategy.tell(self._trials)
 
     def _is_ours(self, record: Record) -> bool:
-        """Whether `record` is of this search: problem, target, device and versions alike."""
+        """Whether `record` is of this search: problem, target, device, versions and space alike."""
         return (
             record.problem == self._problem
             and record.search is not None
             and record.search.strategy == self._strategy.name
+            and (record.search.schedules, record.search.space) == self._narrowed
             and record.environment == environment_of(self._crew, self._arch)
         )
 
@@ -191,21 +208,28 @@ class Tuner:
                 f"{bad}; " + (f"moved to {bad.file.name}.bad" if bad.torn else "left as it is, not used")
             )
         why, finished = self._loop()
-        if finished and self._trials and not self._stop():
+        finals = [record for record in self._finals if record.more.get("trials") == self._status.done]
+        if finished and self._trials and not finals and not self._stop():
             self._status.phase = "timing the finalists again"
             self._watcher.tick(self._status)
-            self._finals = [record for record in self._finals if record.more.get("trials") == self._status.done]
-            if not self._finals:
-                self._finals = hold_finals(
-                    self._problem, self._arch, self._crew, self._trials, self._incumbent, self._artifacts, self._seed
-                )
-                done = {"trials": self._status.done}
-                self._finals = [replace(r, search=self._search, more={**r.more, **done}) for r in self._finals]
-                for record in self._finals:
-                    self._journal.append(record)
-        winner = next((record for record in self._finals if record.more.get("winner")), None)
+            finals = hold_finals(
+                self._problem,
+                self._arch,
+                self._crew,
+                self._trials,
+                self._incumbent,
+                self._artifacts,
+                self._seed,
+                default=self._status.default,
+            )
+            done = {"trials": self._status.done}
+            finals = [replace(r, search=self._search, more={**r.more, **done}) for r in finals]
+            for record in finals:
+                self._journal.append(record)
+        winner = next((record for record in finals if record.more.get("winner")), None)
         self._status.phase = "done" if finished else "stopped"
-        result = Result(self._status, winner or self._status.best, tuple(self._trials), why, finished)
+        default = next((record for record in finals if record.key == self._default_key), None)
+        result = Result(self._status, winner or self._status.best, tuple(self._trials), why, finished, default)
         self._watcher.finish(result)
         return result
 
@@ -237,8 +261,10 @@ class Tuner:
         limits, status = self._limits, self._status
         if limits.trials is not None and status.done >= limits.trials:
             return f"{status.done} trials"
-        if limits.minutes is not None and status.seconds >= 60 * limits.minutes:
+        if limits.minutes is not None and status.spent >= 60 * limits.minutes:
             return f"{limits.minutes:g} minutes"
+        if limits.until is not None and time.monotonic() >= limits.until:
+            return "its share of the time is over"
         if limits.patience is not None and status.since_best >= limits.patience and not self._first:
             return f"no new best in {status.since_best} trials"
         return ""
@@ -340,6 +366,9 @@ class Tuner:
 
     def _record(self, trial: _Trial, failure: Failure | None) -> Record:
         artifact = trial.artifact
+        more: dict[str, Any] = {"elapsed": round(self._status.spent, 1)}
+        if artifact and artifact.registers:
+            more |= {"registers": artifact.registers, "spilled": artifact.spilled}
         found = Record(
             operator=operator_of(self._problem).name,
             problem=self._problem,
@@ -355,9 +384,7 @@ class Tuner:
             error=failure.error if failure and failure.error is not None and math.isfinite(failure.error) else None,
             program=artifact.program if artifact else None,
             search=self._search,
-            more={"registers": artifact.registers, "spilled": artifact.spilled}
-            if artifact and artifact.registers
-            else {},
+            more=more,
         )
         if failure or not trial.timing:
             return found

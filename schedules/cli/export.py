@@ -1,0 +1,103 @@
+"""``schedules export``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schedules.arch import parse_arch
+from schedules.cli.arguments import add_json
+from schedules.cli.output import emit_json, table
+from schedules.cli.records import WHICH, add_selection, gather, one_problem, pick, short
+from schedules.errors import UsageError
+
+if TYPE_CHECKING:
+    from schedules.records import Record
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument("--out", metavar="DIR", help="the bundle's folder; with --all a folder for all of them")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--best", action="store_true", help="the record that a build uses (this is the default)")
+    what.add_argument("--record", metavar="WHICH", help=WHICH)
+    parser.add_argument("--all", action="store_true", help="every problem in the journals that this machine can build")
+    parser.add_argument("--force", action="store_true", help="replace a bundle of something else")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.out:
+        raise UsageError("give --out DIR, the folder to write")
+    if args.all and args.record:
+        raise UsageError("--record chooses one record; leave out --all")
+    if args.all:
+        return _all(args)
+    if args.record:
+        record = pick(args.record, args).record
+        if record is None or not record.correct:
+            raise UsageError(f"{args.record} was never measured to be correct; `schedules top` shows what was")
+    else:
+        known = one_problem(args)
+        from schedules.dispatch import best_of
+
+        record = best_of([item.record for item in known.everything])
+        if record is None:
+            raise UsageError(f"nothing was correct for {known.problem}; search on: schedules tune")
+    path = _export(record, Path(args.out), args.force)
+    _report([(record, path)], args.json)
+    return 0
+
+
+def _all(args: argparse.Namespace) -> int:
+    found = gather(args)
+    from schedules.measure import device_name
+    from schedules.records import slug
+    from schedules.tune.lookup import summaries
+
+    made: list[tuple[Record, Path]] = []
+    for row in summaries(found):
+        arch = parse_arch(row.target)
+        # code for "this CPU" is not for the one of the record
+        if row.best and (arch.is_gpu or row.device == device_name(arch)):
+            out = Path(args.out) / slug(row.device) / f"{row.operator}-{row.problem.key}"
+            made.append((row.best, _export(row.best, out, force=True)))
+    if not made:
+        raise UsageError("nothing in the journals is correct and for a target of this machine")
+    _report(made, args.json)
+    return 0
+
+
+def _export(record: Record, out: Path, force: bool) -> Path:
+    from schedules.bundle import Bundle, check_destination
+    from schedules.errors import BundleError
+    from schedules.tune.night import export_record, holds
+
+    arch = parse_arch(record.target)
+    try:
+        same = holds(Bundle.open(out), record, arch)
+    except BundleError:
+        same = False
+    if not same:
+        check_destination(out, force=force)
+    return export_record(record, arch, out)
+
+
+def _report(made: list[tuple[Record, Path]], as_json: bool) -> None:
+    if as_json:
+        emit_json([{"bundle": str(path), "record": record.to_json()} for record, path in made])
+        return
+    rows = [
+        (
+            record.operator,
+            short(record.operator, record.problem),
+            record.target,
+            f"{record.us:.2f}",
+            record.schedule,
+            record.config,
+            path,
+        )
+        for record, path in made
+    ]
+    table(("operator", "problem", "target", "us", "schedule", "config", "bundle"), rows)

@@ -1,0 +1,126 @@
+"""``schedules tune``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from schedules.arch import parse_arch
+from schedules.cli.arguments import add_json, split_words, subject
+from schedules.cli.output import emit_json, table
+from schedules.cli.searching import (
+    STOPPED,
+    TRIALS,
+    add_crew,
+    add_limits,
+    add_log,
+    check_log,
+    crew_options,
+    limits,
+    search,
+    view,
+)
+from schedules.errors import UsageError
+from schedules.presets import operator_named, resolve
+
+SEARCHES = ("template", "random", "auto")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="NAME [field=value ...]", help="an operator or a preset")
+    parser.add_argument("--target", default="llvm", help="llvm, cuda:sm_90a, ... (default: llvm)")
+    parser.add_argument(
+        "--schedule", action="append", default=[], metavar="NAME", help="search only this one; may be repeated"
+    )
+    parser.add_argument(
+        "--search",
+        default="template",
+        choices=SEARCHES,
+        help="template: configs chosen by a cost model (default); random: at random; auto: MetaSchedule's spaces",
+    )
+    parser.add_argument("--space", default="", metavar="NAME", help="of --search auto (default: the one that fits)")
+    add_limits(parser, f" (default: {TRIALS}, if there is no other limit)")
+    parser.add_argument("--seed", type=int, default=0, help="of the data and of the search (default: 0)")
+    add_log(parser)
+    parser.add_argument("--fresh", action="store_true", help="start over; earlier trials stay in the journal")
+    add_crew(parser)
+    parser.add_argument("--plan", metavar="FILE", help="search every problem of a plan; `--out` is for its results")
+    parser.add_argument("--out", metavar="DIR", help="of a plan: bundles and report (default: as the plan says)")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.plan:
+        return _plan(args)
+    if args.out:
+        raise UsageError("--out is for a --plan; `schedules export` writes the best of a problem into a folder")
+    name = subject(args)
+    operator_named(name)  # an unknown operator is named first, whatever else is wrong
+    operator, problem = resolve(name, split_words(args.words[1:]))
+    arch = parse_arch(args.target)
+    for schedule in args.schedule:
+        operator.schedule(schedule).require_kind(arch)
+    if args.seed < 0:
+        raise UsageError(f"--seed {args.seed} must not be negative")
+    if args.space and args.search != "auto":
+        raise UsageError("--space chooses among the auto-scheduler's; give --search auto with it")
+    if args.schedule and args.search == "auto":
+        raise UsageError("--schedule narrows a template search; leave it out with --search auto")
+    check_log(args)
+    options, bounds = crew_options(args), limits(args)
+    from schedules.tune.session import Work
+    from schedules.tune.tuner import Limits
+
+    if bounds == Limits():
+        bounds = Limits(trials=TRIALS)
+    work = Work(problem, arch, bounds, args.search, tuple(args.schedule), args.seed, args.space)
+    return search(work, options, args, again(args, bounds.trials))
+
+
+def again(args: argparse.Namespace, trials: int | None) -> list[str]:
+    """The words that go on with the search of `args`."""
+    words = ["tune", *args.words, "--target", args.target, "--search", args.search]
+    words += [word for name in args.schedule for word in ("--schedule", name)]
+    given = {"trials": trials, "minutes": args.minutes, "patience": args.patience, "seed": args.seed or None}
+    given |= {"journal": args.journal, "log": args.log, "space": args.space or None}
+    given |= {"builders": args.builders, "gpus": args.gpus, "ray": args.ray, "timeout": args.timeout}
+    return words + [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+
+
+def _plan(args: argparse.Namespace) -> int:
+    """Search every entry of a plan."""
+    single = ("words", "schedule", "trials", "minutes", "patience", "space", "journal")
+    if given := [name for name in single if getattr(args, name)]:
+        name = args.words[0] if given[0] == "words" else f"--{given[0]}"
+        raise UsageError(f"{name} is for a single search; write it into the plan, or leave out --plan")
+    check_log(args)
+    options = crew_options(args)
+    from schedules.tune import report
+    from schedules.tune.night import exit_code, run_plan
+    from schedules.tune.plan import read_plan
+    from schedules.tune.session import stopping_signals
+
+    plan = read_plan(args.plan)
+    out = Path(args.out or plan.out)
+    with view(args.json) as watcher, stopping_signals(watcher.urgent) as stop:
+        outcomes = run_plan(
+            plan,
+            watcher,
+            folder=args.log,
+            out=out,
+            open_crew=lambda arch: options.open(arch, watcher.note),
+            fresh=args.fresh,
+            stop=stop,
+        )
+    code = exit_code(outcomes)
+    if args.json:
+        emit_json({"report": str(out / "report.md"), "entries": [outcome.to_json() for outcome in outcomes]})
+        return code
+    table(report.HEADERS, [report.row(outcome) for outcome in outcomes])
+    for outcome in outcomes:
+        if outcome.note:
+            print(f"{outcome.name}: {outcome.note}")
+    print(f"report in {out / 'report.md'}, journals under {args.log}")
+    if code == STOPPED:
+        print("stopped; nothing is lost.  The same command goes on" + (", without --fresh" if args.fresh else ""))
+    return code

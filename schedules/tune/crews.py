@@ -1,0 +1,45 @@
+"""Which crew a search works with, as it is asked for on the command line or in a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from schedules.arch import Arch
+from schedules.errors import UsageError
+from schedules.tune.crew import Crew, LocalCrew
+
+
+@dataclass(frozen=True)
+class CrewOptions:
+    """How many `builders`, on which `gpus` (as CUDA counts them), on the Ray cluster at the address `ray`; what is None
+    is left to the crew.  `timeout` is how many seconds one candidate may take to build, and as many to measure."""
+
+    builders: int | None = None
+    gpus: tuple[int, ...] | None = None
+    ray: str | None = None
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.builders is not None and self.builders < 1:
+            raise UsageError(f"--builders {self.builders} must be at least 1")
+        if self.timeout is not None and not self.timeout > 0:
+            raise UsageError(f"--timeout {self.timeout:g} must be over 0")
+        if self.ray and self.gpus is not None:
+            raise UsageError("--gpus chooses this machine's GPUs; with --ray the cluster's are all used")
+
+    def open(self, arch: Arch, note: Callable[[str], None] | None = None) -> Crew:
+        """The crew for `arch`, its processes started; `note` is told of a cluster's nodes that come to grief.
+
+        Raises UsageError, TuningError or ToolchainError.
+        """
+        timeouts: dict[str, Any] = {}
+        if self.timeout is not None:
+            timeouts = {"build_timeout": self.timeout, "measure_timeout": self.timeout}
+        if self.ray:
+            cluster = import_module("schedules.tune.cluster")
+            crew: Crew = cluster.RayCrew(arch, self.ray, builders=self.builders, note=note, **timeouts)
+            return crew
+        return LocalCrew(arch, builders=self.builders, devices=self.gpus, **timeouts)

@@ -1,0 +1,189 @@
+"""Running a plan: every entry in turn, each best exported, a report that is true after each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from schedules.arch import Arch
+from schedules.build import build, operator_of
+from schedules.bundle import Bundle, write_bundle
+from schedules.dispatch import best_of
+from schedules.errors import BundleError, SchedulesError
+from schedules.records import Record
+from schedules.tune import report
+from schedules.tune.crew import Crew
+from schedules.tune.crews import CrewOptions
+from schedules.tune.journal import DEFAULT_FOLDER, journal_file, read_journal
+from schedules.tune.lookup import default_record
+from schedules.tune.plan import Plan
+from schedules.tune.progress import View
+from schedules.tune.report import Outcome, write_report
+from schedules.tune.session import tune
+from schedules.tune.tuner import Result, environment_of
+
+
+def run_plan(
+    plan: Plan,
+    view: View,
+    *,
+    folder: str | Path = DEFAULT_FOLDER,
+    out: str | Path | None = None,
+    open_crew: Callable[[Arch], Crew] | None = None,
+    fresh: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Outcome]:
+    """Search every entry of `plan` on every of its targets, journals under `folder`, bundles and report in `out`.
+
+    Run again, it goes on where it was: a search that came to its limits takes a moment.  A search that fails is
+    reported and the next one starts; `stop` ends the plan.  Raises OSError if the report cannot be written.
+    """
+    out = Path(out or plan.out)
+    # by priority first, then by target: a night that ends early has the important ones
+    outcomes = [Outcome(entry, arch) for entry in plan.entries for arch in entry.targets]
+    deadline = None if plan.minutes is None else time.monotonic() + 60 * plan.minutes
+    crews = _Crews(open_crew or CrewOptions().open)
+    write_report(out, plan.file.stem, outcomes)
+    try:
+        for number, outcome in enumerate(outcomes):
+            if stop():
+                break
+            until = None
+            if deadline is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    outcome.state = report.NO_TIME
+                    continue
+                # what an earlier one leaves over is shared by the later ones
+                until = time.monotonic() + left / (len(outcomes) - number)
+            view.heading(f"{number + 1} of {len(outcomes)}: {outcome.name}")
+            outcome.state = report.SEARCHING
+            write_report(out, plan.file.stem, outcomes)
+            _run(outcome, until, crews, Path(folder), fresh, view, stop)
+            if outcome.note:
+                view.note(f"{outcome.name}: {outcome.note}")
+            _export(outcome, out, view)
+            write_report(out, plan.file.stem, outcomes)
+    finally:
+        crews.close()
+        write_report(out, plan.file.stem, outcomes)
+    return outcomes
+
+
+def _run(
+    outcome: Outcome,
+    until: float | None,
+    crews: _Crews,
+    folder: Path,
+    fresh: bool,
+    view: View,
+    stop: Callable[[], bool],
+) -> None:
+    entry, arch = outcome.entry, outcome.arch
+    view.status = None
+    try:
+        crew = crews.get(arch)
+        work = entry.work(arch, until)
+        result = tune(work, crew, folder=folder, fresh=fresh, watcher=view, stop=stop)
+        outcome.state, outcome.why = report.DONE if result.finished else report.STOPPED, result.why
+        file = journal_file(folder, crew.device, operator_of(entry.problem).name)
+        _look_up(outcome, file, crew, result)
+        if not outcome.best and result.finished:
+            outcome.state, outcome.note = report.FAILED, "no candidate was correct"
+    except SchedulesError as error:
+        outcome.state, outcome.note = report.FAILED, str(error)
+    except Exception as error:  # a fault of this package must not cost the rest of the night
+        outcome.state, outcome.note = report.FAILED, f"internal: {type(error).__name__}: {error}"
+        crews.drop(arch)
+    finally:
+        view.close()
+        outcome.status = view.status
+
+
+def _look_up(outcome: Outcome, file: Path, crew: Crew, result: Result) -> None:
+    """The record that dispatch uses from now on, whichever search it is of, and the default's."""
+    problem, arch = outcome.entry.problem, outcome.arch
+    known = [
+        record
+        for record in read_journal(file)[0]
+        if record.problem == problem and record.environment == environment_of(crew, arch)
+    ]
+    outcome.best = best_of(known)
+    outcome.default = result.default or result.status.default or default_record(known, problem, arch)
+
+
+def _export(outcome: Outcome, out: Path, view: View) -> None:
+    if not (outcome.best and outcome.entry.export):
+        return
+    try:
+        outcome.bundle = export_record(outcome.best, outcome.arch, out / outcome.name)
+    except SchedulesError as error:
+        outcome.note = f"not exported: {error}"
+        view.note(f"{outcome.name}: {outcome.note}")
+
+
+def export_record(record: Record, arch: Arch, out: Path) -> Path:
+    """The bundle of what `record` is of in the folder `out`; one that is there and the same stays.
+
+    Raises BundleError, BuildError, ToolchainError.
+    """
+    with contextlib.suppress(BundleError):
+        if holds(Bundle.open(out), record, arch):
+            return out
+    built = build(record.problem, arch, record.schedule, record.config)
+    return write_bundle(built, out, force=True, measured=record.to_json()).path
+
+
+def holds(bundle: Bundle, record: Record, arch: Arch) -> bool:
+    """Whether `bundle` is what `record` is of, built with the same TVM and compiler."""
+    manifest = bundle.manifest
+    same = ("apache-tvm", "apache-tvm-ffi")
+    return (
+        manifest["operator"] == record.operator
+        and bundle.problem == record.problem
+        and manifest["schedule"] == record.schedule
+        and type(record.config).parse(manifest["config"]) == record.config
+        and manifest["target"]["arch"] == str(arch)
+        and all(manifest["versions"].get(name) == record.versions.get(name) for name in same)
+        and manifest["compiler"] == record.versions.get("compiler")
+    )
+
+
+class _Crews:
+    """One crew for each arch, started when it is first needed; an arch that has none keeps saying why."""
+
+    def __init__(self, open_crew: Callable[[Arch], Crew]) -> None:
+        self._open = open_crew
+        self._crews: dict[Arch, Crew] = {}
+        self._errors: dict[Arch, SchedulesError] = {}
+
+    def get(self, arch: Arch) -> Crew:
+        if arch in self._errors:
+            raise self._errors[arch]
+        if arch not in self._crews:
+            try:
+                self._crews[arch] = self._open(arch)
+            except SchedulesError as error:
+                self._errors[arch] = error
+                raise
+        return self._crews[arch]
+
+    def drop(self, arch: Arch) -> None:
+        """Forget a crew that may be beyond repair: the next search gets a new one."""
+        crew = self._crews.pop(arch, None)
+        if crew:
+            crew.close()
+
+    def close(self) -> None:
+        for crew in self._crews.values():
+            crew.close()
+
+
+def exit_code(outcomes: Sequence[Outcome]) -> int:
+    """0 if every search came to its end, 130 if the plan was stopped, else 1."""
+    states = {outcome.state for outcome in outcomes}
+    if states & {report.STOPPED, report.WAITING}:
+        return 130
+    return 1 if report.FAILED in states else 0
