@@ -69,8 +69,20 @@ class ScheduleSpec:
 
 
 @dataclass(frozen=True)
+class SampledSchedule:
+    """A hand-written schedule whose constants are drawn, for the auto-scheduler to search (its space "template")."""
+
+    definition: Callable[[Any], Sequence[te.Tensor]]  # problem -> the TE graph that the steps are written for
+    # (schedule of that graph, problem, arch): takes the steps, drawing decisions with ``sch.sample_*``
+    apply: Callable[[Any, Any, Arch], None]
+
+
+@dataclass(frozen=True)
 class Operator:
-    """An operator: what is computed, and the schedules that compute it."""
+    """An operator: what is computed, and the schedules that compute it.
+
+    Besides `schedules`, every operator has the schedule `auto`, which only a search gives a config.
+    """
 
     name: str
     summary: str
@@ -80,12 +92,15 @@ class Operator:
     inputs: Callable[[Any, np.random.Generator], Sequence[Array]]
     schedules: tuple[ScheduleSpec, ...]
     choose: Callable[[Any, Arch], str]  # the rule: which schedule serves this problem on this arch
+    sampled: SampledSchedule | None = None
 
     def schedule(self, name: str) -> ScheduleSpec:
-        for schedule in self.schedules:
+        from schedules import auto
+
+        for schedule in (*self.schedules, auto.SCHEDULE):
             if schedule.name == name:
                 return schedule
-        raise UnknownNameError(f"schedule of {self.name}", name, [s.name for s in self.schedules])
+        raise UnknownNameError(f"schedule of {self.name}", name, [auto.NAME, *(s.name for s in self.schedules)])
 
     def schedule_for(self, problem: Problem, arch: Arch, name: str | None = None) -> ScheduleSpec:
         """The schedule called `name`, or the one the operator's rule chooses."""

@@ -7,6 +7,7 @@ from importlib import import_module
 
 from schedules.errors import UnknownNameError
 from schedules.operator import Operator
+from schedules.problem import Problem
 
 OPERATORS = {
     "conv2d_hwcn": "schedules.conv2d_hwcn",
@@ -24,6 +25,11 @@ def operator(name: str) -> Operator:
         raise UnknownNameError("operator", name, OPERATORS)
     found: Operator = import_module(OPERATORS[name]).OPERATOR
     return found
+
+
+def operator_of(problem: Problem) -> Operator:
+    """The operator whose problem this is; an operator is named after its folder."""
+    return operator(type(problem).__module__.split(".")[1])
 
 
 def operators() -> list[Operator]:
