@@ -1,16 +1,19 @@
 """The schedule `auto`: a program that TVM's auto-scheduler made, as the trace of its steps.
 
 Every operator has it.  A config holds the space that the search drew from and the trace, TVM's list of scheduling
-instructions with the decisions taken, as JSON.  Replaying the trace on the space's unscheduled program gives the
-scheduled one again, in any process.  There is no default and nothing to enumerate: traces come from `tune.auto`.
+instructions with the decisions taken.  Replaying the trace on the space's unscheduled program gives the scheduled one
+again, in any process.  There is no default and nothing to enumerate: traces come from `tune.auto`.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch
@@ -36,10 +39,38 @@ SPACES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class AutoConfig(Config):
-    """`space` names the design space and with it the unscheduled program; `trace` is compact JSON of TVM's trace."""
+    """`space` names the design space and with it the unscheduled program; `trace` is TVM's JSON of a trace, compressed:
+    of the tensor-core spaces it is 30 KB."""
 
     space: str
     trace: str
+
+    @classmethod
+    def of(cls, space: str, sch: Schedule) -> AutoConfig:
+        """The config that gives the program of `sch`, a schedule of the program of `space`."""
+        text = json.dumps(_plain(sch.trace.as_json()), separators=(",", ":"))
+        return cls(space, base64.b64encode(zlib.compress(text.encode(), 9)).decode())
+
+    @cached_property
+    def steps(self) -> list[Any]:
+        """The trace as TVM reads it: instructions, and decisions with the index of theirs.  Raises ConfigError."""
+        try:
+            text = zlib.decompress(base64.b64decode(self.trace, validate=True))
+            instructions, decisions = json.loads(text)
+            for step, decision in decisions:  # TVM would divide by a factor of 0
+                if instructions[step][0] == "SamplePerfectTile" and min(decision) < 1:
+                    raise ValueError
+            return [[step for step in instructions if isinstance(step[0], str)], decisions]
+        except (ValueError, TypeError, IndexError, KeyError, zlib.error):
+            raise ConfigError("trace is not one of a search, or damaged; take the config from a journal") from None
+
+    def __str__(self) -> str:
+        """Short, and another for each trace."""
+        try:
+            text = json.dumps(self.steps)
+        except ConfigError:
+            text = self.trace
+        return f"space={self.space} trace={hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def check(self, problem: Problem, arch: Arch) -> str | None:
         """Why the trace cannot be replayed on `problem`; what was replayed is kept for the build that follows."""
@@ -69,36 +100,26 @@ def replayed(problem: Problem, config: AutoConfig, arch: Arch) -> tvm.IRModule:
 @lru_cache(maxsize=8)  # a config is checked, then built, then verified
 def _replayed(problem: Problem, config: AutoConfig, as_described: bool) -> tvm.IRModule:
     """`as_described` leaves the loops that a tensor intrinsic stands for, which any target can run."""
-    try:
-        parts = json.loads(config.trace)
-        instructions, decisions = parts
-    except (ValueError, TypeError):
-        raise ConfigError("trace is not the JSON of a trace; take the config from a journal") from None
+    instructions, decisions = config.steps
     if as_described:
         instructions = [step for step in instructions if step[0] != "Tensorize"]
-    sch = replay(program(problem, config.space), [instructions, decisions])
-    return sch.mod
+    return replay(program(problem, config.space), [instructions, decisions]).mod
 
 
-def replay(mod: tvm.IRModule, trace: Any) -> Schedule:
-    """`mod` after the steps of `trace`, TVM's JSON of it.  Raises ConfigError."""
+def replay(mod: tvm.IRModule, steps: list[Any]) -> Schedule:
+    """`mod` after `steps`.  Raises ConfigError."""
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import Trace
 
-    if any(step and step[0] == "Tensorize" for step in trace[0]):
+    if any(step[0] == "Tensorize" for step in steps[0]):
         register_intrinsics()
-    sch = Schedule(mod, error_render_level="none")
+    sch = Schedule(mod, error_render_level="fast")
     try:
-        Trace.apply_json_to_schedule(trace, sch)
+        Trace.apply_json_to_schedule(steps, sch)
     except Exception as error:  # TVM raises many types; whichever it is, the trace is not one of this program
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(f"trace does not replay on this problem ({reason}); tune it again") from error
     return sch
-
-
-def trace_text(sch: Schedule) -> str:
-    """The trace of `sch` as compact JSON, for AutoConfig."""
-    return json.dumps(_plain(sch.trace.as_json()), separators=(",", ":"))
 
 
 def _plain(value: Any) -> Any:
@@ -136,7 +157,7 @@ def program(problem: Problem, space: str) -> tvm.IRModule:
     op = operator_of(problem)
     if space == "template":
         if op.sampled is None:
-            raise ConfigError(f"{op.name} has no hand-written schedule with sampled decisions; leave out space=template")
+            raise ConfigError(f"{op.name} has no schedule with sampled decisions; leave out space=template")
         tensors = op.sampled.definition(problem)
     else:
         tensors = op.definition(problem)

@@ -129,7 +129,7 @@ def build_scheduled(
             with (
                 without_lines(ROCM_WARNINGS if arch.kind == "rocm" else ()),
                 target,
-                tvm.transform.PassContext(config=pipeline.config(arch.kind)),
+                tvm.transform.PassContext(config=pipeline.config(arch.kind, mod)),
             ):
                 module = tirx.build(mod, target=target, pipeline=pipeline.NAME)
         except SchedulesError:

@@ -1,21 +1,20 @@
 """The auto-scheduler as a search strategy: MetaSchedule's design spaces, evolved under its cost model.
 
-A candidate is a trace; `schedules.auto` replays it.  Each batch is the best, as the model predicts, of some fresh points
-and of mutants of the fastest programs known, and a few at random.
+A candidate is a trace; `schedules.auto` replays it.  Each batch is the best, as the model predicts, of some fresh
+points and of mutants of the fastest programs known, and a few at random.
 Source: Zheng et al., "Ansor"; Shao et al., "Tensor Program Optimization with Probabilistic Programs".
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tvm_ffi import structural_hash
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
+from tvm_ffi import structural_hash
 
 from schedules import auto
 from schedules.arch import Arch
@@ -88,23 +87,23 @@ class AutoSearch:
             ranked = [programs[i] for i in sorted(range(len(programs)), key=lambda i: -scores[i])]
             greedy = math.ceil(GREEDY * count)
             ranked[greedy:] = rng.sample(ranked[greedy:], len(ranked[greedy:]))
-        asked = []
+        asked: list[Candidate] = []
         for program in ranked:
             if len(asked) == count:
                 break
             self._structures.add(program.structure)
-            text = auto.trace_text(program.sch)
-            if text in self._known or not self.space.verified(program.sch):
+            config = AutoConfig.of(self.space.name, program.sch)
+            if str(config) in self._known or not self.space.verified(program.sch):
                 continue
-            self._known.add(text)
-            self._open[text] = program
-            asked.append(Candidate(auto.NAME, AutoConfig(self.space.name, text)))
+            self._known.add(str(config))
+            self._open[str(config)] = program
+            asked.append(Candidate(auto.NAME, config))
         return asked
 
     def tell(self, records: Sequence[Record]) -> None:
         """Learn from trials of this problem; those of other schedules and spaces are passed over."""
         mine = [record for record in records if self._is_mine(record)]
-        self._known.update(record.config.trace for record in mine)  # type: ignore[attr-defined]
+        self._known.update(str(record.config) for record in mine)
         for record, program in zip(mine, self._programs(self.space, mine), strict=True):
             if program is None:
                 self.lost += 1
@@ -132,19 +131,20 @@ class AutoSearch:
     def _programs(self, space: TraceSpace, records: Sequence[Record]) -> Iterator[_Program | None]:
         """The program of each record: as it was asked, or replayed; None if it does not replay."""
         for record in records:
-            text: str = record.config.trace  # type: ignore[attr-defined]
-            if record.problem == self.problem and text in self._open:
-                yield self._open.pop(text)
+            config = record.config
+            assert isinstance(config, AutoConfig)
+            if record.problem == self.problem and str(config) in self._open:
+                yield self._open.pop(str(config))
                 continue
             try:
-                sch = auto.replay(auto.program(record.problem, space.name), json.loads(text))
-            except (ConfigError, ValueError):
+                sch = auto.replay(auto.program(record.problem, space.name), config.steps)
+            except ConfigError:
                 yield None
                 continue
             yield _Program(sch, structural_hash(sch.mod), space.features([sch])[0])
 
     def _evolved(self, wanted: int, rng: random.Random) -> list[_Program]:
-        """Up to `wanted` new programs: fresh ones, mutants of the fastest known, mutants of the most promising of these.
+        """Up to `wanted` new programs: fresh ones, mutants of the fastest known, mutants of what promises most.
 
         Without parents, half are fresh, and the rest mutants of them: a mutant of a sound program is mostly sound.
         """
@@ -161,7 +161,7 @@ class AutoSearch:
                 trace = self.space.mutate(rng.choices(self._fastest, weights)[0][2], rng)
             else:
                 promising = promising or self._promising(found)
-                trace = self.space.mutate(rng.choice(promising or found).sch.trace, rng) if found else self.space.draw(rng)
+                trace = self.space.mutate(rng.choice(promising).sch.trace, rng)
             sch = None if trace is None else self.space.finish(trace, rng.randrange(1, 2**30))
             program = None if sch is None else self._new(sch, structures)
             idle = 0 if program else idle + 1

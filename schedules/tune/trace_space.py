@@ -29,14 +29,17 @@ from tvm.s_tir.schedule import Trace
 from tvm.s_tir.stmt import SBlock
 from tvm.target import Target
 
-from schedules import auto
+from schedules import auto, pipeline
 from schedules.arch import Arch
 from schedules.errors import ConfigError
 from schedules.problem import Problem
 from schedules.registry import operator_of
+from schedules.toolchain.cuda import require_headers
 from schedules.toolchain.quiet import ROCM_WARNINGS, without_lines
 
 MAX_VTHREADS = 8  # what VerifyGPUCode allows
+MAX_ACCUMULATORS = 256  # of a thread; beyond, they spill, and the CUDA compiler takes ten seconds over it
+FRAGMENT = 8  # accumulators of a thread in a 16x16 tile of matrix instructions
 # a prime factor of an extent goes to the outermost loop, the blocks of a GPU, so many times as often as to another:
 # large and small tiles in turn
 OUTER_WEIGHTS = {True: (2.0, 4.0), False: (1.0,)}  # by Arch.is_gpu
@@ -121,21 +124,24 @@ class _Outline:
                 break
         return cls(trace, tuple(tiles), tuple(choices), tuple(bound), least, warps)
 
-    def threads(self, tiles: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Threads and virtual threads of a block, as far as `tiles` tell; 1 and 1 if they do not."""
-        threads, vthreads = self.least_threads if not self.bound else 1, 1
+    def threads(self, tiles: Sequence[Sequence[int]]) -> tuple[int, int, int]:
+        """Threads and virtual threads of a block, and outputs of one of these, as far as `tiles` tell; else 1."""
+        threads, vthreads, outputs = self.least_threads if not self.bound else 1, 1, 1
         for axis, sources in self.bound:
             extent = math.prod(tiles[tile][place] for tile, place in sources)
-            threads *= extent if axis.startswith("threadIdx") else 1
-            vthreads *= extent if axis.startswith("vthread") else 1
-        return threads, vthreads
+            if axis.startswith("threadIdx"):
+                threads *= extent
+                outputs *= math.prod(math.prod(tiles[tile][place + 1 :]) for tile, place in sources)
+            elif axis.startswith("vthread"):
+                vthreads *= extent
+        return threads, vthreads, outputs
 
 
 class TraceSpace:
     """The design space `space` of `problem` on `arch`.
 
-    Raises ConfigError if the space is for other targets, or its rules do not match the problem.  `rejected` counts what
-    became of points that were drawn and are no candidates.
+    Raises ConfigError if the space is for other targets, or its rules do not match the problem; ToolchainError if its
+    kernels could not be compiled here.  `rejected` counts what became of points that were drawn and are no candidates.
     """
 
     def __init__(self, problem: Problem, arch: Arch, space: str, threads: int = 1) -> None:
@@ -147,6 +153,7 @@ class TraceSpace:
         self.target = search_target(arch, space)
         self.rejected: Counter[str] = Counter()
         if space == "cuda-tensorcore":
+            require_headers("#include <mma.h>")
             auto.register_intrinsics()
         self._generator = _template(problem, arch) if space == "template" else _rules(RULES[space])
         self._context = _context(self.mod, self.target, self._generator, threads)
@@ -188,9 +195,11 @@ class TraceSpace:
         """Whether the extents that the decisions give to threads are possible, as far as the trace tells them."""
         if not self.arch.is_gpu:
             return True
-        threads, vthreads = outline.threads(tiles)
-        threads *= self.arch.wave if outline.warps else 1
-        return outline.least_threads <= threads <= self.arch.max_threads and vthreads <= MAX_VTHREADS
+        threads, vthreads, outputs = outline.threads(tiles)
+        if outline.warps:
+            threads, outputs = threads * self.arch.wave, outputs * FRAGMENT
+        fits = vthreads <= MAX_VTHREADS and vthreads * outputs <= MAX_ACCUMULATORS
+        return fits and outline.least_threads <= threads <= self.arch.max_threads
 
     def finish(self, trace: Trace, seed: int) -> Schedule | None:
         """The schedule after the steps of `trace` and the postprocessors that add some; None, counted in `rejected`, if
@@ -214,7 +223,8 @@ class TraceSpace:
 
     def verified(self, sch: Schedule) -> bool:
         """Whether the program, lowered, keeps to the target's limits: for a finished schedule, and the slower part."""
-        return all(self._processed(sch, postproc) for postproc in self._checks)
+        with tvm.transform.PassContext(config=pipeline.config(self.arch.kind, sch.mod)):
+            return all(self._processed(sch, postproc) for postproc in self._checks)
 
     def _processed(self, sch: Schedule, postproc: Any) -> bool:
         name = type(postproc).__name__
