@@ -188,4 +188,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=_no_default,
     space=_no_space,
+    fixed_shape=True,
 )

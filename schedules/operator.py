@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from schedules.arch import Arch
 from schedules.errors import ConfigError, UnknownNameError
-from schedules.problem import Config, Problem
+from schedules.problem import Argument, Config, Problem
 
 if TYPE_CHECKING:
     import tvm
@@ -46,6 +46,12 @@ class ScheduleSpec:
     ]  # (problem, config, arch) -> scheduled program with one function "main"
     default: Callable[[Any, Arch], Config]
     space: Callable[[Any, Arch], Iterator[Config]]  # every config worth trying, legal or not
+    fixed_shape: bool = False  # what is built takes the problem's shapes only, run-time axes too
+
+    def arguments(self, problem: Problem) -> tuple[Argument, ...]:
+        """The tensors of a function built with this schedule."""
+        arguments = problem.arguments()
+        return tuple(replace(a, runtime_axis=None) for a in arguments) if self.fixed_shape else arguments
 
     def legal_space(self, problem: Problem, arch: Arch) -> Iterator[Config]:
         return (config for config in self.space(problem, arch) if config.check(problem, arch) is None)

@@ -75,7 +75,7 @@ class AutoSearch:
         self.lost = 0  # told configs that this version of TVM no longer replays
 
     def ask(self, count: int) -> list[Candidate]:
-        """Up to `count` candidates, none asked or told before."""
+        """Up to `count` candidates, none asked or told before; none at all once the space is exhausted."""
         self._asks += 1
         # new points after a resume too, where the same seed meets a longer history
         rng = random.Random(f"{self.seed} {self._asks} {len(self._known)}")
@@ -152,8 +152,10 @@ class AutoSearch:
         structures: set[int] = set()
         fresh = max(4, round(FRESH * wanted)) if self._fastest else wanted // 2
         promising: list[_Program] | None = None
-        idle = 0
-        while len(found) < wanted and idle < self.effort:
+        idle = tries = 0
+        # near exhaustion most points are known ones: then what was found is enough
+        while len(found) < wanted and idle < self.effort and (not found or tries < self.effort + 4 * wanted):
+            tries += 1
             if len(found) < fresh:
                 trace = self.space.draw(rng)
             elif self._fastest and len(found) < (wanted + fresh) // 2:
