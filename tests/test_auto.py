@@ -156,8 +156,8 @@ def test_it_is_correct_on_the_cpu(name: str, fields: dict[str, Any], host: Arch)
 )
 def test_it_is_correct_with_its_threads_as_loops(name: str, fields: dict[str, Any], target: str, space: str) -> None:
     problem, arch = problem_of(name, **fields), parse_arch(target)
-    for config in configs(problem, arch, 2, space):
-        assert_correct(problem, arch, "auto", config, routes=["serial"])
+    (config,) = configs(problem, arch, 1, space)
+    assert_correct(problem, arch, "auto", config, routes=["serial"])
 
 
 @pytest.mark.parametrize(
@@ -166,17 +166,18 @@ def test_it_is_correct_with_its_threads_as_loops(name: str, fields: dict[str, An
 )
 def test_its_cuda_code_is_correct(name: str, fields: dict[str, Any], space: str, emulation: None) -> None:
     problem, arch = problem_of(name, **fields), parse_arch("sm_90a")
-    for config in configs(problem, arch, 2, space):
-        assert_correct(problem, arch, "auto", config, routes=["emulated"])
+    (config,) = configs(problem, arch, 1, space)
+    assert_correct(problem, arch, "auto", config, routes=["emulated"])
 
 
+@pytest.mark.slow
 def test_matrix_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Float16 products with float32 sums: shared memory holds tiles of both."""
     monkeypatch.setattr("schedules.tune.trace_space.require_headers", lambda source: None)
     problem, arch = problem_of("conv2d_nhwc", **dict(ODD, ci=32, co=48, dtype="float16")), parse_arch("sm_80")
     search = AutoSearch(problem, arch, 1)
     assert search.space.name == "cuda-tensorcore"
-    for candidate in search.ask(3):
+    for candidate in search.ask(2):
         source = build(problem, arch, "auto", candidate.config, device_code=False).sources["cu"]
         assert isinstance(source, str) and "wmma::mma_sync" in source
         assert_correct(problem, arch, "auto", candidate.config, routes=["serial"])
@@ -195,10 +196,10 @@ def test_wmma_without_its_header_says_what_to_install(monkeypatch: pytest.Monkey
 def test_a_smaller_problem_stands_in_for_a_large_one() -> None:
     large = problem_of("conv2d_hwcn", **dict(CONV, n=256, h=14, w=14, ci=64, co=64))
     arch = parse_arch("sm_90a")
-    for config in configs(large, arch, 2, "cuda"):
-        smaller = reduced(large, arch, "auto", config, "emulated")
-        assert smaller.flops < large.flops / 8
-        assert_correct(large, arch, "auto", config, routes=["serial"])
+    (config,) = configs(large, arch, 1, "cuda")
+    smaller = reduced(large, arch, "auto", config, "emulated")
+    assert smaller.flops < large.flops / 8
+    assert_correct(smaller, arch, "auto", config, routes=["serial"])
 
 
 def test_rows_are_fixed(host: Arch) -> None:
