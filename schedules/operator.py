@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,8 +62,9 @@ class ScheduleSpec:
         Raises ConfigError or UnknownNameError.
         """
         self.require_kind(arch)
-        words = self.default(problem, arch).words()
-        config = self.config.parse({**words, **(overrides or {})})
+        given = overrides or {}
+        complete = {f.name for f in fields(self.config) if f.init} <= given.keys()
+        config = self.config.parse(given if complete else {**self.default(problem, arch).words(), **given})
         config.require(problem, arch)
         return config
 

@@ -64,6 +64,16 @@ def test_it_has_no_default(conv: Problem, host: Arch) -> None:
         build(conv, host, "auto")
 
 
+def test_the_command_line_takes_it(conv: Problem, config: AutoConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    from schedules.cli import main
+
+    words = [f"{name}={value}" for name, value in CONV.items()]
+    arguments = ["verify", "conv2d_hwcn", *words, "--schedule", "auto"]
+    assert main([*arguments, "--config", f"space={config.space},trace={config.trace}"]) == 0
+    assert main(arguments) == 2
+    assert "auto has no default config" in capsys.readouterr().err
+
+
 def test_a_replayed_trace_is_the_program_that_was_searched(conv: Problem, host: Arch) -> None:
     search = AutoSearch(conv, host, 1)
     found: list[AutoConfig] = [candidate.config for candidate in search.ask(4)]  # type: ignore[misc]
