@@ -21,7 +21,7 @@ from schedules import pipeline
 from schedules.arch import Arch
 from schedules.errors import ArgumentError, BuildError, SchedulesError
 from schedules.operator import Operator, ScheduleSpec
-from schedules.problem import Config, Problem
+from schedules.problem import Argument, Config, Problem
 from schedules.registry import operator_of
 from schedules.toolchain import cuda, link
 from schedules.toolchain.quiet import ROCM_WARNINGS, without_lines
@@ -81,7 +81,7 @@ class Built:
 
         Raises ArgumentError before anything runs if a tensor does not fit.
         """
-        check_arguments(self.problem, self.arch, tensors)
+        check_arguments(self.schedule.arguments(self.problem), self.arch, tensors)
         self.module["main"](*tensors)
 
 
@@ -166,7 +166,7 @@ def _compile(mod: tvm.IRModule, arch: Arch, device_code: bool) -> tuple[Any, _Ma
             with (
                 without_lines(ROCM_WARNINGS if arch.kind == "rocm" else ()),
                 target,
-                tvm.transform.PassContext(config=pipeline.config(arch.kind)),
+                tvm.transform.PassContext(config=pipeline.config(arch.kind, mod)),
             ):
                 return tirx.build(mod, target=target, pipeline=pipeline.NAME), made, state.lowered
         except SchedulesError:
@@ -256,9 +256,8 @@ def launch_of(mod: tvm.IRModule) -> Launch:
     return Launch(grid, block)  # type: ignore[arg-type]
 
 
-def check_arguments(problem: Problem, arch: Arch, tensors: Sequence[Any]) -> None:
-    """Raise ArgumentError unless `tensors` are what the function built for `problem` takes, in order."""
-    arguments = problem.arguments()
+def check_arguments(arguments: Sequence[Argument], arch: Arch, tensors: Sequence[Any]) -> None:
+    """Raise ArgumentError unless `tensors` are what a function of `arguments` takes, in order."""
     if len(tensors) != len(arguments):
         wanted = ", ".join(argument.name for argument in arguments)
         raise ArgumentError(f"{len(tensors)} tensors given, {len(arguments)} needed: {wanted}")

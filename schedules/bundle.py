@@ -68,16 +68,17 @@ class Loaded:
 
     problem: Problem
     arch: Arch
+    arguments: tuple[Argument, ...]
     function: Any = field(repr=False)
 
     def __call__(self, *tensors: Any) -> None:
-        """Run on tensors of the arch's device, in the order of ``problem.arguments()``; outputs are written in place.
+        """Run on tensors of the arch's device, in the order of `arguments`; outputs are written in place.
 
         Raises ArgumentError before anything runs if a tensor does not fit.
         """
         from schedules.build import check_arguments
 
-        check_arguments(self.problem, self.arch, tensors)
+        check_arguments(self.arguments, self.arch, tensors)
         self.function(*tensors)
 
 
@@ -177,7 +178,7 @@ class Bundle:
         """
         self.check_device()
         problem, arch = self.problem, self.arch
-        if problem.arguments() != self.arguments:
+        if self.operator.schedule(self.manifest["schedule"]).arguments(problem) != self.arguments:
             was = self.manifest["versions"].get("te-schedules")
             raise BundleError(f"{self.path} was written by te-schedules {was} with other arguments; build it again")
         import tvm  # noqa: F401  (loads the runtime library that the function calls)
@@ -187,7 +188,7 @@ class Bundle:
             ensure_runtime()
         elif arch.kind == "rocm" and tvm_ffi.get_global_func("device_api.rocm", allow_missing=True) is None:
             raise BundleError(f"built for {arch}, this TVM has no ROCm runtime; load it with a TVM built with ROCm")
-        return Loaded(problem, arch, tvm_ffi.load_module(str(self.library))["main"])
+        return Loaded(problem, arch, self.arguments, tvm_ffi.load_module(str(self.library))["main"])
 
 
 def write_bundle(
@@ -278,7 +279,7 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
             "cpu_features": list(features),
         },
         "library": LIBRARY,
-        "arguments": [dataclasses.asdict(argument) for argument in built.problem.arguments()],
+        "arguments": [dataclasses.asdict(argument) for argument in built.schedule.arguments(built.problem)],
         "launch": built.launch and dataclasses.asdict(built.launch),
         "resources": [dataclasses.asdict(used) for used in made.resources],
         "compiler": built.compiler,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from schedules.arch import Arch
 from schedules.errors import ConfigError, UnknownNameError
-from schedules.problem import Config, Problem
+from schedules.problem import Argument, Config, Problem
 
 if TYPE_CHECKING:
     import tvm
@@ -46,6 +46,12 @@ class ScheduleSpec:
     ]  # (problem, config, arch) -> scheduled program with one function "main"
     default: Callable[[Any, Arch], Config]
     space: Callable[[Any, Arch], Iterator[Config]]  # every config worth trying, legal or not
+    fixed_shape: bool = False  # what is built takes the problem's shapes only, run-time axes too
+
+    def arguments(self, problem: Problem) -> tuple[Argument, ...]:
+        """The tensors of a function built with this schedule."""
+        arguments = problem.arguments()
+        return tuple(replace(a, runtime_axis=None) for a in arguments) if self.fixed_shape else arguments
 
     def legal_space(self, problem: Problem, arch: Arch) -> Iterator[Config]:
         return (config for config in self.space(problem, arch) if config.check(problem, arch) is None)
@@ -56,8 +62,9 @@ class ScheduleSpec:
         Raises ConfigError or UnknownNameError.
         """
         self.require_kind(arch)
-        words = self.default(problem, arch).words()
-        config = self.config.parse({**words, **(overrides or {})})
+        given = overrides or {}
+        complete = {f.name for f in fields(self.config) if f.init} <= given.keys()
+        config = self.config.parse(given if complete else {**self.default(problem, arch).words(), **given})
         config.require(problem, arch)
         return config
 
@@ -69,8 +76,20 @@ class ScheduleSpec:
 
 
 @dataclass(frozen=True)
+class SampledSchedule:
+    """A hand-written schedule whose constants are drawn, for the auto-scheduler to search (its space "template")."""
+
+    definition: Callable[[Any], Sequence[te.Tensor]]  # problem -> the TE graph that the steps are written for
+    # (schedule of that graph, problem, arch): takes the steps, drawing decisions with ``sch.sample_*``
+    apply: Callable[[Any, Any, Arch], None]
+
+
+@dataclass(frozen=True)
 class Operator:
-    """An operator: what is computed, and the schedules that compute it."""
+    """An operator: what is computed, and the schedules that compute it.
+
+    Besides `schedules`, every operator has the schedule `auto`, which only a search gives a config.
+    """
 
     name: str
     summary: str
@@ -80,12 +99,15 @@ class Operator:
     inputs: Callable[[Any, np.random.Generator], Sequence[Array]]
     schedules: tuple[ScheduleSpec, ...]
     choose: Callable[[Any, Arch], str]  # the rule: which schedule serves this problem on this arch
+    sampled: SampledSchedule | None = None
 
     def schedule(self, name: str) -> ScheduleSpec:
-        for schedule in self.schedules:
+        from schedules import auto
+
+        for schedule in (*self.schedules, auto.SCHEDULE):
             if schedule.name == name:
                 return schedule
-        raise UnknownNameError(f"schedule of {self.name}", name, [s.name for s in self.schedules])
+        raise UnknownNameError(f"schedule of {self.name}", name, [auto.NAME, *(s.name for s in self.schedules)])
 
     def schedule_for(self, problem: Problem, arch: Arch, name: str | None = None) -> ScheduleSpec:
         """The schedule called `name`, or the one the operator's rule chooses."""

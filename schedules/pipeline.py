@@ -12,6 +12,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_host_passes
+from tvm.s_tir.stmt import SBlock
 from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
 from schedules.primitives import lowering as annotated
@@ -44,16 +45,31 @@ def lowering(mod: tvm.IRModule) -> Iterator[Lowering]:
         _current.reset(token)
 
 
-def config(kind: str) -> dict[str, Any]:
-    """PassContext options for a target kind.
+def config(kind: str, mod: tvm.IRModule) -> dict[str, Any]:
+    """PassContext options for a target kind and a scheduled program.
 
     CSE is off: in 0.27 it leaves unused variables in the source and hides warp indices from LowerWarpMemory.  CUDA
-    keeps unrolled loops as loops with a pragma, which a person can read and nvcc unrolls.
+    keeps unrolled loops as loops with a pragma, which a person can read and nvcc unrolls.  Where TVM's wmma intrinsics
+    are, shared memory is merged by the pass that is for it: StorageRewrite gives a float32 tile the memory of a float16
+    one, whose element type the intrinsics' pointers then do not match.
     """
     options: dict[str, Any] = {"tirx.disable_cse_tir": True}
     if kind == "cuda":
         options["tirx.UnrollLoop"] = {"explicit_unroll": False}
+    if uses_wmma(mod):
+        options["tirx.merge_static_smem"] = True
     return options
+
+
+def uses_wmma(mod: tvm.IRModule) -> bool:
+    """Whether a scheduled program keeps fragments of TVM's wmma intrinsics."""
+    scopes: list[str] = []
+
+    def visit(block: Any) -> None:
+        scopes.extend(str(buffer.scope()) for buffer in block.alloc_buffers)
+
+    tvm_ffi.structural_walk(mod["main"].body, (SBlock, visit))
+    return any(scope.startswith("wmma.") for scope in scopes)
 
 
 def _without_alignment(mod: tvm.IRModule) -> tvm.IRModule:

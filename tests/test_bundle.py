@@ -322,7 +322,7 @@ def test_tensors_of_another_device_raise_before_anything_runs() -> None:
         pytest.fail("the kernel was started")
 
     with pytest.raises(ArgumentError, match="data lies on llvm, the function was built for cuda:sm_90a"):
-        Loaded(PROBLEM, parse_arch(CUDA), run)(*arrays())
+        Loaded(PROBLEM, parse_arch(CUDA), PROBLEM.arguments(), run)(*arrays())
 
 
 class OnGpu:
@@ -343,7 +343,7 @@ class OnGpu:
 
 def test_a_misaligned_gpu_tensor_raises_before_anything_runs() -> None:
     started = []
-    loaded = Loaded(PROBLEM, parse_arch(CUDA), lambda *_: started.append(1))
+    loaded = Loaded(PROBLEM, parse_arch(CUDA), PROBLEM.arguments(), lambda *_: started.append(1))
     shapes = [argument.shape for argument in PROBLEM.arguments()]
     loaded(*(OnGpu(shape, 1024) for shape in shapes))
     assert started.pop()

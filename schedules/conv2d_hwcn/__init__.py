@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_hwcn import cpu, mma, simt, tutorial
+from schedules.conv2d_hwcn import cpu, mma, sampled, simt, tutorial
 from schedules.conv2d_hwcn.definition import HwcnProblem, definition, inputs, reference
 from schedules.operator import Operator
 from schedules.primitives.tensor_core import matrix_schedule
@@ -27,4 +27,5 @@ OPERATOR = Operator(
     inputs=inputs,
     schedules=(tutorial.SCHEDULE, simt.SCHEDULE, mma.SCHEDULE, mma.MFMA, cpu.SCHEDULE),
     choose=choose,
+    sampled=sampled.SAMPLED,
 )

@@ -71,9 +71,14 @@ def as_described() -> Iterator[None]:
         _described.reset(token)
 
 
+def described() -> bool:
+    """Whether this runs within `as_described`."""
+    return _described.get()
+
+
 def tensorize(sch: Schedule, loop: LoopRV | SBlockRV, intrinsic: Intrinsic) -> None:
     """Put `intrinsic` in place of `loop` and what is in it.  Raises TVM's ScheduleError if its description differs."""
-    if _described.get():
+    if described():
         trial = sch.copy()
         trial.tensorize(loop, intrinsic.name)
     else:

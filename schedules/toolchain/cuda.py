@@ -108,9 +108,17 @@ def include_dir() -> Path | None:
     return next((path for path in candidates if (path / "cuda_fp16.h").is_file() and (path / "cccl").is_dir()), None)
 
 
+def require_headers(source: str) -> None:
+    """Raise ToolchainError if NVRTC would compile `source`, which includes mma.h, and what that includes is missing."""
+    include = include_dir()
+    if "<mma.h>" in source and nvrtc_available() and include and not (include / "crt" / "mma.h").is_file():
+        raise ToolchainError(f"crt/mma.h, which wmma kernels need, is not in {include}; {INSTALL}")
+
+
 def _nvrtc(source: str, arch: str) -> Cubin:
     from cuda.bindings import nvrtc
 
+    require_headers(source)
     include = include_dir()
     # cuda.h is host code; NVRTC has its own definitions of what kernels need of it
     text = _NVRTC_PREAMBLE + source.replace("#include <cuda.h>\n", "\n")
