@@ -52,7 +52,8 @@ class LocalCrew:
     """The crew of this machine.
 
     `devices` are the GPUs' numbers as CUDA counts them, by default all; `builders` the processes that build, by default
-    one for each core.  Raises UsageError if there is no device, ToolchainError if pebble is not installed.
+    one for each core; `memory` the bytes that each process may use, by default its share; timeouts are in seconds.
+    Raises UsageError if there is no device, ToolchainError if pebble is not installed.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class LocalCrew:
         devices: Sequence[int] | None = None,
         build_timeout: float = 60.0,
         measure_timeout: float = 30.0,
+        memory: int | None = None,
     ) -> None:
         need_pebble()
         self.arch = arch
@@ -73,7 +75,7 @@ class LocalCrew:
         self._threads: list[threading.Thread] = []
         self._folder = ScratchFolder()
         try:
-            memory = memory_share(self.builders + 1)
+            memory = memory or memory_share(self.builders + 1)
             self._building = BuildPool(arch, self.builders, self._folder.path, memory, build_timeout)
             for visible in visible_devices(devices) if arch.kind == "cuda" else [""]:
                 limit = None if arch.is_gpu else memory

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Any
@@ -145,7 +145,12 @@ class DeviceProcess:
         raise AssertionError("unreachable")
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float) -> Any:
-        return _result(self._pool.schedule(function, args=arguments, timeout=timeout), "measurement", timeout)
+        task = self._pool.schedule(function, args=arguments, timeout=timeout)
+        # a pool that is stopped leaves its tasks unanswered
+        while not wait([task], timeout=0.2).done:
+            if self._stopped:
+                raise CancelledError
+        return _result(task, "measurement", timeout)
 
     def _replace(self) -> None:
         """A new process for the old one, whose device context may be beyond repair."""
