@@ -8,59 +8,47 @@ it ends, the kernel ends its worker processes, and its scratch folder goes.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from schedules.arch import Arch
-from schedules.problem import Problem
 from schedules.tune import evaluate
-from schedules.tune.evaluate import Artifact, Failure
 from schedules.tune.process import ScratchFolder, memory_share
-from schedules.tune.strategy import Candidate
-from schedules.tune.workers import BuildPool, DeviceProcess, Job, need_pebble
+from schedules.tune.workers import Order, Orders, Setup, Worker
 
 Description = tuple[str, dict[str, str]]  # a device's name, and the versions that a result on it depends on
 
 
-class MeasuringActor:
-    """One device.  Ray has made it the only one that this process sees."""
+class WorkerActor:
+    """Processes on one node: `builders` that build, or with 0 the one that measures on the device that Ray has made the
+    only one to be seen here.
 
-    def __init__(self, arch: Arch, timeout: float) -> None:
+    Raises ToolchainError if pebble is not installed on the node.
+    """
+
+    def __init__(self, arch: Arch, builders: int) -> None:
         _prepare_process()
-        self._folder = ScratchFolder()
-        memory = None if arch.is_gpu else memory_share(2)
-        self._device = DeviceProcess(arch, self._folder.path, memory, "", timeout)
+        self._folder, self._orders = ScratchFolder(), Orders()
+        memory = None if arch.is_gpu and not builders else memory_share((builders or 1) + 1)
+        setup = Setup(self._folder.path, memory, {})
+        workers = [Worker(setup, self._orders) for _ in range(builders or 1)]
+        describe = evaluate.describe_builder if builders else evaluate.describe_device
+        self._described = [worker.start(describe, arch) for worker in workers]
 
     def describe(self) -> Description:
-        """Raises UsageError if there is no device for the arch, ToolchainError if nothing can be built for it."""
-        return self._device.describe().result()
+        """The device's name, or that of the CPU if what is built here depends on it, else ""; and the versions.
 
-    def ping(self) -> None:
-        """Nothing; that it returns is the answer."""
-
-    def run(self, job: Job) -> Any:
-        return self._device.run(job)
-
-
-class BuildingActor:
-    """`workers` processes that build on one node."""
-
-    def __init__(self, arch: Arch, workers: int, timeout: float) -> None:
-        _prepare_process()
-        self._arch = arch
-        self._folder = ScratchFolder()
-        self._pool = BuildPool(arch, workers, self._folder.path, memory_share(workers + 1), timeout)
-
-    def describe(self) -> Description:
-        """As a measuring actor's; the name is "" where what is built does not depend on it."""
-        found: Description = self._pool.call(evaluate.describe_builder, self._arch).result()
+        Raises UsageError if there is no device for the arch, ToolchainError if nothing can be built for it.
+        """
+        found: Description = self._described[0].result()
         return found
 
     def ping(self) -> None:
         """Nothing; that it returns is the answer."""
 
-    def build(self, problem: Problem, candidate: Candidate) -> Artifact | Failure:
-        return self._pool.build(problem, candidate).result()
+    def call(self, order: Order) -> Any:
+        return self._orders.put(order).result()
 
 
 def _prepare_process() -> None:
@@ -68,6 +56,7 @@ def _prepare_process() -> None:
 
     The device, and for a CPU that is all its cores, is this actor's; a number that a person has set stays.
     """
-    need_pebble()
+    # a new process imports its parent's main module first, and has no use for Ray's
+    vars(sys.modules["__main__"]).pop("__file__", None)
     if not any(entry.startswith(b"OMP_NUM_THREADS=") for entry in Path("/proc/self/environ").read_bytes().split(b"\0")):
         os.environ.pop("OMP_NUM_THREADS", None)

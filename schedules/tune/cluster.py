@@ -15,11 +15,9 @@ from schedules.arch import Arch
 from schedules.errors import UsageError
 from schedules.problem import Problem
 from schedules.tune.evaluate import Artifact, Failure
-from schedules.tune.roster import Desk, Roster, Task
+from schedules.tune.roster import Desk, Roster
 from schedules.tune.strategy import Candidate
-from schedules.tune.workers import PREPARE_TIMEOUT, Job
-
-GRACE = 60.0  # seconds that an actor may take beyond its timeouts, to replace a process say
+from schedules.tune.workers import Job, Order
 
 
 class RayCrew:
@@ -42,7 +40,7 @@ class RayCrew:
         measure_timeout: float = 30.0,
         note: Callable[[str], None] | None = None,
     ) -> None:
-        roster = _roster(arch, address, builders, build_timeout, measure_timeout, note)
+        roster = Roster(arch, address, builders=builders, note=note or logging.getLogger(__name__).warning)
         desks = list(roster.measuring.values())
         chosen = [desk for desk in desks if device in (None, desk.device)]
         if len(chosen) != 1:
@@ -80,12 +78,10 @@ class RayCrew:
         return max(1, self._building.lanes)
 
     def build(self, problem: Problem, candidate: Candidate) -> Future[Artifact | Failure]:
-        budget = 2 * self._build_timeout + GRACE
-        return self._building.submit(Task("build", (problem, candidate), budget, "compile"))
+        return self._building.put(Order.build(self.arch, problem, candidate, self._build_timeout))
 
     def measure(self, job: Job) -> Future[Any]:
-        budget = len(job.seeds) * PREPARE_TIMEOUT + 2 * job.timeouts * self._measure_timeout + GRACE
-        return self._measuring.submit(Task("run", (job,), budget, "runtime"))
+        return self._measuring.put(Order.measure(self.arch, job, self._measure_timeout))
 
     def state(self) -> list[str]:
         return [seat.state for seat in self._measuring.seats]
@@ -111,27 +107,9 @@ def crews(
 
     Arguments and errors are those of `RayCrew`.  Close each.
     """
-    roster = _roster(arch, address, builders, build_timeout, measure_timeout, note)
+    roster = Roster(arch, address, builders=builders, note=note or logging.getLogger(__name__).warning)
     desks = sorted(roster.measuring.values(), key=_kind)
     return [RayCrew._at(arch, roster, desk, build_timeout, measure_timeout) for desk in desks]
-
-
-def _roster(
-    arch: Arch,
-    address: str,
-    builders: int | None,
-    build_timeout: float,
-    measure_timeout: float,
-    note: Callable[[str], None] | None,
-) -> Roster:
-    return Roster(
-        arch,
-        address,
-        builders=builders,
-        build_timeout=build_timeout,
-        measure_timeout=measure_timeout,
-        note=note or logging.getLogger(__name__).warning,
-    )
 
 
 def _kind(desk: Desk) -> str:

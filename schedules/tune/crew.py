@@ -6,8 +6,6 @@ A crew takes jobs and returns futures of their results.  Whatever a candidate do
 from __future__ import annotations
 
 import os
-import queue
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -15,10 +13,11 @@ from typing import Any, Protocol
 from schedules.arch import Arch
 from schedules.errors import TuningError
 from schedules.problem import Problem
+from schedules.tune import evaluate
 from schedules.tune.evaluate import Artifact, Failure
 from schedules.tune.process import ScratchFolder, memory_share
 from schedules.tune.strategy import Candidate
-from schedules.tune.workers import BuildPool, DeviceProcess, Job, need_pebble, settle
+from schedules.tune.workers import Job, Order, Orders, Setup, Worker
 
 __all__ = ["Crew", "Job", "LocalCrew", "visible_devices"]
 
@@ -66,69 +65,50 @@ class LocalCrew:
         measure_timeout: float = 30.0,
         memory: int | None = None,
     ) -> None:
-        need_pebble()
         self.arch = arch
         self.builders = builders or len(os.sched_getaffinity(0))
         self.exclusive = not arch.is_gpu
-        self._closed = False
-        self._devices: list[DeviceProcess] = []
-        self._threads: list[threading.Thread] = []
+        self._build_timeout, self._measure_timeout = build_timeout, measure_timeout
+        visible = visible_devices(devices) if arch.kind == "cuda" else [""]
+        self.slots = len(visible)
+        memory = memory or memory_share(self.builders + 1)
         self._folder = ScratchFolder()
+        self._builds, self._measurements = Orders(), Orders()
+        self._building: list[Worker] = []
+        self._measuring: list[Worker] = []
         try:
-            memory = memory or memory_share(self.builders + 1)
-            self._building = BuildPool(arch, self.builders, self._folder.path, memory, build_timeout)
-            for visible in visible_devices(devices) if arch.kind == "cuda" else [""]:
-                limit = None if arch.is_gpu else memory
-                self._devices.append(DeviceProcess(arch, self._folder.path, limit, visible, measure_timeout))
-            self.slots = len(self._devices)
-            found = [device.describe() for device in self._devices]
-            self.device, self.versions = found[0].result()
-            if others := sorted({name for future in found[1:] if (name := future.result()[0]) != self.device}):
+            for _ in range(self.builders):
+                self._building.append(Worker(Setup(self._folder.path, memory, {}), self._builds))
+            limit = None if arch.is_gpu else memory
+            for name in visible:
+                environment = {"CUDA_VISIBLE_DEVICES": name} if name else {}
+                self._measuring.append(Worker(Setup(self._folder.path, limit, environment), self._measurements))
+            described = [worker.start(evaluate.describe_device, arch) for worker in self._measuring]
+            for worker in self._building:
+                worker.start(evaluate.warm_up, arch)
+            self.device, self.versions = described[0].result()
+            if others := sorted({name for found in described[1:] if (name := found.result()[0]) != self.device}):
                 raise TuningError(f"the GPUs differ ({self.device}, {others[0]}); tune them apart, with --gpus")
         except BaseException:
             self.close()
             raise
-        self._jobs: queue.SimpleQueue[tuple[Job, Future[Any]]] = queue.SimpleQueue()
-        for device in self._devices:
-            self._threads.append(threading.Thread(target=self._serve, args=(device,), daemon=True))
-            self._threads[-1].start()
 
     def build(self, problem: Problem, candidate: Candidate) -> Future[Artifact | Failure]:
-        return self._building.build(problem, candidate)
+        return self._builds.put(Order.build(self.arch, problem, candidate, self._build_timeout))
 
     def measure(self, job: Job) -> Future[Any]:
-        done: Future[Any] = Future()
-        self._jobs.put((job, done))
-        return done
-
-    def _serve(self, device: DeviceProcess) -> None:
-        """Hand `device` one job at a time."""
-        while not self._closed:
-            device.state = "idle"
-            try:
-                job, done = self._jobs.get(timeout=0.5)
-            except queue.Empty:
-                continue
-            if done.set_running_or_notify_cancel():
-                try:
-                    settle(done, device.run(job))
-                except BaseException as error:
-                    settle(done, error=error)
+        return self._measurements.put(Order.measure(self.arch, job, self._measure_timeout))
 
     def state(self) -> list[str]:
-        return [device.state for device in self._devices]
+        return [worker.state for worker in self._measuring]
 
     def close(self) -> None:
         """Stop every process.  Futures that are not done never will be."""
-        self._closed = True
-        building = getattr(self, "_building", None)
-        working = [*([building] if building else []), *self._devices]
-        for processes in working:
-            processes.stop()
-        for thread in self._threads:
-            thread.join()
-        for processes in working:
-            processes.join()
+        workers = [*self._building, *self._measuring]
+        for worker in workers:
+            worker.closed = True
+        for worker in workers:
+            worker.close()
         self._folder.close()
 
 

@@ -18,15 +18,17 @@ from typing import Any
 from schedules.arch import Arch
 from schedules.errors import SchedulesError, TuningError, UsageError
 from schedules.records import ENVIRONMENT
-from schedules.tune.actors import BuildingActor, Description, MeasuringActor
+from schedules.tune.actors import Description, WorkerActor
 from schedules.tune.connection import Connection, ray
 from schedules.tune.evaluate import Failure
-from schedules.tune.workers import settle
+from schedules.tune.workers import PREPARE_TIMEOUT, Order
 from schedules.versions import versions
 
 START_TIMEOUT = 120.0  # seconds from asking for an actor to its description
 PING_TIMEOUT = 20.0
+GRACE = 60.0  # seconds that an actor may take beyond its timeouts, to replace a process say
 PATIENCE = 120.0  # seconds without any device, or any builder, until a search is given up
+BUSY = 60.0  # seconds until a node that had no room is asked again
 LOOK = 1.0  # seconds between two looks at the cluster
 REFUSED_AFTER = 3  # actors lost before they had described themselves
 SAME = ("te-schedules", "apache-tvm", "apache-tvm-ffi")  # versions that a node must share with this process
@@ -36,14 +38,16 @@ Key = tuple[str | None, ...]
 
 @dataclass(eq=False)
 class Task:
-    """A call of an actor's `method`.  `outcome` is what it comes to if it loses its actor twice."""
+    """An order, and how it lost the first actor that had it; if it loses two, that is its own doing."""
 
-    method: str
-    arguments: tuple[Any, ...]
-    budget: float  # seconds after which the actor is given up; its own timeouts are shorter
-    outcome: str
+    order: Order
     done: Future[Any] = field(default_factory=Future)
-    lost: str = ""  # how the actor that ran it was lost
+    lost: str = ""
+
+    @property
+    def budget(self) -> float:
+        """Seconds after which its actor is given up: more than the actor's own timeouts allow."""
+        return len(self.order.first) * PREPARE_TIMEOUT + 2 * self.order.timeout + GRACE
 
 
 @dataclass(eq=False)
@@ -84,21 +88,29 @@ class Desk:
     def lanes(self) -> int:
         return sum(seat.lanes for seat in self.seats if seat.actor)
 
-    def submit(self, task: Task) -> Future[Any]:
-        with self._lock:
-            if self._error:
-                settle(task.done, error=self._error)
-            else:
-                self.tasks.put(task)
+    def put(self, order: Order) -> Future[Any]:
+        task = Task(order)
+        self.submit(task)
         return task.done
+
+    def submit(self, task: Task) -> None:
+        with self._lock:
+            self.tasks.put(task)
+            if self._error:
+                self._answer_all(self._error)
 
     def fail(self, error: SchedulesError) -> None:
         """End every task that waits, and all that come, with `error`."""
         with self._lock:
             self._error = error
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    settle(self.tasks.get_nowait().done, error=error)
+            self._answer_all(error)
+
+    def _answer_all(self, error: SchedulesError) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                task = self.tasks.get_nowait()
+                if task.lost or task.done.set_running_or_notify_cancel():
+                    task.done.set_exception(error)
 
 
 class Lost(Exception):
@@ -119,12 +131,9 @@ class Roster:
         address: str,
         *,
         builders: int | None,
-        build_timeout: float,
-        measure_timeout: float,
         note: Callable[[str], None],
     ) -> None:
         self._arch, self._limit, self._note = arch, builders, note
-        self._build_timeout, self._measure_timeout = build_timeout, measure_timeout
         self.measuring: dict[Key, Desk] = {}
         self.building: dict[Key, Desk] = {}
         self._seats: list[Seat] = []
@@ -149,9 +158,12 @@ class Roster:
 
     def leave(self, desk: Desk) -> None:
         """Let the actors of a measuring desk go; with the last one, all, and the connection."""
-        desk.open = False
-        for seat in list(desk.seats):
-            seat.refused = True
+        with self._lock:
+            desk.open = False
+            leaving = list(desk.seats)
+            for seat in leaving:
+                seat.refused = True
+        for seat in leaving:
             self._vacate(seat)
         if not any(desk.open for desk in self.measuring.values()):
             self.close()
@@ -170,12 +182,15 @@ class Roster:
 
     def _start(self) -> None:
         """Wait until every actor has described itself, or will not."""
-        deadline = time.monotonic() + START_TIMEOUT
-        while self._look() and time.monotonic() < deadline:
+        self._meet()
+        if all(seat.builds for seat in self._seats):
+            raise UsageError(
+                f"no device for {self._arch} in the Ray cluster: no node has a {'GPU' if self._arch.is_gpu else 'CPU'}"
+            )
+        while self._look():
             time.sleep(0.1)
         if not self.measuring:
-            reasons = self._refusals or [f"no node has {'a GPU' if self._arch.is_gpu else 'a CPU'} to give"]
-            raise UsageError(f"no device for {self._arch} in the Ray cluster: {'; '.join(reasons[:3])}")
+            raise UsageError(f"no device for {self._arch} in the Ray cluster: {'; '.join(self._refusals[:3])}")
         for desk in self.measuring.values():
             if not self.builders_for(desk):
                 reason = self._refusals[0] if self._refusals else "it needs a free CPU"
@@ -200,25 +215,16 @@ class Roster:
 
         Returns whether more is to be expected soon.
         """
-        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-        for seat in [seat for seat in self._seats if seat.node not in alive]:
-            self._seats.remove(seat)
-            self._vacate(seat)
-            if seat.desk:
-                seat.desk.seats.remove(seat)
-                if not seat.builds:
-                    self._note(f"node {seat.where} is lost; what it was measuring goes to another")
-        for name in set(alive) - self._nodes:
-            self._seats += seats_of(alive[name], self._arch)
-        self._nodes = set(alive)
+        self._meet()
         now = time.monotonic()
         for seat in self._seats:
             if not (seat.handle or seat.refused or now < seat.not_before):
                 self._hire(seat)
             elif seat.pending and now - seat.since > START_TIMEOUT:
                 self._vacate(seat)
-                seat.not_before = now + 60
-                self._refuse(seat, f"no actor within {START_TIMEOUT:g} s; are its CPUs or GPUs in use?")
+                seat.not_before = now + BUSY
+                busy = f"no actor within {START_TIMEOUT:g} s; are its CPUs or GPUs in use?"
+                self._refuse(seat, busy, "it is asked again")
         waiting = {seat.pending: seat for seat in self._seats if seat.pending}
         if waiting:
             ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=LOOK)
@@ -230,7 +236,21 @@ class Roster:
             elif desk.open and self._started and now - desk.seen > PATIENCE:
                 what = "device" if desk in self.measuring.values() else "builder"
                 desk.fail(TuningError(f"no {what} left in the Ray cluster for {PATIENCE:g} s; run again to go on"))
-        return bool(waiting) or any(seat.losses and not (seat.handle or seat.refused) for seat in self._seats)
+        return bool(waiting) or any(seat.losses > 0 and not (seat.handle or seat.refused) for seat in self._seats)
+
+    def _meet(self) -> None:
+        """Take note of nodes that came or went."""
+        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        for seat in [seat for seat in self._seats if seat.node not in alive]:
+            self._seats.remove(seat)
+            self._vacate(seat)
+            if seat.desk:
+                seat.desk.seats.remove(seat)
+                if not seat.builds:
+                    self._note(f"node {seat.where} is lost; what it was measuring goes to another")
+        for name in set(alive) - self._nodes:
+            self._seats += seats_of(alive[name], self._arch)
+        self._nodes = set(alive)
 
     def _hire(self, seat: Seat) -> None:
         """Ask for the actor of `seat`; it describes itself when it is there."""
@@ -239,7 +259,6 @@ class Roster:
         seat.lanes = lanes = self._room(seat) if seat.builds else 1
         if lanes < 1:
             return
-        actor: Any = BuildingActor if seat.builds else MeasuringActor
         options = {
             "num_cpus": min(seat.cpus, lanes),
             "num_gpus": seat.gpus,
@@ -247,9 +266,8 @@ class Roster:
             "max_concurrency": lanes + 1,  # and a ping
             "scheduling_strategy": NodeAffinitySchedulingStrategy(seat.node, soft=False),
         }
-        arguments = (self._arch, lanes, self._build_timeout) if seat.builds else (self._arch, self._measure_timeout)
         seat.since, seat.state = time.monotonic(), "starting"
-        seat.handle = ray.remote(actor).options(**options).remote(*arguments)
+        seat.handle = ray.remote(WorkerActor).options(**options).remote(self._arch, lanes if seat.builds else 0)
         seat.pending = seat.handle.describe.remote()
 
     def _room(self, seat: Seat) -> int:
@@ -288,9 +306,12 @@ class Roster:
                 self._refuse(seat, other)
             return
         desk = desks.setdefault(key, Desk(found))
-        if seat not in desk.seats:
-            desk.seats.append(seat)
-        seat.desk, seat.actor, seat.state = desk, seat.handle, "idle"
+        with self._lock:
+            if seat.refused or self._closed:  # its crew has left meanwhile
+                return
+            seat.desk, seat.actor, seat.state = desk, seat.handle, "idle"
+            if seat not in desk.seats:
+                desk.seats.append(seat)
         self._lanes = [lane for lane in self._lanes if lane.is_alive()]
         for _ in range(seat.lanes):
             lane = threading.Thread(target=self._serve, args=(seat, seat.actor, desk), daemon=True)
@@ -312,17 +333,17 @@ class Roster:
                     self._call(actor.ping, (), PING_TIMEOUT)
                 tried = True
                 seat.state = "building" if seat.builds else "measuring"
-                settle(task.done, self._call(getattr(actor, task.method), task.arguments, task.budget))
+                task.done.set_result(self._call(actor.call, (task.order,), task.budget))
                 seat.state, seat.losses = "idle", 0
             except Lost as lost:
                 if tried and task.lost:
-                    settle(task.done, Failure(task.outcome, f"lost its process twice: {lost}"))
+                    task.done.set_result(Failure(task.order.outcome, f"lost its process twice: {lost}"))
                 else:
                     task.lost = task.lost or str(lost)
                     desk.submit(task)
                 self._lose(seat, actor, str(lost))
             except Exception as error:
-                settle(task.done, error=error)
+                task.done.set_exception(error)
 
     def _call(self, method: Any, arguments: tuple[Any, ...], timeout: float) -> Any:
         """What the actor returns; what it raises is raised.  Raises Lost."""
@@ -357,11 +378,11 @@ class Roster:
         if handle is not None:
             ray.kill(handle)
 
-    def _refuse(self, seat: Seat, why: str) -> None:
+    def _refuse(self, seat: Seat, why: str, then: str = "it is not used") -> None:
         text = f"node {seat.where}: {why}"
         if text not in self._refusals:
             self._refusals.append(text)
-            self._note(f"{text}; it is not used")
+            self._note(f"{text}; {then}")
 
     def _build_key(self, found: Description) -> Key:
         """What must agree for a build to serve there.  What is built for the very CPU it is built on serves only its

@@ -5,14 +5,17 @@ A crew has them beside itself (`crew.LocalCrew`) or on other machines (`actors`)
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +23,7 @@ from schedules.arch import Arch
 from schedules.errors import ToolchainError
 from schedules.problem import Problem
 from schedules.tune import evaluate
-from schedules.tune.evaluate import Artifact, Failure
+from schedules.tune.evaluate import Failure
 from schedules.tune.process import start_worker
 from schedules.tune.strategy import Candidate
 
@@ -48,173 +51,168 @@ class Job:
     timeouts: int = 1
 
 
-class BuildPool:
-    """`workers` processes that build for `arch`, each candidate within `timeout` seconds."""
+@dataclass(frozen=True)
+class Order:
+    """A call to make in a worker, once data and reference are there for each of `first`: (problem, arch, seed)."""
 
-    def __init__(self, arch: Arch, workers: int, folder: str, memory: int | None, timeout: float) -> None:
-        self._arch, self._timeout = arch, timeout
-        self._pool = _pool(workers, folder, memory, {})
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    timeout: float
+    outcome: str  # of a candidate that ends its process
+    first: tuple[tuple[Any, ...], ...] = ()
 
-    def build(self, problem: Problem, candidate: Candidate) -> Future[Artifact | Failure]:
-        done: Future[Artifact | Failure] = Future()
-        self._build(problem, candidate, done, tries=2)
+    @classmethod
+    def build(cls, arch: Arch, problem: Problem, candidate: Candidate, timeout: float) -> Order:
+        return cls(evaluate.build_candidate, (problem, arch, candidate), timeout, "compile")
+
+    @classmethod
+    def measure(cls, arch: Arch, job: Job, timeout: float) -> Order:
+        first = tuple((job.problem, arch, seed) for seed in job.seeds)
+        return cls(job.function, (job.problem, arch, *job.arguments), job.timeouts * timeout, "runtime", first)
+
+
+class Orders:
+    """Orders that wait for the next free of the workers that share them."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Order, Future[Any]]] = queue.SimpleQueue()
+
+    def put(self, order: Order) -> Future[Any]:
+        done: Future[Any] = Future()
+        self._queue.put((order, done))
         return done
 
-    def _build(self, problem: Problem, candidate: Candidate, done: Future[Any], tries: int) -> None:
-        task = self._pool.schedule(
-            evaluate.build_candidate, args=(problem, self._arch, candidate), timeout=self._timeout
+    def get(self, timeout: float) -> tuple[Order, Future[Any]]:
+        """Raises queue.Empty."""
+        return self._queue.get(timeout=timeout)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker process starts with."""
+
+    folder: str
+    memory: int | None
+    environment: dict[str, str]
+
+    def pool(self) -> Any:
+        """A pool of one process, which starts from nothing: a copy of this one would share its threads' locks.
+
+        One pool for each process, because a pool whose process is killed at a bad moment is lost as a whole.
+        Raises ToolchainError if pebble is not installed.
+        """
+        if pebble is None:
+            raise ToolchainError(f"pebble, which runs the worker processes, is not installed; {INSTALL}")
+        logging.getLogger("pebble").setLevel(logging.CRITICAL)
+        return pebble.ProcessPool(
+            1,
+            initializer=start_worker,
+            initargs=(os.getpid(), self.folder, self.memory, self.environment),
+            context=multiprocessing.get_context("spawn"),
         )
 
-        def finish(task: Any) -> None:
-            if done.cancelled():
-                return
-            try:
-                result = _result(task, "build", self._timeout)
-            except _Killed as killed:
-                if tries > 1:
-                    self._build(problem, candidate, done, tries - 1)
-                    return
-                result = Failure("compile", str(killed))
-            except BaseException as error:
-                settle(done, error=error)
-                return
-            settle(done, result)
 
-        task.add_done_callback(finish)
+class Worker:
+    """A process, and a thread that hands it one order of `orders` at a time."""
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """A call of another function in one of the processes."""
-        found: Future[Any] = self._pool.schedule(function, args=arguments, timeout=PREPARE_TIMEOUT)
-        return found
-
-    def stop(self) -> None:
-        """End the processes; `join` waits for that.  Futures that are not done never will be."""
-        self._pool.stop()
-
-    def join(self) -> None:
-        self._pool.join()
-
-
-class DeviceProcess:
-    """A process that measures on one device, one job after another, and its successors.
-
-    `visible` is its CUDA_VISIBLE_DEVICES, or "" to leave that as it is; `memory` limits it in bytes.
-    """
-
-    def __init__(self, arch: Arch, folder: str, memory: int | None, visible: str, timeout: float) -> None:
-        self._arch, self._folder, self._memory, self._timeout = arch, folder, memory, timeout
-        self._environment = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
-        self._prepared: set[tuple[Problem, int]] = set()
+    def __init__(self, setup: Setup, orders: Orders) -> None:
+        self._setup, self._orders = setup, orders
+        self._pool = setup.pool()
+        self._prepared: set[tuple[Any, ...]] = set()
+        self._thread: threading.Thread | None = None
         self.state = "starting"
-        self._lock = threading.Lock()  # no process is started once they are stopped
-        self._stopped = False
-        self._pool = self._start()
+        self.closed = False
 
-    def _start(self) -> Any:
-        self._prepared = set()
-        return _pool(1, self._folder, self._memory, self._environment)
+    def start(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Begin to serve, after one order of its own."""
+        own, done = Order(function, arguments, PREPARE_TIMEOUT, "runtime"), Future[Any]()
+        self._thread = threading.Thread(target=self._serve, args=(own, done), daemon=True)
+        self._thread.start()
+        return done
 
-    def describe(self) -> Future[tuple[str, dict[str, str]]]:
-        """The device's name and versions, when the process has found them."""
-        found: Future[tuple[str, dict[str, str]]] = self._pool.schedule(
-            evaluate.describe_device, args=(self._arch,), timeout=PREPARE_TIMEOUT
-        )
-        return found
+    def _serve(self, order: Order, done: Future[Any]) -> None:
+        self._answer(order, done)
+        while not self.closed:
+            self.state = "idle"
+            with contextlib.suppress(queue.Empty):
+                self._answer(*self._orders.get(timeout=0.2))
 
-    def run(self, job: Job) -> Any:
-        """The result of `job`; a process that something else killed is replaced, and the job tried once more."""
+    def _answer(self, order: Order, done: Future[Any]) -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            done.set_result(self._run(order))
+        except BaseException as error:
+            done.set_exception(error)
+
+    def _run(self, order: Order) -> Any:
+        """The result of `order`; a process that something else killed is replaced, and the order tried once more."""
         for last in (False, True):
             try:
-                for seed in job.seeds:
-                    if (job.problem, seed) not in self._prepared:
+                for arguments in order.first:
+                    if arguments not in self._prepared:
                         self.state = "preparing"
-                        self._call(evaluate.prepare, (job.problem, self._arch, seed), PREPARE_TIMEOUT)
-                        self._prepared.add((job.problem, seed))
-                self.state = "measuring"
-                result = self._call(
-                    job.function, (job.problem, self._arch, *job.arguments), job.timeouts * self._timeout
-                )
+                        self._call(evaluate.prepare, arguments, PREPARE_TIMEOUT, order.outcome)
+                        self._prepared.add(arguments)
+                self.state = "measuring" if order.first else "building"
+                result = self._call(order.function, order.arguments, order.timeout, order.outcome)
             except _Killed as killed:
                 self._replace()
                 if last:
-                    return Failure("runtime", str(killed))
+                    return Failure(order.outcome, str(killed))
                 continue
-            if isinstance(result, Failure) and (result.fatal or result.outcome == "timeout"):
+            if isinstance(result, Failure) and result.fatal:
                 self._replace()
             return result
         raise AssertionError("unreachable")
 
-    def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float) -> Any:
-        task = self._pool.schedule(function, args=arguments, timeout=timeout)
-        # a pool that is stopped leaves its tasks unanswered
+    def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float, outcome: str) -> Any:
+        try:
+            task = self._pool.schedule(function, args=arguments, timeout=timeout)
+        except RuntimeError:  # the pool broke when its process was killed
+            raise _Killed from None
         while not wait([task], timeout=0.2).done:
-            if self._stopped:
-                raise CancelledError
-        return _result(task, "measurement", timeout)
+            if self.closed:
+                raise CancelledError  # a pool that is stopped leaves its tasks unanswered
+            if not self._pool.active:
+                raise _Killed
+        return _result(task, timeout, outcome)
 
     def _replace(self) -> None:
-        """A new process for the old one, whose device context may be beyond repair."""
+        """A new process for the old one: it is gone, or its device context may be beyond repair."""
         self.state = "restarting"
-        with self._lock:
-            if self._stopped:
-                return
-            old, self._pool = self._pool, self._start()
+        old, self._pool, self._prepared = self._pool, self._setup.pool(), set()
         old.stop()
         old.join()
 
-    def stop(self) -> None:
-        """End the process; `join` waits for that."""
-        with self._lock:
-            self._stopped = True
-            self._pool.stop()
-
-    def join(self) -> None:
+    def close(self) -> None:
+        self.closed = True
+        if self._thread:
+            self._thread.join()
+        self._pool.stop()
         self._pool.join()
 
 
 class _Killed(Exception):
     """A worker was ended from outside: by a person, or by a system short of memory."""
 
-
-def settle(done: Future[Any], result: Any = None, error: BaseException | None = None) -> None:
-    """Finish `done`, which may have been cancelled meanwhile."""
-    if isinstance(error, CancelledError) or done.cancelled():
-        done.cancel()
-    elif error is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(result)
+    def __init__(self, how: str = "SIGKILL") -> None:
+        super().__init__(f"the process was killed twice ({how}); out of memory?")
 
 
-def need_pebble() -> None:
-    """Raises ToolchainError if what runs the processes is not installed."""
-    if pebble is None:
-        raise ToolchainError(f"pebble, which runs the worker processes, is not installed; {INSTALL}")
-
-
-def _result(task: Any, what: str, timeout: float) -> Any:
+def _result(task: Any, timeout: float, outcome: str) -> Any:
     """What a pool's task came to; what a candidate did to its process as a Failure.  Raises _Killed."""
     try:
         return task.result()
     except FutureTimeout:
-        return Failure("timeout", f"{what} took longer than {timeout:g} s", fatal=True)
+        return Failure("timeout", f"took longer than {timeout:g} s", fatal=True)
     except pebble.ProcessExpired as expired:
         code = expired.exitcode
         if code in KILLED:
-            raise _Killed(f"the process was killed twice ({signal.Signals(-code).name}); out of memory?") from None
+            raise _Killed(signal.Signals(-code).name) from None
         how = signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
-        return Failure("compile" if what == "build" else "runtime", f"the process died: {how}", fatal=True)
+        return Failure(outcome, f"the process died: {how}", fatal=True)
+    except BrokenProcessPool:
+        raise _Killed from None
     except (MemoryError, OSError) as error:
-        outcome = "compile" if what == "build" else "runtime"
         return Failure(outcome, f"{type(error).__name__}: {error}" if str(error) else "out of memory", fatal=True)
-
-
-def _pool(workers: int, folder: str, memory: int | None, environment: dict[str, str]) -> Any:
-    """A pool of processes that start from nothing: a copy of this one would share its threads' locks."""
-    logging.getLogger("pebble").setLevel(logging.CRITICAL)
-    return pebble.ProcessPool(
-        workers,
-        initializer=start_worker,
-        initargs=(os.getpid(), folder, memory, environment),
-        context=multiprocessing.get_context("spawn"),
-    )
