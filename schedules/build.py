@@ -22,7 +22,7 @@ from schedules.arch import Arch
 from schedules.errors import ArgumentError, BuildError, SchedulesError
 from schedules.operator import Operator, ScheduleSpec
 from schedules.problem import Config, Problem
-from schedules.registry import operator as find_operator
+from schedules.registry import operator_of
 from schedules.toolchain import cuda, link
 from schedules.toolchain.quiet import ROCM_WARNINGS, without_lines
 
@@ -106,11 +106,6 @@ def build(
     else:
         config = spec.config_for(problem, arch, config)
     return build_scheduled(op, problem, spec, config, arch, spec.apply(problem, config, arch), device_code=device_code)
-
-
-def operator_of(problem: Problem) -> Operator:
-    """The operator whose problem this is; an operator is named after its folder."""
-    return find_operator(type(problem).__module__.split(".")[1])
 
 
 def build_scheduled(

@@ -14,11 +14,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from schedules.arch import Arch
-from schedules.build import compiler_of, operator_of
+from schedules.build import compiler_of
 from schedules.errors import ToolchainError
 from schedules.measure import device_name
 from schedules.problem import Config, Problem
 from schedules.records import Record, slug
+from schedules.registry import operator_of
 from schedules.tune.journal import DEFAULT_FOLDER, read_journal
 from schedules.versions import versions
 
@@ -89,7 +90,7 @@ def choose(
     exact = best_of([record for record in usable if record.problem == problem])
     if exact and exact.config.check(problem, arch) is None:
         return Choice(problem, exact.schedule, exact.config, exact)
-    for record in _nearest(problem, usable):
+    for record in nearest(problem, usable):
         if record.config.check(problem, arch) is None:
             return Choice(problem, record.schedule, record.config, record)
     return default_choice(problem, arch, schedule, note)
@@ -121,7 +122,7 @@ def best_of(records: Iterable[Record]) -> Record | None:
     return best
 
 
-def _nearest(problem: Problem, records: Sequence[Record]) -> list[Record]:
+def nearest(problem: Problem, records: Sequence[Record]) -> list[Record]:
     """The best record of each problem near enough, the nearest first."""
     by_problem: dict[Problem, list[Record]] = {}
     for record in records:

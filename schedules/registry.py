@@ -1,13 +1,23 @@
-"""The operators: one line each."""
+"""The operators: one line each.
+
+Operators that live elsewhere are named by SCHEDULES_EXTRA_OPERATORS, as ``name=module,name=module``; worker processes
+inherit it.
+"""
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from schedules.errors import UnknownNameError
-from schedules.operator import Operator
+from schedules.errors import UnknownNameError, UsageError
 
+if TYPE_CHECKING:
+    from schedules.operator import Operator
+    from schedules.problem import Problem
+
+EXTRA = "SCHEDULES_EXTRA_OPERATORS"
 OPERATORS = {
     "conv2d_hwcn": "schedules.conv2d_hwcn",
     "conv2d_nchw": "schedules.conv2d_nchw",
@@ -20,11 +30,33 @@ OPERATORS = {
 @lru_cache
 def operator(name: str) -> Operator:
     """The operator called `name`.  Raises UnknownNameError with the nearest name."""
-    if name not in OPERATORS:
-        raise UnknownNameError("operator", name, OPERATORS)
-    found: Operator = import_module(OPERATORS[name]).OPERATOR
+    modules = {**OPERATORS, **_extra(os.environ.get(EXTRA, ""))}
+    if name not in modules:
+        raise UnknownNameError("operator", name, modules)
+    try:
+        found: Operator = import_module(modules[name]).OPERATOR
+    except ModuleNotFoundError as error:
+        raise UsageError(f"operator {name} of {EXTRA}: {error}") from None
     return found
+
+
+def operator_of(problem: Problem) -> Operator:
+    """The operator whose problem this is: the one whose folder, or module, the problem is defined in."""
+    home = type(problem).__module__
+    modules = {**OPERATORS, **_extra(os.environ.get(EXTRA, ""))}
+    for name, module in modules.items():
+        if home == module or home.startswith(module + "."):
+            return operator(name)
+    raise UnknownNameError("operator", home, modules)
 
 
 def operators() -> list[Operator]:
     return [operator(name) for name in OPERATORS]
+
+
+@lru_cache
+def _extra(text: str) -> dict[str, str]:
+    pairs = [item.partition("=") for item in text.split(",") if item]
+    if wrong := [name for name, _, module in pairs if not (name and module)]:
+        raise UsageError(f"{EXTRA} has {wrong[0]!r}; write name=module,name=module")
+    return {name: module for name, _, module in pairs}

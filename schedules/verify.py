@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from schedules.arch import Arch, parse_arch
-from schedules.build import Built, build, build_scheduled, operator_of
+from schedules.build import Built, build, build_scheduled
 from schedules.emulate.emulator import EmulationMode, Emulator
 from schedules.emulate.serial import serialize
 from schedules.emulate.toolchain import find_cxx
@@ -31,6 +31,7 @@ from schedules.measure import device_name, to_device
 from schedules.operator import Array, Expected
 from schedules.primitives.intrinsics import as_described
 from schedules.problem import Argument, Config, Problem, numpy_dtype
+from schedules.registry import operator_of
 from schedules.tolerance import Difference, compare
 from schedules.toolchain.link import link_library
 

@@ -78,11 +78,11 @@ class LocalCrew:
         self._measuring: list[Worker] = []
         try:
             for _ in range(self.builders):
-                self._building.append(Worker(Setup(self._folder.path, memory, {}), self._builds))
+                self._building.append(Worker(arch, Setup(self._folder.path, memory, {}), self._builds))
             limit = None if arch.is_gpu else memory
             for name in visible:
                 environment = {"CUDA_VISIBLE_DEVICES": name} if name else {}
-                self._measuring.append(Worker(Setup(self._folder.path, limit, environment), self._measurements))
+                self._measuring.append(Worker(arch, Setup(self._folder.path, limit, environment), self._measurements))
             described = [worker.start(evaluate.describe_device, arch) for worker in self._measuring]
             for worker in self._building:
                 worker.start(evaluate.warm_up, arch)

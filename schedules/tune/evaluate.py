@@ -120,6 +120,13 @@ def describe_builder(arch: Arch) -> tuple[str, dict[str, str]]:
     return name or "", environment(arch, compiler_of(arch))
 
 
+def warm_up(arch: Arch) -> None:
+    """Import what a build needs, and find the compiler.  Raises ToolchainError."""
+    from schedules.build import compiler_of
+
+    compiler_of(arch)
+
+
 def prepare(problem: Problem, arch: Arch, seed: int) -> float:
     """Bring data and reference to the device, so that the next measurement need not; returns the seconds it took."""
     start = time.perf_counter()
@@ -190,9 +197,9 @@ class Bench:
     """The data of one problem and seed on the device, and the reference to compare with."""
 
     def __init__(self, problem: Problem, arch: Arch, seed: int) -> None:
-        from schedules.build import operator_of
         from schedules.device_judge import DeviceJudge
         from schedules.measure import to_device
+        from schedules.registry import operator_of
         from schedules.verify import outputs_of, poisoned
 
         op = operator_of(problem)

@@ -31,6 +31,8 @@ def start_worker(parent: int, folder: str, memory: int | None, environment: dict
     """
     # Ctrl-C goes to every process of the terminal; what becomes of the workers is the tuner's to say
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # a handler written in Python never runs while native code spins
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError):
@@ -40,6 +42,11 @@ def start_worker(parent: int, folder: str, memory: int | None, environment: dict
     if memory:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if not os.environ.get("SCHEDULES_DEBUG"):
+        # a candidate's last words (a native stack, a driver's complaint) would tear the progress view apart
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
     os.environ.update(environment)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 

@@ -21,12 +21,12 @@ from schedules.records import ENVIRONMENT
 from schedules.tune.actors import Description, WorkerActor
 from schedules.tune.connection import Connection, ray
 from schedules.tune.evaluate import Failure
-from schedules.tune.workers import PREPARE_TIMEOUT, Order
+from schedules.tune.workers import PREPARE_TIMEOUT, TRIES, Order
 from schedules.versions import versions
 
 START_TIMEOUT = 120.0  # seconds from asking for an actor to its description
 PING_TIMEOUT = 20.0
-GRACE = 60.0  # seconds that an actor may take beyond its timeouts, to replace a process say
+GRACE = 60.0  # seconds that an actor may take beyond its timeouts
 PATIENCE = 120.0  # seconds without any device, or any builder, until a search is given up
 BUSY = 60.0  # seconds until a node that had no room is asked again
 LOOK = 1.0  # seconds between two looks at the cluster
@@ -47,7 +47,7 @@ class Task:
     @property
     def budget(self) -> float:
         """Seconds after which its actor is given up: more than the actor's own timeouts allow."""
-        return len(self.order.first) * PREPARE_TIMEOUT + 2 * self.order.timeout + GRACE
+        return (1 + len(self.order.first)) * PREPARE_TIMEOUT + TRIES * self.order.timeout + GRACE
 
 
 @dataclass(eq=False)
@@ -114,7 +114,12 @@ class Desk:
 
 
 class Lost(Exception):
-    """An actor is no more, or does not answer: no fault of what it ran, as far as can be told from once."""
+    """An actor is no more, or cannot go on (`error` says why): no fault of what it ran, as far as can be told from
+    once."""
+
+    def __init__(self, why: str, error: TuningError | None = None) -> None:
+        super().__init__(why)
+        self.error = error
 
 
 class Roster:
@@ -336,7 +341,9 @@ class Roster:
                 task.done.set_result(self._call(actor.call, (task.order,), task.budget))
                 seat.state, seat.losses = "idle", 0
             except Lost as lost:
-                if tried and task.lost:
+                if tried and task.lost and lost.error:
+                    task.done.set_exception(lost.error)
+                elif tried and task.lost:
                     task.done.set_result(Failure(task.order.outcome, f"lost its process twice: {lost}"))
                 else:
                     task.lost = task.lost or str(lost)
@@ -350,6 +357,8 @@ class Roster:
         try:
             return ray.get(method.remote(*arguments), timeout=timeout)
         except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, TuningError):
+                raise Lost(str(error.cause), error.cause) from None
             if isinstance(error.cause, SchedulesError):
                 raise error.cause from None
             raise TuningError(f"a worker failed: {_line(error)}") from None

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import FrameType
 
 from schedules.arch import Arch
-from schedules.build import operator_of
-from schedules.dispatch import best_of, choose, default_choice
+from schedules.dispatch import best_of, default_choice, nearest
 from schedules.errors import ConfigError, UsageError
 from schedules.problem import Problem
 from schedules.records import Record, slug
+from schedules.registry import operator_of
 from schedules.tune.crew import Crew
 from schedules.tune.journal import DEFAULT_FOLDER, Journal, journal_file
 from schedules.tune.strategy import Candidate, Strategy
@@ -24,6 +24,7 @@ from schedules.tune.template import TemplateSearch
 from schedules.tune.tuner import Limits, Result, Tuner, Watcher, environment_of
 
 STRATEGIES = ("template", "random", "auto")
+NEIGHBOURS = 3  # other problems whose best is tried first
 ABORTED = 130  # exit code after a second signal
 
 
@@ -73,7 +74,7 @@ def tune(
             opened,
             work.limits,
             seed=work.seed,
-            first=first_candidates(work, file.parent.parent, crew.device, incumbent),
+            first=first_candidates(work, incumbent, known),
             incumbent=incumbent,
             fresh=fresh,
             watcher=watcher,
@@ -122,9 +123,9 @@ def strategy_for(work: Work) -> Strategy:
     )
 
 
-def first_candidates(work: Work, folder: Path, device: str, incumbent: Record | None) -> list[Candidate]:
-    """What is measured before any other: the default of the rule's schedule, the best known of this problem, what
-    dispatch would take, the defaults of the other schedules."""
+def first_candidates(work: Work, incumbent: Record | None, known: Sequence[Record]) -> list[Candidate]:
+    """What is measured before any other: the default of the rule's schedule, the best known of this problem and of the
+    nearest others, the defaults of the other schedules."""
     if work.search == "auto":
         return []
     problem, arch, op = work.problem, work.arch, operator_of(work.problem)
@@ -133,11 +134,8 @@ def first_candidates(work: Work, folder: Path, device: str, incumbent: Record | 
     with contextlib.suppress(ConfigError):  # a rule's schedule need not be among `names`
         ruled = default_choice(problem, arch, names[0] if work.schedules else None)
         found.append(Candidate(ruled.schedule, ruled.config))
-    if incumbent:
-        found.append(Candidate(incumbent.schedule, incumbent.config))
-    with contextlib.suppress(ConfigError):
-        known = choose(problem, arch, folders=[folder], device=device)
-        found.append(Candidate(known.schedule, known.config))
+    bests = [*([incumbent] if incumbent else []), *nearest(problem, known)[:NEIGHBOURS]]
+    found += [Candidate(record.schedule, record.config) for record in bests]
     for name in names:
         with contextlib.suppress(ConfigError):
             other = default_choice(problem, arch, name)

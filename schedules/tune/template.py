@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from schedules.arch import Arch
-from schedules.build import operator_of
 from schedules.errors import UsageError
 from schedules.operator import Array
 from schedules.problem import Problem
 from schedules.records import Record
+from schedules.registry import operator_of
 from schedules.tune.features import features, matrix
 from schedules.tune.model import CostModel
 from schedules.tune.strategy import Candidate

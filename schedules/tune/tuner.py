@@ -6,6 +6,7 @@ a whole and in its order, so that the same seed and the same times lead to the s
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -14,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from schedules.arch import Arch
-from schedules.build import operator_of
 from schedules.errors import TuningError
 from schedules.problem import Problem
 from schedules.records import ENVIRONMENT, Record, Search, now
+from schedules.registry import operator_of
 from schedules.tune import evaluate
 from schedules.tune.crew import Crew, Job
 from schedules.tune.evaluate import Artifact, Failure, Timing
@@ -193,13 +194,15 @@ class Tuner:
         if finished and self._trials and not self._stop():
             self._status.phase = "timing the finalists again"
             self._watcher.tick(self._status)
-            if not (self._finals and self._finals[-1].more.get("trials") == self._status.done):
+            self._finals = [record for record in self._finals if record.more.get("trials") == self._status.done]
+            if not self._finals:
                 self._finals = hold_finals(
                     self._problem, self._arch, self._crew, self._trials, self._incumbent, self._artifacts, self._seed
                 )
+                done = {"trials": self._status.done}
+                self._finals = [replace(r, search=self._search, more={**r.more, **done}) for r in self._finals]
                 for record in self._finals:
-                    more = {**record.more, "trials": self._status.done}
-                    self._journal.append(replace(record, search=self._search, more=more))
+                    self._journal.append(record)
         winner = next((record for record in self._finals if record.more.get("winner")), None)
         self._status.phase = "done" if finished else "stopped"
         result = Result(self._status, winner or self._status.best, tuple(self._trials), why, finished)
@@ -349,7 +352,7 @@ class Tuner:
             stage="trial",
             outcome=failure.outcome if failure else "correct",
             reason=failure.reason if failure else "",
-            error=failure.error if failure else None,
+            error=failure.error if failure and failure.error is not None and math.isfinite(failure.error) else None,
             program=artifact.program if artifact else None,
             search=self._search,
             more={"registers": artifact.registers, "spilled": artifact.spilled}

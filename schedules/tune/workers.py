@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedules.arch import Arch
-from schedules.errors import ToolchainError
+from schedules.errors import ToolchainError, TuningError
 from schedules.problem import Problem
 from schedules.tune import evaluate
 from schedules.tune.evaluate import Failure
@@ -34,6 +34,8 @@ except ImportError:
 
 INSTALL = "pip install 'te-schedules[tune]'"
 PREPARE_TIMEOUT = 600.0  # seconds to compute a reference; no candidate runs meanwhile
+TRIES = 3  # of an order whose process is killed from outside
+STARTS = 10  # of a process that is killed before it is given a candidate
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # how a process ends that something else ended
 
 
@@ -115,8 +117,8 @@ class Setup:
 class Worker:
     """A process, and a thread that hands it one order of `orders` at a time."""
 
-    def __init__(self, setup: Setup, orders: Orders) -> None:
-        self._setup, self._orders = setup, orders
+    def __init__(self, arch: Arch, setup: Setup, orders: Orders) -> None:
+        self._arch, self._setup, self._orders = arch, setup, orders
         self._pool = setup.pool()
         self._prepared: set[tuple[Any, ...]] = set()
         self._thread: threading.Thread | None = None
@@ -146,25 +148,39 @@ class Worker:
             done.set_exception(error)
 
     def _run(self, order: Order) -> Any:
-        """The result of `order`; a process that something else killed is replaced, and the order tried once more."""
-        for last in (False, True):
+        """The result of `order`; a process that something else killed is replaced, and the order tried again."""
+        for tries in range(1, TRIES + 1):
+            self._get_ready(order)
             try:
-                for arguments in order.first:
-                    if arguments not in self._prepared:
-                        self.state = "preparing"
-                        self._call(evaluate.prepare, arguments, PREPARE_TIMEOUT, order.outcome)
-                        self._prepared.add(arguments)
                 self.state = "measuring" if order.first else "building"
                 result = self._call(order.function, order.arguments, order.timeout, order.outcome)
             except _Killed as killed:
                 self._replace()
-                if last:
+                if tries == TRIES:
                     return Failure(order.outcome, str(killed))
                 continue
             if isinstance(result, Failure) and result.fatal:
                 self._replace()
             return result
         raise AssertionError("unreachable")
+
+    def _get_ready(self, order: Order) -> None:
+        """Start the process and prepare what `order` needs; no candidate is to blame if it is killed meanwhile."""
+        calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [(evaluate.warm_up, (self._arch,))]
+        calls += [(evaluate.prepare, each) for each in order.first]
+        for _ in range(STARTS):
+            try:
+                for call in calls:
+                    if call not in self._prepared:
+                        self.state = "preparing"
+                        found = self._call(call[0], call[1], PREPARE_TIMEOUT, order.outcome)
+                        if isinstance(found, Failure):
+                            raise TuningError(f"the problem's data and reference cannot be prepared: {found.reason}")
+                        self._prepared.add(call)
+                return
+            except _Killed:
+                self._replace()
+        raise TuningError(f"worker processes are killed as they start, {STARTS} times in turn; is there memory left?")
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float, outcome: str) -> Any:
         try:
@@ -179,7 +195,7 @@ class Worker:
         return _result(task, timeout, outcome)
 
     def _replace(self) -> None:
-        """A new process for the old one: it is gone, or its device context may be beyond repair."""
+        """A new process for the old one, which is gone, or whose device context may be beyond repair."""
         self.state = "restarting"
         old, self._pool, self._prepared = self._pool, self._setup.pool(), set()
         old.stop()
@@ -197,7 +213,7 @@ class _Killed(Exception):
     """A worker was ended from outside: by a person, or by a system short of memory."""
 
     def __init__(self, how: str = "SIGKILL") -> None:
-        super().__init__(f"the process was killed twice ({how}); out of memory?")
+        super().__init__(f"the process was killed {TRIES} times ({how}); out of memory?")
 
 
 def _result(task: Any, timeout: float, outcome: str) -> Any:

@@ -1,0 +1,51 @@
+"""A search in a process of its own, for tests that end it: prints a line for each trial, and one at the end.
+
+python -m tests.tune.night JOURNAL TRIALS [FAULT+FAULT...]
+"""
+
+from __future__ import annotations
+
+import sys
+
+from schedules.arch import parse_arch
+from schedules.errors import SchedulesError
+from schedules.records import Record
+from schedules.tune.crew import LocalCrew
+from schedules.tune.session import Work, stopping_signals, tune
+from schedules.tune.tuner import Limits, Result, Silent, Status
+from tests.conftest import problem_of
+
+
+class Printer(Silent):
+    def start(self, status: Status) -> None:
+        print(f"start {status.resumed}", flush=True)
+
+    def trial(self, record: Record, status: Status) -> None:
+        print(f"trial {status.done} {record.outcome}", flush=True)
+
+    def note(self, text: str) -> None:
+        print(f"note {text}", flush=True)
+
+    def finish(self, result: Result) -> None:
+        print(f"end {result.status.done} {'finished' if result.finished else 'stopped'}", flush=True)
+
+
+def main(journal: str, trials: int, faults: str) -> int:
+    problem = problem_of("faulty", n=1000, faults=faults, good=200 if faults == "none" else 19)
+    arch = parse_arch("llvm")
+    try:
+        crew = LocalCrew(arch, builders=2, build_timeout=4.0, measure_timeout=4.0, memory=2**30)
+        try:
+            with stopping_signals(Printer().note) as stop:
+                work = Work(problem, arch, Limits(trials=trials), search="random")
+                tune(work, crew, journal=journal, watcher=Printer(), stop=stop)
+        finally:
+            crew.close()
+    except SchedulesError as error:
+        print(f"error {error}", flush=True)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "none"))

@@ -1,0 +1,140 @@
+"""Worker processes, one candidate at a time.  What they hold out for a whole search is in test_faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from schedules.arch import Arch, parse_arch
+from schedules.errors import ToolchainError, TuningError
+from schedules.problem import Problem
+from schedules.registry import EXTRA, operator
+from schedules.tune import crew as module
+from schedules.tune import evaluate
+from schedules.tune.crew import Job, LocalCrew, visible_devices
+from schedules.tune.evaluate import Artifact, Failure, Timing
+from schedules.tune.strategy import Candidate
+from tests.conftest import problem_of
+from tests.tune.faulty import GPU_OUTCOMES, FaultyConfig, FaultyGpuConfig
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[Problem]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(EXTRA, "faulty=tests.tune.faulty")
+        yield problem_of("faulty", n=1000)
+
+
+@pytest.fixture(scope="module")
+def crew(faulty: Problem) -> Iterator[LocalCrew]:
+    crew = LocalCrew(parse_arch("llvm"), builders=1, measure_timeout=20.0)
+    yield crew
+    crew.close()
+
+
+def measured(crew: LocalCrew, problem: Problem, candidate: Candidate, best_us: float = float("inf")) -> Any:
+    built = crew.build(problem, candidate).result()
+    if isinstance(built, Failure):
+        return built
+    return crew.measure(Job(evaluate.measure_candidate, problem, (built, 0, best_us), (0,))).result()
+
+
+def test_a_candidate_is_built_compared_and_timed(crew: LocalCrew, faulty: Problem) -> None:
+    assert crew.device and {"apache-tvm", "compiler", "python"} <= set(crew.versions)
+    built = crew.build(faulty, Candidate("cpu", FaultyConfig())).result()
+    assert isinstance(built, Artifact) and built.library.startswith(b"\x7fELF") and len(built.program) == 64
+    found = measured(crew, faulty, Candidate("cpu", FaultyConfig()))
+    assert isinstance(found, Timing) and 0 < found.p10_us <= found.median_us <= found.p90_us
+    assert found.verified == ("seed 0",) and 0 <= found.error <= 1
+
+
+def test_right_answers_left_by_another_do_not_count(crew: LocalCrew, faulty: Problem) -> None:
+    """Measured straight after a good one, on the same buffers."""
+    assert isinstance(measured(crew, faulty, Candidate("cpu", FaultyConfig())), Timing)
+    for fault in ("stale", "partly"):
+        found = measured(crew, faulty, Candidate("cpu", FaultyConfig(fault=fault)))
+        assert isinstance(found, Failure) and found.outcome == "correctness" and "got nan" in found.reason
+
+
+def test_one_that_damages_its_input_does_not_hurt_the_next(crew: LocalCrew, faulty: Problem) -> None:
+    assert isinstance(measured(crew, faulty, Candidate("cpu", FaultyConfig(fault="clobber"))), Timing)
+    assert isinstance(measured(crew, faulty, Candidate("cpu", FaultyConfig())), Timing)
+
+
+def test_a_slow_one_is_given_up_early(crew: LocalCrew, faulty: Problem) -> None:
+    found = measured(crew, faulty, Candidate("cpu", FaultyConfig()), best_us=1e-3)
+    assert isinstance(found, Timing) and found.runs == 3
+
+
+def test_a_best_is_confirmed_on_other_data_and_an_odd_shape(crew: LocalCrew) -> None:
+    problem = problem_of("softmax", rows=64, cols=64)
+    odd = next(problem.odd())
+    spec = operator("softmax").schedule("cpu")
+    arch = parse_arch("llvm")
+    candidate = Candidate("cpu", spec.default(problem, arch))
+    built, built_odd = crew.build(problem, candidate).result(), crew.build(odd, candidate).result()
+
+    def confirm(artifact: Any, other: Any) -> Any:
+        return crew.measure(Job(evaluate.confirm_candidate, problem, (artifact, (1,), (odd, other)), (1,))).result()
+
+    assert confirm(built, built_odd) == ("seed 1", str(odd))
+    wrong = confirm(built, built)  # the code of the other shape
+    assert isinstance(wrong, Failure) and wrong.outcome in ("runtime", "correctness")
+
+
+def test_finalists_are_timed_in_turn(crew: LocalCrew, faulty: Problem) -> None:
+    built = [crew.build(faulty, Candidate("cpu", FaultyConfig(number))).result() for number in (0, 1)]
+    found = crew.measure(Job(evaluate.measure_in_turn, faulty, (tuple(built), 0), (0,))).result()
+    assert [len(rounds) for rounds in found] == [evaluate.ROUNDS] * 2
+    assert all(us > 0 for rounds in found for us in rounds)
+
+
+def test_an_illegal_config_is_a_matter_of_constraints(crew: LocalCrew, faulty: Problem) -> None:
+    found = crew.build(faulty, Candidate("cpu", FaultyConfig(fault="unheard-of"))).result()
+    assert found == Failure("constraints", "illegal config: fault=unheard-of is not known")
+
+
+def test_what_is_no_candidates_fault_is_raised(crew: LocalCrew, faulty: Problem) -> None:
+    job = Job(_no_compiler, faulty, (), ())
+    future: Future[Any] = crew.measure(job)
+    with pytest.raises(ToolchainError, match="no compiler at all"):
+        future.result()
+
+
+def _no_compiler(problem: Problem, arch: Arch) -> None:
+    raise ToolchainError("no compiler at all")
+
+
+def test_without_pebble(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "pebble", None)
+    with pytest.raises(ToolchainError, match="pip install 'te-schedules.tune.'"):
+        LocalCrew(parse_arch("llvm"))
+
+
+def test_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    from schedules.toolchain import devices
+
+    monkeypatch.setattr(devices, "cuda", lambda: (None, None, None))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_devices(None) == ["0", "1", "2"]
+    assert visible_devices([2, 0]) == ["2", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
+    assert visible_devices([1]) == ["6"]
+    with pytest.raises(TuningError, match="there is no GPU 3; this machine shows 3"):
+        visible_devices([3])
+
+
+@pytest.mark.gpu
+def test_kernels_that_go_wrong_cost_only_themselves(gpu: Arch, faulty: Problem) -> None:
+    crew = LocalCrew(gpu, builders=2, measure_timeout=10.0, devices=[0])
+    try:
+        for fault, outcome in GPU_OUTCOMES.items():
+            found = measured(crew, faulty, Candidate("gpu", FaultyGpuConfig(fault=fault)))
+            assert (found.outcome if isinstance(found, Failure) else "correct") == outcome, (fault, found)
+            good = measured(crew, faulty, Candidate("gpu", FaultyGpuConfig()))
+            assert isinstance(good, Timing), (fault, good)
+    finally:
+        crew.close()
