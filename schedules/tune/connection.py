@@ -25,7 +25,7 @@ _ours = False  # made here, not by a program that had connected itself
 
 
 class Connection:
-    """One use of the cluster at `address`: host:port, ray://host:port, or auto for the one of this machine.
+    """One use of the cluster at `address`: host:port, or auto for the one that this machine is a node of.
 
     A connection that the program has made before is used, and left as it is.  Raises ToolchainError if Ray is not
     installed, UsageError if there is no cluster.
@@ -59,14 +59,14 @@ class Connection:
 
 def _connect(address: str) -> None:
     remedy = "start one with: ray start --head"
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host, _, port = address.rpartition(":")
     if host and port.isdigit():
         try:
             socket.create_connection((_own(host), int(port)), PROBE_TIMEOUT).close()
         except OSError as error:
             raise UsageError(f"no Ray cluster at {address}: {error.strerror or error}; {remedy}") from None
     elif address != "auto":
-        raise UsageError(f"{address!r} is no address of a Ray cluster; give HOST:PORT, ray://HOST:PORT or auto")
+        raise UsageError(f"{address!r} is no address of a Ray cluster; give HOST:PORT or auto")
     _silence()
     try:
         with warnings.catch_warnings():
@@ -81,7 +81,7 @@ def _same(address: str) -> None:
     """Raises UsageError unless `address` is that of the cluster this process is connected to."""
     connected = ray.get_runtime_context().gcs_address
     host, _, port = address.rpartition(":")
-    if address in ("auto", connected) or address.startswith("ray://") or f"{_own(host)}:{port}" == connected:
+    if address in ("auto", connected) or f"{_own(host)}:{port}" == connected:
         return
     raise UsageError(f"this process is connected to the Ray cluster at {connected}, not to {address}")
 
