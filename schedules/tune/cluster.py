@@ -14,8 +14,9 @@ from typing import Any
 from schedules.arch import Arch
 from schedules.errors import UsageError
 from schedules.problem import Problem
+from schedules.tune.desks import Desk
 from schedules.tune.evaluate import Artifact, Failure
-from schedules.tune.roster import Desk, Roster
+from schedules.tune.roster import Roster
 from schedules.tune.strategy import Candidate
 from schedules.tune.workers import Job, Order
 

@@ -25,9 +25,9 @@ from schedules.registry import EXTRA
 from schedules.tune import connection, evaluate, roster
 from schedules.tune.cluster import RayCrew, crews
 from schedules.tune.crew import Job
+from schedules.tune.desks import difference, seats_of
 from schedules.tune.evaluate import Artifact, Failure
 from schedules.tune.journal import journal_file, read_journal
-from schedules.tune.roster import difference, seats_of
 from schedules.tune.session import Work, tune, tune_each
 from schedules.tune.strategy import Candidate
 from schedules.tune.tuner import Limits, Result, Silent, Status
@@ -191,12 +191,15 @@ class TestOneCrew:
         assert result.reason.startswith("lost its process twice: ")
         until(lambda: crew.slots == 2, "the actors are replaced")
 
-    def test_a_node_that_joins_and_is_lost(self, crew: RayCrew, nodes: Nodes, tmp_path: Path) -> None:
+    def test_a_node_that_joins_and_is_lost(
+        self, crew: RayCrew, nodes: Nodes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
         node = nodes.add()
         until(lambda: crew.slots == crew.builders == 3, "the new node is used")
         spy = Spy(5, lambda: nodes.lose(node))
         assert_whole(tune(work(30), crew, folder=tmp_path, watcher=spy), tmp_path, 30)
         until(lambda: crew.slots == crew.builders == 2, "the node is missed")
+        assert capfd.readouterr() == ("", "")  # where a progress view or --json is, Ray says nothing
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="with one core all nodes are alike")
