@@ -1,7 +1,7 @@
 # The two commands a newcomer needs.  PYTHON chooses the interpreter (3.10 to 3.13).
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= cuda,rocm,tune,dev
+EXTRAS ?= cuda,rocm,tune,cluster,dev
 BIN := $(VENV)/bin
 
 .PHONY: run test setup lint clean

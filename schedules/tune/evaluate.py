@@ -107,6 +107,19 @@ def describe_device(arch: Arch) -> tuple[str, dict[str, str]]:
     return name, environment(arch, compiler_of(arch))
 
 
+def describe_builder(arch: Arch) -> tuple[str, dict[str, str]]:
+    """The versions that a build here depends on, and for the CPU it is built on that CPU's name, otherwise "".
+
+    Raises ToolchainError if nothing can be built for `arch`.
+    """
+    from schedules.build import compiler_of
+    from schedules.measure import device_name
+    from schedules.records import environment
+
+    name = device_name(arch) if arch.kind == "llvm" else None
+    return name or "", environment(arch, compiler_of(arch))
+
+
 def warm_up(arch: Arch) -> None:
     """Import what a build needs, and find the compiler.  Raises ToolchainError."""
     from schedules.build import compiler_of

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1
-_JANITOR = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+# Its own child does the work: a system that ends a process may end the children of it too (Ray does), not theirs
+_JANITOR = """
+import os, shutil, sys
+os.fork() and os._exit(0)
+sys.stdin.read()
+shutil.rmtree(sys.argv[1], ignore_errors=True)
+"""
 
 
 def start_worker(parent: int, folder: str, memory: int | None, environment: dict[str, str]) -> None:
@@ -48,26 +54,25 @@ def start_worker(parent: int, folder: str, memory: int | None, environment: dict
 class ScratchFolder:
     """A folder for temporary files that is gone when this process is, however it ends.
 
-    A child that does nothing else waits for its standard input to close, which the kernel does for the dead.
+    A process that does nothing else waits for its standard input to close, which the kernel does for the dead.
     """
 
     def __init__(self) -> None:
         self.path = tempfile.mkdtemp(prefix="schedules-tune-")
-        self._janitor: subprocess.Popen[bytes] | None = subprocess.Popen(
+        janitor = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _JANITOR, self.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # a signal to the terminal's processes must not reach it
         )
+        self._lifeline: IO[bytes] | None = janitor.stdin
+        janitor.wait()
 
     def close(self) -> None:
-        janitor, self._janitor = self._janitor, None
-        if janitor:
+        lifeline, self._lifeline = self._lifeline, None
+        if lifeline:
             shutil.rmtree(self.path, ignore_errors=True)
-            stdin: IO[bytes] | None = janitor.stdin
-            if stdin:
-                stdin.close()
-            janitor.wait()
+            lifeline.close()
 
 
 def memory_share(processes: int) -> int:

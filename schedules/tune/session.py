@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -14,7 +15,7 @@ from schedules.arch import Arch
 from schedules.dispatch import best_of, default_choice, nearest
 from schedules.errors import ConfigError, UsageError
 from schedules.problem import Problem
-from schedules.records import Record
+from schedules.records import Record, slug
 from schedules.registry import operator_of
 from schedules.tune.crew import Crew
 from schedules.tune.journal import DEFAULT_FOLDER, Journal, journal_file
@@ -82,6 +83,35 @@ def tune(
             stop=stop,
         )
         return tuner.run()
+
+
+def tune_each(
+    work: Work,
+    crews: Sequence[Crew],
+    *,
+    folder: str | Path = DEFAULT_FOLDER,
+    fresh: bool = False,
+    watch: Callable[[Crew], Watcher | None] = lambda crew: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Result]:
+    """`tune` with each of `crews` at once, each with the journal of its device and a watcher of its own.
+
+    Crews of one device name (whose versions differ) take turns: they share a journal.  What one raises is raised when
+    the others have ended.
+    """
+
+    def run(mine: list[Crew]) -> list[Result]:
+        return [tune(work, crew, folder=folder, fresh=fresh, watcher=watch(crew), stop=stop) for crew in mine]
+
+    by_device: dict[str, list[Crew]] = {}
+    for crew in crews:
+        by_device.setdefault(slug(crew.device), []).append(crew)
+    with ThreadPoolExecutor(max(1, len(by_device))) as threads:
+        found = [threads.submit(run, mine) for mine in by_device.values()]
+    results = [result for future in found for result in future.result()]
+    order = [id(crew) for mine in by_device.values() for crew in mine]
+    by_crew = dict(zip(order, results, strict=True))
+    return [by_crew[id(crew)] for crew in crews]
 
 
 def strategy_for(work: Work) -> Strategy:

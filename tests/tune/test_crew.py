@@ -12,8 +12,7 @@ from schedules.arch import Arch, parse_arch
 from schedules.errors import ToolchainError, TuningError
 from schedules.problem import Problem
 from schedules.registry import EXTRA, operator
-from schedules.tune import crew as module
-from schedules.tune import evaluate
+from schedules.tune import evaluate, workers
 from schedules.tune.crew import Job, LocalCrew, visible_devices
 from schedules.tune.evaluate import Artifact, Failure, Timing
 from schedules.tune.strategy import Candidate
@@ -109,7 +108,7 @@ def _no_compiler(problem: Problem, arch: Arch) -> None:
 
 
 def test_without_pebble(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "pebble", None)
+    monkeypatch.setattr(workers, "pebble", None)
     with pytest.raises(ToolchainError, match="pip install 'te-schedules.tune.'"):
         LocalCrew(parse_arch("llvm"))
 
