@@ -83,12 +83,16 @@ class LocalCrew:
             for name in visible:
                 environment = {"CUDA_VISIBLE_DEVICES": name} if name else {}
                 self._measuring.append(Worker(arch, Setup(self._folder.path, limit, environment), self._measurements))
-            described = [worker.start(evaluate.describe_device, arch) for worker in self._measuring]
+            located = [worker.start(evaluate.locate_device, arch) for worker in self._measuring]
             for worker in self._building:
                 worker.start(evaluate.warm_up, arch)
-            self.device, self.versions = described[0].result()
-            if others := sorted({name for found in described[1:] if (name := found.result()[0]) != self.device}):
+            found = [each.result() for each in located]
+            self.device, self.versions, _ = found[0]
+            if others := sorted({name for name, _, _ in found} - {self.device}):
                 raise TuningError(f"the GPUs differ ({self.device}, {others[0]}); tune them apart, with --gpus")
+            places = [place for _, _, place in found if place]
+            if len(set(places)) < len(places):
+                raise TuningError(f"two processes were given the GPU at {max(places, key=places.count)}; use --gpus")
         except BaseException:
             self.close()
             raise

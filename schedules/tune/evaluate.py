@@ -107,6 +107,20 @@ def describe_device(arch: Arch) -> tuple[str, dict[str, str]]:
     return name, environment(arch, compiler_of(arch))
 
 
+def locate_device(arch: Arch) -> tuple[str, dict[str, str], str]:
+    """What `describe_device` says, and where the device is: a GPU's place on the PCI bus, "" for the CPU.
+
+    Raises what `describe_device` does.
+    """
+    name, versions = describe_device(arch)
+    if arch.kind != "cuda":
+        return name, versions, ""
+    from cuda.bindings import runtime
+
+    status, place = runtime.cudaDeviceGetPCIBusId(32, 0)
+    return name, versions, place.split(b"\0")[0].decode() if status == runtime.cudaError_t.cudaSuccess else ""
+
+
 def describe_builder(arch: Arch) -> tuple[str, dict[str, str]]:
     """The versions that a build here depends on, and for the CPU it is built on that CPU's name, otherwise "".
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import multiprocessing.context
 import os
 import resource
 import shutil
@@ -11,8 +13,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, ClassVar
 
 _PR_SET_PDEATHSIG = 1
 # Its own child does the work: a system that ends a process may end the children of it too (Ray does), not theirs
@@ -24,7 +28,7 @@ shutil.rmtree(sys.argv[1], ignore_errors=True)
 """
 
 
-def start_worker(parent: int, folder: str, memory: int | None, environment: dict[str, str]) -> None:
+def start_worker(parent: int, folder: str, memory: int | None) -> None:
     """Tie this process to `parent`, send its temporary files to `folder`, and let it go first if memory is short.
 
     `memory` limits its data in bytes; with CUDA none is set, since the driver maps far more than it uses.
@@ -47,8 +51,42 @@ def start_worker(parent: int, folder: str, memory: int | None, environment: dict
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
-    os.environ.update(environment)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
+class _Process(multiprocessing.context.SpawnProcess):
+    """A process that has `environment` from its first instruction.
+
+    The CUDA driver reads CUDA_VISIBLE_DEVICES once, and importing TVM is enough to make it, which a child that imports
+    the program's main module does before any initializer runs.
+    """
+
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, *arguments: Any, environment: Mapping[str, str], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.environment = dict(environment)
+
+    def start(self) -> None:
+        with self._lock:
+            before = {name: os.environ.get(name) for name in self.environment}
+            os.environ.update(self.environment)
+            try:
+                super().start()
+            finally:
+                for name, value in before.items():
+                    if value is None:
+                        del os.environ[name]
+                    else:
+                        os.environ[name] = value
+
+
+class SpawnContext(multiprocessing.context.SpawnContext):
+    """How worker processes start: from nothing, with `environment` besides what this process has."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        super().__init__()
+        self.Process = functools.partial(_Process, environment=environment)  # type: ignore[assignment, misc]
 
 
 class ScratchFolder:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
 import os
 import queue
 import signal
@@ -24,7 +23,7 @@ from schedules.errors import ToolchainError, TuningError
 from schedules.problem import Problem
 from schedules.tune import evaluate
 from schedules.tune.evaluate import Failure
-from schedules.tune.process import start_worker
+from schedules.tune.process import SpawnContext, start_worker
 from schedules.tune.strategy import Candidate
 
 try:
@@ -109,8 +108,8 @@ class Setup:
         return pebble.ProcessPool(
             1,
             initializer=start_worker,
-            initargs=(os.getpid(), self.folder, self.memory, self.environment),
-            context=multiprocessing.get_context("spawn"),
+            initargs=(os.getpid(), self.folder, self.memory),
+            context=SpawnContext(self.environment),
         )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
+import pebble
 import pytest
 
 from schedules.arch import Arch, parse_arch
@@ -16,6 +19,7 @@ from schedules.tune import evaluate, workers
 from schedules.tune.crew import Job, LocalCrew, visible_devices
 from schedules.tune.evaluate import Artifact, Failure, Timing
 from schedules.tune.strategy import Candidate
+from schedules.tune.workers import Setup
 from tests.conftest import problem_of
 from tests.tune.faulty import GPU_OUTCOMES, FaultyConfig, FaultyGpuConfig
 
@@ -124,6 +128,42 @@ def test_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert visible_devices([1]) == ["6"]
     with pytest.raises(TuningError, match="there is no GPU 3; this machine shows 3"):
         visible_devices([3])
+
+
+def _environment_at_start(name: str) -> str:
+    entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    return next((e.partition(b"=")[2].decode() for e in entries if e.startswith(name.encode() + b"=")), "")
+
+
+def test_a_process_sees_its_device_from_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only after an initializer: by then the driver may have looked."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    pools = [Setup(str(tmp_path), None, {"CUDA_VISIBLE_DEVICES": name}).pool() for name in ("3", "5")]
+    try:
+        found = [pool.schedule(_environment_at_start, args=("CUDA_VISIBLE_DEVICES",)) for pool in pools]
+        assert [each.result(60) for each in found] == ["3", "5"]
+        assert "CUDA_VISIBLE_DEVICES" not in os.environ
+        with pytest.raises(pebble.ProcessExpired):
+            pools[0].schedule(os._exit, args=(1,)).result(60)
+        # the one that takes its place sees the same
+        assert pools[0].schedule(_environment_at_start, args=("CUDA_VISIBLE_DEVICES",)).result(60) == "3"
+    finally:
+        for pool in pools:
+            pool.stop()
+            pool.join()
+
+
+@pytest.mark.gpu
+def test_each_process_has_a_gpu_of_its_own(gpu: Arch) -> None:
+    from schedules.toolchain import devices
+
+    if len(devices.cuda()) < 2:
+        pytest.skip("needs two GPUs")
+    crew = LocalCrew(gpu, builders=1)
+    try:
+        assert crew.slots == len(devices.cuda())  # it raises if two of them share one
+    finally:
+        crew.close()
 
 
 @pytest.mark.gpu
