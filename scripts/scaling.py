@@ -35,9 +35,19 @@ class Clock(Silent):
     def __init__(self) -> None:
         self.times: list[float] = []
         self.us: dict[tuple[str, str], float] = {}
+        self._started = time.monotonic()
+
+    @property
+    def count(self) -> int:
+        return len(self.times)
+
+    def phase(self, name: str) -> None:
+        print(f"  {time.monotonic() - self._started:6.1f} s  {name}", file=sys.stderr, flush=True)
 
     def trial(self, record: Record, status: Status) -> None:
         self.times.append(time.monotonic())
+        if self.count in (1, 20):
+            self.phase(f"trial {self.count}")
         if record.correct:
             self.us[record.key] = record.us
 
@@ -46,19 +56,23 @@ class Clock(Silent):
         return (len(self.times) - 1) / (self.times[-1] - self.times[0])
 
 
-def searched(name: str, schedule: str | None, gpus: int, trials: int) -> tuple[Clock, LocalCrew]:
+def searched(name: str, schedule: str | None, gpus: int, trials: int, builders: int | None) -> tuple[Clock, LocalCrew]:
     arch = local_gpu()
     if arch is None:
         raise UsageError("no CUDA GPU here to search on")
     clock = Clock()
     schedules = (schedule,) if schedule else ()
-    crew = LocalCrew(arch, devices=range(gpus))
+    crew = LocalCrew(arch, devices=range(gpus), builders=builders)
+    clock.phase("workers started")
     try:
         with tempfile.TemporaryDirectory() as folder:
             work = Work(preset(name).problem(), arch, Limits(trials=trials), search="random", schedules=schedules)
-            tune(work, crew, journal=Path(folder) / "scaling.jsonl", watcher=clock)
+            # finals, on one GPU, are no part of this
+            tune(work, crew, journal=Path(folder) / "scaling.jsonl", watcher=clock, stop=lambda: clock.count >= trials)
+        clock.phase("searched")
     finally:
         crew.close()
+    clock.phase("workers ended")
     return clock, crew
 
 
@@ -68,13 +82,14 @@ def main() -> int:
     parser.add_argument("--schedule", help="search only this schedule")
     parser.add_argument("--gpus", default="1,2", help="counts to try, one GPU first")
     parser.add_argument("--trials", type=int, default=200, help="for each GPU")
+    parser.add_argument("--builders", type=int, help="processes that build (default: one for each core)")
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     args = parser.parse_args()
     counts = [int(text) for text in args.gpus.split(",")]
     found: list[dict[str, Any]] = []
     alone: Clock | None = None
     for count in counts:
-        clock, crew = searched(args.preset, args.schedule, count, count * args.trials)
+        clock, crew = searched(args.preset, args.schedule, count, count * args.trials, args.builders)
         alone = alone or clock
         ratios = [us / alone.us[key] for key, us in clock.us.items() if key in alone.us]
         p10, median, p90 = (float(value) for value in np.percentile(ratios, (10, 50, 90)))
