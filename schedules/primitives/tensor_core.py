@@ -343,7 +343,9 @@ def default_tile(m: int, n: int, count: int, dtype: str, arch: Arch) -> dict[str
             config.check_tile(dtype, arch) is None
             and 2 * (config.shared_bytes(dtype) + arch.shared_reserved) <= arch.shared_sm
         ):
-            return words(shape, steps, stages)
+            # of 67 pairs that differ in this alone, on an H200, asking for one block was at most 1.6% slower than for
+            # none, and up to 30% faster; the compiler's own register budget can cost a whole block
+            return {**words(shape, steps, stages), "min_blocks": 1}
     return words(shape)
 
 

@@ -7,7 +7,7 @@ for the same crew: their times are not comparable.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -83,6 +83,9 @@ class RayCrew:
 
     def measure(self, job: Job) -> Future[Any]:
         return self._measuring.put(Order.measure(self.arch, job, self._measure_timeout))
+
+    def expect(self, problem: Problem, seeds: Sequence[int]) -> None:
+        """Nothing: the nodes share no folder; each process that measures computes the reference it needs."""
 
     def state(self) -> list[str]:
         return [seat.state for seat in self._measuring.seats]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from schedules.arch import Arch
 from schedules.errors import TuningError
 from schedules.problem import Problem
-from schedules.tune import evaluate
+from schedules.tune import evaluate, workers
 from schedules.tune.evaluate import Artifact, Failure
 from schedules.tune.process import ScratchFolder, memory_share
 from schedules.tune.strategy import Candidate
@@ -40,6 +40,9 @@ class Crew(Protocol):
     def build(self, problem: Problem, candidate: Candidate) -> Future[Artifact | Failure]: ...
 
     def measure(self, job: Job) -> Future[Any]: ...
+
+    def expect(self, problem: Problem, seeds: Sequence[int]) -> None:
+        """What will be measured soon: a crew may compute its reference meanwhile."""
 
     def state(self) -> list[str]:
         """For each device what it is doing, in a word."""
@@ -103,15 +106,22 @@ class LocalCrew:
     def measure(self, job: Job) -> Future[Any]:
         return self._measurements.put(Order.measure(self.arch, job, self._measure_timeout))
 
+    def expect(self, problem: Problem, seeds: Sequence[int]) -> None:
+        if self.exclusive:
+            return  # it would disturb the timing
+        for seed in seeds:
+            order = Order(evaluate.precompute, (problem, self.arch, seed), workers.PREPARE_TIMEOUT, "runtime")
+            self._builds.put(order)
+
     def state(self) -> list[str]:
         return [worker.state for worker in self._measuring]
 
     def close(self) -> None:
         """Stop every process.  Futures that are not done never will be."""
-        workers = [*self._building, *self._measuring]
-        for worker in workers:
+        everyone = [*self._building, *self._measuring]
+        for worker in everyone:
             worker.closed = True
-        for worker in workers:
+        for worker in everyone:
             worker.close()
         self._folder.close()
 

@@ -6,6 +6,10 @@ candidate's fault (no compiler, no device) is raised.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
+import pickle
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,12 +22,16 @@ import numpy as np
 
 from schedules.arch import Arch
 from schedules.errors import BuildError, ConfigError, SchedulesError, ToolchainError, UsageError
+from schedules.operator import Array, Expected
 from schedules.problem import Problem
+from schedules.registry import operator_of
+from schedules.tune.process import SCRATCH
 from schedules.tune.strategy import Candidate
 
 ABANDON = 1.5  # a candidate this many times slower than the best is not measured further
 PRECISION = 0.005  # half the 95% confidence interval of a trial's median, aimed at
 SECONDS = 0.25  # of one trial's timing at most
+SHARED_BYTES = 2**30  # of a problem's tensors: what is larger is not written to a file for other processes
 ROUNDS = 9  # of finalists timed in turn
 
 
@@ -141,6 +149,11 @@ def warm_up(arch: Arch) -> None:
     compiler_of(arch)
 
 
+def precompute(problem: Problem, arch: Arch, seed: int) -> None:
+    """Compute data and reference for the workers that share this one's scratch folder."""
+    _reference(problem, seed)
+
+
 def prepare(problem: Problem, arch: Arch, seed: int) -> float:
     """Bring data and reference to the device, so that the next measurement need not; returns the seconds it took."""
     start = time.perf_counter()
@@ -213,13 +226,10 @@ class Bench:
     def __init__(self, problem: Problem, arch: Arch, seed: int) -> None:
         from schedules.device_judge import DeviceJudge
         from schedules.measure import to_device
-        from schedules.registry import operator_of
         from schedules.verify import outputs_of, poisoned
 
-        op = operator_of(problem)
         self.problem, self.arch = problem, arch
-        self.inputs = op.inputs(problem, np.random.default_rng(seed))
-        self.expected = op.reference(problem, self.inputs)
+        self.inputs, self.expected = _reference(problem, seed)
         self.tensors: list[Any] = [to_device(array, arch) for array in (*self.inputs, *poisoned(problem))]
         self._judge = DeviceJudge(problem, arch, self.expected) if arch.kind == "cuda" else None
         self._outputs = self.tensors[-len(outputs_of(problem)) :]
@@ -271,6 +281,38 @@ class Bench:
         else:
             for tensor, array in zip(self._outputs, poisoned(self.problem), strict=True):
                 tensor.copyfrom(array)
+
+
+def _reference(problem: Problem, seed: int) -> tuple[Sequence[Array], Sequence[Expected]]:
+    """Inputs and reference, computed by the first of the workers that share a scratch folder; the others read them.
+
+    What is too large for that, or finds no room, each computes for itself.
+    """
+    op = operator_of(problem)
+
+    def compute() -> tuple[Sequence[Array], Sequence[Expected]]:
+        inputs = op.inputs(problem, np.random.default_rng(seed))
+        return inputs, op.reference(problem, inputs)
+
+    folder = os.environ.get(SCRATCH)
+    if folder is None or sum(argument.nbytes for argument in problem.arguments()) > SHARED_BYTES:
+        return compute()
+    name = hashlib.sha256(f"{op.name} {problem} {seed}".encode()).hexdigest()[:16]
+    file = Path(folder) / f"reference-{name}"
+    try:
+        with open(file.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # let go by the kernel if this process dies
+            if file.exists():
+                with open(file, "rb") as stored:
+                    found: tuple[Sequence[Array], Sequence[Expected]] = pickle.load(stored)
+                return found
+            found = compute()
+            with open(file.with_suffix(".new"), "wb") as new:
+                pickle.dump(found, new, protocol=5)
+            os.replace(file.with_suffix(".new"), file)
+            return found
+    except OSError:
+        return compute()
 
 
 @lru_cache(maxsize=2)  # the search's data, and the other data that new bests are confirmed on

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+SCRATCH = "SCHEDULES_SCRATCH"  # in a worker's environment, the folder that the workers of a crew share
 _PR_SET_PDEATHSIG = 1
 # Its own child does the work: a system that ends a process may end the children of it too (Ray does), not theirs
 _JANITOR = """
@@ -51,7 +52,7 @@ def start_worker(parent: int, folder: str, memory: int | None) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    os.environ["TMPDIR"] = os.environ[SCRATCH] = tempfile.tempdir = folder
 
 
 class _Process(multiprocessing.context.SpawnProcess):

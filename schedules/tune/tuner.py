@@ -207,6 +207,8 @@ class Tuner:
             self._watcher.note(
                 f"{bad}; " + (f"moved to {bad.file.name}.bad" if bad.torn else "left as it is, not used")
             )
+        if not self._limit_reached():
+            self._crew.expect(self._problem, (self._seed, *(self._seed + more for more in CONFIRM_SEEDS)))
         why, finished = self._loop()
         finals = [record for record in self._finals if record.more.get("trials") == self._status.done]
         if finished and self._trials and not finals and not self._stop():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -44,6 +44,9 @@ class FakeCrew:
             return _done(self.confirm(candidate))
         us = self.time_us(candidate)
         return _done(us if isinstance(us, Failure) else Timing(us, us, us, 3, 0.1, ("seed 0",)))
+
+    def expect(self, problem: Problem, seeds: Sequence[int]) -> None:
+        pass
 
     def state(self) -> list[str]:
         return ["idle"]

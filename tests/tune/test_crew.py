@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from schedules.registry import EXTRA, operator
 from schedules.tune import evaluate, workers
 from schedules.tune.crew import Job, LocalCrew, visible_devices
 from schedules.tune.evaluate import Artifact, Failure, Timing
+from schedules.tune.process import SCRATCH
 from schedules.tune.strategy import Candidate
 from schedules.tune.workers import Setup
 from tests.conftest import problem_of
@@ -86,6 +88,31 @@ def test_a_best_is_confirmed_on_other_data_and_an_odd_shape(crew: LocalCrew) -> 
     assert confirm(built, built_odd) == ("seed 1", str(odd))
     wrong = confirm(built, built)  # the code of the other shape
     assert isinstance(wrong, Failure) and wrong.outcome in ("runtime", "correctness")
+
+
+def test_a_reference_is_computed_once_for_all(tmp_path: Path, faulty: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the first of the processes with one scratch folder; alone, a process computes its own and writes nothing."""
+    count = 0
+    real = operator("faulty").inputs
+
+    def inputs(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(evaluate, "operator_of", lambda problem: replace(operator("faulty"), inputs=inputs))
+    monkeypatch.delenv(SCRATCH, raising=False)
+    alone = [evaluate._reference(faulty, 0) for _ in range(2)]
+    assert count == 2
+    monkeypatch.setenv(SCRATCH, str(tmp_path))
+    shared = [evaluate._reference(faulty, seed) for seed in (0, 0, 1)]
+    assert count == 4 and len(list(tmp_path.glob("reference-*"))) == 4  # a file and a lock for each seed
+    for (inputs_a, expected_a), (inputs_b, expected_b) in zip(alone, shared, strict=False):
+        assert (inputs_a[0] == inputs_b[0]).all() and (expected_a[0].values == expected_b[0].values).all()
+    assert (shared[0][0][0] != shared[2][0][0]).any()
+    monkeypatch.setenv(SCRATCH, str(tmp_path / "gone"))  # no room, or no folder: computed all the same
+    evaluate._reference(faulty, 0)
+    assert count == 5
 
 
 def test_finalists_are_timed_in_turn(crew: LocalCrew, faulty: Problem) -> None:
