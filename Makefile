@@ -1,6 +1,7 @@
 # The two commands a newcomer needs.  PYTHON chooses the interpreter (3.10 to 3.13).
 PYTHON ?= python3
 VENV ?= .venv
+JOBS ?= 2
 EXTRAS ?= cuda,rocm,tune,cluster,dev
 BIN := $(VENV)/bin
 
@@ -10,7 +11,7 @@ run: setup
 	$(BIN)/python scripts/first_run.py
 
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
 
 setup: $(VENV)/.installed
 

@@ -38,6 +38,7 @@ def add_crew(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--builders", type=int, metavar="N", help="processes that build (default: one for each core)")
     parser.add_argument("--gpus", metavar="0,1,...", help="the GPUs that measure (default: all)")
     parser.add_argument("--ray", metavar="ADDRESS", help="use the Ray cluster there in place of this machine")
+    parser.add_argument("--device", metavar="NAME", help="of several kinds in the cluster (default: each for itself)")
     parser.add_argument(
         "--timeout", type=float, metavar="S", help="seconds for building, and for measuring, a candidate"
     )
@@ -68,7 +69,7 @@ def crew_options(args: argparse.Namespace) -> CrewOptions:
         gpus = tuple(int(number) for number in args.gpus.split(",")) if args.gpus else None
     except ValueError:
         raise UsageError(f"--gpus {args.gpus!r} is not a list of numbers; write 0,1") from None
-    return CrewOptions(args.builders, gpus, args.ray, args.timeout)
+    return CrewOptions(args.builders, gpus, args.ray, args.timeout, args.device)
 
 
 def check_log(args: argparse.Namespace) -> None:
@@ -88,23 +89,31 @@ def view(as_json: bool) -> Iterator[View]:
 
 def search(work: Work, options: CrewOptions, args: argparse.Namespace, again: Sequence[str]) -> int:
     """Run one search and print what it came to; `again` are the words that go on with it.  Returns the exit code."""
-    from schedules.tune.session import stopping_signals, tune
+    from schedules.tune.progress import PlainView
+    from schedules.tune.session import stopping_signals, tune, tune_each
 
+    fresh = getattr(args, "fresh", False)
     with view(args.json) as watcher, stopping_signals(watcher.urgent) as stop:
-        crew = options.open(work.arch, watcher.note)
+        crews = options.open_all(work.arch, watcher.note)
         try:
-            result = tune(
-                work,
-                crew,
-                journal=args.journal,
-                folder=args.log,
-                fresh=getattr(args, "fresh", False),
-                watcher=watcher,
-                stop=stop,
-            )
+            if len(crews) == 1:
+                options_of_one = {"journal": args.journal, "folder": args.log, "fresh": fresh}
+                results = [tune(work, crews[0], **options_of_one, watcher=watcher, stop=stop)]
+            elif args.journal:
+                kinds = ", ".join(crew.device for crew in crews)
+                raise UsageError(
+                    f"--journal is one file, and the cluster has {kinds}; choose with --device, or use --log"
+                )
+            else:
+                # one live view holds one search: several are told in lines
+                stream = sys.stderr
+                results = tune_each(
+                    work, crews, folder=args.log, fresh=fresh, watch=lambda crew: PlainView(stream), stop=stop
+                )
         finally:
-            crew.close()
-    return report(result, args.json, shlex.join(["schedules", *again]))
+            for crew in crews:
+                crew.close()
+    return max(report(result, args.json, shlex.join(["schedules", *again])) for result in results)
 
 
 def report(result: Result, as_json: bool, again: str) -> int:

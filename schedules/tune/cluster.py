@@ -47,7 +47,7 @@ class RayCrew:
         if len(chosen) != 1:
             roster.close()
             kinds = "; ".join(_kind(desk) for desk in desks)
-            raise UsageError(f"the Ray cluster has these devices: {kinds}; tune each kind apart")
+            raise UsageError(f"the Ray cluster has these devices: {kinds}; choose one with --device")
         for desk in desks:
             if desk is not chosen[0]:
                 roster.leave(desk)

@@ -27,6 +27,7 @@ from schedules.tune.journal import Journal
 from schedules.tune.strategy import Candidate, Strategy
 
 LOOKAHEAD = 2  # batches at work at once
+KEPT = 16  # of the fastest candidates' libraries
 HOPELESS = 16  # candidates that fail alike, with none correct, end a search
 
 
@@ -173,7 +174,8 @@ class Tuner:
         self._tried = {record.key for record in self._trials}
         self._first = deque(candidate for candidate in self._first if candidate.key not in self._tried)
         self._leader_us = self._status.best.us if self._status.best else float("inf")  # the fastest, confirmed or not
-        self._artifacts: dict[tuple[str, str], Artifact] = {}  # of the fastest, for the finals
+        self._artifacts: dict[tuple[str, str], Artifact] = {}  # of the fastest
+        self._kept: dict[tuple[str, str], float] = {}  # their times
         others = [
             record
             for record in journal.records
@@ -359,12 +361,17 @@ class Tuner:
         self._trials.append(trial.record)
         self._count(trial.record)
         if trial.record.correct and trial.artifact:
-            self._artifacts[trial.record.key] = trial.artifact
-            if len(self._artifacts) > 16:
-                times = {record.key: record.us for record in self._trials}
-                del self._artifacts[max(self._artifacts, key=lambda key: times[key])]
+            self._keep(trial.record, trial.artifact)
         self._watcher.trial(trial.record, self._status)
         self._give_up_if_hopeless()
+
+    def _keep(self, record: Record, artifact: Artifact) -> None:
+        """Keep what the fastest were built into, so that the finals need not build them again."""
+        self._kept[record.key] = record.us
+        self._artifacts[record.key] = artifact
+        if len(self._kept) > KEPT:
+            slowest = max(self._kept, key=lambda key: self._kept[key])
+            del self._kept[slowest], self._artifacts[slowest]
 
     def _record(self, trial: _Trial, failure: Failure | None) -> Record:
         artifact = trial.artifact

@@ -23,8 +23,9 @@ from schedules.problem import Problem
 from schedules.records import Record
 from schedules.registry import EXTRA
 from schedules.tune import connection, evaluate, roster
-from schedules.tune.cluster import RayCrew, crews
+from schedules.tune.cluster import RayCrew
 from schedules.tune.crew import Job
+from schedules.tune.crews import CrewOptions
 from schedules.tune.desks import difference, seats_of
 from schedules.tune.evaluate import Artifact, Failure
 from schedules.tune.journal import journal_file, read_journal
@@ -211,7 +212,7 @@ def test_devices_that_differ_are_kept_apart(nodes: Nodes, tmp_path: Path) -> Non
         node = nodes.add()
     finally:
         os.sched_setaffinity(0, cores)
-    found = crews(LLVM, nodes.address)
+    found = CrewOptions(ray=nodes.address).open_all(LLVM)
     try:
         assert [crew.slots for crew in found] == [1, 1]
         assert [crew.builders for crew in found] == [1, 1]
@@ -225,7 +226,7 @@ def test_devices_that_differ_are_kept_apart(nodes: Nodes, tmp_path: Path) -> Non
         for crew in found:
             crew.close()
         nodes.send_away(node)
-    with pytest.raises(UsageError, match=r"these devices: .*; tune each kind apart"):
+    with pytest.raises(UsageError, match=r"these devices: .*; choose one with --device"):
         RayCrew(LLVM, nodes.address, device="Some GPU")
 
 
