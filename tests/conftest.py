@@ -33,6 +33,14 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
     return Run(capfd)
 
 
+# files that take minutes: begun first, so that none is left to one of the test processes at the end
+LONGEST = ("test_faults.py", "test_cluster.py", "test_tune.py", "test_simt.py", "test_auto.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
 @pytest.fixture(scope="session")
 def host() -> Arch:
     return parse_arch("llvm")
