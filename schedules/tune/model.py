@@ -18,8 +18,9 @@ INSTALL = "pip install 'te-schedules[tune]'"
 ROUNDS = 60
 PARAMETERS = {
     "objective": "rank:pairwise",
-    "lambdarank_pair_method": "topk",
-    "lambdarank_num_pair_per_sample": 8,
+    # pairs from everywhere: those of the fastest alone (the default) teach it too little of what is slow or fails
+    "lambdarank_pair_method": "mean",
+    "lambdarank_num_pair_per_sample": 4,
     "max_depth": 6,
     "eta": 0.2,
     "min_child_weight": 0.1,
@@ -30,7 +31,7 @@ PARAMETERS = {
 
 
 class CostModel:
-    """Ranks rows of a table whose columns it is told once.  Raises ToolchainError if xgboost is not installed."""
+    """Ranks rows of a table of features.  Raises ToolchainError if xgboost is not installed."""
 
     def __init__(self, seed: int) -> None:
         try:
@@ -39,18 +40,16 @@ class CostModel:
             raise ToolchainError(f"xgboost, the cost model, is not installed; {INSTALL}, or --search random") from None
         self._xgboost = xgboost
         self._seed = seed
-        self._columns: Sequence[str] = ()
         self._booster: Any = None
 
     @property
     def trained(self) -> bool:
         return self._booster is not None
 
-    def train(self, table: Array, scores: Sequence[float], groups: Sequence[int], columns: Sequence[str]) -> None:
+    def train(self, table: Array, scores: Sequence[float], groups: Sequence[int]) -> None:
         """Learn that row i of `table` (row, column) has `scores[i]` (0 to 1, more is better); only rows of the same
         group are compared."""
         order = np.argsort(np.asarray(groups), kind="stable")
-        self._columns = columns
         # in steps, so that times within the noise of each other are no pair
         relevance = np.round(np.asarray(scores)[order] * 31)
         data = self._xgboost.DMatrix(table[order], relevance, qid=np.asarray(groups)[order])
@@ -60,10 +59,3 @@ class CostModel:
         """A number for each row; more is better."""
         found: Array = self._booster.predict(self._xgboost.DMatrix(table))
         return found
-
-    def importance(self) -> dict[str, float]:
-        """How much each feature decided, in shares of one."""
-        gains = self._booster.get_score(importance_type="total_gain") if self._booster else {}
-        total = sum(gains.values()) or 1.0
-        named = {self._columns[int(name[1:])]: gain / total for name, gain in gains.items()}
-        return dict(sorted(named.items(), key=lambda item: -item[1]))

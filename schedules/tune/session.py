@@ -164,8 +164,3 @@ def stopping_signals(note: Callable[[str], None]) -> Iterator[Callable[[], bool]
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
-
-
-def results_of(trials: Sequence[Record]) -> list[Record]:
-    """The correct ones, the fastest first."""
-    return sorted((record for record in trials if record.correct), key=lambda record: record.us)

@@ -102,7 +102,7 @@ class TemplateSearch:
         rows = [features(record.problem, Candidate(record.schedule, record.config)) for record in kept]
         scores = [fastest[record.problem] / record.us for record in kept]
         numbers = [groups[record.problem] for record in kept]
-        self._model.train(matrix(rows, self._columns), scores, numbers, self._columns)
+        self._model.train(matrix(rows, self._columns), scores, numbers)
 
     def _ranked(self) -> list[tuple[str, str]]:
         """What is left, the model's favourites first."""

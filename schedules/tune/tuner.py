@@ -181,7 +181,7 @@ class Tuner:
             for record in journal.records
             if record.problem != problem
             and record.stage == "trial"
-            and record.environment[:2] == (crew.device, str(arch))
+            and record.environment == environment_of(crew, arch)
         ]
         if others:
             strategy.learn(others)
@@ -299,18 +299,20 @@ class Tuner:
                     batch.remove(trial)
 
     def _advance(self, batches: deque[list[_Trial]]) -> None:
-        """Wait a little, then take every trial that can go on one step further."""
+        """Wait a little, then take every trial that can go on one step further.
+
+        Where building disturbs the timing, a trial is measured when nothing else is at work.
+        """
         trials = [trial for batch in batches for trial in batch if trial.pending]
         waiting = [trial.pending for trial in trials if trial.pending and not trial.pending.done()]
-        building = any(trial.stage == "build" and trial.pending in waiting for trial in trials)
-        if len(waiting) == len(trials) or (self._crew.exclusive and building):
+        busy = self._crew.exclusive and bool(waiting)
+        if len(waiting) == len(trials) or busy:
             wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
         for trial in trials:
-            if not trial.pending or not trial.pending.done():
+            if not trial.pending or not trial.pending.done() or (busy and trial.stage == "build"):
                 continue
-            if self._crew.exclusive and building and trial.stage == "build":
-                continue  # measured when nothing is being built
             self._step(trial, trial.pending.result())
+            busy = self._crew.exclusive and (busy or trial.pending is not None)
 
     def _step(self, trial: _Trial, result: Any) -> None:
         if isinstance(result, Failure):
