@@ -24,9 +24,7 @@ def test_it_ranks_what_it_has_not_seen() -> None:
     scores = speed(seen) / speed(seen).max()
     model.train(seen, list(scores), [0] * 200)
     assert model.trained
-    order = np.argsort(-model.rank(new))
-    # a quarter of its favourites are better than nearly all of the rest
-    assert speed(new)[order[:25]].min() > np.median(speed(new)[order[25:]])
+    assert np.corrcoef(model.rank(new), speed(new))[0, 1] > 0.9
 
 
 def test_only_rows_of_a_group_are_compared() -> None:
@@ -38,7 +36,7 @@ def test_only_rows_of_a_group_are_compared() -> None:
     model.train(np.concatenate([first, second]), scores, [0] * 100 + [1] * 100)
     new = rows(100, 2)
     new[:, 4] = 1
-    assert np.corrcoef(model.rank(new), speed(new))[0, 1] > 0.7
+    assert np.corrcoef(model.rank(new), speed(new))[0, 1] > 0.85
 
 
 def test_failures_rank_last_and_the_seed_decides() -> None:
