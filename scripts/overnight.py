@@ -20,8 +20,9 @@ def main() -> int:
     parser.add_argument("--log", metavar="DIR", help="journals (default: tuning_logs)")
     parser.add_argument("--out", metavar="DIR", help="bundles and report (default: as the plan says)")
     parser.add_argument("--ray", metavar="ADDRESS", help="use the Ray cluster there")
+    parser.add_argument("--device", metavar="NAME", help="of several kinds of device in the cluster, the one to use")
     args = parser.parse_args()
-    given = {"--log": args.log, "--out": args.out, "--ray": args.ray}
+    given = {"--log": args.log, "--out": args.out, "--ray": args.ray, "--device": args.device}
     options = [word for option, value in given.items() if value for word in (option, value)]
     return schedules(["tune", "--plan", args.plan, *options])
 
