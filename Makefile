@@ -11,7 +11,7 @@ run: setup
 	$(BIN)/python scripts/first_run.py
 
 test: setup
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 setup: $(VENV)/.installed
 
