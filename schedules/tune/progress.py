@@ -45,7 +45,8 @@ class View(Watcher, Protocol):
 def watcher_for(stream: IO[str] | None = None) -> Iterator[View]:
     """The view that fits `stream`, by default standard output; closed at the end."""
     stream = stream or sys.stdout
-    view: View = LiveView(stream) if stream.isatty() else PlainView(stream)
+    live = stream.isatty() and not Console(file=stream).is_dumb_terminal
+    view: View = LiveView(stream) if live else PlainView(stream)
     try:
         yield view
     finally:

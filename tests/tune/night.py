@@ -5,6 +5,7 @@ python -m tests.tune.night JOURNAL TRIALS [FAULT+FAULT...]
 
 from __future__ import annotations
 
+import os
 import sys
 
 from schedules.arch import parse_arch
@@ -24,7 +25,8 @@ class Printer(Silent):
         print(f"trial {status.done} {record.outcome}", flush=True)
 
     def note(self, text: str) -> None:
-        print(f"note {text}", flush=True)
+        # not through the stream: a signal's handler may have interrupted a write to it
+        os.write(1, f"note {text}\n".encode())
 
     def finish(self, result: Result) -> None:
         print(f"end {result.status.done} {'finished' if result.finished else 'stopped'}", flush=True)

@@ -78,7 +78,14 @@ def test_plain_lines_are_few(host: Arch) -> None:
     assert len(stream.getvalue().splitlines()) == 2
 
 
-def test_the_live_view(host: Arch) -> None:
+def test_a_terminal_that_cannot_move_its_cursor(host: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with watcher_for(Terminal()) as view:
+        assert isinstance(view, PlainView)
+
+
+def test_the_live_view(host: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
     terminal = Terminal()
     with watcher_for(terminal) as view:
         assert isinstance(view, LiveView)
@@ -90,7 +97,8 @@ def test_the_live_view(host: Arch) -> None:
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h")  # the cursor is back
 
 
-def test_the_terminal_is_restored_after_an_error(host: Arch) -> None:
+def test_the_terminal_is_restored_after_an_error(host: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
     terminal = Terminal()
     with pytest.raises(RuntimeError), watcher_for(terminal) as view:
         view.start(status_of(host))
