@@ -29,8 +29,8 @@ def crew(host: Arch) -> Iterator[LocalCrew]:
     [
         # four images do not fill the default's lanes
         ("conv2d_hwcn", dict(n=4, h=14, w=14, ci=32, co=64, kh=3, kw=3, pad=1)),
-        # rows so short that a task of four is mostly overhead
-        ("softmax", dict(rows=4096, cols=32)),
+        # rows shorter than the default's vectors
+        ("softmax", dict(rows=16384, cols=8)),
     ],
 )
 def test_a_search_beats_the_default(
@@ -43,7 +43,7 @@ def test_a_search_beats_the_default(
     assert all(record.correct for record in memory.records)
     assert result.best and result.best.more["winner"] and result.best.config != result.status.default
     # the default was a finalist too, timed in turn with the winner, which beat it in all rounds but one at most
-    assert result.speedup and result.speedup > 1.05
+    assert result.speedup and result.speedup > 1.5
     assert {"seed 0", "seed 1"} <= set(result.best.verified)
     (file,) = tmp_path.rglob("*.jsonl")
     assert file.name == f"{operator}.jsonl"
