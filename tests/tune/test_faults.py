@@ -198,13 +198,15 @@ def test_a_torn_journal(night: Night) -> None:
 
 
 def test_two_tuners_on_one_journal(night: Night) -> None:
-    first = night.start()
+    first = night.start(trials=200)  # longer than the second takes to start
     wait_for(first, "trial")
-    second = night.run()
+    second = night.run(trials=200)
     assert "error" in second and "is being written by another process" in second
-    out, _ = first.communicate(timeout=LONG)
-    assert f"end {TOTAL} finished" in out
-    night.assert_whole()
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=LONG)
+    total = len(night.trials()) + 5
+    assert f"end {total} finished" in night.run(trials=total)
+    night.assert_whole(total)
 
 
 @pytest.fixture
