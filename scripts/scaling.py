@@ -35,6 +35,7 @@ class Clock(Silent):
     def __init__(self) -> None:
         self.times: list[float] = []
         self.us: dict[tuple[str, str], float] = {}
+        self.build_s: list[float] = []
         self._started = time.monotonic()
 
     @property
@@ -48,6 +49,8 @@ class Clock(Silent):
         self.times.append(time.monotonic())
         if self.count in (1, 20):
             self.phase(f"trial {self.count}")
+        if "build_s" in record.more:
+            self.build_s.append(record.more["build_s"])
         if record.correct:
             self.us[record.key] = record.us
 
@@ -100,6 +103,7 @@ def main() -> int:
             "speedup": clock.rate / alone.rate,
             "time_ratio": {"median": median, "p10": p10, "p90": p90, "candidates": len(ratios)},
             "builders": crew.builders,
+            "build_s": float(np.median(clock.build_s)),
         }
         found.append(entry)
         spread = f"times {median:.4f} of one GPU's ({p10:.4f} to {p90:.4f}, {len(ratios)} candidates)"

@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from schedules.errors import BuildError, ToolchainError
+from schedules.toolchain.nvrtc_headers import stand_ins
 from schedules.toolchain.stub_elf import shared_library
 
 INSTALL = "pip install 'te-schedules[cuda]'"
@@ -35,9 +36,8 @@ _DRIVER_FUNCTIONS = [
 ]
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 # generated code uses <math.h>'s INFINITY, which NVRTC does not know
-_NVRTC_PREAMBLE = """#include <cuda/std/limits>
-#ifndef INFINITY
-#define INFINITY (::cuda::std::numeric_limits<float>::infinity())
+_NVRTC_PREAMBLE = """#ifndef INFINITY
+#define INFINITY (__int_as_float(0x7f800000))
 #endif
 #line 1
 """
@@ -137,7 +137,10 @@ def _nvrtc(source: str, arch: str) -> Cubin:
             raise BuildError(f"NVRTC failed: {result[0].name}")
         return int(result[1]) if len(result) > 1 else 0
 
-    status, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernel.cu", 0, None, None)
+    headers = {name.encode(): header.encode() for name, header in stand_ins(source).items()}
+    status, program = nvrtc.nvrtcCreateProgram(
+        text.encode(), b"kernel.cu", len(headers), list(headers.values()), list(headers)
+    )
     ok((status,))
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     log = bytes(ok(nvrtc.nvrtcGetProgramLogSize(program)))

@@ -378,6 +378,8 @@ class Tuner:
     def _record(self, trial: _Trial, failure: Failure | None) -> Record:
         artifact = trial.artifact
         more: dict[str, Any] = {"elapsed": round(self._status.spent, 1)}
+        if artifact:
+            more["build_s"] = round(artifact.seconds, 2)
         if artifact and artifact.registers:
             more |= {"registers": artifact.registers, "spilled": artifact.spilled}
         found = Record(
