@@ -5,7 +5,8 @@
 
 The same candidates (a random search with one seed) are tried on one GPU, then on more.  For each count: trials a second
 between the first and the last trial, the speed beside one GPU, and how the time of each candidate differs from what it
-was on one GPU (median and 10th to 90th percentile of the ratio).
+was on one GPU (median and 10th to 90th percentile of the ratio); `busy` is the part of that time that a GPU's process
+spent on candidates: loading, verifying, timing.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Clock(Silent):
         self.times: list[float] = []
         self.us: dict[tuple[str, str], float] = {}
         self.build_s: list[float] = []
+        self.run_s: list[float] = []
         self._started = time.monotonic()
 
     @property
@@ -51,12 +53,18 @@ class Clock(Silent):
             self.phase(f"trial {self.count}")
         if "build_s" in record.more:
             self.build_s.append(record.more["build_s"])
+        self.run_s.append(record.more.get("run_s", 0.0))
         if record.correct:
             self.us[record.key] = record.us
 
     @property
+    def spent(self) -> float:
+        """Seconds from the first trial to the last."""
+        return self.times[-1] - self.times[0]
+
+    @property
     def rate(self) -> float:
-        return (len(self.times) - 1) / (self.times[-1] - self.times[0])
+        return (len(self.times) - 1) / self.spent
 
 
 def searched(name: str, schedule: str | None, gpus: int, trials: int, builders: int | None) -> tuple[Clock, LocalCrew]:
@@ -104,10 +112,13 @@ def main() -> int:
             "time_ratio": {"median": median, "p10": p10, "p90": p90, "candidates": len(ratios)},
             "builders": crew.builders,
             "build_s": float(np.median(clock.build_s)),
+            "run_s": float(np.median(clock.run_s)),
+            "busy": sum(clock.run_s) / clock.spent / count,
         }
         found.append(entry)
         spread = f"times {median:.4f} of one GPU's ({p10:.4f} to {p90:.4f}, {len(ratios)} candidates)"
-        print(f"{count} GPUs: {clock.rate:6.2f} trials/s, {entry['speedup']:.2f}x; {spread}", flush=True)
+        busy = f"each busy {entry['busy']:.0%} of the time"
+        print(f"{count} GPUs: {clock.rate:6.2f} trials/s, {entry['speedup']:.2f}x; {busy}; {spread}", flush=True)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         result = {

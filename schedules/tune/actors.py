@@ -31,7 +31,7 @@ class WorkerActor:
         _prepare_process()
         self._folder, self._orders = ScratchFolder(), Orders()
         memory = None if arch.is_gpu and not builders else memory_share((builders or 1) + 1)
-        setup = Setup(self._folder.path, memory, {})
+        setup = Setup(self._folder.path, memory, {}, background=arch.is_gpu and builders > 0)
         workers = [Worker(arch, setup, self._orders) for _ in range(builders or 1)]
         describe = evaluate.describe_builder if builders else evaluate.describe_device
         self._described = [worker.start(describe, arch) for worker in workers]

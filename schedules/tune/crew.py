@@ -80,8 +80,10 @@ class LocalCrew:
         self._building: list[Worker] = []
         self._measuring: list[Worker] = []
         try:
+            # a GPU waits while the process that feeds it waits for a core
+            setup = Setup(self._folder.path, memory, {}, background=arch.is_gpu)
             for _ in range(self.builders):
-                self._building.append(Worker(arch, Setup(self._folder.path, memory, {}), self._builds))
+                self._building.append(Worker(arch, setup, self._builds))
             limit = None if arch.is_gpu else memory
             for name in visible:
                 environment = {"CUDA_VISIBLE_DEVICES": name} if name else {}

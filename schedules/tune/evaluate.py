@@ -13,7 +13,7 @@ import pickle
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ class Timing:
     runs: int
     error: float
     verified: tuple[str, ...]
+    seconds: float = 0.0  # that it kept the device, with loading and verification
 
 
 def build_candidate(problem: Problem, arch: Arch, candidate: Candidate) -> Artifact | Failure:
@@ -165,6 +166,7 @@ def measure_candidate(problem: Problem, arch: Arch, artifact: Artifact, seed: in
     """Run once on poisoned outputs and compare, then time.  One much slower than `best_us` is timed only briefly."""
     from schedules.measure import timed_until
 
+    start = time.perf_counter()
     try:
         bench = _bench(problem, arch, seed)
         function = _load(artifact, arch)
@@ -174,7 +176,7 @@ def measure_candidate(problem: Problem, arch: Arch, artifact: Artifact, seed: in
         times = timed_until(_timer(arch), lambda: function(*bench.tensors), SECONDS, PRECISION, ABANDON * best_us)
     except Exception as fault:  # whatever the runtime raises, this candidate caused it
         return _fault(fault)
-    return _timing(times, error, (f"seed {seed}",))
+    return replace(_timing(times, error, (f"seed {seed}",)), seconds=time.perf_counter() - start)
 
 
 def confirm_candidate(

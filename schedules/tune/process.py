@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 SCRATCH = "SCHEDULES_SCRATCH"  # in a worker's environment, the folder that the workers of a crew share
+BACKGROUND = 10  # what is added to the niceness of processes that build while others measure
 _PR_SET_PDEATHSIG = 1
 # Its own child does the work: a system that ends a process may end the children of it too (Ray does), not theirs
 _JANITOR = """
@@ -29,11 +30,14 @@ shutil.rmtree(sys.argv[1], ignore_errors=True)
 """
 
 
-def start_worker(parent: int, folder: str, memory: int | None) -> None:
+def start_worker(parent: int, folder: str, memory: int | None, background: bool = False) -> None:
     """Tie this process to `parent`, send its temporary files to `folder`, and let it go first if memory is short.
 
-    `memory` limits its data in bytes; with CUDA none is set, since the driver maps far more than it uses.
+    `memory` limits its data in bytes; with CUDA none is set, since the driver maps far more than it uses.  A process in
+    the `background` leaves the cores to the others.
     """
+    if background:
+        os.nice(BACKGROUND)
     # Ctrl-C goes to every process of the terminal; what becomes of the workers is the tuner's to say
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # a handler written in Python never runs while native code spins

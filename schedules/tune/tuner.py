@@ -26,7 +26,10 @@ from schedules.tune.finals import CONFIRM_SEEDS, hold_finals
 from schedules.tune.journal import Journal
 from schedules.tune.strategy import Candidate, Strategy
 
-LOOKAHEAD = 2  # batches at work at once
+BATCHES = 2  # at work at once, at least
+# candidates at work for each builder: one that builds ten times longer than the others holds up its batch, and with it
+# the batches to come, but not the GPUs
+AT_WORK = 6
 KEPT = 16  # of the fastest candidates' libraries
 HOPELESS = 16  # candidates that fail alike, with none correct, end a search
 
@@ -240,13 +243,14 @@ class Tuner:
     def _loop(self) -> tuple[str, bool]:
         """Why the search ended, and whether that was by itself."""
         batches: deque[list[_Trial]] = deque()
-        lookahead = 1 if self._crew.exclusive else LOOKAHEAD
+        size = max(8, self._crew.builders, 8 * self._crew.slots)
+        lookahead = 1 if self._crew.exclusive else max(BATCHES, math.ceil(AT_WORK * self._crew.builders / size))
         why = ""
         while True:
             if not why and (why := "stopped" if self._stop() else self._limit_reached()) == "stopped":
                 self._drop(batches)
             while not why and len(batches) < lookahead:
-                batch = self._ask(sum(len(batch) for batch in batches))
+                batch = self._ask(size, sum(len(batch) for batch in batches))
                 if not batch:
                     break
                 batches.append(batch)
@@ -273,8 +277,7 @@ class Tuner:
             return f"no new best in {status.since_best} trials"
         return ""
 
-    def _ask(self, at_work: int) -> list[_Trial]:
-        count = max(8, 2 * self._crew.builders, 8 * self._crew.slots)
+    def _ask(self, count: int, at_work: int) -> list[_Trial]:
         if self._limits.trials is not None:
             count = min(count, self._limits.trials - self._status.done - at_work)
         found: list[Candidate] = []
@@ -380,6 +383,8 @@ class Tuner:
         more: dict[str, Any] = {"elapsed": round(self._status.spent, 1)}
         if artifact:
             more["build_s"] = round(artifact.seconds, 2)
+        if trial.timing:
+            more["run_s"] = round(trial.timing.seconds, 3)
         if artifact and artifact.registers:
             more |= {"registers": artifact.registers, "spilled": artifact.spilled}
         found = Record(

@@ -95,6 +95,7 @@ class Setup:
     folder: str
     memory: int | None
     environment: dict[str, str]
+    background: bool = False  # others, which measure, have the cores first
 
     def pool(self) -> Any:
         """A pool of one process, which starts from nothing: a copy of this one would share its threads' locks.
@@ -108,7 +109,7 @@ class Setup:
         return pebble.ProcessPool(
             1,
             initializer=start_worker,
-            initargs=(os.getpid(), self.folder, self.memory),
+            initargs=(os.getpid(), self.folder, self.memory, self.background),
             context=SpawnContext(self.environment),
         )
 

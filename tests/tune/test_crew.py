@@ -19,7 +19,7 @@ from schedules.registry import EXTRA, operator
 from schedules.tune import evaluate, workers
 from schedules.tune.crew import Job, LocalCrew, visible_devices
 from schedules.tune.evaluate import Artifact, Failure, Timing
-from schedules.tune.process import SCRATCH
+from schedules.tune.process import BACKGROUND, SCRATCH
 from schedules.tune.strategy import Candidate
 from schedules.tune.workers import Setup
 from tests.conftest import problem_of
@@ -178,6 +178,18 @@ def test_a_process_sees_its_device_from_the_first(tmp_path: Path, monkeypatch: p
         for pool in pools:
             pool.stop()
             pool.join()
+
+
+def test_builders_leave_the_cores_to_those_that_measure(tmp_path: Path) -> None:
+    niceness = []
+    for background in (False, True):
+        pool = Setup(str(tmp_path), None, {}, background).pool()
+        try:
+            niceness.append(pool.schedule(os.nice, args=(0,)).result(60))
+        finally:
+            pool.stop()
+            pool.join()
+    assert niceness == [os.nice(0), min(19, os.nice(0) + BACKGROUND)]
 
 
 @pytest.mark.gpu
