@@ -4,9 +4,9 @@
     scripts/scaling.py tutorial --gpus 1,2,4 --trials 200 --out tuning_logs/nvidia-h200/scaling.json
 
 The same candidates (a random search with one seed) are tried on one GPU, then on more.  For each count: trials a second
-between the first and the last trial, the speed beside one GPU, and how the time of each candidate differs from what it
-was on one GPU (median and 10th to 90th percentile of the ratio); `busy` is the part of that time that a GPU's process
-spent on candidates: loading, verifying, timing.
+in the middle eight tenths of the trials, the speed beside one GPU, and how the time of each candidate differs from what
+it was on one GPU (median and 10th to 90th percentile of the ratio); `busy` is the part of that time that a GPU's
+process spent on candidates: loading, verifying, timing.  Where it is low, the cores do not build fast enough.
 """
 
 from __future__ import annotations
@@ -58,13 +58,17 @@ class Clock(Silent):
             self.us[record.key] = record.us
 
     @property
-    def spent(self) -> float:
-        """Seconds from the first trial to the last."""
-        return self.times[-1] - self.times[0]
+    def middle(self) -> slice:
+        """The trials that count: before them references are computed, after them the last builds are waited for."""
+        return slice(len(self.times) // 10, len(self.times) * 9 // 10)
 
     @property
     def rate(self) -> float:
-        return (len(self.times) - 1) / self.spent
+        times = self.times[self.middle]
+        return (len(times) - 1) / (times[-1] - times[0])
+
+    def busy(self, gpus: int) -> float:
+        return self.rate * float(np.mean(self.run_s[self.middle])) / gpus
 
 
 def searched(name: str, schedule: str | None, gpus: int, trials: int, builders: int | None) -> tuple[Clock, LocalCrew]:
@@ -113,7 +117,7 @@ def main() -> int:
             "builders": crew.builders,
             "build_s": float(np.median(clock.build_s)),
             "run_s": float(np.median(clock.run_s)),
-            "busy": sum(clock.run_s) / clock.spent / count,
+            "busy": clock.busy(count),
         }
         found.append(entry)
         spread = f"times {median:.4f} of one GPU's ({p10:.4f} to {p90:.4f}, {len(ratios)} candidates)"

@@ -76,9 +76,10 @@ class LocalCrew:
         self.slots = len(visible)
         memory = memory or memory_share(self.builders + 1)
         self._folder = ScratchFolder()
-        self._builds, self._measurements = Orders(), Orders()
+        self._builds, self._measurements, self._references = Orders(), Orders(), Orders()
         self._building: list[Worker] = []
         self._measuring: list[Worker] = []
+        self._referring: list[Worker] = []
         try:
             # a GPU waits while the process that feeds it waits for a core
             setup = Setup(self._folder.path, memory, {}, background=arch.is_gpu)
@@ -88,8 +89,11 @@ class LocalCrew:
             for name in visible:
                 environment = {"CUDA_VISIBLE_DEVICES": name} if name else {}
                 self._measuring.append(Worker(arch, Setup(self._folder.path, limit, environment), self._measurements))
+            if not self.exclusive:
+                setup = Setup(self._folder.path, None, {})
+                self._referring.append(Worker(arch, setup, self._references))
             located = [worker.start(evaluate.locate_device, arch) for worker in self._measuring]
-            for worker in self._building:
+            for worker in (*self._referring, *self._building):
                 worker.start(evaluate.warm_up, arch)
             found = [each.result() for each in located]
             self.device, self.versions, _ = found[0]
@@ -113,16 +117,18 @@ class LocalCrew:
             return  # it would disturb the timing
         for seed in seeds:
             order = Order(evaluate.precompute, (problem, self.arch, seed), workers.PREPARE_TIMEOUT, "runtime")
-            self._builds.put(order)
+            self._references.put(order)
 
     def state(self) -> list[str]:
         return [worker.state for worker in self._measuring]
 
     def close(self) -> None:
         """Stop every process.  Futures that are not done never will be."""
-        everyone = [*self._building, *self._measuring]
+        everyone = [*self._building, *self._measuring, *self._referring]
         for worker in everyone:
             worker.closed = True
+        for worker in everyone:
+            worker.stop()
         for worker in everyone:
             worker.close()
         self._folder.close()

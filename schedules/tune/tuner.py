@@ -6,11 +6,13 @@ a whole and in its order, so that the same seed and the same times lead to the s
 
 from __future__ import annotations
 
+import contextlib
 import math
+import queue
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -120,6 +122,7 @@ class _Trial:
 
     candidate: Candidate
     pending: Future[Any] | None = None
+    dropped: bool = False  # whatever it comes to is not wanted any more
     stage: str = "build"  # build, measure, odd (building the odd shape), confirm
     artifact: Artifact | None = None
     timing: Timing | None = None
@@ -179,6 +182,9 @@ class Tuner:
         self._leader_us = self._status.best.us if self._status.best else float("inf")  # the fastest, confirmed or not
         self._artifacts: dict[tuple[str, str], Artifact] = {}  # of the fastest
         self._kept: dict[tuple[str, str], float] = {}  # their times
+        self._returned: queue.SimpleQueue[_Trial] = queue.SimpleQueue()  # what they waited for is there
+        self._waiting = 0  # trials that wait for something
+        self._held: deque[_Trial] = deque()  # built, and measured once nothing else is at work
         others = [
             record
             for record in journal.records
@@ -256,7 +262,7 @@ class Tuner:
                 batches.append(batch)
             if not batches:
                 return why or self._limit_reached() or "every candidate has been tried", why != "stopped"
-            self._advance(batches)
+            self._advance()
             while batches and all(trial.record for trial in batches[0]):
                 self._strategy.tell([trial.record for trial in batches.popleft() if trial.record])
             self._status.devices = self._crew.state()
@@ -292,30 +298,50 @@ class Tuner:
             found += [candidate for candidate in asked if candidate.key not in self._tried]
             self._tried.update(candidate.key for candidate in found)
         self._tried.update(candidate.key for candidate in found)
-        return [_Trial(candidate, self._crew.build(self._problem, candidate)) for candidate in found]
+        trials = [_Trial(candidate) for candidate in found]
+        for trial in trials:
+            self._await(trial, "build", self._crew.build(self._problem, trial.candidate))
+        return trials
+
+    def _await(self, trial: _Trial, stage: str, pending: Future[Any]) -> None:
+        """Have `trial` come back from `pending` by `_returned`."""
+        trial.stage, trial.pending = stage, pending
+        self._waiting += 1
+        pending.add_done_callback(lambda _: self._returned.put(trial))
 
     def _drop(self, batches: deque[list[_Trial]]) -> None:
         """Forget what is not being measured; the rest is finished."""
         for batch in batches:
             for trial in list(batch):
                 if trial.record is None and (trial.stage == "build" or not trial.pending or trial.pending.cancel()):
+                    trial.dropped = True
                     batch.remove(trial)
+        self._held.clear()
 
-    def _advance(self, batches: deque[list[_Trial]]) -> None:
-        """Wait a little, then take every trial that can go on one step further.
+    def _advance(self) -> None:
+        """Wait a little, then take every trial that came back one step further.
 
         Where building disturbs the timing, a trial is measured when nothing else is at work.
         """
-        trials = [trial for batch in batches for trial in batch if trial.pending]
-        waiting = [trial.pending for trial in trials if trial.pending and not trial.pending.done()]
-        busy = self._crew.exclusive and bool(waiting)
-        if len(waiting) == len(trials) or busy:
-            wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-        for trial in trials:
-            if not trial.pending or not trial.pending.done() or (busy and trial.stage == "build"):
+        came: list[_Trial] = []
+        with contextlib.suppress(queue.Empty):
+            came.append(self._returned.get(timeout=0 if self._held and not self._waiting else 0.2))
+            while True:
+                came.append(self._returned.get_nowait())
+        self._waiting -= len(came)
+        for trial in came:
+            if trial.dropped:
                 continue
-            self._step(trial, trial.pending.result())
-            busy = self._crew.exclusive and (busy or trial.pending is not None)
+            if self._crew.exclusive and trial.stage == "build":
+                self._held.append(trial)
+            else:
+                self._go_on(trial)
+        while self._held and not self._waiting:
+            self._go_on(self._held.popleft())
+
+    def _go_on(self, trial: _Trial) -> None:
+        assert trial.pending
+        self._step(trial, trial.pending.result())
 
     def _step(self, trial: _Trial, result: Any) -> None:
         if isinstance(result, Failure):
@@ -326,11 +352,9 @@ class Tuner:
                 self._finish(trial, result)
         elif trial.stage == "build":
             trial.artifact = result
-            trial.stage = "measure"
             arguments = (result, self._seed, self._leader_us)
-            trial.pending = self._crew.measure(
-                Job(evaluate.measure_candidate, self._problem, arguments, seeds=(self._seed,))
-            )
+            job = Job(evaluate.measure_candidate, self._problem, arguments, seeds=(self._seed,))
+            self._await(trial, "measure", self._crew.measure(job))
         elif trial.stage == "measure":
             trial.timing = result
             if result.median_us >= self._leader_us:
@@ -339,7 +363,7 @@ class Tuner:
             self._leader_us = result.median_us
             trial.odd = odd_problem(self._problem, self._arch, trial.candidate)
             if trial.odd:
-                trial.stage, trial.pending = "odd", self._crew.build(trial.odd, trial.candidate)
+                self._await(trial, "odd", self._crew.build(trial.odd, trial.candidate))
             else:
                 self._confirm(trial, None)
         elif trial.stage == "odd":
@@ -351,11 +375,9 @@ class Tuner:
 
     def _confirm(self, trial: _Trial, odd: Artifact | None) -> None:
         seeds = tuple(self._seed + more for more in CONFIRM_SEEDS)
-        trial.stage = "confirm"
         arguments = (trial.artifact, seeds, (trial.odd, odd) if odd else None)
-        trial.pending = self._crew.measure(
-            Job(evaluate.confirm_candidate, self._problem, arguments, seeds=seeds, timeouts=2)
-        )
+        job = Job(evaluate.confirm_candidate, self._problem, arguments, seeds=seeds, timeouts=2)
+        self._await(trial, "confirm", self._crew.measure(job))
 
     def _finish(self, trial: _Trial, failure: Failure | None) -> None:
         trial.pending = None

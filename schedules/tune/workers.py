@@ -201,11 +201,15 @@ class Worker:
         old.stop()
         old.join()
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Begin to end the process; `close` waits for it."""
         self.closed = True
         if self._thread:
             self._thread.join()
         self._pool.stop()
+
+    def close(self) -> None:
+        self.stop()
         self._pool.join()
 
 
