@@ -126,8 +126,6 @@ class LocalCrew:
         """Stop every process.  Futures that are not done never will be."""
         everyone = [*self._building, *self._measuring, *self._referring]
         for worker in everyone:
-            worker.closed = True
-        for worker in everyone:
             worker.stop()
         for worker in everyone:
             worker.close()

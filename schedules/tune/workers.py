@@ -183,6 +183,8 @@ class Worker:
         raise TuningError(f"worker processes are killed as they start, {STARTS} times in turn; is there memory left?")
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float, outcome: str) -> Any:
+        if self.closed:
+            raise CancelledError
         try:
             task = self._pool.schedule(function, args=arguments, timeout=timeout)
         except RuntimeError:  # the pool broke when its process was killed
@@ -202,14 +204,18 @@ class Worker:
         old.join()
 
     def stop(self) -> None:
-        """Begin to end the process; `close` waits for it."""
+        """Begin to end the process; `close` waits for it.
+
+        The pool is told first: the process dies with the thread that started it, and would be replaced.
+        """
         self.closed = True
-        if self._thread:
-            self._thread.join()
         self._pool.stop()
 
     def close(self) -> None:
         self.stop()
+        if self._thread:
+            self._thread.join()
+        self._pool.stop()  # the thread may have been about to replace it
         self._pool.join()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -19,9 +20,9 @@ from schedules.registry import EXTRA, operator
 from schedules.tune import evaluate, workers
 from schedules.tune.crew import Job, LocalCrew, visible_devices
 from schedules.tune.evaluate import Artifact, Failure, Timing
-from schedules.tune.process import BACKGROUND, SCRATCH
+from schedules.tune.process import BACKGROUND, SCRATCH, SpawnContext
 from schedules.tune.strategy import Candidate
-from schedules.tune.workers import Setup
+from schedules.tune.workers import Setup, Worker
 from tests.conftest import problem_of
 from tests.tune.faulty import GPU_OUTCOMES, FaultyConfig, FaultyGpuConfig
 
@@ -178,6 +179,34 @@ def test_a_process_sees_its_device_from_the_first(tmp_path: Path, monkeypatch: p
         for pool in pools:
             pool.stop()
             pool.join()
+
+
+def test_no_process_starts_while_others_end(faulty: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process ends with the thread that started it, which its pool must not take for an accident."""
+    started: list[int] = []
+    start = SpawnContext({}).Process().start.__func__  # type: ignore[attr-defined]
+
+    def counted(process: Any) -> None:
+        started.append(1)
+        start(process)
+
+    monkeypatch.setattr(type(SpawnContext({}).Process()), "start", counted)
+    close = Worker.close
+
+    def slow(worker: Worker) -> None:
+        time.sleep(0.4)  # a pool looks after its process ten times a second
+        close(worker)
+
+    monkeypatch.setattr(Worker, "close", slow)
+    monkeypatch.setattr(workers.Order, "build", lambda *_: workers.Order(time.sleep, (60,), 90.0, "compile"))
+    crew = LocalCrew(parse_arch("llvm"), builders=3)
+    for _ in range(3):
+        crew.build(faulty, Candidate("cpu", FaultyConfig()))
+    while any(worker.state != "building" for worker in crew._building):
+        time.sleep(0.05)
+    time.sleep(0.5)
+    crew.close()
+    assert len(started) == 4
 
 
 def test_builders_leave_the_cores_to_those_that_measure(tmp_path: Path) -> None:
