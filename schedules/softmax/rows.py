@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from schedules.arch import Arch
+from schedules.primitives.annotations import STREAMING
 from schedules.primitives.tiles import widest_vector
 from schedules.problem import numpy_dtype
 from schedules.softmax.definition import (
@@ -85,16 +85,27 @@ class Stages:
     stored: tuple[str, ...]  # blocks that bring an input where it is kept for the whole row
     loads: dict[str, tuple[str, ...]]  # for each reduction and for "value": blocks that bring inputs into registers
     reductions: tuple[str, ...]
+    numerators: bool  # whether a stage "numerator" is between the last reduction and those before it
     dropped: bool  # whether a second output, "dropped_out" from "dropped", follows "out" from "value"
 
 
-def row_stages(problem: SoftmaxProblem, packing: Packing, keep: str, transposed: bool = False) -> Stages:
+def row_stages(
+    problem: SoftmaxProblem,
+    packing: Packing,
+    keep: str,
+    transposed: bool = False,
+    in_flight: int = 1,
+    numerators: bool = False,
+) -> Stages:
     """The stages of `problem`'s program, with the row's inputs kept in `keep`:
 
     "registers": each input is loaded once, into registers; every later stage reads those.
     "shared": each input is loaded once, into a stage to be placed in shared memory; every later stage copies its part
         into registers.  `transposed` lays that stage out as [vector][packs] instead of [packs][vector].
     "nowhere": every stage loads its inputs again.
+
+    `in_flight` rows are brought in at once; with `numerators` the exponentials that make the sum are kept for the
+    output, in float32, instead of being computed twice.
     """
     from tvm import te
 
@@ -105,18 +116,30 @@ def row_stages(problem: SoftmaxProblem, packing: Packing, keep: str, transposed:
     names: dict[str, list[str]] = {}
     kept: dict[str, te.Tensor] = {}
 
-    def stored(name: str) -> te.Tensor:
-        """The input where it is kept for the whole row."""
-        if name not in kept:
-            if transposed:
-                order = (rows, i64(k.vector), i64(k.rounds), i64(k.threads))
-                element = _element(inputs[name], program.fill[name], k)
+    def stored(name: str) -> Callable[..., PrimExpr]:
+        """(i, p, t, v) -> the element of the input where it is kept for the whole row."""
+        fill, tensor = program.fill[name], inputs[name]
+        if transposed:
+            order = (rows, i64(k.vector), i64(k.rounds), i64(k.threads))
+            element = _element(tensor, fill, k)
+            if name not in kept:
                 kept[name] = te.compute(order, lambda i, v, p, t: element(i, p, t, v), name=f"{name}_row")
-            else:
-                kept[name] = te.compute(shape, _element(inputs[name], program.fill[name], k), name=f"{name}_row")
-        return kept[name]
+            return lambda i, p, t, v: kept[name][i, v, p, t]
+        if in_flight == 1:
+            if name not in kept:
+                kept[name] = te.compute(shape, _element(tensor, fill, k), name=f"{name}_row")
+            return kept[name]
+        # rows in flight as an axis of their own, or their number would be one known at run time; TVM cannot prove that
+        # a rounded-up number of groups is enough, and only one group is ever stored
+        many = i64(in_flight)
+        if name not in kept:
+            inside = _element(tensor, fill, k, rows)
+            kept[name] = te.compute(
+                (rows, many, *shape[1:]), lambda g, i, p, t, v: inside(g * many + i, p, t, v), name=f"{name}_row"
+            )
+        return lambda i, p, t, v: kept[name][i // many, i % many, p, t, v]
 
-    class StageInputs(dict[str, "te.Tensor"]):
+    class StageInputs(dict[str, "Callable[..., PrimExpr]"]):
         """The register copies that a stage reads, made when it first asks for them."""
 
         def __init__(self, stage: str) -> None:
@@ -124,19 +147,12 @@ def row_stages(problem: SoftmaxProblem, packing: Packing, keep: str, transposed:
             self.stage = stage
             names[stage] = []
 
-        def __missing__(self, name: str) -> te.Tensor:
+        def __missing__(self, name: str) -> Callable[..., PrimExpr]:
             if keep == "registers":
                 return stored(name)
             block = f"{name}_{self.stage}"
-            if keep == "nowhere":
-                copy = _element(inputs[name], program.fill[name], k)
-            else:
-                source = stored(name)
-
-                def copy(i: PrimExpr, p: PrimExpr, t: PrimExpr, v: PrimExpr) -> PrimExpr:
-                    return source[i, v, p, t] if transposed else source[i, p, t, v]
-
-            self[name] = te.compute(shape, copy, name=block)
+            copied = _element(inputs[name], program.fill[name], k) if keep == "nowhere" else stored(name)
+            self[name] = te.compute(shape, lambda i, p, t, v: copied(i, p, t, v), name=block)
             names[self.stage].append(block)
             return self[name]
 
@@ -155,10 +171,25 @@ def row_stages(problem: SoftmaxProblem, packing: Packing, keep: str, transposed:
     def columns(local: StageInputs, *at: PrimExpr) -> tuple[Values, Values]:
         return Columns(local, at), row_results(program, results, at[0])
 
+    def element_of(step: Reduction, stage: str) -> Callable[..., PrimExpr]:
+        local = StageInputs(stage)
+        return lambda *at: step.element(*columns(local, *at))
+
+    numerator: te.Tensor | None = None
     for step in program.reductions:
-        results[step.name] = _reduce(step, partial(columns, StageInputs(step.name)), rows, k)
+        if numerators and step is program.reductions[-1]:
+            numerator = te.compute(shape, element_of(step, "numerator"), name="numerator")
+            results[step.name] = _reduce(step, numerator, rows, k)
+        else:
+            results[step.name] = _reduce(step, element_of(step, step.name), rows, k)
     local = StageInputs("value")
-    value = te.compute(shape, lambda *at: program.output(*columns(local, *at)).astype(problem.dtype), name="value")
+
+    def element_of_output(*at: PrimExpr) -> PrimExpr:
+        if numerator is not None:
+            return (numerator(*at) * row_results(program, results, at[0])["inverse"]).astype(problem.dtype)
+        return program.output(*columns(local, *at)).astype(problem.dtype)
+
+    value = te.compute(shape, element_of_output, name="value")
     tensors = [*inputs.values(), _store(value, rows, k, "out")]
     drop_out = program.dropped
     if drop_out is not None:
@@ -173,6 +204,7 @@ def row_stages(problem: SoftmaxProblem, packing: Packing, keep: str, transposed:
         stored=tuple(f"{name}_row" for name in kept),
         loads={stage: tuple(blocks) for stage, blocks in names.items()},
         reductions=tuple(step.name for step in program.reductions),
+        numerators=numerator is not None,
         dropped=program.dropped is not None,
     )
 
@@ -183,8 +215,8 @@ def i64(value: int) -> PrimExpr:
     return tirx.IntImm("int64", value)
 
 
-def _element(tensor: te.Tensor, fill: float, packing: Packing) -> Callable[..., PrimExpr]:
-    """(i, p, t, v) -> that element of an input, or `fill` past the end of the row.
+def _element(tensor: te.Tensor, fill: float, packing: Packing, rows: PrimExpr | None = None) -> Callable[..., PrimExpr]:
+    """(i, p, t, v) -> that element of an input, or `fill` past the end of the row, or past `rows` if that is given.
 
     Masks of drop repeat the last pack there instead (what they multiply is 0): CUDA has no wide vector of uint8
     constants.
@@ -193,10 +225,15 @@ def _element(tensor: te.Tensor, fill: float, packing: Packing) -> Callable[..., 
 
     def element(i: PrimExpr, p: PrimExpr, t: PrimExpr, v: PrimExpr) -> PrimExpr:
         pack = p * packing.threads + t
-        if packing.ragged and tensor.dtype == "uint8":
-            return column(tensor, i, te.min(pack, i64(packing.packs - 1)) * packing.vector + v)
+        if tensor.dtype == "uint8":
+            row = i if rows is None else te.min(i, rows - 1)
+            last = te.min(pack, i64(packing.packs - 1)) if packing.ragged else pack
+            return column(tensor, row, last * packing.vector + v)
         value = column(tensor, i, pack * packing.vector + v)
-        return te.if_then_else(pack < packing.packs, value, tirx.const(fill, tensor.dtype)) if packing.ragged else value
+        inside = [pack < packing.packs] if packing.ragged else []
+        if rows is not None:
+            inside.append(i < rows)
+        return te.if_then_else(tirx.all(*inside), value, tirx.const(fill, tensor.dtype)) if inside else value
 
     return element
 
@@ -217,9 +254,7 @@ def _store(value: te.Tensor, rows: PrimExpr, packing: Packing, name: str) -> te.
     return te.compute((rows, i64(packing.packs), i64(packing.vector)), lambda *at: flat(*at), name=name)
 
 
-def _reduce(
-    step: Reduction, columns: Callable[..., tuple[Values, Values]], rows: PrimExpr, packing: Packing
-) -> te.Tensor:
+def _reduce(step: Reduction, element: Callable[..., PrimExpr], rows: PrimExpr, packing: Packing) -> te.Tensor:
     from tvm import te
 
     axes = [
@@ -227,7 +262,7 @@ def _reduce(
         for name, extent in (("p", packing.rounds), ("t", packing.threads), ("v", packing.vector))
     ]
     reduce = te.max if step.kind == "max" else te.sum
-    return te.compute((rows,), lambda i: reduce(step.element(*columns(i, *axes)), axis=axes), name=step.name)
+    return te.compute((rows,), lambda i: reduce(element(i, *axes), axis=axes), name=step.name)
 
 
 def new_schedule(stages: Stages) -> Schedule:
@@ -238,9 +273,27 @@ def new_schedule(stages: Stages) -> Schedule:
 
 
 def check(
-    problem: SoftmaxProblem, arch: Arch, packing: Packing, threads: int, min_blocks: int, in_registers: bool = True
+    problem: SoftmaxProblem,
+    arch: Arch,
+    packing: Packing,
+    threads: int,
+    min_blocks: int,
+    *,
+    rows_held: int = 1,
+    streaming: str = "no",
+    numerators: bool = False,
 ) -> str | None:
-    """Why a packing with blocks of `threads` is illegal on `arch`, or None."""
+    """Why a packing with blocks of `threads` is illegal on `arch`, or None; a thread holds its part of `rows_held` rows
+    in registers."""
+    if streaming not in STREAMING:
+        return f"streaming={streaming} is not one of {', '.join(STREAMING)}"
+    if numerators and problem.function != "softmax":
+        return f"numerators=true is for function=softmax, not {problem.function}"
+    if numerators and packing.elements == 1:
+        # TVM 0.27 gives a single one the place of the peak, which all threads share
+        return f"numerators=true with one element a thread ({packing.threads} threads for {problem.cols} columns)"
+    if streaming != "no" and arch.kind != "cuda":
+        return f"streaming={streaming} is for CUDA"
     if packing.vector < 1 or packing.vector > max_vector(problem) or max_vector(problem) % packing.vector:
         return (
             f"vector={packing.vector} does not divide {max_vector(problem)}, the widest aligned access "
@@ -252,30 +305,58 @@ def check(
         return (
             f"min_blocks={min_blocks} of {threads} threads: a multiprocessor of {arch} holds {arch.threads_sm} threads"
         )
-    if in_registers:
+    if rows_held:
         inputs = sum(1 for argument in problem.arguments() if not argument.output)
-        needed = packing.elements * inputs * (1 if itemsize(problem) == 4 else 0.5) + 32
+        needed = rows_held * packing.elements * inputs * (1 if itemsize(problem) == 4 else 0.5) + 32
+        needed += packing.elements if numerators else 0
         allowed = min(arch.registers_thread, arch.registers_sm // (threads * max(1, min_blocks)))
         if needed > allowed:
-            return (
-                f"{packing.elements} elements a thread need about {needed:.0f} registers, {arch} has {allowed} for each"
-            )
+            held = rows_held * packing.elements
+            return f"{held} elements a thread need about {needed:.0f} registers, {arch} has {allowed} for each"
     return None
 
 
+@dataclass(frozen=True)
+class RegisterRows:
+    """How rows are dealt out to blocks: `groups` groups of threads, each with `rows` rows one after the other, of which
+    `in_flight` are loaded before the first of them is computed."""
+
+    groups: int = 1
+    rows: int = 1
+    in_flight: int = 1
+
+    def check(self) -> str | None:
+        if self.groups < 1 or self.rows < 1 or self.in_flight < 1:
+            return f"groups={self.groups}, {self.rows} rows to a group and in_flight={self.in_flight} must be positive"
+        if self.rows % self.in_flight:
+            return f"in_flight={self.in_flight} does not divide the {self.rows} rows of a group"
+        return None
+
+
 def schedule_registers(
-    problem: SoftmaxProblem, packing: Packing, groups: int, rows_per_group: int, min_blocks: int
+    problem: SoftmaxProblem,
+    packing: Packing,
+    deal: RegisterRows,
+    min_blocks: int,
+    streaming: str,
+    numerators: bool = False,
 ) -> tvm.IRModule:
     """The program with each row held in registers from its load to its store."""
     packing = replace(packing, chunk=packing.rounds)  # registers have no run-time index: every loop over packs unrolls
-    stages = row_stages(problem, packing, "registers")
+    stages = row_stages(problem, packing, "registers", in_flight=deal.in_flight, numerators=numerators)
     sch = new_schedule(stages)
-    row, _ = tile_rows(sch, stages, packing, groups, rows_per_group)
+    row, _ = tile_rows(sch, stages, packing, deal.groups, deal.rows)
+    loaded = row
+    if deal.in_flight > 1:
+        loaded, row = sch.split(row, [None, deal.in_flight])
+        sch.unroll(row)
     for name in reversed(stages.reductions):
         place_reduction(sch, name, (), row, packing)
+        if stages.numerators and name == stages.reductions[-1]:
+            place_numerators(sch, row)
     for name in reversed(stages.stored):
-        place_stored(sch, name, row, "local", transposed=False)
-    return finish(sch, stages, packing, min_blocks)
+        place_stored(sch, name, loaded, "local", transposed=False)
+    return finish(sch, stages, packing, min_blocks, streaming)
 
 
 def tile_rows(
@@ -367,18 +448,33 @@ def place_stored(sch: Schedule, name: str, row: LoopRV, scope: str, transposed: 
         sch.vectorize(v)
     sch.bind(t, "threadIdx.x")
     sch.unroll(p)
+    if scope == "local":
+        sch.unroll(sch.get_loops(block)[-4])  # rows
 
 
-def finish(sch: Schedule, stages: Stages, packing: Packing, min_blocks: int = 0) -> tvm.IRModule:
-    """Merge the outputs' packs into columns and note the launch bound.
+def place_numerators(sch: Schedule, row: LoopRV) -> None:
+    """Compute a row's numerators into registers, where the sum and the output read them."""
+    block = sch.get_sblock("numerator")
+    sch.compute_at(block, row, preserve_unit_loops=True)
+    sch.set_scope(block, 0, "local")
+    p, t, v = sch.get_loops(block)[-3:]
+    sch.bind(t, "threadIdx.x")
+    sch.unroll(p)
+    sch.unroll(v)
+
+
+def finish(sch: Schedule, stages: Stages, packing: Packing, min_blocks: int = 0, streaming: str = "no") -> tvm.IRModule:
+    """Merge the outputs' packs into columns and note the launch bound and which accesses are streaming ones.
 
     Only now: with the columns as one axis from the start the index arithmetic would not simplify to whole packs.
     """
     import tvm
 
-    from schedules.primitives.annotations import MIN_BLOCKS
+    from schedules.primitives.annotations import MIN_BLOCKS, STREAM
 
     for name in ["out", "dropped_out"] if stages.dropped else ["out"]:
         sch.transform_layout(sch.get_sblock(name), ("write", 0), lambda i, q, v: (i, q * packing.vector + v))
     function = sch.mod["main"]
-    return tvm.IRModule({"main": function.with_attr(MIN_BLOCKS, min_blocks) if min_blocks else function})
+    if min_blocks:
+        function = function.with_attr(MIN_BLOCKS, min_blocks)
+    return tvm.IRModule({"main": function.with_attr(STREAM, streaming)})

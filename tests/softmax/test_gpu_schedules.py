@@ -14,6 +14,7 @@ from schedules.arch import Arch, parse_arch
 from schedules.build import Built, build
 from schedules.errors import ConfigError
 from schedules.inspect import material, summary
+from schedules.primitives.annotations import STREAMING
 from schedules.registry import operator
 from schedules.softmax.definition import FUNCTIONS
 from schedules.verify import emulated_runs, judge, poisoned
@@ -22,7 +23,11 @@ from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_correct, caught, pro
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("warp", {}),
     ("warp", dict(threads=8, groups=4, rows_per_group=2)),
+    ("warp", dict(threads=8, groups=4, rows_per_group=4, in_flight=2, streaming="both")),
+    ("warp", dict(numerators=True)),
     ("block_registers", {}),
+    ("block_registers", dict(threads=64, rows_per_block=3, in_flight=3, streaming="stores")),
+    ("block_registers", dict(threads=64, rows_per_block=2, in_flight=2, numerators=True)),
     ("block_shared", {}),
     ("block_shared", dict(transposed=True)),
     ("block_streaming", {}),
@@ -40,6 +45,13 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 }
 
 
+def skip_what_is_not_for(arch: Arch, fields: dict[str, Any], config: dict[str, Any]) -> None:
+    if config.get("threads", 0) > arch.max_threads or (config.get("streaming") and arch.kind != "cuda"):
+        pytest.skip("not a config of this arch")
+    if config.get("numerators") and (fields.get("function", "softmax") != "softmax" or fields["cols"] == 1):
+        pytest.skip("not a config of this function and width")
+
+
 def names(items: list[tuple[str, dict[str, Any]]]) -> list[str]:
     return [" ".join([name, *(f"{k}={v}" for k, v in config.items())]) for name, config in items]
 
@@ -48,8 +60,7 @@ def names(items: list[tuple[str, dict[str, Any]]]) -> list[str]:
 @pytest.mark.parametrize(("schedule", "config"), CONFIGS, ids=names(CONFIGS))
 @pytest.mark.parametrize("fields", PROBLEMS.values(), ids=PROBLEMS)
 def test_schedules_are_correct(arch: Arch, schedule: str, config: dict[str, Any], fields: dict[str, Any]) -> None:
-    if config.get("threads", 0) > arch.max_threads:
-        pytest.skip("not a block of this arch")
+    skip_what_is_not_for(arch, fields, config)
     assert_correct(problem_of("softmax", rows=7, **fields), arch, schedule, config, ["serial"])
 
 
@@ -58,6 +69,7 @@ def test_schedules_are_correct(arch: Arch, schedule: str, config: dict[str, Any]
 def test_generated_cuda_is_correct(
     emulation: None, sm_90a: Arch, schedule: str, config: dict[str, Any], fields: dict[str, Any]
 ) -> None:
+    skip_what_is_not_for(sm_90a, fields, config)
     assert_correct(problem_of("softmax", rows=7, **fields), sm_90a, schedule, config, ["emulated"])
 
 
@@ -153,9 +165,16 @@ def _fields() -> list[tuple[str, str, Any]]:
         ("warp", "rows_per_group", 2),
         ("warp", "vector", 4),
         ("warp", "min_blocks", 4),
+        ("warp", "in_flight", 2),
+        ("warp", "streaming", "both"),
+        ("warp", "numerators", True),
         ("block_registers", "threads", 128),
         ("block_registers", "vector", 4),
         ("block_registers", "min_blocks", 1),
+        ("block_registers", "rows_per_block", 2),
+        ("block_registers", "in_flight", 2),
+        ("block_registers", "streaming", "stores"),
+        ("block_registers", "numerators", True),
         ("block_shared", "threads", 128),
         ("block_shared", "vector", 4),
         ("block_shared", "transposed", True),
@@ -174,9 +193,11 @@ def test_every_field_is_listed() -> None:
 
 @pytest.mark.parametrize(("schedule", "field", "value"), _fields())
 def test_every_field_changes_the_source(sm_90a: Arch, schedule: str, field: str, value: Any) -> None:
-    problem = problem_of("softmax", rows=1, cols=1024 if schedule == "warp" else 8 * 4096)
+    narrow = schedule == "warp" or field in ("in_flight", "rows_per_block", "numerators")
+    problem = problem_of("softmax", rows=1, cols=1024 if narrow else 8 * 4096)
     spec = operator("softmax").schedule(schedule)
-    base = spec.config_for(problem, sm_90a)
+    rows = "rows_per_group" if schedule == "warp" else "rows_per_block"
+    base = spec.config_for(problem, sm_90a, {rows: 2} if field == "in_flight" else {})
     assert base.words()[field] != value
     sources = {
         str(build(problem, sm_90a, schedule, config, device_code=False).sources["cu"])
@@ -188,7 +209,7 @@ def test_every_field_changes_the_source(sm_90a: Arch, schedule: str, field: str,
 def test_rows_move_in_128_bit_accesses_and_shuffles(cuda_compiler: None, sm_90a: Arch) -> None:
     built = build(problem_of("softmax", rows=64, cols=1024), sm_90a, "warp")
     source = str(built.sources["cu"])
-    assert "*(uint4*)(x_ptr" in source and "*(uint4*)(out_ptr" in source
+    assert "*(uint4*)(x_ptr" in source and "store_uint4((&(out_ptr" in source
     assert "__shfl_" in source
     assert "__shared__" not in source and "__syncthreads" not in source
     found = summary(material(built))
@@ -258,6 +279,10 @@ def test_amd_code_objects(amd_linker: None, arch: Arch, schedule: str) -> None:
         ("warp", dict(threads=2), 4096, "need about"),
         ("block_registers", dict(threads=48), 64, "threads=48 is not a multiple of the wave"),
         ("block_registers", dict(min_blocks=40), 4096, "min_blocks=40"),
+        ("block_registers", dict(rows_per_block=3, in_flight=2), 4096, "in_flight=2 does not divide the 3 rows"),
+        ("block_registers", dict(threads=64, rows_per_block=8, in_flight=8), 8192, "need about"),
+        ("block_registers", dict(rows_per_block=0), 4096, "must be positive"),
+        ("warp", dict(streaming="loads"), 64, "streaming=loads is not one of no, stores, both"),
         ("block_shared", {}, 200000, "bytes of shared memory"),
         ("block_streaming", dict(unroll=0), 64, "unroll=0"),
     ],
@@ -269,6 +294,38 @@ def test_illegal_configs_are_refused(
         config = {**config, "threads": 32}
     with pytest.raises(ConfigError, match=words):
         build(problem_of("softmax", rows=1, cols=cols), sm_90a, schedule, config)
+
+
+def test_what_is_for_one_function_or_target_is_refused_elsewhere(sm_90a: Arch) -> None:
+    with pytest.raises(ConfigError, match="numerators=true is for function=softmax, not softmax_grad"):
+        build(problem_of("softmax", rows=1, cols=64, function="softmax_grad"), sm_90a, "warp", dict(numerators=True))
+    with pytest.raises(ConfigError, match="streaming=both is for CUDA"):
+        build(problem_of("softmax", rows=1, cols=64), parse_arch("gfx90a"), "warp", dict(streaming="both"))
+
+
+def bits_of(instruction: str) -> int:
+    """Bits of a PTX access: ld.global.nc.v4.u16 moves 64."""
+    found = re.search(r"(?:\.v(\d))?\.[a-z](\d+)$", instruction)
+    assert found, instruction
+    return int(found[1] or 1) * int(found[2])
+
+
+@pytest.mark.parametrize("streaming", STREAMING)
+@pytest.mark.parametrize(
+    ("cols", "dtype", "vector"),
+    [(100, "float16", 64), (1000, "float16", 128), (100, "float32", 128), (7, "float32", 32)],
+)
+def test_accesses_stay_whole(
+    cuda_compiler: None, sm_90a: Arch, cols: int, dtype: str, vector: int, streaming: str
+) -> None:
+    """Also where the last pack is predicated: the compiler takes a struct of halves apart there."""
+    problem = problem_of("softmax", rows=64, cols=cols, dtype=dtype)
+    ptx = str(build(problem, sm_90a, "warp", dict(streaming=streaming)).sources["ptx"])
+    loads, stores = set(re.findall(r"ld\.global\S*", ptx)), set(re.findall(r"st\.global\S*", ptx))
+    bits = {bits_of(name) for name in loads | stores}
+    assert bits == {vector}, loads | stores
+    assert all(".cs." in name for name in stores) == (streaming != "no")
+    assert all(".cs." in name for name in loads) == (streaming == "both")
 
 
 def test_missing_barriers_are_caught(emulation: None, sm_90a: Arch) -> None:
