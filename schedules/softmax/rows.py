@@ -3,6 +3,9 @@
 A row of `cols` is dealt to `threads` threads in packs of `vector` elements: column (p * threads + t) * vector + v is
 pack p of thread t.  With these axes in the TE, binding t of every stage to threadIdx.x gives each thread its own part
 of each stage, and a pack is one 128-bit access.  After OneFlow's softmax, which deals out rows the same way.
+
+A row may also be cut into parts of equal length (`split`), each dealt out like a row: stages then lead with the axes
+(row, part) in place of (row).
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from schedules.arch import Arch
 from schedules.primitives.tiles import widest_vector
 from schedules.problem import numpy_dtype
 from schedules.softmax.definition import (
-    Reduction,
+    Output,
+    RowProgram,
     SoftmaxProblem,
     Values,
     column,
@@ -48,7 +52,7 @@ def max_vector(problem: SoftmaxProblem) -> int:
 
 @dataclass(frozen=True)
 class Packing:
-    """How a row is dealt out: `rounds` packs of `vector` elements to each of `threads` threads.
+    """How a row is dealt out: `rounds` packs of `vector` elements to each of `threads` threads of each of `parts`.
 
     The rounds are a multiple of `chunk`, the packs a thread has in flight together; those past the end are predicated.
     """
@@ -57,6 +61,7 @@ class Packing:
     threads: int
     vector: int
     chunk: int = 1
+    parts: int = 1
 
     @property
     def packs(self) -> int:
@@ -64,16 +69,21 @@ class Packing:
 
     @property
     def rounds(self) -> int:
-        return -(-self.packs // (self.threads * self.chunk)) * self.chunk
+        return -(-self.packs // (self.parts * self.threads * self.chunk)) * self.chunk
+
+    @property
+    def whole(self) -> int:
+        """Packs of a row with those past its end."""
+        return self.parts * self.rounds * self.threads
 
     @property
     def ragged(self) -> bool:
         """Whether some threads have no pack in the last round."""
-        return self.rounds * self.threads != self.packs
+        return self.whole != self.packs
 
     @property
     def elements(self) -> int:
-        """Elements of a row that one thread holds."""
+        """Elements that one thread holds."""
         return self.rounds * self.vector
 
 
@@ -101,80 +111,84 @@ def row_stages(problem: SoftmaxProblem, packing: Packing, keep: str, transposed:
     rows, inputs = placeholders(problem)
     program = row_program(problem)
     k = packing
-    shape = (rows, i64(k.rounds), i64(k.threads), i64(k.vector))
-    names: dict[str, list[str]] = {}
-    kept: dict[str, te.Tensor] = {}
+    axes = (i64(k.rounds), i64(k.threads), i64(k.vector))
+    results: dict[str, te.Tensor] = {}
+
+    def element(name: str) -> Callable[..., PrimExpr]:
+        return input_element(inputs[name], program.fill[name], k)
 
     def stored(name: str) -> te.Tensor:
         """The input where it is kept for the whole row."""
-        if name not in kept:
-            if transposed:
-                order = (rows, i64(k.vector), i64(k.rounds), i64(k.threads))
-                element = _element(inputs[name], program.fill[name], k)
-                kept[name] = te.compute(order, lambda i, v, p, t: element(i, p, t, v), name=f"{name}_row")
-            else:
-                kept[name] = te.compute(shape, _element(inputs[name], program.fill[name], k), name=f"{name}_row")
-        return kept[name]
+        if not transposed:
+            return te.compute((rows, *axes), element(name), name=f"{name}_row")
+        order = (rows, i64(k.vector), i64(k.rounds), i64(k.threads))
+        return te.compute(order, lambda i, v, p, t: element(name)(i, p, t, v), name=f"{name}_row")
 
-    class StageInputs(dict[str, "te.Tensor"]):
-        """The register copies that a stage reads, made when it first asks for them."""
+    kept = Loads(stored)
 
-        def __init__(self, stage: str) -> None:
-            super().__init__()
-            self.stage = stage
-            names[stage] = []
+    def loads(stage: str) -> Loads:
+        """The register copies that a stage reads."""
 
-        def __missing__(self, name: str) -> te.Tensor:
-            if keep == "registers":
-                return stored(name)
-            block = f"{name}_{self.stage}"
+        def copy(name: str) -> te.Tensor:
             if keep == "nowhere":
-                copy = _element(inputs[name], program.fill[name], k)
-            else:
-                source = stored(name)
+                return te.compute((rows, *axes), element(name), name=f"{name}_{stage}")
+            source = kept[name]
 
-                def copy(i: PrimExpr, p: PrimExpr, t: PrimExpr, v: PrimExpr) -> PrimExpr:
-                    return source[i, v, p, t] if transposed else source[i, p, t, v]
+            def copied(i: PrimExpr, p: PrimExpr, t: PrimExpr, v: PrimExpr) -> PrimExpr:
+                return source[i, v, p, t] if transposed else source[i, p, t, v]
 
-            self[name] = te.compute(shape, copy, name=block)
-            names[self.stage].append(block)
-            return self[name]
+            return te.compute((rows, *axes), copied, name=f"{name}_{stage}")
 
-    class Columns(dict[str, "PrimExpr"]):
-        """One column of a stage's inputs, as float32."""
+        return kept if keep == "registers" else Loads(copy)
 
-        def __init__(self, local: StageInputs, at: tuple[PrimExpr, ...]) -> None:
-            super().__init__()
-            self.local, self.at = local, at
+    stages = {stage: loads(stage) for stage in (*(step.name for step in program.reductions), "value")}
 
-        def __missing__(self, name: str) -> PrimExpr:
-            return self.local[name](*self.at).astype("float32")
-
-    results: dict[str, te.Tensor] = {}
-
-    def columns(local: StageInputs, *at: PrimExpr) -> tuple[Values, Values]:
-        return Columns(local, at), row_results(program, results, at[0])
+    def columns(stage: str, *at: PrimExpr) -> tuple[Values, Values]:
+        return Columns(stages[stage], at), row_results(program, results, at[0])
 
     for step in program.reductions:
-        results[step.name] = _reduce(step, partial(columns, StageInputs(step.name)), rows, k)
-    local = StageInputs("value")
-    value = te.compute(shape, lambda *at: program.output(*columns(local, *at)).astype(problem.dtype), name="value")
-    tensors = [*inputs.values(), _store(value, rows, k, "out")]
-    drop_out = program.dropped
-    if drop_out is not None:
-        drop = _element(inputs["drop"], 0, k)
-
-        def dropped_element(*at: PrimExpr) -> PrimExpr:
-            return drop_out(value(*at).astype("float32"), drop(*at).astype("float32")).astype(problem.dtype)
-
-        tensors.append(_store(te.compute(shape, dropped_element, name="dropped"), rows, k, "dropped_out"))
+        read = partial(columns, step.name)
+        results[step.name] = reduce_packs(step.kind, step.name, at_columns(step.element, read), (rows,), k)
+    outputs = output_stages(problem, program, inputs, (rows,), k, partial(columns, "value"))
     return Stages(
-        tensors=tuple(tensors),
-        stored=tuple(f"{name}_row" for name in kept),
-        loads={stage: tuple(blocks) for stage, blocks in names.items()},
+        tensors=(*inputs.values(), *outputs),
+        stored=kept.blocks,
+        loads={stage: () if keep == "registers" else found.blocks for stage, found in stages.items()},
         reductions=tuple(step.name for step in program.reductions),
         dropped=program.dropped is not None,
     )
+
+
+class Loads(dict[str, "te.Tensor"]):
+    """Stages that bring inputs closer, each made when it is first asked for."""
+
+    def __init__(self, make: Callable[[str], te.Tensor]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __missing__(self, name: str) -> te.Tensor:
+        self[name] = self.make(name)
+        return self[name]
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        return tuple(tensor.op.name for tensor in self.values())
+
+
+class Columns(dict[str, "PrimExpr"]):
+    """One column of the inputs, as float32."""
+
+    def __init__(self, loads: Loads, at: tuple[PrimExpr, ...]) -> None:
+        super().__init__()
+        self.loads, self.at = loads, at
+
+    def __missing__(self, name: str) -> PrimExpr:
+        return self.loads[name](*self.at).astype("float32")
+
+
+def at_columns(formula: Output, read: Callable[..., tuple[Values, Values]]) -> Callable[..., PrimExpr]:
+    """`formula` as a function of an index that `read` turns into its arguments."""
+    return lambda *at: formula(*read(*at))
 
 
 def i64(value: int) -> PrimExpr:
@@ -183,16 +197,17 @@ def i64(value: int) -> PrimExpr:
     return tirx.IntImm("int64", value)
 
 
-def _element(tensor: te.Tensor, fill: float, packing: Packing) -> Callable[..., PrimExpr]:
-    """(i, p, t, v) -> that element of an input, or `fill` past the end of the row.
+def input_element(tensor: te.Tensor, fill: float, packing: Packing) -> Callable[..., PrimExpr]:
+    """(i, p, t, v) or (i, part, p, t, v) -> that element of an input, or `fill` past the end of the row.
 
     Masks of drop repeat the last pack there instead (what they multiply is 0): CUDA has no wide vector of uint8
     constants.
     """
     from tvm import te, tirx
 
-    def element(i: PrimExpr, p: PrimExpr, t: PrimExpr, v: PrimExpr) -> PrimExpr:
-        pack = p * packing.threads + t
+    def element(i: PrimExpr, *at: PrimExpr) -> PrimExpr:
+        *part, p, t, v = at
+        pack = ((part[0] * packing.rounds + p) if part else p) * packing.threads + t
         if packing.ragged and tensor.dtype == "uint8":
             return column(tensor, i, te.min(pack, i64(packing.packs - 1)) * packing.vector + v)
         value = column(tensor, i, pack * packing.vector + v)
@@ -201,33 +216,63 @@ def _element(tensor: te.Tensor, fill: float, packing: Packing) -> Callable[..., 
     return element
 
 
-def _store(value: te.Tensor, rows: PrimExpr, packing: Packing, name: str) -> te.Tensor:
-    """The stage that stores `value`, by way of one over whole rounds of packs (q = p * threads + t).
+def reduce_packs(
+    kind: str, name: str, element: Callable[..., PrimExpr], lead: tuple[PrimExpr, ...], packing: Packing
+) -> te.Tensor:
+    """The stage `name` of shape `lead`: the "max" or "sum" of `element` at (*lead, p, t, v)."""
+    from tvm import te
+
+    axes = [
+        te.reduce_axis((i64(0), i64(extent)), name=f"{name}_{axis}")
+        for axis, extent in (("p", packing.rounds), ("t", packing.threads), ("v", packing.vector))
+    ]
+    reduce = te.max if kind == "max" else te.sum
+    return te.compute(lead, lambda *at: reduce(element(*at, *axes), axis=axes), name=name)
+
+
+def output_stages(
+    problem: SoftmaxProblem,
+    program: RowProgram,
+    inputs: dict[str, te.Tensor],
+    lead: tuple[PrimExpr, ...],
+    packing: Packing,
+    columns: Callable[..., tuple[Values, Values]],
+) -> list[te.Tensor]:
+    """The outputs (rows, packs, vector), from stages "value" and "dropped" of shape (*lead, rounds, threads, vector).
+
+    `columns` gives the inputs and the row's results at such an index.
+    """
+    from tvm import te
+
+    shape = (*lead, i64(packing.rounds), i64(packing.threads), i64(packing.vector))
+    value = te.compute(shape, lambda *at: program.output(*columns(*at)).astype(problem.dtype), name="value")
+    outputs = [_store(value, lead, packing, "out")]
+    drop_out = program.dropped
+    if drop_out is not None:
+        drop = input_element(inputs["drop"], 0, packing)
+
+        def dropped_element(*at: PrimExpr) -> PrimExpr:
+            return drop_out(value(*at).astype("float32"), drop(*at).astype("float32")).astype(problem.dtype)
+
+        outputs.append(_store(te.compute(shape, dropped_element, name="dropped"), lead, packing, "dropped_out"))
+    return outputs
+
+
+def _store(value: te.Tensor, lead: tuple[PrimExpr, ...], packing: Packing, name: str) -> te.Tensor:
+    """The stage that stores `value`, by way of one over whole rounds of packs (q = p * threads + t, of all parts).
 
     In between, each store reads the element of its own index, which is what lets it be placed beside that element even
     where the last round is ragged; `tile_rows` inlines the stage in between once that is done.
     """
     from tvm import te
 
-    flat = te.compute(
-        (rows, i64(packing.rounds * packing.threads), i64(packing.vector)),
-        lambda i, q, v: value[i, q // packing.threads, q % packing.threads, v],
-        name=f"{name}_flat",
-    )
+    def element(i: PrimExpr, q: PrimExpr, v: PrimExpr) -> PrimExpr:
+        p, t = q // packing.threads, q % packing.threads
+        return value(i, p, t, v) if len(lead) == 1 else value(i, p // packing.rounds, p % packing.rounds, t, v)
+
+    rows = lead[0]
+    flat = te.compute((rows, i64(packing.whole), i64(packing.vector)), element, name=f"{name}_flat")
     return te.compute((rows, i64(packing.packs), i64(packing.vector)), lambda *at: flat(*at), name=name)
-
-
-def _reduce(
-    step: Reduction, columns: Callable[..., tuple[Values, Values]], rows: PrimExpr, packing: Packing
-) -> te.Tensor:
-    from tvm import te
-
-    axes = [
-        te.reduce_axis((i64(0), i64(extent)), name=f"{step.name}_{name}")
-        for name, extent in (("p", packing.rounds), ("t", packing.threads), ("v", packing.vector))
-    ]
-    reduce = te.max if step.kind == "max" else te.sum
-    return te.compute((rows,), lambda i: reduce(step.element(*columns(i, *axes)), axis=axes), name=step.name)
 
 
 def new_schedule(stages: Stages) -> Schedule:
@@ -287,8 +332,8 @@ def tile_rows(
     group's rows, the loop over chunks of a thread's packs).
     """
     value = sch.get_sblock("value")
-    i, p, t, v = sch.get_loops(value)
-    block, group, row = sch.split(i, [None, groups, rows_per_group])
+    *lead, p, t, v = sch.get_loops(value)
+    block, group, row = sch.split(sch.fuse(*lead), [None, groups, rows_per_group])
     chunk, p = split_chunks(sch, p, packing)
     sch.reorder(block, group, row, t, chunk, p, v)
     for loop, thread in ((block, "blockIdx.x"), (group, "threadIdx.y"), (t, "threadIdx.x")):
