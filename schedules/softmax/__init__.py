@@ -27,14 +27,15 @@ def choose(problem: SoftmaxProblem, arch: Arch) -> str:
     if not arch.is_gpu:
         return "cpu"
     long = problem.cols * rows.itemsize(problem) > LONG_ROW
-    if long and problem.rows <= MULTIPROCESSORS // 4:
+    splits = long and split.default(problem, arch).check(problem, arch) is None
+    if splits and problem.rows <= MULTIPROCESSORS // 4:
         return "split"
     for schedule in KEEPING:
         if schedule.name == "warp" and problem.cols > 1024:
             continue
         if schedule.default(problem, arch).check(problem, arch) is None:
             return schedule.name
-    return "split" if long and problem.rows <= 2 * MULTIPROCESSORS else "block_streaming"
+    return "split" if splits and problem.rows <= 2 * MULTIPROCESSORS else "block_streaming"
 
 
 OPERATOR = Operator(

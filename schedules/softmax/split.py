@@ -2,9 +2,9 @@
 
 Two kernels.  The first holds each part in registers and writes what its reductions come to, relative to the part
 itself (the maximum, and the sum of exp(v - that maximum); of a gradient the sum), to a workspace: two numbers a part.
-In the second each block combines its row's numbers and writes its part of the output; it reads the inputs once more,
-which for few rows still lie in the second-level cache, and asks for them before it combines, so that the two waits are
-one.  That every block of a row combines for itself saves a third kernel.
+In the second each block writes the same part of the output; it reads the inputs once more, which for few rows still lie
+in the second-level cache.  Every warp of it combines the row's numbers for itself: that saves a third kernel, and where
+a block does it together the compiler puts the loads of the inputs after its barriers instead of before.
 
 One kernel would need blocks that wait for one another: a cooperative launch or a cluster's shared memory, which the
 schedule language has not.  Source: the parallel form of the online softmax (Milakov and Gimelshein, "Online normalizer
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimExpr
 
 PARTIALS = "partials"
+SHARES = 16  # parts of a row that one thread combines, at most: they lie in registers
 
 
 @dataclass(frozen=True)
 class SplitConfig(Config):
     threads: int = 256  # of a part and block, a multiple of the wave
     vector: int = 8  # elements of one access
-    packs: int = 2  # of a thread at most: with `threads` they set the length of a part
+    packs: int = 2  # of a thread, at most: with `threads` they set the length of a part
     min_blocks: int = 0  # blocks a multiprocessor should hold (caps registers); 0 leaves it to the compiler
 
     def packing(self, problem: SoftmaxProblem) -> rows.Packing:
@@ -46,12 +47,20 @@ class SplitConfig(Config):
         packs = -(-problem.cols // max(1, self.vector))  # `check` refuses a vector of 0
         return rows.Packing(problem.cols, self.threads, self.vector, parts=-(-packs // part))
 
+    def warps(self, problem: SoftmaxProblem, arch: Arch) -> rows.Packing:
+        """The same with each wave's columns as a part: as the second kernel sees it."""
+        parts = self.packing(problem).parts * (self.threads // arch.wave)
+        return rows.Packing(problem.cols, arch.wave, self.vector, parts=parts)
+
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if self.threads < 1 or self.threads % arch.wave:
             return f"threads={self.threads} is not a multiple of the wave, {arch.wave} on {arch}"
         if self.packs < 1:
             return f"packs={self.packs} must be at least 1"
-        return rows.check(problem, arch, self.packing(problem), self.threads, self.min_blocks)
+        packing = self.packing(problem)
+        if packing.parts > SHARES * arch.wave:
+            return f"{packing.parts} parts of a row, a wave of {arch} combines at most {SHARES * arch.wave}"
+        return rows.check(problem, arch, packing, self.threads, self.min_blocks)
 
 
 @dataclass(frozen=True)
@@ -64,26 +73,29 @@ class SplitStages(rows.Stages):
     shares: tuple[str, ...]
 
 
-def split_stages(problem: SoftmaxProblem, packing: rows.Packing) -> SplitStages:
+def split_stages(
+    problem: SoftmaxProblem, packing: rows.Packing, dealt: rows.Packing, warps: rows.Packing
+) -> SplitStages:
     """The stages of `problem`'s program: for each reduction r one over each part, "r_part" (rows, parts); the
-    workspace "partials" (rows, parts, reductions), float32; r itself (rows,) over the parts, dealt to the threads of a
-    block as columns are; and the outputs, from inputs loaded again."""
+    workspace "partials" (rows, parts, reductions), float32; r itself (rows,) over the parts, `dealt` to a wave as
+    columns are; and the outputs, from inputs loaded again in the order of `warps`."""
     from tvm import te, tirx
 
     extent, inputs = placeholders(problem)
     program = row_program(problem)
     steps = program.reductions
     lead = (extent, rows.i64(packing.parts))
-    shape = (*lead, rows.i64(packing.rounds), rows.i64(packing.threads), rows.i64(packing.vector))
 
-    def loads(suffix: str) -> rows.Loads:
+    def loads(suffix: str, k: rows.Packing) -> rows.Loads:
+        shape = (extent, *map(rows.i64, (k.parts, k.rounds, k.threads, k.vector)))
+
         def load(name: str) -> te.Tensor:
-            element = rows.input_element(inputs[name], program.fill[name], packing)
+            element = rows.input_element(inputs[name], program.fill[name], k)
             return te.compute(shape, element, name=f"{name}_{suffix}")
 
         return rows.Loads(load)
 
-    stored, reread = loads("part"), loads("again")
+    stored, reread = loads("part", packing), loads("again", warps)
     parts: dict[str, te.Tensor] = {}
 
     def part_columns(*at: PrimExpr) -> tuple[Values, Values]:
@@ -100,7 +112,6 @@ def split_stages(problem: SoftmaxProblem, packing: rows.Packing) -> SplitStages:
         return value
 
     partials = te.compute((*lead, rows.i64(len(steps))), partial, name=PARTIALS)
-    dealt = rows.Packing(packing.parts, packing.threads, 1)
 
     def share(step: Reduction, number: int) -> te.Tensor:
         """The step's number of each part; past the last part, what adds nothing to the row's."""
@@ -127,7 +138,7 @@ def split_stages(problem: SoftmaxProblem, packing: rows.Packing) -> SplitStages:
     def columns(*at: PrimExpr) -> tuple[Values, Values]:
         return rows.Columns(reread, at), row_results(program, results, at[0])
 
-    outputs = rows.output_stages(problem, program, inputs, lead, packing, columns)
+    outputs = rows.output_stages(problem, program, inputs, (extent, rows.i64(warps.parts)), warps, columns)
     return SplitStages(
         tensors=(*inputs.values(), *outputs),
         stored=stored.blocks,
@@ -142,12 +153,14 @@ def split_stages(problem: SoftmaxProblem, packing: rows.Packing) -> SplitStages:
 
 def schedule(problem: SoftmaxProblem, config: SplitConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for x or y, dy (rows, cols), run-time rows; rows * parts blocks of each kernel."""
-    packing = config.packing(problem)
-    packing = replace(packing, chunk=packing.rounds)  # registers have no run-time index: every loop over packs unrolls
-    stages = split_stages(problem, packing)
+    parts = rows.Packing(config.packing(problem).parts, arch.wave, 1)
+    packing, dealt, warps = (
+        replace(k, chunk=k.rounds)  # registers have no run-time index: every loop over packs unrolls
+        for k in (config.packing(problem), parts, config.warps(problem, arch))
+    )
+    stages = split_stages(problem, packing, dealt, warps)
     sch = rows.new_schedule(stages)
-    row, _ = rows.tile_rows(sch, stages, packing, 1, 1)
-    dealt = rows.Packing(packing.parts, packing.threads, 1)
+    row, _ = rows.tile_rows(sch, stages, warps, config.threads // arch.wave, 1)
     for name in reversed(stages.reductions):
         rows.place_reduction(sch, name, (), row, dealt)
     for name in reversed((*stages.reread, *stages.shares)):
@@ -172,14 +185,17 @@ def _tile_parts(sch: Schedule, packing: rows.Packing) -> LoopRV:
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> SplitConfig:
-    """The longest parts, up to eight packs a thread of 256, with which the rows fill the GPU twice over."""
+    """The longest parts, up to eight packs (or 32 elements) a thread of 256, with which the rows fill the GPU twice
+    over; longer ones for rows of more parts than can be combined."""
     vector = rows.max_vector(problem)
-    config = SplitConfig(min(256, arch.max_threads), vector, 8)
-    while config.packs > 1 and (
-        problem.rows * config.packing(problem).parts < 2 * MULTIPROCESSORS or config.check(problem, arch)
-    ):
+    config = SplitConfig(min(256, arch.max_threads), vector, max(8, 32 // vector))
+    while config.packs > 1 and problem.rows * config.packing(problem).parts < 2 * MULTIPROCESSORS:
         config = replace(config, packs=config.packs // 2)
-    return config
+    longer = [
+        replace(config, threads=config.threads * more, packs=config.packs * times)
+        for more, times in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4), (4, 2), (2, 4), (4, 4))
+    ]
+    return next((found for found in longer if found.check(problem, arch) is None), config)
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[SplitConfig]:
