@@ -57,10 +57,14 @@ class SplitConfig(Config):
             return f"threads={self.threads} is not a multiple of the wave, {arch.wave} on {arch}"
         if self.packs < 1:
             return f"packs={self.packs} must be at least 1"
-        packing = self.packing(problem)
-        if packing.parts > SHARES * arch.wave:
-            return f"{packing.parts} parts of a row, a wave of {arch} combines at most {SHARES * arch.wave}"
-        return rows.check(problem, arch, packing, self.threads, self.min_blocks)
+        packing, most = self.packing(problem), SHARES * arch.wave
+        if reason := rows.check(problem, arch, packing, self.threads, self.min_blocks):
+            return reason
+        return (
+            f"{packing.parts} parts of a row, a wave of {arch} combines at most {most}"
+            if packing.parts > most
+            else None
+        )
 
 
 @dataclass(frozen=True)
