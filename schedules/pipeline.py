@@ -17,7 +17,7 @@ from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
 from schedules.primitives import lowering as annotated
 from schedules.primitives.accesses import whole_accesses
-from schedules.primitives.annotations import MIN_BLOCKS, STREAM
+from schedules.primitives.annotations import APART, MIN_BLOCKS, STREAM
 
 NAME = "te_schedules"
 
@@ -58,6 +58,8 @@ def config(kind: str, mod: tvm.IRModule) -> dict[str, Any]:
     options: dict[str, Any] = {"tirx.disable_cse_tir": True}
     if kind == "cuda":
         options["tirx.UnrollLoop"] = {"explicit_unroll": False}
+    if APART in dict(mod["main"].attrs or {}):
+        options["tirx.disable_storage_rewrite"] = True
     if uses_wmma(mod):
         options["tirx.merge_static_smem"] = True
     return options

@@ -75,7 +75,7 @@ def whole_accesses(mod: tvm.IRModule, streaming: str) -> tvm.IRModule:
 
     def store(node: Any) -> Any:
         found = _access(node.buffer, node.indices)
-        if found is None:
+        if found is None or (streaming == "no" and found[0][0] == "float"):
             return node
         name, source = _store_source(*found[0], streaming != "no")
         return tirx.Evaluate(T.cuda.func_call(name, found[1], node.value, source_code=source))

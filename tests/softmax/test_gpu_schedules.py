@@ -1,4 +1,4 @@
-"""The four GPU schedules: correct by every route, for every function and step, at every width."""
+"""The GPU schedules: correct by every route, for every function and step, at every width."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from schedules.softmax.definition import FUNCTIONS
 from schedules.verify import emulated_runs, judge, poisoned
 from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_correct, caught, problem_of
 
+GPU_SCHEDULES = ["warp", "block_registers", "block_shared", "block_streaming", "split"]
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("warp", {}),
     ("warp", dict(threads=8, groups=4, rows_per_group=2)),
@@ -32,6 +33,8 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("block_shared", dict(transposed=True)),
     ("block_streaming", {}),
     ("block_streaming", dict(threads=256, unroll=2)),
+    ("split", {}),
+    ("split", dict(threads=64, packs=1)),
 ]
 PROBLEMS: dict[str, dict[str, Any]] = {
     "softmax, padded packs": dict(cols=100),
@@ -48,8 +51,8 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 def skip_what_is_not_for(arch: Arch, fields: dict[str, Any], config: dict[str, Any]) -> None:
     if config.get("threads", 0) > arch.max_threads or (config.get("streaming") and arch.kind != "cuda"):
         pytest.skip("not a config of this arch")
-    if config.get("numerators") and (fields.get("function", "softmax") != "softmax" or fields["cols"] == 1):
-        pytest.skip("not a config of this function and width")
+    if config.get("numerators") and fields.get("function", "softmax") != "softmax":
+        pytest.skip("not a config of this function")
 
 
 def names(items: list[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -74,7 +77,7 @@ def test_generated_cuda_is_correct(
 
 
 @pytest.mark.parametrize("arch", CUDA_ARCHES, ids=str)
-@pytest.mark.parametrize("schedule", ["warp", "block_registers", "block_shared", "block_streaming"])
+@pytest.mark.parametrize("schedule", GPU_SCHEDULES)
 def test_every_cuda_arch(emulation: None, arch: Arch, schedule: str) -> None:
     assert_correct(problem_of("softmax", rows=5, cols=300), arch, schedule, routes=["serial", "emulated"])
 
@@ -85,6 +88,12 @@ def test_the_rule_serves_every_width(arch: Arch, cols: int) -> None:
     assert_correct(problem_of("softmax", rows=2, cols=cols), arch, routes=["serial"])
 
 
+@pytest.mark.parametrize("schedule", ["block_shared", "block_streaming"])
+@pytest.mark.parametrize("cols", [50257, 100000])
+def test_long_rows_for_which_the_rule_has_better_while_they_are_few(sm_90a: Arch, schedule: str, cols: int) -> None:
+    assert_correct(problem_of("softmax", rows=2, cols=cols), sm_90a, schedule, routes=["serial"])
+
+
 @pytest.mark.parametrize("cols", [32, 100, 1000, 2048, 8192, 32768, 50257, 100000])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_rule_serves_every_width_in_cuda(emulation: None, sm_90a: Arch, cols: int, function: str) -> None:
@@ -92,15 +101,24 @@ def test_the_rule_serves_every_width_in_cuda(emulation: None, sm_90a: Arch, cols
 
 
 def test_the_rule() -> None:
-    def chosen(cols: int, target: str = "sm_90a", **fields: Any) -> str:
-        problem = problem_of("softmax", rows=1, cols=cols, **fields)
+    def chosen(cols: int, target: str = "sm_90a", rows: int = 49152, **fields: Any) -> str:
+        problem = problem_of("softmax", rows=rows, cols=cols, **fields)
         return operator("softmax").choose(problem, parse_arch(target))
 
     assert chosen(32) == chosen(1024) == "warp"
     assert chosen(1025, dtype="float32") == chosen(4096) == "block_registers"
     assert chosen(100000) in ("block_shared", "block_streaming")
     assert chosen(10**6) == "block_streaming"
-    assert chosen(4096, "llvm") == "cpu"
+    assert chosen(4096, "llvm") == chosen(10**6, "llvm", rows=1) == "cpu"
+
+
+def test_the_rule_splits_long_rows_that_are_few() -> None:
+    def chosen(rows: int, cols: int, **fields: Any) -> str:
+        return operator("softmax").choose(problem_of("softmax", rows=rows, cols=cols, **fields), parse_arch("sm_90a"))
+
+    assert chosen(1, 32768) == chosen(132, 50257) == "block_registers"
+    assert chosen(1, 32769) == chosen(8, 50257) == chosen(1, 32768, dtype="float32") == "split"
+    assert chosen(1, 2**20) == chosen(8, 2**20) == chosen(132, 2**20) == "split"
 
 
 @settings(max_examples=15, deadline=None)
@@ -131,7 +149,7 @@ def run_rows(built: Built, x: np.ndarray) -> np.ndarray:
     raise AssertionError
 
 
-@pytest.mark.parametrize("schedule", ["warp", "block_registers", "block_shared", "block_streaming"])
+@pytest.mark.parametrize("schedule", GPU_SCHEDULES)
 def test_one_build_serves_any_number_of_rows(emulation: None, sm_90a: Arch, schedule: str) -> None:
     built = build(problem_of("softmax", rows=3, cols=40), sm_90a, schedule, device_code=False)
     for rows in (1, 2, 65):
@@ -140,7 +158,7 @@ def test_one_build_serves_any_number_of_rows(emulation: None, sm_90a: Arch, sche
         assert judge(problem, [x], [run_rows(built, x)]).passed
 
 
-@pytest.mark.parametrize("schedule", ["warp", "block_registers", "block_shared", "block_streaming"])
+@pytest.mark.parametrize("schedule", GPU_SCHEDULES)
 @pytest.mark.parametrize("function", ["softmax", "log_softmax"])
 def test_special_rows(emulation: None, sm_90a: Arch, schedule: str, function: str) -> None:
     """Equal, huge, tiny, infinite and NaN rows come out as the reference (which is PyTorch's) has them."""
@@ -182,6 +200,10 @@ def _fields() -> list[tuple[str, str, Any]]:
         ("block_streaming", "threads", 512),
         ("block_streaming", "vector", 4),
         ("block_streaming", "unroll", 2),
+        ("split", "threads", 128),
+        ("split", "vector", 4),
+        ("split", "packs", 4),
+        ("split", "min_blocks", 4),
     ]
 
 
@@ -215,6 +237,20 @@ def test_rows_move_in_128_bit_accesses_and_shuffles(cuda_compiler: None, sm_90a:
     found = summary(material(built))
     assert found.counts["global load 128-bit"] == found.counts["global store 128-bit"] == 4
     assert found.counts["shuffle"] >= 10
+
+
+@pytest.mark.parametrize("schedule", ["block_registers", "block_shared", "block_streaming"])
+def test_a_result_is_read_and_divided_by_once(cuda_compiler: None, sm_90a: Arch, schedule: str) -> None:
+    """Not by every element, from shared memory."""
+    ptx = str(build(problem_of("softmax", rows=64, cols=4096), sm_90a, schedule).sources["ptx"])
+    assert len(re.findall(r"ld\.volatile\.shared", ptx)) == 2
+    assert len(re.findall(r"(?:rcp|div)\.\S*f32", ptx)) == 1
+
+
+@pytest.mark.parametrize("numerators", [False, True])
+def test_kept_exponentials_are_computed_once(cuda_compiler: None, sm_90a: Arch, numerators: bool) -> None:
+    built = build(problem_of("softmax", rows=64, cols=1024), sm_90a, "warp", dict(numerators=numerators))
+    assert len(re.findall(r"ex2\.approx", str(built.sources["ptx"]))) == (32 if numerators else 64)
 
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_90a"])
@@ -252,7 +288,7 @@ def test_shared_rows_are_free_of_bank_conflicts(itemsize: int, transposed: bool)
 
 
 @pytest.mark.parametrize("arch", ROCM_ARCHES, ids=str)
-@pytest.mark.parametrize("schedule", ["warp", "block_registers", "block_shared", "block_streaming"])
+@pytest.mark.parametrize("schedule", GPU_SCHEDULES)
 def test_amd_code_objects(amd_linker: None, arch: Arch, schedule: str) -> None:
     built = build(problem_of("softmax", rows=64, cols=1024), arch, schedule)
     assembly, code = str(built.sources["s"]), built.sources["hsaco"]
@@ -285,6 +321,10 @@ def test_amd_code_objects(amd_linker: None, arch: Arch, schedule: str) -> None:
         ("warp", dict(streaming="loads"), 64, "streaming=loads is not one of no, stores, both"),
         ("block_shared", {}, 200000, "bytes of shared memory"),
         ("block_streaming", dict(unroll=0), 64, "unroll=0"),
+        ("split", dict(threads=0), 64, "threads=0 is not a multiple of the wave"),
+        ("split", dict(packs=0), 64, "packs=0 must be at least 1"),
+        ("split", dict(vector=0), 64, "vector=0 does not divide 8"),
+        ("split", dict(packs=64), 2**20, "need about"),
     ],
 )
 def test_illegal_configs_are_refused(
