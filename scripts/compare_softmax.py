@@ -16,6 +16,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from schedules.arch import Arch, parse_arch
 from schedules.dispatch import Choice, choose, default_choice
@@ -62,7 +63,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the random data")
     parser.add_argument("--log", type=Path, default=DEFAULT_FOLDER, help="folder of the journals and of the result")
     parser.add_argument("--out", type=Path, help="the result (default LOG/<device>/softmax_compare.json)")
-    parser.add_argument("--missing", action="store_true", help="only cases that the result does not hold yet")
+    parser.add_argument("--missing", action="store_true", help="only cases that the result has no time of ours for")
     parser.add_argument("--fresh", action="store_true", help="replace the result rather than add to it")
     args = parser.parse_args(words)
     for name, given, known in (("peer", args.peers, PEERS), ("dtype", args.dtype, DTYPES)):
@@ -111,7 +112,7 @@ def run_all(problems: Sequence[SoftmaxProblem], args: argparse.Namespace) -> Non
     left = [problem for problem in problems if not (args.missing and problem in results)]
     crew = LocalCrew(arch, measure_timeout=MEASURE_TIMEOUT) if args.search and left else None
 
-    def run(problem: SoftmaxProblem) -> dict[str, object]:
+    def run(problem: SoftmaxProblem) -> dict[str, Any]:
         # gives the memory of the last case back: a width's tensors seldom fit into the last one's blocks
         torch.cuda.empty_cache()
         search = {}
@@ -126,7 +127,9 @@ def run_all(problems: Sequence[SoftmaxProblem], args: argparse.Namespace) -> Non
             case = run_case(problem, arch, choice, args.peers, timer, args.seconds, seed=args.seed, builds=args.builds)
         except torch.OutOfMemoryError as fault:
             case = case_result(problem, {"ours": (None, {"failed": reason(fault)})})
-        except RuntimeError as fault:  # TVM's and PyTorch's errors: the device is not to be trusted after them
+        except SchedulesError:
+            raise
+        except Exception as fault:  # TVM's and PyTorch's many types: the device is not to be trusted after them
             raise DeviceError(f"{name_of(problem)}: {reason(fault)}; --missing goes on") from fault
         return {**case, **({"search": search} if search else {})}
 

@@ -180,7 +180,7 @@ def compare(
 def reason(fault: BaseException) -> str:
     """A failure as one line."""
     lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
-    text = lines[0] if lines else ""
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     return (text if isinstance(fault, SchedulesError) else f"{type(fault).__name__}: {text}")[:300]
 
 
@@ -235,8 +235,9 @@ class Results:
         self.cases = old["cases"]
 
     def __contains__(self, problem: object) -> bool:
-        """Whether `problem` has been compared."""
-        return isinstance(problem, SoftmaxProblem) and any(c["problem"] == problem.words() for c in self.cases)
+        """Whether `problem` has been compared, and ours was right."""
+        done = [case["problem"] for case in self.cases if "us" in case["ours"]]
+        return isinstance(problem, SoftmaxProblem) and problem.words() in done
 
     def put(self, case: dict[str, Any]) -> None:
         """Add or replace a case, and write the file.  Raises UsageError if that cannot be done."""
@@ -274,9 +275,12 @@ def compare_all(
     results: Results,
     tell: Callable[[dict[str, Any]], None] = lambda case: None,
 ) -> None:
-    """Run every case and keep it at once.  Raises what `run` raises; what was kept before stays."""
+    """Run every case and keep it at once, with the seconds it took.  Raises what `run` raises; what was kept before
+    stays."""
     for problem in problems:
+        start = time.perf_counter()
         case = run(problem)
+        case["seconds"] = round(time.perf_counter() - start, 2)
         results.put(case)
         tell(case)
 

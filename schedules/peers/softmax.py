@@ -71,7 +71,7 @@ def eager(problem: SoftmaxProblem, tensors: Tensors) -> Call:
 def compiled(problem: SoftmaxProblem, tensors: Tensors, mode: str | None = None) -> Call:
     """The same operations through torch.compile, in this process and for these shapes alone.
 
-    Compiles with the first call; what an earlier call of this function returned must not be called afterwards.
+    Compiles with the first call; what this function returned before compiles anew when it is next called.
     """
     torch = cudnn.torch_module()
     dynamo, inductor = (import_module(f"torch.{name}") for name in ("_dynamo", "_inductor.config"))

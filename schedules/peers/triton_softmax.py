@@ -12,7 +12,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-REGISTER_COLS = 65536  # of the widest row that a program holds
+REGISTER_COLS = 32768  # of the widest row that a program holds: 32 elements a thread
 TILE = 2048  # elements of a program of short rows
 STREAM = 8192  # elements that a program of a long row has in flight
 

@@ -109,6 +109,7 @@ def test_a_peer_that_fails_is_reported_and_the_rest_timed() -> None:
     times, about = found["ours"]
     assert times is not None and times.us == 5.0 and about["error"] == 0.25
     assert found["bad"] == (None, {"failed": "RuntimeError: no such kernel"})
+    assert comparison.reason(ValueError("raised:\n  the cause\nmore")) == "ValueError: raised: the cause"
     assert found["cannot"] == (None, {"failed": "fuses nothing"})
     assert len(poisoned) == 2  # before each that got as far as running
 
@@ -158,6 +159,7 @@ def test_what_was_finished_is_kept_when_a_run_is_cut_off(tmp_path: Path) -> None
         compare_all(problems, run, Results(file, "H200", {"torch": "2"}), told.append)
     kept = comparison.read_results(file)
     assert [case["problem"]["cols"] for case in kept["cases"]] == [32, 64] and len(told) == 2
+    assert all(case["seconds"] >= 0 for case in kept["cases"])
     again = Results(file, "H200", {"torch": "2"})
     assert [problem in again for problem in problems] == [True, True, False]
     again.put(case_of(problems[0], us=5.0))
