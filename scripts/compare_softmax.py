@@ -54,6 +54,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--peers", nargs="*", default=list(DEFAULT_PEERS), metavar="PEER", help=", ".join(PEERS))
     ours = parser.add_argument_group("ours")
     ours.add_argument("--search", type=int, default=0, metavar="N", help="try up to N configs of each case first")
+    ours.add_argument("--search-minutes", type=float, metavar="M", help="of the search of one case, at most")
     ours.add_argument("--default", action="store_true", help="default configs, whatever was measured")
     ours.add_argument("--builds", type=Path, metavar="FOLDER", help="take ours from the bundles that are here")
     ours.add_argument("--build-only", type=Path, metavar="FOLDER", help="write those bundles and end; needs no GPU")
@@ -73,6 +74,8 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         raise UsageError("--seconds must be over 0 and --search not negative")
     if args.search and (args.build_only or args.default):
         raise UsageError("--search measures and keeps records; leave out --build-only and --default")
+    if args.search_minutes is not None and (args.search_minutes <= 0 or not args.search):
+        raise UsageError("--search-minutes is over 0 and limits --search; give that too")
     if args.missing and args.fresh:
         raise UsageError("--missing adds to the result and --fresh replaces it; give one of them")
     if args.builds and not args.builds.is_dir():
@@ -110,6 +113,7 @@ def run_all(problems: Sequence[SoftmaxProblem], args: argparse.Namespace) -> Non
     out = args.out or args.log / slug(device) / "softmax_compare.json"
     results = Results(out, device, versions_here(arch), fresh=args.fresh)
     left = [problem for problem in problems if not (args.missing and problem in results)]
+    limits = Limits(trials=args.search, minutes=args.search_minutes)
     crew = LocalCrew(arch, measure_timeout=MEASURE_TIMEOUT) if args.search and left else None
 
     def run(problem: SoftmaxProblem) -> dict[str, Any]:
@@ -118,7 +122,7 @@ def run_all(problems: Sequence[SoftmaxProblem], args: argparse.Namespace) -> Non
         search = {}
         if crew:
             try:
-                searched = tune(Work(problem, arch, Limits(trials=args.search)), crew, folder=args.log)
+                searched = tune(Work(problem, arch, limits), crew, folder=args.log)
                 search = {"trials": searched.status.done, "outcomes": dict(searched.status.outcomes)}
             except TuningError as error:
                 search = {"failed": str(error)}

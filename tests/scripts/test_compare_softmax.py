@@ -49,6 +49,7 @@ def compare_softmax() -> ModuleType:
         ("--widths 0", "cols=0 must be at least 1"),
         ("--rows 0", "rows=0 must be at least 1"),
         ("--search 5 --default", "leave out --build-only and --default"),
+        ("--search-minutes 1", "give that too"),
         ("--missing --fresh", "give one of them"),
         ("--seconds 0", "--seconds must be over 0"),
         ("--builds /nonexistent", "make it with --build-only"),
