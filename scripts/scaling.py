@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How a search speeds up with the GPUs of this machine, and whether measuring on all of them disturbs the times.
 
-    scripts/scaling.py tutorial --gpus 1,2,4 --trials 200 --out tuning_logs/nvidia-h200/scaling.json
+    scripts/scaling.py tutorial --schedule tutorial --gpus 1,2,4 --trials 140 --out tuning_logs/nvidia-h200/scaling.json
 
 The same candidates (a random search with one seed) are tried on one GPU, then on more.  For each count: trials a second
 in the middle eight tenths of the trials, the speed beside one GPU, and how the time of each candidate differs from what
@@ -127,6 +127,7 @@ def main() -> int:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         result = {
             "preset": args.preset,
+            "schedule": args.schedule,
             "date": now(),
             "device": crew.device,
             "versions": crew.versions,
