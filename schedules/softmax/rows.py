@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from schedules.arch import Arch
 from schedules.primitives.tiles import widest_vector
 from schedules.problem import numpy_dtype
@@ -189,16 +191,25 @@ def _element(tensor: te.Tensor, fill: float, packing: Packing) -> Callable[..., 
     Masks of drop repeat the last pack there instead (what they multiply is 0): CUDA has no wide vector of uint8
     constants.
     """
-    from tvm import te, tirx
+    from tvm import te
 
     def element(i: PrimExpr, p: PrimExpr, t: PrimExpr, v: PrimExpr) -> PrimExpr:
         pack = p * packing.threads + t
         if packing.ragged and tensor.dtype == "uint8":
             return column(tensor, i, te.min(pack, i64(packing.packs - 1)) * packing.vector + v)
         value = column(tensor, i, pack * packing.vector + v)
-        return te.if_then_else(pack < packing.packs, value, tirx.const(fill, tensor.dtype)) if packing.ragged else value
+        return te.if_then_else(pack < packing.packs, value, _constant(fill, tensor.dtype)) if packing.ragged else value
 
     return element
+
+
+def _constant(value: float, dtype: str) -> PrimExpr:
+    from tvm import tirx
+
+    if dtype == "bfloat16":  # by its bits: TVM 0.27 writes infinity as "inff", which is no CUDA C++
+        bits = int(np.asarray(value, numpy_dtype(dtype)).view(np.uint16))
+        return tirx.reinterpret(dtype, tirx.const(bits, "uint16"))
+    return tirx.const(value, dtype)
 
 
 def _store(value: te.Tensor, rows: PrimExpr, packing: Packing, name: str) -> te.Tensor:
@@ -241,6 +252,8 @@ def check(
     problem: SoftmaxProblem, arch: Arch, packing: Packing, threads: int, min_blocks: int, in_registers: bool = True
 ) -> str | None:
     """Why a packing with blocks of `threads` is illegal on `arch`, or None."""
+    if problem.dtype == "bfloat16" and arch.kind == "cuda" and "bf16" not in arch.features:
+        return f"dtype=bfloat16 needs sm_80 or newer, not {arch}"
     if packing.vector < 1 or packing.vector > max_vector(problem) or max_vector(problem) % packing.vector:
         return (
             f"vector={packing.vector} does not divide {max_vector(problem)}, the widest aligned access "
@@ -254,7 +267,8 @@ def check(
         )
     if in_registers:
         inputs = sum(1 for argument in problem.arguments() if not argument.output)
-        needed = packing.elements * inputs * (1 if itemsize(problem) == 4 else 0.5) + 32
+        # ptxas widens float16 anew for each use; bfloat16, whose widening is a shift, it keeps as float32
+        needed = packing.elements * inputs * (0.5 if problem.dtype == "float16" else 1) + 32
         allowed = min(arch.registers_thread, arch.registers_sm // (threads * max(1, min_blocks)))
         if needed > allowed:
             return (
