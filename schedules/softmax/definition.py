@@ -302,8 +302,11 @@ def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
 
     x: of each three rows the first is normal (deviation 2), the second shifted by 200 up or down, the third has its
     last quarter raised by 100; without the spread a wrong maximum would not show, since softmax does not depend on it.
-    With it a row's maximum is 90 or more from that of the next, which exp in float32 does not bear.  y: the
-    function's output for such x.  dy: normal.  mask: 0 or, for one in five, -inf.  drop: 1 with probability `keep`.
+    With it a row's maximum is about 90 or more from the next's, which exp in float32 does not bear.  For a logarithm
+    one column is as large as the others together: its result is near 0, and an error of the sum shows in it.
+
+    y: the function's output for such x.  dy: normal, around 1 where the sum of y * dy would else be near 0 and its
+    errors too.  mask: 0 or, for one in five, -inf.  drop: 1 with probability `keep`.
     """
     p = problem
     rows = distinct_rows(p)
@@ -313,6 +316,10 @@ def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
         kind = np.arange(rows)[:, np.newaxis] % 3
         x += np.where(kind == 1, rng.choice([-200.0, 200.0], size=(rows, 1)), 0).astype(np.float32)
         x[:, 3 * p.cols // 4 :] += np.where(kind == 2, 100, 0).astype(np.float32)
+        if p.is_log:
+            peak = x.max(axis=-1)
+            total = np.exp(x - peak[:, np.newaxis]).sum(axis=-1)
+            x[np.arange(rows), rng.integers(p.cols, size=rows)] = peak + np.log(total)
         return x
 
     arrays: list[Array] = []
@@ -330,7 +337,7 @@ def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
             log_y = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
             array = log_y if p.is_log else np.exp(log_y)
         elif argument.name == "dy":
-            array = rng.standard_normal((rows, p.cols), dtype=np.float32)
+            array = rng.standard_normal((rows, p.cols), dtype=np.float32) + (0 if p.is_log else 1)
         else:
             array = data()
         array = array.astype(numpy_dtype(argument.dtype))
