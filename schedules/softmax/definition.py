@@ -195,15 +195,20 @@ def row_program(problem: SoftmaxProblem, exp2: Callable[[PrimExpr], PrimExpr] | 
 
     # Without a mask the peak is that of x or -x, scaled after the subtraction: GPUs fuse scale * x - peak to one
     # rounding, and less a peak that was rounded before, the largest element is far from 0 where x is large.
+    late = p.mask == "none"
+
     def compared(inputs: Values) -> PrimExpr:
-        if p.mask != "none":
-            return scaled(inputs["x"]) + inputs["mask"]
-        return inputs["x"] if p.scale > 0 else f32(0) - inputs["x"]
+        """What the peak is the largest of."""
+        if late:
+            return inputs["x"] if p.scale > 0 else f32(0) - inputs["x"]
+        return scaled(inputs["x"]) + inputs["mask"]
+
+    def difference(value: PrimExpr, peak: PrimExpr) -> PrimExpr:
+        """How far v is apart where `compared` is `value` and `peak`."""
+        return (value - peak) * f32(abs(p.scale)) if late and abs(p.scale) != 1 else value - peak
 
     def shifted(inputs: Values, results: Values) -> PrimExpr:
-        """v - max v."""
-        distance = compared(inputs) - results["peak"]
-        return distance if p.mask != "none" or abs(p.scale) == 1 else distance * f32(abs(p.scale))
+        return difference(compared(inputs), results["peak"])
 
     def softmax(inputs: Values, results: Values) -> PrimExpr:
         below = shifted(inputs, results)
