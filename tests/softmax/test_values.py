@@ -19,7 +19,7 @@ from schedules.registry import operator
 from schedules.softmax.definition import FUNCTIONS, SoftmaxProblem
 from schedules.tolerance import compare
 from schedules.toolchain import cuda
-from schedules.verify import RUNNERS, poisoned
+from schedules.verify import RUNNERS, emulated_runs, poisoned
 from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_correct, problem_of
 from tests.softmax import special
 
@@ -120,6 +120,25 @@ def test_special_rows_in_generated_cuda(emulation: None, sm_90a: Arch, schedule:
 @pytest.mark.parametrize("schedule", GPU)
 def test_special_rows_in_serial(schedule: str, function: str, dtype: str) -> None:
     check("serial", schedule, parse_arch("gfx90a"), function, 72, dtype)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "shown"),
+    [
+        ("-0x1.fffffep+127f", "-1e30f", {"equal, largest negative", "-inf but the largest negative"}),
+        ("exp2f(", "fmaxf(1.0f, ", {"NaN middle", "all NaN", "+inf first", "both infinities", "ordinary"}),
+        ("0x1p+0f", "0.9f", {"equal", "ordinary", "-inf but the first", "largest beside ordinary"}),
+    ],
+)
+def test_the_special_rows_show_faults(emulation: None, sm_90a: Arch, old: str, new: str, shown: set[str]) -> None:
+    """A maximum that starts too high, a function in the place of exp that loses NaN, a result that is scaled."""
+    names, arrays = special.arrays("softmax", 72, "float32")
+    problem = SoftmaxProblem(len(names), 72, dtype="float32")
+    built = build(problem, sm_90a, "warp", device_code=False)
+    source = str(built.sources["cu"])
+    assert old in source
+    _, run = next(emulated_runs(built, source.replace(old, new)))
+    assert shown <= wrong_rows(problem, arrays, names, run([*arrays, *poisoned(problem)])).keys()
 
 
 @pytest.mark.parametrize("function", ["softmax", "softmax_grad", "log_softmax_grad"])
