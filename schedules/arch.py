@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tvm.target import Target
 
 KIB = 1024
+MULTIPROCESSORS = 128  # of the GPUs the defaults are meant for: A100 has 108, H200 132
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ the device once and serve every candidate.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,6 +58,7 @@ class DeviceJudge:
         return max(errors)
 
 
+@lru_cache(maxsize=16)
 def _comparison(argument: Argument, period: int, arch: Arch) -> Any:
     """The function (got, values, allowed, worst): each thread's worst of the elements that it looks at."""
     import tvm

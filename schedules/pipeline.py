@@ -16,7 +16,8 @@ from tvm.s_tir.stmt import SBlock
 from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
 from schedules.primitives import lowering as annotated
-from schedules.primitives.annotations import MIN_BLOCKS
+from schedules.primitives.accesses import whole_accesses
+from schedules.primitives.annotations import APART, MIN_BLOCKS, STREAM
 
 NAME = "te_schedules"
 
@@ -26,6 +27,7 @@ class Lowering:
     """What one run of the pipeline leaves behind: the lowered program as text, and what the device passes need."""
 
     min_blocks: int = 0
+    stream: str = ""
     lowered: str = ""
     device: list[tvm.IRModule] = field(default_factory=list)
 
@@ -36,8 +38,8 @@ _current: ContextVar[Lowering] = ContextVar("lowering")
 @contextlib.contextmanager
 def lowering(mod: tvm.IRModule) -> Iterator[Lowering]:
     """Collect what the pipeline sees while `mod` is built."""
-    attrs = mod["main"].attrs
-    state = Lowering(min_blocks=int(attrs[MIN_BLOCKS]) if attrs and MIN_BLOCKS in attrs else 0)
+    attrs = dict(mod["main"].attrs or {})
+    state = Lowering(min_blocks=int(attrs.get(MIN_BLOCKS, 0)), stream=str(attrs.get(STREAM, "")))
     token = _current.set(state)
     try:
         yield state
@@ -56,6 +58,8 @@ def config(kind: str, mod: tvm.IRModule) -> dict[str, Any]:
     options: dict[str, Any] = {"tirx.disable_cse_tir": True}
     if kind == "cuda":
         options["tirx.UnrollLoop"] = {"explicit_unroll": False}
+    if APART in dict(mod["main"].attrs or {}):
+        options["tirx.disable_storage_rewrite"] = True
     if uses_wmma(mod):
         options["tirx.merge_static_smem"] = True
     return options
@@ -111,6 +115,12 @@ def _pipeline() -> tuple[Any, Any, Any]:
         }
         return tvm.IRModule(functions, attrs=mod.attrs)
 
+    @tvm.transform.module_pass(opt_level=0, name="schedules.accesses")
+    def accesses(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        streaming = _current.get().stream
+        on_cuda = all(function.attrs["target"].kind.name == "cuda" for function in mod.functions.values())
+        return whole_accesses(mod, streaming) if streaming and on_cuda else mod
+
     @tvm.transform.module_pass(opt_level=0, name="schedules.narrow_shuffles")
     def narrow_shuffles(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         # a 64-bit loop bound to threadIdx makes the lane index of a shuffle 64 bits wide, which AMD's ds_bpermute
@@ -139,6 +149,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
                 *warp,
                 tirx.transform.StmtSimplify(),
                 tirx.transform.LowerIntrin(),
+                accesses,
                 launch_bounds,
             ]
         )

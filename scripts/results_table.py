@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Print the measured results of one device and operator as a Markdown table: the latest of each problem and schedule.
+"""Print measured results as Markdown tables: a journal, the latest of each problem and schedule, or a comparison.
 
 scripts/results_table.py tuning_logs/nvidia-h200/softmax.jsonl
+scripts/results_table.py tuning_logs/nvidia-h200/softmax_compare.json
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 
 from schedules.errors import SchedulesError
+from schedules.peers.comparison import read_results
+from schedules.peers.tables import tables
 from schedules.problem import Fields
 from schedules.records import Record
 from schedules.tune.journal import read_journal
@@ -34,11 +38,14 @@ def row(entry: Record) -> str:
     return "| " + " | ".join([*cells, f"{entry.gbytes_per_s:.0f}", share, peer]) + " |"
 
 
-def main() -> int:
-    if len(sys.argv) != 2:
+def main(words: Sequence[str]) -> int:
+    if len(words) != 1:
         print(__doc__, file=sys.stderr)
         return 2
-    records, bad = read_journal(sys.argv[1])
+    if words[0].endswith(".json"):
+        print(tables(read_results(words[0])))
+        return 0
+    records, bad = read_journal(words[0])
     for line in bad:
         print(line, file=sys.stderr)
     latest = {(str(entry.problem), entry.schedule): entry for entry in records if entry.stage == "bench"}
@@ -55,6 +62,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(main(sys.argv[1:]))
     except SchedulesError as error:
         sys.exit(f"error: {error}")

@@ -93,7 +93,7 @@ def test_an_illegal_config_is_refused_on_every_route(sm_90a: Arch) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("schedule", ["warp", "block_registers", "block_shared", "block_streaming"])
+@pytest.mark.parametrize("schedule", ["warp", "block_registers", "block_shared", "block_streaming", "split"])
 @pytest.mark.parametrize("function", ["softmax", "log_softmax", "softmax_grad", "log_softmax_grad"])
 @pytest.mark.parametrize("cols", [1, 100, 257, 1000, 1024])
 def test_softmax_on_the_gpu(gpu: Arch, schedule: str, function: str, cols: int) -> None:
@@ -109,6 +109,22 @@ def test_long_rows_on_the_gpu(gpu: Arch, cols: int) -> None:
     for function in ("softmax", "log_softmax_grad"):
         (check,) = verify(problem_of("softmax", rows=300, cols=cols, function=function), gpu, routes=["device"])
         assert check.passed, check.detail
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 8, 132])
+@pytest.mark.parametrize("cols", [50257, 2**20])
+def test_few_long_rows_on_the_gpu(gpu: Arch, rows: int, cols: int) -> None:
+    for function in ("softmax", "log_softmax_grad"):
+        problem = problem_of("softmax", rows=rows, cols=cols, function=function)
+        for check in verify(problem, gpu, "split", routes=["device"], seeds=(0, 1)):
+            assert check.passed, check.detail
+
+
+@pytest.mark.gpu
+def test_split_rows_of_more_than_two_to_the_16_on_the_gpu(gpu: Arch) -> None:
+    (check,) = verify(problem_of("softmax", rows=70000, cols=3000), gpu, "split", routes=["device"])
+    assert check.passed, check.detail
 
 
 @pytest.mark.gpu

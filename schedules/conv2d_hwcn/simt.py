@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedules.arch import Arch
+from schedules.arch import MULTIPROCESSORS, Arch
 from schedules.conv2d_hwcn.definition import HwcnProblem, gemm_operands
 from schedules.operator import ScheduleSpec
 from schedules.primitives.annotations import AHEAD, ASYNC, INSIDE_FIRST, MIN_BLOCKS, PIPELINE, SKIP
@@ -265,7 +265,6 @@ SHAPES: tuple[tuple[Pair, Pair, Pair], ...] = (
     ((64, 1), (2, 1), (32, 1)),
     ((32, 1), (1, 1), (32, 1)),
 )
-MULTIPROCESSORS = 128  # of the GPUs the defaults are meant for: A100 has 108, H200 132
 LOAD = 2.0  # what a 128-bit load of shared memory costs, in multiply-adds
 REST = 9.0  # what fetching, waiting and counting cost a thread for each input channel
 

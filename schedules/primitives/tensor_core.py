@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from schedules.arch import Arch
+from schedules.arch import MULTIPROCESSORS, Arch
 from schedules.primitives.annotations import ASYNC, MIN_BLOCKS, PIPELINE, SWIZZLE
 from schedules.primitives.fragments import Atom, atom_for, why_no_atom
 from schedules.primitives.intrinsics import load_matrix, multiply, per_lane, tensorize
@@ -308,7 +308,6 @@ SHAPES = (
     (64, 8, 4, 1),
     (32, 8, 2, 1),
 )
-MULTIPROCESSORS = 128  # of the GPUs the defaults are meant for: A100 has 108, H200 132
 LOAD = 48  # what an element loaded costs, in products
 # (k steps of a tile, stages) in the order tried: on an H200 longer tiles in fewer stages were 4 to 6% faster for
 # two-byte operands; not tried for int8

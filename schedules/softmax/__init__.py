@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-from schedules.arch import Arch
+from schedules.arch import KIB, MULTIPROCESSORS, Arch
 from schedules.operator import Operator
-from schedules.softmax import block_registers, block_shared, block_streaming, cpu, warp
+from schedules.softmax import block_registers, block_shared, block_streaming, cpu, rows, split, warp
 from schedules.softmax.definition import SoftmaxProblem, definition, inputs, reference
 
-GPU_SCHEDULES = (warp.SCHEDULE, block_registers.SCHEDULE, block_shared.SCHEDULE, block_streaming.SCHEDULE)
+KEEPING = (warp.SCHEDULE, block_registers.SCHEDULE, block_shared.SCHEDULE)  # a row on its multiprocessor
+GPU_SCHEDULES = (*KEEPING, block_streaming.SCHEDULE, split.SCHEDULE)
+LONG_ROW = (
+    64 * KIB
+)  # bytes; a block takes about 2 us to bring in and write such a row, as long as a second kernel costs
 
 
 def choose(problem: SoftmaxProblem, arch: Arch) -> str:
     """The rule: the first schedule, from the one nearest to the arithmetic to the farthest, whose default config is
     legal for a row of `cols`; `warp` only up to 1024 columns, past which a warp waits longer for its row than a block
-    does."""
+    does.
+
+    `split` instead for long rows that are too few to fill the GPU with a block each: up to a quarter of the
+    multiprocessors where a block can keep its row; up to two rows for each where it cannot, since `split` reads a row
+    twice and `block_streaming` three times.  Both bounds are estimates.  It too takes any number of rows, but with
+    enough of them a block that keeps its row moves less.
+    """
     if not arch.is_gpu:
         return "cpu"
-    for schedule in GPU_SCHEDULES:
+    long = problem.cols * rows.itemsize(problem) > LONG_ROW
+    splits = long and split.default(problem, arch).check(problem, arch) is None
+    if splits and problem.rows <= MULTIPROCESSORS // 4:
+        return "split"
+    for schedule in KEEPING:
         if schedule.name == "warp" and problem.cols > 1024:
             continue
         if schedule.default(problem, arch).check(problem, arch) is None:
             return schedule.name
-    return "block_streaming"
+    return "split" if splits and problem.rows <= 2 * MULTIPROCESSORS else "block_streaming"
 
 
 OPERATOR = Operator(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from schedules.arch import Arch
 from schedules.operator import ScheduleSpec
+from schedules.primitives.annotations import STREAMING
 from schedules.problem import Config
 from schedules.softmax import rows
 from schedules.softmax.definition import SoftmaxProblem
@@ -27,6 +28,14 @@ class BlockRegistersConfig(Config):
     threads: int = 256  # of a row, a multiple of the wave
     vector: int = 8  # elements of one access
     min_blocks: int = 0  # blocks a multiprocessor should hold (caps registers); 0 leaves it to the compiler
+    rows_per_block: int = 1  # rows that a block computes one after the other
+    in_flight: int = 1  # rows of a block that are loaded before the first is computed
+    streaming: str = "no"  # accesses that the caches need not keep: no, stores, both
+    numerators: bool = False  # of softmax: keep the exponentials of the sum, in float32, for the output
+
+    @property
+    def deal(self) -> rows.RegisterRows:
+        return rows.RegisterRows(1, self.rows_per_block, self.in_flight)
 
     def packing(self, problem: SoftmaxProblem) -> rows.Packing:
         return rows.Packing(problem.cols, self.threads, self.vector)
@@ -34,12 +43,23 @@ class BlockRegistersConfig(Config):
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if self.threads < 1 or self.threads % arch.wave:
             return f"threads={self.threads} is not a multiple of the wave, {arch.wave} on {arch}"
-        return rows.check(problem, arch, self.packing(problem), self.threads, self.min_blocks)
+        return self.deal.check() or rows.check(
+            problem,
+            arch,
+            self.packing(problem),
+            self.threads,
+            self.min_blocks,
+            rows_held=self.in_flight,
+            streaming=self.streaming,
+            numerators=self.numerators,
+        )
 
 
 def schedule(problem: SoftmaxProblem, config: BlockRegistersConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for x or y, dy (rows, cols), run-time rows."""
-    return rows.schedule_registers(problem, config.packing(problem), 1, 1, config.min_blocks)
+    return rows.schedule_registers(
+        problem, config.packing(problem), config.deal, config.min_blocks, config.streaming, config.numerators
+    )
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> BlockRegistersConfig:
@@ -64,8 +84,13 @@ def default(problem: SoftmaxProblem, arch: Arch) -> BlockRegistersConfig:
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[BlockRegistersConfig]:
-    for threads, min_blocks in product((64, 128, 256, 512, 1024), (0, 2, 4)):
-        yield BlockRegistersConfig(threads, rows.max_vector(problem), min_blocks)
+    streams = STREAMING if arch.kind == "cuda" else ("no",)
+    deals = ((1, 1), (2, 2), (4, 2))  # rows_per_block, in_flight
+    for threads, min_blocks in product((64, 128, 256, 512, 1024), (0, 2, 4, 8)):
+        for (per_block, in_flight), streaming, numerators in product(deals, streams, (False, True)):
+            yield BlockRegistersConfig(
+                threads, rows.max_vector(problem), min_blocks, per_block, in_flight, streaming, numerators
+            )
 
 
 SCHEDULE = ScheduleSpec(

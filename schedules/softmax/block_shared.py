@@ -50,7 +50,7 @@ class BlockSharedConfig(Config):
         needed = self.shared_bytes(problem) + _STAGING
         if needed > arch.shared_block:
             return f"cols={problem.cols} needs {needed} bytes of shared memory, {arch} has {arch.shared_block} a block"
-        return rows.check(problem, arch, self.packing(problem), self.threads, self.min_blocks, in_registers=False)
+        return rows.check(problem, arch, self.packing(problem), self.threads, self.min_blocks, rows_held=0)
 
 
 def schedule(problem: SoftmaxProblem, config: BlockSharedConfig, arch: Arch) -> tvm.IRModule:

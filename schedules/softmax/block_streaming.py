@@ -35,7 +35,7 @@ class BlockStreamingConfig(Config):
             return f"threads={self.threads} is not a multiple of the wave, {arch.wave} on {arch}"
         if self.unroll < 1 or self.unroll > 16:
             return f"unroll={self.unroll} is not between 1 and 16"
-        return rows.check(problem, arch, self.packing(problem), self.threads, 0, in_registers=False)
+        return rows.check(problem, arch, self.packing(problem), self.threads, 0, rows_held=0)
 
 
 def schedule(problem: SoftmaxProblem, config: BlockStreamingConfig, arch: Arch) -> tvm.IRModule:

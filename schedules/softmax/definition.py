@@ -134,11 +134,20 @@ Output = Callable[[Values, Values], "PrimExpr"]  # (inputs of one column, result
 
 @dataclass(frozen=True)
 class Reduction:
-    """One number a row: `kind` ("max" or "sum") over `element` of each column."""
+    """One number a row: `kind` ("max" or "sum") over `element` of each column.
+
+    Where a row is reduced in parts, the row's number is `kind` over `share` of each part: of (the part's results, the
+    row's earlier results).  Without one it is the part's number itself.
+    """
 
     name: str
     kind: str
     element: Output
+    share: Output | None = None
+
+    def of_part(self, part: Values, results: Values) -> PrimExpr:
+        """What a part brings to the row's number."""
+        return self.share(part, results) if self.share else part[self.name]
 
 
 @dataclass(frozen=True)
@@ -225,7 +234,15 @@ def row_program(problem: SoftmaxProblem, exp2: Callable[[PrimExpr], PrimExpr] | 
         {"x": math.copysign(math.inf, -p.scale), "mask": 0.0},
         (
             Reduction("peak", "max", lambda inputs, _: compared(inputs)),
-            Reduction("total", "sum", lambda inputs, results: exp(shifted(inputs, results))),
+            # a part's total is relative to its own peak.  Peaks start from the lowest finite float32, not from -inf, so
+            # that a part that is all -inf has the factor 0 or 1, not NaN, for its total of 0; one that holds +inf or
+            # NaN has a NaN for its total, which no factor takes away
+            Reduction(
+                "total",
+                "sum",
+                lambda inputs, results: exp(shifted(inputs, results)),
+                lambda part, results: part["total"] * exp(difference(part["peak"], results["peak"])),
+            ),
         ),
         softmax,
         (derived,),
@@ -233,9 +250,10 @@ def row_program(problem: SoftmaxProblem, exp2: Callable[[PrimExpr], PrimExpr] | 
     )
 
 
-def row_results(program: RowProgram, results: dict[str, te.Tensor], row: PrimExpr) -> Values:
-    """The results of one row as expressions: those of reductions read, derived ones computed from them."""
-    values: Values = {name: tensor[row] for name, tensor in results.items()}
+def row_results(program: RowProgram, results: dict[str, te.Tensor], *row: PrimExpr) -> Values:
+    """The results of one row (or part of one) as expressions: those of reductions read, derived ones computed from
+    them."""
+    values: Values = {name: tensor(*row) for name, tensor in results.items()}
     for name, formula in program.derived:
         if name not in values and len(values) == len(program.reductions):
             values[name] = formula(values)

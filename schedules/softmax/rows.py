@@ -3,6 +3,9 @@
 A row of `cols` is dealt to `threads` threads in packs of `vector` elements: column (p * threads + t) * vector + v is
 pack p of thread t.  With these axes in the TE, binding t of every stage to threadIdx.x gives each thread its own part
 of each stage, and a pack is one 128-bit access.  After OneFlow's softmax, which deals out rows the same way.
+
+A row may also be cut into parts of equal length (`split`), each dealt out like a row: stages then lead with the axes
+(row, part) in place of (row).
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedules.arch import Arch
+from schedules.primitives.annotations import STREAMING
 from schedules.primitives.tiles import widest_vector
 from schedules.problem import numpy_dtype
 from schedules.softmax.definition import (
-    Reduction,
+    Output,
+    RowProgram,
     SoftmaxProblem,
     Values,
     column,
@@ -50,7 +55,7 @@ def max_vector(problem: SoftmaxProblem) -> int:
 
 @dataclass(frozen=True)
 class Packing:
-    """How a row is dealt out: `rounds` packs of `vector` elements to each of `threads` threads.
+    """How a row is dealt out: `rounds` packs of `vector` elements to each of `threads` threads of each of `parts`.
 
     The rounds are a multiple of `chunk`, the packs a thread has in flight together; those past the end are predicated.
     """
@@ -59,6 +64,7 @@ class Packing:
     threads: int
     vector: int
     chunk: int = 1
+    parts: int = 1
 
     @property
     def packs(self) -> int:
@@ -66,16 +72,21 @@ class Packing:
 
     @property
     def rounds(self) -> int:
-        return -(-self.packs // (self.threads * self.chunk)) * self.chunk
+        return -(-self.packs // (self.parts * self.threads * self.chunk)) * self.chunk
+
+    @property
+    def whole(self) -> int:
+        """Packs of a row with those past its end."""
+        return self.parts * self.rounds * self.threads
 
     @property
     def ragged(self) -> bool:
         """Whether some threads have no pack in the last round."""
-        return self.rounds * self.threads != self.packs
+        return self.whole != self.packs
 
     @property
     def elements(self) -> int:
-        """Elements of a row that one thread holds."""
+        """Elements that one thread holds."""
         return self.rounds * self.vector
 
 
@@ -87,96 +98,132 @@ class Stages:
     stored: tuple[str, ...]  # blocks that bring an input where it is kept for the whole row
     loads: dict[str, tuple[str, ...]]  # for each reduction and for "value": blocks that bring inputs into registers
     reductions: tuple[str, ...]
+    numerators: bool  # whether a stage "numerator" is between the last reduction and those before it
     dropped: bool  # whether a second output, "dropped_out" from "dropped", follows "out" from "value"
 
 
-def row_stages(problem: SoftmaxProblem, packing: Packing, keep: str, transposed: bool = False) -> Stages:
+def row_stages(
+    problem: SoftmaxProblem,
+    packing: Packing,
+    keep: str,
+    transposed: bool = False,
+    in_flight: int = 1,
+    numerators: bool = False,
+) -> Stages:
     """The stages of `problem`'s program, with the row's inputs kept in `keep`:
 
     "registers": each input is loaded once, into registers; every later stage reads those.
     "shared": each input is loaded once, into a stage to be placed in shared memory; every later stage copies its part
         into registers.  `transposed` lays that stage out as [vector][packs] instead of [packs][vector].
     "nowhere": every stage loads its inputs again.
+
+    `in_flight` rows are brought in at once; with `numerators` the exponentials that make the sum are kept for the
+    output, in float32, instead of being computed twice.
     """
     from tvm import te
 
     rows, inputs = placeholders(problem)
     program = row_program(problem)
     k = packing
-    shape = (rows, i64(k.rounds), i64(k.threads), i64(k.vector))
-    names: dict[str, list[str]] = {}
-    kept: dict[str, te.Tensor] = {}
+    axes = (i64(k.rounds), i64(k.threads), i64(k.vector))
+    many = i64(in_flight)
+    results: dict[str, te.Tensor] = {}
+
+    def element(name: str, extent: PrimExpr | None = None) -> Callable[..., PrimExpr]:
+        return input_element(inputs[name], program.fill[name], k, extent)
 
     def stored(name: str) -> te.Tensor:
         """The input where it is kept for the whole row."""
-        if name not in kept:
-            if transposed:
-                order = (rows, i64(k.vector), i64(k.rounds), i64(k.threads))
-                element = _element(inputs[name], program.fill[name], k)
-                kept[name] = te.compute(order, lambda i, v, p, t: element(i, p, t, v), name=f"{name}_row")
-            else:
-                kept[name] = te.compute(shape, _element(inputs[name], program.fill[name], k), name=f"{name}_row")
-        return kept[name]
+        if transposed:
+            order = (rows, i64(k.vector), i64(k.rounds), i64(k.threads))
+            return te.compute(order, lambda i, v, p, t: element(name)(i, p, t, v), name=f"{name}_row")
+        if in_flight == 1:
+            return te.compute((rows, *axes), element(name), name=f"{name}_row")
+        # rows in flight as an axis of their own, or their number would be one known at run time; TVM cannot prove that
+        # a rounded-up number of groups is enough, and only one group is ever stored
+        inside = element(name, rows)
+        return te.compute((rows, many, *axes), lambda g, i, p, t, v: inside(g * many + i, p, t, v), name=f"{name}_row")
 
-    class StageInputs(dict[str, "te.Tensor"]):
-        """The register copies that a stage reads, made when it first asks for them."""
+    def where(i: PrimExpr, p: PrimExpr, t: PrimExpr, v: PrimExpr) -> tuple[PrimExpr, ...]:
+        if transposed:
+            return i, v, p, t
+        return (i // many, i % many, p, t, v) if in_flight > 1 else (i, p, t, v)
 
-        def __init__(self, stage: str) -> None:
-            super().__init__()
-            self.stage = stage
-            names[stage] = []
+    kept = Loads(stored, where)
 
-        def __missing__(self, name: str) -> te.Tensor:
-            if keep == "registers":
-                return stored(name)
-            block = f"{name}_{self.stage}"
-            if keep == "nowhere":
-                copy = _element(inputs[name], program.fill[name], k)
-            else:
-                source = stored(name)
+    def loads(stage: str) -> Loads:
+        """The register copies that a stage reads."""
 
-                def copy(i: PrimExpr, p: PrimExpr, t: PrimExpr, v: PrimExpr) -> PrimExpr:
-                    return source[i, v, p, t] if transposed else source[i, p, t, v]
+        def copy(name: str) -> te.Tensor:
+            copied = element(name) if keep == "nowhere" else partial(kept.read, name)
+            return te.compute((rows, *axes), lambda i, p, t, v: copied(i, p, t, v), name=f"{name}_{stage}")
 
-            self[name] = te.compute(shape, copy, name=block)
-            names[self.stage].append(block)
-            return self[name]
+        return kept if keep == "registers" else Loads(copy)
 
-    class Columns(dict[str, "PrimExpr"]):
-        """One column of a stage's inputs, as float32."""
+    stages = {stage: loads(stage) for stage in (*(step.name for step in program.reductions), "value")}
 
-        def __init__(self, local: StageInputs, at: tuple[PrimExpr, ...]) -> None:
-            super().__init__()
-            self.local, self.at = local, at
+    def columns(stage: str, *at: PrimExpr) -> tuple[Values, Values]:
+        return Columns(stages[stage], at), row_results(program, results, at[0])
 
-        def __missing__(self, name: str) -> PrimExpr:
-            return self.local[name](*self.at).astype("float32")
-
-    results: dict[str, te.Tensor] = {}
-
-    def columns(local: StageInputs, *at: PrimExpr) -> tuple[Values, Values]:
-        return Columns(local, at), row_results(program, results, at[0])
-
+    numerator: te.Tensor | None = None
     for step in program.reductions:
-        results[step.name] = _reduce(step, partial(columns, StageInputs(step.name)), rows, k)
-    local = StageInputs("value")
-    value = te.compute(shape, lambda *at: program.output(*columns(local, *at)).astype(problem.dtype), name="value")
-    tensors = [*inputs.values(), _store(value, rows, k, "out")]
-    drop_out = program.dropped
-    if drop_out is not None:
-        drop = _element(inputs["drop"], 0, k)
+        read = at_columns(step.element, partial(columns, step.name))
+        if numerators and step is program.reductions[-1]:
+            read = numerator = te.compute((rows, *axes), read, name="numerator")
+        results[step.name] = reduce_packs(step.kind, step.name, read, (rows,), k)
 
-        def dropped_element(*at: PrimExpr) -> PrimExpr:
-            return drop_out(value(*at).astype("float32"), drop(*at).astype("float32")).astype(problem.dtype)
+    def value(*at: PrimExpr) -> PrimExpr:
+        if numerator is not None:
+            return numerator(*at) * row_results(program, results, at[0])["inverse"]
+        return program.output(*columns("value", *at))
 
-        tensors.append(_store(te.compute(shape, dropped_element, name="dropped"), rows, k, "dropped_out"))
+    outputs = output_stages(problem, program, inputs, (rows,), k, value)
     return Stages(
-        tensors=tuple(tensors),
-        stored=tuple(f"{name}_row" for name in kept),
-        loads={stage: tuple(blocks) for stage, blocks in names.items()},
+        tensors=(*inputs.values(), *outputs),
+        stored=kept.blocks,
+        loads={stage: () if keep == "registers" else found.blocks for stage, found in stages.items()},
         reductions=tuple(step.name for step in program.reductions),
+        numerators=numerator is not None,
         dropped=program.dropped is not None,
     )
+
+
+class Loads(dict[str, "te.Tensor"]):
+    """Stages that bring inputs closer, each made when it is first asked for."""
+
+    def __init__(
+        self, make: Callable[[str], te.Tensor], where: Callable[..., tuple[PrimExpr, ...]] = lambda *at: at
+    ) -> None:
+        """`where` turns (i, p, t, v) into the index of a stage that `make` makes."""
+        super().__init__()
+        self.make, self.where = make, where
+
+    def read(self, name: str, *at: PrimExpr) -> PrimExpr:
+        return self[name](*self.where(*at))
+
+    def __missing__(self, name: str) -> te.Tensor:
+        self[name] = self.make(name)
+        return self[name]
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        return tuple(tensor.op.name for tensor in self.values())
+
+
+class Columns(dict[str, "PrimExpr"]):
+    """One column of the inputs, as float32."""
+
+    def __init__(self, loads: Loads, at: tuple[PrimExpr, ...]) -> None:
+        super().__init__()
+        self.loads, self.at = loads, at
+
+    def __missing__(self, name: str) -> PrimExpr:
+        return self.loads.read(name, *self.at).astype("float32")
+
+
+def at_columns(formula: Output, read: Callable[..., tuple[Values, Values]]) -> Callable[..., PrimExpr]:
+    """`formula` as a function of an index that `read` turns into its arguments."""
+    return lambda *at: formula(*read(*at))
 
 
 def i64(value: int) -> PrimExpr:
@@ -185,20 +232,29 @@ def i64(value: int) -> PrimExpr:
     return tirx.IntImm("int64", value)
 
 
-def _element(tensor: te.Tensor, fill: float, packing: Packing) -> Callable[..., PrimExpr]:
-    """(i, p, t, v) -> that element of an input, or `fill` past the end of the row.
+def input_element(
+    tensor: te.Tensor, fill: float, packing: Packing, rows: PrimExpr | None = None
+) -> Callable[..., PrimExpr]:
+    """(i, p, t, v) or (i, part, p, t, v) -> that element of an input, or `fill` past the end of the row, or past the
+    last of `rows` if that is given.
 
     Masks of drop repeat the last pack there instead (what they multiply is 0): CUDA has no wide vector of uint8
     constants.
     """
-    from tvm import te
+    from tvm import te, tirx
 
-    def element(i: PrimExpr, p: PrimExpr, t: PrimExpr, v: PrimExpr) -> PrimExpr:
-        pack = p * packing.threads + t
-        if packing.ragged and tensor.dtype == "uint8":
-            return column(tensor, i, te.min(pack, i64(packing.packs - 1)) * packing.vector + v)
+    def element(i: PrimExpr, *at: PrimExpr) -> PrimExpr:
+        *part, p, t, v = at
+        pack = ((part[0] * packing.rounds + p) if part else p) * packing.threads + t
+        if tensor.dtype == "uint8":
+            row = i if rows is None else te.min(i, rows - 1)
+            last = te.min(pack, i64(packing.packs - 1)) if packing.ragged else pack
+            return column(tensor, row, last * packing.vector + v)
         value = column(tensor, i, pack * packing.vector + v)
-        return te.if_then_else(pack < packing.packs, value, _constant(fill, tensor.dtype)) if packing.ragged else value
+        inside = [pack < packing.packs] if packing.ragged else []
+        if rows is not None:
+            inside.append(i < rows)
+        return te.if_then_else(tirx.all(*inside), value, _constant(fill, tensor.dtype)) if inside else value
 
     return element
 
@@ -212,33 +268,63 @@ def _constant(value: float, dtype: str) -> PrimExpr:
     return tirx.const(value, dtype)
 
 
-def _store(value: te.Tensor, rows: PrimExpr, packing: Packing, name: str) -> te.Tensor:
-    """The stage that stores `value`, by way of one over whole rounds of packs (q = p * threads + t).
+def reduce_packs(
+    kind: str, name: str, element: Callable[..., PrimExpr], lead: tuple[PrimExpr, ...], packing: Packing
+) -> te.Tensor:
+    """The stage `name` of shape `lead`: the "max" or "sum" of `element` at (*lead, p, t, v)."""
+    from tvm import te
+
+    axes = [
+        te.reduce_axis((i64(0), i64(extent)), name=f"{name}_{axis}")
+        for axis, extent in (("p", packing.rounds), ("t", packing.threads), ("v", packing.vector))
+    ]
+    reduce = te.max if kind == "max" else te.sum
+    return te.compute(lead, lambda *at: reduce(element(*at, *axes), axis=axes), name=name)
+
+
+def output_stages(
+    problem: SoftmaxProblem,
+    program: RowProgram,
+    inputs: dict[str, te.Tensor],
+    lead: tuple[PrimExpr, ...],
+    packing: Packing,
+    element: Callable[..., PrimExpr],
+) -> list[te.Tensor]:
+    """The outputs (rows, packs, vector), from stages "value" and "dropped" of shape (*lead, rounds, threads, vector).
+
+    `element` is the output at such an index, in float32.
+    """
+    from tvm import te
+
+    shape = (*lead, i64(packing.rounds), i64(packing.threads), i64(packing.vector))
+    value = te.compute(shape, lambda *at: element(*at).astype(problem.dtype), name="value")
+    outputs = [_store(value, lead, packing, "out")]
+    drop_out = program.dropped
+    if drop_out is not None:
+        drop = input_element(inputs["drop"], 0, packing)
+
+        def dropped_element(*at: PrimExpr) -> PrimExpr:
+            return drop_out(value(*at).astype("float32"), drop(*at).astype("float32")).astype(problem.dtype)
+
+        outputs.append(_store(te.compute(shape, dropped_element, name="dropped"), lead, packing, "dropped_out"))
+    return outputs
+
+
+def _store(value: te.Tensor, lead: tuple[PrimExpr, ...], packing: Packing, name: str) -> te.Tensor:
+    """The stage that stores `value`, by way of one over whole rounds of packs (q = p * threads + t, of all parts).
 
     In between, each store reads the element of its own index, which is what lets it be placed beside that element even
     where the last round is ragged; `tile_rows` inlines the stage in between once that is done.
     """
     from tvm import te
 
-    flat = te.compute(
-        (rows, i64(packing.rounds * packing.threads), i64(packing.vector)),
-        lambda i, q, v: value[i, q // packing.threads, q % packing.threads, v],
-        name=f"{name}_flat",
-    )
+    def element(i: PrimExpr, q: PrimExpr, v: PrimExpr) -> PrimExpr:
+        p, t = q // packing.threads, q % packing.threads
+        return value(i, p, t, v) if len(lead) == 1 else value(i, p // packing.rounds, p % packing.rounds, t, v)
+
+    rows = lead[0]
+    flat = te.compute((rows, i64(packing.whole), i64(packing.vector)), element, name=f"{name}_flat")
     return te.compute((rows, i64(packing.packs), i64(packing.vector)), lambda *at: flat(*at), name=name)
-
-
-def _reduce(
-    step: Reduction, columns: Callable[..., tuple[Values, Values]], rows: PrimExpr, packing: Packing
-) -> te.Tensor:
-    from tvm import te
-
-    axes = [
-        te.reduce_axis((i64(0), i64(extent)), name=f"{step.name}_{name}")
-        for name, extent in (("p", packing.rounds), ("t", packing.threads), ("v", packing.vector))
-    ]
-    reduce = te.max if step.kind == "max" else te.sum
-    return te.compute((rows,), lambda i: reduce(step.element(*columns(i, *axes)), axis=axes), name=step.name)
 
 
 def new_schedule(stages: Stages) -> Schedule:
@@ -249,11 +335,26 @@ def new_schedule(stages: Stages) -> Schedule:
 
 
 def check(
-    problem: SoftmaxProblem, arch: Arch, packing: Packing, threads: int, min_blocks: int, in_registers: bool = True
+    problem: SoftmaxProblem,
+    arch: Arch,
+    packing: Packing,
+    threads: int,
+    min_blocks: int,
+    *,
+    rows_held: int = 1,
+    streaming: str = "no",
+    numerators: bool = False,
 ) -> str | None:
-    """Why a packing with blocks of `threads` is illegal on `arch`, or None."""
+    """Why a packing with blocks of `threads` is illegal on `arch`, or None; a thread holds its part of `rows_held` rows
+    in registers."""
     if problem.dtype == "bfloat16" and arch.kind == "cuda" and "bf16" not in arch.features:
         return f"dtype=bfloat16 needs sm_80 or newer, not {arch}"
+    if streaming not in STREAMING:
+        return f"streaming={streaming} is not one of {', '.join(STREAMING)}"
+    if numerators and problem.function != "softmax":
+        return f"numerators=true is for function=softmax, not {problem.function}"
+    if streaming != "no" and arch.kind != "cuda":
+        return f"streaming={streaming} is for CUDA"
     if packing.vector < 1 or packing.vector > max_vector(problem) or max_vector(problem) % packing.vector:
         return (
             f"vector={packing.vector} does not divide {max_vector(problem)}, the widest aligned access "
@@ -265,31 +366,59 @@ def check(
         return (
             f"min_blocks={min_blocks} of {threads} threads: a multiprocessor of {arch} holds {arch.threads_sm} threads"
         )
-    if in_registers:
+    if rows_held:
         inputs = sum(1 for argument in problem.arguments() if not argument.output)
         # ptxas widens float16 anew for each use; bfloat16, whose widening is a shift, it keeps as float32
-        needed = packing.elements * inputs * (0.5 if problem.dtype == "float16" else 1) + 32
+        needed = rows_held * packing.elements * inputs * (0.5 if problem.dtype == "float16" else 1) + 32
+        needed += packing.elements if numerators else 0
         allowed = min(arch.registers_thread, arch.registers_sm // (threads * max(1, min_blocks)))
         if needed > allowed:
-            return (
-                f"{packing.elements} elements a thread need about {needed:.0f} registers, {arch} has {allowed} for each"
-            )
+            held = rows_held * packing.elements
+            return f"{held} elements a thread need about {needed:.0f} registers, {arch} has {allowed} for each"
     return None
 
 
+@dataclass(frozen=True)
+class RegisterRows:
+    """How rows are dealt out to blocks: `groups` groups of threads, each with `rows` rows one after the other, of which
+    `in_flight` are loaded before the first of them is computed."""
+
+    groups: int = 1
+    rows: int = 1
+    in_flight: int = 1
+
+    def check(self) -> str | None:
+        if self.groups < 1 or self.rows < 1 or self.in_flight < 1:
+            return f"groups={self.groups}, {self.rows} rows to a group and in_flight={self.in_flight} must be positive"
+        if self.rows % self.in_flight:
+            return f"in_flight={self.in_flight} does not divide the {self.rows} rows of a group"
+        return None
+
+
 def schedule_registers(
-    problem: SoftmaxProblem, packing: Packing, groups: int, rows_per_group: int, min_blocks: int
+    problem: SoftmaxProblem,
+    packing: Packing,
+    deal: RegisterRows,
+    min_blocks: int,
+    streaming: str,
+    numerators: bool = False,
 ) -> tvm.IRModule:
     """The program with each row held in registers from its load to its store."""
     packing = replace(packing, chunk=packing.rounds)  # registers have no run-time index: every loop over packs unrolls
-    stages = row_stages(problem, packing, "registers")
+    stages = row_stages(problem, packing, "registers", in_flight=deal.in_flight, numerators=numerators)
     sch = new_schedule(stages)
-    row, _ = tile_rows(sch, stages, packing, groups, rows_per_group)
+    row, _ = tile_rows(sch, stages, packing, deal.groups, deal.rows)
+    loaded = row
+    if deal.in_flight > 1:
+        loaded, row = sch.split(row, [None, deal.in_flight])
+        sch.unroll(row)
     for name in reversed(stages.reductions):
         place_reduction(sch, name, (), row, packing)
+        if stages.numerators and name == stages.reductions[-1]:
+            place_numerators(sch, row)
     for name in reversed(stages.stored):
-        place_stored(sch, name, row, "local", transposed=False)
-    return finish(sch, stages, packing, min_blocks)
+        place_stored(sch, name, loaded, "local", transposed=False)
+    return finish(sch, stages, packing, min_blocks, streaming)
 
 
 def tile_rows(
@@ -301,8 +430,8 @@ def tile_rows(
     group's rows, the loop over chunks of a thread's packs).
     """
     value = sch.get_sblock("value")
-    i, p, t, v = sch.get_loops(value)
-    block, group, row = sch.split(i, [None, groups, rows_per_group])
+    *lead, p, t, v = sch.get_loops(value)
+    block, group, row = sch.split(sch.fuse(*lead), [None, groups, rows_per_group])
     chunk, p = split_chunks(sch, p, packing)
     sch.reorder(block, group, row, t, chunk, p, v)
     for loop, thread in ((block, "blockIdx.x"), (group, "threadIdx.y"), (t, "threadIdx.x")):
@@ -381,18 +510,36 @@ def place_stored(sch: Schedule, name: str, row: LoopRV, scope: str, transposed: 
         sch.vectorize(v)
     sch.bind(t, "threadIdx.x")
     sch.unroll(p)
+    if scope == "local":
+        sch.unroll(sch.get_loops(block)[-4])  # rows
 
 
-def finish(sch: Schedule, stages: Stages, packing: Packing, min_blocks: int = 0) -> tvm.IRModule:
-    """Merge the outputs' packs into columns and note the launch bound.
+def place_numerators(sch: Schedule, row: LoopRV) -> None:
+    """Compute a row's numerators into registers, where the sum and the output read them."""
+    block = sch.get_sblock("numerator")
+    sch.compute_at(block, row, preserve_unit_loops=True)
+    sch.set_scope(block, 0, "local")
+    p, t, v = sch.get_loops(block)[-3:]
+    sch.bind(t, "threadIdx.x")
+    sch.unroll(p)
+    sch.unroll(v)
+
+
+def finish(sch: Schedule, stages: Stages, packing: Packing, min_blocks: int = 0, streaming: str = "no") -> tvm.IRModule:
+    """Merge the outputs' packs into columns and note the launch bound and which accesses are streaming ones.
 
     Only now: with the columns as one axis from the start the index arithmetic would not simplify to whole packs.
     """
     import tvm
 
-    from schedules.primitives.annotations import MIN_BLOCKS
+    from schedules.primitives.annotations import APART, MIN_BLOCKS, STREAM
 
     for name in ["out", "dropped_out"] if stages.dropped else ["out"]:
         sch.transform_layout(sch.get_sblock(name), ("write", 0), lambda i, q, v: (i, q * packing.vector + v))
     function = sch.mod["main"]
-    return tvm.IRModule({"main": function.with_attr(MIN_BLOCKS, min_blocks) if min_blocks else function})
+    if min_blocks:
+        function = function.with_attr(MIN_BLOCKS, min_blocks)
+    # TVM 0.27 would give each thread's copy of a block's result the place of that result in shared memory, where every
+    # element reads it again and divides by it, and where what is computed of it is a race
+    function = function.with_attr(APART, True)
+    return tvm.IRModule({"main": function.with_attr(STREAM, streaming)})

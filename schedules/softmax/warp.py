@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from schedules.arch import Arch
 from schedules.operator import ScheduleSpec
+from schedules.primitives.annotations import STREAMING
 from schedules.problem import Config
 from schedules.softmax import rows
 from schedules.softmax.definition import SoftmaxProblem
@@ -29,6 +30,13 @@ class WarpConfig(Config):
     rows_per_group: int = 1  # rows that a group computes one after the other
     vector: int = 8  # elements of one access
     min_blocks: int = 0  # blocks a multiprocessor should hold (caps registers); 0 leaves it to the compiler
+    in_flight: int = 1  # rows of a group that are loaded before the first is computed
+    streaming: str = "no"  # accesses that the caches need not keep: no, stores, both
+    numerators: bool = False  # of softmax: keep the exponentials of the sum, in float32, for the output
+
+    @property
+    def deal(self) -> rows.RegisterRows:
+        return rows.RegisterRows(self.groups, self.rows_per_group, self.in_flight)
 
     def packing(self, problem: SoftmaxProblem) -> rows.Packing:
         return rows.Packing(problem.cols, self.threads, self.vector)
@@ -36,15 +44,22 @@ class WarpConfig(Config):
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if self.threads < 1 or self.threads & (self.threads - 1) or self.threads > arch.wave:
             return f"threads={self.threads} is not a power of two up to {arch} wave's {arch.wave}"
-        if self.groups < 1 or self.rows_per_group < 1:
-            return f"groups={self.groups} and rows_per_group={self.rows_per_group} must be at least 1"
-        return rows.check(problem, arch, self.packing(problem), self.threads * self.groups, self.min_blocks)
+        return self.deal.check() or rows.check(
+            problem,
+            arch,
+            self.packing(problem),
+            self.threads * self.groups,
+            self.min_blocks,
+            rows_held=self.in_flight,
+            streaming=self.streaming,
+            numerators=self.numerators,
+        )
 
 
 def schedule(problem: SoftmaxProblem, config: WarpConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for x or y, dy (rows, cols), run-time rows."""
     return rows.schedule_registers(
-        problem, config.packing(problem), config.groups, config.rows_per_group, config.min_blocks
+        problem, config.packing(problem), config.deal, config.min_blocks, config.streaming, config.numerators
     )
 
 
@@ -65,9 +80,12 @@ def default(problem: SoftmaxProblem, arch: Arch) -> WarpConfig:
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[WarpConfig]:
     widest = rows.max_vector(problem)
     vectors = [v for v in (widest, widest // 2) if v >= 1]
-    for threads, block, per_group, vector in product((1, 2, 4, 8, 16, 32), (64, 128, 256, 512), (1, 2), vectors):
-        if threads <= block:
-            yield WarpConfig(threads, block // threads, per_group, vector)
+    streams = STREAMING if arch.kind == "cuda" else ("no",)
+    deals = ((1, 1), (2, 1), (2, 2), (4, 4))  # rows_per_group, in_flight
+    for threads, block, vector in product((1, 2, 4, 8, 16, 32), (64, 128, 256, 512), vectors):
+        for (per_group, in_flight), streaming, numerators in product(deals, streams, (False, True)):
+            if threads <= block:
+                yield WarpConfig(threads, block // threads, per_group, vector, 0, in_flight, streaming, numerators)
 
 
 SCHEDULE = ScheduleSpec(

@@ -1,4 +1,4 @@
-"""The four GPU schedules: correct by every route, for every function and step, at every width."""
+"""The GPU schedules: correct by every route, for every function and step, at every width."""
 
 from __future__ import annotations
 
@@ -14,19 +14,27 @@ from schedules.arch import Arch, parse_arch
 from schedules.build import Built, build
 from schedules.errors import ConfigError
 from schedules.inspect import material, summary
+from schedules.primitives.annotations import STREAMING
 from schedules.registry import operator
 from schedules.softmax.definition import FUNCTIONS, SoftmaxProblem
 from schedules.verify import emulated_runs, judge, poisoned
 from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_correct, caught, problem_of
 
+GPU_SCHEDULES = ["warp", "block_registers", "block_shared", "block_streaming", "split"]
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("warp", {}),
     ("warp", dict(threads=8, groups=4, rows_per_group=2)),
+    ("warp", dict(threads=8, groups=4, rows_per_group=4, in_flight=2, streaming="both")),
+    ("warp", dict(numerators=True)),
     ("block_registers", {}),
+    ("block_registers", dict(threads=64, rows_per_block=3, in_flight=3, streaming="stores")),
+    ("block_registers", dict(threads=64, rows_per_block=2, in_flight=2, numerators=True)),
     ("block_shared", {}),
     ("block_shared", dict(transposed=True)),
     ("block_streaming", {}),
     ("block_streaming", dict(threads=256, unroll=2)),
+    ("split", {}),
+    ("split", dict(threads=64, packs=1)),
 ]
 PROBLEMS: dict[str, dict[str, Any]] = {
     "softmax, padded packs": dict(cols=100),
@@ -42,6 +50,13 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 }
 
 
+def skip_what_is_not_for(arch: Arch, fields: dict[str, Any], config: dict[str, Any]) -> None:
+    if config.get("threads", 0) > arch.max_threads or (config.get("streaming") and arch.kind != "cuda"):
+        pytest.skip("not a config of this arch")
+    if config.get("numerators") and fields.get("function", "softmax") != "softmax":
+        pytest.skip("not a config of this function")
+
+
 def names(items: list[tuple[str, dict[str, Any]]]) -> list[str]:
     return [" ".join([name, *(f"{k}={v}" for k, v in config.items())]) for name, config in items]
 
@@ -50,8 +65,7 @@ def names(items: list[tuple[str, dict[str, Any]]]) -> list[str]:
 @pytest.mark.parametrize(("schedule", "config"), CONFIGS, ids=names(CONFIGS))
 @pytest.mark.parametrize("fields", PROBLEMS.values(), ids=PROBLEMS)
 def test_schedules_are_correct(arch: Arch, schedule: str, config: dict[str, Any], fields: dict[str, Any]) -> None:
-    if config.get("threads", 0) > arch.max_threads:
-        pytest.skip("not a block of this arch")
+    skip_what_is_not_for(arch, fields, config)
     assert_correct(problem_of("softmax", rows=7, **fields), arch, schedule, config, ["serial"])
 
 
@@ -60,11 +74,12 @@ def test_schedules_are_correct(arch: Arch, schedule: str, config: dict[str, Any]
 def test_generated_cuda_is_correct(
     emulation: None, sm_90a: Arch, schedule: str, config: dict[str, Any], fields: dict[str, Any]
 ) -> None:
+    skip_what_is_not_for(sm_90a, fields, config)
     assert_correct(problem_of("softmax", rows=7, **fields), sm_90a, schedule, config, ["emulated"])
 
 
 @pytest.mark.parametrize("arch", CUDA_ARCHES, ids=str)
-@pytest.mark.parametrize("schedule", ["warp", "block_registers", "block_shared", "block_streaming"])
+@pytest.mark.parametrize("schedule", GPU_SCHEDULES)
 def test_every_cuda_arch(emulation: None, arch: Arch, schedule: str) -> None:
     assert_correct(problem_of("softmax", rows=5, cols=300), arch, schedule, routes=["serial", "emulated"])
 
@@ -75,6 +90,12 @@ def test_the_rule_serves_every_width(arch: Arch, cols: int) -> None:
     assert_correct(problem_of("softmax", rows=2, cols=cols), arch, routes=["serial"])
 
 
+@pytest.mark.parametrize("schedule", ["block_shared", "block_streaming"])
+@pytest.mark.parametrize("cols", [50257, 100000])
+def test_long_rows_for_which_the_rule_has_better_while_they_are_few(sm_90a: Arch, schedule: str, cols: int) -> None:
+    assert_correct(problem_of("softmax", rows=2, cols=cols), sm_90a, schedule, routes=["serial"])
+
+
 @pytest.mark.parametrize("cols", [32, 100, 1000, 2048, 8192, 32768, 50257, 100000])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_rule_serves_every_width_in_cuda(emulation: None, sm_90a: Arch, cols: int, function: str) -> None:
@@ -82,15 +103,24 @@ def test_the_rule_serves_every_width_in_cuda(emulation: None, sm_90a: Arch, cols
 
 
 def test_the_rule() -> None:
-    def chosen(cols: int, target: str = "sm_90a", **fields: Any) -> str:
-        problem = problem_of("softmax", rows=1, cols=cols, **fields)
+    def chosen(cols: int, target: str = "sm_90a", rows: int = 49152, **fields: Any) -> str:
+        problem = problem_of("softmax", rows=rows, cols=cols, **fields)
         return operator("softmax").choose(problem, parse_arch(target))
 
     assert chosen(32) == chosen(1024) == "warp"
     assert chosen(1025, dtype="float32") == chosen(4096) == "block_registers"
     assert chosen(100000) in ("block_shared", "block_streaming")
     assert chosen(10**6) == "block_streaming"
-    assert chosen(4096, "llvm") == "cpu"
+    assert chosen(4096, "llvm") == chosen(10**6, "llvm", rows=1) == "cpu"
+
+
+def test_the_rule_splits_long_rows_that_are_few() -> None:
+    def chosen(rows: int, cols: int, **fields: Any) -> str:
+        return operator("softmax").choose(problem_of("softmax", rows=rows, cols=cols, **fields), parse_arch("sm_90a"))
+
+    assert chosen(1, 32768) == chosen(132, 50257) == "block_registers"
+    assert chosen(1, 32769) == chosen(8, 50257) == chosen(1, 32768, dtype="float32") == "split"
+    assert chosen(1, 2**20) == chosen(8, 2**20) == chosen(132, 2**20) == "split"
 
 
 @settings(max_examples=15, deadline=None)
@@ -121,7 +151,7 @@ def run_rows(built: Built, x: np.ndarray) -> np.ndarray:
     raise AssertionError
 
 
-@pytest.mark.parametrize("schedule", ["warp", "block_registers", "block_shared", "block_streaming"])
+@pytest.mark.parametrize("schedule", GPU_SCHEDULES)
 def test_one_build_serves_any_number_of_rows(emulation: None, sm_90a: Arch, schedule: str) -> None:
     built = build(problem_of("softmax", rows=3, cols=40), sm_90a, schedule, device_code=False)
     for rows in (1, 2, 65):
@@ -137,9 +167,16 @@ def _fields() -> list[tuple[str, str, Any]]:
         ("warp", "rows_per_group", 2),
         ("warp", "vector", 4),
         ("warp", "min_blocks", 4),
+        ("warp", "in_flight", 2),
+        ("warp", "streaming", "both"),
+        ("warp", "numerators", True),
         ("block_registers", "threads", 128),
         ("block_registers", "vector", 4),
         ("block_registers", "min_blocks", 1),
+        ("block_registers", "rows_per_block", 2),
+        ("block_registers", "in_flight", 2),
+        ("block_registers", "streaming", "stores"),
+        ("block_registers", "numerators", True),
         ("block_shared", "threads", 128),
         ("block_shared", "vector", 4),
         ("block_shared", "transposed", True),
@@ -147,6 +184,10 @@ def _fields() -> list[tuple[str, str, Any]]:
         ("block_streaming", "threads", 512),
         ("block_streaming", "vector", 4),
         ("block_streaming", "unroll", 2),
+        ("split", "threads", 128),
+        ("split", "vector", 4),
+        ("split", "packs", 4),
+        ("split", "min_blocks", 4),
     ]
 
 
@@ -158,9 +199,11 @@ def test_every_field_is_listed() -> None:
 
 @pytest.mark.parametrize(("schedule", "field", "value"), _fields())
 def test_every_field_changes_the_source(sm_90a: Arch, schedule: str, field: str, value: Any) -> None:
-    problem = problem_of("softmax", rows=1, cols=1024 if schedule == "warp" else 8 * 4096)
+    narrow = schedule == "warp" or field in ("in_flight", "rows_per_block", "numerators")
+    problem = problem_of("softmax", rows=1, cols=1024 if narrow else 8 * 4096)
     spec = operator("softmax").schedule(schedule)
-    base = spec.config_for(problem, sm_90a)
+    rows = "rows_per_group" if schedule == "warp" else "rows_per_block"
+    base = spec.config_for(problem, sm_90a, {rows: 2} if field == "in_flight" else {})
     assert base.words()[field] != value
     sources = {
         str(build(problem, sm_90a, schedule, config, device_code=False).sources["cu"])
@@ -172,12 +215,26 @@ def test_every_field_changes_the_source(sm_90a: Arch, schedule: str, field: str,
 def test_rows_move_in_128_bit_accesses_and_shuffles(cuda_compiler: None, sm_90a: Arch) -> None:
     built = build(problem_of("softmax", rows=64, cols=1024), sm_90a, "warp")
     source = str(built.sources["cu"])
-    assert "*(uint4*)(x_ptr" in source and "*(uint4*)(out_ptr" in source
+    assert "*(uint4*)(x_ptr" in source and "store_uint4((&(out_ptr" in source
     assert "__shfl_" in source
     assert "__shared__" not in source and "__syncthreads" not in source
     found = summary(material(built))
     assert found.counts["global load 128-bit"] == found.counts["global store 128-bit"] == 4
     assert found.counts["shuffle"] >= 10
+
+
+@pytest.mark.parametrize("schedule", ["block_registers", "block_shared", "block_streaming"])
+def test_a_result_is_read_and_divided_by_once(cuda_compiler: None, sm_90a: Arch, schedule: str) -> None:
+    """Not by every element, from shared memory."""
+    ptx = str(build(problem_of("softmax", rows=64, cols=4096), sm_90a, schedule).sources["ptx"])
+    assert len(re.findall(r"ld\.volatile\.shared", ptx)) == 2
+    assert len(re.findall(r"(?:rcp|div)\.\S*f32", ptx)) == 1
+
+
+@pytest.mark.parametrize("numerators", [False, True])
+def test_kept_exponentials_are_computed_once(cuda_compiler: None, sm_90a: Arch, numerators: bool) -> None:
+    built = build(problem_of("softmax", rows=64, cols=1024), sm_90a, "warp", dict(numerators=numerators))
+    assert len(re.findall(r"ex2\.approx", str(built.sources["ptx"]))) == (32 if numerators else 64)
 
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_90a"])
@@ -215,7 +272,7 @@ def test_shared_rows_are_free_of_bank_conflicts(itemsize: int, transposed: bool)
 
 
 @pytest.mark.parametrize("arch", ROCM_ARCHES, ids=str)
-@pytest.mark.parametrize("schedule", ["warp", "block_registers", "block_shared", "block_streaming"])
+@pytest.mark.parametrize("schedule", GPU_SCHEDULES)
 def test_amd_code_objects(amd_linker: None, arch: Arch, schedule: str) -> None:
     built = build(problem_of("softmax", rows=64, cols=1024), arch, schedule)
     assembly, code = str(built.sources["s"]), built.sources["hsaco"]
@@ -242,8 +299,16 @@ def test_amd_code_objects(amd_linker: None, arch: Arch, schedule: str) -> None:
         ("warp", dict(threads=2), 4096, "need about"),
         ("block_registers", dict(threads=48), 64, "threads=48 is not a multiple of the wave"),
         ("block_registers", dict(min_blocks=40), 4096, "min_blocks=40"),
+        ("block_registers", dict(rows_per_block=3, in_flight=2), 4096, "in_flight=2 does not divide the 3 rows"),
+        ("block_registers", dict(threads=64, rows_per_block=8, in_flight=8), 8192, "need about"),
+        ("block_registers", dict(rows_per_block=0), 4096, "must be positive"),
+        ("warp", dict(streaming="loads"), 64, "streaming=loads is not one of no, stores, both"),
         ("block_shared", {}, 200000, "bytes of shared memory"),
         ("block_streaming", dict(unroll=0), 64, "unroll=0"),
+        ("split", dict(threads=0), 64, "threads=0 is not a multiple of the wave"),
+        ("split", dict(packs=0), 64, "packs=0 must be at least 1"),
+        ("split", dict(vector=0), 64, "vector=0 does not divide 8"),
+        ("split", dict(packs=64), 2**20, "need about"),
     ],
 )
 def test_illegal_configs_are_refused(
@@ -253,6 +318,38 @@ def test_illegal_configs_are_refused(
         config = {**config, "threads": 32}
     with pytest.raises(ConfigError, match=words):
         build(problem_of("softmax", rows=1, cols=cols), sm_90a, schedule, config)
+
+
+def test_what_is_for_one_function_or_target_is_refused_elsewhere(sm_90a: Arch) -> None:
+    with pytest.raises(ConfigError, match="numerators=true is for function=softmax, not softmax_grad"):
+        build(problem_of("softmax", rows=1, cols=64, function="softmax_grad"), sm_90a, "warp", dict(numerators=True))
+    with pytest.raises(ConfigError, match="streaming=both is for CUDA"):
+        build(problem_of("softmax", rows=1, cols=64), parse_arch("gfx90a"), "warp", dict(streaming="both"))
+
+
+def bits_of(instruction: str) -> int:
+    """Bits of a PTX access: ld.global.nc.v4.u16 moves 64."""
+    found = re.search(r"(?:\.v(\d))?\.[a-z](\d+)$", instruction)
+    assert found, instruction
+    return int(found[1] or 1) * int(found[2])
+
+
+@pytest.mark.parametrize("streaming", STREAMING)
+@pytest.mark.parametrize(
+    ("cols", "dtype", "vector"),
+    [(100, "float16", 64), (1000, "float16", 128), (100, "float32", 128), (7, "float32", 32)],
+)
+def test_accesses_stay_whole(
+    cuda_compiler: None, sm_90a: Arch, cols: int, dtype: str, vector: int, streaming: str
+) -> None:
+    """Also where the last pack is predicated: the compiler takes a struct of halves apart there."""
+    problem = problem_of("softmax", rows=64, cols=cols, dtype=dtype)
+    ptx = str(build(problem, sm_90a, "warp", dict(streaming=streaming)).sources["ptx"])
+    loads, stores = set(re.findall(r"ld\.global\S*", ptx)), set(re.findall(r"st\.global\S*", ptx))
+    bits = {bits_of(name) for name in loads | stores}
+    assert bits == {vector}, loads | stores
+    assert all(".cs." in name for name in stores) == (streaming != "no")
+    assert all(".cs." in name for name in loads) == (streaming == "both")
 
 
 def test_missing_barriers_are_caught(emulation: None, sm_90a: Arch) -> None:

@@ -1,0 +1,89 @@
+"""Global accesses of CUDA kernels that stay as wide as they are written, and ones whose data the caches need not keep.
+
+The compiler takes a predicated vector store apart into its elements (st.global.u16 eight times for 16 bytes), and every
+access of TVM's struct of four halves; not what CUDA's own access functions make.  Streaming accesses (ld.global.cs,
+st.global.cs: evict first) are for what a kernel reads once and writes once, which need not push anything out of the L2
+cache, nor wait there to be written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+
+# by element type and lanes: the generated code's type of an access, and a built-in type of as many bytes
+_TYPES = {
+    ("float16", 4): ("half4", "uint2"),
+    ("float16", 8): ("uint4", "uint4"),
+    ("bfloat16", 4): ("nv_bfloat164", "uint2"),
+    ("bfloat16", 8): ("uint4", "uint4"),
+    ("float32", 1): ("float", "float"),
+    ("float32", 2): ("float2", "float2"),
+    ("float32", 4): ("float4", "float4"),
+}
+
+
+def _load_source(kind: str, carrier: str, streaming: bool) -> tuple[str, str]:
+    name = f"load_{'streaming_' if streaming else ''}{kind}"
+    value = f"__ldcs((const {carrier}*)from)" if streaming else f"*(const {carrier}*)from"
+    return name, (
+        f"__device__ __forceinline__ {kind} {name}(const void* from) {{\n"
+        f"  {carrier} value = {value};\n"
+        f"  return *({kind}*)&value;\n}}\n"
+    )
+
+
+def _store_source(kind: str, carrier: str, streaming: bool) -> tuple[str, str]:
+    name = f"store_{'streaming_' if streaming else ''}{kind}"
+    stored = f"*({carrier}*)&value"
+    store = f"{'__stcs' if streaming else '__stwb'}(({carrier}*)to, {stored})"
+    return name, f"__device__ __forceinline__ void {name}(void* to, {kind} value) {{\n  {store};\n}}\n"
+
+
+def _access(buffer: Any, indices: Any) -> tuple[tuple[str, str], Any] | None:
+    """The types of an access to global memory and the address of its first element, if CUDA has functions for it."""
+    from tvm.script import tirx as T
+
+    if buffer.scope() != "global" or len(indices) != 1:
+        return None
+    first, lanes = indices[0], 1
+    if isinstance(first, tirx.Ramp):
+        if not isinstance(first.stride, tirx.IntImm) or first.stride.value != 1:
+            return None
+        first, lanes = first.base, int(first.lanes)
+    types = _TYPES.get((str(buffer.dtype), lanes))
+    return None if types is None else (types, T.address_of(tirx.BufferLoad(buffer, [first])))
+
+
+def whole_accesses(mod: tvm.IRModule, streaming: str) -> tvm.IRModule:
+    """`mod`, a module of CUDA kernels lowered to flat buffers, with global accesses that stay whole; its stores are
+    streaming ones, or loads and stores, or none (`streaming` of annotations.STREAMING).
+
+    Such a store is not moved past other accesses, so this is for kernels that load everything before they store.
+    """
+    from tvm.script import tirx as T
+
+    def load(node: Any) -> Any:
+        found = _access(node.source, node.indices)
+        if found is None or (streaming != "both" and found[0][0] == found[0][1]):
+            return node
+        name, source = _load_source(*found[0], streaming == "both")
+        return T.cuda.func_call(name, found[1], source_code=source, return_type=str(node.ty))
+
+    def store(node: Any) -> Any:
+        found = _access(node.buffer, node.indices)
+        if found is None or (streaming == "no" and found[0][0] == "float"):
+            return node
+        name, source = _store_source(*found[0], streaming != "no")
+        return tirx.Evaluate(T.cuda.func_call(name, found[1], node.value, source_code=source))
+
+    functions = {
+        name: function.with_body(
+            tvm_ffi.structural_map(function.body, ((ir.TensorLoad, load), (tirx.BufferStore, store)))
+        )
+        for name, function in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs)
