@@ -37,8 +37,8 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("split", dict(threads=64, packs=1)),
 ]
 PROBLEMS: dict[str, dict[str, Any]] = {
-    "softmax, padded packs": dict(cols=100),
-    "log, packs over several rounds, bfloat16": dict(cols=1000, function="log_softmax", dtype="bfloat16"),
+    "softmax, padded packs, bfloat16": dict(cols=100, dtype="bfloat16"),
+    "log, packs over several rounds": dict(cols=1000, function="log_softmax"),
     "gradient, odd width": dict(cols=257, function="softmax_grad"),
     "log gradient, float32": dict(cols=64, function="log_softmax_grad", dtype="float32"),
     "scale, mask and dropout": dict(cols=96, scale=-0.5, mask="full", keep=0.8),
