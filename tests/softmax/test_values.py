@@ -168,7 +168,7 @@ def test_the_special_rows_show_faults(emulation: None, sm_90a: Arch, old: str, n
 
 
 @pytest.mark.parametrize("function", ["softmax", "softmax_grad", "log_softmax_grad"])
-@pytest.mark.parametrize("cols", [32, 100, 1000, 1024, 2048, 8192, 16384, 32768])
+@pytest.mark.parametrize("cols", [32, 100, 1000, 2048, 16384, 32768])
 def test_bfloat16_moves_in_128_bits_and_does_not_spill(
     cuda_compiler: None, sm_90a: Arch, cols: int, function: str
 ) -> None:
