@@ -1,7 +1,9 @@
 """Softmax on the CPU: rows in parallel, columns in vector lanes.
 
 Each reduction keeps one partial result for each lane over the whole vectors of a row, then joins the lanes and the
-columns left over.  exp is a polynomial in the lanes rather than a call of the C library for each element.
+columns left over; a sum over a long row is made of sums of blocks, whose rounding grows with the square root of its
+length (Higham, "The Accuracy of Floating Point Summation", 1993).  exp is a polynomial in the lanes rather than a call
+of the C library for each element.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     import tvm
     from tvm import te
     from tvm.tirx import PrimExpr
+
+
+BLOCK = 512  # vectors that a lane sums up one after the other, at most, before a sum is made in blocks
 
 
 @dataclass(frozen=True)
@@ -126,17 +131,41 @@ def _stages(problem: SoftmaxProblem, vector: int) -> _Stages:
         names.append(name)
         return te.compute(shape, formula, name=name)
 
+    def in_lanes(step: Reduction, vectors: int) -> te.Tensor:
+        """(rows, lane): what each lane makes of the whole vectors."""
+        reduce = te.max if step.kind == "max" else te.sum
+        k = te.reduce_axis((i64(0), i64(vectors)), name=f"{step.name}_vector")
+        return stage(
+            f"{step.name}_lanes",
+            (rows, i64(vector)),
+            lambda i, lane: reduce(step.element(*at(i, k * vector + lane)), axis=k),
+        )
+
+    def in_blocks(step: Reduction, vectors: int) -> te.Tensor:
+        """As `in_lanes`, by the sums of about sqrt(vectors) blocks."""
+        blocks = 2 ** round(math.log2(vectors) / 2)
+        size = -(-vectors // blocks)
+        k = te.reduce_axis((i64(0), i64(size)), name=f"{step.name}_vector")
+        b = te.reduce_axis((i64(0), i64(blocks)), name=f"{step.name}_block")
+
+        def element(i: PrimExpr, block: PrimExpr, lane: PrimExpr) -> PrimExpr:
+            at_vector = block * size + k
+            value = step.element(*at(i, at_vector * vector + lane))
+            return te.if_then_else(at_vector < vectors, value, 0.0) if size * blocks > vectors else value
+
+        sums = stage(
+            f"{step.name}_block_lanes",
+            (rows, i64(blocks), i64(vector)),
+            lambda i, block, lane: te.sum(element(i, block, lane), axis=k),
+        )
+        return stage(f"{step.name}_lanes", (rows, i64(vector)), lambda i, lane: te.sum(sums[i, b, lane], axis=b))
+
     def reduction(step: Reduction) -> te.Tensor:
         reduce, join = (te.max, te.max) if step.kind == "max" else (te.sum, lambda a, b: a + b)
         vectors, rest = divmod(problem.cols, vector)
         parts: list[te.Tensor] = []
         if vectors:
-            k = te.reduce_axis((i64(0), i64(vectors)), name=f"{step.name}_vector")
-            lanes = stage(
-                f"{step.name}_lanes",
-                (rows, i64(vector)),
-                lambda i, lane: reduce(step.element(*at(i, k * vector + lane)), axis=k),
-            )
+            lanes = in_blocks(step, vectors) if step.kind == "sum" and vectors > BLOCK else in_lanes(step, vectors)
             across = te.reduce_axis((i64(0), i64(vector)), name=f"{step.name}_lane")
             parts.append(stage(f"{step.name}_joined", (rows,), lambda i: reduce(lanes[i, across], axis=across)))
         if rest:
@@ -169,7 +198,12 @@ def _stages(problem: SoftmaxProblem, vector: int) -> _Stages:
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> CpuConfig:
-    return CpuConfig()
+    """The lanes, up to 16, with the fewest vectors and columns left over."""
+
+    def steps(vector: int) -> int:
+        return sum(divmod(problem.cols, vector))
+
+    return CpuConfig(vector=min((16, 8, 4), key=steps))
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[CpuConfig]:

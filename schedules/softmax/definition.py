@@ -12,6 +12,11 @@ log_softmax_grad   dy - exp(y) * sum dy                        y, dy -> dx
 with v = scale * x + mask before, and dropout after: forward, output = y * drop / keep, and y is an output too, because
 the gradient needs it; backward, dy * drop / keep takes the place of dy, and dx is multiplied by scale.  After OneFlow's
 softmax, whose load and store functors fuse the same steps.
+
+Special values are PyTorch's: a row with NaN or +inf in v, or with nothing but -inf (every column masked), is NaN
+throughout; beside a finite column -inf gives 0, or -inf as a logarithm, and so does a difference beyond float32.  In a
+gradient a NaN or an infinity in dy, kept or dropped, makes NaN or infinities of its row; y = 0, or -inf as a logarithm,
+does not.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import numpy as np
 from schedules.errors import ProblemError
 from schedules.operator import Array, Expected
 from schedules.problem import Argument, Problem, numpy_dtype
+from schedules.tolerance import LARGEST
 
 if TYPE_CHECKING:
     from tvm import te
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
 FUNCTIONS = ("softmax", "log_softmax", "softmax_grad", "log_softmax_grad")
 MASKS = ("none", "full", "cols")
 LOG2E = math.log2(math.e)
+SMALLEST = 2.0**-126  # float32's last number that no GPU flushes to 0
 DISTINCT_ELEMENTS = 2**23
 
 
@@ -45,7 +52,7 @@ class SoftmaxProblem(Problem):
     < 1 adds dropout: a uint8 tensor of zeros and ones (rows, cols) is given, kept values are divided by `keep`.
     """
 
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "float32")
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
 
     rows: int
     cols: int
@@ -64,10 +71,10 @@ class SoftmaxProblem(Problem):
             raise ProblemError(f"mask={self.mask} is not one of {', '.join(MASKS)}")
         if self.is_grad and self.mask != "none":
             raise ProblemError(f"mask={self.mask} has no part in a gradient; leave it out")
-        if not math.isfinite(self.scale) or self.scale == 0:
-            raise ProblemError(f"scale={self.scale} must be finite and not 0")
-        if not 0 < self.keep <= 1:
-            raise ProblemError(f"keep={self.keep} must be over 0 and at most 1")
+        if not SMALLEST <= abs(self.scale) <= LARGEST["float32"]:
+            raise ProblemError(f"scale={self.scale} must be finite and not 0, in float32 as well")
+        if not SMALLEST <= self.keep <= 1:
+            raise ProblemError(f"keep={self.keep} must be over 0, in float32 as well, and at most 1")
 
     @property
     def is_grad(self) -> bool:
@@ -195,13 +202,26 @@ def row_program(problem: SoftmaxProblem, exp2: Callable[[PrimExpr], PrimExpr] | 
         )
         return RowProgram({"y": 0.0, "dy": 0.0, "drop": 0.0}, (total,), output)
 
-    def value(inputs: Values) -> PrimExpr:
-        v = scaled(inputs["x"])
-        return v + inputs["mask"] if p.mask != "none" else v
+    # Without a mask the peak is that of x or -x, scaled after the subtraction: GPUs fuse scale * x - peak to one
+    # rounding, and less a peak that was rounded before, the largest element is far from 0 where x is large.
+    late = p.mask == "none"
+
+    def compared(inputs: Values) -> PrimExpr:
+        """What the peak is the largest of."""
+        if late:
+            return inputs["x"] if p.scale > 0 else f32(0) - inputs["x"]
+        return scaled(inputs["x"]) + inputs["mask"]
+
+    def difference(value: PrimExpr, peak: PrimExpr) -> PrimExpr:
+        """How far v is apart where `compared` is `value` and `peak`."""
+        return (value - peak) * f32(abs(p.scale)) if late and abs(p.scale) != 1 else value - peak
+
+    def shifted(inputs: Values, results: Values) -> PrimExpr:
+        return difference(compared(inputs), results["peak"])
 
     def softmax(inputs: Values, results: Values) -> PrimExpr:
-        shifted = value(inputs) - results["peak"]
-        return shifted - results["log_total"] if p.is_log else exp(shifted) * results["inverse"]
+        below = shifted(inputs, results)
+        return below - results["log_total"] if p.is_log else exp(below) * results["inverse"]
 
     derived = (
         ("log_total", lambda results: tirx.log(results["total"]))
@@ -213,15 +233,15 @@ def row_program(problem: SoftmaxProblem, exp2: Callable[[PrimExpr], PrimExpr] | 
         # a column past the end must be the smallest: the sign of scale decides which infinity that is
         {"x": math.copysign(math.inf, -p.scale), "mask": 0.0},
         (
-            Reduction("peak", "max", lambda inputs, _: value(inputs)),
+            Reduction("peak", "max", lambda inputs, _: compared(inputs)),
             # a part's total is relative to its own peak.  Peaks start from the lowest finite float32, not from -inf, so
             # that a part that is all -inf has the factor 0 or 1, not NaN, for its total of 0; one that holds +inf or
             # NaN has a NaN for its total, which no factor takes away
             Reduction(
                 "total",
                 "sum",
-                lambda inputs, results: exp(value(inputs) - results["peak"]),
-                lambda part, results: part["total"] * exp(part["peak"] - results["peak"]),
+                lambda inputs, results: exp(shifted(inputs, results)),
+                lambda part, results: part["total"] * exp(difference(part["peak"], results["peak"])),
             ),
         ),
         softmax,
@@ -303,18 +323,26 @@ def distinct_rows(problem: SoftmaxProblem) -> int:
 def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
     """Fresh data for the inputs in order.
 
-    x: a third of the rows normal (deviation 2), a third shifted by 200 up or down, a third with their last quarter
-    raised by 100; without the spread a wrong maximum would not show, since softmax does not depend on it.  y: the
-    function's output for such x.  dy: normal.  mask: 0 or, for one in five, -inf.  drop: 1 with probability `keep`.
+    x: of each three rows the first is normal (deviation 2), the second shifted by 200 up or down, the third has its
+    last quarter raised by 100; without the spread a wrong maximum would not show, since softmax does not depend on it.
+    With it a row's maximum is about 90 or more from the next's, which exp in float32 does not bear.  For a logarithm
+    one column is as large as the others together: its result is near 0, and an error of the sum shows in it.
+
+    y: the function's output for such x.  dy: normal, around 1 where the sum of y * dy would else be near 0 and its
+    errors too.  mask: 0 or, for one in five, -inf.  drop: 1 with probability `keep`.
     """
     p = problem
     rows = distinct_rows(p)
 
     def data() -> Array:
         x = rng.standard_normal((rows, p.cols), dtype=np.float32) * 2
-        kind = rng.integers(3, size=(rows, 1))
+        kind = np.arange(rows)[:, np.newaxis] % 3
         x += np.where(kind == 1, rng.choice([-200.0, 200.0], size=(rows, 1)), 0).astype(np.float32)
         x[:, 3 * p.cols // 4 :] += np.where(kind == 2, 100, 0).astype(np.float32)
+        if p.is_log:
+            peak = x.max(axis=-1)
+            total = np.exp(x - peak[:, np.newaxis]).sum(axis=-1)
+            x[np.arange(rows), rng.integers(p.cols, size=rows)] = peak + np.log(total)
         return x
 
     arrays: list[Array] = []
@@ -332,7 +360,7 @@ def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
             log_y = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
             array = log_y if p.is_log else np.exp(log_y)
         elif argument.name == "dy":
-            array = rng.standard_normal((rows, p.cols), dtype=np.float32)
+            array = rng.standard_normal((rows, p.cols), dtype=np.float32) + (0 if p.is_log else 1)
         else:
             array = data()
         array = array.astype(numpy_dtype(argument.dtype))
@@ -358,20 +386,29 @@ def reference(problem: SoftmaxProblem, arrays: Sequence[Array]) -> list[Expected
     with np.errstate(invalid="ignore", over="ignore"):
         if p.is_grad:
             return [_gradient(p, given["y"], given["dy"] if drop is None else given["dy"] * drop)]
-        v = p.scale * given["x"] + given.get("mask", np.zeros(1))
+        # as `row_program` does, with float32's infinities where its numbers end
+        if p.mask == "none":
+            v, factor = given["x"] if p.scale > 0 else -given["x"], abs(p.scale)
+        else:
+            v, factor = _beyond(p.scale * given["x"] + given["mask"], "float32"), 1.0
         peak = v.max(axis=-1, keepdims=True)
-        shifted = v - peak
+        shifted = _beyond(v - peak, "float32") * factor
         total = np.exp(shifted).sum(axis=-1, keepdims=True)
-        # what float32 rounds before exp magnifies it: the difference, and v itself unless it is just x
-        exact = p.scale == 1 and p.mask == "none"
-        depth = 1 + np.abs(shifted) + (0 if exact else np.abs(p.scale * given["x"]) + np.abs(peak))
+        # what float32 rounds before exp magnifies it: the difference, and v itself where a mask is added
+        depth = 1 + np.abs(shifted) + (0 if p.mask == "none" else np.abs(p.scale * given["x"]) + np.abs(peak))
         values = shifted - np.log(total) if p.is_log else np.exp(shifted) / total
         magnitude = depth + np.log(p.cols) if p.is_log else values * depth
         magnitude = np.where(np.isinf(shifted), 0, magnitude)  # a masked column is exact
         outputs = [Expected(values, magnitude)]
         if drop is not None:
-            outputs.append(Expected(values * drop, magnitude * drop, roundings=1 + 1 / p.keep))  # y is rounded first
+            kept = _beyond(values, p.dtype) * drop
+            outputs.append(Expected(kept, magnitude * drop, roundings=1 + 1 / p.keep))  # y is rounded first
         return outputs
+
+
+def _beyond(values: Array, dtype: str) -> Array:
+    """`values`, infinite where `dtype` holds none so large."""
+    return np.where(np.abs(values) > LARGEST[dtype], np.copysign(np.inf, values), values)
 
 
 def _repeats(array: Array, rows: int) -> bool:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from schedules.arch import Arch
 from schedules.primitives.annotations import STREAMING
 from schedules.primitives.tiles import widest_vector
@@ -252,9 +254,18 @@ def input_element(
         inside = [pack < packing.packs] if packing.ragged else []
         if rows is not None:
             inside.append(i < rows)
-        return te.if_then_else(tirx.all(*inside), value, tirx.const(fill, tensor.dtype)) if inside else value
+        return te.if_then_else(tirx.all(*inside), value, _constant(fill, tensor.dtype)) if inside else value
 
     return element
+
+
+def _constant(value: float, dtype: str) -> PrimExpr:
+    from tvm import tirx
+
+    if dtype == "bfloat16":  # by its bits: TVM 0.27 writes infinity as "inff", which is no CUDA C++
+        bits = int(np.asarray(value, numpy_dtype(dtype)).view(np.uint16))
+        return tirx.reinterpret(dtype, tirx.const(bits, "uint16"))
+    return tirx.const(value, dtype)
 
 
 def reduce_packs(
@@ -336,6 +347,8 @@ def check(
 ) -> str | None:
     """Why a packing with blocks of `threads` is illegal on `arch`, or None; a thread holds its part of `rows_held` rows
     in registers."""
+    if problem.dtype == "bfloat16" and arch.kind == "cuda" and "bf16" not in arch.features:
+        return f"dtype=bfloat16 needs sm_80 or newer, not {arch}"
     if streaming not in STREAMING:
         return f"streaming={streaming} is not one of {', '.join(STREAMING)}"
     if numerators and problem.function != "softmax":
@@ -355,7 +368,8 @@ def check(
         )
     if rows_held:
         inputs = sum(1 for argument in problem.arguments() if not argument.output)
-        needed = rows_held * packing.elements * inputs * (1 if itemsize(problem) == 4 else 0.5) + 32
+        # ptxas widens float16 anew for each use; bfloat16, whose widening is a shift, it keeps as float32
+        needed = rows_held * packing.elements * inputs * (0.5 if problem.dtype == "float16" else 1) + 32
         needed += packing.elements if numerators else 0
         allowed = min(arch.registers_thread, arch.registers_sm // (threads * max(1, min_blocks)))
         if needed > allowed:

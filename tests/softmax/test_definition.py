@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx
 
+from schedules.problem import numpy_dtype
 from schedules.softmax.definition import FUNCTIONS, SoftmaxProblem, definition, distinct_rows, inputs, reference
 from schedules.verify import judge
 
@@ -38,7 +39,7 @@ def problems(draw: st.DrawFn) -> SoftmaxProblem:
         rows=draw(st.integers(1, 5)),
         cols=draw(st.integers(1, 40)),
         function=function,
-        dtype=draw(st.sampled_from(["float16", "float32"])),
+        dtype=draw(st.sampled_from(SoftmaxProblem.dtypes)),
         scale=draw(st.sampled_from([1.0, 0.125, -2.0])),
         mask="none" if function.endswith("grad") else draw(st.sampled_from(["none", "full", "cols"])),
         keep=draw(st.sampled_from([1.0, 0.8])),
@@ -67,7 +68,7 @@ def test_te_graph_is_the_definition(problem: SoftmaxProblem) -> None:
     function = tirx.build(te.create_prim_func(definition(problem)), "llvm")
     arrays = inputs(problem, np.random.default_rng(1))
     outputs = [
-        tvm.runtime.tensor(np.full(argument.shape, np.nan, argument.dtype))
+        tvm.runtime.tensor(np.full(argument.shape, np.nan, numpy_dtype(argument.dtype)))
         for argument in problem.arguments()
         if argument.output
     ]
