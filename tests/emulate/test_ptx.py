@@ -34,8 +34,8 @@ def test_empty_text_and_several_instructions() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "wgmma.fence.sync.aligned;",
-        "LOOP: bra LOOP;",
+        "tcgen05.fence::before_thread_sync;",
+        "LOOP: bra LOST;",
         "mov.u32 %0, %clock;",
         "mov.u32 %0, undeclared;",
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6,%7}, {%8,%9,%10,%11};",
