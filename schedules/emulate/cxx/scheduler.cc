@@ -328,7 +328,8 @@ bool wake_waiting() {
   }
   const Thread* elsewhere = nullptr;
   for (const Thread& thread : threads) {
-    bool same = thread.state == blocked->state && thread.line == blocked->line && thread.block == blocked->block;
+    bool same = thread.state == blocked->state && thread.line == blocked->line && thread.block == blocked->block &&
+                (thread.state != State::waiting || thread.argument == blocked->argument);
     if (same) ++there;
     if (!same && thread.state != State::done && !elsewhere && thread.block == blocked->block) elsewhere = &thread;
   }
