@@ -59,6 +59,12 @@ def _wait(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -
     return f"{emitter.value(target)} = {function}({emitter.address(address)}, {emitter.value(state)}, {emitter.line});"
 
 
+@defines(rf"cp\.async\.mbarrier\.arrive(\.noinc)?{_SHARED}\.b64")
+def _copy_arrive(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    counted = "true" if match[1] else "false"
+    return f"emu::async_arrive({emitter.address(operands[0])}, {counted}, {emitter.line});"
+
+
 # ---- Clusters, elections, registers ----
 
 

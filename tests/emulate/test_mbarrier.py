@@ -119,6 +119,32 @@ def test_misuse(body: str, message: str, emulator: Emulator) -> None:
         run(emulator, source, [np.zeros(1, "int32")], [0], threads=1)
 
 
+# The producer's data come by cp.async: the barrier, not the thread, waits for them.
+COPIES = HANDOVER.replace(
+    "slot[s][lane] = in[i * 32 + lane];",
+    """
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(smem(&slot[s][lane])), "l"(in + i * 32 + lane));
+""",
+).replace(
+    "arrive(&full[s]);",
+    """
+      asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(smem(&full[s])) : "memory");""",
+)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_copies_that_arrive(mode: EmulationMode, emulator: Emulator) -> None:
+    assert handover(emulator, COPIES, mode)
+    # Without .noinc the phase ends one arrival later for each, and the initial count never comes.
+    with pytest.raises(EmulationError, match="deadlock"):
+        handover(emulator, COPIES.replace(".noinc", ""), mode)
+
+
+def test_a_plain_arrival_does_not_wait_for_copies(emulator: Emulator) -> None:
+    assert not handover(emulator, COPIES.replace("cp.async.mbarrier.arrive.noinc", "mbarrier.arrive").replace(
+        "b64 [%0];", "b64 _, [%0];"), MODES[0])  # fmt: skip
+
+
 # ---- Clusters ----
 
 EXCHANGE = """

@@ -128,6 +128,10 @@ uint64_t mbarrier_arrive_expect(uint32_t address, uint32_t bytes, int line) {
   return arrive(barrier, 1, "mbarrier.arrive.expect_tx", line);
 }
 
+void mbarrier_expect_arrival(uint32_t address, bool more, int line) {
+  find(address, "cp.async.mbarrier.arrive", line).pending += more;
+}
+
 void mbarrier_expect(uint32_t address, uint32_t bytes, int line) {
   expect(find(address, "mbarrier.expect_tx", line), bytes, "mbarrier.expect_tx", line);
 }

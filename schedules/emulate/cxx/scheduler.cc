@@ -397,7 +397,8 @@ void run_cluster() {
     }
     progress |= release_cluster();
     progress |= wake_waiting();
-    if (!progress) progress = land_awaited_copy();  // the latest moment for it: nothing else can move
+    // The latest moment for a copy: nothing else can move.
+    if (!progress) progress = land_awaited_copy() || land_awaited_arrival();
     bool all_done = true, polling = false;
     for (Thread& thread : threads) {
       all_done &= thread.state == State::done;

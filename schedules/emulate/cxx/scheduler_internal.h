@@ -44,7 +44,8 @@ void forget_bulk_copies(int threads);
 void forget_warpgroups(int blocks, int threads);
 
 // When nothing else can move: lands one copy that a thread waits for; false if there is none.
-bool land_awaited_copy();
+bool land_awaited_copy();     // a bulk copy
+bool land_awaited_arrival();  // what a cp.async.mbarrier.arrive stands for
 // What a thread, and a block, must not leave behind.
 void finish_bulk_stores();
 void finish_warpgroup();
