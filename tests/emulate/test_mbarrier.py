@@ -198,6 +198,36 @@ def test_wrong_exchanges_are_seen(old: str, new: str, message: str | None, emula
     assert any(seen)
 
 
+def test_threads_that_exit_are_not_waited_for(emulator: Emulator) -> None:
+    source = """extern "C" __global__ void k(volatile int* out) {
+      if (threadIdx.x == 0 && cluster_rank()) {
+        for (int i = 0; i < 5; ++i) __nanosleep(100);
+        out[0] = 5;
+      }
+      asm volatile("barrier.cluster.arrive.release;");
+      if (threadIdx.x == 32) return; /* counted, as it has arrived, but not twice */
+      asm volatile("barrier.cluster.wait.acquire;");
+      out[1 + blockIdx.x * 64 + threadIdx.x] = out[0];
+    }"""
+    for mode in MODES:
+        (result,) = run(emulator, source, [np.zeros(129, "int32")], [0], threads=64, blocks=2, cluster=2, mode=mode)
+        assert (result == 5).sum() == 1 + 2 * 63
+
+
+def test_a_cluster_barrier_that_not_all_reach(emulator: Emulator) -> None:
+    source = """extern "C" __global__ void k(int* out) {
+      __shared__ alignas(8) uint64_t bar;
+      if (threadIdx.x == 0) bar_init(&bar, 1);
+      __syncthreads();
+      if (cluster_rank()) wait(&bar, 0);
+      cluster_sync();
+    }"""
+    with pytest.raises(
+        EmulationError, match="barrier.cluster.wait never ends: 64 threads of the cluster have not arrived"
+    ):
+        run(emulator, source, [np.zeros(1, "int32")], [0], threads=64, blocks=2, cluster=2)
+
+
 def test_registers_of_clusters(emulator: Emulator) -> None:
     names = ["%cluster_ctarank", "%cluster_nctarank", "%cluster_ctaid.x", "%cluster_nctaid.x", "%clusterid.x",
              "%nclusterid.x"]  # fmt: skip

@@ -173,7 +173,8 @@ Box make_box(const void* map, const int32_t* coordinates, int rank, uint32_t sha
   if (box.map.magic != kTensorMapMagic) fail(line, "%s: the address is not that of a tensor map", what);
   if (box.map.rank != rank) fail(line, "%s: %d coordinates for a tensor map of rank %d", what, rank, box.map.rank);
   for (int i = 0; i < rank; ++i) box.coordinates[i] = coordinates[i];
-  // Seen on an H200, whatever the box and the other coordinates; the driver encodes such maps without complaint.
+  // Seen on an H200 for loads, whatever the box and the other coordinates, and taken to hold for stores; the driver
+  // encodes such maps without complaint.
   if (int64_t{coordinates[0]} * box.map.element_bytes % 16) {
     fail(line, "illegal instruction: %s with an innermost coordinate of %d, which is not 16-byte aligned", what,
          coordinates[0]);

@@ -263,10 +263,16 @@ void arrive(int id, int count, int line) {
 
 // ---- Clusters ----
 
+bool at_cluster_barrier(const Thread& thread) {
+  return thread.cluster_arrived && thread.cluster_phase == cluster_phase;
+}
+
+// Threads that have exited are not waited for.
 bool release_cluster() {
-  int live = 0;
-  for (const Block& block : blocks) live += block.live;
-  if (!cluster_arrivals || cluster_arrivals < live) return false;
+  if (!cluster_arrivals) return false;
+  for (const Thread& thread : threads) {
+    if (thread.state != State::done && !at_cluster_barrier(thread)) return false;
+  }
   cluster_arrivals = 0;
   ++cluster_phase;
   return true;
@@ -274,9 +280,9 @@ bool release_cluster() {
 
 bool cluster_ready(uint64_t phase) { return cluster_phase > phase; }
 void describe_cluster(uint64_t, char* text, size_t size) {
-  int live = 0;
-  for (const Block& block : blocks) live += block.live;
-  snprintf(text, size, "%d of %d threads of the cluster have arrived", cluster_arrivals, live);
+  int missing = 0;
+  for (const Thread& thread : threads) missing += thread.state != State::done && !at_cluster_barrier(thread);
+  snprintf(text, size, "%d threads of the cluster have not arrived", missing);
 }
 const Wait kClusterWait = {"barrier.cluster.wait", cluster_ready, describe_cluster};
 
@@ -302,7 +308,7 @@ bool wake_waiting() {
 
 // ---- Deadlocks ----
 
-// What a thread waits in that does not tell how many others are missing.
+// For a thread that waits for an event rather than for other threads at the same place.
 [[noreturn]] void fail_waiting(const Thread& blocked, const char* others) {
   enter(blocked);
   if (blocked.state == State::paused) {

@@ -38,6 +38,7 @@ struct Memory {  // of one block
   std::vector<char*> variables;
   char* dynamic_begin = nullptr;
   std::vector<char> published;  // what the async proxy sees, by offset
+  bool poisoned = false;        // `published` holds nothing but poison
   bool publish = false;         // a fence.proxy.async was met
 };
 
@@ -104,6 +105,7 @@ void layout_shared_memory(SharedLayout* layout, size_t dynamic_bytes, int blocks
     memory.dynamic_begin = dynamic_bytes ? place(memory, dynamic_bytes, kDynamicAlignment) : nullptr;
     if (offset_end > kOffsetMask) fail(0, "the alignments of the shared variables need too much space");
     memory.published.resize(offset_end);
+    memory.poisoned = false;
   }
   memset(chunk_span, 0, sizeof chunk_span);
   const std::vector<Span>& spans = memories[0].spans;
@@ -119,7 +121,8 @@ void poison_shared_memory() {
   for (int rank = 0; rank < cluster_size(); ++rank) {
     Memory& memory = memories[rank];
     for (const Span& span : memory.spans) memset(span.begin, 0xFF, span.size);
-    memset(memory.published.data(), 0xFF, memory.published.size());
+    if (!memory.poisoned) memset(memory.published.data(), 0xFF, memory.published.size());
+    memory.poisoned = true;
     memory.publish = false;
   }
 }
@@ -186,7 +189,7 @@ void publish_shared_memory() {
   for (int rank = 0; rank < cluster_size(); ++rank) {
     Memory& memory = memories[rank];
     if (!memory.publish) continue;
-    memory.publish = false;
+    memory.publish = memory.poisoned = false;
     for (const Span& span : memory.spans) {
       memcpy(memory.published.data() + (span.window & kOffsetMask), span.begin, span.size);
     }
@@ -195,8 +198,10 @@ void publish_shared_memory() {
 
 void write_async(uint32_t address, const void* data, size_t bytes, int line) {
   char* target = shared_pointer(address, bytes, 1, "a bulk copy", line);
+  Memory& memory = memories[shared_rank(address)];
+  memory.poisoned = false;
   memcpy(target, data, bytes);
-  memcpy(memories[shared_rank(address)].published.data() + shared_offset(address), data, bytes);
+  memcpy(memory.published.data() + shared_offset(address), data, bytes);
 }
 
 const char* shared_chunk(int rank, uint32_t offset, const char* what, int line) {
