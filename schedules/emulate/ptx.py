@@ -1,8 +1,8 @@
 """Inline PTX to C++ statements over the emulator's functions.
 
 Every PTX register is kept in an unsigned C++ integer of its width (`.pred` in a bool); the meaning of the bits comes
-from the instruction.  Opcodes are those of the PTX ISA; an instruction missing from the table below raises
-`UnknownPtxError`, which the caller turns into a failure at run time, not at translation.
+from the instruction.  Opcodes are those of the PTX ISA; an instruction missing from the table below, to which
+`ptx_hopper` adds, raises `UnknownPtxError`, which the caller turns into a failure at run time, not at translation.
 """
 
 from __future__ import annotations
