@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from schedules.emulate.emulator import EmulationMode, Emulator
+from schedules.emulate.tensor_map import TensorMap
 from schedules.emulate.toolchain import find_cxx
 
-__all__ = ["EmulationMode", "Emulator", "find_cxx"]
+__all__ = ["EmulationMode", "Emulator", "TensorMap", "find_cxx"]

@@ -7,10 +7,11 @@ CUDA driver (its code the CUDA source): the emulator needs the kernels' signatur
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 HANDLE_CODE, INT_CODE, UINT_CODE, FLOAT_CODE = 3, 0, 1, 2  # of DLDataTypeCode
-_LAUNCH_AXES = {f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz"}
+_LAUNCH_AXES = {f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx", "clusterCtaIdx") for axis in "xyz"}
+_TENSOR_MAP = 1  # of the per-argument storage information
 
 
 @dataclass(frozen=True)
@@ -22,26 +23,36 @@ class ArgumentType:
     lanes: int
 
 
+@dataclass
+class LaunchShape:
+    grid: list[int] = field(default_factory=lambda: [1, 1, 1])
+    block: list[int] = field(default_factory=lambda: [1, 1, 1])
+    cluster: list[int] = field(default_factory=lambda: [1, 1, 1])  # in blocks
+    dynamic_shared: int = 0  # bytes
+
+
 @dataclass(frozen=True)
 class KernelSignature:
     arguments: tuple[ArgumentType, ...]
     launch_tags: tuple[str, ...]  # what the host passes behind the arguments
+    tensor_maps: frozenset[int] = frozenset()  # the arguments that are 128 bytes passed by value
 
-    def launch_shape(self, extents: tuple[int, ...]) -> tuple[list[int], list[int], int]:
-        """Grid, block and bytes of dynamic shared memory for the values passed for the launch tags.
+    def launch_shape(self, extents: tuple[int, ...]) -> LaunchShape:
+        """What the values passed for the launch tags mean.
 
         Raises:
-            ValueError: for a tag the emulator does not know, such as one of a thread block cluster.
+            ValueError: for a tag the emulator does not know.
         """
-        grid, block, dynamic = [1, 1, 1], [1, 1, 1], 0
+        shape = LaunchShape()
+        axes = {"blockIdx": shape.grid, "threadIdx": shape.block, "clusterCtaIdx": shape.cluster}
         for tag, extent in zip(self.launch_tags, extents, strict=True):
             if tag in _LAUNCH_AXES:
-                (grid if tag.startswith("block") else block)["xyz".index(tag[-1])] = extent
+                axes[tag[:-2]]["xyz".index(tag[-1])] = extent
             elif tag.endswith("use_dyn_shared_memory"):
-                dynamic = extent
+                shape.dynamic_shared = extent
             elif not tag.endswith("use_programtic_dependent_launch"):  # sic; without effect on one kernel
                 raise ValueError(f"a launch with {tag!r} is not emulated")
-        return grid, block, dynamic
+        return shape
 
 
 class _Reader:
@@ -80,8 +91,9 @@ def parse_device_module(blob: bytes) -> dict[str, KernelSignature]:
             reader.text()  # the name again
             arguments = tuple(ArgumentType(*reader.unpack("<BBH")) for _ in range(reader.count()))
             tags = tuple(reader.text() for _ in range(reader.count()))
-            reader.unpack(f"<{reader.count()}I")  # per-argument storage information
-            signatures[key] = KernelSignature(arguments, tags)
+            storage = reader.unpack(f"<{reader.count()}I")
+            maps = frozenset(index for index, kind in enumerate(storage) if kind == _TENSOR_MAP)
+            signatures[key] = KernelSignature(arguments, tags, maps)
     except (struct.error, UnicodeDecodeError) as error:
         raise ValueError(f"not a serialised CUDA module: {error}") from error
     return signatures

@@ -16,7 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from schedules.emulate.device_module import LaunchShape
 from schedules.emulate.protocol import read_frame, write_frame
+from schedules.emulate.tensor_map import TensorMap
 from schedules.emulate.toolchain import build_kernels, build_runtime, source_line
 from schedules.errors import EmulationError
 
@@ -28,7 +30,7 @@ _LAST_WORDS_S = 1.0
 class EmulationMode:
     """The choices that CUDA leaves open and that a correct kernel must not depend on.
 
-    copies: when the data of cp.async land: "late" at the wait_group that requires them, "early" at issue.
+    copies: when the data of cp.async and of bulk copies land: "late" at the wait that requires them, "early" at issue.
     order: in which order the warps of a block, and the lanes of a warp, run between barriers.
     """
 
@@ -165,14 +167,18 @@ class Emulator:
         outputs: Sequence[int],
         *,
         dynamic_shared: int = 0,
+        cluster: tuple[int, int, int] = (1, 1, 1),
+        tensor_maps: Sequence[TensorMap] = (),
         mode: EmulationMode = EmulationMode(),
         timeout_s: float = 120.0,
     ) -> list[np.ndarray]:
-        """Launches one kernel of a CUDA source whose parameters are all pointers, without any host code.
+        """Launches one kernel of a CUDA source without any host code.
 
-        Args and errors are those of `run`; `dynamic_shared` is in bytes.
+        Its parameters are a pointer for each of `arguments`, then a CUtensorMap for each of `tensor_maps`.  Args and
+        errors are those of `run`; `dynamic_shared` is in bytes, `cluster` in blocks.
         """
-        header = {"kernel": kernel, "grid": grid, "block": block, "dynamic_shared": dynamic_shared}
+        shape = LaunchShape(list(grid), list(block), list(cluster), dynamic_shared)
+        header = {"kernel": kernel, "shape": asdict(shape), "tensor_maps": [asdict(each) for each in tensor_maps]}
         return self._call(header, source, arguments, outputs, mode, timeout_s)
 
     def _call(

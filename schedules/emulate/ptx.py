@@ -1,8 +1,8 @@
 """Inline PTX to C++ statements over the emulator's functions.
 
 Every PTX register is kept in an unsigned C++ integer of its width (`.pred` in a bool); the meaning of the bits comes
-from the instruction.  Opcodes are those of the PTX ISA; an instruction missing from the table below raises
-`UnknownPtxError`, which the caller turns into a failure at run time, not at translation.
+from the instruction.  Opcodes are those of the PTX ISA; an instruction missing from the table below, to which
+`ptx_hopper` adds, raises `UnknownPtxError`, which the caller turns into a failure at run time, not at translation.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Instruction:
     operands: tuple[Operand, ...]
     guard: str = ""  # name of the predicate register
     negated: bool = False
+    labels: tuple[str, ...] = ()  # that stand before it
 
 
 @dataclass
@@ -40,14 +41,25 @@ class Program:
     registers: dict[str, str] = field(default_factory=dict)
     instructions: list[Instruction] = field(default_factory=list)
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(label for instruction in self.instructions for label in instruction.labels)
+
 
 _SPECIAL_REGISTERS = {
     "%laneid": "emu::lane_id()",
     "%nlaneid": "32",
+    "%cluster_ctarank": "emu::position.cluster_rank",
+    "%cluster_nctarank": "emu::cluster_blocks()",
+    **{f"%cluster_nctaid.{axis}": f"emu::position.cluster_size.{axis}" for axis in "xyz"},
+    **{f"%cluster_ctaid.{axis}": f"(blockIdx.{axis} % emu::position.cluster_size.{axis})" for axis in "xyz"},
+    **{f"%clusterid.{axis}": f"(blockIdx.{axis} / emu::position.cluster_size.{axis})" for axis in "xyz"},
+    **{f"%nclusterid.{axis}": f"(gridDim.{axis} / emu::position.cluster_size.{axis})" for axis in "xyz"},
     **{f"%{name}.{axis}": f"{variable}.{axis}" for axis in "xyz" for name, variable in (
         ("tid", "threadIdx"), ("ntid", "blockDim"), ("ctaid", "blockIdx"), ("nctaid", "gridDim"))},
 }  # fmt: skip
 
+_LABEL = re.compile(r"([A-Za-z_$][\w$]*)\s*:(?!:)[{}\s]*")
 _STATEMENT = re.compile(r"(?:@(!?)(%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 
 
@@ -55,13 +67,18 @@ def parse(text: str) -> Program:
     """Parses the text of an asm statement (after string concatenation and unescaping).
 
     Raises:
-        UnknownPtxError: for labels and anything else that is not a declaration or an instruction.
+        UnknownPtxError: for anything that is not a declaration, a label or an instruction.
     """
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
+    text = text.replace("%=", "")  # a number for each asm statement: labels are local to it here
     program = Program()
+    labels: tuple[str, ...] = ()
     for statement in text.split(";"):
         # Braces that open or close a scope stand where a statement begins; those of vectors follow an opcode.
         statement = statement.strip().lstrip("{} \t\n").strip()
+        while label := _LABEL.match(statement):
+            labels += (label[1].replace("$", "_"),)
+            statement = statement[label.end() :]
         if not statement:
             continue
         if statement.startswith(".reg"):
@@ -72,7 +89,10 @@ def parse(text: str) -> Program:
             raise UnknownPtxError(statement)
         negated, guard, opcode, operands = match.groups()
         parsed = tuple(_parse_operand(part) for part in _split(operands))
-        program.instructions.append(Instruction(opcode, parsed, guard or "", bool(negated)))
+        program.instructions.append(Instruction(opcode, parsed, guard or "", bool(negated), labels))
+        labels = ()
+    if labels:  # at the end
+        program.instructions.append(Instruction("", (), labels=labels))
     return program
 
 
@@ -110,7 +130,7 @@ def _parse_operand(text: str) -> Operand:
     return Operand("value", text)
 
 
-class _Emitter:
+class Emitter:
     """C++ for the instructions of one asm statement; `line` is its line in the kernel source."""
 
     def __init__(self, program: Program, line: int) -> None:
@@ -149,11 +169,12 @@ class _Emitter:
         return f"const uint32_t {name}[] = {{{', '.join(f'uint32_t({value})' for value in self.vector(operand))}}};"
 
     def statement(self, instruction: Instruction) -> str:
-        code = self._code(instruction)
+        labels = "".join(f"ptx_{label}: " for label in instruction.labels)
+        code = self._code(instruction) if instruction.opcode else ";"
         if not instruction.guard:
-            return f"{{ {code} }}"
+            return f"{labels}{{ {code} }}"
         negation = "!" if instruction.negated else ""
-        return f"if ({negation}{self.name(instruction.guard)}) {{ {code} }}"
+        return f"{labels}if ({negation}{self.name(instruction.guard)}) {{ {code} }}"
 
     def _code(self, instruction: Instruction) -> str:
         for pattern, emit_instruction in _TABLE:
@@ -167,12 +188,14 @@ class _Emitter:
         raise UnknownPtxError(instruction.opcode)
 
 
-_Emit = Callable[[_Emitter, "re.Match[str]", Sequence[Operand]], str]
-_TABLE: list[tuple[str, _Emit]] = []
+Emit = Callable[[Emitter, "re.Match[str]", Sequence[Operand]], str]
+_TABLE: list[tuple[str, Emit]] = []
 
 
-def _instruction(pattern: str) -> Callable[[_Emit], _Emit]:
-    def register(emit: _Emit) -> _Emit:
+def defines(pattern: str) -> Callable[[Emit], Emit]:
+    """Registers the C++ for the opcodes that match `pattern`; the first registered pattern that matches is taken."""
+
+    def register(emit: Emit) -> Emit:
         _TABLE.append((pattern, emit))
         return emit
 
@@ -182,8 +205,8 @@ def _instruction(pattern: str) -> Callable[[_Emit], _Emit]:
 # ---- Asynchronous copies ----
 
 
-@_instruction(r"cp\.async\.c[ag]\.shared(?:::cta)?\.global((?:\.L2::\w+)*)")
-def _copy(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"cp\.async\.c[ag]\.shared(?:::cta)?\.global((?:\.L2::\w+)*)")
+def _copy(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     target, source, size, *rest = operands[:-1] if "cache_hint" in match[1] else operands
     bytes_ = emitter.value(size)
     source_bytes = bytes_
@@ -195,26 +218,26 @@ def _copy(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) 
     return f"emu::async_copy({emitter.address(target)}, {source_pointer}, {bytes_}, {source_bytes}, {emitter.line});"
 
 
-@_instruction(r"cp\.async\.commit_group")
-def _commit(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"cp\.async\.commit_group")
+def _commit(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     return "emu::async_commit();"
 
 
-@_instruction(r"cp\.async\.wait_group")
-def _wait_group(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"cp\.async\.wait_group")
+def _wait_group(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     return f"emu::async_wait_group({emitter.value(operands[0])});"
 
 
-@_instruction(r"cp\.async\.wait_all")
-def _wait_all(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"cp\.async\.wait_all")
+def _wait_all(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     return "emu::async_wait_all();"
 
 
 # ---- Matrices ----
 
 
-@_instruction(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
-def _ldmatrix(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
+def _ldmatrix(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     targets, count = emitter.vector(operands[0]), int(match[1])
     if len(targets) != count:
         raise UnknownPtxError(match[0])
@@ -235,8 +258,8 @@ _MMA: dict[tuple[int, int, int], dict[str, set[str]]] = {
 }
 
 
-@_instruction(r"mma\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.row\.col(\.satfinite)?\.(\w+)\.(\w+)\.(\w+)\.(\w+)")
-def _mma(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"mma\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.row\.col(\.satfinite)?\.(\w+)\.(\w+)\.(\w+)\.(\w+)")
+def _mma(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     m, n, k = (int(group) for group in match.groups()[:3])
     saturate, d_type, a_type, b_type, c_type = match.groups()[3:]
     mixed_bytes = a_type in _BYTES and b_type in _BYTES
@@ -258,8 +281,8 @@ def _mma(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -
     )
 
 
-@_instruction(r"dp4a\.([us])32\.([us])32")
-def _dp4a(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"dp4a\.([us])32\.([us])32")
+def _dp4a(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     target, a, b, c = (emitter.value(operand) for operand in operands)
     signs = ["true" if sign == "s" else "false" for sign in match.groups()]
     return f"{target} = emu::dot4({a}, {signs[0]}, {b}, {signs[1]}, {c});"
@@ -268,44 +291,54 @@ def _dp4a(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) 
 # ---- Barriers and fences ----
 
 
-@_instruction(r"(?:bar|barrier)(?:\.cta)?\.(sync|arrive)(?:\.aligned)?")
-def _barrier(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"(?:bar|barrier)(?:\.cta)?\.(sync|arrive)(?:\.aligned)?")
+def _barrier(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     identifier = emitter.value(operands[0])
     count = emitter.value(operands[1]) if len(operands) > 1 else "0"
     wait = "true" if match[1] == "sync" else "false"
     return f"emu::named_barrier({identifier}, {count}, {wait}, {emitter.line});"
 
 
-@_instruction(r"bar\.warp\.sync")
-def _warp_barrier(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"bar\.warp\.sync")
+def _warp_barrier(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     return f"emu::sync_warp({emitter.value(operands[0])}, {emitter.line});"
 
 
-@_instruction(r"(?:fence|membar|prefetch|prefetchu)(?:\.[\w:]+)*")
-def _nothing(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"(?:fence(?!\.proxy\.async|\.mbarrier_init)|membar|prefetch|prefetchu)(?:\.[\w:]+)*")
+def _nothing(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     return ""
 
 
-@_instruction(r"activemask\.b32")
-def _active_mask(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"bra(?:\.uni)?")
+def _branch(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    (label,) = operands
+    name = label.text.replace("$", "_")
+    if name not in emitter.program.labels:
+        raise UnknownPtxError(f"bra {label.text}")
+    return f"goto ptx_{name};"
+
+
+@defines(r"activemask\.b32")
+def _active_mask(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     return f"{emitter.value(operands[0])} = emu::active_mask({emitter.line});"
 
 
 # ---- Loads and stores ----
 
 _MODIFIERS = r"(?:\.(?:weak|nc|volatile|relaxed|cta|gpu|sys|ca|cg|cs|lu|cv|wb|wt|L1::\w+|L2::\w+))*"
-_SPACE = r"\.(global|shared|shared::cta)"
+_SPACE = r"\.(global|shared|shared::cta|shared::cluster)"
 
 
-def _memory(emitter: _Emitter, space: str, address: Operand, size: int, line: int, what: str) -> str:
+def _memory(emitter: Emitter, space: str, address: Operand, size: int, line: int, what: str) -> str:
     pointer = emitter.address(address)
     if space == "global":
         return f"(char*){pointer}"
-    return f'emu::shared_pointer({pointer}, {size}, {size}, "{what}", {line})'
+    function = "shared_pointer" if space == "shared::cluster" else "own_shared_pointer"
+    return f'emu::{function}({pointer}, {size}, {size}, "{what}", {line})'
 
 
-@_instruction(rf"ld{_MODIFIERS}{_SPACE}{_MODIFIERS}(?:\.v([24]))?\.[busf](8|16|32|64)")
-def _load(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(rf"ld{_MODIFIERS}{_SPACE}{_MODIFIERS}(?:\.v([24]))?\.[busf](8|16|32|64)")
+def _load(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     space, lanes, bits = match[1], int(match[2] or 1), int(match[3])
     targets = emitter.vector(operands[0])
     if len(targets) != lanes:
@@ -315,8 +348,8 @@ def _load(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) 
     return f"const char* from = {memory}; {loads}"
 
 
-@_instruction(rf"st{_MODIFIERS}{_SPACE}{_MODIFIERS}(?:\.v([24]))?\.[busf](8|16|32|64)")
-def _store(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(rf"st{_MODIFIERS}{_SPACE}{_MODIFIERS}(?:\.v([24]))?\.[busf](8|16|32|64)")
+def _store(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     space, lanes, bits = match[1], int(match[2] or 1), int(match[3])
     values = emitter.vector(operands[1])
     if len(values) != lanes:
@@ -329,20 +362,33 @@ def _store(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand])
 # ---- Registers and arithmetic ----
 
 
-@_instruction(r"cvta\.to\.shared\.u(?:32|64)")
-def _to_shared(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"cvta\.to\.shared\.u(?:32|64)")
+def _to_shared(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     target, pointer = (emitter.value(operand) for operand in operands)
     return f"{target} = emu::shared_address((const void*){pointer}, {emitter.line});"
 
 
-@_instruction(r"mov\.[busf](?:16|32|64)|cvt\.u32\.u64|cvt\.u64\.u32|cvta\.to\.global\.u64")
-def _move(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"mov\.[busf](?:16|32|64)|cvt\.u32\.u64|cvt\.u64\.u32|cvta\.to\.global\.u64")
+def _move(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     target, value = (emitter.value(operand) for operand in operands)
     return f"{target} = {value};"
 
 
-@_instruction(r"cvt\.rna\.tf32\.f32")
-def _to_tf32(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"cvt\.rn\.(f16|bf16)x2\.f32")
+def _to_halves(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, high, low = (emitter.value(operand) for operand in operands)
+    encode = f"emu::{'HalfFormat' if match[1] == 'f16' else 'BFloatFormat'}::encode"
+    return f"{target} = uint32_t({encode}(emu::as_float({high}))) << 16 | {encode}(emu::as_float({low}));"
+
+
+@defines(r"cvt\.pack\.sat\.s8\.s32\.b32")
+def _pack_bytes(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, high, low, rest = (emitter.value(operand) for operand in operands)
+    return f"{target} = {rest} << 16 | emu::saturate_byte({high}) << 8 | emu::saturate_byte({low});"
+
+
+@defines(r"cvt\.rna\.tf32\.f32")
+def _to_tf32(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     target, value = (emitter.value(operand) for operand in operands)
     return f"{target} = (uint32_t({value}) + 0x1000u) & 0xffffe000u;"
 
@@ -358,14 +404,14 @@ def _typed(value: str, kind: str) -> str:
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
-@_instruction(r"setp\.(eq|ne|lt|le|gt|ge)\.([bus](?:16|32|64)|f32)")
-def _compare(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"setp\.(eq|ne|lt|le|gt|ge)\.([bus](?:16|32|64)|f32)")
+def _compare(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     target, a, b = (emitter.value(operand) for operand in operands)
     return f"{target} = {_typed(a, match[2])} {_COMPARISONS[match[1]]} {_typed(b, match[2])};"
 
 
-@_instruction(r"selp\.[busf](?:16|32|64)")
-def _select(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"selp\.[busf](?:16|32|64)")
+def _select(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     target, a, b, predicate = (emitter.value(operand) for operand in operands)
     return f"{target} = {predicate} ? {a} : {b};"
 
@@ -382,8 +428,8 @@ _INTEGER_OPERATORS = {
 }
 
 
-@_instruction(r"(add|sub|and|or|xor|shl|shr|mul\.lo)\.([bus](?:32|64))")
-def _integer(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"(add|sub|and|or|xor|shl|shr|mul\.lo)\.([bus](?:32|64))")
+def _integer(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     target, a, b = (emitter.value(operand) for operand in operands)
     return f"{target} = {_typed(a, match[2])} {_INTEGER_OPERATORS[match[1]]} {_typed(b, match[2])};"
 
@@ -394,21 +440,21 @@ _FLOAT_FUNCTIONS = {
 }  # fmt: skip
 
 
-@_instruction(rf"({'|'.join(_FLOAT_FUNCTIONS)})(?:\.approx|\.rn)?(?:\.ftz)?\.f32")
-def _float_function(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(rf"({'|'.join(_FLOAT_FUNCTIONS)})(?:\.approx|\.rn)?(?:\.ftz)?\.f32")
+def _float_function(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     target, value = (emitter.value(operand) for operand in operands)
     return f"{target} = __float_as_uint({_FLOAT_FUNCTIONS[match[1]]}(emu::as_float({value})));"
 
 
-@_instruction(r"(add|sub|mul)(?:\.rn)?(?:\.ftz)?\.f32")
-def _float_binary(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"(add|sub|mul)(?:\.rn)?(?:\.ftz)?\.f32")
+def _float_binary(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     target, a, b = (emitter.value(operand) for operand in operands)
     operator = {"add": "+", "sub": "-", "mul": "*"}[match[1]]
     return f"{target} = __float_as_uint(emu::as_float({a}) {operator} emu::as_float({b}));"
 
 
-@_instruction(r"fma\.rn(?:\.ftz)?\.f32")
-def _fma(emitter: _Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+@defines(r"fma\.rn(?:\.ftz)?\.f32")
+def _fma(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     target, *values = (emitter.value(operand) for operand in operands)
     return f"{target} = __float_as_uint(fmaf({', '.join(f'emu::as_float({value})' for value in values)}));"
 
@@ -422,6 +468,8 @@ def emit(text: str, line: int) -> str:
         UnknownPtxError: if any instruction is not known.
     """
     program = parse(text)
-    emitter = _Emitter(program, line)
+    emitter = Emitter(program, line)
+    labels = f"__label__ {', '.join(f'ptx_{label}' for label in program.labels)};" if program.labels else ""
     declarations = [f"{kind} {emitter.name(name)}{{}};" for name, kind in program.registers.items()]
-    return " ".join([*declarations, *(emitter.statement(instruction) for instruction in program.instructions)])
+    statements = [*declarations, *(emitter.statement(instruction) for instruction in program.instructions)]
+    return f"{{ {labels} {' '.join(statements)} }}" if labels else " ".join(statements)

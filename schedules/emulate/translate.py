@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from schedules.emulate import ptx_hopper as ptx_hopper  # adds its instructions to the table of `ptx`
 from schedules.emulate.ptx import UnknownPtxError, emit
 
 # One token of C++: whatever lies in strings, comments and preprocessor lines must not be mistaken for code.
@@ -130,6 +131,9 @@ def translate_asm(statement: AsmStatement, line: int) -> str:
     operands = [*statement.outputs, *statement.inputs]
     declarations = [f"auto emu_{i} = emu::to_register({o.expression});" for i, o in enumerate(operands)]
     results = [f"emu::from_register({o.expression}, emu_{i});" for i, o in enumerate(statement.outputs)]
+    if "wgmma.mma_async" in statement.text:  # its accumulators change at a later statement
+        references = [f"auto& emu_{i} = {o.expression};" for i, o in enumerate(statement.outputs)]
+        declarations, results = [*references, *declarations[len(references) :]], []
     return " ".join(["do {", *declarations, body, *results, "} while (0)"])
 
 

@@ -23,13 +23,16 @@ from schedules.emulate.device_module import (
     UINT_CODE,
     ArgumentType,
     KernelSignature,
+    LaunchShape,
     parse_device_module,
 )
 from schedules.emulate.protocol import read_frame, write_frame
+from schedules.emulate.tensor_map import TensorMap, encode_tiled
 
 _PR_SET_PDEATHSIG = 1
 _ORDERS = {"forward": 0, "reverse": 1, "strided": 2}
 _MESSAGE_BYTES = 1024
+_MAP_BYTES = 128
 
 
 class KernelFailed(Exception):
@@ -42,6 +45,7 @@ class _LaunchOptions(ctypes.Structure):
     _fields_ = [
         ("grid", ctypes.c_int * 3),
         ("block", ctypes.c_int * 3),
+        ("cluster", ctypes.c_int * 3),
         ("dynamic_shared", ctypes.c_int),
         ("late_copies", ctypes.c_int),
         ("order", ctypes.c_int),
@@ -54,14 +58,25 @@ class _Kernel(ctypes.Structure):
     _fields_ = [("run", ctypes.c_void_p), ("shared", ctypes.c_void_p), ("parameters", ctypes.c_int)]
 
 
-def _argument_cell(value: Any, kind: ArgumentType) -> Any:
+def _address(value: Any) -> int:
+    """The address in a handle, 0 for null."""
+    return (value.value if isinstance(value, ctypes.c_void_p) else value) or 0
+
+
+def _argument_cell(value: Any, kind: ArgumentType, tensor_map: bool = False) -> Any:
     """A ctypes object holding one kernel argument as the kernel's parameter type has it."""
+    if tensor_map:
+        return _map_cell(ctypes.string_at(_address(value), _MAP_BYTES))
     if kind.code == HANDLE_CODE:
-        return ctypes.c_void_p(value.value if isinstance(value, ctypes.c_void_p) else value)
+        return ctypes.c_void_p(_address(value))
     if kind.code == FLOAT_CODE:
         return (ctypes.c_float if kind.bits == 32 else ctypes.c_double)(value)
     prefix = "c_uint" if kind.code == UINT_CODE else "c_int"
     return getattr(ctypes, f"{prefix}{max(8, kind.bits)}")(value)
+
+
+def _map_cell(encoded: bytes) -> Any:
+    return (ctypes.c_uint64 * (_MAP_BYTES // 8)).from_buffer_copy(encoded)
 
 
 class Worker:
@@ -84,13 +99,14 @@ class Worker:
         self.address = tvm_ffi.get_global_func("schedules.emulate.address")
         self.check_padding = tvm_ffi.get_global_func("schedules.emulate.check_padding")
         tvm_ffi.register_global_func("ffi.Module.load_from_bytes.cuda", self.load_device_module, override=True)
+        tvm_ffi.register_global_func("runtime.cuTensorMapEncodeTiled", self.encode_tensor_map, override=True)
         self.kernels: ctypes.CDLL | None = None
         self.mode: dict[str, str] = {}
         self.failure = ""
 
     # ---- Launching ----
 
-    def launch(self, name: str, cells: Sequence[Any], grid: list[int], block: list[int], dynamic: int) -> None:
+    def launch(self, name: str, cells: Sequence[Any], shape: LaunchShape) -> None:
         try:
             kernel = _Kernel.in_dll(self.kernels, f"emu_kernel_{name}")  # type: ignore[arg-type]
         except ValueError:
@@ -99,7 +115,8 @@ class Worker:
             raise KernelFailed(f"kernel {name!r} takes {kernel.parameters} arguments and is given {len(cells)}")
         three = ctypes.c_int * 3
         late = self.mode["copies"] == "late"
-        options = _LaunchOptions(three(*grid), three(*block), dynamic, late, _ORDERS[self.mode["order"]])
+        extents = three(*shape.grid), three(*shape.block), three(*shape.cluster)
+        options = _LaunchOptions(*extents, shape.dynamic_shared, late, _ORDERS[self.mode["order"]])
         arguments = (ctypes.c_void_p * max(1, len(cells)))(*map(ctypes.addressof, cells))
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         if self.runtime.emu_launch(ctypes.byref(kernel), arguments, ctypes.byref(options), message, _MESSAGE_BYTES):
@@ -116,13 +133,23 @@ class Worker:
             count = len(signature.arguments)
             try:
                 shape = signature.launch_shape(tuple(int(value) for value in values[count:]))
-                cells = [_argument_cell(v, t) for v, t in zip(values[:count], signature.arguments, strict=True)]
-                self.launch(name, cells, *shape)
+                pairs = zip(values[:count], signature.arguments, strict=True)
+                cells = [_argument_cell(v, t, i in signature.tensor_maps) for i, (v, t) in enumerate(pairs)]
+                self.launch(name, cells, shape)
             except (KernelFailed, ValueError) as error:
                 self.failure = str(error)  # what comes out of the host code is wrapped in its own words
                 raise
 
         return call
+
+    def encode_tensor_map(self, target: Any, dtype: Any, rank: int, data: Any, *rest: Any) -> None:
+        """Stands in for the function of TVM's CUDA runtime that calls the driver."""
+        try:
+            encoded = encode_tiled(self.tvm_ffi.dtype(dtype).bits, rank, _address(data), rest)
+        except ValueError as error:
+            self.failure = str(error)
+            raise
+        ctypes.memmove(_address(target), encoded, _MAP_BYTES)
 
     # ---- Requests ----
 
@@ -152,8 +179,12 @@ class Worker:
             if "library" in header:
                 self.tvm_ffi.load_module(header["library"])[header["entry"]](*tensors)
             else:
-                cells = [ctypes.c_void_p(self.address(tensor)) for tensor in tensors]
-                self.launch(header["kernel"], cells, header["grid"], header["block"], header["dynamic_shared"])
+                addresses = [self.address(tensor) for tensor in tensors]
+                cells: list[Any] = [ctypes.c_void_p(address) for address in addresses]
+                for fields in header["tensor_maps"]:
+                    tensor_map = TensorMap(**fields)
+                    cells.append(_map_cell(tensor_map.encode(addresses[tensor_map.argument])))
+                self.launch(header["kernel"], cells, LaunchShape(**header["shape"]))
             damage = self.check_padding()
             if damage:
                 raise KernelFailed(str(damage))

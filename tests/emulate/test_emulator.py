@@ -141,12 +141,12 @@ def test_crash_is_an_error_with_line_block_and_thread_and_the_next_run_works(nam
 
 def test_unknown_ptx_fails_only_when_executed(emulator: Emulator) -> None:
     source = """extern "C" __global__ void strange(int* flag) {
-      if (flag[0]) { int x; asm volatile("wgmma.fence.sync.aligned; mov.u32 %0, 1;" : "=r"(x)); }
+      if (flag[0]) { int x; asm volatile("tcgen05.fence; mov.u32 %0, 1;" : "=r"(x)); }
       flag[1] = 7;
     }"""
     arguments = [np.array([0, 0], "int32")]
     assert emulator.launch(source, "strange", (1, 1, 1), (1, 1, 1), arguments, [0])[0][1] == 7
-    with pytest.raises(EmulationError, match=r"unknown PTX: wgmma.fence.*kernel line 2, block \(0,0,0\)"):
+    with pytest.raises(EmulationError, match=r"unknown PTX: tcgen05.fence.*kernel line 2, block \(0,0,0\)"):
         emulator.launch(source, "strange", (1, 1, 1), (1, 1, 1), [np.array([1, 0], "int32")], [0])
 
 

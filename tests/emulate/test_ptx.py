@@ -31,11 +31,29 @@ def test_empty_text_and_several_instructions() -> None:
     )
 
 
+def test_labels_are_local_to_their_statement() -> None:
+    text = "{ .reg .pred p;\nAGAIN%=: setp.eq.u32 p, %0, 1; @p bra.uni OUT$1;\nbra AGAIN%=; OUT$1:\n}"
+    program = parse(text)
+    assert program.labels == ("AGAIN", "OUT_1")
+    assert [instruction.labels for instruction in program.instructions] == [("AGAIN",), (), (), ("OUT_1",)]
+    code = emit(text, 1)
+    assert code.startswith("{ __label__ ptx_AGAIN, ptx_OUT_1; bool ptx_p{}; ptx_AGAIN: {")
+    assert "if (ptx_p) { goto ptx_OUT_1; }" in code and code.endswith("ptx_OUT_1: { ; } }")
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "wgmma.fence.sync.aligned;",
-        "LOOP: bra LOOP;",
+        "tcgen05.fence::before_thread_sync;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16 {%0, %1}, %2, %3, 1, 1, 1, 0, 0;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2}, %3, %4, 1, 1, 1, 0, 0;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, 1;",
+        "wgmma.mma_async.sync.aligned.m64n12k32.s32.s8.s8 {%0, %1, %2, %3, %4, %5}, %6, %7, 1;",
+        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];",
+        "cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {0, 0, 0}], [%2];",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], 16;",
+        "elect.sync %0|%1, %2;",
+        "LOOP: bra LOST;",
         "mov.u32 %0, %clock;",
         "mov.u32 %0, undeclared;",
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6,%7}, {%8,%9,%10,%11};",

@@ -14,5 +14,8 @@ void async_commit();
 void async_wait_group(unsigned pending);
 // Lands everything this thread has issued, committed or not.
 void async_wait_all();
+// cp.async.mbarrier.arrive: arrives once what this thread has issued has landed. Unless `counted` (.noinc), the phase
+// expects one arrival more.
+void async_arrive(uint32_t mbarrier, bool counted, int line);
 
 }  // namespace emu

@@ -30,6 +30,7 @@
 #include "warp.h"
 #include "async_copy.h"
 #include "matrix.h"
+#include "tensor_map.h"
 #include "ptx.h"
 
 #define CUDART_INF_F __builtin_inff()

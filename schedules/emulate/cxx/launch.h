@@ -28,9 +28,9 @@ struct Kernel {
 };
 
 struct LaunchOptions {
-  int grid[3], block[3];
+  int grid[3], block[3], cluster[3];
   int dynamic_shared;  // bytes
-  int late_copies;     // 1: cp.async data land at the wait that requires them; 0: at issue
+  int late_copies;     // 1: the data of asynchronous copies land at the wait that requires them; 0: at issue
   int order;           // 0 forward, 1 reverse, 2 strided
 };
 

@@ -38,6 +38,32 @@ void execute_load(void* const operands[32], uint32_t, int line) {
   }
 }
 
+struct StoreOperand {
+  uint32_t row_address;
+  int count;
+  bool transpose;
+  const uint32_t* words;
+};
+
+void execute_store(void* const operands[32], uint32_t, int line) {
+  auto lane_operand = [&](int lane) { return static_cast<StoreOperand*>(operands[lane]); };
+  const StoreOperand& any = *lane_operand(0);
+  for (int matrix = 0; matrix < any.count; ++matrix) {
+    uint16_t rows[8][8];
+    for (int lane = 0; lane < 32; ++lane) {
+      uint32_t pair = lane_operand(lane)->words[matrix];
+      for (int i = 0; i < 2; ++i) {
+        int row = lane / 4, column = lane % 4 * 2 + i;
+        (any.transpose ? rows[column][row] : rows[row][column]) = static_cast<uint16_t>(pair >> 16 * i);
+      }
+    }
+    for (int row = 0; row < 8; ++row) {
+      uint32_t address = lane_operand(8 * matrix + row)->row_address;
+      memcpy(own_shared_pointer(address, 16, 16, "stmatrix", line), rows[row], 16);
+    }
+  }
+}
+
 struct MultiplyOperand {
   const MatrixShape* shape;
   const uint32_t *a, *b, *c;
@@ -133,6 +159,7 @@ void execute_multiply(void* const operands[32], uint32_t, int) {
 }
 
 const WarpOperation kLoad = {"ldmatrix", execute_load, true};
+const WarpOperation kStore = {"stmatrix", execute_store, true};
 const WarpOperation kMultiply = {"mma.sync", execute_multiply, true};
 
 }  // namespace
@@ -140,6 +167,11 @@ const WarpOperation kMultiply = {"mma.sync", execute_multiply, true};
 void load_matrix(uint32_t* result, int count, bool transpose, uint32_t row_address, int line) {
   LoadOperand operand = {row_address, count, transpose, result};
   warp_operation(kLoad, kWholeWarp, &operand, line);
+}
+
+void store_matrix(const uint32_t* words, int count, bool transpose, uint32_t row_address, int line) {
+  StoreOperand operand = {row_address, count, transpose, words};
+  warp_operation(kStore, kWholeWarp, &operand, line);
 }
 
 void multiply_matrices(const MatrixShape& shape, uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c,

@@ -1,4 +1,4 @@
-// ldmatrix and mma.sync with the fragment layouts of the PTX ISA ("Matrix multiply-accumulate instructions").
+// ldmatrix, stmatrix and mma.sync with the fragment layouts of the PTX ISA ("Matrix multiply-accumulate instructions").
 #pragma once
 #include <cstdint>
 
@@ -14,6 +14,9 @@ struct MatrixShape {
 
 // Loads `count` 8x8 matrices of 16-bit elements; lane 8*i+r gives the address of row r of matrix i.
 void load_matrix(uint32_t* result, int count, bool transpose, uint32_t row_address, int line);
+
+// Stores `count` of them; their rows are addressed alike.
+void store_matrix(const uint32_t* words, int count, bool transpose, uint32_t row_address, int line);
 
 // One warp's D = A * B + C. All operands are 32-bit registers in the order of the instruction.
 void multiply_matrices(const MatrixShape& shape, uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c,

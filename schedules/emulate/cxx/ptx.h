@@ -4,10 +4,14 @@
 #include <cstring>
 
 #include "async_copy.h"
+#include "bulk_copy.h"
+#include "half.h"
 #include "math_functions.h"
 #include "matrix.h"
+#include "mbarrier.h"
 #include "scheduler.h"
 #include "shared_memory.h"
+#include "wgmma.h"
 
 namespace emu {
 
@@ -40,6 +44,12 @@ inline T load(const void* address) {
 template <class T>
 inline void store(void* address, T value) {
   memcpy(address, &value, sizeof(T));
+}
+
+// cvt.pack.sat.s8
+inline uint32_t saturate_byte(uint32_t bits) {
+  int value = static_cast<int>(bits);
+  return static_cast<uint8_t>(value > 127 ? 127 : value < -128 ? -128 : value);
 }
 
 [[noreturn]] inline void unknown_ptx(const char* text, int line) { fail(line, "unknown PTX: %s", text); }

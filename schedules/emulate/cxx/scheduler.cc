@@ -18,16 +18,28 @@ namespace {
 constexpr size_t kStackBytes = 256 << 10;
 constexpr size_t kGuardBytes = 4096;
 constexpr int kMaxThreads = 1024;
+constexpr int kMaxClusterBlocks = 16;
 constexpr int kNamedBarriers = 16;
+constexpr int kBlockRegisters = 64 << 10;
+// Rounds in which nothing but polling threads ran: they wait for what does not come.
+constexpr int kMaxIdleRounds = 50000;
 
-enum class State : uint8_t { ready, paused, at_barrier, in_warp_operation, in_active_mask, done };
+enum class State : uint8_t { ready, paused, at_barrier, in_warp_operation, in_active_mask, waiting, done };
 
 struct Thread {
   Fiber fiber;
   uint3 index;
-  int lane, warp;
+  int lane, warp, block;  // the warp in its block, the block in its cluster
   State state;
   int line;  // of the synchronisation the thread waits in
+  // waiting:
+  const Wait* wait;
+  uint64_t argument;
+  uint32_t mbarrier;  // also of a paused thread that polls one
+  // of barrier.cluster:
+  bool cluster_arrived;
+  uint64_t cluster_phase;
+  int registers;
   // at_barrier:
   int barrier, barrier_count, predicate, votes;
   bool block_wide;  // __syncthreads rather than a named barrier
@@ -42,10 +54,22 @@ struct Barrier {
   int arrived;   // by bar.arrive, which does not wait
 };
 
-std::vector<Thread> threads;
+struct Block {
+  uint3 index;
+  int live;       // threads that have not exited
+  int registers;  // that no warp holds
+  Barrier barriers[kNamedBarriers];
+};
+
+std::vector<Thread> threads;  // of the running cluster, block after block
+std::vector<Block> blocks;
+int threads_per_block, warps_per_block;
+uint64_t cluster_phase;  // of barrier.cluster
+int cluster_arrivals;
+uint64_t activity;  // counts what threads do other than polling
 Thread* running;  // null while the scheduler itself runs
 char* stacks;
-Barrier barriers[kNamedBarriers];
+int prepared_stacks;  // those with a guard page
 const Kernel* kernel;
 void** kernel_arguments;
 LaunchOptions options;
@@ -60,24 +84,35 @@ size_t order_index(size_t step, size_t count) {
   }
 }
 
+// Makes threadIdx, blockIdx and the shared memory those of a thread.
+void enter(const Thread& thread) {
+  position.thread = thread.index;
+  if (static_cast<int>(position.cluster_rank) == thread.block) return;
+  position.cluster_rank = thread.block;
+  position.block = blocks[thread.block].index;
+  enter_shared_memory(thread.block);
+}
+
 void select(Thread* thread) {
   running = thread;
-  position.thread = thread->index;
+  enter(*thread);
 }
 
 void suspend(State state, int line) {
   running->state = state;
+  activity += state != State::paused;
   running->line = line;
   running->fiber.suspend();
 }
 
 void thread_main() {
   kernel->run(kernel_arguments);
+  finish_bulk_stores();
+  finish_warpgroup();
+  if (--blocks[running->block].live == 0) finish_bulk_loads(running->block);
   suspend(State::done, 0);
   __builtin_trap();
 }
-
-int block_size() { return static_cast<int>(threads.size()); }
 
 uint32_t live_lanes(const Thread* warp, int lanes) {
   uint32_t live = 0;
@@ -107,7 +142,7 @@ bool try_execute(Thread* warp, int lanes, Thread& leader) {
     if (!joins(warp[lane], leader)) return false;
     operands[lane] = warp[lane].operand;
   }
-  position.thread = leader.index;
+  enter(leader);
   leader.operation->execute(operands, participants, leader.line);
   for (int lane = 0; lane < lanes; ++lane) {
     if (participants >> lane & 1) warp[lane].state = State::ready;
@@ -167,39 +202,42 @@ bool run_warp(Thread* warp, int lanes) {
 // ---- Barriers ----
 
 // Hardware counts whole warps at a barrier: a part of a warp must not be there alone.
-void check_whole_warps(int barrier) {
-  for (Thread& thread : threads) {
-    if (thread.state != State::at_barrier || thread.barrier != barrier) continue;
+void check_whole_warps(Thread* block, int barrier) {
+  for (Thread* thread = block; thread < block + threads_per_block; ++thread) {
+    if (thread->state != State::at_barrier || thread->barrier != barrier) continue;
     for (int lane = 0; lane < 32; ++lane) {
-      int other = thread.warp * 32 + lane;
-      if (other >= block_size()) break;
-      bool there = threads[other].state == State::at_barrier && threads[other].barrier == barrier;
+      int other = thread->warp * 32 + lane;
+      if (other >= threads_per_block) break;
+      bool there = block[other].state == State::at_barrier && block[other].barrier == barrier;
       if (!there) {
-        position.thread = threads[other].index;
-        fail(thread.line, "barrier %d reached by only a part of warp %d", barrier, thread.warp);
+        enter(block[other]);
+        fail(thread->line, "barrier %d reached by only a part of warp %d", barrier, thread->warp);
       }
     }
   }
 }
 
-bool release_barrier(int id) {
-  Barrier& barrier = barriers[id];
+bool release_barrier(int rank, int id) {
+  Barrier& barrier = blocks[rank].barriers[id];
   if (!barrier.expected) return false;
+  Thread* begin = &threads[rank * threads_per_block];
   int arrived = barrier.arrived, votes = 0, line = 0;
-  for (Thread& thread : threads) {
+  for (Thread* t = begin; t < begin + threads_per_block; ++t) {
+    Thread& thread = *t;
     if (thread.state != State::at_barrier || thread.barrier != id) continue;
     ++arrived;
     votes += thread.predicate;
     if (thread.block_wide && line && line != thread.line) {
-      position.thread = thread.index;
+      enter(thread);
       fail(thread.line, "divergent __syncthreads: other threads of the block wait at line %d", line);
     }
     line = thread.line;
   }
   if (arrived > barrier.expected) fail(line, "barrier %d expects %d threads and got %d", id, barrier.expected, arrived);
   if (arrived < barrier.expected) return false;
-  check_whole_warps(id);
-  for (Thread& thread : threads) {
+  check_whole_warps(begin, id);
+  for (Thread* t = begin; t < begin + threads_per_block; ++t) {
+    Thread& thread = *t;
     if (thread.state != State::at_barrier || thread.barrier != id) continue;
     thread.votes = votes;
     thread.state = State::ready;
@@ -210,17 +248,76 @@ bool release_barrier(int id) {
 
 void arrive(int id, int count, int line) {
   if (id < 0 || id >= kNamedBarriers) fail(line, "barrier %d does not exist: there are %d", id, kNamedBarriers);
-  if (count % 32 && count != block_size()) {
+  if (count % 32 && count != threads_per_block) {
     fail(line, "barrier %d with %d threads: not a multiple of a warp", id, count);
   }
-  if (count > (block_size() + 31) / 32 * 32) {
-    fail(line, "barrier %d expects %d threads, the block has %d", id, count, block_size());
+  if (count > (threads_per_block + 31) / 32 * 32) {
+    fail(line, "barrier %d expects %d threads, the block has %d", id, count, threads_per_block);
   }
-  Barrier& barrier = barriers[id];
+  Barrier& barrier = blocks[running->block].barriers[id];
   if (barrier.expected && barrier.expected != count) {
     fail(line, "barrier %d used with %d threads while others wait for %d", id, count, barrier.expected);
   }
   barrier.expected = count;
+}
+
+// ---- Clusters ----
+
+bool at_cluster_barrier(const Thread& thread) {
+  return thread.cluster_arrived && thread.cluster_phase == cluster_phase;
+}
+
+// Threads that have exited are not waited for.
+bool release_cluster() {
+  if (!cluster_arrivals) return false;
+  for (const Thread& thread : threads) {
+    if (thread.state != State::done && !at_cluster_barrier(thread)) return false;
+  }
+  cluster_arrivals = 0;
+  ++cluster_phase;
+  return true;
+}
+
+bool cluster_ready(uint64_t phase) { return cluster_phase > phase; }
+void describe_cluster(uint64_t, char* text, size_t size) {
+  int missing = 0;
+  for (const Thread& thread : threads) missing += thread.state != State::done && !at_cluster_barrier(thread);
+  snprintf(text, size, "%d threads of the cluster have not arrived", missing);
+}
+const Wait kClusterWait = {"barrier.cluster.wait", cluster_ready, describe_cluster};
+
+bool registers_free(uint64_t count) { return blocks[position.cluster_rank].registers >= static_cast<int>(count); }
+void describe_registers(uint64_t count, char* text, size_t size) {
+  snprintf(text, size, "%d registers of the block are free, each thread needs %d more",
+           blocks[position.cluster_rank].registers, static_cast<int>(count));
+}
+const Wait kRegisterWait = {"setmaxnreg.inc", registers_free, describe_registers};
+
+bool wake_waiting() {
+  bool any = false;
+  for (Thread& thread : threads) {
+    if (thread.state != State::waiting) continue;
+    enter(thread);
+    if (!thread.wait->ready(thread.argument)) continue;
+    thread.state = State::ready;
+    thread.mbarrier = 0;
+    any = true;
+  }
+  return any;
+}
+
+// ---- Deadlocks ----
+
+// For a thread that waits for an event rather than for other threads at the same place.
+[[noreturn]] void fail_waiting(const Thread& blocked, const char* others) {
+  enter(blocked);
+  if (blocked.state == State::paused) {
+    fail(blocked.line, "deadlock: a thread polls %s that never changes%s",
+         blocked.mbarrier ? "an mbarrier" : "something", others);
+  }
+  char missing[160];
+  blocked.wait->describe(blocked.argument, missing, sizeof missing);
+  fail(blocked.line, "deadlock: %s never ends: %s%s", blocked.wait->name, missing, others);
 }
 
 [[noreturn]] void fail_deadlock() {
@@ -230,11 +327,17 @@ void arrive(int id, int count, int line) {
     if (thread.state == State::done) ++exited;
     if (!blocked && thread.state != State::done) blocked = &thread;
   }
+  for (const Thread& thread : threads) {  // the cause more often than a barrier that others wait in
+    if (thread.state != State::waiting && thread.state != State::paused) continue;
+    blocked = &thread;
+    break;
+  }
   const Thread* elsewhere = nullptr;
   for (const Thread& thread : threads) {
-    bool same = thread.state == blocked->state && thread.line == blocked->line;
+    bool same = thread.state == blocked->state && thread.line == blocked->line && thread.block == blocked->block &&
+                (thread.state != State::waiting || thread.argument == blocked->argument);
     if (same) ++there;
-    if (!same && thread.state != State::done && !elsewhere) elsewhere = &thread;
+    if (!same && thread.state != State::done && !elsewhere && thread.block == blocked->block) elsewhere = &thread;
   }
   char others[128] = "";
   if (elsewhere) {
@@ -243,10 +346,11 @@ void arrive(int id, int count, int line) {
   } else if (exited) {
     snprintf(others, sizeof others, "; %d threads have exited", exited);
   }
-  position.thread = blocked->index;
+  if (blocked->state == State::waiting || blocked->state == State::paused) fail_waiting(*blocked, others);
+  enter(*blocked);
   if (blocked->state == State::at_barrier) {
     fail(blocked->line, "divergent %s: reached by only %d of %d threads%s",
-         blocked->block_wide ? "__syncthreads" : "barrier", there, block_size(), others);
+         blocked->block_wide ? "__syncthreads" : "barrier", there, threads_per_block, others);
   }
   fail(blocked->line, "divergent %s: mask 0x%x, but only %d threads of the block are there%s",
        blocked->operation->name, blocked->mask, there, others);
@@ -254,68 +358,126 @@ void arrive(int id, int count, int line) {
 
 // ---- Blocks ----
 
-void run_block() {
+void start_cluster() {
+  position.cluster_rank = ~0u;
   poison_shared_memory();
-  forget_async_copies(block_size());
-  for (Barrier& barrier : barriers) barrier = {};
-  for (size_t i = 0; i < threads.size(); ++i) {
-    threads[i].state = State::ready;
-    threads[i].fiber.start(thread_main, stacks + i * (kStackBytes + kGuardBytes) + kGuardBytes, kStackBytes);
+  forget_async_copies(static_cast<int>(threads.size()));
+  forget_mbarriers();
+  forget_bulk_copies(static_cast<int>(threads.size()));
+  forget_warpgroups(cluster_size(), threads_per_block);
+  cluster_phase = 0;
+  cluster_arrivals = 0;
+  // What the compiler may give each thread of a block that has a multiprocessor for itself.
+  int registers = kBlockRegisters / threads_per_block / 8 * 8;
+  if (registers > 255) registers = 255;
+  for (Block& block : blocks) {
+    block.live = threads_per_block;
+    block.registers = kBlockRegisters - registers * threads_per_block;
+    for (Barrier& barrier : block.barriers) barrier = {};
   }
-  size_t warps = (threads.size() + 31) / 32;
-  for (;;) {
-    bool progress = false;
+  for (size_t i = 0; i < threads.size(); ++i) {
+    Thread& thread = threads[i];
+    thread.state = State::ready;
+    thread.mbarrier = 0;
+    thread.cluster_arrived = false;
+    thread.registers = registers;
+    thread.fiber.start(thread_main, stacks + i * (kStackBytes + kGuardBytes) + kGuardBytes, kStackBytes);
+  }
+}
+
+void run_cluster() {
+  start_cluster();
+  size_t warps = blocks.size() * warps_per_block;
+  for (int idle_rounds = 0;;) {
+    uint64_t before = activity;
     for (size_t step = 0; step < warps; ++step) {
-      size_t first = order_index(step, warps) * 32;
-      size_t lanes = threads.size() - first < 32 ? threads.size() - first : 32;
-      progress |= run_warp(&threads[first], static_cast<int>(lanes));
+      size_t warp = order_index(step, warps);
+      size_t block = warp / warps_per_block, first = warp % warps_per_block * 32;
+      size_t lanes = threads_per_block - first < 32 ? threads_per_block - first : 32;
+      run_warp(&threads[block * threads_per_block + first], static_cast<int>(lanes));
+      publish_shared_memory();
     }
-    for (int id = 0; id < kNamedBarriers; ++id) progress |= release_barrier(id);
-    bool all_done = true;
+    bool progress = activity != before;
+    for (int rank = 0; rank < cluster_size(); ++rank) {
+      for (int id = 0; id < kNamedBarriers; ++id) progress |= release_barrier(rank, id);
+    }
+    progress |= release_cluster();
+    progress |= wake_waiting();
+    // The latest moment for a copy: nothing else can move.
+    if (!progress) progress = land_awaited_copy() || land_awaited_arrival();
+    bool all_done = true, polling = false;
     for (Thread& thread : threads) {
       all_done &= thread.state == State::done;
       if (thread.state != State::paused) continue;
-      thread.state = State::ready;
-      progress = true;
+      polling = true;
+      if (progress || idle_rounds < kMaxIdleRounds) thread.state = State::ready;
     }
     if (all_done) return;
-    if (!progress) fail_deadlock();
+    idle_rounds = progress ? 0 : idle_rounds + 1;
+    if (!progress && (!polling || idle_rounds > kMaxIdleRounds)) fail_deadlock();
   }
 }
 
-void prepare_stacks() {
-  if (stacks) return;
+void prepare_stacks(int count) {
   size_t stride = kStackBytes + kGuardBytes;
-  void* memory = mmap(nullptr, stride * kMaxThreads, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) fail(0, "no address space for the stacks of a block");
-  stacks = static_cast<char*>(memory);
-  for (int i = 0; i < kMaxThreads; ++i) mprotect(stacks + i * stride, kGuardBytes, PROT_NONE);
+  if (!stacks) {
+    void* memory = mmap(nullptr, stride * kMaxThreads * kMaxClusterBlocks, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) fail(0, "no address space for the stacks of a block");
+    stacks = static_cast<char*>(memory);
+  }
+  for (; prepared_stacks < count; ++prepared_stacks) {
+    mprotect(stacks + prepared_stacks * stride, kGuardBytes, PROT_NONE);
+  }
 }
 
-void run_grid() {
-  const int* block = options.block;
+// Checks the launch, and lays out the threads of a cluster.
+void prepare_cluster() {
+  const int *block = options.block, *cluster = options.cluster;
   int64_t size = int64_t{block[0]} * block[1] * block[2];
   if (size < 1 || size > kMaxThreads) fail(0, "a block of %d x %d x %d threads", block[0], block[1], block[2]);
-  for (int extent : options.grid) {
-    if (extent < 1) fail(0, "a grid of %d x %d x %d blocks", options.grid[0], options.grid[1], options.grid[2]);
+  int64_t count = int64_t{cluster[0]} * cluster[1] * cluster[2];
+  if (count < 1 || count > kMaxClusterBlocks) {
+    fail(0, "a cluster of %d x %d x %d blocks", cluster[0], cluster[1], cluster[2]);
   }
-  prepare_stacks();
-  layout_shared_memory(kernel->shared, options.dynamic_shared);
-  threads.assign(size, Thread());
-  for (int i = 0; i < size; ++i) {
-    threads[i].index = {static_cast<unsigned>(i % block[0]), static_cast<unsigned>(i / block[0] % block[1]),
-                        static_cast<unsigned>(i / block[0] / block[1])};
-    threads[i].lane = i % 32;
-    threads[i].warp = i / 32;
+  for (int axis = 0; axis < 3; ++axis) {
+    const int* grid = options.grid;
+    if (grid[axis] < 1) fail(0, "a grid of %d x %d x %d blocks", grid[0], grid[1], grid[2]);
+    if (grid[axis] % cluster[axis]) {
+      fail(0, "a grid of %d x %d x %d blocks is not made of clusters of %d x %d x %d", grid[0], grid[1], grid[2],
+           cluster[0], cluster[1], cluster[2]);
+    }
+  }
+  threads_per_block = static_cast<int>(size);
+  warps_per_block = (threads_per_block + 31) / 32;
+  blocks.assign(count, Block());
+  prepare_stacks(static_cast<int>(size * count));
+  layout_shared_memory(kernel->shared, options.dynamic_shared, cluster_size());
+  threads.assign(size * count, Thread());
+  for (size_t i = 0; i < threads.size(); ++i) {
+    int in_block = static_cast<int>(i % size);
+    threads[i].index = {static_cast<unsigned>(in_block % block[0]), static_cast<unsigned>(in_block / block[0] % block[1]),
+                        static_cast<unsigned>(in_block / block[0] / block[1])};
+    threads[i].lane = in_block % 32;
+    threads[i].warp = in_block / 32;
+    threads[i].block = static_cast<int>(i / size);
   }
   position.block_size = dim3(block[0], block[1], block[2]);
   position.grid_size = dim3(options.grid[0], options.grid[1], options.grid[2]);
-  for (unsigned z = 0; z < position.grid_size.z; ++z) {
-    for (unsigned y = 0; y < position.grid_size.y; ++y) {
-      for (unsigned x = 0; x < position.grid_size.x; ++x) {
-        position.block = {x, y, z};
-        run_block();
+  position.cluster_size = dim3(cluster[0], cluster[1], cluster[2]);
+}
+
+void run_grid() {
+  prepare_cluster();
+  const dim3 &grid = position.grid_size, &cluster = position.cluster_size;
+  for (unsigned z = 0; z < grid.z; z += cluster.z) {
+    for (unsigned y = 0; y < grid.y; y += cluster.y) {
+      for (unsigned x = 0; x < grid.x; x += cluster.x) {
+        for (unsigned rank = 0; rank < blocks.size(); ++rank) {
+          blocks[rank].index = {x + rank % cluster.x, y + rank / cluster.x % cluster.y,
+                                z + rank / cluster.x / cluster.y};
+        }
+        run_cluster();
       }
     }
   }
@@ -342,6 +504,10 @@ void fail(int line, const char* format, ...) {
 
 bool in_launch() { return launched; }
 int running_thread() { return static_cast<int>(running - threads.data()); }
+int running_block() { return static_cast<int>(position.cluster_rank); }
+int block_size() { return threads_per_block; }
+int cluster_size() { return static_cast<int>(blocks.size()); }
+bool block_exited(int rank) { return blocks[rank].live == 0; }
 bool copies_land_late() { return options.late_copies; }
 
 void describe_position(char* text, size_t size) {
@@ -351,13 +517,15 @@ void describe_position(char* text, size_t size) {
 
 bool describe_stack_address(const void* address, char* text, size_t size) {
   auto* byte = static_cast<const char*>(address);
-  if (!stacks || byte < stacks || byte >= stacks + (kStackBytes + kGuardBytes) * kMaxThreads) return false;
+  if (!stacks || byte < stacks || byte >= stacks + (kStackBytes + kGuardBytes) * kMaxThreads * kMaxClusterBlocks) {
+    return false;
+  }
   snprintf(text, size, "the local variables of a thread exceed %zu KiB", kStackBytes >> 10);
   return true;
 }
 
 int block_barrier(int predicate, int line) {
-  arrive(0, block_size(), line);
+  arrive(0, threads_per_block, line);
   running->barrier = 0;
   running->block_wide = true;
   running->predicate = predicate;
@@ -366,9 +534,9 @@ int block_barrier(int predicate, int line) {
 }
 
 void named_barrier(int id, int count, bool wait, int line) {
-  arrive(id, count ? count : block_size(), line);
+  arrive(id, count ? count : threads_per_block, line);
   if (!wait) {
-    ++barriers[id].arrived;
+    ++blocks[running->block].barriers[id].arrived;
     return;
   }
   running->barrier = id;
@@ -377,12 +545,57 @@ void named_barrier(int id, int count, bool wait, int line) {
   suspend(State::at_barrier, line);
 }
 
-void pause() { suspend(State::paused, 0); }
+void wait_until(const Wait& wait, uint64_t argument, uint32_t mbarrier, int line) {
+  if (wait.ready(argument)) return;
+  running->wait = &wait;
+  running->argument = argument;
+  running->mbarrier = mbarrier;
+  suspend(State::waiting, line);
+}
+
+void poll(uint32_t mbarrier, int line) {
+  running->mbarrier = mbarrier;
+  pause(line);
+  running->mbarrier = 0;
+}
+
+bool is_awaited(uint32_t mbarrier) {
+  for (const Thread& thread : threads) {
+    if (thread.state == State::done || thread.mbarrier != mbarrier) continue;
+    return true;
+  }
+  return false;
+}
+
+void cluster_arrive(int line) {
+  if (running->cluster_arrived) fail(line, "barrier.cluster.arrive twice without a wait between");
+  running->cluster_arrived = true;
+  running->cluster_phase = cluster_phase;
+  ++cluster_arrivals;
+}
+
+void cluster_wait(int line) {
+  if (!running->cluster_arrived) fail(line, "barrier.cluster.wait without an arrive");
+  wait_until(kClusterWait, running->cluster_phase, 0, line);
+  running->cluster_arrived = false;
+}
+
+void pause(int line) { suspend(State::paused, line); }
+
+void set_registers(int count, bool increase, int line) {
+  const char* name = increase ? "setmaxnreg.inc" : "setmaxnreg.dec";
+  if (count % 8 || count < 24 || count > 256) fail(line, "%s of %d registers", name, count);
+  int more = count - running->registers;
+  Block& block = blocks[running->block];
+  while (increase && block.registers < more) wait_until(kRegisterWait, more, 0, line);
+  block.registers -= more;
+  running->registers = count;
+}
 
 int lane_id() { return running->lane; }
 
 uint32_t lanes_of_warp() {
-  int lanes = block_size() - running->warp * 32;
+  int lanes = threads_per_block - running->warp * 32;
   return lanes >= 32 ? 0xffffffffu : (1u << lanes) - 1;
 }
 
@@ -394,6 +607,13 @@ void warp_operation(const WarpOperation& operation, uint32_t mask, void* operand
   running->mask = mask;
   running->operand = operand;
   suspend(State::in_warp_operation, line);
+}
+
+bool elect(uint32_t mask, int line) {
+  static const WarpOperation election = {"elect.sync", [](void* const*, uint32_t, int) {}, false};
+  warp_operation(election, mask, nullptr, line);
+  int lane = options.order == 1 ? 31 - __builtin_clz(mask) : __builtin_ctz(mask);
+  return running->lane == lane;
 }
 
 uint32_t active_mask(int line) {

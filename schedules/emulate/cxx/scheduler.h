@@ -16,12 +16,17 @@ struct dim3 {
 
 namespace emu {
 
-// The running thread, as threadIdx, blockIdx, blockDim and gridDim show it.
+// The running thread, as threadIdx, blockIdx, blockDim and gridDim show it; a launch without clusters has one block in
+// each.
 struct Position {
   uint3 thread, block;
-  dim3 block_size, grid_size;
+  dim3 block_size, grid_size, cluster_size;
+  unsigned cluster_rank;  // of the block: %cluster_ctarank
 };
 extern Position position;
+inline unsigned cluster_blocks() {
+  return position.cluster_size.x * position.cluster_size.y * position.cluster_size.z;
+}
 
 // Ends the launch with a message. `line` is the line of the kernel source, 0 if unknown.
 [[noreturn]] __attribute__((format(printf, 2, 3))) void fail(int line, const char* format, ...);
@@ -32,8 +37,15 @@ int block_barrier(int predicate, int line);
 // bar.sync / bar.arrive: `count` threads take part, the whole block if it is 0; only `wait`ing threads are held.
 void named_barrier(int id, int count, bool wait, int line);
 
+// barrier.cluster.arrive and .wait: all threads of the cluster that still run take part.
+void cluster_arrive(int line);
+void cluster_wait(int line);
+
 // Lets every other thread of the block run first (a spin loop has to call this to make progress).
-void pause();
+void pause(int line = 0);
+
+// setmaxnreg: `increase` waits until the registers that other warps have released suffice.
+void set_registers(int count, bool increase, int line);
 
 int lane_id();
 uint32_t lanes_of_warp();  // the lanes that exist: fewer than 32 in the last warp of an odd-sized block
@@ -50,6 +62,9 @@ struct WarpOperation {
 void warp_operation(const WarpOperation& operation, uint32_t mask, void* operand, int line);
 
 uint32_t active_mask(int line);
+
+// elect.sync: true for one lane of the mask, the one that runs first.
+bool elect(uint32_t mask, int line);
 
 }  // namespace emu
 

@@ -29,10 +29,25 @@ inline T* dynamic_shared() {
   return static_cast<T*>(dynamic_shared_memory(alignment));
 }
 
-// The 32-bit shared window: its addresses are offsets into the block's shared memory.
+// The 32-bit shared window of the cluster: an address says which block, which variable and which byte.
 uint32_t shared_address(const void* pointer, int line);
-// The memory behind `bytes` bytes of the window; fails if they are not inside one variable, or not aligned.
+// mapa: the same variable in another block of the cluster.
+uint32_t shared_address_in(uint32_t address, uint32_t rank, int line);
+int shared_rank(uint32_t address);
+// The low bits, as the hardware has them: what a matrix descriptor holds and a swizzle is taken from.
+uint32_t shared_offset(uint32_t address);
+// The memory behind `bytes` bytes of the window; fails if they are not inside one variable, or not aligned, or in a
+// block that has exited. `own_shared_pointer` also fails in another block than the running one.
 char* shared_pointer(uint32_t address, size_t bytes, size_t alignment, const char* what, int line);
+char* own_shared_pointer(uint32_t address, size_t bytes, size_t alignment, const char* what, int line);
+
+// The async proxy (PTX ISA, "Proxies"): bulk copies and wgmma see what ordinary stores wrote only after a
+// fence.proxy.async. Reading earlier fails; the fence stands for all threads of the block that ran before it.
+void fence_async_proxy();
+void write_async(uint32_t address, const void* data, size_t bytes, int line);
+// The 16-byte chunk at an offset of block `rank`, as the async proxy may read it and without that check.
+const char* read_async(int rank, uint32_t offset, const char* what, int line);
+const char* shared_chunk(int rank, uint32_t offset, const char* what, int line);
 
 }  // namespace emu
 

@@ -1,2 +1,2 @@
-// Stands in for the CUDA header of this name: emulator.h is included before every kernel.
+// Stands in for the CUDA header of this name: emulator.h, which has CUtensorMap, is included before every kernel.
 #pragma once
