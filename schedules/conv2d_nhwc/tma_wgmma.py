@@ -164,10 +164,8 @@ class NhwcWork(Work):
             channel = tirx.min(channel, self.problem.co - 1)  # what stands beyond the last channel is not stored
         return named("bias", tensors["bias"][channel].astype("float32"))
 
-    def finish(
-        self, tensors: Tensors, place: Place, total: Any, term: Any, consumer: Any, row: Any, column: Any
-    ) -> Any:
-        return finish_sum(self.problem, total, term)
+    def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
+        return finish_sum(self.problem, total, of_column)
 
 
 def schedule(problem: NhwcProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
@@ -181,12 +179,12 @@ def schedule(problem: NhwcProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IR
 
 
 def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
-    """The tile with the least work on the busiest multiprocessor, as many stages as fit, filters shared by two."""
+    """The tile with the least work on the busiest multiprocessor, the most stages that fit, filters shared by two."""
     block_m, block_n, consumers = default_shape(problem.pixels, problem.co)
     channels = 64
     while channels > 16 and channels // 2 >= problem.ci:
         channels //= 2
-    config = TmaWgmmaConfig(block_m, block_n, channels, 2, consumers, 2, 1)
+    config = TmaWgmmaConfig(block_m, block_n, channels, 2, consumers, 2 if problem.pixels > block_m else 1, 1)
     return replace(config, num_stages=fitting_stages(config, problem.dtype, arch, config.staging().nbytes))
 
 

@@ -71,7 +71,7 @@ class HopperConfig(Config):
         if missing:
             return f"{arch} has no {' and no '.join(missing)}; choose another --schedule"
         for name, value in self.words().items():
-            if value < (name != "grid"):
+            if not isinstance(value, bool) and value < (name != "grid"):
                 return f"{name}={value} must be at least {int(name != 'grid')}"
         if self.consumers not in REGISTERS:
             return f"consumers={self.consumers} is not {', '.join(map(str, REGISTERS))}"
@@ -109,6 +109,7 @@ def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int) -
 SHAPES = (
     (128, 256, 2),
     (256, 128, 2),
+    (192, 192, 3),
     (192, 128, 3),
     (128, 192, 2),
     (256, 64, 2),
@@ -121,6 +122,7 @@ SHAPES = (
     (64, 64, 1),
     (64, 32, 1),
 )
+LOAD = 48  # what an element loaded costs, in products
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2))
 
 
@@ -142,16 +144,13 @@ def blocks(dtype: str) -> Iterator[dict[str, Any]]:
         )
 
 
-def default_shape(m: int, n: int, count: int = 1) -> tuple[int, int, int]:
+def default_shape(m: int, n: int, count: int = 1, multiple: int = 1) -> tuple[int, int, int]:
     """The (block_m, block_n, consumers) with the least work on the busiest multiprocessor for `count` products of `m` x
-    `n`; the work of a tile is its area and what it loads."""
+    `n`, of those with a `multiple` of columns; the work of a tile is its area and what it loads."""
 
     def cost(shape: tuple[int, int, int]) -> float:
         block_m, block_n, _ = shape
         tiles = -(-m // block_m) * -(-n // block_n) * count
         return -(-tiles // RESIDENT[1]) * (block_m * block_n + LOAD * (block_m + block_n))
 
-    return min(SHAPES, key=cost)
-
-
-LOAD = 48  # what an element loaded costs, in products
+    return min((shape for shape in SHAPES if shape[1] % multiple == 0), key=cost)

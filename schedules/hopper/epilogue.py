@@ -74,6 +74,12 @@ def emit(
     start = named("start", consumer * staging.nbytes)
     form = _STORE.format(work.output.target.rank)
 
+    row_terms = [
+        work.row_term(tensors, place, consumer, top + (m * ROWS + below))
+        for m in range(staging.rows // ROWS)
+        for below in (0, 8)
+    ]
+
     def barrier() -> None:
         T.evaluate(T.ptx.bar.sync(T.Cast("uint32", _FIRST_BARRIER + consumer), T.uint32(WARPGROUP)))
 
@@ -92,9 +98,9 @@ def emit(
                     for half in range(2):
                         at = (m * groups + column // 8 + half) * 4
                         for q in range(4):
-                            j, row = 2 * half + q % 2, top + (m * ROWS + q // 2 * 8)
-                            total = sums[at + q]
-                            values.append(work.finish(tensors, place, total, terms[j], consumer, row, columns[j]))
+                            j, of_row = 2 * half + q % 2, row_terms[2 * m + q // 2]
+                            value = work.finish(tensors, place, sums[at + q], of_row, terms[j], columns[j])
+                            values.append(value)
                     write(staging, memory, base, values, m * ROWS + warp * 16, pair, lane)
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
         barrier()

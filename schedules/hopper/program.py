@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,6 +57,16 @@ def program(work: Work) -> tvm.IRModule:
         IRBuilder.name(name, buffer)
         return buffer
 
+    def with_flat_residual(tensors: dict[str, Any]) -> dict[str, Any]:
+        """`tensors`, and the residual's elements without a shape, as a problem with flattened pixels counts them."""
+        residual = tensors["residual"]
+        if residual is None:
+            return tensors
+        count = math.prod(shapes["residual"].shape)
+        flat = T.decl_buffer((count,), shapes["residual"].dtype, data=residual.data)
+        IRBuilder.name("flat_residual", flat)
+        return {**tensors, "flat residual": flat}
+
     def encode(tensor_map: TensorMap, tensors: dict[str, Any], variable: Any) -> None:
         data = tensors[tensor_map.tensor].data
         words = tensor_map.words()
@@ -109,6 +120,7 @@ def program(work: Work) -> tvm.IRModule:
         encode(output.target, tensors, output_map)
 
         T.device_entry()
+        views = T.meta_var(with_flat_residual(tensors))
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
         rank = T.cta_id_in_cluster([cluster])
         block = T.cta_id([grid])
@@ -148,9 +160,16 @@ def program(work: Work) -> tvm.IRModule:
                     while tile < work.clusters:
                         place = T.meta_var(work.place(tile, rank_m, rank_n))
                         window = T.meta_var(work.taps(place))
-                        for ry in T.serial(window[0], window[1]):
-                            for rx in T.serial(window[2], window[3]):
-                                for chunk in T.serial(work.chunks):
+                        # while: unrolled, the loops would need more registers than the producer keeps
+                        ry: T.int32
+                        ry = window[0]
+                        while ry < window[1]:
+                            rx: T.int32
+                            rx = window[2]
+                            while rx < window[3]:
+                                chunk: T.int32
+                                chunk = 0
+                                while chunk < work.chunks:
                                     empty.wait(stage, phase ^ 1)
                                     full.arrive(stage, stage_bytes)
                                     fill(work.a, a_map, work.loads_a(place, ry, rx, chunk, rank_n),
@@ -163,6 +182,9 @@ def program(work: Work) -> tvm.IRModule:
                                     if stage == stages:
                                         stage = 0
                                         phase = phase ^ 1
+                                    chunk = chunk + 1
+                                rx = rx + 1
+                            ry = ry + 1
                         tile = tile + clusters
         else:
             if redistribute:
@@ -200,7 +222,7 @@ def program(work: Work) -> tvm.IRModule:
                 T.ptx.wgmma.wait_group.sync.aligned(0)
                 multiply.settle([sums[i] for i in range(blocks_m * each)])
                 release(empty, before, thread, peer)
-                epilogue.emit(work, tensors, output_map, place, sums, staging, group, warp, lane, thread)
+                epilogue.emit(work, views, output_map, place, sums, staging, group, warp, lane, thread)
                 tile = tile + clusters
             if thread == 0:
                 T.ptx.cp.async_.bulk.wait_group(0)

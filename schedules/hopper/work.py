@@ -81,11 +81,15 @@ class Work(ABC):
     def store_at(self, place: Any, consumer: Any, column: int) -> tuple[Any, ...]:
         """Coordinates in the output of a consumer's rows and the columns from `column` of the block."""
 
+    def row_term(self, tensors: Tensors, place: Any, consumer: Any, row: Any) -> Any:
+        """What the epilogue needs of a row of the consumer's, found once for all columns; None if nothing."""
+        return None
+
     def column_term(self, tensors: Tensors, place: Any, column: Any) -> Any:
         """What the epilogue needs of a column of the block's, read once for all rows; None if nothing."""
         return None
 
     @abstractmethod
-    def finish(self, tensors: Tensors, place: Any, total: Any, term: Any, consumer: Any, row: Any, column: Any) -> Any:
-        """The output, float32 or int32, not yet rounded, of a sum in a row of the consumer's and a column of the
-        block's; `term` is the column's."""
+    def finish(self, tensors: Tensors, place: Any, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
+        """The output, float32 or int32, not yet rounded, of a sum in a column of the block's; with the terms of its row
+        and of its column."""
