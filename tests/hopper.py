@@ -15,7 +15,7 @@ from schedules.inspect import summary, view
 from schedules.registry import operator
 from schedules.toolchain import cuda
 from schedules.verify import verify
-from tests.conftest import problem_of
+from tests.conftest import assert_correct, problem_of
 
 
 def opcodes(built: Built) -> Counter[str]:
@@ -41,9 +41,18 @@ def assert_well_made(built: Built, multiply: str) -> Counter[str]:
     assert isinstance(built.launch.grid[0], int) and built.launch.grid[0] % config.cluster == 0
     needed = config.num_stages * (config.stage_bytes(built.problem.arguments()[0].dtype) + 16)
     assert kernel.shared and needed <= kernel.shared <= built.arch.shared_block
-    assert kernel.registers and kernel.registers * config.threads <= built.arch.registers_sm
-    assert bool(found["USETMAXREG"]) == (config.consumers > 1)
+    assert kernel.registers and kernel.registers * config.threads * config.blocks_sm <= built.arch.registers_sm
+    assert kernel.blocks_sm and kernel.blocks_sm >= config.blocks_sm
+    assert bool(found["USETMAXREG"]) == (config.threads * config.blocks_sm > 256)
     return found
+
+
+def assert_emulated(name: str, fields: dict[str, Any], words: dict[str, Any]) -> None:
+    """Right on the emulator, in each of its modes; skips while it does not know these instructions."""
+    arch, spec = parse_arch("sm_90a"), operator(name).schedule("tma_wgmma")
+    if "emulated" in spec.no_routes:
+        pytest.skip(spec.no_routes["emulated"])
+    assert_correct(problem_of(name, **fields), arch, "tma_wgmma", words, ["emulated"])
 
 
 def assert_builds_or_says_why(name: str, fields: dict[str, Any], words: dict[str, Any]) -> Built | None:

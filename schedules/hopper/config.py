@@ -13,9 +13,15 @@ from schedules.problem import Config, numpy_dtype
 WARPGROUP = 128  # threads
 ROWS = 64  # of one wgmma
 K_BYTES = 32  # of the reduction in one wgmma
-# 32-bit registers of a thread of (producer, consumers) by the number of consumer warpgroups, after setmaxnreg; at the
-# launch all threads have the same.  Two warpgroups of 255 need no redistribution.
-REGISTERS: dict[int, tuple[int, int]] = {1: (0, 255), 2: (40, 232), 3: (56, 152)}
+# 32-bit registers of a thread of (producer, consumers) by (consumers, blocks of a multiprocessor), after setmaxnreg; at
+# the launch all threads have the same.  Two warpgroups of 255 need no redistribution.
+REGISTERS: dict[tuple[int, int], tuple[int, int]] = {
+    (1, 1): (0, 255),
+    (1, 2): (40, 216),
+    (2, 1): (40, 232),
+    (3, 1): (56, 152),
+}
+INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of those a thread has at the launch
 ADDRESSING = 48  # registers beside the accumulators, about
 BARRIER_BYTES = 16  # full and empty of a stage
 STAGING = 16 * 1024  # most bytes in which a consumer's results wait for their store
@@ -36,6 +42,7 @@ class HopperConfig(Config):
     cluster_m: int = 2  # blocks along m that share tiles of the operand along n
     cluster_n: int = 1  # blocks along n that share tiles of the operand along m
     grid: int = 132  # blocks at most, each of which computes tile after tile; 0 makes one for each tile
+    blocks_sm: int = 1  # blocks that a multiprocessor holds: one finishes a tile while the other multiplies
 
     @property
     def cluster(self) -> int:
@@ -73,8 +80,9 @@ class HopperConfig(Config):
         for name, value in self.words().items():
             if not isinstance(value, bool) and value < (name != "grid"):
                 return f"{name}={value} must be at least {int(name != 'grid')}"
-        if self.consumers not in REGISTERS:
-            return f"consumers={self.consumers} is not {', '.join(map(str, REGISTERS))}"
+        if (self.consumers, self.blocks_sm) not in REGISTERS:
+            known = ", ".join(f"{consumers} and {blocks_sm}" for consumers, blocks_sm in REGISTERS)
+            return f"consumers={self.consumers} and blocks_sm={self.blocks_sm} are not {known}"
         if self.block_m % (ROWS * self.consumers):
             return f"block_m={self.block_m} gives each of {self.consumers} consumers no multiple of {ROWS} rows"
         step = 32 if dtype == "int8" else 16
@@ -89,19 +97,30 @@ class HopperConfig(Config):
             return f"cluster_m={self.cluster_m} x cluster_n={self.cluster_n} is not 1, 2 or 4 blocks"
         if self.grid and self.grid < self.cluster:
             return f"grid={self.grid} is less than a cluster of {self.cluster}"
-        most = REGISTERS[self.consumers][1]
+        most = REGISTERS[self.consumers, self.blocks_sm][1]
         if self.accumulators + ADDRESSING > most:
             needed = self.accumulators + ADDRESSING
             return f"block_m={self.block_m} x block_n={self.block_n} needs about {needed} registers, there are {most}"
+        at_launch = arch.registers_sm // (self.threads * self.blocks_sm) // 8 * 8
+        if self.block_n // 2 + INSTRUCTION > at_launch:
+            needed = self.block_n // 2 + INSTRUCTION
+            return f"block_n={self.block_n} needs {needed} registers for one wgmma, the launch gives {at_launch}"
         shared = self.num_stages * (self.stage_bytes(dtype) + BARRIER_BYTES) + self.consumers * staging
-        if shared > arch.shared_block:
-            return f"num_stages={self.num_stages} needs {shared} bytes of shared memory, {arch} has {arch.shared_block}"
+        room = shared_room(arch, self.blocks_sm)
+        if shared > room:
+            of_each = f" for each of {self.blocks_sm} blocks" if self.blocks_sm > 1 else ""
+            return f"num_stages={self.num_stages} needs {shared} bytes of shared memory, {arch} has {room}{of_each}"
         return None
+
+
+def shared_room(arch: Arch, blocks_sm: int) -> int:
+    """Bytes of shared memory of a block where a multiprocessor holds `blocks_sm`."""
+    return min(arch.shared_block, arch.shared_sm // blocks_sm - arch.shared_reserved)
 
 
 def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int) -> int:
     """The most stages that shared memory has room for, at most 8."""
-    room = arch.shared_block - config.consumers * staging
+    room = shared_room(arch, config.blocks_sm) - config.consumers * staging
     return max(2, min(8, room // (config.stage_bytes(dtype) + BARRIER_BYTES)))
 
 
@@ -115,6 +134,7 @@ SHAPES = (
     (256, 64, 2),
     (128, 128, 2),
     (64, 256, 1),
+    (64, 192, 1),
     (128, 96, 2),
     (128, 64, 2),
     (64, 128, 1),
@@ -129,9 +149,11 @@ CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2))
 def blocks(dtype: str) -> Iterator[dict[str, Any]]:
     """Fields of every config worth trying for operands of `dtype`, legal or not."""
     k = K_BYTES // numpy_dtype(dtype).itemsize
-    for (m, n, consumers), block_k, stages, (cluster_m, cluster_n) in product(
-        SHAPES, (2 * k, 4 * k, 8 * k), (2, 3, 4, 5, 6, 8), CLUSTERS
+    for (m, n, consumers), block_k, stages, (cluster_m, cluster_n), blocks_sm in product(
+        SHAPES, (2 * k, 4 * k, 8 * k), (2, 3, 4, 5, 6, 8), CLUSTERS, (1, 2)
     ):
+        if (consumers, blocks_sm) not in REGISTERS:
+            continue
         yield dict(
             block_m=m,
             block_n=n,
@@ -140,7 +162,8 @@ def blocks(dtype: str) -> Iterator[dict[str, Any]]:
             consumers=consumers,
             cluster_m=cluster_m,
             cluster_n=cluster_n,
-            grid=RESIDENT[cluster_m * cluster_n],
+            grid=RESIDENT[cluster_m * cluster_n] * blocks_sm,
+            blocks_sm=blocks_sm,
         )
 
 

@@ -40,7 +40,7 @@ def program(work: Work) -> tvm.IRModule:
     cluster_m, cluster_n, cluster = config.cluster_m, config.cluster_n, config.cluster
     grid = config.blocks(work.clusters * cluster)
     clusters = grid // cluster
-    producer_registers, consumer_registers = REGISTERS[consumers]
+    producer_registers, consumer_registers = REGISTERS[consumers, config.blocks_sm]
     redistribute = producer_registers > 0
     sharing = cluster_m + cluster_n - 1  # blocks that write into a block's stages, itself among them
     steps = a.k * a.item // K_BYTES
@@ -121,7 +121,7 @@ def program(work: Work) -> tvm.IRModule:
 
         T.device_entry()
         views = T.meta_var(with_flat_residual(tensors))
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": config.blocks_sm})
         rank = T.cta_id_in_cluster([cluster])
         block = T.cta_id([grid])
         group = T.warpgroup_id([consumers + 1])

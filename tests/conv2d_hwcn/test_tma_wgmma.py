@@ -13,7 +13,7 @@ from schedules.build import build
 from schedules.errors import ConfigError
 from schedules.registry import operator
 from tests.conftest import problem_of
-from tests.hopper import assert_builds_or_says_why, assert_correct_on, assert_well_made
+from tests.hopper import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
 
 WORK: dict[str, Any] = dict(n=256, h=14, w=14, ci=256, co=512, kh=3, kw=3, pad=1, dtype="float16")
 SHAPES: dict[str, dict[str, Any]] = {
@@ -35,6 +35,8 @@ CONFIGS: list[dict[str, Any]] = [
     dict(block_m=64, block_n=256, consumers=1, block_k=128, num_stages=2, cluster_m=4, grid=120),
     dict(block_m=128, block_n=128, consumers=2, block_k=32, num_stages=6, cluster_m=2, cluster_n=2, grid=120),
     dict(block_m=128, block_n=64, consumers=2, block_k=16, num_stages=5, cluster_m=1, grid=0),
+    dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
+    dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
 ]
 
 
@@ -96,6 +98,12 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
 def test_the_space_holds_the_default(sm_90a: Arch) -> None:
     problem, spec = problem_of("conv2d_hwcn", **WORK), operator("conv2d_hwcn").schedule("tma_wgmma")
     assert spec.config_for(problem, sm_90a) in set(spec.legal_space(problem, sm_90a))
+
+
+@pytest.mark.parametrize("words", CONFIGS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
+    assert_emulated("conv2d_hwcn", SHAPES[shape], words)
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ from schedules.errors import ConfigError
 from schedules.registry import operator
 from tests.conftest import problem_of
 from tests.conv2d_nchw32.shapes import EPILOGUE_SHAPE, EPILOGUES, SHAPES
-from tests.hopper import assert_builds_or_says_why, assert_correct_on, assert_well_made
+from tests.hopper import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
 
 WORK: dict[str, Any] = dict(n=256, h=14, w=14, ci=256, co=512, kh=3, kw=3, pad=1)
 CONFIGS: list[dict[str, Any]] = [
@@ -25,6 +25,8 @@ CONFIGS: list[dict[str, Any]] = [
     dict(block_m=64, block_n=256, block_k=32, consumers=1, num_stages=4, cluster_m=4, grid=120),
     dict(block_m=128, block_n=96, block_k=256, consumers=2, num_stages=2, cluster_m=2, cluster_n=2, grid=120),
     dict(block_m=128, block_n=32, block_k=32, consumers=2, num_stages=5, cluster_m=1, grid=0),
+    dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
+    dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
 ]
 
 
@@ -88,11 +90,23 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
     assert spec.config_for(problem, sm_90a) in set(spec.legal_space(problem, sm_90a))
 
 
+@pytest.mark.parametrize("words", CONFIGS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
+    assert_emulated("conv2d_nchw32", SHAPES[shape], words)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("words", CONFIGS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_on_a_device(gpu: Arch, shape: str, words: dict[str, Any]) -> None:
     assert_correct_on(gpu, "conv2d_nchw32", SHAPES[shape], words)
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_epilogues_emulated(emulation: None, epilogue: str) -> None:
+    for fields in (EPILOGUE_SHAPE, EPILOGUE_SHAPE | dict(kh=1, kw=1, pad=0)):
+        assert_emulated("conv2d_nchw32", fields | EPILOGUES[epilogue], {})
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ from schedules.inspect import view
 from schedules.registry import operator
 from schedules.verify import verify
 from tests.conftest import problem_of
-from tests.hopper import assert_builds_or_says_why, assert_correct_on, assert_well_made
+from tests.hopper import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
 
 WORK: dict[str, Any] = dict(n=256, h=14, w=14, ci=256, co=512, kh=3, kw=3, pad=1, dtype="float16")
 SHAPES: dict[str, dict[str, Any]] = {
@@ -41,6 +41,8 @@ CONFIGS: list[dict[str, Any]] = [
     dict(block_m=64, block_n=256, consumers=1, block_k=128, num_stages=2, cluster_m=4, grid=120),
     dict(block_m=128, block_n=96, consumers=2, block_k=32, num_stages=6, cluster_m=2, cluster_n=2, grid=120),
     dict(block_m=128, block_n=48, consumers=2, block_k=16, num_stages=5, cluster_m=1, grid=0),
+    dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
+    dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
 ]
 
 
@@ -94,7 +96,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         "block_k=48": "block_k=48 is not 16, 32, 64 or 128",
         "num_stages=1": "num_stages=1 must be at least 2",
         "num_stages=5": "num_stages=5 needs 278608 bytes of shared memory, cuda:sm_90a has 232448",
-        "consumers=4": "consumers=4 is not 1, 2, 3",
+        "consumers=4": "consumers=4 and blocks_sm=1 are not 1 and 1, 1 and 2, 2 and 1, 3 and 1",
         "cluster_m=3": "cluster_m=3 x cluster_n=1 is not 1, 2 or 4 blocks",
         "grid=1": "grid=1 is less than a cluster of 2",
         "grid=-1": "grid=-1 must be at least 0",
@@ -129,6 +131,12 @@ def test_a_bundle_and_its_views(work: Built, tmp_path: Any) -> None:
     assert bundle.launch == work.launch
     assert "wgmma" in view(bundle, "lowered") and "device_entry" in view(bundle, "scheduled")
     assert "HGMMA" in view(bundle, "sass")
+
+
+@pytest.mark.parametrize("words", CONFIGS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
+    assert_emulated("conv2d_nhwc", SHAPES[shape], words)
 
 
 @pytest.mark.gpu
