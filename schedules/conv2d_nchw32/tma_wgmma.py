@@ -59,7 +59,7 @@ class TmaWgmmaConfig(HopperConfig):
 def _tiles(problem: Nchw32Problem, config: TmaWgmmaConfig) -> PixelTiles | None:
     """The boxes of a block's pixels; cut for the cluster only where there is but one group to deal out."""
     shared = config.cluster_n if config.groups == 1 else 1
-    return pixel_tiles(flattened(problem), config.block_m, (config.consumers, shared))
+    return pixel_tiles(flattened(problem, batch=False), config.block_m, (config.consumers, shared))
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Nchw32Work(Work):
     config: TmaWgmmaConfig
 
     def __init__(self, problem: Nchw32Problem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
-        p = flattened(problem)
+        p = flattened(problem, batch=False)
         self.problem, self.config, self.tiles = p, config, tiles
         self.arguments = problem.arguments()
         self.kernel = (p.kh, p.kw)

@@ -45,7 +45,7 @@ class TmaWgmmaConfig(HopperConfig):
         reason = self.check_block(problem.dtype, arch, staging)
         if reason:
             return reason
-        tiles = pixel_tiles(flattened(problem), self.block_m, (self.consumers, self.cluster_n))
+        tiles = pixel_tiles(flattened(problem, batch=True), self.block_m, (self.consumers, self.cluster_n))
         if tiles is None:
             return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
         if self.block_n % (8 * self.cluster_m):
@@ -63,7 +63,7 @@ class Place:
 
 class NhwcWork(Work):
     def __init__(self, problem: NhwcProblem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
-        p = flattened(problem)
+        p = flattened(problem, batch=True)
         self.problem, self.config, self.tiles = p, config, tiles
         self.arguments = problem.arguments()
         self.kernel = (p.kh, p.kw)
@@ -173,7 +173,7 @@ def schedule(problem: NhwcProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IR
     co)."""
     from schedules.hopper.program import program
 
-    tiles = pixel_tiles(flattened(problem), config.block_m, (config.consumers, config.cluster_n))
+    tiles = pixel_tiles(flattened(problem, batch=True), config.block_m, (config.consumers, config.cluster_n))
     assert tiles is not None  # checked
     return program(NhwcWork(problem, config, tiles))
 

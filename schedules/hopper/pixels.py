@@ -12,12 +12,13 @@ from schedules.problem import Conv2dProblem
 Box = tuple[int, int, int]
 
 
-def flattened(problem: Any) -> Any:
-    """`problem`, or the same with all pixels in one row where no pixel looks beyond itself (1x1, stride 1, no padding):
-    then no tile is ragged within the batch."""
+def flattened(problem: Any, batch: bool) -> Any:
+    """`problem`, or the same with the pixels of an image in one row where none looks beyond itself (1x1, stride 1, no
+    padding): then fewer tiles are ragged.  `batch` says that images lie one behind the other, as pixels do: then all
+    of them are one row."""
     p = problem
     if (p.kh, p.kw, p.stride, p.pad) == (1, 1, (1, 1), (0, 0)):
-        return replace(p, n=1, h=1, w=p.n * p.h * p.w)
+        return replace(p, n=1, h=1, w=p.n * p.h * p.w) if batch else replace(p, h=1, w=p.h * p.w)
     return p
 
 

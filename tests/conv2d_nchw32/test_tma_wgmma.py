@@ -13,10 +13,15 @@ from schedules.build import build
 from schedules.errors import ConfigError
 from schedules.registry import operator
 from tests.conftest import problem_of
-from tests.conv2d_nchw32.shapes import EPILOGUE_SHAPE, EPILOGUES, SHAPES
+from tests.conv2d_nchw32.shapes import EPILOGUE_SHAPE, EPILOGUES
+from tests.conv2d_nchw32.shapes import SHAPES as ALL_SHAPES
 from tests.hopper import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
 
 WORK: dict[str, Any] = dict(n=256, h=14, w=14, ci=256, co=512, kh=3, kw=3, pad=1)
+SHAPES: dict[str, dict[str, Any]] = ALL_SHAPES | {
+    "1x1, several images": dict(n=3, h=5, w=7, ci=70, co=130, kh=1, kw=1),
+    "1x1, stride 2": dict(n=3, h=5, w=7, ci=70, co=130, kh=1, kw=1, stride=2),
+}
 CONFIGS: list[dict[str, Any]] = [
     dict(),
     dict(block_m=128, block_n=256, block_k=128, consumers=2, num_stages=4),
@@ -90,8 +95,10 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
     assert spec.config_for(problem, sm_90a) in set(spec.legal_space(problem, sm_90a))
 
 
-@pytest.mark.parametrize("words", CONFIGS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [*((shape, {}) for shape in SHAPES), *(("ragged everything, stride 2", words) for words in CONFIGS[1:])],
+)
 def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
     assert_emulated("conv2d_nchw32", SHAPES[shape], words)
 
