@@ -32,10 +32,14 @@ VECTOR_BYTES = 16  # of the widest load; a GPU faults on one that is not aligned
 
 @dataclass(frozen=True)
 class Launch:
-    """Block and grid of the kernel; a grid axis that depends on a run-time extent is its formula as text."""
+    """Block and grid of the kernel; a grid axis that depends on a run-time extent is its formula as text.
+
+    `cluster` blocks share their shared memory.
+    """
 
     grid: tuple[int | str, int | str, int | str]
     block: tuple[int, int, int]
+    cluster: int = 1
 
     @property
     def threads(self) -> int:
@@ -120,7 +124,7 @@ def build_scheduled(
 ) -> Built:
     """Build a program that is already scheduled."""
     start = time.perf_counter()
-    launch = launch_of(mod) if arch.is_gpu else None
+    launch = launch_of(mod, arch) if arch.is_gpu else None
     if launch and launch.threads > arch.max_threads:
         raise BuildError(f"the schedule launches {launch.threads} threads a block, {arch} allows {arch.max_threads}")
     module, made, lowered = _compile(mod, arch, device_code)
@@ -168,7 +172,7 @@ def _compile(mod: tvm.IRModule, arch: Arch, device_code: bool) -> tuple[Any, _Ma
                 target,
                 tvm.transform.PassContext(config=pipeline.config(arch.kind, mod)),
             ):
-                return tirx.build(mod, target=target, pipeline=pipeline.NAME), made, state.lowered
+                return tirx.build(mod, target=target, pipeline=pipeline.name_for(mod)), made, state.lowered
         except SchedulesError:
             raise
         except Exception as error:  # TVM raises many types; whichever it is, the build failed and says so
@@ -238,8 +242,9 @@ def _callbacks(arch: Arch, device_code: bool) -> Iterator[_Made]:
     yield made
 
 
-def launch_of(mod: tvm.IRModule) -> Launch:
-    """Grid and block of a scheduled program, read off its thread-bound loops."""
+def launch_of(mod: tvm.IRModule, arch: Arch) -> Launch:
+    """Grid and block of a program: of a scheduled one read off its thread-bound loops, of one in TIRx off the launch
+    that its scopes are lowered to."""
     extents: dict[str, int | str] = {}
 
     def visit(loop: Any) -> Any:
@@ -250,10 +255,19 @@ def launch_of(mod: tvm.IRModule) -> Launch:
             )
         return loop
 
-    tvm_ffi.structural_map(mod["main"].body, (tirx.For, visit))
+    def visit_scope(scope: Any) -> None:
+        if scope.attr_key == "thread_extent":
+            extents[str(scope.node.thread_tag)] = int(scope.value)
+
+    if pipeline.is_tirx(mod):
+        with arch.target():
+            mod = tirx.transform.LowerTIRx()(mod)
+        tvm_ffi.structural_walk(mod["main"].body, (tirx.AttrStmt, visit_scope))
+    else:
+        tvm_ffi.structural_map(mod["main"].body, (tirx.For, visit))
     grid = tuple(extents.get(f"blockIdx.{axis}", 1) for axis in AXES)
     block = tuple(int(extents.get(f"threadIdx.{axis}", 1)) for axis in AXES)
-    return Launch(grid, block)  # type: ignore[arg-type]
+    return Launch(grid, block, int(extents.get("clusterCtaIdx.x", 1)))  # type: ignore[arg-type]
 
 
 def check_arguments(arguments: Sequence[Argument], arch: Arch, tensors: Sequence[Any]) -> None:

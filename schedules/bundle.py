@@ -110,7 +110,7 @@ class Bundle:
             arguments = tuple(Argument(**{**a, "shape": tuple(a["shape"])}) for a in manifest["arguments"])
             used = tuple(KernelResources(**r) for r in manifest["resources"])
             shape = manifest["launch"]
-            launch = shape and Launch(tuple(shape["grid"]), tuple(shape["block"]))
+            launch = shape and Launch(tuple(shape["grid"]), tuple(shape["block"]), shape.get("cluster", 1))
         except (KeyError, TypeError) as error:
             raise BundleError(f"{path / MANIFEST} is malformed ({error}); build it again") from None
         return cls(path, manifest, arguments, used, launch)

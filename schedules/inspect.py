@@ -187,7 +187,11 @@ def summary(kernel: Built | HasMaterial | Material) -> Summary:
 
 
 def dynamic_shared(lowered: str) -> int:
-    """Bytes of shared memory that the launch asks for; lowering merges all of it into one buffer of bytes."""
+    """Bytes of shared memory that the launch asks for; lowering merges all of it into one buffer of bytes, and of a
+    program in TIRx, which divides a buffer without an extent, says at the launch how many they are."""
+    launched = re.findall(r', (\d+), launch_params=\[[^]]*"tirx.use_dyn_shared_memory"\]', lowered)
+    if launched:
+        return max(map(int, launched))
     return sum(int(size) for size in re.findall(r'alloc_buffer\(\((\d+),\), "uint8", scope="shared\.dyn"\)', lowered))
 
 

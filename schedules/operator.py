@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,6 +47,7 @@ class ScheduleSpec:
     default: Callable[[Any, Arch], Config]
     space: Callable[[Any, Arch], Iterator[Config]]  # every config worth trying, legal or not
     fixed_shape: bool = False  # what is built takes the problem's shapes only, run-time axes too
+    no_routes: Mapping[str, str] = field(default_factory=dict)  # ways to verify that mean nothing here, and why
 
     def arguments(self, problem: Problem) -> tuple[Argument, ...]:
         """The tensors of a function built with this schedule."""

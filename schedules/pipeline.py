@@ -13,13 +13,14 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_host_passes
 from tvm.s_tir.stmt import SBlock
-from tvm.tirx.compilation_pipeline import PIPELINE_MAP
+from tvm.tirx.compilation_pipeline import PIPELINE_MAP, tirx_pipeline
 
 from schedules.primitives import lowering as annotated
 from schedules.primitives.accesses import whole_accesses
-from schedules.primitives.annotations import APART, MIN_BLOCKS, STREAM
+from schedules.primitives.annotations import APART, MIN_BLOCKS, STREAM, TIRX
 
 NAME = "te_schedules"
+TIRX_NAME = "te_schedules_tirx"
 
 
 @dataclass
@@ -47,14 +48,26 @@ def lowering(mod: tvm.IRModule) -> Iterator[Lowering]:
         _current.reset(token)
 
 
+def is_tirx(mod: tvm.IRModule) -> bool:
+    """Whether `mod` is a program written in TIRx, threads, barriers and copies spelled out, not a scheduled one."""
+    return TIRX in (mod["main"].attrs or {})
+
+
+def name_for(mod: tvm.IRModule) -> str:
+    """The pipeline that lowers `mod`."""
+    return TIRX_NAME if is_tirx(mod) else NAME
+
+
 def config(kind: str, mod: tvm.IRModule) -> dict[str, Any]:
-    """PassContext options for a target kind and a scheduled program.
+    """PassContext options for a target kind and a scheduled program; a TIRx program takes TVM's own.
 
     CSE is off: in 0.27 it leaves unused variables in the source and hides warp indices from LowerWarpMemory.  CUDA
     keeps unrolled loops as loops with a pragma, which a person can read and nvcc unrolls.  Where TVM's wmma intrinsics
     are, shared memory is merged by the pass that is for it: StorageRewrite gives a float32 tile the memory of a float16
     one, whose element type the intrinsics' pointers then do not match.
     """
+    if is_tirx(mod):
+        return {}
     options: dict[str, Any] = {"tirx.disable_cse_tir": True}
     if kind == "cuda":
         options["tirx.UnrollLoop"] = {"explicit_unroll": False}
@@ -199,4 +212,35 @@ def _wide_zero(vector: Any) -> Any:
     return tirx.op.reinterpret(vector.ty, tirx.Broadcast(tirx.const(0, "int32"), lanes // 4))
 
 
+def _tirx_pipeline() -> tuple[Any, Any, Any]:
+    """TVM's pipeline "tirx" without common-subexpression elimination, which leaves unused variables in the source."""
+    _, finalize_host, finalize_device = tirx_pipeline()
+    passes = [
+        tirx.transform.LowerTIRx(),
+        tvm.s_tir.transform.UnifyThreadBinding(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.LowerTIRxOpaque(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.BF16ComputeLegalize(),
+        tirx.transform.NarrowDataType(32),
+        tirx.transform.VectorizeLoop(True),
+        tirx.transform.UnrollLoop(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.VerifyMemory(),
+        tirx.transform.AnnotateEntryFunc(),
+        tirx.transform.SplitHostDevice(),
+        tirx.transform.MakePackedAPI(),
+        tirx.transform.BF16StorageLegalize(),
+    ]
+
+    @tvm.transform.module_pass(opt_level=0, name="schedules.lower_tirx")
+    def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        mod = _explicit_fma(tvm.ir.transform.Sequential(passes)(mod))
+        _current.get().lowered = mod.script()
+        return mod
+
+    return lower_and_record, finalize_host, finalize_device
+
+
 PIPELINE_MAP[NAME] = _pipeline
+PIPELINE_MAP[TIRX_NAME] = _tirx_pipeline

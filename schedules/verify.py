@@ -28,7 +28,7 @@ from schedules.emulate.serial import serialize
 from schedules.emulate.toolchain import find_cxx
 from schedules.errors import EmulationError, ToolchainError, UnknownNameError, UsageError
 from schedules.measure import device_name, to_device
-from schedules.operator import Array, Expected
+from schedules.operator import Array, Expected, ScheduleSpec
 from schedules.primitives.intrinsics import as_described
 from schedules.problem import Argument, Config, Problem, numpy_dtype
 from schedules.registry import operator_of
@@ -72,15 +72,18 @@ def verify(
 ) -> list[Check]:
     """Build `problem` and compare it with the reference by each of `routes`, once for each seed.
 
-    By default: the device if there is one for `arch`, else every route that this machine has.  On the CPU routes a
-    problem too large for them is replaced by a smaller one of its kind, with the same config; the checks say which.
-    Raises what `build` raises, and UsageError for a route that cannot be taken here.
+    By default: the device if there is one for `arch`, else every route that this machine has and the schedule takes.
+    On the CPU routes a problem too large for them is replaced by a smaller one of its kind, with the same config; the
+    checks say which.  Raises what `build` raises, and UsageError for a route that cannot be taken here.
     """
-    chosen = list(routes) if routes is not None else default_routes(arch)
+    spec = operator_of(problem).schedule_for(problem, arch, schedule)
+    chosen = list(routes) if routes is not None else default_routes(arch, spec)
     checks = []
     for route in chosen:
         if route not in ROUTES:
             raise UnknownNameError("route", route, ROUTES)
+        if route in spec.no_routes:
+            raise UsageError(f"schedule {spec.name} has no route {route}: {spec.no_routes[route]}")
         target = problem if route == "device" else reduced(problem, arch, schedule, config, route)
         runs = list(RUNNERS[route](target, arch, schedule, config))
         checks += [_check(target, name, run, seed) for seed in seeds for name, run in runs]
@@ -106,13 +109,18 @@ def on_device(function: Callable[..., None], problem: Problem, arch: Arch) -> Ru
     return run
 
 
-def default_routes(arch: Arch) -> list[str]:
+def default_routes(arch: Arch, spec: ScheduleSpec) -> list[str]:
+    """The routes to take for a schedule here.  Raises UsageError if there are none."""
     if device_name(arch) is not None:
         return ["device"]
     routes = ["serial"]
     if arch.kind == "cuda" and emulator_available():
         routes.append("emulated")
-    return routes
+    taken = [route for route in routes if route not in spec.no_routes]
+    if not taken:
+        reason = "; ".join(f"{route}: {reason}" for route, reason in spec.no_routes.items())
+        raise UsageError(f"schedule {spec.name} can be verified on a device only ({reason})")
+    return taken
 
 
 @lru_cache

@@ -40,6 +40,18 @@ class HwcnProblem(Conv2dProblem):
         )
 
 
+def seen_whole(problem: HwcnProblem) -> tuple[int, ...] | None:
+    """(first row, rows, first column, columns) of the output pixels that see no padding; None if all or none do."""
+    p, window = problem, tuple[int, ...]()
+    for size, out, pad, k, stride, dilation in zip(
+        (p.h, p.w), (p.out_h, p.out_w), p.pad, (p.kh, p.kw), p.stride, p.dilation, strict=True
+    ):
+        first = min(out, -(-pad // stride))
+        end = max(first, min(out, (size - 1 + pad - (k - 1) * dilation) // stride + 1))
+        window += (first, end - first)
+    return window if 0 < window[1] * window[3] < p.out_h * p.out_w else None
+
+
 def definition(problem: HwcnProblem, tile: tuple[int, int, int] | None = None) -> list[te.Tensor]:
     """The TE graph: ``padded`` (data with its border of zeros), ``conv``, the sum over kh, kw and ci, and, where the
     dtype is another than the sum's, ``output``.

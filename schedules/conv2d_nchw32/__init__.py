@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_nchw32 import cpu, mfma, mma, simt
+from schedules.conv2d_nchw32 import cpu, mfma, mma, simt, tma_wgmma
 from schedules.conv2d_nchw32.definition import Nchw32Problem, definition, inputs, reference
 from schedules.operator import Operator
 
@@ -23,6 +23,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(mma.SCHEDULE, mfma.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
+    schedules=(mma.SCHEDULE, mfma.SCHEDULE, tma_wgmma.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
     choose=choose,
 )

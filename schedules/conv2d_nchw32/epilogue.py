@@ -29,6 +29,17 @@ INT8 = (-128, 127)
 def epilogue(problem: Nchw32Problem, total: PrimExpr, bias: PrimExpr | None, residual: PrimExpr | None) -> PrimExpr:
     """One output element, in `problem.out_dtype`, from the int32 sum `total` and its bias and residual."""
     from tvm import tirx
+
+    y = unrounded(problem, total, bias, residual)
+    if problem.out_dtype == "int8":
+        low, high = (tirx.const(bound, "float32") for bound in INT8)
+        y = tirx.nearbyint(tirx.min(tirx.max(y, low), high)).astype("int8")
+    return y
+
+
+def unrounded(problem: Nchw32Problem, total: PrimExpr, bias: PrimExpr | None, residual: PrimExpr | None) -> PrimExpr:
+    """The same before saturation and rounding: float32, or int32 where the output is."""
+    from tvm import tirx
     from tvm.tirx.op import fma as multiply_add
 
     p = problem
@@ -46,9 +57,6 @@ def epilogue(problem: Nchw32Problem, total: PrimExpr, bias: PrimExpr | None, res
             y = y + scalar(factor) * wide if work == "int32" else multiply_add(scalar(factor), wide, y)
     if p.activation == "relu":
         y = tirx.max(y, scalar(0))
-    if p.out_dtype == "int8":
-        low, high = (scalar(bound) for bound in INT8)
-        y = tirx.nearbyint(tirx.min(tirx.max(y, low), high)).astype("int8")
     return y
 
 

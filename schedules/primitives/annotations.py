@@ -13,6 +13,7 @@ AHEAD = PREFIX + "fragments_ahead"  # the same loop: whether fragments are loade
 SKIP = PREFIX + "skip_zeros"  # the same loop: whether steps that a block finds nothing but padding in are left out
 INSIDE_FIRST = PREFIX + "inside_first"  # loop over blockIdx.x: the geometry that `order.inside_first` takes
 MIN_BLOCKS = PREFIX + "min_blocks_per_sm"  # function: the second argument of __launch_bounds__
+TIRX = PREFIX + "tirx"  # function: written in TIRx, for its own pipeline; there is no schedule to replay serially
 STREAM = PREFIX + "streaming"  # function: which global accesses the caches need not keep; all stay whole, see accesses
 APART = PREFIX + "buffers_apart"  # function: no buffer takes the place of another that is no longer needed
 STREAMING = ("no", "stores", "both")

@@ -28,14 +28,20 @@ def bias_placeholder(problem: FusedConv2dProblem) -> te.Tensor | None:
 
 def finish(problem: FusedConv2dProblem, value: PrimExpr, bias: te.Tensor | None, channel: PrimExpr) -> PrimExpr:
     """activation(value + bias[channel]) of a float32 accumulator `value`, in the problem's dtype."""
+    wide = None if bias is None else bias[channel].astype(ACCUMULATOR)
+    return finish_sum(problem, value, wide).astype(problem.dtype)
+
+
+def finish_sum(problem: FusedConv2dProblem, value: PrimExpr, bias: PrimExpr | None) -> PrimExpr:
+    """activation(value + bias), all float32."""
     from tvm import tirx
 
     if bias is not None:
-        value = value + bias[channel].astype(ACCUMULATOR)
+        value = value + bias
     if problem.activation == "relu":
         zero = tirx.const(0, ACCUMULATOR)
         value = tirx.Select(value < zero, zero, value)  # max would turn a NaN into 0
-    return value.astype(problem.dtype)
+    return value
 
 
 def finish_reference(

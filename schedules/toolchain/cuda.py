@@ -41,6 +41,10 @@ _NVRTC_PREAMBLE = """#ifndef INFINITY
 #endif
 #line 1
 """
+# cuda.h's, which generated code names only; a kernel that takes one by value needs its size
+_TENSOR_MAP = (
+    "struct CUtensorMap_st { alignas(128) unsigned long long opaque[16]; }; typedef CUtensorMap_st CUtensorMap;\n"
+)
 _COMMON = ("--use_fast_math", "--std=c++17")
 
 
@@ -121,7 +125,8 @@ def _nvrtc(source: str, arch: str) -> Cubin:
     require_headers(source)
     include = include_dir()
     # cuda.h is host code; NVRTC has its own definitions of what kernels need of it
-    text = _NVRTC_PREAMBLE + source.replace("#include <cuda.h>\n", "\n")
+    tensor_map = _TENSOR_MAP if "CUtensorMap" in source else ""
+    text = tensor_map + _NVRTC_PREAMBLE + source.replace("#include <cuda.h>\n", "\n")
     options = [
         f"--gpu-architecture={arch}",
         "-default-device",

@@ -1,0 +1,204 @@
+"""NHWC convolution on Hopper: pixels x output channels by TMA and wgmma.
+
+A tile of pixels is a box (n, h, w), which TMA reads shifted by a kernel tap, padding as zeros and strides as element
+strides, and writes clipped.  The filter (co, kh, kw, ci) has its channels last as the data: both operands are K-major.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from schedules.arch import Arch
+from schedules.conv2d_nhwc.definition import NhwcProblem
+from schedules.hopper import NO_ROUTES
+from schedules.hopper.config import HopperConfig, blocks, default_shape, fitting_stages
+from schedules.hopper.pixels import PixelTiles, flattened, pixel_tiles
+from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
+from schedules.hopper.work import Load, Operand, Output, Tensors, Work
+from schedules.operator import ScheduleSpec
+from schedules.primitives.epilogue import finish_sum
+
+if TYPE_CHECKING:
+    import tvm
+
+DTYPES = ("float16", "bfloat16")
+ITEM = 2  # bytes
+VECTOR = 8  # channels in 16 bytes
+
+
+@dataclass(frozen=True)
+class TmaWgmmaConfig(HopperConfig):
+    """Tiles of (pixels, output channels, input channels)."""
+
+    def staging(self) -> Staging:
+        return staging_for(self.rows, self.block_n, ITEM, 64)
+
+    def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
+        if problem.dtype not in DTYPES:
+            return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
+        for name in ("ci", "co"):
+            if getattr(problem, name) % VECTOR:
+                return f"{name}={getattr(problem, name)} is not a multiple of {VECTOR}, which TMA needs"
+        staging = 0 if self.consumers < 1 or self.block_n < 1 else self.staging().nbytes
+        reason = self.check_block(problem.dtype, arch, staging)
+        if reason:
+            return reason
+        tiles = pixel_tiles(flattened(problem, batch=True), self.block_m, (self.consumers, self.cluster_n))
+        if tiles is None:
+            return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
+        if self.block_n % (8 * self.cluster_m):
+            return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
+        return NhwcWork(problem, self, tiles).reason()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A block's tile: its first output pixel, and its first output channel."""
+
+    pixel: tuple[Any, Any, Any]
+    channel: Any
+
+
+class NhwcWork(Work):
+    def __init__(self, problem: NhwcProblem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
+        p = flattened(problem, batch=True)
+        self.problem, self.config, self.tiles = p, config, tiles
+        self.arguments = problem.arguments()
+        self.kernel = (p.kh, p.kw)
+        self.chunks = -(-p.ci // config.block_k)
+        self.columns = -(-p.co // (config.block_n * config.cluster_n))  # tiles of a cluster along the channels
+        self.clusters = -(-tiles.count // config.cluster_m) * self.columns
+        run = min(config.block_k, 128 // ITEM)
+        a = SharedTile(config.block_m, config.block_k, ITEM, run)
+        b = SharedTile(config.block_n, config.block_k, ITEM, run)
+        n, h, w = tiles.part(config.cluster_n)
+        taps = p.kh * p.kw
+        self.a = Operand(
+            a,
+            TensorMap(
+                "data",
+                p.dtype,
+                (p.ci, p.w, p.h, p.n),
+                (p.ci * ITEM, p.w * p.ci * ITEM, p.h * p.w * p.ci * ITEM),
+                (run, w, h, n),
+                (1, p.stride[1], p.stride[0], 1),
+                a.swizzle,
+            ),
+        )
+        self.b = Operand(
+            b,
+            TensorMap(
+                "filter",
+                p.dtype,
+                (p.ci, taps, p.co),
+                (p.ci * ITEM, taps * p.ci * ITEM),
+                (run, 1, config.block_n // config.cluster_m),
+                (1, 1, 1),
+                b.swizzle,
+            ),
+        )
+        staging = config.staging()
+        n, h, w = tiles.part(config.consumers)
+        target = TensorMap(
+            "output",
+            p.dtype,
+            (p.co, p.out_w, p.out_h, p.n),
+            (p.co * ITEM, p.out_w * p.co * ITEM, p.out_h * p.out_w * p.co * ITEM),
+            (staging.width, w, h, n),
+            (1, 1, 1, 1),
+            staging.row_bytes,
+            promotion=0,
+        )
+        self.output = Output(p.dtype, staging, target)
+
+    def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
+        from tvm.script import tirx as T
+
+        from schedules.hopper.program import named
+
+        config = self.config
+        column = T.truncmod(tile, self.columns) * config.cluster_n + rank_n
+        pixel = self.tiles.start(named("pixels", T.truncdiv(tile, self.columns) * config.cluster_m + rank_m))
+        n, y, x = (named(name, value) for name, value in zip("nyx", pixel, strict=True))
+        return Place((n, y, x), named("channel", column * config.block_n))
+
+    def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+        p, tile, parts = self.problem, self.a.tile, self.config.cluster_n
+        n, y, x = self.tiles.of_part(place.pixel, part, parts)
+        at = (
+            x * p.stride[1] + rx * p.dilation[1] - p.pad[1],
+            y * p.stride[0] + ry * p.dilation[0] - p.pad[0],
+            n,
+        )
+        offset = part * (tile.rows // parts * tile.swizzle)
+        return [
+            Load(offset + run * tile.slab, (chunk * tile.k + run * tile.run, *at)) for run in range(tile.k // tile.run)
+        ]
+
+    def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+        tile, rows = self.b.tile, self.config.block_n // self.config.cluster_m
+        tap = ry * self.kernel[1] + rx
+        return [
+            Load(
+                part * (rows * tile.swizzle) + run * tile.slab,
+                (chunk * tile.k + run * tile.run, tap, place.channel + part * rows),
+            )
+            for run in range(tile.k // tile.run)
+        ]
+
+    def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
+        n, y, x = self.tiles.of_part(place.pixel, consumer, self.config.consumers)
+        return place.channel + column, x, y, n
+
+    def column_term(self, tensors: Tensors, place: Place, column: Any) -> Any:
+        from tvm import tirx
+
+        from schedules.hopper.program import named
+
+        if not self.problem.bias:
+            return None
+        channel = place.channel + column
+        if self.problem.co % (self.config.block_n * self.config.cluster_n):
+            channel = tirx.min(channel, self.problem.co - 1)  # what stands beyond the last channel is not stored
+        return named("bias", tensors["bias"][channel].astype("float32"))
+
+    def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
+        return finish_sum(self.problem, total, of_column)
+
+
+def schedule(problem: NhwcProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
+    """The TIRx program for data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if any, output (n, out_h, out_w,
+    co)."""
+    from schedules.hopper.program import program
+
+    tiles = pixel_tiles(flattened(problem, batch=True), config.block_m, (config.consumers, config.cluster_n))
+    assert tiles is not None  # checked
+    return program(NhwcWork(problem, config, tiles))
+
+
+def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
+    """The tile with the least work on the busiest multiprocessor, the most stages that fit, filters shared by two."""
+    block_m, block_n, consumers = default_shape(problem.pixels, problem.co)
+    channels = 64
+    while channels > 16 and channels // 2 >= problem.ci:
+        channels //= 2
+    config = TmaWgmmaConfig(block_m, block_n, channels, 2, consumers, 2 if problem.pixels > block_m else 1, 1)
+    return replace(config, num_stages=fitting_stages(config, problem.dtype, arch, config.staging().nbytes))
+
+
+def space(problem: NhwcProblem, arch: Arch) -> Iterator[TmaWgmmaConfig]:
+    return (TmaWgmmaConfig(**words) for words in blocks(problem.dtype))
+
+
+SCHEDULE = ScheduleSpec(
+    name="tma_wgmma",
+    summary="implicit GEMM on Hopper: TMA with multicast, mbarrier ring, wgmma, persistent",
+    kinds=("cuda",),
+    config=TmaWgmmaConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+    no_routes=NO_ROUTES,
+)

@@ -1,0 +1,22 @@
+"""Convolutions for Hopper (sm_90a) in the style of CUTLASS's warp-specialised persistent kernels, written in TIRx.
+
+A block is one producer warpgroup, of which one thread issues TMA loads, and `consumers` warpgroups that multiply with
+wgmma.  Between them a ring of `num_stages` tiles of the reduction in shared memory, each with a full and an empty
+mbarrier.  Blocks of a cluster compute neighbouring tiles and load what they share once, each a part, by multicast.
+Each block computes tile after tile of the grid; while the consumers finish one, the ring fills with the next.
+
+config    the constants, and what they may be whatever the operator
+shared    tensor maps, and how tiles lie in shared memory for TMA and wgmma
+program   the kernel: ring, producer, consumers
+epilogue  from accumulators through shared memory to global memory
+pixels    tiles of output pixels as boxes (n, h, w), for NHWC and NCHW32
+
+Sources: CUTLASS's sm90 collectives; PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Tensor Copies".
+"""
+
+from __future__ import annotations
+
+NO_ROUTES = {
+    "serial": "a program in TIRx is made of threads that wait for each other, there are no loops to run one by one",
+    "emulated": "the emulator knows no TMA, mbarriers or wgmma",
+}

@@ -1,0 +1,179 @@
+"""The constants of a Hopper kernel, and what they may be whatever the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from schedules.arch import Arch
+from schedules.problem import Config, numpy_dtype
+
+WARPGROUP = 128  # threads
+ROWS = 64  # of one wgmma
+K_BYTES = 32  # of the reduction in one wgmma
+# 32-bit registers of a thread of (producer, consumers) by (consumers, blocks of a multiprocessor), after setmaxnreg; at
+# the launch all threads have the same.  Two warpgroups of 255 need no redistribution.
+REGISTERS: dict[tuple[int, int], tuple[int, int]] = {
+    (1, 1): (0, 255),
+    (1, 2): (40, 216),
+    (2, 1): (40, 232),
+    (3, 1): (56, 152),
+}
+INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of those a thread has at the launch
+ADDRESSING = 48  # registers beside the accumulators, about
+BARRIER_BYTES = 16  # full and empty of a stage
+STAGING = 16 * 1024  # most bytes in which a consumer's results wait for their store
+# blocks with most of the shared memory that an H200 holds at once, by the size of their cluster: measured, since its
+# clusters of multiprocessors are not all of the same size
+RESIDENT = {1: 132, 2: 132, 4: 120}
+
+
+@dataclass(frozen=True)
+class HopperConfig(Config):
+    """Rows m and columns n of the output tile of a block, and how it is worked on."""
+
+    block_m: int = 128
+    block_n: int = 256
+    block_k: int = 64  # of the reduction in shared memory at a time, within one kernel tap
+    num_stages: int = 4  # such tiles in shared memory at once
+    consumers: int = 2  # warpgroups that multiply, each block_m / consumers rows
+    cluster_m: int = 2  # blocks along m that share tiles of the operand along n
+    cluster_n: int = 1  # blocks along n that share tiles of the operand along m
+    grid: int = 132  # blocks at most, each of which computes tile after tile; 0 makes one for each tile
+    blocks_sm: int = 1  # blocks that a multiprocessor holds: one finishes a tile while the other multiplies
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def rows(self) -> int:
+        """Rows of the output tile that a consumer computes."""
+        return self.block_m // self.consumers
+
+    @property
+    def accumulators(self) -> int:
+        """32-bit accumulators of a consumer's thread."""
+        return self.rows * self.block_n // WARPGROUP
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (self.consumers + 1)
+
+    def stage_bytes(self, dtype: str) -> int:
+        return (self.block_m + self.block_n) * self.block_k * numpy_dtype(dtype).itemsize
+
+    def blocks(self, tiles: int) -> int:
+        """Blocks of the launch for `tiles` output tiles, whole clusters."""
+        clusters = -(-tiles // self.cluster)
+        return self.cluster * (min(clusters, self.grid // self.cluster) if self.grid else clusters)
+
+    def check_block(self, dtype: str, arch: Arch, staging: int) -> str | None:
+        """Why the tile is illegal for operands of `dtype` on `arch`, whatever the problem; `staging` is the bytes of
+        shared memory that a consumer's results leave through."""
+        missing = sorted({"tma", "wgmma"} - arch.features)
+        if missing:
+            return f"{arch} has no {' and no '.join(missing)}; choose another --schedule"
+        for name, value in self.words().items():
+            if not isinstance(value, bool) and value < (name != "grid"):
+                return f"{name}={value} must be at least {int(name != 'grid')}"
+        if (self.consumers, self.blocks_sm) not in REGISTERS:
+            known = ", ".join(f"{consumers} and {blocks_sm}" for consumers, blocks_sm in REGISTERS)
+            return f"consumers={self.consumers} and blocks_sm={self.blocks_sm} are not {known}"
+        if self.block_m % (ROWS * self.consumers):
+            return f"block_m={self.block_m} gives each of {self.consumers} consumers no multiple of {ROWS} rows"
+        step = 32 if dtype == "int8" else 16
+        if self.block_n % step or self.block_n > 256:
+            return f"block_n={self.block_n} is not a multiple of {step} up to 256"
+        k = K_BYTES // numpy_dtype(dtype).itemsize
+        if self.block_k not in (k, 2 * k, 4 * k, 8 * k):
+            return f"block_k={self.block_k} is not {k}, {2 * k}, {4 * k} or {8 * k}"
+        if self.num_stages < 2:
+            return f"num_stages={self.num_stages} must be at least 2"
+        if self.cluster not in RESIDENT:
+            return f"cluster_m={self.cluster_m} x cluster_n={self.cluster_n} is not 1, 2 or 4 blocks"
+        if self.grid and self.grid < self.cluster:
+            return f"grid={self.grid} is less than a cluster of {self.cluster}"
+        most = REGISTERS[self.consumers, self.blocks_sm][1]
+        if self.accumulators + ADDRESSING > most:
+            needed = self.accumulators + ADDRESSING
+            return f"block_m={self.block_m} x block_n={self.block_n} needs about {needed} registers, there are {most}"
+        at_launch = arch.registers_sm // (self.threads * self.blocks_sm) // 8 * 8
+        if self.block_n // 2 + INSTRUCTION > at_launch:
+            needed = self.block_n // 2 + INSTRUCTION
+            return f"block_n={self.block_n} needs {needed} registers for one wgmma, the launch gives {at_launch}"
+        shared = self.num_stages * (self.stage_bytes(dtype) + BARRIER_BYTES) + self.consumers * staging
+        room = shared_room(arch, self.blocks_sm)
+        if shared > room:
+            of_each = f" for each of {self.blocks_sm} blocks" if self.blocks_sm > 1 else ""
+            return f"num_stages={self.num_stages} needs {shared} bytes of shared memory, {arch} has {room}{of_each}"
+        return None
+
+
+def shared_room(arch: Arch, blocks_sm: int) -> int:
+    """Bytes of shared memory of a block where a multiprocessor holds `blocks_sm`."""
+    return min(arch.shared_block, arch.shared_sm // blocks_sm - arch.shared_reserved)
+
+
+def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int) -> int:
+    """The most stages that shared memory has room for, at most 8."""
+    room = shared_room(arch, config.blocks_sm) - config.consumers * staging
+    return max(2, min(8, room // (config.stage_bytes(dtype) + BARRIER_BYTES)))
+
+
+# (block_m, block_n, consumers) that searches try and defaults are chosen from, widest first
+SHAPES = (
+    (128, 256, 2),
+    (256, 128, 2),
+    (192, 192, 3),
+    (192, 128, 3),
+    (128, 192, 2),
+    (256, 64, 2),
+    (128, 128, 2),
+    (64, 256, 1),
+    (64, 192, 1),
+    (128, 96, 2),
+    (128, 64, 2),
+    (64, 128, 1),
+    (128, 32, 2),
+    (64, 64, 1),
+    (64, 32, 1),
+)
+LOAD = 48  # what an element loaded costs, in products
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2))
+
+
+def blocks(dtype: str) -> Iterator[dict[str, Any]]:
+    """Fields of every config worth trying for operands of `dtype`, legal or not."""
+    k = K_BYTES // numpy_dtype(dtype).itemsize
+    for (m, n, consumers), block_k, stages, (cluster_m, cluster_n), blocks_sm in product(
+        SHAPES, (2 * k, 4 * k, 8 * k), (2, 3, 4, 5, 6, 8), CLUSTERS, (1, 2)
+    ):
+        if (consumers, blocks_sm) not in REGISTERS:
+            continue
+        yield dict(
+            block_m=m,
+            block_n=n,
+            block_k=block_k,
+            num_stages=stages,
+            consumers=consumers,
+            cluster_m=cluster_m,
+            cluster_n=cluster_n,
+            grid=RESIDENT[cluster_m * cluster_n] * blocks_sm,
+            blocks_sm=blocks_sm,
+        )
+
+
+def default_shape(m: int, n: int, count: int = 1, multiple: int = 1) -> tuple[int, int, int]:
+    """The (block_m, block_n, consumers) with the least work on the busiest multiprocessor for `count` products of `m` x
+    `n`, of those with a `multiple` of columns; the work of a tile is its area and what it loads."""
+
+    def cost(shape: tuple[int, int, int]) -> float:
+        block_m, block_n, _ = shape
+        tiles = -(-m // block_m) * -(-n // block_n) * count
+        return -(-tiles // RESIDENT[1]) * (block_m * block_n + LOAD * (block_m + block_n))
+
+    return min((shape for shape in SHAPES if shape[1] % multiple == 0), key=cost)

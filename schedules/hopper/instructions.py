@@ -1,0 +1,104 @@
+"""wgmma as functions of CUDA C++: TVM's own table has not every shape, and passes what it has by other rules.
+
+D fragment of a consumer: register 4 * g + 2 * half + j of lane l in warp w is the sum of row 16 * w + 8 * half + l // 4
+and column 8 * g + l % 4 * 2 + j (PTX ISA, "Register Fragments for wgmma.mma_async").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+
+from schedules.hopper.config import K_BYTES, ROWS, WARPGROUP
+from schedules.problem import numpy_dtype
+
+_TYPES = {"float16": "f16", "bfloat16": "bf16", "int8": "s8"}
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """The wgmma of ROWS x `n` sums for operands of `dtype` in shared memory; transposed operands are MN-major."""
+
+    dtype: str
+    n: int
+    transposed_a: bool
+    transposed_b: bool
+
+    @property
+    def registers(self) -> int:
+        """Accumulators of a thread."""
+        return ROWS * self.n // WARPGROUP
+
+    @property
+    def accumulator(self) -> str:
+        return "int32" if self.dtype == "int8" else "float32"
+
+    @property
+    def instruction(self) -> str:
+        k = K_BYTES // numpy_dtype(self.dtype).itemsize
+        source = _TYPES[self.dtype]
+        total = "s32" if self.dtype == "int8" else "f32"
+        return f"wgmma.mma_async.sync.aligned.m{ROWS}n{self.n}k{k}.{total}.{source}.{source}"
+
+    @property
+    def name(self) -> str:
+        return f"hopper_wgmma_m{ROWS}n{self.n}_{_TYPES[self.dtype]}"
+
+    def source(self) -> str:
+        count, constraint = self.registers, "r" if self.dtype == "int8" else "f"
+        kind = "int" if self.dtype == "int8" else "float"
+        parameters = ", ".join(f"{kind}& d{i}" for i in range(count))
+        sums = ", ".join(f"%{i}" for i in range(count))
+        outputs = ", ".join(f'"+{constraint}"(d{i})' for i in range(count))
+        # 16-bit operands: signs of both, then whether each is MN-major
+        flags = "" if self.dtype == "int8" else f", 1, 1, {int(self.transposed_a)}, {int(self.transposed_b)}"
+        return f"""
+__device__ __forceinline__ void {self.name}({parameters},
+    unsigned long long a, unsigned long long b, int add) {{
+  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
+    "{self.instruction} {{{sums}}}, %{count}, %{count + 1}, p{flags};\\n}}\\n"
+    : {outputs} : "l"(a), "l"(b), "r"(add));
+}}
+"""
+
+    def emit(self, sums: Sequence[Any], a: Any, b: Any, add: Any) -> None:
+        """sums (+)= a x b; `a` and `b` are descriptors, sums begin anew where `add` is false."""
+        T.evaluate(T.cuda.func_call(self.name, *sums, a, b, T.Cast("int32", add), source_code=self.source()))
+
+    def settle(self, sums: Sequence[Any]) -> None:
+        """Keep the compiler from moving reads of `sums` above the wait for wgmma before it."""
+        kind, constraint = ("int", "r") if self.dtype == "int8" else ("float", "f")
+        source = (
+            f"__device__ __forceinline__ void hopper_settle({kind}& sum) "
+            f'{{ asm volatile("" : "+{constraint}"(sum) :: "memory"); }}\n'
+        )
+        for value in sums:
+            T.evaluate(T.cuda.func_call("hopper_settle", value, source_code=source))
+
+
+def row_mask(cluster_m: int, cluster_n: int, rank_m: Any) -> Any:
+    """The blocks that share operand a with one in row `rank_m` of the cluster, as bits; None if it is alone."""
+    if cluster_n == 1:
+        return None
+    bits = (1 << cluster_n) - 1
+    return T.uint16(bits) if cluster_m == 1 else T.Cast("uint16", T.shift_left(T.int32(bits), rank_m * cluster_n))
+
+
+def column_mask(cluster_m: int, cluster_n: int, rank_n: Any) -> Any:
+    """The blocks that share operand b with one in column `rank_n`."""
+    if cluster_m == 1:
+        return None
+    bits = sum(1 << (row * cluster_n) for row in range(cluster_m))
+    return T.uint16(bits) if cluster_n == 1 else T.Cast("uint16", T.shift_left(T.int32(bits), rank_n))
+
+
+def peer_of(index: Any, rank_m: Any, rank_n: Any, cluster_m: int, cluster_n: int) -> Any:
+    """The rank of block number `index` of those in the row, then in the column, of (rank_m, rank_n)."""
+    if cluster_m == 1 or cluster_n == 1:
+        return index
+    row = index - cluster_n
+    row = T.Select(row < rank_m, row, row + 1)
+    return T.Select(index < cluster_n, rank_m * cluster_n + index, row * cluster_n + rank_n)

@@ -1,0 +1,123 @@
+"""int8 NCHW32 convolution by TMA and wgmma: what it is made of, what it refuses, whether a device gets it right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedules.arch import Arch, parse_arch
+from schedules.build import build
+from schedules.errors import ConfigError
+from schedules.registry import operator
+from tests.conftest import problem_of
+from tests.conv2d_nchw32.shapes import EPILOGUE_SHAPE, EPILOGUES
+from tests.conv2d_nchw32.shapes import SHAPES as ALL_SHAPES
+from tests.hopper import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
+
+WORK: dict[str, Any] = dict(n=256, h=14, w=14, ci=256, co=512, kh=3, kw=3, pad=1)
+SHAPES: dict[str, dict[str, Any]] = ALL_SHAPES | {
+    "1x1, several images": dict(n=3, h=5, w=7, ci=70, co=130, kh=1, kw=1),
+    "1x1, stride 2": dict(n=3, h=5, w=7, ci=70, co=130, kh=1, kw=1, stride=2),
+}
+CONFIGS: list[dict[str, Any]] = [
+    dict(),
+    dict(block_m=128, block_n=256, block_k=128, consumers=2, num_stages=4),
+    dict(block_m=256, block_n=128, block_k=64, consumers=2, num_stages=3, cluster_m=1, cluster_n=2),
+    dict(block_m=192, block_n=128, block_k=128, consumers=3, num_stages=4, cluster_m=1),
+    dict(block_m=64, block_n=256, block_k=32, consumers=1, num_stages=4, cluster_m=4, grid=120),
+    dict(block_m=128, block_n=96, block_k=256, consumers=2, num_stages=2, cluster_m=2, cluster_n=2, grid=120),
+    dict(block_m=128, block_n=32, block_k=32, consumers=2, num_stages=5, cluster_m=1, grid=0),
+    dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
+    dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
+]
+
+
+def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
+    built = build(problem_of("conv2d_nchw32", **WORK), sm_90a, "tma_wgmma")
+    found, source = assert_well_made(built, "IGMMA"), str(built.sources["cu"])
+    assert "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8" in source and "int sums_ptr[128]" in source
+    assert "cp.async.bulk.tensor.5d.shared::cluster.global" in source
+    assert not found["LDG"] and not found["STG"] and "bias" not in source and "residual" not in source
+
+
+@pytest.mark.parametrize("words", CONFIGS, ids=str)
+def test_other_configs(cuda_compiler: None, sm_90a: Arch, words: dict[str, Any]) -> None:
+    fields = WORK | dict(bias=True, residual=True, activation="relu")
+    assert_well_made(build(problem_of("conv2d_nchw32", **fields), sm_90a, "tma_wgmma", words), "IGMMA")
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_epilogues(cuda_compiler: None, sm_90a: Arch, epilogue: str) -> None:
+    fields = WORK | EPILOGUES[epilogue]
+    built = build(problem_of("conv2d_nchw32", **fields), sm_90a, "tma_wgmma", CONFIGS[1])
+    assert_well_made(built, "IGMMA")
+    assert ("hopper_residual" in str(built.sources["cu"])) == fields.get("residual", False)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes(cuda_compiler: None, sm_90a: Arch, shape: str) -> None:
+    assert_well_made(build(problem_of("conv2d_nchw32", **SHAPES[shape]), sm_90a, "tma_wgmma"), "IGMMA")
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    n=st.integers(1, 40), h=st.integers(1, 40), ci=st.integers(1, 300), co=st.integers(1, 300), k=st.integers(1, 4),
+    stride=st.integers(1, 9), dilation=st.integers(1, 3), words=st.sampled_from(CONFIGS), residual=st.booleans(),
+)  # fmt: skip
+def test_check_and_build_agree(
+    cuda_compiler: None, n: int, h: int, ci: int, co: int, k: int, stride: int, dilation: int, words: dict[str, Any],
+    residual: bool,
+) -> None:  # fmt: skip
+    reach = dilation * (k - 1) + 1
+    fields = dict(n=n, h=h + reach, w=h + 2, ci=ci, co=co, kh=k, kw=1, pad=k // 2, stride=stride, dilation=dilation)
+    assert_builds_or_says_why("conv2d_nchw32", fields | dict(residual=residual), words)
+
+
+def test_illegal_configs_say_why(sm_90a: Arch) -> None:
+    problem, spec = problem_of("conv2d_nchw32", **WORK), operator("conv2d_nchw32").schedule("tma_wgmma")
+    for words, reason in {
+        "block_n=48": "block_n=48 is not a multiple of 32 up to 256",
+        "block_k=48": "block_k=48 is not 32, 64, 128 or 256",
+        "cluster_m=4 block_k=64": "block_k=64 is not cluster_m=4 times a multiple of 32",
+        "num_stages=5": "num_stages=5 needs 278608 bytes of shared memory",
+    }.items():
+        with pytest.raises(ConfigError, match=reason):
+            spec.config_for(problem, sm_90a, dict(word.split("=") for word in words.split()))
+    with pytest.raises(ConfigError, match="cuda:sm_80 has no tma and no wgmma"):
+        spec.config_for(problem, parse_arch("sm_80"))
+
+
+def test_the_space_holds_the_default(sm_90a: Arch) -> None:
+    problem, spec = problem_of("conv2d_nchw32", **WORK), operator("conv2d_nchw32").schedule("tma_wgmma")
+    assert spec.config_for(problem, sm_90a) in set(spec.legal_space(problem, sm_90a))
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [*((shape, {}) for shape in SHAPES), *(("ragged everything, stride 2", words) for words in CONFIGS[1:])],
+)
+def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
+    assert_emulated("conv2d_nchw32", SHAPES[shape], words)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("words", CONFIGS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_on_a_device(gpu: Arch, shape: str, words: dict[str, Any]) -> None:
+    assert_correct_on(gpu, "conv2d_nchw32", SHAPES[shape], words)
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_epilogues_emulated(emulation: None, epilogue: str) -> None:
+    for fields in (EPILOGUE_SHAPE, EPILOGUE_SHAPE | dict(kh=1, kw=1, pad=0)):
+        assert_emulated("conv2d_nchw32", fields | EPILOGUES[epilogue], {})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_epilogues_on_a_device(gpu: Arch, epilogue: str) -> None:
+    for fields in (EPILOGUE_SHAPE, EPILOGUE_SHAPE | dict(kh=1, kw=1, pad=0)):
+        assert_correct_on(gpu, "conv2d_nchw32", fields | EPILOGUES[epilogue], {})

@@ -1,0 +1,85 @@
+"""What tests of the Hopper schedules share."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from schedules.arch import Arch, parse_arch
+from schedules.build import Built, build
+from schedules.errors import ConfigError
+from schedules.inspect import summary, view
+from schedules.registry import operator
+from schedules.toolchain import cuda
+from schedules.verify import verify
+from tests.conftest import assert_correct, problem_of
+
+
+def opcodes(built: Built) -> Counter[str]:
+    """Instructions of the SASS by opcode without modifiers."""
+    return Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", view(built, "sass")))
+
+
+def assert_well_made(built: Built, multiply: str) -> Counter[str]:
+    """No spills, wgmma not serialised, TMA both ways, and the shared memory and registers that the config says.
+
+    `multiply` is wgmma's opcode for the dtype.  Returns the opcodes.
+    """
+    config: Any = built.config
+    if cuda.find_tool("nvdisasm") is None:
+        pytest.skip("no SASS disassembler; pip install nvidia-cuda-nvdisasm")
+    found, kernel = opcodes(built), summary(built)
+    assert kernel.spills == 0 and not found["STL"] and not found["LDL"]
+    assert found[multiply] and not {"HMMA", "IMMA", "HGMMA", "IGMMA"} - {multiply} & set(found)
+    # the boxes of one stage, and those of one tile's results
+    boxes = re.findall(r"^ +tvm_builtin_ptx_cp_async_bulk_tensor_(g2s|s2g)", str(built.sources["cu"]), re.M)
+    assert found["UTMALDG"] == boxes.count("g2s") > 0 and found["UTMASTG"] == boxes.count("s2g") > 0
+    # ptxas says so where wgmma cannot overlap, and then waits for each
+    assert "C75" not in cuda.compile_cuda(str(built.sources["cu"]), built.arch.name).log
+    assert built.launch and built.launch.threads == config.threads and built.launch.cluster == config.cluster
+    assert isinstance(built.launch.grid[0], int) and built.launch.grid[0] % config.cluster == 0
+    needed = config.num_stages * (config.stage_bytes(built.problem.arguments()[0].dtype) + 16)
+    assert kernel.shared and needed <= kernel.shared <= built.arch.shared_block
+    assert kernel.registers and kernel.registers * config.threads * config.blocks_sm <= built.arch.registers_sm
+    assert kernel.blocks_sm and kernel.blocks_sm >= config.blocks_sm
+    assert bool(found["USETMAXREG"]) == (config.threads * config.blocks_sm > 256)
+    return found
+
+
+def assert_emulated(name: str, fields: dict[str, Any], words: dict[str, Any]) -> None:
+    """Right on the emulator, in each of its modes; skips while it does not know these instructions."""
+    arch, spec = parse_arch("sm_90a"), operator(name).schedule("tma_wgmma")
+    if "emulated" in spec.no_routes:
+        pytest.skip(spec.no_routes["emulated"])
+    assert_correct(problem_of(name, **fields), arch, "tma_wgmma", words, ["emulated"])
+
+
+def assert_builds_or_says_why(name: str, fields: dict[str, Any], words: dict[str, Any]) -> Built | None:
+    """The built problem if the config is legal for it; else its reason is one line."""
+    arch = parse_arch("sm_90a")
+    problem = problem_of(name, **fields)
+    spec = operator(name).schedule("tma_wgmma")
+    try:
+        config = spec.config_for(problem, arch, words)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+        return None
+    built = build(problem, arch, "tma_wgmma", config)
+    assert summary(built).spills == 0
+    return built
+
+
+def assert_correct_on(gpu: Arch, name: str, fields: dict[str, Any], words: dict[str, Any]) -> None:
+    """Right on a device for two sets of data; skips where it is not Hopper's, or where the config is illegal."""
+    if "wgmma" not in gpu.features:
+        pytest.skip(f"{gpu} has no wgmma")
+    problem = problem_of(name, **fields)
+    try:
+        operator(name).schedule("tma_wgmma").config_for(problem, gpu, words)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    for check in verify(problem, gpu, "tma_wgmma", words, routes=["device"], seeds=(0, 1)):
+        assert check.passed, f"{words} {check.problem}: {check.detail}"
