@@ -15,7 +15,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from schedules.arch import MULTIPROCESSORS, Arch
-from schedules.conv2d_hwcn.definition import HwcnProblem, gemm_operands
+from schedules.conv2d_hwcn.definition import HwcnProblem, gemm_operands, inside_window
 from schedules.operator import ScheduleSpec
 from schedules.primitives.annotations import AHEAD, ASYNC, INSIDE_FIRST, MIN_BLOCKS, PIPELINE, SKIP
 from schedules.primitives.simt import VECTORS
@@ -185,7 +185,7 @@ def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
     grid = sch.fuse(y, x, block_f, block_n)
     sch.bind(grid, "blockIdx.x")
     if config.skip_padding and config.inside_first:
-        window = _inside(problem)
+        window = inside_window(problem)
         if window:
             of_pixel = -(-problem.co // config.block[0]) * -(-problem.n // config.block[1])
             sch.annotate(grid, INSIDE_FIRST, [of_pixel, problem.out_w, *window])
@@ -224,18 +224,6 @@ def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
     if config.min_blocks:
         sch.mod.update_func(sch.mod.get_global_var("main"), sch.mod["main"].with_attr(MIN_BLOCKS, config.min_blocks))
     return sch.mod
-
-
-def _inside(problem: HwcnProblem) -> tuple[int, ...] | None:
-    """(first row, rows, first column, columns) of the output pixels that see no padding; None if all or none do."""
-    p, window = problem, tuple[int, ...]()
-    for size, out, pad, k, stride, dilation in zip(
-        (p.h, p.w), (p.out_h, p.out_w), p.pad, (p.kh, p.kw), p.stride, p.dilation, strict=True
-    ):
-        first = min(out, -(-pad // stride))
-        end = max(first, min(out, (size - 1 + pad - (k - 1) * dilation) // stride + 1))
-        window += (first, end - first)
-    return window if 0 < window[1] * window[3] < p.out_h * p.out_w else None
 
 
 def _bind_threads(sch: Schedule, warps: Sequence[LoopRV], lanes: Sequence[LoopRV], config: SimtConfig) -> None:
