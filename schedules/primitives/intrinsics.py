@@ -205,16 +205,13 @@ def _mma_split_source(atom: Atom, arch: Arch) -> tuple[str, str]:
     """Name and text of the CUDA function ``(sums, a_high, a_low, b_high, b_low)`` over one lane's slots."""
     function, product = _mma_source(atom, arch)
     name = f"{function}_split"
-    # the smaller products first; the tensor cores cut each sum off towards zero, so that sums over many steps drift
-    # by more than the splitting costs: theirs start from zero, and the long sum is the CUDA cores', which round it
+    # the smaller products first: less of them is cut off
     return name, product + (
         f"__device__ __forceinline__ void {name}(float* c, const void* a_high, const void* a_low, "
         "const void* b_high, const void* b_low) {\n"
-        "  float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};\n"
-        f"  {function}(sums, a_low, b_high);\n"
-        f"  {function}(sums, a_high, b_low);\n"
-        f"  {function}(sums, a_high, b_high);\n"
-        "  for (int i = 0; i < 4; ++i) c[i] += sums[i];\n}\n"
+        f"  {function}(c, a_low, b_high);\n"
+        f"  {function}(c, a_high, b_low);\n"
+        f"  {function}(c, a_high, b_high);\n}}\n"
     )
 
 
@@ -222,9 +219,9 @@ def multiply_split(atom: Atom, arch: Arch) -> Intrinsic:
     """c (m, n) += a_high x b_high + a_high x b_low + a_low x b_high, for operands (m, k) and (n, k) split in two parts;
     all in fragments, on NVIDIA's tensor cores.
 
-    The block reads c, a_high, b_high, b_low, a_low, in this order.  The products of one call are summed on their own,
-    and added to c with rounding to nearest.  Source: Ootomo and Yokota, "Recovering single precision accuracy from
-    Tensor Cores while surpassing the FP32 theoretical peak performance" (2022).
+    The block reads c, a_high, b_high, b_low, a_low, in this order.  Tensor cores cut sums off towards zero: c should be
+    a short sum (`annotations.TILE_SUMS`).  Source: Ootomo and Yokota, "Recovering single precision accuracy from Tensor
+    Cores while surpassing the FP32 theoretical peak performance" (2022).
     """
     if atom.wave != 32 or atom.sum != "float32":
         raise ValueError(f"no split product of {atom.name}")

@@ -14,7 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import MULTIPROCESSORS, Arch
-from schedules.primitives.annotations import AHEAD, ASYNC, MIN_BLOCKS, PIPELINE, SKIP, SWIZZLE
+from schedules.primitives.annotations import AHEAD, ASYNC, MIN_BLOCKS, PIPELINE, SKIP, SWIZZLE, TILE_SUMS
 from schedules.primitives.fragments import Atom, atom_for, why_no_atom
 from schedules.primitives.intrinsics import load_matrix, multiply, multiply_split, per_lane, tensorize
 from schedules.primitives.tiles import bind, cooperative_fetch, inline_if_present
@@ -59,10 +59,12 @@ class TensorCoreConfig(Config):
         return max(operands, self.block_m * self.block_n * numpy_dtype(output or dtype).itemsize)
 
     def registers(self, atom: Atom, parts: int = 1) -> int:
-        """An estimate for each thread: accumulators, fragments of `parts` of each operand, and addressing."""
+        """An estimate for each thread: accumulators, fragments of `parts` of each operand, and addressing; split
+        operands are summed apart for each tile."""
         m, n = self.block_m // self.warps_m, self.block_n // self.warps_n
         item = parts * numpy_dtype(atom.source).itemsize
-        return (m * n + self.fragment_sets * (m + n) * atom.k * item // 4) // atom.wave + 40
+        sums = m * n if parts == 1 else 2 * m * n
+        return (sums + self.fragment_sets * (m + n) * atom.k * item // 4) // atom.wave + 40
 
     def finish(self, mod: tvm.IRModule) -> tvm.IRModule:
         """`mod` with the function attributes that this config asks for."""
@@ -154,7 +156,9 @@ def schedule_product(
     ``conv`` (.., m, n) = sum over (.., k) of `m` x `n`, in the dtype the matrix cores sum in; ``finished`` the same
     shape, in the output's dtype; ``output`` the part of it that was asked for.  ``columns``, ``padded`` and ``weights``
     are inlined into the loads.  Where both operands are split, `dtype` is that of their parts, and ``conv`` sums
-    high x high + high x low + low x high.  With `skip_padding` a block leaves out the steps whose tiles are all zeros.
+    high x high + high x low + low x high, each tile of the reduction apart from the others: tensor cores cut off
+    towards zero, which over long sums costs more than the split.  With `skip_padding` a block leaves out the steps
+    whose tiles are all zeros.
 
     Returns the loop over blocks.
     """
@@ -165,6 +169,7 @@ def schedule_product(
 
     # 1. memory hierarchy: global -> shared -> fragments -> shared -> global
     parts = [(name, operand, read) for name, operand in (("a", m), ("b", n)) for read in operand.reads]
+    split = len(parts) > 2
     shared = [sch.cache_read(conv, read, scope) for _, _, read in parts]
     fragments = [sch.cache_read(conv, read, "local") for _, _, read in parts]
     inline_if_present(sch, "padded", "columns", "weights", "columns_low", "weights_low")
@@ -211,6 +216,8 @@ def schedule_product(
         sch.annotate(first, AHEAD, 0)
     if skip_padding:
         sch.annotate(first, SKIP, 1)
+    if split:
+        sch.annotate(first, TILE_SUMS, 1)
 
     # 5. registers and instructions
     for fragment, (name, operand, _) in zip(fragments, parts, strict=True):
@@ -218,7 +225,7 @@ def schedule_product(
     _lay_out_sums(sch, conv, config, atom)
     start = sch.decompose_reduction(conv, first)
     _clear_sums(sch, start, atom)
-    tensorize(sch, i, multiply(atom, arch) if len(parts) == 2 else multiply_split(atom, arch))
+    tensorize(sch, i, multiply_split(atom, arch) if split else multiply(atom, arch))
     return block
 
 
