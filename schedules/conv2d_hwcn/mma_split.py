@@ -155,7 +155,7 @@ def _config(shape: tuple[int, int, int, int], depth: tuple[int, int], **fields: 
 
 SCHEDULE = ScheduleSpec(
     name="mma_split",
-    summary="float32 as pairs of bfloat16 on tensor cores, three products for one; errors up to 3 * 2^-16",
+    summary="float32 as pairs of bfloat16 on tensor cores, errors up to 3 * 2^-16; only if named",
     kinds=("cuda",),
     config=MmaSplitConfig,
     apply=schedule,

@@ -153,11 +153,8 @@ def candidates(problem: Problem, arch: Arch, schedules: Sequence[str] = ()) -> l
     op = operator_of(problem)
     for name in schedules:
         op.schedule(name).require_kind(arch)
-    found = [
-        Candidate(spec.name, config)
-        for spec in ([op.schedule(name) for name in dict.fromkeys(schedules)] if schedules else op.offered(arch))
-        for config in spec.legal_space(problem, arch)
-    ]
+    specs = [spec for spec in op.schedules if spec.name in schedules] if schedules else op.offered(arch)
+    found = [Candidate(spec.name, config) for spec in specs for config in spec.legal_space(problem, arch)]
     return list({candidate.key: candidate for candidate in found}.values())
 
 

@@ -23,6 +23,7 @@ from schedules.errors import ConfigError
 from schedules.inspect import summary
 from schedules.operator import Array
 from schedules.registry import operator
+from schedules.tune.evaluate import Artifact, Bench, Failure, build_candidate
 from schedules.tune.journal import append
 from schedules.tune.session import Work, first_candidates
 from schedules.tune.strategy import Candidate
@@ -342,3 +343,21 @@ def test_verification_uses_its_tolerance_for_it_alone(emulation: None, sm_90a: A
     assert all(check.passed and check.error > 0.2 for check in checks)
     for spec in operator("conv2d_hwcn").schedules:
         assert spec.arithmetic == (BF16X3 if spec.name == "mma_split" else FLOAT32)
+
+
+def test_a_search_holds_each_candidate_to_its_arithmetic(cuda_compiler: None, sm_90a: Arch, host: Arch) -> None:
+    small = problem_of("conv2d_hwcn", n=8, h=3, w=3, ci=8, co=8, kh=1, kw=1)
+    op = operator("conv2d_hwcn")
+    for name, arithmetic in (("mma_split", BF16X3), ("simt", FLOAT32)):
+        built = build_candidate(small, sm_90a, Candidate(name, op.schedule(name).config_for(small, sm_90a)))
+        assert isinstance(built, Artifact) and built.arithmetic == arithmetic
+
+    bench = Bench(small, host, 0)
+    (expected,) = bench.expected
+    off = (expected.values + 10 * FLOAT32.error * expected.magnitude).astype(np.float32)
+
+    def function(*tensors: Any) -> None:
+        tensors[-1].copyfrom(off)
+
+    assert bench.check(function, BF16X3)[0] is None
+    assert isinstance(bench.check(function)[0], Failure)
