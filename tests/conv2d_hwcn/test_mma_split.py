@@ -29,7 +29,7 @@ from schedules.tune.session import Work, first_candidates
 from schedules.tune.strategy import Candidate
 from schedules.tune.template import candidates
 from schedules.tune.tuner import Limits
-from schedules.verify import MODES, emulated_runs, judge, poisoned, verify
+from schedules.verify import MODES, emulated_runs, judge, on_device, poisoned, verify
 from tests.conftest import assert_correct, caught, problem_of
 from tests.conv2d_hwcn.test_mma import SHAPES
 from tests.conv2d_hwcn.test_tutorial import TUTORIAL
@@ -169,6 +169,20 @@ def test_a_row_with_an_infinity_spoils_no_other(emulation: None, sm_90a: Arch, t
     data[tap, 0, 3, 5], weight[1, 1, 7, 9] = -np.inf, np.nan
     (check,) = [judge(problem, [data, weight], [emulated(built, [data, weight])], arithmetic=BF16X3)]
     assert check.passed, str(check)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fields", [SHAPES["ragged, stride 2"], SHAPES["one of everything"], TUTORIAL], ids=str)
+def test_on_the_gpu(gpu: Arch, fields: dict[str, Any]) -> None:
+    """Within the tolerance; and on normal data as near as the model is, whose sums are exact."""
+    problem = problem_of("conv2d_hwcn", **fields)
+    built = build(problem, gpu, "mma_split")
+    arrays = built.operator.inputs(problem, np.random.default_rng(0))
+    expected = built.operator.reference(problem, arrays)
+    (got,) = on_device(built, problem, gpu)([*arrays, *poisoned(problem)])
+    assert judge(problem, arrays, [got], expected, BF16X3).passed
+    if got.size > 1:
+        assert norm_error(got.astype(np.float64), expected[0].values) < 5e-6
 
 
 def _mutants(source: str) -> dict[str, str]:
