@@ -268,6 +268,7 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
         "operator": built.operator.name,
         "problem": built.problem.words(),
         "schedule": built.schedule.name,
+        "arithmetic": built.schedule.arithmetic.name,
         "config": built.config.words(),
         "target": {
             "arch": str(built.arch),

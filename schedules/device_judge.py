@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedules.arch import Arch
+from schedules.arithmetic import FLOAT32, Arithmetic
 from schedules.build import compiled
 from schedules.measure import to_device
 from schedules.operator import Expected
@@ -27,13 +28,15 @@ THREADS, BLOCKS = 256, 1056  # of a comparison: eight blocks on each multiproces
 
 
 class DeviceJudge:
-    """The reference of one problem and one set of inputs, on the device of `arch`."""
+    """The reference of one problem and one set of inputs, on the device of `arch`, for outputs of `arithmetic`."""
 
-    def __init__(self, problem: Problem, arch: Arch, expected: Sequence[Expected]) -> None:
+    def __init__(
+        self, problem: Problem, arch: Arch, expected: Sequence[Expected], arithmetic: Arithmetic = FLOAT32
+    ) -> None:
         self._arch = arch
         self._arguments = outputs_of(problem)
         self._host = [
-            tuple(array.reshape(-1) for array in limits(reference, argument.dtype))
+            tuple(array.reshape(-1) for array in limits(reference, argument.dtype, arithmetic))
             for argument, reference in zip(self._arguments, expected, strict=True)
         ]
         self._limits = [tuple(to_device(array, arch) for array in pair) for pair in self._host]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -85,15 +85,16 @@ def choose(
     if schedule:
         op.schedule(schedule).require_kind(arch)
     known = [record for record in _records(op.name, folders) if record.target == str(arch) and record.correct]
-    known = [record for record in known if schedule in (None, record.schedule)]
+    asked = (schedule,) if schedule else ()
+    known = [record for record in known if may_use(record, asked) and schedule in (None, record.schedule)]
     device = device or device_name(arch) or _only_device(known)
     here = [record for record in known if device and slug(record.device) == slug(device)]
     usable = [record for record in here if _same_versions(record, arch)]
     note = _passed_over(known, here, usable, device)
-    exact = best_of([record for record in usable if record.problem == problem])
+    exact = best_of([record for record in usable if record.problem == problem], asked)
     if exact and exact.config.check(problem, arch) is None:
         return Choice(problem, exact.schedule, exact.config, exact)
-    for record in nearest(problem, usable):
+    for record in nearest(problem, usable, asked):
         if record.config.check(problem, arch) is None:
             return Choice(problem, record.schedule, record.config, record)
     return default_choice(problem, arch, schedule, note)
@@ -105,8 +106,13 @@ def default_choice(problem: Problem, arch: Arch, schedule: str | None = None, no
     return Choice(problem, spec.name, spec.config_for(problem, arch), None, note)
 
 
-def best_of(records: Iterable[Record]) -> Record | None:
-    """The record to use, of records of one problem on one device.
+def may_use(record: Record, asked: Collection[str] = ()) -> bool:
+    """Whether the schedule of `record` is one that is used unasked, or `asked` for by name."""
+    return record.schedule in asked or not operator_of(record.problem).opt_in(record.schedule)
+
+
+def best_of(records: Iterable[Record], asked: Collection[str] = ()) -> Record | None:
+    """The record to use, of records of one problem on one device; `asked` are schedules that the user has named.
 
     The winner of the last finals, unless something was faster later.  A config's latest time is its time, since a
     search's times are each the luckiest of many.
@@ -114,7 +120,7 @@ def best_of(records: Iterable[Record]) -> Record | None:
     latest: dict[tuple[str, str], Record] = {}
     winner: Record | None = None
     for record in records:
-        if not record.correct:
+        if not record.correct or not may_use(record, asked):
             continue
         latest[record.key] = record
         if record.more.get("winner"):
@@ -125,13 +131,13 @@ def best_of(records: Iterable[Record]) -> Record | None:
     return best
 
 
-def nearest(problem: Problem, records: Sequence[Record]) -> list[Record]:
+def nearest(problem: Problem, records: Sequence[Record], asked: Collection[str] = ()) -> list[Record]:
     """The best record of each problem near enough, the nearest first."""
     by_problem: dict[Problem, list[Record]] = {}
     for record in records:
         by_problem.setdefault(record.problem, []).append(record)
     near = sorted((distance(problem, other), str(other), other) for other in by_problem if other != problem)
-    best = (best_of(by_problem[other]) for how_far, _, other in near if how_far <= NEAR)
+    best = (best_of(by_problem[other], asked) for how_far, _, other in near if how_far <= NEAR)
     return [record for record in best if record]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from schedules.arch import Arch
+from schedules.arithmetic import FLOAT32, Arithmetic
 from schedules.errors import ConfigError, UnknownNameError
 from schedules.problem import Argument, Config, Problem
 
@@ -48,6 +49,8 @@ class ScheduleSpec:
     space: Callable[[Any, Arch], Iterator[Config]]  # every config worth trying, legal or not
     fixed_shape: bool = False  # what is built takes the problem's shapes only, run-time axes too
     no_routes: Mapping[str, str] = field(default_factory=dict)  # ways to verify that mean nothing here, and why
+    arithmetic: Arithmetic = FLOAT32  # that results are held to
+    opt_in: bool = False  # used only where a user names it: no rule, record or search of all schedules chooses it
 
     def arguments(self, problem: Problem) -> tuple[Argument, ...]:
         """The tensors of a function built with this schedule."""
@@ -109,6 +112,14 @@ class Operator:
             if schedule.name == name:
                 return schedule
         raise UnknownNameError(f"schedule of {self.name}", name, [auto.NAME, *(s.name for s in self.schedules)])
+
+    def offered(self, arch: Arch) -> tuple[ScheduleSpec, ...]:
+        """The schedules for `arch` that may be used unasked."""
+        return tuple(spec for spec in self.schedules if arch.kind in spec.kinds and not spec.opt_in)
+
+    def opt_in(self, name: str) -> bool:
+        """Whether the schedule called `name` is one that only a user chooses."""
+        return any(spec.name == name and spec.opt_in for spec in self.schedules)
 
     def schedule_for(self, problem: Problem, arch: Arch, name: str | None = None) -> ScheduleSpec:
         """The schedule called `name`, or the one the operator's rule chooses."""

@@ -1,8 +1,9 @@
 """How far an output may be from its float64 reference.
 
-An element may differ by  rounding(output dtype) * |reference|  +  accumulation * magnitude  +  smallest step:  the
-rounding of the result, the rounding of the float32 arithmetic behind it, measured against the size of what was summed
-(`Expected.magnitude`), and the dtype's last denormal (GPUs flush those of float32).
+An element may differ by  rounding(output dtype) * |reference|  +  arithmetic * magnitude  +  smallest step:  the
+rounding of the result, the error of the arithmetic behind it (float32's, unless the schedule declares another),
+measured against the size of what was summed (`Expected.magnitude`), and the dtype's last denormal (GPUs flush those of
+float32).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from schedules.arithmetic import FLOAT32, Arithmetic
 from schedules.operator import Array, Expected
 
 
@@ -29,7 +31,6 @@ TOLERANCES = {
     "int8": Tolerance(0.0, 0.0),
 }
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895314e38, "float32": 3.4028235e38}
-ACCUMULATION = 2.0**-20  # 16 units in the last place of float32
 
 
 @dataclass(frozen=True)
@@ -52,23 +53,23 @@ class Difference:
         return f"{where} ({self.error:.3g} times the tolerance)"
 
 
-def compare(got: Array, expected: Expected, dtype: str) -> Difference:
+def compare(got: Array, expected: Expected, dtype: str, arithmetic: Arithmetic = FLOAT32) -> Difference:
     """Compare an output of `dtype` with its reference.  NaN and infinities must stand where the reference has them.
 
     Where the reference repeats, so must the output, bit for bit: each row is the same arithmetic.
     """
     rows = len(expected.values)
-    worst = _compare_block(got[:rows], expected, dtype, 0)
+    worst = _compare_block(got[:rows], expected, dtype, arithmetic, 0)
     bits = got.view(np.uint8)
     for start in range(rows, len(got), rows):
         block = got[start : start + rows]
         if not np.array_equal(bits[start : start + rows], bits[: len(block)]):
             part = replace(expected, values=expected.values[: len(block)], magnitude=expected.magnitude[: len(block)])
-            worst = max(worst, _compare_block(block, part, dtype, start), key=lambda found: found.error)
+            worst = max(worst, _compare_block(block, part, dtype, arithmetic, start), key=lambda found: found.error)
     return worst
 
 
-def limits(expected: Expected, dtype: str) -> tuple[Array, Array]:
+def limits(expected: Expected, dtype: str, arithmetic: Arithmetic = FLOAT32) -> tuple[Array, Array]:
     """What an output of `dtype` must be and how far from it each element may be: two float64 arrays of one shape.
 
     Where the value is beyond the dtype's largest, infinity is the right answer and stands in its place.
@@ -78,13 +79,13 @@ def limits(expected: Expected, dtype: str) -> tuple[Array, Array]:
         return values, np.full(values.shape, 0.5)
     with np.errstate(invalid="ignore", over="ignore"):
         rounding = expected.roundings * (tolerance.rounding * np.abs(values) + tolerance.smallest)
-        allowed = np.broadcast_to(rounding + ACCUMULATION * np.abs(expected.magnitude), values.shape)
+        allowed = np.broadcast_to(rounding + arithmetic.error * np.abs(expected.magnitude), values.shape)
         overflowed = np.abs(values) > LARGEST.get(dtype, np.inf) * (1 + tolerance.rounding)
     return np.where(overflowed, np.copysign(np.inf, values), values), np.ascontiguousarray(allowed)
 
 
-def _compare_block(got: Array, expected: Expected, dtype: str, start: int) -> Difference:
-    values, allowed = limits(expected, dtype)
+def _compare_block(got: Array, expected: Expected, dtype: str, arithmetic: Arithmetic, start: int) -> Difference:
+    values, allowed = limits(expected, dtype, arithmetic)
     got64 = np.asarray(got).astype(np.float64)
     if got64.shape != values.shape:
         raise ValueError(f"output has shape {got64.shape}, the reference {values.shape}")

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from schedules.arch import Arch, parse_arch
+from schedules.arithmetic import FLOAT32, Arithmetic
 from schedules.build import Built, build, build_scheduled
 from schedules.emulate.emulator import EmulationMode, Emulator
 from schedules.emulate.serial import serialize
@@ -86,16 +87,21 @@ def verify(
             raise UsageError(f"schedule {spec.name} has no route {route}: {spec.no_routes[route]}")
         target = problem if route == "device" else reduced(problem, arch, schedule, config, route)
         runs = list(RUNNERS[route](target, arch, schedule, config))
-        checks += [_check(target, name, run, seed) for seed in seeds for name, run in runs]
+        checks += [_check(target, name, run, seed, spec.arithmetic) for seed in seeds for name, run in runs]
     return checks
 
 
 def verify_function(
-    problem: Problem, arch: Arch, function: Callable[..., None], seeds: Sequence[int] = (0,)
+    problem: Problem,
+    arch: Arch,
+    function: Callable[..., None],
+    seeds: Sequence[int] = (0,),
+    schedule: str | None = None,
 ) -> list[Check]:
     """Compare a function that takes the problem's tensors on the device of `arch` (a loaded bundle) with the
-    reference."""
-    return [_check(problem, "device", on_device(function, problem, arch), seed) for seed in seeds]
+    reference, within the tolerance of the `schedule` that it was built with."""
+    arithmetic = operator_of(problem).schedule(schedule).arithmetic if schedule else FLOAT32
+    return [_check(problem, "device", on_device(function, problem, arch), seed, arithmetic) for seed in seeds]
 
 
 def on_device(function: Callable[..., None], problem: Problem, arch: Arch) -> Run:
@@ -151,7 +157,7 @@ def reduced(
     return smallest
 
 
-def _check(problem: Problem, route: str, run: Run, seed: int) -> Check:
+def _check(problem: Problem, route: str, run: Run, seed: int, arithmetic: Arithmetic) -> Check:
     start = time.perf_counter()
     inputs = operator_of(problem).inputs(problem, np.random.default_rng(seed))
     detail, error = "", float("inf")
@@ -160,7 +166,7 @@ def _check(problem: Problem, route: str, run: Run, seed: int) -> Check:
     except EmulationError as problem_found:
         detail = str(problem_found)
     else:
-        worst = judge(problem, inputs, outputs)
+        worst = judge(problem, inputs, outputs, arithmetic=arithmetic)
         detail, error = str(worst), worst.error
     return Check(route, problem, seed, error, error <= 1, detail, time.perf_counter() - start)
 
@@ -180,12 +186,16 @@ def outputs_of(problem: Problem) -> list[Argument]:
 
 
 def judge(
-    problem: Problem, inputs: Sequence[Array], outputs: Sequence[Array], expected: Sequence[Expected] | None = None
+    problem: Problem,
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    expected: Sequence[Expected] | None = None,
+    arithmetic: Arithmetic = FLOAT32,
 ) -> Difference:
-    """The worst difference between `outputs` and the reference for `inputs`."""
+    """The worst difference between `outputs` and the reference for `inputs`, in units of what `arithmetic` allows."""
     wanted = expected if expected is not None else operator_of(problem).reference(problem, inputs)
     found = [
-        compare(output, reference, argument.dtype)
+        compare(output, reference, argument.dtype, arithmetic)
         for output, reference, argument in zip(outputs, wanted, outputs_of(problem), strict=True)
     ]
     return max(found, key=lambda difference: difference.error)

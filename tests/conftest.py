@@ -108,7 +108,8 @@ def caught(built: Built, source: str, arrays: Sequence[Any]) -> bool:
     """Whether `source`, run behind the host code of `built`, is wrong in some mode of the emulator."""
     for _, run in emulated_runs(built, source):
         try:
-            if not judge(built.problem, arrays, run([*arrays, *poisoned(built.problem)])).passed:
+            outputs = run([*arrays, *poisoned(built.problem)])
+            if not judge(built.problem, arrays, outputs, arithmetic=built.schedule.arithmetic).passed:
                 return True
         except EmulationError:
             return True

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from schedules.arch import ARCHES, Arch
+from schedules.arithmetic import FLOAT32
 from schedules.errors import ConfigError, UnknownNameError
 from schedules.operator import Operator, ScheduleSpec
 from schedules.registry import OPERATORS, operator, operators
@@ -41,7 +42,7 @@ def _all_schedules() -> list[tuple[Operator, ScheduleSpec]]:
 @pytest.mark.parametrize(("found", "spec"), _all_schedules(), ids=lambda item: item.name)
 def test_spaces_hold_legal_configs(found: Operator, spec: ScheduleSpec) -> None:
     fields = dict(SAMPLES[found.name])
-    if spec.name.startswith(("mma", "mfma")) and "float16" in found.problem.dtypes:
+    if spec.name in ("mma", "mfma", "mma_channels_last") and "float16" in found.problem.dtypes:
         fields["dtype"] = "float16"
     if spec.name == "tma_wgmma":  # TMA moves multiples of 16 bytes
         fields |= dict(n=8, ci=32, co=32, dtype="int8" if found.problem.dtypes == ("int8",) else "float16")
@@ -51,6 +52,12 @@ def test_spaces_hold_legal_configs(found: Operator, spec: ScheduleSpec) -> None:
     legal = next(filter(None, spaces))
     assert len(legal) > 1
     assert len(set(legal)) == len(legal)
+
+
+@pytest.mark.parametrize(("found", "spec"), _all_schedules(), ids=lambda item: item.name)
+def test_less_exact_schedules_are_used_by_name_only(found: Operator, spec: ScheduleSpec) -> None:
+    assert spec.opt_in or spec.arithmetic == FLOAT32
+    assert not (spec.opt_in and any(spec in found.offered(arch) for arch in ARCHES.values()))
 
 
 def test_a_schedule_of_another_kind_is_refused() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from schedules.arithmetic import BF16X3, FLOAT32
 from schedules.operator import Expected
 from schedules.tolerance import compare
 
@@ -24,6 +25,14 @@ def test_small_values_are_held_to_their_own_size() -> None:
     assert compare(np.full((1, 32768), 1 / 32768, np.float16), wanted, "float16").passed
     assert not compare(np.zeros((1, 32768), np.float16), wanted, "float16").passed
     assert not compare(np.full((1, 32768), 1.01 / 32768, np.float16), wanted, "float16").passed
+
+
+def test_a_schedule_is_held_to_its_arithmetic() -> None:
+    wanted = expect([0.0, 1.0], magnitude=100.0)
+    off = np.asarray([40 * FLOAT32.error * 100, 1.0], np.float32)
+    assert not compare(off, wanted, "float32").passed
+    assert compare(off, wanted, "float32", BF16X3).passed
+    assert not compare(2 * off, wanted, "float32", BF16X3).passed
 
 
 @pytest.mark.parametrize(

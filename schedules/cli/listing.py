@@ -23,7 +23,9 @@ def collect() -> dict[str, Any]:
             "summary": op.summary,
             "available": True,
             "dtypes": list(op.problem.dtypes),
-            "schedules": [{"name": s.name, "summary": s.summary, "kinds": list(s.kinds)} for s in op.schedules],
+            "schedules": [
+                {"name": s.name, "summary": s.summary, "kinds": list(s.kinds), "opt_in": s.opt_in} for s in op.schedules
+            ],
         }
         for op in operators()
     ]

@@ -82,6 +82,7 @@ def _schedules(op: Operator) -> list[dict[str, Any]]:
             "name": s.name,
             "summary": s.summary,
             "kinds": list(s.kinds),
+            "opt_in": s.opt_in,
             "config": [f.name for f in dataclasses.fields(s.config) if f.init],
         }
         for s in op.schedules

@@ -80,5 +80,5 @@ def _bundle_checks(
     bundle = Bundle.open(path)
     if routes not in (None, ["device"]):
         raise UsageError(f"{path} is a bundle and runs on its device only; leave out --route")
-    checks = verify_function(bundle.problem, bundle.arch, bundle.load(), numbers)
+    checks = verify_function(bundle.problem, bundle.arch, bundle.load(), numbers, str(bundle.manifest["schedule"]))
     return {"target": str(bundle.arch), "schedule": str(bundle.manifest["schedule"])}, checks

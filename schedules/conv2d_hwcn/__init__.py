@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_hwcn import cpu, mma, sampled, simt, tma_wgmma, tutorial
+from schedules.conv2d_hwcn import cpu, mma, mma_split, sampled, simt, tma_wgmma, tutorial
 from schedules.conv2d_hwcn.definition import HwcnProblem, definition, inputs, reference
 from schedules.operator import Operator
 from schedules.primitives.tensor_core import matrix_schedule
@@ -25,7 +25,15 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(tutorial.SCHEDULE, simt.SCHEDULE, mma.SCHEDULE, mma.MFMA, tma_wgmma.SCHEDULE, cpu.SCHEDULE),
+    schedules=(
+        tutorial.SCHEDULE,
+        simt.SCHEDULE,
+        mma.SCHEDULE,
+        mma.MFMA,
+        mma_split.SCHEDULE,
+        tma_wgmma.SCHEDULE,
+        cpu.SCHEDULE,
+    ),
     choose=choose,
     sampled=sampled.SAMPLED,
 )

@@ -40,18 +40,6 @@ class HwcnProblem(Conv2dProblem):
         )
 
 
-def seen_whole(problem: HwcnProblem) -> tuple[int, ...] | None:
-    """(first row, rows, first column, columns) of the output pixels that see no padding; None if all or none do."""
-    p, window = problem, tuple[int, ...]()
-    for size, out, pad, k, stride, dilation in zip(
-        (p.h, p.w), (p.out_h, p.out_w), p.pad, (p.kh, p.kw), p.stride, p.dilation, strict=True
-    ):
-        first = min(out, -(-pad // stride))
-        end = max(first, min(out, (size - 1 + pad - (k - 1) * dilation) // stride + 1))
-        window += (first, end - first)
-    return window if 0 < window[1] * window[3] < p.out_h * p.out_w else None
-
-
 def definition(problem: HwcnProblem, tile: tuple[int, int, int] | None = None) -> list[te.Tensor]:
     """The TE graph: ``padded`` (data with its border of zeros), ``conv``, the sum over kh, kw and ci, and, where the
     dtype is another than the sum's, ``output``.
@@ -129,13 +117,27 @@ class Operands:
 
 def gemm_operands(problem: HwcnProblem, tile: tuple[int, int, int]) -> Operands:
     """The operands with the extents of (co, n, ci) rounded up to multiples of `tile`."""
+    data, weight = placeholders(problem)
+    return Operands([data, weight], weights_of(problem, weight, tile), columns_of(problem, data, tile))
+
+
+def placeholders(problem: HwcnProblem) -> list[te.Tensor]:
+    """The inputs, data and filter."""
+    from tvm import te
+
+    return [
+        te.placeholder(argument.shape, name=argument.name, dtype=argument.dtype)
+        for argument in problem.arguments()
+        if not argument.output
+    ]
+
+
+def columns_of(problem: HwcnProblem, data: te.Tensor, tile: tuple[int, int, int], name: str = "columns") -> te.Tensor:
+    """The stage `name` (out_h, out_w, kh, kw, ci, n): `data` (h, w, ci, n) under each tap; see `Operands`."""
     from tvm import te
 
     p = problem
-    data, weight = (
-        te.placeholder(argument.shape, name=argument.name, dtype=argument.dtype) for argument in p.arguments()[:2]
-    )
-    co, n, ci = (-(-size // t) * t for size, t in zip((p.co, p.n, p.ci), tile, strict=True))
+    n, ci = (-(-size // t) * t for size, t in zip((p.n, p.ci), tile[1:], strict=True))
 
     def column(oy: PrimExpr, ox: PrimExpr, ry: PrimExpr, rx: PrimExpr, c: PrimExpr, b: PrimExpr) -> PrimExpr:
         y = oy * p.stride[0] + ry * p.dilation[0] - p.pad[0]
@@ -148,13 +150,20 @@ def gemm_operands(problem: HwcnProblem, tile: tuple[int, int, int]) -> Operands:
         ]
         return select(tests, data[y, x, c, b])
 
-    columns = te.compute((p.out_h, p.out_w, p.kh, p.kw, ci, n), column, name="columns")
-    weights = te.compute(
+    return te.compute((p.out_h, p.out_w, p.kh, p.kw, ci, n), column, name=name)
+
+
+def weights_of(problem: HwcnProblem, weight: te.Tensor, tile: tuple[int, int, int], name: str = "weights") -> te.Tensor:
+    """The stage `name` (kh, kw, ci, co): the filter `weight` with its extents rounded up; see `Operands`."""
+    from tvm import te
+
+    p = problem
+    co, ci = (-(-size // t) * t for size, t in zip((p.co, p.ci), tile[::2], strict=True))
+    return te.compute(
         (p.kh, p.kw, ci, co),
         lambda ry, rx, c, f: select([(ci > p.ci, c < p.ci), (co > p.co, f < p.co)], weight[ry, rx, c, f]),
-        name="weights",
+        name=name,
     )
-    return Operands([data, weight], weights, columns)
 
 
 def gemm_definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list[te.Tensor]:
@@ -183,6 +192,18 @@ def gemm_definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list[te
     finished = te.compute(conv.shape, lambda *at: conv(*at).astype(p.dtype), name="finished")
     shape = (p.out_h, p.out_w, p.co, p.n)
     return [*operands.placeholders, te.compute(shape, lambda *at: finished(*at), name="output")]
+
+
+def inside_window(problem: HwcnProblem) -> tuple[int, ...] | None:
+    """(first row, rows, first column, columns) of the output pixels that see no padding; None if all or none do."""
+    p, window = problem, tuple[int, ...]()
+    for size, out, pad, k, stride, dilation in zip(
+        (p.h, p.w), (p.out_h, p.out_w), p.pad, (p.kh, p.kw), p.stride, p.dilation, strict=True
+    ):
+        first = min(out, -(-pad // stride))
+        end = max(first, min(out, (size - 1 + pad - (k - 1) * dilation) // stride + 1))
+        window += (first, end - first)
+    return window if 0 < window[1] * window[3] < p.out_h * p.out_w else None
 
 
 def reference(problem: HwcnProblem, arrays: Sequence[Array]) -> list[Expected]:

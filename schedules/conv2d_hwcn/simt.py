@@ -15,7 +15,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from schedules.arch import MULTIPROCESSORS, Arch
-from schedules.conv2d_hwcn.definition import HwcnProblem, gemm_operands, seen_whole
+from schedules.conv2d_hwcn.definition import HwcnProblem, gemm_operands, inside_window
 from schedules.operator import ScheduleSpec
 from schedules.primitives.annotations import AHEAD, ASYNC, INSIDE_FIRST, MIN_BLOCKS, PIPELINE, SKIP
 from schedules.primitives.simt import VECTORS
@@ -185,7 +185,7 @@ def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
     grid = sch.fuse(y, x, block_f, block_n)
     sch.bind(grid, "blockIdx.x")
     if config.skip_padding and config.inside_first:
-        window = seen_whole(problem)
+        window = inside_window(problem)
         if window:
             of_pixel = -(-problem.co // config.block[0]) * -(-problem.n // config.block[1])
             sch.annotate(grid, INSIDE_FIRST, [of_pixel, problem.out_w, *window])

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch
-from schedules.conv2d_hwcn.definition import HwcnProblem, seen_whole
+from schedules.conv2d_hwcn.definition import HwcnProblem, inside_window
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import HopperConfig, blocks, default_shape, fitting_stages
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
@@ -126,7 +126,7 @@ class HwcnWork(Work):
 
         p, config = self.problem, self.config
         each = self.rows * self.columns
-        window = seen_whole(p)
+        window = inside_window(p)
         if config.skip_padding and window:
             tile = named("place", inside_first(tile, (each, p.out_w, *window)))
         pixel = named("pixel", T.truncdiv(tile, each))

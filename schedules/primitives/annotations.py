@@ -10,6 +10,7 @@ SWIZZLE = PREFIX + "swizzle"  # block: XOR the 16-byte vectors of the rows that 
 PIPELINE = PREFIX + "stages"  # outermost reduction loop: this many stages of shared memory
 ASYNC = PREFIX + "async_copy"  # the same loop: whether cp.async fills them
 AHEAD = PREFIX + "fragments_ahead"  # the same loop: whether fragments are loaded a k step ahead; they are, if unsaid
+TILE_SUMS = PREFIX + "tile_sums"  # the same loop: whether each tile is summed apart, and then added to the sums
 SKIP = PREFIX + "skip_zeros"  # the same loop: whether steps that a block finds nothing but padding in are left out
 INSIDE_FIRST = PREFIX + "inside_first"  # loop over blockIdx.x: the geometry that `order.inside_first` takes
 MIN_BLOCKS = PREFIX + "min_blocks_per_sm"  # function: the second argument of __launch_bounds__

@@ -201,6 +201,106 @@ def _implement_mma(atom: Atom, function: str, source: str) -> PrimFunc:
     return implementation
 
 
+def _mma_split_source(atom: Atom, arch: Arch) -> tuple[str, str]:
+    """Name and text of the CUDA function ``(sums, a_high, a_low, b_high, b_low)`` over one lane's slots."""
+    function, product = _mma_source(atom, arch)
+    name = f"{function}_split"
+    # the smaller products first: less of them is cut off
+    return name, product + (
+        f"__device__ __forceinline__ void {name}(float* c, const void* a_high, const void* a_low, "
+        "const void* b_high, const void* b_low) {\n"
+        f"  {function}(c, a_low, b_high);\n"
+        f"  {function}(c, a_high, b_low);\n"
+        f"  {function}(c, a_high, b_high);\n}}\n"
+    )
+
+
+def multiply_split(atom: Atom, arch: Arch) -> Intrinsic:
+    """c (m, n) += a_high x b_high + a_high x b_low + a_low x b_high, for operands (m, k) and (n, k) split in two parts;
+    all in fragments, on NVIDIA's tensor cores.
+
+    The block reads c, a_high, b_high, b_low, a_low, in this order.  Tensor cores cut sums off towards zero: c should be
+    a short sum (`annotations.TILE_SUMS`).  Source: Ootomo and Yokota, "Recovering single precision accuracy from Tensor
+    Cores while surpassing the FP32 theoretical peak performance" (2022).
+    """
+    if atom.wave != 32 or atom.sum != "float32":
+        raise ValueError(f"no split product of {atom.name}")
+    function, source = _mma_split_source(atom, arch)
+    name = f"{PREFIX}{function}"
+    if name in _made:
+        return _made[name]
+    from tvm.script import tirx as T
+
+    wave, (slots_a, slots_b, slots_c) = atom.wave, atom.slots
+
+    @T.prim_func(s_tir=True)
+    def description(a: T.handle, b: T.handle, b_low: T.handle, a_low: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (wave, slots_a), atom.source, offset_factor=1, scope="local")
+        B = T.match_buffer(b, (wave, slots_b), atom.source, offset_factor=1, scope="local")
+        BL = T.match_buffer(b_low, (wave, slots_b), atom.source, offset_factor=1, scope="local")
+        AL = T.match_buffer(a_low, (wave, slots_a), atom.source, offset_factor=1, scope="local")
+        C = T.match_buffer(c, (wave, slots_c), atom.sum, offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(
+                C[0:wave, 0:slots_c],
+                A[0:wave, 0:slots_a],
+                B[0:wave, 0:slots_b],
+                BL[0:wave, 0:slots_b],
+                AL[0:wave, 0:slots_a],
+            )
+            T.writes(C[0:wave, 0:slots_c])
+            for i, j, k in T.grid(atom.m, atom.n, atom.k):
+                with T.sblock("update"):
+                    vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                    lane_c, slot_c = T.meta_var(atom.c(vi, vj))
+                    lane_a, slot_a = T.meta_var(atom.a(vi, vk))
+                    lane_b, slot_b = T.meta_var(atom.b(vj, vk))
+                    T.reads(
+                        C[lane_c, slot_c],
+                        A[lane_a, slot_a],
+                        B[lane_b, slot_b],
+                        BL[lane_b, slot_b],
+                        AL[lane_a, slot_a],
+                    )
+                    T.writes(C[lane_c, slot_c])
+                    C[lane_c, slot_c] = C[lane_c, slot_c] + (
+                        T.Cast(atom.sum, A[lane_a, slot_a]) * T.Cast(atom.sum, B[lane_b, slot_b])
+                        + T.Cast(atom.sum, A[lane_a, slot_a]) * T.Cast(atom.sum, BL[lane_b, slot_b])
+                        + T.Cast(atom.sum, AL[lane_a, slot_a]) * T.Cast(atom.sum, B[lane_b, slot_b])
+                    )
+
+    @T.prim_func(s_tir=True)
+    def implementation(a: T.handle, b: T.handle, b_low: T.handle, a_low: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (wave, slots_a), atom.source, offset_factor=1, scope="local")
+        B = T.match_buffer(b, (wave, slots_b), atom.source, offset_factor=1, scope="local")
+        BL = T.match_buffer(b_low, (wave, slots_b), atom.source, offset_factor=1, scope="local")
+        AL = T.match_buffer(a_low, (wave, slots_a), atom.source, offset_factor=1, scope="local")
+        C = T.match_buffer(c, (wave, slots_c), atom.sum, offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(
+                C[0:wave, 0:slots_c],
+                A[0:wave, 0:slots_a],
+                B[0:wave, 0:slots_b],
+                BL[0:wave, 0:slots_b],
+                AL[0:wave, 0:slots_a],
+            )
+            T.writes(C[0:wave, 0:slots_c])
+            for lane in T.thread_binding(0, wave, "threadIdx.x"):
+                T.evaluate(
+                    T.cuda.func_call(
+                        function,
+                        T.address_of(C[lane, 0]),
+                        T.address_of(A[lane, 0]),
+                        T.address_of(AL[lane, 0]),
+                        T.address_of(B[lane, 0]),
+                        T.address_of(BL[lane, 0]),
+                        source_code=source,
+                    )
+                )
+
+    return _register(name, description, implementation)
+
+
 def _implement_mfma(atom: Atom) -> PrimFunc:
     from tvm.script import tirx as T
 

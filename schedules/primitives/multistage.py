@@ -8,7 +8,7 @@ advanced like an odometer, whose wheels may have bounds of each block's own.  So
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from tvm import ir, tirx
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 
 from schedules.primitives import reach
-from schedules.primitives.annotations import AHEAD, ASYNC, PIPELINE, SKIP
+from schedules.primitives.annotations import AHEAD, ASYNC, PIPELINE, SKIP, TILE_SUMS
 from schedules.primitives.async_copy import Copies, commit, wait
 from schedules.primitives.cursor import Cursor, split
 from schedules.primitives.odometer import Odometer
@@ -46,6 +46,7 @@ class Options:
     asynchronous: bool  # copies that cp.async can do are left to it
     ahead: bool  # fragments of the next k step are loaded before this one is multiplied, into a second set
     skip: bool  # steps whose tile of an operand is all zeros are left out
+    tile_sums: bool = False  # each tile is summed apart, from zero, and added to the sums when it is done
 
     @staticmethod
     def of(annotations: dict[Any, Any]) -> Options:
@@ -54,6 +55,7 @@ class Options:
             asynchronous=bool(annotations.get(ASYNC, 0)),
             ahead=bool(annotations.get(AHEAD, 1)),
             skip=bool(annotations.get(SKIP, 0)),
+            tile_sums=bool(annotations.get(TILE_SUMS, 0)),
         )
 
 
@@ -143,6 +145,9 @@ class _Emitter:
         self.cursors: tuple[list[Cursor], list[Cursor]] = ([], [])  # in the stage to read, in the one to write
         sets = 2 if self.ahead else 1
         self.sets = {fragment: _with_axis(fragment, sets) for fragment in nest.fragments}
+        self.sums: dict[Any, Any] = {}  # those of a tile, by those of all
+        if options.tile_sums:
+            self.sums = {total: _like(total, "tile_sums") for total in _written(nest.multiply)}
         self.stage = tirx.decl_buffer([2], "int32", "stage", scope="local")  # to read, to write
         self.registers: dict[Any, Any] = {}
 
@@ -168,17 +173,21 @@ class _Emitter:
     # ---- the pieces ----
 
     def in_set(self, statement: Any, version: Any) -> Any:
-        """`statement` on set `version` of the fragments."""
+        """`statement` on set `version` of the fragments, and on the sums of a tile if these are apart."""
+
+        def place(buffer: Any, indices: Any) -> tuple[Any, list[Any]]:
+            if buffer in self.sets:
+                return self.sets[buffer], [version, *indices]
+            return self.sums.get(buffer, buffer), list(indices)
 
         def load(node: Any) -> Any:
-            new = self.sets.get(node.source)
-            return node if new is None else tirx.BufferLoad(new, [version, *node.indices])
+            return tirx.BufferLoad(*place(node.source, node.indices))
 
         def store(node: Any) -> Any:
-            new = self.sets.get(node.buffer)
-            return node if new is None else tirx.BufferStore(new, node.value, [version, *node.indices])
+            buffer, indices = place(node.buffer, node.indices)
+            return tirx.BufferStore(buffer, node.value, indices)
 
-        return _replaced(statement, self.sets, load, store)
+        return _replaced(statement, {**self.sets, **self.sums}, load, store)
 
     def in_stage(self, statement: Any, stage: Any, moving: Collection[Any] = ()) -> Any:
         """`statement` on `stage` of the tiles: a number, or READ or WRITE for the one whose turn it is.
@@ -287,7 +296,13 @@ class _Emitter:
         body = joined([*prologue, *loop, *ending])
         cursors = [cursor.buffer for group in self.cursors for cursor in group]
         state = [*self.at.buffers, self.stage, *cursors]
-        allocations = [*self.staged.values(), *self.sets.values(), *self.registers.values(), *state]
+        allocations = [
+            *self.staged.values(),
+            *self.sets.values(),
+            *self.sums.values(),
+            *self.registers.values(),
+            *state,
+        ]
         block = SBlock([], [], [], MAIN_LOOP, body, None, allocations, [], {})
         return SBlockRealize([], tirx.const(True, "bool"), block)
 
@@ -317,7 +332,7 @@ class _Emitter:
             self.multiply(step, tirx.truncmod(step, integer(2))),
         ]
         first = [*self.ready(), *self.load(integer(0), integer(0), integer(0))]
-        return [*first, self.over_tiles(tile, self.over_steps(step, iteration))]
+        return [*first, self.over_tiles(tile, joined(self.summed([self.over_steps(step, iteration)])))]
 
     def loading_each(self) -> list[Any]:
         """The loop with one set of fragments, which the compiler may double; a k step loads its own."""
@@ -325,7 +340,19 @@ class _Emitter:
         start, finish = self.next_tile(tile)
         steps = self.over_steps(step, [*self.load(READ, step, integer(0), [step]), self.multiply(step, integer(0))])
         # the barrier also says that all have read the stage that is written next
-        return [self.over_tiles(tile, joined([*self.ready(), *start, steps, *finish, *self.turn()]))]
+        body = [*self.ready(), *start, *self.summed([steps]), *finish, *self.turn()]
+        return [self.over_tiles(tile, joined(body))]
+
+    def summed(self, steps: list[Any]) -> list[Any]:
+        """`steps` of one tile between what clears its sums and what adds them to those of all."""
+        clear, add = [], []
+        for total, own in self.sums.items():
+            at, loops = _indices(own.shape)
+            clear.append(loops(tirx.BufferStore(own, tirx.const(0, str(own.dtype)), at)))
+            at, loops = _indices(own.shape)
+            sum_of_both = tirx.BufferLoad(total, at) + tirx.BufferLoad(own, at)
+            add.append(loops(tirx.BufferStore(total, sum_of_both, at)))
+        return [*clear, *steps, *add]
 
     def over_tiles(self, tile: Any, body: Any) -> Any:
         return tirx.For(tile, integer(0), self.at.total, tirx.ForKind.SERIAL, body)
@@ -359,6 +386,33 @@ def _replaced(statement: Any, buffers: dict[Any, Any], load: Any, store: Any) ->
         )
 
     return tvm_ffi.structural_map(statement, ((ir.TensorLoad, load), (tirx.BufferStore, store), (SBlock, block)))
+
+
+def _written(statement: Any) -> list[Any]:
+    """The buffers that the blocks of `statement` write."""
+    found: dict[Any, None] = {}
+    tvm_ffi.structural_walk(
+        statement, (SBlock, lambda block: found.update(dict.fromkeys(region.source for region in block.writes)))
+    )
+    return list(found)
+
+
+def _indices(shape: Sequence[Any]) -> tuple[list[Any], Callable[[Any], Any]]:
+    """An index into `shape`, and what puts a statement at that index into unrolled loops over all of it."""
+    extents = [int(extent) for extent in shape]
+    at = [tirx.Var(f"i{axis}", "int32") if extent > 1 else integer(0) for axis, extent in enumerate(extents)]
+
+    def loops(statement: Any) -> Any:
+        for variable, extent in reversed(list(zip(at, extents, strict=True))):
+            if extent > 1:
+                statement = tirx.For(variable, integer(0), integer(extent), tirx.ForKind.UNROLLED, statement)
+        return statement
+
+    return at, loops
+
+
+def _like(buffer: Any, name: str) -> Any:
+    return tirx.decl_buffer(buffer.shape, buffer.dtype, name, scope=buffer.scope())
 
 
 def _with_axis(buffer: Any, extent: int) -> Any:

@@ -9,14 +9,14 @@ stores.  Sources: CUTLASS's multistage GEMM; MegEngine's and the K100_AI implici
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import MULTIPROCESSORS, Arch
-from schedules.primitives.annotations import ASYNC, MIN_BLOCKS, PIPELINE, SWIZZLE
+from schedules.primitives.annotations import AHEAD, ASYNC, MIN_BLOCKS, PIPELINE, SKIP, SWIZZLE, TILE_SUMS
 from schedules.primitives.fragments import Atom, atom_for, why_no_atom
-from schedules.primitives.intrinsics import load_matrix, multiply, per_lane, tensorize
+from schedules.primitives.intrinsics import load_matrix, multiply, multiply_split, per_lane, tensorize
 from schedules.primitives.tiles import bind, cooperative_fetch, inline_if_present
 from schedules.problem import Config, numpy_dtype
 
@@ -46,17 +46,25 @@ class TensorCoreConfig(Config):
     def warps(self) -> int:
         return self.warps_m * self.warps_n
 
-    def shared_bytes(self, dtype: str) -> int:
-        """Shared memory of a block for operands and output of `dtype`; the output's tile reuses the operands'."""
-        item = numpy_dtype(dtype).itemsize
-        operands = self.stages * (self.block_m + self.block_n) * self.block_k * item
-        return max(operands, self.block_m * self.block_n * item)
+    @property
+    def fragment_sets(self) -> int:
+        """Sets of fragments in registers at once."""
+        return 2
 
-    def registers(self, atom: Atom) -> int:
-        """An estimate for each thread: accumulators, two sets of fragments, and addressing."""
+    def shared_bytes(self, dtype: str, output: str | None = None, parts: int = 1) -> int:
+        """Shared memory of a block for operands of `parts` x `dtype` and an `output` of another dtype or the same;
+        the output's tile reuses the operands'."""
+        item = parts * numpy_dtype(dtype).itemsize
+        operands = self.stages * (self.block_m + self.block_n) * self.block_k * item
+        return max(operands, self.block_m * self.block_n * numpy_dtype(output or dtype).itemsize)
+
+    def registers(self, atom: Atom, parts: int = 1) -> int:
+        """An estimate for each thread: accumulators, fragments of `parts` of each operand, and addressing; split
+        operands are summed apart for each tile."""
         m, n = self.block_m // self.warps_m, self.block_n // self.warps_n
-        item = numpy_dtype(atom.source).itemsize
-        return (m * n + 2 * (m + n) * atom.k * item // 4) // atom.wave + 40
+        item = parts * numpy_dtype(atom.source).itemsize
+        sums = m * n if parts == 1 else 2 * m * n
+        return (sums + self.fragment_sets * (m + n) * atom.k * item // 4) // atom.wave + 40
 
     def finish(self, mod: tvm.IRModule) -> tvm.IRModule:
         """`mod` with the function attributes that this config asks for."""
@@ -66,9 +74,11 @@ class TensorCoreConfig(Config):
         mod["main"] = mod["main"].with_attr(MIN_BLOCKS, self.min_blocks)
         return mod
 
-    def check_tile(self, dtype: str, arch: Arch) -> str | None:
-        """Why the tile is illegal for operands of `dtype` on `arch`, whatever the problem."""
-        for name, value in self.words().items():
+    def check_tile(self, dtype: str, arch: Arch, output: str | None = None, parts: int = 1) -> str | None:
+        """Why the tile is illegal for operands of `parts` x `dtype` on `arch`, whatever the problem; the output is of
+        `dtype` if no other is named."""
+        for name in (field.name for field in fields(TensorCoreConfig)):
+            value = getattr(self, name)
             if value < (name != "min_blocks"):
                 return f"{name}={value} must be at least {int(name != 'min_blocks')}"
         reason = why_no_atom(dtype, arch)
@@ -97,12 +107,13 @@ class TensorCoreConfig(Config):
         if threads > arch.max_threads:
             sides = f"warps_m={self.warps_m} x warps_n={self.warps_n}"
             return f"{sides} are {threads} threads, {arch} allows {arch.max_threads}"
-        shared = self.shared_bytes(dtype)
+        shared = self.shared_bytes(dtype, output, parts)
         if shared > arch.shared_block:
             return f"stages={self.stages} needs {shared} bytes of shared memory, {arch} has {arch.shared_block}"
-        if self.registers(atom) > arch.registers_thread:
+        registers = self.registers(atom, parts)
+        if registers > arch.registers_thread:
             tile = f"block_m={self.block_m} x block_n={self.block_n}"
-            return f"{tile} needs about {self.registers(atom)} registers a thread, {arch} has {arch.registers_thread}"
+            return f"{tile} needs about {registers} registers a thread, {arch} has {arch.registers_thread}"
         if self.min_blocks * threads > arch.threads_sm:
             return (
                 f"min_blocks={self.min_blocks} are {self.min_blocks * threads} threads, {arch} holds {arch.threads_sm}"
@@ -115,22 +126,41 @@ class Operand:
     """An operand of the product.
 
     `read` is its place among what the product's block reads; the last axes of that tensor are (rows, k), or (k, rows)
-    if `transposed`.  `vector` elements can be loaded at once.
+    if `transposed`.  `vector` elements can be loaded at once.  `low` is the place of the low part, if the operand is
+    split (`primitives.split`).
     """
 
     read: int
     vector: int
     transposed: bool = False
+    low: int | None = None
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return (self.read,) if self.low is None else (self.read, self.low)
 
 
 def schedule_product(
-    sch: Schedule, config: TensorCoreConfig, arch: Arch, dtype: str, m: Operand, n: Operand, output_vector: int
-) -> None:
+    sch: Schedule,
+    config: TensorCoreConfig,
+    arch: Arch,
+    dtype: str,
+    m: Operand,
+    n: Operand,
+    output_vector: int,
+    *,
+    skip_padding: bool = False,
+) -> LoopRV:
     """Schedule the stages ``conv``, ``finished`` and ``output`` of a definition rounded up to whole tiles.
 
     ``conv`` (.., m, n) = sum over (.., k) of `m` x `n`, in the dtype the matrix cores sum in; ``finished`` the same
     shape, in the output's dtype; ``output`` the part of it that was asked for.  ``columns``, ``padded`` and ``weights``
-    are inlined into the loads.
+    are inlined into the loads.  Where both operands are split, `dtype` is that of their parts, and ``conv`` sums
+    high x high + high x low + low x high, each tile of the reduction apart from the others: tensor cores cut off
+    towards zero, which over long sums costs more than the split.  With `skip_padding` a block leaves out the steps
+    whose tiles are all zeros.
+
+    Returns the loop over blocks.
     """
     atom = atom_for(dtype, arch)
     scope = "shared.dyn" if arch.kind == "cuda" else "shared"
@@ -138,10 +168,11 @@ def schedule_product(
     threads = (config.warps, atom.wave)
 
     # 1. memory hierarchy: global -> shared -> fragments -> shared -> global
-    operands = (m, n)
-    shared = [sch.cache_read(conv, operand.read, scope) for operand in operands]
-    fragments = [sch.cache_read(conv, operand.read, "local") for operand in operands]
-    inline_if_present(sch, "padded", "columns", "weights")
+    parts = [(name, operand, read) for name, operand in (("a", m), ("b", n)) for read in operand.reads]
+    split = len(parts) > 2
+    shared = [sch.cache_read(conv, read, scope) for _, _, read in parts]
+    fragments = [sch.cache_read(conv, read, "local") for _, _, read in parts]
+    inline_if_present(sch, "padded", "columns", "weights", "columns_low", "weights_low")
     sch.set_scope(conv, 0, "local")
     sch.set_scope(finished, 0, scope)
 
@@ -170,7 +201,7 @@ def schedule_product(
     # 4. where each stage lives
     for fragment in fragments:
         sch.compute_at(fragment, step, preserve_unit_loops=True)
-    for stage, operand in zip(shared, operands, strict=True):
+    for stage, (_, operand, _) in zip(shared, parts, strict=True):
         sch.compute_at(stage, tile, preserve_unit_loops=True)
         if operand.transposed and atom.wave == 64:
             _fetch_transposed(sch, stage, threads, dtype)
@@ -181,14 +212,21 @@ def schedule_product(
     first = reduction[0] if reduction else tile
     sch.annotate(first, PIPELINE, config.stages)
     sch.annotate(first, ASYNC, int("cp_async" in arch.features))
+    if config.fragment_sets == 1:
+        sch.annotate(first, AHEAD, 0)
+    if skip_padding:
+        sch.annotate(first, SKIP, 1)
+    if split:
+        sch.annotate(first, TILE_SUMS, 1)
 
     # 5. registers and instructions
-    for name, fragment, operand in zip("ab", fragments, operands, strict=True):
+    for fragment, (name, operand, _) in zip(fragments, parts, strict=True):
         _fill_fragment(sch, fragment, atom, name, operand.transposed, scope)
     _lay_out_sums(sch, conv, config, atom)
     start = sch.decompose_reduction(conv, first)
     _clear_sums(sch, start, atom)
-    tensorize(sch, i, multiply(atom, arch))
+    tensorize(sch, i, multiply_split(atom, arch) if split else multiply(atom, arch))
+    return block
 
 
 def _fetch_transposed(sch: Schedule, stage: SBlockRV, threads: tuple[int, int], dtype: str) -> None:
@@ -314,16 +352,18 @@ LOAD = 48  # what an element loaded costs, in products
 DEPTHS = {2: ((4, 3), (2, 4), (2, 3)), 1: ((2, 4), (2, 3))}
 
 
+def tile_cost(shape: tuple[int, ...], m: int, n: int, count: int) -> float:
+    """What `count` products of `m` x `n` cost the busiest multiprocessor with the tile (block_m, block_n, ..), in
+    multiply-adds for each k."""
+    block_m, block_n, *_ = shape
+    blocks = -(-m // block_m) * -(-n // block_n) * count
+    return -(-blocks // MULTIPROCESSORS) * (block_m * block_n + LOAD * (block_m + block_n))
+
+
 def default_tile(m: int, n: int, count: int, dtype: str, arch: Arch) -> dict[str, int]:
     """Fields of a TensorCoreConfig for `count` products of `m` x `n`: the tile with the least work on the busiest
     multiprocessor."""
     atom = atom_for(dtype, arch)
-
-    def cost(shape: tuple[int, int, int, int]) -> float:
-        block_m, block_n, *_ = shape
-        blocks = -(-m // block_m) * -(-n // block_n) * count
-        each = -(-blocks // MULTIPROCESSORS)
-        return each * (block_m * block_n + LOAD * (block_m + block_n))
 
     def words(shape: tuple[int, int, int, int], steps: int = 2, stages: int = 2) -> dict[str, int]:
         names = ("block_m", "block_n", "warps_m", "warps_n")
@@ -332,7 +372,7 @@ def default_tile(m: int, n: int, count: int, dtype: str, arch: Arch) -> dict[str
     def legal(shape: tuple[int, int, int, int]) -> bool:
         return TensorCoreConfig(**words(shape)).check_tile(dtype, arch) is None
 
-    shape = min((shape for shape in SHAPES if legal(shape)), key=cost)
+    shape = min((shape for shape in SHAPES if legal(shape)), key=lambda shape: tile_cost(shape, m, n, count))
     if "cp_async" not in arch.features:
         return words(shape)
     # as deep as leaves room for two blocks

@@ -16,17 +16,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from schedules.arch import Arch
+from schedules.arithmetic import FLOAT32, Arithmetic
 from schedules.errors import BuildError, ConfigError, SchedulesError, ToolchainError, UsageError
 from schedules.operator import Array, Expected
 from schedules.problem import Problem
 from schedules.registry import operator_of
 from schedules.tune.process import SCRATCH
 from schedules.tune.strategy import Candidate
+
+if TYPE_CHECKING:
+    from schedules.device_judge import DeviceJudge
 
 ABANDON = 1.5  # a candidate this many times slower than the best is not measured further
 PRECISION = 0.005  # half the 95% confidence interval of a trial's median, aimed at
@@ -55,6 +59,7 @@ class Artifact:
     registers: int
     spilled: int
     seconds: float
+    arithmetic: Arithmetic = FLOAT32  # that its results are held to
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,7 @@ def build_candidate(problem: Problem, arch: Arch, candidate: Candidate) -> Artif
         max((kernel.registers for kernel in used), default=0),
         sum(kernel.spill_loads + kernel.spill_stores for kernel in used),
         time.perf_counter() - start,
+        built.schedule.arithmetic,
     )
 
 
@@ -170,7 +176,7 @@ def measure_candidate(problem: Problem, arch: Arch, artifact: Artifact, seed: in
     try:
         bench = _bench(problem, arch, seed)
         function = _load(artifact, arch)
-        failure, error = bench.check(function)
+        failure, error = bench.check(function, artifact.arithmetic)
         if failure:
             return failure
         times = timed_until(_timer(arch), lambda: function(*bench.tensors), SECONDS, PRECISION, ABANDON * best_us)
@@ -186,12 +192,12 @@ def confirm_candidate(
     passed = []
     try:
         for seed in seeds:
-            failure, _ = _bench(problem, arch, seed).check(_load(artifact, arch))
+            failure, _ = _bench(problem, arch, seed).check(_load(artifact, arch), artifact.arithmetic)
             if failure:
                 return failure
             passed.append(f"seed {seed}")
         if odd:
-            failure, _ = Bench(odd[0], arch, seeds[0]).check(_load(odd[1], arch))
+            failure, _ = Bench(odd[0], arch, seeds[0]).check(_load(odd[1], arch), odd[1].arithmetic)
             if failure:
                 return Failure(failure.outcome, f"on {odd[0]}: {failure.reason}", failure.error, failure.fatal)
             passed.append(str(odd[0]))
@@ -207,8 +213,8 @@ def measure_in_turn(
     try:
         bench = _bench(problem, arch, seed)
         functions = [_load(artifact, arch) for artifact in artifacts]
-        for function in functions:
-            failure, _ = bench.check(function)
+        for function, artifact in zip(functions, artifacts, strict=True):
+            failure, _ = bench.check(function, artifact.arithmetic)
             if failure:
                 return failure
         found: list[list[float]] = [[] for _ in functions]
@@ -226,25 +232,27 @@ class Bench:
     """The data of one problem and seed on the device, and the reference to compare with."""
 
     def __init__(self, problem: Problem, arch: Arch, seed: int) -> None:
-        from schedules.device_judge import DeviceJudge
         from schedules.measure import to_device
         from schedules.verify import outputs_of, poisoned
 
         self.problem, self.arch = problem, arch
         self.inputs, self.expected = _reference(problem, seed)
         self.tensors: list[Any] = [to_device(array, arch) for array in (*self.inputs, *poisoned(problem))]
-        self._judge = DeviceJudge(problem, arch, self.expected) if arch.kind == "cuda" else None
+        self._judges: dict[Arithmetic, DeviceJudge] = {}
+        if arch.kind == "cuda":
+            self._judge_of(FLOAT32)  # what nearly every candidate needs, before the first is timed
         self._outputs = self.tensors[-len(outputs_of(problem)) :]
 
-    def check(self, function: Any) -> tuple[Failure | None, float]:
-        """Run `function` on the inputs and poisoned outputs; the failure if it is wrong, and the worst error.
+    def check(self, function: Any, arithmetic: Arithmetic = FLOAT32) -> tuple[Failure | None, float]:
+        """Run `function` on the inputs and poisoned outputs; the failure if it is wrong by what `arithmetic` allows,
+        and the worst error.
 
         What goes wrong on data that an earlier candidate has written to is run once more on good data.
         """
         for _ in range(2):
             self._poison()
             function(*self.tensors)
-            error, detail = self._judged()
+            error, detail = self._judged(arithmetic)
             if error <= 1:
                 return None, error
             damaged = any(
@@ -256,22 +264,29 @@ class Bench:
                 break
         return Failure("correctness", detail, error), error
 
-    def _judged(self) -> tuple[float, str]:
+    def _judge_of(self, arithmetic: Arithmetic) -> DeviceJudge:
+        from schedules.device_judge import DeviceJudge
+
+        if arithmetic not in self._judges:
+            self._judges[arithmetic] = DeviceJudge(self.problem, self.arch, self.expected, arithmetic)
+        return self._judges[arithmetic]
+
+    def _judged(self, arithmetic: Arithmetic) -> tuple[float, str]:
         """The worst error of the outputs, and where it is if that is over 1."""
         from schedules.verify import judge
 
-        if self._judge and (error := self._judge.error(self._outputs)) <= 1:
+        if self.arch.kind == "cuda" and (error := self._judge_of(arithmetic).error(self._outputs)) <= 1:
             return error, ""
         outputs = [tensor.numpy() for tensor in self._outputs]
-        difference = judge(self.problem, self.inputs, outputs, self.expected)
+        difference = judge(self.problem, self.inputs, outputs, self.expected, arithmetic)
         return difference.error, str(difference)
 
     def _restore(self) -> None:
         """Bring inputs and reference to the device again: a kernel that went wrong may have written anywhere."""
         for tensor, array in zip(self.tensors, self.inputs, strict=False):
             tensor.copyfrom(array)
-        if self._judge:
-            self._judge.restore()
+        for known in self._judges.values():
+            known.restore()
 
     def _poison(self) -> None:
         from schedules.measure import poison_cuda

@@ -110,7 +110,7 @@ def _look_up(outcome: Outcome, file: Path, crew: Crew, result: Result) -> None:
         for record in read_journal(file)[0]
         if record.problem == problem and record.environment == environment_of(crew, arch)
     ]
-    outcome.best = best_of(known)
+    outcome.best = best_of(known, outcome.entry.schedules)
     outcome.default = result.default or result.status.default or default_record(known, problem, arch)
 
 

@@ -65,7 +65,7 @@ def tune(
     strategy = strategy_for(work)
     with Journal(file, wait=0.1) as opened:  # a command that looks whether it is locked is done by then
         known = [record for record in opened.records if record.environment == environment_of(crew, work.arch)]
-        incumbent = best_of(record for record in known if record.problem == work.problem)
+        incumbent = best_of((record for record in known if record.problem == work.problem), work.schedules)
         tuner = Tuner(
             work.problem,
             work.arch,
@@ -131,12 +131,12 @@ def first_candidates(work: Work, incumbent: Record | None, known: Sequence[Recor
     if work.search == "auto":
         return []
     problem, arch, op = work.problem, work.arch, operator_of(work.problem)
-    names = list(work.schedules) or [spec.name for spec in op.schedules if arch.kind in spec.kinds]
+    names = list(work.schedules) or [spec.name for spec in op.offered(arch)]
     found: list[Candidate] = []
     with contextlib.suppress(ConfigError):  # a rule's schedule need not be among `names`
         ruled = default_choice(problem, arch, names[0] if work.schedules else None)
         found.append(Candidate(ruled.schedule, ruled.config))
-    bests = [*([incumbent] if incumbent else []), *nearest(problem, known)[:NEIGHBOURS]]
+    bests = [*([incumbent] if incumbent else []), *nearest(problem, known, work.schedules)[:NEIGHBOURS]]
     found += [Candidate(record.schedule, record.config) for record in bests]
     for name in names:
         with contextlib.suppress(ConfigError):

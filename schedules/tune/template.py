@@ -149,16 +149,12 @@ class TemplateSearch:
 
 
 def candidates(problem: Problem, arch: Arch, schedules: Sequence[str] = ()) -> list[Candidate]:
-    """Every legal config of `schedules`, by default of all the operator's schedules that run on `arch`; each once."""
+    """Every legal config of `schedules`, by default of all that the operator offers on `arch`; each once."""
     op = operator_of(problem)
     for name in schedules:
         op.schedule(name).require_kind(arch)
-    found = [
-        Candidate(spec.name, config)
-        for spec in op.schedules
-        if (spec.name in schedules if schedules else arch.kind in spec.kinds)
-        for config in spec.legal_space(problem, arch)
-    ]
+    specs = [spec for spec in op.schedules if spec.name in schedules] if schedules else op.offered(arch)
+    found = [Candidate(spec.name, config) for spec in specs for config in spec.legal_space(problem, arch)]
     return list({candidate.key: candidate for candidate in found}.values())
 
 

@@ -101,6 +101,22 @@ def test_mma_against_numpy(shape: str, kind: str, sums: str, emulator: Emulator)
     assert (result == exact.astype(sum_type)).all()
 
 
+def test_float_sums_are_cut_off_towards_zero(emulator: Emulator) -> None:
+    """1 + 16 x 1.5 x 2^-28 lies three quarters of the way to the next float32."""
+    source = """extern "C" __global__ void k(float* out) {
+      unsigned one = 0x3f803f80, small = 0x31c031c0, minus = 0xb1c0b1c0;
+      float c = 1.0f, e = -1.0f, d[4];
+      asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%4,%4,%4}, {%5,%5}, "
+        "{%6,%6,%6,%6};" : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) : "r"(one), "r"(small), "f"(c));
+      out[threadIdx.x] = d[0];
+      asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%4,%4,%4}, {%5,%5}, "
+        "{%6,%6,%6,%6};" : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) : "r"(one), "r"(minus), "f"(e));
+      out[32 + threadIdx.x] = d[0];
+    }"""
+    (result,) = emulator.launch(source, "k", (1, 1, 1), (32, 1, 1), [np.zeros(64, "float32")], [0])
+    assert (result == np.repeat(np.float32([1, -1]), 32)).all()
+
+
 def test_saturation_and_wrapping(emulator: Emulator) -> None:
     for modifier, expected in ((".satfinite", 2**31 - 1), ("", -(2**31) + 16 * 4 - 1)):
         source = f"""extern "C" __global__ void k(int* out) {{
