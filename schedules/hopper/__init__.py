@@ -18,5 +18,4 @@ from __future__ import annotations
 
 NO_ROUTES = {
     "serial": "a program in TIRx is made of threads that wait for each other, there are no loops to run one by one",
-    "emulated": "the emulator knows no TMA, mbarriers or wgmma",
 }
