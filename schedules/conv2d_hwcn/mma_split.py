@@ -5,11 +5,11 @@ each pixel, output channels x batch are summed over (kh, kw, ci) as high x high 
 tiles pass through shared memory once and serve the three products.  The tensor cores cut sums off towards zero;
 therefore they sum one tile of the reduction, and the CUDA cores add the tiles up.
 
-The error is not float32's: up to 3 * 2^-16 of the sum of the absolute products.  On normal data, ||y - ref|| / ||ref||
-is 4.4e-6 and the largest |y - ref| 2e-5 of the root mean square, whatever ci (float32 in order over 2304 products:
-0.9e-6 and 0.9e-5).  Hence it is only used where it is asked for by name.  Infinities and NaN among the operands give
-what they give in float32; what comes within 1% of the largest float32 may overflow, to an infinity or NaN; of operands
-below 2^-117 fewer digits count (`primitives.split`).
+The error is not float32's: up to 3 * 2^-16 of the sum of the absolute products.  In emulation on normal data,
+||y - ref|| / ||ref|| is 4.4e-6 and the largest |y - ref| 2e-5 of the root mean square, whatever ci (float32 in order
+over 2304 products: 0.9e-6 and 0.9e-5).  Hence it is only used where it is asked for by name.  Infinities and NaN among
+the operands give what they give in float32; what comes within 1% of the largest float32 may overflow, to an infinity or
+NaN; of operands below 2^-117 fewer digits count (`primitives.split`).
 Sources: Henry, Tang and Heinecke (2019) for the split, Ootomo and Yokota (2022) for the sums outside the tensor cores.
 """
 

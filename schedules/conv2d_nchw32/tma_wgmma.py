@@ -16,7 +16,7 @@ from schedules.conv2d_nchw32.epilogue import unrounded
 from schedules.conv2d_nchw32.packing import GROUP
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import HopperConfig, blocks, default_shape, fitting_stages
-from schedules.hopper.pixels import PixelTiles, flattened, pixel_tiles
+from schedules.hopper.pixels import PixelTiles, flattened, pixel_tiles, place_pixels
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
 from schedules.hopper.work import Load, Operand, Output, Tensors, Work
 from schedules.operator import ScheduleSpec
@@ -129,15 +129,10 @@ class Nchw32Work(Work):
         self.output = Output(p.out_dtype, staging, target)
 
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
-        from tvm.script import tirx as T
-
         from schedules.hopper.program import named
 
-        config = self.config
-        column = T.truncmod(tile, self.columns) * config.cluster_n + rank_n
-        pixel = self.tiles.start(named("pixels", T.truncdiv(tile, self.columns) * config.cluster_m + rank_m))
-        n, y, x = (named(name, value) for name, value in zip("nyx", pixel, strict=True))
-        return Place((n, y, x), named("group_out", column * self.groups_out))
+        pixel, column = place_pixels(self.tiles, self.columns, self.config, tile, rank_m, rank_n)
+        return Place(pixel, named("group_out", column * self.groups_out))
 
     def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
         p, tile, config = self.problem, self.a.tile, self.config

@@ -14,7 +14,7 @@ from schedules.arch import Arch
 from schedules.conv2d_nhwc.definition import NhwcProblem
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import HopperConfig, blocks, default_shape, fitting_stages
-from schedules.hopper.pixels import PixelTiles, flattened, pixel_tiles
+from schedules.hopper.pixels import PixelTiles, flattened, pixel_tiles, place_pixels
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
 from schedules.hopper.work import Load, Operand, Output, Tensors, Work
 from schedules.operator import ScheduleSpec
@@ -114,15 +114,10 @@ class NhwcWork(Work):
         self.output = Output(p.dtype, staging, target)
 
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
-        from tvm.script import tirx as T
-
         from schedules.hopper.program import named
 
-        config = self.config
-        column = T.truncmod(tile, self.columns) * config.cluster_n + rank_n
-        pixel = self.tiles.start(named("pixels", T.truncdiv(tile, self.columns) * config.cluster_m + rank_m))
-        n, y, x = (named(name, value) for name, value in zip("nyx", pixel, strict=True))
-        return Place((n, y, x), named("channel", column * config.block_n))
+        pixel, column = place_pixels(self.tiles, self.columns, self.config, tile, rank_m, rank_n)
+        return Place(pixel, named("channel", column * self.config.block_n))
 
     def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
         p, tile, parts = self.problem, self.a.tile, self.config.cluster_n

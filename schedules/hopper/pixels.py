@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from schedules.hopper.config import HopperConfig
 from schedules.hopper.shared import LONGEST_BOX
 from schedules.problem import Conv2dProblem
 
@@ -86,6 +87,21 @@ def pixel_tiles(problem: Conv2dProblem, rows: int, parts: tuple[int, ...]) -> Pi
             if best is None or key < best[0]:
                 best = key, tiles
     return best[1] if best else None
+
+
+def place_pixels(
+    tiles: PixelTiles, columns: int, config: HopperConfig, tile: Any, rank_m: Any, rank_n: Any
+) -> tuple[tuple[Any, Any, Any], Any]:
+    """The first output pixel (n, y, x) and the tile along the channels of one block of the cluster at `tile`; a cluster
+    has `columns` places along the channels."""
+    from tvm.script import tirx as T
+
+    from schedules.hopper.program import named
+
+    column = T.truncmod(tile, columns) * config.cluster_n + rank_n
+    pixel = tiles.start(named("pixels", T.truncdiv(tile, columns) * config.cluster_m + rank_m))
+    n, y, x = (named(name, value) for name, value in zip("nyx", pixel, strict=True))
+    return (n, y, x), column
 
 
 def _divisors(number: int) -> list[int]:

@@ -9,9 +9,8 @@ from schedules.softmax.definition import SoftmaxProblem, definition, inputs, ref
 
 KEEPING = (warp.SCHEDULE, block_registers.SCHEDULE, block_shared.SCHEDULE)  # a row on its multiprocessor
 GPU_SCHEDULES = (*KEEPING, block_streaming.SCHEDULE, split.SCHEDULE)
-LONG_ROW = (
-    64 * KIB
-)  # bytes; a block takes about 2 us to bring in and write such a row, as long as a second kernel costs
+# bytes; an estimate, not measured: a second kernel costs as long as a block takes to bring in and write such a row
+LONG_ROW = 64 * KIB
 
 
 def choose(problem: SoftmaxProblem, arch: Arch) -> str:
