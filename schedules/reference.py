@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from schedules.operator import Array
 from schedules.problem import Conv2dProblem, Problem, numpy_dtype
+
+COLUMNS = 2**24  # float64 elements of the matrix of several images
 
 
 def normal_inputs(problem: Problem, rng: np.random.Generator) -> list[Array]:
@@ -21,21 +25,31 @@ def convolve(problem: Conv2dProblem, data: Array, weight: Array) -> tuple[Array,
     """The convolution of data (n, ci, h, w) with weight (co, ci, kh, kw) in float64, and the sum of the absolute
     products, both (n, co, out_h, out_w).
 
-    One matrix product (co, ci*kh*kw) x (ci*kh*kw, out_h*out_w) for each image, which bounds the memory (im2col).
+    One matrix product (pixels, kh*kw*ci) x (kh*kw*ci, co) for as many images as COLUMNS has room for (im2col).
+    Channels are innermost, so that what is copied lies together; the results are views of arrays in that order.
     """
     p = problem
-    flat = weight.astype(np.float64).reshape(p.co, -1)
-    columns = np.empty((p.ci, p.kh, p.kw, p.out_h, p.out_w))
-    values, magnitude = np.empty((2, p.n, p.co, p.out_h * p.out_w))
-    for image in range(p.n):
-        padded = np.pad(data[image].astype(np.float64), [(0, 0), (p.pad[0],) * 2, (p.pad[1],) * 2])
-        for ry in range(p.kh):
-            for rx in range(p.kw):
-                y, x = ry * p.dilation[0], rx * p.dilation[1]
-                window = padded[:, y : y + p.out_h * p.stride[0], x : x + p.out_w * p.stride[1]]
-                columns[:, ry, rx] = window[:, :: p.stride[0], :: p.stride[1]]
-        matrix = columns.reshape(flat.shape[1], -1)
-        values[image] = flat @ matrix
-        magnitude[image] = np.abs(flat) @ np.abs(matrix)
-    shape = (p.n, p.co, p.out_h, p.out_w)
-    return values.reshape(shape), magnitude.reshape(shape)
+    flat = np.ascontiguousarray(weight.transpose(2, 3, 1, 0), np.float64).reshape(-1, p.co)
+    bound = np.abs(flat)
+    shape = (p.out_h, p.out_w, p.kh, p.kw, p.ci)
+    images = min(p.n, max(1, COLUMNS // math.prod(shape)))
+    padded = np.zeros((images, p.h + 2 * p.pad[0], p.w + 2 * p.pad[1], p.ci))
+    inside = padded[:, p.pad[0] : p.pad[0] + p.h, p.pad[1] : p.pad[1] + p.w]
+    # a kernel of one tap that skips no pixel needs no copy
+    columns = padded if padded.shape == (images, p.out_h, p.out_w, p.ci) else np.empty((images, *shape))
+    values, magnitude = np.empty((2, p.n, p.out_h * p.out_w, p.co))
+    for start in range(0, p.n, images):
+        count = min(images, p.n - start)
+        inside[:count] = data[start : start + count].transpose(0, 2, 3, 1)
+        if columns is not padded:
+            for ry in range(p.kh):
+                for rx in range(p.kw):
+                    y, x = ry * p.dilation[0], rx * p.dilation[1]
+                    window = padded[:count, y : y + p.out_h * p.stride[0], x : x + p.out_w * p.stride[1]]
+                    columns[:count, :, :, ry, rx] = window[:, :: p.stride[0], :: p.stride[1]]
+        matrix = columns[:count].reshape(-1, len(flat))
+        np.matmul(matrix, flat, out=values[start : start + count].reshape(-1, p.co))
+        np.abs(matrix, out=matrix)
+        np.matmul(matrix, bound, out=magnitude[start : start + count].reshape(-1, p.co))
+    placed = (array.reshape(p.n, p.out_h, p.out_w, p.co).transpose(0, 3, 1, 2) for array in (values, magnitude))
+    return next(placed), next(placed)

@@ -20,27 +20,17 @@ from typing import Any
 
 from schedules.arch import Arch, parse_arch
 from schedules.dispatch import Choice, choose, default_choice
-from schedules.errors import DeviceError, SchedulesError, TuningError, UnknownNameError, UsageError
+from schedules.errors import SchedulesError, UnknownNameError, UsageError
 from schedules.measure import CudaTimer, device_name, local_gpu
-from schedules.peers.comparison import (
-    ROWS,
-    SETS,
-    WIDTHS,
-    Results,
-    case_result,
-    cases,
-    compare_all,
-    line_of,
-    name_of,
-    reason,
-)
+from schedules.peers import bench, softmax_case
+from schedules.peers.comparison import Results
+from schedules.peers.runs import Comparison, add_arguments, check_arguments, run_cases, search_of
 from schedules.peers.softmax import DEFAULT_PEERS, PEERS
+from schedules.peers.softmax_case import KIND, ROWS, SETS, WIDTHS, case_result, cases, line_of, name_of
 from schedules.records import slug
 from schedules.softmax.definition import FUNCTIONS, SoftmaxProblem
-from schedules.tune.journal import DEFAULT_FOLDER
 
 DTYPES = ("float16", "bfloat16", "float32")
-MEASURE_TIMEOUT = 120.0  # seconds of one trial: gigabytes are made and brought to the GPU for the first
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -52,32 +42,18 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--functions", nargs="+", default=list(FUNCTIONS), metavar="NAME", help=", ".join(FUNCTIONS))
     what.add_argument("--dtype", nargs="+", default=["float16"], metavar="DTYPE", help=", ".join(DTYPES))
     what.add_argument("--peers", nargs="*", default=list(DEFAULT_PEERS), metavar="PEER", help=", ".join(PEERS))
-    ours = parser.add_argument_group("ours")
-    ours.add_argument("--search", type=int, default=0, metavar="N", help="try up to N configs of each case first")
-    ours.add_argument("--search-minutes", type=float, metavar="M", help="of the search of one case, at most")
-    ours.add_argument("--default", action="store_true", help="default configs, whatever was measured")
+    ours = add_arguments(parser, 0.6, "softmax_compare.json")
     ours.add_argument("--builds", type=Path, metavar="FOLDER", help="take ours from the bundles that are here")
     ours.add_argument("--build-only", type=Path, metavar="FOLDER", help="write those bundles and end; needs no GPU")
     ours.add_argument("--target", default="cuda:sm_90a", help="of --build-only (default cuda:sm_90a)")
     ours.add_argument("--device", help="whose records --build-only uses")
-    parser.add_argument("--seconds", type=float, default=0.6, help="of timing for each case, about (default 0.6)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random data")
-    parser.add_argument("--log", type=Path, default=DEFAULT_FOLDER, help="folder of the journals and of the result")
-    parser.add_argument("--out", type=Path, help="the result (default LOG/<device>/softmax_compare.json)")
-    parser.add_argument("--missing", action="store_true", help="only cases that the result has no time of ours for")
-    parser.add_argument("--fresh", action="store_true", help="replace the result rather than add to it")
     args = parser.parse_args(words)
     for name, given, known in (("peer", args.peers, PEERS), ("dtype", args.dtype, DTYPES)):
         if wrong := [word for word in given if word not in known]:
             raise UnknownNameError(name, wrong[0], known)
-    if args.seconds <= 0 or args.search < 0:
-        raise UsageError("--seconds must be over 0 and --search not negative")
-    if args.search and (args.build_only or args.default):
-        raise UsageError("--search measures and keeps records; leave out --build-only and --default")
-    if args.search_minutes is not None and (args.search_minutes <= 0 or not args.search):
-        raise UsageError("--search-minutes is over 0 and limits --search; give that too")
-    if args.missing and args.fresh:
-        raise UsageError("--missing adds to the result and --fresh replaces it; give one of them")
+    check_arguments(args)
+    if args.search and args.build_only:
+        raise UsageError("--search measures on this machine; leave out --build-only")
     if args.builds and not args.builds.is_dir():
         raise UsageError(f"{args.builds} is not a folder; make it with --build-only")
     return args
@@ -90,12 +66,10 @@ def chosen(problem: SoftmaxProblem, arch: Arch, args: argparse.Namespace) -> Cho
 
 
 def build_all(problems: Sequence[SoftmaxProblem], args: argparse.Namespace) -> None:
-    from schedules.peers.bench import write_build
-
     arch = parse_arch(args.target)
     for problem in problems:
         choice = chosen(problem, arch, args)
-        bundle = write_build(choice, arch, args.build_only)
+        bundle = bench.write_build(choice, arch, args.build_only / name_of(problem))
         print(f"{name_of(problem):44} {choice.schedule} {choice.config} ({choice.source}) {bundle.path}", flush=True)
 
 
@@ -103,46 +77,19 @@ def run_all(problems: Sequence[SoftmaxProblem], args: argparse.Namespace) -> Non
     arch = local_gpu()
     if arch is None:
         raise UsageError("no CUDA GPU here to compare on; --build-only needs none")
-    from schedules.peers.bench import run_case, versions_here
-    from schedules.peers.cudnn import torch_module
-    from schedules.tune.crew import LocalCrew
-    from schedules.tune.session import Work, tune
-    from schedules.tune.tuner import Limits
-
-    torch, device = torch_module(), str(device_name(arch))
+    device = str(device_name(arch))
     out = args.out or args.log / slug(device) / "softmax_compare.json"
-    results = Results(out, device, versions_here(arch), fresh=args.fresh)
+    results = Results(out, device, bench.versions_here(arch), kind=KIND, fresh=args.fresh)
     left = [problem for problem in problems if not (args.missing and problem in results)]
-    limits = Limits(trials=args.search, minutes=args.search_minutes)
-    crew = LocalCrew(arch, measure_timeout=MEASURE_TIMEOUT) if args.search and left else None
+    with CudaTimer() as timer:
 
-    def run(problem: SoftmaxProblem) -> dict[str, Any]:
-        # gives the memory of the last case back: a width's tensors seldom fit into the last one's blocks
-        torch.cuda.empty_cache()
-        search = {}
-        if crew:
-            try:
-                searched = tune(Work(problem, arch, limits), crew, folder=args.log)
-                search = {"trials": searched.status.done, "outcomes": dict(searched.status.outcomes)}
-            except TuningError as error:
-                search = {"failed": str(error)}
-        choice = chosen(problem, arch, args)
-        try:
-            case = run_case(problem, arch, choice, args.peers, timer, args.seconds, seed=args.seed, builds=args.builds)
-        except torch.OutOfMemoryError as fault:
-            case = case_result(problem, {"ours": (None, {"failed": reason(fault)})})
-        except SchedulesError:
-            raise
-        except Exception as fault:  # TVM's and PyTorch's many types: the device is not to be trusted after them
-            raise DeviceError(f"{name_of(problem)}: {reason(fault)}; --missing goes on") from fault
-        return {**case, **({"search": search} if search else {})}
+        def run(problem: SoftmaxProblem, choice: Choice) -> dict[str, Any]:
+            return softmax_case.run_case(
+                problem, arch, choice, args.peers, timer, args.seconds, seed=args.seed, builds=args.builds
+            )
 
-    try:
-        with CudaTimer() as timer:
-            compare_all(left, run, results, lambda case: print(line_of(case), flush=True))
-    finally:
-        if crew:
-            crew.close()
+        comparison = Comparison(lambda problem: chosen(problem, arch, args), run, case_result, name_of, line_of)
+        run_cases(comparison, left, arch, results, search_of(args))
     print(f"{len(left)} cases compared, {len(results.cases)} in {out}")
 
 

@@ -3,6 +3,7 @@
 
 scripts/results_table.py tuning_logs/nvidia-h200/softmax.jsonl
 scripts/results_table.py tuning_logs/nvidia-h200/softmax_compare.json
+scripts/results_table.py tuning_logs/nvidia-h200/conv_compare.json
 """
 
 from __future__ import annotations

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from schedules.operator import Array, Expected
 from schedules.primitives.epilogue import ACCUMULATOR
 from schedules.primitives.padding import select
 from schedules.problem import Argument, Conv2dProblem
-from schedules.reference import normal_inputs
+from schedules.reference import convolve, normal_inputs
 
 if TYPE_CHECKING:
     from tvm import te
@@ -207,22 +205,7 @@ def inside_window(problem: HwcnProblem) -> tuple[int, ...] | None:
 
 
 def reference(problem: HwcnProblem, arrays: Sequence[Array]) -> list[Expected]:
-    """The output in float64: one matrix product (co, ci) x (ci, n) for each tap and pixel."""
-    p = problem
-    data, weight = (array.astype(np.float64) for array in arrays)
-    border = [(p.pad[0],) * 2, (p.pad[1],) * 2, (0, 0), (0, 0)]
-    shape = (p.out_h, p.out_w, p.co, p.n)
-
-    def conv(data: Array, weight: Array) -> Array:
-        padded = np.pad(data, border)
-        out = np.zeros(shape)
-        for ry in range(p.kh):
-            for rx in range(p.kw):
-                y, x = ry * p.dilation[0], rx * p.dilation[1]
-                window = padded[
-                    y : y + p.out_h * p.stride[0] : p.stride[0], x : x + p.out_w * p.stride[1] : p.stride[1]
-                ]
-                out += np.matmul(weight[ry, rx].T, window[: p.out_h, : p.out_w])
-        return out
-
-    return [Expected(conv(data, weight), conv(np.abs(data), np.abs(weight)))]
+    """The output in float64."""
+    found = convolve(problem, *(array.transpose(3, 2, 0, 1) for array in arrays))
+    values, magnitude = (array.transpose(2, 3, 1, 0) for array in found)
+    return [Expected(values, magnitude)]

@@ -1,56 +1,49 @@
-"""The GPU's side of a comparison: a case's tensors, its reference, and our function for it."""
+"""The GPU's side of a comparison: a case's tensors, its reference, and our function for it, of any operator."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from schedules.arch import Arch
+from schedules.arithmetic import FLOAT32, Arithmetic
 from schedules.build import build, compiler_of
 from schedules.bundle import Bundle, write_bundle
 from schedules.device_judge import DeviceJudge
 from schedules.dispatch import Choice
 from schedules.errors import ToolchainError
-from schedules.measure import Timer
 from schedules.operator import Array
-from schedules.peers.comparison import (
-    DISTINCT_ELEMENTS,
-    FEWEST_DISTINCT,
-    Entrant,
-    case_result,
-    compare,
-    name_of,
-)
+from schedules.peers.comparison import Call, Entrant
 from schedules.peers.cudnn import torch_module
-from schedules.peers.softmax import COPIES, PEERS, Call
-from schedules.problem import Argument
+from schedules.problem import Argument, Problem
 from schedules.records import environment
-from schedules.softmax.definition import SoftmaxProblem, inputs, reference
+from schedules.registry import operator_of
 from schedules.versions import version_of
-
-
-def distinct_rows(problem: SoftmaxProblem) -> int:
-    """How many different rows a case's data has: few enough for a quick reference, and an odd number, so that a row
-    taken for another is seen."""
-    return min(problem.rows, max(FEWEST_DISTINCT, DISTINCT_ELEMENTS // problem.cols) | 1)
 
 
 class Bench:
     """Fresh random tensors of one problem on the GPU (PyTorch's, so that every peer takes them), and the reference.
 
-    Raises ToolchainError without PyTorch.
+    The data, and with it the reference, is that of `distinct`, the problem with fewer rows (the first axis), repeated;
+    by default of the problem itself.  `arithmetic` is what results are held to.  Raises ToolchainError without PyTorch.
     """
 
-    def __init__(self, problem: SoftmaxProblem, arch: Arch, seed: int) -> None:
-        torch = torch_module()
-        small = replace(problem, rows=distinct_rows(problem))
-        arrays = inputs(small, np.random.default_rng(seed))
+    def __init__(
+        self,
+        problem: Problem,
+        arch: Arch,
+        seed: int,
+        distinct: Problem | None = None,
+        arithmetic: Arithmetic = FLOAT32,
+    ) -> None:
+        torch, op, small = torch_module(), operator_of(problem), distinct or problem
+        arrays = op.inputs(small, np.random.default_rng(seed))
         given = [argument for argument in problem.arguments() if not argument.output]
+        self.problem, self.arch = problem, arch
         self.outputs = [argument for argument in problem.arguments() if argument.output]
         self.tensors: dict[str, Any] = {
             argument.name: _uploaded(array, argument) for argument, array in zip(given, arrays, strict=True)
@@ -58,7 +51,26 @@ class Bench:
         for argument in self.outputs:
             dtype = getattr(torch, argument.dtype)
             self.tensors[argument.name] = torch.empty(argument.shape, dtype=dtype, device="cuda")
-        self._judge = DeviceJudge(problem, arch, reference(small, arrays))
+        self._judge = DeviceJudge(problem, arch, op.reference(small, arrays), arithmetic)
+
+    def ours(
+        self, choice: Choice, bundle: Path | None = None, launched: Callable[[Call], Call] = lambda call: call
+    ) -> Entrant:
+        """The function of `choice` on these tensors, as `our_function` finds it and `launched` launches it."""
+
+        def make() -> Call:
+            function = our_function(choice, self.arch, bundle)
+            tensors = [view(self.tensors[argument.name]) for argument in self.problem.arguments()]
+            outputs = [self.tensors[argument.name] for argument in self.outputs]
+
+            def call() -> Sequence[Any]:
+                function(*tensors)
+                return outputs
+
+            return launched(call)
+
+        about = {"schedule": choice.schedule, "config": choice.config.words(), "chosen": choice.source}
+        return Entrant(make, about, most=1.0)
 
     def judge(self, outputs: Sequence[Any]) -> float:
         """The worst error of `outputs` (PyTorch tensors) in units of the tolerance."""
@@ -96,68 +108,24 @@ def _uploaded(array: Array, argument: Argument) -> Any:
     return tensor
 
 
-def our_function(problem: SoftmaxProblem, arch: Arch, choice: Choice, builds: Path | None = None) -> Any:
-    """The function of `choice`: from the bundle of its name in `builds` if that is of the same schedule and config,
-    else built here.
+def our_function(choice: Choice, arch: Arch, bundle: Path | None = None) -> Any:
+    """The function of `choice`: from `bundle` if that is a bundle of the same problem, schedule and config, else built
+    here.
 
     Raises BundleError for a bundle that is damaged or for another device, and what `build` raises.
     """
-    folder = builds / name_of(problem) if builds else None
-    if folder and folder.is_dir():
-        bundle = Bundle.open(folder)
-        made = bundle.manifest["schedule"], bundle.manifest["config"], bundle.arch, bundle.problem
+    problem = choice.problem
+    if bundle and bundle.is_dir():
+        found = Bundle.open(bundle)
+        made = found.manifest["schedule"], found.manifest["config"], found.arch, found.problem
         if made == (choice.schedule, choice.config.words(), arch, problem):
-            return bundle.load().function
+            return found.load().function
     return build(problem, arch, choice.schedule, choice.config).module["main"]
 
 
-def write_build(choice: Choice, arch: Arch, builds: Path) -> Bundle:
-    """Build `choice` into the folder that `our_function` looks in.  Raises what `build` and `write_bundle` raise."""
-    problem = choice.problem
-    assert isinstance(problem, SoftmaxProblem)
-    made = build(problem, arch, choice.schedule, choice.config)
-    return write_bundle(made, builds / name_of(problem), force=True)
-
-
-def run_case(
-    problem: SoftmaxProblem,
-    arch: Arch,
-    choice: Choice,
-    peers: Sequence[str],
-    timer: Timer,
-    seconds: float,
-    *,
-    seed: int = 0,
-    builds: Path | None = None,
-) -> dict[str, Any]:
-    """Compare `choice` with the copies and `peers` (names in PEERS); what `comparison.case_result` says.
-
-    Raises DeviceError, ToolchainError, and what a device that is out of order makes TVM or PyTorch raise.
-    """
-    bench = Bench(problem, arch, seed)
-
-    def ours() -> Call:
-        function = our_function(problem, arch, choice, builds)
-        tensors = [view(bench.tensors[argument.name]) for argument in problem.arguments()]
-        outputs = [bench.tensors[argument.name] for argument in bench.outputs]
-
-        def call() -> Sequence[Any]:
-            function(*tensors)
-            return outputs
-
-        return call
-
-    def of_peer(name: str) -> Callable[[], Call]:
-        return lambda: PEERS[name](problem, bench.tensors)
-
-    def of_copy(name: str) -> Callable[[], Call]:
-        return lambda: COPIES[name](problem, bench.tensors)
-
-    about = {"schedule": choice.schedule, "config": choice.config.words(), "chosen": choice.source}
-    entrants = {"ours": Entrant(ours, about, must_match=True)}
-    entrants |= {f"copy:{name}": Entrant(of_copy(name), {}, judged=False) for name in COPIES}
-    entrants |= {f"peer:{name}": Entrant(of_peer(name), {}) for name in peers}
-    return case_result(problem, compare(entrants, timer, bench.judge, bench.poison, seconds))
+def write_build(choice: Choice, arch: Arch, bundle: Path) -> Bundle:
+    """Build `choice` into the folder `bundle`.  Raises what `build` and `write_bundle` raise."""
+    return write_bundle(build(choice.problem, arch, choice.schedule, choice.config), bundle, force=True)
 
 
 def versions_here(arch: Arch) -> dict[str, str]:

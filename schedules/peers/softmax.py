@@ -13,10 +13,10 @@ from typing import Any
 
 from schedules.errors import ToolchainError, UsageError
 from schedules.peers import cudnn
+from schedules.peers.comparison import Call
 from schedules.softmax.definition import SoftmaxProblem
 
 Tensors = Mapping[str, Any]
-Call = Callable[[], Sequence[Any]]  # runs once; the problem's outputs, in order
 Peer = Callable[[SoftmaxProblem, Tensors], Call]
 
 _ACCURATE, _LOG = 1, 2  # cudnnSoftmaxAlgorithm_t
@@ -93,7 +93,7 @@ def cudnn_softmax(problem: SoftmaxProblem, tensors: Tensors) -> Call:
     Raises UsageError if something is fused, ToolchainError without cuDNN, RuntimeError if it refuses the shape.
     """
     _require_plain(problem, "cuDNN")
-    library, handle = cudnn.library(), cudnn.handle()
+    library = cudnn.library()
     dtype, p = _CUDNN_DTYPES[problem.dtype], problem
     # an image of `cols` channels and one pixel
     shape = cudnn.descriptor(
@@ -107,7 +107,7 @@ def cudnn_softmax(problem: SoftmaxProblem, tensors: Tensors) -> Call:
     def forward() -> Sequence[Any]:
         x, y = pointers
         status = library.cudnnSoftmaxForward(
-            handle, algorithm, _INSTANCE, ctypes.byref(one), shape, x, ctypes.byref(zero), shape, y
+            cudnn.handle(), algorithm, _INSTANCE, ctypes.byref(one), shape, x, ctypes.byref(zero), shape, y
         )
         cudnn.ok(status)
         return outputs
@@ -115,7 +115,7 @@ def cudnn_softmax(problem: SoftmaxProblem, tensors: Tensors) -> Call:
     def backward() -> Sequence[Any]:
         y, dy, dx = pointers
         status = library.cudnnSoftmaxBackward(
-            handle, algorithm, _INSTANCE, ctypes.byref(one), shape, y, shape, dy, ctypes.byref(zero), shape, dx
+            cudnn.handle(), algorithm, _INSTANCE, ctypes.byref(one), shape, y, shape, dy, ctypes.byref(zero), shape, dx
         )
         cudnn.ok(status)
         return outputs

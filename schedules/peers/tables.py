@@ -1,98 +1,37 @@
-"""A comparison as Markdown tables: the share of a copy for each width and function, and every peer's rate."""
+"""A results file of a comparison as Markdown tables."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from schedules.softmax.definition import FUNCTIONS
+from schedules.errors import UsageError
+from schedules.peers import convolution_case, convolution_tables, softmax_case, softmax_tables
+from schedules.peers.markdown import provenance
 
-Case = Mapping[str, Any]
+SECTIONS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
+    softmax_case.KIND: softmax_tables.sections,
+    convolution_case.KIND: convolution_tables.sections,
+}
 
 
 def tables(results: Mapping[str, Any]) -> str:
-    """The tables of a results file (`comparison.read_results`): by dtype, what is fused, and number of rows."""
-    parts: list[str] = []
-    for (dtype, fused), cases in _grouped(results["cases"]):
-        most = Counter(case["problem"]["rows"] for case in cases).most_common(1)[0][0]
-        for some in (
-            [case for case in cases if case["problem"]["rows"] == most],
-            [case for case in cases if case["problem"]["rows"] != most],
-        ):
-            if some:
-                parts.append(_section(dtype, fused, some))
-    versions = results["versions"]
-    dates = sorted({case["date"][:10] for case in results["cases"]})
-    words = ", ".join(f"{name} {version}" for name, version in versions.items())
-    parts.append(f"{results['device']}, {' to '.join(sorted({*dates[:1], *dates[-1:]}))}; {words}")
-    return "\n\n".join(parts)
+    """The tables of a results file (`comparison.read_results`), and where they come from."""
+    return "\n\n".join([*SECTIONS[results["kind"]](results), provenance(results)])
 
 
-def markdown(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(headers) + " |", "|" + "---|" * len(headers)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+def selected(results: Mapping[str, Any], where: Mapping[str, str]) -> dict[str, Any]:
+    """The results of those cases whose fields (operator, launch, or the problem's) have the values `where`, as text.
 
+    Raises UsageError if there are none.
+    """
 
-def _grouped(cases: Sequence[Case]) -> Iterator[tuple[tuple[str, str], list[Case]]]:
-    found: dict[tuple[str, str], list[Case]] = {}
-    for case in cases:
-        p = case["problem"]
-        fused = (p["scale"], p["mask"], p["keep"]) != (1.0, "none", 1.0)
-        found.setdefault((p["dtype"], "scale, mask and dropout fused" if fused else ""), []).append(case)
-    yield from found.items()
+    def fits(case: Mapping[str, Any]) -> bool:
+        fields = {**case["problem"], "operator": case["operator"], "launch": case["launch"]}
+        return all(name in fields and str(fields[name]) == value for name, value in where.items())
 
-
-def _section(dtype: str, fused: str, cases: Sequence[Case]) -> str:
-    heights = sorted({case["problem"]["rows"] for case in cases})
-    one = len(heights) == 1
-    title = ", ".join([dtype, *([f"{heights[0]} rows"] if one else ["few rows"]), *([fused] if fused else [])])
-    found = {
-        (case["problem"]["cols"], case["problem"]["rows"], case["problem"]["function"]): case
-        for case in sorted(cases, key=lambda case: (case["problem"]["cols"], case["problem"]["rows"]))
-    }
-    shapes = list(dict.fromkeys((cols, rows) for cols, rows, _ in found))
-    functions = [name for name in FUNCTIONS if any(name == function for *_, function in found)]
-    label = "cols" if one else "rows x cols"
-
-    def labelled(cols: int, rows: int) -> str:
-        return str(cols) if one else f"{rows} x {cols}"
-
-    shares = markdown(
-        [label, *functions],
-        ([labelled(*shape), *(_share(found.get((*shape, name))) for name in functions)] for shape in shapes),
-    )
-    parts = [f"{title}: our rate as a share of that of a device copy", shares]
-    for function in functions:
-        here = [((c, r), found[c, r, function]) for c, r in shapes if (c, r, function) in found]
-        peers = list(dict.fromkeys(peer for _, case in here for peer in case["peers"]))
-        rows = (
-            [
-                labelled(*shape),
-                _rate(case["copies"].get("torch", {})),
-                _rate(case["ours"]),
-                *(_rate(case["peers"].get(peer, {})) for peer in peers),
-                _of_best(case),
-                case["ours"].get("schedule", ""),
-            ]
-            for shape, case in here
-        )
-        headers = [label, "copy", "ours", *peers, "of the best peer", "schedule"]
-        parts += [f"{title}: `{function}`, GB/s", markdown(headers, rows)]
-    return "\n\n".join(parts)
-
-
-def _share(case: Case | None) -> str:
-    share = case["ours"].get("of_copy") if case else None
-    return f"{share:.1%}" if share is not None else ""
-
-
-def _rate(words: Mapping[str, Any]) -> str:
-    return f"{words['gbytes_per_s']:.0f}" if "gbytes_per_s" in words else ""
-
-
-def _of_best(case: Case) -> str:
-    """How many times as fast as the fastest peer."""
-    rates = [words["gbytes_per_s"] for words in case["peers"].values() if "gbytes_per_s" in words]
-    ours = case["ours"].get("gbytes_per_s")
-    return f"{ours / max(rates):.2f}" if rates and ours is not None else ""
+    found = [case for case in results["cases"] if fits(case)]
+    if not found:
+        wanted = " ".join(f"{name}={value}" for name, value in where.items())
+        raise UsageError(f"no case has {wanted}" if wanted else "there are no cases")
+    return {**results, "cases": found}

@@ -2,49 +2,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schedules.arch import Arch
-from schedules.dispatch import default_choice
-from schedules.errors import BundleError, ProblemError, UsageError
-from schedules.peers import bench, comparison
-from schedules.peers.bench import distinct_rows, our_function, run_case, write_build
-from schedules.peers.comparison import Entrant, Results, case_result, cases, compare, compare_all, name_of, time_in_turn
-from schedules.softmax.definition import FUNCTIONS, SoftmaxProblem
+from schedules.errors import UsageError
+from schedules.peers import comparison
+from schedules.peers.comparison import GRAPH, Entrant, Results, compare, compare_all, head_of, time_in_turn
+from schedules.softmax.definition import SoftmaxProblem
+from tests.conftest import problem_of
+from tests.peers.fake_timer import FakeTimer
 
 PROBLEM = SoftmaxProblem(1024, 64)
-
-
-class FakeTimer:
-    """Reports for each call the microseconds that it is said to take, and who was called, in order."""
-
-    flush_us, fewest, most = 10.0, 3, 100
-
-    def __init__(self) -> None:
-        self.turns: list[str] = []
-        self.current = ("", 0.0)
-
-    def function(self, name: str, us: float) -> Callable[[], Sequence[Any]]:
-        def call() -> Sequence[Any]:
-            self.current = (name, us)
-            return [name]
-
-        return call
-
-    def times(self, call: Callable[[], None], count: int) -> list[float]:
-        call()
-        self.turns.append(self.current[0])
-        return [self.current[1]] * count
-
-    def __enter__(self) -> FakeTimer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def entrant(call: Callable[[], Sequence[Any]], **about: Any) -> Entrant:
@@ -52,22 +22,7 @@ def entrant(call: Callable[[], Sequence[Any]], **about: Any) -> Entrant:
 
 
 def case_of(problem: SoftmaxProblem = PROBLEM, us: float = 10.0) -> dict[str, Any]:
-    timer = FakeTimer()
-    found = compare(
-        {
-            "ours": Entrant(
-                lambda: timer.function("ours", us), {"schedule": "warp", "config": {}, "chosen": "default"}
-            ),
-            "copy:torch": Entrant(lambda: timer.function("copy", 8.0), {}, judged=False),
-            "peer:torch": entrant(timer.function("torch", 20.0)),
-            "peer:triton": entrant(timer.function("triton", 16.0)),
-        },
-        timer,
-        lambda outputs: 0.5,
-        lambda: None,
-        0.001,
-    )
-    return case_result(problem, found)
+    return {**head_of(problem, "stream"), "ours": {"us": us}}
 
 
 def test_every_function_has_its_turn_in_every_round() -> None:
@@ -119,7 +74,7 @@ def test_ours_is_timed_only_if_it_is_right(error: float) -> None:
     timer = FakeTimer()
     call = timer.function("same", 5.0)
     found = compare(
-        {"ours": Entrant(lambda: call, {}, must_match=True), "peer:torch": entrant(call)},
+        {"ours": Entrant(lambda: call, {}, most=1.0), "peer:torch": entrant(call)},
         timer,
         lambda outputs: error,
         lambda: None,
@@ -128,21 +83,6 @@ def test_ours_is_timed_only_if_it_is_right(error: float) -> None:
     assert found["ours"][0] is None and found["ours"][1]["failed"].startswith("wrong:")
     assert found["peer:torch"][0] is not None
     json.dumps(found["ours"][1], allow_nan=False)
-
-
-def test_rates_and_shares() -> None:
-    case = case_of()
-    nbytes = 2 * 1024 * 64 * 2
-    assert case["bytes"] == case["copy_bytes"] == nbytes
-    assert case["ours"]["gbytes_per_s"] == round(nbytes / 10e3, 1)
-    assert case["ours"]["of_copy"] == pytest.approx(0.8, abs=0.01)
-    assert case["peers"]["triton"]["of_copy"] == pytest.approx(0.5, abs=0.01)
-    gradient = case_of(SoftmaxProblem(1024, 64, "softmax_grad"))
-    assert gradient["bytes"] == 3 * nbytes // 2 and gradient["copy_bytes"] == nbytes
-    assert gradient["ours"]["of_copy"] == pytest.approx(1.2, abs=0.01)
-    assert "warp (default)" in comparison.line_of(case)
-    failed = case_result(PROBLEM, {"ours": (None, {"failed": "wrong"})})
-    assert "FAILED: wrong" in comparison.line_of(failed)
 
 
 def test_what_was_finished_is_kept_when_a_run_is_cut_off(tmp_path: Path) -> None:
@@ -190,70 +130,50 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         Results(file / "below", "H200", {}, fresh=True).put(case_of())
 
 
-def test_the_cases() -> None:
-    assert len(cases(["widths"], comparison.WIDTHS, FUNCTIONS, "float16")) == 13 * 4
-    both = cases(["odd", "widths"], comparison.WIDTHS, ["softmax"], "float16")
-    assert [p.cols for p in both] == [*comparison.WIDTHS, 1023, 50257]  # each once
-    few = cases(["few"], (), ["softmax"], "float32")
-    assert {(p.rows, p.cols) for p in few} == {(r, c) for r in (1, 8, 132) for c in (65536, 262144, 1048576)}
-    fused = cases(["fused"], (128,), FUNCTIONS, "float16")
-    assert [p.function for p in fused] == ["softmax", "softmax_grad"]
-    assert fused[0].mask == "full" and fused[0].has_dropout and fused[1].scale == fused[0].scale
-    assert len({name_of(p) for p in (*both, *few, *fused)}) == len(both) + len(few) + len(fused)
-    for sets, functions, dtype, error in (
-        (["all"], ["softmax"], "float16", "unknown set 'all'"),
-        (["few"], ["softmin"], "float16", "unknown function 'softmin'"),
-        (["few"], ["softmax"], "float64", "dtype=float64"),
-    ):
-        with pytest.raises(UsageError, match=error):
-            cases(sets, (), functions, dtype)
-    with pytest.raises(ProblemError):
-        cases(["widths"], (0,), ["softmax"], "float16")
+def test_another_launch_or_operator_is_another_case(tmp_path: Path) -> None:
+    file = tmp_path / "conv.json"
+    fields = dict(n=2, h=4, w=4, ci=8, co=8, kh=3, kw=3, pad=1, dtype="float16")
+    one, other = problem_of("conv2d_nhwc", **fields), problem_of("conv2d_nchw", **fields)
+    results = Results(file, "H200", {}, kind="convolution")
+    results.put({**head_of(one, "stream"), "ours": {"us": 1.0}})
+    assert one in results and other not in results and "a text" not in results
+    again = Results(file, "H200", {}, kind="convolution", launch=GRAPH)
+    assert one not in again
+    again.put({**head_of(one, GRAPH), "ours": {"failed": "why"}})
+    again.put({**head_of(other, GRAPH), "ours": {"us": 1.0}})
+    assert one not in again and other in again and len(again.cases) == 3
+    # what was read back from JSON (lists for tuples) is replaced, not doubled
+    again.put({**head_of(one, "stream"), "ours": {"us": 2.0}})
+    assert [case["ours"] for case in comparison.read_results(file)["cases"]] == [
+        {"failed": "why"},
+        {"us": 1.0},
+        {"us": 2.0},
+    ]
 
 
-def test_data_repeats_by_an_odd_number_of_rows() -> None:
-    assert distinct_rows(SoftmaxProblem(8, 1048576)) == 8
-    assert distinct_rows(SoftmaxProblem(132, 1048576)) == 13
-    assert distinct_rows(SoftmaxProblem(49152, 1024)) == 2049
-    assert distinct_rows(SoftmaxProblem(49152, 32)) == 49152
+def test_facts_of_the_device_are_kept_with_the_cases(tmp_path: Path) -> None:
+    file = tmp_path / "conv.json"
+    Results(file, "H200", {}, kind="convolution").note(ceilings={"float16": {"tflops": 686.0}})
+    Results(file, "H200", {}, kind="convolution").put({**head_of(PROBLEM, "stream"), "ours": {"us": 2.0}})
+    kept = comparison.read_results(file)
+    assert kept["ceilings"] == {"float16": {"tflops": 686.0}} and len(kept["cases"]) == 1
+    with pytest.raises(UsageError, match="other kind"):
+        Results(file, "H200", {})
 
 
-def test_ours_comes_from_the_bundle_of_the_same_choice(
-    tmp_path: Path, host: Arch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    choice = default_choice(PROBLEM, host)
-    bundle = write_build(choice, host, tmp_path)
-    assert bundle.path == (tmp_path / name_of(PROBLEM)).resolve()
+def test_outputs_are_judged_in_the_problems_layout() -> None:
+    timer, judged = FakeTimer(), []
 
-    def refused(*_: object) -> None:
-        raise AssertionError("built again")
+    def judge(outputs: Sequence[Any]) -> float:
+        judged.extend(outputs)
+        return 0.0
 
-    with monkeypatch.context() as patch:
-        patch.setattr(bench, "build", refused)
-        assert our_function(PROBLEM, host, choice, tmp_path)
-        with pytest.raises(AssertionError):
-            our_function(SoftmaxProblem(1024, 65), host, default_choice(PROBLEM, host), tmp_path)
-    other = default_choice(PROBLEM, host, "cpu")
-    different = replace(other, config=replace(other.config, unroll=1))
-    assert different.config != choice.config and our_function(PROBLEM, host, different, tmp_path)
-    (bundle.path / "kernel.so").write_bytes(b"")
-    with pytest.raises(BundleError):
-        our_function(PROBLEM, host, choice, tmp_path)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_case_on_the_device(gpu: Arch, function: str) -> None:
-    torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
-    if not torch.cuda.is_available():
-        pytest.skip("this PyTorch sees no GPU")
-    from schedules.measure import CudaTimer
-    from schedules.peers.softmax import DEFAULT_PEERS
-
-    problem = SoftmaxProblem(3000, 1000, function)
-    with CudaTimer() as timer:
-        case = run_case(problem, gpu, default_choice(problem, gpu), DEFAULT_PEERS, timer, 0.1)
-    assert case["ours"]["us"] > 0 and case["ours"]["error"] <= 1
-    for name, words in {**case["peers"], **case["copies"]}.items():
-        assert "failed" not in words, f"{name}: {words['failed']}"
-        assert words["gbytes_per_s"] > 0 and words.get("error", 0) <= 1, name
+    call = timer.function("peer", 1.0)
+    compare(
+        {"peer": Entrant(lambda: call, {}, adapt=lambda outputs: [f"{outputs[0]} turned"])},
+        timer,
+        judge,
+        lambda: None,
+        0.001,
+    )
+    assert judged == ["peer turned"]

@@ -4,30 +4,33 @@ import importlib.util
 
 import pytest
 
-from schedules.arch import Arch
 from schedules.errors import ToolchainError
-from schedules.measure import time_cuda
 from schedules.peers import cudnn
-from tests.conftest import problem_of
-
-FIELDS = dict(n=8, h=14, w=14, ci=64, co=64, kh=3, kw=3, pad=1)
+from tests.peers import fake_cudnn, fake_torch
 
 
 def test_without_pytorch_the_remedy_is_named() -> None:
     if importlib.util.find_spec("torch"):
         pytest.skip("PyTorch is installed")
     with pytest.raises(ToolchainError, match="pip install 'te-schedules"):
-        cudnn.convolution(problem_of("conv2d_hwcn", **FIELDS), channels_last=True)
+        cudnn.torch_module()
+    with pytest.raises(ToolchainError, match="pip install 'te-schedules"):
+        cudnn.library()
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("channels_last", [True, False])
-def test_convolution_runs(gpu: Arch, channels_last: bool) -> None:
-    call = cudnn.convolution(problem_of("conv2d_hwcn", **FIELDS), channels_last)
-    assert all(us > 0 for us in time_cuda(lambda: call() and None, 0.02))
+def test_the_handle_follows_pytorchs_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_torch.install(monkeypatch)
+    library = fake_cudnn.install(monkeypatch)
+    one = cudnn.handle()
+    with fake_torch.on_stream(fake_torch.Stream(5)):
+        assert cudnn.handle() is one
+    assert library.streams == [None, 5]  # a null pointer is the default stream
+    cudnn._handle.cache_clear()
 
 
-@pytest.mark.gpu
-def test_int8_runs(gpu: Arch) -> None:
-    calls = cudnn.int8_convolutions(problem_of("conv2d_hwcn", **FIELDS))
-    assert calls and all(us > 0 for us in time_cuda(lambda: calls[0]() and None, 0.02))
+def test_a_status_is_raised_in_cudnns_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cudnn.install(monkeypatch)
+    cudnn.ok(0)
+    with pytest.raises(RuntimeError, match="CUDNN_STATUS_NOT_SUPPORTED"):
+        cudnn.ok(fake_cudnn.NOT_SUPPORTED)
+    cudnn._handle.cache_clear()

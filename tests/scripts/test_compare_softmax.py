@@ -16,8 +16,9 @@ import pytest
 from schedules.arch import Arch
 from schedules.dispatch import Choice
 from schedules.errors import DeviceError, SchedulesError, TuningError, UsageError
-from schedules.peers import bench, cudnn
-from schedules.peers.comparison import Results, Times, case_result, read_results
+from schedules.peers import bench, runs, softmax_case
+from schedules.peers.comparison import Results, Times, read_results
+from schedules.peers.softmax_case import case_result
 from schedules.softmax.definition import SoftmaxProblem
 from schedules.tune import crew, session
 from schedules.tune.journal import append
@@ -48,7 +49,8 @@ def compare_softmax() -> ModuleType:
         ("--functions softmin", "unknown function 'softmin'"),
         ("--widths 0", "cols=0 must be at least 1"),
         ("--rows 0", "rows=0 must be at least 1"),
-        ("--search 5 --default", "leave out --build-only and --default"),
+        ("--search 5 --default", "leave out --default"),
+        ("--search 5 --build-only x", "leave out --build-only"),
         ("--search-minutes 1", "give that too"),
         ("--missing --fresh", "give one of them"),
         ("--seconds 0", "--seconds must be over 0"),
@@ -104,9 +106,9 @@ def device(compare_softmax: ModuleType, monkeypatch: pytest.MonkeyPatch, host: A
 
     monkeypatch.setattr(compare_softmax, "local_gpu", lambda: host)
     monkeypatch.setattr(compare_softmax, "CudaTimer", nullcontext)
-    monkeypatch.setattr(bench, "run_case", run_case)
+    monkeypatch.setattr(softmax_case, "run_case", run_case)
     monkeypatch.setattr(bench, "versions_here", lambda arch: {"torch": "2"})
-    monkeypatch.setattr(cudnn, "torch_module", FakeTorch)
+    monkeypatch.setattr(runs, "torch_module", FakeTorch)
     return faults
 
 
@@ -166,7 +168,9 @@ def test_results_are_printed_as_tables(tmp_path: Path, capsys: pytest.CaptureFix
     problem = dict(rows=8, cols=32, function="softmax", dtype="float16", scale=1.0, mask="none", keep=1.0)
     rate: dict[str, Any] = {"gbytes_per_s": 100.0}
     case = {
+        "operator": "softmax",
         "problem": problem,
+        "launch": "stream",
         "date": "2026-11-21",
         "ours": {**rate, "of_copy": 0.5, "schedule": "warp"},
         "copies": {"torch": {"gbytes_per_s": 200.0}},

@@ -13,7 +13,9 @@ def case(rows: int, cols: int, function: str, ours: float | None, fused: bool = 
     problem |= dict(scale=0.125, keep=0.9) if fused else {}
     mine = {**words(ours), "schedule": "warp", **({"of_copy": ours / 4000} if ours is not None else {})}
     return {
+        "operator": "softmax",
         "problem": problem,
+        "launch": "stream",
         "date": "2026-11-21T10:00:00+00:00",
         "ours": mine,
         "copies": {"torch": words(4000.0)},
@@ -22,7 +24,7 @@ def case(rows: int, cols: int, function: str, ours: float | None, fused: bool = 
 
 
 def results(*found: Any) -> dict[str, Any]:
-    return {"device": "Some GPU", "versions": {"torch": "2.11", "cudnn": "9"}, "cases": list(found)}
+    return {"kind": "softmax", "device": "Some GPU", "versions": {"torch": "2.11", "cudnn": "9"}, "cases": list(found)}
 
 
 def test_shares_by_width_and_function_and_rates_by_peer() -> None:

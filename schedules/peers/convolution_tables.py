@@ -1,0 +1,70 @@
+"""A comparison of convolutions as Markdown tables: one for each operator, dtype and way of launching."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from schedules.peers.ceilings import DENSE_PEAKS
+from schedules.peers.convolution_case import layer
+from schedules.peers.markdown import table
+from schedules.records import slug
+
+Case = Mapping[str, Any]
+
+
+def sections(results: Mapping[str, Any]) -> list[str]:
+    """Titles and tables of a results file of convolutions, each with the mean of its ratios below."""
+    groups: dict[tuple[str, str, str], list[Case]] = {}
+    for case in results["cases"]:
+        groups.setdefault((case["operator"], case["problem"]["dtype"], case["launch"]), []).append(case)
+    parts: list[str] = []
+    for (operator, dtype, launch), cases in groups.items():
+        launched = ", launched from CUDA graphs" if launch == "graph" else ""
+        parts += [f"`{operator}`, {dtype}{launched}", _table(cases, _ceilings(results, dtype), dtype), _mean(cases)]
+    return [part for part in parts if part]
+
+
+def _ceilings(results: Mapping[str, Any], dtype: str) -> dict[str, float]:
+    """T(FL)OP/s that bound `dtype` by the header of their column: what was measured here, and the datasheet's."""
+    found = {
+        "of the matmul": results.get("ceilings", {}).get(dtype, {}).get("tflops"),
+        "of the peak": DENSE_PEAKS.get(slug(results["device"]), {}).get(dtype),
+    }
+    return {name: rate for name, rate in found.items() if rate}
+
+
+def _table(cases: Sequence[Case], ceilings: Mapping[str, float], dtype: str) -> str:
+    peers = list(dict.fromkeys(peer for case in cases for peer in case["peers"]))
+    rate = "TOP/s" if dtype.startswith("int") else "TFLOP/s"
+    headers = ["layer", "us", rate, *ceilings, *(f"{peer} us" for peer in peers), "of the best peer", "schedule"]
+
+    def row(case: Case) -> list[str]:
+        ours = case["ours"]
+        done = "us" in ours
+        return [
+            layer(case["problem"]),
+            _us(ours),
+            f"{ours['tflops']:.{0 if ours['tflops'] >= 100 else 1}f}" if done else "",
+            *(f"{ours['tflops'] / bound:.1%}" if done else "" for bound in ceilings.values()),
+            *(_us(case["peers"].get(peer, {})) for peer in peers),
+            f"{case['ratio']:.2f}" if "ratio" in case else "",
+            ours.get("schedule", ""),
+        ]
+
+    return table(headers, map(row, cases))
+
+
+def _us(words: Mapping[str, Any]) -> str:
+    return f"{words['us']:.1f}" if "us" in words else "failed" if "failed" in words else ""
+
+
+def _mean(cases: Sequence[Case]) -> str:
+    """The geometric mean of the ratios, and of how many layers it is where some have none."""
+    ratios = [case["ratio"] for case in cases if "ratio" in case]
+    if not ratios:
+        return ""
+    mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
+    of = f" of {len(cases)}" if len(ratios) < len(cases) else ""
+    return f"Geometric mean of the ratios: {mean:.2f} ({len(ratios)}{of} layers)"

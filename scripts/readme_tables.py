@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Write the tables of kept comparisons into README.md, between markers, and say which are out of date.
+
+    scripts/readme_tables.py              # write them
+    scripts/readme_tables.py --check      # only name those that are out of date, and exit with 1 if there are any
+
+A table stands between two lines, which stay:
+
+    <!-- table nvidia-h200/conv_compare operator=conv2d_nhwc dtype=float16 launch=graph -->
+    <!-- end -->
+
+The first word is a results file of scripts/compare_conv.py or scripts/compare_softmax.py, below --log and without its
+".json".  The words after it choose cases: those whose field (operator, launch, or one of the problem's) has this value;
+without any, all.  What scripts/results_table.py prints of them is put between the lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from schedules.errors import SchedulesError, UsageError
+from schedules.peers.comparison import read_results
+from schedules.peers.tables import selected, tables
+from schedules.tune.journal import DEFAULT_FOLDER
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+BEGIN, END = re.compile(r"<!-- table(?P<words>(?: [^ ]+)+) -->"), "<!-- end -->"
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A table of a text: the words of its marker, the line it stands on, and the lines between the markers."""
+
+    words: tuple[str, ...]
+    line: int
+    first: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"line {self.line}, {' '.join(self.words)}"
+
+
+def marked(lines: Sequence[str]) -> Iterator[Marked]:
+    """The marked tables of a text.  Raises UsageError for a marker without its other."""
+    begun: tuple[tuple[str, ...], int] | None = None
+    for index, line in enumerate(lines):
+        if found := BEGIN.fullmatch(line):
+            if begun:
+                raise UsageError(f"line {begun[1] + 1}: the table has no {END} before line {index + 1}; add it")
+            begun = tuple(found["words"].split()), index
+        elif line == END:
+            if not begun:
+                raise UsageError(f"line {index + 1}: {END} ends no table; remove it")
+            words, start = begun
+            yield Marked(words, start + 1, start + 1, index)
+            begun = None
+    if begun:
+        raise UsageError(f"line {begun[1] + 1}: the table has no {END}; add it")
+
+
+def content(table: Marked, folder: Path) -> list[str]:
+    """The lines that belong between the markers of `table`.  Raises UsageError that names the marker."""
+    name, *rest = table.words
+    try:
+        if wrong := [word for word in rest if "=" not in word]:
+            raise UsageError(f"{wrong[0]} is not FIELD=VALUE")
+        results = read_results(folder / f"{name}.json")
+        text = tables(selected(results, dict(word.split("=", 1) for word in rest)))
+    except UsageError as error:
+        raise UsageError(f"{table}: {error}") from None
+    return text.split("\n")
+
+
+def updated(text: str, folder: Path) -> tuple[str, list[Marked]]:
+    """`text` with every marked table as the results in `folder` have it, and the tables that were out of date."""
+    lines, stale, made = text.split("\n"), [], []
+    done = 0
+    for table in marked(lines):
+        wanted = content(table, folder)
+        if lines[table.first : table.end] != wanted:
+            stale.append(table)
+        made += [*lines[done : table.first], *wanted]
+        done = table.end
+    return "\n".join([*made, *lines[done:]]), stale
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    parser.add_argument("--log", type=Path, default=README.parent / DEFAULT_FOLDER, help="folder of the results")
+    parser.add_argument("--file", type=Path, default=README, help="default README.md")
+    args = parser.parse_args(words)
+    try:
+        text = args.file.read_text()
+    except OSError as error:
+        raise UsageError(f"cannot read {args.file}: {error.strerror}") from error
+    new, stale = updated(text, args.log)
+    for table in stale:
+        print(f"{table}: {'is out of date' if args.check else 'written'}")
+    if stale and not args.check:
+        args.file.write_text(new)
+    return 1 if stale and args.check else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except SchedulesError as error:
+        sys.exit(f"error: {error}")
