@@ -1,7 +1,8 @@
 """int8 convolution over NCHW32 on Hopper: pixels x output channels by TMA and wgmma.
 
-A tile of pixels is a box (n, h, w) of one or more groups of 32 channels; a group is a row of 32 bytes, which TMA and
-wgmma swizzle alike.  The filter (ci/32, kh, kw, co', 32) as it is prepacked needs no other order.
+A tile of pixels is a box (n, h, w) of one or more groups of 32 channels; a group of a pixel is a row of 32 bytes.
+Neighbours are contiguous, pixels along w and filters along co' of the prepacked (ci/32, kh, kw, co', 32), and TMA moves
+up to four as one line of 128 bytes (``shared.folded``): of filters always, of pixels as the config says.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from schedules.conv2d_nchw32.epilogue import unrounded
 from schedules.conv2d_nchw32.packing import GROUP
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import HopperConfig, blocks, default_shape, fitting_stages
-from schedules.hopper.pixels import PixelTiles, flattened, pixel_tiles, place_pixels
-from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
+from schedules.hopper.pixels import Box, PixelTiles, flattened, pixel_tiles, place_pixels
+from schedules.hopper.shared import FOLDS, PATTERN, SharedTile, Staging, TensorMap, staging_for
 from schedules.hopper.work import Load, Operand, Output, Tensors, Work
 from schedules.operator import ScheduleSpec
-from schedules.problem import numpy_dtype
+from schedules.problem import Pair, numpy_dtype
 
 if TYPE_CHECKING:
     import tvm
@@ -31,16 +32,25 @@ class TmaWgmmaConfig(HopperConfig):
     """Tiles of (pixels, output channels, input channels)."""
 
     block_k: int = 128
+    row_pixels: int = 1  # neighbours along w that TMA moves as one line, tiles are as wide; 1 lets them be any width
 
     @property
     def groups(self) -> int:
         """Groups of input channels in a stage."""
         return self.block_k // GROUP
 
+    def fold(self, problem: Nchw32Problem) -> int:
+        """Pixels that arrive as one line: with a stride along w they are not neighbours."""
+        return self.row_pixels if problem.stride[1] == 1 else 1
+
     def staging(self, problem: Nchw32Problem) -> Staging:
-        return staging_for(self.rows, self.block_n, numpy_dtype(problem.out_dtype).itemsize, GROUP)
+        item = numpy_dtype(problem.out_dtype).itemsize
+        folds = (self.row_pixels if item == 1 else 1, self.fold(problem))
+        return staging_for(self.rows, self.block_n, item, GROUP, folds)
 
     def check(self, problem: Nchw32Problem, arch: Arch) -> str | None:
+        if self.row_pixels not in FOLDS:
+            return f"row_pixels={self.row_pixels} is not 1, 2 or 4"
         staging = 0 if self.consumers < 1 or self.block_n % GROUP else self.staging(problem).nbytes
         reason = self.check_block(problem.dtype, arch, staging)
         if reason:
@@ -48,6 +58,9 @@ class TmaWgmmaConfig(HopperConfig):
         for name in ("cluster_m", "cluster_n"):
             if self.groups > 1 and self.groups % getattr(self, name):
                 return f"block_k={self.block_k} is not {name}={getattr(self, name)} times a multiple of {GROUP}"
+        if self.groups == 1 and self.block_m // self.cluster_n % (PATTERN * self.row_pixels):
+            parts = f"{self.cluster_n} times a multiple of {PATTERN * self.row_pixels}"
+            return f"block_m={self.block_m} is not cluster_n={parts} rows, as row_pixels={self.row_pixels} needs"
         tiles = _tiles(problem, self)
         if tiles is None:
             return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
@@ -59,7 +72,51 @@ class TmaWgmmaConfig(HopperConfig):
 def _tiles(problem: Nchw32Problem, config: TmaWgmmaConfig) -> PixelTiles | None:
     """The boxes of a block's pixels; cut for the cluster only where there is but one group to deal out."""
     shared = config.cluster_n if config.groups == 1 else 1
-    return pixel_tiles(flattened(problem, batch=False), config.block_m, (config.consumers, shared))
+    width = config.row_pixels if config.row_pixels > 1 else None
+    flat = flattened(problem, batch=False, width=config.row_pixels)
+    return pixel_tiles(flat, config.block_m, (config.consumers, shared), width, lines_outside=True)
+
+
+def _pixels(
+    tensor: str,
+    dtype: str,
+    sizes: Box,
+    groups: int,
+    box: Box,
+    groups_box: int,
+    stride: Pair = (1, 1),
+    fold: int = 1,
+    promotion: int = 2,
+) -> TensorMap:
+    """Boxes (n, h, w) of a tensor (n, groups, h, w, 32); rows of a box count w, n, h, then groups.
+
+    With a `fold` the pixels of a line of the image are one axis of bytes, and boxes as wide as the fold.
+    """
+    (n, h, w), (box_n, box_h, box_w) = sizes, box
+    row = GROUP * numpy_dtype(dtype).itemsize
+    image = h * w * row
+    outer = (groups * image, w * row, image)
+    if fold > 1:
+        assert box_w == fold and stride[1] == 1
+        inner: tuple[tuple[int, ...], ...] = ((GROUP * w,), (), (GROUP * fold,), (1,))
+    else:
+        inner = ((GROUP, w), (row,), (GROUP, box_w), (1, stride[1]))
+    return TensorMap(
+        tensor,
+        dtype,
+        (*inner[0], n, h, groups),
+        (*inner[1], *outer),
+        (*inner[2], box_n, box_h, groups_box),
+        (*inner[3], 1, stride[0], 1),
+        row * fold,
+        promotion,
+    )
+
+
+def _at(pixel: tuple[Any, Any, Any], group: Any, fold: int) -> tuple[Any, ...]:
+    """Coordinates of a box in the tensor map of `_pixels`."""
+    n, y, x = pixel
+    return (x * GROUP, n, y, group) if fold > 1 else (0, x, n, y, group)
 
 
 @dataclass(frozen=True)
@@ -74,7 +131,7 @@ class Nchw32Work(Work):
     config: TmaWgmmaConfig
 
     def __init__(self, problem: Nchw32Problem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
-        p = flattened(problem, batch=False)
+        p: Any = tiles.problem
         self.problem, self.config, self.tiles = p, config, tiles
         self.arguments = problem.arguments()
         self.kernel = (p.kh, p.kw)
@@ -84,46 +141,44 @@ class Nchw32Work(Work):
         self.clusters = -(-tiles.count // config.cluster_m) * self.columns
         # each of a cluster loads some of the groups, or some of the rows of the only one
         whole = config.groups > 1
-        n, h, w = tiles.box if whole else tiles.part(config.cluster_n)
-        image = p.h * p.w * GROUP
+        fold = config.fold(problem)
         self.a = Operand(
-            SharedTile(config.block_m, config.block_k, 1, GROUP),
-            TensorMap(
+            SharedTile(config.block_m, config.block_k, 1, GROUP, fold=fold),
+            _pixels(
                 "data",
                 p.dtype,
-                (GROUP, p.w, p.h, p.n, p.ci_groups),
-                (GROUP, p.w * GROUP, p.ci_groups * image, image),
-                (GROUP, w, h, n, config.groups // config.cluster_n if whole else 1),
-                (1, p.stride[1], p.stride[0], 1, 1),
-                GROUP,
+                (p.n, p.h, p.w),
+                p.ci_groups,
+                tiles.box if whole else tiles.part(config.cluster_n),
+                config.groups // config.cluster_n if whole else 1,
+                p.stride,
+                fold,
             ),
         )
-        channels, taps = p.co_groups * GROUP, p.kh * p.kw
         rows = config.block_n if whole else config.block_n // config.cluster_m
+        fold = next(fold for fold in FOLDS if rows % (PATTERN * fold) == 0)
+        channels, taps = p.co_groups * GROUP, p.kh * p.kw
         self.b = Operand(
-            SharedTile(config.block_n, config.block_k, 1, GROUP),
+            SharedTile(config.block_n, config.block_k, 1, GROUP, fold=fold),
             TensorMap(
                 "filter",
                 p.dtype,
-                (GROUP, channels, taps, p.ci_groups),
-                (GROUP, channels * GROUP, taps * channels * GROUP),
-                (GROUP, rows, 1, config.groups // config.cluster_m if whole else 1),
+                (GROUP * fold, channels // fold, taps, p.ci_groups),
+                (GROUP * fold, channels * GROUP, taps * channels * GROUP),
+                (GROUP * fold, rows // fold, 1, config.groups // config.cluster_m if whole else 1),
                 (1, 1, 1, 1),
-                GROUP,
+                GROUP * fold,
             ),
         )
         staging = config.staging(problem)
-        n, h, w = tiles.part(config.consumers)
-        row = staging.row_bytes
-        image = p.out_h * p.out_w * row
-        target = TensorMap(
+        target = _pixels(
             "output",
             p.out_dtype,
-            (GROUP, p.out_w, p.out_h, p.n, p.co_groups),
-            (row, p.out_w * row, p.co_groups * image, image),
-            (GROUP, w, h, n, 1),
-            (1, 1, 1, 1, 1),
-            row,
+            (p.n, p.out_h, p.out_w),
+            p.co_groups,
+            tiles.part(config.consumers),
+            1,
+            fold=staging.fold,
             promotion=0,
         )
         self.output = Output(p.out_dtype, staging, target)
@@ -148,34 +203,31 @@ class Nchw32Work(Work):
                 (x, y), p.stride[::-1], (rx, ry), p.dilation[::-1], p.pad[::-1], strict=True
             )
         )
-        return [Load(offset, (0, x, y, n, first))]
+        return [Load(offset, _at((n, y, x), first, tile.fold))]
 
     def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
         tile, config = self.b.tile, self.config
-        first, channel = chunk * config.groups, place.group * GROUP
+        first, line = chunk * config.groups, place.group * (GROUP // tile.fold)
         if config.groups > 1:
             first = first + part * (config.groups // config.cluster_m)
         else:
-            channel = channel + part * (tile.rows // config.cluster_m)
-        return [Load(part * (tile.nbytes // config.cluster_m), (0, channel, ry * self.kernel[1] + rx, first))]
+            line = line + part * (tile.rows // config.cluster_m // tile.fold)
+        return [Load(part * (tile.nbytes // config.cluster_m), (0, line, ry * self.kernel[1] + rx, first))]
 
     def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
-        n, y, x = self.tiles.of_part(place.pixel, consumer, self.config.consumers)
-        return 0, x, y, n, place.group + column // GROUP
+        pixel = self.tiles.of_part(place.pixel, consumer, self.config.consumers)
+        return _at(pixel, place.group + column // GROUP, self.output.staging.fold)
 
     def row_term(self, tensors: Tensors, place: Place, consumer: Any, row: Any) -> Any:
         """Whether the row is a pixel, and where group 0 of it begins in the residual."""
         from tvm import tirx
-        from tvm.script import tirx as T
 
         from schedules.hopper.program import named
 
         p = self.problem
         if not p.residual:
             return None
-        _, h, w = self.tiles.part(self.config.consumers)
-        n, y, x = self.tiles.of_part(place.pixel, consumer, self.config.consumers)
-        n, y, x = n + T.truncdiv(row, h * w), y + T.truncmod(T.truncdiv(row, w), h), x + T.truncmod(row, w)
+        n, y, x = self.tiles.pixel(self.tiles.of_part(place.pixel, consumer, self.config.consumers), row)
         is_pixel = tirx.all(n < p.n, y < p.out_h, x < p.out_w)
         start = ((n * p.co_groups * p.out_h + y) * p.out_w + x) * GROUP
         return named("is_pixel", is_pixel), named("start", start)

@@ -12,7 +12,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from schedules.hopper.config import ROWS, WARPGROUP
-from schedules.hopper.shared import Staging
+from schedules.hopper.shared import FOLDS, Staging, folded
 from schedules.hopper.work import Tensors, Work
 
 _STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
@@ -68,14 +68,17 @@ def emit(
 
     staging = work.output.staging
     write = _WRITERS[work.output.dtype]
+    a, b = work.a.tile, work.b.tile
     groups = work.config.block_n // 8
     top = named("top", warp * 16 + T.truncdiv(lane, 4))
-    left = named("left", T.truncmod(lane, 4) * 2)
+    # columns of eight are permuted by XOR with 0 to 3: bit 1 changes which lane has them, bit 0 which register
+    lanes = [lane, named("across", T.bitwise_xor(lane, 1))] if b.fold == FOLDS[0] else [lane]
+    lefts = [named("left", T.truncmod(at, 4) * 2) for at in lanes]
     start = named("start", consumer * staging.nbytes)
     form = _STORE.format(work.output.target.rank)
 
     row_terms = [
-        work.row_term(tensors, place, consumer, top + (m * ROWS + below))
+        work.row_term(tensors, place, consumer, folded(top + (m * ROWS + below), a.fold))
         for m in range(staging.rows // ROWS)
         for below in (0, 8)
     ]
@@ -91,7 +94,9 @@ def emit(
             base = start + store * staging.store_bytes
             for pair in range(staging.width // 16):
                 column = (first + store) * staging.width + pair * 16
-                columns = [left + column + 8 * half + j for half in range(2) for j in range(2)]
+                swaps = [folded(column + 8 * half, b.fold) % 8 for half in range(2)]
+                across = swaps[0] // 2  # as swaps[1] // 2: neighbouring eights differ in bit 0
+                columns = [lefts[across] + column + 8 * half + j for half in range(2) for j in range(2)]
                 terms = [work.column_term(tensors, place, at) for at in columns]
                 for m in range(staging.rows // ROWS):
                     values = []
@@ -99,9 +104,9 @@ def emit(
                         at = (m * groups + column // 8 + half) * 4
                         for q in range(4):
                             j, of_row = 2 * half + q % 2, row_terms[2 * m + q // 2]
-                            value = work.finish(tensors, place, sums[at + q], of_row, terms[j], columns[j])
-                            values.append(value)
-                    write(staging, memory, base, values, m * ROWS + warp * 16, pair, lane)
+                            total = sums[at + (q ^ swaps[half] % 2)]
+                            values.append(work.finish(tensors, place, total, of_row, terms[j], columns[j]))
+                    write(staging, memory, base, values, m * ROWS + warp * 16, pair, lanes[across])
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
         barrier()
         with T.If(thread == 0), T.Then():

@@ -13,22 +13,30 @@ from schedules.problem import Conv2dProblem
 Box = tuple[int, int, int]
 
 
-def flattened(problem: Any, batch: bool) -> Any:
+def flattened(problem: Any, batch: bool, width: int = 1) -> Any:
     """`problem`, or the same with the pixels of an image in one row where none looks beyond itself (1x1, stride 1, no
     padding): then fewer tiles are ragged.  `batch` says that images lie one behind the other, as pixels do: then all
-    of them are one row."""
+    of them are one row.  Tiles `width` pixels wide want rows of as many, if these divide an image."""
     p = problem
-    if (p.kh, p.kw, p.stride, p.pad) == (1, 1, (1, 1), (0, 0)):
-        return replace(p, n=1, h=1, w=p.n * p.h * p.w) if batch else replace(p, h=1, w=p.h * p.w)
-    return p
+    if (p.kh, p.kw, p.stride, p.pad) != (1, 1, (1, 1), (0, 0)):
+        return p
+    if batch:
+        return replace(p, n=1, h=1, w=p.n * p.h * p.w)
+    pixels = p.h * p.w
+    return replace(p, h=pixels // width, w=width) if width > 1 and pixels % width == 0 else replace(p, h=1, w=pixels)
 
 
 @dataclass(frozen=True)
 class PixelTiles:
-    """Output pixels of `problem` in boxes (n, h, w) of as many pixels as a block has rows."""
+    """Output pixels of `problem` in boxes (n, h, w) of as many pixels as a block has rows.
+
+    Rows of a tile count w, h, n, or w, n, h if `lines_outside`: then the pixels of a line of the image are side by
+    side for all images of the box.
+    """
 
     problem: Conv2dProblem
     box: Box
+    lines_outside: bool = False
 
     @property
     def counts(self) -> Box:
@@ -45,7 +53,17 @@ class PixelTiles:
     def part(self, parts: int) -> Box:
         """The box of one of `parts` equal parts of a tile: consecutive rows of it."""
         n, h, w = self.box
-        return (n // parts, h, w) if n % parts == 0 else (n, h // parts, w)
+        return (n // parts, h, w) if self._outermost == 0 else (n, h // parts, w)
+
+    def has_parts(self, parts: int) -> bool:
+        """Whether a tile is so many equal boxes."""
+        return self.box[self._outermost] % parts == 0
+
+    @property
+    def _outermost(self) -> int:
+        """The axis of the box that parts cut: images (0), or lines (1)."""
+        n, h, _ = self.box
+        return int(h > 1) if self.lines_outside else int(n == 1)
 
     def start(self, tile: Any) -> tuple[Any, Any, Any]:
         """First output pixel (n, y, x) of tile number `tile`."""
@@ -67,23 +85,36 @@ class PixelTiles:
             return n + part * size[0], y, x
         return n, y + part * size[1], x
 
+    def pixel(self, start: tuple[Any, Any, Any], row: Any) -> tuple[Any, Any, Any]:
+        """Pixel number `row` of a tile, or of a part of it, whose first is `start`."""
+        from tvm.script import tirx as T
+
+        n, h, w = self.box
+        outer, inner = T.truncdiv(row, w), T.truncmod(row, w)
+        if self.lines_outside:
+            return start[0] + T.truncmod(outer, n), start[1] + T.truncdiv(outer, n), start[2] + inner
+        return start[0] + T.truncdiv(outer, h), start[1] + T.truncmod(outer, h), start[2] + inner
+
 
 @lru_cache(maxsize=4096)
-def pixel_tiles(problem: Conv2dProblem, rows: int, parts: tuple[int, ...]) -> PixelTiles | None:
-    """The boxes of `rows` pixels that waste least at the borders; each is cut in each number of `parts`.
+def pixel_tiles(
+    problem: Conv2dProblem, rows: int, parts: tuple[int, ...], width: int | None = None, lines_outside: bool = False
+) -> PixelTiles | None:
+    """The boxes of `rows` pixels that waste least at the borders, `width` wide if given; each is cut in each number of
+    `parts`.
 
-    Of equals the squarest, whose pixels look at the fewest others, then the one with the fewest images.  None if TMA
-    reaches over none: with a stride a box spans more pixels than it loads.
+    Of equals the squarest, whose pixels look at the fewest others, then the one with the fewest images; of one width
+    the one with the fewest images.  None if TMA reaches over none: with a stride a box spans more pixels than it loads.
     """
     best: tuple[Any, PixelTiles] | None = None
-    for w in _divisors(rows):
+    for w in [width] if width else _divisors(rows):
         for h in _divisors(rows // w):
             n = rows // w // h
             reach = max(w * problem.stride[1], h * problem.stride[0], n)
-            if reach > LONGEST_BOX or any(n % part and (n > 1 or h % part) for part in parts):
+            tiles = PixelTiles(problem, (n, h, w), lines_outside)
+            if reach > LONGEST_BOX or not all(map(tiles.has_parts, parts)):
                 continue
-            tiles = PixelTiles(problem, (n, h, w))
-            key = tiles.count, abs(w - h), n
+            key = tiles.count, 0 if width else abs(w - h), n
             if best is None or key < best[0]:
                 best = key, tiles
     return best[1] if best else None

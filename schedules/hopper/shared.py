@@ -14,6 +14,25 @@ SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}  # bytes of a row to CUtensorMapSwizzle
 LONGEST_BOX = 256  # elements of a box along an axis
 LONGEST_STEP = 8  # element stride
 UNIT = 16  # bytes that descriptors count in
+FOLDS = (4, 2, 1)  # rows that TMA may move as one line
+PATTERN = 8  # lines after which a swizzle repeats, at least
+
+
+def folded(row: Any, fold: int) -> Any:
+    """The row of a tensor that lies where row `row` is looked for, if TMA moved `fold` rows as one line.
+
+    TMA takes about as long for a row of 32 bytes as for one of 128, so that neighbours which are contiguous go as one
+    line with the swizzle of its length.  A narrower row's swizzle exchanges the same chunks within rows, and not the
+    rows of a line: slot q of line i holds row q ^ (i // 2) % 4 of the line for four rows of 32 bytes, q ^ i // 4 % 2
+    for two of 64.  Repeats after 8 lines; its own inverse.
+    """
+    if fold == 1:
+        return row
+    if isinstance(row, int):
+        return row ^ row // 8 % fold
+    from tvm.script import tirx as T
+
+    return T.bitwise_xor(row, T.bitwise_and(T.shift_right(row, T.int32(3)), T.int32(fold - 1)))
 
 
 @dataclass(frozen=True)
@@ -62,6 +81,7 @@ class SharedTile:
 
     K-major: [k / run][rows][run], `run` elements of k being a row of bytes that is swizzled.
     MN-major (`transposed`): [rows / run][k][run], `run` rows side by side.
+    `fold` rows of a K-major tile come as one line, permuted: wgmma's row i is ``folded(i, fold)``.
     """
 
     rows: int
@@ -69,6 +89,7 @@ class SharedTile:
     item: int
     run: int
     transposed: bool = False
+    fold: int = 1
 
     @property
     def swizzle(self) -> int:
@@ -110,13 +131,17 @@ class Staging:
     """Where a consumer's results wait for their store: `rows` x `width` elements of `item` bytes for each store, and as
     many stores together as STAGING holds.
 
-    Rows are swizzled as TMA has it: 16-byte chunk c of row r lies at c ^ (r * row bytes // 128) % chunks of a row.
+    The store takes `fold` rows as one line.  Those of the accumulators are permuted as operand a's, of which `fold_a`
+    came as one; where the two are alike, the store puts them right.  Rows are swizzled as TMA has it: 16-byte chunk c
+    of row r lies at c ^ (r * row bytes // 128) % chunks of a row.
     """
 
     rows: int
     width: int
     item: int
     columns: int  # of the block
+    fold: int = 1
+    fold_a: int = 1
 
     @property
     def row_bytes(self) -> int:
@@ -138,16 +163,19 @@ class Staging:
         return self.together * self.store_bytes
 
     def chunk(self, row: Any, chunk: Any) -> Any:
-        """Bytes to 16-byte chunk number `chunk` of a row."""
+        """Bytes to 16-byte chunk number `chunk` of a row of the accumulators."""
         from tvm.script import tirx as T
 
+        if self.fold != self.fold_a:
+            row = folded(folded(row, self.fold_a), self.fold)
         line = T.truncdiv(row, 128 // self.row_bytes)
         return row * self.row_bytes + T.bitwise_xor(chunk, T.truncmod(line, self.row_bytes // 16)) * 16
 
 
-def staging_for(rows: int, columns: int, item: int, widest: int) -> Staging:
-    """Staging for the results of a consumer, in stores of at most `widest` columns and 128 bytes."""
+def staging_for(rows: int, columns: int, item: int, widest: int, folds: tuple[int, int] = (1, 1)) -> Staging:
+    """Staging for the results of a consumer, in stores of at most `widest` columns and 128 bytes; `folds` are the
+    store's and operand a's."""
     width = min(widest, 128 // item)
     while columns % width:
         width //= 2
-    return Staging(rows, width, item, columns)
+    return Staging(rows, width, item, columns, *folds)

@@ -32,7 +32,17 @@ CONFIGS: list[dict[str, Any]] = [
     dict(block_m=128, block_n=32, block_k=32, consumers=2, num_stages=5, cluster_m=1, grid=0),
     dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
     dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
+    dict(block_m=128, block_n=64, block_k=64, consumers=2, num_stages=4, row_pixels=4),
+    dict(block_m=64, block_n=96, block_k=32, consumers=1, num_stages=4, row_pixels=2, cluster_m=2, cluster_n=2, grid=0),
+    dict(block_m=256, block_n=128, block_k=128, consumers=2, num_stages=3, row_pixels=4, cluster_m=1, cluster_n=2),
 ]
+ROWS: list[dict[str, Any]] = [dict(words, row_pixels=row) for words in CONFIGS[-3:-1] for row in (2, 4)]
+
+EPILOGUE_SHAPES = (
+    EPILOGUE_SHAPE,
+    EPILOGUE_SHAPE | dict(kh=1, kw=1, pad=0),
+    EPILOGUE_SHAPE | dict(kh=2, w=9, stride=2),
+)
 
 
 def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
@@ -82,6 +92,10 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         "block_n=48": "block_n=48 is not a multiple of 32 up to 256",
         "block_k=48": "block_k=48 is not 32, 64, 128 or 256",
         "cluster_m=4 block_k=64": "block_k=64 is not cluster_m=4 times a multiple of 32",
+        "row_pixels=3": "row_pixels=3 is not 1, 2 or 4",
+        "row_pixels=4 block_k=32 block_m=64 consumers=1 cluster_n=4 cluster_m=1": (
+            "block_m=64 is not cluster_n=4 times a multiple of 32 rows, as row_pixels=4 needs"
+        ),
         "num_stages=5": "num_stages=5 needs 278608 bytes of shared memory",
     }.items():
         with pytest.raises(ConfigError, match=reason):
@@ -97,7 +111,11 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "words"),
-    [*((shape, {}) for shape in SHAPES), *(("ragged everything, stride 2", words) for words in CONFIGS[1:])],
+    [
+        *((shape, {}) for shape in SHAPES),
+        *(("ragged everything, stride 2", words) for words in CONFIGS[1:]),
+        *((shape, words) for shape in SHAPES for words in ROWS),
+    ],
 )
 def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
     assert_emulated("conv2d_nchw32", SHAPES[shape], words)
@@ -110,14 +128,16 @@ def test_on_a_device(gpu: Arch, shape: str, words: dict[str, Any]) -> None:
     assert_correct_on(gpu, "conv2d_nchw32", SHAPES[shape], words)
 
 
+@pytest.mark.parametrize("words", [{}, *ROWS[:2]], ids=str)
 @pytest.mark.parametrize("epilogue", EPILOGUES)
-def test_epilogues_emulated(emulation: None, epilogue: str) -> None:
-    for fields in (EPILOGUE_SHAPE, EPILOGUE_SHAPE | dict(kh=1, kw=1, pad=0)):
-        assert_emulated("conv2d_nchw32", fields | EPILOGUES[epilogue], {})
+def test_epilogues_emulated(emulation: None, epilogue: str, words: dict[str, Any]) -> None:
+    for fields in EPILOGUE_SHAPES:
+        assert_emulated("conv2d_nchw32", fields | EPILOGUES[epilogue], words)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("words", [{}, *ROWS[:2]], ids=str)
 @pytest.mark.parametrize("epilogue", EPILOGUES)
-def test_epilogues_on_a_device(gpu: Arch, epilogue: str) -> None:
-    for fields in (EPILOGUE_SHAPE, EPILOGUE_SHAPE | dict(kh=1, kw=1, pad=0)):
-        assert_correct_on(gpu, "conv2d_nchw32", fields | EPILOGUES[epilogue], {})
+def test_epilogues_on_a_device(gpu: Arch, epilogue: str, words: dict[str, Any]) -> None:
+    for fields in EPILOGUE_SHAPES:
+        assert_correct_on(gpu, "conv2d_nchw32", fields | EPILOGUES[epilogue], words)
