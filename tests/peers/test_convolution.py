@@ -133,5 +133,6 @@ def test_a_case_on_the_device(gpu: Arch, operator: str, fields: dict[str, Any], 
     assert case["ratio"] > 0 and case["best"] in case["peers"]
     for name, words in case["peers"].items():
         assert words["us"] > 0 if "us" in words else "NOT_SUPPORTED" in words["failed"], f"{name}: {words}"
-    # cuDNN rounds a tie of int8 the other way at most
-    assert all(words.get("error", 0) <= 2 for words in case["peers"].values() if words["counts"])
+    # a tie of int8 may be rounded the other way; algorithms that multiply less are less exact in float32
+    most = {"float32": 50, "int8": 2}.get(case["problem"]["dtype"], 1.5)
+    assert all(words.get("error", 0) <= most for words in case["peers"].values() if words["counts"])
