@@ -74,7 +74,7 @@ def limits(expected: Expected, dtype: str, arithmetic: Arithmetic = FLOAT32) -> 
 
     Where the value is beyond the dtype's largest, infinity is the right answer and stands in its place.
     """
-    tolerance, values = TOLERANCES[dtype], expected.values.astype(np.float64)
+    tolerance, values = TOLERANCES[dtype], expected.values.astype(np.float64, copy=False)
     if dtype.startswith("int"):
         return values, np.full(values.shape, 0.5)
     with np.errstate(invalid="ignore", over="ignore"):

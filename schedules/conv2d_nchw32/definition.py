@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 OUT_DTYPES = ("int8", "int32", "float32")
 ACTIVATIONS = ("none", "relu")
+PART = 2**21  # output elements that the reference computes at a time: what a cache holds
 LONGEST_SUM = 2**31 // 128**2  # products of two int8 whose sum an int32 always holds
 
 
@@ -177,23 +178,35 @@ def inputs(problem: Nchw32Problem, rng: np.random.Generator) -> list[Array]:
 
 
 def reference(problem: Nchw32Problem, arrays: Sequence[Array]) -> list[Expected]:
-    """The output, exact: one matrix product for each tap and 512 channels, whose sums float32 holds exactly."""
+    """The output, exact, for as many images at a time as PART has room for."""
     p = problem
     rest = list(arrays)
     data, weight = rest.pop(0), rest.pop(0)
     bias, residual = rest.pop(0) if p.bias else None, rest.pop(0) if p.residual else None
+    values = np.empty((p.n, p.co_groups, p.out_h, p.out_w, GROUP))
+    images = max(1, PART // math.prod(values.shape[1:]))
+    for start in range(0, p.n, images):
+        part = slice(start, start + images)
+        values[part] = _outputs(p, data[part], weight, bias, residual[part] if residual is not None else None)
+    return [Expected(values, np.zeros((1,) * values.ndim))]
+
+
+def _outputs(problem: Nchw32Problem, data: Array, weight: Array, bias: Array | None, residual: Array | None) -> Array:
+    """The outputs of some images: one matrix product for each tap and 512 channels, whose sums float32 holds
+    exactly."""
+    p = problem
     padded = np.pad(data, [(0, 0), (0, 0), (p.pad[0],) * 2, (p.pad[1],) * 2, (0, 0)])
-    total = np.zeros((p.n, p.out_h, p.out_w, p.co_groups * GROUP), dtype=np.int64)
+    total = np.zeros((len(data), p.out_h, p.out_w, p.co_groups * GROUP), dtype=np.int64)
     for ry in range(p.kh):
         for rx in range(p.kw):
             y, x = ry * p.dilation[0], rx * p.dilation[1]
             window = padded[:, :, y : y + p.out_h * p.stride[0], x : x + p.out_w * p.stride[1]]
             window = window[:, :, :: p.stride[0], :: p.stride[1]]
             for g in range(0, p.ci_groups, 16):
-                rows = window[:, g : g + 16].transpose(0, 2, 3, 1, 4).reshape(p.pixels, -1).astype(np.float32)
+                channels = window[:, g : g + 16].transpose(0, 2, 3, 1, 4)
+                rows = channels.reshape(-1, channels.shape[3] * GROUP).astype(np.float32)
                 taps = weight[g : g + 16, ry, rx].transpose(0, 2, 1).reshape(rows.shape[1], -1).astype(np.float32)
                 total += (rows @ taps).astype(np.int64).reshape(total.shape)
     total = total.reshape(*total.shape[:3], p.co_groups, GROUP).transpose(0, 3, 1, 2, 4)
     shaped = bias.reshape(1, p.co_groups, 1, 1, GROUP) if bias is not None else None
-    values = epilogue_reference(p, total, shaped, residual)
-    return [Expected(values, np.zeros((1,) * values.ndim))]
+    return epilogue_reference(p, total, shaped, residual)

@@ -97,6 +97,10 @@ class Entrant:
     judged: bool = True  # against the reference; a copy is not
     adapt: Callable[[Sequence[Any]], Sequence[Any]] = lambda outputs: outputs
 
+    @property
+    def must_match(self) -> bool:
+        return self.judged and self.most < float("inf")
+
 
 def compare(
     entrants: Mapping[str, Entrant],
@@ -105,30 +109,38 @@ def compare(
     poison: Callable[[], None],
     seconds: float,
 ) -> dict[str, tuple[Times | None, dict[str, Any]]]:
-    """Run each of `entrants` once on poisoned outputs, judge it, and time those that run in turn.
+    """Run each of `entrants` once on poisoned outputs, judge it, time those that run in turn, and judge what must be
+    right once more.
 
     `judge` gives the error of outputs in units of the tolerance.  For each its times (None if it failed) and what is
     known of it: `about`, `error`, or `failed` with the reason in a line.
     """
     calls: dict[str, Call] = {}
-    told: dict[str, dict[str, Any]] = {}
-    for name, entrant in entrants.items():
-        about = told[name] = dict(entrant.about)
+    told = {name: dict(entrant.about) for name, entrant in entrants.items()}
+
+    def passes(name: str, call: Call | None = None) -> bool:
+        entrant, about = entrants[name], told[name]
         try:
-            call = entrant.make()
+            call = calls[name] = call or entrant.make()
             poison()
             outputs = call()
             error = judge(entrant.adapt(outputs)) if entrant.judged else 0.0
         except Exception as fault:  # other libraries raise many types; theirs must not end the comparison
             about["failed"] = reason(fault)
-            continue
+            return False
         if entrant.judged:
             about["error"] = round(error, 4) if np.isfinite(error) else "infinite"
-        if not error <= entrant.most and entrant.most != float("inf"):
+        if entrant.must_match and not error <= entrant.most:
             about["failed"] = f"wrong: {error:.3g} times the tolerance"
-            continue
-        calls[name] = call
-    times = time_in_turn(timer, calls, seconds) if calls else {}
+        return "failed" not in about
+
+    running = [name for name in entrants if passes(name)]
+    times = time_in_turn(timer, {name: calls[name] for name in running}, seconds) if running else {}
+    # what is right when it runs alone may be wrong behind itself
+    for name in running:
+        if entrants[name].must_match and not passes(name, calls[name]):
+            told[name]["failed"] += ", after it was timed"
+            del times[name]
     return {name: (times.get(name), about) for name, about in told.items()}
 
 

@@ -60,6 +60,15 @@ class Peer:
     def dtype(self) -> str:
         return "float32" if self.arithmetic == "tf32" else self.arithmetic
 
+    @property
+    def far(self) -> float:
+        """An error, in units of the tolerance, beyond which it computes something else.
+
+        An int8 that is rounded the other way is 2, TF32 reaches about 200 where sums are short and algorithms that
+        multiply less some tens; data that is laid out wrongly is hundreds in int8, thousands in floating point.
+        """
+        return 8.0 if self.arithmetic == "int8" else 1000.0
+
     def same_work(self, problem: Conv2dProblem) -> bool:
         """Whether its results are to be compared with the problem's reference."""
         return self.dtype == problem.dtype
@@ -146,7 +155,8 @@ def _floating(peer: Peer, problem: Conv2dProblem, tensors: Tensors) -> Call:
     else:
         shapes = ((p.n, p.ci, p.h, p.w), (p.co, p.ci, p.kh, p.kw))
         given = tuple(torch.randn(shape, dtype=dtype, device="cuda") for shape in shapes)
-    x, weight = (tensor.contiguous(memory_format=memory) for tensor in given)
+    # copies, for PyTorch goes by strides, and those of a view of a 1x1 filter may be another layout's
+    x, weight = (tensor.clone(memory_format=memory) for tensor in given)
 
     def call() -> Sequence[Any]:
         # read when the convolution is called; another peer may have set it since

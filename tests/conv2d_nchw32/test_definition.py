@@ -84,6 +84,16 @@ def test_reference_is_the_naive_loop(out_dtype: str, activation: str, bias: bool
         assert got[at] == wanted, at
 
 
+@pytest.mark.parametrize("images", [1, 2, 4])
+def test_reference_is_the_same_for_some_images_at_a_time(monkeypatch: pytest.MonkeyPatch, images: int) -> None:
+    p = replace(SMALL, n=5, bias=True, residual=True)
+    arrays = inputs(p, np.random.default_rng(0))
+    (whole,) = reference(p, arrays)
+    monkeypatch.setitem(reference.__globals__, "PART", images * whole.values[0].size)
+    (parts,) = reference(p, arrays)
+    assert np.array_equal(parts.values, whole.values) and len(np.unique(whole.values)) > 100
+
+
 def test_channels_added_by_packing_compute_zero() -> None:
     p = replace(SMALL, bias=True, residual=True)
     output = reference(p, inputs(p, np.random.default_rng(1)))[0].values

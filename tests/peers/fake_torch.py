@@ -25,7 +25,10 @@ class Tensor(np.ndarray):
     def permute(self, *axes: int) -> Tensor:
         return self.transpose(axes)
 
-    def contiguous(self, memory_format: str = CONTIGUOUS) -> Tensor:
+    def contiguous(self) -> Tensor:
+        return tensor(self)
+
+    def clone(self, memory_format: str) -> Tensor:
         if memory_format == CHANNELS_LAST:
             return tensor(self.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
         return tensor(self)
@@ -115,14 +118,13 @@ def on_stream(stream: Stream) -> Iterator[None]:
         machine.stream = before
 
 
-def memory_format(x: Tensor) -> str:
-    """By the strides, as cuDNN's caller tells."""
-    channel, column = x.strides[1], x.strides[3]
-    return CHANNELS_LAST if channel < column else CONTIGUOUS
+def memory_format(*tensors: Tensor) -> str:
+    """By the strides of any, as PyTorch tells; those of an extent of 1 too."""
+    return CHANNELS_LAST if any(x.strides[1] < x.strides[3] for x in tensors) else CONTIGUOUS
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: None, stride: Any, padding: Any, dilation: Any) -> Tensor:
-    cudnn, found = module.backends.cudnn, memory_format(x)
+    cudnn, found = module.backends.cudnn, memory_format(x, weight)
     if found in machine.refused:
         raise RuntimeError(f"no algorithm for {found}\nand more")
     machine.convolutions.append({"format": found, "tf32": cudnn.allow_tf32, "benchmark": cudnn.benchmark})

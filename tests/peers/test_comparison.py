@@ -130,6 +130,19 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         Results(file / "below", "H200", {}, fresh=True).put(case_of())
 
 
+def test_what_is_wrong_only_when_it_was_timed_is_no_result() -> None:
+    timer, errors = FakeTimer(), {"ours": iter([0.5, 3.0]), "peer": iter([0.5])}
+
+    def judge(outputs: Sequence[Any]) -> float:
+        return next(errors[outputs[0]])
+
+    ours, peer = timer.function("ours", 5.0), timer.function("peer", 6.0)
+    entrants = {"ours": Entrant(lambda: ours, {}, most=1.0), "peer": Entrant(lambda: peer, {})}
+    found = compare(entrants, timer, judge, lambda: None, 0.001)
+    assert found["ours"] == (None, {"error": 3.0, "failed": "wrong: 3 times the tolerance, after it was timed"})
+    assert found["peer"][0] is not None and found["peer"][1] == {"error": 0.5}
+
+
 def test_another_launch_or_operator_is_another_case(tmp_path: Path) -> None:
     file = tmp_path / "conv.json"
     fields = dict(n=2, h=4, w=4, ci=8, co=8, kh=3, kw=3, pad=1, dtype="float16")

@@ -37,8 +37,12 @@ def error_of(name: str, problem: Conv2dProblem) -> float:
 
 @pytest.mark.parametrize("operator", ["conv2d_nchw", "conv2d_nhwc", "conv2d_hwcn"])
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-def test_every_layout_is_brought_to_the_peer_and_back(machine: Any, operator: str, layout: str) -> None:
-    assert error_of(f"cudnn {layout} fp16", problem_of(operator, **ODD, dtype="float16")) <= 1
+@pytest.mark.parametrize("kernel", [{}, dict(kh=1, kw=1)])  # PyTorch may take a 1x1 filter for either layout
+def test_every_layout_is_brought_to_the_peer_and_back(
+    machine: Any, operator: str, layout: str, kernel: dict[str, int]
+) -> None:
+    problem = problem_of(operator, **{**ODD, **kernel}, dtype="float16")
+    assert error_of(f"cudnn {layout} fp16", problem) <= 1
     wanted = {"nhwc": fake_torch.CHANNELS_LAST, "nchw": fake_torch.CONTIGUOUS}[layout]
     assert machine.convolutions == [{"format": wanted, "tf32": False, "benchmark": True}]
 
@@ -129,5 +133,6 @@ def test_a_case_on_the_device(gpu: Arch, operator: str, fields: dict[str, Any], 
     assert case["ratio"] > 0 and case["best"] in case["peers"]
     for name, words in case["peers"].items():
         assert words["us"] > 0 if "us" in words else "NOT_SUPPORTED" in words["failed"], f"{name}: {words}"
-    # cuDNN rounds a tie of int8 the other way at most
-    assert all(words.get("error", 0) <= 2 for words in case["peers"].values() if words["counts"])
+    # a tie of int8 may be rounded the other way; algorithms that multiply less are less exact in float32
+    most = {"float32": 50, "int8": 2}.get(case["problem"]["dtype"], 1.5)
+    assert all(words.get("error", 0) <= most for words in case["peers"].values() if words["counts"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,16 +10,12 @@ import pytest
 from schedules.arch import Arch
 from schedules.arithmetic import Arithmetic
 from schedules.dispatch import default_choice
-from schedules.operator import Expected
 from schedules.peers import bench, cudnn
 from schedules.peers.comparison import GRAPH, STREAM, Times
 from schedules.peers.convolution_case import case_result, layer, line_of, name_of, run_case
-from schedules.problem import Problem
-from schedules.tolerance import compare
-from schedules.verify import outputs_of
 from tests.conftest import problem_of
 from tests.peers import fake_cudnn, fake_torch
-from tests.peers.fake_timer import FakeTimer
+from tests.peers.fake_device import Clock, HostJudge
 
 FIELDS: dict[str, Any] = dict(n=3, h=6, w=5, ci=8, co=40, kh=3, kw=3, pad=1)
 OPERATORS = [
@@ -29,26 +24,6 @@ OPERATORS = [
     ("conv2d_hwcn", "float16"),
     ("conv2d_nchw32", "int8"),
 ]
-
-
-class HostJudge:
-    """`DeviceJudge` where the device is this CPU."""
-
-    def __init__(self, problem: Problem, arch: Arch, expected: Sequence[Expected], arithmetic: Arithmetic) -> None:
-        self._expected, self._arguments, self._arithmetic = expected, outputs_of(problem), arithmetic
-
-    def error(self, outputs: Sequence[Any]) -> float:
-        pairs = zip(outputs, self._expected, self._arguments, strict=True)
-        return max(compare(o.numpy(), e, argument.dtype, self._arithmetic).error for o, e, argument in pairs)
-
-
-class Clock(FakeTimer):
-    """Runs what it times, which then takes a microsecond for each call before it."""
-
-    def times(self, call: Any, count: int) -> list[float]:
-        call()
-        self.turns.append("")
-        return [float(len(self.turns))] * count
 
 
 @pytest.fixture

@@ -100,7 +100,9 @@ def test_ours_comes_from_the_bundle_of_the_same_choice(
     other = default_choice(PROBLEM, host, "cpu")
     different = replace(other, config=replace(other.config, unroll=1))
     assert different.config != choice.config and our_function(different, host, folder)
-    (bundle.path / "kernel.so").write_bytes(b"")
+    damaged = bundle.path / "kernel.so"
+    damaged.unlink()  # the old one is mapped
+    damaged.write_bytes(b"")
     with pytest.raises(BundleError):
         our_function(choice, host, folder)
 

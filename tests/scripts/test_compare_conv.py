@@ -13,16 +13,18 @@ import pytest
 from schedules.arch import Arch
 from schedules.dispatch import Choice
 from schedules.errors import ConfigError, DeviceError, SchedulesError, TuningError, UsageError
-from schedules.peers import bench, ceilings, convolution_case, runs
+from schedules.peers import bench, ceilings, convolution_case, cudnn, runs
 from schedules.peers.comparison import Times, read_results
 from schedules.peers.convolution_case import case_result
+from schedules.peers.tables import tables
 from schedules.presets import presets
 from schedules.problem import Conv2dProblem
 from schedules.tune import crew, session
 from schedules.tune.journal import append
 from tests.conftest import problem_of
 from tests.fake import record_of
-from tests.peers import fake_torch
+from tests.peers import fake_cudnn, fake_torch
+from tests.peers.fake_device import Clock, HostJudge
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "compare_conv.py"
 
@@ -187,3 +189,30 @@ def test_results_of_softmax_are_not_added_to(compare_conv: ModuleType, device: D
     Results(file, "CPU", {"torch": "2"}).put({**head_of(problem, "stream"), "ours": {"us": 1.0}})
     with pytest.raises(UsageError, match="results of other kind"):
         compare_conv.main(["k100-1", "--out", str(file), "--log", str(tmp_path)])
+
+
+def test_from_presets_to_tables(
+    compare_conv: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    host: Arch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Everything but PyTorch, cuDNN and the GPU is real."""
+    fake_torch.install(monkeypatch)
+    fake_cudnn.install(monkeypatch)
+    monkeypatch.setattr(bench, "DeviceJudge", HostJudge)
+    monkeypatch.setattr(bench, "versions_here", lambda arch: {"torch": "2"})
+    monkeypatch.setattr(ceilings, "matmul", lambda arithmetic: lambda: None)
+    monkeypatch.setattr(compare_conv, "local_gpu", lambda: host)
+    monkeypatch.setattr(compare_conv, "CudaTimer", Clock)
+    out = tmp_path / "x.json"
+    small = ["--set", "n=2", "h=6", "w=6", "ci=32", "co=32", "--seconds", "0.001", "--ceilings"]
+    words = ["k100-nhwc-2", "resnet50-7*", *small, "--out", str(out), "--log", str(tmp_path)]
+    assert compare_conv.main(words) == 0
+    text = tables(read_results(out))
+    assert "`conv2d_nhwc`, float16\n" in text and "cudnn nchw fp16 us" in text and "| 2x6x6 32->32 3x3 |" in text
+    assert "`conv2d_nchw32`, int8\n" in text and "| failed |" in text and "of the matmul" in text
+    assert text.count("Geometric mean of the ratios") == 2
+    assert "2 cases compared, 2 in" in capsys.readouterr().out
+    cudnn._handle.cache_clear()
