@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import tvm
 
 PACK = 16  # bytes: what bulk copies count in and the widest access
+STORES = ("direct", "bulk")
 KEPT = ("shared", "packed", "numerators")
 MOST_ROUNDS = 32  # packs of a thread, which are unrolled
 ALIGNMENT = 128  # bytes, of the first stage
@@ -75,30 +76,27 @@ class Frame:
 
 @dataclass(frozen=True)
 class BulkConfig(Config):
-    threads: int = 256  # of a row, a power of two; less than a warp compute several rows side by side
-    groups: int = 1  # warps of a block, each with stages of its own, where a warp has the whole row
+    threads: int = 256  # of a row, a power of two
+    abreast: int = 1  # rows that a team computes side by side
+    groups: int = 1  # teams of a block, where a team is a warp
     rows: int = 1  # of a stage, copied at once
     num_stages: int = 2  # of a team, in shared memory at once
     blocks_sm: int = 1  # blocks that a multiprocessor holds
     grid: int = RESIDENT[1]  # blocks at most, each of which computes stage after stage
     kept: str = "shared"  # where a row waits for its reductions: shared, or in registers packed or as numerators
+    stores: str = "direct"  # how results leave: direct, or bulk copies out of the stage that the inputs came in
     online: bool = False  # maximum and sum of a block's warps are combined at once, behind one barrier
     streaming: str = "no"  # accesses that the caches need not keep: no, stores, both
 
     @property
     def team(self) -> int:
         """Threads that share stages."""
-        return max(32, self.threads)
+        return self.threads * self.abreast
 
     @property
     def block(self) -> int:
         """Threads of a block."""
         return self.team * self.groups
-
-    @property
-    def side_by_side(self) -> int:
-        """Rows that a team computes at the same time."""
-        return self.team // self.threads
 
     def frame(self, problem: SoftmaxProblem) -> Frame:
         """One row of the tensors of the problem's dtype."""
@@ -109,11 +107,21 @@ class BulkConfig(Config):
         return -(-self.frame(problem).most // self.threads)
 
     def frames(self, problem: SoftmaxProblem) -> dict[str, Frame]:
-        """What a stage holds, by the name of the input."""
-        return {
+        """What a stage holds, by the name of the input, or of an output that has not the place of an input."""
+        found = {
             argument.name: Frame(problem.cols, self.rows, itemsize_of(argument.dtype))
             for argument in row_inputs(problem)
         }
+        if self.stores == "bulk":
+            for name in self.in_place(problem):
+                found.setdefault(name, Frame(problem.cols, self.rows, itemsize(problem)))
+        return found
+
+    def in_place(self, problem: SoftmaxProblem) -> tuple[str, ...]:
+        """Whose place in a stage each output takes that leaves by a bulk copy."""
+        if problem.is_grad:
+            return ("y",)
+        return ("x", "mask" if problem.mask == "full" else "output") if problem.has_dropout else ("x",)
 
     def stage_bytes(self, problem: SoftmaxProblem) -> int:
         return sum(frame.nbytes for frame in self.frames(problem).values())
@@ -122,7 +130,7 @@ class BulkConfig(Config):
         """Shared memory of a block: stages, the mask of columns, what reductions exchange, barriers."""
         stages = self.groups * self.num_stages * (self.stage_bytes(problem) + BARRIER_BYTES // 2)
         mask = mask_bytes(problem) + BARRIER_BYTES if problem.mask == "cols" else 0
-        exchange = 4 * 2 * self.team // 32 * 4
+        exchange = 4 * 4 * self.team // 32
         return ALIGNMENT + stages + mask + exchange
 
     def registers(self, problem: SoftmaxProblem) -> int:
@@ -143,7 +151,7 @@ class BulkConfig(Config):
             return f"{arch} has no bulk copies; choose another --schedule"
         if self.threads < 1 or self.threads & (self.threads - 1) or self.threads > arch.max_threads:
             return f"threads={self.threads} is not a power of two up to {arch.max_threads}"
-        for name in ("groups", "rows", "num_stages", "blocks_sm", "grid"):
+        for name in ("abreast", "groups", "rows", "num_stages", "blocks_sm", "grid"):
             if getattr(self, name) < 1:
                 return f"{name}={getattr(self, name)} must be at least 1"
         return self._check_words(problem) or self._check_sizes(problem, arch)
@@ -151,6 +159,8 @@ class BulkConfig(Config):
     def _check_words(self, problem: SoftmaxProblem) -> str | None:
         if self.kept not in KEPT:
             return f"kept={self.kept} is not one of {', '.join(KEPT)}"
+        if self.stores not in STORES:
+            return f"stores={self.stores} is not one of {', '.join(STORES)}"
         if self.streaming not in STREAMING:
             return f"streaming={self.streaming} is not one of {', '.join(STREAMING)}"
         if self.kept == "numerators" and problem.function != "softmax":
@@ -162,10 +172,14 @@ class BulkConfig(Config):
         return None
 
     def _check_sizes(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
-        if self.groups > 1 and self.threads > 32:
-            return f"groups={self.groups} is for rows of up to a warp, not of threads={self.threads}; take blocks_sm"
-        if self.rows % self.side_by_side:
-            return f"rows={self.rows} is no multiple of the {self.side_by_side} rows that a warp computes side by side"
+        if self.team % 32:
+            return f"threads={self.threads} x abreast={self.abreast} is no multiple of a warp; take more abreast"
+        if self.abreast > 1 and self.threads > 32:
+            return f"abreast={self.abreast} is for rows of up to a warp, not of threads={self.threads}; take blocks_sm"
+        if self.groups > 1 and self.team > 32:
+            return f"groups={self.groups} is for teams of a warp, not of {self.team} threads; take blocks_sm"
+        if self.rows % self.abreast:
+            return f"rows={self.rows} is no multiple of abreast={self.abreast}"
         if self.block > arch.max_threads:
             return f"groups={self.groups} makes {self.block} threads a block, {arch} allows {arch.max_threads}"
         if self.blocks_sm > min(arch.blocks_sm, arch.threads_sm // self.block):

@@ -27,6 +27,9 @@ from schedules.softmax.definition import Reduction, SoftmaxProblem, Values, row_
 from schedules.tolerance import LARGEST
 
 _COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+_COPY_OUT = "cp.async.bulk.global.shared::cta.bulk_group"
+_HINT = ".L2::cache_hint"
+EVICT_FIRST = 0x12F0000000000000  # the policy, as createpolicy encodes it and CUTLASS writes it down
 WORDS = 4  # of a pack
 LANES = 4  # sums of a thread that do not wait for each other
 
@@ -64,6 +67,11 @@ _STORE = """
 __device__ __forceinline__ void bulk_store_{name}(unsigned a, unsigned b, unsigned c, unsigned d, void* to) {{
   {store}((uint4*)to, make_uint4(a, b, c, d));
 }}
+"""
+_STORE_SHARED = """
+__device__ __forceinline__ void bulk_store_shared(unsigned a, unsigned b, unsigned c, unsigned d, void* to) {
+  *(uint4*)to = make_uint4(a, b, c, d);
+}
 """
 _STORE_SOME = """
 __device__ __forceinline__ void bulk_store_some_{name}(unsigned a, unsigned b, unsigned c, unsigned d, void* to,
@@ -189,6 +197,7 @@ class Kernel:
         self.inputs = row_inputs(problem)
         self.frames = config.frames(problem)
         self.frame = config.frame(problem)
+        self.stage_frame = Frame(problem.cols, config.rows, self.frame.itemsize)
         self.pack, self.item = self.frame.pack, self.frame.itemsize
         self.aligned = self.frame.aligned  # rows consist of whole packs
         self.rounds = config.rounds(problem)
@@ -203,7 +212,9 @@ class Kernel:
         }  # fmt: skip
         # a block's reductions: barriers of a row
         self.exchanges = 1 if problem.is_grad or config.online else 2
-        self.wide = config.threads > 32  # whether a row is a block's
+        self.wide = config.threads > 32  # whether a row is more than a warp's
+        self.by_copy = config.stores == "bulk"
+        self.in_place = dict(zip(self.outputs, config.in_place(problem), strict=True))
 
     # ---- The ring ----
 
@@ -226,7 +237,7 @@ class Kernel:
         T.evaluate(T.cuda.cta_sync())
 
         team = self.warp if config.groups > 1 else T.int32(0)
-        self.thread = named("thread", self.warp * 32 + self.lane if self.wide else self.lane)
+        self.thread = named("thread", self.warp * 32 + self.lane if config.team > 32 else self.lane)
         self.elected = self.thread == 0
         self.ring_first = named("ring_first", team * stages)  # number of the team's first stage
         self.teams = named("teams", T.Cast("int32", self.grid()) * config.groups)
@@ -249,6 +260,9 @@ class Kernel:
             self.compute_stage()
             self.tile.set(self.tile.value + self.teams)
             self.advance()
+        if self.by_copy:
+            with where(self.elected):
+                T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
 
     def grid(self) -> Any:
         config = self.config
@@ -273,7 +287,8 @@ class Kernel:
             place = named("place", (self.ring_first + stage) * self.stage_bytes)
             sizes: dict[str, Any] = {}
             starts: dict[str, Any] = {}
-            for name, frame in self.frames.items():
+            for argument in self.inputs:
+                name, frame = argument.name, self.frames[argument.name]
                 starts[name] = named(f"{name}_start", _down(begin, frame) if not frame.aligned else begin)
                 stop = named(f"{name}_stop", self.whole_packs(frame, end))
                 count = T.Cast("uint32", (stop - starts[name]) * frame.itemsize)
@@ -284,11 +299,17 @@ class Kernel:
             for argument in self.inputs[1:]:
                 total = total + sizes[argument.name]
             T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, total))
-            for name in self.frames:
+            for name in sizes:
                 with where(sizes[name] > T.uint32(0) if cols < 16 else True):
                     source = self.tensors[name].ptr_to([starts[name]])
                     target = self.ring.ptr_to([place + self.offset(name)])
-                    T.evaluate(T.ptx[_COPY](target, source, sizes[name], barrier))
+                    self.copy(_COPY, target, source, sizes[name], barrier, evict=config.streaming == "both")
+
+    def copy(self, form: str, *operands: Any, evict: bool) -> None:
+        if evict:
+            T.evaluate(T.ptx[form + _HINT](*operands, T.uint64(EVICT_FIRST)))
+        else:
+            T.evaluate(T.ptx[form](*operands))
 
     def whole_packs(self, frame: Frame, end: Any) -> Any:
         """Up to where elements before `end` are copied: packs that begin before it and do not pass the tensor's end."""
@@ -313,7 +334,7 @@ class Kernel:
 
     def offset(self, name: str) -> int:
         """Bytes from a stage's start to an input."""
-        before = [argument.name for argument in self.inputs]
+        before = list(self.frames)
         return sum(self.frames[other].nbytes for other in before[: before.index(name)])
 
     def copy_mask(self, barrier: Any) -> None:
@@ -332,7 +353,7 @@ class Kernel:
 
     def compute_stage(self) -> None:
         config = self.config
-        side, late = config.side_by_side, self.late
+        side = config.abreast
         count = T.Cast("int32", T.min(self.rows - T.Cast("int64", self.tile.value) * config.rows, T.int64(config.rows)))
         count = named("count", count if config.rows > 1 else 1)
         if config.rows == side:
@@ -343,41 +364,85 @@ class Kernel:
             with T.While(turn.value < turns):
                 self.compute_rows(turn.value, turn.value == 0, turn.value == turns - 1, count)
                 turn.set(turn.value + 1)
-        if config.kept == "shared" and not late:
+        if self.by_copy:
+            self.copy_out(count)
+        elif config.kept == "shared" and not self.late:
             self.sync()
-            self.refill(self.tile.value, self.stage.value, True)
+            self.refill(self.tile.value, self.stage.value)
 
     @property
     def late(self) -> bool:
         """Whether a stage is filled again only behind the first barrier of the next one's rows, which saves one."""
-        return self.wide and self.config.kept == "shared" and self.config.num_stages > 1
+        config = self.config
+        return self.wide and not self.by_copy and config.kept == "shared" and config.num_stages > 1
 
-    def refill(self, tile: Any, stage: Any, condition: Any) -> None:
+    def refill(self, tile: Any, stage: Any, *conditions: Any) -> None:
         """Fetch what follows `tile` in its stage, which no thread reads any more."""
-        elected = self.elected if condition is True else tirx.all(condition, self.elected)
-        with where(elected):
+        needed = [condition for condition in conditions if condition is not True]
+        with where(tirx.all(*needed, self.elected) if needed else self.elected):
             self.fetch(tile + self.teams * self.config.num_stages, stage)
 
-    def before_reads_end(self, first: Any) -> None:
-        """Behind a row's first barrier: all have read the stage before this one."""
-        if not self.late:
-            return
-        stages = self.config.num_stages
+    def refill_previous(self, *conditions: Any) -> None:
+        """The same for the stage before this one, if there was one."""
         before = self.tile.value - self.teams
-        last = T.Select(self.stage.value == 0, T.int32(stages), self.stage.value) - 1
-        begun = before >= 0
-        self.refill(before, last, begun if first is True else tirx.all(first, begun))
+        stage = T.Select(self.stage.value == 0, T.int32(self.config.num_stages), self.stage.value) - 1
+        self.refill(before, stage, before >= 0, *conditions)
 
-    def after_reads(self, last: Any) -> None:
-        """Behind a row's last barrier: all have their part of the stage in registers."""
-        if self.config.kept == "shared":
-            return
-        if not self.wide:
-            T.evaluate(T.cuda.warp_sync())
-        self.refill(self.tile.value, self.stage.value, last)
+    def behind_first(self, first: Any, last: Any) -> None:
+        """Behind a row's first reduction: with `late` all have read the stage before this one; where a row is kept in
+        registers, all have read this one."""
+        if self.late:
+            self.refill_previous(first)
+        elif self.config.kept != "shared" and not self.by_copy:
+            if not self.wide:
+                self.sync()
+            self.refill(self.tile.value, self.stage.value, last)
+
+    def copy_out(self, count: Any) -> None:
+        """Store a stage that holds outputs: whole packs by bulk copies, and elements of the packs that are shared with
+        other stages by a thread each.  Then fill the stage before this one again, which had a stage's time to leave."""
+        config, frame = self.config, self.stage_frame
+        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+        self.sync()
+        begin = named("out_begin", T.Cast("int64", self.tile.value) * (config.rows * self.problem.cols))
+        end = named("out_end", begin + T.Cast("int64", count * self.problem.cols))
+        start = begin if frame.aligned else named("out_start", _down(begin, frame))
+        whole_end = end if frame.unit == self.pack else named("out_whole_end", _down(end, frame))
+        whole = begin if frame.aligned else named("out_whole", _down(begin + (self.pack - 1), frame))
+        place = named("out_place", (self.ring_first + self.stage.value) * self.stage_bytes)
+        size = named("out_bytes", T.Cast("int32", whole_end - whole) * self.item)
+
+        def source(name: str, element: Any) -> Any:
+            at = place + self.offset(self.in_place[name]) + T.Cast("int32", element - start) * self.item
+            return self.ring.ptr_to([at])
+
+        with where(self.elected):
+            for name in self.outputs:
+                with where(size > 0 if frame.unit < self.pack else True):
+                    to = self.tensors[name].ptr_to([whole])
+                    self.copy(_COPY_OUT, to, source(name, whole), T.Cast("uint32", size), evict=config.streaming != "no")
+            T.evaluate(T.ptx.cp.async_.bulk.commit_group())
+        if frame.unit < self.pack:
+            for before, far in ((not frame.aligned, False), (True, True)):
+                if not before:
+                    continue
+                k = named("edge_at", (whole_end if far else begin) + T.Cast("int64", self.thread))
+                limit = end if far else T.min(whole, end)
+                with where(tirx.all(k < limit, k >= whole) if far else k < limit):
+                    for name in self.outputs:
+                        self.copy_one(self.item, self.tensors[name].ptr_to([k]), source(name, k))
+        pending = 0 if config.num_stages == 1 else 1
+        with where(self.elected):
+            T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(pending))
+        if pending:
+            self.refill_previous()
+        else:
+            if frame.unit < self.pack:
+                self.sync()
+            self.refill(self.tile.value, self.stage.value)
 
     def sync(self) -> None:
-        T.evaluate(T.cuda.cta_sync() if self.wide else T.cuda.warp_sync())
+        T.evaluate(T.cuda.cta_sync() if self.config.team > 32 else T.cuda.warp_sync())
 
     def compute_rows(self, turn: Any, first: Any, last: Any, count: Any) -> None:
         row = self.place(turn, count)
@@ -391,33 +456,33 @@ class Kernel:
             IRBuilder.name(f"{name}_words", array)
         self.fresh = set(self.words)  # what has to be read before it is used
         if self.problem.is_grad:
-            results = self.reduce_gradient(row, first)
+            results = self.reduce_gradient(row, (first, last))
         elif self.config.online:
-            results = self.reduce_online(row, first)
+            results = self.reduce_online(row, (first, last))
         else:
-            results = self.reduce_in_turn(row, first)
-        self.after_reads(last)
+            results = self.reduce_in_turn(row, (first, last))
         self.write(row, results)
 
     def place(self, turn: Any, count: Any) -> Row:
         config, cols = self.config, self.problem.cols
         number = turn
-        if config.side_by_side > 1:
-            number = turn * config.side_by_side + T.truncdiv(self.lane, config.threads)
+        if config.abreast > 1:
+            number = turn * config.abreast + T.truncdiv(self.thread, config.threads)
             number = named("number", number)
-            self.of_row = named("of_row", T.truncmod(self.lane, config.threads))
+            self.of_row = named("of_row", T.truncmod(self.thread, config.threads))
         else:
             self.of_row = self.thread
         begin = named("tile_begin", T.Cast("int64", self.tile.value) * (config.rows * cols))
         begin32 = T.Cast("int32", begin)  # its lowest bits
         local = {}
-        for name, frame in self.frames.items():
+        for argument in self.inputs:
+            name, frame = argument.name, self.frames[argument.name]
             before = 0 if frame.aligned else T.bitwise_and(begin32, frame.pack - 1)
             local[name] = named(f"{name}_first", before + number * cols)
         main = self.inputs[0].name
         shift = 0 if self.aligned else named("shift", T.bitwise_and(local[main], self.pack - 1))
         packs = self.least if self.aligned else T.truncdiv(shift + (cols + self.pack - 1), self.pack)
-        if config.side_by_side > 1:
+        if config.abreast > 1:
             packs = T.Select(number < count, T.int32(packs) if self.aligned else packs, T.int32(0))
         start = begin + T.Cast("int64", number * cols - shift)
         stage = named("stage_at", (self.ring_first + self.stage.value) * self.stage_bytes)
@@ -425,14 +490,21 @@ class Kernel:
 
     # ---- Packs ----
 
-    def each_pack(self, row: Row) -> Iterator[tuple[int, Any]]:
-        """The rounds with the number of the thread's pack; the body is for packs that there are."""
+    def each_pack(self, row: Row, *needs: str) -> Iterator[tuple[int, Any]]:
+        """The rounds with the number of the thread's pack, with the inputs of it that the body needs read into words;
+        the body is for packs that there are.  The first pass of a row that is kept in registers reads all inputs."""
+        kept = self.config.kept != "shared"
+        names = [name for name in self.words if name in self.fresh and (kept or name in needs)]
         threads = self.config.threads
         for p in range(self.rounds):
             i = self.of_row + p * threads if p else self.of_row
-            whole = (p + 1) * threads <= self.least and self.config.side_by_side == 1
+            whole = (p + 1) * threads <= self.least and self.config.abreast == 1
             with where(True if whole else i < row.packs):
+                for name in names:
+                    self.read(name, row, p, i)
                 yield p, i
+        if kept:
+            self.fresh.clear()
 
     def edge(self, row: Row, p: int, i: Any) -> tuple[Any, Any, Any] | None:
         """(whether pack i holds elements of other rows, its first own element, its last (exclusive)); None if it never
@@ -451,17 +523,14 @@ class Kernel:
         return self.words[name][p * self.words_of(name) + k]
 
     def read(self, name: str, row: Row, p: int, i: Any) -> None:
-        """Pack i of an input into its words, unless they hold it."""
-        if name not in self.fresh:
-            return
+        """Pack i of an input into its words."""
         words = [self.word(name, p, k) for k in range(self.words_of(name))]
         if name == "drop":
             at = row.stage + self.offset(name) + row.local[name] - row.shift + i * self.pack
             self.load(words, self.ring.ptr_to([at]))
             return
         if name in self.frames:
-            base = row.local[name] - row.shift if not self.aligned else row.local[name]
-            self.load(words, self.ring.ptr_to([row.stage + self.offset(name) + base * self.item + i * PACK]))
+            self.load(words, self.ring.ptr_to([self.pack_at(name, row, i)]))
         else:
             at = self.mask.ptr_to([PACK + i * PACK - row.shift * self.item])
             if self.aligned:
@@ -477,6 +546,11 @@ class Kernel:
             source = _FILL.format(bits=bits, ones="0xffffffff" if bits == 32 else "0xffff")
             with where(edge):
                 self.call(f"bulk_fill_{bits}", *words, first, last, neutral, source=source)
+
+    def pack_at(self, name: str, row: Row, i: Any) -> Any:
+        """Bytes from the ring's start to pack i of an input of the tensors' dtype."""
+        base = row.local[self.inputs[0].name] - row.shift
+        return row.stage + self.offset(name) + base * self.item + i * PACK
 
     def load(self, words: list[Any], at: Any) -> None:
         count = len(words)
@@ -509,18 +583,6 @@ class Kernel:
 
     # ---- Reductions ----
 
-    def in_use(self, *names: str) -> list[str]:
-        return [name for name in names if name in self.words]
-
-    def have(self, names: list[str], row: Row, p: int, i: Any) -> None:
-        for name in names:
-            self.read(name, row, p, i)
-
-    def done(self, names: list[str]) -> None:
-        """What a pass has read stays in registers, where the config wants that."""
-        if self.config.kept != "shared":
-            self.fresh -= set(names)
-
     def sums(self, name: str, value: float) -> Any:
         array = T.alloc_local((LANES,), "float32")
         IRBuilder.name(name, array)
@@ -536,16 +598,13 @@ class Kernel:
     def peak_of_thread(self, row: Row) -> Any:
         """The largest of a thread's part; two at a time where elements are 16 bits and stand as they are."""
         step = self.program.reductions[0]
-        names = self.in_use("x", "mask")
         two = {"float16": "half2", "bfloat16": "nv_bfloat162"}.get(self.problem.dtype)
         if self.problem.mask != "none" or two is None:
             peaks = self.sums("peaks", float(np.finfo(np.float32).min))
-            for p, i in self.each_pack(row):
-                self.have(names, row, p, i)
+            for p, _ in self.each_pack(row, "x", "mask"):
                 for v in range(self.pack):
                     k = v % LANES
                     T.buffer_store(peaks, T.max(peaks[k], step.element(self.columns(p, v), {})), [k])
-            self.done(names)
             return self.total_of(peaks, "max")
         rising = self.problem.scale > 0
         function = "max" if rising else "min"
@@ -559,16 +618,14 @@ class Kernel:
 
         for k in range(WORDS):
             T.buffer_store(found, T.uint32(lowest), [k])
-        for p, i in self.each_pack(row):
-            self.have(names, row, p, i)
+        for p, _ in self.each_pack(row, "x"):
             for k in range(WORDS):
                 T.buffer_store(found, larger(found[k], self.word("x", p, k)), [k])
-        self.done(names)
         T.buffer_store(found, larger(larger(found[0], found[1]), larger(found[2], found[3])), [0])
         low, high = self.widened(found[0], 0), self.widened(found[0], 1)
         return T.max(low, high) if rising else T.float32(0) - T.min(low, high)
 
-    def total_of_thread(self, row: Row, results: Values, names: list[str]) -> Any:
+    def total_of_thread(self, row: Row, results: Values) -> Any:
         """The sum over a thread's part, of softmax by way of its numerators if those are kept."""
         step = self.program.reductions[-1]
         numerators = self.config.kept == "numerators"
@@ -576,17 +633,14 @@ class Kernel:
             self.numerators = T.alloc_local((self.rounds * self.pack,), "float32")
             IRBuilder.name("numerators", self.numerators)
         totals = self.sums("totals", 0)
-        for p, i in self.each_pack(row):
-            self.have(names, row, p, i)
+        needs = ("dy", "drop") if self.problem.function == "log_softmax_grad" else ("y", "dy", "drop")
+        for p, _ in self.each_pack(row, *(needs if self.problem.is_grad else ("x", "mask"))):
             for v in range(self.pack):
                 value = step.element(self.columns(p, v), results)
                 if numerators:
                     T.buffer_store(self.numerators, value, [p * self.pack + v])
                     value = self.numerators[p * self.pack + v]
                 T.buffer_store(totals, totals[v % LANES] + value, [v % LANES])
-            if numerators and self.problem.has_dropout:
-                self.read("drop", row, p, i)
-        self.done([*names, *(["drop"] if numerators else [])])
         return self.total_of(totals, "sum")
 
     def across(self, kind: str, value: Any, lanes: int) -> Any:
@@ -596,36 +650,42 @@ class Kernel:
         source = _ACROSS.format(kind=kind, lanes=lanes, combine=_COMBINE[kind])
         return T.cuda.func_call(f"bulk_{kind}_{lanes}", value, source_code=source, return_type="float32")
 
-    def of_row_of(self, parts: dict[str, tuple[str, Any]], first: Any) -> dict[str, tuple[Any, Any]]:
+    def of_row_of(
+        self, parts: dict[str, tuple[str, Any]], turn: tuple[Any, Any] | None
+    ) -> dict[str, tuple[Any, Any]]:
         """(this warp's, that of the warp number `lane` modulo the warps) of each of `parts`, name to (kind, a thread's
-        part): one barrier for all.  The second is the first where a row has no more than a warp."""
+        part): one barrier for all.  The second is the first where a row has no more than a warp.
+
+        `turn` is whether the row is the stage's first and last, for the row's first reduction."""
         lanes = min(32, self.config.threads)
         mine = {
             name: named(f"{name}_of_warp", self.across(kind, value, lanes)) for name, (kind, value) in parts.items()
         }
         if not self.wide:
+            if turn:
+                self.behind_first(*turn)
             return {name: (value, value) for name, value in mine.items()}
-        warps = self.config.team // 32
+        warps = self.config.threads // 32
         base = {name: warps * k for k, name in enumerate(("peak", "total"))}
-        turn = self.turn.value * (2 * warps) if self.turn else 0
+        exchange = self.turn.value * (2 * warps) if self.turn else 0
         with where(self.lane == 0):
             for name, value in mine.items():
-                T.buffer_store(self.exchange, value, [turn + base[name] + self.warp])
+                T.buffer_store(self.exchange, value, [exchange + base[name] + self.warp])
         self.sync()
-        if first is not None:
-            self.before_reads_end(first)
+        if turn:
+            self.behind_first(*turn)
         found = {
-            name: (value, named(f"{name}_of_lane", self.exchange[turn + base[name] + self.lane % warps]))
+            name: (value, named(f"{name}_of_lane", self.exchange[exchange + base[name] + self.lane % warps]))
             for name, value in mine.items()
         }
         if self.turn:
             self.turn.set(T.bitwise_xor(self.turn.value, 1))
         return found
 
-    def reduced(self, step: Reduction, value: Any, first: Any) -> Any:
+    def reduced(self, step: Reduction, value: Any, turn: tuple[Any, Any] | None) -> Any:
         """A reduction over the row, from a thread's part."""
-        _, part = self.of_row_of({step.name: (step.kind, value)}, first)[step.name]
-        return named(step.name, self.across(step.kind, part, self.config.team // 32) if self.wide else part)
+        _, part = self.of_row_of({step.name: (step.kind, value)}, turn)[step.name]
+        return named(step.name, self.across(step.kind, part, self.config.threads // 32) if self.wide else part)
 
     def finished(self, results: Values) -> Values:
         """`results` and what is derived of them."""
@@ -634,31 +694,24 @@ class Kernel:
             derived[name] = named(name, formula(results))
         return derived
 
-    def reduce_gradient(self, row: Row, first: Any) -> Values:
+    def reduce_gradient(self, row: Row, turn: tuple[Any, Any]) -> Values:
         (step,) = self.program.reductions
-        names = self.in_use("dy", "drop") if self.problem.is_log else self.in_use("y", "dy", "drop")
-        total = self.total_of_thread(row, {}, names)
-        if self.problem.is_log and self.config.kept != "shared":
-            for p, i in self.each_pack(row):
-                self.read("y", row, p, i)
-            self.done(["y"])
-        return self.finished({step.name: self.reduced(step, total, first)})
+        total = self.total_of_thread(row, {})
+        return self.finished({step.name: self.reduced(step, total, turn)})
 
-    def reduce_in_turn(self, row: Row, first: Any) -> Values:
+    def reduce_in_turn(self, row: Row, turn: tuple[Any, Any]) -> Values:
         peak_step, total_step = self.program.reductions
-        peak = self.reduced(peak_step, self.peak_of_thread(row), first)
-        total = self.total_of_thread(row, {"peak": peak}, self.in_use("x", "mask"))
-        self.read_drop(row)
+        peak = self.reduced(peak_step, self.peak_of_thread(row), turn)
+        total = self.total_of_thread(row, {"peak": peak})
         return self.finished({"peak": peak, "total": self.reduced(total_step, total, None)})
 
-    def reduce_online(self, row: Row, first: Any) -> Values:
+    def reduce_online(self, row: Row, turn: tuple[Any, Any]) -> Values:
         """Sums relative to the warp's peak, which is all a warp need wait for; then peaks and sums at once."""
         _, total_step = self.program.reductions
         peak_of_warp = named("peak_of_warp", self.across("max", self.peak_of_thread(row), 32))
-        total = self.total_of_thread(row, {"peak": peak_of_warp}, self.in_use("x", "mask"))
-        self.read_drop(row)
-        found = self.of_row_of({"peak": ("max", peak_of_warp), "total": ("sum", total)}, first)
-        warps = self.config.team // 32
+        total = self.total_of_thread(row, {"peak": peak_of_warp})
+        found = self.of_row_of({"peak": ("max", peak_of_warp), "total": ("sum", total)}, turn)
+        warps = self.config.threads // 32
         part = {name: value for name, (_, value) in found.items()}
         peak = named("peak", self.across("max", part["peak"], warps))
         share = total_step.of_part(part, {"peak": peak})
@@ -668,20 +721,11 @@ class Kernel:
             results["inverse"] = named("factor", results["inverse"] * total_step.of_part(unit, results))
         return results
 
-    def read_drop(self, row: Row) -> None:
-        """What only the output needs, while it is in shared memory."""
-        if self.config.kept == "packed" and self.problem.has_dropout:
-            for p, i in self.each_pack(row):
-                self.read("drop", row, p, i)
-            self.done(["drop"])
-
     # ---- Outputs ----
 
     def write(self, row: Row, results: Values) -> None:
         numerators = self.config.kept == "numerators"
-        names = [] if numerators else self.in_use("x", "mask", "y", "dy")
-        for p, i in self.each_pack(row):
-            self.have([*names, *self.in_use("drop")], row, p, i)
+        for p, i in self.each_pack(row, *self.words):
 
             def value(v: int, p: int = p) -> Any:
                 if numerators:
@@ -713,11 +757,17 @@ class Kernel:
     def store(self, name: str, row: Row, p: int, i: Any, words: Any) -> None:
         streaming = self.config.streaming != "no"
         whole = _STORE.format(name="streaming" if streaming else "whole", store="__stcs" if streaming else "__stwb")
-        to = self.tensors[name].ptr_to([row.start + T.Cast("int64", i * self.pack)])
         four = [words[k] for k in range(WORDS)]
         found = self.edge(row, p, i)
+        if self.by_copy:
+            to = self.ring.ptr_to([self.pack_at(self.in_place[name], row, i)])
+            name, whole = "bulk_store_shared", _STORE_SHARED
+            found = found if self.config.rows > 1 else None  # what `copy_out` leaves out may be written
+        else:
+            to = self.tensors[name].ptr_to([row.start + T.Cast("int64", i * self.pack)])
+            name = f"bulk_store_{'streaming' if streaming else 'whole'}"
         if found is None:
-            self.call(f"bulk_store_{'streaming' if streaming else 'whole'}", *four, to, source=whole)
+            self.call(name, *four, to, source=whole)
             return
         edge, first, last = found
         kind = _CARRIERS[self.frame.unit * self.item]
@@ -726,7 +776,7 @@ class Kernel:
             with T.Then():
                 self.call(f"bulk_store_some_{_plain(kind)}", *four, to, first, last, source=some)
             with T.Else():
-                self.call(f"bulk_store_{'streaming' if streaming else 'whole'}", *four, to, source=whole)
+                self.call(name, *four, to, source=whole)
 
 
 class _Columns(dict[str, Any]):
