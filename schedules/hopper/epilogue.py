@@ -110,9 +110,7 @@ def emit(
 
 def _writer_16(kind: str) -> Callable[..., None]:
     def write(staging: Staging, memory: Any, base: Any, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
-        words = [
-            pack_16(kind, *values[at : at + 2]) for at in range(0, 8, 2)
-        ]
+        words = [pack_16(kind, *values[at : at + 2]) for at in range(0, 8, 2)]
         at = staging.chunk(row + T.truncmod(lane, 16), 2 * pair + T.truncdiv(lane, 16))
         T.evaluate(T.ptx[_STMATRIX](memory.ptr_to([base + at]), *words))
 

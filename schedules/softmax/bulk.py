@@ -37,6 +37,10 @@ PACK = 16  # bytes: what bulk copies count in and the widest access
 STORES = ("direct", "bulk")
 KEPT = ("shared", "packed", "numerators")
 MOST_ROUNDS = 32  # packs of a thread, which are unrolled
+PACKS = 4  # of a thread, by default
+MOST_PACKS = 16  # of a thread, in searches
+THREADS_SM = 1024  # on a multiprocessor, by default: with 64 registers each
+STAGE = 2048  # bytes of a stage to a warp where it has several rows
 ALIGNMENT = 128  # bytes, of the first stage
 
 
@@ -136,13 +140,12 @@ class BulkConfig(Config):
     def registers(self, problem: SoftmaxProblem) -> int:
         """Registers of a thread, about."""
         rounds, pack = self.rounds(problem), self.frame(problem).pack
-        inputs = len(row_inputs(problem)) - problem.has_dropout
-        words = {"shared": 0, "packed": 4 * inputs, "numerators": pack}[self.kept]
-        if problem.has_dropout and self.kept != "shared":
-            words += pack // 4
-        if problem.dtype != "float16" and self.kept == "packed":  # as in `rows.check`: kept widened
-            words += (pack - 4) * inputs
-        return 40 + rounds * words
+        drop = pack // 4 if problem.has_dropout else 0
+        packed = 4 * (len(row_inputs(problem)) - problem.has_dropout + (problem.mask == "cols")) + drop
+        words, others = {"shared": (0, 40), "packed": (packed, 32), "numerators": (max(pack + drop, packed), 24)}[
+            self.kept
+        ]
+        return others + rounds * words
 
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if problem.dtype == "bfloat16" and arch.kind == "cuda" and "bf16" not in arch.features:
@@ -218,12 +221,71 @@ def schedule(problem: SoftmaxProblem, config: BulkConfig, arch: Arch) -> tvm.IRM
     return program(problem, config)
 
 
+def keeps(problem: SoftmaxProblem) -> tuple[str, ...]:
+    """Where rows of the function may be kept, what saves most work first."""
+    return tuple(kept for kept in reversed(KEPT) if kept != "numerators" or problem.function == "softmax")
+
+
 def default(problem: SoftmaxProblem, arch: Arch) -> BulkConfig:
-    return BulkConfig()
+    """The first of `preferred` that is legal; the last of them if none is."""
+    config = BulkConfig()
+    for config in preferred(problem):
+        if config.check(problem, arch) is None:
+            break
+    return config
+
+
+def preferred(problem: SoftmaxProblem) -> Iterator[BulkConfig]:
+    """Configs with eight threads to a row, which are 128 bytes, or as many as make PACKS packs to each, and THREADS_SM
+    threads on a multiprocessor, or fewer where that leaves room for another stage.
+
+    Rows of up to a warp that start inside packs have blocks that compute as many of them side by side as make whole
+    packs, so that all of a stage leaves by one copy.  Longer ones store their ends apart.  Estimates, not measured.
+    """
+    frame = Frame(problem.cols, 1, itemsize(problem))
+    threads = 1
+    while threads < 1024 and frame.pack * threads * (1 if threads < 8 else PACKS) < problem.cols:
+        threads *= 2
+    copied = threads <= 32 and not frame.aligned
+    for (least, stages), kept in product(((768, 3), (512, 2), (1, 2), (1, 1)), keeps(problem)):
+        for of_row in (threads, threads // 2) if threads > 64 and kept != "shared" else (threads,):
+            shape = narrow(problem, of_row, 256 if copied else 32) if of_row <= 32 else dict(threads=of_row)
+            base = BulkConfig(**shape, kept=kept, stores="bulk" if copied else "direct")  # type: ignore[arg-type]
+            blocks = range(max(1, THREADS_SM // base.block), max(1, least // base.block) - 1, -1)
+            for blocks_sm in blocks:
+                num_stages = stages + copied  # one is leaving
+                yield replace(base, num_stages=num_stages, blocks_sm=blocks_sm, grid=RESIDENT[1] * blocks_sm)
+
+
+def narrow(problem: SoftmaxProblem, threads: int, team: int, times: int = 1) -> dict[str, int]:
+    """The fields of teams of `team` threads for rows of up to a warp: the rows of a stage have about `times` STAGE
+    bytes for each warp; teams of a warp are four to a block."""
+    abreast = team // threads
+    turns = round(STAGE * times * threads / (32 * problem.cols * itemsize(problem)))
+    return dict(threads=threads, abreast=abreast, groups=4 if team == 32 else 1, rows=abreast * max(1, turns))
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[BulkConfig]:
-    yield BulkConfig()
+    """Rows of up to a warp in teams of one warp or eight, longer ones in blocks of their own; shapes with up to sixteen
+    packs to a thread, and 512 to 2048 threads on a multiprocessor."""
+    most = Frame(problem.cols, 1, itemsize(problem)).most
+    fitting = [
+        threads for threads in (1 << k for k in range(11)) if most <= MOST_PACKS * threads < 2 * MOST_PACKS * most
+    ]
+    narrow_ones = product((threads for threads in fitting if threads <= 32), (32, 256), (1, 4))
+    shapes = [narrow(problem, *fields) for fields in narrow_ones]
+    shapes += [dict(threads=threads) for threads in fitting if threads > 32]
+    for shape, threads_sm, num_stages in product(shapes, (512, 768, 1024, 1536, 2048), (1, 2, 3, 4, 6)):
+        base = BulkConfig(**shape, num_stages=num_stages)  # type: ignore[arg-type]
+        if threads_sm % base.block:
+            continue
+        blocks_sm = threads_sm // base.block
+        base = replace(base, blocks_sm=blocks_sm, grid=RESIDENT[1] * blocks_sm)
+        for kept, stores, streaming in product(keeps(problem), STORES, ("no", "both")):
+            if stores == "bulk" and num_stages < 3:  # one leaves while another is computed
+                continue
+            for online in (False, True) if base.threads > 32 and not problem.is_grad else (False,):
+                yield replace(base, kept=kept, stores=stores, streaming=streaming, online=online)
 
 
 SCHEDULE = ScheduleSpec(

@@ -73,14 +73,28 @@ __device__ __forceinline__ void bulk_store_shared(unsigned a, unsigned b, unsign
   *(uint4*)to = make_uint4(a, b, c, d);
 }
 """
+# bytes from `first` to before `last`, both multiples of {unit}, in as few stores as their alignment allows
 _STORE_SOME = """
-__device__ __forceinline__ void bulk_store_some_{name}(unsigned a, unsigned b, unsigned c, unsigned d, void* to,
+__device__ __forceinline__ void bulk_store_some_{unit}(unsigned a, unsigned b, unsigned c, unsigned d, void* to,
     int first, int last) {{
-  uint4 v = make_uint4(a, b, c, d);
+  unsigned v[4] = {{a, b, c, d}};
 #pragma unroll
-  for (int i = 0; i < (int)(16 / sizeof({type})); ++i)
-    if (i * {elements} >= first && i * {elements} < last) (({type}*)to)[i] = (({type}*)&v)[i];
+  for (int i = 0; i < 4; i += 2) {{
+    if (4 * i >= first && 4 * i + 8 <= last) ((uint2*)to)[i / 2] = make_uint2(v[i], v[i + 1]);
+    else if ({unit} < 8)
+#pragma unroll
+      for (int j = i; j < i + 2; ++j) {{
+        if (4 * j >= first && 4 * j + 4 <= last) ((unsigned*)to)[j] = v[j];
+        else if ({unit} < 4) {{
+          if (4 * j >= first && 4 * j + 2 <= last) ((unsigned short*)to)[2 * j] = (unsigned short)v[j];
+          if (4 * j + 2 >= first && 4 * j + 4 <= last) ((unsigned short*)to)[2 * j + 1] = (unsigned short)(v[j] >> 16);
+        }}
+      }}
+  }}
 }}
+"""
+_ZERO = """
+__device__ __forceinline__ unsigned bulk_zero(long long elements) { return (unsigned)(elements >> 63); }
 """
 _COPY_ONE = """
 __device__ __forceinline__ void bulk_copy_{name}(void* to, const void* from) {{ *({type}*)to = *(const {type}*)from; }}
@@ -243,6 +257,8 @@ class Kernel:
         self.teams = named("teams", T.Cast("int32", self.grid()) * config.groups)
         self.tiles = named("tiles", T.Cast("int32", T.truncdiv(self.rows + (config.rows - 1), T.int64(config.rows))))
         self.elements = named("elements", self.rows * self.problem.cols)
+        zero = T.cuda.func_call("bulk_zero", self.elements, source_code=_ZERO, return_type="uint32")
+        self.zero = named("zero", zero) if config.kept == "packed" else None
         first = named("first", self.block * config.groups + team)
         if masked:
             self.copy_mask(masked)
@@ -420,7 +436,9 @@ class Kernel:
             for name in self.outputs:
                 with where(size > 0 if frame.unit < self.pack else True):
                     to = self.tensors[name].ptr_to([whole])
-                    self.copy(_COPY_OUT, to, source(name, whole), T.Cast("uint32", size), evict=config.streaming != "no")
+                    self.copy(
+                        _COPY_OUT, to, source(name, whole), T.Cast("uint32", size), evict=config.streaming != "no"
+                    )
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
         if frame.unit < self.pack:
             for before, far in ((not frame.aligned, False), (True, True)):
@@ -505,6 +523,17 @@ class Kernel:
                 yield p, i
         if kept:
             self.fresh.clear()
+            if self.config.kept == "packed":
+                self.settle()
+        elif not kept and not self.wide:
+            T.evaluate(T.cuda.warp_sync())  # or the compiler would keep in registers what it reads again
+
+    def settle(self) -> None:
+        """Have the compiler widen packed words anew for each use, instead of keeping them widened in twice the
+        registers: it does not know that a number of elements is not negative."""
+        for name in self.words:
+            for k in range(self.rounds * self.words_of(name)):
+                T.buffer_store(self.words[name], T.bitwise_xor(self.words[name][k], self.zero), [k])
 
     def edge(self, row: Row, p: int, i: Any) -> tuple[Any, Any, Any] | None:
         """(whether pack i holds elements of other rows, its first own element, its last (exclusive)); None if it never
@@ -650,9 +679,7 @@ class Kernel:
         source = _ACROSS.format(kind=kind, lanes=lanes, combine=_COMBINE[kind])
         return T.cuda.func_call(f"bulk_{kind}_{lanes}", value, source_code=source, return_type="float32")
 
-    def of_row_of(
-        self, parts: dict[str, tuple[str, Any]], turn: tuple[Any, Any] | None
-    ) -> dict[str, tuple[Any, Any]]:
+    def of_row_of(self, parts: dict[str, tuple[str, Any]], turn: tuple[Any, Any] | None) -> dict[str, tuple[Any, Any]]:
         """(this warp's, that of the warp number `lane` modulo the warps) of each of `parts`, name to (kind, a thread's
         part): one barrier for all.  The second is the first where a row has no more than a warp.
 
@@ -770,11 +797,11 @@ class Kernel:
             self.call(name, *four, to, source=whole)
             return
         edge, first, last = found
-        kind = _CARRIERS[self.frame.unit * self.item]
-        some = _typed(_STORE_SOME, kind, elements=self.frame.unit)
+        unit = self.frame.unit * self.item
+        some = _STORE_SOME.format(unit=unit)
         with T.If(edge):
             with T.Then():
-                self.call(f"bulk_store_some_{_plain(kind)}", *four, to, first, last, source=some)
+                self.call(f"bulk_store_some_{unit}", *four, to, first * self.item, last * self.item, source=some)
             with T.Else():
                 self.call(name, *four, to, source=whole)
 
@@ -805,8 +832,8 @@ def _plain(kind: str) -> str:
     return kind.replace(" ", "_")
 
 
-def _typed(source: str, kind: str, **fields: Any) -> str:
-    return source.format(type=kind, name=_plain(kind), **fields)
+def _typed(source: str, kind: str) -> str:
+    return source.format(type=kind, name=_plain(kind))
 
 
 def _repeated(value: float, dtype: str) -> int:
