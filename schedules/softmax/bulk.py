@@ -141,10 +141,14 @@ class BulkConfig(Config):
         """Registers of a thread, about."""
         rounds, pack = self.rounds(problem), self.frame(problem).pack
         drop = pack // 4 if problem.has_dropout else 0
-        packed = 4 * (len(row_inputs(problem)) - problem.has_dropout + (problem.mask == "cols")) + drop
-        words, others = {"shared": (0, 40), "packed": (packed, 32), "numerators": (max(pack + drop, packed), 24)}[
-            self.kept
-        ]
+        inputs = len(row_inputs(problem)) - problem.has_dropout
+        packed = 4 * (inputs + (problem.mask == "cols")) + drop
+        words, others = {
+            # what every pack is addressed by, where rows start anywhere
+            "shared": (0 if self.frame(problem).aligned else 3 * inputs, 40),
+            "packed": (packed, 24 if problem.is_grad else 32),
+            "numerators": (max(pack + drop, packed), 24),
+        }[self.kept]
         return others + rounds * words
 
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
@@ -275,6 +279,7 @@ def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[BulkConfig]:
     narrow_ones = product((threads for threads in fitting if threads <= 32), (32, 256), (1, 4))
     shapes = [narrow(problem, *fields) for fields in narrow_ones]
     shapes += [dict(threads=threads) for threads in fitting if threads > 32]
+    shapes = [shape for k, shape in enumerate(shapes) if shape not in shapes[:k]]
     for shape, threads_sm, num_stages in product(shapes, (512, 768, 1024, 1536, 2048), (1, 2, 3, 4, 6)):
         base = BulkConfig(**shape, num_stages=num_stages)  # type: ignore[arg-type]
         if threads_sm % base.block:
