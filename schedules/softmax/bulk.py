@@ -38,6 +38,7 @@ STORES = ("direct", "bulk")
 KEPT = ("shared", "packed", "numerators")
 MOST_ROUNDS = 32  # packs of a thread, which are unrolled
 PACKS = 4  # of a thread, by default
+CHUNKS = 4  # of a row that has a multiprocessor's shared memory to itself
 MOST_PACKS = 16  # of a thread, in searches
 THREADS_SM = 1024  # on a multiprocessor, by default: with 64 registers each
 STAGE = 2048  # bytes of a stage to a warp where it has several rows
@@ -85,6 +86,7 @@ class BulkConfig(Config):
     groups: int = 1  # teams of a block, where a team is a warp
     rows: int = 1  # of a stage, copied at once
     num_stages: int = 2  # of a team, in shared memory at once
+    chunks: int = 1  # of a block's row: its first pass starts when the first of them is there
     blocks_sm: int = 1  # blocks that a multiprocessor holds
     grid: int = RESIDENT[1]  # blocks at most, each of which computes stage after stage
     kept: str = "shared"  # where a row waits for its reductions: shared, or in registers packed or as numerators
@@ -110,6 +112,10 @@ class BulkConfig(Config):
         """Packs of a row that a thread has, at most."""
         return -(-self.frame(problem).most // self.threads)
 
+    def chunk_rounds(self, problem: SoftmaxProblem) -> int:
+        """Packs of a thread that are waited for together."""
+        return -(-self.rounds(problem) // max(1, self.chunks))
+
     def frames(self, problem: SoftmaxProblem) -> dict[str, Frame]:
         """What a stage holds, by the name of the input, or of an output that has not the place of an input."""
         found = {
@@ -132,7 +138,7 @@ class BulkConfig(Config):
 
     def shared_bytes(self, problem: SoftmaxProblem) -> int:
         """Shared memory of a block: stages, the mask of columns, what reductions exchange, barriers."""
-        stages = self.groups * self.num_stages * (self.stage_bytes(problem) + BARRIER_BYTES // 2)
+        stages = self.groups * self.num_stages * (self.stage_bytes(problem) + self.chunks * BARRIER_BYTES // 2)
         mask = mask_bytes(problem) + BARRIER_BYTES if problem.mask == "cols" else 0
         exchange = 4 * 4 * self.team // 32
         return ALIGNMENT + stages + mask + exchange
@@ -158,7 +164,7 @@ class BulkConfig(Config):
             return f"{arch} has no bulk copies; choose another --schedule"
         if self.threads < 1 or self.threads & (self.threads - 1) or self.threads > arch.max_threads:
             return f"threads={self.threads} is not a power of two up to {arch.max_threads}"
-        for name in ("abreast", "groups", "rows", "num_stages", "blocks_sm", "grid"):
+        for name in ("abreast", "groups", "rows", "num_stages", "chunks", "blocks_sm", "grid"):
             if getattr(self, name) < 1:
                 return f"{name}={getattr(self, name)} must be at least 1"
         return self._check_words(problem) or self._check_sizes(problem, arch)
@@ -185,6 +191,8 @@ class BulkConfig(Config):
             return f"abreast={self.abreast} is for rows of up to a warp, not of threads={self.threads}; take blocks_sm"
         if self.groups > 1 and self.team > 32:
             return f"groups={self.groups} is for teams of a warp, not of {self.team} threads; take blocks_sm"
+        if self.chunks > 1 and (self.threads <= 32 or self.rows > 1):
+            return f"chunks={self.chunks} is for stages of one row of more than a warp; take chunks=1"
         if self.rows % self.abreast:
             return f"rows={self.rows} is no multiple of abreast={self.abreast}"
         if self.block > arch.max_threads:
@@ -194,6 +202,8 @@ class BulkConfig(Config):
         rounds = self.rounds(problem)
         if rounds > MOST_ROUNDS:
             return f"threads={self.threads} gives each {rounds} packs, more than {MOST_ROUNDS}; take more threads"
+        if self.chunks > rounds:
+            return f"chunks={self.chunks} of {rounds} packs to a thread; take no more than those"
         allowed = min(arch.registers_thread, arch.registers_sm // (self.block * self.blocks_sm) // 8 * 8)
         if self.registers(problem) > allowed:
             return (
@@ -258,7 +268,9 @@ def preferred(problem: SoftmaxProblem) -> Iterator[BulkConfig]:
             blocks = range(max(1, THREADS_SM // base.block), max(1, least // base.block) - 1, -1)
             for blocks_sm in blocks:
                 num_stages = stages + copied  # one is leaving
-                yield replace(base, num_stages=num_stages, blocks_sm=blocks_sm, grid=RESIDENT[1] * blocks_sm)
+                chunks = min(CHUNKS, base.rounds(problem)) if num_stages == 1 and of_row > 32 else 1
+                grid = RESIDENT[1] * blocks_sm
+                yield replace(base, num_stages=num_stages, chunks=chunks, blocks_sm=blocks_sm, grid=grid)
 
 
 def narrow(problem: SoftmaxProblem, threads: int, team: int, times: int = 1) -> dict[str, int]:
@@ -289,8 +301,10 @@ def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[BulkConfig]:
         for kept, stores, streaming in product(keeps(problem), STORES, ("no", "both")):
             if stores == "bulk" and num_stages < 3:  # one leaves while another is computed
                 continue
-            for online in (False, True) if base.threads > 32 and not problem.is_grad else (False,):
-                yield replace(base, kept=kept, stores=stores, streaming=streaming, online=online)
+            long = base.threads > 32
+            onlines = (False, True) if long and not problem.is_grad else (False,)
+            for online, chunks in product(onlines, (1, CHUNKS) if long and num_stages < 3 else (1,)):
+                yield replace(base, chunks=chunks, kept=kept, stores=stores, streaming=streaming, online=online)
 
 
 SCHEDULE = ScheduleSpec(

@@ -215,6 +215,8 @@ class Kernel:
         self.pack, self.item = self.frame.pack, self.frame.itemsize
         self.aligned = self.frame.aligned  # rows consist of whole packs
         self.rounds = config.rounds(problem)
+        self.chunk_rounds = config.chunk_rounds(problem)
+        self.chunks = -(-self.rounds // self.chunk_rounds)
         self.least = -(-problem.cols // self.pack)  # packs of a row
         self.stage_bytes = config.stage_bytes(problem)
         self.outputs = [argument.name for argument in problem.arguments() if argument.output]
@@ -241,7 +243,7 @@ class Kernel:
             self.mask = pool.alloc((mask_bytes(self.problem),), "uint8", align=16)
         if self.wide:
             self.exchange = pool.alloc((4 * config.team // 32,), "float32", align=16)
-        self.full = TMABar(pool, config.groups * stages)
+        self.full = TMABar(pool, config.groups * stages * self.chunks)
         masked = TMABar(pool, 1) if with_mask else None
         pool.commit()
         self.full.init(1)
@@ -272,7 +274,8 @@ class Kernel:
         self.stage, self.phase = Scalar("stage", 0), Scalar("phase", 0)
         self.turn = Scalar("turn", 0) if self.wide and self.exchanges == 1 else None
         with T.While(self.tile.value < self.tiles):
-            self.full.wait(self.ring_first + self.stage.value, self.phase.value)
+            if self.chunks == 1:
+                self.wait(0)
             self.compute_stage()
             self.tile.set(self.tile.value + self.teams)
             self.advance()
@@ -301,25 +304,52 @@ class Kernel:
             begin = named("begin", T.Cast("int64", tile) * (config.rows * cols))
             end = named("end", T.min(begin + config.rows * cols, self.elements) if config.rows > 1 else begin + cols)
             place = named("place", (self.ring_first + stage) * self.stage_bytes)
-            sizes: dict[str, Any] = {}
             starts: dict[str, Any] = {}
+            stops: dict[str, Any] = {}
             for argument in self.inputs:
                 name, frame = argument.name, self.frames[argument.name]
                 starts[name] = named(f"{name}_start", _down(begin, frame) if not frame.aligned else begin)
-                stop = named(f"{name}_stop", self.whole_packs(frame, end))
-                count = T.Cast("uint32", (stop - starts[name]) * frame.itemsize)
-                sizes[name] = named(f"{name}_bytes", count)
-                self.copy_tail(name, frame, stop, end, place + self.offset(name), starts[name])
-            barrier = self.full.ptr_to([self.ring_first + stage])
-            total = sizes[self.inputs[0].name]
-            for argument in self.inputs[1:]:
-                total = total + sizes[argument.name]
-            T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, total))
-            for name in sizes:
-                with where(sizes[name] > T.uint32(0) if cols < 16 else True):
-                    source = self.tensors[name].ptr_to([starts[name]])
-                    target = self.ring.ptr_to([place + self.offset(name)])
-                    self.copy(_COPY, target, source, sizes[name], barrier, evict=config.streaming == "both")
+                stops[name] = named(f"{name}_stop", self.whole_packs(frame, end))
+                self.copy_tail(name, frame, stops[name], end, place + self.offset(name), starts[name])
+            for chunk in range(self.chunks):
+                self.fetch_chunk(chunk, starts, stops, place, self.full.ptr_to([self.barrier_of(stage, chunk)]))
+
+    def fetch_chunk(self, chunk: int, starts: Values, stops: Values, place: Any, barrier: Any) -> None:
+        """Copy what a chunk's rounds read, and expect it."""
+        parts = {}
+        for argument in self.inputs:
+            name, frame = argument.name, self.frames[argument.name]
+
+            def bound(k: int, name: str = name, frame: Frame = frame) -> Any:
+                if k in (0, self.chunks):
+                    return stops[name] if k else starts[name]
+                # a pack of drop, which may hold bytes of two of the tensors' packs, comes with the first of them
+                shared = frame.pack if frame.itemsize < self.item and not frame.aligned else 0
+                elements = k * self.chunk_rounds * self.config.threads * self.pack + shared
+                return T.min(starts[name] + T.int64(elements), stops[name])
+
+            first, last = bound(chunk), bound(chunk + 1)
+            size = named(f"{name}_bytes", T.Cast("uint32", (last - first) * frame.itemsize))
+            parts[name] = (first, size)
+        total = parts[self.inputs[0].name][1]
+        for argument in self.inputs[1:]:
+            total = total + parts[argument.name][1]
+        T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, total))
+        for name, (first, size) in parts.items():
+            with where(size > T.uint32(0) if self.problem.cols < 16 or self.chunks > 1 else True):
+                target = place + self.offset(name)
+                if chunk:
+                    target = target + T.Cast("int32", first - starts[name]) * self.frames[name].itemsize
+                source = self.tensors[name].ptr_to([first])
+                evict = self.config.streaming == "both"
+                self.copy(_COPY, self.ring.ptr_to([target]), source, size, barrier, evict=evict)
+
+    def barrier_of(self, stage: Any, chunk: int) -> Any:
+        number = self.ring_first + stage
+        return number * self.chunks + chunk if self.chunks > 1 else number
+
+    def wait(self, chunk: int) -> None:
+        self.full.wait(self.barrier_of(self.stage.value, chunk), self.phase.value)
 
     def copy(self, form: str, *operands: Any, evict: bool) -> None:
         if evict:
@@ -472,6 +502,7 @@ class Kernel:
             self.words["mask"] = T.alloc_local((self.rounds * WORDS,), "uint32")
         for name, array in self.words.items():
             IRBuilder.name(f"{name}_words", array)
+        self.waits = self.chunks > 1  # for the chunks of the row, in its first pass
         self.fresh = set(self.words)  # what has to be read before it is used
         if self.problem.is_grad:
             results = self.reduce_gradient(row, (first, last))
@@ -514,7 +545,10 @@ class Kernel:
         kept = self.config.kept != "shared"
         names = [name for name in self.words if name in self.fresh and (kept or name in needs)]
         threads = self.config.threads
+        waits, self.waits = self.waits, False
         for p in range(self.rounds):
+            if waits and p % self.chunk_rounds == 0:
+                self.wait(p // self.chunk_rounds)
             i = self.of_row + p * threads if p else self.of_row
             whole = (p + 1) * threads <= self.least and self.config.abreast == 1
             with where(True if whole else i < row.packs):

@@ -31,6 +31,7 @@ ABREAST: Fields = dict(
 CONFIGS: list[Fields] = [
     BLOCK,
     dict(BLOCK, kept="packed", num_stages=1, streaming="stores"),
+    dict(BLOCK, chunks=2, num_stages=1),
     dict(BLOCK, kept="numerators", online=True, num_stages=3),
     dict(BLOCK, kept="packed", online=True, stores="bulk", num_stages=3),
     dict(BLOCK, stores="bulk", num_stages=1, rows=3, streaming="both"),
@@ -64,7 +65,8 @@ def fitted(fields: Fields, problem: SoftmaxProblem) -> BulkConfig:
     config = BulkConfig(**fields)
     if config.kept == "numerators" and problem.function != "softmax":
         config = replace(config, kept="packed")
-    return replace(config, online=False) if problem.is_grad else config
+    config = replace(config, online=False) if problem.is_grad else config
+    return replace(config, chunks=min(config.chunks, config.rounds(problem)))
 
 
 def one_mode(built: Built, arrays: list[Array], rows: int, mode: int = 0) -> list[Array]:
@@ -96,6 +98,8 @@ def test_configs_and_problems(emulation: None, sm_90a: Arch, config: int, fields
     ("fields", "config"),
     [
         (dict(cols=1023), BLOCK),
+        (dict(cols=3001, keep=0.5, mask="full"), dict(BLOCK, chunks=4, num_stages=1, kept="numerators")),
+        (dict(cols=2001, keep=0.5, dtype="float32"), dict(BLOCK, chunks=3, stores="bulk", num_stages=3)),
         (dict(cols=2049, function="softmax_grad", keep=0.5), dict(BLOCK, kept="packed", stores="bulk")),
         (dict(cols=1023, mask="full", keep=0.5), dict(WARP, groups=1, abreast=8, rows=8, num_stages=3, stores="bulk")),
     ],
@@ -255,6 +259,7 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         "groups": (narrow, dict(groups=2)),
         "rows": (base, dict(rows=2)),
         "num_stages": (base, dict(num_stages=4)),
+        "chunks": (base, dict(chunks=2)),
         "blocks_sm": (base, dict(blocks_sm=2)),
         "grid": (base, dict(grid=264)),
         "kept": (base, dict(kept="packed")),
@@ -288,6 +293,8 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         (dict(threads=64), dict(cols=32768), "threads=64 gives each 64 packs, more than 32"),
         (dict(threads=128, kept="numerators"), dict(cols=32768), "kept=numerators needs about 280 registers"),
         (dict(threads=1024, num_stages=4), dict(cols=32768), "num_stages=4 needs 262"),
+        (dict(threads=64, chunks=4), {}, "chunks=4 of 2 packs to a thread"),
+        (dict(threads=32, chunks=2), {}, "chunks=2 is for stages of one row of more than a warp"),
         (dict(kept="registers"), {}, "kept=registers is not one of shared, packed, numerators"),
         (dict(stores="copied"), {}, "stores=copied is not one of direct, bulk"),
         (dict(streaming="loads"), {}, "streaming=loads is not one of no, stores, both"),
