@@ -257,7 +257,8 @@ def launch_of(mod: tvm.IRModule, arch: Arch) -> Launch:
 
     def visit_scope(scope: Any) -> None:
         if scope.attr_key == "thread_extent":
-            extents[str(scope.node.thread_tag)] = int(scope.value)
+            extent = scope.value
+            extents[str(scope.node.thread_tag)] = int(extent) if isinstance(extent, tirx.IntImm) else str(extent)
 
     if pipeline.is_tirx(mod):
         with arch.target():

@@ -12,17 +12,13 @@ from typing import Any
 from tvm.script import tirx as T
 
 from schedules.hopper.config import ROWS, WARPGROUP
+from schedules.hopper.instructions import pack_16
 from schedules.hopper.shared import FOLDS, Staging, folded
 from schedules.hopper.work import Tensors, Work
 
 _STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 _STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 _FIRST_BARRIER = 1  # named barriers of the consumers; 0 is the whole block's
-_PACK_16 = """
-__device__ __forceinline__ unsigned int hopper_pack_{0}(float a, float b) {{
-  unsigned int r; asm("cvt.rn.{0}x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r;
-}}
-"""
 # 1.5 * 2**23: what is added to it is rounded to a whole number, to nearest even, in the lowest bits
 _PACK_8 = """
 __device__ __forceinline__ unsigned int hopper_byte(float y) {
@@ -119,12 +115,7 @@ def emit(
 
 def _writer_16(kind: str) -> Callable[..., None]:
     def write(staging: Staging, memory: Any, base: Any, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
-        words = [
-            T.cuda.func_call(
-                f"hopper_pack_{kind}", *values[at : at + 2], source_code=_PACK_16.format(kind), return_type="uint32"
-            )
-            for at in range(0, 8, 2)
-        ]
+        words = [pack_16(kind, *values[at : at + 2]) for at in range(0, 8, 2)]
         at = staging.chunk(row + T.truncmod(lane, 16), 2 * pair + T.truncdiv(lane, 16))
         T.evaluate(T.ptx[_STMATRIX](memory.ptr_to([base + at]), *words))
 
@@ -156,8 +147,8 @@ def _writer_32(kind: str) -> Callable[..., None]:
 
 
 _WRITERS: dict[str, Callable[..., None]] = {
-    "float16": _writer_16("f16"),
-    "bfloat16": _writer_16("bf16"),
+    "float16": _writer_16("float16"),
+    "bfloat16": _writer_16("bfloat16"),
     "int8": _write_8,
     "float32": _writer_32("float"),
     "int32": _writer_32("int"),
