@@ -34,6 +34,9 @@ class TmaWgmmaConfig(HopperConfig):
     block_k: int = 128
     row_pixels: int = 1  # neighbours along w that TMA moves as one line, tiles are as wide; 1 lets them be any width
 
+    # a stage holds all taps of a column of the kernel, and their pixels once: kh - 1 lines more than without
+    tall: bool = False
+
     @property
     def groups(self) -> int:
         """Groups of input channels in a stage."""
@@ -61,12 +64,17 @@ class TmaWgmmaConfig(HopperConfig):
         if self.groups == 1 and self.block_m // self.cluster_n % (PATTERN * self.row_pixels):
             parts = f"{self.cluster_n} times a multiple of {PATTERN * self.row_pixels}"
             return f"block_m={self.block_m} is not cluster_n={parts} rows, as row_pixels={self.row_pixels} needs"
+        if self.tall and (problem.kh == 1 or problem.stride[0] > 1):
+            return f"tall=true is for kernels of several rows at stride 1, not {problem.kh} at {problem.stride[0]}"
+        if self.tall and self.groups == 1 and self.cluster > 1:
+            return f"tall=true deals out whole groups to a cluster, block_k={self.block_k} is but one; give more"
         tiles = _tiles(problem, self)
         if tiles is None:
             return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
         if problem.residual and problem.pixels * problem.co_groups * GROUP >= 2**31:
             return "the residual has 2**31 elements or more, which 32-bit indices do not reach"
-        return Nchw32Work(problem, self, tiles).reason()
+        work = Nchw32Work(problem, self, tiles)
+        return work.reason() or self.check_shared(work.stage_bytes, staging, arch)
 
 
 def _tiles(problem: Nchw32Problem, config: TmaWgmmaConfig) -> PixelTiles | None:
@@ -74,7 +82,9 @@ def _tiles(problem: Nchw32Problem, config: TmaWgmmaConfig) -> PixelTiles | None:
     shared = config.cluster_n if config.groups == 1 else 1
     width = config.row_pixels if config.row_pixels > 1 else None
     flat = flattened(problem, batch=False, width=config.row_pixels)
-    return pixel_tiles(flat, config.block_m, (config.consumers, shared), width, lines_outside=True)
+    # a tap further down is a line further on in shared memory, where the swizzle has to be the same
+    line = PATTERN * config.fold(problem) if config.tall else 1
+    return pixel_tiles(flat, config.block_m, (config.consumers, shared), width, lines_outside=True, line=line)
 
 
 def _pixels(
@@ -134,7 +144,8 @@ class Nchw32Work(Work):
         p: Any = tiles.problem
         self.problem, self.config, self.tiles = p, config, tiles
         self.arguments = problem.arguments()
-        self.kernel = (p.kh, p.kw)
+        taps = p.kh if config.tall else 1
+        self.kernel, self.stage_taps = (p.kh // taps, p.kw), taps
         self.groups_out = config.block_n // GROUP
         self.chunks = -(-p.ci_groups // config.groups)
         self.columns = -(-p.co_groups // (self.groups_out * config.cluster_n))  # tiles of a cluster along the channels
@@ -142,33 +153,37 @@ class Nchw32Work(Work):
         # each of a cluster loads some of the groups, or some of the rows of the only one
         whole = config.groups > 1
         fold = config.fold(problem)
+        n, h, w = tiles.box if whole else tiles.part(config.cluster_n)
+        halo = (taps - 1) * p.dilation[0]  # lines
         self.a = Operand(
-            SharedTile(config.block_m, config.block_k, 1, GROUP, fold=fold),
+            SharedTile(config.block_m + halo * n * w, config.block_k, 1, GROUP, fold=fold),
             _pixels(
                 "data",
                 p.dtype,
                 (p.n, p.h, p.w),
                 p.ci_groups,
-                tiles.box if whole else tiles.part(config.cluster_n),
+                (n, h + halo, w),
                 config.groups // config.cluster_n if whole else 1,
                 p.stride,
                 fold,
             ),
+            p.dilation[0] * n * w * GROUP,
         )
         rows = config.block_n if whole else config.block_n // config.cluster_m
         fold = next(fold for fold in FOLDS if rows % (PATTERN * fold) == 0)
-        channels, taps = p.co_groups * GROUP, p.kh * p.kw
+        channels = p.co_groups * GROUP
         self.b = Operand(
-            SharedTile(config.block_n, config.block_k, 1, GROUP, fold=fold),
+            SharedTile(config.block_n * taps, config.block_k, 1, GROUP, fold=fold),
             TensorMap(
                 "filter",
                 p.dtype,
-                (GROUP * fold, channels // fold, taps, p.ci_groups),
-                (GROUP * fold, channels * GROUP, taps * channels * GROUP),
-                (GROUP * fold, rows // fold, 1, config.groups // config.cluster_m if whole else 1),
-                (1, 1, 1, 1),
+                (GROUP * fold, channels // fold, p.kw, p.kh, p.ci_groups),
+                (GROUP * fold, channels * GROUP, p.kw * channels * GROUP, p.kh * p.kw * channels * GROUP),
+                (GROUP * fold, rows // fold, 1, taps, config.groups // config.cluster_m if whole else 1),
+                (1, 1, 1, 1, 1),
                 GROUP * fold,
             ),
+            config.block_n * GROUP,
         )
         staging = config.staging(problem)
         target = _pixels(
@@ -211,8 +226,8 @@ class Nchw32Work(Work):
         if config.groups > 1:
             first = first + part * (config.groups // config.cluster_m)
         else:
-            line = line + part * (tile.rows // config.cluster_m // tile.fold)
-        return [Load(part * (tile.nbytes // config.cluster_m), (0, line, ry * self.kernel[1] + rx, first))]
+            line = line + part * (config.block_n // config.cluster_m // tile.fold)
+        return [Load(part * (tile.nbytes // config.cluster_m), (0, line, rx, ry, first))]
 
     def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
         pixel = self.tiles.of_part(place.pixel, consumer, self.config.consumers)

@@ -105,7 +105,11 @@ class HopperConfig(Config):
         if self.block_n // 2 + INSTRUCTION > at_launch:
             needed = self.block_n // 2 + INSTRUCTION
             return f"block_n={self.block_n} needs {needed} registers for one wgmma, the launch gives {at_launch}"
-        shared = self.num_stages * (self.stage_bytes(dtype) + BARRIER_BYTES) + self.consumers * staging
+        return self.check_shared(self.stage_bytes(dtype), staging, arch)
+
+    def check_shared(self, stage: int, staging: int, arch: Arch) -> str | None:
+        """Whether stages of `stage` bytes fit into shared memory beside the staging."""
+        shared = self.num_stages * (stage + BARRIER_BYTES) + self.consumers * staging
         room = shared_room(arch, self.blocks_sm)
         if shared > room:
             of_each = f" for each of {self.blocks_sm} blocks" if self.blocks_sm > 1 else ""
@@ -118,10 +122,10 @@ def shared_room(arch: Arch, blocks_sm: int) -> int:
     return min(arch.shared_block, arch.shared_sm // blocks_sm - arch.shared_reserved)
 
 
-def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int) -> int:
-    """The most stages that shared memory has room for, at most 8."""
+def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int, stage: int = 0) -> int:
+    """The most stages that shared memory has room for, at most 8; of `stage` bytes, or as the block's size says."""
     room = shared_room(arch, config.blocks_sm) - config.consumers * staging
-    return max(2, min(8, room // (config.stage_bytes(dtype) + BARRIER_BYTES)))
+    return max(2, min(8, room // ((stage or config.stage_bytes(dtype)) + BARRIER_BYTES)))
 
 
 # (block_m, block_n, consumers) that searches try and defaults are chosen from, widest first

@@ -98,13 +98,18 @@ class PixelTiles:
 
 @lru_cache(maxsize=4096)
 def pixel_tiles(
-    problem: Conv2dProblem, rows: int, parts: tuple[int, ...], width: int | None = None, lines_outside: bool = False
+    problem: Conv2dProblem,
+    rows: int,
+    parts: tuple[int, ...],
+    width: int | None = None,
+    lines_outside: bool = False,
+    line: int = 1,
 ) -> PixelTiles | None:
     """The boxes of `rows` pixels that waste least at the borders, `width` wide if given; each is cut in each number of
-    `parts`.
+    `parts`, and has a multiple of `line` pixels in a line of all its images.
 
-    Of equals the squarest, whose pixels look at the fewest others, then the one with the fewest images; of one width
-    the one with the fewest images.  None if TMA reaches over none: with a stride a box spans more pixels than it loads.
+    Of equals the squarest, whose pixels look at the fewest others, then the one with the fewest images; where the width
+    or lines matter, the highest.  None if TMA reaches over none: with a stride a box spans more pixels than it loads.
     """
     best: tuple[Any, PixelTiles] | None = None
     for w in [width] if width else _divisors(rows):
@@ -112,9 +117,9 @@ def pixel_tiles(
             n = rows // w // h
             reach = max(w * problem.stride[1], h * problem.stride[0], n)
             tiles = PixelTiles(problem, (n, h, w), lines_outside)
-            if reach > LONGEST_BOX or not all(map(tiles.has_parts, parts)):
+            if n * w % line or reach > LONGEST_BOX or not all(map(tiles.has_parts, parts)):
                 continue
-            key = tiles.count, 0 if width else abs(w - h), n
+            key = tiles.count, -h if width or line > 1 else abs(w - h), n
             if best is None or key < best[0]:
                 best = key, tiles
     return best[1] if best else None

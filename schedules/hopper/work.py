@@ -28,6 +28,7 @@ class Operand:
 
     tile: SharedTile
     source: TensorMap
+    tap_bytes: int = 0  # from one kernel tap to the next, if a stage holds several
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class Work(ABC):
 
     config: HopperConfig
     arguments: tuple[Argument, ...]
-    kernel: Pair  # taps
-    chunks: int  # stages of one tap
+    kernel: Pair  # taps, or groups of taps of which a stage holds all
+    stage_taps: int = 1  # taps in a stage
+    chunks: int  # stages of one tap, or group of them
     clusters: int  # tiles of a whole cluster
     a: Operand
     b: Operand
@@ -56,6 +58,16 @@ class Work(ABC):
     def dtype(self) -> str:
         """Of the operands."""
         return self.arguments[0].dtype
+
+    @property
+    def b_start(self) -> int:
+        """Bytes from the start of a stage to operand b, where any swizzle begins anew."""
+        return -(-self.a.tile.nbytes // 1024) * 1024
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes from one stage to the next."""
+        return self.b_start + self.b.tile.nbytes
 
     def reason(self) -> str | None:
         """Why TMA cannot move these tiles; None if it can."""
