@@ -13,11 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch
 from schedules.conv2d_nchw32.definition import Nchw32Problem
-from schedules.conv2d_nchw32.epilogue import unrounded
+from schedules.conv2d_nchw32.epilogue import greatest, unrounded
 from schedules.conv2d_nchw32.packing import GROUP
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import HopperConfig, blocks, default_shape, fitting_stages
-from schedules.hopper.pixels import Box, PixelTiles, flattened, pixel_tiles, place_pixels
+from schedules.hopper.pixels import (
+    Box,
+    PixelTiles,
+    flattened,
+    highest,
+    most_images,
+    pixel_tiles,
+    place_pixels,
+    squarest,
+    taps_inside,
+)
 from schedules.hopper.shared import FOLDS, PATTERN, SharedTile, Staging, TensorMap, staging_for
 from schedules.hopper.work import Load, Operand, Output, Tensors, Work
 from schedules.operator import ScheduleSpec
@@ -36,6 +46,8 @@ class TmaWgmmaConfig(HopperConfig):
 
     # a stage holds all taps of a column of the kernel, and their pixels once: kh - 1 lines more than without
     tall: bool = False
+    # tiles of as many images as can be, tiles of one place in a row; taps that are padding for all of a tile left out
+    skip_padding: bool = False
 
     @property
     def groups(self) -> int:
@@ -71,6 +83,10 @@ class TmaWgmmaConfig(HopperConfig):
         tiles = _tiles(problem, self)
         if tiles is None:
             return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
+        if self.skip_padding and problem.pad == (0, 0):
+            return "skip_padding=true is for kernels that reach into the padding, here is none"
+        if self.skip_padding and tiles.counts[0] % self.cluster_m:
+            return f"skip_padding=true needs tiles of images in {self.cluster_m}s (cluster_m), not {tiles.counts[0]}"
         if problem.residual and problem.pixels * problem.co_groups * GROUP >= 2**31:
             return "the residual has 2**31 elements or more, which 32-bit indices do not reach"
         work = Nchw32Work(problem, self, tiles)
@@ -84,7 +100,9 @@ def _tiles(problem: Nchw32Problem, config: TmaWgmmaConfig) -> PixelTiles | None:
     flat = flattened(problem, batch=False, width=config.row_pixels)
     # a tap further down is a line further on in shared memory, where the swizzle has to be the same
     line = PATTERN * config.fold(problem) if config.tall else 1
-    return pixel_tiles(flat, config.block_m, (config.consumers, shared), width, lines_outside=True, line=line)
+    prefer = most_images if config.skip_padding else highest if config.tall or width else squarest
+    tiles = pixel_tiles(flat, config.block_m, (config.consumers, shared), width, line, prefer, lines_outside=True)
+    return tiles and replace(tiles, images_first=config.skip_padding)
 
 
 def _pixels(
@@ -196,13 +214,24 @@ class Nchw32Work(Work):
             fold=staging.fold,
             promotion=0,
         )
-        self.output = Output(p.out_dtype, staging, target)
+        self.output = Output(p.out_dtype, staging, target, greatest(p))
 
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
         from schedules.hopper.program import named
 
         pixel, column = place_pixels(self.tiles, self.columns, self.config, tile, rank_m, rank_n)
         return Place(pixel, named("group_out", column * self.groups_out))
+
+    def taps(self, place: Place) -> tuple[Any, Any, Any, Any]:
+        p = self.problem
+        if not self.config.skip_padding:
+            return super().taps(place)
+        _, y, x = place.pixel
+        _, h, w = self.tiles.box
+        rows = (0, 1)
+        if not self.config.tall:
+            rows = taps_inside("ry", y, h, p.h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
+        return *rows, *taps_inside("rx", x, w, p.w, p.kw, p.pad[1], p.stride[1], p.dilation[1])
 
     def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
         p, tile, config = self.problem, self.a.tile, self.config

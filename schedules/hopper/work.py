@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,11 +34,15 @@ class Operand:
 
 @dataclass(frozen=True)
 class Output:
-    """How results leave: elements of `dtype` through the staging memory, by boxes of the tensor map."""
+    """How results leave: elements of `dtype` through the staging memory, by boxes of the tensor map.
+
+    None is greater than `bound` before it is rounded and saturated.
+    """
 
     dtype: str
     staging: Staging
     target: TensorMap
+    bound: float = math.inf
 
 
 class Work(ABC):
