@@ -7,8 +7,11 @@ up to four as one line of 128 bytes (``shared.folded``): of filters always, of p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch
@@ -16,7 +19,8 @@ from schedules.conv2d_nchw32.definition import Nchw32Problem
 from schedules.conv2d_nchw32.epilogue import greatest, unrounded
 from schedules.conv2d_nchw32.packing import GROUP
 from schedules.hopper import NO_ROUTES
-from schedules.hopper.config import HopperConfig, blocks, default_shape, fitting_stages
+from schedules.hopper.config import ROWS, WARPGROUP, HopperConfig, blocks, fitting_stages
+from schedules.hopper.config import SHAPES as BLOCK_SHAPES
 from schedules.hopper.pixels import (
     Box,
     PixelTiles,
@@ -87,6 +91,8 @@ class TmaWgmmaConfig(HopperConfig):
             return "skip_padding=true is for kernels that reach into the padding, here is none"
         if self.skip_padding and tiles.counts[0] % self.cluster_m:
             return f"skip_padding=true needs tiles of images in {self.cluster_m}s (cluster_m), not {tiles.counts[0]}"
+        if problem.residual and self.rows > WARPGROUP:
+            return f"block_m={self.block_m} gives a consumer {self.rows} rows, with a residual {WARPGROUP} at most"
         if problem.residual and problem.pixels * problem.co_groups * GROUP >= 2**31:
             return "the residual has 2**31 elements or more, which 32-bit indices do not reach"
         work = Nchw32Work(problem, self, tiles)
@@ -233,6 +239,28 @@ class Nchw32Work(Work):
             rows = taps_inside("ry", y, h, p.h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
         return *rows, *taps_inside("rx", x, w, p.w, p.kw, p.pad[1], p.stride[1], p.dilation[1])
 
+    @property
+    def mean_taps(self) -> float:
+        """Kernel taps of a tile, or columns of them, in the mean."""
+        p = self.problem
+        if not self.config.skip_padding:
+            return math.prod(self.kernel)
+
+        def mean(size: int, out: int, extent: int, k: int, pad: int, stride: int, dilation: int) -> float:
+            starts = range(0, out, extent)
+            inside = (
+                any(0 <= at * stride + tap * dilation - pad < size for at in range(start, start + extent))
+                for start in starts
+                for tap in range(k)
+            )
+            return sum(inside) / len(starts)
+
+        _, h, w = self.tiles.box
+        columns = mean(p.w, p.out_w, w, p.kw, p.pad[1], p.stride[1], p.dilation[1])
+        if self.config.tall:
+            return columns
+        return columns * mean(p.h, p.out_h, h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
+
     def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
         p, tile, config = self.problem, self.a.tile, self.config
         first, (n, y, x) = chunk * config.groups, place.pixel
@@ -263,10 +291,10 @@ class Nchw32Work(Work):
         return _at(pixel, place.group + column // GROUP, self.output.staging.fold)
 
     def row_term(self, tensors: Tensors, place: Place, consumer: Any, row: Any) -> Any:
-        """Whether the row is a pixel, and where group 0 of it begins in the residual."""
+        """Where group 0 of the row's pixel begins in the residual; negative if it is none."""
         from tvm import tirx
 
-        from schedules.hopper.program import named
+        from schedules.hopper.program import kept
 
         p = self.problem
         if not p.residual:
@@ -274,7 +302,7 @@ class Nchw32Work(Work):
         n, y, x = self.tiles.pixel(self.tiles.of_part(place.pixel, consumer, self.config.consumers), row)
         is_pixel = tirx.all(n < p.n, y < p.out_h, x < p.out_w)
         start = ((n * p.co_groups * p.out_h + y) * p.out_w + x) * GROUP
-        return named("is_pixel", is_pixel), named("start", start)
+        return kept("start", tirx.Select(is_pixel, start, -1))
 
     def column_term(self, tensors: Tensors, place: Place, column: Any) -> Any:
         from tvm import tirx
@@ -291,10 +319,9 @@ class Nchw32Work(Work):
 
         p, residual = self.problem, None
         if p.residual:
-            is_pixel, start = of_row
             group = place.group + tirx.truncdiv(column, GROUP)
-            at = start + group * (p.out_h * p.out_w * GROUP) + tirx.truncmod(column, GROUP)
-            inside = tirx.all(is_pixel, group < p.co_groups)
+            at = of_row + group * (p.out_h * p.out_w * GROUP) + tirx.truncmod(column, GROUP)
+            inside = tirx.all(of_row >= 0, group < p.co_groups)
             residual = _read(tensors["flat residual"], at, inside)
         return unrounded(p, total, of_column, residual)
 
@@ -332,18 +359,77 @@ def schedule(problem: Nchw32Problem, config: TmaWgmmaConfig, arch: Arch) -> tvm.
     return program(Nchw32Work(problem, config, tiles))
 
 
+# few channels want many pixels
+SHAPES = (*BLOCK_SHAPES, (384, 64, 3), (512, 64, 2))
+# for two blocks of a multiprocessor, of which one finishes its tile while the other multiplies
+PAIRED = ((256, 64, 1), (128, 128, 1))
+# An estimate's rates, of a multiprocessor of an H200
+LINE = 2.0  # clocks of TMA for a line: measured for lines of 32 bytes
+L2 = 24.0  # bytes that arrive in a clock, about, where all multiprocessors load
+STEP = 40.0  # clocks between stages, about
+FINISH = 6.0 / WARPGROUP  # clocks of the epilogue for an element: its integer instructions
+HINDER = 0.1  # of what is done beside the longest is felt, about
+TOO_FEW = 1.3  # times as long with two stages, about
+
+
+def _clocks(work: Nchw32Work) -> float:
+    """About how many clocks the busiest multiprocessor takes: for each tile the longest of multiplying and finishing
+    it, of what TMA moves for it in lines, and in bytes from L2, and some of the others."""
+    config, output = work.config, work.output
+    shared = ((work.a.tile, config.cluster_n), (work.b.tile, config.cluster_m))
+    area = config.block_m * config.block_n
+    # a wgmma reads both operands from shared memory, 128 bytes in a clock
+    products = work.stage_taps * config.groups * config.block_m // ROWS
+    multiply = products * max(config.block_n / 2, config.block_n / 4 + 16)
+    lines = sum(tile.nbytes / tile.swizzle / tile.fold / parts for tile, parts in shared)
+    loaded = sum(tile.nbytes / parts for tile, parts in shared)
+    stages = work.mean_taps * work.chunks
+    stored = area * output.staging.item
+    busy = (
+        stages * (multiply + STEP) + area * FINISH,
+        LINE * (stages * lines + stored / output.staging.row_bytes / output.staging.fold),
+        (stages * loaded + stored) / L2,
+    )
+    tile = (1 - HINDER) * max(busy) + HINDER * sum(busy)
+    rounds = -(-work.clusters // (config.grid // config.cluster))
+    return rounds * tile * (TOO_FEW if config.num_stages < 3 else 1)
+
+
+@lru_cache(maxsize=256)
 def default(problem: Nchw32Problem, arch: Arch) -> TmaWgmmaConfig:
-    """The tile with the least work on the busiest multiprocessor, the most stages that fit, filters shared by two."""
-    block_m, block_n, consumers = default_shape(problem.pixels, problem.co_groups * GROUP)
-    channels = 128
-    while channels > GROUP and channels // 2 >= problem.ci_groups * GROUP:
-        channels //= 2
-    config = TmaWgmmaConfig(block_m, block_n, channels, 2, consumers, 2 if problem.pixels > block_m else 1, 1)
-    return replace(config, num_stages=fitting_stages(config, problem.dtype, arch, config.staging(problem).nbytes))
+    """The fastest by an estimate, with as many stages as fit."""
+    best: tuple[float, TmaWgmmaConfig] | None = None
+    channels = [k for k in (128, 64, 32) if k == GROUP or k // 2 < problem.ci_groups * GROUP]
+    for (m, n, consumers), k, cluster_m, ways in product(SHAPES, channels, (2, 1), _ways(problem)):
+        config = TmaWgmmaConfig(m, n, k, 2, consumers, cluster_m, 1, **ways)
+        if (cluster_m > 1 and problem.pixels <= m) or config.check(problem, arch):
+            continue
+        tiles = _tiles(problem, config)
+        assert tiles is not None  # checked
+        work = Nchw32Work(problem, config, tiles)
+        stages = fitting_stages(config, problem.dtype, arch, config.staging(problem).nbytes, work.stage_bytes)
+        work.config = config = replace(config, num_stages=stages)
+        clocks = _clocks(work)
+        if best is None or clocks < best[0]:
+            best = clocks, config
+    return best[1] if best else TmaWgmmaConfig()
+
+
+def _ways(problem: Nchw32Problem) -> list[dict[str, Any]]:
+    """What may serve the problem beside the sizes of its tiles."""
+    ways: list[dict[str, Any]] = [dict(row_pixels=row) for row in sorted(FOLDS)]
+    if problem.kh > 1 and problem.stride[0] == 1:
+        ways += [dict(way, tall=True) for way in ways]
+    if problem.pad != (0, 0):
+        ways.append(dict(skip_padding=True))
+    return ways
 
 
 def space(problem: Nchw32Problem, arch: Arch) -> Iterator[TmaWgmmaConfig]:
-    return (TmaWgmmaConfig(**words) for words in blocks(problem.dtype))
+    return (
+        TmaWgmmaConfig(**words, **ways)
+        for words, ways in product(blocks(problem.dtype, SHAPES + PAIRED), _ways(problem))
+    )
 
 
 SCHEDULE = ScheduleSpec(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -125,7 +125,8 @@ def shared_room(arch: Arch, blocks_sm: int) -> int:
 def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int, stage: int = 0) -> int:
     """The most stages that shared memory has room for, at most 8; of `stage` bytes, or as the block's size says."""
     room = shared_room(arch, config.blocks_sm) - config.consumers * staging
-    return max(2, min(8, room // ((stage or config.stage_bytes(dtype)) + BARRIER_BYTES)))
+    fits = room // ((stage or config.stage_bytes(dtype)) + BARRIER_BYTES)
+    return max(stages for stages in STAGES if stages <= max(fits, STAGES[0]))
 
 
 # (block_m, block_n, consumers) that searches try and defaults are chosen from, widest first
@@ -146,15 +147,16 @@ SHAPES = (
     (64, 64, 1),
     (64, 32, 1),
 )
+STAGES = (2, 3, 4, 5, 6, 8)
 LOAD = 48  # what an element loaded costs, in products
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2))
 
 
-def blocks(dtype: str) -> Iterator[dict[str, Any]]:
+def blocks(dtype: str, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> Iterator[dict[str, Any]]:
     """Fields of every config worth trying for operands of `dtype`, legal or not."""
     k = K_BYTES // numpy_dtype(dtype).itemsize
     for (m, n, consumers), block_k, stages, (cluster_m, cluster_n), blocks_sm in product(
-        SHAPES, (2 * k, 4 * k, 8 * k), (2, 3, 4, 5, 6, 8), CLUSTERS, (1, 2)
+        shapes, (2 * k, 4 * k, 8 * k), STAGES, CLUSTERS, (1, 2)
     ):
         if (consumers, blocks_sm) not in REGISTERS:
             continue

@@ -60,12 +60,6 @@ _STORE_32 = """
 __device__ __forceinline__ void hopper_store_{0}({0} a, {0} b, void* at) {{ *({0}2*)at = make_{0}2(a, b); }}
 """
 
-_HERE = """
-__device__ __forceinline__ int hopper_here(int lane) {
-  int r; asm volatile("mov.b32 %0, %1;" : "=r"(r) : "r"(lane)); return r;
-}
-"""
-
 
 def emit(
     work: Work,
@@ -86,8 +80,6 @@ def emit(
     write = _writer_8(work.output.bound > WHOLE) if work.output.dtype == "int8" else _WRITERS[work.output.dtype]
     a, b = work.a.tile, work.b.tile
     groups = work.config.block_n // 8
-    # computed for each tile: what depends on the lane alone would be kept in registers while all tiles are multiplied
-    lane = named("lane_here", T.cuda.func_call("hopper_here", lane, source_code=_HERE, return_type="int32"))
     top = named("top", warp * 16 + T.truncdiv(lane, 4))
     # columns of eight are permuted by XOR with 0 to 3: bit 1 changes which lane has them, bit 0 which register
     lanes = [lane, named("across", T.bitwise_xor(lane, 1))] if b.fold == FOLDS[0] else [lane]

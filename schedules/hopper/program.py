@@ -32,6 +32,18 @@ def named(name: str, value: Any) -> Any:
     return variable
 
 
+_KEPT = """
+__device__ __forceinline__ int hopper_kept(int value) {
+  int r; asm volatile("mov.b32 %0, %1;" : "=r"(r) : "r"(value)); return r;
+}
+"""
+
+
+def kept(name: str, value: Any) -> Any:
+    """The int32 `value` computed here and now, bound to a variable: not earlier, and not again where it is used."""
+    return named(name, T.cuda.func_call("hopper_kept", value, source_code=_KEPT, return_type="int32"))
+
+
 def program(work: Work) -> tvm.IRModule:
     """The module with one function "main" that takes ``work.arguments``."""
     config, output = work.config, work.output
