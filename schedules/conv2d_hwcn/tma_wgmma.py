@@ -15,6 +15,7 @@ from schedules.arch import Arch
 from schedules.conv2d_hwcn.definition import HwcnProblem, inside_window
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import HopperConfig, blocks, default_shape, fitting_stages
+from schedules.hopper.pixels import taps_inside
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
 from schedules.hopper.work import Load, Operand, Output, Tensors, Work
 from schedules.operator import ScheduleSpec
@@ -138,26 +139,12 @@ class HwcnWork(Work):
 
     def _taps(self, y: Any, x: Any) -> tuple[Any, Any, Any, Any]:
         """The taps of the pixel that lie in the image; where none do, one in the padding, which gives the zeros."""
-        from tvm import tirx
-
-        from schedules.hopper.program import named
-
         p = self.problem
         if not self.config.skip_padding:
             return 0, p.kh, 0, p.kw
 
-        def ends(name: str, at: Any, size: int, k: int, pad: int, stride: int, dilation: int) -> tuple[Any, Any]:
-            if pad == 0:
-                return 0, k
-            before = pad - at * stride  # pixels of padding before the image, seen from the first tap
-            first, last = (
-                tirx.min(k, tirx.truncdiv(tirx.max(0, end + dilation - 1), dilation)) for end in (before, before + size)
-            )
-            first = named(f"first_{name}", tirx.min(first, k - 1))
-            return first, named(f"last_{name}", tirx.max(last, first + 1))
-
-        rows = ends("ry", y, p.h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
-        columns = ends("rx", x, p.w, p.kw, p.pad[1], p.stride[1], p.dilation[1])
+        rows = taps_inside("ry", y, 1, p.h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
+        columns = taps_inside("rx", x, 1, p.w, p.kw, p.pad[1], p.stride[1], p.dilation[1])
         return *rows, *columns
 
     def taps(self, place: Place) -> tuple[Any, Any, Any, Any]:

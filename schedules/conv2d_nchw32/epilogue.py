@@ -12,6 +12,7 @@ Then relu, and for int8 saturation and rounding to nearest even.  int32 output i
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,6 +59,15 @@ def unrounded(problem: Nchw32Problem, total: PrimExpr, bias: PrimExpr | None, re
     if p.activation == "relu":
         y = tirx.max(y, scalar(0))
     return y
+
+
+def greatest(problem: Nchw32Problem) -> float:
+    """No result is greater before it is rounded, whatever the data, bias and residual."""
+    p = problem
+    terms = [(p.alpha, p.ci * p.kh * p.kw * 2.0**14)]
+    terms += [(p.beta, 2.0**31)] if p.bias else []
+    terms += [(p.gamma, 2.0**7 if p.out_dtype == "int8" else math.inf)] if p.residual else []
+    return sum(abs(factor) * term for factor, term in terms if factor) * (1 + 2.0**-20)  # sums are rounded
 
 
 def epilogue_reference(problem: Nchw32Problem, total: Array, bias: Array | None, residual: Array | None) -> Array:

@@ -7,17 +7,31 @@ up to four as one line of 128 bytes (``shared.folded``): of filters always, of p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch
 from schedules.conv2d_nchw32.definition import Nchw32Problem
-from schedules.conv2d_nchw32.epilogue import unrounded
+from schedules.conv2d_nchw32.epilogue import greatest, unrounded
 from schedules.conv2d_nchw32.packing import GROUP
 from schedules.hopper import NO_ROUTES
-from schedules.hopper.config import HopperConfig, blocks, default_shape, fitting_stages
-from schedules.hopper.pixels import Box, PixelTiles, flattened, pixel_tiles, place_pixels
+from schedules.hopper.config import ROWS, WARPGROUP, HopperConfig, blocks, fitting_stages
+from schedules.hopper.config import SHAPES as BLOCK_SHAPES
+from schedules.hopper.pixels import (
+    Box,
+    PixelTiles,
+    flattened,
+    highest,
+    most_images,
+    pixel_tiles,
+    place_pixels,
+    squarest,
+    taps_inside,
+)
 from schedules.hopper.shared import FOLDS, PATTERN, SharedTile, Staging, TensorMap, staging_for
 from schedules.hopper.work import Load, Operand, Output, Tensors, Work
 from schedules.operator import ScheduleSpec
@@ -33,6 +47,11 @@ class TmaWgmmaConfig(HopperConfig):
 
     block_k: int = 128
     row_pixels: int = 1  # neighbours along w that TMA moves as one line, tiles are as wide; 1 lets them be any width
+
+    # a stage holds all taps of a column of the kernel, and their pixels once: kh - 1 lines more than without
+    tall: bool = False
+    # tiles of as many images as can be, tiles of one place in a row; taps that are padding for all of a tile left out
+    skip_padding: bool = False
 
     @property
     def groups(self) -> int:
@@ -61,12 +80,23 @@ class TmaWgmmaConfig(HopperConfig):
         if self.groups == 1 and self.block_m // self.cluster_n % (PATTERN * self.row_pixels):
             parts = f"{self.cluster_n} times a multiple of {PATTERN * self.row_pixels}"
             return f"block_m={self.block_m} is not cluster_n={parts} rows, as row_pixels={self.row_pixels} needs"
+        if self.tall and (problem.kh == 1 or problem.stride[0] > 1):
+            return f"tall=true is for kernels of several rows at stride 1, not {problem.kh} at {problem.stride[0]}"
+        if self.tall and self.groups == 1 and self.cluster > 1:
+            return f"tall=true deals out whole groups to a cluster, block_k={self.block_k} is but one; give more"
         tiles = _tiles(problem, self)
         if tiles is None:
             return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
+        if self.skip_padding and problem.pad == (0, 0):
+            return "skip_padding=true is for kernels that reach into the padding, here is none"
+        if self.skip_padding and tiles.counts[0] % self.cluster_m:
+            return f"skip_padding=true needs tiles of images in {self.cluster_m}s (cluster_m), not {tiles.counts[0]}"
+        if problem.residual and self.rows > WARPGROUP:
+            return f"block_m={self.block_m} gives a consumer {self.rows} rows, with a residual {WARPGROUP} at most"
         if problem.residual and problem.pixels * problem.co_groups * GROUP >= 2**31:
             return "the residual has 2**31 elements or more, which 32-bit indices do not reach"
-        return Nchw32Work(problem, self, tiles).reason()
+        work = Nchw32Work(problem, self, tiles)
+        return work.reason() or self.check_shared(work.stage_bytes, staging, arch)
 
 
 def _tiles(problem: Nchw32Problem, config: TmaWgmmaConfig) -> PixelTiles | None:
@@ -74,7 +104,11 @@ def _tiles(problem: Nchw32Problem, config: TmaWgmmaConfig) -> PixelTiles | None:
     shared = config.cluster_n if config.groups == 1 else 1
     width = config.row_pixels if config.row_pixels > 1 else None
     flat = flattened(problem, batch=False, width=config.row_pixels)
-    return pixel_tiles(flat, config.block_m, (config.consumers, shared), width, lines_outside=True)
+    # a tap further down is a line further on in shared memory, where the swizzle has to be the same
+    line = PATTERN * config.fold(problem) if config.tall else 1
+    prefer = most_images if config.skip_padding else highest if config.tall or width else squarest
+    tiles = pixel_tiles(flat, config.block_m, (config.consumers, shared), width, line, prefer, lines_outside=True)
+    return tiles and replace(tiles, images_first=config.skip_padding)
 
 
 def _pixels(
@@ -134,7 +168,8 @@ class Nchw32Work(Work):
         p: Any = tiles.problem
         self.problem, self.config, self.tiles = p, config, tiles
         self.arguments = problem.arguments()
-        self.kernel = (p.kh, p.kw)
+        taps = p.kh if config.tall else 1
+        self.kernel, self.stage_taps = (p.kh // taps, p.kw), taps
         self.groups_out = config.block_n // GROUP
         self.chunks = -(-p.ci_groups // config.groups)
         self.columns = -(-p.co_groups // (self.groups_out * config.cluster_n))  # tiles of a cluster along the channels
@@ -142,33 +177,37 @@ class Nchw32Work(Work):
         # each of a cluster loads some of the groups, or some of the rows of the only one
         whole = config.groups > 1
         fold = config.fold(problem)
+        n, h, w = tiles.box if whole else tiles.part(config.cluster_n)
+        halo = (taps - 1) * p.dilation[0]  # lines
         self.a = Operand(
-            SharedTile(config.block_m, config.block_k, 1, GROUP, fold=fold),
+            SharedTile(config.block_m + halo * n * w, config.block_k, 1, GROUP, fold=fold),
             _pixels(
                 "data",
                 p.dtype,
                 (p.n, p.h, p.w),
                 p.ci_groups,
-                tiles.box if whole else tiles.part(config.cluster_n),
+                (n, h + halo, w),
                 config.groups // config.cluster_n if whole else 1,
                 p.stride,
                 fold,
             ),
+            p.dilation[0] * n * w * GROUP,
         )
         rows = config.block_n if whole else config.block_n // config.cluster_m
         fold = next(fold for fold in FOLDS if rows % (PATTERN * fold) == 0)
-        channels, taps = p.co_groups * GROUP, p.kh * p.kw
+        channels = p.co_groups * GROUP
         self.b = Operand(
-            SharedTile(config.block_n, config.block_k, 1, GROUP, fold=fold),
+            SharedTile(config.block_n * taps, config.block_k, 1, GROUP, fold=fold),
             TensorMap(
                 "filter",
                 p.dtype,
-                (GROUP * fold, channels // fold, taps, p.ci_groups),
-                (GROUP * fold, channels * GROUP, taps * channels * GROUP),
-                (GROUP * fold, rows // fold, 1, config.groups // config.cluster_m if whole else 1),
-                (1, 1, 1, 1),
+                (GROUP * fold, channels // fold, p.kw, p.kh, p.ci_groups),
+                (GROUP * fold, channels * GROUP, p.kw * channels * GROUP, p.kh * p.kw * channels * GROUP),
+                (GROUP * fold, rows // fold, 1, taps, config.groups // config.cluster_m if whole else 1),
+                (1, 1, 1, 1, 1),
                 GROUP * fold,
             ),
+            config.block_n * GROUP,
         )
         staging = config.staging(problem)
         target = _pixels(
@@ -181,13 +220,46 @@ class Nchw32Work(Work):
             fold=staging.fold,
             promotion=0,
         )
-        self.output = Output(p.out_dtype, staging, target)
+        self.output = Output(p.out_dtype, staging, target, greatest(p))
 
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
         from schedules.hopper.program import named
 
         pixel, column = place_pixels(self.tiles, self.columns, self.config, tile, rank_m, rank_n)
         return Place(pixel, named("group_out", column * self.groups_out))
+
+    def taps(self, place: Place) -> tuple[Any, Any, Any, Any]:
+        p = self.problem
+        if not self.config.skip_padding:
+            return super().taps(place)
+        _, y, x = place.pixel
+        _, h, w = self.tiles.box
+        rows = (0, 1)
+        if not self.config.tall:
+            rows = taps_inside("ry", y, h, p.h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
+        return *rows, *taps_inside("rx", x, w, p.w, p.kw, p.pad[1], p.stride[1], p.dilation[1])
+
+    @property
+    def mean_taps(self) -> float:
+        """Kernel taps of a tile, or columns of them, in the mean."""
+        p = self.problem
+        if not self.config.skip_padding:
+            return math.prod(self.kernel)
+
+        def mean(size: int, out: int, extent: int, k: int, pad: int, stride: int, dilation: int) -> float:
+            starts = range(0, out, extent)
+            inside = (
+                any(0 <= at * stride + tap * dilation - pad < size for at in range(start, start + extent))
+                for start in starts
+                for tap in range(k)
+            )
+            return sum(inside) / len(starts)
+
+        _, h, w = self.tiles.box
+        columns = mean(p.w, p.out_w, w, p.kw, p.pad[1], p.stride[1], p.dilation[1])
+        if self.config.tall:
+            return columns
+        return columns * mean(p.h, p.out_h, h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
 
     def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
         p, tile, config = self.problem, self.a.tile, self.config
@@ -211,18 +283,18 @@ class Nchw32Work(Work):
         if config.groups > 1:
             first = first + part * (config.groups // config.cluster_m)
         else:
-            line = line + part * (tile.rows // config.cluster_m // tile.fold)
-        return [Load(part * (tile.nbytes // config.cluster_m), (0, line, ry * self.kernel[1] + rx, first))]
+            line = line + part * (config.block_n // config.cluster_m // tile.fold)
+        return [Load(part * (tile.nbytes // config.cluster_m), (0, line, rx, ry, first))]
 
     def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
         pixel = self.tiles.of_part(place.pixel, consumer, self.config.consumers)
         return _at(pixel, place.group + column // GROUP, self.output.staging.fold)
 
     def row_term(self, tensors: Tensors, place: Place, consumer: Any, row: Any) -> Any:
-        """Whether the row is a pixel, and where group 0 of it begins in the residual."""
+        """Where group 0 of the row's pixel begins in the residual; negative if it is none."""
         from tvm import tirx
 
-        from schedules.hopper.program import named
+        from schedules.hopper.program import kept
 
         p = self.problem
         if not p.residual:
@@ -230,7 +302,7 @@ class Nchw32Work(Work):
         n, y, x = self.tiles.pixel(self.tiles.of_part(place.pixel, consumer, self.config.consumers), row)
         is_pixel = tirx.all(n < p.n, y < p.out_h, x < p.out_w)
         start = ((n * p.co_groups * p.out_h + y) * p.out_w + x) * GROUP
-        return named("is_pixel", is_pixel), named("start", start)
+        return kept("start", tirx.Select(is_pixel, start, -1))
 
     def column_term(self, tensors: Tensors, place: Place, column: Any) -> Any:
         from tvm import tirx
@@ -247,10 +319,9 @@ class Nchw32Work(Work):
 
         p, residual = self.problem, None
         if p.residual:
-            is_pixel, start = of_row
             group = place.group + tirx.truncdiv(column, GROUP)
-            at = start + group * (p.out_h * p.out_w * GROUP) + tirx.truncmod(column, GROUP)
-            inside = tirx.all(is_pixel, group < p.co_groups)
+            at = of_row + group * (p.out_h * p.out_w * GROUP) + tirx.truncmod(column, GROUP)
+            inside = tirx.all(of_row >= 0, group < p.co_groups)
             residual = _read(tensors["flat residual"], at, inside)
         return unrounded(p, total, of_column, residual)
 
@@ -288,18 +359,77 @@ def schedule(problem: Nchw32Problem, config: TmaWgmmaConfig, arch: Arch) -> tvm.
     return program(Nchw32Work(problem, config, tiles))
 
 
+# few channels want many pixels
+SHAPES = (*BLOCK_SHAPES, (384, 64, 3), (512, 64, 2))
+# for two blocks of a multiprocessor, of which one finishes its tile while the other multiplies
+PAIRED = ((256, 64, 1), (128, 128, 1))
+# An estimate's rates, of a multiprocessor of an H200
+LINE = 2.0  # clocks of TMA for a line: measured for lines of 32 bytes
+L2 = 24.0  # bytes that arrive in a clock, about, where all multiprocessors load
+STEP = 40.0  # clocks between stages, about
+FINISH = 6.0 / WARPGROUP  # clocks of the epilogue for an element: its integer instructions
+HINDER = 0.1  # of what is done beside the longest is felt, about
+TOO_FEW = 1.3  # times as long with two stages, about
+
+
+def _clocks(work: Nchw32Work) -> float:
+    """About how many clocks the busiest multiprocessor takes: for each tile the longest of multiplying and finishing
+    it, of what TMA moves for it in lines, and in bytes from L2, and some of the others."""
+    config, output = work.config, work.output
+    shared = ((work.a.tile, config.cluster_n), (work.b.tile, config.cluster_m))
+    area = config.block_m * config.block_n
+    # a wgmma reads both operands from shared memory, 128 bytes in a clock
+    products = work.stage_taps * config.groups * config.block_m // ROWS
+    multiply = products * max(config.block_n / 2, config.block_n / 4 + 16)
+    lines = sum(tile.nbytes / tile.swizzle / tile.fold / parts for tile, parts in shared)
+    loaded = sum(tile.nbytes / parts for tile, parts in shared)
+    stages = work.mean_taps * work.chunks
+    stored = area * output.staging.item
+    busy = (
+        stages * (multiply + STEP) + area * FINISH,
+        LINE * (stages * lines + stored / output.staging.row_bytes / output.staging.fold),
+        (stages * loaded + stored) / L2,
+    )
+    tile = (1 - HINDER) * max(busy) + HINDER * sum(busy)
+    rounds = -(-work.clusters // (config.grid // config.cluster))
+    return rounds * tile * (TOO_FEW if config.num_stages < 3 else 1)
+
+
+@lru_cache(maxsize=256)
 def default(problem: Nchw32Problem, arch: Arch) -> TmaWgmmaConfig:
-    """The tile with the least work on the busiest multiprocessor, the most stages that fit, filters shared by two."""
-    block_m, block_n, consumers = default_shape(problem.pixels, problem.co_groups * GROUP)
-    channels = 128
-    while channels > GROUP and channels // 2 >= problem.ci_groups * GROUP:
-        channels //= 2
-    config = TmaWgmmaConfig(block_m, block_n, channels, 2, consumers, 2 if problem.pixels > block_m else 1, 1)
-    return replace(config, num_stages=fitting_stages(config, problem.dtype, arch, config.staging(problem).nbytes))
+    """The fastest by an estimate, with as many stages as fit."""
+    best: tuple[float, TmaWgmmaConfig] | None = None
+    channels = [k for k in (128, 64, 32) if k == GROUP or k // 2 < problem.ci_groups * GROUP]
+    for (m, n, consumers), k, cluster_m, ways in product(SHAPES, channels, (2, 1), _ways(problem)):
+        config = TmaWgmmaConfig(m, n, k, 2, consumers, cluster_m, 1, **ways)
+        if (cluster_m > 1 and problem.pixels <= m) or config.check(problem, arch):
+            continue
+        tiles = _tiles(problem, config)
+        assert tiles is not None  # checked
+        work = Nchw32Work(problem, config, tiles)
+        stages = fitting_stages(config, problem.dtype, arch, config.staging(problem).nbytes, work.stage_bytes)
+        work.config = config = replace(config, num_stages=stages)
+        clocks = _clocks(work)
+        if best is None or clocks < best[0]:
+            best = clocks, config
+    return best[1] if best else TmaWgmmaConfig()
+
+
+def _ways(problem: Nchw32Problem) -> list[dict[str, Any]]:
+    """What may serve the problem beside the sizes of its tiles."""
+    ways: list[dict[str, Any]] = [dict(row_pixels=row) for row in sorted(FOLDS)]
+    if problem.kh > 1 and problem.stride[0] == 1:
+        ways += [dict(way, tall=True) for way in ways]
+    if problem.pad != (0, 0):
+        ways.append(dict(skip_padding=True))
+    return ways
 
 
 def space(problem: Nchw32Problem, arch: Arch) -> Iterator[TmaWgmmaConfig]:
-    return (TmaWgmmaConfig(**words) for words in blocks(problem.dtype))
+    return (
+        TmaWgmmaConfig(**words, **ways)
+        for words, ways in product(blocks(problem.dtype, SHAPES + PAIRED), _ways(problem))
+    )
 
 
 SCHEDULE = ScheduleSpec(

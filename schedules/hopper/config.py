@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -105,7 +105,11 @@ class HopperConfig(Config):
         if self.block_n // 2 + INSTRUCTION > at_launch:
             needed = self.block_n // 2 + INSTRUCTION
             return f"block_n={self.block_n} needs {needed} registers for one wgmma, the launch gives {at_launch}"
-        shared = self.num_stages * (self.stage_bytes(dtype) + BARRIER_BYTES) + self.consumers * staging
+        return self.check_shared(self.stage_bytes(dtype), staging, arch)
+
+    def check_shared(self, stage: int, staging: int, arch: Arch) -> str | None:
+        """Whether stages of `stage` bytes fit into shared memory beside the staging."""
+        shared = self.num_stages * (stage + BARRIER_BYTES) + self.consumers * staging
         room = shared_room(arch, self.blocks_sm)
         if shared > room:
             of_each = f" for each of {self.blocks_sm} blocks" if self.blocks_sm > 1 else ""
@@ -118,10 +122,11 @@ def shared_room(arch: Arch, blocks_sm: int) -> int:
     return min(arch.shared_block, arch.shared_sm // blocks_sm - arch.shared_reserved)
 
 
-def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int) -> int:
-    """The most stages that shared memory has room for, at most 8."""
+def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int, stage: int = 0) -> int:
+    """The most stages that shared memory has room for, at most 8; of `stage` bytes, or as the block's size says."""
     room = shared_room(arch, config.blocks_sm) - config.consumers * staging
-    return max(2, min(8, room // (config.stage_bytes(dtype) + BARRIER_BYTES)))
+    fits = room // ((stage or config.stage_bytes(dtype)) + BARRIER_BYTES)
+    return max(stages for stages in STAGES if stages <= max(fits, STAGES[0]))
 
 
 # (block_m, block_n, consumers) that searches try and defaults are chosen from, widest first
@@ -142,15 +147,16 @@ SHAPES = (
     (64, 64, 1),
     (64, 32, 1),
 )
+STAGES = (2, 3, 4, 5, 6, 8)
 LOAD = 48  # what an element loaded costs, in products
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2))
 
 
-def blocks(dtype: str) -> Iterator[dict[str, Any]]:
+def blocks(dtype: str, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> Iterator[dict[str, Any]]:
     """Fields of every config worth trying for operands of `dtype`, legal or not."""
     k = K_BYTES // numpy_dtype(dtype).itemsize
     for (m, n, consumers), block_k, stages, (cluster_m, cluster_n), blocks_sm in product(
-        SHAPES, (2 * k, 4 * k, 8 * k), (2, 3, 4, 5, 6, 8), CLUSTERS, (1, 2)
+        shapes, (2 * k, 4 * k, 8 * k), STAGES, CLUSTERS, (1, 2)
     ):
         if (consumers, blocks_sm) not in REGISTERS:
             continue

@@ -16,18 +16,28 @@ from schedules.hopper.instructions import pack_16
 from schedules.hopper.shared import FOLDS, Staging, folded
 from schedules.hopper.work import Tensors, Work
 
+WHOLE = 2**22 - 1  # float32 up to here are rounded to whole numbers by adding a constant
+Writer = Callable[..., None]
 _STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 _STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 _FIRST_BARRIER = 1  # named barriers of the consumers; 0 is the whole block's
-# 1.5 * 2**23: what is added to it is rounded to a whole number, to nearest even, in the lowest bits
+# 1.5 * 2**23: what is added to it is rounded to a whole number, to nearest even, in the lowest bits, if within
+# WHOLE; not to be contracted with the product before it
 _PACK_8 = """
-__device__ __forceinline__ unsigned int hopper_byte(float y) {
-  return __float_as_uint(fminf(fmaxf(y, -128.f), 127.f) + 12582912.f);
+__device__ __forceinline__ int hopper_whole(float y) {
+  return __float_as_int(__fadd_rn(y, 12582912.f)) - 0x4b400000;
 }
+__device__ __forceinline__ float hopper_clamp(float y) { return fminf(fmaxf(y, -128.f), 127.f); }
 __device__ __forceinline__ unsigned int hopper_pack_s8(float a, float b, float c, float d) {
-  unsigned int low = __byte_perm(hopper_byte(a), hopper_byte(b), 0x0040);
-  unsigned int high = __byte_perm(hopper_byte(c), hopper_byte(d), 0x0040);
-  return __byte_perm(low, high, 0x5410);
+  unsigned int high, all;
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
+    : "=r"(high) : "r"(hopper_whole(d)), "r"(hopper_whole(c)), "r"(0));
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
+    : "=r"(all) : "r"(hopper_whole(b)), "r"(hopper_whole(a)), "r"(high));
+  return all;
+}
+__device__ __forceinline__ unsigned int hopper_clamp_pack_s8(float a, float b, float c, float d) {
+  return hopper_pack_s8(hopper_clamp(a), hopper_clamp(b), hopper_clamp(c), hopper_clamp(d));
 }
 """
 # u and v are groups of eight columns, two bytes of row lane / 4 and two of the row eight below.  Neighbouring lanes
@@ -63,7 +73,7 @@ def emit(
     from schedules.hopper.program import named
 
     staging = work.output.staging
-    write = _WRITERS[work.output.dtype]
+    write = _writer_8(work.output.bound > WHOLE) if work.output.dtype == "int8" else _WRITERS[work.output.dtype]
     a, b = work.a.tile, work.b.tile
     groups = work.config.block_n // 8
     top = named("top", warp * 16 + T.truncdiv(lane, 4))
@@ -113,7 +123,7 @@ def emit(
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
 
 
-def _writer_16(kind: str) -> Callable[..., None]:
+def _writer_16(kind: str) -> Writer:
     def write(staging: Staging, memory: Any, base: Any, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
         words = [pack_16(kind, *values[at : at + 2]) for at in range(0, 8, 2)]
         at = staging.chunk(row + T.truncmod(lane, 16), 2 * pair + T.truncdiv(lane, 16))
@@ -122,17 +132,21 @@ def _writer_16(kind: str) -> Callable[..., None]:
     return write
 
 
-def _write_8(staging: Staging, memory: Any, base: Any, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
-    words = [
-        T.cuda.func_call("hopper_pack_s8", *values[at : at + 4], source_code=_PACK_8, return_type="uint32")
-        for at in (0, 4)
-    ]
-    rows = [row + T.truncdiv(lane, 4) + below for below in (0, 8)]
-    targets = [memory.ptr_to([base + staging.chunk(at, pair)]) for at in rows]
-    T.evaluate(T.cuda.func_call("hopper_store_s8", *words, *targets, lane, source_code=_STORE_8))
+def _writer_8(clamp: bool) -> Writer:
+    pack = "hopper_clamp_pack_s8" if clamp else "hopper_pack_s8"
+
+    def write(staging: Staging, memory: Any, base: Any, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
+        words = [
+            T.cuda.func_call(pack, *values[at : at + 4], source_code=_PACK_8, return_type="uint32") for at in (0, 4)
+        ]
+        rows = [row + T.truncdiv(lane, 4) + below for below in (0, 8)]
+        targets = [memory.ptr_to([base + staging.chunk(at, pair)]) for at in rows]
+        T.evaluate(T.cuda.func_call("hopper_store_s8", *words, *targets, lane, source_code=_STORE_8))
+
+    return write
 
 
-def _writer_32(kind: str) -> Callable[..., None]:
+def _writer_32(kind: str) -> Writer:
     def write(staging: Staging, memory: Any, base: Any, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
         for half in range(2):
             for below in range(2):
@@ -146,10 +160,9 @@ def _writer_32(kind: str) -> Callable[..., None]:
     return write
 
 
-_WRITERS: dict[str, Callable[..., None]] = {
+_WRITERS: dict[str, Writer] = {
     "float16": _writer_16("float16"),
     "bfloat16": _writer_16("bfloat16"),
-    "int8": _write_8,
     "float32": _writer_32("float"),
     "int32": _writer_32("int"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -31,12 +32,14 @@ class PixelTiles:
     """Output pixels of `problem` in boxes (n, h, w) of as many pixels as a block has rows.
 
     Rows of a tile count w, h, n, or w, n, h if `lines_outside`: then the pixels of a line of the image are side by
-    side for all images of the box.
+    side for all images of the box.  Tiles count w, h, n, or n, w, h if `images_first`: then tiles of one place follow
+    each other.
     """
 
     problem: Conv2dProblem
     box: Box
     lines_outside: bool = False
+    images_first: bool = False
 
     @property
     def counts(self) -> Box:
@@ -69,8 +72,11 @@ class PixelTiles:
         """First output pixel (n, y, x) of tile number `tile`."""
         from tvm.script import tirx as T
 
-        _, rows, columns = self.counts
+        images, rows, columns = self.counts
         n, h, w = self.box
+        if self.images_first:
+            place = T.truncdiv(tile, images)
+            return T.truncmod(tile, images) * n, T.truncdiv(place, columns) * h, T.truncmod(place, columns) * w
         return (
             T.truncdiv(tile, rows * columns) * n,
             T.truncmod(T.truncdiv(tile, columns), rows) * h,
@@ -96,15 +102,38 @@ class PixelTiles:
         return start[0] + T.truncdiv(outer, h), start[1] + T.truncmod(outer, h), start[2] + inner
 
 
+def squarest(box: Box) -> tuple[int, ...]:
+    """Its pixels look at the fewest others; then fewest images."""
+    n, h, w = box
+    return abs(w - h), n
+
+
+def highest(box: Box) -> tuple[int, ...]:
+    """Its lines have the most in common with the next tap's; then fewest images."""
+    n, h, _ = box
+    return -h, n
+
+
+def most_images(box: Box) -> tuple[int, ...]:
+    """Its pixels have the most of the padding in common."""
+    return (-box[0],)
+
+
 @lru_cache(maxsize=4096)
 def pixel_tiles(
-    problem: Conv2dProblem, rows: int, parts: tuple[int, ...], width: int | None = None, lines_outside: bool = False
+    problem: Conv2dProblem,
+    rows: int,
+    parts: tuple[int, ...],
+    width: int | None = None,
+    line: int = 1,
+    prefer: Callable[[Box], tuple[int, ...]] = squarest,
+    lines_outside: bool = False,
 ) -> PixelTiles | None:
     """The boxes of `rows` pixels that waste least at the borders, `width` wide if given; each is cut in each number of
-    `parts`.
+    `parts`, and has a multiple of `line` pixels in a line of all its images.
 
-    Of equals the squarest, whose pixels look at the fewest others, then the one with the fewest images; of one width
-    the one with the fewest images.  None if TMA reaches over none: with a stride a box spans more pixels than it loads.
+    Of equals that for which `prefer` is least.  None if TMA reaches over none: with a stride a box spans more pixels
+    than it loads.
     """
     best: tuple[Any, PixelTiles] | None = None
     for w in [width] if width else _divisors(rows):
@@ -112,12 +141,31 @@ def pixel_tiles(
             n = rows // w // h
             reach = max(w * problem.stride[1], h * problem.stride[0], n)
             tiles = PixelTiles(problem, (n, h, w), lines_outside)
-            if reach > LONGEST_BOX or not all(map(tiles.has_parts, parts)):
+            if n * w % line or reach > LONGEST_BOX or not all(map(tiles.has_parts, parts)):
                 continue
-            key = tiles.count, 0 if width else abs(w - h), n
+            key = tiles.count, prefer(tiles.box)
             if best is None or key < best[0]:
                 best = key, tiles
     return best[1] if best else None
+
+
+def taps_inside(name: str, at: Any, extent: int, size: int, k: int, pad: int, stride: int, dilation: int) -> Any:
+    """First and last (exclusive) tap along an axis that lies in the image, of `size`, for any of the `extent` outputs
+    from `at`; where none does, one in the padding, which gives the zeros."""
+    from tvm import tirx
+
+    from schedules.hopper.program import named
+
+    if pad == 0:
+        return 0, k
+
+    def tap_at(pixel: Any) -> Any:
+        """The first tap at `pixel` of the image or after it, counted from the first tap of the first output."""
+        return tirx.min(k, tirx.truncdiv(tirx.max(0, pixel + dilation - 1), dilation))
+
+    before = pad - at * stride  # pixels of padding before the image, seen from the first tap
+    first = named(f"first_{name}", tirx.min(tap_at(before - (extent - 1) * stride), k - 1))
+    return first, named(f"last_{name}", tirx.max(tap_at(before + size), first + 1))
 
 
 def place_pixels(

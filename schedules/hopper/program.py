@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -31,11 +32,23 @@ def named(name: str, value: Any) -> Any:
     return variable
 
 
+_KEPT = """
+__device__ __forceinline__ int hopper_kept(int value) {
+  int r; asm volatile("mov.b32 %0, %1;" : "=r"(r) : "r"(value)); return r;
+}
+"""
+
+
+def kept(name: str, value: Any) -> Any:
+    """The int32 `value` computed here and now, bound to a variable: not earlier, and not again where it is used."""
+    return named(name, T.cuda.func_call("hopper_kept", value, source_code=_KEPT, return_type="int32"))
+
+
 def program(work: Work) -> tvm.IRModule:
     """The module with one function "main" that takes ``work.arguments``."""
     config, output = work.config, work.output
     a, b = work.a.tile, work.b.tile
-    stage_bytes = a.nbytes + b.nbytes
+    stage_bytes, loaded = work.stage_bytes, a.nbytes + b.nbytes
     stages, consumers = config.num_stages, config.consumers
     cluster_m, cluster_n, cluster = config.cluster_m, config.cluster_n, config.cluster
     grid = config.blocks(work.clusters * cluster)
@@ -88,14 +101,13 @@ def program(work: Work) -> tvm.IRModule:
         def units(offset: int) -> Any:
             return T.Cast("uint64", stage * (stage_bytes // UNIT) + offset // UNIT)
 
-        for k in range(steps):
-            for m in range(blocks_m):
-                multiply.emit(
-                    [sums[m * each + i] for i in range(each)],
-                    a_tile + units(a.k_offset(k) + a.row_offset(m * ROWS)),
-                    b_tile + units(b.k_offset(k)),
-                    step > 0 if k == 0 else T.bool(True),
-                )
+        for tap, k, m in itertools.product(range(work.stage_taps), range(steps), range(blocks_m)):
+            multiply.emit(
+                [sums[m * each + i] for i in range(each)],
+                a_tile + units(tap * work.a.tap_bytes + a.k_offset(k) + a.row_offset(m * ROWS)),
+                b_tile + units(tap * work.b.tap_bytes + b.k_offset(k)),
+                step > 0 if tap == k == 0 else T.bool(True),
+            )
 
     def release(empty: Any, stage: Any, thread: Any, peer: Any) -> None:
         """Tell every block that writes into `stage` that this consumer has read it."""
@@ -171,12 +183,12 @@ def program(work: Work) -> tvm.IRModule:
                                 chunk = 0
                                 while chunk < work.chunks:
                                     empty.wait(stage, phase ^ 1)
-                                    full.arrive(stage, stage_bytes)
+                                    full.arrive(stage, loaded)
                                     fill(work.a, a_map, work.loads_a(place, ry, rx, chunk, rank_n),
                                          ring, stage * stage_bytes, full.ptr_to([stage]),
                                          row_mask(cluster_m, cluster_n, rank_m))
                                     fill(work.b, b_map, work.loads_b(place, ry, rx, chunk, rank_m),
-                                         ring, stage * stage_bytes + a.nbytes, full.ptr_to([stage]),
+                                         ring, stage * stage_bytes + work.b_start, full.ptr_to([stage]),
                                          column_mask(cluster_m, cluster_n, rank_n))
                                     stage = stage + 1
                                     if stage == stages:
@@ -196,7 +208,7 @@ def program(work: Work) -> tvm.IRModule:
             b_tile = T.uint64(0)
             T.cuda.wgmma.encode_matrix_descriptor(
                 T.address_of(a_tile), ring.ptr_to([group * a.row_offset(config.rows)]), *a.descriptor)
-            T.cuda.wgmma.encode_matrix_descriptor(T.address_of(b_tile), ring.ptr_to([a.nbytes]), *b.descriptor)
+            T.cuda.wgmma.encode_matrix_descriptor(T.address_of(b_tile), ring.ptr_to([work.b_start]), *b.descriptor)
             # the block whose stage this thread says is free: each of the row and of the column
             peer = T.meta_var(named("peer", peer_of(thread, rank_m, rank_n, cluster_m, cluster_n)))
             while tile < work.clusters:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,15 +29,20 @@ class Operand:
 
     tile: SharedTile
     source: TensorMap
+    tap_bytes: int = 0  # from one kernel tap to the next, if a stage holds several
 
 
 @dataclass(frozen=True)
 class Output:
-    """How results leave: elements of `dtype` through the staging memory, by boxes of the tensor map."""
+    """How results leave: elements of `dtype` through the staging memory, by boxes of the tensor map.
+
+    None is greater than `bound` before it is rounded and saturated.
+    """
 
     dtype: str
     staging: Staging
     target: TensorMap
+    bound: float = math.inf
 
 
 class Work(ABC):
@@ -45,8 +51,9 @@ class Work(ABC):
 
     config: HopperConfig
     arguments: tuple[Argument, ...]
-    kernel: Pair  # taps
-    chunks: int  # stages of one tap
+    kernel: Pair  # taps, or groups of taps of which a stage holds all
+    stage_taps: int = 1  # taps in a stage
+    chunks: int  # stages of one tap, or group of them
     clusters: int  # tiles of a whole cluster
     a: Operand
     b: Operand
@@ -56,6 +63,16 @@ class Work(ABC):
     def dtype(self) -> str:
         """Of the operands."""
         return self.arguments[0].dtype
+
+    @property
+    def b_start(self) -> int:
+        """Bytes from the start of a stage to operand b, where any swizzle begins anew."""
+        return -(-self.a.tile.nbytes // 1024) * 1024
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes from one stage to the next."""
+        return self.b_start + self.b.tile.nbytes
 
     def reason(self) -> str | None:
         """Why TMA cannot move these tiles; None if it can."""

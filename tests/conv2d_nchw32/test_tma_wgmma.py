@@ -22,8 +22,11 @@ SHAPES: dict[str, dict[str, Any]] = ALL_SHAPES | {
     "1x1, several images": dict(n=3, h=5, w=7, ci=70, co=130, kh=1, kw=1),
     "1x1, stride 2": dict(n=3, h=5, w=7, ci=70, co=130, kh=1, kw=1, stride=2),
 }
-CONFIGS: list[dict[str, Any]] = [
-    dict(),
+PLAIN: dict[str, Any] = dict(
+    block_m=128, block_n=256, block_k=128, num_stages=4, consumers=2, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1,
+    row_pixels=1, tall=False, skip_padding=False,
+)  # fmt: skip
+_CONFIGS: list[dict[str, Any]] = [
     dict(block_m=128, block_n=256, block_k=128, consumers=2, num_stages=4),
     dict(block_m=256, block_n=128, block_k=64, consumers=2, num_stages=3, cluster_m=1, cluster_n=2),
     dict(block_m=192, block_n=128, block_k=128, consumers=3, num_stages=4, cluster_m=1),
@@ -35,14 +38,35 @@ CONFIGS: list[dict[str, Any]] = [
     dict(block_m=128, block_n=64, block_k=64, consumers=2, num_stages=4, row_pixels=4),
     dict(block_m=64, block_n=96, block_k=32, consumers=1, num_stages=4, row_pixels=2, cluster_m=2, cluster_n=2, grid=0),
     dict(block_m=256, block_n=128, block_k=128, consumers=2, num_stages=3, row_pixels=4, cluster_m=1, cluster_n=2),
+    dict(block_m=128, block_n=64, block_k=64, consumers=2, num_stages=2, row_pixels=4, tall=True),
+    dict(block_m=256, block_n=64, block_k=64, num_stages=2, row_pixels=2, cluster_m=2, cluster_n=2, tall=True, grid=0),
+    dict(block_m=192, block_n=32, block_k=32, consumers=3, num_stages=3, cluster_m=1, tall=True),
+    dict(block_m=64, block_n=32, block_k=64, consumers=1, num_stages=4, skip_padding=True),
+    dict(block_m=64, block_n=64, block_k=64, consumers=1, num_stages=4, cluster_m=1, skip_padding=True, row_pixels=2),
+    dict(block_m=512, block_n=64, block_k=64, num_stages=2, row_pixels=4, tall=True),
 ]
-ROWS: list[dict[str, Any]] = [dict(words, row_pixels=row) for words in CONFIGS[-3:-1] for row in (2, 4)]
+CONFIGS = [{}, *(PLAIN | words for words in _CONFIGS)]
+ROWS: list[dict[str, Any]] = [dict(words, row_pixels=row) for words in CONFIGS[9:11] for row in (2, 4)]
+TALL: dict[str, dict[str, Any]] = {
+    "tall, many images": dict(n=9, h=9, w=7, ci=70, co=72, kh=3, kw=3, pad=1),
+    "tall, dilated": dict(
+        n=3, h=9, w=7, ci=40, co=72, kh=5, kw=2, pad="2,1", dilation="2,1", out_dtype="int32", alpha=1.0
+    ),
+    "tall, stride along w": dict(n=2, h=9, w=7, ci=33, co=40, kh=2, kw=3, stride="1,2", residual=True),
+}
 
 EPILOGUE_SHAPES = (
     EPILOGUE_SHAPE,
     EPILOGUE_SHAPE | dict(kh=1, kw=1, pad=0),
     EPILOGUE_SHAPE | dict(kh=2, w=9, stride=2),
 )
+PADDED: dict[str, dict[str, Any]] = {
+    "padded, a place a tile": dict(n=120, h=2, w=3, ci=40, co=33, kh=3, kw=3, pad=1),
+    "padded, dilated and strided": dict(
+        n=128, h=3, w=2, ci=8, co=40, kh=4, kw=2, pad="2,3", dilation="1,2", stride="2,3", residual=True
+    ),
+    "padded, taps all outside": dict(n=128, h=1, w=1, ci=33, co=3, kh=3, kw=2, pad=3, dilation=3),
+}
 
 
 def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
@@ -55,7 +79,8 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
 
 @pytest.mark.parametrize("words", CONFIGS, ids=str)
 def test_other_configs(cuda_compiler: None, sm_90a: Arch, words: dict[str, Any]) -> None:
-    fields = WORK | dict(bias=True, residual=True, activation="relu")
+    high = words.get("block_m") == 512  # too many for a residual
+    fields = WORK | dict(bias=True, residual=not high, activation="relu")
     assert_well_made(build(problem_of("conv2d_nchw32", **fields), sm_90a, "tma_wgmma", words), "IGMMA")
 
 
@@ -92,6 +117,8 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         "block_n=48": "block_n=48 is not a multiple of 32 up to 256",
         "block_k=48": "block_k=48 is not 32, 64, 128 or 256",
         "cluster_m=4 block_k=64": "block_k=64 is not cluster_m=4 times a multiple of 32",
+        "tall=true block_k=32": "tall=true deals out whole groups to a cluster, block_k=32 is but one",
+        "tall=true num_stages=3": "num_stages=3 needs",
         "row_pixels=3": "row_pixels=3 is not 1, 2 or 4",
         "row_pixels=4 block_k=32 block_m=64 consumers=1 cluster_n=4 cluster_m=1": (
             "block_m=64 is not cluster_n=4 times a multiple of 32 rows, as row_pixels=4 needs"
@@ -99,7 +126,19 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         "num_stages=5": "num_stages=5 needs 278608 bytes of shared memory",
     }.items():
         with pytest.raises(ConfigError, match=reason):
-            spec.config_for(problem, sm_90a, dict(word.split("=") for word in words.split()))
+            spec.config_for(problem, sm_90a, PLAIN | dict(word.split("=") for word in words.split()))
+    for fields in (dict(kh=1, pad="0,1"), dict(stride=2)):
+        with pytest.raises(ConfigError, match="tall=true is for kernels of several rows at stride 1, not"):
+            spec.config_for(problem_of("conv2d_nchw32", **WORK | fields), sm_90a, PLAIN | dict(tall="true"))
+    with pytest.raises(ConfigError, match="block_m=512 gives a consumer 256 rows, with a residual 128 at most"):
+        high = PLAIN | dict(block_m="512", block_n="64", block_k="64")
+        spec.config_for(problem_of("conv2d_nchw32", **WORK, residual=True), sm_90a, high)
+    for fields, reason in (
+        (dict(pad=0), "skip_padding=true is for kernels that reach into the padding"),
+        (dict(n=3), "needs tiles of images in 2s \\(cluster_m\\), not 3"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            spec.config_for(problem_of("conv2d_nchw32", **WORK | fields), sm_90a, PLAIN | dict(skip_padding="true"))
     with pytest.raises(ConfigError, match="cuda:sm_80 has no tma and no wgmma"):
         spec.config_for(problem, parse_arch("sm_80"))
 
@@ -113,19 +152,21 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
     ("shape", "words"),
     [
         *((shape, {}) for shape in SHAPES),
-        *(("ragged everything, stride 2", words) for words in CONFIGS[1:]),
-        *((shape, words) for shape in SHAPES for words in ROWS),
+        *(("ragged everything, stride 2", words) for words in CONFIGS[1:12]),
+        *((shape, words) for shape in SHAPES for words in ROWS[:3]),
+        *((shape, words) for shape in TALL for words in CONFIGS[12:15]),
+        *((shape, words) for shape in PADDED for words in CONFIGS[15:17]),
     ],
 )
 def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
-    assert_emulated("conv2d_nchw32", SHAPES[shape], words)
+    assert_emulated("conv2d_nchw32", (SHAPES | TALL | PADDED)[shape], words)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("words", CONFIGS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES | TALL | PADDED)
 def test_on_a_device(gpu: Arch, shape: str, words: dict[str, Any]) -> None:
-    assert_correct_on(gpu, "conv2d_nchw32", SHAPES[shape], words)
+    assert_correct_on(gpu, "conv2d_nchw32", (SHAPES | TALL | PADDED)[shape], words)
 
 
 @pytest.mark.parametrize("words", [{}, *ROWS[:2]], ids=str)
