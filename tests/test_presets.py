@@ -43,6 +43,16 @@ def test_direct_article() -> None:
     assert problem.words()["dtype"] == "float32" and problem.flops == 2 * 6 * 763 * 507 * 6 * 36
 
 
+def test_few_channels() -> None:
+    found = {name: p.problem() for name, p in presets().items() if name.startswith("few-")}
+    assert len(found) == 40 and len({str(p) for p in found.values()}) == 40
+    for name, p in found.items():
+        assert isinstance(p, Conv2dProblem) and p.dtype == "float32" and p.kh == p.kw
+        assert name == f"few-{p.n}x{p.ci}x{p.h}x{p.w}-{p.co}-{p.kh}x{p.kw}" and p.pad in ((0, 0), (p.kh // 2,) * 2)
+    assert {p.kh for p in found.values()} == {3, 5, 7, 9, 11}
+    assert {p.pad[0] > 0 for p in found.values()} == {True, False}
+
+
 def test_resnet_layers() -> None:
     layers = {name: p.fields for name, p in presets().items() if name.startswith("resnet50-")}
     assert len(layers) == 12
