@@ -118,7 +118,7 @@ def test_one_build_serves_any_number_of_rows(emulation: None, sm_90a: Arch, conf
         assert is_right(built, rows), rows
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     rows=st.integers(1, 40), cols=st.integers(1, 600), function=st.sampled_from(FUNCTIONS),
     dtype=st.sampled_from(SoftmaxProblem.dtypes), mask=st.sampled_from(["none", "full", "cols"]),
@@ -236,6 +236,24 @@ def test_defaults_move_packs_and_do_not_spill(cuda_compiler: None, sm_90a: Arch,
     if cols % 8 == 0:
         assert "global load" not in found.counts and "global store" not in found.counts
         assert found.counts["global store 128-bit"] == rounds
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(cols=50257, function="softmax_grad"),
+        dict(cols=32768, mask="full", keep=0.8, scale=0.5),
+        dict(cols=32768, function="softmax_grad", keep=0.8, scale=0.5),
+    ],
+    ids=str,
+)
+def test_rows_that_fill_a_multiprocessor_do_not_spill(cuda_compiler: None, sm_90a: Arch, fields: Fields) -> None:
+    """One stage, so that the row must be out of it soon: it is kept in registers."""
+    built = build(softmax(rows=49152, **fields), sm_90a, "bulk")
+    (kernel,) = built.resources
+    assert isinstance(built.config, BulkConfig)
+    assert built.config.num_stages == 1 and built.config.kept != "shared"
+    assert kernel.spill_stores == kernel.spill_loads == kernel.stack == 0, built.config
 
 
 def test_frames() -> None:
