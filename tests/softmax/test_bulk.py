@@ -216,7 +216,7 @@ def test_the_default_is_legal_if_a_row_fits(sm_90a: Arch, function: str, dtype: 
 def test_searches_have_some_hundred_configs(sm_90a: Arch, cols: int) -> None:
     for function in FUNCTIONS:
         legal = list(SCHEDULE.legal_space(softmax(rows=49152, cols=cols, function=function), sm_90a))
-        assert 100 < len(set(legal)) == len(legal) < 1500
+        assert 100 < len(set(legal)) == len(legal) < 2000
 
 
 @pytest.mark.parametrize("function", ["softmax", "softmax_grad"])
@@ -331,3 +331,25 @@ def test_other_archs_are_refused() -> None:
     with pytest.raises(ConfigError, match="cuda:sm_80 has no bulk copies; choose another --schedule"):
         build(softmax(rows=1, cols=64), parse_arch("sm_80"), "bulk")
     assert "bulk" not in [spec.name for spec in operator("softmax").offered(parse_arch("gfx90a"))]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("cols", [1, 7, 32, 100, 1000, 1023, 2049, 4096, 32768, 50257])
+def test_defaults_on_a_device(gpu: Arch, function: str, cols: int) -> None:
+    """More rows than the stages of all multiprocessors together."""
+    if "tma" not in gpu.features:
+        pytest.skip(f"{gpu} has no bulk copies")
+    assert_correct(softmax(rows=2000, cols=cols, function=function), gpu, "bulk", routes=["device"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("fields", PROBLEMS, ids=str)
+def test_configs_on_a_device(gpu: Arch, config: Fields, fields: Fields) -> None:
+    if "tma" not in gpu.features:
+        pytest.skip(f"{gpu} has no bulk copies")
+    problem = softmax(rows=1013, **fields)
+    for grid in (3, 264):
+        chosen = replace(fitted(config, problem), grid=grid)
+        assert_correct(problem, gpu, "bulk", chosen, ["device"])
