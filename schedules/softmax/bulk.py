@@ -153,7 +153,7 @@ class BulkConfig(Config):
         begun = 3 if problem.mask != "none" and self.chunks == 1 else 0
         words, others = {
             # what every pack is addressed by, where rows start anywhere
-            "shared": (0 if self.frame(problem).aligned else 3 * inputs, 40),
+            "shared": (0 if self.frame(problem).aligned else 3 * inputs - 2, 40),
             "packed": (packed + begun, 24 if problem.is_grad else 32),
             "numerators": (max(pack + drop, packed), 24),
         }[self.kept]
