@@ -157,7 +157,8 @@ class BulkConfig(Config):
             "packed": (packed + begun, 24 if problem.is_grad else 32),
             "numerators": (max(pack + drop, packed), 24),
         }[self.kept]
-        return others + rounds * words
+        aside = 8 if self.abreast > 1 else 0  # which row it is, and whether there is a pack, asked for each
+        return others + aside + rounds * words
 
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if problem.dtype == "bfloat16" and arch.kind == "cuda" and "bf16" not in arch.features:
