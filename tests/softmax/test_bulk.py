@@ -110,7 +110,7 @@ def test_long_odd_rows_in_every_mode(emulation: None, sm_90a: Arch, fields: Fiel
 
 
 @pytest.mark.parametrize("config", [BLOCK, WARP, dict(ABREAST, stores="bulk", kept="packed")], ids=str)
-@pytest.mark.parametrize("cols", [1, 7, 8, 100])
+@pytest.mark.parametrize("cols", [1, 7, 100])
 def test_one_build_serves_any_number_of_rows(emulation: None, sm_90a: Arch, config: Fields, cols: int) -> None:
     """The tensor's last pack is whole or not, its first row may be its last, blocks have no row at all."""
     built = build(softmax(rows=1, cols=cols, keep=0.5), sm_90a, "bulk", BulkConfig(**config), device_code=False)
@@ -118,7 +118,7 @@ def test_one_build_serves_any_number_of_rows(emulation: None, sm_90a: Arch, conf
         assert is_right(built, rows), rows
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     rows=st.integers(1, 40), cols=st.integers(1, 600), function=st.sampled_from(FUNCTIONS),
     dtype=st.sampled_from(SoftmaxProblem.dtypes), mask=st.sampled_from(["none", "full", "cols"]),
