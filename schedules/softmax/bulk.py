@@ -149,13 +149,16 @@ class BulkConfig(Config):
         drop = pack // 4 if problem.has_dropout else 0
         inputs = len(row_inputs(problem)) - problem.has_dropout
         packed = 4 * (inputs + (problem.mask == "cols")) + drop
+        # masked packs are begun all at once, unless they are waited for one after the other
+        begun = 3 if problem.mask != "none" and self.chunks == 1 else 0
         words, others = {
             # what every pack is addressed by, where rows start anywhere
-            "shared": (0 if self.frame(problem).aligned else 3 * inputs, 40),
-            "packed": (packed, 24 if problem.is_grad else 32),
+            "shared": (0 if self.frame(problem).aligned else 3 * inputs - 2, 40),
+            "packed": (packed + begun, 24 if problem.is_grad else 32),
             "numerators": (max(pack + drop, packed), 24),
         }[self.kept]
-        return others + rounds * words
+        aside = 8 if self.abreast > 1 else 0  # which row it is, and whether there is a pack, asked for each
+        return others + aside + rounds * words
 
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if problem.dtype == "bfloat16" and arch.kind == "cuda" and "bf16" not in arch.features:
@@ -254,16 +257,17 @@ def preferred(problem: SoftmaxProblem) -> Iterator[BulkConfig]:
     threads on a multiprocessor, or fewer where that leaves room for another stage.
 
     Rows of up to a warp that start inside packs have blocks that compute as many of them side by side as make whole
-    packs, so that all of a stage leaves by one copy.  Longer ones store their ends apart.  Estimates, not measured.
+    packs, so that all of a stage leaves by one copy.  Longer ones store their ends apart, and so do those with dropout,
+    whose stages are so large that few would be left.  Estimates, not measured.
     """
     frame = Frame(problem.cols, 1, itemsize(problem))
     threads = 1
     while threads < 1024 and frame.pack * threads * (1 if threads < 8 else PACKS) < problem.cols:
         threads *= 2
-    copied = threads <= 32 and not frame.aligned
+    copied = threads <= 32 and not frame.aligned and not problem.has_dropout
     for (least, stages), kept in product(((768, 3), (512, 2), (1, 2), (1, 1)), keeps(problem)):
         for of_row in (threads, threads // 2) if threads > 64 and kept != "shared" else (threads,):
-            shape = narrow(problem, of_row, 256 if copied else 32) if of_row <= 32 else dict(threads=of_row)
+            shape = narrow(problem, of_row, copied) if of_row <= 32 else dict(threads=of_row)
             base = BulkConfig(**shape, kept=kept, stores="bulk" if copied else "direct")  # type: ignore[arg-type]
             blocks = range(max(1, THREADS_SM // base.block), max(1, least // base.block) - 1, -1)
             for blocks_sm in blocks:
@@ -273,26 +277,35 @@ def preferred(problem: SoftmaxProblem) -> Iterator[BulkConfig]:
                 yield replace(base, num_stages=num_stages, chunks=chunks, blocks_sm=blocks_sm, grid=grid)
 
 
-def narrow(problem: SoftmaxProblem, threads: int, team: int, times: int = 1) -> dict[str, int]:
+def narrow(problem: SoftmaxProblem, threads: int, copied: bool) -> dict[str, int]:
+    """The fields for rows of up to a warp: of teams of a warp; or, where a stage is to leave by one copy, of the
+    smallest teams from four warps on whose rows make whole packs."""
+    if not copied:
+        return teams(problem, threads, 32)
+    fitting = (team for team in (128, 256, 512) if Frame(problem.cols, team // threads, itemsize(problem)).aligned)
+    return teams(problem, threads, next(fitting), 0)
+
+
+def teams(problem: SoftmaxProblem, threads: int, team: int, times: int = 1) -> dict[str, int]:
     """The fields of teams of `team` threads for rows of up to a warp: the rows of a stage have about `times` STAGE
-    bytes for each warp; teams of a warp are four to a block."""
+    bytes for each warp, at least one for each that is computed; teams of a warp are four to a block."""
     abreast = team // threads
     turns = round(STAGE * times * threads / (32 * problem.cols * itemsize(problem)))
     return dict(threads=threads, abreast=abreast, groups=4 if team == 32 else 1, rows=abreast * max(1, turns))
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[BulkConfig]:
-    """Rows of up to a warp in teams of one warp or eight, longer ones in blocks of their own; shapes with up to sixteen
-    packs to a thread, and 512 to 2048 threads on a multiprocessor."""
+    """Rows of up to a warp in teams of one warp, four or eight, longer ones in blocks of their own; shapes with up to
+    sixteen packs to a thread, and 512 to 2048 threads on a multiprocessor."""
     most = Frame(problem.cols, 1, itemsize(problem)).most
     fitting = [
         threads for threads in (1 << k for k in range(11)) if most <= MOST_PACKS * threads < 2 * MOST_PACKS * most
     ]
-    narrow_ones = product((threads for threads in fitting if threads <= 32), (32, 256), (1, 4))
-    shapes = [narrow(problem, *fields) for fields in narrow_ones]
+    narrow_ones = product((threads for threads in fitting if threads <= 32), (32, 128, 256), (0, 2))
+    shapes = [teams(problem, *fields) for fields in narrow_ones]
     shapes += [dict(threads=threads) for threads in fitting if threads > 32]
     shapes = [shape for k, shape in enumerate(shapes) if shape not in shapes[:k]]
-    for shape, threads_sm, num_stages in product(shapes, (512, 768, 1024, 1536, 2048), (1, 2, 3, 4, 6)):
+    for shape, threads_sm, num_stages in product(shapes, (512, 768, 1024, 1536, 2048), (1, 2, 3, 4)):
         base = BulkConfig(**shape, num_stages=num_stages)  # type: ignore[arg-type]
         if threads_sm % base.block:
             continue

@@ -141,10 +141,6 @@ def program(problem: SoftmaxProblem, config: BulkConfig) -> tvm.IRModule:
             found[argument.name] = buffer
         return found
 
-    def blocks(rows: Any) -> Any:
-        stages = T.truncdiv(rows + (config.rows * config.groups - 1), T.int64(config.rows * config.groups))
-        return T.Cast("int32", T.min(stages, T.int64(config.grid)))
-
     # fmt: off
     @T.prim_func
     def main(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
@@ -152,7 +148,7 @@ def program(problem: SoftmaxProblem, config: BulkConfig) -> tvm.IRModule:
         tensors = T.meta_var(matched([a, b, c, d, e], rows))
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": config.blocks_sm})
-        block = T.cta_id([blocks(rows)])
+        block = T.cta_id([blocks(config, rows)])
         warp = T.warp_id([warps])
         lane = T.lane_id([32])
         Kernel(problem, config, tensors, rows, block, warp, lane).emit()
@@ -160,6 +156,12 @@ def program(problem: SoftmaxProblem, config: BulkConfig) -> tvm.IRModule:
 
     function = tirx.PrimFunc(main.params[: len(names)], main.body, main.ret_type, main.attrs)
     return tvm.IRModule({"main": function.with_attr("global_symbol", "main").with_attr(TIRX, 1)})
+
+
+def blocks(config: BulkConfig, rows: Any) -> Any:
+    """Blocks of the launch: none without a stage."""
+    of_block = config.rows * config.groups
+    return T.Cast("int32", T.min(T.truncdiv(rows + (of_block - 1), T.int64(of_block)), T.int64(config.grid)))
 
 
 @dataclass(frozen=True)
@@ -256,7 +258,7 @@ class Kernel:
         self.thread = named("thread", self.warp * 32 + self.lane if config.team > 32 else self.lane)
         self.elected = self.thread == 0
         self.ring_first = named("ring_first", team * stages)  # number of the team's first stage
-        self.teams = named("teams", T.Cast("int32", self.grid()) * config.groups)
+        self.teams = named("teams", blocks(config, self.rows) * config.groups)
         self.tiles = named("tiles", T.Cast("int32", T.truncdiv(self.rows + (config.rows - 1), T.int64(config.rows))))
         self.elements = named("elements", self.rows * self.problem.cols)
         zero = T.cuda.func_call("bulk_zero", self.elements, source_code=_ZERO, return_type="uint32")
@@ -282,11 +284,6 @@ class Kernel:
         if self.by_copy:
             with where(self.elected):
                 T.evaluate(T.ptx.cp.async_.bulk.wait_group(0))
-
-    def grid(self) -> Any:
-        config = self.config
-        stages = T.truncdiv(self.rows + (config.rows * config.groups - 1), T.int64(config.rows * config.groups))
-        return T.min(stages, T.int64(config.grid))
 
     def advance(self) -> None:
         if self.config.num_stages == 1:
@@ -379,7 +376,7 @@ class Kernel:
         self.call(f"bulk_copy_{_plain(kind)}", to, source, source=_typed(_COPY_ONE, kind))
 
     def offset(self, name: str) -> int:
-        """Bytes from a stage's start to an input."""
+        """Bytes from a stage's start to an input, or to an output that has a place of its own."""
         before = list(self.frames)
         return sum(self.frames[other].nbytes for other in before[: before.index(name)])
 
@@ -390,10 +387,11 @@ class Kernel:
             for col in range(whole, cols):
                 to = self.mask.ptr_to([PACK + col * self.item])
                 self.copy_one(self.item, to, self.tensors["mask"].ptr_to([col]))
-            T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier.ptr_to([0]), T.uint32(whole * self.item)))
+            size, arrived = T.uint32(whole * self.item), barrier.ptr_to([0])
+            T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(arrived, size))
             if whole:
                 source, target = self.tensors["mask"].ptr_to([0]), self.mask.ptr_to([PACK])
-                T.evaluate(T.ptx[_COPY](target, source, T.uint32(whole * self.item), barrier.ptr_to([0])))
+                self.copy(_COPY, target, source, size, arrived, evict=False)
 
     # ---- A stage's rows ----
 
@@ -458,6 +456,8 @@ class Kernel:
         place = named("out_place", (self.ring_first + self.stage.value) * self.stage_bytes)
         size = named("out_bytes", T.Cast("int32", whole_end - whole) * self.item)
 
+        evict = config.streaming != "no"
+
         def source(name: str, element: Any) -> Any:
             at = place + self.offset(self.in_place[name]) + T.Cast("int32", element - start) * self.item
             return self.ring.ptr_to([at])
@@ -466,14 +466,10 @@ class Kernel:
             for name in self.outputs:
                 with where(size > 0 if frame.unit < self.pack else True):
                     to = self.tensors[name].ptr_to([whole])
-                    self.copy(
-                        _COPY_OUT, to, source(name, whole), T.Cast("uint32", size), evict=config.streaming != "no"
-                    )
+                    self.copy(_COPY_OUT, to, source(name, whole), T.Cast("uint32", size), evict=evict)
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
         if frame.unit < self.pack:
-            for before, far in ((not frame.aligned, False), (True, True)):
-                if not before:
-                    continue
+            for far in (True,) if frame.aligned else (False, True):
                 k = named("edge_at", (whole_end if far else begin) + T.Cast("int64", self.thread))
                 limit = end if far else T.min(whole, end)
                 with where(tirx.all(k < limit, k >= whole) if far else k < limit):
@@ -559,7 +555,7 @@ class Kernel:
             self.fresh.clear()
             if self.config.kept == "packed":
                 self.settle()
-        elif not kept and not self.wide:
+        elif not self.wide:
             T.evaluate(T.cuda.warp_sync())  # or the compiler would keep in registers what it reads again
 
     def settle(self) -> None:
