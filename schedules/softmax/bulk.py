@@ -15,7 +15,6 @@ and the sum of each warp are combined at once (Milakov and Gimelshein, "Online n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -26,57 +25,22 @@ from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import BARRIER_BYTES, RESIDENT, shared_room
 from schedules.operator import ScheduleSpec
 from schedules.primitives.annotations import STREAMING
-from schedules.problem import Argument, Config
+from schedules.problem import Config
 from schedules.softmax.definition import SoftmaxProblem
+from schedules.softmax.packs import MOST_ROUNDS, PACK, Frame, row_inputs
 from schedules.softmax.rows import itemsize, itemsize_of
 
 if TYPE_CHECKING:
     import tvm
 
-PACK = 16  # bytes: what bulk copies count in and the widest access
 STORES = ("direct", "bulk")
 KEPT = ("shared", "packed", "numerators")
-MOST_ROUNDS = 32  # packs of a thread, which are unrolled
 PACKS = 4  # of a thread, by default
 CHUNKS = 4  # of a row that has a multiprocessor's shared memory to itself
 MOST_PACKS = 16  # of a thread, in searches
 THREADS_SM = 1024  # on a multiprocessor, by default: with 64 registers each
 STAGE = 2048  # bytes of a stage to a warp where it has several rows
 ALIGNMENT = 128  # bytes, of the first stage
-
-
-@dataclass(frozen=True)
-class Frame:
-    """`rows` rows of `cols` elements of one tensor, as the whole packs of 16 bytes that they lie in."""
-
-    cols: int
-    rows: int
-    itemsize: int
-
-    @property
-    def pack(self) -> int:
-        """Elements of a pack."""
-        return PACK // self.itemsize
-
-    @property
-    def aligned(self) -> bool:
-        """Whether any multiple of `rows` rows starts with a pack."""
-        return self.rows * self.cols % self.pack == 0
-
-    @property
-    def unit(self) -> int:
-        """Elements: every row starts and ends at a multiple of so many."""
-        return math.gcd(self.cols, self.pack)
-
-    @property
-    def most(self) -> int:
-        """Packs that the rows lie in, at most."""
-        before = self.pack - math.gcd(self.rows * self.cols, self.pack)
-        return -(-(before + self.rows * self.cols) // self.pack)
-
-    @property
-    def nbytes(self) -> int:
-        return self.most * PACK
 
 
 @dataclass(frozen=True)
@@ -106,7 +70,7 @@ class BulkConfig(Config):
 
     def frame(self, problem: SoftmaxProblem) -> Frame:
         """One row of the tensors of the problem's dtype."""
-        return Frame(problem.cols, 1, itemsize(problem))
+        return Frame.of_row(problem)
 
     def rounds(self, problem: SoftmaxProblem) -> int:
         """Packs of a row that a thread has, at most."""
@@ -215,11 +179,6 @@ class BulkConfig(Config):
             of_each = f" for each of {self.blocks_sm} blocks" if self.blocks_sm > 1 else ""
             return f"num_stages={self.num_stages} needs {shared} bytes of shared memory, {arch} has {room}{of_each}"
         return None
-
-
-def row_inputs(problem: SoftmaxProblem) -> tuple[Argument, ...]:
-    """The inputs that have rows."""
-    return tuple(a for a in problem.arguments() if not a.output and a.runtime_axis is not None)
 
 
 def mask_bytes(problem: SoftmaxProblem) -> int:
