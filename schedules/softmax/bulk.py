@@ -27,7 +27,7 @@ from schedules.operator import ScheduleSpec
 from schedules.primitives.annotations import STREAMING
 from schedules.problem import Config
 from schedules.softmax.definition import SoftmaxProblem
-from schedules.softmax.packs import MOST_ROUNDS, PACK, Frame, row_inputs
+from schedules.softmax.packs import MOST_ROUNDS, PACK, Frame, check_program, held, row_inputs
 from schedules.softmax.rows import itemsize, itemsize_of
 
 if TYPE_CHECKING:
@@ -109,43 +109,34 @@ class BulkConfig(Config):
 
     def registers(self, problem: SoftmaxProblem) -> int:
         """Registers of a thread, about."""
-        rounds, pack = self.rounds(problem), self.frame(problem).pack
-        drop = pack // 4 if problem.has_dropout else 0
         inputs = len(row_inputs(problem)) - problem.has_dropout
-        packed = 4 * (inputs + (problem.mask == "cols")) + drop
         words, others = {
             # what every pack is addressed by, where rows start anywhere
             "shared": (0 if self.frame(problem).aligned else 3 * inputs, 40),
-            "packed": (packed, 24 if problem.is_grad else 32),
-            "numerators": (max(pack + drop, packed), 24),
+            "packed": (held(problem, "packed"), 24 if problem.is_grad else 32),
+            "numerators": (held(problem, "numerators"), 24),
         }[self.kept]
-        return others + rounds * words
+        return others + self.rounds(problem) * words
 
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
-        if problem.dtype == "bfloat16" and arch.kind == "cuda" and "bf16" not in arch.features:
-            return f"dtype=bfloat16 needs sm_80 or newer, not {arch}"
         if "tma" not in arch.features:
             return f"{arch} has no bulk copies; choose another --schedule"
-        if self.threads < 1 or self.threads & (self.threads - 1) or self.threads > arch.max_threads:
-            return f"threads={self.threads} is not a power of two up to {arch.max_threads}"
         for name in ("abreast", "groups", "rows", "num_stages", "chunks", "blocks_sm", "grid"):
             if getattr(self, name) < 1:
                 return f"{name}={getattr(self, name)} must be at least 1"
-        return self._check_words(problem) or self._check_sizes(problem, arch)
+        return (
+            self._check_words()
+            or check_program(problem, arch, self.threads, self.kept, self.online)
+            or self._check_sizes(problem, arch)
+        )
 
-    def _check_words(self, problem: SoftmaxProblem) -> str | None:
+    def _check_words(self) -> str | None:
         if self.kept not in KEPT:
             return f"kept={self.kept} is not one of {', '.join(KEPT)}"
         if self.stores not in STORES:
             return f"stores={self.stores} is not one of {', '.join(STORES)}"
         if self.streaming not in STREAMING:
             return f"streaming={self.streaming} is not one of {', '.join(STREAMING)}"
-        if self.kept == "numerators" and problem.function != "softmax":
-            return f"kept=numerators is for function=softmax, not {problem.function}; take packed"
-        if self.online and problem.is_grad:
-            return f"online=true is for softmax and log_softmax; {problem.function} has one reduction"
-        if self.online and self.threads <= 32:
-            return f"online=true is for rows of more than a warp, not of threads={self.threads}"
         return None
 
     def _check_sizes(self, problem: SoftmaxProblem, arch: Arch) -> str | None:

@@ -10,7 +10,6 @@ import tvm
 from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import TMABar
 from tvm.script import tirx as T
-from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.program import named
 from schedules.softmax.bulk import BulkConfig, mask_bytes

@@ -18,7 +18,6 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from schedules.hopper.instructions import pack_16
 from schedules.hopper.program import named
 from schedules.primitives.annotations import TIRX
 from schedules.problem import numpy_dtype
@@ -101,6 +100,15 @@ __device__ __forceinline__ float pack_{kind}_{lanes}(float v) {{
   return v;
 }}
 """
+_PACK = """
+__device__ __forceinline__ unsigned pack_two_{type}(float a, float b) {{
+  {type} r = {convert}(a, b); return *(unsigned*)&r;
+}}
+"""
+_TWO = {  # the type of two elements in a word, and what rounds to them
+    "float16": ("half2", "__floats2half2_rn"),
+    "bfloat16": ("nv_bfloat162", "__floats2bfloat162_rn"),
+}
 _COMBINE = {"max": "fmaxf(v, other)", "sum": "v + other"}
 
 
@@ -138,8 +146,8 @@ def module(
 ) -> tvm.IRModule:
     """The module with one function "main" that takes ``problem.arguments()``.
 
-    `blocks` makes their number of that of rows, `emit` the body of (tensors, rows, block, warp, lane); with `min_blocks`
-    registers are capped for as many on a multiprocessor.
+    `blocks` makes their number of that of rows, `emit` the body of (tensors, rows, block, warp, lane); with
+    `min_blocks` registers are capped for as many on a multiprocessor.
     """
     arguments = problem.arguments()
     names = [argument.name for argument in arguments]
@@ -255,6 +263,7 @@ class PackKernel(ABC):
         """What a row is computed from: its inputs and the mask."""
         return [argument.name for argument in self.problem.arguments() if not argument.output]
 
+    @abstractmethod
     def behind_first(self, row: Row) -> None:
         """What to do behind a row's first reduction."""
 
@@ -343,8 +352,8 @@ class PackKernel(ABC):
     def peak_of_thread(self, row: Row) -> Any:
         """The largest of a thread's part; two at a time where elements are 16 bits and stand as they are."""
         step = self.program.reductions[0]
-        two = {"float16": "half2", "bfloat16": "nv_bfloat162"}.get(self.problem.dtype)
-        if self.problem.mask != "none" or two is None:
+        two, _ = _TWO.get(self.problem.dtype, ("", ""))
+        if self.problem.mask != "none" or not two:
             peaks = self.sums("peaks", float(np.finfo(np.float32).min))
             for p, _ in self.each_pack(row, "x", "mask"):
                 for v in range(self.pack):
@@ -496,6 +505,12 @@ class PackKernel(ABC):
                 ]
                 self.store(self.outputs[1], row, p, i, self.packed("dropped", values))
 
+    def two(self, a: Any, b: Any) -> Any:
+        """The word of two numbers rounded to 16 bits, `a` in its low half."""
+        kind, convert = _TWO[self.problem.dtype]
+        source = _PACK.format(type=kind, convert=convert)
+        return T.cuda.func_call(f"pack_two_{kind}", a, b, source_code=source, return_type="uint32")
+
     def packed(self, name: str, values: list[Any]) -> Any:
         """Four words of elements rounded to the tensors' dtype."""
         words = T.alloc_local((WORDS,), "uint32")
@@ -503,15 +518,19 @@ class PackKernel(ABC):
         per = 4 // self.item
         for k in range(WORDS):
             of_word = values[k * per : (k + 1) * per]
-            word = pack_16(self.problem.dtype, *of_word) if per == 2 else T.reinterpret("uint32", of_word[0])
+            word = self.two(*of_word) if per == 2 else T.reinterpret("uint32", of_word[0])
             T.buffer_store(words, word, [k])
         return words
 
     def store(self, name: str, row: Row, p: int, i: Any, words: Any) -> None:
         """Pack i of an output, of the row's elements."""
-        to = self.tensors[name].ptr_to([row.start + T.Cast("int64", i * self.pack)])
+        to = self.tensors[name].ptr_to([self.first_of(row, p, i)])
         kind, instruction = ("streaming", "__stcs") if self.streaming_stores else ("whole", "__stwb")
         self.store_own(row, p, i, words, to, f"pack_store_{kind}", _STORE.format(name=kind, store=instruction))
+
+    def first_of(self, row: Row, p: int, i: Any) -> Any:
+        """The first element of pack i, int64."""
+        return row.start + T.Cast("int64", i * self.pack)
 
     def store_own(self, row: Row, p: int, i: Any, words: Any, to: Any, name: str, whole: str) -> None:
         """A pack by the function `name`, or, where it holds elements of other rows, its own in parts."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from schedules.arch import Arch
 from schedules.problem import Argument
 from schedules.softmax.definition import SoftmaxProblem
 from schedules.softmax.rows import itemsize
@@ -60,3 +61,27 @@ class Frame:
 def row_inputs(problem: SoftmaxProblem) -> tuple[Argument, ...]:
     """The inputs that have rows."""
     return tuple(a for a in problem.arguments() if not a.output and a.runtime_axis is not None)
+
+
+def held(problem: SoftmaxProblem, kept: str) -> int:
+    """Registers that a pack of each input takes: `kept` as packed or as numerators, for which all are first read."""
+    pack = Frame.of_row(problem).pack
+    drop = pack // 4 if problem.has_dropout else 0
+    inputs = len(row_inputs(problem)) - problem.has_dropout
+    packed = 4 * (inputs + (problem.mask == "cols")) + drop
+    return max(pack + drop, packed) if kept == "numerators" else packed
+
+
+def check_program(problem: SoftmaxProblem, arch: Arch, threads: int, kept: str, online: bool) -> str | None:
+    """Why `threads` threads can not compute a row that waits where `kept` says, or None."""
+    if problem.dtype == "bfloat16" and arch.kind == "cuda" and "bf16" not in arch.features:
+        return f"dtype=bfloat16 needs sm_80 or newer, not {arch}"
+    if threads < 1 or threads & (threads - 1) or threads > arch.max_threads:
+        return f"threads={threads} is not a power of two up to {arch.max_threads}"
+    if kept == "numerators" and problem.function != "softmax":
+        return f"kept=numerators is for function=softmax, not {problem.function}; take packed"
+    if online and problem.is_grad:
+        return f"online=true is for softmax and log_softmax; {problem.function} has one reduction"
+    if online and threads <= 32:
+        return f"online=true is for rows of more than a warp, not of threads={threads}"
+    return None
