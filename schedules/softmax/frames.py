@@ -97,7 +97,7 @@ def schedule(problem: SoftmaxProblem, config: FramesConfig, arch: Arch) -> tvm.I
 
 def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
     """Four packs to a thread of up to a warp, blocks of 64 threads; then up to sixteen packs of a warp, then blocks of
-    128, 512 and 1024 threads with up to 16, 8 and 8 packs, all of them halved where a row has two inputs.
+    128, 512 and 1024 threads with up to 16, 8 and 8 packs; fewer as further inputs take registers.
 
     Few threads with many packs each were fastest on an H200 where rows are whole packs.
     """
@@ -108,9 +108,9 @@ def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
         threads *= 2
     if most * scale <= 32 * 16:
         return FramesConfig(threads, 64 // threads)
-    for threads, packs in ((128, 8), (128, 16), (512, 8)):
+    for threads, packs, min_blocks in ((128, 8, 0), (128, 16, 4), (512, 8, 2)):
         if most * scale <= threads * packs:
-            return FramesConfig(threads, min_blocks=4 if packs > 8 and scale == 1 else 0)
+            return FramesConfig(threads, min_blocks=min_blocks if scale == 1 else 0)
     return FramesConfig(1024)
 
 
