@@ -67,6 +67,7 @@ class Kernel(PackKernel):
 
     def emit(self, block: Any) -> None:
         config = self.config
+        of_block = config.groups * config.rows_per_group
         self.thread = named("thread", self.warp * 32 + self.lane if config.block > 32 else self.lane)
         self.of_row = self.thread if config.groups == 1 else named("of_row", T.truncmod(self.thread, config.threads))
         group = 0 if config.groups == 1 else named("group", T.truncdiv(self.thread, config.threads))
@@ -75,24 +76,24 @@ class Kernel(PackKernel):
             self.exchange = T.alloc_shared((2 * (1 + alternate) * config.threads // 32,), "float32")
             IRBuilder.name("exchange", self.exchange)
             self.turn = Scalar("turn", 0) if alternate else None
-        if config.kept == "packed":
+        if config.kept == "packed" and self.item < 4:
             self.zero = self.unknown_zero()
-        first = T.Cast("int64", block) * (config.groups * config.rows_per_group) + T.Cast("int64", group)
-        first = named("first_row", first)
+        first = T.Cast("int64", block) * of_block + T.Cast("int64", group)
+        self.row = Scalar("row", first, "int64")
         if config.rows_per_group == 1:
-            self.compute_row(first)
+            self.compute_row()
             return
-        number = Scalar("row_turn", 0)
-        with T.While(number.value < config.rows_per_group):
-            self.compute_row(first + T.Cast("int64", number.value * config.groups))
-            number.set(number.value + 1)
+        end = named("end", (T.Cast("int64", block) + 1) * of_block)
+        with T.While(self.row.value < end):
+            self.compute_row()
+            self.row.set(self.row.value + config.groups)
 
-    def compute_row(self, number: Any) -> None:
-        self.fresh = True
-        self.compute(self.place(number))
+    def compute_row(self) -> None:
+        self.fresh = True  # nothing of the row is read
+        self.compute(self.place())
 
-    def place(self, number: Any) -> LoadedRow:
-        cols, pack = self.problem.cols, self.pack
+    def place(self) -> LoadedRow:
+        cols, pack, number = self.problem.cols, self.pack, self.row.value
         begin = named("begin", number * cols)
         shift = 0 if self.aligned else named("shift", T.bitwise_and(T.Cast("int32", begin), pack - 1))
         start = begin if self.aligned else named("start", begin - T.Cast("int64", shift))
@@ -105,9 +106,8 @@ class Kernel(PackKernel):
             whole = T.Select(end > self.rows * cols, packs - 1, packs)
         if not self.always:
             packs, whole = (T.Select(number < self.rows, count, T.int32(0)) for count in (packs, whole))
-        packs, whole = named("packs", packs), named("whole", whole)
-        first = named("first", start + T.Cast("int64", self.of_row * pack))
-        return LoadedRow(shift, packs, start, whole, first)
+        first = Scalar("first", start + T.Cast("int64", self.of_row * pack), "int64")
+        return LoadedRow(shift, Scalar("packs", packs).value, start, Scalar("whole", whole).value, first.value)
 
     def first_of(self, row: LoadedRow, p: int, i: Any) -> Any:
         return row.first + T.int64(p * self.threads * self.pack)
@@ -131,6 +131,8 @@ class Kernel(PackKernel):
             sure = self.always and (p + 1) * self.threads <= self.least
             with where(i < row.packs if (stored and not sure) or p * self.threads >= self.least else True):
                 yield p, i
+        if self.zero is not None and not stored:
+            self.settle()
 
     def read_row(self, row: LoadedRow) -> None:
         """All packs of all inputs into words: those inside the tensors first, all in flight at once, then what is left
@@ -162,8 +164,6 @@ class Kernel(PackKernel):
             for name in of_rows:
                 if name != "drop":
                     self.fill(name, row, p, self.number(p))
-        if self.kept == "packed":
-            self.settle()
 
     def read_mask(self, row: LoadedRow, p: int, i: Any) -> None:
         """The columns of pack i of the mask of columns, which starts at any of them."""
