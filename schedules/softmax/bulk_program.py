@@ -64,7 +64,7 @@ class StagedRow(Row):
     last: Any  # and its last
 
 
-class Kernel(PackKernel):
+class Kernel(PackKernel[StagedRow]):
     """The body of the kernel for one thread; its methods emit statements."""
 
     def __init__(

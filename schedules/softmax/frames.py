@@ -111,11 +111,12 @@ def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
     for threads, packs, min_blocks in ((128, 8, 0), (128, 16, 4), (512, 8, 2)):
         if most * scale <= threads * packs:
             return FramesConfig(threads, min_blocks=min_blocks if scale == 1 else 0)
-    return FramesConfig(1024)
+    # ptxas spills to come under 32 registers, unless it is told that one block is enough
+    return FramesConfig(1024, min_blocks=1)
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[FramesConfig]:
-    """One to sixteen packs to a thread, blocks of 32 to 256 threads or one row, one row or two to a group."""
+    """Up to sixteen packs to a thread, blocks of 32 to 256 threads or one row, up to four rows to a group."""
     most = Frame.of_row(problem).most
     keeps = KEPT if problem.function == "softmax" else KEPT[:1]
     for threads in (1 << k for k in range(11)):

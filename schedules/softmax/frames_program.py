@@ -55,7 +55,7 @@ class LoadedRow(Row):
     first: Any  # element of the thread's first pack, int64
 
 
-class Kernel(PackKernel):
+class Kernel(PackKernel[LoadedRow]):
     """The body of the kernel for one thread; its methods emit statements."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Kernel(PackKernel):
     def first_of(self, row: LoadedRow, p: int, i: Any) -> Any:
         return row.first + T.int64(p * self.threads * self.pack)
 
-    def behind_first(self, row: Row) -> None:
+    def behind_first(self, row: LoadedRow) -> None:
         """Nothing: no memory is to be filled again."""
 
     # ---- Packs ----

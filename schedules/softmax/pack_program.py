@@ -10,7 +10,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import tvm
@@ -181,6 +181,9 @@ def module(
     return tvm.IRModule({"main": function.with_attr("global_symbol", "main").with_attr(TIRX, 1)})
 
 
+R = TypeVar("R", bound=Row)
+
+
 class Scalar:
     """A variable of a thread."""
 
@@ -207,7 +210,7 @@ def where(condition: Any) -> Iterator[None]:
             yield
 
 
-class PackKernel(ABC):
+class PackKernel(ABC, Generic[R]):
     """The body of a kernel for one thread; its methods emit statements.
 
     Where packs come from, `each_pack` knows; `exchange` and `turn`, where a row is more than a warp's, are for whoever
@@ -246,7 +249,7 @@ class PackKernel(ABC):
 
     # ---- A row ----
 
-    def compute(self, row: Row) -> None:
+    def compute(self, row: R) -> None:
         """Reduce a row and store it."""
         self.words = {name: T.alloc_local((self.rounds * self.words_of(name),), "uint32") for name in self.read_names()}
         for name, array in self.words.items():
@@ -264,7 +267,7 @@ class PackKernel(ABC):
         return [argument.name for argument in self.problem.arguments() if not argument.output]
 
     @abstractmethod
-    def behind_first(self, row: Row) -> None:
+    def behind_first(self, row: R) -> None:
         """What to do behind a row's first reduction."""
 
     def sync(self) -> None:
@@ -273,11 +276,11 @@ class PackKernel(ABC):
     # ---- Packs ----
 
     @abstractmethod
-    def each_pack(self, row: Row, *needs: str, stored: bool = False) -> Iterator[tuple[int, Any]]:
+    def each_pack(self, row: R, *needs: str, stored: bool = False) -> Iterator[tuple[int, Any]]:
         """The rounds with the number of the thread's pack, with the inputs of it that the body needs in words.  The
         body is for packs that there are; unless it is `stored`, for neutral ones too."""
 
-    def edge(self, row: Row, p: int, i: Any) -> tuple[Any, Any, Any] | None:
+    def edge(self, row: R, p: int, i: Any) -> tuple[Any, Any, Any] | None:
         """(whether pack i holds elements of other rows, its first own element, its last (exclusive)); None if it never
         does."""
         threads = self.threads
@@ -286,7 +289,7 @@ class PackKernel(ABC):
         first, last = row.shift - i * self.pack, row.shift + self.problem.cols - i * self.pack
         return tirx.any(first > 0, last < self.pack), first, last
 
-    def fill(self, name: str, row: Row, p: int, i: Any) -> None:
+    def fill(self, name: str, row: R, p: int, i: Any) -> None:
         """Have elements of other rows in pack i of an input count as neutral."""
         found = self.edge(row, p, i)
         if found:
@@ -349,7 +352,7 @@ class PackKernel(ABC):
         combine: Callable[[Any, Any], Any] = T.max if kind == "max" else lambda a, b: a + b
         return combine(combine(array[0], array[1]), combine(array[2], array[3]))
 
-    def peak_of_thread(self, row: Row) -> Any:
+    def peak_of_thread(self, row: R) -> Any:
         """The largest of a thread's part; two at a time where elements are 16 bits and stand as they are."""
         step = self.program.reductions[0]
         two, _ = _TWO.get(self.problem.dtype, ("", ""))
@@ -379,7 +382,7 @@ class PackKernel(ABC):
         low, high = self.widened(found[0], 0), self.widened(found[0], 1)
         return T.max(low, high) if rising else T.float32(0) - T.min(low, high)
 
-    def total_of_thread(self, row: Row, results: Values) -> Any:
+    def total_of_thread(self, row: R, results: Values) -> Any:
         """The sum over a thread's part, of softmax by way of its numerators if those are kept."""
         step = self.program.reductions[-1]
         numerators = self.kept == "numerators"
@@ -404,7 +407,7 @@ class PackKernel(ABC):
         source = _ACROSS.format(kind=kind, lanes=lanes, combine=_COMBINE[kind])
         return T.cuda.func_call(f"pack_{kind}_{lanes}", value, source_code=source, return_type="float32")
 
-    def of_row_of(self, parts: dict[str, tuple[str, Any]], first: Row | None) -> dict[str, tuple[Any, Any]]:
+    def of_row_of(self, parts: dict[str, tuple[str, Any]], first: R | None) -> dict[str, tuple[Any, Any]]:
         """(this warp's, that of the warp number `lane` modulo the warps) of each of `parts`, name to (kind, a thread's
         part): one barrier for all.  The second is the first where a row has no more than a warp.
 
@@ -434,7 +437,7 @@ class PackKernel(ABC):
             self.turn.set(T.bitwise_xor(self.turn.value, 1))
         return found
 
-    def reduced(self, step: Reduction, value: Any, first: Row | None) -> Any:
+    def reduced(self, step: Reduction, value: Any, first: R | None) -> Any:
         """A reduction over the row, from a thread's part."""
         _, part = self.of_row_of({step.name: (step.kind, value)}, first)[step.name]
         return named(step.name, self.across(step.kind, part, self.threads // 32) if self.wide else part)
@@ -446,18 +449,18 @@ class PackKernel(ABC):
             derived[name] = named(name, formula(results))
         return derived
 
-    def reduce_gradient(self, row: Row) -> Values:
+    def reduce_gradient(self, row: R) -> Values:
         (step,) = self.program.reductions
         total = self.total_of_thread(row, {})
         return self.finished({step.name: self.reduced(step, total, row)})
 
-    def reduce_in_turn(self, row: Row) -> Values:
+    def reduce_in_turn(self, row: R) -> Values:
         peak_step, total_step = self.program.reductions
         peak = self.reduced(peak_step, self.peak_of_thread(row), row)
         total = self.total_of_thread(row, {"peak": peak})
         return self.finished({"peak": peak, "total": self.reduced(total_step, total, None)})
 
-    def reduce_online(self, row: Row) -> Values:
+    def reduce_online(self, row: R) -> Values:
         """Sums relative to the warp's peak, which is all a warp need wait for; then peaks and sums at once."""
         _, total_step = self.program.reductions
         peak_of_warp = named("peak_of_warp", self.across("max", self.peak_of_thread(row), 32))
@@ -485,7 +488,7 @@ class PackKernel(ABC):
             for k in range(self.rounds * self.words_of(name)):
                 T.buffer_store(self.words[name], T.bitwise_xor(self.words[name][k], self.zero), [k])
 
-    def write(self, row: Row, results: Values) -> None:
+    def write(self, row: R, results: Values) -> None:
         numerators = self.kept == "numerators"
         for p, i in self.each_pack(row, *self.words, stored=True):
 
@@ -522,17 +525,17 @@ class PackKernel(ABC):
             T.buffer_store(words, word, [k])
         return words
 
-    def store(self, name: str, row: Row, p: int, i: Any, words: Any) -> None:
+    def store(self, name: str, row: R, p: int, i: Any, words: Any) -> None:
         """Pack i of an output, of the row's elements."""
         to = self.tensors[name].ptr_to([self.first_of(row, p, i)])
         kind, instruction = ("streaming", "__stcs") if self.streaming_stores else ("whole", "__stwb")
         self.store_own(row, p, i, words, to, f"pack_store_{kind}", _STORE.format(name=kind, store=instruction))
 
-    def first_of(self, row: Row, p: int, i: Any) -> Any:
+    def first_of(self, row: R, p: int, i: Any) -> Any:
         """The first element of pack i, int64."""
         return row.start + T.Cast("int64", i * self.pack)
 
-    def store_own(self, row: Row, p: int, i: Any, words: Any, to: Any, name: str, whole: str) -> None:
+    def store_own(self, row: R, p: int, i: Any, words: Any, to: Any, name: str, whole: str) -> None:
         """A pack by the function `name`, or, where it holds elements of other rows, its own in parts."""
         four = [words[k] for k in range(WORDS)]
         found = self.edge(row, p, i)
