@@ -15,7 +15,6 @@ and the sum of each warp are combined at once (Milakov and Gimelshein, "Online n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -26,57 +25,22 @@ from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import BARRIER_BYTES, RESIDENT, shared_room
 from schedules.operator import ScheduleSpec
 from schedules.primitives.annotations import STREAMING
-from schedules.problem import Argument, Config
+from schedules.problem import Config
 from schedules.softmax.definition import SoftmaxProblem
+from schedules.softmax.packs import MOST_ROUNDS, PACK, Frame, check_program, held, row_inputs
 from schedules.softmax.rows import itemsize, itemsize_of
 
 if TYPE_CHECKING:
     import tvm
 
-PACK = 16  # bytes: what bulk copies count in and the widest access
 STORES = ("direct", "bulk")
 KEPT = ("shared", "packed", "numerators")
-MOST_ROUNDS = 32  # packs of a thread, which are unrolled
 PACKS = 4  # of a thread, by default
 CHUNKS = 4  # of a row that has a multiprocessor's shared memory to itself
 MOST_PACKS = 16  # of a thread, in searches
 THREADS_SM = 1024  # on a multiprocessor, by default: with 64 registers each
 STAGE = 2048  # bytes of a stage to a warp where it has several rows
 ALIGNMENT = 128  # bytes, of the first stage
-
-
-@dataclass(frozen=True)
-class Frame:
-    """`rows` rows of `cols` elements of one tensor, as the whole packs of 16 bytes that they lie in."""
-
-    cols: int
-    rows: int
-    itemsize: int
-
-    @property
-    def pack(self) -> int:
-        """Elements of a pack."""
-        return PACK // self.itemsize
-
-    @property
-    def aligned(self) -> bool:
-        """Whether any multiple of `rows` rows starts with a pack."""
-        return self.rows * self.cols % self.pack == 0
-
-    @property
-    def unit(self) -> int:
-        """Elements: every row starts and ends at a multiple of so many."""
-        return math.gcd(self.cols, self.pack)
-
-    @property
-    def most(self) -> int:
-        """Packs that the rows lie in, at most."""
-        before = self.pack - math.gcd(self.rows * self.cols, self.pack)
-        return -(-(before + self.rows * self.cols) // self.pack)
-
-    @property
-    def nbytes(self) -> int:
-        return self.most * PACK
 
 
 @dataclass(frozen=True)
@@ -106,7 +70,7 @@ class BulkConfig(Config):
 
     def frame(self, problem: SoftmaxProblem) -> Frame:
         """One row of the tensors of the problem's dtype."""
-        return Frame(problem.cols, 1, itemsize(problem))
+        return Frame.of_row(problem)
 
     def rounds(self, problem: SoftmaxProblem) -> int:
         """Packs of a row that a thread has, at most."""
@@ -145,46 +109,37 @@ class BulkConfig(Config):
 
     def registers(self, problem: SoftmaxProblem) -> int:
         """Registers of a thread, about."""
-        rounds, pack = self.rounds(problem), self.frame(problem).pack
-        drop = pack // 4 if problem.has_dropout else 0
         inputs = len(row_inputs(problem)) - problem.has_dropout
-        packed = 4 * (inputs + (problem.mask == "cols")) + drop
         # masked packs are begun all at once, unless they are waited for one after the other
         begun = 3 if problem.mask != "none" and self.chunks == 1 else 0
         words, others = {
             # what every pack is addressed by, where rows start anywhere
             "shared": (0 if self.frame(problem).aligned else 3 * inputs - 2, 40),
-            "packed": (packed + begun, 24 if problem.is_grad else 32),
-            "numerators": (max(pack + drop, packed), 24),
+            "packed": (held(problem, "packed") + begun, 24 if problem.is_grad else 32),
+            "numerators": (held(problem, "numerators"), 24),
         }[self.kept]
         aside = 8 if self.abreast > 1 else 0  # which row it is, and whether there is a pack, asked for each
-        return others + aside + rounds * words
+        return others + aside + self.rounds(problem) * words
 
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
-        if problem.dtype == "bfloat16" and arch.kind == "cuda" and "bf16" not in arch.features:
-            return f"dtype=bfloat16 needs sm_80 or newer, not {arch}"
         if "tma" not in arch.features:
             return f"{arch} has no bulk copies; choose another --schedule"
-        if self.threads < 1 or self.threads & (self.threads - 1) or self.threads > arch.max_threads:
-            return f"threads={self.threads} is not a power of two up to {arch.max_threads}"
         for name in ("abreast", "groups", "rows", "num_stages", "chunks", "blocks_sm", "grid"):
             if getattr(self, name) < 1:
                 return f"{name}={getattr(self, name)} must be at least 1"
-        return self._check_words(problem) or self._check_sizes(problem, arch)
+        return (
+            self._check_words()
+            or check_program(problem, arch, self.threads, self.kept, self.online)
+            or self._check_sizes(problem, arch)
+        )
 
-    def _check_words(self, problem: SoftmaxProblem) -> str | None:
+    def _check_words(self) -> str | None:
         if self.kept not in KEPT:
             return f"kept={self.kept} is not one of {', '.join(KEPT)}"
         if self.stores not in STORES:
             return f"stores={self.stores} is not one of {', '.join(STORES)}"
         if self.streaming not in STREAMING:
             return f"streaming={self.streaming} is not one of {', '.join(STREAMING)}"
-        if self.kept == "numerators" and problem.function != "softmax":
-            return f"kept=numerators is for function=softmax, not {problem.function}; take packed"
-        if self.online and problem.is_grad:
-            return f"online=true is for softmax and log_softmax; {problem.function} has one reduction"
-        if self.online and self.threads <= 32:
-            return f"online=true is for rows of more than a warp, not of threads={self.threads}"
         return None
 
     def _check_sizes(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
@@ -218,11 +173,6 @@ class BulkConfig(Config):
             of_each = f" for each of {self.blocks_sm} blocks" if self.blocks_sm > 1 else ""
             return f"num_stages={self.num_stages} needs {shared} bytes of shared memory, {arch} has {room}{of_each}"
         return None
-
-
-def row_inputs(problem: SoftmaxProblem) -> tuple[Argument, ...]:
-    """The inputs that have rows."""
-    return tuple(a for a in problem.arguments() if not a.output and a.runtime_axis is not None)
 
 
 def mask_bytes(problem: SoftmaxProblem) -> int:

@@ -1,43 +1,27 @@
-"""The kernel of `bulk`: a ring of stages to each team, filled by bulk copies, and the row program on packs of them.
-
-A pack is four 32-bit words.  Pack i of a row holds its elements from E * i - shift on, E to a pack; thread t of a row
-has packs t, t + threads, ...; all loops over them are unrolled, so that what is kept of them lies in registers.
-"""
+"""The kernel of `bulk`: a ring of stages to each team, filled by bulk copies, under the row program on packs."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import TMABar
 from tvm.script import tirx as T
-from tvm.script.ir_builder import IRBuilder
 
-from schedules.hopper.instructions import pack_16
 from schedules.hopper.program import named
-from schedules.primitives.annotations import TIRX
-from schedules.problem import numpy_dtype
-from schedules.softmax.bulk import PACK, BulkConfig, Frame, mask_bytes, row_inputs
-from schedules.softmax.definition import Reduction, SoftmaxProblem, Values, row_program
-from schedules.tolerance import LARGEST
+from schedules.softmax.bulk import BulkConfig, mask_bytes
+from schedules.softmax.definition import SoftmaxProblem, Values
+from schedules.softmax.pack_program import WORDS, PackKernel, Row, Scalar, module, where
+from schedules.softmax.packs import PACK, Frame
 
 _COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 _COPY_OUT = "cp.async.bulk.global.shared::cta.bulk_group"
 _HINT = ".L2::cache_hint"
 EVICT_FIRST = 0x12F0000000000000  # the policy, as createpolicy encodes it and CUTLASS writes it down
-WORDS = 4  # of a pack
-LANES = 4  # sums of a thread that do not wait for each other
-
-_LOAD = """
-__device__ __forceinline__ void bulk_load_{bytes}({parameters}, const void* from) {{
-  {type} v = *(const {type}*)from; {assign}
-}}
-"""
 _LOAD_ANYWHERE = """
 __device__ __forceinline__ void bulk_gather_{name}(unsigned& a, unsigned& b, unsigned& c, unsigned& d,
     const void* from) {{
@@ -47,115 +31,24 @@ __device__ __forceinline__ void bulk_gather_{name}(unsigned& a, unsigned& b, uns
   a = v.x; b = v.y; c = v.z; d = v.w;
 }}
 """
-# elements from `first` to before `last` stay, the others are of other rows
-_FILL = """
-__device__ __forceinline__ void bulk_fill_{bits}(unsigned& a, unsigned& b, unsigned& c, unsigned& d,
-    int first, int last, unsigned neutral) {{
-  unsigned w[4] = {{a, b, c, d}};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {{
-    unsigned own = 0;
-#pragma unroll
-    for (int k = 0; k < 32 / {bits}; ++k)
-      if (i * (32 / {bits}) + k >= first && i * (32 / {bits}) + k < last) own |= {ones}u << ({bits} * k);
-    w[i] = (w[i] & own) | (neutral & ~own);
-  }}
-  a = w[0]; b = w[1]; c = w[2]; d = w[3];
-}}
-"""
-_STORE = """
-__device__ __forceinline__ void bulk_store_{name}(unsigned a, unsigned b, unsigned c, unsigned d, void* to) {{
-  {store}((uint4*)to, make_uint4(a, b, c, d));
-}}
-"""
 _STORE_SHARED = """
 __device__ __forceinline__ void bulk_store_shared(unsigned a, unsigned b, unsigned c, unsigned d, void* to) {
   *(uint4*)to = make_uint4(a, b, c, d);
 }
 """
-# bytes from `first` to before `last`, both multiples of {unit}, in as few stores as their alignment allows
-_STORE_SOME = """
-__device__ __forceinline__ void bulk_store_some_{unit}(unsigned a, unsigned b, unsigned c, unsigned d, void* to,
-    int first, int last) {{
-  unsigned v[4] = {{a, b, c, d}};
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {{
-    if (4 * i >= first && 4 * i + 8 <= last) ((uint2*)to)[i / 2] = make_uint2(v[i], v[i + 1]);
-    else if ({unit} < 8)
-#pragma unroll
-      for (int j = i; j < i + 2; ++j) {{
-        if (4 * j >= first && 4 * j + 4 <= last) ((unsigned*)to)[j] = v[j];
-        else if ({unit} < 4) {{
-          if (4 * j >= first && 4 * j + 2 <= last) ((unsigned short*)to)[2 * j] = (unsigned short)v[j];
-          if (4 * j + 2 >= first && 4 * j + 4 <= last) ((unsigned short*)to)[2 * j + 1] = (unsigned short)(v[j] >> 16);
-        }}
-      }}
-  }}
-}}
-"""
-_ZERO = """
-__device__ __forceinline__ unsigned bulk_zero(long long elements) { return (unsigned)(elements >> 63); }
-"""
 _COPY_ONE = """
 __device__ __forceinline__ void bulk_copy_{name}(void* to, const void* from) {{ *({type}*)to = *(const {type}*)from; }}
 """
 _CARRIERS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "uint2"}
-_WIDEN = {  # the low and the high half of a word
-    "float16": tuple(f"__half2float(__ushort_as_half((unsigned short)({half})))" for half in ("w", "w >> 16")),
-    "bfloat16": ("__uint_as_float(w << 16)", "__uint_as_float(w & 0xffff0000u)"),
-    "float32": ("__uint_as_float(w)",),
-}
-_ELEMENT = """
-__device__ __forceinline__ float bulk_element_{name}(unsigned w) {{ return {value}; }}
-"""
-_LARGEST = """
-__device__ __forceinline__ unsigned bulk_{function}_{type}(unsigned a, unsigned b) {{
-  {type} m = __h{function}2(*({type}*)&a, *({type}*)&b); return *(unsigned*)&m;
-}}
-"""
-_ACROSS = """
-__device__ __forceinline__ float bulk_{kind}_{lanes}(float v) {{
-#pragma unroll
-  for (int m = {lanes} / 2; m > 0; m /= 2) {{
-    float other = __shfl_xor_sync(0xffffffffu, v, m);
-    v = {combine};
-  }}
-  return v;
-}}
-"""
-_COMBINE = {"max": "fmaxf(v, other)", "sum": "v + other"}
 
 
 def program(problem: SoftmaxProblem, config: BulkConfig) -> tvm.IRModule:
     """The module with one function "main" that takes ``problem.arguments()``."""
-    arguments = problem.arguments()
-    names = [argument.name for argument in arguments]
-    warps = config.block // 32
 
-    def matched(handles: list[Any], rows: Any) -> dict[str, Any]:
-        found = {}
-        for argument, handle in zip(arguments, handles, strict=False):
-            shape = (rows, problem.cols) if argument.runtime_axis is not None else argument.shape
-            buffer = T.match_buffer(handle, shape, argument.dtype, align=16)
-            IRBuilder.name(argument.name, buffer)
-            found[argument.name] = buffer
-        return found
-
-    # fmt: off
-    @T.prim_func
-    def main(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
-        rows = T.int64()
-        tensors = T.meta_var(matched([a, b, c, d, e], rows))
-        T.device_entry()
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": config.blocks_sm})
-        block = T.cta_id([blocks(config, rows)])
-        warp = T.warp_id([warps])
-        lane = T.lane_id([32])
+    def emit(tensors: dict[str, Any], rows: Any, block: Any, warp: Any, lane: Any) -> None:
         Kernel(problem, config, tensors, rows, block, warp, lane).emit()
-    # fmt: on
 
-    function = tirx.PrimFunc(main.params[: len(names)], main.body, main.ret_type, main.attrs)
-    return tvm.IRModule({"main": function.with_attr("global_symbol", "main").with_attr(TIRX, 1)})
+    return module(problem, config.block // 32, partial(blocks, config), config.blocks_sm, emit)
 
 
 def blocks(config: BulkConfig, rows: Any) -> Any:
@@ -165,72 +58,30 @@ def blocks(config: BulkConfig, rows: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a thread knows of its row: expressions, int32 unless said."""
+class StagedRow(Row):
+    """A row in a stage of the ring."""
 
     stage: Any  # bytes from the ring's start to the stage
     local: dict[str, Any]  # first element in the stage's frame of each input
-    shift: Any  # elements of other rows in the first pack
-    packs: Any  # none for what is no row
-    start: Any  # of the output: element of the first pack, int64
+    first: Any  # whether it is the stage's first turn
+    last: Any  # and its last
 
 
-class Scalar:
-    """A variable of a thread."""
-
-    def __init__(self, name: str, value: Any, dtype: str = "int32") -> None:
-        self.cell = T.alloc_local((1,), dtype)
-        IRBuilder.name(name, self.cell)
-        self.set(value)
-
-    @property
-    def value(self) -> Any:
-        return self.cell[0]
-
-    def set(self, value: Any) -> None:
-        T.buffer_store(self.cell, value, [0])
-
-
-@contextlib.contextmanager
-def where(condition: Any) -> Iterator[None]:
-    """A body that runs where `condition` holds; without an `if` where that is known."""
-    if condition is True:
-        yield
-    elif condition is not False:
-        with T.If(condition), T.Then():
-            yield
-
-
-class Kernel:
+class Kernel(PackKernel[StagedRow]):
     """The body of the kernel for one thread; its methods emit statements."""
 
     def __init__(
         self, problem: SoftmaxProblem, config: BulkConfig, tensors: dict[str, Any], rows: Any, block: Any, warp: Any,
         lane: Any,
     ) -> None:  # fmt: skip
-        self.problem, self.config, self.rows = problem, config, rows
-        self.program = row_program(problem)
-        self.inputs = row_inputs(problem)
+        super().__init__(problem, config, tensors, rows, warp, lane)
+        self.config, self.block = config, block
         self.frames = config.frames(problem)
-        self.frame = config.frame(problem)
         self.stage_frame = Frame(problem.cols, config.rows, self.frame.itemsize)
-        self.pack, self.item = self.frame.pack, self.frame.itemsize
-        self.aligned = self.frame.aligned  # rows consist of whole packs
-        self.rounds = config.rounds(problem)
         self.chunk_rounds = config.chunk_rounds(problem)
         self.chunks = -(-self.rounds // self.chunk_rounds)
-        self.least = -(-problem.cols // self.pack)  # packs of a row
         self.stage_bytes = config.stage_bytes(problem)
-        self.outputs = [argument.name for argument in problem.arguments() if argument.output]
-        self.block, self.warp, self.lane = block, warp, lane
-        self.tensors = {
-            name: T.decl_buffer((rows * problem.cols,), buffer.dtype, data=buffer.data) if len(buffer.shape) == 2
-            else buffer
-            for name, buffer in tensors.items()
-        }  # fmt: skip
-        # a block's reductions: barriers of a row
-        self.exchanges = 1 if problem.is_grad or config.online else 2
-        self.wide = config.threads > 32  # whether a row is more than a warp's
+        self.streaming_stores = config.streaming != "no"
         self.by_copy = config.stores == "bulk"
         self.in_place = dict(zip(self.outputs, config.in_place(problem), strict=True))
 
@@ -261,8 +112,8 @@ class Kernel:
         self.teams = named("teams", blocks(config, self.rows) * config.groups)
         self.tiles = named("tiles", T.Cast("int32", T.truncdiv(self.rows + (config.rows - 1), T.int64(config.rows))))
         self.elements = named("elements", self.rows * self.problem.cols)
-        zero = T.cuda.func_call("bulk_zero", self.elements, source_code=_ZERO, return_type="uint32")
-        self.zero = named("zero", zero) if config.kept == "packed" else None
+        if config.kept == "packed":
+            self.zero = self.unknown_zero()
         first = named("first", self.block * config.groups + team)
         if masked:
             self.copy_mask(masked)
@@ -432,15 +283,15 @@ class Kernel:
         stage = T.Select(self.stage.value == 0, T.int32(self.config.num_stages), self.stage.value) - 1
         self.refill(before, stage, before >= 0, *conditions)
 
-    def behind_first(self, first: Any, last: Any) -> None:
+    def behind_first(self, row: StagedRow) -> None:
         """Behind a row's first reduction: with `late` all have read the stage before this one; where a row is kept in
         registers, all have read this one."""
         if self.late:
-            self.refill_previous(first)
+            self.refill_previous(row.first)
         elif self.config.kept != "shared" and not self.by_copy:
             if not self.wide:
                 self.sync()
-            self.refill(self.tile.value, self.stage.value, last)
+            self.refill(self.tile.value, self.stage.value, row.last)
 
     def copy_out(self, count: Any) -> None:
         """Store a stage that holds outputs: whole packs by bulk copies, and elements of the packs that are shared with
@@ -485,30 +336,12 @@ class Kernel:
                 self.sync()
             self.refill(self.tile.value, self.stage.value)
 
-    def sync(self) -> None:
-        T.evaluate(T.cuda.cta_sync() if self.config.team > 32 else T.cuda.warp_sync())
-
     def compute_rows(self, turn: Any, first: Any, last: Any, count: Any) -> None:
-        row = self.place(turn, count)
-        self.words = {
-            argument.name: T.alloc_local((self.rounds * self.words_of(argument.name),), "uint32")
-            for argument in self.inputs
-        }
-        if self.problem.mask == "cols":
-            self.words["mask"] = T.alloc_local((self.rounds * WORDS,), "uint32")
-        for name, array in self.words.items():
-            IRBuilder.name(f"{name}_words", array)
         self.waits = self.chunks > 1  # for the chunks of the row, in its first pass
-        self.fresh = set(self.words)  # what has to be read before it is used
-        if self.problem.is_grad:
-            results = self.reduce_gradient(row, (first, last))
-        elif self.config.online:
-            results = self.reduce_online(row, (first, last))
-        else:
-            results = self.reduce_in_turn(row, (first, last))
-        self.write(row, results)
+        self.fresh = set(self.read_names())  # what has to be read before it is used
+        self.compute(self.place(turn, first, last, count))
 
-    def place(self, turn: Any, count: Any) -> Row:
+    def place(self, turn: Any, first: Any, last: Any, count: Any) -> StagedRow:
         config, cols = self.config, self.problem.cols
         number = turn
         if config.abreast > 1:
@@ -531,13 +364,13 @@ class Kernel:
             packs = T.Select(number < count, T.int32(packs) if self.aligned else packs, T.int32(0))
         start = begin + T.Cast("int64", number * cols - shift)
         stage = named("stage_at", (self.ring_first + self.stage.value) * self.stage_bytes)
-        return Row(stage, local, shift, named("packs", packs), named("start", start))
+        packs, start = named("packs", packs), named("start", start)
+        return StagedRow(shift, packs, start, stage, local, first, last)
 
     # ---- Packs ----
 
-    def each_pack(self, row: Row, *needs: str) -> Iterator[tuple[int, Any]]:
-        """The rounds with the number of the thread's pack, with the inputs of it that the body needs read into words;
-        the body is for packs that there are.  The first pass of a row that is kept in registers reads all inputs."""
+    def each_pack(self, row: StagedRow, *needs: str, stored: bool = False) -> Iterator[tuple[int, Any]]:
+        """Packs out of the row's stage; the first pass of a row that is kept in registers reads all inputs."""
         kept = self.config.kept != "shared"
         names = [name for name in self.words if name in self.fresh and (kept or name in needs)]
         threads = self.config.threads
@@ -558,30 +391,7 @@ class Kernel:
         elif not self.wide:
             T.evaluate(T.cuda.warp_sync())  # or the compiler would keep in registers what it reads again
 
-    def settle(self) -> None:
-        """Have the compiler widen packed words anew for each use, instead of keeping them widened in twice the
-        registers: it does not know that a number of elements is not negative."""
-        for name in self.words:
-            for k in range(self.rounds * self.words_of(name)):
-                T.buffer_store(self.words[name], T.bitwise_xor(self.words[name][k], self.zero), [k])
-
-    def edge(self, row: Row, p: int, i: Any) -> tuple[Any, Any, Any] | None:
-        """(whether pack i holds elements of other rows, its first own element, its last (exclusive)); None if it never
-        does."""
-        threads = self.config.threads
-        if self.aligned or not (p == 0 or (p + 1) * threads >= self.least):
-            return None
-        first, last = row.shift - i * self.pack, row.shift + self.problem.cols - i * self.pack
-        return tirx.any(first > 0, last < self.pack), first, last
-
-    def words_of(self, name: str) -> int:
-        """Words of a pack of that input: bytes of drop stand for elements."""
-        return self.pack // 4 if name == "drop" else WORDS
-
-    def word(self, name: str, p: int, k: int) -> Any:
-        return self.words[name][p * self.words_of(name) + k]
-
-    def read(self, name: str, row: Row, p: int, i: Any) -> None:
+    def read(self, name: str, row: StagedRow, p: int, i: Any) -> None:
         """Pack i of an input into its words."""
         words = [self.word(name, p, k) for k in range(self.words_of(name))]
         if name == "drop":
@@ -597,260 +407,23 @@ class Kernel:
             else:
                 kind = _CARRIERS[self.frame.unit * self.item]
                 self.call("bulk_gather_" + _plain(kind), *words, at, source=_typed(_LOAD_ANYWHERE, kind))
-        found = self.edge(row, p, i)
-        if found:
-            edge, first, last = found
-            bits = 8 * self.item
-            neutral = T.uint32(_repeated(self.program.fill[name], self.problem.dtype))
-            source = _FILL.format(bits=bits, ones="0xffffffff" if bits == 32 else "0xffff")
-            with where(edge):
-                self.call(f"bulk_fill_{bits}", *words, first, last, neutral, source=source)
+        self.fill(name, row, p, i)
 
-    def pack_at(self, name: str, row: Row, i: Any) -> Any:
+    def pack_at(self, name: str, row: StagedRow, i: Any) -> Any:
         """Bytes from the ring's start to pack i of an input of the tensors' dtype."""
         base = row.local[self.inputs[0].name] - row.shift
         return row.stage + self.offset(name) + base * self.item + i * PACK
 
-    def load(self, words: list[Any], at: Any) -> None:
-        count = len(words)
-        names = "xyzw"[:count]
-        source = _LOAD.format(
-            bytes=4 * count,
-            parameters=", ".join(f"unsigned& {name}" for name in names),
-            type=f"uint{count}" if count > 1 else "unsigned",
-            assign=" ".join(f"{name} = v.{name};" for name in names) if count > 1 else "x = v;",
-        )
-        self.call(f"bulk_load_{4 * count}", *words, at, source=source)
-
-    def call(self, name: str, *arguments: Any, source: str) -> None:
-        T.evaluate(T.cuda.func_call(name, *arguments, source_code=source))
-
-    def element(self, name: str, p: int, v: int) -> Any:
-        """Element v of a pack in words, as float32."""
-        if name == "drop":
-            return _as_float("u8", f"(float)((w >> {8 * (v % 4)}) & 0xff)", self.word(name, p, v // 4), v % 4)
-        per = 4 // self.item
-        return self.widened(self.word(name, p, v // per), v % per)
-
-    def widened(self, word: Any, half: int) -> Any:
-        """An element of the tensors' dtype in a word, as float32."""
-        dtype = self.problem.dtype
-        return _as_float(dtype, _WIDEN[dtype][half], word, half)
-
-    def columns(self, p: int, v: int) -> Values:
-        return _Columns(lambda name: self.element(name, p, v))
-
-    # ---- Reductions ----
-
-    def sums(self, name: str, value: float) -> Any:
-        array = T.alloc_local((LANES,), "float32")
-        IRBuilder.name(name, array)
-        for k in range(LANES):
-            T.buffer_store(array, T.float32(value), [k])
-        return array
-
-    def total_of(self, array: Any, kind: str) -> Any:
-        """What a thread's sums come to."""
-        combine: Callable[[Any, Any], Any] = T.max if kind == "max" else lambda a, b: a + b
-        return combine(combine(array[0], array[1]), combine(array[2], array[3]))
-
-    def peak_of_thread(self, row: Row) -> Any:
-        """The largest of a thread's part; two at a time where elements are 16 bits and stand as they are."""
-        step = self.program.reductions[0]
-        two = {"float16": "half2", "bfloat16": "nv_bfloat162"}.get(self.problem.dtype)
-        if self.problem.mask != "none" or two is None:
-            peaks = self.sums("peaks", float(np.finfo(np.float32).min))
-            for p, _ in self.each_pack(row, "x", "mask"):
-                for v in range(self.pack):
-                    k = v % LANES
-                    T.buffer_store(peaks, T.max(peaks[k], step.element(self.columns(p, v), {})), [k])
-            return self.total_of(peaks, "max")
-        rising = self.problem.scale > 0
-        function = "max" if rising else "min"
-        source = _LARGEST.format(function=function, type=two)
-        lowest = _repeated(LARGEST[self.problem.dtype] * (-1 if rising else 1), self.problem.dtype)
-        found = T.alloc_local((WORDS,), "uint32")
-        IRBuilder.name("peaks", found)
-
-        def larger(a: Any, b: Any) -> Any:
-            return T.cuda.func_call(f"bulk_{function}_{two}", a, b, source_code=source, return_type="uint32")
-
-        for k in range(WORDS):
-            T.buffer_store(found, T.uint32(lowest), [k])
-        for p, _ in self.each_pack(row, "x"):
-            for k in range(WORDS):
-                T.buffer_store(found, larger(found[k], self.word("x", p, k)), [k])
-        T.buffer_store(found, larger(larger(found[0], found[1]), larger(found[2], found[3])), [0])
-        low, high = self.widened(found[0], 0), self.widened(found[0], 1)
-        return T.max(low, high) if rising else T.float32(0) - T.min(low, high)
-
-    def total_of_thread(self, row: Row, results: Values) -> Any:
-        """The sum over a thread's part, of softmax by way of its numerators if those are kept."""
-        step = self.program.reductions[-1]
-        numerators = self.config.kept == "numerators"
-        if numerators:
-            self.numerators = T.alloc_local((self.rounds * self.pack,), "float32")
-            IRBuilder.name("numerators", self.numerators)
-        totals = self.sums("totals", 0)
-        needs = ("dy", "drop") if self.problem.function == "log_softmax_grad" else ("y", "dy", "drop")
-        for p, _ in self.each_pack(row, *(needs if self.problem.is_grad else ("x", "mask"))):
-            for v in range(self.pack):
-                value = step.element(self.columns(p, v), results)
-                if numerators:
-                    T.buffer_store(self.numerators, value, [p * self.pack + v])
-                    value = self.numerators[p * self.pack + v]
-                T.buffer_store(totals, totals[v % LANES] + value, [v % LANES])
-        return self.total_of(totals, "sum")
-
-    def across(self, kind: str, value: Any, lanes: int) -> Any:
-        """Over `lanes` neighbouring lanes, by shuffles."""
-        if lanes == 1:
-            return value
-        source = _ACROSS.format(kind=kind, lanes=lanes, combine=_COMBINE[kind])
-        return T.cuda.func_call(f"bulk_{kind}_{lanes}", value, source_code=source, return_type="float32")
-
-    def of_row_of(self, parts: dict[str, tuple[str, Any]], turn: tuple[Any, Any] | None) -> dict[str, tuple[Any, Any]]:
-        """(this warp's, that of the warp number `lane` modulo the warps) of each of `parts`, name to (kind, a thread's
-        part): one barrier for all.  The second is the first where a row has no more than a warp.
-
-        `turn` is whether the row is the stage's first and last, for the row's first reduction."""
-        lanes = min(32, self.config.threads)
-        mine = {
-            name: named(f"{name}_of_warp", self.across(kind, value, lanes)) for name, (kind, value) in parts.items()
-        }
-        if not self.wide:
-            if turn:
-                self.behind_first(*turn)
-            return {name: (value, value) for name, value in mine.items()}
-        warps = self.config.threads // 32
-        base = {name: warps * k for k, name in enumerate(("peak", "total"))}
-        exchange = self.turn.value * (2 * warps) if self.turn else 0
-        with where(self.lane == 0):
-            for name, value in mine.items():
-                T.buffer_store(self.exchange, value, [exchange + base[name] + self.warp])
-        self.sync()
-        if turn:
-            self.behind_first(*turn)
-        found = {
-            name: (value, named(f"{name}_of_lane", self.exchange[exchange + base[name] + self.lane % warps]))
-            for name, value in mine.items()
-        }
-        if self.turn:
-            self.turn.set(T.bitwise_xor(self.turn.value, 1))
-        return found
-
-    def reduced(self, step: Reduction, value: Any, turn: tuple[Any, Any] | None) -> Any:
-        """A reduction over the row, from a thread's part."""
-        _, part = self.of_row_of({step.name: (step.kind, value)}, turn)[step.name]
-        return named(step.name, self.across(step.kind, part, self.config.threads // 32) if self.wide else part)
-
-    def finished(self, results: Values) -> Values:
-        """`results` and what is derived of them."""
-        derived = dict(results)
-        for name, formula in self.program.derived:
-            derived[name] = named(name, formula(results))
-        return derived
-
-    def reduce_gradient(self, row: Row, turn: tuple[Any, Any]) -> Values:
-        (step,) = self.program.reductions
-        total = self.total_of_thread(row, {})
-        return self.finished({step.name: self.reduced(step, total, turn)})
-
-    def reduce_in_turn(self, row: Row, turn: tuple[Any, Any]) -> Values:
-        peak_step, total_step = self.program.reductions
-        peak = self.reduced(peak_step, self.peak_of_thread(row), turn)
-        total = self.total_of_thread(row, {"peak": peak})
-        return self.finished({"peak": peak, "total": self.reduced(total_step, total, None)})
-
-    def reduce_online(self, row: Row, turn: tuple[Any, Any]) -> Values:
-        """Sums relative to the warp's peak, which is all a warp need wait for; then peaks and sums at once."""
-        _, total_step = self.program.reductions
-        peak_of_warp = named("peak_of_warp", self.across("max", self.peak_of_thread(row), 32))
-        total = self.total_of_thread(row, {"peak": peak_of_warp})
-        found = self.of_row_of({"peak": ("max", peak_of_warp), "total": ("sum", total)}, turn)
-        warps = self.config.threads // 32
-        part = {name: value for name, (_, value) in found.items()}
-        peak = named("peak", self.across("max", part["peak"], warps))
-        share = total_step.of_part(part, {"peak": peak})
-        results = self.finished({"peak": peak, "total": named("total", self.across("sum", share, warps))})
-        if self.config.kept == "numerators":
-            unit = {"peak": peak_of_warp, "total": T.float32(1)}
-            results["inverse"] = named("factor", results["inverse"] * total_step.of_part(unit, results))
-        return results
-
-    # ---- Outputs ----
-
-    def write(self, row: Row, results: Values) -> None:
-        numerators = self.config.kept == "numerators"
-        for p, i in self.each_pack(row, *self.words):
-
-            def value(v: int, p: int = p) -> Any:
-                if numerators:
-                    return self.numerators[p * self.pack + v] * results["inverse"]
-                return self.program.output(self.columns(p, v), results)
-
-            words = self.packed("out", [value(v) for v in range(self.pack)])
-            self.store(self.outputs[0], row, p, i, words)
-            dropped = self.program.dropped
-            if dropped is not None:
-                per = 4 // self.item
-                values = [
-                    dropped(self.widened(words[v // per], v % per), self.element("drop", p, v))
-                    for v in range(self.pack)
-                ]
-                self.store(self.outputs[1], row, p, i, self.packed("dropped", values))
-
-    def packed(self, name: str, values: list[Any]) -> Any:
-        """Four words of elements rounded to the tensors' dtype."""
-        words = T.alloc_local((WORDS,), "uint32")
-        IRBuilder.name(f"{name}_words", words)
-        per = 4 // self.item
-        for k in range(WORDS):
-            of_word = values[k * per : (k + 1) * per]
-            word = pack_16(self.problem.dtype, *of_word) if per == 2 else T.reinterpret("uint32", of_word[0])
-            T.buffer_store(words, word, [k])
-        return words
-
-    def store(self, name: str, row: Row, p: int, i: Any, words: Any) -> None:
-        streaming = self.config.streaming != "no"
-        whole = _STORE.format(name="streaming" if streaming else "whole", store="__stcs" if streaming else "__stwb")
-        four = [words[k] for k in range(WORDS)]
-        found = self.edge(row, p, i)
-        if self.by_copy:
-            to = self.ring.ptr_to([self.pack_at(self.in_place[name], row, i)])
-            name, whole = "bulk_store_shared", _STORE_SHARED
-            found = found if self.config.rows > 1 else None  # what `copy_out` leaves out may be written
-        else:
-            to = self.tensors[name].ptr_to([row.start + T.Cast("int64", i * self.pack)])
-            name = f"bulk_store_{'streaming' if streaming else 'whole'}"
-        if found is None:
-            self.call(name, *four, to, source=whole)
+    def store(self, name: str, row: StagedRow, p: int, i: Any, words: Any) -> None:
+        """Into the stage, where results leave by bulk copies."""
+        if not self.by_copy:
+            super().store(name, row, p, i, words)
             return
-        edge, first, last = found
-        unit = self.frame.unit * self.item
-        some = _STORE_SOME.format(unit=unit)
-        with T.If(edge):
-            with T.Then():
-                self.call(f"bulk_store_some_{unit}", *four, to, first * self.item, last * self.item, source=some)
-            with T.Else():
-                self.call(name, *four, to, source=whole)
-
-
-class _Columns(dict[str, Any]):
-    """One column of the inputs, each widened when it is asked for."""
-
-    def __init__(self, element: Callable[[str], Any]) -> None:
-        super().__init__()
-        self.element = element
-
-    def __missing__(self, name: str) -> Any:
-        return self.element(name)
-
-
-def _as_float(kind: str, value: str, word: Any, part: int) -> Any:
-    name = f"{kind}_{part}"
-    source = _ELEMENT.format(name=name, value=value)
-    return T.cuda.func_call(f"bulk_element_{name}", word, source_code=source, return_type="float32")
+        to = self.ring.ptr_to([self.pack_at(self.in_place[name], row, i)])
+        if self.config.rows > 1:
+            self.store_own(row, p, i, words, to, "bulk_store_shared", _STORE_SHARED)
+        else:  # what `copy_out` leaves out may be written
+            self.call("bulk_store_shared", *(words[k] for k in range(WORDS)), to, source=_STORE_SHARED)
 
 
 def _down(element: Any, frame: Frame) -> Any:
@@ -864,9 +437,3 @@ def _plain(kind: str) -> str:
 
 def _typed(source: str, kind: str) -> str:
     return source.format(type=kind, name=_plain(kind))
-
-
-def _repeated(value: float, dtype: str) -> int:
-    """The bits of a word of which each element is `value`."""
-    element = np.array(value, numpy_dtype(dtype))
-    return int(np.repeat(element, 4 // element.itemsize).view(np.uint32)[0])

@@ -17,8 +17,9 @@ from schedules.errors import ConfigError, UsageError
 from schedules.inspect import material, summary
 from schedules.operator import Array
 from schedules.registry import operator
-from schedules.softmax.bulk import SCHEDULE, BulkConfig, Frame
+from schedules.softmax.bulk import SCHEDULE, BulkConfig
 from schedules.softmax.definition import FUNCTIONS, SoftmaxProblem
+from schedules.softmax.packs import Frame
 from schedules.verify import emulated_runs, judge, poisoned, verify
 from tests.conftest import assert_correct, caught, problem_of
 
@@ -150,8 +151,8 @@ MUTANTS = {  # what to replace in the generated source
     "too few bytes expected": (BYTES, r"\1, (\2) - 16);"),
     "too many bytes expected": (BYTES, r"\1, (\2) + 16);"),
     "no barriers": (r"tvm_builtin_cuda_cta_sync\(\);", ""),
-    "other rows' elements count": (r"bulk_fill_16\([^;]*\);", ""),
-    "a row's ends not stored": (r"bulk_store_some_\d\([^;]*\);", ""),
+    "other rows' elements count": (r"pack_fill_16\([^;]*\);", ""),
+    "a row's ends not stored": (r"pack_store_some_\d\([^;]*\);", ""),
     "the tensor's last elements not copied": (r"bulk_copy_unsigned_short\([^;]*\);", ""),
     "the stage in use filled": (r"\(\(stage_ptr\[0\] == 0\) \? 2 : stage_ptr\[0\]\)", "(stage_ptr[0] + 1)"),
 }

@@ -1,0 +1,575 @@
+"""The row program on packs of 16 bytes as they lie in memory: what kernels share, wherever their packs come from.
+
+A pack is four 32-bit words.  Pack i of a row holds its elements from E * i - shift on, E to a pack; thread t of a row
+has packs t, t + threads, ...; all loops over them are unrolled, so that what is kept of them lies in registers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+
+from schedules.hopper.program import named
+from schedules.primitives.annotations import TIRX
+from schedules.problem import numpy_dtype
+from schedules.softmax.definition import Reduction, SoftmaxProblem, Values, row_program
+from schedules.softmax.packs import Frame, row_inputs
+from schedules.tolerance import LARGEST
+
+WORDS = 4  # of a pack
+LANES = 4  # sums of a thread that do not wait for each other
+
+_LOAD = """
+__device__ __forceinline__ void pack_load_{bytes}({parameters}, const void* from) {{
+  {type} v = *(const {type}*)from; {assign}
+}}
+"""
+# elements from `first` to before `last` stay, the others are of other rows
+_FILL = """
+__device__ __forceinline__ void pack_fill_{bits}(unsigned& a, unsigned& b, unsigned& c, unsigned& d,
+    int first, int last, unsigned neutral) {{
+  unsigned w[4] = {{a, b, c, d}};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {{
+    unsigned own = 0;
+#pragma unroll
+    for (int k = 0; k < 32 / {bits}; ++k)
+      if (i * (32 / {bits}) + k >= first && i * (32 / {bits}) + k < last) own |= {ones}u << ({bits} * k);
+    w[i] = (w[i] & own) | (neutral & ~own);
+  }}
+  a = w[0]; b = w[1]; c = w[2]; d = w[3];
+}}
+"""
+_STORE = """
+__device__ __forceinline__ void pack_store_{name}(unsigned a, unsigned b, unsigned c, unsigned d, void* to) {{
+  {store}((uint4*)to, make_uint4(a, b, c, d));
+}}
+"""
+# bytes from `first` to before `last`, both multiples of {unit}, in as few stores as their alignment allows
+_STORE_SOME = """
+__device__ __forceinline__ void pack_store_some_{unit}(unsigned a, unsigned b, unsigned c, unsigned d, void* to,
+    int first, int last) {{
+  unsigned v[4] = {{a, b, c, d}};
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {{
+    if (4 * i >= first && 4 * i + 8 <= last) ((uint2*)to)[i / 2] = make_uint2(v[i], v[i + 1]);
+    else if ({unit} < 8)
+#pragma unroll
+      for (int j = i; j < i + 2; ++j) {{
+        if (4 * j >= first && 4 * j + 4 <= last) ((unsigned*)to)[j] = v[j];
+        else if ({unit} < 4) {{
+          if (4 * j >= first && 4 * j + 2 <= last) ((unsigned short*)to)[2 * j] = (unsigned short)v[j];
+          if (4 * j + 2 >= first && 4 * j + 4 <= last) ((unsigned short*)to)[2 * j + 1] = (unsigned short)(v[j] >> 16);
+        }}
+      }}
+  }}
+}}
+"""
+_ZERO = """
+__device__ __forceinline__ unsigned pack_zero(long long elements) { return (unsigned)(elements >> 63); }
+"""
+_WIDEN = {  # the low and the high half of a word
+    "float16": tuple(f"__half2float(__ushort_as_half((unsigned short)({half})))" for half in ("w", "w >> 16")),
+    "bfloat16": ("__uint_as_float(w << 16)", "__uint_as_float(w & 0xffff0000u)"),
+    "float32": ("__uint_as_float(w)",),
+}
+_ELEMENT = """
+__device__ __forceinline__ float pack_element_{name}(unsigned w) {{ return {value}; }}
+"""
+_LARGEST = """
+__device__ __forceinline__ unsigned pack_{function}_{type}(unsigned a, unsigned b) {{
+  {type} m = __h{function}2(*({type}*)&a, *({type}*)&b); return *(unsigned*)&m;
+}}
+"""
+_ACROSS = """
+__device__ __forceinline__ float pack_{kind}_{lanes}(float v) {{
+#pragma unroll
+  for (int m = {lanes} / 2; m > 0; m /= 2) {{
+    float other = __shfl_xor_sync(0xffffffffu, v, m);
+    v = {combine};
+  }}
+  return v;
+}}
+"""
+_PACK = """
+__device__ __forceinline__ unsigned pack_two_{type}(float a, float b) {{
+  {type} r = {convert}(a, b); return *(unsigned*)&r;
+}}
+"""
+_TWO = {  # the type of two elements in a word, and what rounds to them
+    "float16": ("half2", "__floats2half2_rn"),
+    "bfloat16": ("nv_bfloat162", "__floats2bfloat162_rn"),
+}
+_COMBINE = {"max": "fmaxf(v, other)", "sum": "v + other"}
+
+
+class PackConfig(Protocol):
+    """What a config says of how a row's packs are dealt to threads and kept."""
+
+    @property
+    def threads(self) -> int: ...
+    @property
+    def kept(self) -> str: ...
+    @property
+    def online(self) -> bool: ...
+    @property
+    def team(self) -> int: ...
+    @property
+    def block(self) -> int: ...
+    def rounds(self, problem: SoftmaxProblem) -> int: ...
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a thread knows of its row: expressions, int32 unless said."""
+
+    shift: Any  # elements of other rows in the first pack
+    packs: Any  # none for what is no row
+    start: Any  # of the tensors of the problem's dtype: element of the first pack, int64
+
+
+def module(
+    problem: SoftmaxProblem,
+    warps: int,
+    blocks: Callable[[Any], Any],
+    min_blocks: int,
+    emit: Callable[[dict[str, Any], Any, Any, Any, Any], None],
+) -> tvm.IRModule:
+    """The module with one function "main" that takes ``problem.arguments()``.
+
+    `blocks` makes their number of that of rows, `emit` the body of (tensors, rows, block, warp, lane); with
+    `min_blocks` registers are capped for as many on a multiprocessor.
+    """
+    arguments = problem.arguments()
+    names = [argument.name for argument in arguments]
+
+    def matched(handles: list[Any], rows: Any) -> dict[str, Any]:
+        found = {}
+        for argument, handle in zip(arguments, handles, strict=False):
+            shape = (rows, problem.cols) if argument.runtime_axis is not None else argument.shape
+            buffer = T.match_buffer(handle, shape, argument.dtype, align=16)
+            IRBuilder.name(argument.name, buffer)
+            found[argument.name] = buffer
+        return found
+
+    def bounds() -> Any:
+        return T.attr({"tirx.launch_bounds_min_blocks_per_sm": min_blocks}) if min_blocks else None
+
+    # fmt: off
+    @T.prim_func
+    def main(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
+        rows = T.int64()
+        tensors = T.meta_var(matched([a, b, c, d, e], rows))
+        T.device_entry()
+        bounds()
+        block = T.cta_id([blocks(rows)])
+        warp = T.warp_id([warps])
+        lane = T.lane_id([32])
+        emit(tensors, rows, block, warp, lane)
+    # fmt: on
+
+    function = tirx.PrimFunc(main.params[: len(names)], main.body, main.ret_type, main.attrs)
+    return tvm.IRModule({"main": function.with_attr("global_symbol", "main").with_attr(TIRX, 1)})
+
+
+R = TypeVar("R", bound=Row)
+
+
+class Scalar:
+    """A variable of a thread."""
+
+    def __init__(self, name: str, value: Any, dtype: str = "int32") -> None:
+        self.cell = T.alloc_local((1,), dtype)
+        IRBuilder.name(name, self.cell)
+        self.set(value)
+
+    @property
+    def value(self) -> Any:
+        return self.cell[0]
+
+    def set(self, value: Any) -> None:
+        T.buffer_store(self.cell, value, [0])
+
+
+@contextlib.contextmanager
+def where(condition: Any) -> Iterator[None]:
+    """A body that runs where `condition` holds; without an `if` where that is known."""
+    if condition is True:
+        yield
+    elif condition is not False:
+        with T.If(condition), T.Then():
+            yield
+
+
+class PackKernel(ABC, Generic[R]):
+    """The body of a kernel for one thread; its methods emit statements.
+
+    Where packs come from, `each_pack` knows; `exchange` and `turn`, where a row is more than a warp's, are for whoever
+    emits the kernel to set.
+    """
+
+    thread: Any  # of those that synchronize together
+    of_row: Any  # the number of the thread among those of its row
+    zero: Any = None  # 0, though the compiler does not know; set where rows are kept packed
+    exchange: Any = None  # floats in shared memory
+    streaming_stores: bool = False
+    turn: Scalar | None = None  # which half of `exchange` is next, where a row has one reduction
+
+    def __init__(
+        self, problem: SoftmaxProblem, config: PackConfig, tensors: dict[str, Any], rows: Any, warp: Any, lane: Any
+    ) -> None:
+        self.problem, self.rows = problem, rows
+        self.threads, self.team, self.kept, self.online = config.threads, config.team, config.kept, config.online
+        self.program = row_program(problem)
+        self.inputs = row_inputs(problem)
+        self.frame = Frame.of_row(problem)
+        self.pack, self.item = self.frame.pack, self.frame.itemsize
+        self.aligned = self.frame.aligned  # rows consist of whole packs
+        self.rounds = config.rounds(problem)
+        self.least = -(-problem.cols // self.pack)  # packs of a row
+        self.outputs = [argument.name for argument in problem.arguments() if argument.output]
+        self.warp, self.lane = warp, lane
+        self.tensors = {
+            name: T.decl_buffer((rows * problem.cols,), buffer.dtype, data=buffer.data) if len(buffer.shape) == 2
+            else buffer
+            for name, buffer in tensors.items()
+        }  # fmt: skip
+        # a block's reductions: barriers of a row
+        self.exchanges = 1 if problem.is_grad or config.online else 2
+        self.wide = config.threads > 32  # whether a row is more than a warp's
+
+    # ---- A row ----
+
+    def compute(self, row: R) -> None:
+        """Reduce a row and store it."""
+        self.words = {name: T.alloc_local((self.rounds * self.words_of(name),), "uint32") for name in self.read_names()}
+        for name, array in self.words.items():
+            IRBuilder.name(f"{name}_words", array)
+        if self.problem.is_grad:
+            results = self.reduce_gradient(row)
+        elif self.online:
+            results = self.reduce_online(row)
+        else:
+            results = self.reduce_in_turn(row)
+        self.write(row, results)
+
+    def read_names(self) -> list[str]:
+        """What a row is computed from: its inputs and the mask."""
+        return [argument.name for argument in self.problem.arguments() if not argument.output]
+
+    @abstractmethod
+    def behind_first(self, row: R) -> None:
+        """What to do behind a row's first reduction."""
+
+    def sync(self) -> None:
+        T.evaluate(T.cuda.cta_sync() if self.team > 32 else T.cuda.warp_sync())
+
+    # ---- Packs ----
+
+    @abstractmethod
+    def each_pack(self, row: R, *needs: str, stored: bool = False) -> Iterator[tuple[int, Any]]:
+        """The rounds with the number of the thread's pack, with the inputs of it that the body needs in words.  The
+        body is for packs that there are; unless it is `stored`, for neutral ones too."""
+
+    def edge(self, row: R, p: int, i: Any) -> tuple[Any, Any, Any] | None:
+        """(whether pack i holds elements of other rows, its first own element, its last (exclusive)); None if it never
+        does."""
+        threads = self.threads
+        if self.aligned or not (p == 0 or (p + 1) * threads >= self.least):
+            return None
+        first, last = row.shift - i * self.pack, row.shift + self.problem.cols - i * self.pack
+        return tirx.any(first > 0, last < self.pack), first, last
+
+    def fill(self, name: str, row: R, p: int, i: Any) -> None:
+        """Have elements of other rows in pack i of an input count as neutral."""
+        found = self.edge(row, p, i)
+        if found:
+            edge, first, last = found
+            bits = 8 * self.item
+            source = _FILL.format(bits=bits, ones="0xffffffff" if bits == 32 else "0xffff")
+            words = [self.word(name, p, k) for k in range(WORDS)]
+            with where(edge):
+                self.call(f"pack_fill_{bits}", *words, first, last, T.uint32(self.neutral(name)), source=source)
+
+    def neutral(self, name: str) -> int:
+        """A word of neutral elements of an input."""
+        return 0 if name == "drop" else _repeated(self.program.fill[name], self.problem.dtype)
+
+    def words_of(self, name: str) -> int:
+        """Words of a pack of that input: bytes of drop stand for elements."""
+        return self.pack // 4 if name == "drop" else WORDS
+
+    def word(self, name: str, p: int, k: int) -> Any:
+        return self.words[name][p * self.words_of(name) + k]
+
+    def load(self, words: list[Any], at: Any) -> None:
+        count = len(words)
+        names = "xyzw"[:count]
+        source = _LOAD.format(
+            bytes=4 * count,
+            parameters=", ".join(f"unsigned& {name}" for name in names),
+            type=f"uint{count}" if count > 1 else "unsigned",
+            assign=" ".join(f"{name} = v.{name};" for name in names) if count > 1 else "x = v;",
+        )
+        self.call(f"pack_load_{4 * count}", *words, at, source=source)
+
+    def call(self, name: str, *arguments: Any, source: str) -> None:
+        T.evaluate(T.cuda.func_call(name, *arguments, source_code=source))
+
+    def element(self, name: str, p: int, v: int) -> Any:
+        """Element v of a pack in words, as float32."""
+        if name == "drop":
+            return _as_float("u8", f"(float)((w >> {8 * (v % 4)}) & 0xff)", self.word(name, p, v // 4), v % 4)
+        per = 4 // self.item
+        return self.widened(self.word(name, p, v // per), v % per)
+
+    def widened(self, word: Any, half: int) -> Any:
+        """An element of the tensors' dtype in a word, as float32."""
+        dtype = self.problem.dtype
+        return _as_float(dtype, _WIDEN[dtype][half], word, half)
+
+    def columns(self, p: int, v: int) -> Values:
+        return Columns(lambda name: self.element(name, p, v))
+
+    def sums(self, name: str, value: float) -> Any:
+        array = T.alloc_local((LANES,), "float32")
+        IRBuilder.name(name, array)
+        for k in range(LANES):
+            T.buffer_store(array, T.float32(value), [k])
+        return array
+
+    def total_of(self, array: Any, kind: str) -> Any:
+        """What a thread's sums come to."""
+        combine: Callable[[Any, Any], Any] = T.max if kind == "max" else lambda a, b: a + b
+        return combine(combine(array[0], array[1]), combine(array[2], array[3]))
+
+    def peak_of_thread(self, row: R) -> Any:
+        """The largest of a thread's part; two at a time where elements are 16 bits and stand as they are."""
+        step = self.program.reductions[0]
+        two, _ = _TWO.get(self.problem.dtype, ("", ""))
+        if self.problem.mask != "none" or not two:
+            peaks = self.sums("peaks", float(np.finfo(np.float32).min))
+            for p, _ in self.each_pack(row, "x", "mask"):
+                for v in range(self.pack):
+                    k = v % LANES
+                    T.buffer_store(peaks, T.max(peaks[k], step.element(self.columns(p, v), {})), [k])
+            return self.total_of(peaks, "max")
+        rising = self.problem.scale > 0
+        function = "max" if rising else "min"
+        source = _LARGEST.format(function=function, type=two)
+        lowest = _repeated(LARGEST[self.problem.dtype] * (-1 if rising else 1), self.problem.dtype)
+        found = T.alloc_local((WORDS,), "uint32")
+        IRBuilder.name("peaks", found)
+
+        def larger(a: Any, b: Any) -> Any:
+            return T.cuda.func_call(f"pack_{function}_{two}", a, b, source_code=source, return_type="uint32")
+
+        for k in range(WORDS):
+            T.buffer_store(found, T.uint32(lowest), [k])
+        for p, _ in self.each_pack(row, "x"):
+            for k in range(WORDS):
+                T.buffer_store(found, larger(found[k], self.word("x", p, k)), [k])
+        T.buffer_store(found, larger(larger(found[0], found[1]), larger(found[2], found[3])), [0])
+        low, high = self.widened(found[0], 0), self.widened(found[0], 1)
+        return T.max(low, high) if rising else T.float32(0) - T.min(low, high)
+
+    def total_of_thread(self, row: R, results: Values) -> Any:
+        """The sum over a thread's part, of softmax by way of its numerators if those are kept."""
+        step = self.program.reductions[-1]
+        numerators = self.kept == "numerators"
+        if numerators:
+            self.numerators = T.alloc_local((self.rounds * self.pack,), "float32")
+            IRBuilder.name("numerators", self.numerators)
+        totals = self.sums("totals", 0)
+        needs = ("dy", "drop") if self.problem.function == "log_softmax_grad" else ("y", "dy", "drop")
+        for p, _ in self.each_pack(row, *(needs if self.problem.is_grad else ("x", "mask"))):
+            for v in range(self.pack):
+                value = step.element(self.columns(p, v), results)
+                if numerators:
+                    T.buffer_store(self.numerators, value, [p * self.pack + v])
+                    value = self.numerators[p * self.pack + v]
+                T.buffer_store(totals, totals[v % LANES] + value, [v % LANES])
+        return self.total_of(totals, "sum")
+
+    def across(self, kind: str, value: Any, lanes: int) -> Any:
+        """Over `lanes` neighbouring lanes, by shuffles."""
+        if lanes == 1:
+            return value
+        source = _ACROSS.format(kind=kind, lanes=lanes, combine=_COMBINE[kind])
+        return T.cuda.func_call(f"pack_{kind}_{lanes}", value, source_code=source, return_type="float32")
+
+    def of_row_of(self, parts: dict[str, tuple[str, Any]], first: R | None) -> dict[str, tuple[Any, Any]]:
+        """(this warp's, that of the warp number `lane` modulo the warps) of each of `parts`, name to (kind, a thread's
+        part): one barrier for all.  The second is the first where a row has no more than a warp.
+
+        `first` is the row where this is its first reduction."""
+        lanes = min(32, self.threads)
+        mine = {
+            name: named(f"{name}_of_warp", self.across(kind, value, lanes)) for name, (kind, value) in parts.items()
+        }
+        if not self.wide:
+            if first:
+                self.behind_first(first)
+            return {name: (value, value) for name, value in mine.items()}
+        warps = self.threads // 32
+        base = {name: warps * k for k, name in enumerate(("peak", "total"))}
+        exchange = self.turn.value * (2 * warps) if self.turn else 0
+        with where(self.lane == 0):
+            for name, value in mine.items():
+                T.buffer_store(self.exchange, value, [exchange + base[name] + self.warp])
+        self.sync()
+        if first:
+            self.behind_first(first)
+        found = {
+            name: (value, named(f"{name}_of_lane", self.exchange[exchange + base[name] + self.lane % warps]))
+            for name, value in mine.items()
+        }
+        if self.turn:
+            self.turn.set(T.bitwise_xor(self.turn.value, 1))
+        return found
+
+    def reduced(self, step: Reduction, value: Any, first: R | None) -> Any:
+        """A reduction over the row, from a thread's part."""
+        _, part = self.of_row_of({step.name: (step.kind, value)}, first)[step.name]
+        return named(step.name, self.across(step.kind, part, self.threads // 32) if self.wide else part)
+
+    def finished(self, results: Values) -> Values:
+        """`results` and what is derived of them."""
+        derived = dict(results)
+        for name, formula in self.program.derived:
+            derived[name] = named(name, formula(results))
+        return derived
+
+    def reduce_gradient(self, row: R) -> Values:
+        (step,) = self.program.reductions
+        total = self.total_of_thread(row, {})
+        return self.finished({step.name: self.reduced(step, total, row)})
+
+    def reduce_in_turn(self, row: R) -> Values:
+        peak_step, total_step = self.program.reductions
+        peak = self.reduced(peak_step, self.peak_of_thread(row), row)
+        total = self.total_of_thread(row, {"peak": peak})
+        return self.finished({"peak": peak, "total": self.reduced(total_step, total, None)})
+
+    def reduce_online(self, row: R) -> Values:
+        """Sums relative to the warp's peak, which is all a warp need wait for; then peaks and sums at once."""
+        _, total_step = self.program.reductions
+        peak_of_warp = named("peak_of_warp", self.across("max", self.peak_of_thread(row), 32))
+        total = self.total_of_thread(row, {"peak": peak_of_warp})
+        found = self.of_row_of({"peak": ("max", peak_of_warp), "total": ("sum", total)}, row)
+        warps = self.threads // 32
+        part = {name: value for name, (_, value) in found.items()}
+        peak = named("peak", self.across("max", part["peak"], warps))
+        share = total_step.of_part(part, {"peak": peak})
+        results = self.finished({"peak": peak, "total": named("total", self.across("sum", share, warps))})
+        if self.kept == "numerators":
+            unit = {"peak": peak_of_warp, "total": T.float32(1)}
+            results["inverse"] = named("factor", results["inverse"] * total_step.of_part(unit, results))
+        return results
+
+    def unknown_zero(self) -> Any:
+        """0, for `settle`: no number of elements is negative."""
+        elements = self.rows * self.problem.cols
+        return named("zero", T.cuda.func_call("pack_zero", elements, source_code=_ZERO, return_type="uint32"))
+
+    def settle(self) -> None:
+        """Have the compiler widen packed words anew for each use, instead of keeping them widened in twice the
+        registers."""
+        for name in self.words:
+            for k in range(self.rounds * self.words_of(name)):
+                T.buffer_store(self.words[name], T.bitwise_xor(self.words[name][k], self.zero), [k])
+
+    def write(self, row: R, results: Values) -> None:
+        numerators = self.kept == "numerators"
+        for p, i in self.each_pack(row, *self.words, stored=True):
+
+            def value(v: int, p: int = p) -> Any:
+                if numerators:
+                    return self.numerators[p * self.pack + v] * results["inverse"]
+                return self.program.output(self.columns(p, v), results)
+
+            words = self.packed("out", [value(v) for v in range(self.pack)])
+            self.store(self.outputs[0], row, p, i, words)
+            dropped = self.program.dropped
+            if dropped is not None:
+                per = 4 // self.item
+                values = [
+                    dropped(self.widened(words[v // per], v % per), self.element("drop", p, v))
+                    for v in range(self.pack)
+                ]
+                self.store(self.outputs[1], row, p, i, self.packed("dropped", values))
+
+    def two(self, a: Any, b: Any) -> Any:
+        """The word of two numbers rounded to 16 bits, `a` in its low half."""
+        kind, convert = _TWO[self.problem.dtype]
+        source = _PACK.format(type=kind, convert=convert)
+        return T.cuda.func_call(f"pack_two_{kind}", a, b, source_code=source, return_type="uint32")
+
+    def packed(self, name: str, values: list[Any]) -> Any:
+        """Four words of elements rounded to the tensors' dtype."""
+        words = T.alloc_local((WORDS,), "uint32")
+        IRBuilder.name(f"{name}_words", words)
+        per = 4 // self.item
+        for k in range(WORDS):
+            of_word = values[k * per : (k + 1) * per]
+            word = self.two(*of_word) if per == 2 else T.reinterpret("uint32", of_word[0])
+            T.buffer_store(words, word, [k])
+        return words
+
+    def store(self, name: str, row: R, p: int, i: Any, words: Any) -> None:
+        """Pack i of an output, of the row's elements."""
+        to = self.tensors[name].ptr_to([self.first_of(row, p, i)])
+        kind, instruction = ("streaming", "__stcs") if self.streaming_stores else ("whole", "__stwb")
+        self.store_own(row, p, i, words, to, f"pack_store_{kind}", _STORE.format(name=kind, store=instruction))
+
+    def first_of(self, row: R, p: int, i: Any) -> Any:
+        """The first element of pack i, int64."""
+        return row.start + T.Cast("int64", i * self.pack)
+
+    def store_own(self, row: R, p: int, i: Any, words: Any, to: Any, name: str, whole: str) -> None:
+        """A pack by the function `name`, or, where it holds elements of other rows, its own in parts."""
+        four = [words[k] for k in range(WORDS)]
+        found = self.edge(row, p, i)
+        if found is None:
+            self.call(name, *four, to, source=whole)
+            return
+        edge, first, last = found
+        unit = self.frame.unit * self.item
+        some = _STORE_SOME.format(unit=unit)
+        with T.If(edge):
+            with T.Then():
+                self.call(f"pack_store_some_{unit}", *four, to, first * self.item, last * self.item, source=some)
+            with T.Else():
+                self.call(name, *four, to, source=whole)
+
+
+class Columns(dict[str, Any]):
+    """One column of the inputs, each widened when it is asked for."""
+
+    def __init__(self, element: Callable[[str], Any]) -> None:
+        super().__init__()
+        self.element = element
+
+    def __missing__(self, name: str) -> Any:
+        return self.element(name)
+
+
+def _as_float(kind: str, value: str, word: Any, part: int) -> Any:
+    name = f"{kind}_{part}"
+    source = _ELEMENT.format(name=name, value=value)
+    return T.cuda.func_call(f"pack_element_{name}", word, source_code=source, return_type="float32")
+
+
+def _repeated(value: float, dtype: str) -> int:
+    """The bits of a word of which each element is `value`."""
+    element = np.array(value, numpy_dtype(dtype))
+    return int(np.repeat(element, 4 // element.itemsize).view(np.uint32)[0])
