@@ -1,11 +1,14 @@
 """NHWC convolution on Hopper: pixels x output channels by TMA and wgmma.
 
 A tile of pixels is a box (n, h, w), which TMA reads shifted by a kernel tap, padding as zeros and strides as element
-strides, and writes clipped.  The filter (co, kh, kw, ci) has its channels last as the data: both operands are K-major.
+strides, and writes clipped; where the output channels of a pixel are no multiple of 16 bytes, which TMA needs, ordinary
+stores write the pixels, which are contiguous.  The filter (co, kh, kw, ci) has its channels last as the data: both
+operands are K-major.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +18,7 @@ from schedules.conv2d_nhwc.definition import NhwcProblem
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import HopperConfig, blocks, default_shape, fitting_stages
 from schedules.hopper.pixels import PixelTiles, flattened, pixel_tiles, place_pixels
-from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
+from schedules.hopper.shared import Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
 from schedules.hopper.work import Load, Operand, Output, Tensors, Work
 from schedules.operator import ScheduleSpec
 from schedules.primitives.epilogue import finish_sum
@@ -32,16 +35,17 @@ VECTOR = 8  # channels in 16 bytes
 class TmaWgmmaConfig(HopperConfig):
     """Tiles of (pixels, output channels, input channels)."""
 
-    def staging(self) -> Staging:
+    def staging(self, problem: NhwcProblem) -> Staging | RunStaging:
+        if problem.co % VECTOR:
+            return run_staging(self.rows, self.block_n, problem.co, ITEM)
         return staging_for(self.rows, self.block_n, ITEM, 64)
 
     def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
         if problem.dtype not in DTYPES:
             return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
-        for name in ("ci", "co"):
-            if getattr(problem, name) % VECTOR:
-                return f"{name}={getattr(problem, name)} is not a multiple of {VECTOR}, which TMA needs"
-        staging = 0 if self.consumers < 1 or self.block_n < 1 else self.staging().nbytes
+        if problem.ci % VECTOR:
+            return f"ci={problem.ci} is not a multiple of {VECTOR}, which TMA needs"
+        staging = 0 if self.consumers < 1 or self.block_n < 1 else self.staging(problem).nbytes
         reason = self.check_block(problem.dtype, arch, staging)
         if reason:
             return reason
@@ -99,19 +103,30 @@ class NhwcWork(Work):
                 b.swizzle,
             ),
         )
-        staging = config.staging()
-        n, h, w = tiles.part(config.consumers)
-        target = TensorMap(
-            "output",
-            p.dtype,
-            (p.co, p.out_w, p.out_h, p.n),
-            (p.co * ITEM, p.out_w * p.co * ITEM, p.out_h * p.out_w * p.co * ITEM),
-            (staging.width, w, h, n),
-            (1, 1, 1, 1),
-            staging.row_bytes,
-            promotion=0,
-        )
-        self.output = Output(p.dtype, staging, target)
+        self.output = self._output(config.staging(problem))
+
+    def _output(self, staging: Staging | RunStaging) -> Output:
+        p = self.problem
+        n, h, w = self.tiles.part(self.config.consumers)
+        target: TensorMap | Runs
+        if isinstance(staging, Staging):
+            target = TensorMap(
+                "output",
+                p.dtype,
+                (p.co, p.out_w, p.out_h, p.n),
+                (p.co * ITEM, p.out_w * p.co * ITEM, p.out_h * p.out_w * p.co * ITEM),
+                (staging.width, w, h, n),
+                (1, 1, 1, 1),
+                staging.row_bytes,
+                promotion=0,
+            )
+        elif staging.packed:
+            # pixels of a row of the tile; where the tile or the image ends, whole pixels are left out
+            vector = math.gcd(VECTOR, w * p.co, p.out_w * p.co)
+            target = Runs("output", p.pixels * p.co, w, vector)
+        else:
+            target = Runs("output", p.pixels * p.co, 1, math.gcd(VECTOR, staging.width, p.co))
+        return Output(p.dtype, staging, target)
 
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
         from schedules.hopper.program import named
@@ -147,6 +162,25 @@ class NhwcWork(Work):
         n, y, x = self.tiles.of_part(place.pixel, consumer, self.config.consumers)
         return place.channel + column, x, y, n
 
+    def run_at(self, place: Place, consumer: Any, row: Any, column: int) -> tuple[Any, Any]:
+        from tvm import tirx
+        from tvm.script import tirx as T
+
+        from schedules.hopper.program import named
+
+        p, staging = self.problem, self.output.staging
+        _, h, w = self.tiles.part(self.config.consumers)
+        n, y, x = self.tiles.of_part(place.pixel, consumer, self.config.consumers)
+        n, y, x = n + T.truncdiv(row, h * w), y + T.truncmod(T.truncdiv(row, w), h), x + T.truncmod(row, w)
+        channel = place.channel + column
+        there = tirx.all(n < p.n, y < p.out_h, channel < p.co)
+        index = named("index", ((n * p.out_h + y) * p.out_w + x) * p.co + channel)
+        if isinstance(staging, RunStaging) and staging.packed:
+            inside = tirx.min(p.out_w - x, w) * p.co
+        else:
+            inside = tirx.if_then_else(x < p.out_w, p.co - channel, 0)
+        return index, named("inside", tirx.if_then_else(there, inside, 0))
+
     def column_term(self, tensors: Tensors, place: Place, column: Any) -> Any:
         from tvm import tirx
 
@@ -180,7 +214,7 @@ def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
     while channels > 16 and channels // 2 >= problem.ci:
         channels //= 2
     config = TmaWgmmaConfig(block_m, block_n, channels, 2, consumers, 2 if problem.pixels > block_m else 1, 1)
-    return replace(config, num_stages=fitting_stages(config, problem.dtype, arch, config.staging().nbytes))
+    return replace(config, num_stages=fitting_stages(config, problem.dtype, arch, config.staging(problem).nbytes))
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Iterator[TmaWgmmaConfig]:

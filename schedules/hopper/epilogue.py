@@ -1,7 +1,8 @@
 """From accumulators to global memory: each consumer's results pass through shared memory, from where TMA stores them.
 
 A store takes `width` columns of all of a consumer's rows; TMA clips it at the tensor's end.  Several stores make a
-pass, as many as the staging memory holds.
+pass, as many as the staging memory holds.  Where the tensor's rows are not whole 16 bytes apart, which TMA needs, the
+consumer's threads store them, in the widest vectors that the tensor's alignment allows.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.config import ROWS, WARPGROUP
-from schedules.hopper.shared import Staging
+from schedules.hopper.shared import Runs, RunStaging, Staging, TensorMap
 from schedules.hopper.work import Tensors, Work
 
 _STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
@@ -50,6 +52,26 @@ _STORE_32 = """
 __device__ __forceinline__ void hopper_store_{0}({0} a, {0} b, void* at) {{ *({0}2*)at = make_{0}2(a, b); }}
 """
 
+# a word of two elements, of which those there are
+_PUT = {
+    "hopper_put_two": """
+__device__ __forceinline__ void hopper_put_two(unsigned int word, void* at, int there) {
+  if (there > 0) *(unsigned int*)at = word;
+}
+""",
+    "hopper_put": """
+__device__ __forceinline__ void hopper_put(unsigned int word, void* at, int there) {
+  if (there > 0) ((unsigned short*)at)[0] = (unsigned short)word;
+  if (there > 1) ((unsigned short*)at)[1] = (unsigned short)(word >> 16);
+}
+""",
+}
+_COPY = """
+__device__ __forceinline__ void hopper_copy_{0}(void* to, const void* from) {{ *({1}*)to = *(const {1}*)from; }}
+"""
+_VECTORS = {2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
+_TYPES_16 = {"float16": "f16", "bfloat16": "bf16"}
+
 
 def emit(
     work: Work,
@@ -67,12 +89,12 @@ def emit(
     from schedules.hopper.program import named
 
     staging = work.output.staging
-    write = _WRITERS[work.output.dtype]
     groups = work.config.block_n // 8
     top = named("top", warp * 16 + T.truncdiv(lane, 4))
     left = named("left", T.truncmod(lane, 4) * 2)
     start = named("start", consumer * staging.nbytes)
-    form = _STORE.format(work.output.target.rank)
+    kind = _Boxes if isinstance(staging, Staging) else _Runs
+    leaving = kind(work, tensors, output_map, place, memory, start, consumer, lane, thread)
 
     row_terms = [
         work.row_term(tensors, place, consumer, top + (m * ROWS + below))
@@ -84,11 +106,9 @@ def emit(
         T.evaluate(T.ptx.bar.sync(T.Cast("uint32", _FIRST_BARRIER + consumer), T.uint32(WARPGROUP)))
 
     for first in range(0, staging.columns // staging.width, staging.together):
-        with T.If(thread == 0), T.Then():
-            T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
+        leaving.before()
         barrier()
         for store in range(staging.together):
-            base = start + store * staging.store_bytes
             for pair in range(staging.width // 16):
                 column = (first + store) * staging.width + pair * 16
                 columns = [left + column + 8 * half + j for half in range(2) for j in range(2)]
@@ -101,25 +121,129 @@ def emit(
                             j, of_row = 2 * half + q % 2, row_terms[2 * m + q // 2]
                             value = work.finish(tensors, place, sums[at + q], of_row, terms[j], columns[j])
                             values.append(value)
-                    write(staging, memory, base, values, m * ROWS + warp * 16, pair, lane)
-        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+                    leaving.write(store, values, m * ROWS + warp * 16, pair)
+        leaving.written()
         barrier()
-        with T.If(thread == 0), T.Then():
+        leaving.store(first)
+
+
+class _Boxes:
+    """Results leave by TMA, issued by one thread."""
+
+    def __init__(
+        self,
+        work: Work,
+        tensors: Tensors,
+        output_map: Any,
+        place: Any,
+        memory: Any,
+        start: Any,
+        consumer: Any,
+        lane: Any,
+        thread: Any,
+    ) -> None:
+        staging, target = work.output.staging, work.output.target
+        assert isinstance(staging, Staging) and isinstance(target, TensorMap)
+        self.work, self.staging, self.output_map, self.place = work, staging, output_map, place
+        self.memory, self.start, self.consumer, self.lane, self.thread = memory, start, consumer, lane, thread
+        self.form, self.writer = _STORE.format(target.rank), _WRITERS[work.output.dtype]
+
+    def before(self) -> None:
+        with T.If(self.thread == 0), T.Then():
+            T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
+
+    def write(self, store: int, values: Sequence[Any], row: Any, pair: int) -> None:
+        base = self.start + store * self.staging.store_bytes
+        self.writer(self.staging, self.memory, base, values, row, pair, self.lane)
+
+    def written(self) -> None:
+        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+
+    def store(self, first: int) -> None:
+        staging = self.staging
+        with T.If(self.thread == 0), T.Then():
             for store in range(staging.together):
-                to = work.store_at(place, consumer, (first + store) * staging.width)
-                source = memory.ptr_to([start + store * staging.store_bytes])
-                T.evaluate(T.ptx[form](T.address_of(output_map), *to, source))
+                to = self.work.store_at(self.place, self.consumer, (first + store) * staging.width)
+                source = self.memory.ptr_to([self.start + store * staging.store_bytes])
+                T.evaluate(T.ptx[self.form](T.address_of(self.output_map), *to, source))
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
+
+
+class _Runs:
+    """Results leave by ordinary stores of whole vectors, neighbouring threads storing neighbouring ones."""
+
+    def __init__(
+        self,
+        work: Work,
+        tensors: Tensors,
+        output_map: Any,
+        place: Any,
+        memory: Any,
+        start: Any,
+        consumer: Any,
+        lane: Any,
+        thread: Any,
+    ) -> None:
+        staging, target = work.output.staging, work.output.target
+        assert isinstance(staging, RunStaging) and isinstance(target, Runs) and output_map is None
+        self.work, self.staging, self.target, self.place = work, staging, target, place
+        self.output = tensors["flat output"]
+        self.memory, self.start, self.consumer, self.lane, self.thread = memory, start, consumer, lane, thread
+        self.kind = _TYPES_16[work.output.dtype]
+
+    def before(self) -> None:
+        """The stores before were done when their instructions were."""
+
+    def write(self, store: int, values: Sequence[Any], row: Any, pair: int) -> None:
+        staging = self.staging
+        for half in range(2):
+            group = pair * 16 + half * 8
+            if group >= staging.pitch:
+                continue
+            left = group + T.truncmod(self.lane, 4) * 2
+            for below in range(2):
+                at = (row + T.truncdiv(self.lane, 4) + 8 * below) * staging.pitch + left
+                target = self.memory.ptr_to([self.start + at * staging.item])
+                two = values[4 * half + 2 * below : 4 * half + 2 * below + 2]
+                word = pack_16(self.kind, *two)
+                # how many of the two are columns of the tensor
+                there = T.int32(2) if group + 8 <= staging.pitch else staging.pitch - left
+                name = "hopper_put_two" if staging.pitch % 2 == 0 else "hopper_put"
+                T.evaluate(T.cuda.func_call(name, word, target, there, source_code=_PUT[name]))
+
+    def written(self) -> None:
+        """Barriers order ordinary stores."""
+
+    def store(self, first: int) -> None:
+        from schedules.hopper.program import named
+
+        staging, target = self.staging, self.target
+        elements = target.rows * staging.pitch if staging.packed else staging.width
+        vectors = elements // target.vector
+        count = staging.rows // target.rows * vectors
+        nbytes = target.vector * staging.item
+        name = f"hopper_copy_{nbytes}"
+        with T.serial(-(-count // WARPGROUP)) as turn:
+            at = named("at", turn * WARPGROUP + self.thread)
+            run = named("run", T.truncdiv(at, vectors))
+            element = named("element", T.truncmod(at, vectors) * target.vector)
+            row = run * target.rows
+            index, inside = self.work.run_at(self.place, self.consumer, row, first * staging.width)
+            stored = element < inside if count % WARPGROUP == 0 else tirx.all(at < count, element < inside)
+            with T.If(stored), T.Then():
+                source = self.memory.ptr_to([self.start + (row * staging.pitch + element) * staging.item])
+                to = self.output.ptr_to([index + element])
+                T.evaluate(T.cuda.func_call(name, to, source, source_code=_COPY.format(nbytes, _VECTORS[nbytes])))
+
+
+def pack_16(kind: str, a: Any, b: Any) -> Any:
+    """Two float32 as one word of two f16 or bf16, `a` in its lower half."""
+    return T.cuda.func_call(f"hopper_pack_{kind}", a, b, source_code=_PACK_16.format(kind), return_type="uint32")
 
 
 def _writer_16(kind: str) -> Callable[..., None]:
     def write(staging: Staging, memory: Any, base: Any, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
-        words = [
-            T.cuda.func_call(
-                f"hopper_pack_{kind}", *values[at : at + 2], source_code=_PACK_16.format(kind), return_type="uint32"
-            )
-            for at in range(0, 8, 2)
-        ]
+        words = [pack_16(kind, *values[at : at + 2]) for at in range(0, 8, 2)]
         at = staging.chunk(row + T.truncmod(lane, 16), 2 * pair + T.truncdiv(lane, 16))
         T.evaluate(T.ptx[_STMATRIX](memory.ptr_to([base + at]), *words))
 
@@ -151,8 +275,7 @@ def _writer_32(kind: str) -> Callable[..., None]:
 
 
 _WRITERS: dict[str, Callable[..., None]] = {
-    "float16": _writer_16("f16"),
-    "bfloat16": _writer_16("bf16"),
+    **{dtype: _writer_16(kind) for dtype, kind in _TYPES_16.items()},
     "int8": _write_8,
     "float32": _writer_32("float"),
     "int32": _writer_32("int"),

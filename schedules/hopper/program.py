@@ -15,7 +15,7 @@ from tvm.script.ir_builder import IRBuilder
 from schedules.hopper import epilogue
 from schedules.hopper.config import K_BYTES, REGISTERS, ROWS, WARPGROUP
 from schedules.hopper.instructions import Multiply, column_mask, peer_of, row_mask
-from schedules.hopper.shared import UNIT, TensorMap
+from schedules.hopper.shared import UNIT, Runs, TensorMap
 from schedules.hopper.work import Load, Operand, Work
 from schedules.primitives.annotations import TIRX
 
@@ -42,6 +42,7 @@ def program(work: Work) -> tvm.IRModule:
     clusters = grid // cluster
     producer_registers, consumer_registers = REGISTERS[consumers, config.blocks_sm]
     redistribute = producer_registers > 0
+    by_tma = isinstance(output.target, TensorMap)
     sharing = cluster_m + cluster_n - 1  # blocks that write into a block's stages, itself among them
     steps = a.k * a.item // K_BYTES
     blocks_m = config.rows // ROWS
@@ -57,22 +58,30 @@ def program(work: Work) -> tvm.IRModule:
         IRBuilder.name(name, buffer)
         return buffer
 
-    def with_flat_residual(tensors: dict[str, Any]) -> dict[str, Any]:
-        """`tensors`, and the residual's elements without a shape, as a problem with flattened pixels counts them."""
-        residual = tensors["residual"]
-        if residual is None:
-            return tensors
-        count = math.prod(shapes["residual"].shape)
-        flat = T.decl_buffer((count,), shapes["residual"].dtype, data=residual.data)
-        IRBuilder.name("flat_residual", flat)
-        return {**tensors, "flat residual": flat}
+    def with_flat(tensors: dict[str, Any]) -> dict[str, Any]:
+        """`tensors`, and the elements without a shape of those that the epilogue reads or writes one by one, as a
+        problem with flattened pixels counts them."""
+        flat = {}
+        for name in ("residual", "output"):
+            if tensors[name] is None or name == "output" and isinstance(output.target, TensorMap):
+                continue
+            count = math.prod(shapes[name].shape)
+            buffer = T.decl_buffer((count,), shapes[name].dtype, data=tensors[name].data)
+            IRBuilder.name(f"flat_{name}", buffer)
+            flat[f"flat {name}"] = buffer
+        return {**tensors, **flat}
 
-    def encode(tensor_map: TensorMap, tensors: dict[str, Any], variable: Any) -> None:
+    def encode(name: str, tensor_map: TensorMap | Runs, tensors: dict[str, Any]) -> Any:
+        """The variable `name` that holds the tensor map; None if there is none."""
+        if isinstance(tensor_map, Runs):
+            return None
+        variable = named(name, T.tvm_stack_alloca("tensormap", 1))
         data = tensors[tensor_map.tensor].data
         words = tensor_map.words()
         T.evaluate(
             T.call_packed("runtime.cuTensorMapEncodeTiled", variable, tensor_map.dtype, tensor_map.rank, data, *words)
         )
+        return variable
 
     def fill(
         operand: Operand, tensor_map: Any, loads: Sequence[Load], ring: Any, base: Any, barrier: Any, mask: Any
@@ -112,15 +121,12 @@ def program(work: Work) -> tvm.IRModule:
             name: matched(name, handle)
             for name, handle in zip([*names, "output"], [data, weight, bias, residual, result], strict=True)
         })
-        a_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        encode(work.a.source, tensors, a_map)
-        b_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        encode(work.b.source, tensors, b_map)
-        output_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        encode(output.target, tensors, output_map)
+        a_map = T.meta_var(encode("a_map", work.a.source, tensors))
+        b_map = T.meta_var(encode("b_map", work.b.source, tensors))
+        output_map = T.meta_var(encode("output_map", output.target, tensors))
 
         T.device_entry()
-        views = T.meta_var(with_flat_residual(tensors))
+        views = T.meta_var(with_flat(tensors))
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": config.blocks_sm})
         rank = T.cta_id_in_cluster([cluster])
         block = T.cta_id([grid])
@@ -224,8 +230,9 @@ def program(work: Work) -> tvm.IRModule:
                 release(empty, before, thread, peer)
                 epilogue.emit(work, views, output_map, place, sums, staging, group, warp, lane, thread)
                 tile = tile + clusters
-            if thread == 0:
-                T.ptx.cp.async_.bulk.wait_group(0)
+            if by_tma:  # noqa: SIM102 (of the two only the other is the kernel's)
+                if thread == 0:
+                    T.ptx.cp.async_.bulk.wait_group(0)
         T.cuda.warp_sync()
         if cluster > 1:
             T.cuda.cluster_sync()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedules.hopper.config import HopperConfig
-from schedules.hopper.shared import SharedTile, Staging, TensorMap
+from schedules.hopper.shared import Runs, RunStaging, SharedTile, Staging, TensorMap
 from schedules.problem import Argument, Pair
 
 Tensors = Mapping[str, Any]  # argument name to its TIRx buffer
@@ -32,11 +32,11 @@ class Operand:
 
 @dataclass(frozen=True)
 class Output:
-    """How results leave: elements of `dtype` through the staging memory, by boxes of the tensor map."""
+    """How results leave: elements of `dtype` through the staging memory, by boxes of a tensor map or as runs."""
 
     dtype: str
-    staging: Staging
-    target: TensorMap
+    staging: Staging | RunStaging
+    target: TensorMap | Runs
 
 
 class Work(ABC):
@@ -79,7 +79,12 @@ class Work(ABC):
 
     @abstractmethod
     def store_at(self, place: Any, consumer: Any, column: int) -> tuple[Any, ...]:
-        """Coordinates in the output of a consumer's rows and the columns from `column` of the block."""
+        """Coordinates in the output's tensor map of a consumer's rows and the columns from `column` of the block."""
+
+    def run_at(self, place: Any, consumer: Any, row: Any, column: int) -> tuple[Any, Any]:
+        """For an output of runs: where in it the one begins that has row `row` of the consumer's first, in the columns
+        from `column` of the block, and how many elements there are to it, 0 or less if none are inside."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of runs")
 
     def row_term(self, tensors: Tensors, place: Any, consumer: Any, row: Any) -> Any:
         """What the epilogue needs of a row of the consumer's, found once for all columns; None if nothing."""

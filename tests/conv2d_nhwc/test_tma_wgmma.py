@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -31,6 +32,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "kernel in the padding": dict(n=2, h=1, w=1, ci=40, co=16, kh=3, kw=3, pad=2, dtype="float16"),
     "1x1": dict(n=3, h=5, w=7, ci=72, co=200, kh=1, kw=1, bias=True, activation="relu", dtype="float16"),
     "1x1, stride 2": dict(n=2, h=9, w=7, ci=8, co=520, kh=1, kw=1, stride=2, dtype="bfloat16"),
+    "few channels": dict(n=2, h=16, w=16, ci=40, co=27, kh=3, kw=3, pad=1, bias=True, activation="relu",
+                         dtype="float16"),
+    "four channels": dict(n=2, h=16, w=16, ci=40, co=4, kh=3, kw=3, pad=1, dtype="float16"),
+    "one channel, ragged": dict(n=3, h=7, w=5, ci=16, co=1, kh=3, kw=3, pad=1, bias=True, dtype="bfloat16"),
+    "odd channels, ragged": dict(n=3, h=9, w=13, ci=8, co=33, kh=3, kw=1, pad=1, stride=2, bias=True, dtype="float16"),
+    "many odd channels": dict(n=2, h=5, w=3, ci=24, co=331, kh=1, kw=1, bias=True, activation="relu",
+                              dtype="float16"),
+    "1x1, few channels": dict(n=3, h=5, w=7, ci=72, co=3, kh=1, kw=1, dtype="bfloat16"),
     "many tiles": dict(n=64, h=14, w=14, ci=64, co=512, kh=3, kw=3, pad=1, bias=True, dtype="float16"),
 }  # fmt: skip
 CONFIGS: list[dict[str, Any]] = [
@@ -68,13 +77,28 @@ def test_other_configs(cuda_compiler: None, sm_90a: Arch, words: dict[str, Any])
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes(cuda_compiler: None, sm_90a: Arch, shape: str) -> None:
-    found = assert_well_made(build(problem_of("conv2d_nhwc", **SHAPES[shape]), sm_90a, "tma_wgmma"), "HGMMA")
+    built = build(problem_of("conv2d_nhwc", **SHAPES[shape]), sm_90a, "tma_wgmma")
+    found = assert_well_made(built, "HGMMA", stored_by_tma=SHAPES[shape]["co"] % 8 == 0)
     assert bool(found["LDG"]) == SHAPES[shape].get("bias", False)
+
+
+@pytest.mark.parametrize(
+    ("co", "width", "store"),
+    [(27, 64, "STG.E.128"), (4, 64, "STG.E.128"), (27, 4, "STG.E.64"), (27, 7, "STG.E.U16"), (330, 8, "STG.E")],
+)
+def test_stores_are_as_wide_as_the_pixels_allow(
+    cuda_compiler: None, sm_90a: Arch, co: int, width: int, store: str
+) -> None:
+    problem = problem_of("conv2d_nhwc", n=4, h=16, w=width, ci=64, co=co, kh=3, kw=3, pad=1, dtype="float16")
+    built = build(problem, sm_90a, "tma_wgmma", dict(block_n=32, cluster_m=1))
+    assert_well_made(built, "HGMMA", stored_by_tma=False)
+    found = set(re.findall(r"STG\.E[.\w]* ", view(built, "sass")))
+    assert {name.replace(".desc", "") for name in found} == {store + " "}
 
 
 @settings(max_examples=12, deadline=None)
 @given(
-    n=st.integers(1, 40), h=st.integers(1, 40), ci=st.integers(1, 20), co=st.integers(1, 40), k=st.integers(1, 4),
+    n=st.integers(1, 40), h=st.integers(1, 40), ci=st.integers(1, 20), co=st.integers(1, 300), k=st.integers(1, 4),
     stride=st.integers(1, 9), dilation=st.integers(1, 3), words=st.sampled_from(CONFIGS), ragged=st.booleans(),
 )  # fmt: skip
 def test_check_and_build_agree(
@@ -82,7 +106,7 @@ def test_check_and_build_agree(
     ragged: bool,
 ) -> None:  # fmt: skip
     reach = dilation * (k - 1) + 1
-    fields = dict(n=n, h=h + reach, w=h + 2, ci=8 * ci + ragged, co=8 * co, kh=k, kw=1, pad=k // 2, stride=stride)
+    fields = dict(n=n, h=h + reach, w=h + 2, ci=8 * ci + ragged, co=co, kh=k, kw=1, pad=k // 2, stride=stride)
     built = assert_builds_or_says_why("conv2d_nhwc", fields | dict(dilation=dilation, dtype="float16"), words)
     assert not (ragged and built)
 
@@ -106,7 +130,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
             spec.config_for(problem_of("conv2d_nhwc", **WORK), sm_90a, dict([words.split("=")]))
     for fields, reason in (
         (dict(ci=12), "ci=12 is not a multiple of 8"),
-        (dict(co=4), "co=4 is not a multiple of 8"),
+        (dict(n=2**16, co=331, kh=1, kw=1), "output has 2\\*\\*31 elements or more, which 32-bit indices do not reach"),
         (dict(dtype="float32"), "dtype=float32 is not float16 or bfloat16"),
         (dict(stride=9), "data is read at every element in 9, TMA reaches 8"),
     ):
