@@ -160,6 +160,10 @@ class HwcnWork(Work):
         columns = ends("rx", x, p.w, p.kw, p.pad[1], p.stride[1], p.dilation[1])
         return *rows, *columns
 
+    @property
+    def least_taps(self) -> int:
+        return 1 if self.config.skip_padding else self.kernel[0] * self.kernel[1]
+
     def taps(self, place: Place) -> tuple[Any, Any, Any, Any]:
         return place.taps
 

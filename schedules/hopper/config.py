@@ -23,7 +23,8 @@ REGISTERS: dict[tuple[int, int], tuple[int, int]] = {
 }
 INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of those a thread has at the launch
 ADDRESSING = 48  # registers beside the accumulators, about
-BARRIER_BYTES = 16  # full and empty of a stage
+BARRIER_BYTES = 16  # full and empty of a stage; arrived and free of a consumer
+SUM_BYTES = 4
 STAGING = 16 * 1024  # most bytes in which a consumer's results wait for their store
 # blocks with most of the shared memory that an H200 holds at once, by the size of their cluster: measured, since its
 # clusters of multiprocessors are not all of the same size
@@ -43,11 +44,18 @@ class HopperConfig(Config):
     cluster_n: int = 1  # blocks along n that share tiles of the operand along m
     grid: int = 132  # blocks at most, each of which computes tile after tile; 0 makes one for each tile
     blocks_sm: int = 1  # blocks that a multiprocessor holds: one finishes a tile while the other multiplies
+    split_k: int = 1  # blocks of a cluster that take turns at the stages of one tile, for grids of few tiles
 
     @property
     def cluster(self) -> int:
         """Blocks of a cluster."""
-        return self.cluster_m * self.cluster_n
+        return self.cluster_m * self.cluster_n * self.split_k
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Shared memory for the sums that the other blocks of a tile send: of each consumer that this one finishes."""
+        finished = -(-self.consumers // self.split_k)
+        return finished * (self.split_k - 1) * self.rows * self.block_n * SUM_BYTES
 
     @property
     def rows(self) -> int:
@@ -65,6 +73,11 @@ class HopperConfig(Config):
 
     def stage_bytes(self, dtype: str) -> int:
         return (self.block_m + self.block_n) * self.block_k * numpy_dtype(dtype).itemsize
+
+    def beside_stages(self, staging: int) -> int:
+        """Bytes of shared memory that are no stages, where a consumer's results leave through `staging`."""
+        exchange = self.exchange_bytes + self.consumers * BARRIER_BYTES if self.split_k > 1 else 0
+        return self.consumers * staging + exchange
 
     def blocks(self, tiles: int) -> int:
         """Blocks of the launch for `tiles` output tiles, whole clusters."""
@@ -94,7 +107,8 @@ class HopperConfig(Config):
         if self.num_stages < 2:
             return f"num_stages={self.num_stages} must be at least 2"
         if self.cluster not in RESIDENT:
-            return f"cluster_m={self.cluster_m} x cluster_n={self.cluster_n} is not 1, 2 or 4 blocks"
+            sizes = " x ".join(f"{name}={getattr(self, name)}" for name in ("cluster_m", "cluster_n", "split_k"))
+            return f"{sizes} is not 1, 2 or 4 blocks"
         if self.grid and self.grid < self.cluster:
             return f"grid={self.grid} is less than a cluster of {self.cluster}"
         most = REGISTERS[self.consumers, self.blocks_sm][1]
@@ -105,7 +119,7 @@ class HopperConfig(Config):
         if self.block_n // 2 + INSTRUCTION > at_launch:
             needed = self.block_n // 2 + INSTRUCTION
             return f"block_n={self.block_n} needs {needed} registers for one wgmma, the launch gives {at_launch}"
-        shared = self.num_stages * (self.stage_bytes(dtype) + BARRIER_BYTES) + self.consumers * staging
+        shared = self.num_stages * (self.stage_bytes(dtype) + BARRIER_BYTES) + self.beside_stages(staging)
         room = shared_room(arch, self.blocks_sm)
         if shared > room:
             of_each = f" for each of {self.blocks_sm} blocks" if self.blocks_sm > 1 else ""
@@ -120,7 +134,7 @@ def shared_room(arch: Arch, blocks_sm: int) -> int:
 
 def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int) -> int:
     """The most stages that shared memory has room for, at most 8."""
-    room = shared_room(arch, config.blocks_sm) - config.consumers * staging
+    room = shared_room(arch, config.blocks_sm) - config.beside_stages(staging)
     return max(2, min(8, room // (config.stage_bytes(dtype) + BARRIER_BYTES)))
 
 
@@ -143,13 +157,25 @@ SHAPES = (
     (64, 32, 1),
 )
 LOAD = 48  # what an element loaded costs, in products
-CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2))
+# (cluster_m, cluster_n, split_k)
+CLUSTERS = (
+    (1, 1, 1),
+    (2, 1, 1),
+    (1, 2, 1),
+    (4, 1, 1),
+    (1, 4, 1),
+    (2, 2, 1),
+    (1, 1, 2),
+    (2, 1, 2),
+    (1, 2, 2),
+    (1, 1, 4),
+)
 
 
 def blocks(dtype: str) -> Iterator[dict[str, Any]]:
     """Fields of every config worth trying for operands of `dtype`, legal or not."""
     k = K_BYTES // numpy_dtype(dtype).itemsize
-    for (m, n, consumers), block_k, stages, (cluster_m, cluster_n), blocks_sm in product(
+    for (m, n, consumers), block_k, stages, (cluster_m, cluster_n, split_k), blocks_sm in product(
         SHAPES, (2 * k, 4 * k, 8 * k), (2, 3, 4, 5, 6, 8), CLUSTERS, (1, 2)
     ):
         if (consumers, blocks_sm) not in REGISTERS:
@@ -162,8 +188,9 @@ def blocks(dtype: str) -> Iterator[dict[str, Any]]:
             consumers=consumers,
             cluster_m=cluster_m,
             cluster_n=cluster_n,
-            grid=RESIDENT[cluster_m * cluster_n] * blocks_sm,
+            grid=RESIDENT[cluster_m * cluster_n * split_k] * blocks_sm,
             blocks_sm=blocks_sm,
+            split_k=split_k,
         )
 
 

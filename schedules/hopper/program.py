@@ -14,6 +14,7 @@ from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper import epilogue
 from schedules.hopper.config import K_BYTES, REGISTERS, ROWS, WARPGROUP
+from schedules.hopper.exchange import Exchange
 from schedules.hopper.instructions import Multiply, column_mask, peer_of, row_mask
 from schedules.hopper.shared import UNIT, Runs, TensorMap
 from schedules.hopper.work import Load, Operand, Work
@@ -38,6 +39,8 @@ def program(work: Work) -> tvm.IRModule:
     stage_bytes = a.nbytes + b.nbytes
     stages, consumers = config.num_stages, config.consumers
     cluster_m, cluster_n, cluster = config.cluster_m, config.cluster_n, config.cluster
+    cluster_mn, split_k = cluster_m * cluster_n, config.split_k
+    split = split_k > 1
     grid = config.blocks(work.clusters * cluster)
     clusters = grid // cluster
     producer_registers, consumer_registers = REGISTERS[consumers, config.blocks_sm]
@@ -106,6 +109,10 @@ def program(work: Work) -> tvm.IRModule:
                     step > 0 if k == 0 else T.bool(True),
                 )
 
+    def own_steps(count: Any, rank_k: Any) -> Any:
+        """Those of `count` stages that are this block's."""
+        return T.truncdiv(count + (split_k - 1) - rank_k, split_k) if split else count
+
     def release(empty: Any, stage: Any, thread: Any, peer: Any) -> None:
         """Tell every block that writes into `stage` that this consumer has read it."""
         with T.If(thread < sharing), T.Then():
@@ -140,9 +147,12 @@ def program(work: Work) -> tvm.IRModule:
         leader = T.meta_var(tirx.all(group == 0, thread == 0))
         full = TMABar(pool, stages, leader=leader)
         empty = MBarrier(pool, stages, leader=leader)
+        exchange = T.meta_var(Exchange(config, multiply.accumulator, pool, leader) if split else None)
         pool.commit()
         full.init(1)
         empty.init(consumers * sharing)
+        if split:
+            exchange.init()
         T.ptx.fence.mbarrier_init.release.cluster()
         T.ptx.fence.proxy.async_.shared__cta()
         if cluster > 1:
@@ -150,8 +160,12 @@ def program(work: Work) -> tvm.IRModule:
         else:
             T.cuda.cta_sync()
 
-        rank_m = T.meta_var(named("rank_m", T.truncdiv(rank, cluster_n) if cluster_n > 1 else rank))
-        rank_n = T.meta_var(named("rank_n", T.truncmod(rank, cluster_n) if cluster_n > 1 else 0))
+        # ranks count along n first, then m, then the reduction
+        rank_k = T.meta_var(named("rank_k", T.truncdiv(rank, cluster_mn)) if split_k > 1 else 0)
+        rank_mn = T.meta_var(named("rank_mn", T.truncmod(rank, cluster_mn)) if split_k > 1 else rank)
+        rank_m = T.meta_var(named("rank_m", T.truncdiv(rank_mn, cluster_n)) if cluster_m > 1 else 0)
+        rank_n = T.meta_var(named("rank_n", T.truncmod(rank_mn, cluster_n)) if cluster_n > 1 else 0)
+        first = T.meta_var(rank_k * cluster_mn)
         tile: T.int32
         tile = T.truncdiv(block, cluster)
         stage: T.int32
@@ -166,6 +180,9 @@ def program(work: Work) -> tvm.IRModule:
                     while tile < work.clusters:
                         place = T.meta_var(work.place(tile, rank_m, rank_n))
                         window = T.meta_var(work.taps(place))
+                        # blocks that share the reduction take every split_k-th of its stages, over all taps
+                        chunk: T.int32
+                        chunk = rank_k
                         # while: unrolled, the loops would need more registers than the producer keeps
                         ry: T.int32
                         ry = window[0]
@@ -173,22 +190,21 @@ def program(work: Work) -> tvm.IRModule:
                             rx: T.int32
                             rx = window[2]
                             while rx < window[3]:
-                                chunk: T.int32
-                                chunk = 0
                                 while chunk < work.chunks:
                                     empty.wait(stage, phase ^ 1)
                                     full.arrive(stage, stage_bytes)
                                     fill(work.a, a_map, work.loads_a(place, ry, rx, chunk, rank_n),
                                          ring, stage * stage_bytes, full.ptr_to([stage]),
-                                         row_mask(cluster_m, cluster_n, rank_m))
+                                         row_mask(cluster_n, first + rank_m * cluster_n))
                                     fill(work.b, b_map, work.loads_b(place, ry, rx, chunk, rank_m),
                                          ring, stage * stage_bytes + a.nbytes, full.ptr_to([stage]),
-                                         column_mask(cluster_m, cluster_n, rank_n))
+                                         column_mask(cluster_m, cluster_n, first + rank_n))
                                     stage = stage + 1
                                     if stage == stages:
                                         stage = 0
                                         phase = phase ^ 1
-                                    chunk = chunk + 1
+                                    chunk = chunk + split_k
+                                chunk = chunk - work.chunks
                                 rx = rx + 1
                             ry = ry + 1
                         tile = tile + clusters
@@ -204,12 +220,14 @@ def program(work: Work) -> tvm.IRModule:
                 T.address_of(a_tile), ring.ptr_to([group * a.row_offset(config.rows)]), *a.descriptor)
             T.cuda.wgmma.encode_matrix_descriptor(T.address_of(b_tile), ring.ptr_to([a.nbytes]), *b.descriptor)
             # the block whose stage this thread says is free: each of the row and of the column
-            peer = T.meta_var(named("peer", peer_of(thread, rank_m, rank_n, cluster_m, cluster_n)))
+            peer = T.meta_var(named("peer", first + peer_of(thread, rank_m, rank_n, cluster_m, cluster_n)))
+            turn: T.int32
+            turn = 0
             while tile < work.clusters:
                 place = T.meta_var(work.place(tile, rank_m, rank_n))
                 window = T.meta_var(work.taps(place))
-                count = T.meta_var(named("count",
-                    (window[1] - window[0]) * (window[3] - window[2]) * work.chunks))
+                steps_all = T.meta_var((window[1] - window[0]) * (window[3] - window[2]) * work.chunks)
+                count = T.meta_var(named("count", own_steps(steps_all, rank_k)))
                 before: T.int32
                 before = 0
                 for step in T.serial(count):
@@ -228,7 +246,15 @@ def program(work: Work) -> tvm.IRModule:
                 T.ptx.wgmma.wait_group.sync.aligned(0)
                 multiply.settle([sums[i] for i in range(blocks_m * each)])
                 release(empty, before, thread, peer)
-                epilogue.emit(work, views, output_map, place, sums, staging, group, warp, lane, thread)
+                if split:
+                    if exchange.finishes(group, rank_k):
+                        exchange.receive(sums, group, rank_k, rank_mn, thread, turn)
+                        epilogue.emit(work, views, output_map, place, sums, staging, group, warp, lane, thread)
+                    else:
+                        exchange.send(sums, group, rank_k, rank_mn, thread, turn)
+                    turn = turn ^ 1
+                else:
+                    epilogue.emit(work, views, output_map, place, sums, staging, group, warp, lane, thread)
                 tile = tile + clusters
             if by_tma:  # noqa: SIM102 (of the two only the other is the kernel's)
                 if thread == 0:

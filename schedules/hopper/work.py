@@ -57,8 +57,16 @@ class Work(ABC):
         """Of the operands."""
         return self.arguments[0].dtype
 
+    @property
+    def least_taps(self) -> int:
+        """Taps that every tile needs at least."""
+        return self.kernel[0] * self.kernel[1]
+
     def reason(self) -> str | None:
-        """Why TMA cannot move these tiles; None if it can."""
+        """Why these tiles cannot be moved or shared out; None if they can."""
+        stages = self.least_taps * self.chunks
+        if self.config.split_k > stages:
+            return f"split_k={self.config.split_k} blocks share a tile of {stages} stages; lower split_k or block_k"
         return self.a.source.reason() or self.b.source.reason() or self.output.target.reason()
 
     @abstractmethod

@@ -37,6 +37,7 @@ CONFIGS: list[dict[str, Any]] = [
     dict(block_m=128, block_n=64, consumers=2, block_k=16, num_stages=5, cluster_m=1, grid=0),
     dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
     dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
+    dict(block_m=128, block_n=128, consumers=2, num_stages=3, cluster_m=1, split_k=2, block_k=16, skip_padding=False),
 ]
 
 
@@ -101,7 +102,12 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "words"), [*((shape, {}) for shape in SHAPES), *(("ragged, stride 2", words) for words in CONFIGS[1:])]
+    ("shape", "words"),
+    [
+        *((shape, {}) for shape in SHAPES),
+        *(("ragged, stride 2", words) for words in CONFIGS[1:]),
+        ("whole tiles", dict(block_m=64, block_n=64, consumers=1, block_k=16, cluster_m=1, split_k=4, grid=4)),
+    ],
 )
 def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
     assert_emulated("conv2d_hwcn", SHAPES[shape], words)

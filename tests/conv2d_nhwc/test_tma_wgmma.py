@@ -52,6 +52,10 @@ CONFIGS: list[dict[str, Any]] = [
     dict(block_m=128, block_n=48, consumers=2, block_k=16, num_stages=5, cluster_m=1, grid=0),
     dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
     dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
+    dict(block_m=128, block_n=160, consumers=2, num_stages=4, cluster_m=1, split_k=2),
+    dict(block_m=128, block_n=64, consumers=2, num_stages=3, block_k=16, cluster_m=2, split_k=2, grid=4),
+    dict(block_m=192, block_n=32, consumers=3, num_stages=3, block_k=16, cluster_m=1, cluster_n=2, split_k=2, grid=4),
+    dict(block_m=64, block_n=32, consumers=1, num_stages=4, block_k=16, cluster_m=1, split_k=4, grid=4),
 ]
 
 
@@ -121,7 +125,9 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         "num_stages=1": "num_stages=1 must be at least 2",
         "num_stages=5": "num_stages=5 needs 278608 bytes of shared memory, cuda:sm_90a has 232448",
         "consumers=4": "consumers=4 and blocks_sm=1 are not 1 and 1, 1 and 2, 2 and 1, 3 and 1",
-        "cluster_m=3": "cluster_m=3 x cluster_n=1 is not 1, 2 or 4 blocks",
+        "cluster_m=3": "cluster_m=3 x cluster_n=1 x split_k=1 is not 1, 2 or 4 blocks",
+        "split_k=3": "cluster_m=2 x cluster_n=1 x split_k=3 is not 1, 2 or 4 blocks",
+        "split_k=2": "num_stages=4 needs 295008 bytes of shared memory, cuda:sm_90a has 232448",
         "grid=1": "grid=1 is less than a cluster of 2",
         "grid=-1": "grid=-1 must be at least 0",
         "block_m=256": "block_m=256 x block_n=256 needs about 304 registers, there are 232",
@@ -136,6 +142,9 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     ):
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem_of("conv2d_nhwc", **WORK | fields), sm_90a)
+    small = problem_of("conv2d_nhwc", **WORK | dict(ci=16, co=64, kh=1, kw=1))
+    with pytest.raises(ConfigError, match="split_k=2 blocks share a tile of 1 stages; lower split_k or block_k"):
+        spec.config_for(small, sm_90a, dict(block_n=64, cluster_m=1, split_k=2))
     with pytest.raises(ConfigError, match="cuda:sm_80 has no tma and no wgmma"):
         spec.config_for(problem_of("conv2d_nhwc", **WORK), parse_arch("sm_80"))
 
@@ -158,7 +167,13 @@ def test_a_bundle_and_its_views(work: Built, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "words"), [*((shape, {}) for shape in SHAPES), *(("ragged, stride 2", words) for words in CONFIGS[1:])]
+    ("shape", "words"),
+    [
+        *((shape, {}) for shape in SHAPES),
+        *(("ragged, stride 2", words) for words in CONFIGS[1:]),
+        *(("whole tiles", words) for words in CONFIGS if "split_k" in words),
+        ("few channels", dict(block_m=64, block_n=32, consumers=1, cluster_m=1, split_k=2)),
+    ],
 )
 def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
     assert_emulated("conv2d_nhwc", SHAPES[shape], words)
