@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch
 from schedules.conv2d_nhwc.definition import NhwcProblem
 from schedules.hopper import NO_ROUTES
-from schedules.hopper.config import HopperConfig, blocks, default_shape, fitting_stages
+from schedules.hopper.config import HopperConfig, blocks, tiles_of
 from schedules.hopper.pixels import PixelTiles, flattened, pixel_tiles, place_pixels
 from schedules.hopper.shared import Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
-from schedules.hopper.work import Load, Operand, Output, Tensors, Work
+from schedules.hopper.work import Load, Operand, Output, Tensors, Work, fastest
 from schedules.operator import ScheduleSpec
 from schedules.primitives.epilogue import finish_sum
 
@@ -49,12 +49,12 @@ class TmaWgmmaConfig(HopperConfig):
         reason = self.check_block(problem.dtype, arch, staging)
         if reason:
             return reason
-        tiles = pixel_tiles(flattened(problem, batch=True), self.block_m, (self.consumers, self.cluster_n))
-        if tiles is None:
+        work = _work(problem, self)
+        if work is None:
             return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
         if self.block_n % (8 * self.cluster_m):
             return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
-        return NhwcWork(problem, self, tiles).reason()
+        return work.reason()
 
 
 @dataclass(frozen=True)
@@ -197,24 +197,34 @@ class NhwcWork(Work):
         return finish_sum(self.problem, total, of_column)
 
 
+def _work(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
+    """None if TMA does not reach over a tile's pixels."""
+    tiles = pixel_tiles(flattened(problem, batch=True), config.block_m, (config.consumers, config.cluster_n))
+    return NhwcWork(problem, config, tiles) if tiles else None
+
+
 def schedule(problem: NhwcProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
     """The TIRx program for data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if any, output (n, out_h, out_w,
     co)."""
     from schedules.hopper.program import program
 
-    tiles = pixel_tiles(flattened(problem, batch=True), config.block_m, (config.consumers, config.cluster_n))
-    assert tiles is not None  # checked
-    return program(NhwcWork(problem, config, tiles))
+    work = _work(problem, config)
+    assert work is not None  # checked
+    return program(work)
 
 
 def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
-    """The tile with the least work on the busiest multiprocessor, the most stages that fit, filters shared by two."""
-    block_m, block_n, consumers = default_shape(problem.pixels, problem.co)
+    """The tile and the cluster of the least estimated time, with the most stages that fit."""
     channels = 64
     while channels > 16 and channels // 2 >= problem.ci:
         channels //= 2
-    config = TmaWgmmaConfig(block_m, block_n, channels, 2, consumers, 2 if problem.pixels > block_m else 1, 1)
-    return replace(config, num_stages=fitting_stages(config, problem.dtype, arch, config.staging(problem).nbytes))
+
+    def work(config: TmaWgmmaConfig) -> Work | None:
+        return _work(problem, config) if config.check(problem, arch) is None else None
+
+    base = TmaWgmmaConfig(block_k=channels)
+    tiles = tiles_of(base, problem.dtype, arch, lambda config: config.staging(problem).nbytes)
+    return fastest(tiles, work, otherwise=base)
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Iterator[TmaWgmmaConfig]:

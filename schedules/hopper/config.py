@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 from schedules.arch import Arch
 from schedules.problem import Config, numpy_dtype
@@ -127,6 +127,9 @@ class HopperConfig(Config):
         return None
 
 
+C = TypeVar("C", bound=HopperConfig)
+
+
 def shared_room(arch: Arch, blocks_sm: int) -> int:
     """Bytes of shared memory of a block where a multiprocessor holds `blocks_sm`."""
     return min(arch.shared_block, arch.shared_sm // blocks_sm - arch.shared_reserved)
@@ -143,6 +146,7 @@ SHAPES = (
     (128, 256, 2),
     (256, 128, 2),
     (192, 192, 3),
+    (128, 160, 2),
     (192, 128, 3),
     (128, 192, 2),
     (256, 64, 2),
@@ -152,9 +156,13 @@ SHAPES = (
     (128, 96, 2),
     (128, 64, 2),
     (64, 128, 1),
+    (256, 32, 2),
     (128, 32, 2),
     (64, 64, 1),
     (64, 32, 1),
+    (256, 16, 2),
+    (128, 16, 2),
+    (64, 16, 1),
 )
 LOAD = 48  # what an element loaded costs, in products
 # (cluster_m, cluster_n, split_k)
@@ -194,9 +202,30 @@ def blocks(dtype: str) -> Iterator[dict[str, Any]]:
         )
 
 
-def default_shape(m: int, n: int, count: int = 1, multiple: int = 1) -> tuple[int, int, int]:
+def tiles_of(base: C, dtype: str, arch: Arch, staging: Callable[[C], int]) -> Iterator[C]:
+    """`base` with every tile and cluster, and the most stages that fit; legal or not.  `staging` is what a consumer's
+    results need."""
+    for (m, n, consumers), (cluster_m, cluster_n, split_k) in product(SHAPES, CLUSTERS):
+        grid = RESIDENT[cluster_m * cluster_n * split_k] * base.blocks_sm
+        config = replace(
+            base,
+            block_m=m,
+            block_n=n,
+            consumers=consumers,
+            cluster_m=cluster_m,
+            cluster_n=cluster_n,
+            split_k=split_k,
+            grid=grid,
+        )
+        yield replace(config, num_stages=fitting_stages(config, dtype, arch, staging(config)))
+
+
+def default_shape(m: int, n: int, count: int = 1, multiple: int = 32) -> tuple[int, int, int]:
     """The (block_m, block_n, consumers) with the least work on the busiest multiprocessor for `count` products of `m` x
-    `n`, of those with a `multiple` of columns; the work of a tile is its area and what it loads."""
+    `n`, of those with a `multiple` of columns; the work of a tile is its area and what it loads.
+
+    It knows nothing of clusters, nor of tiles that borders waste: `work.fastest` does.
+    """
 
     def cost(shape: tuple[int, int, int]) -> float:
         block_m, block_n, _ = shape
