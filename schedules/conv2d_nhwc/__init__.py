@@ -10,6 +10,9 @@ from schedules.primitives.tensor_core import matrix_schedule
 
 
 def choose(problem: NhwcProblem, arch: Arch) -> str:
+    """The rule: TMA and wgmma where they reach; else matrix cores for the dtypes that they take; else CUDA cores."""
+    if tma_wgmma.SCHEDULE.serves(problem, arch):
+        return tma_wgmma.SCHEDULE.name
     return matrix_schedule(problem.dtype, arch) or ("simt" if arch.is_gpu else "cpu")
 
 

@@ -117,6 +117,11 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
     assert spec.config_for(problem, sm_90a) in set(spec.legal_space(problem, sm_90a))
 
 
+@pytest.mark.parametrize(("fields", "name"), [(dict(), "tma_wgmma"), (dict(n=16), "mma"), (dict(co=36), "mma")])
+def test_the_rule(sm_90a: Arch, fields: dict[str, Any], name: str) -> None:
+    assert operator("conv2d_hwcn").choose(problem_of("conv2d_hwcn", **WORK | fields), sm_90a) == name
+
+
 @pytest.mark.parametrize(
     ("shape", "words"),
     [

@@ -171,6 +171,14 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
     assert spec.config_for(problem, sm_90a) in set(spec.legal_space(problem, sm_90a))
 
 
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [(dict(), "tma_wgmma"), (dict(co=27), "tma_wgmma"), (dict(ci=36), "mma"), (dict(stride=9), "mma")],
+)
+def test_the_rule(sm_90a: Arch, fields: dict[str, Any], name: str) -> None:
+    assert operator("conv2d_nhwc").choose(problem_of("conv2d_nhwc", **WORK | fields), sm_90a) == name
+
+
 def test_serial_verification_says_why_not(sm_90a: Arch) -> None:
     with pytest.raises(UsageError, match="tma_wgmma has no route serial: a program in TIRx is made of threads"):
         verify(problem_of("conv2d_nhwc", **WORK), sm_90a, "tma_wgmma", routes=["serial"])
