@@ -23,10 +23,11 @@ def opcodes(built: Built) -> Counter[str]:
     return Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", view(built, "sass")))
 
 
-def assert_well_made(built: Built, multiply: str) -> Counter[str]:
+def assert_well_made(built: Built, multiply: str, stored_by_tma: bool = True) -> Counter[str]:
     """No spills, wgmma not serialised, TMA both ways, and the shared memory and registers that the config says.
 
-    `multiply` is wgmma's opcode for the dtype.  Returns the opcodes.
+    `multiply` is wgmma's opcode for the dtype; results leave by TMA, or by stores if not `stored_by_tma`.  Returns the
+    opcodes.
     """
     config: Any = built.config
     if cuda.find_tool("nvdisasm") is None:
@@ -36,7 +37,8 @@ def assert_well_made(built: Built, multiply: str) -> Counter[str]:
     assert found[multiply] and not {"HMMA", "IMMA", "HGMMA", "IGMMA"} - {multiply} & set(found)
     # the boxes of one stage, and those of one tile's results
     boxes = re.findall(r"^ +tvm_builtin_ptx_cp_async_bulk_tensor_(g2s|s2g)", str(built.sources["cu"]), re.M)
-    assert found["UTMALDG"] == boxes.count("g2s") > 0 and found["UTMASTG"] == boxes.count("s2g") > 0
+    assert found["UTMALDG"] == boxes.count("g2s") > 0 and found["UTMASTG"] == boxes.count("s2g")
+    assert bool(found["UTMASTG"]) == stored_by_tma != bool(found["STG"])
     # ptxas says so where wgmma cannot overlap, and then waits for each
     assert "C75" not in cuda.compile_cuda(str(built.sources["cu"]), built.arch.name).log
     assert built.launch and built.launch.threads == config.threads and built.launch.cluster == config.cluster

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 from schedules.arch import Arch
 from schedules.problem import Config, numpy_dtype
@@ -23,7 +23,8 @@ REGISTERS: dict[tuple[int, int], tuple[int, int]] = {
 }
 INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of those a thread has at the launch
 ADDRESSING = 48  # registers beside the accumulators, about
-BARRIER_BYTES = 16  # full and empty of a stage
+BARRIER_BYTES = 16  # full and empty of a stage; arrived and free of a consumer
+SUM_BYTES = 4
 STAGING = 16 * 1024  # most bytes in which a consumer's results wait for their store
 # blocks with most of the shared memory that an H200 holds at once, by the size of their cluster: measured, since its
 # clusters of multiprocessors are not all of the same size
@@ -43,11 +44,18 @@ class HopperConfig(Config):
     cluster_n: int = 1  # blocks along n that share tiles of the operand along m
     grid: int = 132  # blocks at most, each of which computes tile after tile; 0 makes one for each tile
     blocks_sm: int = 1  # blocks that a multiprocessor holds: one finishes a tile while the other multiplies
+    split_k: int = 1  # blocks of a cluster that take turns at the stages of one tile, for grids of few tiles
 
     @property
     def cluster(self) -> int:
         """Blocks of a cluster."""
-        return self.cluster_m * self.cluster_n
+        return self.cluster_m * self.cluster_n * self.split_k
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Shared memory for the sums that the other blocks of a tile send: of each consumer that this one finishes."""
+        finished = -(-self.consumers // self.split_k)
+        return finished * (self.split_k - 1) * self.rows * self.block_n * SUM_BYTES
 
     @property
     def rows(self) -> int:
@@ -65,6 +73,11 @@ class HopperConfig(Config):
 
     def stage_bytes(self, dtype: str) -> int:
         return (self.block_m + self.block_n) * self.block_k * numpy_dtype(dtype).itemsize
+
+    def beside_stages(self, staging: int) -> int:
+        """Bytes of shared memory that are no stages, where a consumer's results leave through `staging`."""
+        exchange = self.exchange_bytes + self.consumers * BARRIER_BYTES if self.split_k > 1 else 0
+        return self.consumers * staging + exchange
 
     def blocks(self, tiles: int) -> int:
         """Blocks of the launch for `tiles` output tiles, whole clusters."""
@@ -94,7 +107,8 @@ class HopperConfig(Config):
         if self.num_stages < 2:
             return f"num_stages={self.num_stages} must be at least 2"
         if self.cluster not in RESIDENT:
-            return f"cluster_m={self.cluster_m} x cluster_n={self.cluster_n} is not 1, 2 or 4 blocks"
+            sizes = " x ".join(f"{name}={getattr(self, name)}" for name in ("cluster_m", "cluster_n", "split_k"))
+            return f"{sizes} is not 1, 2 or 4 blocks"
         if self.grid and self.grid < self.cluster:
             return f"grid={self.grid} is less than a cluster of {self.cluster}"
         most = REGISTERS[self.consumers, self.blocks_sm][1]
@@ -109,12 +123,15 @@ class HopperConfig(Config):
 
     def check_shared(self, stage: int, staging: int, arch: Arch) -> str | None:
         """Whether stages of `stage` bytes fit into shared memory beside the staging."""
-        shared = self.num_stages * (stage + BARRIER_BYTES) + self.consumers * staging
+        shared = self.num_stages * (stage + BARRIER_BYTES) + self.beside_stages(staging)
         room = shared_room(arch, self.blocks_sm)
         if shared > room:
             of_each = f" for each of {self.blocks_sm} blocks" if self.blocks_sm > 1 else ""
             return f"num_stages={self.num_stages} needs {shared} bytes of shared memory, {arch} has {room}{of_each}"
         return None
+
+
+C = TypeVar("C", bound=HopperConfig)
 
 
 def shared_room(arch: Arch, blocks_sm: int) -> int:
@@ -124,9 +141,9 @@ def shared_room(arch: Arch, blocks_sm: int) -> int:
 
 def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int, stage: int = 0) -> int:
     """The most stages that shared memory has room for, at most 8; of `stage` bytes, or as the block's size says."""
-    room = shared_room(arch, config.blocks_sm) - config.consumers * staging
+    room = shared_room(arch, config.blocks_sm) - config.beside_stages(staging)
     fits = room // ((stage or config.stage_bytes(dtype)) + BARRIER_BYTES)
-    return max(stages for stages in STAGES if stages <= max(fits, STAGES[0]))
+    return max(STAGES[0], min(STAGES[-1], fits))
 
 
 # (block_m, block_n, consumers) that searches try and defaults are chosen from, widest first
@@ -134,6 +151,7 @@ SHAPES = (
     (128, 256, 2),
     (256, 128, 2),
     (192, 192, 3),
+    (128, 160, 2),
     (192, 128, 3),
     (128, 192, 2),
     (256, 64, 2),
@@ -143,19 +161,34 @@ SHAPES = (
     (128, 96, 2),
     (128, 64, 2),
     (64, 128, 1),
+    (256, 32, 2),
     (128, 32, 2),
     (64, 64, 1),
     (64, 32, 1),
+    (256, 16, 2),
+    (128, 16, 2),
+    (64, 16, 1),
 )
-STAGES = (2, 3, 4, 5, 6, 8)
-LOAD = 48  # what an element loaded costs, in products
-CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2))
+STAGES = tuple(range(2, 9))
+# (cluster_m, cluster_n, split_k)
+CLUSTERS = (
+    (1, 1, 1),
+    (2, 1, 1),
+    (1, 2, 1),
+    (4, 1, 1),
+    (1, 4, 1),
+    (2, 2, 1),
+    (1, 1, 2),
+    (2, 1, 2),
+    (1, 2, 2),
+    (1, 1, 4),
+)
 
 
 def blocks(dtype: str, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> Iterator[dict[str, Any]]:
     """Fields of every config worth trying for operands of `dtype`, legal or not."""
     k = K_BYTES // numpy_dtype(dtype).itemsize
-    for (m, n, consumers), block_k, stages, (cluster_m, cluster_n), blocks_sm in product(
+    for (m, n, consumers), block_k, stages, (cluster_m, cluster_n, split_k), blocks_sm in product(
         shapes, (2 * k, 4 * k, 8 * k), STAGES, CLUSTERS, (1, 2)
     ):
         if (consumers, blocks_sm) not in REGISTERS:
@@ -168,18 +201,25 @@ def blocks(dtype: str, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> Itera
             consumers=consumers,
             cluster_m=cluster_m,
             cluster_n=cluster_n,
-            grid=RESIDENT[cluster_m * cluster_n] * blocks_sm,
+            grid=RESIDENT[cluster_m * cluster_n * split_k] * blocks_sm,
             blocks_sm=blocks_sm,
+            split_k=split_k,
         )
 
 
-def default_shape(m: int, n: int, count: int = 1, multiple: int = 1) -> tuple[int, int, int]:
-    """The (block_m, block_n, consumers) with the least work on the busiest multiprocessor for `count` products of `m` x
-    `n`, of those with a `multiple` of columns; the work of a tile is its area and what it loads."""
-
-    def cost(shape: tuple[int, int, int]) -> float:
-        block_m, block_n, _ = shape
-        tiles = -(-m // block_m) * -(-n // block_n) * count
-        return -(-tiles // RESIDENT[1]) * (block_m * block_n + LOAD * (block_m + block_n))
-
-    return min((shape for shape in SHAPES if shape[1] % multiple == 0), key=cost)
+def tiles_of(base: C, dtype: str, arch: Arch, staging: Callable[[C], int]) -> Iterator[C]:
+    """`base` with every tile and cluster, and the most stages that fit; legal or not.  `staging` is what a consumer's
+    results need."""
+    for (m, n, consumers), (cluster_m, cluster_n, split_k) in product(SHAPES, CLUSTERS):
+        grid = RESIDENT[cluster_m * cluster_n * split_k] * base.blocks_sm
+        config = replace(
+            base,
+            block_m=m,
+            block_n=n,
+            consumers=consumers,
+            cluster_m=cluster_m,
+            cluster_n=cluster_n,
+            split_k=split_k,
+            grid=grid,
+        )
+        yield replace(config, num_stages=fitting_stages(config, dtype, arch, staging(config)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from schedules.hopper.config import HopperConfig
-from schedules.hopper.shared import SharedTile, Staging, TensorMap
+from schedules.hopper.config import K_BYTES, RESIDENT, ROWS, HopperConfig
+from schedules.hopper.shared import Runs, RunStaging, SharedTile, Staging, TensorMap
 from schedules.problem import Argument, Pair
 
 Tensors = Mapping[str, Any]  # argument name to its TIRx buffer
@@ -34,15 +34,32 @@ class Operand:
 
 @dataclass(frozen=True)
 class Output:
-    """How results leave: elements of `dtype` through the staging memory, by boxes of the tensor map.
+    """How results leave: elements of `dtype` through the staging memory, by boxes of a tensor map or as runs.
 
     None is greater than `bound` before it is rounded and saturated.
     """
 
     dtype: str
-    staging: Staging
-    target: TensorMap
+    staging: Staging | RunStaging
+    target: TensorMap | Runs
     bound: float = math.inf
+
+
+# Of `Work.microseconds`, in nanoseconds and bytes
+CYCLE = 0.52  # of a tensor core
+LOADED = 82.0  # bytes that a multiprocessor gets from L2 in a nanosecond
+NARROW = 32  # bytes of a row of a box, of which TMA loads
+LOADED_NARROW = 41.0  # no more than this
+LATENCY = 690.0  # from the load of a stage to its use
+FINISH = 0.104  # of a result of a tile
+OVERLAP = 2.46  # the norm's exponent: 1 if nothing overlapped, infinite if everything did
+EXCHANGE = 1500.0  # until sums of another block are there
+SENT = 0.2  # of a sum sent
+
+
+def product_cycles(columns: int) -> float:
+    """Of a wgmma: half of one for each column, unless reading its operands from shared memory takes longer."""
+    return max(columns / 2, 16 + columns / 4)
 
 
 class Work(ABC):
@@ -74,9 +91,43 @@ class Work(ABC):
         """Bytes from one stage to the next."""
         return self.b_start + self.b.tile.nbytes
 
+    @property
+    def least_taps(self) -> int:
+        """Taps, or groups of them, that every tile needs at least."""
+        return math.prod(self.kernel)
+
     def reason(self) -> str | None:
-        """Why TMA cannot move these tiles; None if it can."""
+        """Why these tiles cannot be moved or shared out; None if they can."""
+        stages = self.least_taps * self.chunks
+        if self.config.split_k > stages:
+            return f"split_k={self.config.split_k} blocks share a tile of {stages} stages; lower split_k or block_k"
         return self.a.source.reason() or self.b.source.reason() or self.output.target.reason()
+
+    def microseconds(self) -> float:
+        """About how long the kernel takes on an H200, to compare configs by.
+
+        A multiprocessor multiplies, all of them load from L2, and the loads of a stage take a while to arrive, however
+        small: the three overlap the better the more the longest of them stands out (a norm), and each tile's results
+        are finished after it.  The constants are fitted to 210 trials of four 3x3 convolutions of NHWC data in float16
+        on an H200 (mean error 7%; of the configs tried the one it chooses is 1.5% slower than the best), the rate of
+        32-byte rows to 900 of NCHW32 in int8.  What `split_k` costs is an estimate.
+        """
+        config, stages = self.config, math.prod(self.kernel) * self.chunks
+        nbytes = self.a.tile.k * self.a.tile.item
+        waves = -(-self.clusters // max(1, RESIDENT[config.cluster] * config.blocks_sm // config.cluster))
+        own = -(-stages // config.split_k)
+        cycles = product_cycles(config.block_n) * CYCLE
+        multiply = waves * own * config.blocks_sm * config.block_m / ROWS * nbytes / K_BYTES * cycles
+        rows = config.block_m / config.cluster_n + config.block_n / config.cluster_m
+        rate = LOADED_NARROW if self.a.tile.swizzle <= NARROW else LOADED
+        load = self.clusters * config.cluster / RESIDENT[1] * own * rows * nbytes / rate
+        arrive = waves * own * LATENCY / (config.num_stages - 1)
+        results = config.block_m * config.block_n
+        finish = results * FINISH / min(config.split_k, config.consumers)
+        if config.split_k > 1:
+            finish += EXCHANGE + results * SENT * (config.split_k - 1) / config.split_k
+        overlapped = sum(part**OVERLAP for part in (multiply, load, arrive)) ** (1 / OVERLAP)
+        return (overlapped + waves * finish) / 1000
 
     @abstractmethod
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Any:
@@ -96,7 +147,12 @@ class Work(ABC):
 
     @abstractmethod
     def store_at(self, place: Any, consumer: Any, column: int) -> tuple[Any, ...]:
-        """Coordinates in the output of a consumer's rows and the columns from `column` of the block."""
+        """Coordinates in the output's tensor map of a consumer's rows and the columns from `column` of the block."""
+
+    def run_at(self, place: Any, consumer: Any, row: Any, column: int) -> tuple[Any, Any]:
+        """For an output of runs: where in it the one begins that has row `row` of the consumer's first, in the columns
+        from `column` of the block, and how many elements there are to it, 0 or less if none are inside."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of runs")
 
     def row_term(self, tensors: Tensors, place: Any, consumer: Any, row: Any) -> Any:
         """What the epilogue needs of a row of the consumer's, found once for all columns; None if nothing."""
@@ -110,3 +166,11 @@ class Work(ABC):
     def finish(self, tensors: Tensors, place: Any, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
         """The output, float32 or int32, not yet rounded, of a sum in a column of the block's; with the terms of its row
         and of its column."""
+
+
+W = TypeVar("W", bound=Work)
+
+
+def fastest(works: Iterable[W | None]) -> W | None:
+    """The work that takes least time by its estimate, the earliest of equals; None if there is none."""
+    return min((work for work in works if work), key=lambda work: work.microseconds(), default=None)
