@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,8 +91,6 @@ def test_what_breaks_it_is_noticed(emulation: None, sm_90a: Arch, what: str, ins
     built = build(problem, sm_90a, "wgmma", config)
     source = str(built.sources["cu"])
     assert what in source
-    import numpy as np
-
     assert caught(built, source.replace(what, instead), normal_inputs(problem, np.random.default_rng(0)))
 
 
@@ -118,3 +117,13 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
 def test_the_space_holds_the_default(sm_90a: Arch, number: int) -> None:
     problem, spec = problem_of("conv2d_nhwc", **K100[number]), operator("conv2d_nhwc").schedule("wgmma")
     assert spec.config_for(problem, sm_90a) in set(spec.legal_space(problem, sm_90a))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [{}, *CONFIGS], ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_on_a_device(gpu: Arch, shape: str, config: dict[str, Any]) -> None:
+    if "wgmma" not in gpu.features:
+        pytest.skip(f"{gpu} has no wgmma")
+    problem = problem_of("conv2d_nhwc", **SHAPES[shape], dtype="float16")
+    assert_correct(problem, gpu, "wgmma", config, ["device"])
