@@ -23,10 +23,10 @@ def opcodes(built: Built) -> Counter[str]:
     return Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", view(built, "sass")))
 
 
-def assert_well_made(built: Built, multiply: str) -> Counter[str]:
+def assert_well_made(built: Built, multiply: str, products: int = 1) -> Counter[str]:
     """No spills, wgmma not serialised, TMA both ways, and the shared memory and registers that the config says.
 
-    `multiply` is wgmma's opcode for the dtype.  Returns the opcodes.
+    `multiply` is wgmma's opcode for the dtype, `products` the tiles of operand a in a stage.  Returns the opcodes.
     """
     config: Any = built.config
     if cuda.find_tool("nvdisasm") is None:
@@ -41,7 +41,7 @@ def assert_well_made(built: Built, multiply: str) -> Counter[str]:
     assert "C75" not in cuda.compile_cuda(str(built.sources["cu"]), built.arch.name).log
     assert built.launch and built.launch.threads == config.threads and built.launch.cluster == config.cluster
     assert isinstance(built.launch.grid[0], int) and built.launch.grid[0] % config.cluster == 0
-    needed = config.num_stages * (config.stage_bytes(built.problem.arguments()[0].dtype) + 16)
+    needed = config.num_stages * (config.stage_bytes(built.problem.arguments()[0].dtype, products) + 16)
     assert kernel.shared and needed <= kernel.shared <= built.arch.shared_block
     assert kernel.registers and kernel.registers * config.threads * config.blocks_sm <= built.arch.registers_sm
     assert kernel.blocks_sm and kernel.blocks_sm >= config.blocks_sm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_nchw import cpu, direct, mma, mma_channels_last, simt
+from schedules.conv2d_nchw import cpu, direct, mma, mma_channels_last, simt, tma_wgmma
 from schedules.conv2d_nchw.definition import NchwProblem, definition, inputs, pixel_vector, reference
 from schedules.operator import Operator
 from schedules.primitives.tensor_core import matrix_schedule
@@ -13,8 +13,8 @@ FEW_PIXELS = 2**16  # below, tiles of the image are too few to occupy a GPU
 
 
 def choose(problem: NchwProblem, arch: Arch) -> str:
-    """The rule: matrix cores for the dtypes that they take: on CUDA `mma` where pixels come by vectors as they
-    lie, else `mma_channels_last`, on AMD `mfma`.
+    """The rule: matrix cores for the dtypes that they take: on CUDA `tma_wgmma` for a filter packed for it where TMA
+    reaches, else `mma` where pixels come by vectors as they lie, else `mma_channels_last`; on AMD `mfma`.
 
     Else `direct` where a kernel larger than 1x1 has few channels and a large image, so that a thread keeps all filters
     and fetches each pixel once; else `simt`.
@@ -23,6 +23,8 @@ def choose(problem: NchwProblem, arch: Arch) -> str:
         return "cpu"
     p = problem
     matrix = matrix_schedule(p.dtype, arch)
+    if p.packed and tma_wgmma.SCHEDULE.default(p, arch).check(p, arch) is None:
+        return "tma_wgmma"
     if matrix == "mma":
         return "mma" if pixel_vector(p, 8) > 1 else "mma_channels_last"
     if matrix:
@@ -33,11 +35,19 @@ def choose(problem: NchwProblem, arch: Arch) -> str:
 
 OPERATOR = Operator(
     name="conv2d_nchw",
-    summary="2-D convolution, data NCHW, filter OIHW, output NCHW, bias and activation fused",
+    summary="2-D convolution, data NCHW, filter OIHW or packed, output NCHW, bias and activation fused",
     problem=NchwProblem,
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(mma.SCHEDULE, mma_channels_last.SCHEDULE, mma.MFMA, direct.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
+    schedules=(
+        mma.SCHEDULE,
+        mma_channels_last.SCHEDULE,
+        mma.MFMA,
+        tma_wgmma.SCHEDULE,
+        direct.SCHEDULE,
+        simt.SCHEDULE,
+        cpu.SCHEDULE,
+    ),
     choose=choose,
 )

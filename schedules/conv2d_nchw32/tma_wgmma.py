@@ -131,7 +131,8 @@ class Nchw32Work(Work):
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
         from schedules.hopper.program import named
 
-        pixel, column = place_pixels(self.tiles, self.columns, self.config, tile, rank_m, rank_n)
+        cluster = self.config.cluster_m, self.config.cluster_n
+        pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
         return Place(pixel, named("group_out", column * self.groups_out))
 
     def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:

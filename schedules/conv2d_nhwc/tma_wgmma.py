@@ -116,7 +116,8 @@ class NhwcWork(Work):
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
         from schedules.hopper.program import named
 
-        pixel, column = place_pixels(self.tiles, self.columns, self.config, tile, rank_m, rank_n)
+        cluster = self.config.cluster_m, self.config.cluster_n
+        pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
         return Place(pixel, named("channel", column * self.config.block_n))
 
     def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 from schedules.arch import Arch
 from schedules.problem import Config, numpy_dtype
@@ -17,12 +17,11 @@ K_BYTES = 32  # of the reduction in one wgmma
 # the launch all threads have the same.  Two warpgroups of 255 need no redistribution.
 REGISTERS: dict[tuple[int, int], tuple[int, int]] = {
     (1, 1): (0, 255),
-    (1, 2): (40, 216),
+    (1, 2): (24, 232),
     (2, 1): (40, 232),
     (3, 1): (56, 152),
 }
 INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of those a thread has at the launch
-ADDRESSING = 48  # registers beside the accumulators, about
 BARRIER_BYTES = 16  # full and empty of a stage
 STAGING = 16 * 1024  # most bytes in which a consumer's results wait for their store
 # blocks with most of the shared memory that an H200 holds at once, by the size of their cluster: measured, since its
@@ -33,6 +32,8 @@ RESIDENT = {1: 132, 2: 132, 4: 120}
 @dataclass(frozen=True)
 class HopperConfig(Config):
     """Rows m and columns n of the output tile of a block, and how it is worked on."""
+
+    addressing: ClassVar[int] = 48  # registers beside the accumulators, about
 
     block_m: int = 128
     block_n: int = 256
@@ -50,30 +51,41 @@ class HopperConfig(Config):
         return self.cluster_m * self.cluster_n
 
     @property
+    def consumers_n(self) -> int:
+        """Consumers side by side along n; the rows of the tile are dealt out among the others."""
+        return 1
+
+    @property
     def rows(self) -> int:
         """Rows of the output tile that a consumer computes."""
-        return self.block_m // self.consumers
+        return self.block_m // (self.consumers // self.consumers_n)
+
+    @property
+    def columns(self) -> int:
+        """Columns of the output tile that a consumer computes."""
+        return self.block_n // self.consumers_n
 
     @property
     def accumulators(self) -> int:
-        """32-bit accumulators of a consumer's thread."""
-        return self.rows * self.block_n // WARPGROUP
+        """32-bit accumulators of a consumer's thread for one product."""
+        return self.rows * self.columns // WARPGROUP
 
     @property
     def threads(self) -> int:
         return WARPGROUP * (self.consumers + 1)
 
-    def stage_bytes(self, dtype: str) -> int:
-        return (self.block_m + self.block_n) * self.block_k * numpy_dtype(dtype).itemsize
+    def stage_bytes(self, dtype: str, products: int = 1) -> int:
+        """Bytes of a stage: `products` tiles of operand a and one of operand b."""
+        return (products * self.block_m + self.block_n) * self.block_k * numpy_dtype(dtype).itemsize
 
     def blocks(self, tiles: int) -> int:
         """Blocks of the launch for `tiles` output tiles, whole clusters."""
         clusters = -(-tiles // self.cluster)
         return self.cluster * (min(clusters, self.grid // self.cluster) if self.grid else clusters)
 
-    def check_block(self, dtype: str, arch: Arch, staging: int) -> str | None:
+    def check_block(self, dtype: str, arch: Arch, staging: int, products: int = 1) -> str | None:
         """Why the tile is illegal for operands of `dtype` on `arch`, whatever the problem; `staging` is the bytes of
-        shared memory that a consumer's results leave through."""
+        shared memory that a consumer's results leave through, `products` the tiles of operand a that a stage holds."""
         missing = sorted({"tma", "wgmma"} - arch.features)
         if missing:
             return f"{arch} has no {' and no '.join(missing)}; choose another --schedule"
@@ -83,11 +95,14 @@ class HopperConfig(Config):
         if (self.consumers, self.blocks_sm) not in REGISTERS:
             known = ", ".join(f"{consumers} and {blocks_sm}" for consumers, blocks_sm in REGISTERS)
             return f"consumers={self.consumers} and blocks_sm={self.blocks_sm} are not {known}"
-        if self.block_m % (ROWS * self.consumers):
-            return f"block_m={self.block_m} gives each of {self.consumers} consumers no multiple of {ROWS} rows"
-        step = 32 if dtype == "int8" else 16
-        if self.block_n % step or self.block_n > 256:
-            return f"block_n={self.block_n} is not a multiple of {step} up to 256"
+        if self.consumers % self.consumers_n:
+            return f"consumers_n={self.consumers_n} does not divide consumers={self.consumers}"
+        consumers_m = self.consumers // self.consumers_n
+        if self.block_m % (ROWS * consumers_m):
+            return f"block_m={self.block_m} gives each of {consumers_m} consumers no multiple of {ROWS} rows"
+        step = (32 if dtype == "int8" else 16) * self.consumers_n
+        if self.block_n % step or self.columns > 256:
+            return f"block_n={self.block_n} is not a multiple of {step} up to {256 * self.consumers_n}"
         k = K_BYTES // numpy_dtype(dtype).itemsize
         if self.block_k not in (k, 2 * k, 4 * k, 8 * k):
             return f"block_k={self.block_k} is not {k}, {2 * k}, {4 * k} or {8 * k}"
@@ -98,14 +113,14 @@ class HopperConfig(Config):
         if self.grid and self.grid < self.cluster:
             return f"grid={self.grid} is less than a cluster of {self.cluster}"
         most = REGISTERS[self.consumers, self.blocks_sm][1]
-        if self.accumulators + ADDRESSING > most:
-            needed = self.accumulators + ADDRESSING
+        needed = products * self.accumulators + self.addressing
+        if needed > most:
             return f"block_m={self.block_m} x block_n={self.block_n} needs about {needed} registers, there are {most}"
         at_launch = arch.registers_sm // (self.threads * self.blocks_sm) // 8 * 8
-        if self.block_n // 2 + INSTRUCTION > at_launch:
-            needed = self.block_n // 2 + INSTRUCTION
+        needed = self.columns // 2 + INSTRUCTION
+        if needed > at_launch:
             return f"block_n={self.block_n} needs {needed} registers for one wgmma, the launch gives {at_launch}"
-        shared = self.num_stages * (self.stage_bytes(dtype) + BARRIER_BYTES) + self.consumers * staging
+        shared = self.num_stages * (self.stage_bytes(dtype, products) + BARRIER_BYTES) + self.consumers * staging
         room = shared_room(arch, self.blocks_sm)
         if shared > room:
             of_each = f" for each of {self.blocks_sm} blocks" if self.blocks_sm > 1 else ""
@@ -118,10 +133,10 @@ def shared_room(arch: Arch, blocks_sm: int) -> int:
     return min(arch.shared_block, arch.shared_sm // blocks_sm - arch.shared_reserved)
 
 
-def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int) -> int:
+def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int, products: int = 1) -> int:
     """The most stages that shared memory has room for, at most 8."""
     room = shared_room(arch, config.blocks_sm) - config.consumers * staging
-    return max(2, min(8, room // (config.stage_bytes(dtype) + BARRIER_BYTES)))
+    return max(2, min(8, room // (config.stage_bytes(dtype, products) + BARRIER_BYTES)))
 
 
 # (block_m, block_n, consumers) that searches try and defaults are chosen from, widest first

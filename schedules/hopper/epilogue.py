@@ -7,6 +7,7 @@ pass, as many as the staging memory holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 from tvm.script import tirx as T
@@ -68,7 +69,7 @@ def emit(
 
     staging = work.output.staging
     write = _WRITERS[work.output.dtype]
-    groups = work.config.block_n // 8
+    blocks_m, groups = work.config.rows // ROWS, work.config.columns // 8
     top = named("top", warp * 16 + T.truncdiv(lane, 4))
     left = named("left", T.truncmod(lane, 4) * 2)
     start = named("start", consumer * staging.nbytes)
@@ -79,6 +80,9 @@ def emit(
         for m in range(staging.rows // ROWS)
         for below in (0, 8)
     ]
+
+    def fragment(which: int, m: int, group: int, register: int) -> Any:
+        return sums[((which * blocks_m + m) * groups + group) * 4 + register]
 
     def barrier() -> None:
         T.evaluate(T.ptx.bar.sync(T.Cast("uint32", _FIRST_BARRIER + consumer), T.uint32(WARPGROUP)))
@@ -95,12 +99,11 @@ def emit(
                 terms = [work.column_term(tensors, place, at) for at in columns]
                 for m in range(staging.rows // ROWS):
                     values = []
-                    for half in range(2):
-                        at = (m * groups + column // 8 + half) * 4
-                        for q in range(4):
-                            j, of_row = 2 * half + q % 2, row_terms[2 * m + q // 2]
-                            value = work.finish(tensors, place, sums[at + q], of_row, terms[j], columns[j])
-                            values.append(value)
+                    for half, below in product(range(2), range(2)):
+                        group, of_row = (column + work.margin) // 8 + half, row_terms[2 * m + below]
+                        for i, total in enumerate(work.totals(fragment, m, group, below, lane)):
+                            j = 2 * half + i
+                            values.append(work.finish(tensors, place, total, of_row, terms[j], columns[j]))
                     write(staging, memory, base, values, m * ROWS + warp * 16, pair, lane)
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
         barrier()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -35,8 +36,9 @@ def program(work: Work) -> tvm.IRModule:
     """The module with one function "main" that takes ``work.arguments``."""
     config, output = work.config, work.output
     a, b = work.a.tile, work.b.tile
-    stage_bytes = a.nbytes + b.nbytes
-    stages, consumers = config.num_stages, config.consumers
+    products = work.products
+    stage_bytes = products * a.nbytes + b.nbytes
+    stages, consumers, consumers_n = config.num_stages, config.consumers, config.consumers_n
     cluster_m, cluster_n, cluster = config.cluster_m, config.cluster_n, config.cluster
     grid = config.blocks(work.clusters * cluster)
     clusters = grid // cluster
@@ -45,7 +47,7 @@ def program(work: Work) -> tvm.IRModule:
     sharing = cluster_m + cluster_n - 1  # blocks that write into a block's stages, itself among them
     steps = a.k * a.item // K_BYTES
     blocks_m = config.rows // ROWS
-    multiply = Multiply(work.dtype, config.block_n, a.transposed, b.transposed)
+    multiply = Multiply(work.dtype, config.columns, a.transposed, b.transposed)
     each = multiply.registers
     shapes = {argument.name: argument for argument in work.arguments}
     names = ("data", "filter", "bias", "residual")
@@ -89,10 +91,10 @@ def program(work: Work) -> tvm.IRModule:
             return T.Cast("uint64", stage * (stage_bytes // UNIT) + offset // UNIT)
 
         for k in range(steps):
-            for m in range(blocks_m):
+            for product, m in itertools.product(range(products), range(blocks_m)):
                 multiply.emit(
-                    [sums[m * each + i] for i in range(each)],
-                    a_tile + units(a.k_offset(k) + a.row_offset(m * ROWS)),
+                    [sums[(product * blocks_m + m) * each + i] for i in range(each)],
+                    a_tile + units(product * a.nbytes + a.k_offset(k) + a.row_offset(m * ROWS)),
                     b_tile + units(b.k_offset(k)),
                     step > 0 if k == 0 else T.bool(True),
                 )
@@ -176,7 +178,7 @@ def program(work: Work) -> tvm.IRModule:
                                          ring, stage * stage_bytes, full.ptr_to([stage]),
                                          row_mask(cluster_m, cluster_n, rank_m))
                                     fill(work.b, b_map, work.loads_b(place, ry, rx, chunk, rank_m),
-                                         ring, stage * stage_bytes + a.nbytes, full.ptr_to([stage]),
+                                         ring, stage * stage_bytes + products * a.nbytes, full.ptr_to([stage]),
                                          column_mask(cluster_m, cluster_n, rank_n))
                                     stage = stage + 1
                                     if stage == stages:
@@ -189,14 +191,18 @@ def program(work: Work) -> tvm.IRModule:
         else:
             if redistribute:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](consumer_registers)
-            sums = T.alloc_local((blocks_m * each,), multiply.accumulator)
+            member_m = T.meta_var(T.truncdiv(group, consumers_n) if consumers_n > 1 else group)
+            columns_before = T.meta_var(
+                T.truncmod(group, consumers_n) * b.row_offset(config.columns) if consumers_n > 1 else 0)
+            sums = T.alloc_local((products * blocks_m * each,), multiply.accumulator)
             a_tile: T.uint64
             a_tile = T.uint64(0)
             b_tile: T.uint64
             b_tile = T.uint64(0)
             T.cuda.wgmma.encode_matrix_descriptor(
-                T.address_of(a_tile), ring.ptr_to([group * a.row_offset(config.rows)]), *a.descriptor)
-            T.cuda.wgmma.encode_matrix_descriptor(T.address_of(b_tile), ring.ptr_to([a.nbytes]), *b.descriptor)
+                T.address_of(a_tile), ring.ptr_to([member_m * a.row_offset(config.rows)]), *a.descriptor)
+            T.cuda.wgmma.encode_matrix_descriptor(
+                T.address_of(b_tile), ring.ptr_to([products * a.nbytes + columns_before]), *b.descriptor)
             # the block whose stage this thread says is free: each of the row and of the column
             peer = T.meta_var(named("peer", peer_of(thread, rank_m, rank_n, cluster_m, cluster_n)))
             while tile < work.clusters:
@@ -220,7 +226,7 @@ def program(work: Work) -> tvm.IRModule:
                         stage = 0
                         phase = phase ^ 1
                 T.ptx.wgmma.wait_group.sync.aligned(0)
-                multiply.settle([sums[i] for i in range(blocks_m * each)])
+                multiply.settle([sums[i] for i in range(products * blocks_m * each)])
                 release(empty, before, thread, peer)
                 epilogue.emit(work, views, output_map, place, sums, staging, group, warp, lane, thread)
                 tile = tile + clusters

@@ -101,7 +101,7 @@ class SharedTile:
         return step // each * self.slab + step % each * K_BYTES
 
     def row_offset(self, row: int) -> int:
-        """Bytes to a row that is a multiple of 64."""
+        """Bytes to a row that is a multiple of 64, or of a run where runs are shorter."""
         return row // self.run * self.slab if self.transposed else row * self.swizzle
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from schedules.hopper.shared import SharedTile, Staging, TensorMap
 from schedules.problem import Argument, Pair
 
 Tensors = Mapping[str, Any]  # argument name to its TIRx buffer
+# (product, 64 rows of the consumer's, group of eight columns, register of its four) to an accumulator
+Fragment = Callable[[int, int, int, int], Any]
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class Work(ABC):
 
     config: HopperConfig
     arguments: tuple[Argument, ...]
-    kernel: Pair  # taps
+    kernel: Pair  # taps, each a stage for a chunk of the channels
+    products: int = 1  # tiles of operand a in a stage, each multiplied with the same b into sums of its own
+    margin: int = 0  # columns of a consumer's before the first that is stored, whole groups of eight
     chunks: int  # stages of one tap
     clusters: int  # tiles of a whole cluster
     a: Operand
@@ -71,7 +75,8 @@ class Work(ABC):
 
     @abstractmethod
     def loads_a(self, place: Any, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
-        """The boxes of part number `part` (of cluster_n) of operand a, for a tap and a chunk of the channels."""
+        """The boxes of part number `part` (of cluster_n) of operand a, for a tap and a chunk of the channels; of all
+        its tiles where there are several `products`."""
 
     @abstractmethod
     def loads_b(self, place: Any, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
@@ -79,7 +84,12 @@ class Work(ABC):
 
     @abstractmethod
     def store_at(self, place: Any, consumer: Any, column: int) -> tuple[Any, ...]:
-        """Coordinates in the output of a consumer's rows and the columns from `column` of the block."""
+        """Coordinates in the output of a consumer's rows and its stored columns from `column` on."""
+
+    def totals(self, fragment: Fragment, m: int, group: int, below: int, lane: Any) -> Sequence[Any]:
+        """The two sums of a thread in columns 8 * `group` + lane % 4 * 2 + (0, 1) of its consumer, in 64 rows number
+        `m`, there 8 * `below` rows down; all threads of a warp ask together."""
+        return [fragment(0, m, group, 2 * below + j) for j in range(2)]
 
     def row_term(self, tensors: Tensors, place: Any, consumer: Any, row: Any) -> Any:
         """What the epilogue needs of a row of the consumer's, found once for all columns; None if nothing."""
