@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch
 from schedules.conv2d_nchw.definition import NchwProblem
@@ -23,7 +23,7 @@ from schedules.hopper.config import CLUSTERS, REGISTERS, RESIDENT, HopperConfig,
 from schedules.hopper.pixels import flattened, place_pixels
 from schedules.hopper.rows import GROUP, RowTiles, row_tiles, shifts
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
-from schedules.hopper.work import Fragment, Load, Operand, Output, Tensors, Work
+from schedules.hopper.work import Fragment, Load, Operand, Output, Product, Tensors, Work
 from schedules.operator import ScheduleSpec
 from schedules.primitives.epilogue import finish_sum
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 DTYPES = ("float16", "bfloat16")
 ITEM = 2  # bytes
 VECTOR = 8  # elements in 16 bytes
+ADDRESSING = 40  # registers beside the accumulators, about; less than others, as columns have no bias
 LOAD = 24  # what an element loaded costs, in products
 
 
@@ -40,10 +41,12 @@ LOAD = 24  # what an element loaded costs, in products
 class TmaWgmmaConfig(HopperConfig):
     """Tiles of (output channels, pixels, input channels)."""
 
-    addressing: ClassVar[int] = 40  # rows have a bias, columns need nothing
-
     block_n: int = 128
     consumers_n: int = 1  # consumers side by side along the pixels
+
+    def stage(self, problem: NchwProblem) -> int:
+        """Bytes of a stage: the filters of all taps along a row, and the pixels."""
+        return (problem.kw * self.block_m + self.block_n) * self.block_k * ITEM
 
     def staging(self, rows: RowTiles) -> Staging:
         stored = self.columns - sum(rows.margins)
@@ -65,7 +68,7 @@ class TmaWgmmaConfig(HopperConfig):
             return f"pad={p.pad[1]}, dilation={p.dilation[1]} reach over {reach} pixels, sums shift by {GROUP} at most"
         rows = _rows(p, self)
         staging = self.staging(rows).nbytes if rows else 0
-        reason = self.check_block(p.dtype, arch, staging, p.kw)
+        reason = self.check_block(p.dtype, arch, staging, self.stage(p), p.kw, ADDRESSING)
         if reason:
             return reason
         if rows is None:
@@ -102,7 +105,6 @@ class NchwWork(Work):
         self.problem, self.config, self.rows = p, config, rows
         self.arguments = problem.arguments()
         self.kernel = (p.kh, 1)
-        self.products = p.kw
         self.margin = rows.margins[0]
         self.chunks = -(-p.ci // config.block_k)
         self.channels = -(-p.co // (config.block_m * config.cluster_m))  # tiles of a cluster along the channels
@@ -119,7 +121,9 @@ class NchwWork(Work):
                 (1, 1, 1),
                 run * ITEM,
             ),
+            p.kw,
         )
+        self.products = tuple(Product(tap, tap * self.a.tile.nbytes, 0) for tap in range(p.kw))
         image = p.h * p.w * ITEM
         self.b = Operand(
             SharedTile(config.block_n, config.block_k, ITEM, rows.run, transposed=True),
@@ -159,9 +163,9 @@ class NchwWork(Work):
         return [
             Load(
                 tap * tile.nbytes + run * tile.slab + part * (rows * tile.swizzle),
-                (chunk * tile.k + run * tile.run, place.channel + part * rows, ry * self.products + tap),
+                (chunk * tile.k + run * tile.run, place.channel + part * rows, ry * self.a.count + tap),
             )
-            for tap, run in product(range(self.products), range(tile.k // tile.run))
+            for tap, run in product(range(self.a.count), range(tile.k // tile.run))
         ]
 
     def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
@@ -257,7 +261,9 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaConfig:
     assert rows is not None
     pairs = (dict(cluster_n=2, cluster_m=1), dict(cluster_n=1, cluster_m=1))
     config = next(found for words in pairs if (found := replace(config, **words)).check(problem, arch) is None)
-    return replace(config, num_stages=fitting_stages(config, p.dtype, arch, config.staging(rows).nbytes, p.kw))
+    return replace(
+        config, num_stages=fitting_stages(config, p.dtype, arch, config.staging(rows).nbytes, config.stage(p))
+    )
 
 
 def space(problem: NchwProblem, arch: Arch) -> Iterator[TmaWgmmaConfig]:

@@ -21,6 +21,7 @@ REGISTERS: dict[tuple[int, int], tuple[int, int]] = {
     (2, 1): (40, 232),
     (3, 1): (56, 152),
 }
+ADDRESSING = 48  # registers beside the accumulators, about
 INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of those a thread has at the launch
 BARRIER_BYTES = 16  # full and empty of a stage
 STAGING = 16 * 1024  # most bytes in which a consumer's results wait for their store
@@ -33,7 +34,7 @@ RESIDENT = {1: 132, 2: 132, 4: 120}
 class HopperConfig(Config):
     """Rows m and columns n of the output tile of a block, and how it is worked on."""
 
-    addressing: ClassVar[int] = 48  # registers beside the accumulators, about
+    granule: ClassVar[int] = 16  # columns that results are stored by
 
     block_m: int = 128
     block_n: int = 256
@@ -74,18 +75,30 @@ class HopperConfig(Config):
     def threads(self) -> int:
         return WARPGROUP * (self.consumers + 1)
 
-    def stage_bytes(self, dtype: str, products: int = 1) -> int:
-        """Bytes of a stage: `products` tiles of operand a and one of operand b."""
-        return (products * self.block_m + self.block_n) * self.block_k * numpy_dtype(dtype).itemsize
+    def stage_bytes(self, dtype: str) -> int:
+        """Bytes of a stage that holds one tile of each operand."""
+        return (self.block_m + self.block_n) * self.block_k * numpy_dtype(dtype).itemsize
 
     def blocks(self, tiles: int) -> int:
         """Blocks of the launch for `tiles` output tiles, whole clusters."""
         clusters = -(-tiles // self.cluster)
         return self.cluster * (min(clusters, self.grid // self.cluster) if self.grid else clusters)
 
-    def check_block(self, dtype: str, arch: Arch, staging: int, products: int = 1) -> str | None:
-        """Why the tile is illegal for operands of `dtype` on `arch`, whatever the problem; `staging` is the bytes of
-        shared memory that a consumer's results leave through, `products` the tiles of operand a that a stage holds."""
+    def check_block(
+        self,
+        dtype: str,
+        arch: Arch,
+        staging: int,
+        stage: int | None = None,
+        sums: int = 1,
+        addressing: int = ADDRESSING,
+    ) -> str | None:
+        """Why the tile is illegal for operands of `dtype` on `arch`, whatever the problem.
+
+        `staging` is the bytes of shared memory that a consumer's results leave through; `stage` those of a stage, if it
+        holds other than one tile of each operand; `sums` the sets of accumulators, `addressing` the registers beside
+        them.
+        """
         missing = sorted({"tma", "wgmma"} - arch.features)
         if missing:
             return f"{arch} has no {' and no '.join(missing)}; choose another --schedule"
@@ -100,7 +113,7 @@ class HopperConfig(Config):
         consumers_m = self.consumers // self.consumers_n
         if self.block_m % (ROWS * consumers_m):
             return f"block_m={self.block_m} gives each of {consumers_m} consumers no multiple of {ROWS} rows"
-        step = (32 if dtype == "int8" else 16) * self.consumers_n
+        step = (32 if dtype == "int8" else self.granule) * self.consumers_n
         if self.block_n % step or self.columns > 256:
             return f"block_n={self.block_n} is not a multiple of {step} up to {256 * self.consumers_n}"
         k = K_BYTES // numpy_dtype(dtype).itemsize
@@ -113,14 +126,15 @@ class HopperConfig(Config):
         if self.grid and self.grid < self.cluster:
             return f"grid={self.grid} is less than a cluster of {self.cluster}"
         most = REGISTERS[self.consumers, self.blocks_sm][1]
-        needed = products * self.accumulators + self.addressing
+        needed = sums * self.accumulators + addressing
         if needed > most:
             return f"block_m={self.block_m} x block_n={self.block_n} needs about {needed} registers, there are {most}"
         at_launch = arch.registers_sm // (self.threads * self.blocks_sm) // 8 * 8
         needed = self.columns // 2 + INSTRUCTION
         if needed > at_launch:
             return f"block_n={self.block_n} needs {needed} registers for one wgmma, the launch gives {at_launch}"
-        shared = self.num_stages * (self.stage_bytes(dtype, products) + BARRIER_BYTES) + self.consumers * staging
+        stage = self.stage_bytes(dtype) if stage is None else stage
+        shared = self.num_stages * (stage + BARRIER_BYTES) + self.consumers * staging
         room = shared_room(arch, self.blocks_sm)
         if shared > room:
             of_each = f" for each of {self.blocks_sm} blocks" if self.blocks_sm > 1 else ""
@@ -133,10 +147,11 @@ def shared_room(arch: Arch, blocks_sm: int) -> int:
     return min(arch.shared_block, arch.shared_sm // blocks_sm - arch.shared_reserved)
 
 
-def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int, products: int = 1) -> int:
-    """The most stages that shared memory has room for, at most 8."""
+def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int, stage: int | None = None) -> int:
+    """The most stages that shared memory has room for, at most 8; of `stage` bytes as in `check_block`."""
+    stage = config.stage_bytes(dtype) if stage is None else stage
     room = shared_room(arch, config.blocks_sm) - config.consumers * staging
-    return max(2, min(8, room // (config.stage_bytes(dtype, products) + BARRIER_BYTES)))
+    return max(2, min(8, room // (stage + BARRIER_BYTES)))
 
 
 # (block_m, block_n, consumers) that searches try and defaults are chosen from, widest first

@@ -14,9 +14,9 @@ from tvm.script import tirx as T
 
 from schedules.hopper.config import ROWS, WARPGROUP
 from schedules.hopper.shared import Staging
-from schedules.hopper.work import Tensors, Work
+from schedules.hopper.work import Fragment, Member, Tensors, Work
 
-_STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
+STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 _STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 _FIRST_BARRIER = 1  # named barriers of the consumers; 0 is the whole block's
 _PACK_16 = """
@@ -52,28 +52,33 @@ __device__ __forceinline__ void hopper_store_{0}({0} a, {0} b, void* at) {{ *({0
 """
 
 
-def emit(
-    work: Work,
-    tensors: Tensors,
-    output_map: Any,
-    place: Any,
-    sums: Any,
-    memory: Any,
-    consumer: Any,
-    warp: Any,
-    lane: Any,
-    thread: Any,
-) -> None:
+def fragment_of(work: Work, sums: Any) -> Fragment:
+    """The accumulators of `sums` by what they are of."""
+    blocks_m, groups = work.config.rows // ROWS, work.config.columns // 8
+
+    def fragment(which: int, m: int, group: int, register: int) -> Any:
+        return sums[((which * blocks_m + m) * groups + group) * 4 + register]
+
+    return fragment
+
+
+def barrier(consumer: Any) -> None:
+    """Wait for all threads of the consumer."""
+    T.evaluate(T.ptx.bar.sync(T.Cast("uint32", _FIRST_BARRIER + consumer), T.uint32(WARPGROUP)))
+
+
+def emit(work: Work, tensors: Tensors, output_map: Any, place: Any, sums: Any, memory: Any, member: Member) -> None:
     """Finish the tile of one consumer and issue its stores."""
     from schedules.hopper.program import named
 
+    consumer, warp, lane, thread = member.consumer, member.warp, member.lane, member.thread
+    fragment = fragment_of(work, sums)
     staging = work.output.staging
     write = _WRITERS[work.output.dtype]
-    blocks_m, groups = work.config.rows // ROWS, work.config.columns // 8
     top = named("top", warp * 16 + T.truncdiv(lane, 4))
     left = named("left", T.truncmod(lane, 4) * 2)
     start = named("start", consumer * staging.nbytes)
-    form = _STORE.format(work.output.target.rank)
+    form = STORE.format(work.output.target.rank)
 
     row_terms = [
         work.row_term(tensors, place, consumer, top + (m * ROWS + below))
@@ -81,16 +86,10 @@ def emit(
         for below in (0, 8)
     ]
 
-    def fragment(which: int, m: int, group: int, register: int) -> Any:
-        return sums[((which * blocks_m + m) * groups + group) * 4 + register]
-
-    def barrier() -> None:
-        T.evaluate(T.ptx.bar.sync(T.Cast("uint32", _FIRST_BARRIER + consumer), T.uint32(WARPGROUP)))
-
     for first in range(0, staging.columns // staging.width, staging.together):
         with T.If(thread == 0), T.Then():
             T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
-        barrier()
+        barrier(consumer)
         for store in range(staging.together):
             base = start + store * staging.store_bytes
             for pair in range(staging.width // 16):
@@ -106,7 +105,7 @@ def emit(
                             values.append(work.finish(tensors, place, total, of_row, terms[j], columns[j]))
                     write(staging, memory, base, values, m * ROWS + warp * 16, pair, lane)
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
-        barrier()
+        barrier(consumer)
         with T.If(thread == 0), T.Then():
             for store in range(staging.together):
                 to = work.store_at(place, consumer, (first + store) * staging.width)
@@ -115,14 +114,15 @@ def emit(
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
 
 
-def _writer_16(kind: str) -> Callable[..., None]:
+def packed_16(dtype: str, low: Any, high: Any) -> Any:
+    """Two float32 rounded to `dtype`, of 16 bits, in a word."""
+    kind = {"float16": "f16", "bfloat16": "bf16"}[dtype]
+    return T.cuda.func_call(f"hopper_pack_{kind}", low, high, source_code=_PACK_16.format(kind), return_type="uint32")
+
+
+def _writer_16(dtype: str) -> Callable[..., None]:
     def write(staging: Staging, memory: Any, base: Any, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
-        words = [
-            T.cuda.func_call(
-                f"hopper_pack_{kind}", *values[at : at + 2], source_code=_PACK_16.format(kind), return_type="uint32"
-            )
-            for at in range(0, 8, 2)
-        ]
+        words = [packed_16(dtype, *values[at : at + 2]) for at in range(0, 8, 2)]
         at = staging.chunk(row + T.truncmod(lane, 16), 2 * pair + T.truncdiv(lane, 16))
         T.evaluate(T.ptx[_STMATRIX](memory.ptr_to([base + at]), *words))
 
@@ -154,8 +154,8 @@ def _writer_32(kind: str) -> Callable[..., None]:
 
 
 _WRITERS: dict[str, Callable[..., None]] = {
-    "float16": _writer_16("f16"),
-    "bfloat16": _writer_16("bf16"),
+    "float16": _writer_16("float16"),
+    "bfloat16": _writer_16("bfloat16"),
     "int8": _write_8,
     "float32": _writer_32("float"),
     "int32": _writer_32("int"),

@@ -13,11 +13,10 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from schedules.hopper import epilogue
 from schedules.hopper.config import K_BYTES, REGISTERS, ROWS, WARPGROUP
 from schedules.hopper.instructions import Multiply, column_mask, peer_of, row_mask
 from schedules.hopper.shared import UNIT, TensorMap
-from schedules.hopper.work import Load, Operand, Work
+from schedules.hopper.work import Load, Member, Operand, Work
 from schedules.primitives.annotations import TIRX
 
 _LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -36,8 +35,11 @@ def program(work: Work) -> tvm.IRModule:
     """The module with one function "main" that takes ``work.arguments``."""
     config, output = work.config, work.output
     a, b = work.a.tile, work.b.tile
-    products = work.products
-    stage_bytes = products * a.nbytes + b.nbytes
+    stage_bytes, a_bytes = work.stage_bytes, work.a.nbytes
+    # of the products that a stage adds to the same sums, the first may begin them anew
+    products = [
+        (each, each.sums not in {other.sums for other in work.products[:i]}) for i, each in enumerate(work.products)
+    ]
     stages, consumers, consumers_n = config.num_stages, config.consumers, config.consumers_n
     cluster_m, cluster_n, cluster = config.cluster_m, config.cluster_n, config.cluster
     grid = config.blocks(work.clusters * cluster)
@@ -91,12 +93,12 @@ def program(work: Work) -> tvm.IRModule:
             return T.Cast("uint64", stage * (stage_bytes // UNIT) + offset // UNIT)
 
         for k in range(steps):
-            for product, m in itertools.product(range(products), range(blocks_m)):
+            for (product, first), m in itertools.product(products, range(blocks_m)):
                 multiply.emit(
-                    [sums[(product * blocks_m + m) * each + i] for i in range(each)],
-                    a_tile + units(product * a.nbytes + a.k_offset(k) + a.row_offset(m * ROWS)),
-                    b_tile + units(b.k_offset(k)),
-                    step > 0 if k == 0 else T.bool(True),
+                    [sums[(product.sums * blocks_m + m) * each + i] for i in range(each)],
+                    a_tile + units(product.a + a.k_offset(k) + a.row_offset(m * ROWS)),
+                    b_tile + units(product.b + b.k_offset(k)),
+                    step > 0 if k == 0 and first else T.bool(True),
                 )
 
     def release(empty: Any, stage: Any, thread: Any, peer: Any) -> None:
@@ -178,7 +180,7 @@ def program(work: Work) -> tvm.IRModule:
                                          ring, stage * stage_bytes, full.ptr_to([stage]),
                                          row_mask(cluster_m, cluster_n, rank_m))
                                     fill(work.b, b_map, work.loads_b(place, ry, rx, chunk, rank_m),
-                                         ring, stage * stage_bytes + products * a.nbytes, full.ptr_to([stage]),
+                                         ring, stage * stage_bytes + a_bytes, full.ptr_to([stage]),
                                          column_mask(cluster_m, cluster_n, rank_n))
                                     stage = stage + 1
                                     if stage == stages:
@@ -194,7 +196,7 @@ def program(work: Work) -> tvm.IRModule:
             member_m = T.meta_var(T.truncdiv(group, consumers_n) if consumers_n > 1 else group)
             columns_before = T.meta_var(
                 T.truncmod(group, consumers_n) * b.row_offset(config.columns) if consumers_n > 1 else 0)
-            sums = T.alloc_local((products * blocks_m * each,), multiply.accumulator)
+            sums = T.alloc_local((work.sums * blocks_m * each,), multiply.accumulator)
             a_tile: T.uint64
             a_tile = T.uint64(0)
             b_tile: T.uint64
@@ -202,7 +204,7 @@ def program(work: Work) -> tvm.IRModule:
             T.cuda.wgmma.encode_matrix_descriptor(
                 T.address_of(a_tile), ring.ptr_to([member_m * a.row_offset(config.rows)]), *a.descriptor)
             T.cuda.wgmma.encode_matrix_descriptor(
-                T.address_of(b_tile), ring.ptr_to([products * a.nbytes + columns_before]), *b.descriptor)
+                T.address_of(b_tile), ring.ptr_to([a_bytes + columns_before]), *b.descriptor)
             # the block whose stage this thread says is free: each of the row and of the column
             peer = T.meta_var(named("peer", peer_of(thread, rank_m, rank_n, cluster_m, cluster_n)))
             while tile < work.clusters:
@@ -226,9 +228,9 @@ def program(work: Work) -> tvm.IRModule:
                         stage = 0
                         phase = phase ^ 1
                 T.ptx.wgmma.wait_group.sync.aligned(0)
-                multiply.settle([sums[i] for i in range(products * blocks_m * each)])
+                multiply.settle([sums[i] for i in range(work.sums * blocks_m * each)])
                 release(empty, before, thread, peer)
-                epilogue.emit(work, views, output_map, place, sums, staging, group, warp, lane, thread)
+                work.emit_results(views, output_map, place, sums, staging, Member(group, warp, lane, thread))
                 tile = tile + clusters
             if thread == 0:
                 T.ptx.cp.async_.bulk.wait_group(0)

@@ -15,7 +15,7 @@ from typing import Any
 from schedules.hopper.pixels import PixelTiles
 from schedules.hopper.shared import LONGEST_BOX, SharedTile
 from schedules.hopper.work import Fragment
-from schedules.problem import Conv2dProblem
+from schedules.problem import Conv2dProblem, Pair
 
 GROUP = 8  # pixels in 16 bytes, and in a group of columns of wgmma's sums
 RUNS = (64, 32, 16)  # pixels side by side in shared memory: rows of 128, 64 or 32 bytes
@@ -104,6 +104,14 @@ __device__ __forceinline__ float hopper_sum_{0}_lanes_on(float near, float far, 
 """
 
 
+def whole_rows(problem: Conv2dProblem, pixels: int) -> Pair | None:
+    """The (width, run) in shared memory of image rows of which a whole number makes `pixels`."""
+    longest = max(problem.w, problem.out_w)
+    lengthened = ((-(-longest // run) * run, -run) for run in RUNS)
+    width, run = min((found for found in lengthened if pixels % found[0] == 0), default=(0, 0))
+    return (width, -run) if width else None
+
+
 @lru_cache(maxsize=4096)
 def row_tiles(problem: Conv2dProblem, columns: int, consumers: int) -> RowTiles | None:
     """Tiles of `columns` pixels for each of as many `consumers`; None if there are none.
@@ -112,16 +120,14 @@ def row_tiles(problem: Conv2dProblem, columns: int, consumers: int) -> RowTiles 
     overlap by what taps reach over.
     """
     p = problem
-    longest = max(p.w, p.out_w)
-    lengthened = ((-(-longest // run) * run, -run) for run in RUNS)
-    fitting = [(width, run) for width, run in lengthened if columns % width == 0]
-    if fitting:
-        width, run = min(fitting)
-        return _whole_rows(p, width, -run, columns // width * consumers, consumers)
+    whole = whole_rows(p, columns)
+    if whole:
+        width, run = whole
+        return _whole_rows(p, width, run, columns // width * consumers, consumers)
     left = GROUP if min(shifts(p)) < 0 else 0
     right = 2 * GROUP - left if left or max(shifts(p)) > 0 else 0  # what is stored stays whole pairs of groups
     run = next((run for run in RUNS if columns % run == 0), 0)
-    if longest <= columns or consumers > 1 or not run or columns <= left + right:
+    if max(p.w, p.out_w) <= columns or consumers > 1 or not run or columns <= left + right:
         return None
     return RowTiles(PixelTiles(p, (1, 1, columns - left - right)), columns, (left, right), run)
 

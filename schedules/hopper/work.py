@@ -12,8 +12,18 @@ from schedules.hopper.shared import SharedTile, Staging, TensorMap
 from schedules.problem import Argument, Pair
 
 Tensors = Mapping[str, Any]  # argument name to its TIRx buffer
-# (product, 64 rows of the consumer's, group of eight columns, register of its four) to an accumulator
+# (number of the sums, 64 rows of the consumer's, group of eight columns, register of its four) to an accumulator
 Fragment = Callable[[int, int, int, int], Any]
+
+
+@dataclass(frozen=True)
+class Member:
+    """The numbers of a thread that multiplies: consumer, warp of it, lane of the warp, and thread of the consumer."""
+
+    consumer: Any
+    warp: Any
+    lane: Any
+    thread: Any
 
 
 @dataclass(frozen=True)
@@ -26,10 +36,25 @@ class Load:
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand's tile, and the tensor map of the boxes that fill it."""
+    """An operand's tiles in a stage, one behind the other, and the tensor map of the boxes that fill them."""
 
     tile: SharedTile
     source: TensorMap
+    count: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.tile.nbytes
+
+
+@dataclass(frozen=True)
+class Product:
+    """Something that a stage adds to the sums number `sums`: rows of operand a from `a` bytes on, times operand b from
+    `b` bytes on."""
+
+    sums: int
+    a: int
+    b: int
 
 
 @dataclass(frozen=True)
@@ -48,7 +73,7 @@ class Work(ABC):
     config: HopperConfig
     arguments: tuple[Argument, ...]
     kernel: Pair  # taps, each a stage for a chunk of the channels
-    products: int = 1  # tiles of operand a in a stage, each multiplied with the same b into sums of its own
+    products: tuple[Product, ...] = (Product(0, 0, 0),)  # of each stage
     margin: int = 0  # columns of a consumer's before the first that is stored, whole groups of eight
     chunks: int  # stages of one tap
     clusters: int  # tiles of a whole cluster
@@ -60,6 +85,15 @@ class Work(ABC):
     def dtype(self) -> str:
         """Of the operands."""
         return self.arguments[0].dtype
+
+    @property
+    def sums(self) -> int:
+        """Sets of accumulators."""
+        return 1 + max(each.sums for each in self.products)
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.a.nbytes + self.b.nbytes
 
     def reason(self) -> str | None:
         """Why TMA cannot move these tiles; None if it can."""
@@ -75,12 +109,19 @@ class Work(ABC):
 
     @abstractmethod
     def loads_a(self, place: Any, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
-        """The boxes of part number `part` (of cluster_n) of operand a, for a tap and a chunk of the channels; of all
-        its tiles where there are several `products`."""
+        """The boxes of part number `part` (of cluster_n) of operand a, for a tap and a chunk of the channels."""
 
     @abstractmethod
     def loads_b(self, place: Any, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
         """The same for operand b, in cluster_m parts."""
+
+    def emit_results(
+        self, tensors: Tensors, output_map: Any, place: Any, sums: Any, memory: Any, member: Member
+    ) -> None:
+        """Finish a consumer's tile: its `sums` by way of the staging `memory` to the output."""
+        from schedules.hopper import epilogue
+
+        epilogue.emit(self, tensors, output_map, place, sums, memory, member)
 
     @abstractmethod
     def store_at(self, place: Any, consumer: Any, column: int) -> tuple[Any, ...]:
