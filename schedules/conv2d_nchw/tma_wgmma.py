@@ -4,7 +4,9 @@ TMA cannot load pixels shifted along their contiguous axis by less than 16 bytes
 kernel row and a chunk of channels, loads its pixels once, unshifted, and multiplies them with the filters of all kw
 taps of the row, into kw sets of sums; the epilogue adds these up, each shifted by its tap.  The products are those of
 an ordinary implicit GEMM and the loads of pixels kw times fewer, at kw times the sums.  Columns of wgmma are pixels,
-so that a shift is a choice of registers and a shuffle.
+so that a shift is a choice of registers and a shuffle.  With `halo` a step is a chunk of channels: the rows that all
+of the kernel looks at are loaded once, the kernel's rows are offsets into them, and a stage has the filters of all
+taps.
 
 The filter comes packed, (kh, kw, co, ci), rows of ci (K-major); pixels lie as they are (MN-major), whole image rows.
 """
@@ -44,9 +46,23 @@ class TmaWgmmaConfig(HopperConfig):
     block_n: int = 128
     consumers_n: int = 1  # consumers side by side along the pixels
 
+    halo: bool = False  # pixels are loaded once for all kernel rows, with the rows around them; else once for each
+
+    def rows_of(self, problem: NchwProblem) -> RowTiles | None:
+        """The output pixels of a block; None if there are no such tiles."""
+        if self.consumers_n < 1 or self.block_n < self.consumers_n:
+            return None
+        return row_tiles(flattened(problem, batch=False), self.columns, self.consumers_n, images=not self.halo)
+
+    def loaded(self, rows: RowTiles) -> RowTiles:
+        """The pixels of a stage."""
+        return rows.with_halo() if self.halo else rows
+
     def stage(self, problem: NchwProblem) -> int:
-        """Bytes of a stage: the filters of all taps along a row, and the pixels."""
-        return (problem.kw * self.block_m + self.block_n) * self.block_k * ITEM
+        """Bytes of a stage: filters of all taps, or of those along a row, and the pixels."""
+        rows = self.rows_of(problem)
+        taps = problem.kw * (problem.kh if self.halo else 1)
+        return (taps * self.block_m + (self.loaded(rows).pixels if rows else 0)) * self.block_k * ITEM
 
     def staging(self, rows: RowTiles) -> Staging:
         stored = self.columns - sum(rows.margins)
@@ -66,7 +82,9 @@ class TmaWgmmaConfig(HopperConfig):
         reach = max(map(abs, shifts(p)))
         if reach > GROUP:
             return f"pad={p.pad[1]}, dilation={p.dilation[1]} reach over {reach} pixels, sums shift by {GROUP} at most"
-        rows = _rows(p, self)
+        if self.halo and p.stride[0] != 1:
+            return f"halo={self.halo} at stride={p.stride} would load rows that no tap looks at"
+        rows = self.rows_of(p)
         staging = self.staging(rows).nbytes if rows else 0
         reason = self.check_block(p.dtype, arch, staging, self.stage(p), p.kw, ADDRESSING)
         if reason:
@@ -76,17 +94,11 @@ class TmaWgmmaConfig(HopperConfig):
                 f"block_n={self.block_n} for consumers_n={self.consumers_n} holds no whole number of rows of"
                 f" {max(p.w, p.out_w)} pixels"
             )
-        if not rows.cut(self.cluster_m) and self.block_k % (8 * self.cluster_m):
+        if not self.loaded(rows).cut(self.cluster_m) and self.block_k % (8 * self.cluster_m):
             return f"block_k={self.block_k} is not cluster_m={self.cluster_m} times a multiple of 8"
         if self.block_m % (8 * self.cluster_n):
             return f"block_m={self.block_m} is not cluster_n={self.cluster_n} times a multiple of 8"
         return NchwWork(problem, self, rows).reason()
-
-
-def _rows(problem: NchwProblem, config: TmaWgmmaConfig) -> RowTiles | None:
-    if config.consumers_n < 1 or config.block_n < config.consumers_n:
-        return None
-    return row_tiles(flattened(problem, batch=False), config.columns, config.consumers_n)
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,9 @@ class NchwWork(Work):
         p = flattened(problem, batch=False)
         self.problem, self.config, self.rows = p, config, rows
         self.arguments = problem.arguments()
-        self.kernel = (p.kh, 1)
+        self.loaded = config.loaded(rows)
+        stages, taps = (1, p.kh) if config.halo else (p.kh, 1)  # kernel rows by stages, and in a stage
+        self.kernel = (stages, 1)
         self.margin = rows.margins[0]
         self.chunks = -(-p.ci // config.block_k)
         self.channels = -(-p.co // (config.block_m * config.cluster_m))  # tiles of a cluster along the channels
@@ -121,21 +135,25 @@ class NchwWork(Work):
                 (1, 1, 1),
                 run * ITEM,
             ),
-            p.kw,
+            taps * p.kw,
         )
-        self.products = tuple(Product(tap, tap * self.a.tile.nbytes, 0) for tap in range(p.kw))
         image = p.h * p.w * ITEM
         self.b = Operand(
-            SharedTile(config.block_n, config.block_k, ITEM, rows.run, transposed=True),
+            SharedTile(self.loaded.pixels, config.block_k, ITEM, rows.run, transposed=True),
             TensorMap(
                 "data",
                 p.dtype,
                 (p.w, p.ci, p.h, p.n),
                 (image, p.w * ITEM, p.ci * image),
-                rows.box(config.block_k, config.cluster_m),
+                self.loaded.box(config.block_k, config.cluster_m),
                 (1, 1, p.stride[0], 1),
                 rows.run * ITEM,
             ),
+        )
+        down = p.dilation[0] * (rows.width // rows.run) * self.b.tile.slab
+        self.products = tuple(
+            Product(rx, (ry * p.kw + rx) * self.a.tile.nbytes, ry * down)
+            for ry, rx in product(range(taps), range(p.kw))
         )
         staging = config.staging(rows)
         image = p.out_h * p.out_w * ITEM
@@ -172,7 +190,7 @@ class NchwWork(Work):
         p, tile = self.problem, self.b.tile
         return [
             Load(offset, (x, chunk * tile.k + channel, y * p.stride[0] + ry * p.dilation[0] - p.pad[0], n))
-            for offset, x, channel, y, n in self.rows.loads(tile, place.pixel, part, self.config.cluster_m)
+            for offset, x, channel, y, n in self.loaded.loads(tile, place.pixel, part, self.config.cluster_m)
         ]
 
     def totals(self, fragment: Fragment, m: int, group: int, below: int, lane: Any) -> Sequence[Any]:
@@ -220,7 +238,7 @@ def schedule(problem: NchwProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IR
     out_w)."""
     from schedules.hopper.program import program
 
-    rows = _rows(problem, config)
+    rows = config.rows_of(problem)
     assert rows is not None  # checked
     return program(NchwWork(problem, config, rows))
 
@@ -234,47 +252,44 @@ SHAPES = tuple(
 
 
 def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaConfig:
-    """The legal tile with the least work on the busiest multiprocessor, filters or pixels shared by two, as many stages
-    as fit."""
+    """The legal tile with the least work on the busiest multiprocessor, filters shared by two blocks, as many stages as
+    fit."""
     p = flattened(problem, batch=False)
-    best: tuple[Any, TmaWgmmaConfig] | None = None
-    for block_m, columns, consumers, consumers_n in SHAPES:
-        for block_k in (64, 32, 16):
-            config = TmaWgmmaConfig(
-                block_m, columns * consumers_n, block_k, 2, consumers, 1, 1, consumers_n=consumers_n
-            )
-            if config.check(problem, arch) is None:
-                break
-        else:
-            continue
-        rows = _rows(p, config)
-        assert rows is not None
-        tiles = -(-p.co // block_m) * rows.tiles.count
-        area = block_m * config.block_n + LOAD * (block_m + config.block_n / p.kw)
-        key = -(-tiles // RESIDENT[1]) * area
-        if best is None or key < best[0]:
-            best = key, config
-    if best is None:
+    taps = p.kh * p.kw
+
+    def cost(config: TmaWgmmaConfig) -> float:
+        rows = config.rows_of(p)
+        assert rows is not None  # checked
+        tiles = -(-p.co // config.block_m) * rows.tiles.count
+        loads = taps * config.block_m / config.cluster_n + (1 if config.halo else p.kh) * config.loaded(rows).pixels
+        return -(-tiles // RESIDENT[1]) * (taps * config.block_m * config.block_n + LOAD * loads)
+
+    found = []
+    for (block_m, columns, consumers, consumers_n), halo in product(SHAPES, (False, True) if p.kh > 1 else (False,)):
+        config = TmaWgmmaConfig(
+            block_m, columns * consumers_n, 16, 2, consumers, 1, 2, consumers_n=consumers_n, halo=halo
+        )
+        deepest = (replace(config, block_k=block_k) for block_k in (64, 32, 16))
+        found.append(next((config for config in deepest if config.check(problem, arch) is None), None))
+    legal = [config for config in found if config]
+    if not legal:
         return TmaWgmmaConfig(num_stages=2)  # whose check says what is wrong
-    config = best[1]
-    rows = _rows(p, config)
-    assert rows is not None
-    pairs = (dict(cluster_n=2, cluster_m=1), dict(cluster_n=1, cluster_m=1))
-    config = next(found for words in pairs if (found := replace(config, **words)).check(problem, arch) is None)
-    return replace(
-        config, num_stages=fitting_stages(config, p.dtype, arch, config.staging(rows).nbytes, config.stage(p))
-    )
+    config = min(legal, key=cost)
+    rows = config.rows_of(p)
+    assert rows is not None  # checked
+    staging = config.staging(rows).nbytes
+    return replace(config, num_stages=fitting_stages(config, p.dtype, arch, staging, config.stage(p)))
 
 
 def space(problem: NchwProblem, arch: Arch) -> Iterator[TmaWgmmaConfig]:
-    for (block_m, columns, consumers, consumers_n), block_k, stages, (cluster_m, cluster_n), blocks_sm in product(
-        SHAPES, (32, 64, 128), (2, 3, 4, 5, 6, 8), CLUSTERS, (1, 2)
+    for (block_m, columns, consumers, consumers_n), block_k, stages, (cluster_m, cluster_n), blocks_sm, halo in product(
+        SHAPES, (16, 32, 64, 128), (2, 3, 4, 5, 6, 8), CLUSTERS, (1, 2), (False, True) if problem.kh > 1 else (False,)
     ):
         if (consumers, blocks_sm) in REGISTERS:
             grid = RESIDENT[cluster_m * cluster_n] * blocks_sm
             yield TmaWgmmaConfig(
                 block_m, columns * consumers_n, block_k, stages, consumers, cluster_m, cluster_n, grid, blocks_sm,
-                consumers_n,
+                consumers_n, halo,
             )  # fmt: skip
 
 

@@ -71,13 +71,10 @@ class TmaWgmmaFewConfig(HopperConfig):
         handed = sum(map(abs, shifts(problem))) * (self.rows // WARP_ROWS)  # rows of sums
         return PixelStaging(channels, min(run, ROWS), ITEM, self.rows, handed * channels * 4)
 
-    def loaded(self, problem: NchwProblem, width: int) -> int:
-        """Pixels that a tile's kernel rows look at."""
-        return self.block_m + (problem.kh - 1) * problem.dilation[0] * width
-
     def stage(self, problem: NchwProblem, width: int) -> int:
         """Bytes of a stage: the pixels with the rows below and above, and the filters of all taps."""
-        return (self.loaded(problem, width) + problem.kh * self.block_n) * self.block_k * ITEM
+        pixels = self.block_m + (problem.kh - 1) * problem.dilation[0] * width
+        return (pixels + problem.kh * self.block_n) * self.block_k * ITEM
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
         p = problem
@@ -141,10 +138,9 @@ class FewWork(Work):
         self.channels = _channels(p)
         self.tiles = PixelTiles(p, (1, config.block_m // width, width))
         self.clusters = -(-self.tiles.count // config.cluster_m)
-        loaded = config.loaded(p, width)
-        self.rows = RowTiles(PixelTiles(p, (1, loaded // width, width)), width, (0, 0), run)
+        self.rows = RowTiles(self.tiles, width, (0, 0), run).with_halo()
         self.a = Operand(
-            SharedTile(loaded, config.block_k, ITEM, run, transposed=True),
+            SharedTile(self.rows.pixels, config.block_k, ITEM, run, transposed=True),
             TensorMap(
                 "data",
                 p.dtype,

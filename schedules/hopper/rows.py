@@ -8,7 +8,7 @@ by a group of eight pixels at most.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -35,6 +35,18 @@ class RowTiles:
     width: int
     margins: tuple[int, int]
     run: int
+
+    def with_halo(self) -> RowTiles:
+        """The same with the rows below that the kernel's further rows look at: tiles of one image, at stride 1."""
+        p = self.tiles.problem
+        n, h, w = self.tiles.box
+        return replace(self, tiles=PixelTiles(p, (n, h + (p.kh - 1) * p.dilation[0], w)))
+
+    @property
+    def pixels(self) -> int:
+        """Pixels loaded."""
+        n, h, _ = self.tiles.box
+        return n * h * self.width
 
     def cut(self, parts: int) -> bool:
         """Whether a part of a tile is some of its rows, which one TMA box brings; else it is some of the channels, and
@@ -113,8 +125,8 @@ def whole_rows(problem: Conv2dProblem, pixels: int) -> Pair | None:
 
 
 @lru_cache(maxsize=4096)
-def row_tiles(problem: Conv2dProblem, columns: int, consumers: int) -> RowTiles | None:
-    """Tiles of `columns` pixels for each of as many `consumers`; None if there are none.
+def row_tiles(problem: Conv2dProblem, columns: int, consumers: int, images: bool = True) -> RowTiles | None:
+    """Tiles of `columns` pixels for each of as many `consumers`, of several `images` or not; None if there are none.
 
     Whole rows where they fit, of the images and rows that waste least at the borders; else parts of a row, which
     overlap by what taps reach over.
@@ -123,7 +135,7 @@ def row_tiles(problem: Conv2dProblem, columns: int, consumers: int) -> RowTiles 
     whole = whole_rows(p, columns)
     if whole:
         width, run = whole
-        return _whole_rows(p, width, run, columns // width * consumers, consumers)
+        return _whole_rows(p, width, run, columns // width * consumers, consumers, images)
     left = GROUP if min(shifts(p)) < 0 else 0
     right = 2 * GROUP - left if left or max(shifts(p)) > 0 else 0  # what is stored stays whole pairs of groups
     run = next((run for run in RUNS if columns % run == 0), 0)
@@ -132,9 +144,9 @@ def row_tiles(problem: Conv2dProblem, columns: int, consumers: int) -> RowTiles 
     return RowTiles(PixelTiles(p, (1, 1, columns - left - right)), columns, (left, right), run)
 
 
-def _whole_rows(p: Conv2dProblem, width: int, run: int, rows: int, consumers: int) -> RowTiles | None:
+def _whole_rows(p: Conv2dProblem, width: int, run: int, rows: int, consumers: int, images: bool) -> RowTiles | None:
     best: tuple[Any, RowTiles] | None = None
-    for h in (h for h in range(1, rows + 1) if rows % h == 0):
+    for h in (h for h in range(1 if images else rows, rows + 1) if rows % h == 0):
         n = rows // h
         if h * p.stride[0] > LONGEST_BOX or (n % consumers and (n > 1 or h % consumers)):
             continue

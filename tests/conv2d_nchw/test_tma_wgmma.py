@@ -15,7 +15,7 @@ from schedules.conv2d_nchw.tma_wgmma import TmaWgmmaConfig
 from schedules.errors import ConfigError
 from schedules.hopper.rows import row_tiles
 from schedules.registry import operator
-from tests.conftest import problem_of
+from tests.conftest import assert_correct, problem_of
 from tests.hopper import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
 
 PACKED: dict[str, Any] = dict(dtype="float16", filter_layout="hwoi")
@@ -48,6 +48,14 @@ CONFIGS: list[dict[str, Any]] = [
     dict(block_m=64, block_n=128, consumers=1, consumers_n=1, num_stages=2, cluster_m=1, cluster_n=2, blocks_sm=2),
     dict(block_m=64, block_n=32, consumers=1, consumers_n=1, block_k=128, num_stages=2, cluster_m=1, cluster_n=1,
          grid=2),
+    dict(block_m=64, block_n=256, consumers=2, consumers_n=2, block_k=32, num_stages=3, cluster_m=1, cluster_n=2,
+         halo=True),
+    dict(block_m=128, block_n=128, consumers=2, consumers_n=1, block_k=16, num_stages=4, cluster_m=2, cluster_n=2,
+         grid=120, halo=True),
+    dict(block_m=64, block_n=192, consumers=2, consumers_n=2, block_k=32, num_stages=2, cluster_m=1, cluster_n=4,
+         grid=120, halo=True),
+    dict(block_m=128, block_n=64, consumers=2, consumers_n=1, block_k=16, num_stages=3, cluster_m=2, cluster_n=1,
+         halo=True),
 ]  # fmt: skip
 ODD = "ragged, stride 2 down"
 
@@ -75,7 +83,7 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
 
 @pytest.mark.parametrize("words", CONFIGS, ids=str)
 def test_other_configs(cuda_compiler: None, sm_90a: Arch, words: dict[str, Any]) -> None:
-    width = dict(w=64) if words["block_n"] % 64 == 0 else {}
+    width = dict(w=64 if words["block_n"] // words["consumers_n"] % 64 == 0 else 32)
     problem = problem_of("conv2d_nchw", **WORK | width, bias=True, activation="relu")
     built = build(problem, sm_90a, "tma_wgmma", words)
     assert_well_made(built, "HGMMA", stage_of(built))
@@ -111,10 +119,13 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         "block_n=160": "block_m=128 x block_n=160 needs about 280 registers, there are 232",
         "cluster_n=4 block_m=64 consumers=1 grid=2": "grid=2 is less than a cluster of 4",
         "num_stages=4": "num_stages=4 needs",
+        "halo=true": "num_stages=3 needs",
     }.items():
         given = CONFIGS[0] | dict(word.split("=") for word in words.split())
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem_of("conv2d_nchw", **WORK), sm_90a, given)
+    with pytest.raises(ConfigError, match="halo=True at stride=.2, 1. would load rows that no tap looks at"):
+        spec.config_for(problem_of("conv2d_nchw", **WORK | dict(stride="2,1")), sm_90a, dict(halo=True))
     for fields, reason in (
         (
             dict(filter_layout="oihw"),
@@ -157,6 +168,20 @@ def test_tiles_of_rows() -> None:
     assert box(128, w=256) == ((1, 1, 112), 128, 64, (8, 8))
     assert box(128, w=256, pad="1,0") == ((1, 1, 112), 128, 64, (0, 16))
     assert box(128, w=256, consumers=2) is None
+    found = row_tiles(problem_of("conv2d_nchw", **WORK | dict(h=2, dilation="2,1", pad="2,1")), 128, 1, images=False)
+    assert found and found.tiles.box == (1, 4, 32)
+    assert found.with_halo().tiles.box == (1, 8, 32) and found.with_halo().pixels == 256
+
+
+@pytest.mark.parametrize("shape", [shape for shape, fields in SHAPES.items() if "stride" not in fields])
+def test_halo_emulated(emulation: None, shape: str) -> None:
+    """The widest tile that each shape has with all kernel rows in a stage."""
+    problem, spec = problem_of("conv2d_nchw", **PACKED | SHAPES[shape]), operator("conv2d_nchw").schedule("tma_wgmma")
+    legal = (config for config in spec.legal_space(problem, parse_arch("sm_90a")) if config.words()["halo"])
+    config = next(legal, None)
+    assert (config is None) == (SHAPES[shape]["kh"] == 1)
+    if config:
+        assert_correct(problem, parse_arch("sm_90a"), "tma_wgmma", config, ["emulated"])
 
 
 def test_the_search_tries_few_columns_for_wide_kernels(sm_90a: Arch) -> None:
@@ -172,8 +197,9 @@ def test_emulated(emulation: None, fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("words", CONFIGS, ids=str)
 def test_configs_emulated(emulation: None, words: dict[str, Any]) -> None:
-    width = dict(w=64) if words["block_n"] % 64 == 0 and words["block_n"] < 256 else dict(w=32)
-    assert_emulated("conv2d_nchw", PACKED | SHAPES[ODD] | width, words)
+    width = dict(w=64 if words["block_n"] // words["consumers_n"] % 64 == 0 else 32)
+    stride = dict(stride=1) if words.get("halo") else {}
+    assert_emulated("conv2d_nchw", PACKED | SHAPES[ODD] | width | stride, words)
 
 
 @pytest.mark.gpu
