@@ -57,6 +57,7 @@ CONFIGS: list[dict[str, Any]] = [
     dict(block_m=128, block_n=64, consumers=2, consumers_n=1, block_k=16, num_stages=3, cluster_m=2, cluster_n=1,
          halo=True),
 ]  # fmt: skip
+CONFIGS = [dict(block_k=64, halo=False) | words for words in CONFIGS]
 ODD = "ragged, stride 2 down"
 
 
