@@ -44,8 +44,7 @@ class TmaWgmmaConfig(HopperConfig):
         for name in ("n", "co"):
             if getattr(problem, name) % VECTOR:
                 return f"{name}={getattr(problem, name)} is not a multiple of {VECTOR}, which TMA needs"
-        staging = 0 if self.consumers < 1 or self.block_n < 1 else self.staging().nbytes
-        reason = self.check_block(problem.dtype, arch, staging)
+        reason = self.check_block(problem.dtype, arch)
         if reason:
             return reason
         for name, size, cluster, parts in (
@@ -54,7 +53,7 @@ class TmaWgmmaConfig(HopperConfig):
         ):
             if size % (RUN * parts):
                 return f"{name}={size} is not {cluster}={parts} times a multiple of {RUN}"
-        return HwcnWork(problem, self).reason()
+        return HwcnWork(problem, self).reason(arch)
 
 
 @dataclass(frozen=True)
@@ -191,8 +190,8 @@ def default(problem: HwcnProblem, arch: Arch) -> TmaWgmmaConfig:
     while channels > 16 and channels // 2 >= problem.ci:
         channels //= 2
     base = TmaWgmmaConfig(block_k=channels)
-    tiles = tiles_of(base, problem.dtype, arch, lambda config: config.staging().nbytes)
-    found = fastest(HwcnWork(problem, config) for config in tiles if config.check(problem, arch) is None)
+    legal = (config for config in tiles_of(base) if config.check(problem, arch) is None)
+    found = fastest((HwcnWork(problem, config) for config in legal), arch)
     return found.config if found else base
 
 

@@ -19,7 +19,7 @@ from schedules.conv2d_nchw32.definition import Nchw32Problem
 from schedules.conv2d_nchw32.epilogue import greatest, unrounded
 from schedules.conv2d_nchw32.packing import GROUP
 from schedules.hopper import NO_ROUTES
-from schedules.hopper.config import ROWS, WARPGROUP, HopperConfig, blocks, fitting_stages
+from schedules.hopper.config import ROWS, WARPGROUP, HopperConfig, blocks
 from schedules.hopper.config import SHAPES as BLOCK_SHAPES
 from schedules.hopper.pixels import (
     Box,
@@ -33,7 +33,7 @@ from schedules.hopper.pixels import (
     taps_inside,
 )
 from schedules.hopper.shared import FOLDS, PATTERN, SharedTile, Staging, TensorMap, staging_for
-from schedules.hopper.work import CYCLE, Load, Operand, Output, Tensors, Work, fastest, product_cycles
+from schedules.hopper.work import CYCLE, Load, Operand, Output, Product, Tensors, Work, fastest, product_cycles
 from schedules.operator import ScheduleSpec
 from schedules.problem import Pair, numpy_dtype
 
@@ -78,8 +78,7 @@ class TmaWgmmaConfig(HopperConfig):
     def check(self, problem: Nchw32Problem, arch: Arch) -> str | None:
         if self.row_pixels not in FOLDS:
             return f"row_pixels={self.row_pixels} is not 1, 2 or 4"
-        staging = 0 if self.consumers < 1 or self.block_n % GROUP else self.staging(problem).nbytes
-        reason = self.check_block(problem.dtype, arch, staging)
+        reason = self.check_block(problem.dtype, arch)
         if reason:
             return reason
         for name in ("cluster_m", "cluster_n"):
@@ -104,7 +103,7 @@ class TmaWgmmaConfig(HopperConfig):
             return f"block_m={self.block_m} gives a consumer {self.rows} rows, with a residual {WARPGROUP} at most"
         if problem.residual and problem.pixels * problem.co_groups * GROUP >= 2**31:
             return "the residual has 2**31 elements or more, which 32-bit indices do not reach"
-        return work.reason() or self.check_shared(work.stage_bytes, staging, arch)
+        return work.reason(arch)
 
 
 def _tiles(problem: Nchw32Problem, config: TmaWgmmaConfig) -> PixelTiles | None:
@@ -177,7 +176,7 @@ class Nchw32Work(Work):
         self.problem, self.config, self.tiles = p, config, tiles
         self.arguments = problem.arguments()
         taps = p.kh if config.tall else 1
-        self.kernel, self.stage_taps = (p.kh // taps, p.kw), taps
+        self.kernel = (p.kh // taps, p.kw)
         self.groups_out = config.block_n // GROUP
         self.chunks = -(-p.ci_groups // config.groups)
         self.columns = -(-p.co_groups // (self.groups_out * config.cluster_n))  # tiles of a cluster along the channels
@@ -199,8 +198,9 @@ class Nchw32Work(Work):
                 p.stride,
                 fold,
             ),
-            p.dilation[0] * n * w * GROUP,
         )
+        down = p.dilation[0] * n * w * GROUP
+        self.products = tuple(Product(0, tap * down, tap * config.block_n * GROUP) for tap in range(taps))
         rows = config.block_n if whole else config.block_n // config.cluster_m
         fold = next(fold for fold in FOLDS if rows % (PATTERN * fold) == 0)
         channels = p.co_groups * GROUP
@@ -215,7 +215,6 @@ class Nchw32Work(Work):
                 (1, 1, 1, 1, 1),
                 GROUP * fold,
             ),
-            config.block_n * GROUP,
         )
         self.staging = staging = config.staging(problem)
         target = _pixels(
@@ -233,7 +232,8 @@ class Nchw32Work(Work):
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
         from schedules.hopper.program import named
 
-        pixel, column = place_pixels(self.tiles, self.columns, self.config, tile, rank_m, rank_n)
+        cluster = self.config.cluster_m, self.config.cluster_n
+        pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
         return Place(pixel, named("group_out", column * self.groups_out))
 
     def taps(self, place: Place) -> tuple[Any, Any, Any, Any]:
@@ -279,7 +279,7 @@ class Nchw32Work(Work):
         config, staging = self.config, self.staging
         shared = ((self.a.tile, config.cluster_n), (self.b.tile, config.cluster_m))
         area = config.block_m * config.block_n
-        products = self.stage_taps * config.groups * config.block_m // ROWS
+        products = len(self.products) * config.groups * config.block_m // ROWS
         multiply = products * product_cycles(config.block_n)
         lines = sum(tile.nbytes / tile.swizzle / tile.fold / parts for tile, parts in shared)
         loaded = sum(tile.nbytes / parts for tile, parts in shared)
@@ -408,19 +408,14 @@ PAIRED = ((256, 64, 1), (128, 128, 1))
 def default(problem: Nchw32Problem, arch: Arch) -> TmaWgmmaConfig:
     """The tile, the cluster and the ways of the least estimated time, with the most stages that fit."""
 
-    def works() -> Iterator[Nchw32Work]:
+    def works() -> Iterator[Nchw32Work | None]:
         channels = [k for k in (128, 64, 32) if k == GROUP or k // 2 < problem.ci_groups * GROUP]
         for (m, n, consumers), k, cluster_m, ways in product(SHAPES, channels, (2, 1), _ways(problem)):
             config = TmaWgmmaConfig(m, n, k, 2, consumers, cluster_m, 1, **ways)
-            if (cluster_m > 1 and problem.pixels <= m) or config.check(problem, arch):
-                continue
-            work = _work(problem, config)
-            assert work is not None  # checked
-            stages = fitting_stages(config, problem.dtype, arch, config.staging(problem).nbytes, work.stage_bytes)
-            work.config = replace(config, num_stages=stages)
-            yield work
+            if (cluster_m == 1 or problem.pixels > m) and config.check(problem, arch) is None:
+                yield _work(problem, config)
 
-    found = fastest(works())
+    found = fastest(works(), arch)
     return found.config if found else TmaWgmmaConfig()
 
 

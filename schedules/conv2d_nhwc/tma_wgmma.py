@@ -45,8 +45,7 @@ class TmaWgmmaConfig(HopperConfig):
             return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
         if problem.ci % VECTOR:
             return f"ci={problem.ci} is not a multiple of {VECTOR}, which TMA needs"
-        staging = 0 if self.consumers < 1 or self.block_n < 1 else self.staging(problem).nbytes
-        reason = self.check_block(problem.dtype, arch, staging)
+        reason = self.check_block(problem.dtype, arch)
         if reason:
             return reason
         work = _work(problem, self)
@@ -54,7 +53,7 @@ class TmaWgmmaConfig(HopperConfig):
             return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
         if self.block_n % (8 * self.cluster_m):
             return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
-        return work.reason()
+        return work.reason(arch)
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,8 @@ class NhwcWork(Work):
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
         from schedules.hopper.program import named
 
-        pixel, column = place_pixels(self.tiles, self.columns, self.config, tile, rank_m, rank_n)
+        cluster = self.config.cluster_m, self.config.cluster_n
+        pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
         return Place(pixel, named("channel", column * self.config.block_n))
 
     def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
@@ -221,8 +221,8 @@ def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
     while channels > 16 and channels // 2 >= problem.ci:
         channels //= 2
     base = TmaWgmmaConfig(block_k=channels)
-    tiles = tiles_of(base, problem.dtype, arch, lambda config: config.staging(problem).nbytes)
-    found = fastest(_work(problem, config) for config in tiles if config.check(problem, arch) is None)
+    legal = (config for config in tiles_of(base) if config.check(problem, arch) is None)
+    found = fastest((_work(problem, config) for config in legal), arch)
     return found.config if found else base
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from schedules.arch import Arch
 from schedules.problem import Config, numpy_dtype
@@ -17,7 +17,7 @@ K_BYTES = 32  # of the reduction in one wgmma
 # the launch all threads have the same.  Two warpgroups of 255 need no redistribution.
 REGISTERS: dict[tuple[int, int], tuple[int, int]] = {
     (1, 1): (0, 255),
-    (1, 2): (40, 216),
+    (1, 2): (24, 232),
     (2, 1): (40, 232),
     (3, 1): (56, 152),
 }
@@ -34,6 +34,8 @@ RESIDENT = {1: 132, 2: 132, 4: 120}
 @dataclass(frozen=True)
 class HopperConfig(Config):
     """Rows m and columns n of the output tile of a block, and how it is worked on."""
+
+    granule: ClassVar[int] = 16  # columns that results are stored by
 
     block_m: int = 128
     block_n: int = 256
@@ -52,41 +54,37 @@ class HopperConfig(Config):
         return self.cluster_m * self.cluster_n * self.split_k
 
     @property
-    def exchange_bytes(self) -> int:
-        """Shared memory for the sums that the other blocks of a tile send: of each consumer that this one finishes."""
-        finished = -(-self.consumers // self.split_k)
-        return finished * (self.split_k - 1) * self.rows * self.block_n * SUM_BYTES
+    def consumers_n(self) -> int:
+        """Consumers side by side along n; the rows of the tile are dealt out among the others."""
+        return 1
 
     @property
     def rows(self) -> int:
         """Rows of the output tile that a consumer computes."""
-        return self.block_m // self.consumers
+        return self.block_m // (self.consumers // self.consumers_n)
+
+    @property
+    def columns(self) -> int:
+        """Columns of the output tile that a consumer computes."""
+        return self.block_n // self.consumers_n
 
     @property
     def accumulators(self) -> int:
-        """32-bit accumulators of a consumer's thread."""
-        return self.rows * self.block_n // WARPGROUP
+        """32-bit accumulators of a consumer's thread for one product."""
+        return self.rows * self.columns // WARPGROUP
 
     @property
     def threads(self) -> int:
         return WARPGROUP * (self.consumers + 1)
-
-    def stage_bytes(self, dtype: str) -> int:
-        return (self.block_m + self.block_n) * self.block_k * numpy_dtype(dtype).itemsize
-
-    def beside_stages(self, staging: int) -> int:
-        """Bytes of shared memory that are no stages, where a consumer's results leave through `staging`."""
-        exchange = self.exchange_bytes + self.consumers * BARRIER_BYTES if self.split_k > 1 else 0
-        return self.consumers * staging + exchange
 
     def blocks(self, tiles: int) -> int:
         """Blocks of the launch for `tiles` output tiles, whole clusters."""
         clusters = -(-tiles // self.cluster)
         return self.cluster * (min(clusters, self.grid // self.cluster) if self.grid else clusters)
 
-    def check_block(self, dtype: str, arch: Arch, staging: int) -> str | None:
-        """Why the tile is illegal for operands of `dtype` on `arch`, whatever the problem; `staging` is the bytes of
-        shared memory that a consumer's results leave through."""
+    def check_block(self, dtype: str, arch: Arch, sums: int = 1, addressing: int = ADDRESSING) -> str | None:
+        """Why the tile is illegal for operands of `dtype` on `arch`, whatever the problem; `sums` is the sets of
+        accumulators, `addressing` the registers beside them."""
         missing = sorted({"tma", "wgmma"} - arch.features)
         if missing:
             return f"{arch} has no {' and no '.join(missing)}; choose another --schedule"
@@ -96,11 +94,14 @@ class HopperConfig(Config):
         if (self.consumers, self.blocks_sm) not in REGISTERS:
             known = ", ".join(f"{consumers} and {blocks_sm}" for consumers, blocks_sm in REGISTERS)
             return f"consumers={self.consumers} and blocks_sm={self.blocks_sm} are not {known}"
-        if self.block_m % (ROWS * self.consumers):
-            return f"block_m={self.block_m} gives each of {self.consumers} consumers no multiple of {ROWS} rows"
-        step = 32 if dtype == "int8" else 16
-        if self.block_n % step or self.block_n > 256:
-            return f"block_n={self.block_n} is not a multiple of {step} up to 256"
+        if self.consumers % self.consumers_n:
+            return f"consumers_n={self.consumers_n} does not divide consumers={self.consumers}"
+        consumers_m = self.consumers // self.consumers_n
+        if self.block_m % (ROWS * consumers_m):
+            return f"block_m={self.block_m} gives each of {consumers_m} consumers no multiple of {ROWS} rows"
+        step = (32 if dtype == "int8" else self.granule) * self.consumers_n
+        if self.block_n % step or self.columns > 256:
+            return f"block_n={self.block_n} is not a multiple of {step} up to {256 * self.consumers_n}"
         k = K_BYTES // numpy_dtype(dtype).itemsize
         if self.block_k not in (k, 2 * k, 4 * k, 8 * k):
             return f"block_k={self.block_k} is not {k}, {2 * k}, {4 * k} or {8 * k}"
@@ -112,22 +113,13 @@ class HopperConfig(Config):
         if self.grid and self.grid < self.cluster:
             return f"grid={self.grid} is less than a cluster of {self.cluster}"
         most = REGISTERS[self.consumers, self.blocks_sm][1]
-        if self.accumulators + ADDRESSING > most:
-            needed = self.accumulators + ADDRESSING
+        needed = sums * self.accumulators + addressing
+        if needed > most:
             return f"block_m={self.block_m} x block_n={self.block_n} needs about {needed} registers, there are {most}"
         at_launch = arch.registers_sm // (self.threads * self.blocks_sm) // 8 * 8
-        if self.block_n // 2 + INSTRUCTION > at_launch:
-            needed = self.block_n // 2 + INSTRUCTION
+        needed = self.columns // 2 + INSTRUCTION
+        if needed > at_launch:
             return f"block_n={self.block_n} needs {needed} registers for one wgmma, the launch gives {at_launch}"
-        return self.check_shared(self.stage_bytes(dtype), staging, arch)
-
-    def check_shared(self, stage: int, staging: int, arch: Arch) -> str | None:
-        """Whether stages of `stage` bytes fit into shared memory beside the staging."""
-        shared = self.num_stages * (stage + BARRIER_BYTES) + self.beside_stages(staging)
-        room = shared_room(arch, self.blocks_sm)
-        if shared > room:
-            of_each = f" for each of {self.blocks_sm} blocks" if self.blocks_sm > 1 else ""
-            return f"num_stages={self.num_stages} needs {shared} bytes of shared memory, {arch} has {room}{of_each}"
         return None
 
 
@@ -137,13 +129,6 @@ C = TypeVar("C", bound=HopperConfig)
 def shared_room(arch: Arch, blocks_sm: int) -> int:
     """Bytes of shared memory of a block where a multiprocessor holds `blocks_sm`."""
     return min(arch.shared_block, arch.shared_sm // blocks_sm - arch.shared_reserved)
-
-
-def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int, stage: int = 0) -> int:
-    """The most stages that shared memory has room for, at most 8; of `stage` bytes, or as the block's size says."""
-    room = shared_room(arch, config.blocks_sm) - config.beside_stages(staging)
-    fits = room // ((stage or config.stage_bytes(dtype)) + BARRIER_BYTES)
-    return max(STAGES[0], min(STAGES[-1], fits))
 
 
 # (block_m, block_n, consumers) that searches try and defaults are chosen from, widest first
@@ -185,41 +170,25 @@ CLUSTERS = (
 )
 
 
+def clusters(blocks_sm: int) -> list[dict[str, int]]:
+    """Fields of every cluster, and of the grid that an H200 holds of its blocks."""
+    return [
+        dict(cluster_m=m, cluster_n=n, split_k=k, grid=RESIDENT[m * n * k] * blocks_sm, blocks_sm=blocks_sm)
+        for m, n, k in CLUSTERS
+    ]
+
+
 def blocks(dtype: str, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> Iterator[dict[str, Any]]:
     """Fields of every config worth trying for operands of `dtype`, legal or not."""
     k = K_BYTES // numpy_dtype(dtype).itemsize
-    for (m, n, consumers), block_k, stages, (cluster_m, cluster_n, split_k), blocks_sm in product(
-        shapes, (2 * k, 4 * k, 8 * k), STAGES, CLUSTERS, (1, 2)
+    for (m, n, consumers), block_k, stages, words in product(
+        shapes, (2 * k, 4 * k, 8 * k), STAGES, [*clusters(1), *clusters(2)]
     ):
-        if (consumers, blocks_sm) not in REGISTERS:
-            continue
-        yield dict(
-            block_m=m,
-            block_n=n,
-            block_k=block_k,
-            num_stages=stages,
-            consumers=consumers,
-            cluster_m=cluster_m,
-            cluster_n=cluster_n,
-            grid=RESIDENT[cluster_m * cluster_n * split_k] * blocks_sm,
-            blocks_sm=blocks_sm,
-            split_k=split_k,
-        )
+        if (consumers, words["blocks_sm"]) in REGISTERS:
+            yield dict(block_m=m, block_n=n, block_k=block_k, num_stages=stages, consumers=consumers, **words)
 
 
-def tiles_of(base: C, dtype: str, arch: Arch, staging: Callable[[C], int]) -> Iterator[C]:
-    """`base` with every tile and cluster, and the most stages that fit; legal or not.  `staging` is what a consumer's
-    results need."""
-    for (m, n, consumers), (cluster_m, cluster_n, split_k) in product(SHAPES, CLUSTERS):
-        grid = RESIDENT[cluster_m * cluster_n * split_k] * base.blocks_sm
-        config = replace(
-            base,
-            block_m=m,
-            block_n=n,
-            consumers=consumers,
-            cluster_m=cluster_m,
-            cluster_n=cluster_n,
-            split_k=split_k,
-            grid=grid,
-        )
-        yield replace(config, num_stages=fitting_stages(config, dtype, arch, staging(config)))
+def tiles_of(base: C) -> Iterator[C]:
+    """`base` with every tile and cluster, legal or not, and the fewest stages."""
+    for (m, n, consumers), words in product(SHAPES, clusters(base.blocks_sm)):
+        yield replace(base, block_m=m, block_n=n, num_stages=STAGES[0], consumers=consumers, **words)

@@ -8,6 +8,7 @@ consumer's threads store them, in the widest vectors that the tensor's alignment
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 from tvm import tirx
@@ -16,11 +17,11 @@ from tvm.script import tirx as T
 from schedules.hopper.config import ROWS, WARPGROUP
 from schedules.hopper.instructions import pack_16
 from schedules.hopper.shared import FOLDS, Runs, RunStaging, Staging, TensorMap, folded
-from schedules.hopper.work import Output, Tensors, Work
+from schedules.hopper.work import Fragment, Member, Output, Tensors, Work
 
 WHOLE = 2**22 - 1  # float32 up to here are rounded to whole numbers by adding a constant
 Writer = Callable[..., None]
-_STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
+STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 _STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 _FIRST_BARRIER = 1  # named barriers of the consumers; 0 is the whole block's
 # 1.5 * 2**23: what is added to it is rounded to a whole number, to nearest even, in the lowest bits, if within
@@ -78,31 +79,36 @@ __device__ __forceinline__ void hopper_copy_{0}(void* to, const void* from) {{ *
 _VECTORS = {2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
 
 
-def emit(
-    work: Work,
-    tensors: Tensors,
-    output_map: Any,
-    place: Any,
-    sums: Any,
-    memory: Any,
-    consumer: Any,
-    warp: Any,
-    lane: Any,
-    thread: Any,
-) -> None:
+def fragment_of(work: Work, sums: Any) -> Fragment:
+    """The accumulators of `sums` by what they are of."""
+    blocks_m, groups = work.config.rows // ROWS, work.config.columns // 8
+
+    def fragment(which: int, m: int, group: int, register: int) -> Any:
+        return sums[((which * blocks_m + m) * groups + group) * 4 + register]
+
+    return fragment
+
+
+def barrier(consumer: Any) -> None:
+    """Wait for all threads of the consumer."""
+    T.evaluate(T.ptx.bar.sync(T.Cast("uint32", _FIRST_BARRIER + consumer), T.uint32(WARPGROUP)))
+
+
+def emit(work: Work, tensors: Tensors, output_map: Any, place: Any, sums: Any, memory: Any, member: Member) -> None:
     """Finish the tile of one consumer and issue its stores."""
     from schedules.hopper.program import named
 
+    consumer, warp, lane = member.consumer, member.warp, member.lane
+    fragment = fragment_of(work, sums)
     staging = work.output.staging
     a, b = work.a.tile, work.b.tile
-    groups = work.config.block_n // 8
     top = named("top", warp * 16 + T.truncdiv(lane, 4))
     # columns of eight are permuted by XOR with 0 to 3: bit 1 changes which lane has them, bit 0 which register
     lanes = [lane, named("across", T.bitwise_xor(lane, 1))] if b.fold == FOLDS[0] else [lane]
     lefts = [named("left", T.truncmod(at, 4) * 2) for at in lanes]
     start = named("start", consumer * staging.nbytes)
     kind = _Boxes if isinstance(staging, Staging) else _Runs
-    leaving = kind(work, tensors, output_map, place, memory, start, consumer, thread)
+    leaving = kind(work, tensors, output_map, place, memory, start, member)
 
     row_terms = [
         work.row_term(tensors, place, consumer, folded(top + (m * ROWS + below), a.fold))
@@ -110,12 +116,9 @@ def emit(
         for below in (0, 8)
     ]
 
-    def barrier() -> None:
-        T.evaluate(T.ptx.bar.sync(T.Cast("uint32", _FIRST_BARRIER + consumer), T.uint32(WARPGROUP)))
-
     for first in range(0, staging.columns // staging.width, staging.together):
         leaving.before()
-        barrier()
+        barrier(consumer)
         for store in range(staging.together):
             for pair in range(staging.width // 16):
                 column = (first + store) * staging.width + pair * 16
@@ -125,15 +128,16 @@ def emit(
                 terms = [work.column_term(tensors, place, at) for at in columns]
                 for m in range(staging.rows // ROWS):
                     values = []
-                    for half in range(2):
-                        at = (m * groups + column // 8 + half) * 4
-                        for q in range(4):
-                            j, of_row = 2 * half + q % 2, row_terms[2 * m + q // 2]
-                            total = sums[at + (q ^ swaps[half] % 2)]
+                    for half, below in product(range(2), range(2)):
+                        group, of_row = (column + work.margin) // 8 + half, row_terms[2 * m + below]
+                        totals = work.totals(fragment, m, group, below, lane)
+                        for i in range(2):
+                            j = 2 * half + i
+                            total = totals[i ^ swaps[half] % 2]
                             values.append(work.finish(tensors, place, total, of_row, terms[j], columns[j]))
                     leaving.write(store, values, m * ROWS + warp * 16, pair, lanes[across])
         leaving.written()
-        barrier()
+        barrier(consumer)
         leaving.store(first)
 
 
@@ -148,17 +152,16 @@ class _Boxes:
         place: Any,
         memory: Any,
         start: Any,
-        consumer: Any,
-        thread: Any,
+        member: Member,
     ) -> None:
         staging, target = work.output.staging, work.output.target
         assert isinstance(staging, Staging) and isinstance(target, TensorMap)
         self.work, self.staging, self.output_map, self.place = work, staging, output_map, place
-        self.memory, self.start, self.consumer, self.thread = memory, start, consumer, thread
-        self.form, self.writer = _STORE.format(target.rank), _writer(work.output)
+        self.memory, self.start, self.member = memory, start, member
+        self.form, self.writer = STORE.format(target.rank), _writer(work.output)
 
     def before(self) -> None:
-        with T.If(self.thread == 0), T.Then():
+        with T.If(self.member.thread == 0), T.Then():
             T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
 
     def write(self, store: int, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
@@ -170,9 +173,9 @@ class _Boxes:
 
     def store(self, first: int) -> None:
         staging = self.staging
-        with T.If(self.thread == 0), T.Then():
+        with T.If(self.member.thread == 0), T.Then():
             for store in range(staging.together):
-                to = self.work.store_at(self.place, self.consumer, (first + store) * staging.width)
+                to = self.work.store_at(self.place, self.member.consumer, (first + store) * staging.width)
                 source = self.memory.ptr_to([self.start + store * staging.store_bytes])
                 T.evaluate(T.ptx[self.form](T.address_of(self.output_map), *to, source))
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
@@ -189,14 +192,13 @@ class _Runs:
         place: Any,
         memory: Any,
         start: Any,
-        consumer: Any,
-        thread: Any,
+        member: Member,
     ) -> None:
         staging, target = work.output.staging, work.output.target
         assert isinstance(staging, RunStaging) and isinstance(target, Runs) and output_map is None
         self.work, self.staging, self.target, self.place = work, staging, target, place
         self.output = tensors["flat output"]
-        self.memory, self.start, self.consumer, self.thread = memory, start, consumer, thread
+        self.memory, self.start, self.member = memory, start, member
 
     def before(self) -> None:
         """The stores before were done when their instructions were."""
@@ -231,11 +233,11 @@ class _Runs:
         nbytes = target.vector * staging.item
         name = f"hopper_copy_{nbytes}"
         with T.serial(-(-count // WARPGROUP)) as turn:
-            at = named("at", turn * WARPGROUP + self.thread)
+            at = named("at", turn * WARPGROUP + self.member.thread)
             run = named("run", T.truncdiv(at, vectors))
             element = named("element", T.truncmod(at, vectors) * target.vector)
             row = run * target.rows
-            index, inside = self.work.run_at(self.place, self.consumer, row, first * staging.width)
+            index, inside = self.work.run_at(self.place, self.member.consumer, row, first * staging.width)
             stored = element < inside if count % WARPGROUP == 0 else tirx.all(at < count, element < inside)
             with T.If(stored), T.Then():
                 source = self.memory.ptr_to([self.start + (row * staging.pitch + element) * staging.item])

@@ -13,7 +13,8 @@ from typing import Any
 from tvm.backend.cuda.lang.pipeline import MBarrier
 from tvm.script import tirx as T
 
-from schedules.hopper.config import SUM_BYTES, WARPGROUP, HopperConfig
+from schedules.hopper.config import SUM_BYTES, WARPGROUP
+from schedules.hopper.work import Work
 
 _VECTOR = 4  # sums that move at once
 _ARRIVE = """
@@ -55,13 +56,13 @@ _TYPES = {"float32": ("float", "f32", "f"), "int32": ("int", "s32", "r")}
 
 
 class Exchange:
-    """The memory and the barriers of a block of `config`, whose sums are `dtype`."""
+    """The memory and the barriers of a block of `work`, whose sums are `dtype`."""
 
-    def __init__(self, config: HopperConfig, dtype: str, pool: Any, leader: Any) -> None:
-        self.config, self.types = config, _TYPES[dtype]
+    def __init__(self, work: Work, dtype: str, pool: Any, leader: Any) -> None:
+        config = work.config
+        self.config, self.types, self.count = config, _TYPES[dtype], work.sums * config.accumulators
         self.others = config.split_k - 1
-        self.each = config.rows * config.block_n * SUM_BYTES  # bytes of a consumer's sums
-        self.memory = pool.alloc((config.exchange_bytes,), "uint8", align=16)
+        self.memory = pool.alloc((work.exchange_bytes,), "uint8", align=16)
         self.arrived = MBarrier(pool, config.consumers, leader=leader)
         self.free = MBarrier(pool, config.consumers, leader=leader)
 
@@ -75,7 +76,7 @@ class Exchange:
 
     def _slot(self, consumer: Any, other: Any) -> Any:
         """Bytes to the sums of the consumer that sender number `other` writes."""
-        return (T.truncdiv(consumer, self.config.split_k) * self.others + other) * self.each
+        return (T.truncdiv(consumer, self.config.split_k) * self.others + other) * (self.count * WARPGROUP * SUM_BYTES)
 
     def send(self, sums: Any, consumer: Any, rank_k: Any, rank_mn: Any, thread: Any, turn: Any) -> None:
         """Write the consumer's sums to the block that finishes it, when what went there before has been read."""
@@ -88,7 +89,7 @@ class Exchange:
         to = named("to", _in_block(self.memory.ptr_to([slot + thread * (_VECTOR * SUM_BYTES)]), rank))
         _wait(self.free, consumer, T.bitwise_xor(turn, 1))
         source = _SEND.format(kind, suffix, constraint)
-        for i, four in enumerate(_vectors(sums, self.config.accumulators)):
+        for i, four in enumerate(_vectors(sums, self.count)):
             at = to + T.uint32(i * WARPGROUP * _VECTOR * SUM_BYTES)
             T.evaluate(T.cuda.func_call("hopper_send", *four, at, source_code=source))
         _arrive(self.arrived, consumer, rank)
@@ -98,7 +99,7 @@ class Exchange:
         _wait(self.arrived, consumer, turn)
         source = _ADD.format(self.types[0])
         for other in range(self.others):
-            for i, four in enumerate(_vectors(sums, self.config.accumulators)):
+            for i, four in enumerate(_vectors(sums, self.count)):
                 at = self._slot(consumer, other) + (thread + i * WARPGROUP) * (_VECTOR * SUM_BYTES)
                 T.evaluate(T.cuda.func_call("hopper_add", *four, self.memory.ptr_to([at]), source_code=source))
         for other in range(self.others):

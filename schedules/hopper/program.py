@@ -13,12 +13,11 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from schedules.hopper import epilogue
 from schedules.hopper.config import K_BYTES, REGISTERS, ROWS, WARPGROUP
 from schedules.hopper.exchange import Exchange
 from schedules.hopper.instructions import Multiply, column_mask, peer_of, row_mask
 from schedules.hopper.shared import UNIT, Runs, TensorMap
-from schedules.hopper.work import Load, Operand, Work
+from schedules.hopper.work import Load, Member, Operand, Work
 from schedules.primitives.annotations import TIRX
 
 _LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -49,8 +48,12 @@ def program(work: Work) -> tvm.IRModule:
     """The module with one function "main" that takes ``work.arguments``."""
     config, output = work.config, work.output
     a, b = work.a.tile, work.b.tile
-    stage_bytes, loaded = work.stage_bytes, a.nbytes + b.nbytes
-    stages, consumers = config.num_stages, config.consumers
+    stage_bytes, loaded = work.stage_bytes, work.a.nbytes + work.b.nbytes
+    # of the products that a stage adds to the same sums, the first may begin them anew
+    products = [
+        (each, each.sums not in {other.sums for other in work.products[:i]}) for i, each in enumerate(work.products)
+    ]
+    stages, consumers, consumers_n = config.num_stages, config.consumers, config.consumers_n
     cluster_m, cluster_n, cluster = config.cluster_m, config.cluster_n, config.cluster
     cluster_mn, split_k = cluster_m * cluster_n, config.split_k
     split = split_k > 1
@@ -62,7 +65,7 @@ def program(work: Work) -> tvm.IRModule:
     sharing = cluster_m + cluster_n - 1  # blocks that write into a block's stages, itself among them
     steps = a.k * a.item // K_BYTES
     blocks_m = config.rows // ROWS
-    multiply = Multiply(work.dtype, config.block_n, a.transposed, b.transposed)
+    multiply = Multiply(work.dtype, config.columns, a.transposed, b.transposed)
     each = multiply.registers
     shapes = {argument.name: argument for argument in work.arguments}
     names = ("data", "filter", "bias", "residual")
@@ -113,13 +116,14 @@ def program(work: Work) -> tvm.IRModule:
         def units(offset: int) -> Any:
             return T.Cast("uint64", stage * (stage_bytes // UNIT) + offset // UNIT)
 
-        for tap, k, m in itertools.product(range(work.stage_taps), range(steps), range(blocks_m)):
-            multiply.emit(
-                [sums[m * each + i] for i in range(each)],
-                a_tile + units(tap * work.a.tap_bytes + a.k_offset(k) + a.row_offset(m * ROWS)),
-                b_tile + units(tap * work.b.tap_bytes + b.k_offset(k)),
-                step > 0 if tap == k == 0 else T.bool(True),
-            )
+        for k in range(steps):
+            for (product, first), m in itertools.product(products, range(blocks_m)):
+                multiply.emit(
+                    [sums[(product.sums * blocks_m + m) * each + i] for i in range(each)],
+                    a_tile + units(product.a + a.k_offset(k) + a.row_offset(m * ROWS)),
+                    b_tile + units(product.b + b.k_offset(k)),
+                    step > 0 if k == 0 and first else T.bool(True),
+                )
 
     def own_steps(count: Any, rank_k: Any) -> Any:
         """Those of `count` stages that are this block's."""
@@ -159,7 +163,7 @@ def program(work: Work) -> tvm.IRModule:
         leader = T.meta_var(tirx.all(group == 0, thread == 0))
         full = TMABar(pool, stages, leader=leader)
         empty = MBarrier(pool, stages, leader=leader)
-        exchange = T.meta_var(Exchange(config, multiply.accumulator, pool, leader) if split else None)
+        exchange = T.meta_var(Exchange(work, multiply.accumulator, pool, leader) if split else None)
         pool.commit()
         full.init(1)
         empty.init(consumers * sharing)
@@ -223,14 +227,18 @@ def program(work: Work) -> tvm.IRModule:
         else:
             if redistribute:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](consumer_registers)
-            sums = T.alloc_local((blocks_m * each,), multiply.accumulator)
+            member_m = T.meta_var(T.truncdiv(group, consumers_n) if consumers_n > 1 else group)
+            columns_before = T.meta_var(
+                T.truncmod(group, consumers_n) * b.row_offset(config.columns) if consumers_n > 1 else 0)
+            sums = T.alloc_local((work.sums * blocks_m * each,), multiply.accumulator)
             a_tile: T.uint64
             a_tile = T.uint64(0)
             b_tile: T.uint64
             b_tile = T.uint64(0)
             T.cuda.wgmma.encode_matrix_descriptor(
-                T.address_of(a_tile), ring.ptr_to([group * a.row_offset(config.rows)]), *a.descriptor)
-            T.cuda.wgmma.encode_matrix_descriptor(T.address_of(b_tile), ring.ptr_to([work.b_start]), *b.descriptor)
+                T.address_of(a_tile), ring.ptr_to([member_m * a.row_offset(config.rows)]), *a.descriptor)
+            T.cuda.wgmma.encode_matrix_descriptor(
+                T.address_of(b_tile), ring.ptr_to([work.b_start + columns_before]), *b.descriptor)
             # the block whose stage this thread says is free: each of the row and of the column
             peer = T.meta_var(named("peer", first + peer_of(thread, rank_m, rank_n, cluster_m, cluster_n)))
             turn: T.int32
@@ -256,17 +264,18 @@ def program(work: Work) -> tvm.IRModule:
                         stage = 0
                         phase = phase ^ 1
                 T.ptx.wgmma.wait_group.sync.aligned(0)
-                multiply.settle([sums[i] for i in range(blocks_m * each)])
+                multiply.settle([sums[i] for i in range(work.sums * blocks_m * each)])
                 release(empty, before, thread, peer)
+                member = T.meta_var(Member(group, warp, lane, thread))
                 if split:
                     if exchange.finishes(group, rank_k):
                         exchange.receive(sums, group, rank_k, rank_mn, thread, turn)
-                        epilogue.emit(work, views, output_map, place, sums, staging, group, warp, lane, thread)
+                        work.emit_results(views, output_map, place, sums, staging, member)
                     else:
                         exchange.send(sums, group, rank_k, rank_mn, thread, turn)
                     turn = turn ^ 1
                 else:
-                    epilogue.emit(work, views, output_map, place, sums, staging, group, warp, lane, thread)
+                    work.emit_results(views, output_map, place, sums, staging, member)
                 tile = tile + clusters
             if by_tma:  # noqa: SIM102 (of the two only the other is the kernel's)
                 if thread == 0:

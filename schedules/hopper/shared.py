@@ -18,6 +18,11 @@ FOLDS = (4, 2, 1)  # rows that TMA may move as one line
 PATTERN = 8  # lines after which a swizzle repeats, at least
 
 
+def aligned(size: int) -> int:
+    """`size` bytes up to where any swizzle begins anew."""
+    return -(-size // 1024) * 1024
+
+
 def folded(row: Any, fold: int) -> Any:
     """The row of a tensor that lies where row `row` is looked for, if TMA moved `fold` rows as one line.
 
@@ -122,7 +127,7 @@ class SharedTile:
         return step // each * self.slab + step % each * K_BYTES
 
     def row_offset(self, row: int) -> int:
-        """Bytes to a row that is a multiple of 64."""
+        """Bytes to a row that is a multiple of 64, or of a run where runs are shorter."""
         return row // self.run * self.slab if self.transposed else row * self.swizzle
 
 
