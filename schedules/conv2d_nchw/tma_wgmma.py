@@ -262,7 +262,8 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaConfig:
         config = TmaWgmmaConfig(
             block_m, columns * consumers_n, 16, 2, consumers, 1, 2, consumers_n=consumers_n, halo=halo
         )
-        deepest = (replace(config, block_k=block_k) for block_k in (64, 32, 16))
+        # with two stages no load is under way while both are multiplied
+        deepest = (replace(config, block_k=k, num_stages=stages) for stages, k in product((3, 2), (64, 32, 16)))
         found.append(next((config for config in deepest if config.check(problem, arch) is None), None))
     legal = [config for config in found if config]
     if not legal:
