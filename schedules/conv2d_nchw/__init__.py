@@ -28,14 +28,14 @@ def choose(problem: NchwProblem, arch: Arch) -> str:
     if p.packed:
         fitting = (tma_wgmma_few.SCHEDULE, tma_wgmma.SCHEDULE)
         for spec in fitting if p.co <= FEW_FILTERS else fitting[1:]:
-            if spec.default(p, arch).check(p, arch) is None:
+            if spec.serves(p, arch):
                 return spec.name
     if matrix == "mma":
         return "mma" if pixel_vector(p, 8) > 1 else "mma_channels_last"
     if matrix:
         return matrix
     few = max(p.ci, p.co) <= FEW_CHANNELS and p.pixels >= FEW_PIXELS and p.kh * p.kw > 1
-    return "direct" if few and direct.SCHEDULE.default(p, arch).check(p, arch) is None else "simt"
+    return "direct" if few and direct.SCHEDULE.serves(p, arch) else "simt"
 
 
 OPERATOR = Operator(

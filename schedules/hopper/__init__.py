@@ -8,10 +8,12 @@ memory.  Each block computes tile after tile of the grid; while the consumers fi
 
 config    the constants, and what they may be whatever the operator
 shared    tensor maps, and how tiles lie in shared memory for TMA and wgmma
+work      what an operator says of its tiles; how long they take, about
 program   the kernel: ring, producer, consumers
 exchange  sums from block to block where several share a tile's reduction
 epilogue  from accumulators through shared memory to global memory
 pixels    tiles of output pixels as boxes (n, h, w), for NHWC and NCHW32
+rows      tiles of image rows, whose sums are shifted where loads cannot be, for NCHW
 
 Sources: CUTLASS's sm90 collectives; PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Tensor Copies".
 """
