@@ -72,6 +72,10 @@ class ScheduleSpec:
         config.require(problem, arch)
         return config
 
+    def serves(self, problem: Problem, arch: Arch) -> bool:
+        """Whether its default config is legal."""
+        return arch.kind in self.kinds and self.default(problem, arch).check(problem, arch) is None
+
     def require_kind(self, arch: Arch) -> None:
         if arch.kind not in self.kinds:
             raise ConfigError(

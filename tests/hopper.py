@@ -23,10 +23,11 @@ def opcodes(built: Built) -> Counter[str]:
     return Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", view(built, "sass")))
 
 
-def assert_well_made(built: Built, multiply: str) -> Counter[str]:
+def assert_well_made(built: Built, multiply: str, stored_by_tma: bool = True) -> Counter[str]:
     """No spills, wgmma not serialised, TMA both ways, and the shared memory and registers that the config says.
 
-    `multiply` is wgmma's opcode for the dtype.  Returns the opcodes.
+    `multiply` is wgmma's opcode for the dtype; results leave by TMA, or by stores if not `stored_by_tma`.  Returns the
+    opcodes.
     """
     config: Any = built.config
     if cuda.find_tool("nvdisasm") is None:
@@ -36,12 +37,14 @@ def assert_well_made(built: Built, multiply: str) -> Counter[str]:
     assert found[multiply] and not {"HMMA", "IMMA", "HGMMA", "IGMMA"} - {multiply} & set(found)
     # the boxes of one stage, and those of one tile's results
     boxes = re.findall(r"^ +tvm_builtin_ptx_cp_async_bulk_tensor_(g2s|s2g)", str(built.sources["cu"]), re.M)
-    assert found["UTMALDG"] == boxes.count("g2s") > 0 and found["UTMASTG"] == boxes.count("s2g") > 0
+    assert found["UTMALDG"] == boxes.count("g2s") > 0 and found["UTMASTG"] == boxes.count("s2g")
+    assert bool(found["UTMASTG"]) == stored_by_tma != bool(found["STG"])
     # ptxas says so where wgmma cannot overlap, and then waits for each
     assert "C75" not in cuda.compile_cuda(str(built.sources["cu"]), built.arch.name).log
     assert built.launch and built.launch.threads == config.threads and built.launch.cluster == config.cluster
     assert isinstance(built.launch.grid[0], int) and built.launch.grid[0] % config.cluster == 0
-    needed = config.num_stages * (config.stage_bytes(built.problem.arguments()[0].dtype) + 16)
+    stage = re.findall(r"mbarrier_arrive_expect_tx\w*\(.*, \(uint\)(\d+)\);", str(built.sources["cu"]))
+    needed = config.num_stages * (int(stage[0]) + 16)
     assert kernel.shared and needed <= kernel.shared <= built.arch.shared_block
     assert kernel.registers and kernel.registers * config.threads * config.blocks_sm <= built.arch.registers_sm
     assert kernel.blocks_sm and kernel.blocks_sm >= config.blocks_sm
@@ -49,34 +52,38 @@ def assert_well_made(built: Built, multiply: str) -> Counter[str]:
     return found
 
 
-def assert_emulated(name: str, fields: dict[str, Any], words: dict[str, Any]) -> None:
+def assert_emulated(name: str, fields: dict[str, Any], words: dict[str, Any], schedule: str = "tma_wgmma") -> None:
     """Right on the emulator, in each of its modes."""
-    assert_correct(problem_of(name, **fields), parse_arch("sm_90a"), "tma_wgmma", words, ["emulated"])
+    assert_correct(problem_of(name, **fields), parse_arch("sm_90a"), schedule, words, ["emulated"])
 
 
-def assert_builds_or_says_why(name: str, fields: dict[str, Any], words: dict[str, Any]) -> Built | None:
+def assert_builds_or_says_why(
+    name: str, fields: dict[str, Any], words: dict[str, Any], schedule: str = "tma_wgmma"
+) -> Built | None:
     """The built problem if the config is legal for it; else its reason is one line."""
     arch = parse_arch("sm_90a")
     problem = problem_of(name, **fields)
-    spec = operator(name).schedule("tma_wgmma")
+    spec = operator(name).schedule(schedule)
     try:
         config = spec.config_for(problem, arch, words)
     except ConfigError as error:
         assert "\n" not in str(error)
         return None
-    built = build(problem, arch, "tma_wgmma", config)
+    built = build(problem, arch, schedule, config)
     assert summary(built).spills == 0
     return built
 
 
-def assert_correct_on(gpu: Arch, name: str, fields: dict[str, Any], words: dict[str, Any]) -> None:
+def assert_correct_on(
+    gpu: Arch, name: str, fields: dict[str, Any], words: dict[str, Any], schedule: str = "tma_wgmma"
+) -> None:
     """Right on a device for two sets of data; skips where it is not Hopper's, or where the config is illegal."""
     if "wgmma" not in gpu.features:
         pytest.skip(f"{gpu} has no wgmma")
     problem = problem_of(name, **fields)
     try:
-        operator(name).schedule("tma_wgmma").config_for(problem, gpu, words)
+        operator(name).schedule(schedule).config_for(problem, gpu, words)
     except ConfigError as error:
         pytest.skip(str(error))
-    for check in verify(problem, gpu, "tma_wgmma", words, routes=["device"], seeds=(0, 1)):
+    for check in verify(problem, gpu, schedule, words, routes=["device"], seeds=(0, 1)):
         assert check.passed, f"{words} {check.problem}: {check.detail}"

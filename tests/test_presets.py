@@ -35,6 +35,8 @@ def test_k100_shapes() -> None:
         (2, 640, 64, 64, 640),
         (2, 320, 64, 64, 4),
     ]
+    for i in range(1, 7):
+        assert preset(f"k100-packed-{i}").fields == preset(f"k100-{i}").fields | {"filter_layout": "hwoi"}
 
 
 def test_direct_article() -> None:

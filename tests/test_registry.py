@@ -44,8 +44,10 @@ def test_spaces_hold_legal_configs(found: Operator, spec: ScheduleSpec) -> None:
     fields = dict(SAMPLES[found.name])
     if spec.name in ("mma", "mfma", "mma_channels_last") and "float16" in found.problem.dtypes:
         fields["dtype"] = "float16"
-    if spec.name == "tma_wgmma":  # TMA moves multiples of 16 bytes
+    if spec.name.startswith("tma_wgmma"):  # TMA moves multiples of 16 bytes
         fields |= dict(n=8, ci=32, co=32, dtype="int8" if found.problem.dtypes == ("int8",) else "float16")
+    if spec.name.startswith("tma_wgmma") and found.name == "conv2d_nchw":
+        fields |= dict(w=8, filter_layout="hwoi")
     problem = problem_of(found.name, **fields)
     # a schedule may need more than the oldest arch of its kind has
     spaces = (list(spec.legal_space(problem, arch)) for arch in ARCHES.values() if arch.kind in spec.kinds)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from schedules.arch import Arch
 from schedules.conv2d_hwcn.definition import HwcnProblem, inside_window
 from schedules.hopper import NO_ROUTES
-from schedules.hopper.config import HopperConfig, blocks, default_shape, fitting_stages
+from schedules.hopper.config import HopperConfig, blocks, tiles_of
 from schedules.hopper.pixels import taps_inside
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
-from schedules.hopper.work import Load, Operand, Output, Tensors, Work
+from schedules.hopper.work import Load, Operand, Output, Tensors, Work, fastest
 from schedules.operator import ScheduleSpec
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ class TmaWgmmaConfig(HopperConfig):
         for name in ("n", "co"):
             if getattr(problem, name) % VECTOR:
                 return f"{name}={getattr(problem, name)} is not a multiple of {VECTOR}, which TMA needs"
-        staging = 0 if self.consumers < 1 or self.block_n < 1 else self.staging().nbytes
-        reason = self.check_block(problem.dtype, arch, staging)
+        reason = self.check_block(problem.dtype, arch)
         if reason:
             return reason
         for name, size, cluster, parts in (
@@ -54,7 +53,7 @@ class TmaWgmmaConfig(HopperConfig):
         ):
             if size % (RUN * parts):
                 return f"{name}={size} is not {cluster}={parts} times a multiple of {RUN}"
-        return HwcnWork(problem, self).reason()
+        return HwcnWork(problem, self).reason(arch)
 
 
 @dataclass(frozen=True)
@@ -147,6 +146,10 @@ class HwcnWork(Work):
         columns = taps_inside("rx", x, 1, p.w, p.kw, p.pad[1], p.stride[1], p.dilation[1])
         return *rows, *columns
 
+    @property
+    def least_taps(self) -> int:
+        return 1 if self.config.skip_padding else super().least_taps
+
     def taps(self, place: Place) -> tuple[Any, Any, Any, Any]:
         return place.taps
 
@@ -182,15 +185,14 @@ def schedule(problem: HwcnProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IR
 
 
 def default(problem: HwcnProblem, arch: Arch) -> TmaWgmmaConfig:
-    """The tile with the least work on the busiest multiprocessor that is whole runs, as many stages as fit."""
-    p = problem
-    block_m, block_n, consumers = default_shape(p.co, p.n, p.out_h * p.out_w, multiple=RUN)
+    """The tile and the cluster of the least estimated time, with the most stages that fit."""
     channels = 64
-    while channels > 16 and channels // 2 >= p.ci:
+    while channels > 16 and channels // 2 >= problem.ci:
         channels //= 2
-    cluster_m = 2 if block_n % (2 * RUN) == 0 and p.co > block_m else 1
-    config = TmaWgmmaConfig(block_m, block_n, channels, 2, consumers, cluster_m, 1)
-    return replace(config, num_stages=fitting_stages(config, p.dtype, arch, config.staging().nbytes))
+    base = TmaWgmmaConfig(block_k=channels)
+    legal = (config for config in tiles_of(base) if config.check(problem, arch) is None)
+    found = fastest((HwcnWork(problem, config) for config in legal), arch)
+    return found.config if found else base
 
 
 def space(problem: HwcnProblem, arch: Arch) -> Iterator[TmaWgmmaConfig]:

@@ -1,15 +1,18 @@
 """Convolution over NCHW data: what is computed.
 
 data (n, ci, h, w), filter (co, ci, kh, kw), bias (co,) if there is one, output (n, co, out_h, out_w), all in `dtype`;
-sums in float32.
+sums in float32.  With ``filter_layout=hwoi`` the filter comes packed, (kh, kw, co, ci), as `packing.pack_filter` makes
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from schedules.conv2d_nchw.packing import unpack_filter
+from schedules.errors import ProblemError
 from schedules.operator import Array, Expected
 from schedules.primitives.epilogue import ACCUMULATOR, bias_placeholder, finish, finish_reference
 from schedules.primitives.padding import select
@@ -28,7 +31,21 @@ inputs = normal_inputs
 
 @dataclass(frozen=True)
 class NchwProblem(FusedConv2dProblem):
-    """A convolution of NCHW data with an OIHW filter."""
+    """A convolution of NCHW data; `filter_layout` is oihw, (co, ci, kh, kw), or packed hwoi, (kh, kw, co, ci)."""
+
+    filter_layouts: ClassVar[tuple[str, ...]] = ("oihw", "hwoi")
+
+    filter_layout: str = "oihw"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.filter_layout not in self.filter_layouts:
+            raise ProblemError(f"filter_layout={self.filter_layout} is not {' or '.join(self.filter_layouts)}")
+
+    @property
+    def packed(self) -> bool:
+        """Whether the filter is packed."""
+        return self.filter_layout == "hwoi"
 
     @property
     def reduction(self) -> int:
@@ -41,9 +58,10 @@ class NchwProblem(FusedConv2dProblem):
         return self.n * self.out_h * self.out_w
 
     def arguments(self) -> tuple[Argument, ...]:
+        packed, plain = (self.kh, self.kw, self.co, self.ci), (self.co, self.ci, self.kh, self.kw)
         return (
             Argument("data", (self.n, self.ci, self.h, self.w), self.dtype),
-            Argument("filter", (self.co, self.ci, self.kh, self.kw), self.dtype),
+            Argument("filter", packed if self.packed else plain, self.dtype),
             *self.bias_argument(),
             Argument("output", (self.n, self.co, self.out_h, self.out_w), self.dtype, output=True),
         )
@@ -56,6 +74,11 @@ class Placeholders:
     data: te.Tensor
     weight: te.Tensor
     bias: te.Tensor | None
+    packed: bool
+
+    def filter_at(self, f: PrimExpr, c: PrimExpr, ry: PrimExpr, rx: PrimExpr) -> PrimExpr:
+        """The weight of output channel `f`, input channel `c` and a tap, whatever the filter's layout."""
+        return self.weight[ry, rx, f, c] if self.packed else self.weight[f, c, ry, rx]
 
     @property
     def tensors(self) -> list[te.Tensor]:
@@ -68,7 +91,7 @@ def placeholders(problem: NchwProblem) -> Placeholders:
     data, weight = (
         te.placeholder(argument.shape, name=argument.name, dtype=argument.dtype) for argument in problem.arguments()[:2]
     )
-    return Placeholders(data, weight, bias_placeholder(problem))
+    return Placeholders(data, weight, bias_placeholder(problem), problem.packed)
 
 
 def definition(problem: NchwProblem) -> list[te.Tensor]:
@@ -98,7 +121,7 @@ def definition(problem: NchwProblem) -> list[te.Tensor]:
             padded[b, rc, y * p.stride[0] + ry * p.dilation[0], x * p.stride[1] + rx * p.dilation[1]].astype(
                 ACCUMULATOR
             )
-            * given.weight[f, rc, ry, rx].astype(ACCUMULATOR),
+            * given.filter_at(f, rc, ry, rx).astype(ACCUMULATOR),
             axis=[rc, ry, rx],
         ),
         name="conv",
@@ -111,11 +134,11 @@ def definition(problem: NchwProblem) -> list[te.Tensor]:
 class Matrices:
     """The operands of implicit GEMM: ``weights`` (co, k) x ``columns`` (k, pixels).
 
-    A column of pixels is (image, out_y, out_x), k is (ci, kh, kw), as the filter lies in memory.  The extents of (co,
-    pixels, k) are rounded up to multiples of `tile` with zeros, which schedules inline into their loads, so that the
-    product is free of tests.  With `branchless`, for machines that vectorise a selection but not a branch, the loads
-    read the nearest element there is; zeros are selected where sums need them, rows and columns never stored are left
-    as they come.
+    A column of pixels is (image, out_y, out_x), k is (ci, kh, kw), as a filter lies in memory unless it is packed.
+    The extents of (co, pixels, k) are rounded up to multiples of `tile` with zeros, which schedules inline into their
+    loads, so that the product is free of tests.  With `branchless`, for machines that vectorise a selection but not a
+    branch, the loads read the nearest element there is; zeros are selected where sums need them, rows and columns never
+    stored are left as they come.
     """
 
     problem: NchwProblem
@@ -165,7 +188,7 @@ class Matrices:
         if self.branchless:
             f = tirx.min(f, p.co - 1) if ragged_co else f
             k = tirx.min(k, p.reduction - 1) if ragged_k else k
-        value = self.given.weight[f, k // (p.kh * p.kw), k % (p.kh * p.kw) // p.kw, k % p.kw]
+        value = self.given.filter_at(f, k // (p.kh * p.kw), k % (p.kh * p.kw) // p.kw, k % p.kw)
         return value if self.branchless else select([(ragged_k, k < p.reduction), (ragged_co, f < p.co)], value)
 
 
@@ -253,6 +276,11 @@ def unflatten_output(sch: Schedule, problem: NchwProblem) -> None:
     sch.transform_layout(sch.get_sblock("output"), ("write", 0), place)
 
 
+def weight_vector(problem: NchwProblem, limit: int) -> int:
+    """How many neighbouring weights along k one load may bring: of a packed filter, one."""
+    return 1 if problem.packed else widest_vector(problem.reduction, limit)
+
+
 def pixel_vector(problem: NchwProblem, limit: int) -> int:
     """How many neighbouring pixels one load may bring: more than one only if output pixels are input pixels."""
     p = problem
@@ -263,4 +291,5 @@ def pixel_vector(problem: NchwProblem, limit: int) -> int:
 def reference(problem: NchwProblem, arrays: Sequence[Array]) -> list[Expected]:
     """The output in float64."""
     data, weight, *bias = arrays
+    weight = unpack_filter(weight) if problem.packed else weight
     return [finish_reference(problem, *convolve(problem, data, weight), bias[0] if bias else None, axis=1)]

@@ -173,7 +173,7 @@ def direct_definition(problem: NchwProblem, config: DirectConfig) -> list[te.Ten
             (width > filters * p.kw, z < filters * p.kw),
             (blocks * filters > p.co, f < p.co),
         ]
-        return select(tests, given.weight[f, c, ry, z % p.kw]).astype(ACCUMULATOR)
+        return select(tests, given.filter_at(f, c, ry, z % p.kw)).astype(ACCUMULATOR)
 
     halo_registers = te.compute((p.n, *tiles, stages, rounds[0], config.threads, lanes), halo_at, name="halo_registers")
     weights_registers = te.compute((blocks, stages, rounds[1], config.threads), weights_at, name="weights_registers")

@@ -15,7 +15,13 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from schedules.arch import Arch
-from schedules.conv2d_nchw.definition import NchwProblem, pixel_vector, product_definition, unflatten_output
+from schedules.conv2d_nchw.definition import (
+    NchwProblem,
+    pixel_vector,
+    product_definition,
+    unflatten_output,
+    weight_vector,
+)
 from schedules.operator import ScheduleSpec
 from schedules.primitives.tensor_core import Operand, TensorCoreConfig, schedule_product
 from schedules.primitives.tiles import widest_vector
@@ -55,7 +61,7 @@ def schedule(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tvm.IRModul
 
     p = problem
     sch = Schedule(te.create_prim_func(product_definition(p, config.tile)))
-    filters = Operand(0, widest_vector(p.reduction, 8))
+    filters = Operand(0, weight_vector(p, 8))
     pixels = Operand(1, pixel_vector(p, 8), transposed=True)
     schedule_product(sch, config, arch, p.dtype, filters, pixels, widest_vector(p.out_w, 8))
     unflatten_output(sch, p)

@@ -53,7 +53,9 @@ def definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list[te.Tens
     co, pixels, ci = (-(-size // t) * t for size, t in zip((p.co, p.pixels, p.ci), tile, strict=True))
     images = te.compute((p.n, p.ci, p.h * p.w), lambda b, c, q: given.data[b, c, q // p.w, q % p.w], name="images")
     data = te.compute((p.n, p.h * p.w, p.ci), lambda b, q, c: images[b, c, q], name="data_last")
-    weight = te.compute((p.kh, p.kw, p.co, p.ci), lambda ry, rx, f, c: given.weight[f, c, ry, rx], name="weight_last")
+    weight = te.compute(
+        (p.kh, p.kw, p.co, p.ci), lambda ry, rx, f, c: given.filter_at(f, c, ry, rx), name="weight_last"
+    )
 
     def column(ry: PrimExpr, rx: PrimExpr, pixel: PrimExpr, c: PrimExpr) -> PrimExpr:
         y = pixel % image // p.out_w * p.stride[0] + ry * p.dilation[0] - p.pad[0]

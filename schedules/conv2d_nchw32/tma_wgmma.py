@@ -19,7 +19,7 @@ from schedules.conv2d_nchw32.definition import Nchw32Problem
 from schedules.conv2d_nchw32.epilogue import greatest, unrounded
 from schedules.conv2d_nchw32.packing import GROUP
 from schedules.hopper import NO_ROUTES
-from schedules.hopper.config import ROWS, WARPGROUP, HopperConfig, blocks, fitting_stages
+from schedules.hopper.config import ROWS, WARPGROUP, HopperConfig, blocks
 from schedules.hopper.config import SHAPES as BLOCK_SHAPES
 from schedules.hopper.pixels import (
     Box,
@@ -33,12 +33,20 @@ from schedules.hopper.pixels import (
     taps_inside,
 )
 from schedules.hopper.shared import FOLDS, PATTERN, SharedTile, Staging, TensorMap, staging_for
-from schedules.hopper.work import Load, Operand, Output, Tensors, Work
+from schedules.hopper.work import CYCLE, Load, Operand, Output, Product, Tensors, Work, fastest, product_cycles
 from schedules.operator import ScheduleSpec
 from schedules.problem import Pair, numpy_dtype
 
 if TYPE_CHECKING:
     import tvm
+
+# Of `Nchw32Work.microseconds`, for a multiprocessor of an H200
+LINE = 2.0  # clocks of TMA for a line: measured for lines of 32 bytes
+L2 = 24.0  # bytes that arrive in a clock, about, where all multiprocessors load
+STEP = 40.0  # clocks between stages, about
+FINISH = 6.0 / WARPGROUP  # clocks of the epilogue for an element: its integer instructions
+HINDER = 0.1  # of what is done beside the longest is felt, about
+TOO_FEW = 1.3  # times as long with two stages, about
 
 
 @dataclass(frozen=True)
@@ -70,8 +78,7 @@ class TmaWgmmaConfig(HopperConfig):
     def check(self, problem: Nchw32Problem, arch: Arch) -> str | None:
         if self.row_pixels not in FOLDS:
             return f"row_pixels={self.row_pixels} is not 1, 2 or 4"
-        staging = 0 if self.consumers < 1 or self.block_n % GROUP else self.staging(problem).nbytes
-        reason = self.check_block(problem.dtype, arch, staging)
+        reason = self.check_block(problem.dtype, arch)
         if reason:
             return reason
         for name in ("cluster_m", "cluster_n"):
@@ -84,19 +91,19 @@ class TmaWgmmaConfig(HopperConfig):
             return f"tall=true is for kernels of several rows at stride 1, not {problem.kh} at {problem.stride[0]}"
         if self.tall and self.groups == 1 and self.cluster > 1:
             return f"tall=true deals out whole groups to a cluster, block_k={self.block_k} is but one; give more"
-        tiles = _tiles(problem, self)
-        if tiles is None:
+        work = _work(problem, self)
+        if work is None:
             return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
         if self.skip_padding and problem.pad == (0, 0):
             return "skip_padding=true is for kernels that reach into the padding, here is none"
-        if self.skip_padding and tiles.counts[0] % self.cluster_m:
-            return f"skip_padding=true needs tiles of images in {self.cluster_m}s (cluster_m), not {tiles.counts[0]}"
+        if self.skip_padding and work.tiles.counts[0] % self.cluster_m:
+            images = work.tiles.counts[0]
+            return f"skip_padding=true needs tiles of images in {self.cluster_m}s (cluster_m), not {images}"
         if problem.residual and self.rows > WARPGROUP:
             return f"block_m={self.block_m} gives a consumer {self.rows} rows, with a residual {WARPGROUP} at most"
         if problem.residual and problem.pixels * problem.co_groups * GROUP >= 2**31:
             return "the residual has 2**31 elements or more, which 32-bit indices do not reach"
-        work = Nchw32Work(problem, self, tiles)
-        return work.reason() or self.check_shared(work.stage_bytes, staging, arch)
+        return work.reason(arch)
 
 
 def _tiles(problem: Nchw32Problem, config: TmaWgmmaConfig) -> PixelTiles | None:
@@ -169,7 +176,7 @@ class Nchw32Work(Work):
         self.problem, self.config, self.tiles = p, config, tiles
         self.arguments = problem.arguments()
         taps = p.kh if config.tall else 1
-        self.kernel, self.stage_taps = (p.kh // taps, p.kw), taps
+        self.kernel = (p.kh // taps, p.kw)
         self.groups_out = config.block_n // GROUP
         self.chunks = -(-p.ci_groups // config.groups)
         self.columns = -(-p.co_groups // (self.groups_out * config.cluster_n))  # tiles of a cluster along the channels
@@ -191,8 +198,9 @@ class Nchw32Work(Work):
                 p.stride,
                 fold,
             ),
-            p.dilation[0] * n * w * GROUP,
         )
+        down = p.dilation[0] * n * w * GROUP
+        self.products = tuple(Product(0, tap * down, tap * config.block_n * GROUP) for tap in range(taps))
         rows = config.block_n if whole else config.block_n // config.cluster_m
         fold = next(fold for fold in FOLDS if rows % (PATTERN * fold) == 0)
         channels = p.co_groups * GROUP
@@ -207,9 +215,8 @@ class Nchw32Work(Work):
                 (1, 1, 1, 1, 1),
                 GROUP * fold,
             ),
-            config.block_n * GROUP,
         )
-        staging = config.staging(problem)
+        self.staging = staging = config.staging(problem)
         target = _pixels(
             "output",
             p.out_dtype,
@@ -225,7 +232,8 @@ class Nchw32Work(Work):
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
         from schedules.hopper.program import named
 
-        pixel, column = place_pixels(self.tiles, self.columns, self.config, tile, rank_m, rank_n)
+        cluster = self.config.cluster_m, self.config.cluster_n
+        pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
         return Place(pixel, named("group_out", column * self.groups_out))
 
     def taps(self, place: Place) -> tuple[Any, Any, Any, Any]:
@@ -238,6 +246,10 @@ class Nchw32Work(Work):
         if not self.config.tall:
             rows = taps_inside("ry", y, h, p.h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
         return *rows, *taps_inside("rx", x, w, p.w, p.kw, p.pad[1], p.stride[1], p.dilation[1])
+
+    @property
+    def least_taps(self) -> int:
+        return 1 if self.config.skip_padding else super().least_taps
 
     @property
     def mean_taps(self) -> float:
@@ -260,6 +272,27 @@ class Nchw32Work(Work):
         if self.config.tall:
             return columns
         return columns * mean(p.h, p.out_h, h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
+
+    def microseconds(self) -> float:
+        """For each tile the longest of multiplying and finishing it, of what TMA moves for it in lines, and in bytes
+        from L2, and some of the others; on the busiest multiprocessor, for blocks that do not share a tile."""
+        config, staging = self.config, self.staging
+        shared = ((self.a.tile, config.cluster_n), (self.b.tile, config.cluster_m))
+        area = config.block_m * config.block_n
+        products = len(self.products) * config.groups * config.block_m // ROWS
+        multiply = products * product_cycles(config.block_n)
+        lines = sum(tile.nbytes / tile.swizzle / tile.fold / parts for tile, parts in shared)
+        loaded = sum(tile.nbytes / parts for tile, parts in shared)
+        stages = self.mean_taps * self.chunks
+        stored = area * staging.item
+        busy = (
+            stages * (multiply + STEP) + area * FINISH,
+            LINE * (stages * lines + stored / staging.row_bytes / staging.fold),
+            (stages * loaded + stored) / L2,
+        )
+        tile = (1 - HINDER) * max(busy) + HINDER * sum(busy)
+        rounds = -(-self.clusters // (config.grid // config.cluster))
+        return rounds * tile * (TOO_FEW if config.num_stages < 3 else 1) * CYCLE / 1000
 
     def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
         p, tile, config = self.problem, self.a.tile, self.config
@@ -288,7 +321,7 @@ class Nchw32Work(Work):
 
     def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
         pixel = self.tiles.of_part(place.pixel, consumer, self.config.consumers)
-        return _at(pixel, place.group + column // GROUP, self.output.staging.fold)
+        return _at(pixel, place.group + column // GROUP, self.staging.fold)
 
     def row_term(self, tensors: Tensors, place: Place, consumer: Any, row: Any) -> Any:
         """Where group 0 of the row's pixel begins in the residual; negative if it is none."""
@@ -349,70 +382,41 @@ def _read(buffer: Any, at: Any, inside: Any) -> Any:
     )
 
 
+def _work(problem: Nchw32Problem, config: TmaWgmmaConfig) -> Nchw32Work | None:
+    """None if TMA does not reach over a tile's pixels."""
+    tiles = _tiles(problem, config)
+    return Nchw32Work(problem, config, tiles) if tiles else None
+
+
 def schedule(problem: Nchw32Problem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
     """The TIRx program for data (n, ci/32, h, w, 32), filter (ci/32, kh, kw, co', 32), bias (co',) and residual if any,
     output (n, co'/32, out_h, out_w, 32)."""
     from schedules.hopper.program import program
 
-    tiles = _tiles(problem, config)
-    assert tiles is not None  # checked
-    return program(Nchw32Work(problem, config, tiles))
+    work = _work(problem, config)
+    assert work is not None  # checked
+    return program(work)
 
 
 # few channels want many pixels
 SHAPES = (*BLOCK_SHAPES, (384, 64, 3), (512, 64, 2))
 # for two blocks of a multiprocessor, of which one finishes its tile while the other multiplies
 PAIRED = ((256, 64, 1), (128, 128, 1))
-# An estimate's rates, of a multiprocessor of an H200
-LINE = 2.0  # clocks of TMA for a line: measured for lines of 32 bytes
-L2 = 24.0  # bytes that arrive in a clock, about, where all multiprocessors load
-STEP = 40.0  # clocks between stages, about
-FINISH = 6.0 / WARPGROUP  # clocks of the epilogue for an element: its integer instructions
-HINDER = 0.1  # of what is done beside the longest is felt, about
-TOO_FEW = 1.3  # times as long with two stages, about
-
-
-def _clocks(work: Nchw32Work) -> float:
-    """About how many clocks the busiest multiprocessor takes: for each tile the longest of multiplying and finishing
-    it, of what TMA moves for it in lines, and in bytes from L2, and some of the others."""
-    config, output = work.config, work.output
-    shared = ((work.a.tile, config.cluster_n), (work.b.tile, config.cluster_m))
-    area = config.block_m * config.block_n
-    # a wgmma reads both operands from shared memory, 128 bytes in a clock
-    products = work.stage_taps * config.groups * config.block_m // ROWS
-    multiply = products * max(config.block_n / 2, config.block_n / 4 + 16)
-    lines = sum(tile.nbytes / tile.swizzle / tile.fold / parts for tile, parts in shared)
-    loaded = sum(tile.nbytes / parts for tile, parts in shared)
-    stages = work.mean_taps * work.chunks
-    stored = area * output.staging.item
-    busy = (
-        stages * (multiply + STEP) + area * FINISH,
-        LINE * (stages * lines + stored / output.staging.row_bytes / output.staging.fold),
-        (stages * loaded + stored) / L2,
-    )
-    tile = (1 - HINDER) * max(busy) + HINDER * sum(busy)
-    rounds = -(-work.clusters // (config.grid // config.cluster))
-    return rounds * tile * (TOO_FEW if config.num_stages < 3 else 1)
 
 
 @lru_cache(maxsize=256)
 def default(problem: Nchw32Problem, arch: Arch) -> TmaWgmmaConfig:
-    """The fastest by an estimate, with as many stages as fit."""
-    best: tuple[float, TmaWgmmaConfig] | None = None
-    channels = [k for k in (128, 64, 32) if k == GROUP or k // 2 < problem.ci_groups * GROUP]
-    for (m, n, consumers), k, cluster_m, ways in product(SHAPES, channels, (2, 1), _ways(problem)):
-        config = TmaWgmmaConfig(m, n, k, 2, consumers, cluster_m, 1, **ways)
-        if (cluster_m > 1 and problem.pixels <= m) or config.check(problem, arch):
-            continue
-        tiles = _tiles(problem, config)
-        assert tiles is not None  # checked
-        work = Nchw32Work(problem, config, tiles)
-        stages = fitting_stages(config, problem.dtype, arch, config.staging(problem).nbytes, work.stage_bytes)
-        work.config = config = replace(config, num_stages=stages)
-        clocks = _clocks(work)
-        if best is None or clocks < best[0]:
-            best = clocks, config
-    return best[1] if best else TmaWgmmaConfig()
+    """The tile, the cluster and the ways of the least estimated time, with the most stages that fit."""
+
+    def works() -> Iterator[Nchw32Work | None]:
+        channels = [k for k in (128, 64, 32) if k == GROUP or k // 2 < problem.ci_groups * GROUP]
+        for (m, n, consumers), k, cluster_m, ways in product(SHAPES, channels, (2, 1), _ways(problem)):
+            config = TmaWgmmaConfig(m, n, k, 2, consumers, cluster_m, 1, **ways)
+            if (cluster_m == 1 or problem.pixels > m) and config.check(problem, arch) is None:
+                yield _work(problem, config)
+
+    found = fastest(works(), arch)
+    return found.config if found else TmaWgmmaConfig()
 
 
 def _ways(problem: Nchw32Problem) -> list[dict[str, Any]]:

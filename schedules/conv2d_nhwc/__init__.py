@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_nhwc import cpu, mma, simt, tma_wgmma
+from schedules.conv2d_nhwc import cpu, mma, simt, tma_wgmma, wgmma
 from schedules.conv2d_nhwc.definition import NhwcProblem, definition, inputs, reference
 from schedules.operator import Operator
 from schedules.primitives.tensor_core import matrix_schedule
 
 
 def choose(problem: NhwcProblem, arch: Arch) -> str:
+    """The rule: TMA and wgmma where they reach; else matrix cores for the dtypes that they take; else CUDA cores."""
+    if tma_wgmma.SCHEDULE.serves(problem, arch):
+        return tma_wgmma.SCHEDULE.name
     return matrix_schedule(problem.dtype, arch) or ("simt" if arch.is_gpu else "cpu")
 
 
@@ -20,6 +23,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(mma.SCHEDULE, mma.MFMA, tma_wgmma.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
+    schedules=(mma.SCHEDULE, mma.MFMA, tma_wgmma.SCHEDULE, wgmma.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
     choose=choose,
 )

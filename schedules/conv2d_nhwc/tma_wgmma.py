@@ -1,22 +1,25 @@
 """NHWC convolution on Hopper: pixels x output channels by TMA and wgmma.
 
 A tile of pixels is a box (n, h, w), which TMA reads shifted by a kernel tap, padding as zeros and strides as element
-strides, and writes clipped.  The filter (co, kh, kw, ci) has its channels last as the data: both operands are K-major.
+strides, and writes clipped; where the output channels of a pixel are no multiple of 16 bytes, which TMA needs, ordinary
+stores write the pixels, which are contiguous.  The filter (co, kh, kw, ci) has its channels last as the data: both
+operands are K-major.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch
 from schedules.conv2d_nhwc.definition import NhwcProblem
 from schedules.hopper import NO_ROUTES
-from schedules.hopper.config import HopperConfig, blocks, default_shape, fitting_stages
+from schedules.hopper.config import HopperConfig, blocks, tiles_of
 from schedules.hopper.pixels import PixelTiles, flattened, pixel_tiles, place_pixels
-from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
-from schedules.hopper.work import Load, Operand, Output, Tensors, Work
+from schedules.hopper.shared import Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
+from schedules.hopper.work import Load, Operand, Output, Tensors, Work, fastest
 from schedules.operator import ScheduleSpec
 from schedules.primitives.epilogue import finish_sum
 
@@ -32,25 +35,25 @@ VECTOR = 8  # channels in 16 bytes
 class TmaWgmmaConfig(HopperConfig):
     """Tiles of (pixels, output channels, input channels)."""
 
-    def staging(self) -> Staging:
+    def staging(self, problem: NhwcProblem) -> Staging | RunStaging:
+        if problem.co % VECTOR:
+            return run_staging(self.rows, self.block_n, problem.co, ITEM)
         return staging_for(self.rows, self.block_n, ITEM, 64)
 
     def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
         if problem.dtype not in DTYPES:
             return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
-        for name in ("ci", "co"):
-            if getattr(problem, name) % VECTOR:
-                return f"{name}={getattr(problem, name)} is not a multiple of {VECTOR}, which TMA needs"
-        staging = 0 if self.consumers < 1 or self.block_n < 1 else self.staging().nbytes
-        reason = self.check_block(problem.dtype, arch, staging)
+        if problem.ci % VECTOR:
+            return f"ci={problem.ci} is not a multiple of {VECTOR}, which TMA needs"
+        reason = self.check_block(problem.dtype, arch)
         if reason:
             return reason
-        tiles = pixel_tiles(flattened(problem, batch=True), self.block_m, (self.consumers, self.cluster_n))
-        if tiles is None:
+        work = _work(problem, self)
+        if work is None:
             return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
         if self.block_n % (8 * self.cluster_m):
             return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
-        return NhwcWork(problem, self, tiles).reason()
+        return work.reason(arch)
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Place:
 
 
 class NhwcWork(Work):
+    config: TmaWgmmaConfig
+
     def __init__(self, problem: NhwcProblem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
         p = flattened(problem, batch=True)
         self.problem, self.config, self.tiles = p, config, tiles
@@ -99,24 +104,36 @@ class NhwcWork(Work):
                 b.swizzle,
             ),
         )
-        staging = config.staging()
-        n, h, w = tiles.part(config.consumers)
-        target = TensorMap(
-            "output",
-            p.dtype,
-            (p.co, p.out_w, p.out_h, p.n),
-            (p.co * ITEM, p.out_w * p.co * ITEM, p.out_h * p.out_w * p.co * ITEM),
-            (staging.width, w, h, n),
-            (1, 1, 1, 1),
-            staging.row_bytes,
-            promotion=0,
-        )
-        self.output = Output(p.dtype, staging, target)
+        self.output = self._output(config.staging(problem))
+
+    def _output(self, staging: Staging | RunStaging) -> Output:
+        p = self.problem
+        n, h, w = self.tiles.part(self.config.consumers)
+        target: TensorMap | Runs
+        if isinstance(staging, Staging):
+            target = TensorMap(
+                "output",
+                p.dtype,
+                (p.co, p.out_w, p.out_h, p.n),
+                (p.co * ITEM, p.out_w * p.co * ITEM, p.out_h * p.out_w * p.co * ITEM),
+                (staging.width, w, h, n),
+                (1, 1, 1, 1),
+                staging.row_bytes,
+                promotion=0,
+            )
+        elif staging.packed:
+            # pixels of a row of the tile; where the tile or the image ends, whole pixels are left out
+            vector = math.gcd(VECTOR, w * p.co, p.out_w * p.co)
+            target = Runs("output", p.pixels * p.co, w, vector)
+        else:
+            target = Runs("output", p.pixels * p.co, 1, math.gcd(VECTOR, staging.width, p.co))
+        return Output(p.dtype, staging, target)
 
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
         from schedules.hopper.program import named
 
-        pixel, column = place_pixels(self.tiles, self.columns, self.config, tile, rank_m, rank_n)
+        cluster = self.config.cluster_m, self.config.cluster_n
+        pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
         return Place(pixel, named("channel", column * self.config.block_n))
 
     def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
@@ -147,6 +164,25 @@ class NhwcWork(Work):
         n, y, x = self.tiles.of_part(place.pixel, consumer, self.config.consumers)
         return place.channel + column, x, y, n
 
+    def run_at(self, place: Place, consumer: Any, row: Any, column: int) -> tuple[Any, Any]:
+        from tvm import tirx
+        from tvm.script import tirx as T
+
+        from schedules.hopper.program import named
+
+        p, staging = self.problem, self.output.staging
+        _, h, w = self.tiles.part(self.config.consumers)
+        n, y, x = self.tiles.of_part(place.pixel, consumer, self.config.consumers)
+        n, y, x = n + T.truncdiv(row, h * w), y + T.truncmod(T.truncdiv(row, w), h), x + T.truncmod(row, w)
+        channel = place.channel + column
+        there = tirx.all(n < p.n, y < p.out_h, channel < p.co)
+        index = named("index", ((n * p.out_h + y) * p.out_w + x) * p.co + channel)
+        if isinstance(staging, RunStaging) and staging.packed:
+            inside = tirx.min(p.out_w - x, w) * p.co
+        else:
+            inside = tirx.if_then_else(x < p.out_w, p.co - channel, 0)
+        return index, named("inside", tirx.if_then_else(there, inside, 0))
+
     def column_term(self, tensors: Tensors, place: Place, column: Any) -> Any:
         from tvm import tirx
 
@@ -163,24 +199,31 @@ class NhwcWork(Work):
         return finish_sum(self.problem, total, of_column)
 
 
+def _work(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
+    """None if TMA does not reach over a tile's pixels."""
+    tiles = pixel_tiles(flattened(problem, batch=True), config.block_m, (config.consumers, config.cluster_n))
+    return NhwcWork(problem, config, tiles) if tiles else None
+
+
 def schedule(problem: NhwcProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
     """The TIRx program for data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if any, output (n, out_h, out_w,
     co)."""
     from schedules.hopper.program import program
 
-    tiles = pixel_tiles(flattened(problem, batch=True), config.block_m, (config.consumers, config.cluster_n))
-    assert tiles is not None  # checked
-    return program(NhwcWork(problem, config, tiles))
+    work = _work(problem, config)
+    assert work is not None  # checked
+    return program(work)
 
 
 def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
-    """The tile with the least work on the busiest multiprocessor, the most stages that fit, filters shared by two."""
-    block_m, block_n, consumers = default_shape(problem.pixels, problem.co)
+    """The tile and the cluster of the least estimated time, with the most stages that fit."""
     channels = 64
     while channels > 16 and channels // 2 >= problem.ci:
         channels //= 2
-    config = TmaWgmmaConfig(block_m, block_n, channels, 2, consumers, 2 if problem.pixels > block_m else 1, 1)
-    return replace(config, num_stages=fitting_stages(config, problem.dtype, arch, config.staging().nbytes))
+    base = TmaWgmmaConfig(block_k=channels)
+    legal = (config for config in tiles_of(base) if config.check(problem, arch) is None)
+    found = fastest((_work(problem, config) for config in legal), arch)
+    return found.config if found else base
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Iterator[TmaWgmmaConfig]:

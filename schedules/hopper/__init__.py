@@ -3,13 +3,17 @@
 A block is one producer warpgroup, of which one thread issues TMA loads, and `consumers` warpgroups that multiply with
 wgmma.  Between them a ring of `num_stages` tiles of the reduction in shared memory, each with a full and an empty
 mbarrier.  Blocks of a cluster compute neighbouring tiles and load what they share once, each a part, by multicast.
-Each block computes tile after tile of the grid; while the consumers finish one, the ring fills with the next.
+With `split_k`, blocks of a cluster take turns at the stages of one tile, and add their sums through distributed shared
+memory.  Each block computes tile after tile of the grid; while the consumers finish one, the ring fills with the next.
 
 config    the constants, and what they may be whatever the operator
 shared    tensor maps, and how tiles lie in shared memory for TMA and wgmma
+work      what an operator says of its tiles; how long they take, about
 program   the kernel: ring, producer, consumers
+exchange  sums from block to block where several share a tile's reduction
 epilogue  from accumulators through shared memory to global memory
 pixels    tiles of output pixels as boxes (n, h, w), for NHWC and NCHW32
+rows      tiles of image rows, whose sums are shifted where loads cannot be, for NCHW
 
 Sources: CUTLASS's sm90 collectives; PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Tensor Copies".
 """

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from schedules.arch import Arch
 from schedules.problem import Config, numpy_dtype
@@ -17,13 +17,14 @@ K_BYTES = 32  # of the reduction in one wgmma
 # the launch all threads have the same.  Two warpgroups of 255 need no redistribution.
 REGISTERS: dict[tuple[int, int], tuple[int, int]] = {
     (1, 1): (0, 255),
-    (1, 2): (40, 216),
+    (1, 2): (24, 232),
     (2, 1): (40, 232),
     (3, 1): (56, 152),
 }
 INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of those a thread has at the launch
 ADDRESSING = 48  # registers beside the accumulators, about
-BARRIER_BYTES = 16  # full and empty of a stage
+BARRIER_BYTES = 16  # full and empty of a stage; arrived and free of a consumer
+SUM_BYTES = 4
 STAGING = 16 * 1024  # most bytes in which a consumer's results wait for their store
 # blocks with most of the shared memory that an H200 holds at once, by the size of their cluster: measured, since its
 # clusters of multiprocessors are not all of the same size
@@ -34,6 +35,8 @@ RESIDENT = {1: 132, 2: 132, 4: 120}
 class HopperConfig(Config):
     """Rows m and columns n of the output tile of a block, and how it is worked on."""
 
+    granule: ClassVar[int] = 16  # columns that results are stored by
+
     block_m: int = 128
     block_n: int = 256
     block_k: int = 64  # of the reduction in shared memory at a time, within one kernel tap
@@ -43,37 +46,45 @@ class HopperConfig(Config):
     cluster_n: int = 1  # blocks along n that share tiles of the operand along m
     grid: int = 132  # blocks at most, each of which computes tile after tile; 0 makes one for each tile
     blocks_sm: int = 1  # blocks that a multiprocessor holds: one finishes a tile while the other multiplies
+    split_k: int = 1  # blocks of a cluster that take turns at the stages of one tile, for grids of few tiles
 
     @property
     def cluster(self) -> int:
         """Blocks of a cluster."""
-        return self.cluster_m * self.cluster_n
+        return self.cluster_m * self.cluster_n * self.split_k
+
+    @property
+    def consumers_n(self) -> int:
+        """Consumers side by side along n; the rows of the tile are dealt out among the others."""
+        return 1
 
     @property
     def rows(self) -> int:
         """Rows of the output tile that a consumer computes."""
-        return self.block_m // self.consumers
+        return self.block_m // (self.consumers // self.consumers_n)
+
+    @property
+    def columns(self) -> int:
+        """Columns of the output tile that a consumer computes."""
+        return self.block_n // self.consumers_n
 
     @property
     def accumulators(self) -> int:
-        """32-bit accumulators of a consumer's thread."""
-        return self.rows * self.block_n // WARPGROUP
+        """32-bit accumulators of a consumer's thread for one product."""
+        return self.rows * self.columns // WARPGROUP
 
     @property
     def threads(self) -> int:
         return WARPGROUP * (self.consumers + 1)
-
-    def stage_bytes(self, dtype: str) -> int:
-        return (self.block_m + self.block_n) * self.block_k * numpy_dtype(dtype).itemsize
 
     def blocks(self, tiles: int) -> int:
         """Blocks of the launch for `tiles` output tiles, whole clusters."""
         clusters = -(-tiles // self.cluster)
         return self.cluster * (min(clusters, self.grid // self.cluster) if self.grid else clusters)
 
-    def check_block(self, dtype: str, arch: Arch, staging: int) -> str | None:
-        """Why the tile is illegal for operands of `dtype` on `arch`, whatever the problem; `staging` is the bytes of
-        shared memory that a consumer's results leave through."""
+    def check_block(self, dtype: str, arch: Arch, sums: int = 1, addressing: int = ADDRESSING) -> str | None:
+        """Why the tile is illegal for operands of `dtype` on `arch`, whatever the problem; `sums` is the sets of
+        accumulators, `addressing` the registers beside them."""
         missing = sorted({"tma", "wgmma"} - arch.features)
         if missing:
             return f"{arch} has no {' and no '.join(missing)}; choose another --schedule"
@@ -83,38 +94,36 @@ class HopperConfig(Config):
         if (self.consumers, self.blocks_sm) not in REGISTERS:
             known = ", ".join(f"{consumers} and {blocks_sm}" for consumers, blocks_sm in REGISTERS)
             return f"consumers={self.consumers} and blocks_sm={self.blocks_sm} are not {known}"
-        if self.block_m % (ROWS * self.consumers):
-            return f"block_m={self.block_m} gives each of {self.consumers} consumers no multiple of {ROWS} rows"
-        step = 32 if dtype == "int8" else 16
-        if self.block_n % step or self.block_n > 256:
-            return f"block_n={self.block_n} is not a multiple of {step} up to 256"
+        if self.consumers % self.consumers_n:
+            return f"consumers_n={self.consumers_n} does not divide consumers={self.consumers}"
+        consumers_m = self.consumers // self.consumers_n
+        if self.block_m % (ROWS * consumers_m):
+            return f"block_m={self.block_m} gives each of {consumers_m} consumers no multiple of {ROWS} rows"
+        step = (32 if dtype == "int8" else self.granule) * self.consumers_n
+        if self.block_n % step or self.columns > 256:
+            return f"block_n={self.block_n} is not a multiple of {step} up to {256 * self.consumers_n}"
         k = K_BYTES // numpy_dtype(dtype).itemsize
         if self.block_k not in (k, 2 * k, 4 * k, 8 * k):
             return f"block_k={self.block_k} is not {k}, {2 * k}, {4 * k} or {8 * k}"
         if self.num_stages < 2:
             return f"num_stages={self.num_stages} must be at least 2"
         if self.cluster not in RESIDENT:
-            return f"cluster_m={self.cluster_m} x cluster_n={self.cluster_n} is not 1, 2 or 4 blocks"
+            sizes = " x ".join(f"{name}={getattr(self, name)}" for name in ("cluster_m", "cluster_n", "split_k"))
+            return f"{sizes} is not 1, 2 or 4 blocks"
         if self.grid and self.grid < self.cluster:
             return f"grid={self.grid} is less than a cluster of {self.cluster}"
         most = REGISTERS[self.consumers, self.blocks_sm][1]
-        if self.accumulators + ADDRESSING > most:
-            needed = self.accumulators + ADDRESSING
+        needed = sums * self.accumulators + addressing
+        if needed > most:
             return f"block_m={self.block_m} x block_n={self.block_n} needs about {needed} registers, there are {most}"
         at_launch = arch.registers_sm // (self.threads * self.blocks_sm) // 8 * 8
-        if self.block_n // 2 + INSTRUCTION > at_launch:
-            needed = self.block_n // 2 + INSTRUCTION
+        needed = self.columns // 2 + INSTRUCTION
+        if needed > at_launch:
             return f"block_n={self.block_n} needs {needed} registers for one wgmma, the launch gives {at_launch}"
-        return self.check_shared(self.stage_bytes(dtype), staging, arch)
-
-    def check_shared(self, stage: int, staging: int, arch: Arch) -> str | None:
-        """Whether stages of `stage` bytes fit into shared memory beside the staging."""
-        shared = self.num_stages * (stage + BARRIER_BYTES) + self.consumers * staging
-        room = shared_room(arch, self.blocks_sm)
-        if shared > room:
-            of_each = f" for each of {self.blocks_sm} blocks" if self.blocks_sm > 1 else ""
-            return f"num_stages={self.num_stages} needs {shared} bytes of shared memory, {arch} has {room}{of_each}"
         return None
+
+
+C = TypeVar("C", bound=HopperConfig)
 
 
 def shared_room(arch: Arch, blocks_sm: int) -> int:
@@ -122,18 +131,12 @@ def shared_room(arch: Arch, blocks_sm: int) -> int:
     return min(arch.shared_block, arch.shared_sm // blocks_sm - arch.shared_reserved)
 
 
-def fitting_stages(config: HopperConfig, dtype: str, arch: Arch, staging: int, stage: int = 0) -> int:
-    """The most stages that shared memory has room for, at most 8; of `stage` bytes, or as the block's size says."""
-    room = shared_room(arch, config.blocks_sm) - config.consumers * staging
-    fits = room // ((stage or config.stage_bytes(dtype)) + BARRIER_BYTES)
-    return max(stages for stages in STAGES if stages <= max(fits, STAGES[0]))
-
-
 # (block_m, block_n, consumers) that searches try and defaults are chosen from, widest first
 SHAPES = (
     (128, 256, 2),
     (256, 128, 2),
     (192, 192, 3),
+    (128, 160, 2),
     (192, 128, 3),
     (128, 192, 2),
     (256, 64, 2),
@@ -143,43 +146,49 @@ SHAPES = (
     (128, 96, 2),
     (128, 64, 2),
     (64, 128, 1),
+    (256, 32, 2),
     (128, 32, 2),
     (64, 64, 1),
     (64, 32, 1),
+    (256, 16, 2),
+    (128, 16, 2),
+    (64, 16, 1),
 )
-STAGES = (2, 3, 4, 5, 6, 8)
-LOAD = 48  # what an element loaded costs, in products
-CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2))
+STAGES = tuple(range(2, 9))
+# (cluster_m, cluster_n, split_k)
+CLUSTERS = (
+    (1, 1, 1),
+    (2, 1, 1),
+    (1, 2, 1),
+    (4, 1, 1),
+    (1, 4, 1),
+    (2, 2, 1),
+    (1, 1, 2),
+    (2, 1, 2),
+    (1, 2, 2),
+    (1, 1, 4),
+)
+
+
+def clusters(blocks_sm: int) -> list[dict[str, int]]:
+    """Fields of every cluster, and of the grid that an H200 holds of its blocks."""
+    return [
+        dict(cluster_m=m, cluster_n=n, split_k=k, grid=RESIDENT[m * n * k] * blocks_sm, blocks_sm=blocks_sm)
+        for m, n, k in CLUSTERS
+    ]
 
 
 def blocks(dtype: str, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> Iterator[dict[str, Any]]:
     """Fields of every config worth trying for operands of `dtype`, legal or not."""
     k = K_BYTES // numpy_dtype(dtype).itemsize
-    for (m, n, consumers), block_k, stages, (cluster_m, cluster_n), blocks_sm in product(
-        shapes, (2 * k, 4 * k, 8 * k), STAGES, CLUSTERS, (1, 2)
+    for (m, n, consumers), block_k, stages, words in product(
+        shapes, (2 * k, 4 * k, 8 * k), STAGES, [*clusters(1), *clusters(2)]
     ):
-        if (consumers, blocks_sm) not in REGISTERS:
-            continue
-        yield dict(
-            block_m=m,
-            block_n=n,
-            block_k=block_k,
-            num_stages=stages,
-            consumers=consumers,
-            cluster_m=cluster_m,
-            cluster_n=cluster_n,
-            grid=RESIDENT[cluster_m * cluster_n] * blocks_sm,
-            blocks_sm=blocks_sm,
-        )
+        if (consumers, words["blocks_sm"]) in REGISTERS:
+            yield dict(block_m=m, block_n=n, block_k=block_k, num_stages=stages, consumers=consumers, **words)
 
 
-def default_shape(m: int, n: int, count: int = 1, multiple: int = 1) -> tuple[int, int, int]:
-    """The (block_m, block_n, consumers) with the least work on the busiest multiprocessor for `count` products of `m` x
-    `n`, of those with a `multiple` of columns; the work of a tile is its area and what it loads."""
-
-    def cost(shape: tuple[int, int, int]) -> float:
-        block_m, block_n, _ = shape
-        tiles = -(-m // block_m) * -(-n // block_n) * count
-        return -(-tiles // RESIDENT[1]) * (block_m * block_n + LOAD * (block_m + block_n))
-
-    return min((shape for shape in SHAPES if shape[1] % multiple == 0), key=cost)
+def tiles_of(base: C) -> Iterator[C]:
+    """`base` with every tile and cluster, legal or not, and the fewest stages."""
+    for (m, n, consumers), words in product(SHAPES, clusters(base.blocks_sm)):
+        yield replace(base, block_m=m, block_n=n, num_stages=STAGES[0], consumers=consumers, **words)

@@ -1,24 +1,27 @@
 """From accumulators to global memory: each consumer's results pass through shared memory, from where TMA stores them.
 
 A store takes `width` columns of all of a consumer's rows; TMA clips it at the tensor's end.  Several stores make a
-pass, as many as the staging memory holds.
+pass, as many as the staging memory holds.  Where the tensor's rows are not whole 16 bytes apart, which TMA needs, the
+consumer's threads store them, in the widest vectors that the tensor's alignment allows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.config import ROWS, WARPGROUP
 from schedules.hopper.instructions import pack_16
-from schedules.hopper.shared import FOLDS, Staging, folded
-from schedules.hopper.work import Tensors, Work
+from schedules.hopper.shared import FOLDS, Runs, RunStaging, Staging, TensorMap, folded
+from schedules.hopper.work import Fragment, Member, Output, Tensors, Work
 
 WHOLE = 2**22 - 1  # float32 up to here are rounded to whole numbers by adding a constant
 Writer = Callable[..., None]
-_STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
+STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 _STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 _FIRST_BARRIER = 1  # named barriers of the consumers; 0 is the whole block's
 # 1.5 * 2**23: what is added to it is rounded to a whole number, to nearest even, in the lowest bits, if within
@@ -56,32 +59,56 @@ _STORE_32 = """
 __device__ __forceinline__ void hopper_store_{0}({0} a, {0} b, void* at) {{ *({0}2*)at = make_{0}2(a, b); }}
 """
 
+# a word of two elements, of which those there are
+_PUT = {
+    "hopper_put_two": """
+__device__ __forceinline__ void hopper_put_two(unsigned int word, void* at, int there) {
+  if (there > 0) *(unsigned int*)at = word;
+}
+""",
+    "hopper_put": """
+__device__ __forceinline__ void hopper_put(unsigned int word, void* at, int there) {
+  if (there > 0) ((unsigned short*)at)[0] = (unsigned short)word;
+  if (there > 1) ((unsigned short*)at)[1] = (unsigned short)(word >> 16);
+}
+""",
+}
+_COPY = """
+__device__ __forceinline__ void hopper_copy_{0}(void* to, const void* from) {{ *({1}*)to = *(const {1}*)from; }}
+"""
+_VECTORS = {2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
 
-def emit(
-    work: Work,
-    tensors: Tensors,
-    output_map: Any,
-    place: Any,
-    sums: Any,
-    memory: Any,
-    consumer: Any,
-    warp: Any,
-    lane: Any,
-    thread: Any,
-) -> None:
+
+def fragment_of(work: Work, sums: Any) -> Fragment:
+    """The accumulators of `sums` by what they are of."""
+    blocks_m, groups = work.config.rows // ROWS, work.config.columns // 8
+
+    def fragment(which: int, m: int, group: int, register: int) -> Any:
+        return sums[((which * blocks_m + m) * groups + group) * 4 + register]
+
+    return fragment
+
+
+def barrier(consumer: Any) -> None:
+    """Wait for all threads of the consumer."""
+    T.evaluate(T.ptx.bar.sync(T.Cast("uint32", _FIRST_BARRIER + consumer), T.uint32(WARPGROUP)))
+
+
+def emit(work: Work, tensors: Tensors, output_map: Any, place: Any, sums: Any, memory: Any, member: Member) -> None:
     """Finish the tile of one consumer and issue its stores."""
     from schedules.hopper.program import named
 
+    consumer, warp, lane = member.consumer, member.warp, member.lane
+    fragment = fragment_of(work, sums)
     staging = work.output.staging
-    write = _writer_8(work.output.bound > WHOLE) if work.output.dtype == "int8" else _WRITERS[work.output.dtype]
     a, b = work.a.tile, work.b.tile
-    groups = work.config.block_n // 8
     top = named("top", warp * 16 + T.truncdiv(lane, 4))
     # columns of eight are permuted by XOR with 0 to 3: bit 1 changes which lane has them, bit 0 which register
     lanes = [lane, named("across", T.bitwise_xor(lane, 1))] if b.fold == FOLDS[0] else [lane]
     lefts = [named("left", T.truncmod(at, 4) * 2) for at in lanes]
     start = named("start", consumer * staging.nbytes)
-    form = _STORE.format(work.output.target.rank)
+    kind = _Boxes if isinstance(staging, Staging) else _Runs
+    leaving = kind(work, tensors, output_map, place, memory, start, member)
 
     row_terms = [
         work.row_term(tensors, place, consumer, folded(top + (m * ROWS + below), a.fold))
@@ -89,15 +116,10 @@ def emit(
         for below in (0, 8)
     ]
 
-    def barrier() -> None:
-        T.evaluate(T.ptx.bar.sync(T.Cast("uint32", _FIRST_BARRIER + consumer), T.uint32(WARPGROUP)))
-
     for first in range(0, staging.columns // staging.width, staging.together):
-        with T.If(thread == 0), T.Then():
-            T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
-        barrier()
+        leaving.before()
+        barrier(consumer)
         for store in range(staging.together):
-            base = start + store * staging.store_bytes
             for pair in range(staging.width // 16):
                 column = (first + store) * staging.width + pair * 16
                 swaps = [folded(column + 8 * half, b.fold) % 8 for half in range(2)]
@@ -106,21 +128,121 @@ def emit(
                 terms = [work.column_term(tensors, place, at) for at in columns]
                 for m in range(staging.rows // ROWS):
                     values = []
-                    for half in range(2):
-                        at = (m * groups + column // 8 + half) * 4
-                        for q in range(4):
-                            j, of_row = 2 * half + q % 2, row_terms[2 * m + q // 2]
-                            total = sums[at + (q ^ swaps[half] % 2)]
+                    for half, below in product(range(2), range(2)):
+                        group, of_row = (column + work.margin) // 8 + half, row_terms[2 * m + below]
+                        totals = work.totals(fragment, m, group, below, lane)
+                        for i in range(2):
+                            j = 2 * half + i
+                            total = totals[i ^ swaps[half] % 2]
                             values.append(work.finish(tensors, place, total, of_row, terms[j], columns[j]))
-                    write(staging, memory, base, values, m * ROWS + warp * 16, pair, lanes[across])
+                    leaving.write(store, values, m * ROWS + warp * 16, pair, lanes[across])
+        leaving.written()
+        barrier(consumer)
+        leaving.store(first)
+
+
+class _Boxes:
+    """Results leave by TMA, issued by one thread."""
+
+    def __init__(
+        self,
+        work: Work,
+        tensors: Tensors,
+        output_map: Any,
+        place: Any,
+        memory: Any,
+        start: Any,
+        member: Member,
+    ) -> None:
+        staging, target = work.output.staging, work.output.target
+        assert isinstance(staging, Staging) and isinstance(target, TensorMap)
+        self.work, self.staging, self.output_map, self.place = work, staging, output_map, place
+        self.memory, self.start, self.member = memory, start, member
+        self.form, self.writer = STORE.format(target.rank), _writer(work.output)
+
+    def before(self) -> None:
+        with T.If(self.member.thread == 0), T.Then():
+            T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
+
+    def write(self, store: int, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
+        base = self.start + store * self.staging.store_bytes
+        self.writer(self.staging, self.memory, base, values, row, pair, lane)
+
+    def written(self) -> None:
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
-        barrier()
-        with T.If(thread == 0), T.Then():
+
+    def store(self, first: int) -> None:
+        staging = self.staging
+        with T.If(self.member.thread == 0), T.Then():
             for store in range(staging.together):
-                to = work.store_at(place, consumer, (first + store) * staging.width)
-                source = memory.ptr_to([start + store * staging.store_bytes])
-                T.evaluate(T.ptx[form](T.address_of(output_map), *to, source))
+                to = self.work.store_at(self.place, self.member.consumer, (first + store) * staging.width)
+                source = self.memory.ptr_to([self.start + store * staging.store_bytes])
+                T.evaluate(T.ptx[self.form](T.address_of(self.output_map), *to, source))
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
+
+
+class _Runs:
+    """Results leave by ordinary stores of whole vectors, neighbouring threads storing neighbouring ones."""
+
+    def __init__(
+        self,
+        work: Work,
+        tensors: Tensors,
+        output_map: Any,
+        place: Any,
+        memory: Any,
+        start: Any,
+        member: Member,
+    ) -> None:
+        staging, target = work.output.staging, work.output.target
+        assert isinstance(staging, RunStaging) and isinstance(target, Runs) and output_map is None
+        self.work, self.staging, self.target, self.place = work, staging, target, place
+        self.output = tensors["flat output"]
+        self.memory, self.start, self.member = memory, start, member
+
+    def before(self) -> None:
+        """The stores before were done when their instructions were."""
+
+    def write(self, store: int, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
+        staging = self.staging
+        for half in range(2):
+            group = pair * 16 + half * 8
+            if group >= staging.pitch:
+                continue
+            left = group + T.truncmod(lane, 4) * 2
+            for below in range(2):
+                at = (row + T.truncdiv(lane, 4) + 8 * below) * staging.pitch + left
+                target = self.memory.ptr_to([self.start + at * staging.item])
+                two = values[4 * half + 2 * below : 4 * half + 2 * below + 2]
+                word = pack_16(self.work.output.dtype, *two)
+                # how many of the two are columns of the tensor
+                there = T.int32(2) if group + 8 <= staging.pitch else staging.pitch - left
+                name = "hopper_put_two" if staging.pitch % 2 == 0 else "hopper_put"
+                T.evaluate(T.cuda.func_call(name, word, target, there, source_code=_PUT[name]))
+
+    def written(self) -> None:
+        """Barriers order ordinary stores."""
+
+    def store(self, first: int) -> None:
+        from schedules.hopper.program import named
+
+        staging, target = self.staging, self.target
+        elements = target.rows * staging.pitch if staging.packed else staging.width
+        vectors = elements // target.vector
+        count = staging.rows // target.rows * vectors
+        nbytes = target.vector * staging.item
+        name = f"hopper_copy_{nbytes}"
+        with T.serial(-(-count // WARPGROUP)) as turn:
+            at = named("at", turn * WARPGROUP + self.member.thread)
+            run = named("run", T.truncdiv(at, vectors))
+            element = named("element", T.truncmod(at, vectors) * target.vector)
+            row = run * target.rows
+            index, inside = self.work.run_at(self.place, self.member.consumer, row, first * staging.width)
+            stored = element < inside if count % WARPGROUP == 0 else tirx.all(at < count, element < inside)
+            with T.If(stored), T.Then():
+                source = self.memory.ptr_to([self.start + (row * staging.pitch + element) * staging.item])
+                to = self.output.ptr_to([index + element])
+                T.evaluate(T.cuda.func_call(name, to, source, source_code=_COPY.format(nbytes, _VECTORS[nbytes])))
 
 
 def _writer_16(kind: str) -> Writer:
@@ -166,3 +288,7 @@ _WRITERS: dict[str, Writer] = {
     "float32": _writer_32("float"),
     "int32": _writer_32("int"),
 }
+
+
+def _writer(output: Output) -> Writer:
+    return _writer_8(output.bound > WHOLE) if output.dtype == "int8" else _WRITERS[output.dtype]

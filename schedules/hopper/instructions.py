@@ -91,20 +91,20 @@ def pack_16(dtype: str, a: Any, b: Any) -> Any:
     return T.cuda.func_call(f"hopper_pack_{kind}", a, b, source_code=_PACK_16.format(kind), return_type="uint32")
 
 
-def row_mask(cluster_m: int, cluster_n: int, rank_m: Any) -> Any:
-    """The blocks that share operand a with one in row `rank_m` of the cluster, as bits; None if it is alone."""
-    if cluster_n == 1:
-        return None
-    bits = (1 << cluster_n) - 1
-    return T.uint16(bits) if cluster_m == 1 else T.Cast("uint16", T.shift_left(T.int32(bits), rank_m * cluster_n))
+def row_mask(cluster_n: int, first: Any) -> Any:
+    """The blocks that share operand a, a row of the cluster from rank `first`, as bits; None if it is but one."""
+    return None if cluster_n == 1 else _mask((1 << cluster_n) - 1, first)
 
 
-def column_mask(cluster_m: int, cluster_n: int, rank_n: Any) -> Any:
-    """The blocks that share operand b with one in column `rank_n`."""
-    if cluster_m == 1:
-        return None
-    bits = sum(1 << (row * cluster_n) for row in range(cluster_m))
-    return T.uint16(bits) if cluster_n == 1 else T.Cast("uint16", T.shift_left(T.int32(bits), rank_n))
+def column_mask(cluster_m: int, cluster_n: int, first: Any) -> Any:
+    """The blocks that share operand b, a column of the cluster from rank `first`."""
+    return None if cluster_m == 1 else _mask(sum(1 << (row * cluster_n) for row in range(cluster_m)), first)
+
+
+def _mask(bits: int, first: Any) -> Any:
+    if isinstance(first, int):
+        return T.uint16(bits << first)
+    return T.Cast("uint16", T.shift_left(T.int32(bits), first))
 
 
 def peer_of(index: Any, rank_m: Any, rank_n: Any, cluster_m: int, cluster_n: int) -> Any:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from schedules.hopper.config import HopperConfig
 from schedules.hopper.shared import LONGEST_BOX
-from schedules.problem import Conv2dProblem
+from schedules.problem import Conv2dProblem, Pair
 
 Box = tuple[int, int, int]
 
@@ -169,16 +168,16 @@ def taps_inside(name: str, at: Any, extent: int, size: int, k: int, pad: int, st
 
 
 def place_pixels(
-    tiles: PixelTiles, columns: int, config: HopperConfig, tile: Any, rank_m: Any, rank_n: Any
+    tiles: PixelTiles, columns: int, cluster: Pair, tile: Any, rank_pixel: Any, rank_channel: Any
 ) -> tuple[tuple[Any, Any, Any], Any]:
     """The first output pixel (n, y, x) and the tile along the channels of one block of the cluster at `tile`; a cluster
-    has `columns` places along the channels."""
+    is as many blocks (along the pixels, along the channels), and has `columns` places along the channels."""
     from tvm.script import tirx as T
 
     from schedules.hopper.program import named
 
-    column = T.truncmod(tile, columns) * config.cluster_n + rank_n
-    pixel = tiles.start(named("pixels", T.truncdiv(tile, columns) * config.cluster_m + rank_m))
+    column = T.truncmod(tile, columns) * cluster[1] + rank_channel
+    pixel = tiles.start(named("pixels", T.truncdiv(tile, columns) * cluster[0] + rank_pixel))
     n, y, x = (named(name, value) for name, value in zip("nyx", pixel, strict=True))
     return (n, y, x), column
 

@@ -13,11 +13,11 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from schedules.hopper import epilogue
 from schedules.hopper.config import K_BYTES, REGISTERS, ROWS, WARPGROUP
+from schedules.hopper.exchange import Exchange
 from schedules.hopper.instructions import Multiply, column_mask, peer_of, row_mask
-from schedules.hopper.shared import UNIT, TensorMap
-from schedules.hopper.work import Load, Operand, Work
+from schedules.hopper.shared import UNIT, Runs, TensorMap
+from schedules.hopper.work import Load, Member, Operand, Work
 from schedules.primitives.annotations import TIRX
 
 _LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -48,17 +48,24 @@ def program(work: Work) -> tvm.IRModule:
     """The module with one function "main" that takes ``work.arguments``."""
     config, output = work.config, work.output
     a, b = work.a.tile, work.b.tile
-    stage_bytes, loaded = work.stage_bytes, a.nbytes + b.nbytes
-    stages, consumers = config.num_stages, config.consumers
+    stage_bytes, loaded = work.stage_bytes, work.a.nbytes + work.b.nbytes
+    # of the products that a stage adds to the same sums, the first may begin them anew
+    products = [
+        (each, each.sums not in {other.sums for other in work.products[:i]}) for i, each in enumerate(work.products)
+    ]
+    stages, consumers, consumers_n = config.num_stages, config.consumers, config.consumers_n
     cluster_m, cluster_n, cluster = config.cluster_m, config.cluster_n, config.cluster
+    cluster_mn, split_k = cluster_m * cluster_n, config.split_k
+    split = split_k > 1
     grid = config.blocks(work.clusters * cluster)
     clusters = grid // cluster
     producer_registers, consumer_registers = REGISTERS[consumers, config.blocks_sm]
     redistribute = producer_registers > 0
+    by_tma = isinstance(output.target, TensorMap)
     sharing = cluster_m + cluster_n - 1  # blocks that write into a block's stages, itself among them
     steps = a.k * a.item // K_BYTES
     blocks_m = config.rows // ROWS
-    multiply = Multiply(work.dtype, config.block_n, a.transposed, b.transposed)
+    multiply = Multiply(work.dtype, config.columns, a.transposed, b.transposed)
     each = multiply.registers
     shapes = {argument.name: argument for argument in work.arguments}
     names = ("data", "filter", "bias", "residual")
@@ -70,22 +77,30 @@ def program(work: Work) -> tvm.IRModule:
         IRBuilder.name(name, buffer)
         return buffer
 
-    def with_flat_residual(tensors: dict[str, Any]) -> dict[str, Any]:
-        """`tensors`, and the residual's elements without a shape, as a problem with flattened pixels counts them."""
-        residual = tensors["residual"]
-        if residual is None:
-            return tensors
-        count = math.prod(shapes["residual"].shape)
-        flat = T.decl_buffer((count,), shapes["residual"].dtype, data=residual.data)
-        IRBuilder.name("flat_residual", flat)
-        return {**tensors, "flat residual": flat}
+    def with_flat(tensors: dict[str, Any]) -> dict[str, Any]:
+        """`tensors`, and the elements without a shape of those that the epilogue reads or writes one by one, as a
+        problem with flattened pixels counts them."""
+        flat = {}
+        for name in ("residual", "output"):
+            if tensors[name] is None or name == "output" and isinstance(output.target, TensorMap):
+                continue
+            count = math.prod(shapes[name].shape)
+            buffer = T.decl_buffer((count,), shapes[name].dtype, data=tensors[name].data)
+            IRBuilder.name(f"flat_{name}", buffer)
+            flat[f"flat {name}"] = buffer
+        return {**tensors, **flat}
 
-    def encode(tensor_map: TensorMap, tensors: dict[str, Any], variable: Any) -> None:
+    def encode(name: str, tensor_map: TensorMap | Runs, tensors: dict[str, Any]) -> Any:
+        """The variable `name` that holds the tensor map; None if there is none."""
+        if isinstance(tensor_map, Runs):
+            return None
+        variable = named(name, T.tvm_stack_alloca("tensormap", 1))
         data = tensors[tensor_map.tensor].data
         words = tensor_map.words()
         T.evaluate(
             T.call_packed("runtime.cuTensorMapEncodeTiled", variable, tensor_map.dtype, tensor_map.rank, data, *words)
         )
+        return variable
 
     def fill(
         operand: Operand, tensor_map: Any, loads: Sequence[Load], ring: Any, base: Any, barrier: Any, mask: Any
@@ -101,13 +116,18 @@ def program(work: Work) -> tvm.IRModule:
         def units(offset: int) -> Any:
             return T.Cast("uint64", stage * (stage_bytes // UNIT) + offset // UNIT)
 
-        for tap, k, m in itertools.product(range(work.stage_taps), range(steps), range(blocks_m)):
-            multiply.emit(
-                [sums[m * each + i] for i in range(each)],
-                a_tile + units(tap * work.a.tap_bytes + a.k_offset(k) + a.row_offset(m * ROWS)),
-                b_tile + units(tap * work.b.tap_bytes + b.k_offset(k)),
-                step > 0 if tap == k == 0 else T.bool(True),
-            )
+        for k in range(steps):
+            for (product, first), m in itertools.product(products, range(blocks_m)):
+                multiply.emit(
+                    [sums[(product.sums * blocks_m + m) * each + i] for i in range(each)],
+                    a_tile + units(product.a + a.k_offset(k) + a.row_offset(m * ROWS)),
+                    b_tile + units(product.b + b.k_offset(k)),
+                    step > 0 if k == 0 and first else T.bool(True),
+                )
+
+    def own_steps(count: Any, rank_k: Any) -> Any:
+        """Those of `count` stages that are this block's."""
+        return T.truncdiv(count + (split_k - 1) - rank_k, split_k) if split else count
 
     def release(empty: Any, stage: Any, thread: Any, peer: Any) -> None:
         """Tell every block that writes into `stage` that this consumer has read it."""
@@ -124,15 +144,12 @@ def program(work: Work) -> tvm.IRModule:
             name: matched(name, handle)
             for name, handle in zip([*names, "output"], [data, weight, bias, residual, result], strict=True)
         })
-        a_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        encode(work.a.source, tensors, a_map)
-        b_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        encode(work.b.source, tensors, b_map)
-        output_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        encode(output.target, tensors, output_map)
+        a_map = T.meta_var(encode("a_map", work.a.source, tensors))
+        b_map = T.meta_var(encode("b_map", work.b.source, tensors))
+        output_map = T.meta_var(encode("output_map", output.target, tensors))
 
         T.device_entry()
-        views = T.meta_var(with_flat_residual(tensors))
+        views = T.meta_var(with_flat(tensors))
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": config.blocks_sm})
         rank = T.cta_id_in_cluster([cluster])
         block = T.cta_id([grid])
@@ -146,9 +163,12 @@ def program(work: Work) -> tvm.IRModule:
         leader = T.meta_var(tirx.all(group == 0, thread == 0))
         full = TMABar(pool, stages, leader=leader)
         empty = MBarrier(pool, stages, leader=leader)
+        exchange = T.meta_var(Exchange(work, multiply.accumulator, pool, leader) if split else None)
         pool.commit()
         full.init(1)
         empty.init(consumers * sharing)
+        if split:
+            exchange.init()
         T.ptx.fence.mbarrier_init.release.cluster()
         T.ptx.fence.proxy.async_.shared__cta()
         if cluster > 1:
@@ -156,8 +176,12 @@ def program(work: Work) -> tvm.IRModule:
         else:
             T.cuda.cta_sync()
 
-        rank_m = T.meta_var(named("rank_m", T.truncdiv(rank, cluster_n) if cluster_n > 1 else rank))
-        rank_n = T.meta_var(named("rank_n", T.truncmod(rank, cluster_n) if cluster_n > 1 else 0))
+        # ranks count along n first, then m, then the reduction
+        rank_k = T.meta_var(named("rank_k", T.truncdiv(rank, cluster_mn)) if split_k > 1 else 0)
+        rank_mn = T.meta_var(named("rank_mn", T.truncmod(rank, cluster_mn)) if split_k > 1 else rank)
+        rank_m = T.meta_var(named("rank_m", T.truncdiv(rank_mn, cluster_n)) if cluster_m > 1 else 0)
+        rank_n = T.meta_var(named("rank_n", T.truncmod(rank_mn, cluster_n)) if cluster_n > 1 else 0)
+        first = T.meta_var(rank_k * cluster_mn)
         tile: T.int32
         tile = T.truncdiv(block, cluster)
         stage: T.int32
@@ -172,6 +196,9 @@ def program(work: Work) -> tvm.IRModule:
                     while tile < work.clusters:
                         place = T.meta_var(work.place(tile, rank_m, rank_n))
                         window = T.meta_var(work.taps(place))
+                        # blocks that share the reduction take every split_k-th of its stages, over all taps
+                        chunk: T.int32
+                        chunk = rank_k
                         # while: unrolled, the loops would need more registers than the producer keeps
                         ry: T.int32
                         ry = window[0]
@@ -179,43 +206,48 @@ def program(work: Work) -> tvm.IRModule:
                             rx: T.int32
                             rx = window[2]
                             while rx < window[3]:
-                                chunk: T.int32
-                                chunk = 0
                                 while chunk < work.chunks:
                                     empty.wait(stage, phase ^ 1)
                                     full.arrive(stage, loaded)
                                     fill(work.a, a_map, work.loads_a(place, ry, rx, chunk, rank_n),
                                          ring, stage * stage_bytes, full.ptr_to([stage]),
-                                         row_mask(cluster_m, cluster_n, rank_m))
+                                         row_mask(cluster_n, first + rank_m * cluster_n))
                                     fill(work.b, b_map, work.loads_b(place, ry, rx, chunk, rank_m),
                                          ring, stage * stage_bytes + work.b_start, full.ptr_to([stage]),
-                                         column_mask(cluster_m, cluster_n, rank_n))
+                                         column_mask(cluster_m, cluster_n, first + rank_n))
                                     stage = stage + 1
                                     if stage == stages:
                                         stage = 0
                                         phase = phase ^ 1
-                                    chunk = chunk + 1
+                                    chunk = chunk + split_k
+                                chunk = chunk - work.chunks
                                 rx = rx + 1
                             ry = ry + 1
                         tile = tile + clusters
         else:
             if redistribute:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](consumer_registers)
-            sums = T.alloc_local((blocks_m * each,), multiply.accumulator)
+            member_m = T.meta_var(T.truncdiv(group, consumers_n) if consumers_n > 1 else group)
+            columns_before = T.meta_var(
+                T.truncmod(group, consumers_n) * b.row_offset(config.columns) if consumers_n > 1 else 0)
+            sums = T.alloc_local((work.sums * blocks_m * each,), multiply.accumulator)
             a_tile: T.uint64
             a_tile = T.uint64(0)
             b_tile: T.uint64
             b_tile = T.uint64(0)
             T.cuda.wgmma.encode_matrix_descriptor(
-                T.address_of(a_tile), ring.ptr_to([group * a.row_offset(config.rows)]), *a.descriptor)
-            T.cuda.wgmma.encode_matrix_descriptor(T.address_of(b_tile), ring.ptr_to([work.b_start]), *b.descriptor)
+                T.address_of(a_tile), ring.ptr_to([member_m * a.row_offset(config.rows)]), *a.descriptor)
+            T.cuda.wgmma.encode_matrix_descriptor(
+                T.address_of(b_tile), ring.ptr_to([work.b_start + columns_before]), *b.descriptor)
             # the block whose stage this thread says is free: each of the row and of the column
-            peer = T.meta_var(named("peer", peer_of(thread, rank_m, rank_n, cluster_m, cluster_n)))
+            peer = T.meta_var(named("peer", first + peer_of(thread, rank_m, rank_n, cluster_m, cluster_n)))
+            turn: T.int32
+            turn = 0
             while tile < work.clusters:
                 place = T.meta_var(work.place(tile, rank_m, rank_n))
                 window = T.meta_var(work.taps(place))
-                count = T.meta_var(named("count",
-                    (window[1] - window[0]) * (window[3] - window[2]) * work.chunks))
+                steps_all = T.meta_var((window[1] - window[0]) * (window[3] - window[2]) * work.chunks)
+                count = T.meta_var(named("count", own_steps(steps_all, rank_k)))
                 before: T.int32
                 before = 0
                 for step in T.serial(count):
@@ -232,12 +264,22 @@ def program(work: Work) -> tvm.IRModule:
                         stage = 0
                         phase = phase ^ 1
                 T.ptx.wgmma.wait_group.sync.aligned(0)
-                multiply.settle([sums[i] for i in range(blocks_m * each)])
+                multiply.settle([sums[i] for i in range(work.sums * blocks_m * each)])
                 release(empty, before, thread, peer)
-                epilogue.emit(work, views, output_map, place, sums, staging, group, warp, lane, thread)
+                member = T.meta_var(Member(group, warp, lane, thread))
+                if split:
+                    if exchange.finishes(group, rank_k):
+                        exchange.receive(sums, group, rank_k, rank_mn, thread, turn)
+                        work.emit_results(views, output_map, place, sums, staging, member)
+                    else:
+                        exchange.send(sums, group, rank_k, rank_mn, thread, turn)
+                    turn = turn ^ 1
+                else:
+                    work.emit_results(views, output_map, place, sums, staging, member)
                 tile = tile + clusters
-            if thread == 0:
-                T.ptx.cp.async_.bulk.wait_group(0)
+            if by_tma:  # noqa: SIM102 (of the two only the other is the kernel's)
+                if thread == 0:
+                    T.ptx.cp.async_.bulk.wait_group(0)
         T.cuda.warp_sync()
         if cluster > 1:
             T.cuda.cluster_sync()

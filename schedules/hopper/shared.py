@@ -6,7 +6,7 @@ Both swizzle alike: 16-byte chunks of a row are XORed with the row's number, ove
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from schedules.hopper.config import K_BYTES, STAGING
 
@@ -16,6 +16,11 @@ LONGEST_STEP = 8  # element stride
 UNIT = 16  # bytes that descriptors count in
 FOLDS = (4, 2, 1)  # rows that TMA may move as one line
 PATTERN = 8  # lines after which a swizzle repeats, at least
+
+
+def aligned(size: int) -> int:
+    """`size` bytes up to where any swizzle begins anew."""
+    return -(-size // 1024) * 1024
 
 
 def folded(row: Any, fold: int) -> Any:
@@ -122,8 +127,28 @@ class SharedTile:
         return step // each * self.slab + step % each * K_BYTES
 
     def row_offset(self, row: int) -> int:
-        """Bytes to a row that is a multiple of 64."""
+        """Bytes to a row that is a multiple of 64, or of a run where runs are shorter."""
         return row // self.run * self.slab if self.transposed else row * self.swizzle
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What ordinary stores are told of the argument `tensor`, for outputs whose rows TMA's strides cannot follow.
+
+    `rows` rows of a tile side by side are one run of contiguous elements of the tensor, or what of it lies inside; runs
+    begin and end at multiples of `vector` elements, which are stored at once.
+    """
+
+    tensor: str
+    elements: int  # of the tensor
+    rows: int
+    vector: int
+
+    def reason(self) -> str | None:
+        """Why runs cannot be stored; None if they can."""
+        if self.elements >= 2**31:
+            return f"{self.tensor} has 2**31 elements or more, which 32-bit indices do not reach"
+        return None
 
 
 @dataclass(frozen=True)
@@ -170,6 +195,40 @@ class Staging:
             row = folded(folded(row, self.fold_a), self.fold)
         line = T.truncdiv(row, 128 // self.row_bytes)
         return row * self.row_bytes + T.bitwise_xor(chunk, T.truncmod(line, self.row_bytes // 16)) * 16
+
+
+@dataclass(frozen=True)
+class RunStaging:
+    """Where a consumer's results wait for ordinary stores: `rows` rows of `width` columns, `pitch` elements of `item`
+    bytes apart, in passes over the `columns` of the block.
+
+    The pitch is that of the tensor, so that rows make runs as they lie there, where all columns of the tensor fit; else
+    it is 16 bytes more than the width, which spreads the rows over the banks.
+    """
+
+    rows: int
+    width: int
+    pitch: int
+    item: int
+    columns: int
+    together: ClassVar[int] = 1
+
+    @property
+    def packed(self) -> bool:
+        """Whether a pass holds whole rows of the tensor, without gaps."""
+        return self.pitch <= self.width
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.pitch * self.item
+
+
+def run_staging(rows: int, columns: int, size: int, item: int) -> RunStaging:
+    """Staging for the results of a consumer where a row of the tensor has `size` elements."""
+    if size <= columns and rows * size * item <= STAGING:
+        return RunStaging(rows, columns, size, item, columns)
+    width = staging_for(rows, columns, item, 128 // item).width
+    return RunStaging(rows, width, width + UNIT // item, item, columns)
 
 
 def staging_for(rows: int, columns: int, item: int, widest: int, folds: tuple[int, int] = (1, 1)) -> Staging:

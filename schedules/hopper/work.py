@@ -4,15 +4,38 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from schedules.hopper.config import HopperConfig
-from schedules.hopper.shared import SharedTile, Staging, TensorMap
+from schedules.arch import Arch
+from schedules.hopper.config import (
+    BARRIER_BYTES,
+    K_BYTES,
+    RESIDENT,
+    ROWS,
+    STAGES,
+    SUM_BYTES,
+    WARPGROUP,
+    HopperConfig,
+    shared_room,
+)
+from schedules.hopper.shared import Runs, RunStaging, SharedTile, Staging, TensorMap, aligned
 from schedules.problem import Argument, Pair
 
 Tensors = Mapping[str, Any]  # argument name to its TIRx buffer
+# (number of the sums, 64 rows of the consumer's, group of eight columns, register of its four) to an accumulator
+Fragment = Callable[[int, int, int, int], Any]
+
+
+@dataclass(frozen=True)
+class Member:
+    """The numbers of a thread that multiplies: consumer, warp of it, lane of the warp, and thread of the consumer."""
+
+    consumer: Any
+    warp: Any
+    lane: Any
+    thread: Any
 
 
 @dataclass(frozen=True)
@@ -25,24 +48,55 @@ class Load:
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand's tile, and the tensor map of the boxes that fill it."""
+    """An operand's tiles in a stage, one behind the other, and the tensor map of the boxes that fill them."""
 
     tile: SharedTile
     source: TensorMap
-    tap_bytes: int = 0  # from one kernel tap to the next, if a stage holds several
+    count: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.tile.nbytes
+
+
+@dataclass(frozen=True)
+class Product:
+    """Something that a stage adds to the sums number `sums`: rows of operand a from `a` bytes on, times operand b from
+    `b` bytes on."""
+
+    sums: int
+    a: int
+    b: int
 
 
 @dataclass(frozen=True)
 class Output:
-    """How results leave: elements of `dtype` through the staging memory, by boxes of the tensor map.
+    """How results leave: elements of `dtype` through the staging memory, by boxes of a tensor map or as runs.
 
     None is greater than `bound` before it is rounded and saturated.
     """
 
     dtype: str
-    staging: Staging
-    target: TensorMap
+    staging: Staging | RunStaging
+    target: TensorMap | Runs
     bound: float = math.inf
+
+
+# Of `Work.microseconds`, in nanoseconds and bytes
+CYCLE = 0.52  # of a tensor core
+LOADED = 82.0  # bytes that a multiprocessor gets from L2 in a nanosecond
+NARROW = 32  # bytes of a row of a box, of which TMA loads
+LOADED_NARROW = 41.0  # no more than this
+LATENCY = 690.0  # from the load of a stage to its use
+FINISH = 0.104  # of a result of a tile
+OVERLAP = 2.46  # the norm's exponent: 1 if nothing overlapped, infinite if everything did
+EXCHANGE = 1500.0  # until sums of another block are there
+SENT = 0.2  # of a sum sent
+
+
+def product_cycles(columns: int) -> float:
+    """Of a wgmma: half of one for each column, unless reading its operands from shared memory takes longer."""
+    return max(columns / 2, 16 + columns / 4)
 
 
 class Work(ABC):
@@ -52,7 +106,8 @@ class Work(ABC):
     config: HopperConfig
     arguments: tuple[Argument, ...]
     kernel: Pair  # taps, or groups of taps of which a stage holds all
-    stage_taps: int = 1  # taps in a stage
+    products: tuple[Product, ...] = (Product(0, 0, 0),)  # of each stage
+    margin: int = 0  # columns of a consumer's before the first that is stored, whole groups of eight
     chunks: int  # stages of one tap, or group of them
     clusters: int  # tiles of a whole cluster
     a: Operand
@@ -65,18 +120,82 @@ class Work(ABC):
         return self.arguments[0].dtype
 
     @property
+    def sums(self) -> int:
+        """Sets of accumulators."""
+        return 1 + max(each.sums for each in self.products)
+
+    @property
     def b_start(self) -> int:
-        """Bytes from the start of a stage to operand b, where any swizzle begins anew."""
-        return -(-self.a.tile.nbytes // 1024) * 1024
+        """Bytes from the start of a stage to operand b."""
+        return aligned(self.a.nbytes)
 
     @property
     def stage_bytes(self) -> int:
         """Bytes from one stage to the next."""
-        return self.b_start + self.b.tile.nbytes
+        return aligned(self.b_start + self.b.nbytes)
 
-    def reason(self) -> str | None:
-        """Why TMA cannot move these tiles; None if it can."""
+    @property
+    def exchange_bytes(self) -> int:
+        """Shared memory for the sums that the other blocks of a tile send: of each consumer that this one finishes."""
+        config = self.config
+        finished = -(-config.consumers // config.split_k)
+        return finished * (config.split_k - 1) * self.sums * config.accumulators * WARPGROUP * SUM_BYTES
+
+    @property
+    def beside_stages(self) -> int:
+        """Bytes of shared memory that are no stages."""
+        config = self.config
+        exchange = self.exchange_bytes + config.consumers * BARRIER_BYTES if config.split_k > 1 else 0
+        return config.consumers * self.output.staging.nbytes + exchange
+
+    @property
+    def least_taps(self) -> int:
+        """Taps, or groups of them, that every tile needs at least."""
+        return math.prod(self.kernel)
+
+    def reason(self, arch: Arch) -> str | None:
+        """Why these tiles cannot be moved, shared out or held on `arch`; None if they can."""
+        config, stages = self.config, self.least_taps * self.chunks
+        if config.split_k > stages:
+            return f"split_k={config.split_k} blocks share a tile of {stages} stages; lower split_k or block_k"
+        shared = config.num_stages * (self.stage_bytes + BARRIER_BYTES) + self.beside_stages
+        room = shared_room(arch, config.blocks_sm)
+        if shared > room:
+            of_each = f" for each of {config.blocks_sm} blocks" if config.blocks_sm > 1 else ""
+            return f"num_stages={config.num_stages} needs {shared} bytes of shared memory, {arch} has {room}{of_each}"
         return self.a.source.reason() or self.b.source.reason() or self.output.target.reason()
+
+    def fill_shared(self, arch: Arch) -> None:
+        """Change the config to the most stages, of those that searches try, that shared memory has room for."""
+        room = shared_room(arch, self.config.blocks_sm) - self.beside_stages
+        fits = room // (self.stage_bytes + BARRIER_BYTES)
+        self.config = replace(self.config, num_stages=max(STAGES[0], min(STAGES[-1], fits)))
+
+    def microseconds(self) -> float:
+        """About how long the kernel takes on an H200, to compare configs by.
+
+        A multiprocessor multiplies, all of them load from L2, and the loads of a stage take a while to arrive, however
+        small: the three overlap the better the more the longest of them stands out (a norm), and each tile's results
+        are finished after it.  The constants are fitted to 210 trials of four 3x3 convolutions of NHWC data in float16
+        on an H200 (mean error 7%; of the configs tried the one it chooses is 1.5% slower than the best), the rate of
+        32-byte rows to 900 of NCHW32 in int8.  What `split_k` costs is an estimate.
+        """
+        config, stages = self.config, math.prod(self.kernel) * self.chunks
+        nbytes = self.a.tile.k * self.a.tile.item
+        waves = -(-self.clusters // max(1, RESIDENT[config.cluster] * config.blocks_sm // config.cluster))
+        own = -(-stages // config.split_k)
+        cycles = product_cycles(config.block_n) * CYCLE
+        multiply = waves * own * config.blocks_sm * config.block_m / ROWS * nbytes / K_BYTES * cycles
+        rows = config.block_m / config.cluster_n + config.block_n / config.cluster_m
+        rate = LOADED_NARROW if self.a.tile.swizzle <= NARROW else LOADED
+        load = self.clusters * config.cluster / RESIDENT[1] * own * rows * nbytes / rate
+        arrive = waves * own * LATENCY / (config.num_stages - 1)
+        results = config.block_m * config.block_n
+        finish = results * FINISH / min(config.split_k, config.consumers)
+        if config.split_k > 1:
+            finish += EXCHANGE + results * SENT * (config.split_k - 1) / config.split_k
+        overlapped = sum(part**OVERLAP for part in (multiply, load, arrive)) ** (1 / OVERLAP)
+        return (overlapped + waves * finish) / 1000
 
     @abstractmethod
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Any:
@@ -94,9 +213,27 @@ class Work(ABC):
     def loads_b(self, place: Any, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
         """The same for operand b, in cluster_m parts."""
 
+    def emit_results(
+        self, tensors: Tensors, output_map: Any, place: Any, sums: Any, memory: Any, member: Member
+    ) -> None:
+        """Finish a consumer's tile: its `sums` by way of the staging `memory` to the output."""
+        from schedules.hopper import epilogue
+
+        epilogue.emit(self, tensors, output_map, place, sums, memory, member)
+
     @abstractmethod
     def store_at(self, place: Any, consumer: Any, column: int) -> tuple[Any, ...]:
-        """Coordinates in the output of a consumer's rows and the columns from `column` of the block."""
+        """Coordinates in the output's tensor map of a consumer's rows and its stored columns from `column` on."""
+
+    def run_at(self, place: Any, consumer: Any, row: Any, column: int) -> tuple[Any, Any]:
+        """For an output of runs: where in it the one begins that has row `row` of the consumer's first, in the columns
+        from `column` of the block, and how many elements there are to it, 0 or less if none are inside."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of runs")
+
+    def totals(self, fragment: Fragment, m: int, group: int, below: int, lane: Any) -> Sequence[Any]:
+        """The two sums of a thread in columns 8 * `group` + lane % 4 * 2 + (0, 1) of its consumer, in 64 rows number
+        `m`, there 8 * `below` rows down; all threads of a warp ask together."""
+        return [fragment(0, m, group, 2 * below + j) for j in range(2)]
 
     def row_term(self, tensors: Tensors, place: Any, consumer: Any, row: Any) -> Any:
         """What the epilogue needs of a row of the consumer's, found once for all columns; None if nothing."""
@@ -110,3 +247,19 @@ class Work(ABC):
     def finish(self, tensors: Tensors, place: Any, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
         """The output, float32 or int32, not yet rounded, of a sum in a column of the block's; with the terms of its row
         and of its column."""
+
+
+W = TypeVar("W", bound=Work)
+
+
+def fastest(works: Iterable[W | None], arch: Arch) -> W | None:
+    """The work that takes least time by its estimate, each with the most stages that fit; the earliest of equals, None
+    if there is none."""
+
+    def filled() -> Iterator[W]:
+        for work in works:
+            if work:
+                work.fill_shared(arch)
+                yield work
+
+    return min(filled(), key=lambda work: work.microseconds(), default=None)

@@ -1,8 +1,9 @@
-"""cp.async: copies from global to shared memory that pass by the registers, zeros where a border or round-up has no
-element."""
+"""What runs beside the threads: cp.async, copies from global to shared memory that pass by the registers, zeros where a
+border or round-up has no element; and what waits for it, or for wgmma."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +44,30 @@ def wait(groups: int) -> Any:
             f'{{ asm volatile("cp.async.wait_group {groups};\\n" ::: "memory"); }}\n',
         )
     )
+
+
+def fence() -> Any:
+    """Let the async proxy, which wgmma reads by, see what this thread has written to shared memory."""
+    return call(
+        (
+            "fence_async_proxy",
+            "__device__ __forceinline__ void fence_async_proxy() "
+            '{ asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }\n',
+        )
+    )
+
+
+def settle(sums: Any) -> Any:
+    """Wait for every wgmma that this thread has committed, and keep the compiler from reading its `sums` earlier."""
+    count = math.prod(int(extent) for extent in sums.shape)
+    name = f"wgmma_settle_{count}"
+    source = (
+        f"__device__ __forceinline__ void {name}(float* c) {{\n"
+        '  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");\n'
+        f'  #pragma unroll\n  for (int i = 0; i < {count}; ++i) asm volatile("" : "+f"(c[i]) :: "memory");\n}}\n'
+    )
+    first = tirx.BufferLoad(sums, [integer(0) for _ in sums.shape])
+    return call((name, source), tirx.op.address_of(first))
 
 
 def _source(size: int) -> tuple[str, str]:

@@ -24,7 +24,7 @@ Importing TVM's own collection of intrinsics takes ten seconds, hence this one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,11 @@ def _register(name: str, description: PrimFunc, implementation: PrimFunc) -> Int
     TensorIntrin.register(name, description, implementation, override=True)
     _made[name] = Intrinsic(name, description, implementation)
     return _made[name]
+
+
+def register_once(name: str, make: Callable[[], tuple[PrimFunc, PrimFunc]]) -> Intrinsic:
+    """The intrinsic called `name`, whose description and implementation `make` gives the first time."""
+    return _made[name] if name in _made else _register(name, *make())
 
 
 @contextlib.contextmanager

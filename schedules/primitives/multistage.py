@@ -17,8 +17,8 @@ from tvm import ir, tirx
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 
 from schedules.primitives import reach
-from schedules.primitives.annotations import AHEAD, ASYNC, PIPELINE, SKIP, TILE_SUMS
-from schedules.primitives.async_copy import Copies, commit, wait
+from schedules.primitives.annotations import AHEAD, ASYNC, AT_ONCE, PIPELINE, SKIP, TILE_SUMS
+from schedules.primitives.async_copy import Copies, commit, fence, settle, wait
 from schedules.primitives.cursor import Cursor, split
 from schedules.primitives.odometer import Odometer
 from schedules.primitives.statements import (
@@ -46,6 +46,7 @@ class Options:
     asynchronous: bool  # copies that cp.async can do are left to it
     ahead: bool  # fragments of the next k step are loaded before this one is multiplied, into a second set
     skip: bool  # steps whose tile of an operand is all zeros are left out
+    at_once: bool = False  # a tile's product has no k steps, and reads the tiles by the async proxy
     tile_sums: bool = False  # each tile is summed apart, from zero, and added to the sums when it is done
 
     @staticmethod
@@ -55,6 +56,7 @@ class Options:
             asynchronous=bool(annotations.get(ASYNC, 0)),
             ahead=bool(annotations.get(AHEAD, 1)),
             skip=bool(annotations.get(SKIP, 0)),
+            at_once=bool(annotations.get(AT_ONCE, 0)),
             tile_sums=bool(annotations.get(TILE_SUMS, 0)),
         )
 
@@ -75,7 +77,10 @@ def multistage(body: Any) -> Any:
 
     def visit(loop: Any) -> Any:
         annotations = dict(loop.annotations)
-        return _Nest(loop, blocks, body).emit(Options.of(annotations)) if PIPELINE in annotations else loop
+        if PIPELINE not in annotations:
+            return loop
+        options = Options.of(annotations)
+        return _Nest(loop, blocks, body, options.at_once).emit(options)
 
     return tvm_ffi.structural_map(body, (tirx.For, visit))
 
@@ -89,9 +94,10 @@ class _Copy:
 
 
 class _Nest:
-    """An annotated nest  for .. for: {allocate tiles; copy, copy, for k step: {load fragments; multiply}}."""
+    """An annotated nest  for .. for: {allocate tiles; copy, copy, for k step: {load fragments; multiply}}, or where the
+    product is `at_once`  for .. for: {allocate tiles; copy, copy, multiply}."""
 
-    def __init__(self, root: Any, blocks: Sequence[Any], program: Any) -> None:
+    def __init__(self, root: Any, blocks: Sequence[Any], program: Any, at_once: bool) -> None:
         self.loops = [root]
         while isinstance(self.loops[-1].body, tirx.For):
             self.loops.append(self.loops[-1].body)
@@ -100,6 +106,9 @@ class _Nest:
         self.tiles = list(inner.block.alloc_buffers)
         *copies, self.steps = sequence(inner.block.body)
         self.copies = [self._copy(statement) for statement in copies]
+        if at_once:
+            self.fragments, self.loads, self.multiply = [], [], self.steps
+            return
         fragments = self.steps.body
         self.fragments = list(fragments.block.alloc_buffers)
         *self.loads, self.multiply = sequence(fragments.block.body)
@@ -114,7 +123,9 @@ class _Nest:
         """The loop as a block.  Raises ValueError where fewer than two stages would need a second barrier."""
         if options.stages < 2 or (not options.asynchronous and options.stages != 2):
             raise ValueError(f"{options.stages} stages do not fit this pipeline")
-        if options.ahead and int(self.steps.extent) % 2:
+        if options.at_once and options.tile_sums:
+            raise ValueError("sums of products under way cannot be added tile by tile")
+        if options.ahead and not options.at_once and int(self.steps.extent) % 2:
             raise ValueError("fragments are double-buffered: the k steps of a tile must be even in number")
         return _Emitter(self, options).block()
 
@@ -127,6 +138,7 @@ class _Emitter:
             options.asynchronous,
             options.ahead,
         )
+        self.at_once = options.at_once
         self.copies, found = nest.copies, reach.Reach()
         if options.skip:
             found, statements = reach.find([copy.statement for copy in nest.copies], nest.loops, nest.blocks)
@@ -266,7 +278,13 @@ class _Emitter:
     def ready(self) -> list[Any]:
         """Wait until the tile to read next is in shared memory, and everyone is done with the stage to write next."""
         barrier = tirx.Evaluate(tirx.op.tvm_storage_sync(str(self.nest.tiles[0].scope())))
-        return [wait(self.stages - 2), barrier] if self.asynchronous else [barrier]
+        # products under way read the stage before, and the async proxy has to see what this thread wrote
+        handed = [*self.settled(), fence()] if self.at_once else []
+        return [wait(self.stages - 2), *handed, barrier] if self.asynchronous else [*handed, barrier]
+
+    def settled(self) -> list[Any]:
+        """Wait for the products under way."""
+        return [settle(sums) for sums in _written(self.nest.multiply)] if self.at_once else []
 
     def multiply(self, step: Any, version: Any) -> Any:
         """The products of k step `step` from set `version` of the fragments."""
@@ -287,10 +305,13 @@ class _Emitter:
                 prologue.append(commit())
         prologue.append(tirx.BufferStore(self.stage, integer(0), [integer(0)]))
         prologue.append(tirx.BufferStore(self.stage, integer(self.stages - 1), [integer(1)]))
-        loop = self.loading_ahead() if self.ahead else self.loading_each()
+        if self.at_once:
+            loop = self.multiplying_at_once()
+        else:
+            loop = self.loading_ahead() if self.ahead else self.loading_each()
         for stage, cursors in zip((0, self.stages - 1), self.cursors, strict=True):
             prologue += [cursor.set(stage) for cursor in cursors]
-        ending = [wait(0)] if self.asynchronous else []
+        ending = [*self.settled(), *([wait(0)] if self.asynchronous else [])]
         # what follows may reuse this memory
         ending.append(tirx.Evaluate(tirx.op.tvm_storage_sync(str(self.nest.tiles[0].scope()))))
         body = joined([*prologue, *loop, *ending])
@@ -341,6 +362,14 @@ class _Emitter:
         steps = self.over_steps(step, [*self.load(READ, step, integer(0), [step]), self.multiply(step, integer(0))])
         # the barrier also says that all have read the stage that is written next
         body = [*self.ready(), *start, *self.summed([steps]), *finish, *self.turn()]
+        return [self.over_tiles(tile, joined(body))]
+
+    def multiplying_at_once(self) -> list[Any]:
+        """The loop without fragments: while the product of a tile is under way, the next tile is fetched."""
+        tile = tirx.Var("tile", "int32")
+        start, finish = self.next_tile(tile)
+        product = self.in_stage(fresh(self.nest.multiply), READ)
+        body = [*self.ready(), product, *start, *finish, *self.turn()]
         return [self.over_tiles(tile, joined(body))]
 
     def summed(self, steps: list[Any]) -> list[Any]:

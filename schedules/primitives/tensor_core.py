@@ -14,14 +14,15 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import MULTIPROCESSORS, Arch
-from schedules.primitives.annotations import AHEAD, ASYNC, MIN_BLOCKS, PIPELINE, SKIP, SWIZZLE, TILE_SUMS
+from schedules.primitives.annotations import AHEAD, ASYNC, AT_ONCE, PIPELINE, SKIP, SWIZZLE, TILE_SUMS
 from schedules.primitives.fragments import Atom, atom_for, why_no_atom
 from schedules.primitives.intrinsics import load_matrix, multiply, multiply_split, per_lane, tensorize
+from schedules.primitives.launch import MinBlocks
 from schedules.primitives.tiles import bind, cooperative_fetch, inline_if_present
+from schedules.primitives.warpgroup import WarpgroupConfig, multiply_shared
 from schedules.problem import Config, numpy_dtype
 
 if TYPE_CHECKING:
-    import tvm
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -29,7 +30,7 @@ VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True)
-class TensorCoreConfig(Config):
+class TensorCoreConfig(MinBlocks, Config):
     block_m: int = 128  # output tile of a block
     block_n: int = 128
     block_k: int = 32  # of the reduction in shared memory at a time
@@ -65,14 +66,6 @@ class TensorCoreConfig(Config):
         item = parts * numpy_dtype(atom.source).itemsize
         sums = m * n if parts == 1 else 2 * m * n
         return (sums + self.fragment_sets * (m + n) * atom.k * item // 4) // atom.wave + 40
-
-    def finish(self, mod: tvm.IRModule) -> tvm.IRModule:
-        """`mod` with the function attributes that this config asks for."""
-        if not self.min_blocks:
-            return mod
-        mod = mod.clone()
-        mod["main"] = mod["main"].with_attr(MIN_BLOCKS, self.min_blocks)
-        return mod
 
     def check_tile(self, dtype: str, arch: Arch, output: str | None = None, parts: int = 1) -> str | None:
         """Why the tile is illegal for operands of `parts` x `dtype` on `arch`, whatever the problem; the output is of
@@ -142,7 +135,7 @@ class Operand:
 
 def schedule_product(
     sch: Schedule,
-    config: TensorCoreConfig,
+    config: TensorCoreConfig | WarpgroupConfig,
     arch: Arch,
     dtype: str,
     m: Operand,
@@ -158,11 +151,13 @@ def schedule_product(
     are inlined into the loads.  Where both operands are split, `dtype` is that of their parts, and ``conv`` sums
     high x high + high x low + low x high, each tile of the reduction apart from the others: tensor cores cut off
     towards zero, which over long sums costs more than the split.  With `skip_padding` a block leaves out the steps
-    whose tiles are all zeros.
+    whose tiles are all zeros.  With a WarpgroupConfig the instruction is wgmma, which takes a tile of the reduction at
+    once, from shared memory as it lies there: operands are then not transposed.
 
     Returns the loop over blocks.
     """
     atom = atom_for(dtype, arch)
+    at_once = isinstance(config, WarpgroupConfig)
     scope = "shared.dyn" if arch.kind == "cuda" else "shared"
     conv, finished, output = (sch.get_sblock(name) for name in ("conv", "finished", "output"))
     threads = (config.warps, atom.wave)
@@ -171,7 +166,7 @@ def schedule_product(
     parts = [(name, operand, read) for name, operand in (("a", m), ("b", n)) for read in operand.reads]
     split = len(parts) > 2
     shared = [sch.cache_read(conv, read, scope) for _, _, read in parts]
-    fragments = [sch.cache_read(conv, read, "local") for _, _, read in parts]
+    fragments = [] if at_once else [sch.cache_read(conv, read, "local") for _, _, read in parts]
     inline_if_present(sch, "padded", "columns", "weights", "columns_low", "weights_low")
     sch.set_scope(conv, 0, "local")
     sch.set_scope(finished, 0, scope)
@@ -191,16 +186,16 @@ def schedule_product(
     # 3. warps, tiles of the reduction, k steps, matrix instructions
     row, column, *reduction, k = sch.get_loops(conv)[1 + len(outer) :]
     warp_row, row, i = sch.split(row, [config.warps_m, None, atom.m])
-    warp_column, column, j = sch.split(column, [config.warps_n, None, atom.n])
-    tile, step, k = sch.split(k, [None, config.block_k // atom.k, atom.k])
-    sch.reorder(warp_row, warp_column, *reduction, tile, step, row, column, i, j, k)
+    warp_column, column, j = sch.split(column, [config.warps_n, None, config.block_n if at_once else atom.n])
+    tile, *step, k = sch.split(k, [None, config.block_k] if at_once else [None, config.block_k // atom.k, atom.k])
+    sch.reorder(warp_row, warp_column, *reduction, tile, *step, row, column, i, j, k)
     sch.bind(sch.fuse(warp_row, warp_column), "threadIdx.y")
     sch.unroll(row)
     sch.unroll(column)
 
     # 4. where each stage lives
     for fragment in fragments:
-        sch.compute_at(fragment, step, preserve_unit_loops=True)
+        sch.compute_at(fragment, *step, preserve_unit_loops=True)
     for stage, (_, operand, _) in zip(shared, parts, strict=True):
         sch.compute_at(stage, tile, preserve_unit_loops=True)
         if operand.transposed and atom.wave == 64:
@@ -212,7 +207,9 @@ def schedule_product(
     first = reduction[0] if reduction else tile
     sch.annotate(first, PIPELINE, config.stages)
     sch.annotate(first, ASYNC, int("cp_async" in arch.features))
-    if config.fragment_sets == 1:
+    if isinstance(config, WarpgroupConfig):
+        sch.annotate(first, AT_ONCE, 1)
+    elif config.fragment_sets == 1:
         sch.annotate(first, AHEAD, 0)
     if skip_padding:
         sch.annotate(first, SKIP, 1)
@@ -220,12 +217,15 @@ def schedule_product(
         sch.annotate(first, TILE_SUMS, 1)
 
     # 5. registers and instructions
-    for fragment, (name, operand, _) in zip(fragments, parts, strict=True):
+    for fragment, (name, operand, _) in zip(fragments, parts, strict=False):
         _fill_fragment(sch, fragment, atom, name, operand.transposed, scope)
     _lay_out_sums(sch, conv, config, atom)
     start = sch.decompose_reduction(conv, first)
     _clear_sums(sch, start, atom)
-    tensorize(sch, i, multiply_split(atom, arch) if split else multiply(atom, arch))
+    if at_once:
+        tensorize(sch, i, multiply_shared(dtype, config.block_n, config.block_k, scope))
+    else:
+        tensorize(sch, i, multiply_split(atom, arch) if split else multiply(atom, arch))
     return block
 
 
@@ -243,7 +243,12 @@ def _fetch_transposed(sch: Schedule, stage: SBlockRV, threads: tuple[int, int], 
 
 def _clear_sums(sch: Schedule, start: SBlockRV, atom: Atom) -> None:
     row, column, i, j = sch.get_loops(start)[-4:]
-    for loop in (row, column, *_bind_lanes(sch, i, j, atom)):
+    products = []
+    if int(sch.get(j).extent) > atom.n:  # those that one instruction sums
+        several, j = sch.split(j, [None, atom.n])
+        sch.reorder(several, i, j)
+        products = [several]
+    for loop in (row, column, *products, *_bind_lanes(sch, i, j, atom)):
         sch.unroll(loop)
 
 
@@ -262,7 +267,9 @@ def _bind_lanes(sch: Schedule, i: LoopRV, j: LoopRV, atom: Atom) -> list[LoopRV]
     return slots
 
 
-def _leave_registers(sch: Schedule, row: LoopRV, column: LoopRV, config: TensorCoreConfig, atom: Atom) -> None:
+def _leave_registers(
+    sch: Schedule, row: LoopRV, column: LoopRV, config: TensorCoreConfig | WarpgroupConfig, atom: Atom
+) -> None:
     """Loops of the stage that reads the sums: each lane its own."""
     warp_row, row, i = sch.split(row, [config.warps_m, None, atom.m])
     warp_column, column, j = sch.split(column, [config.warps_n, None, atom.n])
@@ -277,7 +284,7 @@ def _leave_registers(sch: Schedule, row: LoopRV, column: LoopRV, config: TensorC
         sch.unroll(slot)
 
 
-def _lay_out_sums(sch: Schedule, conv: SBlockRV, config: TensorCoreConfig, atom: Atom) -> None:
+def _lay_out_sums(sch: Schedule, conv: SBlockRV, config: TensorCoreConfig | WarpgroupConfig, atom: Atom) -> None:
     rows, columns = config.block_m // config.warps_m, config.block_n // config.warps_n
 
     def layout(*at: Any) -> list[Any]:

@@ -26,17 +26,34 @@ SHAPES: dict[str, dict[str, Any]] = {
     "1x1": dict(n=200, h=5, w=3, ci=72, co=200, kh=1, kw=1, dtype="float16"),
     "many tiles": dict(n=256, h=9, w=11, ci=64, co=256, kh=3, kw=3, pad=1, dtype="float16"),
 }
+# what a config says of none of its own, whatever the default for the problem
+PLAIN = dict(block_k=64, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1, split_k=1)
 CONFIGS: list[dict[str, Any]] = [
     dict(),
-    dict(block_m=128, block_n=256, consumers=2, num_stages=4),
-    dict(block_m=128, block_n=256, consumers=2, num_stages=4, skip_padding=False),
-    dict(block_m=256, block_n=128, consumers=2, num_stages=3, cluster_m=1, cluster_n=2),
-    dict(block_m=192, block_n=128, consumers=3, num_stages=4, cluster_m=1),
-    dict(block_m=64, block_n=256, consumers=1, block_k=128, num_stages=2, cluster_m=4, grid=120),
-    dict(block_m=128, block_n=128, consumers=2, block_k=32, num_stages=6, cluster_m=2, cluster_n=2, grid=120),
-    dict(block_m=128, block_n=64, consumers=2, block_k=16, num_stages=5, cluster_m=1, grid=0),
-    dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
-    dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
+    *(
+        PLAIN | words
+        for words in [
+            dict(block_m=128, block_n=256, consumers=2, num_stages=4),
+            dict(block_m=128, block_n=256, consumers=2, num_stages=4, skip_padding=False),
+            dict(block_m=256, block_n=128, consumers=2, num_stages=3, cluster_m=1, cluster_n=2),
+            dict(block_m=192, block_n=128, consumers=3, num_stages=4, cluster_m=1),
+            dict(block_m=64, block_n=256, consumers=1, block_k=128, num_stages=2, cluster_m=4, grid=120),
+            dict(block_m=128, block_n=128, consumers=2, block_k=32, num_stages=6, cluster_m=2, cluster_n=2, grid=120),
+            dict(block_m=128, block_n=64, consumers=2, block_k=16, num_stages=5, cluster_m=1, grid=0),
+            dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
+            dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
+            dict(
+                block_m=128,
+                block_n=128,
+                consumers=2,
+                num_stages=3,
+                cluster_m=1,
+                split_k=2,
+                block_k=16,
+                skip_padding=False,
+            ),
+        ]
+    ),
 ]
 
 
@@ -100,8 +117,21 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
     assert spec.config_for(problem, sm_90a) in set(spec.legal_space(problem, sm_90a))
 
 
+@pytest.mark.parametrize(("fields", "name"), [(dict(), "tma_wgmma"), (dict(n=16), "mma"), (dict(co=36), "mma")])
+def test_the_rule(sm_90a: Arch, fields: dict[str, Any], name: str) -> None:
+    assert operator("conv2d_hwcn").choose(problem_of("conv2d_hwcn", **WORK | fields), sm_90a) == name
+
+
 @pytest.mark.parametrize(
-    ("shape", "words"), [*((shape, {}) for shape in SHAPES), *(("ragged, stride 2", words) for words in CONFIGS[1:])]
+    ("shape", "words"),
+    [
+        *((shape, {}) for shape in SHAPES),
+        *(("ragged, stride 2", words) for words in CONFIGS[1:]),
+        (
+            "whole tiles",
+            PLAIN | dict(block_m=64, block_n=64, block_k=16, num_stages=4, consumers=1, cluster_m=1, split_k=4, grid=4),
+        ),
+    ],
 )
 def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
     assert_emulated("conv2d_hwcn", SHAPES[shape], words)

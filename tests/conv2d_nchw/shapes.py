@@ -18,5 +18,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "kernel in the padding": dict(n=2, h=2, w=4, ci=2, co=3, kh=3, kw=3, pad=3),
     "1x1 kernel": dict(n=2, h=4, w=6, ci=12, co=9, kh=1, kw=1),
     "float16": dict(n=1, h=6, w=8, ci=6, co=10, kh=3, kw=3, pad=1, dtype="float16", bias=True, activation="relu"),
+    "packed filter": dict(n=2, h=6, w=8, ci=6, co=9, kh=3, kw=2, pad=1, bias=True, filter_layout="hwoi"),
+    "packed filter, float16": dict(n=1, h=6, w=8, ci=8, co=10, kh=2, kw=2, dtype="float16", filter_layout="hwoi"),
     "bfloat16": dict(n=2, h=5, w=4, ci=7, co=6, kh=2, kw=2, stride=2, dtype="bfloat16", bias=True),
 }

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tvm import te, tirx
 
 from schedules.conv2d_nchw.definition import NchwProblem, definition, gemm_definition, inputs, reference
+from schedules.conv2d_nchw.packing import pack_filter, unpack_filter
 from schedules.errors import ProblemError
 from tests.conftest import problem_of
 
@@ -17,6 +18,8 @@ from tests.conftest import problem_of
 def naive(problem: NchwProblem, data: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
     """The definition, one tap of one pixel at a time."""
     p = problem
+    if p.filter_layout == "hwoi":
+        weight = np.einsum("yxfc->fcyx", weight)
     out = np.zeros((p.n, p.co, p.out_h, p.out_w))
     for y, x, ry, rx in np.ndindex(p.out_h, p.out_w, p.kh, p.kw):
         row = y * p.stride[0] + ry * p.dilation[0] - p.pad[0]
@@ -39,6 +42,7 @@ def problems(draw: st.DrawFn) -> NchwProblem:
     return NchwProblem(
         draw(small), h, w, draw(small), draw(small), kh, kw, stride, pad, (dh, dw),
         bias=draw(st.booleans()), activation=draw(st.sampled_from(NchwProblem.activations)),
+        filter_layout=draw(st.sampled_from(NchwProblem.filter_layouts)),
     )  # fmt: skip
 
 
@@ -79,6 +83,23 @@ def test_arguments() -> None:
         ("output", (2, 4, 2, 3)),
     ]
     assert {argument.dtype for argument in problem.arguments()} == {"float16"}
+
+
+def test_packed_filter() -> None:
+    fields = dict(n=2, h=5, w=6, ci=3, co=4, kh=3, kw=2)
+    plain = problem_of("conv2d_nchw", **fields)
+    packed = problem_of("conv2d_nchw", **fields, filter_layout="hwoi")
+    assert packed.arguments()[1].shape == (3, 2, 4, 3)
+    data, weight = inputs(plain, np.random.default_rng(0))
+    assert pack_filter(weight).shape == (3, 2, 4, 3) and pack_filter(weight)[2, 1, 3, 0] == weight[3, 0, 2, 1]
+    np.testing.assert_array_equal(unpack_filter(pack_filter(weight)), weight)
+    expected, found = (
+        reference(problem, [data, given])[0].values
+        for problem, given in ((plain, weight), (packed, pack_filter(weight)))
+    )
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ProblemError, match="filter_layout=hwio is not oihw or hwoi"):
+        problem_of("conv2d_nchw", **fields, filter_layout="hwio")
 
 
 def test_unknown_activation_is_refused() -> None:

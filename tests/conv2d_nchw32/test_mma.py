@@ -16,6 +16,7 @@ from schedules.conv2d_nchw32.mma import space
 from schedules.errors import ConfigError
 from schedules.inspect import count_ptx
 from schedules.presets import preset, presets
+from schedules.registry import operator
 from tests.conftest import CUDA_ARCHES, assert_correct, problem_of
 from tests.conv2d_nchw32.shapes import EPILOGUE_SHAPE, EPILOGUES, SHAPES
 
@@ -239,3 +240,20 @@ def test_illegal_config_says_why(arch: str, config: dict[str, Any], message: str
     concrete = MatrixConfig(**{**MatrixConfig(stages=2).words(), **config})
     with pytest.raises(ConfigError, match=message):
         concrete.require(problem, parse_arch(arch))
+
+
+@pytest.mark.parametrize(
+    ("arch", "ci", "co", "name"),
+    [
+        ("sm_90a", 256, 128, "tma_wgmma"),
+        ("sm_90a", 64, 256, "mma"),
+        ("sm_90a", 256, 64, "mma"),
+        ("sm_80", 256, 256, "mma"),
+        ("gfx90a", 256, 256, "mfma"),
+        ("gfx1100", 256, 256, "simt"),
+        ("llvm", 256, 256, "cpu"),
+    ],
+)
+def test_the_rule(arch: str, ci: int, co: int, name: str) -> None:
+    problem = problem_of("conv2d_nchw32", n=16, h=14, w=14, ci=ci, co=co, kh=3, kw=3, pad=1)
+    assert operator("conv2d_nchw32").choose(problem, parse_arch(arch)) == name

@@ -24,7 +24,7 @@ SHAPES: dict[str, dict[str, Any]] = ALL_SHAPES | {
 }
 PLAIN: dict[str, Any] = dict(
     block_m=128, block_n=256, block_k=128, num_stages=4, consumers=2, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1,
-    row_pixels=1, tall=False, skip_padding=False,
+    split_k=1, row_pixels=1, tall=False, skip_padding=False,
 )  # fmt: skip
 _CONFIGS: list[dict[str, Any]] = [
     dict(block_m=128, block_n=256, block_k=128, consumers=2, num_stages=4),
@@ -44,6 +44,9 @@ _CONFIGS: list[dict[str, Any]] = [
     dict(block_m=64, block_n=32, block_k=64, consumers=1, num_stages=4, skip_padding=True),
     dict(block_m=64, block_n=64, block_k=64, consumers=1, num_stages=4, cluster_m=1, skip_padding=True, row_pixels=2),
     dict(block_m=512, block_n=64, block_k=64, num_stages=2, row_pixels=4, tall=True),
+    dict(block_m=128, block_n=64, block_k=32, consumers=2, num_stages=4, cluster_m=2, row_pixels=2, split_k=2, grid=4),
+    dict(block_m=128, block_n=64, block_k=64, num_stages=2, cluster_m=1, row_pixels=4, tall=True, split_k=2, grid=4),
+    dict(block_m=64, block_n=32, block_k=32, consumers=1, num_stages=4, cluster_m=1, split_k=4, grid=4),
 ]
 CONFIGS = [{}, *(PLAIN | words for words in _CONFIGS)]
 ROWS: list[dict[str, Any]] = [dict(words, row_pixels=row) for words in CONFIGS[9:11] for row in (2, 4)]
@@ -139,6 +142,9 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     ):
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem_of("conv2d_nchw32", **WORK | fields), sm_90a, PLAIN | dict(skip_padding="true"))
+    with pytest.raises(ConfigError, match="split_k=2 blocks share a tile of 1 stages"):
+        words = PLAIN | dict(split_k="2", block_n="64", block_k="256", skip_padding="true")
+        spec.config_for(problem, sm_90a, words)
     with pytest.raises(ConfigError, match="cuda:sm_80 has no tma and no wgmma"):
         spec.config_for(problem, parse_arch("sm_80"))
 
@@ -153,6 +159,8 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
     [
         *((shape, {}) for shape in SHAPES),
         *(("ragged everything, stride 2", words) for words in CONFIGS[1:12]),
+        *(("ragged everything, stride 2", words) for words in (CONFIGS[18], CONFIGS[20])),
+        *((shape, CONFIGS[19]) for shape in TALL),
         *((shape, words) for shape in SHAPES for words in ROWS[:3]),
         *((shape, words) for shape in TALL for words in CONFIGS[12:15]),
         *((shape, words) for shape in PADDED for words in CONFIGS[15:17]),

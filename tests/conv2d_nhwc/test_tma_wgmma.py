@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +15,10 @@ from schedules.build import Built, build
 from schedules.bundle import write_bundle
 from schedules.errors import ConfigError, UsageError
 from schedules.inspect import view
+from schedules.reference import normal_inputs
 from schedules.registry import operator
 from schedules.verify import verify
-from tests.conftest import problem_of
+from tests.conftest import caught, problem_of
 from tests.hopper import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
 
 WORK: dict[str, Any] = dict(n=256, h=14, w=14, ci=256, co=512, kh=3, kw=3, pad=1, dtype="float16")
@@ -31,18 +34,47 @@ SHAPES: dict[str, dict[str, Any]] = {
     "kernel in the padding": dict(n=2, h=1, w=1, ci=40, co=16, kh=3, kw=3, pad=2, dtype="float16"),
     "1x1": dict(n=3, h=5, w=7, ci=72, co=200, kh=1, kw=1, bias=True, activation="relu", dtype="float16"),
     "1x1, stride 2": dict(n=2, h=9, w=7, ci=8, co=520, kh=1, kw=1, stride=2, dtype="bfloat16"),
+    "few channels": dict(n=2, h=16, w=16, ci=40, co=27, kh=3, kw=3, pad=1, bias=True, activation="relu",
+                         dtype="float16"),
+    "four channels": dict(n=2, h=16, w=16, ci=40, co=4, kh=3, kw=3, pad=1, dtype="float16"),
+    "one channel, ragged": dict(n=3, h=7, w=5, ci=16, co=1, kh=3, kw=3, pad=1, bias=True, dtype="bfloat16"),
+    "odd channels, ragged": dict(n=3, h=9, w=13, ci=8, co=33, kh=3, kw=1, pad=1, stride=2, bias=True, dtype="float16"),
+    "many odd channels": dict(n=2, h=5, w=3, ci=24, co=331, kh=1, kw=1, bias=True, activation="relu",
+                              dtype="float16"),
+    "1x1, few channels": dict(n=3, h=5, w=7, ci=72, co=3, kh=1, kw=1, dtype="bfloat16"),
     "many tiles": dict(n=64, h=14, w=14, ci=64, co=512, kh=3, kw=3, pad=1, bias=True, dtype="float16"),
 }  # fmt: skip
+# what a config says of none of its own, whatever the default for the problem
+PLAIN = dict(block_k=64, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1, split_k=1)
 CONFIGS: list[dict[str, Any]] = [
     dict(),
-    dict(block_m=128, block_n=256, consumers=2, num_stages=4),
-    dict(block_m=256, block_n=128, consumers=2, num_stages=3, cluster_m=1, cluster_n=2),
-    dict(block_m=192, block_n=128, consumers=3, num_stages=4, cluster_m=1),
-    dict(block_m=64, block_n=256, consumers=1, block_k=128, num_stages=2, cluster_m=4, grid=120),
-    dict(block_m=128, block_n=96, consumers=2, block_k=32, num_stages=6, cluster_m=2, cluster_n=2, grid=120),
-    dict(block_m=128, block_n=48, consumers=2, block_k=16, num_stages=5, cluster_m=1, grid=0),
-    dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
-    dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
+    *(
+        PLAIN | words
+        for words in [
+            dict(block_m=128, block_n=256, consumers=2, num_stages=4),
+            dict(block_m=256, block_n=128, consumers=2, num_stages=3, cluster_m=1, cluster_n=2),
+            dict(block_m=192, block_n=128, consumers=3, num_stages=4, cluster_m=1),
+            dict(block_m=64, block_n=256, consumers=1, block_k=128, num_stages=2, cluster_m=4, grid=120),
+            dict(block_m=128, block_n=96, consumers=2, block_k=32, num_stages=6, cluster_m=2, cluster_n=2, grid=120),
+            dict(block_m=128, block_n=48, consumers=2, block_k=16, num_stages=5, cluster_m=1, grid=0),
+            dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
+            dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
+            dict(block_m=128, block_n=160, consumers=2, num_stages=4, cluster_m=1, split_k=2),
+            dict(block_m=128, block_n=64, consumers=2, num_stages=3, block_k=16, cluster_m=2, split_k=2, grid=4),
+            dict(
+                block_m=192,
+                block_n=32,
+                consumers=3,
+                num_stages=3,
+                block_k=16,
+                cluster_m=1,
+                cluster_n=2,
+                split_k=2,
+                grid=4,
+            ),
+            dict(block_m=64, block_n=32, consumers=1, num_stages=4, block_k=16, cluster_m=1, split_k=4, grid=4),
+        ]
+    ),
 ]
 
 
@@ -68,13 +100,28 @@ def test_other_configs(cuda_compiler: None, sm_90a: Arch, words: dict[str, Any])
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes(cuda_compiler: None, sm_90a: Arch, shape: str) -> None:
-    found = assert_well_made(build(problem_of("conv2d_nhwc", **SHAPES[shape]), sm_90a, "tma_wgmma"), "HGMMA")
+    built = build(problem_of("conv2d_nhwc", **SHAPES[shape]), sm_90a, "tma_wgmma")
+    found = assert_well_made(built, "HGMMA", stored_by_tma=SHAPES[shape]["co"] % 8 == 0)
     assert bool(found["LDG"]) == SHAPES[shape].get("bias", False)
+
+
+@pytest.mark.parametrize(
+    ("co", "width", "store"),
+    [(27, 64, "STG.E.128"), (4, 64, "STG.E.128"), (27, 4, "STG.E.64"), (27, 7, "STG.E.U16"), (330, 8, "STG.E")],
+)
+def test_stores_are_as_wide_as_the_pixels_allow(
+    cuda_compiler: None, sm_90a: Arch, co: int, width: int, store: str
+) -> None:
+    problem = problem_of("conv2d_nhwc", n=4, h=16, w=width, ci=64, co=co, kh=3, kw=3, pad=1, dtype="float16")
+    built = build(problem, sm_90a, "tma_wgmma", PLAIN | dict(block_m=128, block_n=32, num_stages=4, consumers=2))
+    assert_well_made(built, "HGMMA", stored_by_tma=False)
+    found = set(re.findall(r"STG\.E[.\w]* ", view(built, "sass")))
+    assert {name.replace(".desc", "") for name in found} == {store + " "}
 
 
 @settings(max_examples=12, deadline=None)
 @given(
-    n=st.integers(1, 40), h=st.integers(1, 40), ci=st.integers(1, 20), co=st.integers(1, 40), k=st.integers(1, 4),
+    n=st.integers(1, 40), h=st.integers(1, 40), ci=st.integers(1, 20), co=st.integers(1, 300), k=st.integers(1, 4),
     stride=st.integers(1, 9), dilation=st.integers(1, 3), words=st.sampled_from(CONFIGS), ragged=st.booleans(),
 )  # fmt: skip
 def test_check_and_build_agree(
@@ -82,7 +129,7 @@ def test_check_and_build_agree(
     ragged: bool,
 ) -> None:  # fmt: skip
     reach = dilation * (k - 1) + 1
-    fields = dict(n=n, h=h + reach, w=h + 2, ci=8 * ci + ragged, co=8 * co, kh=k, kw=1, pad=k // 2, stride=stride)
+    fields = dict(n=n, h=h + reach, w=h + 2, ci=8 * ci + ragged, co=co, kh=k, kw=1, pad=k // 2, stride=stride)
     built = assert_builds_or_says_why("conv2d_nhwc", fields | dict(dilation=dilation, dtype="float16"), words)
     assert not (ragged and built)
 
@@ -97,7 +144,9 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         "num_stages=1": "num_stages=1 must be at least 2",
         "num_stages=5": "num_stages=5 needs 278608 bytes of shared memory, cuda:sm_90a has 232448",
         "consumers=4": "consumers=4 and blocks_sm=1 are not 1 and 1, 1 and 2, 2 and 1, 3 and 1",
-        "cluster_m=3": "cluster_m=3 x cluster_n=1 is not 1, 2 or 4 blocks",
+        "cluster_m=3": "cluster_m=3 x cluster_n=1 x split_k=1 is not 1, 2 or 4 blocks",
+        "split_k=3": "cluster_m=2 x cluster_n=1 x split_k=3 is not 1, 2 or 4 blocks",
+        "split_k=2": "num_stages=4 needs 295008 bytes of shared memory, cuda:sm_90a has 232448",
         "grid=1": "grid=1 is less than a cluster of 2",
         "grid=-1": "grid=-1 must be at least 0",
         "block_m=256": "block_m=256 x block_n=256 needs about 304 registers, there are 232",
@@ -106,12 +155,15 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
             spec.config_for(problem_of("conv2d_nhwc", **WORK), sm_90a, dict([words.split("=")]))
     for fields, reason in (
         (dict(ci=12), "ci=12 is not a multiple of 8"),
-        (dict(co=4), "co=4 is not a multiple of 8"),
+        (dict(n=2**16, co=331, kh=1, kw=1), "output has 2\\*\\*31 elements or more, which 32-bit indices do not reach"),
         (dict(dtype="float32"), "dtype=float32 is not float16 or bfloat16"),
         (dict(stride=9), "data is read at every element in 9, TMA reaches 8"),
     ):
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem_of("conv2d_nhwc", **WORK | fields), sm_90a)
+    small = problem_of("conv2d_nhwc", **WORK | dict(ci=16, co=64, kh=1, kw=1))
+    with pytest.raises(ConfigError, match="split_k=2 blocks share a tile of 1 stages; lower split_k or block_k"):
+        spec.config_for(small, sm_90a, dict(block_n=64, cluster_m=1, split_k=2))
     with pytest.raises(ConfigError, match="cuda:sm_80 has no tma and no wgmma"):
         spec.config_for(problem_of("conv2d_nhwc", **WORK), parse_arch("sm_80"))
 
@@ -119,6 +171,14 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
 def test_the_space_holds_the_default(sm_90a: Arch) -> None:
     problem, spec = problem_of("conv2d_nhwc", **WORK), operator("conv2d_nhwc").schedule("tma_wgmma")
     assert spec.config_for(problem, sm_90a) in set(spec.legal_space(problem, sm_90a))
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [(dict(), "tma_wgmma"), (dict(co=27), "tma_wgmma"), (dict(ci=36), "mma"), (dict(stride=9), "mma")],
+)
+def test_the_rule(sm_90a: Arch, fields: dict[str, Any], name: str) -> None:
+    assert operator("conv2d_nhwc").choose(problem_of("conv2d_nhwc", **WORK | fields), sm_90a) == name
 
 
 def test_serial_verification_says_why_not(sm_90a: Arch) -> None:
@@ -134,10 +194,36 @@ def test_a_bundle_and_its_views(work: Built, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "words"), [*((shape, {}) for shape in SHAPES), *(("ragged, stride 2", words) for words in CONFIGS[1:])]
+    ("shape", "words"),
+    [
+        *((shape, {}) for shape in SHAPES),
+        *(("ragged, stride 2", words) for words in CONFIGS[1:]),
+        *(("whole tiles", words) for words in CONFIGS[1:] if words["split_k"] > 1),
+        ("few channels", PLAIN | dict(block_m=64, block_n=32, consumers=1, num_stages=3, cluster_m=1, split_k=2)),
+    ],
 )
 def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
     assert_emulated("conv2d_nhwc", SHAPES[shape], words)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("hopper_wait_in_cluster", dict(split_k=2, grid=4)),
+        ("hopper_arrive_in_cluster", dict(split_k=2, grid=4)),
+        ("tvm_builtin_ptx_bar_sync_count_sync", dict()),
+        ("hopper_copy_16", dict()),
+    ],
+)
+def test_a_missing_step_is_noticed(emulation: None, sm_90a: Arch, call: str, words: dict[str, Any]) -> None:
+    problem = problem_of("conv2d_nhwc", **SHAPES["few channels"])
+    config = PLAIN | dict(block_m=64, block_n=32, num_stages=3, consumers=1, cluster_m=1) | words
+    built = build(problem, sm_90a, "tma_wgmma", config)
+    source = str(built.sources["cu"])
+    without, count = re.subn(rf"^ +{call}\(.*;$", "", source, flags=re.M)
+    assert count
+    arrays = normal_inputs(problem, np.random.default_rng(0))
+    assert not caught(built, source, arrays) and caught(built, without, arrays)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,79 @@
+"""NHWC convolution as an implicit product by wgmma, in the schedule language: pixels x output channels.
+
+The definition, the fetches and the pipeline are those of `mma`; the instruction takes its operands from shared memory.
+`tma_wgmma` says with TIRx what no schedule can: TMA, warps of different roles, clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from schedules.arch import Arch
+from schedules.conv2d_nhwc.definition import NhwcProblem, gemm_definition, unflatten_output
+from schedules.operator import ScheduleSpec
+from schedules.primitives.tensor_core import Operand, schedule_product, tile_cost
+from schedules.primitives.tiles import widest_vector
+from schedules.primitives.warpgroup import WarpgroupConfig
+
+if TYPE_CHECKING:
+    import tvm
+
+# (block_m, block_n, stages): two blocks to a multiprocessor but for the first two
+SHAPES = (
+    (128, 256, 4),
+    (256, 128, 4),
+    (128, 128, 3),
+    (128, 64, 4),
+    (64, 128, 4),
+    (64, 64, 4),
+    (128, 32, 4),
+    (64, 32, 4),
+    (128, 16, 4),
+    (64, 16, 4),
+)
+
+
+@dataclass(frozen=True)
+class WgmmaConfig(WarpgroupConfig):
+    """Tiles of (pixels, output channels, input channels)."""
+
+    def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
+        return self.check_tile(problem.dtype, arch)
+
+
+def schedule(problem: NhwcProblem, config: WgmmaConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program for data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if any, output (n, out_h,
+    out_w, co)."""
+    from tvm import te
+    from tvm.s_tir import Schedule
+
+    sch = Schedule(te.create_prim_func(gemm_definition(problem, config.tile)))
+    channels = Operand(0, widest_vector(problem.ci, 8)), Operand(1, widest_vector(problem.ci, 8))
+    schedule_product(sch, config, arch, problem.dtype, *channels, widest_vector(problem.co, 8))
+    unflatten_output(sch, problem)
+    return config.finish(sch.mod)
+
+
+def default(problem: NhwcProblem, arch: Arch) -> WgmmaConfig:
+    """The tile with the least work on the busiest multiprocessor."""
+    shape = min(SHAPES, key=lambda shape: tile_cost(shape, problem.pixels, problem.co, 1))
+    return WgmmaConfig(shape[0], shape[1], 64, shape[2])
+
+
+def space(problem: NhwcProblem, arch: Arch) -> Iterator[WgmmaConfig]:
+    for (m, n, _), k, stages, min_blocks in product(SHAPES, (32, 64), (2, 3, 4, 6), (0, 1, 2)):
+        yield WgmmaConfig(m, n, k, stages, min_blocks)
+
+
+SCHEDULE = ScheduleSpec(
+    name="wgmma",
+    summary="implicit GEMM by wgmma as a tensor intrinsic: multi-stage cp.async, operands in shared memory",
+    kinds=("cuda",),
+    config=WgmmaConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+)

@@ -1,0 +1,157 @@
+"""Tiles of output pixels along image rows that are contiguous (NCHW), for TMA and for shifts along a row in registers.
+
+TMA takes only multiples of 16 bytes along the contiguous axis, so that a kernel tap cannot shift a load along a row.
+The pixels are loaded unshifted instead, once for all taps of a kernel row, and each tap's sums are shifted afterwards,
+by a group of eight pixels at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from schedules.hopper.pixels import PixelTiles
+from schedules.hopper.shared import LONGEST_BOX, SharedTile
+from schedules.hopper.work import Fragment
+from schedules.problem import Conv2dProblem, Pair
+
+GROUP = 8  # pixels in 16 bytes, and in a group of columns of wgmma's sums
+RUNS = (64, 32, 16)  # pixels side by side in shared memory: rows of 128, 64 or 32 bytes
+
+
+def shifts(problem: Conv2dProblem) -> tuple[int, ...]:
+    """Input pixels right of an output pixel that each tap of a kernel row looks, at stride 1."""
+    return tuple(rx * problem.dilation[1] - problem.pad[1] for rx in range(problem.kw))
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """Tiles of image rows, or of a part of one, `width` pixels of which are loaded and those within `margins` (left,
+    right) not stored; rows of narrower images are lengthened to `width` with zeros."""
+
+    tiles: PixelTiles  # of what is stored
+    width: int
+    margins: tuple[int, int]
+    run: int
+
+    def with_halo(self) -> RowTiles:
+        """The same with the rows below that the kernel's further rows look at: tiles of one image, at stride 1."""
+        p = self.tiles.problem
+        n, h, w = self.tiles.box
+        return replace(self, tiles=PixelTiles(p, (n, h + (p.kh - 1) * p.dilation[0], w)))
+
+    @property
+    def pixels(self) -> int:
+        """Pixels loaded."""
+        n, h, _ = self.tiles.box
+        return n * h * self.width
+
+    def cut(self, parts: int) -> bool:
+        """Whether a part of a tile is some of its rows, which one TMA box brings; else it is some of the channels, and
+        a box brings those of one run."""
+        n, h, _ = self.tiles.box
+        return self.width == self.run and (n % parts == 0 or (n == 1 and h % parts == 0))
+
+    def box(self, channels: int, parts: int) -> tuple[int, int, int, int]:
+        """The TMA boxes (w, channels, h, n) that fill one of `parts` parts of a tile."""
+        if not self.cut(parts):
+            return self.run, channels // parts, 1, 1
+        n, h, _ = self.tiles.part(parts)
+        return self.run, channels, h, n
+
+    def loads(self, tile: SharedTile, start: tuple[Any, Any, Any], part: Any, parts: int) -> Sequence[tuple[Any, ...]]:
+        """(bytes into `tile`, x, channel, y, n) of each box of part number `part`; (n, y, x) are the output's, from
+        `start` on."""
+        x = start[2] - self.margins[0]
+        if self.cut(parts):
+            n, y, _ = self.tiles.of_part(start, part, parts)
+            return [(part * (tile.nbytes // parts), x, 0, y, n)]
+        channel = part * (tile.k // parts)
+        found = []
+        for slab in range(tile.rows // self.run):
+            row, run = divmod(slab, self.width // self.run)
+            n, y = divmod(row, self.tiles.box[1])
+            offset = slab * tile.slab + channel * tile.swizzle
+            found.append((offset, x + run * self.run, channel, start[1] + y, start[0] + n))
+        return found
+
+    def shifted(self, fragment: Fragment, product: int, shift: int, at: tuple[int, int, int], lane: Any) -> list[Any]:
+        """A thread's two sums of `product`, `shift` columns right of those in columns 8 * group + lane % 4 * 2 + (0,
+        1); zeros beyond the row.  `at` is (m, group, below) of `Work.totals`.
+
+        Where a sum lies in another lane, that lane knows which of its two candidates, a group apart, is asked for.
+        """
+        from tvm.script import tirx as T
+
+        from schedules.hopper.program import named
+
+        m, group, below = at
+        row = self.width // GROUP
+
+        def sum_of(where: int, j: int) -> Any:
+            inside = where // row == group // row
+            return fragment(product, m, where, 2 * below + j) if inside else T.float32(0)
+
+        found = []
+        for j in range(2):
+            pair, parity = divmod(j + shift, 2)
+            groups, lanes = divmod(pair, 4)
+            near = sum_of(group + groups, parity)
+            if lanes:
+                far = sum_of(group + groups + 1, parity)
+                name, source = f"hopper_sum_{lanes}_lanes_on", _ACROSS.format(lanes)
+                # bound, as all lanes must take part whatever becomes of the value
+                near = named("sum", T.cuda.func_call(name, near, far, lane, source_code=source, return_type="float32"))
+            found.append(near)
+        return found
+
+
+# lanes on within four; the first lanes of the four lie in the next group
+_ACROSS = """
+__device__ __forceinline__ float hopper_sum_{0}_lanes_on(float near, float far, int lane) {{
+  return __shfl_sync(0xffffffffu, (lane & 3) < {0} ? far : near, (lane & ~3) | ((lane + {0}) & 3));
+}}
+"""
+
+
+def whole_rows(problem: Conv2dProblem, pixels: int) -> Pair | None:
+    """The (width, run) in shared memory of image rows of which a whole number makes `pixels`."""
+    longest = max(problem.w, problem.out_w)
+    lengthened = ((-(-longest // run) * run, -run) for run in RUNS)
+    width, run = min((found for found in lengthened if pixels % found[0] == 0), default=(0, 0))
+    return (width, -run) if width else None
+
+
+@lru_cache(maxsize=4096)
+def row_tiles(problem: Conv2dProblem, columns: int, consumers: int, images: bool = True) -> RowTiles | None:
+    """Tiles of `columns` pixels for each of as many `consumers`, of several `images` or not; None if there are none.
+
+    Whole rows where they fit, of the images and rows that waste least at the borders; else parts of a row, which
+    overlap by what taps reach over.
+    """
+    p = problem
+    whole = whole_rows(p, columns)
+    if whole:
+        width, run = whole
+        return _whole_rows(p, width, run, columns // width * consumers, consumers, images)
+    left = GROUP if min(shifts(p)) < 0 else 0
+    right = 2 * GROUP - left if left or max(shifts(p)) > 0 else 0  # what is stored stays whole pairs of groups
+    run = next((run for run in RUNS if columns % run == 0), 0)
+    if max(p.w, p.out_w) <= columns or consumers > 1 or not run or columns <= left + right:
+        return None
+    return RowTiles(PixelTiles(p, (1, 1, columns - left - right)), columns, (left, right), run)
+
+
+def _whole_rows(p: Conv2dProblem, width: int, run: int, rows: int, consumers: int, images: bool) -> RowTiles | None:
+    best: tuple[Any, RowTiles] | None = None
+    for h in (h for h in range(1 if images else rows, rows + 1) if rows % h == 0):
+        n = rows // h
+        if h * p.stride[0] > LONGEST_BOX or (n % consumers and (n > 1 or h % consumers)):
+            continue
+        tiles = RowTiles(PixelTiles(p, (n, h, width)), width, (0, 0), run)
+        key = tiles.tiles.count, n
+        if best is None or key < best[0]:
+            best = key, tiles
+    return best[1] if best else None
