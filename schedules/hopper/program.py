@@ -48,7 +48,7 @@ def program(work: Work) -> tvm.IRModule:
     """The module with one function "main" that takes ``work.arguments``."""
     config, output = work.config, work.output
     a, b = work.a.tile, work.b.tile
-    stage_bytes, loaded = work.stage_bytes, a.nbytes + b.nbytes
+    stage_bytes, loaded = work.stage_bytes, work.a.nbytes + work.b.nbytes
     stages, consumers = config.num_stages, config.consumers
     cluster_m, cluster_n, cluster = config.cluster_m, config.cluster_n, config.cluster
     grid = config.blocks(work.clusters * cluster)
@@ -101,11 +101,13 @@ def program(work: Work) -> tvm.IRModule:
         def units(offset: int) -> Any:
             return T.Cast("uint64", stage * (stage_bytes // UNIT) + offset // UNIT)
 
-        for tap, k, m in itertools.product(range(work.stage_taps), range(steps), range(blocks_m)):
+        taps = list(zip(work.a.taps, work.b.taps, strict=True))
+        for tap, k, m in itertools.product(range(len(taps)), range(steps), range(blocks_m)):
+            of_a, of_b = taps[tap]
             multiply.emit(
                 [sums[m * each + i] for i in range(each)],
-                a_tile + units(tap * work.a.tap_bytes + a.k_offset(k) + a.row_offset(m * ROWS)),
-                b_tile + units(tap * work.b.tap_bytes + b.k_offset(k)),
+                a_tile + units(of_a + a.k_offset(k) + a.row_offset(m * ROWS)),
+                b_tile + units(of_b + b.k_offset(k)),
                 step > 0 if tap == k == 0 else T.bool(True),
             )
 

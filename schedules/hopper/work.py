@@ -25,11 +25,20 @@ class Load:
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand's tile, and the tensor map of the boxes that fill it."""
+    """An operand's tile, and the tensor map of the boxes that fill it.
+
+    A stage may hold `tiles` of them one behind the other, for several kernel taps; `taps` says at how many bytes each
+    of these begins.
+    """
 
     tile: SharedTile
     source: TensorMap
-    tap_bytes: int = 0  # from one kernel tap to the next, if a stage holds several
+    tiles: int = 1
+    taps: tuple[int, ...] = (0,)
+
+    @property
+    def nbytes(self) -> int:
+        return self.tiles * self.tile.nbytes
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,6 @@ class Work(ABC):
     config: HopperConfig
     arguments: tuple[Argument, ...]
     kernel: Pair  # taps, or groups of taps of which a stage holds all
-    stage_taps: int = 1  # taps in a stage
     chunks: int  # stages of one tap, or group of them
     clusters: int  # tiles of a whole cluster
     a: Operand
@@ -67,12 +75,12 @@ class Work(ABC):
     @property
     def b_start(self) -> int:
         """Bytes from the start of a stage to operand b, where any swizzle begins anew."""
-        return -(-self.a.tile.nbytes // 1024) * 1024
+        return -(-self.a.nbytes // 1024) * 1024
 
     @property
     def stage_bytes(self) -> int:
         """Bytes from one stage to the next."""
-        return self.b_start + self.b.tile.nbytes
+        return self.b_start + self.b.nbytes
 
     def reason(self) -> str | None:
         """Why TMA cannot move these tiles; None if it can."""

@@ -52,6 +52,8 @@ TALL: dict[str, dict[str, Any]] = {
     "tall, dilated": dict(
         n=3, h=9, w=7, ci=40, co=72, kh=5, kw=2, pad="2,1", dilation="2,1", out_dtype="int32", alpha=1.0
     ),
+    "tall, stride 2": dict(n=5, h=13, w=9, ci=70, co=33, kh=3, kw=3, pad=1, stride=2),
+    "tall, stride 3, dilated": dict(n=2, h=19, w=7, ci=40, co=40, kh=5, kw=2, pad="3,0", stride="3,1", dilation="2,1"),
     "tall, stride along w": dict(n=2, h=9, w=7, ci=33, co=40, kh=2, kw=3, stride="1,2", residual=True),
 }
 
@@ -127,8 +129,8 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     }.items():
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem, sm_90a, PLAIN | dict(word.split("=") for word in words.split()))
-    for fields in (dict(kh=1, pad="0,1"), dict(stride=2)):
-        with pytest.raises(ConfigError, match="tall=true is for kernels of several rows at stride 1, not"):
+    for fields in (dict(kh=1, pad="0,1"), dict(stride=3), dict(kh=2, stride=2)):
+        with pytest.raises(ConfigError, match="tall=true is for kernels whose rows share pixels, not"):
             spec.config_for(problem_of("conv2d_nchw32", **WORK | fields), sm_90a, PLAIN | dict(tall="true"))
     with pytest.raises(ConfigError, match="block_m=512 gives a consumer 256 rows, with a residual 128 at most"):
         high = PLAIN | dict(block_m="512", block_n="64", block_k="64")
