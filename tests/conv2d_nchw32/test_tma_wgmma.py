@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from schedules.arch import Arch, parse_arch
 from schedules.build import build
 from schedules.errors import ConfigError
+from schedules.hopper.shared import folded
 from schedules.registry import operator
 from tests.conftest import problem_of
 from tests.conv2d_nchw32.shapes import EPILOGUE_SHAPE, EPILOGUES
@@ -69,6 +70,18 @@ PADDED: dict[str, dict[str, Any]] = {
     ),
     "padded, taps all outside": dict(n=128, h=1, w=1, ci=33, co=3, kh=3, kw=2, pad=3, dilation=3),
 }
+
+
+@pytest.mark.parametrize(("row_bytes", "fold"), [(32, 2), (32, 4), (64, 2), (128, 1)])
+def test_where_folded_rows_lie(row_bytes: int, fold: int) -> None:
+    def swizzled(address: int, row: int) -> int:
+        return address ^ (address // 128 % (row // 16)) * 16
+
+    shared = {swizzled(at, row_bytes * fold): divmod(at, row_bytes) for at in range(0, 4096, 16)}  # as TMA writes
+    for at in range(0, 4096, 16):  # as wgmma reads
+        row, byte = divmod(at, row_bytes)
+        assert shared[swizzled(at, row_bytes)] == (folded(row, fold), byte)
+    assert all(folded(folded(row, fold), fold) == row for row in range(256))
 
 
 def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
