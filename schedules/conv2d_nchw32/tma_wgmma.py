@@ -390,8 +390,11 @@ TOO_FEW = 1.3  # times as long with two stages, about
 
 
 def _clocks(work: Nchw32Work) -> float:
-    """About how many clocks the busiest multiprocessor takes: for each tile the longest of multiplying and finishing
-    it, of what TMA moves for it in lines, and in bytes from L2, and some of the others."""
+    """About how many clocks the busiest multiprocessor takes: for each tile, or one of each of its blocks, the longest
+    of multiplying and finishing, of what TMA moves in lines, and in bytes from L2, and some of the others.
+
+    A block's consumers finish a tile together and do not multiply meanwhile; another block may.
+    """
     config, output = work.config, work.output
     shared = ((work.a, config.cluster_n), (work.b, config.cluster_m))
     area = config.block_m * config.block_n
@@ -402,10 +405,11 @@ def _clocks(work: Nchw32Work) -> float:
     loaded = sum(operand.nbytes / parts for operand, parts in shared)
     stages = work.mean_taps * work.chunks
     stored = area * output.staging.item
+    multiplying, finishing, blocks = stages * (multiply + STEP), area * FINISH, config.blocks_sm
     busy = (
-        stages * (multiply + STEP) + area * FINISH,
-        LINE * (stages * lines + stored / output.staging.row_bytes / output.staging.fold),
-        (stages * loaded + stored) / L2,
+        max(blocks * multiplying, blocks * finishing, multiplying + finishing),
+        blocks * LINE * (stages * lines + stored / output.staging.row_bytes / output.staging.fold),
+        blocks * (stages * loaded + stored) / L2,
     )
     tile = (1 - HINDER) * max(busy) + HINDER * sum(busy)
     rounds = -(-work.clusters // (config.grid // config.cluster))
