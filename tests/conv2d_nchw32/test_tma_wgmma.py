@@ -70,6 +70,13 @@ PADDED: dict[str, dict[str, Any]] = {
     ),
     "padded, taps all outside": dict(n=128, h=1, w=1, ci=33, co=3, kh=3, kw=2, pad=3, dilation=3),
 }
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((shape, {}) for shape in SHAPES),
+    *(("ragged everything, stride 2", words) for words in CONFIGS[1:12]),
+    *((shape, words) for shape in SHAPES for words in ROWS[:3]),
+    *((shape, words) for shape in TALL for words in CONFIGS[12:15]),
+    *((shape, words) for shape in PADDED for words in CONFIGS[15:17]),
+]
 
 
 @pytest.mark.parametrize(("row_bytes", "fold"), [(32, 2), (32, 4), (64, 2), (128, 1)])
@@ -163,23 +170,20 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
     assert spec.config_for(problem, sm_90a) in set(spec.legal_space(problem, sm_90a))
 
 
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [
-        *((shape, {}) for shape in SHAPES),
-        *(("ragged everything, stride 2", words) for words in CONFIGS[1:12]),
-        *((shape, words) for shape in SHAPES for words in ROWS[:3]),
-        *((shape, words) for shape in TALL for words in CONFIGS[12:15]),
-        *((shape, words) for shape in PADDED for words in CONFIGS[15:17]),
-    ],
-)
+@pytest.mark.parametrize(("shape", "words"), CASES)
 def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
     assert_emulated("conv2d_nchw32", (SHAPES | TALL | PADDED)[shape], words)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("words", CONFIGS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES | TALL | PADDED)
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        *CASES,
+        *(("1x1, several images", words) for words in CONFIGS[1:12]),
+        *((shape, CONFIGS[-1]) for shape in TALL),
+    ],
+)
 def test_on_a_device(gpu: Arch, shape: str, words: dict[str, Any]) -> None:
     assert_correct_on(gpu, "conv2d_nchw32", (SHAPES | TALL | PADDED)[shape], words)
 
