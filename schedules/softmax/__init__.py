@@ -19,10 +19,9 @@ def choose(problem: SoftmaxProblem, arch: Arch) -> str:
     legal for a row of `cols`; `warp` only up to 1024 columns, past which a warp waits longer for its row than a block
     does.
 
-    `frames` before them where rows are not whole packs of 16 bytes and fit its registers: the others have narrower
-    accesses there, which on an H200 reached 76% of a copy at 1023 columns of float16, 20% at 50257 and 79 to 88% at
-    100.  16 bytes an access reach 98.5 to 99% where rows are whole packs, and 86% (1023) to 95% by way of a ring in
-    shared memory (`bulk`), whose packs are the same.  No figures of `frames` itself yet.
+    `frames` before them where rows are not whole packs of 16 bytes and fit its registers, or else `bulk`: the others
+    have narrower accesses there, which on an H200 reached 76% of a copy at 1023 columns of float16, 20% at 50257 and 79
+    to 88% at 100.
 
     `split` instead for long rows that are too few to fill the GPU with a block each: up to a quarter of the
     multiprocessors where a block can keep its row; up to two rows for each where it cannot, since `split` reads a row
@@ -35,20 +34,16 @@ def choose(problem: SoftmaxProblem, arch: Arch) -> str:
     splits = long and split.default(problem, arch).check(problem, arch) is None
     if splits and problem.rows <= MULTIPROCESSORS // 4:
         return "split"
-    if _in_frames(problem, arch):
-        return "frames"
+    ragged = problem.cols * rows.itemsize(problem) % PACK != 0
+    for schedule in (frames.SCHEDULE, bulk.SCHEDULE) if ragged and arch.kind == "cuda" else ():
+        if schedule.default(problem, arch).check(problem, arch) is None:
+            return schedule.name
     for schedule in KEEPING:
         if schedule.name == "warp" and problem.cols > 1024:
             continue
         if schedule.default(problem, arch).check(problem, arch) is None:
             return schedule.name
     return "split" if splits and problem.rows <= 2 * MULTIPROCESSORS else "block_streaming"
-
-
-def _in_frames(problem: SoftmaxProblem, arch: Arch) -> bool:
-    """Whether rows are no whole packs of 16 bytes, and `frames` takes them."""
-    ragged = problem.cols * rows.itemsize(problem) % PACK != 0
-    return ragged and arch.kind == "cuda" and frames.default(problem, arch).check(problem, arch) is None
 
 
 OPERATOR = Operator(
