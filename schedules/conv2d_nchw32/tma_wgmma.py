@@ -56,7 +56,7 @@ class TmaWgmmaConfig(HopperConfig):
     block_k: int = 128
     row_pixels: int = 1  # neighbours along w that TMA moves as one line, tiles are as wide; 1 lets them be any width
 
-    # a stage holds all taps of a column of the kernel, and their pixels once: kh - 1 lines more than without
+    # a stage holds all taps of a column of the kernel, and their pixels once: some lines more than those of one tap
     tall: bool = False
     # tiles of as many images as can be, tiles of one place in a row; taps that are padding for all of a tile left out
     skip_padding: bool = False
@@ -87,8 +87,8 @@ class TmaWgmmaConfig(HopperConfig):
         if self.groups == 1 and self.block_m // self.cluster_n % (PATTERN * self.row_pixels):
             parts = f"{self.cluster_n} times a multiple of {PATTERN * self.row_pixels}"
             return f"block_m={self.block_m} is not cluster_n={parts} rows, as row_pixels={self.row_pixels} needs"
-        if self.tall and (problem.kh == 1 or problem.stride[0] > 1):
-            return f"tall=true is for kernels of several rows at stride 1, not {problem.kh} at {problem.stride[0]}"
+        if self.tall and not _shares_lines(problem):
+            return f"tall=true is for kernels whose rows share pixels, not {problem.kh} at stride {problem.stride[0]}"
         if self.tall and self.groups == 1 and self.cluster > 1:
             return f"tall=true deals out whole groups to a cluster, block_k={self.block_k} is but one; give more"
         work = _work(problem, self)
@@ -104,6 +104,18 @@ class TmaWgmmaConfig(HopperConfig):
         if problem.residual and problem.pixels * problem.co_groups * GROUP >= 2**31:
             return "the residual has 2**31 elements or more, which 32-bit indices do not reach"
         return work.reason(arch)
+
+
+def _lines(problem: Nchw32Problem) -> tuple[list[int], list[tuple[int, int]]]:
+    """Lines that a kernel column looks at from an output line and those below: the first of each class that lies whole
+    strides apart; and of each tap the class, and how many strides down."""
+    rows = [ry * problem.dilation[0] for ry in range(problem.kh)]
+    classes = sorted({row % problem.stride[0] for row in rows})
+    return classes, [(classes.index(row % problem.stride[0]), row // problem.stride[0]) for row in rows]
+
+
+def _shares_lines(problem: Nchw32Problem) -> bool:
+    return len(_lines(problem)[0]) < problem.kh
 
 
 def _tiles(problem: Nchw32Problem, config: TmaWgmmaConfig) -> PixelTiles | None:
@@ -175,8 +187,8 @@ class Nchw32Work(Work):
         p: Any = tiles.problem
         self.problem, self.config, self.tiles = p, config, tiles
         self.arguments = problem.arguments()
-        taps = p.kh if config.tall else 1
-        self.kernel = (p.kh // taps, p.kw)
+        self.classes, taps = _lines(p) if config.tall else ([0], [(0, 0)])
+        self.kernel = (p.kh // len(taps), p.kw)
         self.groups_out = config.block_n // GROUP
         self.chunks = -(-p.ci_groups // config.groups)
         self.columns = -(-p.co_groups // (self.groups_out * config.cluster_n))  # tiles of a cluster along the channels
@@ -185,33 +197,37 @@ class Nchw32Work(Work):
         whole = config.groups > 1
         fold = config.fold(problem)
         n, h, w = tiles.box if whole else tiles.part(config.cluster_n)
-        halo = (taps - 1) * p.dilation[0]  # lines
+        more = max(down for _, down in taps)  # lines
+        tile = SharedTile(config.block_m + more * n * w, config.block_k, 1, GROUP, fold=fold)
         self.a = Operand(
-            SharedTile(config.block_m + halo * n * w, config.block_k, 1, GROUP, fold=fold),
+            tile,
             _pixels(
                 "data",
                 p.dtype,
                 (p.n, p.h, p.w),
                 p.ci_groups,
-                (n, h + halo, w),
+                (n, h + more, w),
                 config.groups // config.cluster_n if whole else 1,
                 p.stride,
                 fold,
             ),
+            len(self.classes),
         )
-        down = p.dilation[0] * n * w * GROUP
-        self.products = tuple(Product(0, tap * down, tap * config.block_n * GROUP) for tap in range(taps))
+        self.products = tuple(
+            Product(0, number * tile.nbytes + down * n * w * GROUP, tap * config.block_n * GROUP)
+            for tap, (number, down) in enumerate(taps)
+        )
         rows = config.block_n if whole else config.block_n // config.cluster_m
         fold = next(fold for fold in FOLDS if rows % (PATTERN * fold) == 0)
         channels = p.co_groups * GROUP
         self.b = Operand(
-            SharedTile(config.block_n * taps, config.block_k, 1, GROUP, fold=fold),
+            SharedTile(config.block_n * len(taps), config.block_k, 1, GROUP, fold=fold),
             TensorMap(
                 "filter",
                 p.dtype,
                 (GROUP * fold, channels // fold, p.kw, p.kh, p.ci_groups),
                 (GROUP * fold, channels * GROUP, p.kw * channels * GROUP, p.kh * p.kw * channels * GROUP),
-                (GROUP * fold, rows // fold, 1, taps, config.groups // config.cluster_m if whole else 1),
+                (GROUP * fold, rows // fold, 1, len(taps), config.groups // config.cluster_m if whole else 1),
                 (1, 1, 1, 1, 1),
                 GROUP * fold,
             ),
@@ -274,21 +290,25 @@ class Nchw32Work(Work):
         return columns * mean(p.h, p.out_h, h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
 
     def microseconds(self) -> float:
-        """For each tile the longest of multiplying and finishing it, of what TMA moves for it in lines, and in bytes
-        from L2, and some of the others; on the busiest multiprocessor, for blocks that do not share a tile."""
+        """For each tile, or one of each of a multiprocessor's blocks, the longest of multiplying and finishing, of what
+        TMA moves in lines, and in bytes from L2, and some of the others; for blocks that do not share a tile.
+
+        A block's consumers finish a tile together and do not multiply meanwhile; another block may.
+        """
         config, staging = self.config, self.staging
-        shared = ((self.a.tile, config.cluster_n), (self.b.tile, config.cluster_m))
+        shared = ((self.a, config.cluster_n), (self.b, config.cluster_m))
         area = config.block_m * config.block_n
         products = len(self.products) * config.groups * config.block_m // ROWS
         multiply = products * product_cycles(config.block_n)
-        lines = sum(tile.nbytes / tile.swizzle / tile.fold / parts for tile, parts in shared)
-        loaded = sum(tile.nbytes / parts for tile, parts in shared)
+        lines = sum(operand.nbytes / operand.tile.swizzle / operand.tile.fold / parts for operand, parts in shared)
+        loaded = sum(operand.nbytes / parts for operand, parts in shared)
         stages = self.mean_taps * self.chunks
         stored = area * staging.item
+        multiplying, finishing, blocks = stages * (multiply + STEP), area * FINISH, config.blocks_sm
         busy = (
-            stages * (multiply + STEP) + area * FINISH,
-            LINE * (stages * lines + stored / staging.row_bytes / staging.fold),
-            (stages * loaded + stored) / L2,
+            max(blocks * multiplying, blocks * finishing, multiplying + finishing),
+            blocks * LINE * (stages * lines + stored / staging.row_bytes / staging.fold),
+            blocks * (stages * loaded + stored) / L2,
         )
         tile = (1 - HINDER) * max(busy) + HINDER * sum(busy)
         rounds = -(-self.clusters // (config.grid // config.cluster))
@@ -308,7 +328,10 @@ class Nchw32Work(Work):
                 (x, y), p.stride[::-1], (rx, ry), p.dilation[::-1], p.pad[::-1], strict=True
             )
         )
-        return [Load(offset, _at((n, y, x), first, tile.fold))]
+        return [
+            Load(number * tile.nbytes + offset, _at((n, y + line, x), first, tile.fold))
+            for number, line in enumerate(self.classes)
+        ]
 
     def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
         tile, config = self.b.tile, self.config
@@ -422,7 +445,7 @@ def default(problem: Nchw32Problem, arch: Arch) -> TmaWgmmaConfig:
 def _ways(problem: Nchw32Problem) -> list[dict[str, Any]]:
     """What may serve the problem beside the sizes of its tiles."""
     ways: list[dict[str, Any]] = [dict(row_pixels=row) for row in sorted(FOLDS)]
-    if problem.kh > 1 and problem.stride[0] == 1:
+    if _shares_lines(problem):
         ways += [dict(way, tall=True) for way in ways]
     if problem.pad != (0, 0):
         ways.append(dict(skip_padding=True))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from schedules.arch import Arch, parse_arch
 from schedules.build import build
 from schedules.errors import ConfigError
+from schedules.hopper.shared import folded
 from schedules.registry import operator
 from tests.conftest import problem_of
 from tests.conv2d_nchw32.shapes import EPILOGUE_SHAPE, EPILOGUES
@@ -44,17 +45,22 @@ _CONFIGS: list[dict[str, Any]] = [
     dict(block_m=64, block_n=32, block_k=64, consumers=1, num_stages=4, skip_padding=True),
     dict(block_m=64, block_n=64, block_k=64, consumers=1, num_stages=4, cluster_m=1, skip_padding=True, row_pixels=2),
     dict(block_m=512, block_n=64, block_k=64, num_stages=2, row_pixels=4, tall=True),
+]
+_SPLIT: list[dict[str, Any]] = [
     dict(block_m=128, block_n=64, block_k=32, consumers=2, num_stages=4, cluster_m=2, row_pixels=2, split_k=2, grid=4),
     dict(block_m=128, block_n=64, block_k=64, num_stages=2, cluster_m=1, row_pixels=4, tall=True, split_k=2, grid=4),
     dict(block_m=64, block_n=32, block_k=32, consumers=1, num_stages=4, cluster_m=1, split_k=4, grid=4),
 ]
 CONFIGS = [{}, *(PLAIN | words for words in _CONFIGS)]
+SPLIT = [PLAIN | words for words in _SPLIT]
 ROWS: list[dict[str, Any]] = [dict(words, row_pixels=row) for words in CONFIGS[9:11] for row in (2, 4)]
 TALL: dict[str, dict[str, Any]] = {
     "tall, many images": dict(n=9, h=9, w=7, ci=70, co=72, kh=3, kw=3, pad=1),
     "tall, dilated": dict(
         n=3, h=9, w=7, ci=40, co=72, kh=5, kw=2, pad="2,1", dilation="2,1", out_dtype="int32", alpha=1.0
     ),
+    "tall, stride 2": dict(n=5, h=13, w=9, ci=70, co=33, kh=3, kw=3, pad=1, stride=2),
+    "tall, stride 3, dilated": dict(n=2, h=19, w=7, ci=40, co=40, kh=5, kw=2, pad="3,0", stride="3,1", dilation="2,1"),
     "tall, stride along w": dict(n=2, h=9, w=7, ci=33, co=40, kh=2, kw=3, stride="1,2", residual=True),
 }
 
@@ -70,6 +76,27 @@ PADDED: dict[str, dict[str, Any]] = {
     ),
     "padded, taps all outside": dict(n=128, h=1, w=1, ci=33, co=3, kh=3, kw=2, pad=3, dilation=3),
 }
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((shape, {}) for shape in SHAPES),
+    *(("ragged everything, stride 2", words) for words in CONFIGS[1:12]),
+    *(("ragged everything, stride 2", words) for words in SPLIT if not words["tall"]),
+    *((shape, words) for shape in TALL for words in SPLIT if words["tall"]),
+    *((shape, words) for shape in SHAPES for words in ROWS[:3]),
+    *((shape, words) for shape in TALL for words in CONFIGS[12:15]),
+    *((shape, words) for shape in PADDED for words in CONFIGS[15:17]),
+]
+
+
+@pytest.mark.parametrize(("row_bytes", "fold"), [(32, 2), (32, 4), (64, 2), (128, 1)])
+def test_where_folded_rows_lie(row_bytes: int, fold: int) -> None:
+    def swizzled(address: int, row: int) -> int:
+        return address ^ (address // 128 % (row // 16)) * 16
+
+    shared = {swizzled(at, row_bytes * fold): divmod(at, row_bytes) for at in range(0, 4096, 16)}  # as TMA writes
+    for at in range(0, 4096, 16):  # as wgmma reads
+        row, byte = divmod(at, row_bytes)
+        assert shared[swizzled(at, row_bytes)] == (folded(row, fold), byte)
+    assert all(folded(folded(row, fold), fold) == row for row in range(256))
 
 
 def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
@@ -80,7 +107,7 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
     assert not found["LDG"] and not found["STG"] and "bias" not in source and "residual" not in source
 
 
-@pytest.mark.parametrize("words", CONFIGS, ids=str)
+@pytest.mark.parametrize("words", [*CONFIGS, *SPLIT], ids=str)
 def test_other_configs(cuda_compiler: None, sm_90a: Arch, words: dict[str, Any]) -> None:
     high = words.get("block_m") == 512  # too many for a residual
     fields = WORK | dict(bias=True, residual=not high, activation="relu")
@@ -130,8 +157,8 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     }.items():
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem, sm_90a, PLAIN | dict(word.split("=") for word in words.split()))
-    for fields in (dict(kh=1, pad="0,1"), dict(stride=2)):
-        with pytest.raises(ConfigError, match="tall=true is for kernels of several rows at stride 1, not"):
+    for fields in (dict(kh=1, pad="0,1"), dict(stride=3), dict(kh=2, stride=2)):
+        with pytest.raises(ConfigError, match="tall=true is for kernels whose rows share pixels, not"):
             spec.config_for(problem_of("conv2d_nchw32", **WORK | fields), sm_90a, PLAIN | dict(tall="true"))
     with pytest.raises(ConfigError, match="block_m=512 gives a consumer 256 rows, with a residual 128 at most"):
         high = PLAIN | dict(block_m="512", block_n="64", block_k="64")
@@ -154,25 +181,20 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
     assert spec.config_for(problem, sm_90a) in set(spec.legal_space(problem, sm_90a))
 
 
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [
-        *((shape, {}) for shape in SHAPES),
-        *(("ragged everything, stride 2", words) for words in CONFIGS[1:12]),
-        *(("ragged everything, stride 2", words) for words in (CONFIGS[18], CONFIGS[20])),
-        *((shape, CONFIGS[19]) for shape in TALL),
-        *((shape, words) for shape in SHAPES for words in ROWS[:3]),
-        *((shape, words) for shape in TALL for words in CONFIGS[12:15]),
-        *((shape, words) for shape in PADDED for words in CONFIGS[15:17]),
-    ],
-)
+@pytest.mark.parametrize(("shape", "words"), CASES)
 def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
     assert_emulated("conv2d_nchw32", (SHAPES | TALL | PADDED)[shape], words)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("words", CONFIGS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES | TALL | PADDED)
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        *CASES,
+        *(("1x1, several images", words) for words in CONFIGS[1:12]),
+        *((shape, CONFIGS[-1]) for shape in TALL),
+    ],
+)
 def test_on_a_device(gpu: Arch, shape: str, words: dict[str, Any]) -> None:
     assert_correct_on(gpu, "conv2d_nchw32", (SHAPES | TALL | PADDED)[shape], words)
 
