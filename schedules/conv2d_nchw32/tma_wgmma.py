@@ -290,21 +290,25 @@ class Nchw32Work(Work):
         return columns * mean(p.h, p.out_h, h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
 
     def microseconds(self) -> float:
-        """For each tile the longest of multiplying and finishing it, of what TMA moves for it in lines, and in bytes
-        from L2, and some of the others; on the busiest multiprocessor, for blocks that do not share a tile."""
+        """For each tile, or one of each of a multiprocessor's blocks, the longest of multiplying and finishing, of what
+        TMA moves in lines, and in bytes from L2, and some of the others; for blocks that do not share a tile.
+
+        A block's consumers finish a tile together and do not multiply meanwhile; another block may.
+        """
         config, staging = self.config, self.staging
-        shared = ((self.a.tile, config.cluster_n), (self.b.tile, config.cluster_m))
+        shared = ((self.a, config.cluster_n), (self.b, config.cluster_m))
         area = config.block_m * config.block_n
         products = len(self.products) * config.groups * config.block_m // ROWS
         multiply = products * product_cycles(config.block_n)
-        lines = sum(tile.nbytes / tile.swizzle / tile.fold / parts for tile, parts in shared)
-        loaded = sum(tile.nbytes / parts for tile, parts in shared)
+        lines = sum(operand.nbytes / operand.tile.swizzle / operand.tile.fold / parts for operand, parts in shared)
+        loaded = sum(operand.nbytes / parts for operand, parts in shared)
         stages = self.mean_taps * self.chunks
         stored = area * staging.item
+        multiplying, finishing, blocks = stages * (multiply + STEP), area * FINISH, config.blocks_sm
         busy = (
-            stages * (multiply + STEP) + area * FINISH,
-            LINE * (stages * lines + stored / staging.row_bytes / staging.fold),
-            (stages * loaded + stored) / L2,
+            max(blocks * multiplying, blocks * finishing, multiplying + finishing),
+            blocks * LINE * (stages * lines + stored / staging.row_bytes / staging.fold),
+            blocks * (stages * loaded + stored) / L2,
         )
         tile = (1 - HINDER) * max(busy) + HINDER * sum(busy)
         rounds = -(-self.clusters // (config.grid // config.cluster))
