@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from schedules.build import Built
 from schedules.errors import EmulationError, ToolchainError
 from schedules.problem import Problem
 from schedules.registry import operator
+from schedules.toolchain.frames import outer_frames
 from schedules.verify import Check, emulated_runs, emulator_available, judge, poisoned, verify
 from tests.command import Run
 
@@ -24,6 +26,14 @@ def no_records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What was measured on this machine chooses no test's config."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDULES_LOGS", str(tmp_path_factory.mktemp("no-records")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_parses() -> Iterator[None]:
+    """TVM's parser asks for the whole call stack, which pytest makes deep, many times a schedule."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspect, "getouterframes", outer_frames)
         yield
 
 
