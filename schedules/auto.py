@@ -21,6 +21,7 @@ from schedules.errors import ConfigError, UnknownNameError
 from schedules.operator import ScheduleSpec
 from schedules.problem import Config, Problem
 from schedules.registry import operator_of
+from schedules.toolchain.frames import quick_frames
 
 if TYPE_CHECKING:
     import tvm
@@ -141,8 +142,9 @@ def _plain(value: Any) -> Any:
 
 @lru_cache
 def register_intrinsics() -> None:
-    """TVM's tensor intrinsics; the import takes some ten seconds, hence only where a trace has one."""
-    import tvm.s_tir.tensor_intrin  # noqa: F401
+    """TVM's tensor intrinsics; the import takes seconds, hence only where a trace has one."""
+    with quick_frames():
+        import tvm.s_tir.tensor_intrin  # noqa: F401
 
 
 @lru_cache(maxsize=16)

@@ -1,4 +1,5 @@
-"""Which schedule and config a problem is built with: the best that was measured, else the nearest, else the default.
+"""Which schedule and config a problem is built with: the best that was measured, else the config of the nearest problem
+for the schedule that the rule chooses, else the default.
 
 A record is used only if it was measured on the device the build is for, with the same TVM and compiler.
 """
@@ -24,7 +25,7 @@ from schedules.tune.journal import DEFAULT_FOLDER, read_journal
 from schedules.versions import versions
 
 VARIABLE = "SCHEDULES_LOGS"
-NEAR = 2.0  # how many doublings of its extents away a problem may be for its config to be taken over
+NEAR = 1.0  # how many doublings of its extents away a problem may be for its config to be taken over
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,13 @@ def choose(
     exact = best_of([record for record in usable if record.problem == problem], asked)
     if exact and exact.config.check(problem, arch) is None:
         return Choice(problem, exact.schedule, exact.config, exact)
+    default = default_choice(problem, arch, schedule, note)
+    # a neighbour has a better config, not a better rule: schedules change their order between problems, and one that is
+    # best there may be far behind here
     for record in nearest(problem, usable, asked):
-        if record.config.check(problem, arch) is None:
+        if record.schedule == default.schedule and record.config.check(problem, arch) is None:
             return Choice(problem, record.schedule, record.config, record)
-    return default_choice(problem, arch, schedule, note)
+    return default
 
 
 def default_choice(problem: Problem, arch: Arch, schedule: str | None = None, note: str = "") -> Choice:

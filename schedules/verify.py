@@ -11,11 +11,13 @@ Inputs are fresh and random, outputs poisoned with NaN before each run.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -227,17 +229,29 @@ def _emulated(problem: Problem, arch: Arch, schedule: str | None, config: Any) -
     yield from emulated_runs(built, str(built.sources["cu"]))
 
 
+class _HostCode:
+    """The host code of `module` as a file: linked at the first use, and gone with this object."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    @cached_property
+    def library(self) -> Path:
+        folder = Path(tempfile.mkdtemp())
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._module.export_library(str(folder / "kernel.so"), fcompile=link_library)
+        return folder / "kernel.so"
+
+
 def emulated_runs(built: Built, source: str, modes: Sequence[EmulationMode] = MODES) -> Iterator[tuple[str, Run]]:
     """`source` (the built one, or a mutant of it) behind the host code of `built`, once for each mode."""
     count = len(built.problem.arguments())
     outputs = range(count - len(outputs_of(built.problem)), count)
+    host = _HostCode(built.module)
 
     def run(mode: EmulationMode) -> Run:
         def call(arrays: Sequence[Array]) -> list[Array]:
-            with tempfile.TemporaryDirectory() as folder:
-                library = Path(folder) / "kernel.so"
-                built.module.export_library(str(library), fcompile=link_library)
-                return emulator().run(library, source, list(arrays), list(outputs), mode=mode)
+            return emulator().run(host.library, source, list(arrays), list(outputs), mode=mode)
 
         return call
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from schedules.build import Built
 from schedules.errors import EmulationError, ToolchainError
 from schedules.problem import Problem
 from schedules.registry import operator
+from schedules.toolchain.frames import outer_frames
 from schedules.verify import Check, emulated_runs, emulator_available, judge, poisoned, verify
 from tests.command import Run
 
@@ -27,6 +29,14 @@ def no_records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_parses() -> Iterator[None]:
+    """TVM's parser asks for the whole call stack, which pytest makes deep, many times a schedule."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspect, "getouterframes", outer_frames)
+        yield
+
+
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str]) -> Run:
     """The command line."""
@@ -34,7 +44,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 
 
 # files that take minutes: begun first, so that none is left to one of the test processes at the end
-LONGEST = ("test_faults.py", "test_cluster.py", "test_tune.py", "test_simt.py", "test_auto.py")
+LONGEST = ("test_faults.py", "test_cluster.py", "test_tune.py", "test_gpu_schedules.py", "test_simt.py", "test_auto.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

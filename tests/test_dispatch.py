@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from schedules.arch import Arch
-from schedules.dispatch import best_of, choose, default_choice, distance, log_folders
+from schedules.dispatch import Choice, best_of, choose, default_choice, distance, log_folders
 from schedules.errors import UnknownNameError
+from schedules.problem import Problem
 from schedules.records import Record
 from schedules.tune.journal import append
 from tests.command import Run
@@ -66,13 +67,30 @@ def test_the_nearest_problem_that_is_legal(host: Arch, tmp_path: Path) -> None:
 def test_an_illegal_config_of_a_neighbour_is_passed_over(
     host: Arch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    near, further = (problem_of("conv2d_hwcn", **{**SMALL, "n": n}) for n in (64, 128))
+    near, further = (problem_of("conv2d_hwcn", **{**SMALL, "n": n}) for n in (40, 64))
     illegal = record_of(near, 1.0, FAST)
     append(tmp_path, illegal)
     append(tmp_path, record_of(further, 1.0, SLOW))
     monkeypatch.setattr(type(illegal.config), "check", lambda self, *_: "no" if self == illegal.config else None)
     found = chosen(tmp_path, host)
     assert found.record and found.record.problem == further
+
+
+def test_a_neighbour_too_far_or_with_another_schedule_is_passed_over(sm_90a: Arch, tmp_path: Path) -> None:
+    def softmax(rows: int, cols: int) -> Problem:
+        return problem_of("softmax", rows=rows, cols=cols)
+
+    def found(problem: Problem) -> Choice:
+        return choose(problem, sm_90a, folders=[tmp_path], device="NVIDIA H200")
+
+    made = dict(target="cuda:sm_90a", schedule="block_registers", device="NVIDIA H200")
+    record = record_of(softmax(49152, 2048), 10.0, dict(threads=64), **made)  # type: ignore[arg-type]
+    append(tmp_path, record)
+    near, other, far = softmax(49152, 4096), softmax(49152, 1024), softmax(49152, 8192)
+    assert found(near).source == "nearest" and found(near).config == record.config
+    assert default_choice(other, sm_90a).schedule == "warp" and found(other).source == "default"
+    assert found(far).source == "default"
+    assert choose(other, sm_90a, "block_registers", folders=[tmp_path], device="NVIDIA H200").source == "nearest"
 
 
 @pytest.mark.parametrize(

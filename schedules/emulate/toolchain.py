@@ -131,6 +131,9 @@ def build_runtime() -> Path:
         raise ToolchainError(f"cannot compile the emulator's runtime: {_first_error(error.stderr)}") from error
 
 
+_translated = functools.lru_cache(maxsize=8)(translate)  # one source is run in several modes
+
+
 def build_kernels(source: str) -> Path:
     """Translates and compiles a CUDA source; the library exports `emu_kernel_<name>` for each kernel.
 
@@ -139,7 +142,7 @@ def build_kernels(source: str) -> Path:
         ToolchainError: if there is no compiler.
     """
     try:
-        translation = translate(source)
+        translation = _translated(source)
     except (ValueError, StopIteration) as error:
         raise EmulationError(f"cannot translate the CUDA source: {error or 'unexpected end'}") from error
     if not translation.kernels:

@@ -121,7 +121,8 @@ def operands(problem: Conv2dProblem, tensors: Tensors) -> tuple[Any, Any]:
     p, name = problem, operator_of(problem).name
     data, weight = tensors["data"], tensors["filter"]
     if name in _AXES:
-        return data.permute(*_AXES[name]), weight.permute(*_AXES[name])
+        packed = getattr(p, "packed", False)  # (kh, kw, co, ci)
+        return data.permute(*_AXES[name]), weight.permute(*((2, 3, 0, 1) if packed else _AXES[name]))
     _require_grouped(name)
     # (n, ci/32, h, w, 32) and (ci/32, kh, kw, co', 32)
     data = data.permute(0, 1, 4, 2, 3).reshape(p.n, -1, p.h, p.w)

@@ -107,6 +107,10 @@ class BulkConfig(Config):
         exchange = 4 * 4 * self.team // 32
         return ALIGNMENT + stages + mask + exchange
 
+    def shares_packs(self, problem: SoftmaxProblem) -> bool:
+        """Whether results are written beside those of another row into a pack that both are read from."""
+        return self.stores == "bulk" and self.rows > 1 and not self.frame(problem).aligned
+
     def registers(self, problem: SoftmaxProblem) -> int:
         """Registers of a thread, about."""
         inputs = len(row_inputs(problem)) - problem.has_dropout
@@ -143,6 +147,8 @@ class BulkConfig(Config):
         return None
 
     def _check_sizes(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
+        if self.kept == "shared" and self.shares_packs(problem):
+            return "kept=shared with stores=bulk is for rows of whole packs, others share theirs; take packed"
         if self.team % 32:
             return f"threads={self.threads} x abreast={self.abreast} is no multiple of a warp; take more abreast"
         if self.abreast > 1 and self.threads > 32:

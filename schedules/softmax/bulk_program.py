@@ -258,6 +258,8 @@ class Kernel(PackKernel[StagedRow]):
             turn = Scalar("row_turn", 0)
             with T.While(turn.value < turns):
                 self.compute_rows(turn.value, turn.value == 0, turn.value == turns - 1, count)
+                if config.shares_packs(self.problem):
+                    self.sync()
                 turn.set(turn.value + 1)
         if self.by_copy:
             self.copy_out(count)
@@ -413,6 +415,12 @@ class Kernel(PackKernel[StagedRow]):
         """Bytes from the ring's start to pack i of an input of the tensors' dtype."""
         base = row.local[self.inputs[0].name] - row.shift
         return row.stage + self.offset(name) + base * self.item + i * PACK
+
+    def write(self, row: StagedRow, results: Values) -> None:
+        """A pack with elements of two rows is read for both before either is written."""
+        if self.config.shares_packs(self.problem):
+            self.sync()
+        super().write(row, results)
 
     def store(self, name: str, row: StagedRow, p: int, i: Any, words: Any) -> None:
         """Into the stage, where results leave by bulk copies."""

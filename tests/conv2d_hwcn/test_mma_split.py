@@ -202,8 +202,11 @@ def _mutants(source: str) -> dict[str, str]:
 
 def test_broken_kernels_are_caught(emulation: None, sm_90a: Arch) -> None:
     """Each mutant of the generated CUDA must be wrong in some mode of the emulator; the kernel itself in none."""
-    problem = problem_of("conv2d_hwcn", n=128, h=2, w=2, ci=160, co=128, kh=2, kw=2, pad=1)
-    built = build(problem, sm_90a, "mma_split", device_code=False)
+    # two blocks of four warps and twelve steps each
+    problem = problem_of("conv2d_hwcn", n=64, h=3, w=2, ci=160, co=64, kh=2, kw=2)
+    config = dict(block_m=64, block_n=64, warps_m=2, warps_n=2, stages=3, block_k=64)
+    built = build(problem, sm_90a, "mma_split", config, device_code=False)
+    assert built.launch and (built.launch.grid, built.launch.threads) == ((2, 1, 1), 128)
     source = str(built.sources["cu"])
     inputs = built.operator.inputs(problem, np.random.default_rng(0))
     assert not caught(built, source, inputs)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -35,13 +37,20 @@ def expected_source(kind: str, operand: int, width: int) -> np.ndarray:
     return np.where(valid, j, LANES)
 
 
-@pytest.mark.parametrize("width", [32, 16, 8, 4, 2])
-@pytest.mark.parametrize("operand", [0, 1, 3, 5, 8, 16, 31])
 @pytest.mark.parametrize("kind", ["up", "down", "xor", "idx"])
-def test_shuffles_follow_the_pseudocode_of_the_ptx_isa(kind: str, operand: int, width: int, emulator: Emulator) -> None:
+def test_shuffles_follow_the_pseudocode_of_the_ptx_isa(kind: str, emulator: Emulator) -> None:
+    """All of one kind in one kernel."""
     function = {"idx": "__shfl_sync"}.get(kind, f"__shfl_{kind}_sync")
-    result = on_warp(emulator, f"{function}(all, v, {operand}, {width})")
-    assert (result == 100 + expected_source(kind, operand, width)).all()
+    choices = list(itertools.product([0, 1, 3, 5, 8, 16, 31], [32, 16, 8, 4, 2]))  # operand, width
+    lines = [
+        f"out[{32 * number} + lane] = {function}(0xffffffffu, 100 + lane, {operand}, {width});"
+        for number, (operand, width) in enumerate(choices)
+    ]
+    source = f'extern "C" __global__ void k(int* out) {{ int lane = threadIdx.x;\n{chr(10).join(lines)} }}'
+    initial = np.full(32 * len(choices), -7, "int32")
+    (result,) = emulator.launch(source, "k", (1, 1, 1), (32, 1, 1), [initial], [0])
+    wanted = {choice: (100 + expected_source(kind, *choice)).tolist() for choice in choices}
+    assert dict(zip(choices, result.reshape(-1, 32).tolist(), strict=True)) == wanted
 
 
 @pytest.mark.parametrize("order", ["forward", "reverse", "strided"])

@@ -35,13 +35,15 @@ def error_of(name: str, problem: Conv2dProblem) -> float:
     return judge(problem, inputs, [placed(problem, output).contiguous()]).error
 
 
-@pytest.mark.parametrize("operator", ["conv2d_nchw", "conv2d_nhwc", "conv2d_hwcn"])
+@pytest.mark.parametrize("operator", ["conv2d_nchw", "conv2d_nchw, packed", "conv2d_nhwc", "conv2d_hwcn"])
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 @pytest.mark.parametrize("kernel", [{}, dict(kh=1, kw=1)])  # PyTorch may take a 1x1 filter for either layout
 def test_every_layout_is_brought_to_the_peer_and_back(
     machine: Any, operator: str, layout: str, kernel: dict[str, int]
 ) -> None:
-    problem = problem_of(operator, **{**ODD, **kernel}, dtype="float16")
+    operator, _, packed = operator.partition(", ")
+    layouts = dict(filter_layout="hwoi") if packed else {}
+    problem = problem_of(operator, **{**ODD, **kernel, **layouts}, dtype="float16")
     assert error_of(f"cudnn {layout} fp16", problem) <= 1
     wanted = {"nhwc": fake_torch.CHANNELS_LAST, "nchw": fake_torch.CONTIGUOUS}[layout]
     assert machine.convolutions == [{"format": wanted, "tf32": False, "benchmark": True}]

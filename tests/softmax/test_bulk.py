@@ -29,13 +29,14 @@ WARP: Fields = dict(threads=32, groups=2, grid=2)  # a row to a warp
 ABREAST: Fields = dict(
     threads=8, abreast=8, rows=16, num_stages=3, grid=2
 )  # eight rows side by side, a stage is two times that
+WIDE_ROWS: Fields = dict(WARP, groups=1, abreast=8, rows=8, kept="packed", stores="bulk")
 CONFIGS: list[Fields] = [
     BLOCK,
     dict(BLOCK, kept="packed", num_stages=1, streaming="stores"),
     dict(BLOCK, chunks=2, num_stages=1),
     dict(BLOCK, kept="numerators", online=True, num_stages=3),
     dict(BLOCK, kept="packed", online=True, stores="bulk", num_stages=3),
-    dict(BLOCK, stores="bulk", num_stages=1, rows=3, streaming="both"),
+    dict(BLOCK, kept="packed", stores="bulk", num_stages=1, rows=3, streaming="both"),
     dict(BLOCK, rows=3, num_stages=3),
     WARP,
     dict(WARP, kept="numerators", stores="bulk", num_stages=3, rows=2),
@@ -102,7 +103,7 @@ def test_configs_and_problems(emulation: None, sm_90a: Arch, config: int, fields
         (dict(cols=3001, keep=0.5, mask="full"), dict(BLOCK, chunks=4, num_stages=1, kept="numerators")),
         (dict(cols=2001, keep=0.5, dtype="float32"), dict(BLOCK, chunks=3, stores="bulk", num_stages=3)),
         (dict(cols=2049, function="softmax_grad", keep=0.5), dict(BLOCK, kept="packed", stores="bulk")),
-        (dict(cols=1023, mask="full", keep=0.5), dict(WARP, groups=1, abreast=8, rows=8, num_stages=3, stores="bulk")),
+        (dict(cols=1023, mask="full", keep=0.5), dict(WIDE_ROWS, num_stages=3)),
     ],
     ids=str,
 )  # fmt: skip
@@ -181,7 +182,7 @@ def test_faults_are_caught(emulation: None, sm_90a: Arch) -> None:
 )
 def test_faults_of_copies_that_leave_are_caught(emulation: None, sm_90a: Arch, fault: tuple[str, str]) -> None:
     problem = softmax(rows=40, cols=100)
-    config = BulkConfig(**{**ABREAST, "stores": "bulk", "grid": 1, "rows": 8})
+    config = BulkConfig(**{**ABREAST, "kept": "packed", "stores": "bulk", "grid": 1, "rows": 8})
     built = build(problem, sm_90a, "bulk", config, device_code=False)
     source = str(built.sources["cu"])
     body = source.rindex("main_kernel(")
@@ -267,6 +268,23 @@ def test_frames() -> None:
         starts = (rows * cols * k for k in range(frame.pack))
         packs = [-(-(start + rows * cols) // frame.pack) - start // frame.pack for start in starts]
         assert frame.most == max(packs)
+
+
+def test_packs_of_two_rows_are_read_before_they_are_written(emulation: None, sm_90a: Arch) -> None:
+    """Rows of 100 elements share packs; of the two barriers between reads and writes neither may be missing."""
+    problem = softmax(rows=40, cols=100)
+    fields = {**ABREAST, "kept": "packed", "stores": "bulk", "grid": 1}
+    config = BulkConfig(**fields)
+    assert config.shares_packs(problem) and not config.shares_packs(softmax(rows=40, cols=96))
+    reason = BulkConfig(**{**fields, "kept": "shared"}).check(problem, sm_90a)
+    assert reason and reason.startswith("kept=shared with stores=bulk is for rows of whole packs")
+    barriers = {
+        shares: str(build(softmax(rows=40, cols=cols), sm_90a, "bulk", config, device_code=False).sources["cu"])
+        for shares, cols in ((True, 100), (False, 96))
+    }
+    # one before a turn's writes, one behind its last
+    count = {shares: source.count("tvm_builtin_cuda_cta_sync();") for shares, source in barriers.items()}
+    assert count[True] >= count[False] + 2
 
 
 def test_every_field_changes_the_source(sm_90a: Arch) -> None:

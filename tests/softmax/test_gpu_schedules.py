@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,16 +62,25 @@ def names(items: list[tuple[str, dict[str, Any]]]) -> list[str]:
     return [" ".join([name, *(f"{k}={v}" for k, v in config.items())]) for name, config in items]
 
 
-@pytest.mark.parametrize("arch", [parse_arch("sm_90a"), parse_arch("gfx90a")], ids=str)
+# every schedule with every problem, and the configs that the run below leaves out; each other with each second one
+CHOICES = [
+    pytest.param(schedule, config, fields, id=f"{problem}-{name}")
+    for i, ((schedule, config), name) in enumerate(zip(CONFIGS, names(CONFIGS), strict=True))
+    for j, (problem, fields) in enumerate(PROBLEMS.items())
+    if not config or (i + j) % 2 == 0 or config.keys() & {"numerators", "streaming"}
+]
+
+
 @pytest.mark.parametrize(("schedule", "config"), CONFIGS, ids=names(CONFIGS))
 @pytest.mark.parametrize("fields", PROBLEMS.values(), ids=PROBLEMS)
-def test_schedules_are_correct(arch: Arch, schedule: str, config: dict[str, Any], fields: dict[str, Any]) -> None:
+def test_schedules_are_correct(schedule: str, config: dict[str, Any], fields: dict[str, Any]) -> None:
+    """With waves of 64; the code of warps of 32 is run below."""
+    arch = parse_arch("gfx90a")
     skip_what_is_not_for(arch, fields, config)
     assert_correct(problem_of("softmax", rows=7, **fields), arch, schedule, config, ["serial"])
 
 
-@pytest.mark.parametrize(("schedule", "config"), CONFIGS, ids=names(CONFIGS))
-@pytest.mark.parametrize("fields", PROBLEMS.values(), ids=PROBLEMS)
+@pytest.mark.parametrize(("schedule", "config", "fields"), CHOICES)
 def test_generated_cuda_is_correct(
     emulation: None, sm_90a: Arch, schedule: str, config: dict[str, Any], fields: dict[str, Any]
 ) -> None:
@@ -81,18 +91,22 @@ def test_generated_cuda_is_correct(
 @pytest.mark.parametrize("arch", CUDA_ARCHES, ids=str)
 @pytest.mark.parametrize("schedule", GPU_SCHEDULES)
 def test_every_cuda_arch(emulation: None, arch: Arch, schedule: str) -> None:
-    assert_correct(problem_of("softmax", rows=5, cols=300), arch, schedule, routes=["serial", "emulated"])
+    assert_correct(problem_of("softmax", rows=5, cols=300), arch, schedule, routes=["emulated"])
 
 
-@pytest.mark.parametrize("arch", [parse_arch("sm_75"), parse_arch("sm_90a"), *ROCM_ARCHES], ids=str)
+def test_gfx942_is_to_a_schedule_what_gfx90a_is() -> None:
+    assert replace(parse_arch("gfx942"), name="gfx90a") == parse_arch("gfx90a")
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a", "gfx90a", "gfx1100"])
 @pytest.mark.parametrize("cols", [1, 2, 3, 7, 31, 33, 64, 255, 1023, 1024, 1025, 4096, 12289, 50257, 100000])
-def test_the_rule_serves_every_width(arch: Arch, cols: int) -> None:
+def test_the_rule_serves_every_width(arch: str, cols: int) -> None:
     """By the serial route where the schedule has one; the others are on the next test's routes."""
-    problem = problem_of("softmax", rows=2, cols=cols)
-    spec = operator("softmax").schedule_for(problem, arch)
-    assert spec.default(problem, arch).check(problem, arch) is None
+    problem, target = problem_of("softmax", rows=2, cols=cols), parse_arch(arch)
+    spec = operator("softmax").schedule_for(problem, target)
+    assert spec.default(problem, target).check(problem, target) is None
     if "serial" not in spec.no_routes:
-        assert_correct(problem, arch, routes=["serial"])
+        assert_correct(problem, target, routes=["serial"])
 
 
 @pytest.mark.parametrize("schedule", ["block_shared", "block_streaming"])
@@ -101,8 +115,14 @@ def test_long_rows_for_which_the_rule_has_better_while_they_are_few(sm_90a: Arch
     assert_correct(problem_of("softmax", rows=2, cols=cols), sm_90a, schedule, routes=["serial"])
 
 
-@pytest.mark.parametrize("cols", [1, 7, 32, 100, 1000, 1023, 2048, 8192, 32768, 50257, 100000])
-@pytest.mark.parametrize("function", FUNCTIONS)
+WIDTHS = [7, 32, 100, 1000, 1023, 2048, 8192, 32768, 50257, 100000]
+
+
+# every width with softmax and with one other function
+@pytest.mark.parametrize(
+    ("function", "cols"),
+    [(function, WIDTHS[i]) for i in range(len(WIDTHS)) for function in ("softmax", FUNCTIONS[1 + i % 3])],
+)
 def test_the_rule_serves_every_width_in_cuda(emulation: None, sm_90a: Arch, cols: int, function: str) -> None:
     assert_correct(problem_of("softmax", rows=2, cols=cols, function=function), sm_90a, routes=["emulated"])
 
@@ -148,8 +168,6 @@ def test_any_shape_is_correct(
 
 def run_rows(built: Built, x: np.ndarray) -> np.ndarray:
     """The built softmax on `x` by the emulator, in its first mode."""
-    from dataclasses import replace
-
     problem = replace(built.problem, rows=len(x))
     for _, run in emulated_runs(built, str(built.sources["cu"])):
         return run([x, *poisoned(problem)])[0]

