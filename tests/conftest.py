@@ -44,7 +44,16 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 
 
 # files that take minutes: begun first, so that none is left to one of the test processes at the end
-LONGEST = ("test_faults.py", "test_cluster.py", "test_tune.py", "test_gpu_schedules.py", "test_simt.py", "test_auto.py")
+LONGEST = (
+    "test_tma_wgmma.py",
+    "test_cluster.py",
+    "test_gpu_schedules.py",
+    "test_faults.py",
+    "test_stops.py",
+    "test_tune.py",
+    "test_mma_split.py",
+    "test_values.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
