@@ -246,8 +246,10 @@ def test_illegal_config_says_why(arch: str, config: dict[str, Any], message: str
     ("arch", "ci", "co", "name"),
     [
         ("sm_90a", 256, 128, "tma_wgmma"),
-        ("sm_90a", 64, 256, "mma"),
-        ("sm_90a", 256, 64, "mma"),
+        ("sm_90a", 64, 256, "tma_wgmma"),
+        ("sm_90a", 256, 64, "tma_wgmma"),
+        ("sm_90a", 32, 256, "mma"),
+        ("sm_90a", 256, 32, "mma"),
         ("sm_80", 256, 256, "mma"),
         ("gfx90a", 256, 256, "mfma"),
         ("gfx1100", 256, 256, "simt"),
