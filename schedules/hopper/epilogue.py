@@ -7,7 +7,9 @@ consumer's threads store them, in the widest vectors that the tensor's alignment
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -141,24 +143,44 @@ def emit(work: Work, tensors: Tensors, output_map: Any, place: Any, sums: Any, m
         leaving.store(first)
 
 
-class _Boxes:
+@dataclass
+class _Leaving(ABC):
+    """How a consumer's results get from its staging memory, `start` bytes into `memory`, to the output."""
+
+    work: Work
+    tensors: Tensors
+    output_map: Any
+    place: Any
+    memory: Any
+    start: Any
+    member: Member
+
+    @abstractmethod
+    def before(self) -> None:
+        """Wait until what was stored before has left the memory."""
+
+    @abstractmethod
+    def write(self, store: int, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
+        """Put a thread's eight values, of 16 rows and of the 16 columns number `pair` of a store, into the memory."""
+
+    @abstractmethod
+    def written(self) -> None:
+        """Make them seen by what stores them, together with a barrier."""
+
+    @abstractmethod
+    def store(self, first: int) -> None:
+        """Store what the memory holds, from store number `first` on."""
+
+
+@dataclass
+class _Boxes(_Leaving):
     """Results leave by TMA, issued by one thread."""
 
-    def __init__(
-        self,
-        work: Work,
-        tensors: Tensors,
-        output_map: Any,
-        place: Any,
-        memory: Any,
-        start: Any,
-        member: Member,
-    ) -> None:
-        staging, target = work.output.staging, work.output.target
-        assert isinstance(staging, Staging) and isinstance(target, TensorMap)
-        self.work, self.staging, self.output_map, self.place = work, staging, output_map, place
-        self.memory, self.start, self.member = memory, start, member
-        self.form, self.writer = STORE.format(target.rank), _writer(work.output)
+    def __post_init__(self) -> None:
+        output = self.work.output
+        assert isinstance(output.staging, Staging) and isinstance(output.target, TensorMap)
+        self.staging = output.staging
+        self.form, self.writer = STORE.format(output.target.rank), _writer(output)
 
     def before(self) -> None:
         with T.If(self.member.thread == 0), T.Then():
@@ -181,24 +203,14 @@ class _Boxes:
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
 
 
-class _Runs:
+@dataclass
+class _Runs(_Leaving):
     """Results leave by ordinary stores of whole vectors, neighbouring threads storing neighbouring ones."""
 
-    def __init__(
-        self,
-        work: Work,
-        tensors: Tensors,
-        output_map: Any,
-        place: Any,
-        memory: Any,
-        start: Any,
-        member: Member,
-    ) -> None:
-        staging, target = work.output.staging, work.output.target
-        assert isinstance(staging, RunStaging) and isinstance(target, Runs) and output_map is None
-        self.work, self.staging, self.target, self.place = work, staging, target, place
-        self.output = tensors["flat output"]
-        self.memory, self.start, self.member = memory, start, member
+    def __post_init__(self) -> None:
+        output = self.work.output
+        assert isinstance(output.staging, RunStaging) and isinstance(output.target, Runs) and self.output_map is None
+        self.staging, self.target, self.output = output.staging, output.target, self.tensors["flat output"]
 
     def before(self) -> None:
         """The stores before were done when their instructions were."""
