@@ -133,7 +133,9 @@ def test_the_rule() -> None:
         return operator("softmax").choose(problem, parse_arch(target))
 
     assert chosen(32) == chosen(1024) == "warp"
-    assert chosen(1025, dtype="float32") == chosen(4096) == "block_registers"
+    assert chosen(1028, dtype="float32") == chosen(4096) == "block_registers"
+    assert chosen(100) == chosen(1023) == chosen(1025, dtype="float32") == chosen(50257) == "frames"
+    assert chosen(50257, function="softmax_grad") == "bulk" and chosen(100, "gfx90a") == "warp"
     assert chosen(100000) in ("block_shared", "block_streaming")
     assert chosen(10**6) == "block_streaming"
     assert chosen(4096, "llvm") == chosen(10**6, "llvm", rows=1) == "cpu"
