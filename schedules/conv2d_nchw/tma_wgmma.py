@@ -22,8 +22,8 @@ from schedules.arch import Arch
 from schedules.conv2d_nchw.definition import NchwProblem
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import REGISTERS, RESIDENT, STAGES, HopperConfig, clusters
-from schedules.hopper.pixels import flattened, place_pixels
-from schedules.hopper.rows import GROUP, RowTiles, row_tiles, shifts
+from schedules.hopper.pixels import Place, flattened, place_pixels
+from schedules.hopper.rows import GROUP, RowTiles, output_map, row_tiles, shifts
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
 from schedules.hopper.work import Fragment, Load, Operand, Output, Product, Tensors, Work
 from schedules.operator import ScheduleSpec
@@ -94,14 +94,6 @@ class TmaWgmmaConfig(HopperConfig):
         return NchwWork(problem, self, rows).reason(arch)
 
 
-@dataclass(frozen=True)
-class Place:
-    """A block's tile: its first output pixel (n, y, x), and its first output channel."""
-
-    pixel: tuple[Any, Any, Any]
-    channel: Any
-
-
 class NchwWork(Work):
     config: TmaWgmmaConfig
 
@@ -149,17 +141,7 @@ class NchwWork(Work):
             for ry, rx in product(range(taps), range(p.kw))
         )
         staging = config.staging(rows)
-        image = p.out_h * p.out_w * ITEM
-        target = TensorMap(
-            "output",
-            p.dtype,
-            (p.out_w, p.co, p.out_h, p.n),
-            (image, p.out_w * ITEM, p.co * image),
-            (staging.width, config.rows, 1, 1),
-            (1, 1, 1, 1),
-            staging.row_bytes,
-            promotion=0,
-        )
+        target = output_map(p, staging, config.rows)
         self.output = Output(p.dtype, staging, target)
 
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:

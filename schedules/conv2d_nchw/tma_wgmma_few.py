@@ -22,7 +22,7 @@ from schedules.conv2d_nchw.definition import NchwProblem
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import REGISTERS, RESIDENT, ROWS, STAGES, HopperConfig, clusters
 from schedules.hopper.pixels import PixelTiles
-from schedules.hopper.rows import GROUP, RowTiles, shifts, whole_rows
+from schedules.hopper.rows import GROUP, RowTiles, output_map, shifts, whole_rows
 from schedules.hopper.shared import STAGING, SharedTile, Staging, TensorMap, aligned
 from schedules.hopper.work import Fragment, Load, Member, Operand, Output, Product, Tensors, Work
 from schedules.operator import ScheduleSpec
@@ -158,17 +158,7 @@ class FewWork(Work):
         down = p.dilation[0] * (width // self.rows.run) * self.a.tile.slab
         self.products = tuple(Product(0, ry * down, ry * self.b.tile.nbytes) for ry in range(p.kh))
         staging = config.staging(p, self.rows.run)
-        image = p.out_h * p.out_w * ITEM
-        target = TensorMap(
-            "output",
-            p.dtype,
-            (p.out_w, p.co, p.out_h, p.n),
-            (image, p.out_w * ITEM, p.co * image),
-            (staging.width, self.channels, 1, 1),
-            (1, 1, 1, 1),
-            staging.row_bytes,
-            promotion=0,
-        )
+        target = output_map(p, staging, self.channels)
         self.staging, self.target = staging, target
         self.output = Output(p.dtype, staging, target)
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import tvm
 
 # Of `Nchw32Work.microseconds`, for a multiprocessor of an H200
-LINE = 2.0  # clocks of TMA for a line: measured for lines of 32 bytes
+LINE = 2.0  # clocks of TMA for a line, about
 L2 = 24.0  # bytes that arrive in a clock, about, where all multiprocessors load
 STEP = 40.0  # clocks between stages, about
 FINISH = 6.0 / WARPGROUP  # clocks of the epilogue for an element: its integer instructions

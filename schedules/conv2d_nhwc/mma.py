@@ -19,6 +19,8 @@ from schedules.primitives.tiles import widest_vector
 if TYPE_CHECKING:
     import tvm
 
+    from schedules.primitives.warpgroup import WarpgroupConfig
+
 
 @dataclass(frozen=True)
 class MmaConfig(TensorCoreConfig):
@@ -28,9 +30,9 @@ class MmaConfig(TensorCoreConfig):
         return self.check_tile(problem.dtype, arch)
 
 
-def schedule(problem: NhwcProblem, config: MmaConfig, arch: Arch) -> tvm.IRModule:
-    """The scheduled program for data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if any, output (n, out_h,
-    out_w, co)."""
+def schedule(problem: NhwcProblem, config: TensorCoreConfig | WarpgroupConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program, also that of `wgmma`, for data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if any,
+    output (n, out_h, out_w, co)."""
     from tvm import te
     from tvm.s_tir import Schedule
 

@@ -17,7 +17,7 @@ from schedules.arch import Arch
 from schedules.conv2d_nhwc.definition import NhwcProblem
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import HopperConfig, blocks, tiles_of
-from schedules.hopper.pixels import PixelTiles, flattened, pixel_tiles, place_pixels
+from schedules.hopper.pixels import PixelTiles, Place, flattened, pixel_tiles, place_pixels
 from schedules.hopper.shared import Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
 from schedules.hopper.work import Load, Operand, Output, Tensors, Work, fastest
 from schedules.operator import ScheduleSpec
@@ -54,14 +54,6 @@ class TmaWgmmaConfig(HopperConfig):
         if self.block_n % (8 * self.cluster_m):
             return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
         return work.reason(arch)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A block's tile: its first output pixel, and its first output channel."""
-
-    pixel: tuple[Any, Any, Any]
-    channel: Any
 
 
 class NhwcWork(Work):

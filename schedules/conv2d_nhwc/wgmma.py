@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
 from schedules.arch import Arch
-from schedules.conv2d_nhwc.definition import NhwcProblem, gemm_definition, unflatten_output
+from schedules.conv2d_nhwc import mma
+from schedules.conv2d_nhwc.definition import NhwcProblem
 from schedules.operator import ScheduleSpec
-from schedules.primitives.tensor_core import Operand, schedule_product, tile_cost
-from schedules.primitives.tiles import widest_vector
+from schedules.primitives.tensor_core import tile_cost
 from schedules.primitives.warpgroup import WarpgroupConfig
-
-if TYPE_CHECKING:
-    import tvm
 
 # (block_m, block_n, stages): two blocks to a multiprocessor but for the first two
 SHAPES = (
@@ -44,19 +40,6 @@ class WgmmaConfig(WarpgroupConfig):
         return self.check_tile(problem.dtype, arch)
 
 
-def schedule(problem: NhwcProblem, config: WgmmaConfig, arch: Arch) -> tvm.IRModule:
-    """The scheduled program for data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if any, output (n, out_h,
-    out_w, co)."""
-    from tvm import te
-    from tvm.s_tir import Schedule
-
-    sch = Schedule(te.create_prim_func(gemm_definition(problem, config.tile)))
-    channels = Operand(0, widest_vector(problem.ci, 8)), Operand(1, widest_vector(problem.ci, 8))
-    schedule_product(sch, config, arch, problem.dtype, *channels, widest_vector(problem.co, 8))
-    unflatten_output(sch, problem)
-    return config.finish(sch.mod)
-
-
 def default(problem: NhwcProblem, arch: Arch) -> WgmmaConfig:
     """The tile with the least work on the busiest multiprocessor."""
     shape = min(SHAPES, key=lambda shape: tile_cost(shape, problem.pixels, problem.co, 1))
@@ -73,7 +56,7 @@ SCHEDULE = ScheduleSpec(
     summary="implicit GEMM by wgmma as a tensor intrinsic: multi-stage cp.async, operands in shared memory",
     kinds=("cuda",),
     config=WgmmaConfig,
-    apply=schedule,
+    apply=mma.schedule,
     default=default,
     space=space,
 )

@@ -10,6 +10,15 @@ from typing import Any
 from schedules.hopper.shared import LONGEST_BOX
 from schedules.problem import Conv2dProblem, Pair
 
+
+@dataclass(frozen=True)
+class Place:
+    """A block's tile: its first output pixel (n, y, x), and its first output channel."""
+
+    pixel: tuple[Any, Any, Any]
+    channel: Any
+
+
 Box = tuple[int, int, int]
 
 

@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Any
 
 from schedules.hopper.pixels import PixelTiles
-from schedules.hopper.shared import LONGEST_BOX, SharedTile
+from schedules.hopper.shared import LONGEST_BOX, SharedTile, Staging, TensorMap
 from schedules.hopper.work import Fragment
-from schedules.problem import Conv2dProblem, Pair
+from schedules.problem import Conv2dProblem, Pair, numpy_dtype
 
 GROUP = 8  # pixels in 16 bytes, and in a group of columns of wgmma's sums
 RUNS = (64, 32, 16)  # pixels side by side in shared memory: rows of 128, 64 or 32 bytes
@@ -24,6 +24,22 @@ RUNS = (64, 32, 16)  # pixels side by side in shared memory: rows of 128, 64 or 
 def shifts(problem: Conv2dProblem) -> tuple[int, ...]:
     """Input pixels right of an output pixel that each tap of a kernel row looks, at stride 1."""
     return tuple(rx * problem.dilation[1] - problem.pad[1] for rx in range(problem.kw))
+
+
+def output_map(problem: Conv2dProblem, staging: Staging, channels: int) -> TensorMap:
+    """The output (n, co, out_h, out_w) as boxes of `channels` channels and the staging's width of pixels."""
+    p, item = problem, numpy_dtype(problem.dtype).itemsize
+    image = p.out_h * p.out_w * item
+    return TensorMap(
+        "output",
+        p.dtype,
+        (p.out_w, p.co, p.out_h, p.n),
+        (image, p.out_w * item, p.co * image),
+        (staging.width, channels, 1, 1),
+        (1, 1, 1, 1),
+        staging.row_bytes,
+        promotion=0,
+    )
 
 
 @dataclass(frozen=True)

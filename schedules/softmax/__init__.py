@@ -20,8 +20,8 @@ def choose(problem: SoftmaxProblem, arch: Arch) -> str:
     does.
 
     `frames` before them where rows are not whole packs of 16 bytes and fit its registers, or else `bulk`: the others
-    have narrower accesses there, which on an H200 reached 76% of a copy at 1023 columns of float16, 20% at 50257 and 79
-    to 88% at 100.
+    have narrower accesses there, which on an H200 reached 76% of a copy at 1023 columns of float16, 20% at 50257 and
+    79% at 100 (tuning_logs/nvidia-h200/softmax_defaults.json).
 
     `split` instead for long rows that are too few to fill the GPU with a block each: up to a quarter of the
     multiprocessors where a block can keep its row; up to two rows for each where it cannot, since `split` reads a row
