@@ -157,6 +157,30 @@ def host_cpu(name: str) -> dict[str, str]:
     return {"mcpu": cpu} if cpu and cpu in llvm_cpus() else {}
 
 
+@dataclass(frozen=True)
+class VectorUnit:
+    """The float32 lanes of a CPU's vector registers, and how many registers it has."""
+
+    lanes: int
+    registers: int
+
+
+@lru_cache
+def vector_unit(arch: Arch) -> VectorUnit:
+    """That of the CPU `arch` builds for, as LLVM knows it: AVX-512, AVX, or registers of 16 bytes as everywhere else
+    (32 of them on Arm)."""
+    from tvm.target import codegen
+
+    target = arch.target()
+
+    def has(feature: str) -> bool:
+        return bool(codegen.target_has_features(feature, target))
+
+    if has("avx512f"):
+        return VectorUnit(16, 32)
+    return VectorUnit(8, 16) if has("avx") else VectorUnit(4, 32 if has("neon") else 16)
+
+
 @lru_cache
 def physical_cores() -> int:
     """The number of cores this process may run on."""

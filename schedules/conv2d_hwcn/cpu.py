@@ -1,36 +1,42 @@
-"""HWCN convolution on the CPU: one axis in vector lanes, the other in registers.
+"""HWCN convolution on the CPU: the batch or filters in vector lanes, sums of a few pixels of a row in registers.
 
-A task computes register tiles of output channels x batch for one pixel.  With a batch to fill the lanes, a weight is
-broadcast against vectors of the batch; with a batch of one, a pixel's channel is broadcast against vectors of filters.
+With a batch to fill the lanes, weights are broadcast against vectors of the batch, a few filters and pixels at a time;
+filters come packed by register tiles, once for each call.  With a small batch, pixels are broadcast against vectors of
+filters.  A task copies the data that it reads into a buffer that stays in cache, where borders end; where there is no
+border and no tile is ragged, data is read as it lies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedules.arch import Arch
-from schedules.conv2d_hwcn.definition import HwcnProblem, definition
+from schedules.arch import Arch, physical_cores, vector_unit
+from schedules.conv2d_hwcn.definition import HwcnProblem, blocked_definition
 from schedules.operator import ScheduleSpec
-from schedules.primitives.tiles import block_exists, inline_if_present
-from schedules.problem import Config
+from schedules.primitives import register_tile
+from schedules.primitives.register_tile import TileConfig, accumulate
 
 if TYPE_CHECKING:
     import tvm
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV
+
+LANES = ("n", "co")
+FILTERS = (1, 2, 3, 4)  # broadcast at a time: of more, which lie side by side, LLVM 22 spills sums
+IMAGES = (1, 2, 3, 4, 6, 8)
+TURNED = 1.5  # cycles of an element that leaves a vector of filters for a batch of several
+PIXELS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
 
 
 @dataclass(frozen=True)
-class CpuConfig(Config):
+class CpuConfig(TileConfig):
     lanes: str = "n"  # the axis in vector lanes: n or co
-    vector: int = 16  # elements of a vector
-    block_lanes: int = 4  # vectors of a register tile
-    block_rows: int = 4  # elements of the other axis in a register tile
-    chunk: int = 4  # register tiles along co that one parallel task computes
-    padding: str = "inline"  # inline: border tests in the inner loop; buffer: a padded copy of the data is made first
+    block_lanes: int = 1  # vectors of it in a register tile
+    block_rows: int = 3  # elements of the other axis
+    block_x: int = 7  # pixels of a row
+    packed: bool = True  # filters are copied tile by tile first
 
     @property
     def block(self) -> tuple[int, int]:
@@ -38,19 +44,26 @@ class CpuConfig(Config):
         lanes = self.vector * self.block_lanes
         return (self.block_rows, lanes) if self.lanes == "n" else (lanes, self.block_rows)
 
+    @property
+    def sums(self) -> int:
+        return self.block_x * self.block_rows * self.block_lanes
+
+    def counts(self, problem: HwcnProblem) -> tuple[int, int, int, int]:
+        """Register tiles along an image's rows and columns, the output channels and the batch."""
+        block_f, block_n = self.block
+        return problem.out_h, -(-problem.out_w // self.block_x), -(-problem.co // block_f), -(-problem.n // block_n)
+
     def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
-        if self.lanes not in ("n", "co"):
+        if self.lanes not in LANES:
             return f"lanes={self.lanes} is not n or co"
-        if self.padding not in ("inline", "buffer"):
-            return f"padding={self.padding} is not inline or buffer"
-        for name in ("block_lanes", "block_rows", "chunk"):
-            if getattr(self, name) < 1:
-                return f"{name}={getattr(self, name)} must be at least 1"
-        if self.vector not in (1, 2, 4, 8, 16, 32):
-            return f"vector={self.vector} is not a power of two up to 32"
-        if self.vector * self.block_lanes * self.block_rows > 1024:
-            return f"block_lanes={self.block_lanes} x block_rows={self.block_rows} vectors hold over 1024 accumulators"
-        return None
+        return self.check_tile("block_lanes", "block_rows", "block_x")
+
+
+def copies(problem: HwcnProblem, config: CpuConfig) -> bool:
+    """Whether tasks copy their data: for a border, a ragged tile, or taps that read it several times."""
+    p = problem
+    ragged = p.n % config.block[1] or p.out_w % config.block_x
+    return bool(ragged) or p.pad != (0, 0) or p.kh * p.kw > 1
 
 
 def schedule(problem: HwcnProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
@@ -58,70 +71,112 @@ def schedule(problem: HwcnProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     from tvm import te
     from tvm.s_tir import Schedule
 
-    sch = Schedule(te.create_prim_func(definition(problem, tile=(1, *config.block))))
-    conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
+    p, (block_f, block_n) = problem, config.block
+    sch = Schedule(te.create_prim_func(blocked_definition(p, (config.block_x, block_f, block_n))))
+    conv, output, padded, weights = (sch.get_sblock(name) for name in ("conv", "output", "padded", "weights"))
     sch.set_scope(conv, 0, "local")
 
-    # 1. the border: tested where it is read, or written out once (the batch's and the filters' round-up with it)
-    if config.padding == "inline":
-        inline_if_present(sch, "padded", "weights")
-    else:
-        for name in ("padded", "weights"):
-            if block_exists(sch, name):
-                y, x, _, lane = sch.get_loops(sch.get_sblock(name))
-                _, lane = sch.split(lane, [None, config.vector])
-                sch.parallel(sch.fuse(y, x))
-                sch.vectorize(lane)
-
-    # 2. register tiles
-    y, x, f, n, ry, rx, rc = sch.get_loops(conv)
-    block_f, block_n = config.block
-    chunk, fo, f = sch.split(f, [None, config.chunk, block_f])
-    no, n = sch.split(n, [None, block_n])
-    inner, row = (n, f) if config.lanes == "n" else (f, n)
-    inner, lane = sch.split(inner, [None, config.vector])
-    sch.reorder(y, x, chunk, no, fo, ry, rx, rc, row, inner, lane)
-    sch.parallel(sch.fuse(y, x, chunk))
-    sch.reverse_compute_at(output, fo, preserve_unit_loops=True)
-    _vectorize_tile(sch, row, inner, lane)
-    init = sch.decompose_reduction(conv, ry)
-    _vectorize_tile(sch, *sch.get_loops(init)[-3:])
-    if config.lanes == "n":
-        _, lane = sch.split(sch.get_loops(output)[-1], [None, config.vector])
+    # 1. the filters of a register tile side by side; lanes side by side in buffers too
+    if config.packed:
+        sch.transform_layout(weights, ("write", 0), lambda ry, rx, c, f: [f // block_f, ry, rx, c, f % block_f])
+        ry, rx, _, f = sch.get_loops(weights)
+        _, lane = sch.split(f, [None, block_f])
+        sch.parallel(sch.fuse(ry, rx))
         sch.vectorize(lane)
+    else:
+        sch.compute_inline(weights)
+    if copies(p, config):
+        sch.set_scope(padded, 0, "local")
+        if config.lanes == "co":
+            sch.transform_layout(padded, ("write", 0), lambda y, x, c, b: [y, x, b, c])
+    else:
+        sch.compute_inline(padded)
+    if config.lanes == "co":
+        sch.transform_layout(conv, ("write", 0), lambda y, x, f, b: [y, x, b, f])
+
+    # 2. a task for some rows and columns of a part of the batch, and some channels
+    y, x, f, n, ry, rx, rc = sch.get_loops(conv)
+    _, columns, channels, _ = config.counts(p)
+    chunk, fo, f = sch.split(f, [None, min(config.chunk or channels, channels), block_f])
+    no, n = sch.split(n, [None, block_n])
+    y_task, y = sch.split(y, [None, min(config.tiles_y, p.out_h)])
+    x_task, xo, x = sch.split(x, [None, min(config.tiles_x, columns), config.block_x])
+    vectors, row = (n, f) if config.lanes == "n" else (f, n)
+    vectors, lane = sch.split(vectors, [None, config.vector])
+    # what is longer along the reduction stays in cache for all tiles of the other operand
+    order = (y, xo, fo) if config.lanes == "n" else (fo, y, xo)
+    sch.reorder(y_task, x_task, no, chunk, *order, ry, rx, rc, x, row, vectors, lane)
+    task = sch.fuse(y_task, x_task, no, chunk)
+    sch.parallel(task)
+
+    # 3. the data that it reads, its tiles, and the way out of each
+    if copies(p, config):
+        sch.compute_at(padded, task, preserve_unit_loops=True)
+    sch.reverse_compute_at(output, order[-1], preserve_unit_loops=True)
+    accumulate(sch, conv, ry, (x, row, vectors), lane)
     return sch.mod
 
 
-def _vectorize_tile(sch: Schedule, row: LoopRV, inner: LoopRV, lane: LoopRV) -> None:
-    sch.vectorize(lane)
-    sch.unroll(row)
-    sch.unroll(inner)
-
-
+@lru_cache
 def default(problem: HwcnProblem, arch: Arch) -> CpuConfig:
-    """The longer of batch and channels in the lanes, vectors and tiles no larger than the problem."""
-    lanes = "n" if problem.n >= min(16, problem.co) else "co"
-    extent, rows = (problem.n, problem.co) if lanes == "n" else (problem.co, problem.n)
-    vector = 16
-    while vector > 1 and vector > extent:
-        vector //= 2
+    """The batch in the lanes if it leaves few of them empty; the register tile that wastes least, and tasks that keep
+    every core busy and their data in its cache."""
+    p, unit = problem, vector_unit(arch)
+
+    def cycles(config: CpuConfig) -> float:
+        rows, columns, channels, batches = config.counts(p)
+        along = config.block_x * config.block_lanes if config.lanes == "n" else config.block_lanes
+        across = config.sums // config.block_lanes // (config.block_x if config.lanes == "n" else 1)
+        step = register_tile.step_cycles(unit, config.vector, along, across)
+        stored = register_tile.STORED if config.lanes == "n" or p.n == 1 else TURNED * config.vector
+        return rows * columns * channels * batches * (step * p.ci * p.kh * p.kw + stored * config.sums)
+
+    filled = 4 * register_tile.round_up(p.n, unit.lanes // 2) <= 5 * p.n
+    best = min((tile for tile in _tiles(p, arch) if tile.lanes == ("n" if filled else "co")), key=cycles)
+    rows, columns, channels, batches = best.counts(p)
+
+    def copied(tiles_y: int, tiles_x: int) -> int:
+        if not copies(p, best):
+            return 0
+        height = (tiles_y - 1) * p.stride[0] + (p.kh - 1) * p.dilation[0] + 1
+        width = (tiles_x * best.block_x - 1) * p.stride[1] + (p.kw - 1) * p.dilation[1] + 1
+        return height * width * p.ci * best.block[1]
+
+    tile = cycles(best) / (rows * columns * channels * batches)
+    task = register_tile.tasks((rows, columns, channels), batches, physical_cores(), tile, copied)
     return CpuConfig(
-        lanes=lanes,
-        vector=vector,
-        block_lanes=max(1, min(4, extent // vector)),
-        block_rows=min(4, rows),
-        padding="buffer" if extent % vector else "inline",
-    )
+        best.vector, task.tiles_x, task.tiles_y, task.chunk,
+        best.lanes, best.block_lanes, best.block_rows, best.block_x, best.packed,
+    )  # fmt: skip
+
+
+def _tiles(problem: HwcnProblem, arch: Arch) -> Iterator[CpuConfig]:
+    """Register tiles that the registers hold and the problem does not fall short of."""
+    p, unit = problem, vector_unit(arch)
+    for lanes, extent, other, rows in (("n", p.n, p.co, FILTERS), ("co", p.co, p.n, IMAGES)):
+        for vector in register_tile.vectors_for(unit, extent):
+            for block_lanes, block_rows, block_x in product((1, 2, 3, 4), rows, PIXELS):
+                short = vector * (block_lanes - 1) >= extent or block_rows > other or block_x > p.out_w
+                vectors = block_lanes * (block_x if lanes == "n" else 1)
+                if not short and register_tile.fits(unit, block_lanes * block_rows * block_x, vectors):
+                    packed = lanes == "n" or p.co % (vector * block_lanes) != 0
+                    yield CpuConfig(vector, 1, 1, 0, lanes, block_lanes, block_rows, block_x, packed)
 
 
 def space(problem: HwcnProblem, arch: Arch) -> Iterator[CpuConfig]:
-    for fields in product(("n", "co"), (4, 8, 16), (1, 2, 4), (1, 2, 4, 6, 8), (1, 4, 16), ("inline", "buffer")):
-        yield CpuConfig(*fields)
+    """Tiles of a third of the sums that the registers hold at least, where the problem has as many."""
+    tiles = list(_tiles(problem, arch))
+    enough = min(vector_unit(arch).registers // 3, max(tile.sums for tile in tiles))
+    for tile in tiles:
+        if tile.sums >= enough:
+            own = (tile.lanes, tile.block_lanes, tile.block_rows, tile.block_x)
+            for x, y, chunk, packed in product((1, 2, 4), (1, 2, 4, 8, 16), (0, 1, 4), {tile.packed, True}):
+                yield CpuConfig(tile.vector, x, y, chunk, *own, packed)
 
 
 SCHEDULE = ScheduleSpec(
     name="cpu",
-    summary="batch or filters in vector lanes, register tiles, parallel over pixels and channels",
+    summary="batch or filters in vector lanes, register tiles of pixels, parallel over pixels and channels",
     kinds=("llvm",),
     config=CpuConfig,
     apply=schedule,

@@ -192,6 +192,50 @@ def gemm_definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list[te
     return [*operands.placeholders, te.compute(shape, lambda *at: finished(*at), name="output")]
 
 
+def blocked_definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list[te.Tensor]:
+    """The same with the extents of (out_w, co, n) rounded up to multiples of `tile`: ``padded`` (row, column, ci, n),
+    data with its border, and ``weights`` (kh, kw, ci, co), both in float32 and zero beyond their ends; ``conv``
+    (out_h, out_w, co, n); ``output``, the part asked for.
+
+    Returns [data, filter, the output].
+    """
+    from tvm import te
+
+    p = problem
+    data, weight = placeholders(p)
+    out_w, co, n = (-(-size // t) * t for size, t in zip((p.out_w, p.co, p.n), tile, strict=True))
+    top, left = p.pad
+    rows = (p.out_h - 1) * p.stride[0] + (p.kh - 1) * p.dilation[0] + 1
+    columns = (out_w - 1) * p.stride[1] + (p.kw - 1) * p.dilation[1] + 1
+
+    def pixel(y: PrimExpr, x: PrimExpr, c: PrimExpr, b: PrimExpr) -> PrimExpr:
+        tests = [
+            (top > 0, te.all(y >= top, y - top < p.h)),
+            (left > 0 or columns > p.w, te.all(x >= left, x - left < p.w)),
+            (n > p.n, b < p.n),
+        ]
+        return select(tests, data[y - top, x - left, c, b]).astype(ACCUMULATOR)
+
+    padded = te.compute((rows, columns, p.ci, n), pixel, name="padded")
+    weights = te.compute(
+        (p.kh, p.kw, p.ci, co),
+        lambda ry, rx, c, f: select([(co > p.co, f < p.co)], weight[ry, rx, c, f]).astype(ACCUMULATOR),
+        name="weights",
+    )
+    ry, rx, rc = (te.reduce_axis((0, extent), name) for name, extent in (("ry", p.kh), ("rx", p.kw), ("rc", p.ci)))
+    conv = te.compute(
+        (p.out_h, out_w, co, n),
+        lambda y, x, f, b: te.sum(
+            padded[y * p.stride[0] + ry * p.dilation[0], x * p.stride[1] + rx * p.dilation[1], rc, b]
+            * weights[ry, rx, rc, f],
+            axis=[ry, rx, rc],
+        ),
+        name="conv",
+    )
+    output = te.compute((p.out_h, p.out_w, p.co, p.n), lambda *at: conv(*at).astype(p.dtype), name="output")
+    return [data, weight, output]
+
+
 def inside_window(problem: HwcnProblem) -> tuple[int, ...] | None:
     """(first row, rows, first column, columns) of the output pixels that see no padding; None if all or none do."""
     p, window = problem, tuple[int, ...]()

@@ -1,50 +1,54 @@
-"""NCHW convolution on the CPU: implicit GEMM with pixels in vector lanes and output channels in registers.
+"""NCHW convolution on the CPU: pixels of rows in vector lanes, sums of a few output channels in registers.
 
-A task owns a panel of pixels of all images.  For each chunk of k it gathers the panel's columns (k, pixels) into a
-buffer that stays in cache, then multiplies it by the filters, a register tile of channels x pixels at a time.  Padding,
-strides and dilation are dealt with in the gathering, whose cost the filters share.
+A task owns some rows of an image.  It copies the rows that it reads into a buffer that stays in cache, where borders
+end and columns that a stride skips lie apart, so that every tap finds its pixels next to each other; then it computes
+one register tile after the other, of channels x rows x vectors of pixels.  Filters are read as they lie: along the
+reduction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedules.arch import Arch, physical_cores
-from schedules.conv2d_nchw.definition import NchwProblem, flatten_output, gemm_definition
+from schedules.arch import Arch, physical_cores, vector_unit
+from schedules.conv2d_nchw.definition import NchwProblem, image_of, rows_definition
 from schedules.operator import ScheduleSpec
-from schedules.problem import Config
+from schedules.primitives import register_tile
+from schedules.primitives.register_tile import TileConfig, accumulate
 
 if TYPE_CHECKING:
     import tvm
 
+VECTORS, ROWS, CHANNELS = (1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 6, 8, 12)  # of a tile
+
 
 @dataclass(frozen=True)
-class CpuConfig(Config):
-    vector: int = 16  # pixels of a vector
-    block_vectors: int = 4  # vectors of a register tile, and of a panel
-    block_rows: int = 6  # output channels of a register tile
-    block_k: int = 256  # values of k gathered at a time
-    chunk: int = 0  # register tiles along the channels that one parallel task computes; 0: all of them
+class CpuConfig(TileConfig):
+    block_x: int = 2  # vectors of a row in a register tile
+    block_y: int = 2  # rows
+    block_f: int = 6  # output channels
 
     @property
     def panel(self) -> int:
-        """Pixels of a panel."""
-        return self.vector * self.block_vectors
+        """Pixels of a row in a register tile."""
+        return self.vector * self.block_x
+
+    @property
+    def sums(self) -> int:
+        return self.block_x * self.block_y * self.block_f
+
+    def counts(self, problem: NchwProblem) -> tuple[int, int, int]:
+        """Register tiles along an image's rows and columns and along the output channels."""
+        sizes = (*image_of(problem).out, problem.co)
+        y, x, f = (-(-size // t) for size, t in zip(sizes, (self.block_y, self.panel, self.block_f), strict=True))
+        return y, x, f
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
-        if self.vector not in (1, 2, 4, 8, 16, 32):
-            return f"vector={self.vector} is not a power of two up to 32"
-        for name in ("block_vectors", "block_rows", "block_k"):
-            if getattr(self, name) < 1:
-                return f"{name}={getattr(self, name)} must be at least 1"
-        if self.chunk < 0:
-            return f"chunk={self.chunk} must not be negative"
-        if self.panel * self.block_rows > 1024:
-            return f"block_rows={self.block_rows} x block_vectors={self.block_vectors} vectors hold over 1024 sums"
-        return None
+        return self.check_tile("block_x", "block_y", "block_f")
 
 
 def schedule(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
@@ -52,60 +56,77 @@ def schedule(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     from tvm import te
     from tvm.s_tir import Schedule
 
-    block_k = min(config.block_k, problem.reduction)
-    tile = (config.block_rows, config.panel, block_k)
-    sch = Schedule(te.create_prim_func(gemm_definition(problem, tile, branchless=True)))
-    conv, output, columns = sch.get_sblock("conv"), flatten_output(sch, problem), sch.get_sblock("columns")
-    sch.compute_inline("weights")
-    for block in (conv, columns):
+    p, image = problem, image_of(problem)
+    sch = Schedule(te.create_prim_func(rows_definition(p, (config.block_f, config.block_y, config.panel))))
+    conv, output, padded = (sch.get_sblock(name) for name in ("conv", "output", "padded"))
+    if image.out != (p.out_h, p.out_w):
+        sch.transform_block_layout(output, lambda b, f, y, x: [b, f, y * p.out_w + x])
+    for block in (conv, padded):
         sch.set_scope(block, 0, "local")
 
-    # 1. a task for each panel of pixels and chunk of channels; k in chunks, then register tiles
-    f, pixel, k = sch.get_loops(conv)
-    tiles = -(-problem.co // config.block_rows)
-    chunk, fo, f = sch.split(f, [None, min(config.chunk or tiles, tiles), config.block_rows])
-    panel, pixel, lane = sch.split(pixel, [None, config.block_vectors, config.vector])
-    ko, k = sch.split(k, [None, block_k])
-    sch.reorder(panel, chunk, ko, fo, k, f, pixel, lane)
-    task = sch.fuse(panel, chunk)
+    # 1. a task for some tiles of an image and of the channels
+    b, f, y, x, rc, ry, rx = sch.get_loops(conv)
+    rows, columns, channels = config.counts(p)
+    chunk, fo, f = sch.split(f, [None, min(config.chunk or channels, channels), config.block_f])
+    y_task, yo, y = sch.split(y, [None, min(config.tiles_y, rows), config.block_y])
+    x_task, xo, x, lane = sch.split(x, [None, min(config.tiles_x, columns), config.block_x, config.vector])
+    sch.reorder(b, y_task, x_task, chunk, fo, yo, xo, rc, ry, rx, f, y, x, lane)
+    task = sch.fuse(b, y_task, x_task, chunk)
     sch.parallel(task)
 
-    # 2. the columns of a chunk of k, and the finished panel
-    sch.compute_at(columns, ko, preserve_unit_loops=True)
-    at_k, at_pixel = sch.get_loops(columns)[-2:]
-    vector, gathered = sch.split(at_pixel, [None, config.vector])
-    sch.reorder(vector, at_k, gathered)  # so that what depends on the pixel alone is computed once
-    sch.vectorize(gathered)
-    sch.reverse_compute_at(output, task, preserve_unit_loops=True)
-    for loop in (f, pixel):
-        sch.unroll(loop)
-    sch.vectorize(lane)
-    sch.vectorize(sch.get_loops(sch.decompose_reduction(conv, ko))[-1])
+    # 2. the rows that it reads, its tiles, and the way out of each
+    sch.compute_at(padded, task, preserve_unit_loops=True)
+    sch.reverse_compute_at(output, xo, preserve_unit_loops=True)
+    accumulate(sch, conv, rc, (f, y, x), lane)
     return sch.mod
 
 
+@lru_cache
 def default(problem: NchwProblem, arch: Arch) -> CpuConfig:
-    """Panels no wider than the problem, and a few tasks for each core."""
-    vector, block_vectors = 16, 4
-    while vector > 1 and vector > problem.pixels:
-        vector //= 2
-    while block_vectors > 1 and vector * (block_vectors - 1) >= problem.pixels:
-        block_vectors -= 1
-    rows = -(-problem.co // -(-problem.co // 6))  # six, or a little less where that leaves no row unused
-    panels = -(-problem.pixels // (vector * block_vectors))
-    tiles = -(-problem.co // rows)
-    shares = min(tiles, max(1, 4 * physical_cores() // panels))  # of the channels, where panels are too few
-    return CpuConfig(vector, block_vectors, rows, 256, -(-tiles // shares))
+    """The register tile that wastes least, and tasks that keep every core busy and their rows in its cache."""
+    p, image, unit = problem, image_of(problem), vector_unit(arch)
+
+    def cycles(config: CpuConfig) -> float:
+        step = register_tile.step_cycles(unit, config.vector, config.block_x * config.block_y, config.block_f)
+        rows, columns, channels = config.counts(p)
+        return rows * columns * channels * step
+
+    best = min(_tiles(p, arch), key=cycles)
+    counts = best.counts(p)
+
+    def copied(tiles_y: int, tiles_x: int) -> int:
+        rows = (tiles_y * best.block_y - 1) * image.stride[0] + (p.kh - 1) * p.dilation[0] + 1
+        columns = tiles_x * best.panel * image.stride[1] + (p.kw - 1) * p.dilation[1]
+        return p.ci * rows * columns
+
+    tile = cycles(best) / (counts[0] * counts[1] * counts[2]) * p.reduction + register_tile.STORED * best.sums
+    task = register_tile.tasks(counts, p.n, physical_cores(), tile, copied)
+    return CpuConfig(best.vector, task.tiles_x, task.tiles_y, task.chunk, best.block_x, best.block_y, best.block_f)
+
+
+def _tiles(problem: NchwProblem, arch: Arch) -> Iterator[CpuConfig]:
+    """Register tiles that the registers hold and the problem does not fall short of."""
+    unit, (out_h, out_w) = vector_unit(arch), image_of(problem).out
+    for vector in register_tile.vectors_for(unit, out_w):
+        for block_x, block_y, block_f in product(VECTORS, ROWS, CHANNELS):
+            short = vector * (block_x - 1) >= out_w or block_y > out_h or block_f > problem.co
+            if not short and register_tile.fits(unit, block_x * block_y * block_f, block_x * block_y):
+                yield CpuConfig(vector, block_x=block_x, block_y=block_y, block_f=block_f)
 
 
 def space(problem: NchwProblem, arch: Arch) -> Iterator[CpuConfig]:
-    for fields in product((8, 16), (1, 2, 4), (1, 2, 4, 6, 8), (64, 256, 1024), (0, 1, 4, 16)):
-        yield CpuConfig(*fields)
+    """Tiles of half the sums that the registers hold at least, where the problem has as many."""
+    tiles = list(_tiles(problem, arch))
+    enough = min(vector_unit(arch).registers // 3, max(tile.sums for tile in tiles))
+    for tile in tiles:
+        if tile.sums >= enough:
+            for tiles_x, tiles_y, chunk in product((1, 2, 4, 8), (1, 2, 4, 8, 16), (0, 1, 2, 4, 8)):
+                yield CpuConfig(tile.vector, tiles_x, tiles_y, chunk, tile.block_x, tile.block_y, tile.block_f)
 
 
 SCHEDULE = ScheduleSpec(
     name="cpu",
-    summary="implicit GEMM: panels of gathered pixels in vector lanes, register tiles, parallel over pixels",
+    summary="rows of pixels in vector lanes, register tiles, borders ended in a copy of the rows that a task reads",
     kinds=("llvm",),
     config=CpuConfig,
     apply=schedule,

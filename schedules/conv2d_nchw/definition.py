@@ -136,15 +136,12 @@ class Matrices:
 
     A column of pixels is (image, out_y, out_x), k is (ci, kh, kw), as a filter lies in memory unless it is packed.
     The extents of (co, pixels, k) are rounded up to multiples of `tile` with zeros, which schedules inline into their
-    loads, so that the product is free of tests.  With `branchless`, for machines that vectorise a selection but not a
-    branch, the loads read the nearest element there is; zeros are selected where sums need them, rows and columns never
-    stored are left as they come.
+    loads, so that the product is free of tests.
     """
 
     problem: NchwProblem
     given: Placeholders
     tile: tuple[int, int, int]
-    branchless: bool = False
 
     @property
     def extents(self) -> tuple[int, int, int]:
@@ -163,36 +160,22 @@ class Matrices:
         c, ry = tirx.truncdiv(k, taps), tirx.truncdiv(tirx.truncmod(k, taps), p.kw)
         y = pixel % image // p.out_w * p.stride[0] + ry * p.dilation[0] - p.pad[0]
         x = pixel % p.out_w * p.stride[1] + tirx.truncmod(k, p.kw) * p.dilation[1] - p.pad[1]
-        at = [pixel // image, c, y, x]
         tests = [
             (p.pad[0] > 0, te.all(y >= 0, y < p.h)),
             (p.pad[1] > 0, te.all(x >= 0, x < p.w)),
             (depth > p.reduction, k < p.reduction),
+            (pixels > p.pixels, pixel < p.pixels),
         ]
-        if not self.branchless:
-            return select([*tests, (pixels > p.pixels, pixel < p.pixels)], self.given.data[tuple(at)])
-        may_leave = (pixels > p.pixels, depth > p.reduction, p.pad[0] > 0, p.pad[1] > 0)
-        for axis, (leaves, size) in enumerate(zip(may_leave, (p.n, p.ci, p.h, p.w), strict=True)):
-            if leaves:
-                at[axis] = tirx.max(tirx.min(at[axis], size - 1), 0)
-        value = self.given.data[tuple(at)]
-        needed = [test for is_needed, test in tests if is_needed]
-        return tirx.Select(te.all(*needed), value, tirx.const(0, p.dtype)) if needed else value
+        return select(tests, self.given.data[pixel // image, c, y, x])
 
     def weight(self, f: PrimExpr, k: PrimExpr) -> PrimExpr:
-        from tvm import tirx
-
         p = self.problem
         co, _, depth = self.extents
-        ragged_co, ragged_k = co > p.co, depth > p.reduction
-        if self.branchless:
-            f = tirx.min(f, p.co - 1) if ragged_co else f
-            k = tirx.min(k, p.reduction - 1) if ragged_k else k
         value = self.given.filter_at(f, k // (p.kh * p.kw), k % (p.kh * p.kw) // p.kw, k % p.kw)
-        return value if self.branchless else select([(ragged_k, k < p.reduction), (ragged_co, f < p.co)], value)
+        return select([(depth > p.reduction, k < p.reduction), (co > p.co, f < p.co)], value)
 
 
-def gemm_definition(problem: NchwProblem, tile: tuple[int, int, int], branchless: bool = False) -> list[te.Tensor]:
+def gemm_definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list[te.Tensor]:
     """The same as one matrix product in float32: ``conv`` (co, pixels) = sum over k of ``weights`` (k, co) x
     ``columns`` (k, pixels), see `Matrices`; ``output`` keeps what was asked for.
 
@@ -202,7 +185,7 @@ def gemm_definition(problem: NchwProblem, tile: tuple[int, int, int], branchless
 
     p = problem
     given = placeholders(p)
-    matrices = Matrices(p, given, tile, branchless)
+    matrices = Matrices(p, given, tile)
     co, pixels, depth = matrices.extents
     columns = te.compute(
         (depth, pixels), lambda k, pixel: matrices.column(k, pixel).astype(ACCUMULATOR), name="columns"
@@ -213,6 +196,69 @@ def gemm_definition(problem: NchwProblem, tile: tuple[int, int, int], branchless
 
     def finished(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
         return finish(p, conv[f, (b * p.out_h + y) * p.out_w + x if p.pixels > 1 else x], given.bias, f)
+
+    return [*given.tensors, te.compute((p.n, p.co, p.out_h, p.out_w), finished, name="output")]
+
+
+@dataclass(frozen=True)
+class Image:
+    """The pixels of one channel of one image as a convolution sees them: those of 1x1 kernels are one row."""
+
+    size: tuple[int, int]  # (h, w)
+    out: tuple[int, int]
+    stride: tuple[int, int]
+    pad: tuple[int, int]
+
+
+def image_of(problem: NchwProblem) -> Image:
+    """The image of `problem`; where every output pixel is an input pixel, all of them in one row."""
+    p = problem
+    if p.kh == p.kw == 1 and p.stride == (1, 1) and p.pad == (0, 0):
+        return Image((1, p.h * p.w), (1, p.h * p.w), p.stride, p.pad)
+    return Image((p.h, p.w), (p.out_h, p.out_w), p.stride, p.pad)
+
+
+def rows_definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list[te.Tensor]:
+    """The same with the pixels of a row next to each other under every tap: ``padded`` (n, ci, row, phase, x) is data
+    with its border, in float32, the column x * stride + phase of `image_of`; ``conv`` (n, co, out_h, out_w) the sum
+    over ci, kh, kw; ``output``.
+
+    Extents of (co, out_h, out_w) are rounded up to multiples of `tile`, with zeros in ``padded`` and, beyond the last
+    filter, that filter once more: schedules need no test but where ``output`` keeps what was asked for.
+
+    Returns [data, filter, bias if there is one, the output].
+    """
+    from tvm import te
+
+    p, image = problem, image_of(problem)
+    given = placeholders(p)
+    (h, w), (top, left), (down, right) = image.size, image.pad, image.stride
+    co, out_h, out_w = (-(-size // t) * t for size, t in zip((p.co, *image.out), tile, strict=True))
+    rows = (out_h - 1) * down + (p.kh - 1) * p.dilation[0] + 1
+    columns = out_w + (p.kw - 1) * p.dilation[1] // right
+
+    def pixel(b: PrimExpr, c: PrimExpr, row: PrimExpr, phase: PrimExpr, column: PrimExpr) -> PrimExpr:
+        y, x = row - top, column * right + phase - left
+        tests = [
+            (top > 0 or rows > h, te.all(y >= 0, y < h)),
+            (left > 0 or columns * right > w, te.all(x >= 0, x < w)),
+        ]
+        value = given.data[b, c, y, x] if h == p.h else given.data[b, c, x // p.w, x % p.w]
+        return select(tests, value).astype(ACCUMULATOR)
+
+    padded = te.compute((p.n, p.ci, rows, right, columns), pixel, name="padded")
+    rc, ry, rx = (te.reduce_axis((0, extent), name) for name, extent in (("rc", p.ci), ("ry", p.kh), ("rx", p.kw)))
+
+    def element(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+        across = rx * p.dilation[1]
+        value = padded[b, rc, y * down + ry * p.dilation[0], across % right, x + across // right]
+        last = te.min(f, p.co - 1) if co > p.co else f
+        return te.sum(value * given.filter_at(last, rc, ry, rx).astype(ACCUMULATOR), axis=[rc, ry, rx])
+
+    conv = te.compute((p.n, co, out_h, out_w), element, name="conv")
+
+    def finished(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+        return finish(p, conv[b, f, y, x] if h == p.h else conv[b, f, 0, y * p.out_w + x], given.bias, f)
 
     return [*given.tensors, te.compute((p.n, p.co, p.out_h, p.out_w), finished, name="output")]
 

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx
 
-from schedules.conv2d_nchw.definition import NchwProblem, definition, gemm_definition, inputs, reference
+from schedules.conv2d_nchw.definition import (
+    NchwProblem,
+    definition,
+    gemm_definition,
+    inputs,
+    reference,
+    rows_definition,
+)
 from schedules.conv2d_nchw.packing import pack_filter, unpack_filter
 from schedules.errors import ProblemError
 from tests.conftest import problem_of
@@ -58,7 +65,7 @@ def test_reference_is_the_definition(problem: NchwProblem) -> None:
 GRAPHS: dict[str, Callable[[NchwProblem], Sequence[te.Tensor]]] = {
     "plain": definition,
     "gemm": lambda problem: gemm_definition(problem, (8, 16, 4)),
-    "gemm without branches": lambda problem: gemm_definition(problem, (4, 16, 8), branchless=True),
+    "rows": lambda problem: rows_definition(problem, (4, 2, 16)),
 }
 
 
