@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedules.arch import ARCHES, Arch, occupancy, parse_arch
+from schedules.arch import ARCHES, Arch, VectorUnit, occupancy, parse_arch, vector_unit
 from schedules.errors import UnknownNameError
 
 
@@ -55,3 +55,11 @@ def test_compute_capability() -> None:
 )
 def test_occupancy(threads: int, registers: int, shared: int, expected: tuple[int, str]) -> None:
     assert occupancy(parse_arch("sm_90a"), threads, registers, shared) == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "lanes", "registers"),
+    [("llvm:x86-64-v4", 16, 32), ("llvm:x86-64-v3", 8, 16), ("llvm:x86-64", 4, 16), ("llvm:znver4", 16, 32)],
+)
+def test_vector_units(target: str, lanes: int, registers: int) -> None:
+    assert vector_unit(parse_arch(target)) == VectorUnit(lanes, registers)

@@ -1,20 +1,21 @@
 """Softmax on the CPU: rows in parallel, columns in vector lanes.
 
-Each reduction keeps one partial result for each lane over the whole vectors of a row, then joins the lanes and the
-columns left over; a sum over a long row is made of sums of blocks, whose rounding grows with the square root of its
-length (Higham, "The Accuracy of Floating Point Summation", 1993).  exp is a polynomial in the lanes rather than a call
-of the C library for each element.
+Each reduction keeps one partial result for each lane over the whole vectors of a row, then joins the lanes half by
+half, with the columns left over as ever shorter vectors.  A sum over a long row is made of sums of blocks, whose
+rounding grows with the square root of its length (Higham, "The Accuracy of Floating Point Summation", 1993).  exp is a
+polynomial in the lanes rather than a call of the C library for each element.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedules.arch import Arch
+from schedules.arch import Arch, physical_cores, vector_unit
 from schedules.operator import ScheduleSpec
 from schedules.problem import Config
 from schedules.softmax.definition import (
@@ -29,9 +30,13 @@ from schedules.softmax.definition import (
 if TYPE_CHECKING:
     import tvm
     from tvm import te
+    from tvm.s_tir import Schedule
     from tvm.tirx import PrimExpr
 
 
+KEPT = "kept"
+TASKS, ROWS, COLUMNS = 4, 64, 8192  # tasks of a core at least; rows of a task, or columns of short ones, at most
+LONG_ROW, KEPT_COLUMNS = 512, 2048
 BLOCK = 512  # vectors that a lane sums up one after the other, at most, before a sum is made in blocks
 
 
@@ -40,6 +45,7 @@ class CpuConfig(Config):
     vector: int = 16  # lanes
     unroll: int = 2  # vectors of the output in one iteration
     rows_per_task: int = 4  # rows of one parallel task
+    keep: bool = True  # a row's exponentials stay in a buffer between the sum and the output, rather than come anew
 
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if self.vector not in (2, 4, 8, 16, 32, 64):
@@ -49,33 +55,42 @@ class CpuConfig(Config):
         return None
 
 
-def exp2(x: PrimExpr) -> PrimExpr:
-    """2**x of a float32 expression in arithmetic that vectorises: 2**n from the exponent bits, times Taylor's
-    polynomial of 2**f, |f| <= 1/2 (its eighth term is under 6e-9).
+@functools.lru_cache
+def power_of_fraction() -> tuple[float, ...]:
+    """Coefficients, that of 1 first, of a polynomial that is 2**f to within 3e-9 for |f| <= 1/2."""
+    from numpy.polynomial import Chebyshev, Polynomial
 
-    0 below -126, where results would be denormal; infinity above 128; NaN of NaN.
+    fitted = Chebyshev.interpolate(lambda f: 2.0**f, 6, domain=[-0.5, 0.5])
+    return tuple(float(c) for c in fitted.convert(kind=Polynomial).coef)
+
+
+def exp2(x: PrimExpr) -> PrimExpr:
+    """2**x of a float32 expression in arithmetic that vectorises: 2**n from the exponent bits, n the whole number next
+    to x, times a polynomial of 2**(x - n).
+
+    0 below -126, where results would be denormal; infinity from 127.5 on; NaN of NaN.
     """
     from tvm import tirx
 
     def f32(value: float) -> PrimExpr:
         return tirx.const(value, "float32")
 
-    low, high = f32(-126.0), f32(127.0)
-    bounded = tirx.Select(x > low, tirx.Select(x < high, x, high), low)  # a NaN becomes low here, and stays NaN below
-    whole = tirx.floor(bounded + f32(0.5))
+    whole = tirx.nearbyint(x)
     fraction = x - whole
-    power = f32(math.log(2) ** 7 / math.factorial(7))
-    for k in range(6, -1, -1):
-        power = power * fraction + f32(math.log(2) ** k / math.factorial(k))
-    bits = (whole.astype("int32") + tirx.const(127, "int32")) << tirx.const(23, "int32")
-    result = power * tirx.reinterpret("float32", bits)
-    return tirx.Select(x < low, f32(0.0), tirx.Select(x > f32(128.0), tirx.infinity("float32"), result))
+    # a float32 near 1.5 * 2**23 counts in ones: the sum's last bits are n with the exponent's bias
+    biased = tirx.reinterpret("int32", whole + f32(1.5 * 2**23 + 127))
+    *lower, power = (f32(c) for c in power_of_fraction())
+    for coefficient in reversed(lower):
+        power = power * fraction + coefficient
+    result = power * tirx.reinterpret("float32", biased << tirx.const(23, "int32"))
+    return tirx.Select(x < f32(-126.0), f32(0.0), tirx.Select(x > f32(127.5), tirx.infinity("float32"), result))
 
 
 @dataclass(frozen=True)
 class _Stages:
     tensors: list[te.Tensor]  # arguments, outputs last
     rows: list[str]  # stages of one row, in program order; names ending in _lanes have a vector axis
+    sums: set[str]  # those of them that reduce what their lanes see, rather than one another
 
 
 def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
@@ -83,7 +98,7 @@ def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRMo
     from tvm import te
     from tvm.s_tir import Schedule
 
-    stages = _stages(problem, config.vector)
+    stages = _stages(problem, config)
     sch = Schedule(te.create_prim_func(stages.tensors))
     outputs = ["out", "dropped_out"] if problem.has_dropout and not problem.is_grad else ["out"]
 
@@ -95,30 +110,44 @@ def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRMo
     for name in reversed(stages.rows):
         sch.compute_at(name, row, preserve_unit_loops=True)
         sch.set_scope(name, 0, "local")
-        if name.endswith("_lanes"):
+        if name in stages.sums:
             lane, k = sch.get_loops(name)[-2:]
             sch.reorder(k, lane)
             sch.vectorize(lane)
+        elif name.endswith("_lanes"):
+            sch.vectorize(sch.get_loops(name)[-1])
 
-    # 2. whole vectors of the outputs apart from the columns left over, which would make every lane conditional
-    whole = problem.cols // config.vector * config.vector
-    for name in outputs if whole else []:
-        j = sch.get_loops(name)[-1]
-        if whole < problem.cols:
-            j, _ = sch.loop_partition(j, [whole, None])
-        _, u, lane = sch.split(j, [None, math.gcd(config.unroll, whole // config.vector), config.vector])
-        sch.unroll(u)
-        sch.vectorize(lane)
+    # 2. whole vectors of what has a column each apart from the columns left over, which are one shorter vector
+    for name in [*(name for name in stages.rows if name == KEPT), *outputs]:
+        _vectorize_columns(sch, name, problem.cols, config)
     return sch.mod
 
 
-def _stages(problem: SoftmaxProblem, vector: int) -> _Stages:
+def _vectorize_columns(sch: Schedule, name: str, cols: int, config: CpuConfig) -> None:
+    whole, rest = cols // config.vector * config.vector, cols % config.vector
+    j = sch.get_loops(name)[-1]
+    if whole and rest:
+        j, left = sch.loop_partition(j, [whole, None])
+        sch.vectorize(left)
+    elif rest:
+        sch.vectorize(j)
+    if whole:
+        _, u, lane = sch.split(j, [None, math.gcd(config.unroll, whole // config.vector), config.vector])
+        sch.unroll(u)
+        sch.vectorize(lane)
+
+
+def _stages(problem: SoftmaxProblem, config: CpuConfig) -> _Stages:
     from tvm import te, tirx
 
     rows, inputs = placeholders(problem)
     program = row_program(problem, exp2)
+    vector = config.vector
+    vectors = problem.cols // vector
     names: list[str] = []
+    sums: set[str] = set()
     results: dict[str, te.Tensor] = {}
+    kept: te.Tensor | None = None
 
     def i64(value: int) -> PrimExpr:
         return tirx.IntImm("int64", value)
@@ -131,83 +160,112 @@ def _stages(problem: SoftmaxProblem, vector: int) -> _Stages:
         names.append(name)
         return te.compute(shape, formula, name=name)
 
-    def in_lanes(step: Reduction, vectors: int) -> te.Tensor:
+    def element(step: Reduction, i: PrimExpr, j: PrimExpr) -> PrimExpr:
+        return kept[i, j] if kept is not None and step is program.reductions[-1] else step.element(*at(i, j))
+
+    def in_lanes(step: Reduction) -> te.Tensor:
         """(rows, lane): what each lane makes of the whole vectors."""
         reduce = te.max if step.kind == "max" else te.sum
         k = te.reduce_axis((i64(0), i64(vectors)), name=f"{step.name}_vector")
+        sums.add(f"{step.name}_lanes")
         return stage(
             f"{step.name}_lanes",
             (rows, i64(vector)),
-            lambda i, lane: reduce(step.element(*at(i, k * vector + lane)), axis=k),
+            lambda i, lane: reduce(element(step, i, k * vector + lane), axis=k),
         )
 
-    def in_blocks(step: Reduction, vectors: int) -> te.Tensor:
+    def in_blocks(step: Reduction) -> te.Tensor:
         """As `in_lanes`, by the sums of about sqrt(vectors) blocks."""
         blocks = 2 ** round(math.log2(vectors) / 2)
         size = -(-vectors // blocks)
         k = te.reduce_axis((i64(0), i64(size)), name=f"{step.name}_vector")
         b = te.reduce_axis((i64(0), i64(blocks)), name=f"{step.name}_block")
 
-        def element(i: PrimExpr, block: PrimExpr, lane: PrimExpr) -> PrimExpr:
+        def partial(i: PrimExpr, block: PrimExpr, lane: PrimExpr) -> PrimExpr:
             at_vector = block * size + k
-            value = step.element(*at(i, at_vector * vector + lane))
+            value = element(step, i, at_vector * vector + lane)
             return te.if_then_else(at_vector < vectors, value, 0.0) if size * blocks > vectors else value
 
-        sums = stage(
+        sums.update((f"{step.name}_block_lanes", f"{step.name}_lanes"))
+        parts = stage(
             f"{step.name}_block_lanes",
             (rows, i64(blocks), i64(vector)),
-            lambda i, block, lane: te.sum(element(i, block, lane), axis=k),
+            lambda i, block, lane: te.sum(partial(i, block, lane), axis=k),
         )
-        return stage(f"{step.name}_lanes", (rows, i64(vector)), lambda i, lane: te.sum(sums[i, b, lane], axis=b))
+        return stage(f"{step.name}_lanes", (rows, i64(vector)), lambda i, lane: te.sum(parts[i, b, lane], axis=b))
 
     def reduction(step: Reduction) -> te.Tensor:
-        reduce, join = (te.max, te.max) if step.kind == "max" else (te.sum, lambda a, b: a + b)
-        vectors, rest = divmod(problem.cols, vector)
-        parts: list[te.Tensor] = []
+        """(rows,): the lanes joined in halves, with the columns left over as vectors of as many lanes as each half."""
+        lanes: te.Tensor | None = None
         if vectors:
-            lanes = in_blocks(step, vectors) if step.kind == "sum" and vectors > BLOCK else in_lanes(step, vectors)
-            across = te.reduce_axis((i64(0), i64(vector)), name=f"{step.name}_lane")
-            parts.append(stage(f"{step.name}_joined", (rows,), lambda i: reduce(lanes[i, across], axis=across)))
-        if rest:
-            r = te.reduce_axis((i64(0), i64(rest)), name=f"{step.name}_rest_col")
-            parts.append(
-                stage(
-                    f"{step.name}_rest", (rows,), lambda i: reduce(step.element(*at(i, r + vectors * vector)), axis=r)
-                )
-            )
-        return parts[0] if len(parts) == 1 else stage(step.name, (rows,), lambda i: join(parts[0][i], parts[1][i]))
+            lanes = in_blocks(step) if step.kind == "sum" and vectors > BLOCK else in_lanes(step)
+        done, width = vectors * vector, vector
+        while width > 1:
+            width //= 2
+            left = (problem.cols - vectors * vector) & width
+            if lanes is None and not left:
+                continue
+            lanes = halved(step, lanes, width, done if left else None)
+            done += left
+        assert lanes is not None
+        return lanes
+
+    def halved(step: Reduction, lanes: te.Tensor | None, width: int, left: int | None) -> te.Tensor:
+        join = tirx.max if step.kind == "max" else lambda a, b: a + b
+
+        def formula(i: PrimExpr, lane: PrimExpr) -> PrimExpr:
+            values = [] if lanes is None else [lanes[i, lane], lanes[i, lane + width]]
+            values += [] if left is None else [element(step, i, left + lane)]
+            return functools.reduce(join, values)
+
+        if width == 1:
+            return stage(step.name, (rows,), lambda i: formula(i, i64(0)))
+        return stage(f"{step.name}_{width}_lanes", (rows, i64(width)), formula)
 
     def derived(name: str, formula: Callable[[Values], PrimExpr]) -> te.Tensor:
         return stage(name, (rows,), lambda i: formula({known: tensor[i] for known, tensor in results.items()}))
 
+    shape = (rows, i64(problem.cols))
     for step in program.reductions:
+        if config.keep and program.from_element is not None and step is program.reductions[-1]:
+            kept = stage(KEPT, shape, functools.partial(element, step))
         results[step.name] = reduction(step)
     for name, formula in program.derived:
         results[name] = derived(name, formula)
-    shape = (rows, i64(problem.cols))
-    out = te.compute(shape, lambda i, j: program.output(*at(i, j)).astype(problem.dtype), name="out")
+
+    def output(i: PrimExpr, j: PrimExpr) -> PrimExpr:
+        inside, found = at(i, j)
+        if kept is not None and program.from_element is not None:
+            return program.from_element(kept[i, j], found)
+        return program.output(inside, found)
+
+    out = te.compute(shape, lambda i, j: output(i, j).astype(problem.dtype), name="out")
     tensors = [*inputs.values(), out]
     if program.dropped is not None:
         drop, dropped = inputs["drop"], program.dropped
 
-        def element(i: PrimExpr, j: PrimExpr) -> PrimExpr:
+        def dropped_element(i: PrimExpr, j: PrimExpr) -> PrimExpr:
             return dropped(out[i, j].astype("float32"), drop[i, j].astype("float32")).astype(problem.dtype)
 
-        tensors.append(te.compute(shape, element, name="dropped_out"))
-    return _Stages(tensors, names)
+        tensors.append(te.compute(shape, dropped_element, name="dropped_out"))
+    return _Stages(tensors, names, sums)
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> CpuConfig:
-    """The lanes, up to 16, with the fewest vectors and columns left over."""
-
-    def steps(vector: int) -> int:
-        return sum(divmod(problem.cols, vector))
-
-    return CpuConfig(vector=min((16, 8, 4), key=steps))
+    """The machine's vectors, or the widest that a short row fills; several at a time where exponentials, which take
+    long, are added up over a long row.  Exponentials are kept while they fit the first-level cache beside their row.
+    As many rows to a task as leave every core several tasks, up to a bound: each task asks for its buffers anew."""
+    lanes, cols = vector_unit(arch).lanes, problem.cols
+    keep = cols <= KEPT_COLUMNS
+    vector = lanes if problem.is_grad or cols < LONG_ROW else 2 * lanes if keep else 4 * lanes
+    while vector > 4 and vector > cols:
+        vector //= 2
+    rows = min(problem.rows // (TASKS * physical_cores()), max(ROWS, COLUMNS // cols))
+    return CpuConfig(vector=vector, unroll=4, rows_per_task=max(1, rows), keep=keep)
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[CpuConfig]:
-    for fields in product((8, 16, 32, 64), (1, 2, 4), (1, 4, 16)):
+    for fields in product((8, 16, 32, 64), (1, 2, 4), (1, 4, 16, 64), (True, False)):
         yield CpuConfig(*fields)
 
 

@@ -155,7 +155,8 @@ class RowProgram:
     """A function of rows as its reductions, in order, and its outputs.  Schedules decide where each step lives.
 
     `fill` is what columns past the end read as, for each input: neutral in every reduction.  `dropped` makes, from the
-    output (rounded to the tensors' dtype) and drop, a second output.
+    output (rounded to the tensors' dtype) and drop, a second output.  `from_element` makes the output of a column from
+    its element of the last reduction, for schedules that keep that rather than compute it again.
     """
 
     fill: dict[str, float]
@@ -163,6 +164,7 @@ class RowProgram:
     output: Output
     derived: tuple[tuple[str, Callable[[Values], PrimExpr]], ...] = ()  # further results, made of those of reductions
     dropped: Callable[[PrimExpr, PrimExpr], PrimExpr] | None = None
+    from_element: Callable[[PrimExpr, Values], PrimExpr] | None = None
 
 
 def row_program(problem: SoftmaxProblem, exp2: Callable[[PrimExpr], PrimExpr] | None = None) -> RowProgram:
@@ -247,6 +249,7 @@ def row_program(problem: SoftmaxProblem, exp2: Callable[[PrimExpr], PrimExpr] | 
         softmax,
         (derived,),
         dropped if p.has_dropout else None,
+        None if p.is_log else lambda element, results: element * results["inverse"],
     )
 
 
