@@ -18,7 +18,7 @@ from schedules.build import compiled
 from schedules.measure import to_device
 from schedules.operator import Expected
 from schedules.problem import Argument, Problem
-from schedules.tolerance import limits
+from schedules.tolerance import compare, limits
 from schedules.verify import outputs_of
 
 if TYPE_CHECKING:
@@ -59,6 +59,20 @@ class DeviceJudge:
             function(output, values, allowed, self._worst)
             errors.append(float(np.max(self._worst.numpy())))
         return max(errors)
+
+
+class HostJudge:
+    """The same where the device is this CPU: by `tolerance.compare`."""
+
+    def __init__(
+        self, problem: Problem, arch: Arch, expected: Sequence[Expected], arithmetic: Arithmetic = FLOAT32
+    ) -> None:
+        self._expected, self._arguments, self._arithmetic = expected, outputs_of(problem), arithmetic
+
+    def error(self, outputs: Sequence[Any]) -> float:
+        """The worst element's error in units of the tolerance; over 1 is wrong."""
+        pairs = zip(outputs, self._expected, self._arguments, strict=True)
+        return max(compare(o.numpy(), e, argument.dtype, self._arithmetic).error for o, e, argument in pairs)
 
 
 @lru_cache(maxsize=16)

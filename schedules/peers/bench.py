@@ -1,4 +1,4 @@
-"""The GPU's side of a comparison: a case's tensors, its reference, and our function for it, of any operator."""
+"""Our side of a comparison: a case's tensors, its reference, and our function for it, of any operator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schedules.arch import Arch
 from schedules.arithmetic import FLOAT32, Arithmetic
 from schedules.build import build, compiler_of
 from schedules.bundle import Bundle, write_bundle
-from schedules.device_judge import DeviceJudge
+from schedules.device_judge import DeviceJudge, HostJudge
 from schedules.dispatch import Choice
 from schedules.errors import ToolchainError
 from schedules.operator import Array
@@ -26,7 +26,8 @@ from schedules.versions import version_of
 
 
 class Bench:
-    """Fresh random tensors of one problem on the GPU (PyTorch's, so that every peer takes them), and the reference.
+    """Fresh random tensors of one problem on the device of `arch` (PyTorch's, so that every peer takes them), and the
+    reference.
 
     The data, and with it the reference, is that of `distinct`, the problem with fewer rows (the first axis), repeated;
     by default of the problem itself.  `arithmetic` is what results are held to.  Raises ToolchainError without PyTorch.
@@ -44,14 +45,16 @@ class Bench:
         arrays = op.inputs(small, np.random.default_rng(seed))
         given = [argument for argument in problem.arguments() if not argument.output]
         self.problem, self.arch = problem, arch
+        device = "cuda" if arch.is_gpu else "cpu"
         self.outputs = [argument for argument in problem.arguments() if argument.output]
         self.tensors: dict[str, Any] = {
-            argument.name: _uploaded(array, argument) for argument, array in zip(given, arrays, strict=True)
+            argument.name: _uploaded(array, argument, device) for argument, array in zip(given, arrays, strict=True)
         }
         for argument in self.outputs:
             dtype = getattr(torch, argument.dtype)
-            self.tensors[argument.name] = torch.empty(argument.shape, dtype=dtype, device="cuda")
-        self._judge = DeviceJudge(problem, arch, op.reference(small, arrays), arithmetic)
+            self.tensors[argument.name] = torch.empty(argument.shape, dtype=dtype, device=device)
+        expected = op.reference(small, arrays)
+        self._judge = (DeviceJudge if arch.is_gpu else HostJudge)(problem, arch, expected, arithmetic)
 
     def ours(
         self, choice: Choice, bundle: Path | None = None, launched: Callable[[Call], Call] = lambda call: call
@@ -90,19 +93,19 @@ def view(tensor: Any) -> Any:
     return tvm.runtime.from_dlpack(tensor)
 
 
-def _uploaded(array: Array, argument: Argument) -> Any:
-    """`array` on the GPU, its rows repeated to the extent of `argument`."""
+def _uploaded(array: Array, argument: Argument, device: str) -> Any:
+    """A copy of `array` on `device`, its rows repeated to the extent of `argument`."""
     torch = torch_module()
     array = np.ascontiguousarray(array)
     if argument.dtype == "bfloat16":  # a dtype that PyTorch takes no arrays of
-        part = torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
+        part = torch.from_numpy(array.view(np.int16)).to(device, copy=True).view(torch.bfloat16)
     else:
-        part = torch.from_numpy(array).cuda()
+        part = torch.from_numpy(array).to(device, copy=True)
     rows, distinct = argument.shape[0], array.shape[0]
     if rows == distinct:
         return part
     whole, rest = divmod(rows, distinct)
-    tensor = torch.empty(argument.shape, dtype=part.dtype, device="cuda")
+    tensor = torch.empty(argument.shape, dtype=part.dtype, device=device)
     tensor[: whole * distinct].view(whole, *part.shape).copy_(part)
     tensor[whole * distinct :].copy_(part[:rest])
     return tensor

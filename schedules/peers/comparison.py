@@ -1,4 +1,4 @@
-"""An operator of ours beside its peers, on one GPU, in one run: how it is timed, and what is kept.
+"""An operator of ours beside its peers, on one device, in one run: how it is timed, and what is kept.
 
 Everything of one case is timed in turn, in rounds, so that what changes on the device (clocks, temperature) meets all
 alike.  A result is written after every case; a run that was cut off goes on with what is missing.
@@ -23,7 +23,7 @@ from schedules.records import now
 from schedules.registry import operator_of
 
 SCHEMA = 1
-KINDS = ("softmax", "convolution")  # what a results file compares
+KINDS = ("softmax", "convolution", "cpu")  # what a results file compares
 STREAM, GRAPH = "stream", "graph"  # how calls are launched: one by one, or from a captured CUDA graph
 
 ROUNDS = (3, 9)  # at least and at most
@@ -238,8 +238,8 @@ def read_results(file: str | Path) -> dict[str, Any]:
     schema = found.get("schema") if isinstance(found, dict) else None
     if schema != SCHEMA or not wanted <= found.keys() or found["kind"] not in KINDS:
         raise UsageError(
-            f"{file} is not a comparison of schema {SCHEMA}; give one that scripts/compare_softmax.py or "
-            f"scripts/compare_conv.py wrote"
+            f"{file} is not a comparison of schema {SCHEMA}; give one that scripts/compare_softmax.py, "
+            f"scripts/compare_conv.py or scripts/compare_cpu.py wrote"
         )
     return dict(found)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schedules.peers.ceilings import DENSE_PEAKS
 from schedules.peers.convolution_case import layer
-from schedules.peers.markdown import table
+from schedules.peers.markdown import mean_of_ratios, table
 from schedules.records import slug
 
 Case = Mapping[str, Any]
@@ -22,7 +21,11 @@ def sections(results: Mapping[str, Any]) -> list[str]:
     parts: list[str] = []
     for (operator, dtype, launch), cases in groups.items():
         launched = ", launched from CUDA graphs" if launch == "graph" else ""
-        parts += [f"`{operator}`, {dtype}{launched}", _table(cases, _ceilings(results, dtype), dtype), _mean(cases)]
+        parts += [
+            f"`{operator}`, {dtype}{launched}",
+            _table(cases, _ceilings(results, dtype), dtype),
+            mean_of_ratios(cases),
+        ]
     return [part for part in parts if part]
 
 
@@ -58,13 +61,3 @@ def _table(cases: Sequence[Case], ceilings: Mapping[str, float], dtype: str) -> 
 
 def _us(words: Mapping[str, Any]) -> str:
     return f"{words['us']:.1f}" if "us" in words else "failed" if "failed" in words else ""
-
-
-def _mean(cases: Sequence[Case]) -> str:
-    """The geometric mean of the ratios, and of how many layers it is where some have none."""
-    ratios = [case["ratio"] for case in cases if "ratio" in case]
-    if not ratios:
-        return ""
-    mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
-    of = f" of {len(cases)}" if len(ratios) < len(cases) else ""
-    return f"Geometric mean of the ratios: {mean:.2f} ({len(ratios)}{of} layers)"

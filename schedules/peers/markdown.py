@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,3 +18,13 @@ def provenance(results: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     days = " to ".join(sorted({*dates[:1], *dates[-1:]}))
     return f"{results['device']}{days and ', '}{days}; {versions}"
+
+
+def mean_of_ratios(cases: Sequence[Mapping[str, Any]], noun: str = "layers") -> str:
+    """The geometric mean of the ratios, and of how many cases it is where some have none."""
+    ratios = [case["ratio"] for case in cases if "ratio" in case]
+    if not ratios:
+        return ""
+    mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
+    of = f" of {len(cases)}" if len(ratios) < len(cases) else ""
+    return f"Geometric mean of the ratios: {mean:.2f} ({len(ratios)}{of} {noun})"

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from schedules.errors import UsageError
-from schedules.peers import convolution_case, convolution_tables, softmax_case, softmax_tables
+from schedules.peers import convolution_case, convolution_tables, cpu_case, cpu_tables, softmax_case, softmax_tables
 from schedules.peers.markdown import provenance
 
 SECTIONS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
     softmax_case.KIND: softmax_tables.sections,
     convolution_case.KIND: convolution_tables.sections,
+    cpu_case.KIND: cpu_tables.sections,
 }
 
 

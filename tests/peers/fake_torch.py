@@ -36,11 +36,8 @@ class Tensor(np.ndarray):
     def t(self) -> Tensor:
         return self.T
 
-    def to(self, dtype: Any) -> Tensor:
-        return self.astype(dtype)
-
-    def cuda(self) -> Tensor:
-        return tensor(self)
+    def to(self, target: Any, copy: bool = False) -> Tensor:
+        return tensor(self) if target in ("cpu", "cuda") else self.astype(target)
 
     def fill_(self, value: float) -> Tensor:
         self[...] = value

@@ -9,13 +9,14 @@ import pytest
 
 from schedules.arch import Arch
 from schedules.arithmetic import Arithmetic
+from schedules.device_judge import HostJudge
 from schedules.dispatch import default_choice
 from schedules.peers import bench, cudnn
 from schedules.peers.comparison import GRAPH, STREAM, Times
 from schedules.peers.convolution_case import case_result, layer, line_of, name_of, run_case
 from tests.conftest import problem_of
 from tests.peers import fake_cudnn, fake_torch
-from tests.peers.fake_device import Clock, HostJudge
+from tests.peers.fake_device import Clock
 
 FIELDS: dict[str, Any] = dict(n=3, h=6, w=5, ci=8, co=40, kh=3, kw=3, pad=1)
 OPERATORS = [
@@ -30,7 +31,6 @@ OPERATORS = [
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = fake_torch.install(monkeypatch)
     fake_cudnn.install(monkeypatch)
-    monkeypatch.setattr(bench, "DeviceJudge", HostJudge)
     yield found
     cudnn._handle.cache_clear()
 
@@ -95,7 +95,7 @@ def test_ours_is_held_to_its_schedules_arithmetic(machine: Any, host: Arch, monk
             held.append(given[3])
             super().__init__(*given)
 
-    monkeypatch.setattr(bench, "DeviceJudge", Noted)
+    monkeypatch.setattr(bench, "HostJudge", Noted)
     problem = problem_of("conv2d_hwcn", **FIELDS)
     choice = default_choice(problem, host)
     assert run_case(problem, host, choice, [], Clock(), 0.001)["peers"] == {}

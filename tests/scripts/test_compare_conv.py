@@ -24,7 +24,7 @@ from schedules.tune.journal import append
 from tests.conftest import problem_of
 from tests.fake import record_of
 from tests.peers import fake_cudnn, fake_torch
-from tests.peers.fake_device import Clock, HostJudge
+from tests.peers.fake_device import Clock
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "compare_conv.py"
 
@@ -201,7 +201,6 @@ def test_from_presets_to_tables(
     """Everything but PyTorch, cuDNN and the GPU is real."""
     fake_torch.install(monkeypatch)
     fake_cudnn.install(monkeypatch)
-    monkeypatch.setattr(bench, "DeviceJudge", HostJudge)
     monkeypatch.setattr(bench, "versions_here", lambda arch: {"torch": "2"})
     monkeypatch.setattr(ceilings, "matmul", lambda arithmetic: lambda: None)
     monkeypatch.setattr(compare_conv, "local_gpu", lambda: host)
