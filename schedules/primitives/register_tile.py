@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST_SUMS = 1024
 CACHED = 384 * KIB  # what a task may keep of the data: less than the second-level cache of a core
+FARTHER = 10  # a task that keeps as much takes longer by this part of its time than one that keeps little
 LATENCY = 4  # cycles from a multiply-add to the next of the same sum
 CROSSING = 1.5  # times a load costs whose vectors seldom begin with a cache line
 COPIED = 2  # elements that a core copies in a cycle
@@ -128,8 +129,8 @@ def tasks(
                 for f in shares(counts[2]):
                     number = times * _ways(counts, (y, x, f))
                     each = y * x * f * tile_cycles + kept / COPIED + STARTED
-                    over = 4 * kept > CACHED
-                    yield Task(y, x, f, -(-number // cores) * each * (1.5 if over else 1))
+                    farther = 1 + 4 * kept / CACHED / FARTHER if 4 * kept <= CACHED else 1.5
+                    yield Task(y, x, f, -(-number // cores) * each * farther)
 
     return _least(every())
 
