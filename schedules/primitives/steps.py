@@ -53,6 +53,13 @@ def next_step(sch: Schedule, title: str) -> None:
         told.append(Told(title, sch, sch.mod, len(sch.trace.insts)))
 
 
+def only_step(sch: Schedule, title: str, program: tvm.IRModule) -> None:
+    """All that has been done to make `sch` of `program` was for `title`."""
+    told = _listener.get()
+    if told is not None:
+        told.append(Told(title, sch, program, 0))
+
+
 def part(title: str) -> None:
     """The statements that follow in a program being written in TIRx, up to the next part, are for `title`."""
     if _listener.get() is not None:
