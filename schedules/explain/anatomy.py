@@ -4,6 +4,7 @@ what differs between two programs, in sentences."""
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,12 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir.stmt import SBlockRealize
 
+from schedules.primitives.annotations import PREFIX
 from schedules.problem import numpy_dtype
 
 MOST = 6  # things that a sentence names
+# what of a function's attributes says something of the kernel, beside those of this package
+_ATTRIBUTES = ("tirx.launch_bounds_min_blocks_per_sm", "tirx.kernel_launch_params")
 _SCOPES = {
     "global": "global memory",
     "shared": "shared memory",
@@ -25,13 +29,10 @@ _SCOPES = {
     "warp": "registers of a warp",
 }
 # what is no more than arithmetic, a pointer or bookkeeping
-_PLAIN_CALLS = frozenset(
-    (
-        "if_then_else likely address_of tvm_access_ptr reinterpret bitwise_and bitwise_or bitwise_xor bitwise_not "
-        "shift_left shift_right exp exp2 log fabs floor sqrt max min ret isnan large_uint_imm call_llvm_pure_intrin "
-        "tvm_struct_get tvm_struct_set tvm_stack_alloca tvm_stack_make_shape tvm_stack_make_array "
-        "tvm_throw_last_error vectorlow vectorhigh vectorcombine shuffle handle_add_byte_offset isnullptr fma"
-    ).split()  # noqa: SIM905 (a list of so many words is read more easily than so many strings)
+_PLAIN_CALLS = re.compile(
+    "if_then_else|likely|address_of|tvm_access_ptr|buffer_data|reinterpret|bitwise_.*|shift_.*|large_uint_imm"
+    "|exp2?|log|fabs|floor|sqrt|max|min|fma|isnan|isnullptr|ret|shuffle|vector(low|high|combine)|handle_add_byte_offset"
+    "|call_llvm_pure_intrin|tvm_struct_[gs]et|tvm_stack_.*|tvm_throw_last_error"
 )
 
 
@@ -80,15 +81,13 @@ class Anatomy:
     buffers: Counter[Buffer] = field(default_factory=Counter)
     blocks: Counter[str] = field(default_factory=Counter)
     homes: dict[str, str] = field(default_factory=dict)  # block -> the innermost loop that it shares with others
+    nests: dict[str, tuple[str, ...]] = field(default_factory=dict)  # block that reduces -> the loops around it
     loops: Counter[Loop] = field(default_factory=Counter)
     accesses: Counter[str] = field(default_factory=Counter)  # vector loads and stores, by place and width
     calls: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)  # annotations of loops and blocks
     attributes: dict[str, str] = field(default_factory=dict)  # of the functions
     functions: list[str] = field(default_factory=list)
-
-    def threads(self) -> dict[str, str]:
-        return {loop.kind: loop.extent for loop in self.loops if "." in loop.kind or loop.kind == "vthread"}
 
 
 def size_text(nbytes: int) -> str:
@@ -123,6 +122,7 @@ class _Reader:
         self.found, self.function = found, function
         self.paths: dict[str, list[Any]] = {}
         self.within: Counter[Any] = Counter()  # loop -> blocks in it
+        self.reductions: set[str] = set()  # blocks that sum or otherwise reduce
 
     def read(self, name: str) -> None:
         found = self.found
@@ -131,13 +131,15 @@ class _Reader:
             if hasattr(parameter, "shape"):
                 found.parameters[str(parameter.name)] = _buffer(parameter).form
         for key, value in dict(self.function.attrs or {}).items():
-            if str(key) not in ("global_symbol", "target"):
+            if str(key).startswith(PREFIX) or str(key) in _ATTRIBUTES:
                 found.attributes[str(key)] = _short(str(value))
         self.statement(self.function.body, [])
         self.expressions(self.function.body)
         for block, path in self.paths.items():
             shared = [loop for loop in path if self.within[loop] > 1]
             found.homes[block] = str(shared[-1].loop_var.name) if shared else ""
+            if block in self.reductions:
+                found.nests[block] = tuple(map(_around, path))
 
     def statement(self, node: Any, path: list[Any]) -> None:
         found = self.found
@@ -170,9 +172,11 @@ class _Reader:
         name = str(block.name_hint)
         for buffer in block.alloc_buffers:
             self.found.buffers[_buffer(buffer)] += 1
-        if name != "root":
+        if name not in ("root", ""):
             self.found.blocks[name] += 1
             self.paths[name] = path
+            if any(variable.iter_type == tirx.IterVar.CommReduce for variable in block.iter_vars):
+                self.reductions.add(name)
             for loop in path:
                 self.within[loop] += 1
             for key, value in dict(block.annotations).items():
@@ -191,11 +195,9 @@ class _Reader:
         found = self.found
 
         def access(dtype: Any, buffer: Any, way: str) -> None:
-            width = lanes_of(str(dtype))
-            if width > 1:
-                found.accesses[
-                    f"{way} {buffer.dtype}x{width} in {_SCOPES.get(str(buffer.scope()), buffer.scope())}"
-                ] += 1
+            if re.search(r"x\d+$", str(dtype)):
+                scope = str(buffer.scope())
+                found.accesses[f"{way} {dtype} in {_SCOPES.get(scope, scope)}"] += 1
 
         def load(node: Any) -> None:
             if hasattr(node.source, "scope"):
@@ -205,19 +207,13 @@ class _Reader:
             access(node.value.ty, node.buffer, "stores of")
 
         def call(node: Any) -> None:
-            name = str(getattr(node.op, "name", "")).removeprefix("tirx.")
+            name = str(getattr(node.op, "name", "")).rpartition(".")[2]
             if name in ("call_extern", "call_pure_extern") or name.endswith("func_call"):
                 name = str(node.args[0].value)
-            if name and name not in _PLAIN_CALLS:
+            if name and not _PLAIN_CALLS.fullmatch(name):
                 found.calls[name] += 1
 
         tvm_ffi.structural_walk(body, ((ir.TensorLoad, load), (tirx.BufferStore, store), (ir.Call, call)))
-
-
-def lanes_of(dtype: str) -> int:
-    """Lanes of ``float32x4``."""
-    _, x, lanes = dtype.rpartition("x")
-    return int(lanes) if x and lanes.isdigit() else 1
 
 
 def _buffer(buffer: Any) -> Buffer:
@@ -238,6 +234,11 @@ def _loop(node: Any) -> Loop:
         tirx.ForKind.UNROLLED: "unrolled",
     }.get(node.kind, "")
     return Loop(str(node.loop_var.name), _extent(node.extent), kind or str(node.thread_binding.thread_tag))
+
+
+def _around(node: Any) -> str:
+    loop = _loop(node)
+    return loop.name if loop.kind in (loop.name, "serial") else f"{loop.name} ({loop.kind})"
 
 
 def _short(text: str, most: int = 60) -> str:
@@ -288,24 +289,35 @@ def _functions(before: Sequence[str], after: Sequence[str]) -> list[str]:
 def _buffers(before: Counter[Buffer], after: Counter[Buffer]) -> list[str]:
     new, gone = after - before, before - after
     sentences = []
+    fresh: dict[str, list[str]] = {}
     for buffer in sorted(new, key=lambda each: (each.scope, each.name)):
-        old = next((other for other in gone if other.name == buffer.name), None)
+        old = next((other for other in gone if _same(other, buffer)), None)
         if old is None:
             count = f" ({new[buffer]} of them)" if new[buffer] > 1 else ""
-            sentences.append(f"New buffer {buffer.name} in {buffer.place}: {buffer}{count}.")
+            fresh.setdefault(buffer.place, []).append(f"{buffer.name or 'one'} {buffer}{count}")
             continue
         del gone[old]
+        as_now = "" if old.name == buffer.name else f", as {buffer.name}"
         if old.place != buffer.place:
-            same = old.form == buffer.form
-            sentences.append(
-                f"Buffer {buffer.name} moves from {old.place} to {buffer.place}{'' if same else f': {buffer}'}."
-            )
+            form = "" if old.form == buffer.form else f": {buffer}"
+            sentences.append(f"Buffer {old.name} moves from {old.place} to {buffer.place}{as_now}{form}.")
+        elif old.nbytes == buffer.nbytes and old.dtype == buffer.dtype:
+            sentences.append(f"Buffer {old.name} in {buffer.place} has another form{as_now}: {buffer}.")
         else:
-            sentences.append(f"Buffer {buffer.name} in {buffer.place} is {buffer} instead of {old}.")
+            sentences.append(f"Buffer {old.name} in {buffer.place} is {buffer}{as_now} instead of {old}.")
+    for place, forms in fresh.items():
+        sentences.append(f"New {'buffers' if len(forms) > 1 else 'buffer'} in {place}: {'; '.join(forms)}.")
     if gone:
         names = [f"{buffer.name} ({buffer.place}, {buffer})" for buffer in sorted(gone, key=lambda each: each.name)]
         sentences.append(f"Gone: {'buffers' if len(names) > 1 else 'buffer'} {listed(names, 4)}.")
     return sentences
+
+
+def _same(old: Buffer, new: Buffer) -> bool:
+    """Whether `new` is what became of `old`: TVM appends the scope to the name of a buffer that is moved."""
+    if old.name == new.name:
+        return True
+    return old.form == new.form and new.name == f"{old.name}_{new.scope}" and old.scope != new.scope
 
 
 def _blocks(before: Anatomy, after: Anatomy) -> list[str]:
@@ -323,6 +335,10 @@ def _blocks(before: Anatomy, after: Anatomy) -> list[str]:
     for home, blocks in moved.items():
         verb = "are" if len(blocks) > 1 else "is"
         sentences.append(f"{listed(blocks)} {verb} computed inside the loop {home}.")
+    deepest = max(after.nests, key=lambda block: len(after.nests[block]), default="")
+    nest = after.nests.get(deepest, ())
+    if before.nests and nest and nest not in before.nests.values():
+        sentences.append(f"Loops around {deepest}, from the outside: {', '.join(nest)}.")
     return sentences
 
 
@@ -334,7 +350,7 @@ def _loops(before: Anatomy, after: Anatomy) -> list[str]:
     sentences = []
     bound: dict[str, list[Loop]] = {}
     for loop in new:
-        if loop.kind not in (*_KINDS, "serial"):
+        if loop.kind not in (*_KINDS, "serial", loop.name):
             bound.setdefault(loop.kind, []).append(loop)
     if bound:
         threads = [f"{listed(loops, 3)} to {tag}" for tag, loops in sorted(bound.items())]
@@ -348,7 +364,7 @@ def _loops(before: Anatomy, after: Anatomy) -> list[str]:
     serial = [loop for loop in new if loop.kind == "serial"]
     counts = [sum(count for loop, count in each.loops.items() if loop.kind == "serial") for each in (before, after)]
     if counts[0] != counts[1] or serial:
-        text = f"Serial loops: {counts[1]}" + (f" instead of {counts[0]}" if counts[0] != counts[1] else "")
+        text = f"Serial loops: {counts[1]}" + (f" instead of {counts[0]}" if counts[0] not in (0, counts[1]) else "")
         sentences.append(f"{text}{f'; new: {listed(sorted(serial, key=str))}' if serial else ''}.")
     return sentences
 

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm.ir.instrument import pass_instrument
 
+FIRST = "The program as the lowering finds it"
+_QUIET = ("tirx.BindTarget",)  # adds the target to a function, which no reader need see
 LOWERED = ("schedules.lower", "schedules.lower_tirx")  # the passes that contain all others up to code generation
 
 _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -27,7 +30,6 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "s_tir.ManifestSharedMemoryLocalStage",
             "s_tir.CompactBufferAllocation",
             "s_tir.LowerAutoCopy",
-            "s_tir.UnifyThreadBinding",
             "s_tir.LowerMatchBuffer",
         ),
     ),
@@ -76,13 +78,14 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("All shared memory becomes one allocation", ("s_tir.MergeSharedMemoryAllocations",)),
     (
         "Scopes, layouts and tile operations of TIRx become threads, pointers and instructions",
-        ("tirx.LowerTIRx", "tirx.LowerTIRxOpaque"),
+        ("tirx.LowerTIRx", "tirx.TilePrimitiveDispatch", "tirx.LowerTIRxCleanup", "tirx.LowerTIRxOpaque"),
     ),
     (
         "Host and device part: a kernel, and a function that checks its arguments and launches it",
-        ("tirx.SplitHostDevice", "tirx.MakePackedAPI", "tirx.AnnotateEntryFunc"),
+        ("tirx.ConvertSSA", "tirx.SplitHostDevice", "tirx.MakePackedAPI"),
     ),
-    ("What the target lacks is said with what it has", ("tirx.BF16StorageLegalize", *LOWERED)),
+    ("bfloat16 is kept as 16-bit integers", ("tirx.BF16StorageLegalize",)),
+    ("Last corrections: no promise of alignment that arguments may break, fused multiply-adds spelled out", LOWERED),
 )
 _TITLES = {name: title for title, names in _GROUPS for name in names}
 
@@ -98,19 +101,27 @@ class Lowered:
 
 @pass_instrument
 class Watcher:
-    """Collects the programs between groups of passes; a pass that no group names belongs to the group it follows."""
+    """Collects the programs between groups of passes that change `program`; a pass that no group names belongs to the
+    group it follows."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: tvm.IRModule) -> None:
         self.groups: list[Lowered] = []
+        self.program = program
         self.done = False
 
     def run_after_pass(self, mod: tvm.IRModule, info: Any) -> None:
         name = str(info.name)
-        title = _TITLES.get(name)
-        if self.done or not (title or self.groups):
+        if self.done:
             return
-        if title and not (self.groups and self.groups[-1].title == title):
+        self.done = name in LOWERED
+        if tvm_ffi.structural_equal(self.program, mod):
+            return
+        self.program = mod
+        if name in _QUIET:
+            return
+        last = self.groups[-1].title if self.groups else FIRST
+        title = _TITLES.get(name, last)
+        if title != last or not self.groups:
             self.groups.append(Lowered(title, [], mod))
         self.groups[-1].passes.append(name)
         self.groups[-1].program = mod
-        self.done = name in LOWERED

@@ -49,10 +49,8 @@ class Step:
     program: tvm.IRModule = field(repr=False, compare=False)
 
     def diff(self, context: int = 3) -> list[str]:
-        """The lines of a unified diff from `before` to `script`, without its two file names; all of `script` if nothing
-        was there before."""
-        lines = difflib.unified_diff(self.before.splitlines(), self.script.splitlines(), lineterm="", n=context)
-        return list(lines)[2:]
+        """The lines of a unified diff from `before` to `script`; all of `script` if nothing was there before."""
+        return _diff(self.before, self.script, context)
 
 
 @dataclass(frozen=True)
@@ -97,16 +95,11 @@ def story(
         config = spec.config_for(problem, arch, config)
     with listening() as told:
         made = spec.apply(problem, config, arch)
-    if pipeline.is_tirx(made):
-        chapters = _written(op, problem, made)
-    else:
-        chapters = _scheduled(told, made)
+    chapters = _written(op, problem, made) if pipeline.is_tirx(made) else _scheduled(told, made)
     program = chapters[-1].program
-    watcher = Watcher()
+    watcher = Watcher(program)
     built = build_scheduled(op, problem, spec, config, arch, program, device_code=False, instruments=(watcher,))
-    chapters += [
-        _Chapter(LOWERING, group.title, tuple(dict.fromkeys(group.passes)), group.program) for group in watcher.groups
-    ]
+    chapters += [_Chapter(LOWERING, each.title, tuple(each.passes), each.program) for each in watcher.groups]
     source, kind = _source(built)
     return Story(op, problem, arch, spec, config, tuple(_steps(chapters)), source, kind)
 
@@ -152,25 +145,26 @@ def _written(op: Operator, problem: Problem, made: tvm.IRModule) -> list[_Chapte
 
 def _steps(chapters: list[_Chapter]) -> Iterator[Step]:
     """The chapters that changed the program, numbered from 0."""
-    number, before, program, known = 0, "", None, None
+    nothing = tvm.IRModule({})
+    number, script, program = 0, "", nothing
     for chapter in chapters:
-        if program is not None and not chapter.anew and tvm_ffi.structural_equal(program, chapter.program):
+        if not chapter.anew and tvm_ffi.structural_equal(program, chapter.program):
             continue
-        script = chapter.program.script()
-        now = anatomy(chapter.program)
-        nothing = anatomy(tvm.IRModule({}))
-        changes = differences(nothing if chapter.anew or known is None else known, now)
-        yield Step(
-            number,
-            chapter.phase,
-            chapter.title,
-            chapter.primitives,
-            changes,
-            "" if chapter.anew else before,
-            script,
-            chapter.program,
-        )
-        number, before, program, known = number + 1, script, chapter.program, now
+        before, script = "" if chapter.anew else script, chapter.program.script()
+        if script == before:
+            continue
+        changes = differences(anatomy(nothing if chapter.anew else program), anatomy(chapter.program))
+        if not changes:
+            changed = sum(line.startswith("+") for line in _diff(before, script, context=0))
+            changes = (f"Other lines: {changed}; buffers, loops and calls stay as they are.",)
+        program = chapter.program
+        yield Step(number, chapter.phase, chapter.title, chapter.primitives, changes, before, script, program)
+        number += 1
+
+
+def _diff(before: str, after: str, context: int) -> list[str]:
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=context)
+    return list(lines)[2:]  # without the names of two files
 
 
 def _source(built: Built) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """A program written in TIRx as it grows, part by part.
 
-Its author marks where each part begins (`schedules.primitives.steps.part`).  A mark holds up to the next one in the same
-sequence of statements, and inside of what stands between them.
+Its author marks where each part begins (`schedules.primitives.steps`).  A mark holds up to the next one in the same
+sequence of statements, and for what lies inside of the statements between them.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 
-from schedules.primitives.steps import PART
+from schedules.primitives.steps import INSIDE, OUTSIDE, PART
 
 WHOLE = "The program, as it was written"
 
@@ -30,24 +31,23 @@ def parts(mod: tvm.IRModule) -> list[tuple[str, tvm.IRModule]]:
     return grown
 
 
-def _title(statement: Any) -> str | None:
-    """The title if `statement` is a mark."""
+def _mark(statement: Any) -> tuple[str, str] | None:
+    """(kind, title) if `statement` is a mark."""
     if not isinstance(statement, tirx.Evaluate):
         return None
     call = statement.value
-    if str(getattr(getattr(call, "op", None), "name", "")) != "tirx.call_extern" or str(call.args[0].value) != PART:
+    if str(getattr(getattr(call, "op", None), "name", "")) != "tirx.call_extern":
         return None
-    return str(call.args[1].value)
+    kind = str(call.args[0].value)
+    return (kind, str(call.args[1].value)) if kind in (PART, INSIDE, OUTSIDE) else None
 
 
 def _marks(node: Any) -> list[str]:
-    import tvm_ffi
-
     found: list[str] = []
 
     def visit(statement: Any) -> None:
-        if title := _title(statement):
-            found.append(title)
+        if mark := _mark(statement):
+            found.append(mark[1])
 
     tvm_ffi.structural_walk(node, (tirx.Evaluate, visit))
     return found
@@ -65,40 +65,42 @@ class _Told:
         """`node`, which lies in the part `current`, as far as it is told; None if nothing of it is."""
         if isinstance(node, tirx.SeqStmt):
             left = []
+            interrupted: list[str] = []
             for each in node.seq:
-                title = _title(each)
-                if title:
-                    current = title
-                elif (kept := self.keep(each, current)) is not None:
-                    left.append(kept)
+                mark = _mark(each)
+                if mark is None:
+                    kept = self.keep(each, current)
+                    left += [] if kept is None else [kept]
+                elif mark[0] == OUTSIDE:
+                    current = interrupted.pop()
+                else:
+                    if mark[0] == INSIDE:
+                        interrupted.append(current)
+                    current = mark[1]
             return None if not left else left[0] if len(left) == 1 else tirx.SeqStmt(left)
-        if _title(node):
+        if _mark(node):
             return None
-        inner = self.inside(node, current)
-        if inner is not None:
-            return inner
-        if current not in self.titles:
-            return None
-        self.kept = self.kept or current == self.latest
-        return node
-
-    def inside(self, node: Any, current: str) -> Any | None:
-        """A statement with others in it, as far as those are told; None for one without, or if nothing is told."""
-        if isinstance(node, tirx.AttrStmt):
-            body = self.keep(node.body, current)
-            return None if body is None else tirx.AttrStmt(node.node, node.attr_key, node.value, body)
-        if isinstance(node, tirx.For):
-            body = self.keep(node.body, current)
-            return body and tirx.For(
-                node.loop_var, node.min, node.extent, node.kind, body, node.thread_binding, node.annotations, node.step
-            )
-        if isinstance(node, tirx.While):
-            body = self.keep(node.body, current)
-            return body and tirx.While(node.condition, body)
         if isinstance(node, tirx.IfThenElse):
             then = self.keep(node.then_case, current)
             other = None if node.else_case is None else self.keep(node.else_case, current)
             if then is None and other is None:
                 return None
             return tirx.IfThenElse(node.condition, tirx.Evaluate(0) if then is None else then, other)
-        return None
+        if isinstance(node, (tirx.AttrStmt, tirx.For, tirx.While)):
+            body = self.keep(node.body, current)
+            return None if body is None else _around(node, body)
+        if current not in self.titles:
+            return None
+        self.kept = self.kept or current == self.latest
+        return node
+
+
+def _around(node: Any, body: Any) -> Any:
+    """The statement `node` with another body."""
+    if isinstance(node, tirx.AttrStmt):
+        return tirx.AttrStmt(node.node, node.attr_key, node.value, body)
+    if isinstance(node, tirx.While):
+        return tirx.While(node.condition, body)
+    return tirx.For(
+        node.loop_var, node.min, node.extent, node.kind, body, node.thread_binding, node.annotations, node.step
+    )

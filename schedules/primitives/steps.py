@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import tvm
     from tvm.s_tir import Schedule
 
-PART = PREFIX + "part"  # the function that a mark in a program calls, with the part's title
+# the functions that marks in a program call, with the part's title: it begins; it begins within another; it ends there
+PART, INSIDE, OUTSIDE = (PREFIX + name for name in ("part", "part_inside", "part_outside"))
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,19 @@ def only_step(sch: Schedule, title: str, program: tvm.IRModule) -> None:
 
 def part(title: str) -> None:
     """The statements that follow in a program being written in TIRx, up to the next part, are for `title`."""
+    _mark(PART, title)
+
+
+@contextlib.contextmanager
+def inside_part(title: str) -> Iterator[None]:
+    """The same for the statements of a ``with``; after them the part goes on that they interrupt."""
+    _mark(INSIDE, title)
+    yield
+    _mark(OUTSIDE, title)
+
+
+def _mark(kind: str, title: str) -> None:
     if _listener.get() is not None:
         from tvm.script import tirx as T
 
-        T.evaluate(T.call_extern("int32", PART, title))
+        T.evaluate(T.call_extern("int32", kind, title))

@@ -501,7 +501,8 @@ def place_reduction(
 
 def place_stored(sch: Schedule, name: str, row: LoopRV, scope: str, transposed: bool) -> None:
     """Bring a row of an input where it is kept, all of a thread's packs in flight at once."""
-    next_step(sch, f"Bring {name} in first, where every stage of the row reads it: {scope} memory, all packs in flight")
+    where = "registers" if scope == "local" else "shared memory"
+    next_step(sch, f"Bring {name} into {where}, all packs in flight, where every stage of the row reads it")
     block = sch.get_sblock(name)
     sch.compute_at(block, row, preserve_unit_loops=True, index=0)
     sch.set_scope(block, 0, scope)
