@@ -123,12 +123,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A results file: its cases, and the measured T(FL)OP/s of matrix products by arithmetic."""
+    """A results file: its cases, and what bounds the device by it: the T(FL)OP/s of matrix products by arithmetic, and
+    the GB/s of the fastest plain copy (None if it has none)."""
 
     file: Path
     device: str
-    versions: Mapping[str, str]
     ceilings: Mapping[str, float]
+    bandwidth: float | None
     cases: tuple[Case, ...]
 
 
@@ -271,7 +272,8 @@ def _comparison(file: Path, notes: list[str]) -> Comparison:
             unread[f"not a case: {type(error).__name__} {error}"] += 1
     notes += [f"{file}: {count} cases were not read: {reason}" for reason, count in unread.items()]
     ceilings = {name: words["tflops"] for name, words in results.get("ceilings", {}).items() if "tflops" in words}
-    return Comparison(file, results["device"], results["versions"], ceilings, tuple(cases))
+    bandwidth = max((case.copy_gbytes_per_s for case in cases if case.copy_gbytes_per_s), default=None)
+    return Comparison(file, results["device"], ceilings, bandwidth, tuple(cases))
 
 
 def _case(words: Mapping[str, Any], file: Path, device: str) -> Case:
@@ -281,6 +283,7 @@ def _case(words: Mapping[str, Any], file: Path, device: str) -> Case:
         *(_told(f"{name} copy", OTHER, copy) for name, copy in copies.items()),
         *(_told(name, PEER if peer.get("counts", True) else OTHER, peer) for name, peer in words["peers"].items()),
     ]
+    rates = [copy["gbytes_per_s"] for copy in copies.values() if "gbytes_per_s" in copy]
     return Case(
         operator=words["operator"],
         problem=operator(words["operator"]).problem.parse(words["problem"]),
@@ -288,9 +291,7 @@ def _case(words: Mapping[str, Any], file: Path, device: str) -> Case:
         beside=Beside(file.name, words["launch"], words["date"], tuple(timings)),
         schedule=ours.get("schedule", ""),
         config=ours.get("config", {}),
-        copy_gbytes_per_s=max(
-            (copy["gbytes_per_s"] for copy in copies.values() if "gbytes_per_s" in copy), default=None
-        ),
+        copy_gbytes_per_s=max(rates, default=None),
     )
 
 

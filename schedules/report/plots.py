@@ -35,7 +35,7 @@ COLOURS: Mapping[str, tuple[str, str]] = {
 }
 SERIES = [name for name in COLOURS if name.startswith("series-")]
 SMALL, WIDE = (4.6, 2.9), (9.4, 4.6)  # inches of a plot beside others, and of one alone
-LEGEND = 3  # names in a line of the legend above a plot
+LEGEND, WIDE_LEGEND = 3, 5  # names in a line of the legend above a plot
 BOTTOM = 0.45  # inches for the axis under a plot
 SHOWN_FIELDS = 10
 SHOWN_FAILURES = 8
@@ -259,8 +259,9 @@ def of_roofline(roofline: Roofline) -> Plot | None:
     told: list[str] = []  # a title for each link, in the order in which they are drawn
 
     def draw(axes: Axes) -> None:
-        low = min(point.intensity for point in roofline.points) / 2
-        high = max(point.intensity for point in roofline.points) * 3
+        ridges = [ceiling.tflops / roofline.bandwidth * 1e3 for ceiling in ceilings if roofline.bandwidth]
+        low = min(*(point.intensity / 2 for point in roofline.points), *(ridge / 8 for ridge in ridges), math.inf)
+        high = max(*(point.intensity * 3 for point in roofline.points), *(ridge * 8 for ridge in ridges), 0.0)
         if roofline.bandwidth:
             slope = roofline.bandwidth / 1e3
             top = max((ceiling.tflops for ceiling in ceilings), default=slope * high)
@@ -311,8 +312,9 @@ def of_roofline(roofline: Roofline) -> Plot | None:
         _plain_log(axes.yaxis, axes.get_ylim())
         axes.set_xlabel("operations for a byte (intensity)")
         axes.set_ylabel("T(FL)OP/s")
-        axes.legend(loc="lower right", fontsize=7, frameon=False)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=WIDE_LEGEND, fontsize=7, frameon=False)
 
+    kinds = {(point.operator, point.arithmetic) for point in roofline.points}
     made = _plot(
         name,
         f"Roofline of {roofline.device}",
@@ -321,6 +323,7 @@ def of_roofline(roofline: Roofline) -> Plot | None:
         draw,
         WIDE,
         right=1.0,
+        top=0.12 + 0.16 * -(-len(kinds) // WIDE_LEGEND),
     )
     return _with_titles(made, told)
 

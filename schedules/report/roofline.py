@@ -80,7 +80,7 @@ class Roofline:
         return Ceiling(arithmetic, *(value / products if value else None for value in parts))
 
     def roof(self, arithmetic: str, intensity: float) -> float | None:
-        """T(FL)OP/s that `arithmetic` may reach at `intensity` operations for a byte; None if nothing bounds it here."""
+        """T(FL)OP/s that `arithmetic` may reach at `intensity` operations for a byte; None if nothing is known."""
         ceiling = self.ceiling(arithmetic)
         slopes = [self.bandwidth * intensity / 1e3] if self.bandwidth else []
         return min([*slopes, *([ceiling.tflops] if ceiling else [])], default=None)
@@ -140,7 +140,7 @@ def _ceilings(device: str, comparisons: Sequence[Comparison]) -> list[Ceiling]:
 
 
 def _bandwidth(device: str, studies: Sequence[Study], comparisons: Sequence[Comparison]) -> float | None:
-    copies = [case.copy_gbytes_per_s for comparison in comparisons for case in comparison.cases]
+    copies = [comparison.bandwidth for comparison in comparisons]
     for study in studies:
         if study.summary.device == device:
             copies += [record.more.get("copy_gbytes_per_s") for record in study.summary.records]
