@@ -51,6 +51,17 @@ def fields(pairs: Mapping[str, Any]) -> None:
         print(f"{name:{width}}  {value}")
 
 
+def heading(title: str) -> None:
+    """A line above what belongs to `title`."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.text import Text
+
+        Console().rule(Text(title, "bold"), align="left")
+    else:
+        print(f"\n# ---- {title}")
+
+
 def dimensions(extents: Sequence[int | str]) -> str:
     """``4x8x196``; an extent that is a formula of a run-time value is set apart."""
 

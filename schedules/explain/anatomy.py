@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir.stmt import SBlockRealize
 
-from schedules.primitives.annotations import PREFIX
+from schedules.primitives.annotations import PREFIX, TIRX
 from schedules.problem import numpy_dtype
 
 MOST = 6  # things that a sentence names
@@ -131,7 +131,7 @@ class _Reader:
             if hasattr(parameter, "shape"):
                 found.parameters[str(parameter.name)] = _buffer(parameter).form
         for key, value in dict(self.function.attrs or {}).items():
-            if str(key).startswith(PREFIX) or str(key) in _ATTRIBUTES:
+            if (str(key).startswith(PREFIX) and str(key) != TIRX) or str(key) in _ATTRIBUTES:
                 found.attributes[str(key)] = _short(str(value))
         self.statement(self.function.body, [])
         self.expressions(self.function.body)

@@ -77,7 +77,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Reductions across threads become shuffles and exchanges in shared memory", ("s_tir.LowerThreadAllreduce",)),
     ("All shared memory becomes one allocation", ("s_tir.MergeSharedMemoryAllocations",)),
     (
-        "Scopes, layouts and tile operations of TIRx become threads, pointers and instructions",
+        "Scopes and layouts of TIRx become threads, pointers and plain indices",
         ("tirx.LowerTIRx", "tirx.TilePrimitiveDispatch", "tirx.LowerTIRxCleanup", "tirx.LowerTIRxOpaque"),
     ),
     (
@@ -85,7 +85,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("tirx.ConvertSSA", "tirx.SplitHostDevice", "tirx.MakePackedAPI"),
     ),
     ("bfloat16 is kept as 16-bit integers", ("tirx.BF16StorageLegalize",)),
-    ("Last corrections: no promise of alignment that arguments may break, fused multiply-adds spelled out", LOWERED),
+    ("No promise of alignment that an argument might break, and fused multiply-adds spelled out", LOWERED),
 )
 _TITLES = {name: title for title, names in _GROUPS for name in names}
 
@@ -116,7 +116,7 @@ class Watcher:
         self.done = name in LOWERED
         if tvm_ffi.structural_equal(self.program, mod):
             return
-        self.program = mod
+        self.program = mod = mod.clone()  # TVM's passes change a module in place
         if name in _QUIET:
             return
         last = self.groups[-1].title if self.groups else FIRST

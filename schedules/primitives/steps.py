@@ -51,7 +51,7 @@ def next_step(sch: Schedule, title: str) -> None:
     """What follows, up to the next step, is for `title`."""
     told = _listener.get()
     if told is not None:
-        told.append(Told(title, sch, sch.mod, len(sch.trace.insts)))
+        told.append(Told(title, sch, sch.mod.clone(), len(sch.trace.insts)))
 
 
 def only_step(sch: Schedule, title: str, program: tvm.IRModule) -> None:
