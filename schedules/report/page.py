@@ -19,24 +19,26 @@ from schedules.tune.progress import failures_text, rate_text
 
 TITLE = "What was measured"
 STYLE = """
+main{max-width:78rem}
+h2{overflow-wrap:anywhere}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr));gap:1rem 1.5rem}
 .plots figure{margin:0;min-width:0;align-self:start}
 .plots figure.wide{grid-column:1/-1;overflow-x:auto}
 .plots figure svg{display:block;width:100%;height:auto;max-width:34rem}
 .plots figure.wide svg{max-width:70rem;min-width:36rem}
-.plots h5{margin:.6rem 0 .2rem;font-size:.95rem}
-.plots figcaption{font-size:.8rem;opacity:.75;max-width:44rem}
+.plots h3{margin:.6rem 0 .2rem;font-size:.95rem}
+.plots figcaption{font-size:.8rem;color:var(--quiet);max-width:44rem}
 .scroll{overflow-x:auto;margin:.5rem 0}
 .scroll table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
-.scroll th,.scroll td{padding:.2rem .6rem;border-bottom:1px solid var(--plot-grid);text-align:left;vertical-align:top}
+.scroll th,.scroll td{padding:.2rem .6rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
 .scroll th{white-space:nowrap;font-weight:600}
 .scroll .n{text-align:right;white-space:nowrap}
 .scroll .changed{font-weight:600}
 .scroll td.reason{min-width:16rem}
 .lead{font-size:1.05rem}
-.problem{margin-top:2.5rem;padding-top:.5rem;border-top:1px solid var(--plot-grid)}
-.quiet{opacity:.75;font-size:.85rem}
-details>summary{cursor:pointer;padding:.25rem 0}
+.problem{margin-top:2.5rem;padding-top:.5rem;border-top:1px solid var(--line)}
+.quiet{color:var(--quiet);font-size:.85rem}
+main>section details>summary{cursor:pointer;padding:.25rem 0}
 pre.source{overflow-x:auto;font-size:.8rem;line-height:1.35}
 """
 
@@ -63,7 +65,7 @@ def _head(report: Report) -> str:
     notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
     links = " · ".join(f'<a href="#{slug(device.name)}">{escape(device.name)}</a>' for device in report.devices)
     return (
-        f'<h1>{TITLE}</h1><p class="quiet">{escape(report.date[:16].replace("T", " "))} UTC; made with '
+        f'<p class="quiet">{escape(report.date[:16].replace("T", " "))} UTC; made with '
         f"{escape(versions)}.  The plots are beside this page as PNG, the tables as CSV and JSON.</p>"
         + (f"<p>{links}</p>" if len(report.devices) > 1 else "")
         + (f"<details open><summary>Not read</summary><ul>{notes}</ul></details>" if notes else "")
@@ -177,7 +179,7 @@ def _cases(device: Device) -> str:
 def _entry(entry: Entry) -> str:
     study, best = entry.study, entry.study.summary.best
     parts = [
-        f"<h3>{escape(study.summary.operator)} {escape(study.name)}</h3>",
+        f"<h2>{escape(study.summary.operator)} {escape(study.name)}</h2>",
         f'<p class="quiet">{escape(str(study.summary.problem))}; {escape(study.summary.target)} on '
         f"{escape(study.summary.device)}</p>",
         f'<p class="lead">{escape(_lead(entry))}</p>',
@@ -279,7 +281,7 @@ def _kernel(kernel: Kernel, best: Record | None = None) -> str:
     parts = [_resources(kernel, best)]
     parts += [f'<p class="quiet">{escape(note)}</p>' for note in kernel.notes]
     if kernel.story:
-        parts.append(_details("From the definition to the source, step by step", story_html(kernel.story)))
+        parts.append(_details("From the definition to the source, step by step", story_html(kernel.story, brief=True)))
     elif kernel.source:
         parts.append(_details("Generated source", f'<pre class="source">{escape(kernel.source)}</pre>'))
     return "".join(parts)
@@ -320,7 +322,7 @@ def _bundle(kernel: Kernel) -> str:
     timed = f"{us:.2f} us on {escape(str(device))}" if us else "Not measured"
     config = _table(("field", kernel.schedule), [(name, _value(value)) for name, value in kernel.config.items()])
     return (
-        f'<section class="problem"><h3>{escape(kernel.operator)} {escape(str(kernel.problem))}</h3>'
+        f'<section class="problem"><h2>{escape(kernel.operator)} {escape(str(kernel.problem))}</h2>'
         f'<p class="quiet">{escape(kernel.schedule)} for {escape(str(kernel.arch))}</p><p class="lead">{timed}.</p>'
         f"{_details(f'Config of {kernel.schedule}', config)}{_kernel(kernel)}</section>"
     )
@@ -328,7 +330,7 @@ def _bundle(kernel: Kernel) -> str:
 
 def _plots(plots: Sequence[Plot]) -> str:
     figures = "".join(
-        f"<figure{' class=wide' if plot.wide else ''}><h5>{escape(plot.title)}</h5>{plot.svg}"
+        f"<figure{' class=wide' if plot.wide else ''}><h3>{escape(plot.title)}</h3>{plot.svg}"
         f"<figcaption>{escape(plot.caption)}</figcaption></figure>"
         for plot in plots
     )
