@@ -59,7 +59,7 @@ class Fields:
 
         Raises the class's error for a missing, extra or malformed field, naming it.
         """
-        hints = _hints(cls)
+        hints = _hints(typing.cast(Any, cls))
         fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
         for name in words:
             if name not in fields:
@@ -117,7 +117,7 @@ class Fields:
 
 
 @cache
-def _hints(cls: type[Fields]) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     """The fields' types: they take longer to find than all else of `parse`, which reads every line of a journal."""
     return typing.get_type_hints(cls)
 

@@ -254,8 +254,12 @@ def comparisons(folders: Iterable[Path]) -> tuple[list[Comparison], list[str]]:
     notes: list[str] = []
     for folder in folders:
         for file in sorted(folder.glob("*.json")):
-            if is_comparison(file):
+            if not is_comparison(file):
+                continue
+            try:
                 found.append(_comparison(file, notes))
+            except UsageError as error:  # of a schema that this version does not read
+                notes.append(str(error))
     return found, notes
 
 
@@ -270,7 +274,9 @@ def _comparison(file: Path, notes: list[str]) -> Comparison:
             unread[str(error)] += 1
         except (KeyError, TypeError, AttributeError) as error:
             unread[f"not a case: {type(error).__name__} {error}"] += 1
-    notes += [f"{file}: {count} cases were not read: {reason}" for reason, count in unread.items()]
+    notes += [
+        f"{file}: {count} of {len(results['cases'])} cases not read: {reason}" for reason, count in unread.items()
+    ]
     ceilings = {name: words["tflops"] for name, words in results.get("ceilings", {}).items() if "tflops" in words}
     bandwidth = max((case.copy_gbytes_per_s for case in cases if case.copy_gbytes_per_s), default=None)
     return Comparison(file, results["device"], ceilings, bandwidth, tuple(cases))

@@ -261,7 +261,7 @@ def _times_table(study: Study) -> str:
 def _config(best: Record, default: Record | None) -> str:
     same = default is not None and default.schedule == best.schedule
     plain: Mapping[str, Any] = default.config.words() if default and same else {}
-    rows = []
+    rows: list[tuple[str | Html, ...]] = []
     for name, value in best.config.words().items():
         text = _value(value)
         if same and name in plain and plain[name] != value:

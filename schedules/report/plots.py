@@ -272,8 +272,8 @@ def of_roofline(roofline: Roofline) -> Plot | None:
                 f"fastest copy, {roofline.bandwidth:.0f} GB/s",
                 (middle, slope * middle),
                 textcoords="offset points",
-                xytext=(-6, 8),
-                ha="right",
+                xytext=(8, -10),
+                ha="left",
                 fontsize=7,
             )
         for ceiling in ceilings:
