@@ -57,7 +57,8 @@ class Plot:
 def style_rules() -> str:
     """The variables that the SVGs take their colours from, for light and dark."""
     light, dark = ("".join(f"--plot-{name}:{pair[dark]};" for name, pair in COLOURS.items()) for dark in (0, 1))
-    return f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
+    lines = "svg[role=img] *{stroke-linejoin:round;stroke-linecap:butt}"
+    return f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}{lines}"
 
 
 def require_matplotlib() -> None:
@@ -88,6 +89,7 @@ def _progress(study: Study, over: str) -> Plot:
     def draw(axes: Axes) -> None:
         from matplotlib.ticker import MaxNLocator
 
+        axes.set_yscale("log")
         lowest = min(us for curve in study.curves for us in curve.us)
         for curve, colour in zip(study.curves, _cycle(len(study.curves)), strict=True):
             x = curve.seconds if timed else range(1, len(curve.us) + 1)
@@ -104,7 +106,6 @@ def _progress(study: Study, over: str) -> Plot:
             lowest = min(lowest, timing.us or lowest)
         highest = max(us for curve in study.curves for us in curve.us if math.isfinite(us))
         marks = [timing.us for timing in _marks(study) if timing.us]
-        axes.set_yscale("log")
         axes.set_ylim(0.93 * lowest, 1.08 * max(min(highest, 12 * lowest), *marks, 1.2 * lowest))
         _plain_log(axes.yaxis, axes.get_ylim())
         axes.set_ylabel("microseconds")
@@ -433,7 +434,8 @@ def _fragment(svg: str, title: str) -> str:
     body = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", body)
     used = set(re.findall(r"(?:href=\"#|url\(#)([^\")]+)", body))
     body = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", body)
-    body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", body, flags=re.S)
+    # a style in one drawing is one of the whole page: `style_rules` has it once
+    body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.S)
     body = re.sub(r"\n\s*", "\n", body)
     head = re.match(r"<svg[^>]*>", body)
     assert head

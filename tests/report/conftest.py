@@ -23,13 +23,13 @@ SEARCH = Search("template", 1, 0, trials=40)
 DEVICE = "Test GPU"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def drawn() -> None:
     """Skips where there is no matplotlib."""
     pytest.importorskip("matplotlib", reason="matplotlib, which draws the plots, is not installed (the extra plot)")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def model() -> None:
     """Skips where there is no xgboost."""
     pytest.importorskip("xgboost", reason="xgboost, which importance is told by, is not installed (the extra tune)")
