@@ -54,8 +54,9 @@ def run(args: argparse.Namespace) -> int:
 def _write(told: Story, path: Path) -> int:
     from schedules.explain.html import page, story_html
 
+    title = f"{told.operator.name}, {told.schedule.name}: from the definition to the kernel"
     try:
-        path.write_text(page(told.title, [story_html(told)]))
+        path.write_text(page(title, [story_html(told)]))
     except OSError as error:
         raise UsageError(f"--html {path} cannot be written: {error.strerror}; name another file") from None
     print(f"{len(told.steps)} steps in {path}")

@@ -52,12 +52,12 @@ def fields(pairs: Mapping[str, Any]) -> None:
 
 
 def heading(title: str) -> None:
-    """A line above what belongs to `title`."""
+    """`title` above what belongs to it."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.text import Text
 
-        Console().rule(Text(title, "bold"), align="left")
+        Console().print(Text(f"\n{title}", "bold underline"))
     else:
         print(f"\n# ---- {title}")
 
@@ -72,11 +72,11 @@ def dimensions(extents: Sequence[int | str]) -> str:
 
 
 def code(text: str, lexer: str) -> None:
-    """Source text, highlighted on a terminal."""
+    """Source text, highlighted on a terminal, where long lines are wrapped."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.syntax import Syntax
 
-        Console().print(Syntax(text, lexer, background_color="default"))
+        Console().print(Syntax(text, lexer, background_color="default", word_wrap=True))
     else:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")

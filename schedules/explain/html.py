@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import groupby
 
-from schedules.explain.story import LOWERING, Step, Story
+from schedules.explain.story import DEFINITION, LOWERING, PROGRAM, SCHEDULE, Step, Story
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --quiet: #55606e; --paper: #ffffff; --box: #f5f7f9; --line: #d5dbe1;
@@ -26,7 +27,7 @@ a:focus-visible, summary:focus-visible, pre:focus-visible { outline: 3px solid v
 .story dt, .story .story-phase { color: var(--quiet); }
 .story dd { margin: 0; overflow-wrap: anywhere; }
 .story .story-phase { font-size: .85rem; margin: 0; }
-.story nav ol, .story nav ul { padding: 0; list-style: none; margin: .25rem 0 .75rem; }
+.story nav ul { padding: 0; list-style: none; margin: .25rem 0 .75rem; }
 .story nav li { padding: .15rem 0; }
 .story article { border-top: 1px solid var(--line); padding: 1.25rem 0 .5rem; scroll-margin-top: .5rem; }
 .story article > ul { margin: 0 0 .75rem; padding-left: 1.2rem; overflow-wrap: anywhere; }
@@ -44,12 +45,7 @@ a:focus-visible, summary:focus-visible, pre:focus-visible { outline: 3px solid v
   .story pre { font-size: .75rem; max-height: 75vh; } }
 @media print { .story pre { max-height: none; overflow: visible; white-space: pre-wrap; } }
 """.strip()
-_PHASES = {
-    "definition": "Definition",
-    "schedule": "Schedule",
-    "program": "Program",
-    "lowering": "Lowering",
-}
+_PHASES = {DEFINITION: "Definition", SCHEDULE: "Schedule", PROGRAM: "Program", LOWERING: "Lowering"}
 _SOURCES = {"cuda": "CUDA C++", "amdgcn": "AMDGCN assembly", "llvm": "LLVM IR"}
 
 
@@ -98,11 +94,14 @@ def story_html(story: Story, brief: bool = False) -> str:
 
 
 def _contents(story: Story, anchor: str, kind: str) -> list[str]:
-    lines = [f'<nav aria-label="Steps of {escape(story.title)}">', "<ol>"]
-    lines += [
-        f'<li><a href="#{anchor}-{step.number}">{step.number}. {escape(step.title)}</a></li>' for step in story.steps
-    ]
-    return [*lines, f'<li><a href="#{anchor}-source">{kind}</a></li>', "</ol>", "</nav>"]
+    lines = [f'<nav aria-label="Steps of {escape(story.title)}">']
+    for phase, steps in groupby(story.steps, lambda step: step.phase):
+        links = [
+            f'<li><a href="#{anchor}-{step.number}">{step.number}. {escape(step.title)}</a></li>' for step in steps
+        ]
+        lines += [f'<p class="story-phase">{_PHASES[phase]}</p>', "<ul>", *links, "</ul>"]
+    source = f'<li><a href="#{anchor}-source">What comes out: {kind}</a></li>'
+    return [*lines, '<p class="story-phase">Source</p>', "<ul>", source, "</ul>", "</nav>"]
 
 
 def _step(step: Step, anchor: str, brief: bool) -> list[str]:
@@ -116,9 +115,10 @@ def _step(step: Step, anchor: str, brief: bool) -> list[str]:
         "</ul>",
     ]
     if step.primitives:
-        what = "passes" if step.phase == "lowering" else "calls"
-        count = f"{len(step.primitives)} {what if len(step.primitives) > 1 else what[: -1 if what == 'calls' else -2]}"
-        lines += _details(count, _code(step.primitives, f"The {what} of step {step.number}"))
+        one, many = ("pass", "passes") if step.phase == LOWERING else ("call", "calls")
+        count = len(step.primitives)
+        listing = _code(step.primitives, f"The {many} of step {step.number}")
+        lines += _details(f"{count} {one if count == 1 else many}", listing, opened=step.phase == SCHEDULE)
     if step.before and not (brief and step.phase == LOWERING):
         diff = step.diff()
         shown = _code(diff, f"What step {step.number} changes in the program", diff=True)
