@@ -3,7 +3,7 @@
 index.html           the page, which needs no other file
 plots/*.png          its plots
 tables/*.csv, .json  its tables
-report.json          when it was made, with which versions, what could not be read, and the files of the report
+manifest.json        when it was made, with which versions, what could not be read, and the files of the report
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from schedules.report.make import Report
 from schedules.report.page import page_of
 from schedules.report.tables import Row, cell, tables
 
-MANIFEST = "report.json"
+MANIFEST = "manifest.json"
 PAGE = "index.html"
 
 

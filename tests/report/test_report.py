@@ -72,9 +72,9 @@ def page_of(out: Path) -> Page:
         assert place.startswith("#") and place[1:] in page.identifiers
     outside = re.sub(r'xmlns(:\w+)?="[^"]*"', "", page.source)
     assert not re.search(r"url\((?!#)|@import|https?://", outside)
-    manifest = json.loads((out / "report.json").read_text())
+    manifest = json.loads((out / "manifest.json").read_text())
     files = {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()}
-    assert files == {*manifest["files"], "report.json"}
+    assert files == {*manifest["files"], "manifest.json"}
     for name in TABLES:
         rows = json.loads((out / "tables" / f"{name}.json").read_text())
         with open(out / "tables" / f"{name}.csv", newline="") as stream:
@@ -184,6 +184,8 @@ def test_kernels_from_here_and_from_bundles(run: Run, tmp_path: Path) -> None:
     assert "not built here: the code is for the CPU A CPU that is not here" in page.text
     assert str(other) in page.text and "Not measured." in page.text
     assert page.source.count('class="story"') == 2 and "LLVM IR" in page.text
+    # a story in brief has the whole program once, at its beginning
+    assert page.text.count("The whole program") == 2 and page.text.count("What changes in the program") >= 4
     origins = {row["problem"]: row["origin"] for row in rows_of(out, "kernels")}
     assert origins[str(SOFTMAX)] == f"bundle {held.path}" and origins[str(small)] == ""
     # without the bundle the best is built
@@ -214,7 +216,7 @@ def test_mistakes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "notes.txt").write_text("keep")
-    (mine / "report.json").write_text('{"files": ["../logs"]}')
+    (mine / "manifest.json").write_text('{"files": ["../logs"]}')
     assert "holds no report" in one_line(run("report", "--logs", logs, "--out", mine))
     assert "is a file; --out needs a folder" in one_line(run("report", "--logs", logs, "--out", mine / "notes.txt"))
     assert "is no bundle and holds none" in one_line(run("report", "--logs", logs, "--bundle", mine))
