@@ -15,6 +15,20 @@ from schedules.errors import ArgumentError, DerivativeError
 from schedules.softmax.definition import SoftmaxProblem
 from schedules.torch.kernels import Kernel, dtype_name, kernel_for, prepared, remembered
 
+torch.library.define("schedules::softmax", "(Tensor x, Tensor? mask, str function, float scale) -> Tensor")
+torch.library.define(
+    "schedules::dropout_softmax",
+    "(Tensor x, Tensor? mask, Tensor drop, str function, float scale, float keep) -> (Tensor y, Tensor output)",
+)
+torch.library.define(
+    "schedules::softmax_grad",
+    "(Tensor y, Tensor dy, Tensor? drop, str function, float scale, float keep) -> Tensor",
+)
+# bound once: looked up by name at each call, an overload takes microseconds
+_SOFTMAX = torch.ops.schedules.softmax.default
+_DROPOUT_SOFTMAX = torch.ops.schedules.dropout_softmax.default
+_SOFTMAX_GRAD = torch.ops.schedules.softmax_grad.default
+
 
 def softmax(x: Tensor, dim: int = -1, *, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
     """softmax(scale * x + mask) over the axis `dim`: a tensor of the shape and dtype of `x`.
@@ -61,14 +75,14 @@ def dropout_softmax(
         drop = torch.empty(x.shape, dtype=torch.uint8, device=x.device).bernoulli_(keep)
     else:
         drop = drop.movedim(dim, -1)
-    return torch.ops.schedules.dropout_softmax(x, mask, drop, "softmax", scale, keep)[1].movedim(-1, dim)
+    return _DROPOUT_SOFTMAX(x, mask, drop, "softmax", scale, keep)[1].movedim(-1, dim)
 
 
 def _forward(function: str, x: Tensor, dim: int, scale: float, mask: Tensor | None) -> Tensor:
     if x.dim() and dim in (-1, x.dim() - 1) and mask is None:
-        return torch.ops.schedules.softmax(x, None, function, scale)
+        return _SOFTMAX(x, None, function, scale)
     x, mask = _rows_last(x, dim, mask)
-    return torch.ops.schedules.softmax(x, mask, function, scale).movedim(-1, dim)
+    return _SOFTMAX(x, mask, function, scale).movedim(-1, dim)
 
 
 def _rows_last(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -88,17 +102,6 @@ def _rows_last(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor
                 shape = tuple(mask.shape)
                 raise ArgumentError(f"mask of shape {shape} does not broadcast to x's, {tuple(x.shape)}") from None
     return x.movedim(dim, -1), mask
-
-
-torch.library.define("schedules::softmax", "(Tensor x, Tensor? mask, str function, float scale) -> Tensor")
-torch.library.define(
-    "schedules::dropout_softmax",
-    "(Tensor x, Tensor? mask, Tensor drop, str function, float scale, float keep) -> (Tensor y, Tensor output)",
-)
-torch.library.define(
-    "schedules::softmax_grad",
-    "(Tensor y, Tensor dy, Tensor? drop, str function, float scale, float keep) -> Tensor",
-)
 
 
 @remembered
@@ -176,10 +179,9 @@ def _(y: Tensor, dy: Tensor, drop: Tensor | None, function: str, scale: float, k
 
 def _gradients(ctx: Any, y: Tensor, dy: Tensor, drop: Tensor | None, keep: float) -> tuple[Tensor, Tensor | None]:
     """dx, and the mask's gradient if it is needed: dx before it is multiplied by scale."""
-    gradient = torch.ops.schedules.softmax_grad
     if ctx.mask_axes is None:
-        return gradient(y, dy, drop, ctx.function, ctx.scale, keep), None
-    dv = gradient(y, dy, drop, ctx.function, 1.0, keep)
+        return _SOFTMAX_GRAD(y, dy, drop, ctx.function, ctx.scale, keep), None
+    dv = _SOFTMAX_GRAD(y, dy, drop, ctx.function, 1.0, keep)
     return dv * ctx.scale, dv.sum(ctx.mask_axes) if ctx.mask_axes else dv
 
 

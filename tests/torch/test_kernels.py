@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,16 @@ def test_devices_without_kernels() -> None:
         dispatch.arch_of(torch.device("xpu:0"))
     with pytest.raises(NotImplementedError, match="schedules::softmax"):
         torch.ops.schedules.softmax(torch.randn(2, 3).to_sparse(), None, "softmax", 1.0)
+
+
+def test_threads_share_one_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward pass on a GPU runs, and builds its first kernels, in a thread of PyTorch's."""
+    built: list[Any] = []
+    make = dispatch._built
+    monkeypatch.setattr(dispatch, "_built", lambda *given: built.append(given) or make(*given))
+    x = torch.randn(6, 53)
+    with ThreadPoolExecutor(3) as threads:
+        results = list(threads.map(lambda _: kernels.softmax(x), range(3)))
+    assert len(built) == 1
+    for y in results:
+        torch.testing.assert_close(y, torch.softmax(x, -1))
