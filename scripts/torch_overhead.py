@@ -29,6 +29,7 @@ from schedules.build import compiler_of
 from schedules.errors import SchedulesError, UsageError
 from schedules.measure import cpu_name
 from schedules.records import environment, now, slug
+from schedules.registry import operator
 from schedules.torch.kernels import arch_of, kernel_for
 from schedules.tune.journal import DEFAULT_FOLDER
 
@@ -90,14 +91,12 @@ def calls(mode: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -
 
 def bare(name: str, arguments: tuple[Any, ...]) -> Call:
     """TVM's function for the operator, called with its output."""
-    from schedules.registry import operator
-
     fields: dict[str, Any] = dict(rows=ROWS, cols=COLS) if name == "softmax" else IMAGE
     problem = operator(name).problem(**fields, dtype="float32")
     plain = [argument.detach() for argument in arguments]
-    function = kernel_for(problem, plain[0].device).function
-    output = torch.empty(problem.arguments()[-1].shape, device=plain[0].device)
-    return lambda: function(*plain, output)
+    kernel = kernel_for(problem, plain[0].device)
+    given = torch.empty(problem.arguments()[-1].shape, device=plain[0].device), *kernel.memory(plain[0].device, ROWS)
+    return lambda: kernel.function(*plain, *given)
 
 
 def timed(candidates: dict[str, Call], of_call: int, device: torch.device) -> dict[str, dict[str, float]]:

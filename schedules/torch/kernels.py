@@ -66,13 +66,14 @@ class Kernel:
                 self._refuse(tensors)
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):  # TVM leaves the tensors' device as the current one
-                self.function(*tensors, *self._memory(device, extent))
+                self.function(*tensors, *self.memory(device, extent))
         elif self.workspaces:
-            self.function(*tensors, *self._memory(device, extent))
+            self.function(*tensors, *self.memory(device, extent))
         else:
             self.function(*tensors)
 
-    def _memory(self, device: torch.device, extent: int | None) -> list[torch.Tensor]:
+    def memory(self, device: torch.device, extent: int | None) -> list[torch.Tensor]:
+        """Workspaces for one call, whose run-time extent is `extent`."""
         return [
             torch.empty(
                 [extent if axis == space.runtime_axis else size for axis, size in enumerate(space.shape)],

@@ -15,6 +15,7 @@ import schedules.torch as kernels  # noqa: E402
 from schedules.arch import Arch, parse_arch  # noqa: E402
 from schedules.build import build  # noqa: E402
 from schedules.bundle import write_bundle  # noqa: E402
+from schedules.dispatch import default_choice  # noqa: E402
 from schedules.errors import BundleError, DeviceError, UsageError  # noqa: E402
 from schedules.softmax import OPERATOR, cpu  # noqa: E402
 from schedules.softmax.definition import SoftmaxProblem  # noqa: E402
@@ -97,6 +98,13 @@ def test_bundles_that_cannot_serve_streams_are_left_out(
     write_bundle(build(SoftmaxProblem(4, 65536), sm_90a, "split"), tmp_path / "split")
     assert kernels.use_bundles(tmp_path) == ()
     assert "split is left out: TVM allocates its workspaces" in caplog.text
+
+
+def test_workspaces_come_from_pytorch(cuda_compiler: None, sm_90a: Arch) -> None:
+    made = dispatch._built(default_choice(SoftmaxProblem(4, 65536), sm_90a), sm_90a)
+    assert [space.name for space in made.workspaces] == ["partials"]
+    (memory,) = made.memory(CPU, 7)
+    assert memory.shape == (7, *made.workspaces[0].shape[1:]) and memory.dtype is torch.float32
 
 
 def test_a_folder_without_bundles_is_a_mistake(tmp_path: Path) -> None:
