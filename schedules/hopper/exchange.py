@@ -14,6 +14,7 @@ from tvm.backend.cuda.lang.pipeline import MBarrier
 from tvm.script import tirx as T
 
 from schedules.hopper.config import SUM_BYTES, WARPGROUP
+from schedules.hopper.instructions import in_block
 from schedules.hopper.work import Work
 
 _VECTOR = 4  # sums that move at once
@@ -31,13 +32,6 @@ __device__ __forceinline__ void hopper_wait_in_cluster(unsigned int barrier, uns
       "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\\n"
       "selp.u32 %0, 1, 0, p;\\n}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
   } while (!done);
-}
-"""
-_IN_BLOCK = """
-__device__ __forceinline__ unsigned int hopper_in_block(unsigned int shared, unsigned int rank) {
-  unsigned int at;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared), "r"(rank));
-  return at;
 }
 """
 _SEND = """
@@ -86,7 +80,7 @@ class Exchange:
         owner = named("owner", T.truncmod(consumer, self.config.split_k))
         rank = named("owner_rank", owner * (self.config.cluster_m * self.config.cluster_n) + rank_mn)
         slot = self._slot(consumer, T.Select(rank_k < owner, rank_k, rank_k - 1))
-        to = named("to", _in_block(self.memory.ptr_to([slot + thread * (_VECTOR * SUM_BYTES)]), rank))
+        to = named("to", in_block(self.memory.ptr_to([slot + thread * (_VECTOR * SUM_BYTES)]), rank))
         _wait(self.free, consumer, T.bitwise_xor(turn, 1))
         source = _SEND.format(kind, suffix, constraint)
         for i, four in enumerate(_vectors(sums, self.count)):
@@ -111,16 +105,8 @@ def _vectors(sums: Any, count: int) -> list[Sequence[Any]]:
     return [[sums[i + j] for j in range(_VECTOR)] for i in range(0, count, _VECTOR)]
 
 
-def _in_block(pointer: Any, rank: Any) -> Any:
-    """The address of the same place of another block's shared memory."""
-    shared = T.cuda.cvta_generic_to_shared(pointer)
-    return T.cuda.func_call(
-        "hopper_in_block", shared, T.Cast("uint32", rank), source_code=_IN_BLOCK, return_type="uint32"
-    )
-
-
 def _arrive(barrier: MBarrier, at: Any, rank: Any) -> None:
-    T.evaluate(T.cuda.func_call("hopper_arrive_in_cluster", _in_block(barrier.ptr_to([at]), rank), source_code=_ARRIVE))
+    T.evaluate(T.cuda.func_call("hopper_arrive_in_cluster", in_block(barrier.ptr_to([at]), rank), source_code=_ARRIVE))
 
 
 def _wait(barrier: MBarrier, at: Any, parity: Any) -> None:

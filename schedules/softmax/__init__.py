@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedules.arch import KIB, MULTIPROCESSORS, Arch
 from schedules.operator import Operator
-from schedules.softmax import block_registers, block_shared, block_streaming, bulk, cpu, frames, rows, split, warp
+from schedules.softmax import block_registers, block_shared, block_streaming, bulk, cluster, cpu, frames, rows, split, warp
 from schedules.softmax.definition import SoftmaxProblem, definition, inputs, reference
 from schedules.softmax.packs import PACK
 
@@ -53,6 +53,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(*GPU_SCHEDULES, bulk.SCHEDULE, frames.SCHEDULE, cpu.SCHEDULE),
+    schedules=(*GPU_SCHEDULES, bulk.SCHEDULE, frames.SCHEDULE, cluster.SCHEDULE, cpu.SCHEDULE),
     choose=choose,
 )
