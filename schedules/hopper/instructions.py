@@ -28,10 +28,19 @@ __device__ __forceinline__ unsigned int hopper_in_block(unsigned int shared, uns
   return at;
 }
 """
-_CLUSTER = """
-__device__ __forceinline__ void hopper_cluster_{0}() {{
-  asm volatile("barrier.cluster.{0}.{1}.aligned;" ::: "memory");
-}}
+# mbarrier.try_wait as TVM emits it acquires for the block alone
+_WAIT = """
+__device__ __forceinline__ void hopper_wait_in_cluster(unsigned int barrier, unsigned int parity) {
+  unsigned int done;
+  do {
+    asm volatile("{\\n.reg .pred p;\\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\\n"
+      "selp.u32 %0, 1, 0, p;\\n}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+  } while (!done);
+}
+"""
+_BEGUN = """
+__device__ __forceinline__ void hopper_cluster_{0}() {{ asm volatile("barrier.cluster.{1}.aligned;" ::: "memory"); }}
 """
 _TYPES = {"float16": "f16", "bfloat16": "bf16", "int8": "s8"}
 
@@ -136,11 +145,18 @@ def in_block(pointer: Any, rank: Any) -> Any:
     )
 
 
-def arrive_at_cluster() -> None:
-    """Arrive at the barrier of all threads of the cluster; what this thread wrote is seen behind their waits."""
-    T.evaluate(T.cuda.func_call("hopper_cluster_arrive", source_code=_CLUSTER.format("arrive", "release")))
+def wait_in_cluster(barrier: Any, parity: Any) -> None:
+    """Wait for the phase of an mbarrier of this block, behind which what other blocks wrote is seen."""
+    shared = T.cuda.cvta_generic_to_shared(barrier)
+    T.evaluate(T.cuda.func_call("hopper_wait_in_cluster", shared, T.Cast("uint32", parity), source_code=_WAIT))
 
 
-def wait_for_cluster() -> None:
-    """Wait until all threads of the cluster have arrived; between two arrivals of a thread there must be a wait."""
-    T.evaluate(T.cuda.func_call("hopper_cluster_wait", source_code=_CLUSTER.format("wait", "acquire")))
+def say_begun() -> None:
+    """Have the other blocks of the cluster know that this one has begun, and set up what `fence.mbarrier_init` made
+    ready; nothing else is seen behind it, and so nothing is waited for."""
+    T.evaluate(T.cuda.func_call("hopper_cluster_begun", source_code=_BEGUN.format("begun", "arrive.relaxed")))
+
+
+def wait_until_begun() -> None:
+    """Wait until all blocks of the cluster have said so, whose shared memory may be written from then on."""
+    T.evaluate(T.cuda.func_call("hopper_cluster_wait", source_code=_BEGUN.format("wait", "wait.acquire")))

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import tvm
-from tvm import tirx
+from tvm.backend.cuda.lang.pipeline import TMABar
 from tvm.script import tirx as T
 
-from schedules.hopper.instructions import arrive_at_cluster, in_block, wait_for_cluster
+from schedules.hopper.instructions import in_block, say_begun, wait_in_cluster, wait_until_begun
 from schedules.hopper.program import named
 from schedules.softmax.cluster import ClusterConfig
 from schedules.softmax.definition import SoftmaxProblem, Values
@@ -17,10 +17,12 @@ from schedules.softmax.loaded_program import LoadedKernel, LoadedRow
 from schedules.softmax.pack_program import Scalar, module, where
 from schedules.softmax.rows import itemsize_of
 
+# the block's reductions into a slot of another block, whose mbarrier counts the bytes
 _SEND = """
-__device__ __forceinline__ void cluster_send(float value, unsigned at) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(at), "f"(value) : "memory");
-}
+__device__ __forceinline__ void cluster_send_{count}({parameters}, unsigned at, unsigned barrier) {{
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes{vector}.f32 [%{count}], {values}, [%{last}];"
+    :: {operands}, "r"(at), "r"(barrier) : "memory");
+}}
 """
 
 
@@ -53,7 +55,6 @@ class Kernel(LoadedKernel):
 
     def emit(self, block: Any, blocks: Any) -> None:
         config = self.config
-        arrive_at_cluster()
         pool = T.SMEMPool()
         self.memory = {
             argument.name: pool.alloc(
@@ -62,8 +63,13 @@ class Kernel(LoadedKernel):
             for argument in (self.inputs if config.in_shared else ())
         }
         self.exchange = pool.alloc((2 * config.threads // 32,), "float32", align=16)
-        self.slots = pool.alloc((len(self.steps) * config.cluster,), "float32", align=16)
+        turns = 2 if config.grid else 1  # the next row's may come while this row's are read
+        self.slots = pool.alloc((turns * config.cluster * len(self.steps),), "float32", align=16)
+        self.arrived = TMABar(pool, 1)
         pool.commit()
+        self.arrived.init(1)
+        T.evaluate(T.ptx.fence.mbarrier_init.release.cluster())
+        say_begun()
         self.thread = self.of_row = named("thread", self.warp * 32 + self.lane)
         self.rank = named("rank", T.truncmod(block, config.cluster))
         self.before = named("before", self.rank * self.part)  # packs of the row's earlier blocks
@@ -76,10 +82,12 @@ class Kernel(LoadedKernel):
             return
         self.clusters = named("clusters", T.Cast("int64", T.truncdiv(blocks, config.cluster)))
         self.fetch_first()
+        self.phase = Scalar("phase", 0)
+        wait_until_begun()
         with T.While(self.row.value < self.rows):
             self.compute_row()
             self.row.set(self.row.value + self.clusters)
-        wait_for_cluster()
+            self.phase.set(T.bitwise_xor(self.phase.value, 1))
 
     # ---- What waits in shared memory ----
 
@@ -147,19 +155,25 @@ class Kernel(LoadedKernel):
             self.read_mask(row, p, i)
 
     def combined(self, part: Values) -> Values:
-        """Each block's reductions in the slot of its rank in every block, then the row's of all of them."""
-        cluster = self.config.cluster
-        wait_for_cluster()  # all blocks have begun, and read the row's before
-        with where(tirx.all(self.warp == 0, self.lane < cluster)):
-            for k, name in enumerate(self.steps):
-                to = in_block(self.slots.ptr_to([k * cluster + self.rank]), self.lane)
-                T.evaluate(T.cuda.func_call("cluster_send", part[name], to, source_code=_SEND))
-        arrive_at_cluster()
-        wait_for_cluster()
-        other = self.lane % cluster
-        found = {name: named(f"{name}_of_block", self.slots[k * cluster + other]) for k, name in enumerate(self.steps)}
-        if self.config.grid:
-            arrive_at_cluster()
+        """The block's reductions into the slot of its rank in every block, then the row's of all of them.
+
+        A block is at most one row ahead of another, since it waits for what that sends; and none sends before all its
+        threads have read the row's before, since they have met in between."""
+        cluster, count = self.config.cluster, len(self.steps)
+        phase: Any = self.phase.value if self.config.grid else 0
+        if not self.config.grid:
+            wait_until_begun()
+        first = phase * (cluster * count)
+        with where(self.thread == 0):
+            size = T.uint32(4 * cluster * count)
+            T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self.arrived.ptr_to([0]), size))
+        with where(self.thread < cluster):
+            to = in_block(self.slots.ptr_to([first + self.rank * count]), self.lane)
+            arrived = in_block(self.arrived.ptr_to([0]), self.lane)
+            self.call(f"cluster_send_{count}", *(part[name] for name in self.steps), to, arrived, source=send(count))
+        wait_in_cluster(self.arrived.ptr_to([0]), phase)
+        slot = first + self.lane % cluster * count
+        found = {name: named(f"{name}_of_block", self.slots[slot + k]) for k, name in enumerate(self.steps)}
         return self.merged(found, cluster)
 
     def write(self, row: LoadedRow, results: Values) -> None:
@@ -167,3 +181,17 @@ class Kernel(LoadedKernel):
             self.following = named("following", self.row.value + self.clusters)
             self.following_first = self.placed(self.following, self.before, self.part).first
         super().write(row, results)
+
+
+def send(count: int) -> str:
+    """The function that stores `count` numbers, one or two, in another block."""
+    names = "ab"[:count]
+    values = ", ".join(f"%{k}" for k in range(count))
+    return _SEND.format(
+        count=count,
+        last=count + 1,
+        parameters=", ".join(f"float {name}" for name in names),
+        vector=".v2" if count == 2 else "",
+        values=f"{{{values}}}" if count == 2 else values,
+        operands=", ".join(f'"f"({name})' for name in names),
+    )
