@@ -28,7 +28,7 @@ from schedules.hopper.config import RESIDENT, shared_room
 from schedules.operator import ScheduleSpec
 from schedules.problem import Config
 from schedules.softmax.definition import SoftmaxProblem
-from schedules.softmax.packs import KEPT_IN_REGISTERS, MOST_ROUNDS, Frame, check_program, held, row_inputs
+from schedules.softmax.packs import KEPT_IN_REGISTERS, MOST_ROUNDS, Frame, check_program, held
 from schedules.softmax.rows import itemsize_of
 
 if TYPE_CHECKING:
@@ -83,12 +83,16 @@ class ClusterConfig(Config):
 
     def registers(self, problem: SoftmaxProblem) -> int:
         """Registers of a thread, about."""
-        each = held(problem, self.kept)
-        return OTHERS + (self.rounds(problem) - self.in_shared) * each + (each if self.in_shared else 0)
+        each, registered = held(problem, self.kept), self.rounds(problem) - self.in_shared
+        begun = 3 * registered if problem.mask != "none" else 0  # masked packs are begun all at once
+        read = each + (8 if self.grid else 0) if self.in_shared else 0  # a pack, and the place of the next row's
+        return OTHERS + registered * each + begun + read
 
     def shared_bytes(self, problem: SoftmaxProblem) -> int:
-        """Shared memory of a block: packs, what its warps and what the cluster's blocks exchange."""
-        return self.in_shared * self.threads * pack_bytes(problem) + 8 * (self.threads // 32 + self.cluster)
+        """Shared memory of a block: packs, what its warps and what the cluster's blocks exchange, a barrier."""
+        return self.in_shared * self.threads * sum(pack_sizes(problem).values()) + 8 * (
+            self.threads // 32 + 2 * self.cluster + 1
+        )
 
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if "cluster" not in arch.features:
@@ -130,10 +134,10 @@ class ClusterConfig(Config):
         return None
 
 
-def pack_bytes(problem: SoftmaxProblem) -> int:
-    """A pack of every input that has rows."""
+def pack_sizes(problem: SoftmaxProblem) -> dict[str, int]:
+    """Bytes of a pack of each input by its name."""
     pack = Frame.of_row(problem).pack
-    return sum(pack * itemsize_of(argument.dtype) for argument in row_inputs(problem))
+    return {a.name: pack * itemsize_of(a.dtype) for a in problem.arguments() if not a.output}
 
 
 def schedule(problem: SoftmaxProblem, config: ClusterConfig, arch: Arch) -> tvm.IRModule:
@@ -154,22 +158,23 @@ def default(problem: SoftmaxProblem, arch: Arch) -> ClusterConfig:
 
 def preferred(problem: SoftmaxProblem) -> Iterator[ClusterConfig]:
     """The smallest cluster with which the rows fill the GPU and a part is no longer than PART, else the largest; then
-    blocks of 256 or 512 threads, THREADS_SM of them on a multiprocessor, or, last, of 1024; as many packs in registers
-    as IN_REGISTERS hold.  Estimates, not measured.
+    THREADS_SM threads on a multiprocessor: four blocks or two with all packs in registers, two with as many as
+    IN_REGISTERS hold there, or one.  Estimates, not measured.
     """
-    row = Frame.of_row(problem).most * pack_bytes(problem)
+    row = Frame.of_row(problem).most * sum(pack_sizes(problem).values())
     enough = [c for c in CLUSTERS if problem.rows * c >= MULTIPROCESSORS and row <= PART * c]
-    for cluster in enough or CLUSTERS[-1:]:
-        for threads in (256, 512, 1024):
-            base = ClusterConfig(cluster, threads, 0, THREADS_SM // threads, online=not problem.is_grad)
-            fewest = max(0, base.rounds(problem) - IN_REGISTERS // held(problem, "packed"))
-            for in_shared in range(fewest, max(fewest, base.whole_rounds(problem)) + 1):
+    cluster = enough[0] if enough else CLUSTERS[-1]
+    for threads, sharing in ((256, False), (512, False), (512, True), (1024, True)):
+        base = ClusterConfig(cluster, threads, 0, THREADS_SM // threads, online=not problem.is_grad)
+        fewest = max(0, base.rounds(problem) - IN_REGISTERS // held(problem, "packed"))
+        if sharing or not fewest:
+            for in_shared in range(fewest, (base.whole_rounds(problem) if sharing else 0) + 1):
                 yield replace(base, in_shared=in_shared)
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[ClusterConfig]:
-    """Every cluster; blocks of 128 to 1024 threads with up to sixteen packs each, of which none, half, all but those
-    that IN_REGISTERS hold or as many as can wait in shared memory; a cluster to each row, or as many as are on the GPU
+    """Every cluster; blocks of 128 to 1024 threads with up to sixteen packs each, of which none, half, as many
+    as can or all but those that IN_REGISTERS hold, up to two more, wait in shared memory; a cluster to each row, or as many as are on the GPU
     at once."""
     for cluster, threads in product(CLUSTERS, (128, 256, 512, 1024)):
         base = ClusterConfig(cluster, threads, blocks_sm=1)
@@ -177,7 +182,7 @@ def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[ClusterConfig]:
         if rounds > 16 or (rounds == 1 and threads > 128):
             continue
         fewest = rounds - IN_REGISTERS // held(problem, "packed")
-        shares = sorted({0, rounds // 2, fewest, whole} & set(range(whole + 1)))
+        shares = sorted({0, rounds // 2, fewest, fewest + 1, fewest + 2, whole} & set(range(whole + 1)))
         onlines = (True,) if cluster > 4 else (False, True)
         for in_shared, threads_sm in product(shares, (512, 1024, 1536, 2048)):
             blocks_sm = threads_sm // threads
@@ -187,9 +192,7 @@ def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[ClusterConfig]:
             grids = (0, at_once) if problem.rows * cluster > at_once else (0,)
             kepts = KEPT_IN_REGISTERS if problem.function == "softmax" and not in_shared else KEPT_IN_REGISTERS[:1]
             for grid, kept, online in product(grids, kepts, (False,) if problem.is_grad else onlines):
-                yield replace(
-                    base, in_shared=in_shared, blocks_sm=blocks_sm, grid=grid, kept=kept, online=online
-                )
+                yield replace(base, in_shared=in_shared, blocks_sm=blocks_sm, grid=grid, kept=kept, online=online)
 
 
 SCHEDULE = ScheduleSpec(

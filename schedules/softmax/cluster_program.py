@@ -11,11 +11,10 @@ from tvm.script import tirx as T
 
 from schedules.hopper.instructions import in_block, say_begun, wait_in_cluster, wait_until_begun
 from schedules.hopper.program import named
-from schedules.softmax.cluster import ClusterConfig
+from schedules.softmax.cluster import ClusterConfig, pack_sizes
 from schedules.softmax.definition import SoftmaxProblem, Values
 from schedules.softmax.loaded_program import LoadedKernel, LoadedRow
-from schedules.softmax.pack_program import Scalar, module, where
-from schedules.softmax.rows import itemsize_of
+from schedules.softmax.pack_program import STORE_SHARED, WORDS, Scalar, module, where
 
 # the block's reductions into a slot of another block, whose mbarrier counts the bytes
 _SEND = """
@@ -51,16 +50,15 @@ class Kernel(LoadedKernel):
         self.config = config
         self.kept_from = config.in_shared
         self.part, self.least = config.part(problem), config.least(problem)
+        self.sizes = pack_sizes(problem)
         self.steps = [step.name for step in self.program.reductions]
 
     def emit(self, block: Any, blocks: Any) -> None:
         config = self.config
         pool = T.SMEMPool()
+        packs = config.in_shared * config.threads
         self.memory = {
-            argument.name: pool.alloc(
-                (config.in_shared * config.threads * self.pack * itemsize_of(argument.dtype),), "uint8", align=16
-            )
-            for argument in (self.inputs if config.in_shared else ())
+            name: pool.alloc((packs * size,), "uint8", align=16) for name, size in self.sizes.items() if packs
         }
         self.exchange = pool.alloc((2 * config.threads // 32,), "float32", align=16)
         turns = 2 if config.grid else 1  # the next row's may come while this row's are read
@@ -94,29 +92,39 @@ class Kernel(LoadedKernel):
     def fetch_first(self) -> None:
         """Have the packs of the first row copied that wait in shared memory."""
         if self.kept_from:
-            first = self.place().first
+            row = self.place()
             for p in range(self.kept_from):
-                self.fetch(p, first)
-
-    def fetch(self, p: int, first: Any) -> None:
-        """Have round p of the row copied whose first pack of this thread begins with element `first`."""
-        at = first + T.int64(p * self.threads * self.pack)
-        for argument in self.inputs:
-            size = self.pack * itemsize_of(argument.dtype)
-            form = "cp.async.cg.shared.global" if size == 16 else "cp.async.ca.shared.global"
-            target, source = self.waiting(argument.name, p), self.tensors[argument.name].ptr_to([at])
-            T.evaluate(T.ptx[form](target, source, size))
-        T.evaluate(T.ptx.cp.async_.commit_group())
-
-    def waiting(self, name: str, p: int) -> Any:
-        """Where this thread's pack of round p waits."""
-        size = self.words_of(name) * 4
-        return self.memory[name].ptr_to([(p * self.threads + self.thread) * size])
+                self.fetch(row, p)
 
     def fetch_next(self, p: int) -> None:
         """Have round p of the cluster's next row copied, if there is one, into the place of this row's."""
         with where(self.following < self.rows):
-            self.fetch(p, self.following_first)
+            self.fetch(self.following_row, p, mask=not self.aligned)
+
+    def fetch(self, row: LoadedRow, p: int, mask: bool = True) -> None:
+        """Have round p of a row copied, of the mask of columns only with `mask`: where rows are whole packs, a thread
+        has the same columns of all."""
+        at = self.first_of(row, p, self.number(p))
+        for name, size in self.sizes.items():
+            to = self.waiting(name, p)
+            if self.has_rows(name):
+                form = "cp.async.cg.shared.global" if size == 16 else "cp.async.ca.shared.global"
+                T.evaluate(T.ptx[form](to, self.tensors[name].ptr_to([at]), size))
+            elif self.aligned and mask:
+                source = self.tensors[name].ptr_to([self.number(p) * self.pack - row.shift])
+                T.evaluate(T.ptx["cp.async.cg.shared.global"](to, source, size))
+            elif mask:
+                words = T.alloc_local((WORDS,), "uint32")
+                self.gather_mask(words, 0, row, p, self.number(p))
+                self.call("pack_store_shared", *(words[k] for k in range(WORDS)), to, source=STORE_SHARED)
+        T.evaluate(T.ptx.cp.async_.commit_group())
+
+    def waiting(self, name: str, p: int) -> Any:
+        """Where this thread's pack of round p waits."""
+        return self.memory[name].ptr_to([(p * self.threads + self.thread) * self.sizes[name]])
+
+    def has_rows(self, name: str) -> bool:
+        return name in (argument.name for argument in self.inputs)
 
     # ---- A row ----
 
@@ -124,35 +132,28 @@ class Kernel(LoadedKernel):
         return self.placed(self.row.value, self.before, self.part)
 
     def each_pack(self, row: LoadedRow, *needs: str, stored: bool = False) -> Iterator[tuple[int, Any]]:
-        """Packs out of shared memory, then those out of registers."""
+        """Packs out of shared memory and out of registers; these are stored first, and are free for the others then."""
         first, self.fresh = self.fresh, False
         if first:
             self.read_row(row)
+        if stored:
+            yield from super().each_pack(row, *needs, stored=stored)
         for p in range(self.kept_from):
             i = self.number(p)
             if first:
                 T.evaluate(T.ptx.cp.async_.wait_group(self.kept_from - 1 - p))
             for name in self.words:
                 if name in needs:
-                    self.read_waiting(name, row, p, i)
+                    self.load(self.words_at(name, p), self.waiting(name, p))
+                    if name != "drop" and self.has_rows(name):
+                        self.fill(name, row, p, i)
             yield p, i
             if stored and self.config.grid:
                 self.fetch_next(p)
-        yield from super().each_pack(row, *needs, stored=stored)
-        if self.kept_from and not stored:
-            T.evaluate(T.cuda.warp_sync())  # or the compiler would keep in registers what it reads again
-
-    def read_waiting(self, name: str, row: LoadedRow, p: int, i: Any) -> None:
-        """Pack i of an input into its words: out of shared memory, but the mask of columns, which all rows share."""
-        words = self.words_at(name, p)
-        if name in self.memory:
-            self.load(words, self.waiting(name, p))
-            if name != "drop":
-                self.fill(name, row, p, i)
-        elif self.aligned:
-            self.load(words, self.tensors[name].ptr_to([i * self.pack - row.shift]))
-        else:
-            self.read_mask(row, p, i)
+            # or the compiler would read many at once, and keep in registers what it is to read again
+            T.evaluate(T.cuda.warp_sync())
+        if not stored:
+            yield from super().each_pack(row, *needs, stored=stored)
 
     def combined(self, part: Values) -> Values:
         """The block's reductions into the slot of its rank in every block, then the row's of all of them.
@@ -179,7 +180,7 @@ class Kernel(LoadedKernel):
     def write(self, row: LoadedRow, results: Values) -> None:
         if self.kept_from and self.config.grid:
             self.following = named("following", self.row.value + self.clusters)
-            self.following_first = self.placed(self.following, self.before, self.part).first
+            self.following_row = self.placed(self.following, self.before, self.part)
         super().write(row, results)
 
 

@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.program import named
-from schedules.softmax.pack_program import PackKernel, Row, Scalar, where
+from schedules.softmax.pack_program import WORDS, PackKernel, Row, Scalar, where
 
 # units from `first` to before `last`; the others of the words stay
 _LOAD_SOME = """
@@ -125,31 +125,35 @@ class LoadedKernel(PackKernel[LoadedRow]):
                 first, last = self.bounds(row, i)
                 with where(tirx.all(i >= row.whole, i < row.packs)):
                     for name in of_rows:
-                        self.load_some(name, p, self.tensors[name].ptr_to([self.first_of(row, p, i)]), first, last)
+                        at = self.tensors[name].ptr_to([self.first_of(row, p, i)])
+                        self.load_some(name, self.words_at(name, p), at, first, last)
             if "mask" not in of_rows and "mask" in self.words and not self.aligned:
-                self.read_mask(row, p, i)
+                self.gather_mask(self.words["mask"], p * WORDS, row, p, i)
         for p in rounds:
             for name in of_rows:
                 if name != "drop":
                     self.fill(name, row, p, self.number(p))
 
-    def read_mask(self, row: LoadedRow, p: int, i: Any) -> None:
-        """The columns of pack i of the mask of columns, which starts at any of them."""
+    def gather_mask(self, words: Any, first: int, row: LoadedRow, p: int, i: Any) -> None:
+        """The columns of pack i of the mask of columns, which starts at any of them, into `words` from `first` on."""
         at = self.tensors["mask"].ptr_to([i * self.pack - row.shift])
+        four = [words[first + k] for k in range(WORDS)]
         if self.edge(row, p, i) is None:
-            self.load_some("mask", p, at, 0, self.pack)
-        else:
-            self.load_some("mask", p, at, *self.bounds(row, i))
+            self.load_some("mask", four, at, 0, self.pack)
+            return
+        for k in range(WORDS):  # columns that there are not
+            T.buffer_store(words, T.uint32(0), [first + k])
+        self.load_some("mask", four, at, *self.bounds(row, i))
 
     def bounds(self, row: LoadedRow, i: Any) -> tuple[Any, Any]:
         """The first element of pack i that is the row's, its last (exclusive)."""
         return row.shift - i * self.pack, row.shift + self.problem.cols - i * self.pack
 
-    def load_some(self, name: str, p: int, at: Any, first: Any, last: Any) -> None:
-        """The elements of a pack from `first` to before `last`, in the widest units that rows are multiples of."""
+    def load_some(self, name: str, words: list[Any], at: Any, first: Any, last: Any) -> None:
+        """The elements of a pack of an input from `first` to before `last`, in the widest units that rows are multiples
+        of."""
         item = 1 if name == "drop" else self.item
         unit = min(4, self.frame.unit * item)
-        words = self.words_at(name, p)
         names = "xyzw"[: len(words)]
         source = _LOAD_SOME.format(
             words=len(words),

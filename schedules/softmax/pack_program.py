@@ -54,6 +54,11 @@ __device__ __forceinline__ void pack_store_{name}(unsigned a, unsigned b, unsign
   {store}((uint4*)to, make_uint4(a, b, c, d));
 }}
 """
+STORE_SHARED = """
+__device__ __forceinline__ void pack_store_shared(unsigned a, unsigned b, unsigned c, unsigned d, void* to) {
+  *(uint4*)to = make_uint4(a, b, c, d);
+}
+"""
 # bytes from `first` to before `last`, both multiples of {unit}, in as few stores as their alignment allows
 _STORE_SOME = """
 __device__ __forceinline__ void pack_store_some_{unit}(unsigned a, unsigned b, unsigned c, unsigned d, void* to,
