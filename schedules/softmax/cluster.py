@@ -89,7 +89,7 @@ class ClusterConfig(Config):
         return OTHERS + registered * each + begun + read
 
     def shared_bytes(self, problem: SoftmaxProblem) -> int:
-        """Shared memory of a block: packs, what its warps and what the cluster's blocks exchange, a barrier."""
+        """Shared memory of a block: packs, what its warps and what the cluster's blocks exchange, barriers."""
         return self.in_shared * self.threads * sum(pack_sizes(problem).values()) + 8 * (
             self.threads // 32 + 2 * self.cluster + 1
         )
@@ -173,9 +173,9 @@ def preferred(problem: SoftmaxProblem) -> Iterator[ClusterConfig]:
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[ClusterConfig]:
-    """Every cluster; blocks of 128 to 1024 threads with up to sixteen packs each, of which none, half, as many
-    as can or all but those that IN_REGISTERS hold, up to two more, wait in shared memory; a cluster to each row, or as many as are on the GPU
-    at once."""
+    """Every cluster; blocks of 128 to 1024 threads with up to sixteen packs each, of which none, half, as many as can,
+    or all but those that IN_REGISTERS hold and up to two more wait in shared memory; a cluster to each row, or as many
+    as are on the GPU at once."""
     for cluster, threads in product(CLUSTERS, (128, 256, 512, 1024)):
         base = ClusterConfig(cluster, threads, blocks_sm=1)
         rounds, whole = base.rounds(problem), base.whole_rounds(problem)

@@ -11,6 +11,7 @@ from tvm.script import tirx as T
 
 from schedules.hopper.instructions import in_block, say_begun, wait_in_cluster, wait_until_begun
 from schedules.hopper.program import named
+from schedules.primitives.steps import inside_part, part
 from schedules.softmax.cluster import ClusterConfig, pack_sizes
 from schedules.softmax.definition import SoftmaxProblem, Values
 from schedules.softmax.loaded_program import LoadedKernel, LoadedRow
@@ -54,20 +55,23 @@ class Kernel(LoadedKernel):
         self.steps = [step.name for step in self.program.reductions]
 
     def emit(self, block: Any, blocks: Any) -> None:
+        part("Shared memory: packs that wait there, what warps and blocks exchange, a barrier that counts its bytes")
         config = self.config
         pool = T.SMEMPool()
         packs = config.in_shared * config.threads
         self.memory = {
             name: pool.alloc((packs * size,), "uint8", align=16) for name, size in self.sizes.items() if packs
         }
-        self.exchange = pool.alloc((2 * config.threads // 32,), "float32", align=16)
         turns = 2 if config.grid else 1  # the next row's may come while this row's are read
+        alternate = turns > 1 and self.exchanges == 1
+        self.exchange = pool.alloc(((1 + alternate) * 2 * config.threads // 32,), "float32", align=16)
         self.slots = pool.alloc((turns * config.cluster * len(self.steps),), "float32", align=16)
-        self.arrived = TMABar(pool, 1)
+        self.arrived = TMABar(pool, turns)
         pool.commit()
         self.arrived.init(1)
         T.evaluate(T.ptx.fence.mbarrier_init.release.cluster())
         say_begun()
+        part("Which rows are whose: a cluster to each, and of it a part to each block")
         self.thread = self.of_row = named("thread", self.warp * 32 + self.lane)
         self.rank = named("rank", T.truncmod(block, config.cluster))
         self.before = named("before", self.rank * self.part)  # packs of the row's earlier blocks
@@ -80,12 +84,13 @@ class Kernel(LoadedKernel):
             return
         self.clusters = named("clusters", T.Cast("int64", T.truncdiv(blocks, config.cluster)))
         self.fetch_first()
-        self.phase = Scalar("phase", 0)
+        self.turn = Scalar("turn", 0) if alternate else None
+        self.rows_before = Scalar("rows_before", 0)
         wait_until_begun()
         with T.While(self.row.value < self.rows):
             self.compute_row()
             self.row.set(self.row.value + self.clusters)
-            self.phase.set(T.bitwise_xor(self.phase.value, 1))
+            self.rows_before.set(self.rows_before.value + 1)
 
     # ---- What waits in shared memory ----
 
@@ -93,12 +98,13 @@ class Kernel(LoadedKernel):
         """Have the packs of the first row copied that wait in shared memory."""
         if self.kept_from:
             row = self.place()
-            for p in range(self.kept_from):
-                self.fetch(row, p)
+            with inside_part("Fetch: each thread has those packs copied that wait in shared memory"):
+                for p in range(self.kept_from):
+                    self.fetch(row, p)
 
     def fetch_next(self, p: int) -> None:
         """Have round p of the cluster's next row copied, if there is one, into the place of this row's."""
-        with where(self.following < self.rows):
+        with inside_part("Fetch the next row's pack into the place of this one"), where(self.following < self.rows):
             self.fetch(self.following_row, p, mask=not self.aligned)
 
     def fetch(self, row: LoadedRow, p: int, mask: bool = True) -> None:
@@ -155,27 +161,33 @@ class Kernel(LoadedKernel):
         if not stored:
             yield from super().each_pack(row, *needs, stored=stored)
 
-    def combined(self, part: Values) -> Values:
+    def combined(self, found: Values) -> Values:
         """The block's reductions into the slot of its rank in every block, then the row's of all of them.
 
-        A block is at most one row ahead of another, since it waits for what that sends; and none sends before all its
-        threads have read the row's before, since they have met in between."""
+        Rows take turns at two sets of slots, each with its barrier.  A block is at most one row ahead of another, since
+        it waits for what that sends; and none sends before all its threads have read the slots of the row before, since
+        they have met in between."""
+        part("The row's reductions of those of its blocks, which each block sends to all")
         cluster, count = self.config.cluster, len(self.steps)
-        phase: Any = self.phase.value if self.config.grid else 0
-        if not self.config.grid:
+        turn: Any = 0
+        parity: Any = 0
+        if self.config.grid:
+            turn = named("slots_turn", T.bitwise_and(self.rows_before.value, 1))
+            parity = named("parity", T.bitwise_and(T.shift_right(self.rows_before.value, 1), 1))
+        else:
             wait_until_begun()
-        first = phase * (cluster * count)
+        first = turn * (cluster * count)
+        arrived = self.arrived.ptr_to([turn])
         with where(self.thread == 0):
-            size = T.uint32(4 * cluster * count)
-            T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self.arrived.ptr_to([0]), size))
+            T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(arrived, T.uint32(4 * cluster * count)))
         with where(self.thread < cluster):
             to = in_block(self.slots.ptr_to([first + self.rank * count]), self.lane)
-            arrived = in_block(self.arrived.ptr_to([0]), self.lane)
-            self.call(f"cluster_send_{count}", *(part[name] for name in self.steps), to, arrived, source=send(count))
-        wait_in_cluster(self.arrived.ptr_to([0]), phase)
+            numbers = (found[name] for name in self.steps)
+            self.call(f"cluster_send_{count}", *numbers, to, in_block(arrived, self.lane), source=send(count))
+        wait_in_cluster(arrived, parity)
         slot = first + self.lane % cluster * count
-        found = {name: named(f"{name}_of_block", self.slots[slot + k]) for k, name in enumerate(self.steps)}
-        return self.merged(found, cluster)
+        parts = {name: named(f"{name}_of_block", self.slots[slot + k]) for k, name in enumerate(self.steps)}
+        return self.merged(parts, cluster)
 
     def write(self, row: LoadedRow, results: Values) -> None:
         if self.kept_from and self.config.grid:

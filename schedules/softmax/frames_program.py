@@ -9,6 +9,7 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.program import named
+from schedules.primitives.steps import part
 from schedules.softmax.definition import SoftmaxProblem
 from schedules.softmax.frames import FramesConfig
 from schedules.softmax.loaded_program import LoadedKernel, LoadedRow
@@ -39,6 +40,7 @@ class Kernel(LoadedKernel):
         self.always = config.groups * config.rows_per_group == 1  # whether there is a row for every group
 
     def emit(self, block: Any) -> None:
+        part("Which rows are whose: a group of threads to each")
         config = self.config
         of_block = config.groups * config.rows_per_group
         self.thread = named("thread", self.warp * 32 + self.lane if config.block > 32 else self.lane)
@@ -59,6 +61,7 @@ class Kernel(LoadedKernel):
         end = named("end", (T.Cast("int64", block) + 1) * of_block)
         with T.While(self.row.value < end):
             self.compute_row()
+            part("On to the group's next row")
             self.row.set(self.row.value + config.groups)
 
     def place(self) -> LoadedRow:

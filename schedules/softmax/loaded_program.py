@@ -11,6 +11,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.program import named
+from schedules.primitives.steps import inside_part, part
 from schedules.softmax.pack_program import WORDS, PackKernel, Row, Scalar, where
 
 # units from `first` to before `last`; the others of the words stay
@@ -57,6 +58,7 @@ class LoadedKernel(PackKernel[LoadedRow]):
 
     def placed(self, number: Any, before: Any = 0, most: int | None = None) -> LoadedRow:
         """Row `number`: all its packs, or those from number `before` on, at most `most`."""
+        part("Where a row lies: its packs of 16 bytes, and how far into the first of them it starts")
         cols, pack = self.problem.cols, self.pack
         begin = named("begin", number * cols)
         shift = 0 if self.aligned else named("shift", T.bitwise_and(T.Cast("int32", begin), pack - 1))
@@ -105,6 +107,10 @@ class LoadedKernel(PackKernel[LoadedRow]):
     def read_row(self, row: LoadedRow) -> None:
         """All packs of all inputs into words: those inside the tensors first, all in flight at once, then what is left
         of the tensors' ends."""
+        with inside_part("Read the row: all packs of all inputs in flight, then what the tensors' ends cut off"):
+            self.read_packs(row)
+
+    def read_packs(self, row: LoadedRow) -> None:
         of_rows, rounds = [argument.name for argument in self.inputs], range(self.kept_from, self.rounds)
         for p in rounds:
             i = self.number(p)

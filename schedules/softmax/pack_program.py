@@ -20,6 +20,7 @@ from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.program import named
 from schedules.primitives.annotations import TIRX
+from schedules.primitives.steps import part
 from schedules.problem import numpy_dtype
 from schedules.softmax.definition import Reduction, SoftmaxProblem, Values, row_program
 from schedules.softmax.packs import Frame, row_inputs
@@ -180,6 +181,7 @@ def module(
         rows = T.int64()
         tensors = T.meta_var(matched([a, b, c, d, e], rows))
         T.device_entry()
+        part("The launch: blocks, warps and lanes")
         bounds()
         clusters()
         block = T.cta_id([blocks(rows)])
@@ -263,25 +265,26 @@ class PackKernel(ABC, Generic[R]):
 
     def compute(self, row: R) -> None:
         """Reduce a row and store it."""
+        part("Reduce a row: each thread the packs it has, its warp by shuffles, the warps through shared memory")
         self.words = {name: T.alloc_local((self.rounds * self.words_of(name),), "uint32") for name in self.read_names()}
         for name, array in self.words.items():
             IRBuilder.name(f"{name}_words", array)
         if self.problem.is_grad:
-            part = self.reduce_gradient(row)
+            found = self.reduce_gradient(row)
         elif self.online:
-            part = self.reduce_online(row)
+            found = self.reduce_online(row)
         else:
-            part = self.reduce_in_turn(row)
-        results = self.finished(self.combined(part))
+            found = self.reduce_in_turn(row)
+        results = self.finished(self.combined(found))
         if self.kept == "numerators" and self.numerators_peak is not results["peak"]:
             unit = {"peak": self.numerators_peak, "total": T.float32(1)}
             factor = results["inverse"] * self.program.reductions[-1].of_part(unit, results)
             results["inverse"] = named("factor", factor)
         self.write(row, results)
 
-    def combined(self, part: Values) -> Values:
+    def combined(self, found: Values) -> Values:
         """The reductions over the row, from those of the threads that synchronize, where these are not all."""
-        return part
+        return found
 
     def read_names(self) -> list[str]:
         """What a row is computed from: its inputs and the mask."""
@@ -461,8 +464,8 @@ class PackKernel(ABC, Generic[R]):
 
     def reduced(self, step: Reduction, value: Any, first: R | None) -> Any:
         """A reduction over the row, from a thread's part."""
-        _, part = self.of_row_of({step.name: (step.kind, value)}, first)[step.name]
-        return named(step.name, self.across(step.kind, part, self.threads // 32) if self.wide else part)
+        _, of_lane = self.of_row_of({step.name: (step.kind, value)}, first)[step.name]
+        return named(step.name, self.across(step.kind, of_lane, self.threads // 32) if self.wide else of_lane)
 
     def finished(self, results: Values) -> Values:
         """`results` and what is derived of them."""
@@ -487,13 +490,13 @@ class PackKernel(ABC, Generic[R]):
         peak_of_warp = named("peak_of_warp", self.across("max", self.peak_of_thread(row), 32))
         total = self.total_of_thread(row, {"peak": peak_of_warp})
         found = self.of_row_of({"peak": ("max", peak_of_warp), "total": ("sum", total)}, row)
-        return self.merged({name: part for name, (_, part) in found.items()}, self.threads // 32)
+        return self.merged({name: of_lane for name, (_, of_lane) in found.items()}, self.threads // 32)
 
-    def merged(self, part: Values, lanes: int) -> Values:
+    def merged(self, parts: Values, lanes: int) -> Values:
         """The reductions over `lanes` parts, of which each of as many neighbouring lanes has one's."""
         results: Values = {}
         for step in self.program.reductions:
-            share = step.of_part(part, results)
+            share = step.of_part(parts, results)
             results[step.name] = named(step.name, self.across(step.kind, share, lanes))
         return results
 
@@ -511,6 +514,7 @@ class PackKernel(ABC, Generic[R]):
                 T.buffer_store(self.words[name], T.bitwise_xor(self.words[name][k], self.zero), [k])
 
     def write(self, row: R, results: Values) -> None:
+        part("Write the row: packs of the output from what the reductions came to")
         numerators = self.kept == "numerators"
         for p, i in self.each_pack(row, *self.words, stored=True):
 
