@@ -102,7 +102,7 @@ def test_rows_take_turns_at_what_is_exchanged(sm_90a: Arch) -> None:
     assert "turn_ptr[0] = (turn_ptr[0] ^ 1);" in body
     assert re.search(r"int slots_turn = \(rows_before_ptr\[0\] & 1\);", body)
     assert re.search(r"int parity = \(\(rows_before_ptr\[0\] >> 1\) & 1\);", body)
-    assert "turn" not in str(built_for(sm_90a, fields, TWO).sources["cu"])
+    assert "turn_ptr" not in str(built_for(sm_90a, fields, TWO).sources["cu"])
 
 
 def test_offsets_beyond_32_bits(sm_90a: Arch) -> None:
