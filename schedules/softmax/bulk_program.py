@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 from schedules.hopper.program import named
 from schedules.softmax.bulk import BulkConfig, mask_bytes
 from schedules.softmax.definition import SoftmaxProblem, Values
-from schedules.softmax.pack_program import WORDS, PackKernel, Row, Scalar, module, where
+from schedules.softmax.pack_program import PackKernel, Row, Scalar, module, where
 from schedules.softmax.packs import PACK, Frame
 
 _COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -431,7 +431,7 @@ class Kernel(PackKernel[StagedRow]):
         if self.config.rows > 1:
             self.store_own(row, p, i, words, to, "bulk_store_shared", _STORE_SHARED)
         else:  # what `copy_out` leaves out may be written
-            self.call("bulk_store_shared", *(words[k] for k in range(WORDS)), to, source=_STORE_SHARED)
+            self.call("bulk_store_shared", *(words[k] for k in range(self.each)), to, source=_STORE_SHARED)
 
 
 def _down(element: Any, frame: Frame) -> Any:

@@ -28,7 +28,7 @@ from schedules.hopper.config import RESIDENT, shared_room
 from schedules.operator import ScheduleSpec
 from schedules.problem import Config
 from schedules.softmax.definition import SoftmaxProblem
-from schedules.softmax.packs import KEPT_IN_REGISTERS, MOST_ROUNDS, Frame, check_program, held, row_inputs
+from schedules.softmax.packs import KEPT_IN_REGISTERS, MOST_ROUNDS, PACK, Frame, check_program, held, row_inputs
 from schedules.softmax.rows import itemsize_of
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ class ClusterConfig(Config):
     grid: int = 0  # blocks at most, whole clusters, which compute row after row; 0 makes a cluster for each row
     kept: str = "packed"  # how a row waits in registers: packed as it came, or as numerators in float32
     online: bool = False  # maximum and sum of a block's warps are combined at once, behind one barrier
+
+    @property
+    def access(self) -> int:
+        """Bytes of a pack."""
+        return PACK
 
     @property
     def block(self) -> int:
@@ -187,9 +192,7 @@ def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[ClusterConfig]:
             grids = (0, at_once) if problem.rows * cluster > at_once else (0,)
             kepts = KEPT_IN_REGISTERS if problem.function == "softmax" and not in_shared else KEPT_IN_REGISTERS[:1]
             for grid, kept, online in product(grids, kepts, (False,) if problem.is_grad else onlines):
-                yield replace(
-                    base, in_shared=in_shared, blocks_sm=blocks_sm, grid=grid, kept=kept, online=online
-                )
+                yield replace(base, in_shared=in_shared, blocks_sm=blocks_sm, grid=grid, kept=kept, online=online)
 
 
 SCHEDULE = ScheduleSpec(

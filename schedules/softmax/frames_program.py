@@ -14,6 +14,7 @@ from schedules.softmax.frames import FramesConfig
 from schedules.softmax.loaded_program import LoadedKernel, LoadedRow
 from schedules.softmax.pack_program import Scalar, module
 
+
 def program(problem: SoftmaxProblem, config: FramesConfig) -> tvm.IRModule:
     """The module with one function "main" that takes ``problem.arguments()``."""
     of_block = config.groups * config.rows_per_group
