@@ -177,7 +177,7 @@ def test_the_default_is_legal_if_a_row_fits(sm_90a: Arch, function: str, dtype: 
 @pytest.mark.parametrize("cols", [100, 1000, 1023, 4096, 50257])
 def test_searches_have_some_hundred_configs(sm_90a: Arch, cols: int) -> None:
     legal = list(SCHEDULE.legal_space(softmax(rows=49152, cols=cols), sm_90a))
-    assert (10 if cols == 50257 else 50) < len(set(legal)) == len(legal) < 1000
+    assert (10 if cols == 50257 else 50) < len(set(legal)) == len(legal) < 1200
 
 
 def test_the_rule_takes_them_where_rows_are_no_whole_packs() -> None:
