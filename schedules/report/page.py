@@ -81,7 +81,7 @@ def _device(device: Device) -> str:
 
 
 def _overview(entries: Sequence[Entry]) -> str:
-    headers = ("operator", "problem", "schedule", *OVERVIEW, "failed", "last")
+    headers = ("operator", "problem", "schedule", *OVERVIEW)
     rows = []
     for entry in entries:
         summary = entry.study.summary
@@ -97,12 +97,10 @@ def _overview(entries: Sequence[Entry]) -> str:
                 _times(ratio[0] if ratio else None),
                 rate_text(best) if best else "",
                 _percent(entry.point.share if entry.point else None),
-                str(summary.trials),
-                failures_text(summary.outcomes).removeprefix(", ").partition(" failed")[0],
-                summary.last[:10],
+                str(summary.trials) + failures_text(summary.outcomes).partition(" (")[0],
             )
         )
-    return _table(headers, rows, numbers=(*OVERVIEW, "failed", "last"))
+    return _table(headers, rows, numbers=OVERVIEW)
 
 
 OVERVIEW = ("default us", "best us", "speedup", "of best peer", "rate", "of roof", "trials")
@@ -181,7 +179,7 @@ def _entry(entry: Entry) -> str:
     parts = [
         f"<h2>{escape(study.summary.operator)} {escape(study.name)}</h2>",
         f'<p class="quiet">{escape(str(study.summary.problem))}; {escape(study.summary.target)} on '
-        f"{escape(study.summary.device)}</p>",
+        f"{escape(study.summary.device)}, last {escape(study.summary.last[:10])}</p>",
         f'<p class="lead">{escape(_lead(entry))}</p>',
         _plots(entry.plots),
         _importance_notes(entry),
@@ -197,7 +195,9 @@ def _lead(entry: Entry) -> str:
     """The problem in a sentence or two."""
     summary = entry.study.summary
     best, ratio = summary.best, entry.study.ratio
-    searched = f"{summary.trials} trials{failures_text(summary.outcomes)}" if summary.trials else "no trials kept"
+    searched = (
+        f"{_count(summary.trials, 'trial')}{failures_text(summary.outcomes)}" if summary.trials else "no trials kept"
+    )
     if summary.running:
         searched += ", a search is running"
     if summary.older:

@@ -72,7 +72,7 @@ def require_matplotlib() -> None:
 def of_study(study: Study, importances: Sequence[Importance]) -> list[Plot]:
     """The plots of one problem: progress over trials and time, times side by side, failures, importance."""
     made = []
-    if any(math.isfinite(us) for curve in study.curves for us in curve.us):
+    if any(len(curve.us) > 1 and math.isfinite(min(curve.us)) for curve in study.curves):
         made += [_progress(study, "trials"), _progress(study, "time")]
     runs = [run for run in study.beside if sum(timing.us is not None for timing in run.timings) > 1]
     if runs:
@@ -197,7 +197,11 @@ def _failures(study: Study, failures: Sequence[Failures]) -> Plot:
     labels = [_cut(f"{item.schedule}: {item.reason}", 36) for item in shown]
     outcomes = list(dict.fromkeys(item.outcome for item in failures))
 
+    lines = -(-len(outcomes) // LEGEND)
+
     def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         colours = dict(zip(outcomes, _cycle(len(outcomes), 1), strict=True))
         labelled: set[str] = set()
         for y, item in enumerate(shown):
@@ -209,8 +213,9 @@ def _failures(study: Study, failures: Sequence[Failures]) -> Plot:
         axes.set_ylim(len(shown) - 0.4, -0.6)
         axes.set_xlim(0, 1.15 * max(item.count for item in shown))
         axes.set_xlabel("failed trials")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axes.grid(axis="y", visible=False)
-        axes.legend(loc="lower right", fontsize=7, frameon=False)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=LEGEND, fontsize=7, frameon=False)
 
     more = f"  The {len(shown)} most frequent of {len(failures)}." if len(failures) > len(shown) else ""
     return _plot(
@@ -218,8 +223,9 @@ def _failures(study: Study, failures: Sequence[Failures]) -> Plot:
         "Where failures went",
         f"By outcome, schedule and reason.{more}",
         draw,
-        (SMALL[0], 0.6 + 0.22 * len(shown)),
+        (SMALL[0], 0.6 + 0.22 * len(shown) + 0.16 * lines),
         left=_words(labels),
+        top=0.12 + 0.16 * lines,
     )
 
 
@@ -268,13 +274,12 @@ def of_roofline(roofline: Roofline) -> Plot | None:
             top = max((ceiling.tflops for ceiling in ceilings), default=slope * high)
             ends = [low, min(high, top / slope)]
             axes.plot(ends, [slope * x for x in ends], color=_hex("ink"), linewidth=1.1)
-            middle = math.sqrt(low * min(high, top / slope))
             axes.annotate(
                 f"fastest copy, {roofline.bandwidth:.0f} GB/s",
-                (middle, slope * middle),
+                (ends[1], slope * ends[1]),
                 textcoords="offset points",
-                xytext=(8, -10),
-                ha="left",
+                xytext=(-8, 3),
+                ha="right",
                 fontsize=7,
             )
         for ceiling in ceilings:
@@ -316,11 +321,15 @@ def of_roofline(roofline: Roofline) -> Plot | None:
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=WIDE_LEGEND, fontsize=7, frameon=False)
 
     kinds = {(point.operator, point.arithmetic) for point in roofline.points}
+    bounds = (
+        "solid lines were measured here (matrix products of 8192, plain copies), dotted ones are the datasheet's"
+        if roofline.ceilings or roofline.bandwidth
+        else "what bounds this device was not measured"
+    )
     made = _plot(
         name,
         f"Roofline of {roofline.device}",
-        "Every kernel's best time; solid lines were measured on the device (matrix products of 8192, plain copies), "
-        "dotted ones are the datasheet's.  Points lead to their problem.",
+        f"Every kernel's best time; {bounds}.  Points lead to their problem.",
         draw,
         WIDE,
         right=1.0,
