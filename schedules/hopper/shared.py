@@ -146,9 +146,40 @@ class Runs:
 
     def reason(self) -> str | None:
         """Why runs cannot be stored; None if they can."""
-        if self.elements >= 2**31:
-            return f"{self.tensor} has 2**31 elements or more, which 32-bit indices do not reach"
-        return None
+        return _beyond_indices(self.tensor, self.elements)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What stores from registers are told of the argument `tensor`, for outputs whose contiguous axis is that of a
+    tile's rows: neighbouring rows of one column are stored at once."""
+
+    tensor: str
+    elements: int  # of the tensor
+
+    def reason(self) -> str | None:
+        """Why columns cannot be stored; None if they can."""
+        return _beyond_indices(self.tensor, self.elements)
+
+
+def _beyond_indices(tensor: str, elements: int) -> str | None:
+    if elements >= 2**31:
+        return f"{tensor} has 2**31 elements or more, which 32-bit indices do not reach"
+    return None
+
+
+@dataclass(frozen=True)
+class NoStaging:
+    """Of results that leave straight from registers: `rows` x `columns` of a consumer, all in one pass."""
+
+    rows: int
+    columns: int
+    together: ClassVar[int] = 1
+    nbytes: ClassVar[int] = 0
+
+    @property
+    def width(self) -> int:
+        return self.columns
 
 
 @dataclass(frozen=True)

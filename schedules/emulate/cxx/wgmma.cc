@@ -35,7 +35,7 @@ struct Operand {
   bool transposed;
 };
 
-// Calls `chunk(offset, row, k)` for each 16 bytes: 8 or 16 elements along k, or along the rows if transposed. These
+// Calls `chunk(offset, row, k)` for each 16 bytes: 4, 8 or 16 elements along k, or along the rows if transposed. These
 // are the canonical layouts of the PTX ISA ("Shared Memory Matrix Layout", "Strides"); the swizzle exchanges chunks by
 // the bits of the address.
 template <class Chunk>
@@ -146,6 +146,12 @@ struct Inputs {
 void unpack(const char* from, Element type, int count, float* to) {
   static const float* halves = half_values();
   for (int i = 0; i < count; ++i) {
+    if (type == Element::tf32) {  // of a float32 the low bits are left out
+      uint32_t word;
+      memcpy(&word, from + 4 * i, 4);
+      to[i] = bits_float(word & 0xffffe000u);
+      continue;
+    }
     uint16_t bits;
     memcpy(&bits, from + 2 * i, 2);
     to[i] = type == Element::f16 ? halves[bits] : BFloatFormat::decode(bits);

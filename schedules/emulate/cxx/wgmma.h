@@ -16,7 +16,7 @@ struct WarpgroupShape {
   bool transpose_a, transpose_b;  // the operand in shared memory is MN-major
   int sign_a, sign_b;             // 1 or -1
 
-  int bytes() const { return a == Element::s8 || a == Element::u8 ? 1 : 2; }
+  int bytes() const { return a == Element::s8 || a == Element::u8 ? 1 : a == Element::tf32 ? 4 : 2; }
   int depth() const { return 32 / bytes(); }
 };
 
