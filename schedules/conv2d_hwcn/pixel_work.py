@@ -100,7 +100,7 @@ class PixelWork(Work):
         return total
 
 
-def data_map(problem: HwcnProblem, tile: SharedTile) -> TensorMap:
+def data_map(problem: HwcnProblem, tile: SharedTile, to_tf32: bool = False) -> TensorMap:
     """The data (h, w, ci, n) in boxes of a run of images by the tile's channels."""
     p, item = problem, tile.item
     return TensorMap(
@@ -111,6 +111,7 @@ def data_map(problem: HwcnProblem, tile: SharedTile) -> TensorMap:
         (tile.run, tile.k, 1, 1),
         (1, 1, 1, 1),
         tile.swizzle,
+        to_tf32=to_tf32,
     )
 
 

@@ -1,12 +1,11 @@
 """HWCN convolution of float32 in TF32 on Hopper: for each output pixel, batch x output channels by TMA and wgmma.
 
 Of TF32 wgmma takes only K-major tiles from shared memory, and both the data and the filter have their channels outside.
-The data comes as it lies, by TMA into shared memory, and the threads that multiply bring it to wgmma through registers,
-rounded on the way (`hopper.fragments`); the filter is first copied with its input channels last, rounded, into
-workspace of the function.  A thread's sums are of neighbouring images, which lie side by side in the output: it stores
-them from its registers.
+The data comes as it lies, by TMA into shared memory, and the threads that multiply bring it to wgmma through registers
+(`hopper.fragments`); the filter is first copied with its input channels last into workspace of the function.  A
+thread's sums are of neighbouring images, which lie side by side in the output: it stores them from its registers.
 
-Both operands are rounded to nearest, to 10 bits of mantissa: up to 2^-10 of the sum of the absolute products is lost.
+TMA rounds both operands to nearest, to 10 bits of mantissa: up to 2^-10 of the sum of the absolute products is lost.
 Hence it is only used where it is asked for by name.
 Source: CUTLASS's sm90 mainloop with operand a from registers, which takes MN-major TF32 the same way.
 """
@@ -47,13 +46,10 @@ RUN = 32  # images side by side in 128 bytes
 GROUP = 8  # channels that `hopper.fragments` permutes among themselves
 
 _PACK = """
-__device__ __forceinline__ unsigned int hopper_to_tf32(float x) {
-  unsigned int r; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x)); return r;
-}
-__device__ __forceinline__ void hopper_pack_tf32(float a, float b, float c, float d, float e, float f, float g, float h,
-    void* to) {
-  ((uint4*)to)[0] = make_uint4(hopper_to_tf32(a), hopper_to_tf32(b), hopper_to_tf32(c), hopper_to_tf32(d));
-  ((uint4*)to)[1] = make_uint4(hopper_to_tf32(e), hopper_to_tf32(f), hopper_to_tf32(g), hopper_to_tf32(h));
+__device__ __forceinline__ void hopper_store_eight(float a, float b, float c, float d, float e, float f, float g,
+    float h, void* to) {
+  ((float4*)to)[0] = make_float4(a, b, c, d);
+  ((float4*)to)[1] = make_float4(e, f, g, h);
 }
 """
 
@@ -99,7 +95,7 @@ class Tf32Work(PixelWork):
         self.workspace = (packed,)
         a = SharedTile(config.block_m, config.block_k, ITEM, RUN, transposed=True)
         b = SharedTile(config.block_n, config.block_k, ITEM, min(RUN, config.block_k))
-        self.a = Operand(a, data_map(p, a), by_registers=True)
+        self.a = Operand(a, data_map(p, a, to_tf32=True), by_registers=True)
         self.b = Operand(
             b,
             TensorMap(
@@ -110,6 +106,7 @@ class Tf32Work(PixelWork):
                 (b.run, config.block_n // config.cluster_m, 1),
                 (1, 1, 1),
                 b.swizzle,
+                to_tf32=True,
             ),
         )
         columns = Columns("output", p.out_h * p.out_w * p.co * p.n)
@@ -141,7 +138,7 @@ class Tf32Work(PixelWork):
 
             values = [named("value", read(first + reduction_at(position))) for position in range(GROUP)]
             to = packed.ptr_to([tap, filter_, first])
-            T.evaluate(T.cuda.func_call("hopper_pack_tf32", *values, to, source_code=_PACK))
+            T.evaluate(T.cuda.func_call("hopper_store_eight", *values, to, source_code=_PACK))
 
     def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
         at = (chunk * self.a.tile.k, *self.data_at(place, ry, rx))

@@ -1,7 +1,7 @@
 """Operand a by way of registers, for float32 tiles that lie MN-major: of TF32 wgmma takes only K-major ones from shared
 memory.
 
-The consumers' threads read a stage's tile and round it to TF32.  Lane l of warp w has, of each step of eight along the
+The consumers' threads read a stage's tile.  Lane l of warp w has, of each step of eight along the
 reduction, rows 16 * w + l // 4 and the eighth below, of k = l % 4 and of the fourth further (PTX ISA, "Register
 Fragments for wgmma.mma_async", .tf32).  What a row or a k stands for is free, as long as the results and operand b
 agree: here the two rows are neighbours of the tile, so that one read of 64 bits brings both (`tile_row`), and so are
@@ -30,15 +30,10 @@ RUN = 32  # rows of a tile side by side in 128 bytes
 _LINE = RUN * ITEM
 
 _READ = """
-__device__ __forceinline__ void hopper_fragment_tf32(unsigned int& a0, unsigned int& a1, unsigned int& a2,
-    unsigned int& a3, unsigned int even, unsigned int odd) {
-  float x, y, z, w;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(even));
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(z), "=f"(w) : "r"(odd));
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(a0) : "f"(x));
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(a1) : "f"(y));
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(a2) : "f"(z));
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(a3) : "f"(w));
+__device__ __forceinline__ void hopper_fragment(unsigned int& a0, unsigned int& a1, unsigned int& a2, unsigned int& a3,
+    unsigned int even, unsigned int odd) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(a0), "=r"(a1) : "r"(even));
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(a2), "=r"(a3) : "r"(odd));
 }
 """
 
@@ -96,4 +91,4 @@ class Fragments:
                 apart = step * GROUP * _LINE + m * self.tile.row_offset(ROWS)
                 at = [address + apart for address in addresses]
                 registers = self.of(memory, step, m)
-                T.evaluate(T.cuda.func_call("hopper_fragment_tf32", *registers, *at, source_code=_READ))
+                T.evaluate(T.cuda.func_call("hopper_fragment", *registers, *at, source_code=_READ))

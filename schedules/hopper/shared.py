@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from schedules.hopper.config import K_BYTES, STAGING
 
 SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}  # bytes of a row to CUtensorMapSwizzle, and to TVM's code in descriptors
+TFLOAT32 = 11  # CUtensorMapDataType
 LONGEST_BOX = 256  # elements of a box along an axis
 LONGEST_STEP = 8  # element stride
 UNIT = 16  # bytes that descriptors count in
@@ -56,6 +57,7 @@ class TensorMap:
     steps: tuple[int, ...]
     swizzle: int  # bytes
     promotion: int = 2  # CUtensorMapL2promotion: what comes from memory into L2 at once, 2 is 128 bytes
+    to_tf32: bool = False  # float32 are rounded to TF32 as they arrive: to nearest, infinities and NaN left alone
 
     @property
     def rank(self) -> int:
@@ -63,9 +65,10 @@ class TensorMap:
 
     def words(self) -> list[int]:
         """The numbers of the call after dtype, rank and pointer: sizes, strides, box, steps, interleave (none),
-        swizzle, promotion, fill (zeros)."""
+        swizzle, promotion, fill (zeros), and the type that arrives if it is another."""
         box = [extent * step for extent, step in zip(self.box, self.steps, strict=True)]
-        return [*self.sizes, *self.strides, *box, *self.steps, 0, SWIZZLES[self.swizzle], self.promotion, 0]
+        words = [*self.sizes, *self.strides, *box, *self.steps, 0, SWIZZLES[self.swizzle], self.promotion, 0]
+        return [*words, TFLOAT32] if self.to_tf32 else words
 
     def reason(self) -> str | None:
         """Why there is no such tensor map; None if there is.  From the CUDA driver API's description of the call."""
