@@ -126,15 +126,8 @@ def runs_of(tile: SharedTile, part: Any, parts: int, start: Any, at: tuple[Any, 
 C = TypeVar("C", bound=PixelConfig)
 
 
-def fewest(channels: int, most: int, least: int) -> int:
-    """`most` channels in a stage, halved while all fit, to no less than `least`."""
-    while most > least and most // 2 >= channels:
-        most //= 2
-    return most
-
-
-def quickest(problem: HwcnProblem, arch: Arch, base: C, work: Callable[[HwcnProblem, C], Work]) -> C:
-    """`base` with the tile and the cluster of the least estimated time, with the most stages that fit; `base` itself if
+def quickest(problem: HwcnProblem, arch: Arch, base: C, work: Callable[[HwcnProblem, C], PixelWork]) -> C:
+    """`base` with the tile and the cluster of the least estimated time and the most stages that fit; `base` itself if
     none is legal."""
     legal = (config for config in tiles_of(base) if config.check(problem, arch) is None)
     found = fastest((work(problem, config) for config in legal), arch)

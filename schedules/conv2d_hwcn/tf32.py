@@ -24,13 +24,12 @@ from schedules.conv2d_hwcn.pixel_work import (
     PixelWork,
     Place,
     data_map,
-    fewest,
     quickest,
     runs_of,
     with_and_without_padding,
 )
 from schedules.hopper import NO_ROUTES
-from schedules.hopper.config import ADDRESSING, K_BYTES, WARPGROUP, blocks
+from schedules.hopper.config import ADDRESSING, K_BYTES, WARPGROUP, blocks, stage_channels
 from schedules.hopper.shared import Columns, NoStaging, SharedTile, TensorMap
 from schedules.hopper.work import Load, Operand, Output, Tensors
 from schedules.operator import ScheduleSpec
@@ -177,8 +176,7 @@ def schedule(problem: HwcnProblem, config: Tf32Config, arch: Arch) -> tvm.IRModu
 
 
 def default(problem: HwcnProblem, arch: Arch) -> Tf32Config:
-    """The tile and the cluster of the least estimated time, with the most stages that fit."""
-    return quickest(problem, arch, Tf32Config(block_k=fewest(problem.ci, 32, 16)), Tf32Work)
+    return quickest(problem, arch, Tf32Config(block_k=stage_channels(problem.ci, 32, 16)), Tf32Work)
 
 
 def space(problem: HwcnProblem, arch: Arch) -> Iterator[Tf32Config]:

@@ -16,13 +16,12 @@ from schedules.conv2d_hwcn.pixel_work import (
     PixelWork,
     Place,
     data_map,
-    fewest,
     quickest,
     runs_of,
     with_and_without_padding,
 )
 from schedules.hopper import NO_ROUTES
-from schedules.hopper.config import blocks
+from schedules.hopper.config import blocks, stage_channels
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
 from schedules.hopper.work import Load, Operand, Output
 from schedules.operator import ScheduleSpec
@@ -114,8 +113,7 @@ def schedule(problem: HwcnProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IR
 
 
 def default(problem: HwcnProblem, arch: Arch) -> TmaWgmmaConfig:
-    """The tile and the cluster of the least estimated time, with the most stages that fit."""
-    return quickest(problem, arch, TmaWgmmaConfig(block_k=fewest(problem.ci, 64, 16)), HwcnWork)
+    return quickest(problem, arch, TmaWgmmaConfig(block_k=stage_channels(problem.ci, 64, 16)), HwcnWork)
 
 
 def space(problem: HwcnProblem, arch: Arch) -> Iterator[TmaWgmmaConfig]:

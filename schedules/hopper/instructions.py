@@ -79,7 +79,8 @@ __device__ __forceinline__ void {self.name}({parameters},
     {", ".join(f"{a_kind} {name}" for name in names)}, unsigned long long b, int add) {{
   asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{b + 1}, 0;\\n"
     "{self.instruction} {{{sums}}}, {f"{{{', '.join(places)}}}" if self.from_registers else places[0]}, %{b}, p{
-      "".join(f", {flag}" for flag in flags)};\\n}}\\n"
+            "".join(f", {flag}" for flag in flags)
+        };\\n}}\\n"
     : {outputs} : {", ".join(f'"{a_constraint}"({name})' for name in names)}, "l"(b), "r"(add));
 }}
 """
