@@ -224,14 +224,16 @@ def _wgmma(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) 
     if len(numbers) != {16: 3 if in_registers else 4, 8: 2, 32: 0}[k]:
         raise UnknownPtxError(f"{match[0]} with {len(numbers)} immediates")
     signs, transposed = numbers[:2] or [1, 1], numbers[2:]
-    if in_registers and len(a.elements) != 4:
+    # Registers of A are read until it is waited for: they are operands too.
+    if in_registers and (len(a.elements) != 4 or not all(re.fullmatch(r"%\d+", e.text) for e in a.elements)):
         raise UnknownPtxError(f"{match[0]} with A in {len(a.elements)} registers")
     transpose_a, transpose_b = [0, 0, *transposed][-2:]
     shape = ", ".join([
         str(n), f"emu::Element::{types[1]}", f"emu::Element::{types[2]}", str(bool(transpose_a)).lower(),
         str(bool(transpose_b)).lower(), str(signs[0]), str(signs[1]),
     ])  # fmt: skip
-    fragment = emitter.array("a", a) if in_registers else ""
+    names = [emitter.value(element) for element in a.elements]
+    fragment = f"const void* const a[] = {{{', '.join(f'(const void*)&{name}' for name in names)}}};" if names else ""
     a_descriptor, a_pointer = ("0", "a") if in_registers else (emitter.value(a), "nullptr")
     return (
         f"static const emu::WarpgroupShape shape = {{{shape}}}; {fragment} "

@@ -71,7 +71,7 @@ class Multiply:
         if numpy_dtype(self.dtype).itemsize == 2:
             flags += [int(flag) for flag in transposed]
         names = [f"a{i}" for i in range(FRAGMENT)] if self.from_registers else ["a"]
-        a_kind, a_constraint = ("unsigned int", "r") if self.from_registers else ("unsigned long long", "l")
+        a_kind, a_constraint = ("unsigned int&", "r") if self.from_registers else ("unsigned long long", "l")
         places = [f"%{count + i}" for i in range(len(names))]
         b = count + len(names)
         return f"""

@@ -2,7 +2,7 @@
 // Multiply-Accumulate Instructions").
 //
 // The product is computed at the wait_group that requires it, once for the warpgroup; the accumulators keep their old
-// values until then. Shared memory that holds an operand must be the same at issue and at that time.
+// values until then. Shared memory and registers that hold an operand must be the same at issue and at that time.
 #pragma once
 #include <cstdint>
 
@@ -20,8 +20,8 @@ struct WarpgroupShape {
   int depth() const { return 32 / bytes(); }
 };
 
-// `d` points to the n / 2 accumulators of the thread; A is in shared memory if `a` is null.
-void wgmma(const WarpgroupShape& shape, void* const* d, uint64_t a_descriptor, const uint32_t* a,
+// `d` points to the n / 2 accumulators of the thread, `a` to its 4 registers of A, null if A is in shared memory.
+void wgmma(const WarpgroupShape& shape, void* const* d, uint64_t a_descriptor, const void* const* a,
            uint64_t b_descriptor, bool accumulate, int line);
 void wgmma_fence();
 void wgmma_commit();
