@@ -156,8 +156,8 @@ class Results:
     """The results of one device and one set of versions in a JSON file, written anew after every case.
 
     `kind` is of KINDS.  A case is what one operator's problem took when computed in one arithmetic and launched one way
-    (STREAM or GRAPH); `launch` is that of this run.  Raises UsageError if the file holds another kind, or results of another device or other versions,
-    unless `fresh`.
+    (STREAM or GRAPH); `launch` is that of this run.  Raises UsageError if the file holds another kind, or results of
+    another device or other versions, unless `fresh`.
     """
 
     def __init__(

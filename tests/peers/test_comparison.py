@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from schedules.arithmetic import TF32
 from schedules.errors import UsageError
 from schedules.peers import comparison
-from schedules.arithmetic import TF32
 from schedules.peers.comparison import GRAPH, Entrant, Results, compare, compare_all, head_of, time_in_turn
 from schedules.softmax.definition import SoftmaxProblem
 from tests.conftest import problem_of
