@@ -21,6 +21,7 @@ from schedules.hopper.instructions import Multiply, column_mask, peer_of, row_ma
 from schedules.hopper.shared import UNIT, Columns, Runs, SharedTile, TensorMap
 from schedules.hopper.work import Load, Member, Operand, Work
 from schedules.primitives.annotations import TIRX
+from schedules.primitives.steps import part
 
 _LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
 
@@ -196,6 +197,7 @@ def program(work: Work) -> tvm.IRModule:
     # fmt: off
     @T.prim_func
     def main(data: T.handle, weight: T.handle, bias: T.handle, residual: T.handle, result: T.handle) -> None:
+        part("Tensor maps: the host describes to TMA where tiles of the operands and of the output lie")
         tensors = T.meta_var({
             name: matched(name, handle)
             for name, handle in zip([*names, "output"], [data, weight, bias, residual, result], strict=True)
@@ -206,6 +208,7 @@ def program(work: Work) -> tvm.IRModule:
         output_map = T.meta_var(encode("output_map", output.target, tensors))
 
         T.device_entry()
+        part("The launch: clusters of blocks, each with warpgroups that consume and one that produces")
         views = T.meta_var(with_flat(tensors))
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": config.blocks_sm})
         rank = T.cta_id_in_cluster([cluster])
@@ -214,6 +217,7 @@ def program(work: Work) -> tvm.IRModule:
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
         thread = T.thread_id_in_wg([WARPGROUP])
+        part("Shared memory: a ring of stages, room for the output, and barriers that say who may use a stage")
         pool = T.SMEMPool()
         ring = pool.alloc((stages * stage_bytes,), "uint8", align=1024)
         staging = T.meta_var(
@@ -234,6 +238,7 @@ def program(work: Work) -> tvm.IRModule:
         else:
             T.cuda.cta_sync()
 
+        part("Which tiles are this block's, and where it stands in the ring")
         # ranks count along n first, then m, then the reduction
         rank_k = T.meta_var(named("rank_k", T.truncdiv(rank, cluster_mn)) if split_k > 1 else 0)
         rank_mn = T.meta_var(named("rank_mn", T.truncmod(rank, cluster_mn)) if split_k > 1 else rank)
@@ -247,6 +252,7 @@ def program(work: Work) -> tvm.IRModule:
         phase: T.int32
         phase = 0
         if group == consumers:
+            part("The producer: one thread has TMA fill every stage that is free, tile after tile")
             if redistribute:
                 T.ptx["setmaxnreg.dec.sync.aligned.u32"](producer_registers)
             if warp == 0:  # noqa: SIM102 (all lanes of the warp elect)
@@ -283,6 +289,7 @@ def program(work: Work) -> tvm.IRModule:
                             ry = ry + 1
                         tile = tile + clusters
         else:
+            part("The consumers: wait for a stage, multiply it by wgmma into registers, and free it")
             if redistribute:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](consumer_registers)
             member_m = T.meta_var(T.truncdiv(group, consumers_n) if consumers_n > 1 else group)
@@ -313,6 +320,7 @@ def program(work: Work) -> tvm.IRModule:
                 T.ptx.wgmma.wait_group.sync.aligned(0)
                 multiply.settle([sums[i] for i in range(work.sums * blocks_m * each)])
                 release(empty, before, thread, peer)
+                part("The way out: a tile's results leave the registers while the producer fetches the next")
                 member = T.meta_var(Member(group, warp, lane, thread))
                 if split:
                     if exchange.finishes(group, rank_k):
@@ -327,6 +335,7 @@ def program(work: Work) -> tvm.IRModule:
             if by_tma:  # noqa: SIM102 (of the two only the other is the kernel's)
                 if thread == 0:
                     T.ptx.cp.async_.bulk.wait_group(0)
+        part("The end: no block leaves while others may write into its shared memory")
         T.cuda.warp_sync()
         if cluster > 1:
             T.cuda.cluster_sync()

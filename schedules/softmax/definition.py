@@ -53,6 +53,8 @@ class SoftmaxProblem(Problem):
     """
 
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
+    functions: ClassVar[tuple[str, ...]] = FUNCTIONS
+    masks: ClassVar[tuple[str, ...]] = MASKS
 
     rows: int
     cols: int

@@ -12,6 +12,7 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.program import named
+from schedules.primitives.steps import inside_part, part
 from schedules.softmax.definition import SoftmaxProblem
 from schedules.softmax.frames import FramesConfig
 from schedules.softmax.pack_program import PackKernel, Row, Scalar, module, where
@@ -66,6 +67,7 @@ class Kernel(PackKernel[LoadedRow]):
         self.always = config.groups * config.rows_per_group == 1  # whether there is a row for every group
 
     def emit(self, block: Any) -> None:
+        part("Which rows are whose: a group of threads to each")
         config = self.config
         of_block = config.groups * config.rows_per_group
         self.thread = named("thread", self.warp * 32 + self.lane if config.block > 32 else self.lane)
@@ -86,6 +88,7 @@ class Kernel(PackKernel[LoadedRow]):
         end = named("end", (T.Cast("int64", block) + 1) * of_block)
         with T.While(self.row.value < end):
             self.compute_row()
+            part("On to the group's next row")
             self.row.set(self.row.value + config.groups)
 
     def compute_row(self) -> None:
@@ -93,6 +96,7 @@ class Kernel(PackKernel[LoadedRow]):
         self.compute(self.place())
 
     def place(self) -> LoadedRow:
+        part("Where a row lies: its packs of 16 bytes, and how far into the first of them it starts")
         cols, pack, number = self.problem.cols, self.pack, self.row.value
         begin = named("begin", number * cols)
         shift = 0 if self.aligned else named("shift", T.bitwise_and(T.Cast("int32", begin), pack - 1))
@@ -125,7 +129,8 @@ class Kernel(PackKernel[LoadedRow]):
         in one pack more have are left out by the others."""
         if self.fresh:
             self.fresh = False
-            self.read_row(row)
+            with inside_part("Read the row: all packs of all inputs in flight, then what the tensors' ends cut off"):
+                self.read_row(row)
         for p in range(self.rounds):
             i = self.number(p)
             sure = self.always and (p + 1) * self.threads <= self.least

@@ -20,6 +20,7 @@ from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.program import named
 from schedules.primitives.annotations import TIRX
+from schedules.primitives.steps import part
 from schedules.problem import numpy_dtype
 from schedules.softmax.definition import Reduction, SoftmaxProblem, Values, row_program
 from schedules.softmax.packs import Frame, row_inputs
@@ -170,6 +171,7 @@ def module(
         rows = T.int64()
         tensors = T.meta_var(matched([a, b, c, d, e], rows))
         T.device_entry()
+        part("The launch: blocks, warps and lanes")
         bounds()
         block = T.cta_id([blocks(rows)])
         warp = T.warp_id([warps])
@@ -251,6 +253,7 @@ class PackKernel(ABC, Generic[R]):
 
     def compute(self, row: R) -> None:
         """Reduce a row and store it."""
+        part("Reduce a row: each thread the packs it has, its warp by shuffles, the warps through shared memory")
         self.words = {name: T.alloc_local((self.rounds * self.words_of(name),), "uint32") for name in self.read_names()}
         for name, array in self.words.items():
             IRBuilder.name(f"{name}_words", array)
@@ -489,6 +492,7 @@ class PackKernel(ABC, Generic[R]):
                 T.buffer_store(self.words[name], T.bitwise_xor(self.words[name][k], self.zero), [k])
 
     def write(self, row: R, results: Values) -> None:
+        part("Write the row: packs of the output from what the reductions came to")
         numerators = self.kept == "numerators"
         for p, i in self.each_pack(row, *self.words, stored=True):
 
