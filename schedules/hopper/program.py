@@ -21,7 +21,7 @@ from schedules.hopper.instructions import Multiply, column_mask, peer_of, row_ma
 from schedules.hopper.shared import UNIT, Columns, Runs, SharedTile, TensorMap
 from schedules.hopper.work import Load, Member, Operand, Work
 from schedules.primitives.annotations import TIRX
-from schedules.primitives.steps import part
+from schedules.primitives.steps import inside_part, part
 
 _LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
 
@@ -91,7 +91,8 @@ def program(work: Work) -> tvm.IRModule:
         for argument in work.workspace:
             tensors[argument.name] = T.alloc_buffer(argument.shape, argument.dtype, scope="global")
             IRBuilder.name(argument.name, tensors[argument.name])
-        with T.attr({"tirx.device_entry": True}):
+        title = "A kernel before: what the product takes in another layout is copied into workspace"
+        with inside_part(title), T.attr({"tirx.device_entry": True}):
             work.prepare(tensors)
         return tensors
 
@@ -130,13 +131,13 @@ def program(work: Work) -> tvm.IRModule:
             target = ring.ptr_to([base + load.offset])
             T.evaluate(T.ptx[form](target, T.address_of(tensor_map), *load.at, barrier, *last))
 
-    def multiply_part(part: range, sums: Any, of_a: Any, b_tile: Any, stage: Any, step: Any) -> None:
+    def multiply_part(some: range, sums: Any, of_a: Any, b_tile: Any, stage: Any, step: Any) -> None:
         """The products of some steps of a stage; `of_a` is a descriptor, or the memory of the fragments."""
 
         def units(offset: int) -> Any:
             return T.Cast("uint64", stage * (stage_bytes // UNIT) + offset // UNIT)
 
-        for k in part:
+        for k in some:
             for (product, first), m in itertools.product(products, range(blocks_m)):
                 multiply.emit(
                     [sums[(product.sums * blocks_m + m) * each + i] for i in range(each)],
@@ -153,11 +154,11 @@ def program(work: Work) -> tvm.IRModule:
         """Multiply a stage, with what `operand_a` gave, and call `freed` when the one before it has been read."""
         of_a, addresses = operand
         begin = named("begin", stage * stage_bytes) if by_registers else 0
-        for number, part in enumerate(parts):
+        for number, some in enumerate(parts):
             if by_registers:
-                fragments.read(of_a, [address + begin for address in addresses], part)
+                fragments.read(of_a, [address + begin for address in addresses], some)
             T.evaluate(T.ptx.wgmma.fence.sync.aligned())
-            multiply_part(part, sums, of_a, b_tile, stage, step)
+            multiply_part(some, sums, of_a, b_tile, stage, step)
             T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
             T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(1))
             if number == 0:
