@@ -22,12 +22,11 @@ from schedules.hopper import NO_ROUTES
 from schedules.operator import ScheduleSpec
 from schedules.problem import Config
 from schedules.softmax.definition import SoftmaxProblem
-from schedules.softmax.packs import MOST_ROUNDS, Frame, check_program, held
+from schedules.softmax.packs import KEPT_IN_REGISTERS, MOST_ROUNDS, Frame, check_program, held
 
 if TYPE_CHECKING:
     import tvm
 
-KEPT = ("packed", "numerators")
 OTHERS = 24  # registers beside the packs, about
 
 
@@ -59,8 +58,8 @@ class FramesConfig(Config):
         return OTHERS + self.rounds(problem) * held(problem, self.kept)
 
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
-        if self.kept not in KEPT:
-            return f"kept={self.kept} is not one of {', '.join(KEPT)}"
+        if self.kept not in KEPT_IN_REGISTERS:
+            return f"kept={self.kept} is not one of {', '.join(KEPT_IN_REGISTERS)}"
         return check_program(problem, arch, self.threads, self.kept, self.online) or self._check_sizes(problem, arch)
 
     def _check_sizes(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
@@ -118,7 +117,7 @@ def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[FramesConfig]:
     """Up to sixteen packs to a thread, blocks of 32 to 256 threads or one row, up to four rows to a group."""
     most = Frame.of_row(problem).most
-    keeps = KEPT if problem.function == "softmax" else KEPT[:1]
+    keeps = KEPT_IN_REGISTERS if problem.function == "softmax" else KEPT_IN_REGISTERS[:1]
     for threads in (1 << k for k in range(11)):
         if not most <= 16 * threads < 32 * most:
             continue

@@ -55,6 +55,11 @@ __device__ __forceinline__ void pack_store_{name}(unsigned a, unsigned b, unsign
   {store}((uint4*)to, make_uint4(a, b, c, d));
 }}
 """
+STORE_SHARED = """
+__device__ __forceinline__ void pack_store_shared(unsigned a, unsigned b, unsigned c, unsigned d, void* to) {
+  *(uint4*)to = make_uint4(a, b, c, d);
+}
+"""
 # bytes from `first` to before `last`, both multiples of {unit}, in as few stores as their alignment allows
 _STORE_SOME = """
 __device__ __forceinline__ void pack_store_some_{unit}(unsigned a, unsigned b, unsigned c, unsigned d, void* to,
@@ -144,11 +149,13 @@ def module(
     blocks: Callable[[Any], Any],
     min_blocks: int,
     emit: Callable[[dict[str, Any], Any, Any, Any, Any], None],
+    cluster: int = 1,
 ) -> tvm.IRModule:
     """The module with one function "main" that takes ``problem.arguments()``.
 
     `blocks` makes their number of that of rows, `emit` the body of (tensors, rows, block, warp, lane); with
-    `min_blocks` registers are capped for as many on a multiprocessor.
+    `min_blocks` registers are capped for as many on a multiprocessor.  Blocks are launched in clusters of `cluster`,
+    neighbours together.
     """
     arguments = problem.arguments()
     names = [argument.name for argument in arguments]
@@ -165,6 +172,9 @@ def module(
     def bounds() -> Any:
         return T.attr({"tirx.launch_bounds_min_blocks_per_sm": min_blocks}) if min_blocks else None
 
+    def clusters() -> Any:
+        return T.cta_id_in_cluster([cluster]) if cluster > 1 else None
+
     # fmt: off
     @T.prim_func
     def main(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
@@ -173,6 +183,7 @@ def module(
         T.device_entry()
         part("The launch: blocks, warps and lanes")
         bounds()
+        clusters()
         block = T.cta_id([blocks(rows)])
         warp = T.warp_id([warps])
         lane = T.lane_id([32])
@@ -224,6 +235,7 @@ class PackKernel(ABC, Generic[R]):
     zero: Any = None  # 0, though the compiler does not know; set where rows are kept packed
     exchange: Any = None  # floats in shared memory
     streaming_stores: bool = False
+    kept_from: int = 0  # the first round whose packs stay in registers, where rows are kept packed
     turn: Scalar | None = None  # which half of `exchange` is next, where a row has one reduction
 
     def __init__(
@@ -258,12 +270,21 @@ class PackKernel(ABC, Generic[R]):
         for name, array in self.words.items():
             IRBuilder.name(f"{name}_words", array)
         if self.problem.is_grad:
-            results = self.reduce_gradient(row)
+            found = self.reduce_gradient(row)
         elif self.online:
-            results = self.reduce_online(row)
+            found = self.reduce_online(row)
         else:
-            results = self.reduce_in_turn(row)
+            found = self.reduce_in_turn(row)
+        results = self.finished(self.combined(found))
+        if self.kept == "numerators" and self.numerators_peak is not results["peak"]:
+            unit = {"peak": self.numerators_peak, "total": T.float32(1)}
+            factor = results["inverse"] * self.program.reductions[-1].of_part(unit, results)
+            results["inverse"] = named("factor", factor)
         self.write(row, results)
+
+    def combined(self, found: Values) -> Values:
+        """The reductions over the row, from those of the threads that synchronize, where these are not all."""
+        return found
 
     def read_names(self) -> list[str]:
         """What a row is computed from: its inputs and the mask."""
@@ -390,6 +411,7 @@ class PackKernel(ABC, Generic[R]):
         step = self.program.reductions[-1]
         numerators = self.kept == "numerators"
         if numerators:
+            self.numerators_peak = results["peak"]
             self.numerators = T.alloc_local((self.rounds * self.pack,), "float32")
             IRBuilder.name("numerators", self.numerators)
         totals = self.sums("totals", 0)
@@ -442,8 +464,8 @@ class PackKernel(ABC, Generic[R]):
 
     def reduced(self, step: Reduction, value: Any, first: R | None) -> Any:
         """A reduction over the row, from a thread's part."""
-        _, part = self.of_row_of({step.name: (step.kind, value)}, first)[step.name]
-        return named(step.name, self.across(step.kind, part, self.threads // 32) if self.wide else part)
+        _, of_lane = self.of_row_of({step.name: (step.kind, value)}, first)[step.name]
+        return named(step.name, self.across(step.kind, of_lane, self.threads // 32) if self.wide else of_lane)
 
     def finished(self, results: Values) -> Values:
         """`results` and what is derived of them."""
@@ -455,28 +477,27 @@ class PackKernel(ABC, Generic[R]):
     def reduce_gradient(self, row: R) -> Values:
         (step,) = self.program.reductions
         total = self.total_of_thread(row, {})
-        return self.finished({step.name: self.reduced(step, total, row)})
+        return {step.name: self.reduced(step, total, row)}
 
     def reduce_in_turn(self, row: R) -> Values:
         peak_step, total_step = self.program.reductions
         peak = self.reduced(peak_step, self.peak_of_thread(row), row)
         total = self.total_of_thread(row, {"peak": peak})
-        return self.finished({"peak": peak, "total": self.reduced(total_step, total, None)})
+        return {"peak": peak, "total": self.reduced(total_step, total, None)}
 
     def reduce_online(self, row: R) -> Values:
         """Sums relative to the warp's peak, which is all a warp need wait for; then peaks and sums at once."""
-        _, total_step = self.program.reductions
         peak_of_warp = named("peak_of_warp", self.across("max", self.peak_of_thread(row), 32))
         total = self.total_of_thread(row, {"peak": peak_of_warp})
         found = self.of_row_of({"peak": ("max", peak_of_warp), "total": ("sum", total)}, row)
-        warps = self.threads // 32
-        part = {name: value for name, (_, value) in found.items()}
-        peak = named("peak", self.across("max", part["peak"], warps))
-        share = total_step.of_part(part, {"peak": peak})
-        results = self.finished({"peak": peak, "total": named("total", self.across("sum", share, warps))})
-        if self.kept == "numerators":
-            unit = {"peak": peak_of_warp, "total": T.float32(1)}
-            results["inverse"] = named("factor", results["inverse"] * total_step.of_part(unit, results))
+        return self.merged({name: of_lane for name, (_, of_lane) in found.items()}, self.threads // 32)
+
+    def merged(self, parts: Values, lanes: int) -> Values:
+        """The reductions over `lanes` parts, of which each of as many neighbouring lanes has one's."""
+        results: Values = {}
+        for step in self.program.reductions:
+            share = step.of_part(parts, results)
+            results[step.name] = named(step.name, self.across(step.kind, share, lanes))
         return results
 
     def unknown_zero(self) -> Any:
@@ -488,7 +509,8 @@ class PackKernel(ABC, Generic[R]):
         """Have the compiler widen packed words anew for each use, instead of keeping them widened in twice the
         registers."""
         for name in self.words:
-            for k in range(self.rounds * self.words_of(name)):
+            each = self.words_of(name)
+            for k in range(self.kept_from * each, self.rounds * each):
                 T.buffer_store(self.words[name], T.bitwise_xor(self.words[name][k], self.zero), [k])
 
     def write(self, row: R, results: Values) -> None:

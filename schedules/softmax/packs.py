@@ -16,6 +16,7 @@ from schedules.softmax.definition import SoftmaxProblem
 from schedules.softmax.rows import itemsize
 
 PACK = 16  # bytes: what bulk copies count in and the widest access
+KEPT_IN_REGISTERS = ("packed", "numerators")  # as they came, or as numerators in float32
 MOST_ROUNDS = 32  # packs of a thread, which are unrolled
 
 
