@@ -16,8 +16,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from schedules.arithmetic import FLOAT32
 from schedules.errors import UsageError
-from schedules.peers.comparison import is_comparison, read_results
+from schedules.peers.comparison import arithmetic_of, is_comparison, read_results
 from schedules.presets import short
 from schedules.problem import Problem
 from schedules.records import Record, slug
@@ -78,12 +79,21 @@ class Timing:
 
 @dataclass(frozen=True)
 class Beside:
-    """What was timed side by side: `source` is a file's name, `launch` how calls were launched, `date` when."""
+    """What was timed side by side: `source` is a file's name, `launch` how calls were launched, `date` when.
+
+    `arithmetic` is that of ours where it is one that is used only if asked for (tf32), else "".
+    """
 
     source: str
     launch: str
     date: str
     timings: tuple[Timing, ...]
+    arithmetic: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it was timed, in words."""
+        return ", ".join([self.source, self.launch, *([f"in {self.arithmetic}"] if self.arithmetic else [])])
 
     @property
     def ours(self) -> Timing | None:
@@ -156,9 +166,10 @@ class Study:
 
     @property
     def ratio(self) -> tuple[float, str] | None:
-        """The best peer's time as a multiple of ours, and the peer: of the newest run that timed both in turn, else by
-        the journal."""
-        for run in sorted(self.beside, key=lambda run: (run.source != JOURNAL, run.date), reverse=True):
+        """The best peer's time as a multiple of ours, and the peer: of the newest run that timed both in turn, in the
+        usual arithmetic, else by the journal."""
+        usual = [run for run in self.beside if not run.arithmetic]
+        for run in sorted(usual, key=lambda run: (run.source != JOURNAL, run.date), reverse=True):
             if run.ratio is not None and run.best_peer:
                 return run.ratio, run.best_peer.name
         return None
@@ -289,12 +300,16 @@ def _case(words: Mapping[str, Any], file: Path, device: str) -> Case:
         *(_told(f"{name} copy", OTHER, copy) for name, copy in copies.items()),
         *(_told(name, PEER if peer.get("counts", True) else OTHER, peer) for name, peer in words["peers"].items()),
     ]
+    owner = operator(words["operator"])
+    if "us" in ours:
+        owner.schedule(ours["schedule"])  # one that this version does not have says nothing of its arithmetic
+    usual = arithmetic_of(words) == FLOAT32.name
     rates = [copy["gbytes_per_s"] for copy in copies.values() if "gbytes_per_s" in copy]
     return Case(
         operator=words["operator"],
-        problem=operator(words["operator"]).problem.parse(words["problem"]),
+        problem=owner.problem.parse(words["problem"]),
         device=device,
-        beside=Beside(file.name, words["launch"], words["date"], tuple(timings)),
+        beside=Beside(file.name, words["launch"], words["date"], tuple(timings), "" if usual else arithmetic_of(words)),
         schedule=ours.get("schedule", ""),
         config=ours.get("config", {}),
         copy_gbytes_per_s=max(rates, default=None),

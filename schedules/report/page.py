@@ -161,7 +161,7 @@ def _cases(device: Device) -> str:
             case.beside.best_peer.name,
             _us(case.beside.best_peer.us),
             _times(case.beside.ratio),
-            f"{case.beside.source}, {case.beside.launch}",
+            case.beside.place,
         )
         for comparison in device.comparisons
         for case in comparison.cases
@@ -253,7 +253,7 @@ def _times_table(study: Study) -> str:
             spread = f"{_us(timing.p10_us)} to {_us(timing.p90_us)}" if timing.p10_us and timing.p90_us else ""
             over = timing.us / ours if timing.us and ours and timing.us is not ours else None
             note = timing.note if timing.us or timing.kind == OTHER else f"failed: {timing.note}"
-            place = f"{run.source}, {run.launch}, {run.date[:10]}"
+            place = f"{run.place}, {run.date[:10]}"
             rows.append((place, timing.name, _us(timing.us), spread, _times(over), note))
     return _details("Times", _table(headers, rows, numbers=("us", "10% to 90%", "times ours"))) if rows else ""
 

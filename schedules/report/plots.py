@@ -155,7 +155,7 @@ def _times(study: Study, runs: Sequence[Beside]) -> Plot:
             assert timing.us is not None
             if run is not before:
                 y += 0.9 if before else 0.0
-                axes.text(0, y - 0.05, f"{run.source}, {run.launch}", fontsize=6.5, color=_hex("soft"), va="center")
+                axes.text(0, y - 0.05, run.place, fontsize=6.5, color=_hex("soft"), va="center")
                 y, before = y + 0.95, run
             colour, cut = _hex(colours.get(timing.kind, "grid")), timing.us > longest
             axes.barh(y, min(timing.us, longest), height=0.7, color=colour)
@@ -345,7 +345,8 @@ def of_comparisons(device: str, comparisons: Sequence[Comparison]) -> Plot | Non
         for case in comparison.cases:
             if case.beside.ratio is not None:
                 dtype = getattr(case.problem, "dtype", "")
-                groups.setdefault(f"{case.operator} {dtype} ({case.beside.launch})", []).append(case.beside.ratio)
+                used = f"{dtype} in {case.beside.arithmetic}" if case.beside.arithmetic else dtype
+                groups.setdefault(f"{case.operator} {used} ({case.beside.launch})", []).append(case.beside.ratio)
     if not groups:
         return None
     labels = [f"{name}, {len(ratios)}" for name, ratios in groups.items()]

@@ -87,23 +87,25 @@ class Roofline:
 
 
 def roofline(device: str, studies: Sequence[Study], comparisons: Sequence[Comparison]) -> Roofline:
-    """The roofline of `device` with the best kernel of each of its problems: of the study's best record, else of the
-    newest comparison."""
+    """The roofline of `device` with the best kernel of each of its problems, and of each arithmetic: of the study's
+    best record, else of the newest comparison."""
     here = [comparison for comparison in comparisons if comparison.device == device]
     empty = Roofline(device, tuple(_ceilings(device, here)), _bandwidth(device, studies, here), ())
-    points: dict[tuple[str, Problem], Point] = {}
+    points: dict[tuple[str, Problem, str], Point] = {}
+
+    def put(point: Point, problem: Problem) -> None:
+        points[point.operator, problem, point.arithmetic] = point
+
     cases = [case for comparison in here for case in comparison.cases if case.beside.ours]
     for case in sorted(cases, key=lambda case: case.beside.date):
         assert case.beside.ours and case.beside.ours.us
-        source = f"{case.beside.source}, {case.beside.launch}"
-        us = case.beside.ours.us
-        points[case.operator, case.problem] = _point(empty, case.operator, case.problem, case.schedule, us, "", source)
+        us, place = case.beside.ours.us, case.beside.place
+        put(_point(empty, case.operator, case.problem, case.schedule, us, "", place), case.problem)
     for study in studies:
         best = study.summary.best
         if study.summary.device == device and best:
-            points[best.operator, best.problem] = _point(
-                empty, best.operator, best.problem, best.schedule, best.us, study.key, "journal"
-            )
+            made = _point(empty, best.operator, best.problem, best.schedule, best.us, study.key, "journal")
+            put(made, best.problem)
     return Roofline(device, empty.ceilings, empty.bandwidth, tuple(points.values()))
 
 

@@ -67,7 +67,7 @@ def times(report: Report) -> Iterator[Row]:
     """Every implementation of every problem, run by run."""
     for _, entry in _entries(report):
         for run in entry.study.beside:
-            where = {"source": run.source, "launch": run.launch, "date": run.date}
+            where = {"source": run.source, "launch": run.launch, "arithmetic": run.arithmetic, "date": run.date}
             for timing in run.timings:
                 yield {**_head(entry), **where, **dataclasses.asdict(timing)}
 
@@ -85,6 +85,7 @@ def comparisons(report: Report) -> Iterator[Row]:
                     "problem": str(case.problem),
                     "source": beside.source,
                     "launch": beside.launch,
+                    "arithmetic": beside.arithmetic,
                     "date": beside.date,
                     "schedule": case.schedule,
                     "config": dict(case.config),

@@ -78,23 +78,29 @@ def test_a_comparison_counts_before_the_journal(tmp_path: Path) -> None:
         ("triton", PEER, None),
     ]
     assert run.timings[3].note == "no" and study.ratio == (0.8, "cudnn")
+    tf32 = case(CONV, 5.0, {"tf32": {"us": 1.0}}, arithmetic="tf32", date="2027-06-01T00:00:00+00:00")
+    compared = write_results(tmp_path / "gpu" / "compare.json", [tf32, case(CONV, 10.0, peers)], device=DEVICE)
+    asked = study_of(tmp_path / "asked", [record], compared)
+    assert asked.beside[1].place == "compare.json, stream, in tf32" and asked.ratio == (0.8, "cudnn")
     other = study_of(tmp_path / "more", [record_of(CONV, 20.0, device="Another")], compared)
     assert len(other.beside) == 1  # a device's comparisons are its own
 
 
 def test_results_that_are_not_understood_are_told(tmp_path: Path) -> None:
     strange = case(SOFTMAX, 5.0, {}) | {"operator": "conv9d"}
+    gone = case(SOFTMAX, 5.0, {}) | {"ours": {"schedule": "gone", "us": 5.0}}
     torn = {"operator": "softmax", "problem": SOFTMAX.words()}
     failed = case(SOFTMAX, None, {"torch": {"us": 3.0}}, copies={"torch": {"us": 1.0, "gbytes_per_s": 100.0}})
     write_results(
-        tmp_path / "a.json", [strange, torn, failed], ceilings={"int8": {"tflops": 9.0}, "tf32": {"failed": "no"}}
+        tmp_path / "a.json", [strange, torn, failed, gone], ceilings={"int8": {"tflops": 9.0}, "tf32": {"failed": "no"}}
     )
     (tmp_path / "scaling.json").write_text('{"counts": []}')
     write_results(tmp_path / "new.json", [], schema=99)
     (tmp_path / "torn.json").write_text('{"kind": "softmax", "cases')
     (found,), notes = comparisons([tmp_path])
-    assert len(notes) == 3 and "1 of 3 cases not read: unknown operator 'conv9d'" in notes[0]
-    assert "not a comparison of schema 1" in notes[2] and "not a case: KeyError 'ours'" in " ".join(notes)
+    assert len(notes) == 4 and "1 of 4 cases not read: unknown operator 'conv9d'" in notes[0]
+    assert "not a comparison of schema 1" in notes[3] and "unknown schedule of softmax 'gone'" in notes[2]
+    assert "not a case: KeyError 'ours'" in " ".join(notes)
     assert found.ceilings == {"int8": 9.0} and found.bandwidth == 100.0
     (only,) = found.cases
     assert only.beside.ours is None and only.beside.ratio is None and only.beside.timings[0].note == "it hung"

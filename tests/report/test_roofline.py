@@ -64,6 +64,14 @@ def test_points_come_from_records_before_comparisons(tmp_path: Path) -> None:
     assert points["rows=64 cols=64"].share == pytest.approx(SOFTMAX.min_bytes / 4e3 / 300)
 
 
+def test_each_arithmetic_of_a_problem_is_a_point(tmp_path: Path) -> None:
+    split = case(CONV, 3.0, {}) | {"ours": {"schedule": "mma_split", "config": {}, "us": 3.0}}
+    compared = write_results(tmp_path / "a.json", [split])
+    study = study_of(tmp_path / "logs", [record_of(CONV, 9.0, device=DEVICE)], compared)
+    found = {point.arithmetic: (point.us, point.key) for point in roofline(DEVICE, [study], compared).points}
+    assert found == {"bf16x3": (3.0, ""), "float32": (9.0, study.key)}
+
+
 def test_what_products_are_computed_in() -> None:
     assert arithmetic_of("conv2d_hwcn", CONV, "tutorial") == "float32"
     assert arithmetic_of("conv2d_hwcn", CONV, "mma_split") == "bf16x3"
