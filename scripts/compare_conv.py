@@ -44,8 +44,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--peers", nargs="*", default=["*"], metavar="PATTERN", help=", ".join(PEERS))
     what.add_argument("--graph", action="store_true", help="launch ours and the peers from CUDA graphs")
     what.add_argument("--ceilings", action="store_true", help="also time large matrix products, kept with the result")
-    ours = add_arguments(parser, 1.0, "conv_compare.json")
-    ours.add_argument("--schedule", metavar="NAME", help="this schedule: its best record, else its default config")
+    add_arguments(parser, 1.0, "conv_compare.json")
     args = parser.parse_args(words)
     check_arguments(args)
     require_patterns(args.peers)
@@ -114,7 +113,7 @@ def run_all(problems: Sequence[Conv2dProblem], args: argparse.Namespace) -> None
             return convolution_case.case_result(problem, found, launch, arithmetic(problem))
 
         comparison = Comparison(lambda problem: chosen(problem, arch, args), run, result, name_of, line_of)
-        run_cases(comparison, left, arch, results, search_of(args, (args.schedule,) if args.schedule else ()))
+        run_cases(comparison, left, arch, results, search_of(args))
     print(f"{len(left)} cases compared, {len(results.cases)} in {out}")
 
 
