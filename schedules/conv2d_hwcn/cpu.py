@@ -19,6 +19,7 @@ from schedules.conv2d_hwcn.definition import HwcnProblem, blocked_definition
 from schedules.operator import ScheduleSpec
 from schedules.primitives import register_tile
 from schedules.primitives.register_tile import TileConfig, accumulate
+from schedules.primitives.steps import next_step
 
 if TYPE_CHECKING:
     import tvm
@@ -74,9 +75,9 @@ def schedule(problem: HwcnProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     p, (block_f, block_n) = problem, config.block
     sch = Schedule(te.create_prim_func(blocked_definition(p, (config.block_x, block_f, block_n))))
     conv, output, padded, weights = (sch.get_sblock(name) for name in ("conv", "output", "padded", "weights"))
-    sch.set_scope(conv, 0, "local")
 
-    # 1. the filters of a register tile side by side; lanes side by side in buffers too
+    next_step(sch, "The filters of a register tile side by side, and so the lanes in the buffers")
+    sch.set_scope(conv, 0, "local")
     if config.packed:
         sch.transform_layout(weights, ("write", 0), lambda ry, rx, c, f: [f // block_f, ry, rx, c, f % block_f])
         ry, rx, _, f = sch.get_loops(weights)
@@ -94,7 +95,7 @@ def schedule(problem: HwcnProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     if config.lanes == "co":
         sch.transform_layout(conv, ("write", 0), lambda y, x, f, b: [y, x, b, f])
 
-    # 2. a task for some rows and columns of a part of the batch, and some channels
+    next_step(sch, "A parallel task for some rows and columns of a part of the batch, and some channels")
     y, x, f, n, ry, rx, rc = sch.get_loops(conv)
     _, columns, channels, _ = config.counts(p)
     chunk, fo, f = sch.split(f, [None, min(config.chunk or channels, channels), block_f])
@@ -109,9 +110,10 @@ def schedule(problem: HwcnProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     task = sch.fuse(y_task, x_task, no, chunk)
     sch.parallel(task)
 
-    # 3. the data that it reads, its tiles, and the way out of each
+    next_step(sch, "The data that a task reads, copied into its cache, where borders end")
     if copies(p, config):
         sch.compute_at(padded, task, preserve_unit_loops=True)
+    next_step(sch, "Register tiles, and the way out of each")
     sch.reverse_compute_at(output, order[-1], preserve_unit_loops=True)
     accumulate(sch, conv, ry, (x, row, vectors), lane)
     return sch.mod

@@ -19,6 +19,7 @@ from schedules.conv2d_nchw.definition import NchwProblem, image_of, rows_definit
 from schedules.operator import ScheduleSpec
 from schedules.primitives import register_tile
 from schedules.primitives.register_tile import TileConfig, accumulate
+from schedules.primitives.steps import next_step
 
 if TYPE_CHECKING:
     import tvm
@@ -59,12 +60,13 @@ def schedule(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     p, image = problem, image_of(problem)
     sch = Schedule(te.create_prim_func(rows_definition(p, (config.block_f, config.block_y, config.panel))))
     conv, output, padded = (sch.get_sblock(name) for name in ("conv", "output", "padded"))
+    next_step(sch, "The pixels of an image in one row, where every output pixel is an input pixel")
     if image.out != (p.out_h, p.out_w):
         sch.transform_block_layout(output, lambda b, f, y, x: [b, f, y * p.out_w + x])
+
+    next_step(sch, "A parallel task for some tiles of an image and of the channels; sums in registers")
     for block in (conv, padded):
         sch.set_scope(block, 0, "local")
-
-    # 1. a task for some tiles of an image and of the channels
     b, f, y, x, rc, ry, rx = sch.get_loops(conv)
     rows, columns, channels = config.counts(p)
     chunk, fo, f = sch.split(f, [None, min(config.chunk or channels, channels), config.block_f])
@@ -74,8 +76,9 @@ def schedule(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     task = sch.fuse(b, y_task, x_task, chunk)
     sch.parallel(task)
 
-    # 2. the rows that it reads, its tiles, and the way out of each
+    next_step(sch, "The rows that a task reads, copied into its cache, where borders and strides end")
     sch.compute_at(padded, task, preserve_unit_loops=True)
+    next_step(sch, "Register tiles, pixels in vector lanes, and the way out of each")
     sch.reverse_compute_at(output, xo, preserve_unit_loops=True)
     accumulate(sch, conv, rc, (f, y, x), lane)
     return sch.mod

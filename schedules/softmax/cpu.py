@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from schedules.arch import Arch, physical_cores, vector_unit
 from schedules.operator import ScheduleSpec
+from schedules.primitives.steps import next_step
 from schedules.problem import Config
 from schedules.softmax.definition import (
     Reduction,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 KEPT = "kept"
-TASKS, ROWS, COLUMNS = 4, 64, 8192  # tasks of a core at least; rows of a task, or columns of short ones, at most
+TASKS, COLUMNS = 4, 65536  # tasks of a core at least, where there are as many rows; columns of a task at most
 LONG_ROW, KEPT_COLUMNS = 512, 2048
 BLOCK = 512  # vectors that a lane sums up one after the other, at most, before a sum is made in blocks
 
@@ -102,7 +103,7 @@ def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRMo
     sch = Schedule(te.create_prim_func(stages.tensors))
     outputs = ["out", "dropped_out"] if problem.has_dropout and not problem.is_grad else ["out"]
 
-    # 1. rows to tasks, every stage of a row inside them
+    next_step(sch, "Rows to parallel tasks, and every stage of a row inside them, in vector lanes")
     task, row = sch.split(sch.get_loops("out")[0], [None, config.rows_per_task])
     sch.parallel(task)
     for name in outputs[1:]:
@@ -117,7 +118,7 @@ def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRMo
         elif name.endswith("_lanes"):
             sch.vectorize(sch.get_loops(name)[-1])
 
-    # 2. whole vectors of what has a column each apart from the columns left over, which are one shorter vector
+    next_step(sch, "Whole vectors of every column's results apart from the columns left over, one shorter vector")
     for name in [*(name for name in stages.rows if name == KEPT), *outputs]:
         _vectorize_columns(sch, name, problem.cols, config)
     return sch.mod
@@ -254,14 +255,15 @@ def _stages(problem: SoftmaxProblem, config: CpuConfig) -> _Stages:
 def default(problem: SoftmaxProblem, arch: Arch) -> CpuConfig:
     """The machine's vectors, or the widest that a short row fills; several at a time where exponentials, which take
     long, are added up over a long row.  Exponentials are kept while they fit the first-level cache beside their row.
-    As many rows to a task as leave every core several tasks, up to a bound: each task asks for its buffers anew."""
+    Tasks of many columns, since each asks for its buffers anew, but several for each core."""
     lanes, cols = vector_unit(arch).lanes, problem.cols
     keep = cols <= KEPT_COLUMNS
     vector = lanes if problem.is_grad or cols < LONG_ROW else 2 * lanes if keep else 4 * lanes
     while vector > 4 and vector > cols:
         vector //= 2
-    rows = min(problem.rows // (TASKS * physical_cores()), max(ROWS, COLUMNS // cols))
-    return CpuConfig(vector=vector, unroll=4, rows_per_task=max(1, rows), keep=keep)
+    rows, share = max(1, COLUMNS // cols), problem.rows // (TASKS * physical_cores())
+    # a problem of a row or few stands for any number of them
+    return CpuConfig(vector=vector, unroll=4, rows_per_task=min(rows, share) if share else rows, keep=keep)
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[CpuConfig]:

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from schedules.bundle import Bundle
-from schedules.cli.records import short
 from schedules.cli.searching import config_text
 from schedules.measure import Measurement, cpu_name
-from schedules.presets import preset
+from schedules.presets import preset, short
 from schedules.records import Search
 from schedules.tune.journal import Journal, append, journals
 from tests.command import Run, one_line
@@ -77,7 +76,7 @@ def test_best(run: Run, logs: Path) -> None:
     built = run(*command[1:], "--json").json  # the command builds just that
     assert built["config"] == found["config"] and built["problem"] == found["problem"]
     assert run("best", "softmax", "rows=4", "cols=4", "--logs", logs, "--json").json["source"] == "default"
-    assert config_text(record_of(CONV).config).startswith("lanes=")
+    assert config_text(record_of(CONV).config).startswith("vector=")
 
 
 def test_top(run: Run, logs: Path) -> None:

@@ -55,7 +55,7 @@ def test_the_default_has_no_more_lanes_than_columns(cols: int, vector: int) -> N
 
 
 def test_every_core_has_tasks(host: Arch) -> None:
-    for rows, cols in ((8, 262144), (256, 32768), (16384, 8)):
+    for rows, cols in ((16, 262144), (256, 32768), (16384, 8)):
         config = default(problem_of("softmax", rows=rows, cols=cols), host)
         assert -(-rows // config.rows_per_task) >= physical_cores()
 

@@ -22,7 +22,7 @@ def test_fields_become_numbers(sm_90a: Arch, host: Arch) -> None:
     assert (gpu["config.tile.0"], gpu["config.tile.product"]) == (8, 64)
     assert gpu["config.threads"] == 64 and gpu["config.shared_bytes"] == (64 + 64) * 8 * 4
     cpu = features(problem, Candidate("cpu", op.schedule("cpu").default(problem, host)))
-    assert cpu["config.padding=inline"] == 1.0 and "config.tile.0" not in cpu
+    assert cpu["config.lanes=n"] == 1.0 and cpu["config.packed"] == 1.0 and "config.tile.0" not in cpu
 
 
 def test_what_a_row_lacks() -> None:

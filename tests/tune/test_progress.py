@@ -55,7 +55,7 @@ def test_plain_lines(host: Arch) -> None:
     lines = [line[10:] for line in stream.getvalue().splitlines()]
     assert lines[0].startswith("conv2d_hwcn n=32 h=6") and lines[0].endswith("llvm on Some CPU")
     assert lines[1] == "template search of 540 candidates, until 40 trials or 20 trials without a new best"
-    assert lines[2].startswith("trial 1: 400.00 us, 26.5 GFLOP/s, 1.00 x the default, 0.38 x cudnn  cpu: lanes=")
+    assert lines[2].startswith("trial 1: 400.00 us, 26.5 GFLOP/s, 1.00 x the default, 0.38 x cudnn  cpu: vector=")
     assert sum("TVM refused the program" in line for line in lines) == 1  # a kind of failure is told once
     assert any(line.startswith("trial 4: 200.00 us") and "2.00 x the default, 0.75 x cudnn" in line for line in lines)
     summary = next(line for line in lines if line.startswith("4 of 40 trials, 2 failed (2 compile), 200.00 us"))
