@@ -166,14 +166,16 @@ def _tiles(problem: HwcnProblem, arch: Arch) -> Iterator[CpuConfig]:
 
 
 def space(problem: HwcnProblem, arch: Arch) -> Iterator[CpuConfig]:
-    """Tiles of a third of the sums that the registers hold at least, where the problem has as many."""
+    """The default, and tiles of half the sums that the registers hold at least, where the problem has as many."""
     tiles = list(_tiles(problem, arch))
-    enough = min(vector_unit(arch).registers // 3, max(tile.sums for tile in tiles))
-    for tile in tiles:
-        if tile.sums >= enough:
-            own = (tile.lanes, tile.block_lanes, tile.block_rows, tile.block_x)
-            for x, y, chunk, packed in product((1, 2, 4), (1, 2, 4, 8, 16), (0, 1, 4), {tile.packed, True}):
-                yield CpuConfig(tile.vector, x, y, chunk, *own, packed)
+    enough = min(vector_unit(arch).registers // 2, max(tile.sums for tile in tiles))
+    found = [
+        CpuConfig(tile.vector, x, y, chunk, tile.lanes, tile.block_lanes, tile.block_rows, tile.block_x, packed)
+        for tile in tiles
+        if tile.sums >= enough
+        for x, y, chunk, packed in product((1, 4), (1, 4, 16), (0, 1), sorted({tile.packed, True}))
+    ]
+    yield from dict.fromkeys([default(problem, arch), *found])
 
 
 SCHEDULE = ScheduleSpec(

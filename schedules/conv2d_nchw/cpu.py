@@ -118,13 +118,16 @@ def _tiles(problem: NchwProblem, arch: Arch) -> Iterator[CpuConfig]:
 
 
 def space(problem: NchwProblem, arch: Arch) -> Iterator[CpuConfig]:
-    """Tiles of half the sums that the registers hold at least, where the problem has as many."""
+    """The default, and tiles of half the sums that the registers hold at least, where the problem has as many."""
     tiles = list(_tiles(problem, arch))
-    enough = min(vector_unit(arch).registers // 3, max(tile.sums for tile in tiles))
-    for tile in tiles:
-        if tile.sums >= enough:
-            for tiles_x, tiles_y, chunk in product((1, 2, 4, 8), (1, 2, 4, 8, 16), (0, 1, 2, 4, 8)):
-                yield CpuConfig(tile.vector, tiles_x, tiles_y, chunk, tile.block_x, tile.block_y, tile.block_f)
+    enough = min(vector_unit(arch).registers // 2, max(tile.sums for tile in tiles))
+    found = [
+        CpuConfig(tile.vector, tiles_x, tiles_y, chunk, tile.block_x, tile.block_y, tile.block_f)
+        for tile in tiles
+        if tile.sums >= enough
+        for tiles_x, tiles_y, chunk in product((1, 4), (1, 4, 16), (0, 1, 4))
+    ]
+    yield from dict.fromkeys([default(problem, arch), *found])
 
 
 SCHEDULE = ScheduleSpec(

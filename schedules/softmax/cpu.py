@@ -267,8 +267,8 @@ def default(problem: SoftmaxProblem, arch: Arch) -> CpuConfig:
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[CpuConfig]:
-    for fields in product((8, 16, 32, 64), (1, 2, 4), (1, 4, 16, 64), (True, False)):
-        yield CpuConfig(*fields)
+    found = [CpuConfig(*fields) for fields in product((8, 16, 32, 64), (1, 2, 4), (1, 4, 16, 64), (True, False))]
+    yield from dict.fromkeys([default(problem, arch), *found])
 
 
 SCHEDULE = ScheduleSpec(

@@ -30,7 +30,7 @@ def logs(tmp_path: Path) -> Path:
     folder = tmp_path / "logs"
     for record in (
         record_of(CONV, 40.0, search=SEARCH),
-        record_of(CONV, 20.0, {"chunk": 16}, search=SEARCH, more={"registers": 8}),
+        record_of(CONV, 20.0, {"chunk": 2}, search=SEARCH, more={"registers": 8}),
         record_of(CONV, None, {"vector": 4}, search=SEARCH),
         record_of(CONV, 25.0, {"chunk": 1, "block_rows": 2}, search=SEARCH),
         record_of(SOFTMAX, 5.0, stage="bench", more={"peers": {"torch": 10.0}}),
@@ -70,7 +70,7 @@ def test_best(run: Run, logs: Path) -> None:
     result = run("best", *WORDS, "--logs", logs)
     assert result.code == 0 and "best record: 20.00 us on" in result.out and "20 us" not in result.err
     found = run("best", *WORDS, "--logs", logs, "--json").json
-    assert found["source"] == "record" and found["config"]["chunk"] == 16
+    assert found["source"] == "record" and found["config"]["chunk"] == 2
     command = found["command"].split()
     assert command[:2] == ["schedules", "build"]
     built = run(*command[1:], "--json").json  # the command builds just that
@@ -114,7 +114,7 @@ def test_diff(run: Run, logs: Path) -> None:
     assert "+++ default/lowered" in result.out and "@@" in result.out
     file = next(journals(logs))
     found = run("diff", f"{file}:2", f"{file}:4", "--json").json
-    assert found["different"]["chunk"] == [16, 1] and found["different"]["registers"] == [8, None]
+    assert found["different"]["chunk"] == [2, 1] and found["different"]["registers"] == [8, None]
     assert (found["a"]["us"], found["b"]["us"]) == (20.0, 25.0) and found["diff"].startswith("--- ")
     by_words = run("diff", *WORDS, "cpu:chunk=1", "2", "--logs", logs).out
     assert "the same schedule and config" in by_words and "no difference in the text lowered" in by_words
@@ -147,7 +147,7 @@ def test_export(run: Run, logs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run("export", *WORDS, "--best", "--out", out, "--logs", logs).code == 0
     bundle = Bundle.open(out)
-    assert bundle.manifest["config"]["chunk"] == 16 and bundle.manifest["measured"]["median_us"] == 20.0
+    assert bundle.manifest["config"]["chunk"] == 2 and bundle.manifest["measured"]["median_us"] == 20.0
     assert run("export", *WORDS, "--out", out, "--logs", logs).code == 0  # it is there already
     assert "holds a bundle" in one_line(run("export", *WORDS, "--record", "2", "--out", out, "--logs", logs))
     assert run("export", *WORDS, "--record", "2", "--out", out, "--force", "--logs", logs).code == 0
@@ -198,7 +198,7 @@ def test_resume_lists_the_searches_of_this_machine(run: Run, logs: Path) -> None
     (found,) = run("resume", "--list", "--log", logs, "--json").json
     assert (found["operator"], found["trials"], found["of"], found["ended"]) == ("conv2d_hwcn", 4, 40, False)
     assert "no search of softmax on a device of this machine" in one_line(run("resume", "softmax", "--log", logs))
-    final = replace(record_of(CONV, 20.0, {"chunk": 16}, search=SEARCH), stage="final", more={"trials": 4})
+    final = replace(record_of(CONV, 20.0, {"chunk": 2}, search=SEARCH), stage="final", more={"trials": 4})
     append(logs, final)
     assert run("resume", "--list", "--log", logs, "--json").json[0]["ended"]
     assert "finished: template search of conv2d_hwcn" in run("resume", "--log", logs).out
