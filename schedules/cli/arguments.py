@@ -14,7 +14,7 @@ from schedules.errors import UnknownNameError, UsageError
 from schedules.operator import Operator, ScheduleSpec
 from schedules.presets import operator_named, presets, resolve
 from schedules.problem import Config, Problem
-from schedules.registry import OPERATORS
+from schedules.registry import operator_modules
 
 if TYPE_CHECKING:
     from schedules.dispatch import Choice
@@ -126,7 +126,7 @@ def bundle_path(args: argparse.Namespace) -> Path | None:
     Raises UsageError if options come with it that only a build can heed.
     """
     name = subject(args)
-    if name in OPERATORS or name in presets() or not (os.sep in name or Path(name).exists()):
+    if name in operator_modules() or name in presets() or not (os.sep in name or Path(name).exists()):
         return None
     if split_words(args.words[1:]) or args.schedule or args.config or args.target != "llvm":
         raise UsageError(f"{name} is a bundle, already built; leave out fields, --target, --schedule, --config")
