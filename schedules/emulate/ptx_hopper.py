@@ -108,7 +108,7 @@ def _fence_proxy(emitter: Emitter, match: re.Match[str], operands: Sequence[Oper
     return "" if match[1] == ".global" else "emu::fence_mbarriers(); emu::fence_async_proxy();"
 
 
-# ---- "cp.async.bulk", "cp.async.bulk.tensor" ----
+# ---- "cp.async.bulk", "cp.async.bulk.tensor", "st.async" ----
 
 _BYTES = r"\.mbarrier::complete_tx::bytes"
 _HINT = r"(\.L2::cache_hint)?"
@@ -134,6 +134,20 @@ def _bulk_shared(emitter: Emitter, match: re.Match[str], operands: Sequence[Oper
     target, source, size, mbarrier = operands
     addresses = f"{emitter.address(target)}, {emitter.address(source)}"
     return f"emu::bulk_copy_shared({addresses}, {emitter.value(size)}, {emitter.address(mbarrier)}, {emitter.line});"
+
+
+@defines(rf"st\.async(?:\.weak)?\.shared::cluster{_BYTES}(?:\.v([24]))?\.[busf](32|64)")
+def _store_async(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, source, mbarrier = operands
+    lanes, size = int(match[1] or 1), int(match[2]) // 8
+    values = emitter.vector(source)
+    if len(values) != lanes:
+        raise UnknownPtxError(match[0])
+    stores = " ".join(f"emu::store<uint{8 * size}_t>(data + {i * size}, {v});" for i, v in enumerate(values))
+    return (
+        f"char data[{lanes * size}]; {stores} emu::store_async({emitter.address(target)}, data, {lanes * size}, "
+        f"{emitter.address(mbarrier)}, {emitter.line});"
+    )
 
 
 @defines(rf"cp\.async\.bulk\.global\.shared::cta\.bulk_group{_HINT}")

@@ -16,7 +16,7 @@ from schedules.hopper.program import named
 from schedules.primitives.steps import inside_part, part
 from schedules.softmax.bulk import BulkConfig, mask_bytes
 from schedules.softmax.definition import SoftmaxProblem, Values
-from schedules.softmax.pack_program import WORDS, PackKernel, Row, Scalar, module, where
+from schedules.softmax.pack_program import STORE_SHARED, PackKernel, Row, Scalar, module, where
 from schedules.softmax.packs import PACK, Frame
 
 _COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -31,11 +31,6 @@ __device__ __forceinline__ void bulk_gather_{name}(unsigned& a, unsigned& b, uns
   for (int i = 0; i < (int)(16 / sizeof({type})); ++i) (({type}*)&v)[i] = ((const {type}*)from)[i];
   a = v.x; b = v.y; c = v.z; d = v.w;
 }}
-"""
-_STORE_SHARED = """
-__device__ __forceinline__ void bulk_store_shared(unsigned a, unsigned b, unsigned c, unsigned d, void* to) {
-  *(uint4*)to = make_uint4(a, b, c, d);
-}
 """
 _COPY_ONE = """
 __device__ __forceinline__ void bulk_copy_{name}(void* to, const void* from) {{ *({type}*)to = *(const {type}*)from; }}
@@ -436,9 +431,9 @@ class Kernel(PackKernel[StagedRow]):
             return
         to = self.ring.ptr_to([self.pack_at(self.in_place[name], row, i)])
         if self.config.rows > 1:
-            self.store_own(row, p, i, words, to, "bulk_store_shared", _STORE_SHARED)
+            self.store_own(row, p, i, words, to, "pack_store_shared", STORE_SHARED)
         else:  # what `copy_out` leaves out may be written
-            self.call("bulk_store_shared", *(words[k] for k in range(WORDS)), to, source=_STORE_SHARED)
+            self.call("pack_store_shared", *(words[k] for k in range(self.each)), to, source=STORE_SHARED)
 
 
 def _down(element: Any, frame: Frame) -> Any:

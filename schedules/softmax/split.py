@@ -7,8 +7,8 @@ in the second-level cache.  Every warp of it combines the row's numbers for itse
 a block does it together the compiler puts the loads of the inputs after its barriers instead of before.
 
 One kernel would need blocks that wait for one another: a cooperative launch or a cluster's shared memory, which the
-schedule language has not.  Source: the parallel form of the online softmax (Milakov and Gimelshein, "Online normalizer
-calculation for softmax", 2018, section 3.1).
+schedule language has not; for Hopper `cluster` is one.  Source: the parallel form of the online softmax (Milakov and
+Gimelshein, "Online normalizer calculation for softmax", 2018, section 3.1).
 """
 
 from __future__ import annotations

@@ -164,6 +164,50 @@ def test_plain_copies(mode: EmulationMode, emulator: Emulator) -> None:
     assert (result[:, 0] == data).all() and (result[:, 1] == [[1], [0]]).all()
 
 
+STORED = """
+extern "C" __global__ void k(const char*, unsigned* out) {
+  __shared__ alignas(16) unsigned got[8];
+  __shared__ alignas(8) uint64_t bar;
+  int t = threadIdx.x; unsigned rank = cluster_rank(), to, to_bar;
+  if (t == 0) { bar_init(&bar, 1); fence_init(); expect(&bar, 32); }
+  cluster_sync();
+  if (t < 2) {
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(smem(got + 4 * rank)), "r"(t));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to_bar) : "r"(smem(&bar)), "r"(t));
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];"
+      :: "r"(to), "r"(10 + rank), "r"(20 + rank), "r"(to_bar) : "memory");
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
+      :: "r"(to + 8), "l"(rank + (7ull << 32)), "r"(to_bar) : "memory");
+  }
+  wait(&bar, 0);
+  if (t < 8) out[rank * 8 + t] = got[t];
+}
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_asynchronous_stores(mode: EmulationMode, emulator: Emulator) -> None:
+    arguments = [np.zeros(1, "uint8"), np.zeros((2, 8), "uint32")]
+    (result,) = run(emulator, STORED, arguments, mode=mode, threads=32, blocks=2, cluster=2)
+    assert (result == [10, 20, 0, 7, 11, 21, 1, 7]).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("got + 4 * rank", "got + 4 * rank + 1", "st.async: shared address .* is not aligned to 8 bytes"),
+        ('"r"(smem(&bar)), "r"(t)', '"r"(smem(&bar)), "r"(t ^ 1)', "the mbarrier is not in the block"),
+        ("wait(&bar, 0);", "", "exits while a copy into its shared memory is under way|reads? "),
+        ("cluster_sync();", "", "st.async: block . of the cluster.* may not have begun"),
+    ],
+)
+def test_wrong_asynchronous_stores(old: str, new: str, message: str, emulator: Emulator) -> None:
+    assert STORED.count(old) == 1
+    arguments = [np.zeros(1, "uint8"), np.zeros((2, 8), "uint32")]
+    with pytest.raises(EmulationError, match=message):
+        run(emulator, STORED.replace(old, new), arguments, mode=LATE, threads=32, blocks=2, cluster=2)
+
+
 MULTICAST = """
 extern "C" __global__ void k(const half* in, half* out, const __grid_constant__ CUtensorMap map) {
   extern __shared__ __align__(1024) half tile[];
