@@ -18,7 +18,10 @@ from schedules.tune.journal import DEFAULT_FOLDER
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("schedules", "scripts", "tests", "examples", "tuning_logs")
-ROOT_FILES = "CHANGELOG.md CONTRIBUTING.md LICENSE MANIFEST.in Makefile README.md pyproject.toml setup.py".split()
+ROOT_FILES = [
+    *ROOT.glob("*.md"),
+    *(ROOT / name for name in ("LICENSE", "MANIFEST.in", "Makefile", "pyproject.toml", "setup.py")),
+]
 MADE = ("PKG-INFO", "setup.cfg", "te_schedules.egg-info")
 
 
@@ -29,7 +32,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", ".*"))
     for file in ROOT_FILES:
-        shutil.copy(ROOT / file, copy)
+        shutil.copy(file, copy)
     return copy
 
 
@@ -68,13 +71,17 @@ def test_the_wheel_is_the_package_and_its_journals(distributions: tuple[Path, Pa
     journals = {f"schedules/{name}" for name in files if name.startswith("tuning_logs/") and name.endswith(".jsonl")}
     journals = {name for name in journals if name.count("/") == 3}
     assert {name for name in found if not name.startswith(about)} == package | journals
-    assert len(journals) >= 5 and {
-        "schedules/presets.toml",
-        "schedules/load.py.in",
-        "schedules/py.typed",
-        "schedules/emulate/cxx/fiber.h",
-        "schedules/library/package/__main__.py",
-    } < found
+    assert (
+        len(journals) >= 5
+        and {
+            "schedules/presets.toml",
+            "schedules/load.py.in",
+            "schedules/py.typed",
+            "schedules/emulate/cxx/fiber.h",
+            "schedules/library/package/__main__.py",
+        }
+        < found
+    )
     lines = metadata.splitlines()
     assert f"Version: {schedules.__version__}" in lines and "License-Expression: Apache-2.0" in lines
     assert f"{about}/licenses/LICENSE" in found and "# te-schedules" in lines

@@ -56,10 +56,12 @@ class Job:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
+    """``--json``."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
 
 
 def add_problem(parser: argparse.ArgumentParser, subject: str = "an operator or a preset, then its fields") -> None:
+    """What `job` reads: the problem's words, the target, the schedule and its config."""
     parser.add_argument("words", nargs="*", metavar="NAME [field=value ...]", help=subject)
     parser.add_argument("--target", default="llvm", help="llvm, cuda:sm_90a, rocm:gfx942, ... (default: llvm)")
     parser.add_argument("--schedule", help="the schedule's name (default: the operator's rule chooses)")
@@ -73,6 +75,7 @@ def add_problem(parser: argparse.ArgumentParser, subject: str = "an operator or 
 
 
 def add_dispatch(parser: argparse.ArgumentParser) -> None:
+    """Which records to heed: ``--device``, ``--logs``."""
     parser.add_argument("--device", metavar="NAME", help="use records of this device (default: the one that is here)")
     parser.add_argument(
         "--logs",
@@ -95,6 +98,7 @@ def seeds(text: str) -> tuple[int, ...]:
 
 
 def positive(option: str, value: float) -> float:
+    """`value`.  Raises UsageError, naming the option, unless it is over 0."""
     if not value > 0:
         raise UsageError(f"{option} {value} must be over 0")
     return value

@@ -25,6 +25,7 @@ WHICH = "a record: its rank (1 is the fastest), FILE:LINE, `default`, or SCHEDUL
 
 
 def add_selection(parser: argparse.ArgumentParser, subject: str = "an operator or a preset, and fields") -> None:
+    """Which records are meant: a problem's words, ``--target``, ``--device``, and where journals are."""
     parser.add_argument("words", nargs="*", metavar="NAME [field=value ...]", help=subject)
     parser.add_argument("--target", help="records of this target (default: the only one there is)")
     parser.add_argument("--device", metavar="NAME", help="records of this device (default: this machine's)")
@@ -32,6 +33,7 @@ def add_selection(parser: argparse.ArgumentParser, subject: str = "an operator o
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
+    """Where journals are: ``--journal``, ``--logs``."""
     parser.add_argument("--journal", metavar="FILE", help="look only in this journal")
     parser.add_argument(
         "--logs",
