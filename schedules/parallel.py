@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
@@ -36,17 +36,29 @@ def processes(count: int) -> Iterator[Any]:
             raise
 
 
-def outcome(task: Any, seconds: float) -> tuple[Any, str]:
-    """What a task of a pool returned, and why it did not: "" if it did.  `seconds` is the time that it was given.
+def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """In a worker process: what `function` returns, and why it does not: "" if it does.
 
-    Any exception counts: one that is no SchedulesError is called internal.
+    An exception becomes text here, since one that cannot be pickled would take the whole pool with it; one that is no
+    SchedulesError is called internal.
     """
     try:
-        return task.result(), ""
-    except FutureTimeout:
-        return None, f"took longer than {seconds:g} s"
+        return function(*arguments), ""
     except SchedulesError as error:
         return None, f"{type(error).__name__}: {error}"
-    except Exception as error:  # the process died, or a fault of this package: the others' work must not be lost
-        known = pebble is not None and isinstance(error, pebble.ProcessExpired)
-        return None, f"{'' if known else 'internal: '}{type(error).__name__}: {error}"
+    except Exception as error:  # a fault of this package: the others' work must not be lost
+        return None, f"internal: {type(error).__name__}: {error}"
+
+
+def outcome(task: Any, seconds: float) -> tuple[Any, str]:
+    """What a pool's task of `attempt` came to, as it says, or what became of its process.
+
+    `seconds` is the time that it was given.
+    """
+    try:
+        ended: tuple[Any, str] = task.result()
+    except FutureTimeout:
+        return None, f"took longer than {seconds:g} s"
+    except pebble.ProcessExpired as expired:
+        return None, f"the process died: exit code {expired.exitcode}"
+    return ended

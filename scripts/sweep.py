@@ -26,7 +26,7 @@ from schedules.build import compiler_of
 from schedules.errors import SchedulesError, UsageError
 from schedules.measure import device_name
 from schedules.operator import ScheduleSpec
-from schedules.parallel import outcome, processes
+from schedules.parallel import attempt, outcome, processes
 from schedules.records import environment, now
 from schedules.registry import operator, operator_of
 from schedules.sweep import Case, cases
@@ -68,7 +68,7 @@ def command(case: Case, arch: Arch, spec: ScheduleSpec) -> str:
 
 def sweep(spec: ScheduleSpec, found: Iterable[Case], arch: Arch, pool: Any) -> Tally:
     """Verify all of `found`, the first while the next are drawn; a line for each that is not right."""
-    tasks = [(case, pool.schedule(checked, args=[case, arch, spec.name], timeout=SECONDS)) for case in found]
+    tasks = [(case, pool.schedule(attempt, args=[checked, case, arch, spec.name], timeout=SECONDS)) for case in found]
     tally = Tally(len(tasks))
     for case, task in tasks:
         result, why = outcome(task, SECONDS)

@@ -18,10 +18,7 @@ from schedules.tune.journal import DEFAULT_FOLDER
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("schedules", "scripts", "tests", "examples", "tuning_logs")
-ROOT_FILES = [
-    *ROOT.glob("*.md"),
-    *(ROOT / name for name in ("LICENSE", "MANIFEST.in", "Makefile", "pyproject.toml", "setup.py")),
-]
+OTHERS = ("LICENSE", "MANIFEST.in", "Makefile", "pyproject.toml", "setup.py")
 MADE = ("PKG-INFO", "setup.cfg", "te_schedules.egg-info")
 
 
@@ -31,7 +28,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("tree")
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-    for file in ROOT_FILES:
+    for file in (*ROOT.glob("*.md"), *(ROOT / name for name in OTHERS)):
         shutil.copy(file, copy)
     return copy
 

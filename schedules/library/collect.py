@@ -15,7 +15,7 @@ from schedules.bundle import LIBRARY, MANIFEST, Bundle, write_bundle
 from schedules.dispatch import Choice, choose, default_choice
 from schedules.errors import ConfigError, ProblemError
 from schedules.operator import ScheduleSpec
-from schedules.parallel import outcome, processes
+from schedules.parallel import attempt, outcome, processes
 from schedules.presets import Preset, preset
 from schedules.problem import Problem
 
@@ -56,7 +56,7 @@ def collect(orders: Sequence[Order], workers: int) -> Iterator[Made]:
     Raises ToolchainError if pebble is not installed.
     """
     with processes(workers) as pool:
-        tasks = [(order, pool.schedule(make, args=[order], timeout=SECONDS)) for order in orders]
+        tasks = [(order, pool.schedule(attempt, args=[make, order], timeout=SECONDS)) for order in orders]
         for order, task in tasks:
             made, why = outcome(task, SECONDS)
             yield made or Made(order.preset, why=why)
