@@ -14,12 +14,7 @@ from schedules.errors import SchedulesError, UnknownNameError
 from schedules.presets import operator_named
 from tests.documents import ROOT, blocks, headings, prose
 
-DOCUMENTS = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "CHANGELOG.md",
-    *sorted(ROOT.glob("examples/**/*.md")),
-]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("examples/**/*.md"))]
 SHELL = ("", "sh", "bash")
 TEXTS = {str(file.relative_to(ROOT)): file.read_text() for file in DOCUMENTS}
 LINES = {

@@ -55,6 +55,7 @@ Selector = Callable[[str, Problem, str, str], bool]  # of operator, problem, tar
 
 
 def meant(record: Record, wanted: Selector) -> bool:
+    """Whether `record` is one of those that are `wanted`."""
     return wanted(record.operator, record.problem, record.target, record.device)
 
 

@@ -101,6 +101,12 @@ def test_a_moved_library_runs_in_a_clean_process(moved: Path, bare: Path, tmp_pa
     results_of(USE, bare, moved, folder=tmp_path)
 
 
+def test_without_tvm_ffi_the_remedy_is_named(moved: Path) -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import te_kernels_llvm; te_kernels_llvm.load('oneflow-32')"
+    last = clean_python(code, moved).stderr.strip().splitlines()[-1]
+    assert "LoadError: oneflow-32: No module named 'tvm_ffi'; pip install apache-tvm-ffi==" in last
+
+
 def test_what_the_script_says(written: tuple[Path, str]) -> None:
     folder, said = written
     assert f"{folder}: 3 kernels, " in said and "0 skipped, 0 failed" in said

@@ -145,7 +145,10 @@ def _loaded(name: str) -> Kernel:
     loader = _module(HERE / entry["folder"] / "load.py", f"{__name__}.kernel {name}")
     try:
         function = loader.load()
-    except (RuntimeError, ImportError, OSError) as error:
+    except ImportError as error:
+        remedy = f"pip install apache-tvm-ffi=={index()['versions']['apache-tvm-ffi']}"
+        raise LoadError(f"{name}: {error}; {remedy}") from error
+    except (RuntimeError, OSError) as error:
         raise LoadError(f"{name}: {error}") from error
     arguments = tuple(loader.KERNEL["arguments"])
     return Kernel(name, entry["operator"], entry["problem"], entry["schedule"], entry["config"], arguments, function)
