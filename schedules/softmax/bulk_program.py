@@ -16,7 +16,7 @@ from schedules.hopper.program import named
 from schedules.primitives.steps import inside_part, part
 from schedules.softmax.bulk import BulkConfig, mask_bytes
 from schedules.softmax.definition import SoftmaxProblem, Values
-from schedules.softmax.pack_program import STORE_SHARED, WORDS, PackKernel, Row, Scalar, module, where
+from schedules.softmax.pack_program import STORE_SHARED, PackKernel, Row, Scalar, module, where
 from schedules.softmax.packs import PACK, Frame
 
 _COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -433,7 +433,7 @@ class Kernel(PackKernel[StagedRow]):
         if self.config.rows > 1:
             self.store_own(row, p, i, words, to, "pack_store_shared", STORE_SHARED)
         else:  # what `copy_out` leaves out may be written
-            self.call("pack_store_shared", *(words[k] for k in range(WORDS)), to, source=STORE_SHARED)
+            self.call("pack_store_shared", *(words[k] for k in range(self.each)), to, source=STORE_SHARED)
 
 
 def _down(element: Any, frame: Frame) -> Any:

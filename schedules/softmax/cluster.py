@@ -28,7 +28,7 @@ from schedules.hopper.config import RESIDENT, shared_room
 from schedules.operator import ScheduleSpec
 from schedules.problem import Config
 from schedules.softmax.definition import SoftmaxProblem
-from schedules.softmax.packs import KEPT_IN_REGISTERS, MOST_ROUNDS, Frame, check_program, held
+from schedules.softmax.packs import KEPT_IN_REGISTERS, MOST_ROUNDS, PACK, Frame, check_program, held
 from schedules.softmax.rows import itemsize_of
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ class ClusterConfig(Config):
     grid: int = 0  # blocks at most, whole clusters, which compute row after row; 0 makes a cluster for each row
     kept: str = "packed"  # how a row waits in registers: packed as it came, or as numerators in float32
     online: bool = False  # maximum and sum of a block's warps are combined at once, behind one barrier
+
+    @property
+    def access(self) -> int:
+        """Bytes of a pack."""
+        return PACK
 
     @property
     def block(self) -> int:

@@ -15,7 +15,7 @@ from schedules.primitives.steps import inside_part, part
 from schedules.softmax.cluster import ClusterConfig, pack_sizes
 from schedules.softmax.definition import SoftmaxProblem, Values
 from schedules.softmax.loaded_program import LoadedKernel, LoadedRow
-from schedules.softmax.pack_program import STORE_SHARED, WORDS, Scalar, module, where
+from schedules.softmax.pack_program import STORE_SHARED, Scalar, module, where
 
 # the block's reductions into a slot of another block, whose mbarrier counts the bytes
 _SEND = """
@@ -120,9 +120,9 @@ class Kernel(LoadedKernel):
                 source = self.tensors[name].ptr_to([self.number(p) * self.pack - row.shift])
                 T.evaluate(T.ptx["cp.async.cg.shared.global"](to, source, size))
             elif mask:
-                words = T.alloc_local((WORDS,), "uint32")
+                words = T.alloc_local((self.each,), "uint32")
                 self.gather_mask(words, 0, row, p, self.number(p))
-                self.call("pack_store_shared", *(words[k] for k in range(WORDS)), to, source=STORE_SHARED)
+                self.call("pack_store_shared", *(words[k] for k in range(self.each)), to, source=STORE_SHARED)
         T.evaluate(T.ptx.cp.async_.commit_group())
 
     def waiting(self, name: str, p: int) -> Any:

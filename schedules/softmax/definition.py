@@ -108,6 +108,10 @@ class SoftmaxProblem(Problem):
             problem = replace(problem, rows=max(1, problem.rows // 4))
             yield problem
 
+    def any_extent(self) -> SoftmaxProblem:
+        """The same of one row."""
+        return replace(self, rows=1)
+
     def arguments(self) -> tuple[Argument, ...]:
         shape = (self.rows, self.cols)
 

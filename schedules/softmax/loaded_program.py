@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 
 from schedules.hopper.program import named
 from schedules.primitives.steps import inside_part, part
-from schedules.softmax.pack_program import WORDS, PackKernel, Row, Scalar, where
+from schedules.softmax.pack_program import PackKernel, Row, Scalar, where
 
 # units from `first` to before `last`; the others of the words stay
 _LOAD_SOME = """
@@ -134,7 +134,7 @@ class LoadedKernel(PackKernel[LoadedRow]):
                         at = self.tensors[name].ptr_to([self.first_of(row, p, i)])
                         self.load_some(name, self.words_at(name, p), at, first, last)
             if "mask" not in of_rows and "mask" in self.words and not self.aligned:
-                self.gather_mask(self.words["mask"], p * WORDS, row, p, i)
+                self.gather_mask(self.words["mask"], p * self.each, row, p, i)
         for p in rounds:
             for name in of_rows:
                 if name != "drop":
@@ -143,13 +143,13 @@ class LoadedKernel(PackKernel[LoadedRow]):
     def gather_mask(self, words: Any, first: int, row: LoadedRow, p: int, i: Any) -> None:
         """The columns of pack i of the mask of columns, which starts at any of them, into `words` from `first` on."""
         at = self.tensors["mask"].ptr_to([i * self.pack - row.shift])
-        four = [words[first + k] for k in range(WORDS)]
+        all_words = [words[first + k] for k in range(self.each)]
         if self.edge(row, p, i) is None:
-            self.load_some("mask", four, at, 0, self.pack)
+            self.load_some("mask", all_words, at, 0, self.pack)
             return
-        for k in range(WORDS):  # columns that there are not
+        for k in range(self.each):  # columns that there are not
             T.buffer_store(words, T.uint32(0), [first + k])
-        self.load_some("mask", four, at, *self.bounds(row, i))
+        self.load_some("mask", all_words, at, *self.bounds(row, i))
 
     def bounds(self, row: LoadedRow, i: Any) -> tuple[Any, Any]:
         """The first element of pack i that is the row's, its last (exclusive)."""

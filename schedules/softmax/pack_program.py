@@ -1,7 +1,7 @@
-"""The row program on packs of 16 bytes as they lie in memory: what kernels share, wherever their packs come from.
+"""The row program on packs of 16 or 8 bytes as they lie in memory: what kernels share, wherever their packs come from.
 
-A pack is four 32-bit words.  Pack i of a row holds its elements from E * i - shift on, E to a pack; thread t of a row
-has packs t, t + threads, ...; all loops over them are unrolled, so that what is kept of them lies in registers.
+A pack is four 32-bit words, or two.  Pack i of a row holds its elements from E * i - shift on, E to a pack; thread t of
+a row has packs t, t + threads, ...; all loops over them are unrolled, so that what is kept of them lies in registers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from schedules.softmax.definition import Reduction, SoftmaxProblem, Values, row_
 from schedules.softmax.packs import Frame, row_inputs
 from schedules.tolerance import LARGEST
 
-WORDS = 4  # of a pack
 LANES = 4  # sums of a thread that do not wait for each other
 
 _LOAD = """
@@ -59,6 +58,11 @@ STORE_SHARED = """
 __device__ __forceinline__ void pack_store_shared(unsigned a, unsigned b, unsigned c, unsigned d, void* to) {
   *(uint4*)to = make_uint4(a, b, c, d);
 }
+"""
+_STORE_TWO = """
+__device__ __forceinline__ void pack_store_two_{name}(unsigned a, unsigned b, void* to) {{
+  {store}((uint2*)to, make_uint2(a, b));
+}}
 """
 # bytes from `first` to before `last`, both multiples of {unit}, in as few stores as their alignment allows
 _STORE_SOME = """
@@ -123,6 +127,8 @@ class PackConfig(Protocol):
 
     @property
     def threads(self) -> int: ...
+    @property
+    def access(self) -> int: ...
     @property
     def kept(self) -> str: ...
     @property
@@ -245,8 +251,8 @@ class PackKernel(ABC, Generic[R]):
         self.threads, self.team, self.kept, self.online = config.threads, config.team, config.kept, config.online
         self.program = row_program(problem)
         self.inputs = row_inputs(problem)
-        self.frame = Frame.of_row(problem)
-        self.pack, self.item = self.frame.pack, self.frame.itemsize
+        self.frame = Frame.of_row(problem, config.access)
+        self.pack, self.item, self.each = self.frame.pack, self.frame.itemsize, self.frame.words
         self.aligned = self.frame.aligned  # rows consist of whole packs
         self.rounds = config.rounds(problem)
         self.least = -(-problem.cols // self.pack)  # packs of a row
@@ -320,7 +326,7 @@ class PackKernel(ABC, Generic[R]):
             edge, first, last = found
             bits = 8 * self.item
             source = _FILL.format(bits=bits, ones="0xffffffff" if bits == 32 else "0xffff")
-            words = [self.word(name, p, k) for k in range(WORDS)]
+            words = [self.word(name, p, k) for k in range(self.each)]
             with where(edge):
                 self.call(f"pack_fill_{bits}", *words, first, last, T.uint32(self.neutral(name)), source=source)
 
@@ -330,7 +336,7 @@ class PackKernel(ABC, Generic[R]):
 
     def words_of(self, name: str) -> int:
         """Words of a pack of that input: bytes of drop stand for elements."""
-        return self.pack // 4 if name == "drop" else WORDS
+        return self.pack // 4 if name == "drop" else self.each
 
     def word(self, name: str, p: int, k: int) -> Any:
         return self.words[name][p * self.words_of(name) + k]
@@ -391,18 +397,19 @@ class PackKernel(ABC, Generic[R]):
         function = "max" if rising else "min"
         source = _LARGEST.format(function=function, type=two)
         lowest = _repeated(LARGEST[self.problem.dtype] * (-1 if rising else 1), self.problem.dtype)
-        found = T.alloc_local((WORDS,), "uint32")
+        found = T.alloc_local((self.each,), "uint32")
         IRBuilder.name("peaks", found)
 
         def larger(a: Any, b: Any) -> Any:
             return T.cuda.func_call(f"pack_{function}_{two}", a, b, source_code=source, return_type="uint32")
 
-        for k in range(WORDS):
+        for k in range(self.each):
             T.buffer_store(found, T.uint32(lowest), [k])
         for p, _ in self.each_pack(row, "x"):
-            for k in range(WORDS):
+            for k in range(self.each):
                 T.buffer_store(found, larger(found[k], self.word("x", p, k)), [k])
-        T.buffer_store(found, larger(larger(found[0], found[1]), larger(found[2], found[3])), [0])
+        halves = [larger(found[k], found[k + 1]) for k in range(0, self.each, 2)]
+        T.buffer_store(found, larger(*halves) if len(halves) > 1 else halves[0], [0])
         low, high = self.widened(found[0], 0), self.widened(found[0], 1)
         return T.max(low, high) if rising else T.float32(0) - T.min(low, high)
 
@@ -541,11 +548,11 @@ class PackKernel(ABC, Generic[R]):
         return T.cuda.func_call(f"pack_two_{kind}", a, b, source_code=source, return_type="uint32")
 
     def packed(self, name: str, values: list[Any]) -> Any:
-        """Four words of elements rounded to the tensors' dtype."""
-        words = T.alloc_local((WORDS,), "uint32")
+        """A pack's words of elements rounded to the tensors' dtype."""
+        words = T.alloc_local((self.each,), "uint32")
         IRBuilder.name(f"{name}_words", words)
         per = 4 // self.item
-        for k in range(WORDS):
+        for k in range(self.each):
             of_word = values[k * per : (k + 1) * per]
             word = self.two(*of_word) if per == 2 else T.reinterpret("uint32", of_word[0])
             T.buffer_store(words, word, [k])
@@ -555,7 +562,8 @@ class PackKernel(ABC, Generic[R]):
         """Pack i of an output, of the row's elements."""
         to = self.tensors[name].ptr_to([self.first_of(row, p, i)])
         kind, instruction = ("streaming", "__stcs") if self.streaming_stores else ("whole", "__stwb")
-        self.store_own(row, p, i, words, to, f"pack_store_{kind}", _STORE.format(name=kind, store=instruction))
+        name, source = ("pack_store", _STORE) if self.each == 4 else ("pack_store_two", _STORE_TWO)
+        self.store_own(row, p, i, words, to, f"{name}_{kind}", source.format(name=kind, store=instruction))
 
     def first_of(self, row: R, p: int, i: Any) -> Any:
         """The first element of pack i, int64."""
@@ -563,19 +571,19 @@ class PackKernel(ABC, Generic[R]):
 
     def store_own(self, row: R, p: int, i: Any, words: Any, to: Any, name: str, whole: str) -> None:
         """A pack by the function `name`, or, where it holds elements of other rows, its own in parts."""
-        four = [words[k] for k in range(WORDS)]
+        all_words = [words[k] for k in range(self.each)]
         found = self.edge(row, p, i)
         if found is None:
-            self.call(name, *four, to, source=whole)
+            self.call(name, *all_words, to, source=whole)
             return
         edge, first, last = found
         unit = self.frame.unit * self.item
         some = _STORE_SOME.format(unit=unit)
         with T.If(edge):
             with T.Then():
-                self.call(f"pack_store_some_{unit}", *four, to, first * self.item, last * self.item, source=some)
+                self.call(f"pack_store_some_{unit}", *all_words, to, first * self.item, last * self.item, source=some)
             with T.Else():
-                self.call(name, *four, to, source=whole)
+                self.call(name, *all_words, to, source=whole)
 
 
 class Columns(dict[str, Any]):
