@@ -199,6 +199,7 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         "min_blocks": (base, dict(min_blocks=2)),
         "kept": (base, dict(kept="numerators")),
         "online": (base, dict(online=True)),
+        "access": (base, dict(access=8)),
     }
     assert changes.keys() == base.words().keys()
     problem = softmax(rows=1, cols=1000)
