@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 
@@ -26,18 +27,36 @@ def allocates(library: bytes) -> bool:
 
 
 def workspaces_as_arguments(mod: tvm.IRModule) -> tuple[tvm.IRModule, tuple[Argument, ...]]:
-    """A scheduled program for a GPU whose workspaces are arguments after all others, and these arguments.
+    """A program for a GPU whose workspaces are arguments after all others, and these arguments.
 
-    `runtime_axis` of such an argument has the run-time extent of the problem's.  A program without workspaces, or in
-    TIRx, which has none, stays as it is.  Raises BuildError for a workspace whose extent is a formula.
+    `runtime_axis` of such an argument has the run-time extent of the problem's.  A program without workspaces stays as
+    it is.  Raises BuildError for a workspace whose extent is a formula.
     """
     function = mod["main"]
-    if is_tirx(mod):
-        return mod, ()
-    root = function.body.block
-    found = [buffer for buffer in root.alloc_buffers if buffer.scope() == "global"]
+    body, found = _written(function.body) if is_tirx(mod) else _scheduled(function.body)
     if not found:
         return mod, ()
+    changed = tirx.PrimFunc([*function.params, *found], body, function.ret_type, function.attrs)
+    return tvm.IRModule({"main": changed}), tuple(_argument(buffer) for buffer in found)
+
+
+def _written(body: Any) -> tuple[Any, list[Any]]:
+    """The body of a program in TIRx without its statements that allocate workspaces, and these."""
+    found: list[Any] = []
+
+    def visit(statement: Any) -> Any:
+        if statement.buffer.scope() != "global":
+            return statement
+        found.append(statement.buffer)
+        return tirx.Evaluate(0)
+
+    return tvm_ffi.structural_map(body, (tirx.AllocBuffer, visit)), found
+
+
+def _scheduled(body: Any) -> tuple[Any, list[Any]]:
+    """The same of a scheduled program, whose root block allocates them."""
+    root = body.block
+    found = [buffer for buffer in root.alloc_buffers if buffer.scope() == "global"]
     kept = [buffer for buffer in root.alloc_buffers if buffer.scope() != "global"]
     block = SBlock(
         root.iter_vars,
@@ -50,9 +69,7 @@ def workspaces_as_arguments(mod: tvm.IRModule) -> tuple[tvm.IRModule, tuple[Argu
         root.match_buffers,
         root.annotations,
     )
-    body = SBlockRealize(function.body.iter_values, function.body.predicate, block)
-    changed = tirx.PrimFunc([*function.params, *found], body, function.ret_type, function.attrs)
-    return tvm.IRModule({"main": changed}), tuple(_argument(buffer) for buffer in found)
+    return SBlockRealize(body.iter_values, body.predicate, block), found
 
 
 def _argument(buffer: Any) -> Argument:

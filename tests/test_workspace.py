@@ -7,6 +7,7 @@ import pytest
 
 from schedules.arch import Arch
 from schedules.build import Built, build, build_scheduled
+from schedules.conv2d_hwcn.definition import HwcnProblem
 from schedules.conv2d_nchw.definition import NchwProblem
 from schedules.problem import Argument, Problem
 from schedules.registry import operator_of
@@ -16,6 +17,8 @@ from schedules.workspace import allocates, workspaces_as_arguments
 
 SPLIT = SoftmaxProblem(rows=3, cols=2100, dtype="float32")
 CONV = NchwProblem(n=2, h=5, w=5, ci=16, co=16, kh=3, kw=3, pad=(1, 1), dtype="float16")
+
+HWCN = HwcnProblem(n=8, h=3, w=2, ci=19, co=16, kh=3, kw=3, pad=(1, 1))
 
 
 def rebuilt(problem: Problem, arch: Arch, schedule: str, **config: int) -> tuple[Built, Built, tuple[Argument, ...]]:
@@ -31,6 +34,7 @@ def rebuilt(problem: Problem, arch: Arch, schedule: str, **config: int) -> tuple
     [
         (SPLIT, "split", {"threads": 64, "packs": 1}, {"partials": (3, 9, 2)}),
         (CONV, "mma_channels_last", {}, {"weight_last": (3, 3, 16, 16), "data_last": (2, 25, 16)}),
+        (HWCN, "tf32", {}, {"packed": (9, 16, 24)}),
     ],
 )
 def test_given_workspaces_serve(

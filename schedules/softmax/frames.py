@@ -145,7 +145,7 @@ def _halves(problem: SoftmaxProblem) -> bool:
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[FramesConfig]:
     """Up to sixteen packs to a thread, blocks of 32 to 256 threads or one row, up to four rows to a group."""
-    accesses = ACCESSES if _halves(problem) else (PACK,)
+    accesses = ACCESSES if Frame.of_row(problem, 8).aligned else (PACK,)
     keeps = KEPT_IN_REGISTERS if problem.function == "softmax" else KEPT_IN_REGISTERS[:1]
     for access, threads in product(accesses, (1 << k for k in range(11))):
         most = Frame.of_row(problem, access).most

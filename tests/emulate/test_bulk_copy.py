@@ -71,6 +71,19 @@ def test_nan_fill(emulator: Emulator) -> None:
     assert (result[0] == tensor[3]).all() and np.isnan(result[1]).all()
 
 
+def test_float32_to_tf32(emulator: Emulator) -> None:
+    """Rounded to nearest, to even of two; infinities and NaN left alone."""
+    one = 0x3F800000
+    words = {
+        one + 0x0FFF: one, one + 0x1000: one, one + 0x1001: one + 0x2000, one + 0x3000: one + 0x4000,
+        0xBF7FFFFF: 0xBF800000, 0x7F7FFFFF: 0x7F800000, 0x7F800000: 0x7F800000, 0x7FFFFFFF: 0x7FFFFFFF, 0x1001: 0x2000,
+    }  # fmt: skip
+    tensor = np.resize(np.array(list(words), "uint32"), (4, 32)).view("float32")
+    maps = [tensor_map(0, tensor, (32, 4), to_tf32=True)]
+    (result,) = run(emulator, load_source(2, (0, 0), 512), [tensor, np.zeros((4, 32), "uint32")], maps=maps)
+    assert (result == np.resize(np.array(list(words.values()), "uint32"), (4, 32))).all()
+
+
 # ---- Stores ----
 
 STORE = """
@@ -316,6 +329,7 @@ GOOD: dict[str, Any] = {"argument": 0, "element_bytes": 2, "dims": (64, 8), "str
         ({"box": (16, 8), "swizzle": 64}, "not emulated"),
         ({"swizzle": 48}, "a swizzle of 48"),
         ({"dims": (0, 8)}, "dimensions"),
+        ({"to_tf32": True}, "elements of 2 bytes to TF32"),
     ],
 )
 def test_maps_that_cannot_be(change: dict[str, Any], message: str) -> None:
@@ -328,7 +342,13 @@ def test_the_arguments_of_the_host_function() -> None:
     numbers = [64, 8, 3, 128, 1024, 64, 4, 1, 1, 2, 1, 0, 3, 2, 0]
     assert encode_tiled(16, 3, 4096, numbers) == expected
     assert len(expected) == 128
-    for wrong, message in ((numbers[:-1], "with 14 numbers"), ([*numbers[:11], 1, 3, 2, 0], "interleave 1")):
+    expected = TensorMap(0, 4, (64, 8, 3), (128, 1024), (32, 4, 1), (1, 2, 1), 128, to_tf32=True).encode(4096)
+    assert encode_tiled(32, 3, 4096, [*numbers[:5], 32, *numbers[6:], 11]) == expected
+    for wrong, message in (
+        (numbers[:-1], "with 14 numbers"),
+        ([*numbers, 12], "with 16 numbers"),
+        ([*numbers[:11], 1, 3, 2, 0], "interleave 1"),
+    ):
         with pytest.raises(ValueError, match=message):
             encode_tiled(16, 3, 4096, wrong)
     with pytest.raises(ValueError, match="not 16-byte aligned"):

@@ -104,6 +104,17 @@ void fill(char* to, int bytes, const CUtensorMap& map) {
   }
 }
 
+// float32 to the nearest of 10 bits of mantissa, to even of two; infinities and NaN stay.
+void round_to_tf32(char* data, int bytes) {
+  for (int i = 0; i < bytes; i += 4) {
+    uint32_t bits;
+    memcpy(&bits, data + i, 4);
+    if ((bits & 0x7f800000u) == 0x7f800000u) continue;
+    bits = (bits + 0xfffu + (bits >> 13 & 1)) & 0xffffe000u;
+    memcpy(data + i, &bits, 4);
+  }
+}
+
 Bytes read_box(const Box& box) {
   Bytes data(box_bytes(box));
   int element = box.map.element_bytes, row_bytes = extent(box, 0) * element;
@@ -113,6 +124,7 @@ Bytes read_box(const Box& box) {
     if (!row) return;
     const char* from = row + (int64_t{box.coordinates[0]} + range.begin) * element;
     memcpy(data.data() + offset + range.begin * element, from, (range.end - range.begin) * element);
+    if (box.map.to_tf32) round_to_tf32(data.data() + offset, row_bytes);
   });
   return data;
 }
