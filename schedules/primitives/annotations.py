@@ -12,6 +12,7 @@ ASYNC = PREFIX + "async_copy"  # the same loop: whether cp.async fills them
 AHEAD = PREFIX + "fragments_ahead"  # the same loop: whether fragments are loaded a k step ahead; they are, if unsaid
 TILE_SUMS = PREFIX + "tile_sums"  # the same loop: whether each tile is summed apart, and then added to the sums
 AT_ONCE = PREFIX + "at_once"  # the same loop: a tile's product is one statement, which reads shared memory by itself
+PROXY = PREFIX + "async_proxy"  # the same loop: that product goes on beside the threads and reads by the async proxy
 SKIP = PREFIX + "skip_zeros"  # the same loop: whether steps that a block finds nothing but padding in are left out
 INSIDE_FIRST = PREFIX + "inside_first"  # loop over blockIdx.x: the geometry that `order.inside_first` takes
 MIN_BLOCKS = PREFIX + "min_blocks_per_sm"  # function: the second argument of __launch_bounds__
