@@ -47,6 +47,7 @@ class SimtConfig(Config):
     inside_first: bool = (
         True  # pixels whose window lies within the image come first; those with less to do fill the end
     )
+    lead: int = 0  # blocks of the others that start before those, so that a multiprocessor's do not end together
     vector: int = 4  # elements of one cp.async, where the layout allows it
     min_blocks: int = 0  # blocks a multiprocessor should hold, for the compiler's register budget; 0 leaves it open
 
@@ -93,8 +94,8 @@ class SimtConfig(Config):
             return f"step={self.step} must be {'even, with operands loaded ahead' if self.ahead else 'at least 1'}"
         if self.stages < 2:
             return f"stages={self.stages} must be at least 2"
-        if self.min_blocks < 0:
-            return f"min_blocks={self.min_blocks} must not be negative"
+        if self.min_blocks < 0 or self.lead < 0:
+            return f"min_blocks={self.min_blocks} and lead={self.lead} must not be negative"
         if self.threads > arch.max_threads:
             return f"block={self.block} has {self.threads} threads, {arch} allows {arch.max_threads}"
         if self.shared_bytes > arch.shared_block:
@@ -188,7 +189,8 @@ def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
         window = inside_window(problem)
         if window:
             of_pixel = -(-problem.co // config.block[0]) * -(-problem.n // config.block[1])
-            sch.annotate(grid, INSIDE_FIRST, [of_pixel, problem.out_w, *window])
+            others = (problem.out_h * problem.out_w - window[1] * window[3]) * of_pixel
+            sch.annotate(grid, INSIDE_FIRST, [of_pixel, problem.out_w, *window, min(config.lead, others)])
     _bind_threads(sch, (wf, wn), (lf, ln), config)
 
     # 3. where each stage lives; all threads fetch both tiles, each loads its own pieces
