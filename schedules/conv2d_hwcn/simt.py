@@ -255,6 +255,7 @@ SHAPES: tuple[tuple[Pair, Pair, Pair], ...] = (
     ((64, 1), (2, 1), (32, 1)),
     ((32, 1), (1, 1), (32, 1)),
 )
+LEADS = (0, 132)  # blocks that may start first: one for each multiprocessor of an H200
 LOAD = 2.0  # what a 128-bit load of shared memory costs, in multiply-adds
 REST = 9.0  # what fetching, waiting and counting cost a thread for each input channel
 
@@ -286,8 +287,9 @@ def space(problem: HwcnProblem, arch: Arch) -> Iterator[SimtConfig]:
         ((4, 4), ((32, 32), (64, 32), (32, 64), (64, 64)), (0,)),
     )
     lanes = (((4, 8), 1), ((4, 8), 2), ((8, 4), 1))
-    depths = ((8, 4), (8, 5), (16, 2), (16, 3), (16, 4), (16, 5), (32, 2))
+    depths = ((8, 4), (8, 5), (16, 2), (16, 3), (16, 4), (16, 5), (32, 2), (32, 3))
     skips = (True,) if problem.pad == (0, 0) else (True, False)
+    uneven = inside_window(problem) is not None
     for tile, blocks, budgets in shapes:
         for block, (lane, interleave), (step, stages), ahead, skip in product(
             blocks, lanes, depths, (False, True), skips
@@ -295,7 +297,8 @@ def space(problem: HwcnProblem, arch: Arch) -> Iterator[SimtConfig]:
             config = SimtConfig(block, tile, lane, interleave, step, stages, ahead, skip)
             if config.threads:
                 counts = {arch.registers_sm // (budget * config.threads) if budget else 0 for budget in budgets}
-                yield from (replace(config, min_blocks=count) for count in sorted(counts))
+                leads = LEADS if skip and uneven and step == 32 else (0,)
+                yield from (replace(config, min_blocks=m, lead=lead) for m, lead in product(sorted(counts), leads))
 
 
 SCHEDULE = ScheduleSpec(

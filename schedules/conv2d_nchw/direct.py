@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tvm.s_tir.schedule import SBlockRV
     from tvm.tirx import PrimExpr
 
+ALIGNMENT = 64  # bytes at which TVM lets a buffer start in dynamic shared memory
+
 
 @dataclass(frozen=True)
 class DirectConfig(MinBlocks, Config):
@@ -98,12 +100,14 @@ class DirectConfig(MinBlocks, Config):
         return -(-vectors // self.fetchers(problem)), -(-weights // self.threads)
 
     def shared_bytes(self, problem: NchwProblem) -> int:
-        """Shared memory of a block; with cp.async the output's tile takes the place of the operands'."""
+        """Shared memory of a block; with cp.async the output's tile takes the place of the halos."""
         vectors, weights = self.rounds(problem)
-        operands = self.fetchers(problem) * vectors * self.lanes(problem) + self.threads * weights
+        halo, weights = self.fetchers(problem) * vectors * self.lanes(problem), self.threads * weights
         item = numpy_dtype(problem.dtype).itemsize
         output = self.filters * self.block[0] * self.block[1] * item if self.exchange else 0
-        return operands * 4 + output if self.stages == 1 else max(self.stages * operands * item, output)
+        if self.stages == 1:
+            return (halo + weights) * 4 + output
+        return -(-self.stages * weights * item // ALIGNMENT) * ALIGNMENT + max(self.stages * halo * item, output)
 
     def registers(self, problem: NchwProblem) -> int:
         """An estimate for each thread: sums, a row of the halo, loads on their way, and addressing."""
@@ -153,8 +157,8 @@ def direct_definition(problem: NchwProblem, config: DirectConfig) -> list[te.Ten
     vector), or (channel, kernel row, filter and kernel column), thread i % threads fetches element i in round
     i / threads.  ``halo_registers`` and ``weights_registers`` are the same on their way, in float32; what cp.async
     fetches comes as it is.
-    ``conv`` (n, co, out_h, out_w) has its extents rounded up to whole tiles, as has ``finished``, which is ``conv`` after
-    the epilogue, if the output is exchanged; ``output`` keeps what was asked for.
+    ``conv`` (n, co, out_h, out_w) has its extents rounded up to whole tiles, as has ``finished``, which is ``conv``
+    after the epilogue, if the output is exchanged; ``output`` keeps what was asked for.
     """
     from tvm import te
 
@@ -235,7 +239,9 @@ def direct_definition(problem: NchwProblem, config: DirectConfig) -> list[te.Ten
     if not config.exchange:
         return [*given.tensors, te.compute(shape, finished_at, name="output")]
     # beyond the last channel there is no bias to read; what stands there is dropped
-    finished = te.compute(padded, lambda b, f, y, x: finish(p, conv[b, f, y, x], given.bias, te.min(f, p.co - 1)), name="finished")
+    finished = te.compute(
+        padded, lambda b, f, y, x: finish(p, conv[b, f, y, x], given.bias, te.min(f, p.co - 1)), name="finished"
+    )
     return [*given.tensors, te.compute(shape, lambda *at: finished(*at), name="output")]
 
 
@@ -248,7 +254,8 @@ def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
     by_registers = config.stages == 1
 
-    # 1. memory hierarchy: global (-> registers) -> shared for the operands, registers (-> shared) -> global for the sums
+    # 1. memory hierarchy: global (-> registers) -> shared for the operands, registers (-> shared) -> global for the
+    # output
     scope = "shared" if by_registers else "shared.dyn"
     registers = [sch.get_sblock(f"{name}_registers") for name in ("halo", "weights")] if by_registers else []
     shared = [sch.get_sblock(name) for name in ("halo", "weights")]
@@ -346,21 +353,40 @@ def default(problem: NchwProblem, arch: Arch) -> DirectConfig:
             loads = vectors * config.lanes(p) + weights
             if loads <= (56 if config.steps(p) == 1 else 32) and config.check(p, arch) is None:
                 return config
-    return DirectConfig((1, width), (1, 4), filters, 1, 1)
+    return DirectConfig((1, width), (1, 4), filters, 1, vector=1)
 
 
 def space(problem: NchwProblem, arch: Arch) -> Iterator[DirectConfig]:
-    filters = {-(-problem.co // parts) for parts in (1, 2, 3)} | {4, 8}
+    p = problem
+    filters = {-(-p.co // parts) for parts in (1, 2, 3)} | {4, 8}
+    filters = sorted(count for count in filters if count <= 16 and count <= p.co)
+    vectors = (4, 1) if DirectConfig().lanes(p) > 1 else (1,)
     for fields in product(
         product((4, 8, 12, 16, 24), (16, 32, 64, 128)),
         ((1, 2), (1, 4), (1, 8), (2, 4), (4, 4)),
-        sorted(count for count in filters if count <= 16 and count <= problem.co),
-        [0, *(count for count in (1, 2, 4) if count < problem.ci)],
-        (4, 1) if DirectConfig().lanes(problem) > 1 else (1,),
+        filters,
+        [0, *(count for count in (1, 2, 4) if count < p.ci)],
+        vectors,
         (True, False),
         (0, 4),
     ):
-        yield DirectConfig(*fields)
+        block, pixels, count, channels, vector, unroll, least = fields
+        yield DirectConfig(block, pixels, count, channels, vector=vector, unroll_rows=unroll, min_blocks=least)
+    if "cp_async" not in arch.features:
+        return
+    exchanges = (False,) if widest_vector(p.out_w, 4) == 4 else (False, True)
+    for block, pixels, count, channels, stages, exchange, least in product(
+        product((8, 12, 16, 24), (32, 64, 128)),
+        ((1, 4), (2, 2), (2, 4), (3, 4), (4, 4)),
+        [count for count in filters if 2 * count >= min(p.co, 8)],
+        [count for count in (1, 2) if count <= p.ci],
+        (2, 3, 4),
+        exchanges,
+        (0, 3),
+    ):
+        if stages <= -(-p.ci // channels) + 1 and (block[0] * block[1]) % (32 * pixels[0] * pixels[1]) == 0:
+            # more stages would stay empty; warps are whole
+            yield DirectConfig(block, pixels, count, channels, stages, exchange, min_blocks=least)
 
 
 SCHEDULE = ScheduleSpec(
