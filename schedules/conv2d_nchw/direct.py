@@ -358,8 +358,8 @@ def default(problem: NchwProblem, arch: Arch) -> DirectConfig:
 
 def space(problem: NchwProblem, arch: Arch) -> Iterator[DirectConfig]:
     p = problem
-    filters = {-(-p.co // parts) for parts in (1, 2, 3)} | {4, 8}
-    filters = sorted(count for count in filters if count <= 16 and count <= p.co)
+    parts = {-(-p.co // count) for count in (1, 2, 3)} | {4, 8}
+    filters = sorted(count for count in parts if count <= 16 and count <= p.co)
     vectors = (4, 1) if DirectConfig().lanes(p) > 1 else (1,)
     for fields in product(
         product((4, 8, 12, 16, 24), (16, 32, 64, 128)),
