@@ -8,6 +8,7 @@ import math
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -58,7 +59,7 @@ class Fields:
 
         Raises the class's error for a missing, extra or malformed field, naming it.
         """
-        hints = typing.get_type_hints(cls)
+        hints = _hints(typing.cast(Any, cls))
         fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
         for name in words:
             if name not in fields:
@@ -115,6 +116,12 @@ class Fields:
         return " ".join(f"{name}={text(value)}" for name, value in self.words().items())
 
 
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """The fields' types: they take longer to find than all else of `parse`, which reads every line of a journal."""
+    return typing.get_type_hints(cls)
+
+
 @dataclass(frozen=True)
 class Problem(Fields):
     """Base of all problems.  Subclasses check themselves in ``__post_init__`` and raise ProblemError."""
@@ -144,6 +151,10 @@ class Problem(Fields):
     def odd(self) -> Iterator[Problem]:
         """Small problems of the same kind whose extents fit no tile, the oddest first; a config may not take them."""
         raise NotImplementedError
+
+    def any_extent(self) -> Problem:
+        """The problem that stands for all that differ in run-time extents only; one built function takes them all."""
+        return self
 
     @property
     def key(self) -> str:

@@ -24,6 +24,7 @@ from schedules.operator import ScheduleSpec
 from schedules.primitives.annotations import ASYNC, AT_ONCE, PIPELINE
 from schedules.primitives.epilogue import ACCUMULATOR, finish
 from schedules.primitives.launch import MinBlocks
+from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import bind, widest_vector
 from schedules.problem import Config, Pair, numpy_dtype
 
@@ -254,8 +255,7 @@ def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
     by_registers = config.stages == 1
 
-    # 1. memory hierarchy: global (-> registers) -> shared for the operands, registers (-> shared) -> global for the
-    # output
+    next_step(sch, "Memory hierarchy: operands go into shared memory, the sums stay in registers")
     scope = "shared" if by_registers else "shared.dyn"
     registers = [sch.get_sblock(f"{name}_registers") for name in ("halo", "weights")] if by_registers else []
     shared = [sch.get_sblock(name) for name in ("halo", "weights")]
@@ -264,7 +264,7 @@ def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
         for block in blocks:
             sch.set_scope(block, 0, place)
 
-    # 2. blocks and threads; a thread's loops from the slowest to the fastest
+    next_step(sch, "Blocks and threads, and a thread's loops from the slowest to the fastest")
     b, f, y, x, rc, ry, rx = sch.get_loops(conv)
     (threads_y, threads_x), (pixels_y, pixels_x) = config.num_thread, config.pixels
     block_f, f = sch.split(f, [None, config.filters])
@@ -278,7 +278,7 @@ def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
     for loop in (*((ry,) if config.unroll_rows else ()), rx, f, y, x):
         sch.unroll(loop)
 
-    # 3. the output leaves from registers, or by way of shared memory, all threads along its rows
+    next_step(sch, "The way out: from registers, or through shared memory to all threads along the output's rows")
     for block in finished:
         sch.reverse_compute_at(block, thread, preserve_unit_loops=True)
         _vectorize(sch, block, widest_vector(pixels_x, 4))
@@ -288,7 +288,7 @@ def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
     else:
         _vectorize(sch, output, widest_vector(problem.out_w, min(config.vector, widest_vector(pixels_x, 4))))
 
-    # 4. the operands of a stage, each fetched by all threads
+    next_step(sch, "All threads fetch the operands of a stage")
     for block in shared:
         sch.compute_at(block, stage, preserve_unit_loops=True)
     for block in registers:  # at the front, so that all loads are under way before the first is stored
@@ -298,8 +298,7 @@ def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
         _deal_out(sch, weights, config.threads, vector=False)
     sch.decompose_reduction(conv, stage)
 
-    # 5. the next stage's operands are on their way while this stage is computed: in shared memory, or in registers that
-    # are stored after it
+    next_step(sch, "Pipeline: the next stage's operands are on their way while this stage is computed")
     if not by_registers:
         for annotation, value in ((PIPELINE, config.stages), (ASYNC, 1), (AT_ONCE, 1)):
             sch.annotate(stage, annotation, value)
