@@ -96,7 +96,6 @@ from schedules.presets import preset
 assert Path(schedules.__file__).is_relative_to(sys.argv[1]), schedules.__file__
 assert main(["build", "softmax", "rows=4", "cols=32", "--out", "out/softmax"]) == 0
 assert main(["verify", "out/softmax"]) == 0
-assert main(["status", "--device", "nvidia-h200", "--json"]) == 0
 found = choose(preset("tutorial").problem(), parse_arch("cuda:sm_90a"), device="NVIDIA H200")
 print(json.dumps([list(map(str, log_folders())), found.source, str(found)]))
 """
