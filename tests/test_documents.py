@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import shlex
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -125,3 +129,47 @@ def test_files_that_are_named_exist(name: str) -> None:
 def test_headings_are_found() -> None:
     assert {"how-to-add-an-operator", "set-up"} <= headings(TEXTS["CONTRIBUTING.md"])
     assert headings("# A `b`, c: d-e!\n```\n# no\n```\n") == {"a-b-c-d-e"}
+
+
+def told(text: str) -> list[tuple[str, list[str]]]:
+    """Each command of a text's console blocks with the lines shown of what it prints."""
+    found: list[tuple[str, list[str]]] = []
+    for block in blocks(text):
+        for line in block.text.splitlines() if block.language == "console" else ():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            elif line != "...":
+                found[-1][1].append(line)
+    return found
+
+
+def like(line: str) -> str:
+    """A line without its numbers, which other compilers and machines have otherwise."""
+    return re.sub(r"[\d.]+", "#", " ".join(line.split()))
+
+
+def missing(shown: list[str], printed: list[str]) -> list[str]:
+    """The lines of `shown` that `printed` does not have, in this order, at the beginning of a line."""
+    rest = iter([like(line) for line in printed])
+    return [line for line in shown if not any(here.startswith(like(line)) for here in rest)]
+
+
+def test_the_tour_prints_what_it_shows(cuda_compiler: None, emulation: None, tmp_path: Path) -> None:
+    tour = told(TEXTS["README.md"])
+    assert len(tour) >= 4
+    environment = {**os.environ, "TERM": "dumb", "COLUMNS": "120", "PYTHONPATH": str(ROOT)}
+    for command, shown in tour:
+        program, *words = shlex.split(command)
+        assert program == "schedules" and shown
+        ran = subprocess.run(
+            [sys.executable, "-m", "schedules", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert not missing(shown, ran.stdout.splitlines()), command
+
+
+def test_a_tour_that_shows_something_else_is_noticed() -> None:
+    printed = ["route  seed  result", "serial  0  passed  0.144  ...", "emulated  0  passed"]
+    assert not missing(["route seed", "emulated  0     passed"], printed)
+    assert missing(["emulated 0 passed", "serial 0 passed"], printed) == ["serial 0 passed"]
+    assert missing(["serial 0 FAILED"], printed) == ["serial 0 FAILED"]
