@@ -144,8 +144,9 @@ def default(problem: HwcnProblem, arch: Arch) -> CpuConfig:
         width = (tiles_x * best.block_x - 1) * p.stride[1] + (p.kw - 1) * p.dilation[1] + 1
         return height * width * p.ci * best.block[1]
 
+    weights = best.block[0] * p.ci * p.kh * p.kw
     tile = cycles(best) / (rows * columns * channels * batches)
-    task = register_tile.tasks((rows, columns, channels), batches, physical_cores(), tile, copied)
+    task = register_tile.tasks((rows, columns, channels), batches, physical_cores(), tile, copied, weights)
     return CpuConfig(
         best.vector, task.tiles_x, task.tiles_y, task.chunk,
         best.lanes, best.block_lanes, best.block_rows, best.block_x, best.packed,

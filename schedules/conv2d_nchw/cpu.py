@@ -103,7 +103,7 @@ def default(problem: NchwProblem, arch: Arch) -> CpuConfig:
         return p.ci * rows * columns
 
     tile = cycles(best) / (counts[0] * counts[1] * counts[2]) * p.reduction + register_tile.STORED * best.sums
-    task = register_tile.tasks(counts, p.n, physical_cores(), tile, copied)
+    task = register_tile.tasks(counts, p.n, physical_cores(), tile, copied, best.block_f * p.reduction)
     return CpuConfig(best.vector, task.tiles_x, task.tiles_y, task.chunk, best.block_x, best.block_y, best.block_f)
 
 

@@ -23,7 +23,7 @@ CACHED = 384 * KIB  # what a task may keep of the data: less than the second-lev
 FARTHER = 10  # a task that keeps as much takes longer by this part of its time than one that keeps little
 LATENCY = 4  # cycles from a multiply-add to the next of the same sum
 CROSSING = 1.5  # times a load costs whose vectors seldom begin with a cache line
-COPIED = 2  # elements that a core copies in a cycle
+COPIED, STREAMED = 2, 4  # elements that a core copies in a cycle, and that it reads from afar
 LOOP, STORED, STARTED = 1, 4, 3000  # cycles of a loop's step, of a vector's way out, of a task's start
 
 
@@ -115,11 +115,13 @@ def tasks(
     cores: int,
     tile_cycles: float,
     copied: Callable[[int, int], int],
+    weights: int,
 ) -> Task:
     """The best task for `counts` tiles along (rows, columns, channels), `times` over, with `tile_cycles` for a tile.
 
-    `copied` is how many elements a task of (rows, columns) tiles copies; they stay in its cache if any task's do.  A
-    core's tasks come one after the other, so that the last core to finish counts.
+    Each task reads the `weights` elements of each of its channels' tiles; `copied` is how many elements a task of
+    (rows, columns) tiles copies, which stay in its cache if any task's do.  A core's tasks come one after the other, so
+    that the last core to finish counts.
     """
 
     def every() -> Iterator[Task]:
@@ -128,7 +130,7 @@ def tasks(
                 kept = copied(y, x)
                 for f in shares(counts[2]):
                     number = times * _ways(counts, (y, x, f))
-                    each = y * x * f * tile_cycles + kept / COPIED + STARTED
+                    each = y * x * f * tile_cycles + kept / COPIED + f * weights / STREAMED + STARTED
                     farther = 1 + 4 * kept / CACHED / FARTHER if 4 * kept <= CACHED else 1.5
                     yield Task(y, x, f, -(-number // cores) * each * farther)
 

@@ -76,7 +76,7 @@ def exp2(x: PrimExpr) -> PrimExpr:
     def f32(value: float) -> PrimExpr:
         return tirx.const(value, "float32")
 
-    whole = tirx.nearbyint(x)
+    whole = tirx.floor(x + f32(0.5))  # TVM 0.27 vectorises no nearbyint
     fraction = x - whole
     # a float32 near 1.5 * 2**23 counts in ones: the sum's last bits are n with the exponent's bias
     biased = tirx.reinterpret("int32", whole + f32(1.5 * 2**23 + 127))

@@ -47,7 +47,7 @@ def test_shares_begin_with_one_and_end_with_all(count: int) -> None:
 def test_tasks_keep_every_core_busy_and_what_they_copy_in_cache(
     counts: tuple[int, int, int], times: int, cores: int, rows: int
 ) -> None:
-    found = tasks(counts, times, cores, 1e5, lambda y, x: rows * y * x)
+    found = tasks(counts, times, cores, 1e5, lambda y, x: rows * y * x, weights=100)
     shared = (found.tiles_y, found.tiles_x, found.chunk)
     assert all(1 <= share <= count for count, share in zip(counts, shared, strict=True))
     number = times * math.prod(-(-count // share) for count, share in zip(counts, shared, strict=True))
