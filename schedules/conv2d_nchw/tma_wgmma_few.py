@@ -125,6 +125,7 @@ class FewWork(Work):
         self.kernel = (1, 1)
         self.chunks = -(-p.ci // config.block_k)
         self.channels = _channels(p)
+        self.columns = 1
         self.tiles = PixelTiles(p, (1, config.block_m // width, width))
         self.clusters = -(-self.tiles.count // config.cluster_m)
         self.rows = RowTiles(self.tiles, width, (0, 0), run).with_halo()
@@ -234,7 +235,7 @@ class FewWork(Work):
                     for store in range(staging.together):
                         pixel = (block + 1) * ROWS + (store - staging.together) * staging.width
                         source = memory.ptr_to([start + store * staging.store_bytes])
-                        to = self.store_at(place, member.consumer, pixel)
+                        to = self.store_at(place, member.part, pixel)
                         T.evaluate(T.ptx[form](T.address_of(output_map), *to, source))
                     T.evaluate(T.ptx.cp.async_.bulk.commit_group())
 

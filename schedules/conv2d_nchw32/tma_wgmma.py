@@ -126,7 +126,7 @@ def _tiles(problem: Nchw32Problem, config: TmaWgmmaConfig) -> PixelTiles | None:
     # a tap further down is a line further on in shared memory, where the swizzle has to be the same
     line = PATTERN * config.fold(problem) if config.tall else 1
     prefer = most_images if config.skip_padding else highest if config.tall or width else squarest
-    tiles = pixel_tiles(flat, config.block_m, (config.consumers, shared), width, line, prefer, lines_outside=True)
+    tiles = pixel_tiles(flat, config.block_m, (config.parts, shared), width, line, prefer, lines_outside=True)
     return tiles and replace(tiles, images_first=config.skip_padding)
 
 
@@ -238,7 +238,7 @@ class Nchw32Work(Work):
             p.out_dtype,
             (p.n, p.out_h, p.out_w),
             p.co_groups,
-            tiles.part(config.consumers),
+            tiles.part(config.parts),
             1,
             fold=staging.fold,
             promotion=0,
@@ -343,7 +343,7 @@ class Nchw32Work(Work):
         return [Load(part * (tile.nbytes // config.cluster_m), (0, line, rx, ry, first))]
 
     def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
-        pixel = self.tiles.of_part(place.pixel, consumer, self.config.consumers)
+        pixel = self.tiles.of_part(place.pixel, consumer, self.config.parts)
         return _at(pixel, place.group + column // GROUP, self.staging.fold)
 
     def row_term(self, tensors: Tensors, place: Place, consumer: Any, row: Any) -> Any:
@@ -355,7 +355,7 @@ class Nchw32Work(Work):
         p = self.problem
         if not p.residual:
             return None
-        n, y, x = self.tiles.pixel(self.tiles.of_part(place.pixel, consumer, self.config.consumers), row)
+        n, y, x = self.tiles.pixel(self.tiles.of_part(place.pixel, consumer, self.config.parts), row)
         is_pixel = tirx.all(n < p.n, y < p.out_h, x < p.out_w)
         start = ((n * p.co_groups * p.out_h + y) * p.out_w + x) * GROUP
         return kept("start", tirx.Select(is_pixel, start, -1))
