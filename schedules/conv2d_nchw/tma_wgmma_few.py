@@ -396,10 +396,16 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaFewConfig:
 
 
 def space(problem: NchwProblem, arch: Arch) -> Iterator[TmaWgmmaFewConfig]:
-    for config, stages in product(_configs(problem), STAGES):
+    for config, stages, eager in product(_configs(problem), STAGES, (False, True)):
         for words in clusters(config.blocks_sm):
             if words["cluster_n"] == 1:
-                yield replace(config, num_stages=stages, **words)
+                found = replace(config, num_stages=stages, eager=eager, **words)
+                yield found
+                if words["split_k"] == 1 and config.consumers > 1:
+                    # tiles of a consumer's rows, with which the filters stay, or a block's
+                    own = replace(found, block_m=found.rows, ping_pong=True)
+                    yield own
+                    yield replace(own, stationary=True)
 
 
 SCHEDULE = ScheduleSpec(

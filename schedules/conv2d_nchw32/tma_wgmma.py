@@ -293,10 +293,11 @@ class Nchw32Work(Work):
         """For each tile, or one of each of a multiprocessor's blocks, the longest of multiplying and finishing, of what
         TMA moves in lines, and in bytes from L2, and some of the others; for blocks that do not share a tile.
 
-        A block's consumers finish a tile together and do not multiply meanwhile; another block may.
+        A block's consumers finish a tile together and do not multiply meanwhile; another block may, or with `ping_pong`
+        another consumer.  Filters that stay are loaded in no time.
         """
         config, staging = self.config, self.staging
-        shared = ((self.a, config.cluster_n), (self.b, config.cluster_m))
+        shared = ((self.a, config.cluster_n), (self.b, config.cluster_m))[: 1 if config.stationary else 2]
         area = config.block_m * config.block_n
         products = len(self.products) * config.groups * config.block_m // ROWS
         multiply = products * product_cycles(config.block_n)
@@ -306,7 +307,7 @@ class Nchw32Work(Work):
         stored = area * staging.item
         multiplying, finishing, blocks = stages * (multiply + STEP), area * FINISH, config.blocks_sm
         busy = (
-            max(blocks * multiplying, blocks * finishing, multiplying + finishing),
+            max(blocks * multiplying, blocks * finishing, (multiplying + finishing) * config.parts / config.consumers),
             blocks * LINE * (stages * lines + stored / staging.row_bytes / staging.fold),
             blocks * (stages * loaded + stored) / L2,
         )
@@ -455,7 +456,7 @@ def _ways(problem: Nchw32Problem) -> list[dict[str, Any]]:
 def space(problem: Nchw32Problem, arch: Arch) -> Iterator[TmaWgmmaConfig]:
     return (
         TmaWgmmaConfig(**words, **ways)
-        for words, ways in product(blocks(problem.dtype, SHAPES + PAIRED), _ways(problem))
+        for words, ways in product(blocks(problem.dtype, SHAPES + PAIRED, filters=True), _ways(problem))
     )
 
 

@@ -237,7 +237,7 @@ def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Iterator[TmaWgmmaConfig]:
-    return (TmaWgmmaConfig(**words) for words in blocks(problem.dtype))
+    return (TmaWgmmaConfig(**words) for words in blocks(problem.dtype, filters=True))
 
 
 SCHEDULE = ScheduleSpec(

@@ -52,7 +52,9 @@ class HopperConfig(Config):
     ping_pong: bool = False
     # operand b, the filters of all of a tile's reduction, is loaded with a block's first tile and stays in shared memory
     stationary: bool = False
-    prefetch: bool = False  # a thread fetches the tensor maps while the block sets itself up, before their first use
+    # tensor maps are fetched while a block sets itself up, and it ends when its last results have left shared memory;
+    # else they are fetched as they are used, and it ends when the results are in global memory
+    eager: bool = False
 
     @property
     def cluster(self) -> int:
@@ -227,7 +229,7 @@ def blocks(
         _ways_of(shapes, filters), (2 * k, 4 * k, 8 * k), STAGES, [*clusters(1), *clusters(2)]
     ):
         whole = words["split_k"] == 1
-        alone = whole and words["cluster_m"] == 1  # what is loaded but once need not be shared
+        alone = whole and words["cluster_m"] == words["blocks_sm"] == 1  # what is loaded but once need not be shared
         if (
             (shape["consumers"], words["blocks_sm"]) in REGISTERS
             and (whole or "ping_pong" not in shape)

@@ -227,6 +227,11 @@ def program(work: Work) -> tvm.IRModule:
             if tensor_map is not None:
                 T.evaluate(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
 
+    def wait_stored() -> None:
+        """Wait for this thread's stores, of which the shared memory that they read has to outlive them."""
+        wait = T.ptx.cp.async_.bulk.wait_group
+        T.evaluate((wait.read if config.eager else wait)(0))
+
     # fmt: off
     @T.prim_func
     def main(data: T.handle, weight: T.handle, bias: T.handle, residual: T.handle, result: T.handle) -> None:
@@ -250,7 +255,7 @@ def program(work: Work) -> tvm.IRModule:
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
         thread = T.thread_id_in_wg([WARPGROUP])
-        if config.prefetch:
+        if config.eager:
             if tirx.all(group == consumers, thread == 0):
                 fetch_maps(a_map, b_map, output_map)
         part("Shared memory: a ring of stages, room for the output, and barriers that say who may use a stage")
@@ -387,7 +392,7 @@ def program(work: Work) -> tvm.IRModule:
                 tile = tile + clusters
             if by_tma:  # noqa: SIM102 (of the two only the other is the kernel's)
                 if thread == 0:
-                    T.ptx.cp.async_.bulk.wait_group(0)
+                    wait_stored()
         part("The end: no block leaves while others may write into its shared memory")
         T.cuda.warp_sync()
         if cluster > 1:

@@ -218,7 +218,8 @@ class Work(ABC):
         small: the three overlap the better the more the longest of them stands out (a norm), and each tile's results
         are finished after it.  The constants are fitted to 210 trials of four 3x3 convolutions of NHWC data in float16
         on an H200 (mean error 7%; of the configs tried the one it chooses is 1.5% slower than the best), the rate of
-        32-byte rows to 900 of NCHW32 in int8.  What `split_k` costs is an estimate.
+        32-byte rows to 900 of NCHW32 in int8.  What `split_k` costs and what `ping_pong` and `stationary` save are
+        estimates.
         """
         config, stages = self.config, math.prod(self.kernel) * self.chunks
         nbytes = self.a.tile.k * self.a.tile.item
@@ -226,7 +227,7 @@ class Work(ABC):
         own = -(-stages // config.split_k)
         cycles = product_cycles(config.block_n) * CYCLE
         multiply = waves * own * config.blocks_sm * config.block_m / ROWS * nbytes / K_BYTES * cycles
-        rows = config.block_m / config.cluster_n + config.block_n / config.cluster_m
+        rows = config.block_m / config.cluster_n + config.block_n / config.cluster_m / (waves if config.stationary else 1)
         rate = LOADED_NARROW if self.a.tile.swizzle <= NARROW else LOADED
         load = self.clusters * config.cluster / RESIDENT[1] * own * rows * nbytes / rate
         arrive = waves * own * LATENCY / (config.num_stages - 1)
@@ -235,6 +236,9 @@ class Work(ABC):
         if config.split_k > 1:
             finish += EXCHANGE + results * SENT * (config.split_k - 1) / config.split_k
         overlapped = sum(part**OVERLAP for part in (multiply, load, arrive)) ** (1 / OVERLAP)
+        if config.ping_pong:
+            alone = finish * config.consumers
+            return max(overlapped + alone, waves * finish) / 1000
         return (overlapped + waves * finish) / 1000
 
     def prepare(self, tensors: Tensors) -> None:
