@@ -352,7 +352,8 @@ def program(work: Work) -> tvm.IRModule:
             while tile + others(tile, group) * clusters < work.clusters:
                 if ping_pong:
                     part("The others' tiles: their stages go by")
-                    for _ in T.serial(others(tile, group)):
+                    passed = T.meta_var(named("passed", others(tile, group)))  # tile changes in the loop
+                    for _ in T.serial(passed):
                         position = T.meta_var(
                             named("position", stage + steps_of(work.place(tile, rank_m, rank_n), rank_k)))
                         stage = T.truncmod(position, stages)
