@@ -50,7 +50,7 @@ class HopperConfig(Config):
 
     # each consumer has tiles of its own, of block_m x block_n: one finishes its tile while another multiplies
     ping_pong: bool = False
-    # operand b, the filters of all of a tile's reduction, is loaded with a block's first tile and stays in shared memory
+    # operand b, the filters of a tile's whole reduction, is loaded with a block's first tile and stays in shared memory
     stationary: bool = False
     # tensor maps are fetched while a block sets itself up, and it ends when its last results have left shared memory;
     # else they are fetched as they are used, and it ends when the results are in global memory
@@ -211,7 +211,7 @@ CLUSTERS = (
 )
 
 
-def clusters(blocks_sm: int) -> list[dict[str, int]]:
+def clusters(blocks_sm: int) -> list[dict[str, Any]]:
     """Fields of every cluster, and of the grid that an H200 holds of its blocks."""
     return [
         dict(cluster_m=m, cluster_n=n, split_k=k, grid=RESIDENT[m * n * k] * blocks_sm, blocks_sm=blocks_sm)

@@ -221,11 +221,12 @@ def program(work: Work) -> tvm.IRModule:
             else:
                 empty.arrive(stage)
 
-    def fetch_maps(*maps: Any) -> None:
-        """Have TMA know the tensor maps before it needs them."""
-        for tensor_map in maps:
-            if tensor_map is not None:
-                T.evaluate(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
+    def fetch_maps(by: Any, *maps: Any) -> None:
+        """Have the thread for which `by` is true fetch those tensor maps that there are."""
+        with T.If(by), T.Then():
+            for tensor_map in maps:
+                if tensor_map is not None:
+                    T.evaluate(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
 
     def wait_stored() -> None:
         """Wait for this thread's stores, of which the shared memory that they read has to outlive them."""
@@ -256,8 +257,7 @@ def program(work: Work) -> tvm.IRModule:
         lane = T.lane_id([32])
         thread = T.thread_id_in_wg([WARPGROUP])
         if config.eager:
-            if tirx.all(group == consumers, thread == 0):
-                fetch_maps(a_map, b_map, output_map)
+            fetch_maps(tirx.all(group == consumers, thread == 0), a_map, b_map, output_map)
         part("Shared memory: a ring of stages, room for the output, and barriers that say who may use a stage")
         pool = T.SMEMPool()
         ring = pool.alloc((stages * stage_bytes,), "uint8", align=1024)

@@ -227,7 +227,8 @@ class Work(ABC):
         own = -(-stages // config.split_k)
         cycles = product_cycles(config.block_n) * CYCLE
         multiply = waves * own * config.blocks_sm * config.block_m / ROWS * nbytes / K_BYTES * cycles
-        rows = config.block_m / config.cluster_n + config.block_n / config.cluster_m / (waves if config.stationary else 1)
+        used = waves if config.stationary else 1  # times that operand b is, once loaded
+        rows = config.block_m / config.cluster_n + config.block_n / config.cluster_m / used
         rate = LOADED_NARROW if self.a.tile.swizzle <= NARROW else LOADED
         load = self.clusters * config.cluster / RESIDENT[1] * own * rows * nbytes / rate
         arrive = waves * own * LATENCY / (config.num_stages - 1)
