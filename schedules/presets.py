@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 from schedules.errors import UnknownNameError, UsageError
 from schedules.operator import Operator
 from schedules.problem import Problem
-from schedules.registry import OPERATORS, operator
+from schedules.registry import operator, operator_modules
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,7 +32,7 @@ class Preset:
     @property
     def available(self) -> bool:
         """Whether this version has the operator."""
-        return self.operator in OPERATORS
+        return self.operator in operator_modules()
 
     def require_available(self) -> None:
         """Raise UsageError if this version does not have the operator."""
@@ -58,7 +59,7 @@ def parse_presets(text: str) -> dict[str, Preset]:
     found: dict[str, Preset] = {}
     for owner, problems in tomllib.loads(text).items():
         for name, fields in problems.items():
-            if name in found or name in OPERATORS:
+            if name in found or name in operator_modules():
                 raise UsageError(f"preset {name} of {owner} has the name of another preset or operator; rename it")
             found[name] = Preset(name, owner, fields)
     return found
@@ -82,14 +83,14 @@ def resolve(name: str, words: Mapping[str, Any]) -> tuple[Operator, Problem]:
 
 def operator_named(name: str) -> Operator:
     """The operator called `name`, or that of the preset `name`.  Raises UnknownNameError, UsageError."""
-    if name in OPERATORS:
+    if name in operator_modules():
         return operator(name)
     if name in presets():
         preset(name).require_available()
         return operator(preset(name).operator)
     if name in planned():
         raise UsageError(f"operator {name} is planned and not in this version; `schedules list` shows what is")
-    unknown = UnknownNameError("operator or preset", name, [*OPERATORS, *presets()])
+    unknown = UnknownNameError("operator or preset", name, [*operator_modules(), *presets()])
     if unknown.nearest is None:  # all the names there are would fill the screen
         raise UsageError(f"unknown operator or preset {name!r}; `schedules list` shows them")
     raise unknown
@@ -98,3 +99,26 @@ def operator_named(name: str) -> Operator:
 def planned() -> list[str]:
     """Operators that have presets and are not in this version."""
     return sorted({p.operator for p in presets().values() if not p.available})
+
+
+def short(operator: str, problem: Problem) -> str:
+    """A problem for a table: the preset's name if it is one, else the fields that are not at their defaults."""
+    if name := _names().get((operator, problem)):
+        return name
+    parts = str(problem).split(" ")
+    kept = [
+        part
+        for part, field in zip(parts, (field for field in dataclasses.fields(problem) if field.init), strict=True)
+        if field.default is dataclasses.MISSING or getattr(problem, field.name) != field.default
+    ]
+    return " ".join(kept)
+
+
+@lru_cache
+def _names() -> dict[tuple[str, Problem], str]:
+    """The first preset of each problem."""
+    found: dict[tuple[str, Problem], str] = {}
+    for preset in presets().values():
+        if preset.available:
+            found.setdefault((preset.operator, preset.problem()), preset.name)
+    return found

@@ -241,6 +241,7 @@ def operator_name(problem: Problem) -> str:
 
 
 def limits_text(status: Status) -> str:
+    """The limits of a search, in words."""
     limits = status.limits
     parts = [
         limits.trials is not None and f"{limits.trials} trials",
@@ -290,6 +291,7 @@ def comparison(best: Record, default: Record | None, peers: Mapping[str, float])
 
 
 def us_text(us: float) -> str:
+    """Microseconds, with two decimals below 1000 and one above."""
     return f"{us:.2f} us" if us < 1000 else f"{us:.1f} us"
 
 
@@ -299,10 +301,12 @@ def rate_text(record: Record) -> str:
     if problem.flops < MEMORY_BOUND * problem.min_bytes:
         return f"{record.gbytes_per_s:.4g} GB/s"
     unit = "OP/s" if str(getattr(problem, "dtype", "")).startswith("int") else "FLOP/s"
-    return f"{record.tflops:.3g} T{unit}" if record.tflops >= 1 else f"{1e3 * record.tflops:.3g} G{unit}"
+    rate, prefix = (record.tflops, "T") if record.tflops >= 1 else (1e3 * record.tflops, "G")
+    return f"{rate:.0f} {prefix}{unit}" if rate >= 100 else f"{rate:.3g} {prefix}{unit}"
 
 
 def candidate_text(record: Record) -> str:
+    """The schedule and config of a record."""
     return f"{record.schedule}: {record.config}"
 
 
