@@ -58,6 +58,7 @@ class TileConfig(Config):
 
 
 def round_up(size: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `size`."""
     return -(-size // multiple) * multiple
 
 
