@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from schedules.arch import Arch, parse_arch
 from schedules.build import build
+from schedules.conv2d_hwcn.tma_wgmma import HwcnWork, TmaWgmmaConfig
 from schedules.errors import ConfigError
 from schedules.registry import operator
 from tests.conftest import problem_of
@@ -115,6 +116,16 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
             spec.config_for(problem_of("conv2d_hwcn", **WORK | fields), sm_90a)
     with pytest.raises(ConfigError, match="cuda:sm_80 has no tma and no wgmma"):
         spec.config_for(problem_of("conv2d_hwcn", **WORK), parse_arch("sm_80"))
+
+
+def test_the_estimate_hides_the_end_of_tiles_in_turn() -> None:
+    tile = dict(block_m=64, block_n=256, num_stages=4)
+    problem = problem_of("conv2d_hwcn", **WORK)
+    one, in_turn = (
+        HwcnWork(problem, TmaWgmmaConfig(**(PLAIN | tile | words))).microseconds()
+        for words in (dict(consumers=1), dict(consumers=2, ping_pong=True))
+    )
+    assert in_turn < one
 
 
 def test_the_space_holds_the_default(sm_90a: Arch) -> None:

@@ -62,7 +62,6 @@ CONFIGS: list[dict[str, Any]] = [
             dict(block_m=128, block_n=48, consumers=2, block_k=16, num_stages=5, cluster_m=1, grid=0),
             dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
             dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
-            dict(block_m=128, block_n=160, consumers=2, num_stages=5, ping_pong=True, eager=True, grid=2),
             dict(block_m=128, block_n=160, consumers=2, num_stages=4, cluster_m=1, split_k=2),
             dict(block_m=128, block_n=64, consumers=2, num_stages=3, block_k=16, cluster_m=2, split_k=2, grid=4),
             dict(
