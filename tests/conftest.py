@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import pytest
+from tvm.script.parser.core import doc
 
 from schedules.arch import ARCHES, Arch, parse_arch
 from schedules.build import Built
@@ -31,9 +33,11 @@ def no_records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def short_parses() -> Iterator[None]:
-    """TVM's parser asks for the whole call stack, which pytest makes deep, many times a schedule."""
+    """TVM's parser asks for the whole call stack, which pytest makes deep, many times a schedule, and reads the source
+    of the same programs again for each of hundreds of kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspect, "getouterframes", outer_frames)
+        patch.setattr(doc, "parse", lru_cache(maxsize=None)(doc.parse))
         yield
 
 
@@ -125,10 +129,11 @@ def assert_correct(
 
 def caught(built: Built, source: str, arrays: Sequence[Any]) -> bool:
     """Whether `source`, run behind the host code of `built`, is wrong in some mode of the emulator."""
+    expected = built.operator.reference(built.problem, arrays)
     for _, run in emulated_runs(built, source):
         try:
             outputs = run([*arrays, *poisoned(built.problem)])
-            if not judge(built.problem, arrays, outputs, arithmetic=built.schedule.arithmetic).passed:
+            if not judge(built.problem, arrays, outputs, expected, built.schedule.arithmetic).passed:
                 return True
         except EmulationError:
             return True
