@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 from tvm.script.parser.core import doc
 
 from schedules.arch import ARCHES, Arch, parse_arch
-from schedules.build import Built
+from schedules.build import Built, build
 from schedules.errors import EmulationError, ToolchainError
-from schedules.problem import Problem
+from schedules.problem import Config, Problem
 from schedules.registry import operator
 from schedules.toolchain.frames import outer_frames
 from schedules.verify import Check, emulated_runs, emulator_available, judge, poisoned, verify
@@ -125,6 +126,18 @@ def assert_correct(
     for check in checks:
         assert check.passed, f"{check.route} {arch} {schedule} {config} {check.problem}: {check.detail}"
     return checks
+
+
+@lru_cache(maxsize=16)
+def cuda_source(problem: Problem, arch: Arch, schedule: str, config: Config) -> str:
+    """The generated CUDA C++."""
+    return str(build(problem, arch, schedule, config, device_code=False).sources["cu"])
+
+
+def assert_changes_the_source(problem: Problem, arch: Arch, schedule: str, base: Any, **change: Any) -> None:
+    """The same config with `change` is another program."""
+    assert base.words() != replace(base, **change).words()
+    assert cuda_source(problem, arch, schedule, base) != cuda_source(problem, arch, schedule, replace(base, **change))
 
 
 def caught(built: Built, source: str, arrays: Sequence[Any]) -> bool:
