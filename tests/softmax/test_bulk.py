@@ -84,8 +84,8 @@ def is_right(built: Built, rows: int, mode: int = 0) -> bool:
     return judge(problem, arrays, one_mode(built, arrays, rows, mode)).passed
 
 
-# every config with four or five of the problems, every problem with five of the configs
-PAIRS = [(c, p) for c in range(len(CONFIGS)) for p in range(len(PROBLEMS)) if (c + p) % 2 == 0]
+# every config with three of the problems, every problem with three or four of the configs
+PAIRS = [(c, p) for c in range(len(CONFIGS)) for p in range(len(PROBLEMS)) if (c + p) % 3 == 0]
 
 
 @pytest.mark.parametrize(("config", "fields"), PAIRS)
@@ -93,7 +93,7 @@ def test_configs_and_problems(emulation: None, sm_90a: Arch, config: int, fields
     """13 rows: more than the grid has teams, and no multiple of a stage's."""
     problem = softmax(rows=13, **PROBLEMS[fields])
     built = build(problem, sm_90a, "bulk", fitted(CONFIGS[config], problem), device_code=False)
-    assert is_right(built, 13, (config + fields) % 3)
+    assert is_right(built, 13, config % 3)
 
 
 @pytest.mark.parametrize(
