@@ -5,13 +5,18 @@ JOBS ?= 2
 EXTRAS ?= cuda,rocm,tune,cluster,dev
 BIN := $(VENV)/bin
 
-.PHONY: run test setup lint clean
+.PHONY: run test test-torch setup lint clean
 
 run: setup
 	$(BIN)/python scripts/first_run.py
 
 test: setup
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# the suite's own interpreter has no PyTorch, which is gigabytes; here it is installed, and stays
+test-torch: setup
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[torch]'
+	$(BIN)/python -m pytest -q tests/torch tests/scripts/test_torch_overhead.py
 
 setup: $(VENV)/.installed
 

@@ -113,7 +113,7 @@ ARCHES: dict[str, Arch] = {
         _cuda("sm_80", 163, 164, 2048, 32, *_AMPERE),
         _cuda("sm_86", 99, 100, 1536, 16, *_AMPERE),
         _cuda("sm_89", 99, 100, 1536, 24, *_AMPERE, "fp8"),
-        _cuda("sm_90a", 227, 228, 2048, 32, *_AMPERE, "fp8", "wgmma", "tma"),
+        _cuda("sm_90a", 227, 228, 2048, 32, *_AMPERE, "fp8", "wgmma", "tma", "cluster"),
         _rocm("gfx90a", 64, 512, 128 * KIB, 2048, "mfma"),
         _rocm("gfx942", 64, 512, 128 * KIB, 2048, "mfma"),
         _rocm("gfx1100", 32, 256, 192 * KIB, 1024, "wmma"),

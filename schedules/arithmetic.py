@@ -20,3 +20,6 @@ class Arithmetic:
 FLOAT32 = Arithmetic("float32", 2.0**-20)  # 16 units in the last place
 # float32 products as three of bfloat16 parts: see `primitives.split`; their sums are float32's
 BF16X3 = Arithmetic("bf16x3", 3 * 2.0**-16 + FLOAT32.error)
+# float32 products of TF32 parts, each operand rounded to 10 bits of mantissa (2^-11 of it); the sums are float32's, of
+# which tensor cores cut off what is below the last bit after every step
+TF32 = Arithmetic("tf32", 2.0**-10 + 2.0**-13)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from schedules.arch import Arch
 from schedules.errors import ConfigError, UnknownNameError
 from schedules.operator import ScheduleSpec
+from schedules.primitives.steps import only_step
 from schedules.problem import Config, Problem
 from schedules.registry import operator_of
 from schedules.toolchain.frames import quick_frames
@@ -84,11 +85,13 @@ class AutoConfig(Config):
 
 def schedule(problem: Problem, config: AutoConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for ``problem.arguments()``, every extent of it fixed.  Raises ConfigError."""
-    return replayed(problem, config, arch)
+    sch = replayed(problem, config, arch)
+    only_step(sch, f"What the search found in the space {config.space}", program(problem, config.space))
+    return sch.mod
 
 
-def replayed(problem: Problem, config: AutoConfig, arch: Arch) -> tvm.IRModule:
-    """The module that the trace of `config` makes of its space's program.  Raises ConfigError with the reason."""
+def replayed(problem: Problem, config: AutoConfig, arch: Arch) -> Schedule:
+    """What the trace of `config` makes of its space's program.  Raises ConfigError with the reason."""
     from schedules.primitives.intrinsics import described
 
     if config.space not in SPACES:
@@ -99,12 +102,12 @@ def replayed(problem: Problem, config: AutoConfig, arch: Arch) -> tvm.IRModule:
 
 
 @lru_cache(maxsize=8)  # a config is checked, then built, then verified
-def _replayed(problem: Problem, config: AutoConfig, as_described: bool) -> tvm.IRModule:
+def _replayed(problem: Problem, config: AutoConfig, as_described: bool) -> Schedule:
     """`as_described` leaves the loops that a tensor intrinsic stands for, which any target can run."""
     instructions, decisions = config.steps
     if as_described:
         instructions = [step for step in instructions if step[0] != "Tensorize"]
-    return replay(program(problem, config.space), [instructions, decisions]).mod
+    return replay(program(problem, config.space), [instructions, decisions])
 
 
 def replay(mod: tvm.IRModule, steps: list[Any]) -> Schedule:

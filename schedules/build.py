@@ -122,13 +122,14 @@ def build_scheduled(
     mod: tvm.IRModule,
     *,
     device_code: bool = True,
+    instruments: Sequence[Any] = (),
 ) -> Built:
-    """Build a program that is already scheduled."""
+    """Build a program that is already scheduled, with TVM's pass `instruments` watching."""
     start = time.perf_counter()
     launch = launch_of(mod, arch) if arch.is_gpu else None
     if launch and launch.threads > arch.max_threads:
         raise BuildError(f"the schedule launches {launch.threads} threads a block, {arch} allows {arch.max_threads}")
-    module, made, lowered = _compile(mod, arch, device_code)
+    module, made, lowered = _compile(mod, arch, device_code, instruments)
     return Built(
         operator=op,
         problem=problem,
@@ -164,7 +165,9 @@ def compiled(mod: tvm.IRModule, arch: Arch) -> Any:
     return _compile(mod, arch, device_code=True)[0]
 
 
-def _compile(mod: tvm.IRModule, arch: Arch, device_code: bool) -> tuple[Any, _Made, str]:
+def _compile(
+    mod: tvm.IRModule, arch: Arch, device_code: bool, instruments: Sequence[Any] = ()
+) -> tuple[Any, _Made, str]:
     """The runtime module of `mod`, what the device compiler made, and the lowered program as text."""
     target = arch.target()
     with _callbacks(arch, device_code) as made, pipeline.lowering(mod) as state:
@@ -172,7 +175,7 @@ def _compile(mod: tvm.IRModule, arch: Arch, device_code: bool) -> tuple[Any, _Ma
             with (
                 without_lines(ROCM_WARNINGS if arch.kind == "rocm" else ()),
                 target,
-                tvm.transform.PassContext(config=pipeline.config(arch.kind, mod)),
+                tvm.transform.PassContext(config=pipeline.config(arch.kind, mod), instruments=instruments),
             ):
                 return tirx.build(mod, target=target, pipeline=pipeline.name_for(mod)), made, state.lowered
         except SchedulesError:

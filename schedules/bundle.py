@@ -167,8 +167,7 @@ class Bundle:
         here = devices.cuda() if arch.kind == "cuda" else devices.rocm()
         if not here:
             raise BundleError(f"{wanted}, this machine has no {arch.kind} device; run it where there is one")
-        # the newest arch of the same kind that the device runs
-        fits = next((str(a) for a in reversed(_gpu_arches()) if here[0].runs(a)), "llvm")
+        fits = here[0].newest_arch() or "llvm"
         raise BundleError(f"{wanted}, this device is {here[0].capability}; rebuild with --target {fits}")
 
     def load(self) -> Loaded:
@@ -321,12 +320,6 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _gpu_arches() -> list[Arch]:
-    from schedules.arch import ARCHES
-
-    return [arch for arch in ARCHES.values() if arch.is_gpu]
 
 
 @contextlib.contextmanager

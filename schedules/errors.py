@@ -75,3 +75,7 @@ class JournalError(SchedulesError):
 
 class TuningError(SchedulesError):
     """A search that cannot go on: nothing it tries works."""
+
+
+class DerivativeError(SchedulesError):
+    """A derivative that no kernel computes."""

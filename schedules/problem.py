@@ -145,6 +145,10 @@ class Problem(Fields):
         """Small problems of the same kind whose extents fit no tile, the oddest first; a config may not take them."""
         raise NotImplementedError
 
+    def any_extent(self) -> Problem:
+        """The problem that stands for all that differ in run-time extents only; one built function takes them all."""
+        return self
+
     @property
     def key(self) -> str:
         """A stable name for files and journals."""

@@ -34,7 +34,8 @@ class Search:
     """Which search a trial belongs to, and how it was asked for, so that it can be gone on with.
 
     `campaign` counts the searches that were started over; `schedules` are those it was narrowed to, `space` the
-    auto-scheduler's; `trials`, `minutes` and `patience` its limits.
+    auto-scheduler's; `trials`, `minutes` and `patience` its limits; `offered` the schedules it could draw from, where
+    it was not narrowed.
     """
 
     strategy: str
@@ -45,13 +46,14 @@ class Search:
     trials: int | None = None
     minutes: float | None = None
     patience: int | None = None
+    offered: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, "", ())}
 
     @classmethod
     def from_json(cls, words: Mapping[str, Any]) -> Search:
-        return cls(**{**words, "schedules": tuple(words.get("schedules", ()))})
+        return cls(**{**words, **{name: tuple(words.get(name, ())) for name in ("schedules", "offered")}})
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
     scripts/compare_conv.py 'k100-nhwc-*' --graph                   # presets; both sides launched from CUDA graphs
     scripts/compare_conv.py 'resnet50-*' --set n=256 --graph        # with fields replaced
     scripts/compare_conv.py k100-nhwc-2 --schedule tma_wgmma --search 40
+    scripts/compare_conv.py tutorial --schedule tf32 --graph        # float32 in TF32, beside cuDNN's TF32 too
     scripts/compare_conv.py --ceilings                              # the matrix products of this GPU, for the file
 
 Every result of ours is compared with the float64 reference on the device before it is timed.  A result is written after
@@ -20,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schedules.arch import Arch
+from schedules.arithmetic import FLOAT32, Arithmetic
 from schedules.dispatch import Choice, choose, default_choice
 from schedules.errors import SchedulesError, UsageError
 from schedules.measure import CudaTimer, device_name, local_gpu
@@ -42,8 +44,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--peers", nargs="*", default=["*"], metavar="PATTERN", help=", ".join(PEERS))
     what.add_argument("--graph", action="store_true", help="launch ours and the peers from CUDA graphs")
     what.add_argument("--ceilings", action="store_true", help="also time large matrix products, kept with the result")
-    ours = add_arguments(parser, 1.0, "conv_compare.json")
-    ours.add_argument("--schedule", metavar="NAME", help="this schedule: its best record, else its default config")
+    add_arguments(parser, 1.0, "conv_compare.json")
     args = parser.parse_args(words)
     check_arguments(args)
     require_patterns(args.peers)
@@ -93,7 +94,12 @@ def run_all(problems: Sequence[Conv2dProblem], args: argparse.Namespace) -> None
     device, launch = str(device_name(arch)), GRAPH if args.graph else STREAM
     out = args.out or args.log / slug(device) / "conv_compare.json"
     results = Results(out, device, bench.versions_here(arch), kind=KIND, launch=launch, fresh=args.fresh)
-    left = [problem for problem in problems if not (args.missing and problem in results)]
+
+    def arithmetic(problem: Conv2dProblem) -> Arithmetic:
+        # only a schedule that is named has another
+        return operator_of(problem).schedule(args.schedule).arithmetic if args.schedule else FLOAT32
+
+    left = [problem for problem in problems if not (args.missing and results.has(problem, arithmetic(problem)))]
     with CudaTimer() as timer:
         if args.ceilings:
             results.note(ceilings=ceilings.measure_ceilings(timer, args.seconds))
@@ -104,10 +110,10 @@ def run_all(problems: Sequence[Conv2dProblem], args: argparse.Namespace) -> None
             )
 
         def result(problem: Conv2dProblem, found: Found) -> dict[str, Any]:
-            return convolution_case.case_result(problem, found, launch)
+            return convolution_case.case_result(problem, found, launch, arithmetic(problem))
 
         comparison = Comparison(lambda problem: chosen(problem, arch, args), run, result, name_of, line_of)
-        run_cases(comparison, left, arch, results, search_of(args, (args.schedule,) if args.schedule else ()))
+        run_cases(comparison, left, arch, results, search_of(args))
     print(f"{len(left)} cases compared, {len(results.cases)} in {out}")
 
 

@@ -28,6 +28,7 @@ from schedules.peers.runs import Comparison, add_arguments, check_arguments, run
 from schedules.peers.softmax import DEFAULT_PEERS, PEERS
 from schedules.peers.softmax_case import KIND, ROWS, SETS, WIDTHS, case_result, cases, line_of, name_of
 from schedules.records import slug
+from schedules.registry import operator
 from schedules.softmax.definition import FUNCTIONS, SoftmaxProblem
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -54,6 +55,8 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     check_arguments(args)
     if args.search and args.build_only:
         raise UsageError("--search measures on this machine; leave out --build-only")
+    if args.schedule:
+        operator("softmax").schedule(args.schedule)
     if args.builds and not args.builds.is_dir():
         raise UsageError(f"{args.builds} is not a folder; make it with --build-only")
     return args
@@ -61,8 +64,8 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 def chosen(problem: SoftmaxProblem, arch: Arch, args: argparse.Namespace) -> Choice:
     if args.default:
-        return default_choice(problem, arch)
-    return choose(problem, arch, folders=[args.log], device=args.device)
+        return default_choice(problem, arch, args.schedule)
+    return choose(problem, arch, args.schedule, folders=[args.log], device=args.device)
 
 
 def build_all(problems: Sequence[SoftmaxProblem], args: argparse.Namespace) -> None:

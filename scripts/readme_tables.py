@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the tables of kept comparisons into README.md, between markers, and say which are out of date.
+"""Write the tables of kept comparisons into README.md and RESULTS.md, between markers, and say which are out of date.
 
     scripts/readme_tables.py              # write them
     scripts/readme_tables.py --check      # only name those that are out of date, and exit with 1 if there are any
@@ -11,7 +11,7 @@ A table stands between two lines, which stay:
 
 The first word is a results file of scripts/compare_conv.py or scripts/compare_softmax.py, below --log and without its
 ".json".  The words after it choose cases: those whose field (operator, launch, or one of the problem's) has this value;
-without any, all.  What scripts/results_table.py prints of them is put between the lines.
+without any, all.  What scripts/results_table.py prints of them is put between the lines; with tables=N the first N.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from schedules.peers.comparison import read_results
 from schedules.peers.tables import selected, tables
 from schedules.tune.journal import DEFAULT_FOLDER
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
+FILES = (ROOT / "README.md", ROOT / "RESULTS.md")
 BEGIN, END = re.compile(r"<!-- table(?P<words>(?: [^ ]+)+) -->"), "<!-- end -->"
 
 
@@ -69,8 +70,12 @@ def content(table: Marked, folder: Path) -> list[str]:
     try:
         if wrong := [word for word in rest if "=" not in word]:
             raise UsageError(f"{wrong[0]} is not FIELD=VALUE")
-        results = read_results(folder / f"{name}.json")
-        text = tables(selected(results, dict(word.split("=", 1) for word in rest)))
+        where = dict(word.split("=", 1) for word in rest)
+        most = where.pop("tables", None)
+        if most is not None and not most.isdecimal():
+            raise UsageError(f"tables={most} is not a number")
+        results = selected(read_results(folder / f"{name}.json"), where)
+        text = tables(results, int(most) if most else None)
     except UsageError as error:
         raise UsageError(f"{table}: {error}") from None
     return text.split("\n")
@@ -92,19 +97,22 @@ def updated(text: str, folder: Path) -> tuple[str, list[Marked]]:
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing")
-    parser.add_argument("--log", type=Path, default=README.parent / DEFAULT_FOLDER, help="folder of the results")
-    parser.add_argument("--file", type=Path, default=README, help="default README.md")
+    parser.add_argument("--log", type=Path, default=ROOT / DEFAULT_FOLDER, help="folder of the results")
+    parser.add_argument("--file", type=Path, nargs="+", default=FILES, help="default README.md and RESULTS.md")
     args = parser.parse_args(words)
-    try:
-        text = args.file.read_text()
-    except OSError as error:
-        raise UsageError(f"cannot read {args.file}: {error.strerror}") from error
-    new, stale = updated(text, args.log)
-    for table in stale:
-        print(f"{table}: {'is out of date' if args.check else 'written'}")
-    if stale and not args.check:
-        args.file.write_text(new)
-    return 1 if stale and args.check else 0
+    out_of_date = False
+    for file in args.file:
+        try:
+            text = file.read_text()
+        except OSError as error:
+            raise UsageError(f"cannot read {file}: {error.strerror}") from error
+        new, stale = updated(text, args.log)
+        for table in stale:
+            print(f"{file.name} {table}: {'is out of date' if args.check else 'written'}")
+        if stale and not args.check:
+            file.write_text(new)
+        out_of_date |= bool(stale)
+    return 1 if out_of_date and args.check else 0
 
 
 if __name__ == "__main__":

@@ -6,12 +6,14 @@ import re
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from schedules.arch import Arch, parse_arch
 from schedules.build import Built, build
 from schedules.errors import ConfigError
 from schedules.inspect import summary, view
+from schedules.operator import Array
 from schedules.registry import operator
 from schedules.toolchain import cuda
 from schedules.verify import verify
@@ -50,6 +52,12 @@ def assert_well_made(built: Built, multiply: str, stored_by_tma: bool = True) ->
     assert kernel.blocks_sm and kernel.blocks_sm >= config.blocks_sm
     assert bool(found["USETMAXREG"]) == (config.threads * config.blocks_sm > 256)
     return found
+
+
+def to_tf32(array: Array) -> Array:
+    """Finite float32 rounded to 10 bits of mantissa, to nearest and to even of two."""
+    bits = np.ascontiguousarray(array).view("uint32")
+    return ((bits + 0xFFF + (bits >> 13 & 1)) & np.uint32(0xFFFFE000)).view("float32")
 
 
 def assert_emulated(name: str, fields: dict[str, Any], words: dict[str, Any], schedule: str = "tma_wgmma") -> None:

@@ -46,6 +46,8 @@ def test_spaces_hold_legal_configs(found: Operator, spec: ScheduleSpec) -> None:
         fields["dtype"] = "float16"
     if spec.name.startswith("tma_wgmma"):  # TMA moves multiples of 16 bytes
         fields |= dict(n=8, ci=32, co=32, dtype="int8" if found.problem.dtypes == ("int8",) else "float16")
+    if spec.name == "tf32":
+        fields |= dict(n=8, ci=32, co=32, dtype="float32")
     if spec.name.startswith("tma_wgmma") and found.name == "conv2d_nchw":
         fields |= dict(w=8, filter_layout="hwoi")
     problem = problem_of(found.name, **fields)

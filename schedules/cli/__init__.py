@@ -34,6 +34,7 @@ COMMANDS = {
     "export": Command("export", "write the best of a problem, or of every problem, as bundles"),
     "replay": Command("replay", "build, verify and time a record again: is it still true?"),
     "inspect": Command("inspect", "resources and texts of a bundle or a problem: TIR, CUDA, PTX, SASS, AMDGCN"),
+    "explain": Command("explain", "a problem's schedule as a story: the program after each step, and what changed"),
     "doctor": Command("doctor", "what is installed, what is missing, and what can be built and run here"),
 }
 INTERRUPTED = 130

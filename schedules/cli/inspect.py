@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import add_json, add_problem, bundle_path, job
-from schedules.cli.output import code, dimensions, emit_json, fields
+from schedules.cli.output import code, dimensions, emit_json, fields, heading
 from schedules.errors import UnknownNameError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         _print_summary(overview)
     for name, text in texts.items():
         if len(names) > 1:
-            print(f"\n# ---- {name}: {VIEWS[name].summary}")
+            heading(f"{name}: {VIEWS[name].summary}")
         code(text, VIEWS[name].lexer)
     return 0
 

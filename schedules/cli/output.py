@@ -51,6 +51,17 @@ def fields(pairs: Mapping[str, Any]) -> None:
         print(f"{name:{width}}  {value}")
 
 
+def heading(title: str) -> None:
+    """`title` above what belongs to it."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.text import Text
+
+        Console().print(Text(f"\n{title}", "bold underline"))
+    else:
+        print(f"\n# ---- {title}")
+
+
 def dimensions(extents: Sequence[int | str]) -> str:
     """``4x8x196``; an extent that is a formula of a run-time value is set apart."""
 
@@ -61,11 +72,11 @@ def dimensions(extents: Sequence[int | str]) -> str:
 
 
 def code(text: str, lexer: str) -> None:
-    """Source text, highlighted on a terminal."""
+    """Source text, highlighted on a terminal, where long lines are wrapped."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.syntax import Syntax
 
-        Console().print(Syntax(text, lexer, background_color="default"))
+        Console().print(Syntax(text, lexer, background_color="default", word_wrap=True))
     else:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_hwcn import cpu, mma, mma_split, sampled, simt, tma_wgmma, tutorial
+from schedules.conv2d_hwcn import cpu, mma, mma_split, sampled, simt, tf32, tma_wgmma, tutorial
 from schedules.conv2d_hwcn.definition import HwcnProblem, definition, inputs, reference
 from schedules.operator import Operator
 from schedules.primitives.tensor_core import matrix_schedule
@@ -34,6 +34,7 @@ OPERATOR = Operator(
         mma.MFMA,
         mma_split.SCHEDULE,
         tma_wgmma.SCHEDULE,
+        tf32.SCHEDULE,
         cpu.SCHEDULE,
     ),
     choose=choose,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from schedules.arch import Arch
 from schedules.conv2d_hwcn.definition import HwcnProblem, definition
 from schedules.operator import ScheduleSpec
+from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import block_exists, inline_if_present
 from schedules.problem import Config
 
@@ -60,9 +61,10 @@ def schedule(problem: HwcnProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
 
     sch = Schedule(te.create_prim_func(definition(problem, tile=(1, *config.block))))
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
-    sch.set_scope(conv, 0, "local")
 
-    # 1. the border: tested where it is read, or written out once (the batch's and the filters' round-up with it)
+    # the batch's and the filters' round-up with it
+    next_step(sch, "The border: tested where it is read, or written out once; sums in registers")
+    sch.set_scope(conv, 0, "local")
     if config.padding == "inline":
         inline_if_present(sch, "padded", "weights")
     else:
@@ -73,7 +75,7 @@ def schedule(problem: HwcnProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
                 sch.parallel(sch.fuse(y, x))
                 sch.vectorize(lane)
 
-    # 2. register tiles
+    next_step(sch, "Register tiles in vector lanes, and a parallel task for each few of them")
     y, x, f, n, ry, rx, rc = sch.get_loops(conv)
     block_f, block_n = config.block
     chunk, fo, f = sch.split(f, [None, config.chunk, block_f])

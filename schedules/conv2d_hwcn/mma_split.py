@@ -27,6 +27,7 @@ from schedules.operator import ScheduleSpec
 from schedules.primitives.annotations import INSIDE_FIRST
 from schedules.primitives.epilogue import ACCUMULATOR
 from schedules.primitives.split import PART, schedule_split, split
+from schedules.primitives.steps import next_step
 from schedules.primitives.tensor_core import Operand, TensorCoreConfig, schedule_product, tile_cost
 from schedules.primitives.tiles import widest_vector
 
@@ -102,6 +103,7 @@ def schedule(problem: HwcnProblem, config: MmaSplitConfig, arch: Arch) -> tvm.IR
     )
     window = inside_window(p) if config.skip_padding else None
     if window:
+        next_step(sch, "Order of the blocks: pixels whose window lies within the image come first")
         of_pixel = -(-p.co // config.block_m) * -(-p.n // config.block_n)
         sch.annotate(grid, INSIDE_FIRST, [of_pixel, p.out_w, *window])
     for name in ("data", "filter"):

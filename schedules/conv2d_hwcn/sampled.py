@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from schedules.arch import Arch
 from schedules.conv2d_hwcn.definition import HwcnProblem, definition
 from schedules.operator import SampledSchedule
+from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import bind, inline_if_present, widest_vector
 from schedules.problem import numpy_dtype
 
@@ -38,13 +39,13 @@ def steps(sch: Schedule, problem: HwcnProblem, arch: Arch) -> None:
     """Schedule data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
 
-    # 1. memory hierarchy
+    next_step(sch, "Memory hierarchy: operands go through shared memory into registers, the sums stay in registers")
     shared = [sch.cache_read(conv, operand, "shared") for operand in (0, 1)]
     local = [sch.cache_read(conv, operand, "local") for operand in (0, 1)]
     sch.set_scope(conv, 0, "local")
     inline_if_present(sch, "padded", "weights")
 
-    # 2. blocks, virtual threads, threads: [block, vthread, thread, elements of a thread]
+    next_step(sch, "Blocks, virtual threads, threads: extents drawn as [block, vthread, thread, elements of a thread]")
     y, x, f, n, ry, rx, rc = sch.get_loops(conv)
     tile_f, tile_n = (sch.sample_perfect_tile(loop, n=4, max_innermost_factor=16) for loop in (f, n))
     step = sch.sample_perfect_tile(rc, n=2, max_innermost_factor=32)
@@ -58,14 +59,14 @@ def steps(sch: Schedule, problem: HwcnProblem, arch: Arch) -> None:
     sch.annotate(conv, "meta_schedule.thread_extent_low_inclusive", arch.wave)
     sch.annotate(conv, "meta_schedule.thread_extent_high_inclusive", arch.max_threads)
 
-    # 3. where each stage lives
+    next_step(sch, "Where each stage lives, and how wide the vectors are in which all threads fetch it")
     sch.reverse_compute_at(output, tn, preserve_unit_loops=True)
     for stage in local:
         sch.compute_at(stage, rci, preserve_unit_loops=True)
     widest = VECTOR_BYTES // numpy_dtype(problem.dtype).itemsize
     for stage, row in zip(shared, (problem.n, problem.co), strict=True):
         sch.compute_at(stage, rx, preserve_unit_loops=True)
-        # 4. all threads fetch both tiles, a vector each: as wide as rows keep aligned
+        # as wide as rows keep aligned
         sch.fuse(*sch.get_loops(stage)[-4:])
         vectors = [1 << power for power in range(widest_vector(row, widest).bit_length())]
         vector = sch.sample_categorical(vectors, [1 / len(vectors)] * len(vectors))

@@ -19,6 +19,7 @@ from schedules.conv2d_hwcn.definition import HwcnProblem, gemm_operands, inside_
 from schedules.operator import ScheduleSpec
 from schedules.primitives.annotations import AHEAD, ASYNC, INSIDE_FIRST, MIN_BLOCKS, PIPELINE, SKIP
 from schedules.primitives.simt import VECTORS
+from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import bind, cooperative_fetch, widest_vector
 from schedules.problem import Config, Pair
 
@@ -171,14 +172,14 @@ def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
     sch = Schedule(te.create_prim_func(simt_definition(problem, config)))
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
 
-    # 1. memory hierarchy: global -> shared -> registers for the operands, registers -> global for the sums
+    next_step(sch, "Memory hierarchy: operands go through shared memory into registers, the sums stay in registers")
     shared = [sch.get_sblock(name) for name in ("weights", "columns")]
     pieces = [sch.get_sblock(f"{name}_pieces") for name in ("weights", "columns")]
     for blocks, scope in ((shared, "shared.dyn"), (pieces, "local"), ([conv], "local")):
         for block in blocks:
             sch.set_scope(block, 0, scope)
 
-    # 2. blocks, warps and lanes, tiles of the reduction
+    next_step(sch, "Blocks, warps and lanes, and tiles of the reduction")
     y, x, block_f, vf, wf, lf, f, block_n, vn, wn, ln, n, ry, rx, rc = sch.get_loops(conv)
     tile, step = sch.split(rc, [None, config.step])
     sch.reorder(y, x, block_f, block_n, wf, wn, lf, ln, ry, rx, tile, step, vf, f, vn, n)
@@ -191,7 +192,7 @@ def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
             sch.annotate(grid, INSIDE_FIRST, [of_pixel, problem.out_w, *window])
     _bind_threads(sch, (wf, wn), (lf, ln), config)
 
-    # 3. where each stage lives; all threads fetch both tiles, each loads its own pieces
+    next_step(sch, "Where each stage lives: all threads fetch both tiles ahead of their use, each loads its own pieces")
     for block in pieces:
         sch.compute_at(block, step, preserve_unit_loops=True)
         *_, piece, _, _, vector = sch.get_loops(block)
@@ -210,7 +211,7 @@ def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
     for loop in (vf, f, vn, n, *sch.get_loops(sch.decompose_reduction(conv, ry))[-4:]):
         sch.unroll(loop)
 
-    # 4. the way out: every thread stores its own sums
+    next_step(sch, "The way out: every thread stores its own sums")
     sch.reverse_compute_at(output, grid, preserve_unit_loops=True)
     f, n = sch.get_loops(output)[-2:]
     vf, wf, lf, f = sch.split(f, [None, *config.pieces(0)[1:]])

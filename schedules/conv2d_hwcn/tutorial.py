@@ -17,6 +17,7 @@ from schedules.arch import Arch
 from schedules.conv2d_hwcn.definition import HwcnProblem, definition
 from schedules.operator import ScheduleSpec
 from schedules.primitives.simt import VECTORS, TiledConfig
+from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import bind, cooperative_fetch, inline_if_present, widest_vector
 from schedules.problem import Pair
 
@@ -48,13 +49,13 @@ def schedule(problem: HwcnProblem, config: TutorialConfig, arch: Arch) -> tvm.IR
     sch = Schedule(te.create_prim_func(definition(problem, tile=(config.step, *config.block))))
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
 
-    # 1. memory hierarchy: global -> shared -> registers for the operands, registers -> global for the output
+    next_step(sch, "Memory hierarchy: operands go through shared memory into registers, the sums stay in registers")
     data_shared, weight_shared = (sch.cache_read(conv, i, "shared") for i in (0, 1))
     data_local, weight_local = (sch.cache_read(conv, i, "local") for i in (0, 1))
     sch.set_scope(conv, 0, "local")
     inline_if_present(sch, "padded", "weights")  # after the reads are cached, so that their tests move into the fetch
 
-    # 2. blocks, virtual threads, threads
+    next_step(sch, "Blocks, virtual threads and threads: each thread its outputs, interleaved with its neighbours'")
     y, x, f, n, ry, rx, rc = sch.get_loops(conv)
     (tile_f, tile_n), (threads_f, threads_n), (vthread_f, vthread_n) = config.tile, config.num_thread, config.vthread
     pixel = sch.fuse(y, x)
@@ -68,14 +69,14 @@ def schedule(problem: HwcnProblem, config: TutorialConfig, arch: Arch) -> tvm.IR
         sch.annotate(tn, "pragma_auto_unroll_max_step", config.unroll)
         sch.annotate(tn, "pragma_unroll_explicit", 0)
 
-    # 3. where each stage lives
+    next_step(sch, "Where each stage lives: tiles in shared memory, a thread's part of them in registers")
     sch.reverse_compute_at(output, tn, preserve_unit_loops=True)
     for local in (data_local, weight_local):
         sch.compute_at(local, rci, preserve_unit_loops=True)
     for shared in (data_shared, weight_shared):
         sch.compute_at(shared, rx, preserve_unit_loops=True)
 
-    # 4. all threads fetch both tiles, (ci, n) and (ci, co); each stores its own outputs
+    next_step(sch, "All threads fetch both tiles, (ci, n) and (ci, co), in vectors; each stores its own outputs")
     for shared, row in ((data_shared, problem.n), (weight_shared, problem.co)):
         cooperative_fetch(sch, shared, 2, config.num_thread, widest_vector(row, config.vector))
     store = widest_vector(problem.n, widest_vector(tile_n // vthread_n, config.store))

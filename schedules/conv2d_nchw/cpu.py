@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from schedules.arch import Arch, physical_cores
 from schedules.conv2d_nchw.definition import NchwProblem, flatten_output, gemm_definition
 from schedules.operator import ScheduleSpec
+from schedules.primitives.steps import next_step
 from schedules.problem import Config
 
 if TYPE_CHECKING:
@@ -55,12 +56,13 @@ def schedule(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     block_k = min(config.block_k, problem.reduction)
     tile = (config.block_rows, config.panel, block_k)
     sch = Schedule(te.create_prim_func(gemm_definition(problem, tile, branchless=True)))
+    next_step(sch, "Sums and gathered columns close to the core; the filters read where they lie")
     conv, output, columns = sch.get_sblock("conv"), flatten_output(sch, problem), sch.get_sblock("columns")
     sch.compute_inline("weights")
     for block in (conv, columns):
         sch.set_scope(block, 0, "local")
 
-    # 1. a task for each panel of pixels and chunk of channels; k in chunks, then register tiles
+    next_step(sch, "A parallel task for each panel of pixels and chunk of channels; k in chunks, then register tiles")
     f, pixel, k = sch.get_loops(conv)
     tiles = -(-problem.co // config.block_rows)
     chunk, fo, f = sch.split(f, [None, min(config.chunk or tiles, tiles), config.block_rows])
@@ -70,7 +72,7 @@ def schedule(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     task = sch.fuse(panel, chunk)
     sch.parallel(task)
 
-    # 2. the columns of a chunk of k, and the finished panel
+    next_step(sch, "The columns of a chunk of k, gathered once; vectors; the finished panel")
     sch.compute_at(columns, ko, preserve_unit_loops=True)
     at_k, at_pixel = sch.get_loops(columns)[-2:]
     vector, gathered = sch.split(at_pixel, [None, config.vector])

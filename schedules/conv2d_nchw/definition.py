@@ -16,6 +16,7 @@ from schedules.errors import ProblemError
 from schedules.operator import Array, Expected
 from schedules.primitives.epilogue import ACCUMULATOR, bias_placeholder, finish, finish_reference
 from schedules.primitives.padding import select
+from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import widest_vector
 from schedules.problem import Argument, FusedConv2dProblem
 from schedules.reference import convolve, normal_inputs
@@ -273,6 +274,7 @@ def unflatten_output(sch: Schedule, problem: NchwProblem) -> None:
             pixel % p.out_w if p.out_w > 1 else zero,
         ]
 
+    next_step(sch, "The output as (n, co, out_h, out_w) again, whose pixels the product counts as one axis")
     sch.transform_layout(sch.get_sblock("output"), ("write", 0), place)
 
 

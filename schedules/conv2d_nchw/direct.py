@@ -21,6 +21,7 @@ from schedules.arch import Arch
 from schedules.conv2d_nchw.definition import NchwProblem, placeholders, select
 from schedules.operator import ScheduleSpec
 from schedules.primitives.epilogue import ACCUMULATOR, finish
+from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import bind, widest_vector
 from schedules.problem import Config, Pair
 
@@ -214,13 +215,13 @@ def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
     sch = Schedule(te.create_prim_func(direct_definition(problem, config)))
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
 
-    # 1. memory hierarchy: global -> registers -> shared for the operands, registers -> global for the output
+    next_step(sch, "Memory hierarchy: operands go through registers into shared memory, the sums stay in registers")
     registers = [sch.get_sblock(f"{name}_registers") for name in ("halo", "weights")]
     shared = [sch.get_sblock(name) for name in ("halo", "weights")]
     for block, scope in zip((*registers, *shared, conv), ("local", "local", "shared", "shared", "local"), strict=True):
         sch.set_scope(block, 0, scope)
 
-    # 2. blocks and threads; a thread's loops from the slowest to the fastest
+    next_step(sch, "Blocks and threads, and a thread's loops from the slowest to the fastest")
     b, f, y, x, rc, ry, rx = sch.get_loops(conv)
     (threads_y, threads_x), (pixels_y, pixels_x) = config.num_thread, config.pixels
     block_f, f = sch.split(f, [None, config.filters])
@@ -234,7 +235,7 @@ def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
     for loop in (*((ry,) if config.unroll_rows else ()), rx, f, y, x):
         sch.unroll(loop)
 
-    # 3. the operands of a stage, each fetched by all threads; the output leaves from registers
+    next_step(sch, "All threads fetch the operands of a stage; the output leaves from registers")
     sch.reverse_compute_at(output, thread, preserve_unit_loops=True)
     store = widest_vector(problem.out_w, min(config.vector, widest_vector(pixels_x, 4)))
     if store > 1:
@@ -249,7 +250,7 @@ def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
         _deal_out(sch, weights, config.threads, vector=False)
     sch.decompose_reduction(conv, stage)
 
-    # 4. the next stage's operands are loaded into registers before this stage is computed, and stored after it
+    next_step(sch, "Pipeline: the next stage's operands are loaded before this stage is computed, and stored after it")
     if config.stages(problem) > 1:
         sch.annotate(stage, "software_pipeline_stage", [0, 0, 0, 0, 1])
         sch.annotate(stage, "software_pipeline_order", [0, 1, 3, 4, 2])

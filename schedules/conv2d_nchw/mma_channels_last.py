@@ -17,6 +17,7 @@ from schedules.conv2d_nchw.definition import NchwProblem, placeholders, unflatte
 from schedules.operator import ScheduleSpec
 from schedules.primitives.epilogue import ACCUMULATOR, finish
 from schedules.primitives.padding import select
+from schedules.primitives.steps import next_step
 from schedules.primitives.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
 from schedules.primitives.tiles import bind, widest_vector
 
@@ -111,6 +112,7 @@ def _copy_data(sch: Schedule, problem: NchwProblem) -> None:
     """Each thread turns a square of pixels x channels over in registers, between vector loads along pixels and vector
     stores along channels."""
     p = problem
+    next_step(sch, "A kernel that copies the data with its channels last, turned over in registers")
     turned, loaded = sch.get_sblock("data_last"), sch.get_sblock("images")
     pixels, channels = widest_vector(p.h * p.w, 8), widest_vector(p.ci, 8)
     stored = sch.cache_write(turned, 0, "local")
@@ -136,6 +138,7 @@ def _copy_data(sch: Schedule, problem: NchwProblem) -> None:
 def _copy_weight(sch: Schedule, problem: NchwProblem) -> None:
     """A thread for each (output channel, input channel): its taps are neighbours where they are read, and neighbouring
     threads' are neighbours where they are written."""
+    next_step(sch, "A kernel that copies the filter with its input channels last")
     ry, rx, f, c = sch.get_loops(sch.get_sblock("weight_last"))
     sch.reorder(f, c, ry, rx)
     block, thread = sch.split(sch.fuse(f, c), [None, 32 * WARPS])

@@ -18,6 +18,7 @@ from schedules.arch import Arch
 from schedules.conv2d_nchw.definition import NchwProblem, flatten_output, gemm_definition, pixel_vector
 from schedules.operator import ScheduleSpec
 from schedules.primitives.simt import TiledConfig
+from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import bind, cooperative_fetch, widest_vector
 
 if TYPE_CHECKING:
@@ -50,16 +51,15 @@ def schedule(problem: NchwProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
 
     p = problem
     sch = Schedule(te.create_prim_func(gemm_definition(p, tile=(*config.block, config.step))))
+    next_step(sch, "Memory hierarchy: operands go through shared memory into registers, the sums stay in registers")
     conv, output = sch.get_sblock("conv"), flatten_output(sch, p)
-
-    # 1. memory hierarchy: global -> shared -> registers for the operands, registers -> global for the output
     weights, columns = (sch.get_sblock(name) for name in ("weights", "columns"))
     for shared in (weights, columns):
         sch.set_scope(shared, 0, "shared")
     weights_local, columns_local = (sch.cache_read(conv, i, "local") for i in (0, 1))
     sch.set_scope(conv, 0, "local")
 
-    # 2. blocks, virtual threads, threads
+    next_step(sch, "Blocks, virtual threads and threads: each thread its outputs, interleaved with its neighbours'")
     f, pixel, k = sch.get_loops(conv)
     (tile_f, tile_p), (threads_f, threads_p), (vthread_f, vthread_p) = config.tile, config.num_thread, config.vthread
     block_f, vf, tf, f = sch.split(f, [None, vthread_f, threads_f, tile_f // vthread_f])
@@ -72,15 +72,15 @@ def schedule(problem: NchwProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
         sch.annotate(tp, "pragma_auto_unroll_max_step", config.unroll)
         sch.annotate(tp, "pragma_unroll_explicit", 0)
 
-    # 3. where each stage lives
+    next_step(sch, "Where each stage lives: tiles in shared memory, a thread's part of them in registers")
     sch.reverse_compute_at(output, tp, preserve_unit_loops=True)
     for local in (weights_local, columns_local):
         sch.compute_at(local, ki, preserve_unit_loops=True)
     for shared in (weights, columns):
         sch.compute_at(shared, ko, preserve_unit_loops=True)
 
-    # 4. all threads fetch both tiles: pixels along x, filters along k, which is how each lies in memory; each stores
-    # its own outputs
+    # pixels along x, filters along k, which is how each lies in memory
+    next_step(sch, "All threads fetch both tiles as they lie in memory, and each stores its own outputs")
     cooperative_fetch(sch, columns, 2, config.num_thread, pixel_vector(p, config.vector))
     sch.reorder(*reversed(sch.get_loops(weights)[-2:]))
     sch.storage_align(weights, 0, 0, 32, PAD)

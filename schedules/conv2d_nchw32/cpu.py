@@ -11,6 +11,7 @@ from schedules.arch import Arch
 from schedules.conv2d_nchw32.definition import Nchw32Problem, definition
 from schedules.conv2d_nchw32.packing import GROUP
 from schedules.operator import ScheduleSpec
+from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import inline_if_present
 from schedules.problem import Config
 
@@ -37,11 +38,12 @@ def schedule(problem: Nchw32Problem, config: CpuConfig, arch: Arch) -> tvm.IRMod
     from tvm.s_tir import Schedule
 
     sch = Schedule(te.create_prim_func(definition(problem)))
+    next_step(sch, "The border tested where it is read; sums in registers")
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
     inline_if_present(sch, "padded")
     sch.set_scope(conv, 0, "local")
 
-    # 1. a task is a row of pixels of one channel group; its sums stay in registers, a few pixels at a time
+    next_step(sch, "A parallel task for a row of pixels of one channel group, a few pixels in registers at a time")
     n, g, y, x, f = sch.get_loops(output)
     xo, _ = sch.split(x, [None, config.block_x])
     sch.compute_at(conv, xo, preserve_unit_loops=True)
@@ -49,7 +51,7 @@ def schedule(problem: Nchw32Problem, config: CpuConfig, arch: Arch) -> tvm.IRMod
     _, lane = sch.split(f, [None, config.vector])
     sch.vectorize(lane)
 
-    # 2. each input byte is broadcast against vectors of filters
+    next_step(sch, "Each input byte is broadcast against vectors of filters")
     x, f, *reduction = sch.get_loops(conv)[-6:]
     fo, lane = sch.split(f, [GROUP // config.vector, config.vector])
     sch.reorder(*reduction, x, fo, lane)

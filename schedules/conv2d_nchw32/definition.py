@@ -39,6 +39,8 @@ class Nchw32Problem(Conv2dProblem):
     """
 
     dtypes: ClassVar[tuple[str, ...]] = ("int8",)
+    out_dtypes: ClassVar[tuple[str, ...]] = OUT_DTYPES
+    activations: ClassVar[tuple[str, ...]] = ACTIVATIONS
 
     dtype: str = "int8"
     out_dtype: str = "int8"

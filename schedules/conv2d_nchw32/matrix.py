@@ -26,6 +26,7 @@ from schedules.conv2d_nchw32.tiled import (
 from schedules.primitives.annotations import ASYNC, MIN_BLOCKS, PIPELINE, SWIZZLE
 from schedules.primitives.fragments import Atom, atom_for, why_no_atom
 from schedules.primitives.intrinsics import load_matrix, multiply, per_lane, tensorize
+from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import bind, cooperative_fetch, inline_if_present
 from schedules.problem import Config
 
@@ -132,16 +133,16 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
     sch = Schedule(tiled_definition(problem, rounding, transposed))
     conv = sch.get_sblock("conv")
 
-    # 1. memory hierarchy: global -> shared -> fragments -> accumulators
+    next_step(sch, "Memory hierarchy: operands go through shared memory into fragments, the sums stay in registers")
     shared = [sch.cache_read(conv, i, scope) for i in (0, 1)]
     fragments = [sch.cache_read(conv, i, "local") for i in (0, 1)]
     inline_if_present(sch, "rows", "columns")
     sch.set_scope(conv, 0, "local")
 
-    # 2. blocks, warps, lanes; the epilogue in the lane that holds the sums
+    next_step(sch, "Blocks, warps and lanes; the epilogue in the lane that holds the sums")
     schedule_output(sch, problem, rounding, (config.warps_m, config.warps_n), quads_first=transposed)
 
-    # 3. the reduction's steps, matrix instructions
+    next_step(sch, "The reduction: all threads fetch tiles, swizzled and ahead of their use; warps load fragments")
     i, j, *taps, k = sch.get_loops(conv)[-6:]
     warps = (config.warps_n, config.warps_m) if transposed else (config.warps_m, config.warps_n)
     warp_i, many_i, i = sch.split(i, [warps[0], None, atom.m])
@@ -163,7 +164,7 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
     sch.annotate(first, PIPELINE, config.stages)
     sch.annotate(first, ASYNC, int("cp_async" in arch.features))
 
-    # 4. fragments and instructions
+    next_step(sch, "Fragments as the matrix instruction wants them, and the instruction itself")
     for name, fragment in zip("ab", fragments, strict=True):
         _fill(sch, fragment, atom, name, scope)
     sch.transform_layout(

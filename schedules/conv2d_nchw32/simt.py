@@ -25,6 +25,7 @@ from schedules.operator import ScheduleSpec
 from schedules.primitives.annotations import SWIZZLE
 from schedules.primitives.dot import PACK, dot4
 from schedules.primitives.intrinsics import tensorize
+from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import bind, cooperative_fetch, inline_if_present
 from schedules.problem import Config
 
@@ -81,7 +82,7 @@ def schedule(problem: Nchw32Problem, config: SimtConfig, arch: Arch) -> tvm.IRMo
     sch = Schedule(tiled_definition(problem, rounding))
     conv = sch.get_sblock("conv")
 
-    # 1. memory hierarchy: global -> shared -> registers
+    next_step(sch, "Memory hierarchy: operands go through shared memory into registers, the sums stay in registers")
     shared = [sch.cache_read(conv, i, "shared") for i in (0, 1)]
     operands = [sch.cache_read(conv, i, "local") for i in (0, 1)]
     inline_if_present(sch, "rows", "columns")
@@ -95,10 +96,11 @@ def schedule(problem: Nchw32Problem, config: SimtConfig, arch: Arch) -> tvm.IRMo
         sch.transform_block_layout(operand, index)
         sch.transform_layout(operand, ("write", 0), index)
 
-    # 2. blocks, warps, lanes, and the epilogue
+    next_step(sch, "Blocks, warps and lanes; the epilogue in the lane that holds the sums")
     schedule_output(sch, problem, rounding, warps, quads_first=False)
 
-    # 3. the reduction: sixteen channels of a thread's pixels and filters in registers, four of them a dot product
+    # sixteen channels of a thread's pixels and filters in registers
+    next_step(sch, "The reduction: each thread multiplies its pixels and filters, four channels by one dot product")
     m, pixel, n, quad, rg, ry, rx, k = sch.get_loops(conv)[-8:]
     warp_m, m = sch.split(m, [config.warps_m, config.tile_m])
     warp_n, n = sch.split(n, [config.warps_n, config.tile_n])

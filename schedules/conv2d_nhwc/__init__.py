@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedules.arch import Arch
-from schedules.conv2d_nhwc import cpu, mma, simt, tma_wgmma, wgmma
+from schedules.conv2d_nhwc import cpu, mma, simt, tf32, tma_wgmma, wgmma
 from schedules.conv2d_nhwc.definition import NhwcProblem, definition, inputs, reference
 from schedules.operator import Operator
 from schedules.primitives.tensor_core import matrix_schedule
@@ -23,6 +23,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(mma.SCHEDULE, mma.MFMA, tma_wgmma.SCHEDULE, wgmma.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
+    schedules=(mma.SCHEDULE, mma.MFMA, tma_wgmma.SCHEDULE, wgmma.SCHEDULE, tf32.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
     choose=choose,
 )

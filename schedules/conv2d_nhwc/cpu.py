@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from schedules.arch import Arch, physical_cores
 from schedules.conv2d_nhwc.definition import NhwcProblem, gemm_definition, unflatten_output
 from schedules.operator import ScheduleSpec
+from schedules.primitives.steps import next_step
 from schedules.problem import Config
 
 if TYPE_CHECKING:
@@ -54,15 +55,14 @@ def schedule(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
 
     sch = Schedule(te.create_prim_func(gemm_definition(problem, (config.block_rows, config.panel, 1))))
     conv, output, columns, weights = (sch.get_sblock(name) for name in ("conv", "output", "columns", "weights"))
+    next_step(sch, "Turn the filters first: output channels contiguous")
     sch.compute_inline("finished")
-
-    # 1. the filters, turned: output channels contiguous
     sch.transform_layout(weights, ("write", 0), lambda ry, rx, f, c: [ry, rx, c, f])
     ry, rx, f, c = sch.get_loops(weights)
     sch.reorder(ry, rx, c, f)
     sch.parallel(sch.fuse(ry, rx))
 
-    # 2. a task for each few pixels and chunk of channels, register tiles
+    next_step(sch, "A parallel task for each few pixels and chunk of channels, and register tiles in it")
     for block in (conv, columns):
         sch.set_scope(block, 0, "local")
     pixel, f, ry, rx, rc = sch.get_loops(conv)
@@ -73,7 +73,7 @@ def schedule(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     task = sch.fuse(rows, chunk)
     sch.parallel(task)
 
-    # 3. the gathered columns, and the way out
+    next_step(sch, "Gather a task's columns once; vectors; the way out")
     sch.compute_at(columns, task, preserve_unit_loops=True)
     sch.reverse_compute_at(output, tile, preserve_unit_loops=True)
     for loop in (pixel, f):

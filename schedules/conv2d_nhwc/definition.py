@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from schedules.operator import Array, Expected
 from schedules.primitives.epilogue import ACCUMULATOR, bias_placeholder, finish, finish_reference
 from schedules.primitives.padding import select
+from schedules.primitives.steps import next_step
 from schedules.problem import Argument, FusedConv2dProblem
 from schedules.reference import convolve, normal_inputs
 
@@ -143,6 +144,7 @@ def gemm_definition(problem: NhwcProblem, tile: tuple[int, int, int]) -> list[te
 def unflatten_output(sch: Schedule, problem: NhwcProblem) -> None:
     """Give the argument that ``output`` of `gemm_definition` writes the shape (n, out_h, out_w, co)."""
     p = problem
+    next_step(sch, "The output as (n, out_h, out_w, co) again, whose pixels the product counts as one axis")
     sch.transform_layout(
         sch.get_sblock("output"),
         ("write", 0),

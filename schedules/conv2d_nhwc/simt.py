@@ -17,6 +17,7 @@ from schedules.arch import Arch
 from schedules.conv2d_nhwc.definition import NhwcProblem, gemm_definition, unflatten_output
 from schedules.operator import ScheduleSpec
 from schedules.primitives.simt import TiledConfig
+from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import bind, cooperative_fetch, widest_vector
 
 if TYPE_CHECKING:
@@ -49,16 +50,15 @@ def schedule(problem: NhwcProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
 
     sch = Schedule(te.create_prim_func(gemm_definition(problem, (*config.block, config.step))))
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
+    next_step(sch, "Memory hierarchy: operands go through shared memory into registers, the sums stay in registers")
     sch.compute_inline("finished")
-
-    # 1. memory hierarchy: global -> shared -> registers for the operands, registers -> global for the output
     operands = [sch.get_sblock(name) for name in ("columns", "weights")]
     for shared in operands:
         sch.set_scope(shared, 0, "shared")
     local = [sch.cache_read(conv, i, "local") for i in (0, 1)]
     sch.set_scope(conv, 0, "local")
 
-    # 2. blocks, virtual threads, threads
+    next_step(sch, "Blocks, virtual threads and threads: each thread its outputs, interleaved with its neighbours'")
     pixel, f, ry, rx, rc = sch.get_loops(conv)
     (tile_p, tile_f), (threads_p, threads_f), (vthread_p, vthread_f) = config.tile, config.num_thread, config.vthread
     block_p, vp, tp, pixel = sch.split(pixel, [None, vthread_p, threads_p, tile_p // vthread_p])
@@ -68,14 +68,14 @@ def schedule(problem: NhwcProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
     bind(sch, (sch.fuse(block_p, block_f), "blockIdx.x"))
     bind(sch, (vp, "vthread.y"), (vf, "vthread.x"), (tp, "threadIdx.y"), (tf, "threadIdx.x"))
 
-    # 3. where each stage lives
+    next_step(sch, "Where each stage lives: tiles in shared memory, a thread's part of them in registers")
     sch.reverse_compute_at(output, tf, preserve_unit_loops=True)
     for stage in local:
         sch.compute_at(stage, rci, preserve_unit_loops=True)
     for shared in operands:
         sch.compute_at(shared, rco, preserve_unit_loops=True)
 
-    # 4. all threads fetch both tiles, vectors along the channels, and store them with k outside
+    next_step(sch, "All threads fetch both tiles in vectors along the channels, and store them with k outside")
     for shared in operands:
         sch.transform_layout(shared, ("write", 0), lambda ry, rx, row, c: [ry, rx, c, row])
         sch.storage_align(shared, 0, -2, 32, PAD)

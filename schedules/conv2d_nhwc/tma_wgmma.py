@@ -10,41 +10,52 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from schedules.arch import Arch
 from schedules.conv2d_nhwc.definition import NhwcProblem
 from schedules.hopper import NO_ROUTES
-from schedules.hopper.config import HopperConfig, blocks, tiles_of
+from schedules.hopper.config import HopperConfig, blocks, stage_channels, tiles_of
 from schedules.hopper.pixels import PixelTiles, Place, flattened, pixel_tiles, place_pixels
-from schedules.hopper.shared import Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
+from schedules.hopper.shared import UNIT, Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
 from schedules.hopper.work import Load, Operand, Output, Tensors, Work, fastest
 from schedules.operator import ScheduleSpec
 from schedules.primitives.epilogue import finish_sum
+from schedules.problem import numpy_dtype
 
 if TYPE_CHECKING:
     import tvm
 
-DTYPES = ("float16", "bfloat16")
-ITEM = 2  # bytes
-VECTOR = 8  # channels in 16 bytes
+LINE = 128  # bytes of a swizzled row, at most
+
+
+def _item(problem: NhwcProblem) -> int:
+    return numpy_dtype(problem.dtype).itemsize
+
+
+def _vector(problem: NhwcProblem) -> int:
+    """Channels in 16 bytes."""
+    return UNIT // _item(problem)
 
 
 @dataclass(frozen=True)
 class TmaWgmmaConfig(HopperConfig):
     """Tiles of (pixels, output channels, input channels)."""
 
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+
     def staging(self, problem: NhwcProblem) -> Staging | RunStaging:
-        if problem.co % VECTOR:
-            return run_staging(self.rows, self.block_n, problem.co, ITEM)
-        return staging_for(self.rows, self.block_n, ITEM, 64)
+        item = _item(problem)
+        if problem.co % _vector(problem):
+            return run_staging(self.rows, self.block_n, problem.co, item)
+        return staging_for(self.rows, self.block_n, item, LINE // item)
 
     def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
-        if problem.dtype not in DTYPES:
-            return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
-        if problem.ci % VECTOR:
-            return f"ci={problem.ci} is not a multiple of {VECTOR}, which TMA needs"
+        if problem.dtype not in self.dtypes:
+            return f"dtype={problem.dtype} is not {' or '.join(self.dtypes)}"
+        if problem.ci % _vector(problem):
+            return f"ci={problem.ci} is not a multiple of {_vector(problem)}, which TMA needs"
         reason = self.check_block(problem.dtype, arch)
         if reason:
             return reason
@@ -56,20 +67,24 @@ class TmaWgmmaConfig(HopperConfig):
         return work.reason(arch)
 
 
+C = TypeVar("C", bound=TmaWgmmaConfig)
+
+
 class NhwcWork(Work):
     config: TmaWgmmaConfig
 
     def __init__(self, problem: NhwcProblem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
         p = flattened(problem, batch=True)
         self.problem, self.config, self.tiles = p, config, tiles
+        item, to_tf32 = _item(p), p.dtype == "float32"
         self.arguments = problem.arguments()
         self.kernel = (p.kh, p.kw)
         self.chunks = -(-p.ci // config.block_k)
         self.columns = -(-p.co // (config.block_n * config.cluster_n))  # tiles of a cluster along the channels
         self.clusters = -(-tiles.count // config.cluster_m) * self.columns
-        run = min(config.block_k, 128 // ITEM)
-        a = SharedTile(config.block_m, config.block_k, ITEM, run)
-        b = SharedTile(config.block_n, config.block_k, ITEM, run)
+        run = min(config.block_k, LINE // item)
+        a = SharedTile(config.block_m, config.block_k, item, run)
+        b = SharedTile(config.block_n, config.block_k, item, run)
         n, h, w = tiles.part(config.cluster_n)
         taps = p.kh * p.kw
         self.a = Operand(
@@ -78,10 +93,11 @@ class NhwcWork(Work):
                 "data",
                 p.dtype,
                 (p.ci, p.w, p.h, p.n),
-                (p.ci * ITEM, p.w * p.ci * ITEM, p.h * p.w * p.ci * ITEM),
+                (p.ci * item, p.w * p.ci * item, p.h * p.w * p.ci * item),
                 (run, w, h, n),
                 (1, p.stride[1], p.stride[0], 1),
                 a.swizzle,
+                to_tf32=to_tf32,
             ),
         )
         self.b = Operand(
@@ -90,16 +106,17 @@ class NhwcWork(Work):
                 "filter",
                 p.dtype,
                 (p.ci, taps, p.co),
-                (p.ci * ITEM, taps * p.ci * ITEM),
+                (p.ci * item, taps * p.ci * item),
                 (run, 1, config.block_n // config.cluster_m),
                 (1, 1, 1),
                 b.swizzle,
+                to_tf32=to_tf32,
             ),
         )
         self.output = self._output(config.staging(problem))
 
     def _output(self, staging: Staging | RunStaging) -> Output:
-        p = self.problem
+        p, item, most = self.problem, _item(self.problem), _vector(self.problem)
         n, h, w = self.tiles.part(self.config.consumers)
         target: TensorMap | Runs
         if isinstance(staging, Staging):
@@ -107,7 +124,7 @@ class NhwcWork(Work):
                 "output",
                 p.dtype,
                 (p.co, p.out_w, p.out_h, p.n),
-                (p.co * ITEM, p.out_w * p.co * ITEM, p.out_h * p.out_w * p.co * ITEM),
+                (p.co * item, p.out_w * p.co * item, p.out_h * p.out_w * p.co * item),
                 (staging.width, w, h, n),
                 (1, 1, 1, 1),
                 staging.row_bytes,
@@ -115,10 +132,10 @@ class NhwcWork(Work):
             )
         elif staging.packed:
             # pixels of a row of the tile; where the tile or the image ends, whole pixels are left out
-            vector = math.gcd(VECTOR, w * p.co, p.out_w * p.co)
+            vector = math.gcd(most, w * p.co, p.out_w * p.co)
             target = Runs("output", p.pixels * p.co, w, vector)
         else:
-            target = Runs("output", p.pixels * p.co, 1, math.gcd(VECTOR, staging.width, p.co))
+            target = Runs("output", p.pixels * p.co, 1, math.gcd(most, staging.width, p.co))
         return Output(p.dtype, staging, target)
 
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
@@ -207,15 +224,16 @@ def schedule(problem: NhwcProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IR
     return program(work)
 
 
-def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
-    """The tile and the cluster of the least estimated time, with the most stages that fit."""
-    channels = 64
-    while channels > 16 and channels // 2 >= problem.ci:
-        channels //= 2
-    base = TmaWgmmaConfig(block_k=channels)
+def quickest(problem: NhwcProblem, arch: Arch, base: C) -> C:
+    """`base` with the tile and the cluster of the least estimated time and the most stages that fit; `base` itself if
+    none is legal."""
     legal = (config for config in tiles_of(base) if config.check(problem, arch) is None)
     found = fastest((_work(problem, config) for config in legal), arch)
-    return found.config if found else base
+    return replace(base, **found.config.words()) if found else base
+
+
+def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
+    return quickest(problem, arch, TmaWgmmaConfig(block_k=stage_channels(problem.ci, 64, 16)))
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Iterator[TmaWgmmaConfig]:

@@ -108,7 +108,7 @@ def _fence_proxy(emitter: Emitter, match: re.Match[str], operands: Sequence[Oper
     return "" if match[1] == ".global" else "emu::fence_mbarriers(); emu::fence_async_proxy();"
 
 
-# ---- "cp.async.bulk", "cp.async.bulk.tensor" ----
+# ---- "cp.async.bulk", "cp.async.bulk.tensor", "st.async" ----
 
 _BYTES = r"\.mbarrier::complete_tx::bytes"
 _HINT = r"(\.L2::cache_hint)?"
@@ -134,6 +134,20 @@ def _bulk_shared(emitter: Emitter, match: re.Match[str], operands: Sequence[Oper
     target, source, size, mbarrier = operands
     addresses = f"{emitter.address(target)}, {emitter.address(source)}"
     return f"emu::bulk_copy_shared({addresses}, {emitter.value(size)}, {emitter.address(mbarrier)}, {emitter.line});"
+
+
+@defines(rf"st\.async(?:\.weak)?\.shared::cluster{_BYTES}(?:\.v([24]))?\.[busf](32|64)")
+def _store_async(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, source, mbarrier = operands
+    lanes, size = int(match[1] or 1), int(match[2]) // 8
+    values = emitter.vector(source)
+    if len(values) != lanes:
+        raise UnknownPtxError(match[0])
+    stores = " ".join(f"emu::store<uint{8 * size}_t>(data + {i * size}, {v});" for i, v in enumerate(values))
+    return (
+        f"char data[{lanes * size}]; {stores} emu::store_async({emitter.address(target)}, data, {lanes * size}, "
+        f"{emitter.address(mbarrier)}, {emitter.line});"
+    )
 
 
 @defines(rf"cp\.async\.bulk\.global\.shared::cta\.bulk_group{_HINT}")
@@ -203,7 +217,7 @@ def _stmatrix(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand
 
 
 # Of "wgmma.mma_async": operand types and depth; sums are 32 bits wide.
-_WGMMA = {("f32", "f16", "f16"): 16, ("f32", "bf16", "bf16"): 16}
+_WGMMA = {("f32", "f16", "f16"): 16, ("f32", "bf16", "bf16"): 16, ("f32", "tf32", "tf32"): 8}
 _WGMMA |= {("s32", a, b): 32 for a in ("s8", "u8") for b in ("s8", "u8")}
 
 
@@ -220,17 +234,20 @@ def _wgmma(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) 
         raise UnknownPtxError(f"{match[0]} with {len(targets)} accumulators")
     in_registers = a.kind == "vector"
     numbers = [int(emitter.value(immediate)) for immediate in immediates]
-    signs, transposed = numbers[:2] or [1, 1], numbers[2:]
-    if k == 16 and (len(signs) != 2 or len(transposed) != (1 if in_registers else 2)):
+    # signs of both operands, then whether each that is in shared memory is MN-major, which only 16 bits may be
+    if len(numbers) != {16: 3 if in_registers else 4, 8: 2, 32: 0}[k]:
         raise UnknownPtxError(f"{match[0]} with {len(numbers)} immediates")
-    if in_registers and len(a.elements) != 4:
+    signs, transposed = numbers[:2] or [1, 1], numbers[2:]
+    # Registers of A are read until it is waited for: they are operands too.
+    if in_registers and (len(a.elements) != 4 or not all(re.fullmatch(r"%\d+", e.text) for e in a.elements)):
         raise UnknownPtxError(f"{match[0]} with A in {len(a.elements)} registers")
-    transpose_a, transpose_b = ([0, 0] if k == 32 else [0, *transposed])[-2:]
+    transpose_a, transpose_b = [0, 0, *transposed][-2:]
     shape = ", ".join([
         str(n), f"emu::Element::{types[1]}", f"emu::Element::{types[2]}", str(bool(transpose_a)).lower(),
         str(bool(transpose_b)).lower(), str(signs[0]), str(signs[1]),
     ])  # fmt: skip
-    fragment = emitter.array("a", a) if in_registers else ""
+    names = [emitter.value(element) for element in a.elements]
+    fragment = f"const void* const a[] = {{{', '.join(f'(const void*)&{name}' for name in names)}}};" if names else ""
     a_descriptor, a_pointer = ("0", "a") if in_registers else (emitter.value(a), "nullptr")
     return (
         f"static const emu::WarpgroupShape shape = {{{shape}}}; {fragment} "

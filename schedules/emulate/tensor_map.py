@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 _MAGIC = 0x70616D5F756D65
-_LAYOUT = "<QQ5Q5Q5H5B4B13x"
+_LAYOUT = "<QQ5Q5Q5H5B5B12x"
 _SWIZZLE_BYTES = (0, 32, 64, 128)
 _MAX_RANK = 5
+_TFLOAT32 = 11  # CUtensorMapDataType
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class TensorMap:
     box: elements that one copy spans; with element strides, only every so many of them are copied.
     swizzle: bytes of its pattern: 0, 32, 64 or 128.
     nan_fill: elements outside the tensor are NaN, not zero.
+    to_tf32: float32 elements are rounded to TF32 as they are loaded.
     """
 
     argument: int
@@ -34,6 +36,7 @@ class TensorMap:
     element_strides: tuple[int, ...] = ()
     swizzle: int = 0
     nan_fill: bool = False
+    to_tf32: bool = False
 
     def encode(self, address: int) -> bytes:
         """The 128 bytes of the map for a tensor at `address`.
@@ -69,6 +72,9 @@ class TensorMap:
         if self.swizzle and row < self.swizzle:
             raise ValueError(f"rows of {row} bytes in a swizzle of {self.swizzle} are not emulated")
 
+        if self.to_tf32 and self.element_bytes != 4:
+            raise ValueError(f"a tensor map that rounds elements of {self.element_bytes} bytes to TF32")
+
         def five(values: Sequence[int], filler: int) -> list[int]:
             return [*values, *[filler] * (_MAX_RANK - len(values))]
 
@@ -84,6 +90,7 @@ class TensorMap:
             self.element_bytes,
             _SWIZZLE_BYTES.index(self.swizzle),
             self.nan_fill,
+            self.to_tf32,
         )
 
 
@@ -94,12 +101,16 @@ def encode_tiled(bits: int, rank: int, address: int, rest: Sequence[Any]) -> byt
         bits: of an element.
         rank: of the tensor.
         address: of its data.
-        rest: dims, strides, box, element strides, interleave, swizzle, L2 promotion, fill.
+        rest: dims, strides, box, element strides, interleave, swizzle, L2 promotion, fill, and the type of the elements
+            that arrive if it is another, of which TF32 is known.
 
     Raises:
         ValueError: for what the driver refuses, or what the emulator does not know.
     """
     values = [int(value) for value in rest]
+    to_tf32 = len(values) == 4 * rank + 4 and values[-1] == _TFLOAT32
+    if to_tf32:
+        values.pop()
     if len(values) != 4 * rank + 3:
         raise ValueError(f"a tensor map of rank {rank} with {len(values)} numbers, not {4 * rank + 3}")
     dims, strides, box = values[:rank], values[rank : 2 * rank - 1], values[2 * rank - 1 : 3 * rank - 1]
@@ -107,4 +118,4 @@ def encode_tiled(bits: int, rank: int, address: int, rest: Sequence[Any]) -> byt
     if interleave or not 0 <= swizzle < len(_SWIZZLE_BYTES):
         raise ValueError(f"a tensor map with interleave {interleave} and swizzle {swizzle} is not emulated")
     shape = tuple(dims), tuple(strides), tuple(box), tuple(steps)
-    return TensorMap(0, bits // 8, *shape, _SWIZZLE_BYTES[swizzle], bool(fill)).encode(address)
+    return TensorMap(0, bits // 8, *shape, _SWIZZLE_BYTES[swizzle], bool(fill), to_tf32).encode(address)

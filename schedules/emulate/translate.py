@@ -131,9 +131,14 @@ def translate_asm(statement: AsmStatement, line: int) -> str:
     operands = [*statement.outputs, *statement.inputs]
     declarations = [f"auto emu_{i} = emu::to_register({o.expression});" for i, o in enumerate(operands)]
     results = [f"emu::from_register({o.expression}, emu_{i});" for i, o in enumerate(statement.outputs)]
-    if "wgmma.mma_async" in statement.text:  # its accumulators change at a later statement
-        references = [f"auto& emu_{i} = {o.expression};" for i, o in enumerate(statement.outputs)]
-        declarations, results = [*references, *declarations[len(references) :]], []
+    if "wgmma.mma_async" in statement.text:  # its accumulators change at a later statement, and A is read until then
+        outputs = [f"auto& emu_{i} = {o.expression};" for i, o in enumerate(statement.outputs)]
+        first = len(outputs)
+        inputs = [
+            f"const auto& emu_{i} = {o.expression};" if o.constraint == "r" else declarations[i]
+            for i, o in enumerate(statement.inputs, first)
+        ]
+        declarations, results = [*outputs, *inputs], []
     return " ".join(["do {", *declarations, body, *results, "} while (0)"])
 
 

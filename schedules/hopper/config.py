@@ -188,6 +188,13 @@ def blocks(dtype: str, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> Itera
             yield dict(block_m=m, block_n=n, block_k=block_k, num_stages=stages, consumers=consumers, **words)
 
 
+def stage_channels(channels: int, most: int, least: int) -> int:
+    """`most` channels for a stage, halved while all `channels` fit in it, to no less than `least`."""
+    while most > least and most // 2 >= channels:
+        most //= 2
+    return most
+
+
 def tiles_of(base: C) -> Iterator[C]:
     """`base` with every tile and cluster, legal or not, and the fewest stages."""
     for (m, n, consumers), words in product(SHAPES, clusters(base.blocks_sm)):

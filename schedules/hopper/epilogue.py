@@ -2,13 +2,15 @@
 
 A store takes `width` columns of all of a consumer's rows; TMA clips it at the tensor's end.  Several stores make a
 pass, as many as the staging memory holds.  Where the tensor's rows are not whole 16 bytes apart, which TMA needs, the
-consumer's threads store them, in the widest vectors that the tensor's alignment allows.
+consumer's threads store them, in the widest vectors that the tensor's alignment allows.  Where neighbours in the tensor
+are rows of the tile, of which a thread has two side by side (`fragments`), they are stored from its registers.
 """
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -17,8 +19,9 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.config import ROWS, WARPGROUP
+from schedules.hopper.fragments import tile_row
 from schedules.hopper.instructions import pack_16
-from schedules.hopper.shared import FOLDS, Runs, RunStaging, Staging, TensorMap, folded
+from schedules.hopper.shared import FOLDS, Columns, Runs, RunStaging, Staging, TensorMap, folded
 from schedules.hopper.work import Fragment, Member, Output, Tensors, Work
 
 WHOLE = 2**22 - 1  # float32 up to here are rounded to whole numbers by adding a constant
@@ -57,6 +60,7 @@ __device__ __forceinline__ void hopper_store_s8(unsigned int u, unsigned int v, 
   *(unsigned int*)((char*)below + at) = __byte_perm(left, right, 0x7632);
 }
 """
+_KINDS = {"float32": "float", "int32": "int"}
 _STORE_32 = """
 __device__ __forceinline__ void hopper_store_{0}({0} a, {0} b, void* at) {{ *({0}2*)at = make_{0}2(a, b); }}
 """
@@ -104,23 +108,23 @@ def emit(work: Work, tensors: Tensors, output_map: Any, place: Any, sums: Any, m
     fragment = fragment_of(work, sums)
     staging = work.output.staging
     a, b = work.a.tile, work.b.tile
-    top = named("top", warp * 16 + T.truncdiv(lane, 4))
+    row_of = tile_row if work.a.by_registers else _fragment_row
+    tops = [named("top", warp * 16 + row_of(lane, below)) for below in (0, 8)]
     # columns of eight are permuted by XOR with 0 to 3: bit 1 changes which lane has them, bit 0 which register
     lanes = [lane, named("across", T.bitwise_xor(lane, 1))] if b.fold == FOLDS[0] else [lane]
     lefts = [named("left", T.truncmod(at, 4) * 2) for at in lanes]
     start = named("start", consumer * staging.nbytes)
-    kind = _Boxes if isinstance(staging, Staging) else _Runs
+    kind = _Boxes if isinstance(staging, Staging) else _Runs if isinstance(staging, RunStaging) else _Columns
     leaving = kind(work, tensors, output_map, place, memory, start, member)
 
     row_terms = [
-        work.row_term(tensors, place, consumer, folded(top + (m * ROWS + below), a.fold))
+        work.row_term(tensors, place, consumer, folded(top + m * ROWS, a.fold))
         for m in range(staging.rows // ROWS)
-        for below in (0, 8)
+        for top in tops
     ]
 
     for first in range(0, staging.columns // staging.width, staging.together):
         leaving.before()
-        barrier(consumer)
         for store in range(staging.together):
             for pair in range(staging.width // 16):
                 column = (first + store) * staging.width + pair * 16
@@ -137,10 +141,13 @@ def emit(work: Work, tensors: Tensors, output_map: Any, place: Any, sums: Any, m
                             j = 2 * half + i
                             total = totals[i ^ swaps[half] % 2]
                             values.append(work.finish(tensors, place, total, of_row, terms[j], columns[j]))
-                    leaving.write(store, values, m * ROWS + warp * 16, pair, lanes[across])
+                    leaving.write(store, values, m, pair, lanes[across])
         leaving.written()
-        barrier(consumer)
         leaving.store(first)
+
+
+def _fragment_row(lane: Any, below: int) -> Any:
+    return T.truncdiv(lane, 4) + below
 
 
 @dataclass
@@ -157,15 +164,20 @@ class _Leaving(ABC):
 
     @abstractmethod
     def before(self) -> None:
-        """Wait until what was stored before has left the memory."""
+        """Wait until what all of the consumer's threads stored before has left the memory."""
 
     @abstractmethod
-    def write(self, store: int, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
-        """Put a thread's eight values, of 16 rows and of the 16 columns number `pair` of a store, into the memory."""
+    def write(self, store: int, values: Sequence[Any], m: int, pair: int, lane: Any) -> None:
+        """Put a thread's eight values, of its warp's 16 rows of 64 number `m` and of the 16 columns number `pair` of a
+        store, into the memory."""
+
+    def row(self, m: int) -> Any:
+        """The consumer's row where the warp's sixteen of 64 number `m` begin."""
+        return m * ROWS + self.member.warp * 16
 
     @abstractmethod
     def written(self) -> None:
-        """Make them seen by what stores them, together with a barrier."""
+        """Wait until those of all of the consumer's threads are seen by what stores them."""
 
     @abstractmethod
     def store(self, first: int) -> None:
@@ -185,13 +197,15 @@ class _Boxes(_Leaving):
     def before(self) -> None:
         with T.If(self.member.thread == 0), T.Then():
             T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
+        barrier(self.member.consumer)
 
-    def write(self, store: int, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
+    def write(self, store: int, values: Sequence[Any], m: int, pair: int, lane: Any) -> None:
         base = self.start + store * self.staging.store_bytes
-        self.writer(self.staging, self.memory, base, values, row, pair, lane)
+        self.writer(self.staging, self.memory, base, values, self.row(m), pair, lane)
 
     def written(self) -> None:
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+        barrier(self.member.consumer)
 
     def store(self, first: int) -> None:
         staging = self.staging
@@ -213,9 +227,9 @@ class _Runs(_Leaving):
         self.staging, self.target, self.output = output.staging, output.target, self.tensors["flat output"]
 
     def before(self) -> None:
-        """The stores before were done when their instructions were."""
+        barrier(self.member.consumer)  # the stores before were done when their instructions were
 
-    def write(self, store: int, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
+    def write(self, store: int, values: Sequence[Any], m: int, pair: int, lane: Any) -> None:
         staging = self.staging
         for half in range(2):
             group = pair * 16 + half * 8
@@ -223,7 +237,7 @@ class _Runs(_Leaving):
                 continue
             left = group + T.truncmod(lane, 4) * 2
             for below in range(2):
-                at = (row + T.truncdiv(lane, 4) + 8 * below) * staging.pitch + left
+                at = (self.row(m) + T.truncdiv(lane, 4) + 8 * below) * staging.pitch + left
                 target = self.memory.ptr_to([self.start + at * staging.item])
                 two = values[4 * half + 2 * below : 4 * half + 2 * below + 2]
                 word = pack_16(self.work.output.dtype, *two)
@@ -233,7 +247,7 @@ class _Runs(_Leaving):
                 T.evaluate(T.cuda.func_call(name, word, target, there, source_code=_PUT[name]))
 
     def written(self) -> None:
-        """Barriers order ordinary stores."""
+        barrier(self.member.consumer)
 
     def store(self, first: int) -> None:
         from schedules.hopper.program import named
@@ -255,6 +269,52 @@ class _Runs(_Leaving):
                 source = self.memory.ptr_to([self.start + (row * staging.pitch + element) * staging.item])
                 to = self.output.ptr_to([index + element])
                 T.evaluate(T.cuda.func_call(name, to, source, source_code=_COPY.format(nbytes, _VECTORS[nbytes])))
+
+
+@dataclass
+class _Columns(_Leaving):
+    """Results leave a thread's registers at once, two rows of a column side by side."""
+
+    def __post_init__(self) -> None:
+        from schedules.hopper.program import kept, named
+
+        output = self.work.output
+        assert isinstance(output.target, Columns) and self.work.a.by_registers and self.memory is None
+        self.output = self.tensors["flat output"]
+        self.kind = _KINDS[output.dtype]
+        # of each 64 rows: the element of the thread's first column, those to the next, and the columns from it inside
+        self.columns = []
+        left = T.truncmod(self.member.lane, 4) * 2
+        for m in range(output.staging.rows // ROWS):
+            row = self.row(m) + tile_row(self.member.lane, 0)
+            start, pitch, inside = self.work.columns_at(self.place, self.member.consumer, row)
+            inside = None if inside is None else named("inside", inside - left)
+            self.columns.append((kept("element", start + left * pitch), pitch, inside))
+
+    def before(self) -> None:
+        """Nothing is waited for."""
+
+    def write(self, store: int, values: Sequence[Any], m: int, pair: int, lane: Any) -> None:
+        element, pitch, inside = self.columns[m]
+        source = _STORE_32.format(self.kind)
+        for half, j in product(range(2), range(2)):
+            column = pair * 16 + 8 * half + j
+            two = [values[4 * half + 2 * below + j] for below in range(2)]
+            to = self.output.ptr_to([element + column * pitch])
+            with contextlib.nullcontext() if inside is None else _where(column < inside):
+                T.evaluate(T.cuda.func_call(f"hopper_store_{self.kind}", *two, to, source_code=source))
+
+    def written(self) -> None:
+        """Nothing is shared."""
+
+    def store(self, first: int) -> None:
+        """They were stored as they were written."""
+
+
+@contextlib.contextmanager
+def _where(condition: Any) -> Iterator[None]:
+    with T.If(condition), T.Then():
+        yield
 
 
 def _writer_16(kind: str) -> Writer:
@@ -281,6 +341,8 @@ def _writer_8(clamp: bool) -> Writer:
 
 
 def _writer_32(kind: str) -> Writer:
+    kind = _KINDS[kind]
+
     def write(staging: Staging, memory: Any, base: Any, values: Sequence[Any], row: Any, pair: int, lane: Any) -> None:
         for half in range(2):
             for below in range(2):
@@ -297,8 +359,8 @@ def _writer_32(kind: str) -> Writer:
 _WRITERS: dict[str, Writer] = {
     "float16": _writer_16("float16"),
     "bfloat16": _writer_16("bfloat16"),
-    "float32": _writer_32("float"),
-    "int32": _writer_32("int"),
+    "float32": _writer_32("float32"),
+    "int32": _writer_32("int32"),
 }
 
 

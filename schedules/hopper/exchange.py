@@ -14,30 +14,13 @@ from tvm.backend.cuda.lang.pipeline import MBarrier
 from tvm.script import tirx as T
 
 from schedules.hopper.config import SUM_BYTES, WARPGROUP
+from schedules.hopper.instructions import in_block, wait_in_cluster
 from schedules.hopper.work import Work
 
 _VECTOR = 4  # sums that move at once
 _ARRIVE = """
 __device__ __forceinline__ void hopper_arrive_in_cluster(unsigned int barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
-}
-"""
-# mbarrier.try_wait as TVM emits it acquires for the block alone
-_WAIT = """
-__device__ __forceinline__ void hopper_wait_in_cluster(unsigned int barrier, unsigned int parity) {
-  unsigned int done;
-  do {
-    asm volatile("{\\n.reg .pred p;\\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\\n"
-      "selp.u32 %0, 1, 0, p;\\n}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-  } while (!done);
-}
-"""
-_IN_BLOCK = """
-__device__ __forceinline__ unsigned int hopper_in_block(unsigned int shared, unsigned int rank) {
-  unsigned int at;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared), "r"(rank));
-  return at;
 }
 """
 _SEND = """
@@ -86,8 +69,8 @@ class Exchange:
         owner = named("owner", T.truncmod(consumer, self.config.split_k))
         rank = named("owner_rank", owner * (self.config.cluster_m * self.config.cluster_n) + rank_mn)
         slot = self._slot(consumer, T.Select(rank_k < owner, rank_k, rank_k - 1))
-        to = named("to", _in_block(self.memory.ptr_to([slot + thread * (_VECTOR * SUM_BYTES)]), rank))
-        _wait(self.free, consumer, T.bitwise_xor(turn, 1))
+        to = named("to", in_block(self.memory.ptr_to([slot + thread * (_VECTOR * SUM_BYTES)]), rank))
+        wait_in_cluster(self.free.ptr_to([consumer]), T.bitwise_xor(turn, 1))
         source = _SEND.format(kind, suffix, constraint)
         for i, four in enumerate(_vectors(sums, self.count)):
             at = to + T.uint32(i * WARPGROUP * _VECTOR * SUM_BYTES)
@@ -96,7 +79,7 @@ class Exchange:
 
     def receive(self, sums: Any, consumer: Any, rank_k: Any, rank_mn: Any, thread: Any, turn: Any) -> None:
         """Add the sums of the other blocks, in their order, and say that their memory is free."""
-        _wait(self.arrived, consumer, turn)
+        wait_in_cluster(self.arrived.ptr_to([consumer]), turn)
         source = _ADD.format(self.types[0])
         for other in range(self.others):
             for i, four in enumerate(_vectors(sums, self.count)):
@@ -111,18 +94,5 @@ def _vectors(sums: Any, count: int) -> list[Sequence[Any]]:
     return [[sums[i + j] for j in range(_VECTOR)] for i in range(0, count, _VECTOR)]
 
 
-def _in_block(pointer: Any, rank: Any) -> Any:
-    """The address of the same place of another block's shared memory."""
-    shared = T.cuda.cvta_generic_to_shared(pointer)
-    return T.cuda.func_call(
-        "hopper_in_block", shared, T.Cast("uint32", rank), source_code=_IN_BLOCK, return_type="uint32"
-    )
-
-
 def _arrive(barrier: MBarrier, at: Any, rank: Any) -> None:
-    T.evaluate(T.cuda.func_call("hopper_arrive_in_cluster", _in_block(barrier.ptr_to([at]), rank), source_code=_ARRIVE))
-
-
-def _wait(barrier: MBarrier, at: Any, parity: Any) -> None:
-    shared = T.cuda.cvta_generic_to_shared(barrier.ptr_to([at]))
-    T.evaluate(T.cuda.func_call("hopper_wait_in_cluster", shared, T.Cast("uint32", parity), source_code=_WAIT))
+    T.evaluate(T.cuda.func_call("hopper_arrive_in_cluster", in_block(barrier.ptr_to([at]), rank), source_code=_ARRIVE))

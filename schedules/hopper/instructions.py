@@ -1,5 +1,5 @@
-"""wgmma as functions of CUDA C++: TVM's own table has not every shape, and passes what it has by other rules; and
-pairs of 16-bit numbers.
+"""wgmma as functions of CUDA C++: TVM's own table has not every shape, and passes what it has by other rules;
+pairs of 16-bit numbers; and the shared memory of a cluster's blocks.
 
 D fragment of a consumer: register 4 * g + 2 * half + j of lane l in warp w is the sum of row 16 * w + 8 * half + l // 4
 and column 8 * g + l % 4 * 2 + j (PTX ISA, "Register Fragments for wgmma.mma_async").
@@ -21,17 +21,44 @@ __device__ __forceinline__ unsigned int hopper_pack_{0}(float a, float b) {{
   unsigned int r; asm("cvt.rn.{0}x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r;
 }}
 """
-_TYPES = {"float16": "f16", "bfloat16": "bf16", "int8": "s8"}
+_IN_BLOCK = """
+__device__ __forceinline__ unsigned int hopper_in_block(unsigned int shared, unsigned int rank) {
+  unsigned int at;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared), "r"(rank));
+  return at;
+}
+"""
+# mbarrier.try_wait as TVM emits it acquires for the block alone
+_WAIT = """
+__device__ __forceinline__ void hopper_wait_in_cluster(unsigned int barrier, unsigned int parity) {
+  unsigned int done;
+  do {
+    asm volatile("{\\n.reg .pred p;\\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\\n"
+      "selp.u32 %0, 1, 0, p;\\n}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+  } while (!done);
+}
+"""
+_BEGUN = """
+__device__ __forceinline__ void hopper_cluster_{0}() {{ asm volatile("barrier.cluster.{1}.aligned;" ::: "memory"); }}
+"""
+_TYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32", "int8": "s8"}
+FRAGMENT = 4  # 32-bit registers of a thread that hold operand a for one wgmma
 
 
 @dataclass(frozen=True)
 class Multiply:
-    """The wgmma of ROWS x `n` sums for operands of `dtype` in shared memory; transposed operands are MN-major."""
+    """The wgmma of ROWS x `n` sums for operands of `dtype` in shared memory; transposed operands are MN-major, which
+    only those of 16 bits may be.  Or for operand a in registers, if `from_registers`.
+
+    Of float32 the tensor cores take the upper 19 bits, TF32.
+    """
 
     dtype: str
     n: int
     transposed_a: bool
     transposed_b: bool
+    from_registers: bool = False
 
     @property
     def registers(self) -> int:
@@ -51,7 +78,7 @@ class Multiply:
 
     @property
     def name(self) -> str:
-        return f"hopper_wgmma_m{ROWS}n{self.n}_{_TYPES[self.dtype]}"
+        return f"hopper_wgmma_m{ROWS}n{self.n}_{_TYPES[self.dtype]}{'_registers' if self.from_registers else ''}"
 
     def source(self) -> str:
         count, constraint = self.registers, "r" if self.dtype == "int8" else "f"
@@ -59,20 +86,30 @@ class Multiply:
         parameters = ", ".join(f"{kind}& d{i}" for i in range(count))
         sums = ", ".join(f"%{i}" for i in range(count))
         outputs = ", ".join(f'"+{constraint}"(d{i})' for i in range(count))
-        # 16-bit operands: signs of both, then whether each is MN-major
-        flags = "" if self.dtype == "int8" else f", 1, 1, {int(self.transposed_a)}, {int(self.transposed_b)}"
+        # signs of both operands, then whether each is MN-major
+        transposed = [self.transposed_b] if self.from_registers else [self.transposed_a, self.transposed_b]
+        flags = [] if self.dtype == "int8" else [1, 1]
+        if numpy_dtype(self.dtype).itemsize == 2:
+            flags += [int(flag) for flag in transposed]
+        names = [f"a{i}" for i in range(FRAGMENT)] if self.from_registers else ["a"]
+        a_kind, a_constraint = ("unsigned int&", "r") if self.from_registers else ("unsigned long long", "l")
+        places = [f"%{count + i}" for i in range(len(names))]
+        b = count + len(names)
         return f"""
 __device__ __forceinline__ void {self.name}({parameters},
-    unsigned long long a, unsigned long long b, int add) {{
-  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
-    "{self.instruction} {{{sums}}}, %{count}, %{count + 1}, p{flags};\\n}}\\n"
-    : {outputs} : "l"(a), "l"(b), "r"(add));
+    {", ".join(f"{a_kind} {name}" for name in names)}, unsigned long long b, int add) {{
+  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{b + 1}, 0;\\n"
+    "{self.instruction} {{{sums}}}, {f"{{{', '.join(places)}}}" if self.from_registers else places[0]}, %{b}, p{
+            "".join(f", {flag}" for flag in flags)
+        };\\n}}\\n"
+    : {outputs} : {", ".join(f'"{a_constraint}"({name})' for name in names)}, "l"(b), "r"(add));
 }}
 """
 
-    def emit(self, sums: Sequence[Any], a: Any, b: Any, add: Any) -> None:
-        """sums (+)= a x b; `a` and `b` are descriptors, sums begin anew where `add` is false."""
-        T.evaluate(T.cuda.func_call(self.name, *sums, a, b, T.Cast("int32", add), source_code=self.source()))
+    def emit(self, sums: Sequence[Any], a: Sequence[Any], b: Any, add: Any) -> None:
+        """sums (+)= a x b; `a` is a descriptor or FRAGMENT registers, `b` a descriptor, sums begin anew where `add` is
+        false."""
+        T.evaluate(T.cuda.func_call(self.name, *sums, *a, b, T.Cast("int32", add), source_code=self.source()))
 
     def settle(self, sums: Sequence[Any]) -> None:
         """Keep the compiler from moving reads of `sums` above the wait for wgmma before it."""
@@ -114,3 +151,28 @@ def peer_of(index: Any, rank_m: Any, rank_n: Any, cluster_m: int, cluster_n: int
     row = index - cluster_n
     row = T.Select(row < rank_m, row, row + 1)
     return T.Select(index < cluster_n, rank_m * cluster_n + index, row * cluster_n + rank_n)
+
+
+def in_block(pointer: Any, rank: Any) -> Any:
+    """The address of the same place of another block's shared memory."""
+    shared = T.cuda.cvta_generic_to_shared(pointer)
+    return T.cuda.func_call(
+        "hopper_in_block", shared, T.Cast("uint32", rank), source_code=_IN_BLOCK, return_type="uint32"
+    )
+
+
+def wait_in_cluster(barrier: Any, parity: Any) -> None:
+    """Wait for the phase of an mbarrier of this block, behind which what other blocks wrote is seen."""
+    shared = T.cuda.cvta_generic_to_shared(barrier)
+    T.evaluate(T.cuda.func_call("hopper_wait_in_cluster", shared, T.Cast("uint32", parity), source_code=_WAIT))
+
+
+def say_begun() -> None:
+    """Have the other blocks of the cluster know that this one has begun, and set up what `fence.mbarrier_init` made
+    ready; nothing else is seen behind it, and so nothing is waited for."""
+    T.evaluate(T.cuda.func_call("hopper_cluster_begun", source_code=_BEGUN.format("begun", "arrive.relaxed")))
+
+
+def wait_until_begun() -> None:
+    """Wait until all blocks of the cluster have said so, whose shared memory may be written from then on."""
+    T.evaluate(T.cuda.func_call("hopper_cluster_wait", source_code=_BEGUN.format("wait", "wait.acquire")))

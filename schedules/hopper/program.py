@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tvm
@@ -15,10 +16,12 @@ from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.config import K_BYTES, REGISTERS, ROWS, WARPGROUP
 from schedules.hopper.exchange import Exchange
+from schedules.hopper.fragments import SETS, Fragments
 from schedules.hopper.instructions import Multiply, column_mask, peer_of, row_mask
-from schedules.hopper.shared import UNIT, Runs, TensorMap
+from schedules.hopper.shared import UNIT, Columns, Runs, SharedTile, TensorMap
 from schedules.hopper.work import Load, Member, Operand, Work
 from schedules.primitives.annotations import TIRX
+from schedules.primitives.steps import inside_part, part
 
 _LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
 
@@ -61,12 +64,16 @@ def program(work: Work) -> tvm.IRModule:
     clusters = grid // cluster
     producer_registers, consumer_registers = REGISTERS[consumers, config.blocks_sm]
     redistribute = producer_registers > 0
-    by_tma = isinstance(output.target, TensorMap)
+    by_tma, staged = isinstance(output.target, TensorMap), output.staging.nbytes > 0
     sharing = cluster_m + cluster_n - 1  # blocks that write into a block's stages, itself among them
     steps = a.k * a.item // K_BYTES
     blocks_m = config.rows // ROWS
-    multiply = Multiply(work.dtype, config.columns, a.transposed, b.transposed)
+    by_registers = work.a.by_registers
+    multiply = Multiply(work.dtype, config.columns, a.transposed, b.transposed, by_registers)
     each = multiply.registers
+    fragments = Fragments(a, blocks_m)
+    # the steps of a stage in parts, each of which is waited for while the next is multiplied
+    parts = [fragments.of_set(number) for number in range(SETS)] if by_registers else [range(steps)]
     shapes = {argument.name: argument for argument in work.arguments}
     names = ("data", "filter", "bias", "residual")
 
@@ -77,12 +84,24 @@ def program(work: Work) -> tvm.IRModule:
         IRBuilder.name(name, buffer)
         return buffer
 
+    def with_workspace(tensors: dict[str, Any]) -> dict[str, Any]:
+        """`tensors` and those of the workspace, after the kernel that fills them."""
+        if not work.workspace:
+            return tensors
+        for argument in work.workspace:
+            tensors[argument.name] = T.alloc_buffer(argument.shape, argument.dtype, scope="global")
+            IRBuilder.name(argument.name, tensors[argument.name])
+        title = "A kernel before: what the product takes in another layout is copied into workspace"
+        with inside_part(title), T.attr({"tirx.device_entry": True}):
+            work.prepare(tensors)
+        return tensors
+
     def with_flat(tensors: dict[str, Any]) -> dict[str, Any]:
         """`tensors`, and the elements without a shape of those that the epilogue reads or writes one by one, as a
         problem with flattened pixels counts them."""
         flat = {}
         for name in ("residual", "output"):
-            if tensors[name] is None or name == "output" and isinstance(output.target, TensorMap):
+            if tensors[name] is None or (name == "output" and by_tma):
                 continue
             count = math.prod(shapes[name].shape)
             buffer = T.decl_buffer((count,), shapes[name].dtype, data=tensors[name].data)
@@ -90,9 +109,9 @@ def program(work: Work) -> tvm.IRModule:
             flat[f"flat {name}"] = buffer
         return {**tensors, **flat}
 
-    def encode(name: str, tensor_map: TensorMap | Runs, tensors: dict[str, Any]) -> Any:
+    def encode(name: str, tensor_map: TensorMap | Runs | Columns, tensors: dict[str, Any]) -> Any:
         """The variable `name` that holds the tensor map; None if there is none."""
-        if isinstance(tensor_map, Runs):
+        if not isinstance(tensor_map, TensorMap):
             return None
         variable = named(name, T.tvm_stack_alloca("tensormap", 1))
         data = tensors[tensor_map.tensor].data
@@ -112,18 +131,57 @@ def program(work: Work) -> tvm.IRModule:
             target = ring.ptr_to([base + load.offset])
             T.evaluate(T.ptx[form](target, T.address_of(tensor_map), *load.at, barrier, *last))
 
-    def multiply_stage(sums: Any, a_tile: Any, b_tile: Any, stage: Any, step: Any) -> None:
+    def multiply_part(some: range, sums: Any, of_a: Any, b_tile: Any, stage: Any, step: Any) -> None:
+        """The products of some steps of a stage; `of_a` is a descriptor, or the memory of the fragments."""
+
         def units(offset: int) -> Any:
             return T.Cast("uint64", stage * (stage_bytes // UNIT) + offset // UNIT)
 
-        for k in range(steps):
+        for k in some:
             for (product, first), m in itertools.product(products, range(blocks_m)):
                 multiply.emit(
                     [sums[(product.sums * blocks_m + m) * each + i] for i in range(each)],
-                    a_tile + units(product.a + a.k_offset(k) + a.row_offset(m * ROWS)),
+                    fragments.of(of_a, k, m)
+                    if by_registers
+                    else [of_a + units(product.a + a.k_offset(k) + a.row_offset(m * ROWS))],
                     b_tile + units(product.b + b.k_offset(k)),
                     step > 0 if k == 0 and first else T.bool(True),
                 )
+
+    def multiply_stage(
+        sums: Any, operand: tuple[Any, Sequence[Any]], b_tile: Any, stage: Any, step: Any, freed: Callable[[], None]
+    ) -> None:
+        """Multiply a stage, with what `operand_a` gave, and call `freed` when the one before it has been read."""
+        of_a, addresses = operand
+        begin = named("begin", stage * stage_bytes) if by_registers else 0
+        for number, some in enumerate(parts):
+            if by_registers:
+                fragments.read(of_a, [address + begin for address in addresses], some)
+            T.evaluate(T.ptx.wgmma.fence.sync.aligned())
+            multiply_part(some, sums, of_a, b_tile, stage, step)
+            T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
+            T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(1))
+            if number == 0:
+                with T.If(step > 0), T.Then():
+                    freed()
+
+    def descriptor_of(name: str, tile: SharedTile, pointer: Any) -> Any:
+        """The descriptor of the tile that `pointer` points to in the first stage."""
+        cell = T.alloc_local((1,), "uint64")
+        IRBuilder.name(name, cell)
+        T.evaluate(T.cuda.wgmma.encode_matrix_descriptor(T.address_of(cell[0]), pointer, *tile.descriptor))
+        return cell[0]
+
+    def operand_a(pointer: Any, warp: Any, lane: Any) -> tuple[Any, Sequence[Any]]:
+        """A consumer's rows of operand a, to which `pointer` points in the first stage: their descriptor, or the memory
+        of their fragments and the addresses that these are read from."""
+        if not by_registers:
+            return descriptor_of("a_tile", a, pointer), ()
+        memory = T.alloc_local((fragments.registers,), "uint32")
+        IRBuilder.name("fragments", memory)
+        first = T.Cast("int32", T.cuda.cvta_generic_to_shared(pointer))
+        at = (first + offset for offset in fragments.offsets(warp, lane))
+        return memory, [kept(name, address) for name, address in zip(("even", "odd"), at, strict=True)]
 
     def own_steps(count: Any, rank_k: Any) -> Any:
         """Those of `count` stages that are this block's."""
@@ -140,15 +198,18 @@ def program(work: Work) -> tvm.IRModule:
     # fmt: off
     @T.prim_func
     def main(data: T.handle, weight: T.handle, bias: T.handle, residual: T.handle, result: T.handle) -> None:
+        part("Tensor maps: the host describes to TMA where tiles of the operands and of the output lie")
         tensors = T.meta_var({
             name: matched(name, handle)
             for name, handle in zip([*names, "output"], [data, weight, bias, residual, result], strict=True)
         })
+        tensors = T.meta_var(with_workspace(tensors))
         a_map = T.meta_var(encode("a_map", work.a.source, tensors))
         b_map = T.meta_var(encode("b_map", work.b.source, tensors))
         output_map = T.meta_var(encode("output_map", output.target, tensors))
 
         T.device_entry()
+        part("The launch: clusters of blocks, each with warpgroups that consume and one that produces")
         views = T.meta_var(with_flat(tensors))
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": config.blocks_sm})
         rank = T.cta_id_in_cluster([cluster])
@@ -157,9 +218,11 @@ def program(work: Work) -> tvm.IRModule:
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
         thread = T.thread_id_in_wg([WARPGROUP])
+        part("Shared memory: a ring of stages, room for the output, and barriers that say who may use a stage")
         pool = T.SMEMPool()
         ring = pool.alloc((stages * stage_bytes,), "uint8", align=1024)
-        staging = pool.alloc((consumers * output.staging.nbytes,), "uint8", align=1024)
+        staging = T.meta_var(
+            pool.alloc((consumers * output.staging.nbytes,), "uint8", align=1024) if staged else None)
         leader = T.meta_var(tirx.all(group == 0, thread == 0))
         full = TMABar(pool, stages, leader=leader)
         empty = MBarrier(pool, stages, leader=leader)
@@ -176,6 +239,7 @@ def program(work: Work) -> tvm.IRModule:
         else:
             T.cuda.cta_sync()
 
+        part("Which tiles are this block's, and where it stands in the ring")
         # ranks count along n first, then m, then the reduction
         rank_k = T.meta_var(named("rank_k", T.truncdiv(rank, cluster_mn)) if split_k > 1 else 0)
         rank_mn = T.meta_var(named("rank_mn", T.truncmod(rank, cluster_mn)) if split_k > 1 else rank)
@@ -189,6 +253,7 @@ def program(work: Work) -> tvm.IRModule:
         phase: T.int32
         phase = 0
         if group == consumers:
+            part("The producer: one thread has TMA fill every stage that is free, tile after tile")
             if redistribute:
                 T.ptx["setmaxnreg.dec.sync.aligned.u32"](producer_registers)
             if warp == 0:  # noqa: SIM102 (all lanes of the warp elect)
@@ -225,20 +290,15 @@ def program(work: Work) -> tvm.IRModule:
                             ry = ry + 1
                         tile = tile + clusters
         else:
+            part("The consumers: wait for a stage, multiply it by wgmma into registers, and free it")
             if redistribute:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](consumer_registers)
             member_m = T.meta_var(T.truncdiv(group, consumers_n) if consumers_n > 1 else group)
             columns_before = T.meta_var(
                 T.truncmod(group, consumers_n) * b.row_offset(config.columns) if consumers_n > 1 else 0)
             sums = T.alloc_local((work.sums * blocks_m * each,), multiply.accumulator)
-            a_tile: T.uint64
-            a_tile = T.uint64(0)
-            b_tile: T.uint64
-            b_tile = T.uint64(0)
-            T.cuda.wgmma.encode_matrix_descriptor(
-                T.address_of(a_tile), ring.ptr_to([member_m * a.row_offset(config.rows)]), *a.descriptor)
-            T.cuda.wgmma.encode_matrix_descriptor(
-                T.address_of(b_tile), ring.ptr_to([work.b_start + columns_before]), *b.descriptor)
+            of_a = T.meta_var(operand_a(ring.ptr_to([member_m * a.row_offset(config.rows)]), warp, lane))
+            b_tile = T.meta_var(descriptor_of("b_tile", b, ring.ptr_to([work.b_start + columns_before])))
             # the block whose stage this thread says is free: each of the row and of the column
             peer = T.meta_var(named("peer", first + peer_of(thread, rank_m, rank_n, cluster_m, cluster_n)))
             turn: T.int32
@@ -252,12 +312,7 @@ def program(work: Work) -> tvm.IRModule:
                 before = 0
                 for step in T.serial(count):
                     full.wait(stage, phase)
-                    T.ptx.wgmma.fence.sync.aligned()
-                    multiply_stage(sums, a_tile, b_tile, stage, step)
-                    T.ptx.wgmma.commit_group.sync.aligned()
-                    T.ptx.wgmma.wait_group.sync.aligned(1)
-                    if step > 0:
-                        release(empty, before, thread, peer)
+                    multiply_stage(sums, of_a, b_tile, stage, step, partial(release, empty, before, thread, peer))
                     before = stage
                     stage = stage + 1
                     if stage == stages:
@@ -266,6 +321,7 @@ def program(work: Work) -> tvm.IRModule:
                 T.ptx.wgmma.wait_group.sync.aligned(0)
                 multiply.settle([sums[i] for i in range(work.sums * blocks_m * each)])
                 release(empty, before, thread, peer)
+                part("The way out: a tile's results leave the registers while the producer fetches the next")
                 member = T.meta_var(Member(group, warp, lane, thread))
                 if split:
                     if exchange.finishes(group, rank_k):
@@ -280,11 +336,12 @@ def program(work: Work) -> tvm.IRModule:
             if by_tma:  # noqa: SIM102 (of the two only the other is the kernel's)
                 if thread == 0:
                     T.ptx.cp.async_.bulk.wait_group(0)
+        part("The end: no block leaves while others may write into its shared memory")
         T.cuda.warp_sync()
         if cluster > 1:
             T.cuda.cluster_sync()
     # fmt: on
 
-    kept = [parameter for parameter, name in zip(main.params, (*names, "output"), strict=True) if name in shapes]
-    function = tirx.PrimFunc(kept, main.body, main.ret_type, main.attrs)
+    parameters = [parameter for parameter, name in zip(main.params, (*names, "output"), strict=True) if name in shapes]
+    function = tirx.PrimFunc(parameters, main.body, main.ret_type, main.attrs)
     return tvm.IRModule({"main": function.with_attr("global_symbol", "main").with_attr(TIRX, 1)})

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from schedules.hopper.config import K_BYTES, STAGING
 
 SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}  # bytes of a row to CUtensorMapSwizzle, and to TVM's code in descriptors
+TFLOAT32 = 11  # CUtensorMapDataType
 LONGEST_BOX = 256  # elements of a box along an axis
 LONGEST_STEP = 8  # element stride
 UNIT = 16  # bytes that descriptors count in
@@ -56,6 +57,7 @@ class TensorMap:
     steps: tuple[int, ...]
     swizzle: int  # bytes
     promotion: int = 2  # CUtensorMapL2promotion: what comes from memory into L2 at once, 2 is 128 bytes
+    to_tf32: bool = False  # float32 are rounded to TF32 as they arrive: to nearest, infinities and NaN left alone
 
     @property
     def rank(self) -> int:
@@ -63,9 +65,10 @@ class TensorMap:
 
     def words(self) -> list[int]:
         """The numbers of the call after dtype, rank and pointer: sizes, strides, box, steps, interleave (none),
-        swizzle, promotion, fill (zeros)."""
+        swizzle, promotion, fill (zeros), and the type that arrives if it is another."""
         box = [extent * step for extent, step in zip(self.box, self.steps, strict=True)]
-        return [*self.sizes, *self.strides, *box, *self.steps, 0, SWIZZLES[self.swizzle], self.promotion, 0]
+        words = [*self.sizes, *self.strides, *box, *self.steps, 0, SWIZZLES[self.swizzle], self.promotion, 0]
+        return [*words, TFLOAT32] if self.to_tf32 else words
 
     def reason(self) -> str | None:
         """Why there is no such tensor map; None if there is.  From the CUDA driver API's description of the call."""
@@ -146,9 +149,40 @@ class Runs:
 
     def reason(self) -> str | None:
         """Why runs cannot be stored; None if they can."""
-        if self.elements >= 2**31:
-            return f"{self.tensor} has 2**31 elements or more, which 32-bit indices do not reach"
-        return None
+        return _beyond_indices(self.tensor, self.elements)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What stores from registers are told of the argument `tensor`, for outputs whose contiguous axis is that of a
+    tile's rows: neighbouring rows of one column are stored at once."""
+
+    tensor: str
+    elements: int  # of the tensor
+
+    def reason(self) -> str | None:
+        """Why columns cannot be stored; None if they can."""
+        return _beyond_indices(self.tensor, self.elements)
+
+
+def _beyond_indices(tensor: str, elements: int) -> str | None:
+    if elements >= 2**31:
+        return f"{tensor} has 2**31 elements or more, which 32-bit indices do not reach"
+    return None
+
+
+@dataclass(frozen=True)
+class NoStaging:
+    """Of results that leave straight from registers: `rows` x `columns` of a consumer, all in one pass."""
+
+    rows: int
+    columns: int
+    together: ClassVar[int] = 1
+    nbytes: ClassVar[int] = 0
+
+    @property
+    def width(self) -> int:
+        return self.columns
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from schedules.hopper.config import (
     HopperConfig,
     shared_room,
 )
-from schedules.hopper.shared import Runs, RunStaging, SharedTile, Staging, TensorMap, aligned
+from schedules.hopper.shared import Columns, NoStaging, Runs, RunStaging, SharedTile, Staging, TensorMap, aligned
 from schedules.problem import Argument, Pair
 
 Tensors = Mapping[str, Any]  # argument name to its TIRx buffer
@@ -48,11 +48,15 @@ class Load:
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand's tiles in a stage, one behind the other, and the tensor map of the boxes that fill them."""
+    """An operand's tiles in a stage, one behind the other, and the tensor map of the boxes that fill them.
+
+    With `by_registers` the consumers' threads bring operand a to wgmma: see `hopper.fragments`.
+    """
 
     tile: SharedTile
     source: TensorMap
     count: int = 1
+    by_registers: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -71,14 +75,15 @@ class Product:
 
 @dataclass(frozen=True)
 class Output:
-    """How results leave: elements of `dtype` through the staging memory, by boxes of a tensor map or as runs.
+    """How results leave: elements of `dtype` through the staging memory, by boxes of a tensor map or as runs, or
+    straight from registers along columns.
 
     None is greater than `bound` before it is rounded and saturated.
     """
 
     dtype: str
-    staging: Staging | RunStaging
-    target: TensorMap | Runs
+    staging: Staging | RunStaging | NoStaging
+    target: TensorMap | Runs | Columns
     bound: float = math.inf
 
 
@@ -108,6 +113,7 @@ class Work(ABC):
     kernel: Pair  # taps, or groups of taps of which a stage holds all
     products: tuple[Product, ...] = (Product(0, 0, 0),)  # of each stage
     margin: int = 0  # columns of a consumer's before the first that is stored, whole groups of eight
+    workspace: tuple[Argument, ...] = ()  # tensors of the function's own, which `prepare` fills
     chunks: int  # stages of one tap, or group of them
     clusters: int  # tiles of a whole cluster
     a: Operand
@@ -197,6 +203,10 @@ class Work(ABC):
         overlapped = sum(part**OVERLAP for part in (multiply, load, arrive)) ** (1 / OVERLAP)
         return (overlapped + waves * finish) / 1000
 
+    def prepare(self, tensors: Tensors) -> None:
+        """The body of a kernel that fills the workspace before the product, if there is any."""
+        raise NotImplementedError(f"{type(self).__name__} has a workspace and nothing that fills it")
+
     @abstractmethod
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Any:
         """Where tile number `tile` of a cluster lies, for the block at (rank_m, rank_n) of it."""
@@ -229,6 +239,12 @@ class Work(ABC):
         """For an output of runs: where in it the one begins that has row `row` of the consumer's first, in the columns
         from `column` of the block, and how many elements there are to it, 0 or less if none are inside."""
         raise NotImplementedError(f"{type(self).__name__} has no output of runs")
+
+    def columns_at(self, place: Any, consumer: Any, row: Any) -> tuple[Any, int, Any]:
+        """For an output of columns: where in it row `row` of the consumer's lies in the first column of the block, how
+        many elements further in the next, and how many columns are inside, 0 or less if the row is not; None if all
+        are.  The row after `row` lies next to it and is inside if it is."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of columns")
 
     def totals(self, fragment: Fragment, m: int, group: int, below: int, lane: Any) -> Sequence[Any]:
         """The two sums of a thread in columns 8 * `group` + lane % 4 * 2 + (0, 1) of its consumer, in 64 rows number

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from schedules.arithmetic import FLOAT32, Arithmetic
 from schedules.errors import SchedulesError, UsageError
 from schedules.measure import Timer, uncertainty
 from schedules.problem import Problem
@@ -154,9 +155,9 @@ def reason(fault: BaseException) -> str:
 class Results:
     """The results of one device and one set of versions in a JSON file, written anew after every case.
 
-    `kind` is of KINDS.  A case is what one operator's problem took when launched one way (STREAM or GRAPH); `launch` is
-    that of this run.  Raises UsageError if the file holds another kind, or results of another device or other versions,
-    unless `fresh`.
+    `kind` is of KINDS.  A case is what one operator's problem took when computed in one arithmetic and launched one way
+    (STREAM or GRAPH); `launch` is that of this run.  Raises UsageError if the file holds another kind, or results of
+    another device or other versions, unless `fresh`.
     """
 
     def __init__(
@@ -186,7 +187,11 @@ class Results:
         """Whether `problem` has been compared, launched as this run does, and ours was right."""
         if not isinstance(problem, Problem):
             return False
-        wanted = identity({"operator": operator_of(problem).name, "problem": problem.words(), "launch": self._launch})
+        return self.has(problem)
+
+    def has(self, problem: Problem, arithmetic: Arithmetic = FLOAT32) -> bool:
+        """The same, ours computed in `arithmetic`."""
+        wanted = identity(head_of(problem, self._launch, arithmetic))
         return wanted in {identity(case) for case in self.cases if "us" in case["ours"]}
 
     def put(self, case: dict[str, Any]) -> None:
@@ -211,17 +216,24 @@ class Results:
 
 
 def identity(case: Mapping[str, Any]) -> str:
-    """What no two cases of a file share: operator, problem, and how it was launched."""
-    return json.dumps([case["operator"], case["problem"], case["launch"]], sort_keys=True)
+    """What no two cases of a file share: operator, problem, how it was launched, and in what ours was computed."""
+    return json.dumps([case["operator"], case["problem"], case["launch"], arithmetic_of(case)], sort_keys=True)
 
 
-def head_of(problem: Problem, launch: str) -> dict[str, Any]:
-    """What every case begins with."""
+def arithmetic_of(case: Mapping[str, Any]) -> str:
+    """The name of the arithmetic that ours was computed in."""
+    return str(case.get("arithmetic", FLOAT32.name))
+
+
+def head_of(problem: Problem, launch: str, arithmetic: Arithmetic = FLOAT32) -> dict[str, Any]:
+    """What every case begins with; an arithmetic that is not the usual one is named."""
+    named = {} if arithmetic == FLOAT32 else {"arithmetic": arithmetic.name}
     return {
         "operator": operator_of(problem).name,
         "problem": problem.words(),
         "launch": launch,
         "bytes": problem.min_bytes,
+        **named,
         "date": now(),
     }
 

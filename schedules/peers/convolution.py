@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from schedules.arithmetic import TF32, Arithmetic
 from schedules.conv2d_nchw32.packing import GROUP
 from schedules.errors import UnknownNameError, UsageError
 from schedules.peers import cudnn
@@ -41,15 +42,13 @@ _CROSS_CORRELATION, _TENSOR_OP_MATH = 1, 1
 class Peer:
     """cuDNN's convolution in `layout` (nhwc or nchw) and `arithmetic` for problems of the dtypes `takes`.
 
-    `algorithm` is a cudnnConvolutionFwdAlgo_t, of int8 alone.  `counts` says whether ours is measured against it: not
-    against an arithmetic that is less exact than the problem's.
+    `algorithm` is a cudnnConvolutionFwdAlgo_t, of int8 alone.
     """
 
     layout: str
     arithmetic: str  # a dtype, or tf32
     takes: tuple[str, ...]
     algorithm: int | None = None
-    counts: bool = True
 
     @property
     def name(self) -> str:
@@ -59,6 +58,10 @@ class Peer:
     @property
     def dtype(self) -> str:
         return "float32" if self.arithmetic == "tf32" else self.arithmetic
+
+    def counts(self, ours: Arithmetic) -> bool:
+        """Whether a result computed in the arithmetic `ours` is measured against it: not if it is less exact."""
+        return self.arithmetic != TF32.name or ours.error >= TF32.error
 
     @property
     def far(self) -> float:
@@ -80,7 +83,7 @@ _FLOATING = [
     for dtype in ("float16", "bfloat16", "float32")
     for layout in ("nhwc", "nchw")
 ]
-_TF32 = [Peer(layout, "tf32", ("float32",), counts=False) for layout in ("nhwc", "nchw")]
+_TF32 = [Peer(layout, TF32.name, ("float32",)) for layout in ("nhwc", "nchw")]
 # implicit GEMM, and the same with precomputed offsets
 _INT8 = [Peer("nhwc", "int8", ("int8",), algorithm) for algorithm in (0, 1)]
 PEERS: dict[str, Peer] = {peer.name: peer for peer in (*_INT8, *_FLOATING, *_TF32)}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from schedules.arch import Arch
+from schedules.arithmetic import FLOAT32, Arithmetic
 from schedules.dispatch import Choice
 from schedules.measure import Timer
 from schedules.peers.bench import Bench
@@ -37,7 +38,8 @@ def run_case(
     All are launched the same way: with `launch` = GRAPH each from a CUDA graph, which is what is verified then too.
     Raises DeviceError, ToolchainError, and what a device that is out of order makes TVM or PyTorch raise.
     """
-    bench = Bench(problem, arch, seed, arithmetic=operator_of(problem).schedule(choice.schedule).arithmetic)
+    arithmetic = operator_of(problem).schedule(choice.schedule).arithmetic
+    bench = Bench(problem, arch, seed, arithmetic=arithmetic)
 
     def launched(call: Call) -> Call:
         return captured(call) if launch == GRAPH else call
@@ -49,25 +51,28 @@ def run_case(
     for peer in peers_of(problem, peers):
         entrants[peer.name] = Entrant(
             of_peer(peer),
-            {"counts": peer.counts},
+            {"counts": peer.counts(arithmetic)},
             most=peer.far,
             judged=peer.same_work(problem),
             adapt=lambda outputs: [placed(problem, output) for output in outputs],
         )
-    return case_result(problem, compare(entrants, timer, bench.judge, bench.poison, seconds), launch)
+    return case_result(problem, compare(entrants, timer, bench.judge, bench.poison, seconds), launch, arithmetic)
 
 
 def case_result(
-    problem: Conv2dProblem, found: Mapping[str, tuple[Times | None, dict[str, Any]]], launch: str = STREAM
+    problem: Conv2dProblem,
+    found: Mapping[str, tuple[Times | None, dict[str, Any]]],
+    launch: str = STREAM,
+    arithmetic: Arithmetic = FLOAT32,
 ) -> dict[str, Any]:
-    """One case as plain data.  Names in `found`: "ours" and the peers'.
+    """One case as plain data, ours computed in `arithmetic`.  Names in `found`: "ours" and the peers'.
 
     `tflops` counts the textbook method's operations (int8: TOP/s), padding included.  `ratio` is the time of `best`,
     the fastest of the peers that count, as a multiple of ours: over 1 ours is faster.
     """
     told = {name: _told(times, about, problem.flops) for name, (times, about) in found.items()}
     ours = told.pop("ours")
-    case = {**head_of(problem, launch), "flops": problem.flops, "ours": ours, "peers": told}
+    case = {**head_of(problem, launch, arithmetic), "flops": problem.flops, "ours": ours, "peers": told}
     counted = {name: words["us"] for name, words in told.items() if "us" in words and words.get("counts", True)}
     if counted and "us" in ours:
         best = min(counted, key=lambda name: counted[name])

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from schedules.arithmetic import FLOAT32
 from schedules.peers.ceilings import DENSE_PEAKS
+from schedules.peers.comparison import arithmetic_of
 from schedules.peers.convolution_case import layer
 from schedules.peers.markdown import table
 from schedules.records import slug
@@ -16,21 +18,25 @@ Case = Mapping[str, Any]
 
 def sections(results: Mapping[str, Any]) -> list[str]:
     """Titles and tables of a results file of convolutions, each with the mean of its ratios below."""
-    groups: dict[tuple[str, str, str], list[Case]] = {}
+    groups: dict[tuple[str, str, str, str], list[Case]] = {}
     for case in results["cases"]:
-        groups.setdefault((case["operator"], case["problem"]["dtype"], case["launch"]), []).append(case)
+        kind = case["operator"], case["problem"]["dtype"], arithmetic_of(case), case["launch"]
+        groups.setdefault(kind, []).append(case)
     parts: list[str] = []
-    for (operator, dtype, launch), cases in groups.items():
-        launched = ", launched from CUDA graphs" if launch == "graph" else ""
-        parts += [f"`{operator}`, {dtype}{launched}", _table(cases, _ceilings(results, dtype), dtype), _mean(cases)]
+    for (operator, dtype, arithmetic, launch), cases in groups.items():
+        other = arithmetic != FLOAT32.name
+        title = f"`{operator}`, {dtype}{f' in {arithmetic}' if other else ''}"
+        title += ", launched from CUDA graphs" if launch == "graph" else ""
+        ceilings = _ceilings(results, arithmetic if other else dtype)
+        parts += [title, _table(cases, ceilings, dtype), _mean(cases)]
     return [part for part in parts if part]
 
 
-def _ceilings(results: Mapping[str, Any], dtype: str) -> dict[str, float]:
-    """T(FL)OP/s that bound `dtype` by the header of their column: what was measured here, and the datasheet's."""
+def _ceilings(results: Mapping[str, Any], arithmetic: str) -> dict[str, float]:
+    """T(FL)OP/s that bound `arithmetic` by the header of their column: what was measured here, and the datasheet's."""
     found = {
-        "of the matmul": results.get("ceilings", {}).get(dtype, {}).get("tflops"),
-        "of the peak": DENSE_PEAKS.get(slug(results["device"]), {}).get(dtype),
+        "of the matmul": results.get("ceilings", {}).get(arithmetic, {}).get("tflops"),
+        "of the peak": DENSE_PEAKS.get(slug(results["device"]), {}).get(arithmetic),
     }
     return {name: rate for name, rate in found.items() if rate}
 

@@ -95,6 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser, seconds: float, file: str) ->
     ours = parser.add_argument_group("ours")
     ours.add_argument("--search", type=int, default=0, metavar="N", help="try up to N configs of each case first")
     ours.add_argument("--search-minutes", type=float, metavar="M", help="of the search of one case, at most")
+    ours.add_argument("--schedule", metavar="NAME", help="this schedule: its best record, else its default config")
     ours.add_argument("--default", action="store_true", help="default configs, whatever was measured")
     parser.add_argument(
         "--seconds", type=float, default=seconds, help=f"of timing for each case, about (default {seconds})"
@@ -119,6 +120,7 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise UsageError("--missing adds to the result and --fresh replaces it; give one of them")
 
 
-def search_of(args: argparse.Namespace, schedules: tuple[str, ...] = ()) -> Search | None:
+def search_of(args: argparse.Namespace) -> Search | None:
     """The search that `args` ask for."""
+    schedules = (args.schedule,) if args.schedule else ()
     return Search(args.search, args.search_minutes, schedules, args.log) if args.search else None

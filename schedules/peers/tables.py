@@ -15,9 +15,13 @@ SECTIONS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
 }
 
 
-def tables(results: Mapping[str, Any]) -> str:
-    """The tables of a results file (`comparison.read_results`), and where they come from."""
-    return "\n\n".join([*SECTIONS[results["kind"]](results), provenance(results)])
+def tables(results: Mapping[str, Any], most: int | None = None) -> str:
+    """The tables of a results file (`comparison.read_results`), or the first `most` of them, and where they come
+    from."""
+    parts = SECTIONS[results["kind"]](results)
+    if most is not None:
+        parts = parts[: 2 * most]  # each after its title
+    return "\n\n".join([*parts, provenance(results)])
 
 
 def selected(results: Mapping[str, Any], where: Mapping[str, str]) -> dict[str, Any]:

@@ -68,15 +68,27 @@ def lower(mod: tvm.IRModule) -> tvm.IRModule:
             passes.UnifyThreadBinding(),
             passes.LowerMatchBuffer(),
             passes.StmtSimplify(),
+            _pass("relayout", _relayout),
+            _pass("multistage", multistage),
+            _pass("share", lambda body: _hide_pointers(_share(body))),
+            _pass("order", reorder),
         ]
     )(mod)
-    functions = {
-        name: function.with_body(reorder(_hide_pointers(_share(multistage(_relayout(function.body))))))
-        if isinstance(function, tirx.PrimFunc)
-        else function
-        for name, function in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs)
+    return mod
+
+
+def _pass(name: str, change: Callable[[Any], Any]) -> Any:
+    """`change` of the body of every function, as a pass that those who watch the passes see by name."""
+
+    @tvm.transform.module_pass(opt_level=0, name=PREFIX + name)
+    def changed(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        functions = {
+            name: function.with_body(change(function.body)) if isinstance(function, tirx.PrimFunc) else function
+            for name, function in mod.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+    return changed
 
 
 def _relayout(body: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import bind, widest_vector
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def schedule_split(sch: Schedule, name: str) -> None:
 
     A thread reads its elements of a row once, as wide as rows keep aligned, and stores both parts.
     """
+    next_step(sch, f"A kernel that splits {name} into high and low parts, whose products make up the float32 one")
     high, low = (sch.get_sblock(f"{name}_{part}") for part in ("high", "low"))
     vector = widest_vector(int(sch.get(sch.get_loops(high)[-1]).extent), VECTOR)
     stored = [sch.cache_write(high, 0, "local", [low]), sch.cache_write(low, 0, "local")]

@@ -18,6 +18,7 @@ from schedules.primitives.annotations import AHEAD, ASYNC, AT_ONCE, PIPELINE, SK
 from schedules.primitives.fragments import Atom, atom_for, why_no_atom
 from schedules.primitives.intrinsics import load_matrix, multiply, multiply_split, per_lane, tensorize
 from schedules.primitives.launch import MinBlocks
+from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import bind, cooperative_fetch, inline_if_present
 from schedules.primitives.warpgroup import WarpgroupConfig, multiply_shared
 from schedules.problem import Config, numpy_dtype
@@ -162,7 +163,7 @@ def schedule_product(
     conv, finished, output = (sch.get_sblock(name) for name in ("conv", "finished", "output"))
     threads = (config.warps, atom.wave)
 
-    # 1. memory hierarchy: global -> shared -> fragments -> shared -> global
+    next_step(sch, "Memory hierarchy: operands go through shared memory into fragments, and results out through it")
     parts = [(name, operand, read) for name, operand in (("a", m), ("b", n)) for read in operand.reads]
     split = len(parts) > 2
     shared = [sch.cache_read(conv, read, scope) for _, _, read in parts]
@@ -171,7 +172,7 @@ def schedule_product(
     sch.set_scope(conv, 0, "local")
     sch.set_scope(finished, 0, scope)
 
-    # 2. blocks, and the way out
+    next_step(sch, "A tile of the output to each block, and the tile's way out in whole vectors")
     *outer, row, column = sch.get_loops(finished)
     block_row, row = sch.split(row, [None, config.block_m])
     block_column, column = sch.split(column, [None, config.block_n])
@@ -183,7 +184,7 @@ def schedule_product(
     _leave_registers(sch, row, column, config, atom)
     cooperative_fetch(sch, output, 2, threads, output_vector)
 
-    # 3. warps, tiles of the reduction, k steps, matrix instructions
+    next_step(sch, "Warps, tiles of the reduction and k steps, down to the extents of one matrix instruction")
     row, column, *reduction, k = sch.get_loops(conv)[1 + len(outer) :]
     warp_row, row, i = sch.split(row, [config.warps_m, None, atom.m])
     warp_column, column, j = sch.split(column, [config.warps_n, None, config.block_n if at_once else atom.n])
@@ -193,7 +194,7 @@ def schedule_product(
     sch.unroll(row)
     sch.unroll(column)
 
-    # 4. where each stage lives
+    next_step(sch, "All threads fetch tiles, swizzled and ahead of their use, and warps load fragments of them")
     for fragment in fragments:
         sch.compute_at(fragment, *step, preserve_unit_loops=True)
     for stage, (_, operand, _) in zip(shared, parts, strict=True):
@@ -216,7 +217,7 @@ def schedule_product(
     if split:
         sch.annotate(first, TILE_SUMS, 1)
 
-    # 5. registers and instructions
+    next_step(sch, "Fragments and sums as the matrix instruction wants them, and the instruction itself")
     for fragment, (name, operand, _) in zip(fragments, parts, strict=False):
         _fill_fragment(sch, fragment, atom, name, operand.transposed, scope)
     _lay_out_sums(sch, conv, config, atom)

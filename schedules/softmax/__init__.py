@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from schedules.arch import KIB, MULTIPROCESSORS, Arch
 from schedules.operator import Operator
-from schedules.softmax import block_registers, block_shared, block_streaming, bulk, cpu, frames, rows, split, warp
+from schedules.softmax import (
+    block_registers,
+    block_shared,
+    block_streaming,
+    bulk,
+    cluster,
+    cpu,
+    frames,
+    rows,
+    split,
+    warp,
+)
 from schedules.softmax.definition import SoftmaxProblem, definition, inputs, reference
 from schedules.softmax.packs import PACK
 
@@ -23,15 +34,22 @@ def choose(problem: SoftmaxProblem, arch: Arch) -> str:
     have narrower accesses there, which on an H200 reached 76% of a copy at 1023 columns of float16, 20% at 50257 and
     79% at 100 (tuning_logs/nvidia-h200/softmax_defaults.json).
 
-    `split` instead for long rows that are too few to fill the GPU with a block each: up to a quarter of the
-    multiprocessors where a block can keep its row; up to two rows for each where it cannot, since `split` reads a row
-    twice and `block_streaming` three times.  Both bounds are estimates.  It too takes any number of rows, but with
+    `cluster` instead for long rows that are too few for a block each to keep the GPU busy, up to two rows for each
+    multiprocessor, and for any number of rows that no block can keep, since it reads them once, `split` twice and
+    `block_streaming` three times.  `split` for rows so few that a cluster for each would leave most of the GPU idle,
+    and where there is no cluster for them: up to a quarter of the multiprocessors where a block can keep its row; up to
+    two rows for each where it cannot.  All these bounds are estimates.  `split` too takes any number of rows, but with
     enough of them a block that keeps its row moves less.
     """
     if not arch.is_gpu:
         return "cpu"
     long = problem.cols * rows.itemsize(problem) > LONG_ROW
     splits = long and split.default(problem, arch).check(problem, arch) is None
+    clustered = (
+        long and problem.rows * max(cluster.CLUSTERS) >= MULTIPROCESSORS and cluster.SCHEDULE.serves(problem, arch)
+    )
+    if clustered and problem.rows <= 2 * MULTIPROCESSORS:
+        return "cluster"
     if splits and problem.rows <= MULTIPROCESSORS // 4:
         return "split"
     ragged = problem.cols * rows.itemsize(problem) % PACK != 0
@@ -43,6 +61,8 @@ def choose(problem: SoftmaxProblem, arch: Arch) -> str:
             continue
         if schedule.default(problem, arch).check(problem, arch) is None:
             return schedule.name
+    if clustered:
+        return "cluster"
     return "split" if splits and problem.rows <= 2 * MULTIPROCESSORS else "block_streaming"
 
 
@@ -53,6 +73,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(*GPU_SCHEDULES, bulk.SCHEDULE, frames.SCHEDULE, cpu.SCHEDULE),
+    schedules=(*GPU_SCHEDULES, bulk.SCHEDULE, frames.SCHEDULE, cluster.SCHEDULE, cpu.SCHEDULE),
     choose=choose,
 )

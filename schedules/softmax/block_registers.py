@@ -86,11 +86,11 @@ def default(problem: SoftmaxProblem, arch: Arch) -> BlockRegistersConfig:
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[BlockRegistersConfig]:
     streams = STREAMING if arch.kind == "cuda" else ("no",)
     deals = ((1, 1), (2, 2), (4, 2))  # rows_per_block, in_flight
-    for threads, min_blocks in product((64, 128, 256, 512, 1024), (0, 2, 4, 8)):
+    widest = rows.max_vector(problem)
+    vectors = [v for v in (widest, widest // 2) if v >= 1]
+    for threads, vector, min_blocks in product((64, 128, 256, 512, 1024), vectors, (0, 2, 4, 8)):
         for (per_block, in_flight), streaming, numerators in product(deals, streams, (False, True)):
-            yield BlockRegistersConfig(
-                threads, rows.max_vector(problem), min_blocks, per_block, in_flight, streaming, numerators
-            )
+            yield BlockRegistersConfig(threads, vector, min_blocks, per_block, in_flight, streaming, numerators)
 
 
 SCHEDULE = ScheduleSpec(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from schedules.arch import Arch
 from schedules.operator import ScheduleSpec
+from schedules.primitives.steps import next_step
 from schedules.problem import Config
 from schedules.softmax import rows
 from schedules.softmax.definition import SoftmaxProblem
@@ -59,6 +60,7 @@ def schedule(problem: SoftmaxProblem, config: BlockSharedConfig, arch: Arch) -> 
     stages = rows.row_stages(problem, packing, "shared", config.transposed)
     sch = rows.new_schedule(stages)
     row, chunk = rows.tile_rows(sch, stages, packing, 1, 1)
+    next_step(sch, "What the outputs are made of, into registers, all of a chunk's packs in flight")
     rows.place_loads(sch, stages.loads["value"], chunk, vectorize=not config.transposed)
     for name in reversed(stages.reductions):
         rows.place_reduction(sch, name, stages.loads[name], row, packing, vectorize=not config.transposed)

@@ -59,6 +59,11 @@ class BulkConfig(Config):
     streaming: str = "no"  # accesses that the caches need not keep: no, stores, both
 
     @property
+    def access(self) -> int:
+        """Bytes of a pack."""
+        return PACK
+
+    @property
     def team(self) -> int:
         """Threads that share stages."""
         return self.threads * self.abreast

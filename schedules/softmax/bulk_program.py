@@ -13,9 +13,10 @@ from tvm.backend.cuda.lang.pipeline import TMABar
 from tvm.script import tirx as T
 
 from schedules.hopper.program import named
+from schedules.primitives.steps import inside_part, part
 from schedules.softmax.bulk import BulkConfig, mask_bytes
 from schedules.softmax.definition import SoftmaxProblem, Values
-from schedules.softmax.pack_program import WORDS, PackKernel, Row, Scalar, module, where
+from schedules.softmax.pack_program import STORE_SHARED, PackKernel, Row, Scalar, module, where
 from schedules.softmax.packs import PACK, Frame
 
 _COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -30,11 +31,6 @@ __device__ __forceinline__ void bulk_gather_{name}(unsigned& a, unsigned& b, uns
   for (int i = 0; i < (int)(16 / sizeof({type})); ++i) (({type}*)&v)[i] = ((const {type}*)from)[i];
   a = v.x; b = v.y; c = v.z; d = v.w;
 }}
-"""
-_STORE_SHARED = """
-__device__ __forceinline__ void bulk_store_shared(unsigned a, unsigned b, unsigned c, unsigned d, void* to) {
-  *(uint4*)to = make_uint4(a, b, c, d);
-}
 """
 _COPY_ONE = """
 __device__ __forceinline__ void bulk_copy_{name}(void* to, const void* from) {{ *({type}*)to = *(const {type}*)from; }}
@@ -88,6 +84,7 @@ class Kernel(PackKernel[StagedRow]):
     # ---- The ring ----
 
     def emit(self) -> None:
+        part("Shared memory: a ring of stages for each team, and a barrier to each that counts its bytes")
         config, stages = self.config, self.config.num_stages
         pool = T.SMEMPool()
         self.ring = pool.alloc((config.groups * stages * self.stage_bytes,), "uint8", align=128)
@@ -105,6 +102,7 @@ class Kernel(PackKernel[StagedRow]):
         T.evaluate(T.ptx.fence.mbarrier_init.release.cluster())
         T.evaluate(T.cuda.cta_sync())
 
+        part("Which rows are whose: teams take stages of rows in turn")
         team = self.warp if config.groups > 1 else T.int32(0)
         self.thread = named("thread", self.warp * 32 + self.lane if config.team > 32 else self.lane)
         self.elected = self.thread == 0
@@ -123,13 +121,15 @@ class Kernel(PackKernel[StagedRow]):
         if masked:
             masked.wait(0, 0)
 
+        part("Stage after stage: wait for its rows, compute them, go on round the ring")
         self.tile = Scalar("tile", first)
         self.stage, self.phase = Scalar("stage", 0), Scalar("phase", 0)
         self.turn = Scalar("turn", 0) if self.wide and self.exchanges == 1 else None
         with T.While(self.tile.value < self.tiles):
             if self.chunks == 1:
                 self.wait(0)
-            self.compute_stage()
+            with inside_part("The rows of a stage"):
+                self.compute_stage()
             self.tile.set(self.tile.value + self.teams)
             self.advance()
         if self.by_copy:
@@ -148,7 +148,7 @@ class Kernel(PackKernel[StagedRow]):
     def fetch(self, tile: Any, stage: Any) -> None:
         """Have the rows of `tile`, if there is one, copied into `stage`; for one thread."""
         config, cols = self.config, self.problem.cols
-        with where(tile < self.tiles):
+        with inside_part("Fetch: one thread has the rows of a stage copied in bulk"), where(tile < self.tiles):
             begin = named("begin", T.Cast("int64", tile) * (config.rows * cols))
             end = named("end", T.min(begin + config.rows * cols, self.elements) if config.rows > 1 else begin + cols)
             place = named("place", (self.ring_first + stage) * self.stage_bytes)
@@ -262,7 +262,8 @@ class Kernel(PackKernel[StagedRow]):
                     self.sync()
                 turn.set(turn.value + 1)
         if self.by_copy:
-            self.copy_out(count)
+            with inside_part("Copy a stage of results out in bulk"):
+                self.copy_out(count)
         elif config.kept == "shared" and not self.late:
             self.sync()
             self.refill(self.tile.value, self.stage.value)
@@ -344,6 +345,7 @@ class Kernel(PackKernel[StagedRow]):
         self.compute(self.place(turn, first, last, count))
 
     def place(self, turn: Any, first: Any, last: Any, count: Any) -> StagedRow:
+        part("Where a row lies in its stage, and how far into its first pack of 16 bytes it starts")
         config, cols = self.config, self.problem.cols
         number = turn
         if config.abreast > 1:
@@ -429,9 +431,9 @@ class Kernel(PackKernel[StagedRow]):
             return
         to = self.ring.ptr_to([self.pack_at(self.in_place[name], row, i)])
         if self.config.rows > 1:
-            self.store_own(row, p, i, words, to, "bulk_store_shared", _STORE_SHARED)
+            self.store_own(row, p, i, words, to, "pack_store_shared", STORE_SHARED)
         else:  # what `copy_out` leaves out may be written
-            self.call("bulk_store_shared", *(words[k] for k in range(WORDS)), to, source=_STORE_SHARED)
+            self.call("pack_store_shared", *(words[k] for k in range(self.each)), to, source=STORE_SHARED)
 
 
 def _down(element: Any, frame: Frame) -> Any:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from schedules.arch import Arch
 from schedules.operator import ScheduleSpec
+from schedules.primitives.steps import next_step
 from schedules.problem import Config
 from schedules.softmax.definition import (
     Reduction,
@@ -87,7 +88,7 @@ def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRMo
     sch = Schedule(te.create_prim_func(stages.tensors))
     outputs = ["out", "dropped_out"] if problem.has_dropout and not problem.is_grad else ["out"]
 
-    # 1. rows to tasks, every stage of a row inside them
+    next_step(sch, "Rows to parallel tasks, and every stage of a row inside them, in vector lanes")
     task, row = sch.split(sch.get_loops("out")[0], [None, config.rows_per_task])
     sch.parallel(task)
     for name in outputs[1:]:
@@ -100,7 +101,8 @@ def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRMo
             sch.reorder(k, lane)
             sch.vectorize(lane)
 
-    # 2. whole vectors of the outputs apart from the columns left over, which would make every lane conditional
+    # which would make every lane conditional
+    next_step(sch, "Whole vectors of the outputs apart from the columns left over")
     whole = problem.cols // config.vector * config.vector
     for name in outputs if whole else []:
         j = sch.get_loops(name)[-1]

@@ -53,6 +53,8 @@ class SoftmaxProblem(Problem):
     """
 
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
+    functions: ClassVar[tuple[str, ...]] = FUNCTIONS
+    masks: ClassVar[tuple[str, ...]] = MASKS
 
     rows: int
     cols: int
@@ -105,6 +107,10 @@ class SoftmaxProblem(Problem):
         while problem.rows > 1:
             problem = replace(problem, rows=max(1, problem.rows // 4))
             yield problem
+
+    def any_extent(self) -> SoftmaxProblem:
+        """The same of one row."""
+        return replace(self, rows=1)
 
     def arguments(self) -> tuple[Argument, ...]:
         shape = (self.rows, self.cols)

@@ -22,12 +22,11 @@ from schedules.hopper import NO_ROUTES
 from schedules.operator import ScheduleSpec
 from schedules.problem import Config
 from schedules.softmax.definition import SoftmaxProblem
-from schedules.softmax.packs import MOST_ROUNDS, Frame, check_program, held
+from schedules.softmax.packs import ACCESSES, KEPT_IN_REGISTERS, MOST_ROUNDS, PACK, Frame, check_program, held
 
 if TYPE_CHECKING:
     import tvm
 
-KEPT = ("packed", "numerators")
 OTHERS = 24  # registers beside the packs, about
 
 
@@ -39,6 +38,7 @@ class FramesConfig(Config):
     min_blocks: int = 0  # blocks a multiprocessor should hold (caps registers); 0 leaves it to the compiler
     kept: str = "packed"  # how a row waits for its reductions: packed as it came, or as numerators in float32
     online: bool = False  # maximum and sum of a row's warps are combined at once, behind one barrier
+    access: int = PACK  # bytes of a pack; 8 where rows are whole ones, and no rows share any
 
     @property
     def block(self) -> int:
@@ -52,16 +52,32 @@ class FramesConfig(Config):
 
     def rounds(self, problem: SoftmaxProblem) -> int:
         """Packs of a row that a thread has, at most."""
-        return -(-Frame.of_row(problem).most // self.threads)
+        return -(-Frame.of_row(problem, self.access).most // self.threads)
 
     def registers(self, problem: SoftmaxProblem) -> int:
         """Registers of a thread, about."""
-        return OTHERS + self.rounds(problem) * held(problem, self.kept)
+        return OTHERS + self.rounds(problem) * held(problem, self.kept, self.access)
 
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
-        if self.kept not in KEPT:
-            return f"kept={self.kept} is not one of {', '.join(KEPT)}"
-        return check_program(problem, arch, self.threads, self.kept, self.online) or self._check_sizes(problem, arch)
+        if self.kept not in KEPT_IN_REGISTERS:
+            return f"kept={self.kept} is not one of {', '.join(KEPT_IN_REGISTERS)}"
+        return (
+            check_program(problem, arch, self.threads, self.kept, self.online)
+            or self._check_access(problem)
+            or self._check_sizes(problem, arch)
+        )
+
+    def _check_access(self, problem: SoftmaxProblem) -> str | None:
+        if self.access not in ACCESSES:
+            return f"access={self.access} is not one of {', '.join(map(str, ACCESSES))} bytes"
+        if self.access == PACK:
+            return None
+        frame = Frame.of_row(problem, self.access)
+        if not frame.aligned:
+            return f"access={self.access} wants rows of whole packs, not of cols={problem.cols} {problem.dtype}"
+        if problem.has_dropout and frame.pack % 4:
+            return f"access={self.access} with dropout wants packs of four elements, not of {frame.pack}; take {PACK}"
+        return None
 
     def _check_sizes(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         for name in ("groups", "rows_per_group"):
@@ -96,11 +112,18 @@ def schedule(problem: SoftmaxProblem, config: FramesConfig, arch: Arch) -> tvm.I
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
-    """Four packs to a thread of up to a warp, blocks of 64 threads; then up to sixteen packs of a warp, then blocks of
-    128, 512 and 1024 threads with up to 16, 8 and 8 packs; fewer as further inputs take registers.
+    """Four packs to a thread of up to a warp, blocks of 64 threads, packs of 8 bytes where that makes them whole; then
+    up to sixteen packs of a warp, then blocks of 128, 512 and 1024 threads with up to 16, 8 and 8 packs; fewer as
+    further inputs take registers.
 
     Few threads with many packs each were fastest on an H200 where rows are whole packs.
     """
+    if _halves(problem) and not problem.has_dropout:
+        packs = Frame.of_row(problem, 8).most
+        threads = next((t for t in (1, 2, 4, 8, 16, 32) if t * 4 >= packs), 64)
+        if threads <= 32:
+            kept = "numerators" if problem.function == "softmax" else "packed"
+            return FramesConfig(threads, 64 // threads, kept=kept, access=8)
     most = Frame.of_row(problem).most
     scale = -(-held(problem, "packed") // 4)  # registers, in those of one input
     threads = 1
@@ -115,11 +138,17 @@ def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
     return FramesConfig(1024, min_blocks=1)
 
 
+def _halves(problem: SoftmaxProblem) -> bool:
+    """Whether rows are whole packs of 8 bytes but not of 16."""
+    return Frame.of_row(problem, 8).aligned and not Frame.of_row(problem).aligned
+
+
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[FramesConfig]:
     """Up to sixteen packs to a thread, blocks of 32 to 256 threads or one row, up to four rows to a group."""
-    most = Frame.of_row(problem).most
-    keeps = KEPT if problem.function == "softmax" else KEPT[:1]
-    for threads in (1 << k for k in range(11)):
+    accesses = ACCESSES if Frame.of_row(problem, 8).aligned else (PACK,)
+    keeps = KEPT_IN_REGISTERS if problem.function == "softmax" else KEPT_IN_REGISTERS[:1]
+    for access, threads in product(accesses, (1 << k for k in range(11))):
+        most = Frame.of_row(problem, access).most
         if not most <= 16 * threads < 32 * most:
             continue
         wide = threads > 32
@@ -128,7 +157,7 @@ def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[FramesConfig]:
         for block, per_group, kept, online in product(blocks, (1, 2, 4), keeps, onlines):
             for threads_sm in (0, 512, 768, 1024, 1536, 2048):
                 if threads_sm % block == 0:
-                    yield FramesConfig(threads, block // threads, per_group, threads_sm // block, kept, online)
+                    yield FramesConfig(threads, block // threads, per_group, threads_sm // block, kept, online, access)
 
 
 SCHEDULE = ScheduleSpec(

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import tirx
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.program import named
+from schedules.primitives.steps import part
 from schedules.softmax.definition import SoftmaxProblem
 from schedules.softmax.frames import FramesConfig
-from schedules.softmax.pack_program import PackKernel, Row, Scalar, module, where
-
-# units from `first` to before `last`; the others of the words stay
-_LOAD_SOME = """
-__device__ __forceinline__ void frames_some_{words}_{unit}({parameters}, const void* from, int first, int last) {{
-  unsigned v[{words}] = {{{names}}};
-#pragma unroll
-  for (int i = 0; i < {words} * 4 / {unit}; ++i)
-    if (i >= first && i < last) {assign}
-  {out}
-}}
-"""
-_ASSIGN = {  # unit i, of so many bytes, of the words
-    1: "v[i / 4] = (v[i / 4] & ~(0xffu << (i % 4 * 8))) | ((unsigned)((const unsigned char*)from)[i] << (i % 4 * 8));",
-    2: "v[i / 2] = (v[i / 2] & ~(0xffffu << (i % 2 * 16))) | "
-    "((unsigned)((const unsigned short*)from)[i] << (i % 2 * 16));",
-    4: "v[i] = ((const unsigned*)from)[i];",
-}
+from schedules.softmax.loaded_program import LoadedKernel, LoadedRow
+from schedules.softmax.pack_program import Scalar, module
 
 
 def program(problem: SoftmaxProblem, config: FramesConfig) -> tvm.IRModule:
@@ -47,15 +29,7 @@ def program(problem: SoftmaxProblem, config: FramesConfig) -> tvm.IRModule:
     return module(problem, config.block // 32, blocks, config.min_blocks, emit)
 
 
-@dataclass(frozen=True)
-class LoadedRow(Row):
-    """A row in global memory."""
-
-    whole: Any  # packs that do not pass the tensors' end
-    first: Any  # element of the thread's first pack, int64
-
-
-class Kernel(PackKernel[LoadedRow]):
+class Kernel(LoadedKernel):
     """The body of the kernel for one thread; its methods emit statements."""
 
     def __init__(
@@ -66,6 +40,7 @@ class Kernel(PackKernel[LoadedRow]):
         self.always = config.groups * config.rows_per_group == 1  # whether there is a row for every group
 
     def emit(self, block: Any) -> None:
+        part("Which rows are whose: a group of threads to each")
         config = self.config
         of_block = config.groups * config.rows_per_group
         self.thread = named("thread", self.warp * 32 + self.lane if config.block > 32 else self.lane)
@@ -86,121 +61,8 @@ class Kernel(PackKernel[LoadedRow]):
         end = named("end", (T.Cast("int64", block) + 1) * of_block)
         with T.While(self.row.value < end):
             self.compute_row()
+            part("On to the group's next row")
             self.row.set(self.row.value + config.groups)
 
-    def compute_row(self) -> None:
-        self.fresh = True  # nothing of the row is read
-        self.compute(self.place())
-
     def place(self) -> LoadedRow:
-        cols, pack, number = self.problem.cols, self.pack, self.row.value
-        begin = named("begin", number * cols)
-        shift = 0 if self.aligned else named("shift", T.bitwise_and(T.Cast("int32", begin), pack - 1))
-        start = begin if self.aligned else named("start", begin - T.Cast("int64", shift))
-        packs: Any = T.int32(self.least)
-        if not self.aligned:
-            packs = named("row_packs", T.truncdiv(shift + (cols + pack - 1), pack))
-        whole = packs
-        if self.frame.unit < pack:
-            end = start + T.Cast("int64", packs) * pack
-            whole = T.Select(end > self.rows * cols, packs - 1, packs)
-        if not self.always:
-            packs, whole = (T.Select(number < self.rows, count, T.int32(0)) for count in (packs, whole))
-        first = Scalar("first", start + T.Cast("int64", self.of_row * pack), "int64")
-        return LoadedRow(shift, Scalar("packs", packs).value, start, Scalar("whole", whole).value, first.value)
-
-    def first_of(self, row: LoadedRow, p: int, i: Any) -> Any:
-        return row.first + T.int64(p * self.threads * self.pack)
-
-    def behind_first(self, row: LoadedRow) -> None:
-        """Nothing: no memory is to be filled again."""
-
-    # ---- Packs ----
-
-    def number(self, p: int) -> Any:
-        return self.of_row + p * self.threads if p else self.of_row
-
-    def each_pack(self, row: LoadedRow, *needs: str, stored: bool = False) -> Iterator[tuple[int, Any]]:
-        """Packs out of registers, which hold neutral elements where there is none; rounds that only rows with elements
-        in one pack more have are left out by the others."""
-        if self.fresh:
-            self.fresh = False
-            self.read_row(row)
-        for p in range(self.rounds):
-            i = self.number(p)
-            sure = self.always and (p + 1) * self.threads <= self.least
-            with where(i < row.packs if (stored and not sure) or p * self.threads >= self.least else True):
-                yield p, i
-        if self.zero is not None and not stored:
-            self.settle()
-
-    def read_row(self, row: LoadedRow) -> None:
-        """All packs of all inputs into words: those inside the tensors first, all in flight at once, then what is left
-        of the tensors' ends."""
-        of_rows = [argument.name for argument in self.inputs]
-        for p in range(self.rounds):
-            i = self.number(p)
-            last = self.least - (self.frame.unit < self.pack)  # packs that no row has at the tensors' end
-            sure = self.always and (p + 1) * self.threads <= last
-            if not sure:
-                for name in self.words:
-                    for k in range(self.words_of(name)):
-                        T.buffer_store(self.words[name], T.uint32(self.neutral(name)), [self.place_of(name, p, k)])
-            with where(True if sure else i < row.whole):
-                for name in of_rows:
-                    self.load(self.words_at(name, p), self.tensors[name].ptr_to([self.first_of(row, p, i)]))
-                if "mask" not in of_rows and "mask" in self.words and self.aligned:
-                    self.load(self.words_at("mask", p), self.tensors["mask"].ptr_to([i * self.pack]))
-        for p in range(self.rounds):
-            i = self.number(p)
-            if self.frame.unit < self.pack and (p + 1) * self.threads >= self.least:
-                first, last = self.bounds(row, i)
-                with where(tirx.all(i >= row.whole, i < row.packs)):
-                    for name in of_rows:
-                        self.load_some(name, p, self.tensors[name].ptr_to([self.first_of(row, p, i)]), first, last)
-            if "mask" not in of_rows and "mask" in self.words and not self.aligned:
-                self.read_mask(row, p, i)
-        for p in range(self.rounds):
-            for name in of_rows:
-                if name != "drop":
-                    self.fill(name, row, p, self.number(p))
-
-    def read_mask(self, row: LoadedRow, p: int, i: Any) -> None:
-        """The columns of pack i of the mask of columns, which starts at any of them."""
-        at = self.tensors["mask"].ptr_to([i * self.pack - row.shift])
-        if self.edge(row, p, i) is None:
-            self.load_some("mask", p, at, 0, self.pack)
-        else:
-            self.load_some("mask", p, at, *self.bounds(row, i))
-
-    def bounds(self, row: LoadedRow, i: Any) -> tuple[Any, Any]:
-        """The first element of pack i that is the row's, its last (exclusive)."""
-        return row.shift - i * self.pack, row.shift + self.problem.cols - i * self.pack
-
-    def load_some(self, name: str, p: int, at: Any, first: Any, last: Any) -> None:
-        """The elements of a pack from `first` to before `last`, in the widest units that rows are multiples of."""
-        item = 1 if name == "drop" else self.item
-        unit = min(4, self.frame.unit * item)
-        words = self.words_at(name, p)
-        names = "xyzw"[: len(words)]
-        source = _LOAD_SOME.format(
-            words=len(words),
-            unit=unit,
-            parameters=", ".join(f"unsigned& {name}" for name in names),
-            names=", ".join(names),
-            assign=_ASSIGN[unit],
-            out=" ".join(f"{name} = v[{k}];" for k, name in enumerate(names)),
-        )
-
-        def units(count: Any) -> Any:
-            if item >= unit:
-                return count * (item // unit)
-            return count // (unit // item) if isinstance(count, int) else T.shift_right(count, unit // item // 2)
-
-        self.call(f"frames_some_{len(words)}_{unit}", *words, at, units(first), units(last), source=source)
-
-    def place_of(self, name: str, p: int, k: int) -> int:
-        return p * self.words_of(name) + k
-
-    def words_at(self, name: str, p: int) -> list[Any]:
-        return [self.word(name, p, k) for k in range(self.words_of(name))]
+        return self.placed(self.row.value)

@@ -1,7 +1,7 @@
-"""The row program on packs of 16 bytes as they lie in memory: what kernels share, wherever their packs come from.
+"""The row program on packs of 16 or 8 bytes as they lie in memory: what kernels share, wherever their packs come from.
 
-A pack is four 32-bit words.  Pack i of a row holds its elements from E * i - shift on, E to a pack; thread t of a row
-has packs t, t + threads, ...; all loops over them are unrolled, so that what is kept of them lies in registers.
+A pack is four 32-bit words, or two.  Pack i of a row holds its elements from E * i - shift on, E to a pack; thread t of
+a row has packs t, t + threads, ...; all loops over them are unrolled, so that what is kept of them lies in registers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.program import named
 from schedules.primitives.annotations import TIRX
+from schedules.primitives.steps import part
 from schedules.problem import numpy_dtype
 from schedules.softmax.definition import Reduction, SoftmaxProblem, Values, row_program
 from schedules.softmax.packs import Frame, row_inputs
 from schedules.tolerance import LARGEST
 
-WORDS = 4  # of a pack
 LANES = 4  # sums of a thread that do not wait for each other
 
 _LOAD = """
@@ -52,6 +52,16 @@ __device__ __forceinline__ void pack_fill_{bits}(unsigned& a, unsigned& b, unsig
 _STORE = """
 __device__ __forceinline__ void pack_store_{name}(unsigned a, unsigned b, unsigned c, unsigned d, void* to) {{
   {store}((uint4*)to, make_uint4(a, b, c, d));
+}}
+"""
+STORE_SHARED = """
+__device__ __forceinline__ void pack_store_shared(unsigned a, unsigned b, unsigned c, unsigned d, void* to) {
+  *(uint4*)to = make_uint4(a, b, c, d);
+}
+"""
+_STORE_TWO = """
+__device__ __forceinline__ void pack_store_two_{name}(unsigned a, unsigned b, void* to) {{
+  {store}((uint2*)to, make_uint2(a, b));
 }}
 """
 # bytes from `first` to before `last`, both multiples of {unit}, in as few stores as their alignment allows
@@ -118,6 +128,8 @@ class PackConfig(Protocol):
     @property
     def threads(self) -> int: ...
     @property
+    def access(self) -> int: ...
+    @property
     def kept(self) -> str: ...
     @property
     def online(self) -> bool: ...
@@ -143,11 +155,13 @@ def module(
     blocks: Callable[[Any], Any],
     min_blocks: int,
     emit: Callable[[dict[str, Any], Any, Any, Any, Any], None],
+    cluster: int = 1,
 ) -> tvm.IRModule:
     """The module with one function "main" that takes ``problem.arguments()``.
 
     `blocks` makes their number of that of rows, `emit` the body of (tensors, rows, block, warp, lane); with
-    `min_blocks` registers are capped for as many on a multiprocessor.
+    `min_blocks` registers are capped for as many on a multiprocessor.  Blocks are launched in clusters of `cluster`,
+    neighbours together.
     """
     arguments = problem.arguments()
     names = [argument.name for argument in arguments]
@@ -164,13 +178,18 @@ def module(
     def bounds() -> Any:
         return T.attr({"tirx.launch_bounds_min_blocks_per_sm": min_blocks}) if min_blocks else None
 
+    def clusters() -> Any:
+        return T.cta_id_in_cluster([cluster]) if cluster > 1 else None
+
     # fmt: off
     @T.prim_func
     def main(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
         rows = T.int64()
         tensors = T.meta_var(matched([a, b, c, d, e], rows))
         T.device_entry()
+        part("The launch: blocks, warps and lanes")
         bounds()
+        clusters()
         block = T.cta_id([blocks(rows)])
         warp = T.warp_id([warps])
         lane = T.lane_id([32])
@@ -222,6 +241,7 @@ class PackKernel(ABC, Generic[R]):
     zero: Any = None  # 0, though the compiler does not know; set where rows are kept packed
     exchange: Any = None  # floats in shared memory
     streaming_stores: bool = False
+    kept_from: int = 0  # the first round whose packs stay in registers, where rows are kept packed
     turn: Scalar | None = None  # which half of `exchange` is next, where a row has one reduction
 
     def __init__(
@@ -231,8 +251,8 @@ class PackKernel(ABC, Generic[R]):
         self.threads, self.team, self.kept, self.online = config.threads, config.team, config.kept, config.online
         self.program = row_program(problem)
         self.inputs = row_inputs(problem)
-        self.frame = Frame.of_row(problem)
-        self.pack, self.item = self.frame.pack, self.frame.itemsize
+        self.frame = Frame.of_row(problem, config.access)
+        self.pack, self.item, self.each = self.frame.pack, self.frame.itemsize, self.frame.words
         self.aligned = self.frame.aligned  # rows consist of whole packs
         self.rounds = config.rounds(problem)
         self.least = -(-problem.cols // self.pack)  # packs of a row
@@ -251,16 +271,26 @@ class PackKernel(ABC, Generic[R]):
 
     def compute(self, row: R) -> None:
         """Reduce a row and store it."""
+        part("Reduce a row: each thread the packs it has, its warp by shuffles, the warps through shared memory")
         self.words = {name: T.alloc_local((self.rounds * self.words_of(name),), "uint32") for name in self.read_names()}
         for name, array in self.words.items():
             IRBuilder.name(f"{name}_words", array)
         if self.problem.is_grad:
-            results = self.reduce_gradient(row)
+            found = self.reduce_gradient(row)
         elif self.online:
-            results = self.reduce_online(row)
+            found = self.reduce_online(row)
         else:
-            results = self.reduce_in_turn(row)
+            found = self.reduce_in_turn(row)
+        results = self.finished(self.combined(found))
+        if self.kept == "numerators" and self.numerators_peak is not results["peak"]:
+            unit = {"peak": self.numerators_peak, "total": T.float32(1)}
+            factor = results["inverse"] * self.program.reductions[-1].of_part(unit, results)
+            results["inverse"] = named("factor", factor)
         self.write(row, results)
+
+    def combined(self, found: Values) -> Values:
+        """The reductions over the row, from those of the threads that synchronize, where these are not all."""
+        return found
 
     def read_names(self) -> list[str]:
         """What a row is computed from: its inputs and the mask."""
@@ -296,7 +326,7 @@ class PackKernel(ABC, Generic[R]):
             edge, first, last = found
             bits = 8 * self.item
             source = _FILL.format(bits=bits, ones="0xffffffff" if bits == 32 else "0xffff")
-            words = [self.word(name, p, k) for k in range(WORDS)]
+            words = [self.word(name, p, k) for k in range(self.each)]
             with where(edge):
                 self.call(f"pack_fill_{bits}", *words, first, last, T.uint32(self.neutral(name)), source=source)
 
@@ -306,7 +336,7 @@ class PackKernel(ABC, Generic[R]):
 
     def words_of(self, name: str) -> int:
         """Words of a pack of that input: bytes of drop stand for elements."""
-        return self.pack // 4 if name == "drop" else WORDS
+        return self.pack // 4 if name == "drop" else self.each
 
     def word(self, name: str, p: int, k: int) -> Any:
         return self.words[name][p * self.words_of(name) + k]
@@ -367,18 +397,19 @@ class PackKernel(ABC, Generic[R]):
         function = "max" if rising else "min"
         source = _LARGEST.format(function=function, type=two)
         lowest = _repeated(LARGEST[self.problem.dtype] * (-1 if rising else 1), self.problem.dtype)
-        found = T.alloc_local((WORDS,), "uint32")
+        found = T.alloc_local((self.each,), "uint32")
         IRBuilder.name("peaks", found)
 
         def larger(a: Any, b: Any) -> Any:
             return T.cuda.func_call(f"pack_{function}_{two}", a, b, source_code=source, return_type="uint32")
 
-        for k in range(WORDS):
+        for k in range(self.each):
             T.buffer_store(found, T.uint32(lowest), [k])
         for p, _ in self.each_pack(row, "x"):
-            for k in range(WORDS):
+            for k in range(self.each):
                 T.buffer_store(found, larger(found[k], self.word("x", p, k)), [k])
-        T.buffer_store(found, larger(larger(found[0], found[1]), larger(found[2], found[3])), [0])
+        halves = [larger(found[k], found[k + 1]) for k in range(0, self.each, 2)]
+        T.buffer_store(found, larger(*halves) if len(halves) > 1 else halves[0], [0])
         low, high = self.widened(found[0], 0), self.widened(found[0], 1)
         return T.max(low, high) if rising else T.float32(0) - T.min(low, high)
 
@@ -387,6 +418,7 @@ class PackKernel(ABC, Generic[R]):
         step = self.program.reductions[-1]
         numerators = self.kept == "numerators"
         if numerators:
+            self.numerators_peak = results["peak"]
             self.numerators = T.alloc_local((self.rounds * self.pack,), "float32")
             IRBuilder.name("numerators", self.numerators)
         totals = self.sums("totals", 0)
@@ -439,8 +471,8 @@ class PackKernel(ABC, Generic[R]):
 
     def reduced(self, step: Reduction, value: Any, first: R | None) -> Any:
         """A reduction over the row, from a thread's part."""
-        _, part = self.of_row_of({step.name: (step.kind, value)}, first)[step.name]
-        return named(step.name, self.across(step.kind, part, self.threads // 32) if self.wide else part)
+        _, of_lane = self.of_row_of({step.name: (step.kind, value)}, first)[step.name]
+        return named(step.name, self.across(step.kind, of_lane, self.threads // 32) if self.wide else of_lane)
 
     def finished(self, results: Values) -> Values:
         """`results` and what is derived of them."""
@@ -452,28 +484,27 @@ class PackKernel(ABC, Generic[R]):
     def reduce_gradient(self, row: R) -> Values:
         (step,) = self.program.reductions
         total = self.total_of_thread(row, {})
-        return self.finished({step.name: self.reduced(step, total, row)})
+        return {step.name: self.reduced(step, total, row)}
 
     def reduce_in_turn(self, row: R) -> Values:
         peak_step, total_step = self.program.reductions
         peak = self.reduced(peak_step, self.peak_of_thread(row), row)
         total = self.total_of_thread(row, {"peak": peak})
-        return self.finished({"peak": peak, "total": self.reduced(total_step, total, None)})
+        return {"peak": peak, "total": self.reduced(total_step, total, None)}
 
     def reduce_online(self, row: R) -> Values:
         """Sums relative to the warp's peak, which is all a warp need wait for; then peaks and sums at once."""
-        _, total_step = self.program.reductions
         peak_of_warp = named("peak_of_warp", self.across("max", self.peak_of_thread(row), 32))
         total = self.total_of_thread(row, {"peak": peak_of_warp})
         found = self.of_row_of({"peak": ("max", peak_of_warp), "total": ("sum", total)}, row)
-        warps = self.threads // 32
-        part = {name: value for name, (_, value) in found.items()}
-        peak = named("peak", self.across("max", part["peak"], warps))
-        share = total_step.of_part(part, {"peak": peak})
-        results = self.finished({"peak": peak, "total": named("total", self.across("sum", share, warps))})
-        if self.kept == "numerators":
-            unit = {"peak": peak_of_warp, "total": T.float32(1)}
-            results["inverse"] = named("factor", results["inverse"] * total_step.of_part(unit, results))
+        return self.merged({name: of_lane for name, (_, of_lane) in found.items()}, self.threads // 32)
+
+    def merged(self, parts: Values, lanes: int) -> Values:
+        """The reductions over `lanes` parts, of which each of as many neighbouring lanes has one's."""
+        results: Values = {}
+        for step in self.program.reductions:
+            share = step.of_part(parts, results)
+            results[step.name] = named(step.name, self.across(step.kind, share, lanes))
         return results
 
     def unknown_zero(self) -> Any:
@@ -485,10 +516,12 @@ class PackKernel(ABC, Generic[R]):
         """Have the compiler widen packed words anew for each use, instead of keeping them widened in twice the
         registers."""
         for name in self.words:
-            for k in range(self.rounds * self.words_of(name)):
+            each = self.words_of(name)
+            for k in range(self.kept_from * each, self.rounds * each):
                 T.buffer_store(self.words[name], T.bitwise_xor(self.words[name][k], self.zero), [k])
 
     def write(self, row: R, results: Values) -> None:
+        part("Write the row: packs of the output from what the reductions came to")
         numerators = self.kept == "numerators"
         for p, i in self.each_pack(row, *self.words, stored=True):
 
@@ -515,11 +548,11 @@ class PackKernel(ABC, Generic[R]):
         return T.cuda.func_call(f"pack_two_{kind}", a, b, source_code=source, return_type="uint32")
 
     def packed(self, name: str, values: list[Any]) -> Any:
-        """Four words of elements rounded to the tensors' dtype."""
-        words = T.alloc_local((WORDS,), "uint32")
+        """A pack's words of elements rounded to the tensors' dtype."""
+        words = T.alloc_local((self.each,), "uint32")
         IRBuilder.name(f"{name}_words", words)
         per = 4 // self.item
-        for k in range(WORDS):
+        for k in range(self.each):
             of_word = values[k * per : (k + 1) * per]
             word = self.two(*of_word) if per == 2 else T.reinterpret("uint32", of_word[0])
             T.buffer_store(words, word, [k])
@@ -529,7 +562,8 @@ class PackKernel(ABC, Generic[R]):
         """Pack i of an output, of the row's elements."""
         to = self.tensors[name].ptr_to([self.first_of(row, p, i)])
         kind, instruction = ("streaming", "__stcs") if self.streaming_stores else ("whole", "__stwb")
-        self.store_own(row, p, i, words, to, f"pack_store_{kind}", _STORE.format(name=kind, store=instruction))
+        name, source = ("pack_store", _STORE) if self.each == 4 else ("pack_store_two", _STORE_TWO)
+        self.store_own(row, p, i, words, to, f"{name}_{kind}", source.format(name=kind, store=instruction))
 
     def first_of(self, row: R, p: int, i: Any) -> Any:
         """The first element of pack i, int64."""
@@ -537,19 +571,19 @@ class PackKernel(ABC, Generic[R]):
 
     def store_own(self, row: R, p: int, i: Any, words: Any, to: Any, name: str, whole: str) -> None:
         """A pack by the function `name`, or, where it holds elements of other rows, its own in parts."""
-        four = [words[k] for k in range(WORDS)]
+        all_words = [words[k] for k in range(self.each)]
         found = self.edge(row, p, i)
         if found is None:
-            self.call(name, *four, to, source=whole)
+            self.call(name, *all_words, to, source=whole)
             return
         edge, first, last = found
         unit = self.frame.unit * self.item
         some = _STORE_SOME.format(unit=unit)
         with T.If(edge):
             with T.Then():
-                self.call(f"pack_store_some_{unit}", *four, to, first * self.item, last * self.item, source=some)
+                self.call(f"pack_store_some_{unit}", *all_words, to, first * self.item, last * self.item, source=some)
             with T.Else():
-                self.call(name, *four, to, source=whole)
+                self.call(name, *all_words, to, source=whole)
 
 
 class Columns(dict[str, Any]):

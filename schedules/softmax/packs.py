@@ -1,8 +1,9 @@
-"""Rows as the packs of 16 bytes that they lie in.
+"""Rows as the packs of 16 (or 8) bytes that they lie in.
 
 A row that does not start at a multiple of 16 bytes keeps its place among them: the packs from the one its first element
 lies in to the one its last lies in are read, computed and stored as they lie in memory.  Only those two hold elements
-of other rows, which count as neutral and are not stored.  So any width moves 16 bytes at a time.
+of other rows, which count as neutral and are not stored.  So any width moves 16 bytes at a time.  Rows that are whole
+packs of 8 bytes may go by these instead: twice the accesses, and no packs that rows share.
 """
 
 from __future__ import annotations
@@ -16,26 +17,34 @@ from schedules.softmax.definition import SoftmaxProblem
 from schedules.softmax.rows import itemsize
 
 PACK = 16  # bytes: what bulk copies count in and the widest access
+ACCESSES = (16, 8)  # bytes of a pack that ordinary loads and stores may take
+KEPT_IN_REGISTERS = ("packed", "numerators")  # as they came, or as numerators in float32
 MOST_ROUNDS = 32  # packs of a thread, which are unrolled
 
 
 @dataclass(frozen=True)
 class Frame:
-    """`rows` rows of `cols` elements of one tensor, as the whole packs of 16 bytes that they lie in."""
+    """`rows` rows of `cols` elements of one tensor, as the whole packs of `access` bytes that they lie in."""
 
     cols: int
     rows: int
     itemsize: int
+    access: int = PACK
 
     @classmethod
-    def of_row(cls, problem: SoftmaxProblem) -> Frame:
+    def of_row(cls, problem: SoftmaxProblem, access: int = PACK) -> Frame:
         """One row of the tensors of the problem's dtype."""
-        return cls(problem.cols, 1, itemsize(problem))
+        return cls(problem.cols, 1, itemsize(problem), access)
 
     @property
     def pack(self) -> int:
         """Elements of a pack."""
-        return PACK // self.itemsize
+        return self.access // self.itemsize
+
+    @property
+    def words(self) -> int:
+        """32-bit words of a pack."""
+        return self.access // 4
 
     @property
     def aligned(self) -> bool:
@@ -55,7 +64,7 @@ class Frame:
 
     @property
     def nbytes(self) -> int:
-        return self.most * PACK
+        return self.most * self.access
 
 
 def row_inputs(problem: SoftmaxProblem) -> tuple[Argument, ...]:
@@ -63,12 +72,13 @@ def row_inputs(problem: SoftmaxProblem) -> tuple[Argument, ...]:
     return tuple(a for a in problem.arguments() if not a.output and a.runtime_axis is not None)
 
 
-def held(problem: SoftmaxProblem, kept: str) -> int:
+def held(problem: SoftmaxProblem, kept: str, access: int = PACK) -> int:
     """Registers that a pack of each input takes: `kept` as packed or as numerators, for which all are first read."""
-    pack = Frame.of_row(problem).pack
+    frame = Frame.of_row(problem, access)
+    pack = frame.pack
     drop = pack // 4 if problem.has_dropout else 0
     inputs = len(row_inputs(problem)) - problem.has_dropout
-    packed = 4 * (inputs + (problem.mask == "cols")) + drop
+    packed = frame.words * (inputs + (problem.mask == "cols")) + drop
     return max(pack + drop, packed) if kept == "numerators" else packed
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from schedules.arch import Arch
 from schedules.primitives.annotations import STREAMING
+from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import widest_vector
 from schedules.problem import numpy_dtype
 from schedules.softmax.definition import (
@@ -429,6 +430,7 @@ def tile_rows(
     The output's elements in registers lead; their stores follow in their loop over packs.  Returns (the loop over a
     group's rows, the loop over chunks of a thread's packs).
     """
+    next_step(sch, "Rows to blocks, a row's packs to threads; each stores its packs in whole vectors")
     value = sch.get_sblock("value")
     *lead, p, t, v = sch.get_loops(value)
     block, group, row = sch.split(sch.fuse(*lead), [None, groups, rows_per_group])
@@ -485,6 +487,7 @@ def place_reduction(
     sch: Schedule, name: str, loads: Sequence[str], row: LoopRV, packing: Packing, vectorize: bool = True
 ) -> None:
     """Reduce a row: each thread its packs, then across threadIdx.x (TVM lowers that to shuffles and shared memory)."""
+    next_step(sch, f"Reduce to {name}: each thread its packs, then across the threads of the row")
     block = sch.get_sblock(name)
     sch.compute_at(block, row, preserve_unit_loops=True)
     sch.set_scope(block, 0, "local")
@@ -498,6 +501,8 @@ def place_reduction(
 
 def place_stored(sch: Schedule, name: str, row: LoopRV, scope: str, transposed: bool) -> None:
     """Bring a row of an input where it is kept, all of a thread's packs in flight at once."""
+    where = "registers" if scope == "local" else "shared memory"
+    next_step(sch, f"Bring {name} into {where}, all packs in flight, where every stage of the row reads it")
     block = sch.get_sblock(name)
     sch.compute_at(block, row, preserve_unit_loops=True, index=0)
     sch.set_scope(block, 0, scope)
@@ -516,6 +521,7 @@ def place_stored(sch: Schedule, name: str, row: LoopRV, scope: str, transposed: 
 
 def place_numerators(sch: Schedule, row: LoopRV) -> None:
     """Compute a row's numerators into registers, where the sum and the output read them."""
+    next_step(sch, "Keep the numerators in registers, for the sum and the output alike")
     block = sch.get_sblock("numerator")
     sch.compute_at(block, row, preserve_unit_loops=True)
     sch.set_scope(block, 0, "local")
@@ -534,6 +540,7 @@ def finish(sch: Schedule, stages: Stages, packing: Packing, min_blocks: int = 0,
 
     from schedules.primitives.annotations import APART, MIN_BLOCKS, STREAM
 
+    next_step(sch, "The outputs as (rows, columns) again: packs were axes of their own so that indices simplify")
     for name in ["out", "dropped_out"] if stages.dropped else ["out"]:
         sch.transform_layout(sch.get_sblock(name), ("write", 0), lambda i, q, v: (i, q * packing.vector + v))
     function = sch.mod["main"]

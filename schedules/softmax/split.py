@@ -7,8 +7,8 @@ in the second-level cache.  Every warp of it combines the row's numbers for itse
 a block does it together the compiler puts the loads of the inputs after its barriers instead of before.
 
 One kernel would need blocks that wait for one another: a cooperative launch or a cluster's shared memory, which the
-schedule language has not.  Source: the parallel form of the online softmax (Milakov and Gimelshein, "Online normalizer
-calculation for softmax", 2018, section 3.1).
+schedule language has not; for Hopper `cluster` is one.  Source: the parallel form of the online softmax (Milakov and
+Gimelshein, "Online normalizer calculation for softmax", 2018, section 3.1).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from schedules.arch import MULTIPROCESSORS, Arch
 from schedules.operator import ScheduleSpec
+from schedules.primitives.steps import next_step
 from schedules.problem import Config
 from schedules.softmax import rows
 from schedules.softmax.definition import Reduction, SoftmaxProblem, Values, placeholders, row_program, row_results
@@ -182,6 +183,7 @@ def schedule(problem: SoftmaxProblem, config: SplitConfig, arch: Arch) -> tvm.IR
 def _tile_parts(sch: Schedule, packing: rows.Packing) -> LoopRV:
     """A block to a part in the first kernel: once the reductions are made, every thread has their results, and thread
     k stores the kth.  Returns the loop over parts."""
+    next_step(sch, "The first kernel: a block to a part of a row, whose numbers go to a workspace")
     i, part, number = sch.get_loops(sch.get_sblock(PARTIALS))
     block = sch.fuse(i, part)
     _, number = sch.split(number, [None, packing.threads])

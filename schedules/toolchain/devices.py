@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from schedules.arch import Arch
+from schedules.arch import ARCHES, Arch
 
 CPUINFO = Path("/proc/cpuinfo")
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
@@ -69,6 +69,10 @@ class Device:
             return True
         (major, minor), (mine, least) = (text.split(".") for text in (self.capability, arch.compute_capability))
         return arch.name[-1].isdigit() and major == mine and int(minor) >= int(least)
+
+    def newest_arch(self) -> Arch | None:
+        """The newest arch whose code runs here; None if there is none."""
+        return next((arch for arch in reversed(ARCHES.values()) if self.runs(arch)), None)
 
 
 @lru_cache

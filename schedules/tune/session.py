@@ -58,7 +58,8 @@ def tune(
 ) -> Result:
     """Search as `work` says, with the trials in `journal`, by default the file of the device and operator in `folder`.
 
-    Goes on where an earlier search of the same problem, target, device, versions and strategy ended, unless `fresh`.
+    Goes on where an earlier search of the same problem, target, device, versions and strategy ended, unless `fresh` or
+    there are schedules that it did not know.
     Raises UsageError, JournalError, TuningError, ToolchainError.
     """
     file = Path(journal) if journal else journal_file(folder, crew.device, operator_of(work.problem).name)
@@ -76,6 +77,7 @@ def tune(
             seed=work.seed,
             schedules=work.schedules,
             space=work.space,
+            offered=offered_to(work),
             first=first_candidates(work, incumbent, known),
             incumbent=incumbent,
             fresh=fresh,
@@ -123,6 +125,13 @@ def strategy_for(work: Work) -> Strategy:
     return TemplateSearch(
         work.problem, work.arch, schedules=work.schedules, seed=work.seed, model=work.search == "template"
     )
+
+
+def offered_to(work: Work) -> tuple[str, ...]:
+    """The schedules that a template search draws from if it is not narrowed to some."""
+    if work.search == "auto" or work.schedules:
+        return ()
+    return tuple(sorted(spec.name for spec in operator_of(work.problem).offered(work.arch)))
 
 
 def first_candidates(work: Work, incumbent: Record | None, known: Sequence[Record]) -> list[Candidate]:

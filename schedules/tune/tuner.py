@@ -133,8 +133,9 @@ class _Trial:
 class Tuner:
     """One search for `problem` on `arch`: its candidates from `strategy`, its work by `crew`, its memory in `journal`.
 
-    `schedules` and `space` are what the strategy was narrowed to: another choice is another search.  `first` are
-    candidates to measure before any other: the default, other defaults, earlier bests.  `stop` is asked often; once it
+    `schedules` and `space` are what the strategy was narrowed to: another choice is another search.  `offered` are the
+    schedules it draws from where it was not: one that is new begins the search over.  `first` are candidates to measure
+    before any other: the default, other defaults, earlier bests.  `stop` is asked often; once it
     says True nothing new starts and what is being measured is finished.
     """
 
@@ -150,6 +151,7 @@ class Tuner:
         seed: int = 0,
         schedules: tuple[str, ...] = (),
         space: str = "",
+        offered: tuple[str, ...] = (),
         first: Sequence[Candidate] = (),
         incumbent: Record | None = None,
         fresh: bool = False,
@@ -164,9 +166,12 @@ class Tuner:
         self._narrowed = (schedules, space)
         ours = [record for record in journal.records if self._is_ours(record)]
         campaigns = [record.search.campaign for record in ours if record.search]
-        campaign = max(campaigns, default=0 if fresh else 1) + fresh
+        last = max(campaigns, default=0)
+        known = [set(r.search.offered) for r in ours if r.search and r.search.campaign == last and r.search.offered]
+        self._new = sorted(set(offered) - known[-1]) if known else []
         asked = (limits.trials, limits.minutes, limits.patience)
-        self._search = Search(strategy.name, campaign, seed, schedules, space, *asked)
+        campaign = last + 1 if fresh or self._new else max(last, 1)
+        self._search = Search(strategy.name, campaign, seed, schedules, space, *asked, offered)
         earlier = [record for record in ours if record.search and record.search.campaign == self._search.campaign]
         self._trials = [record for record in earlier if record.stage == "trial"]
         self._finals = [record for record in earlier if record.stage == "final"]
@@ -214,6 +219,8 @@ class Tuner:
         can be built here.
         """
         self._watcher.start(self._status)
+        if self._new:
+            self._watcher.note(f"started over: the schedules {', '.join(self._new)} are new since")
         for bad in self._journal.bad:
             self._watcher.note(
                 f"{bad}; " + (f"moved to {bad.file.name}.bad" if bad.torn else "left as it is, not used")

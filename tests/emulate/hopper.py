@@ -89,16 +89,16 @@ def mma_function(
     """A device function `mma` for m64n{n}: the accumulators, A (a descriptor or four registers), B, scale-d."""
     element = "int" if kind in ("s8", "u8") else "float"
     count = n // 2
-    sums, letter, depth = ("s32", "r", 32) if element == "int" else ("f32", "f", 16)
+    sums, letter, depth = ("s32", "r", 32) if element == "int" else ("f32", "f", 8 if kind == "tf32" else 16)
     a_names = ["a0", "a1", "a2", "a3"] if a_registers else ["a"]
-    a_type, a_letter = ("unsigned", "r") if a_registers else ("uint64_t", "l")
+    a_type, a_letter = ("const unsigned&", "r") if a_registers else ("uint64_t", "l")
     a_text = ", ".join(f"%{count + i}" for i in range(len(a_names)))
     d_text = ", ".join(f"%{i}" for i in range(count))
     last = count + len(a_names)
     suffix = ""
     if element == "float":
         flags = transposed[1:] if a_registers else transposed
-        suffix = f", {signs}, " + ", ".join(map(str, flags))
+        suffix = "".join(f", {flag}" for flag in (signs, *([] if kind == "tf32" else flags)))
     return f"""
 __device__ void mma({element}* d, {", ".join(f"{a_type} {name}" for name in a_names)}, uint64_t b, int scale) {{
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{last + 1}, 0; "

@@ -71,6 +71,19 @@ def test_nan_fill(emulator: Emulator) -> None:
     assert (result[0] == tensor[3]).all() and np.isnan(result[1]).all()
 
 
+def test_float32_to_tf32(emulator: Emulator) -> None:
+    """Rounded to nearest, to even of two; infinities and NaN left alone."""
+    one = 0x3F800000
+    words = {
+        one + 0x0FFF: one, one + 0x1000: one, one + 0x1001: one + 0x2000, one + 0x3000: one + 0x4000,
+        0xBF7FFFFF: 0xBF800000, 0x7F7FFFFF: 0x7F800000, 0x7F800000: 0x7F800000, 0x7FFFFFFF: 0x7FFFFFFF, 0x1001: 0x2000,
+    }  # fmt: skip
+    tensor = np.resize(np.array(list(words), "uint32"), (4, 32)).view("float32")
+    maps = [tensor_map(0, tensor, (32, 4), to_tf32=True)]
+    (result,) = run(emulator, load_source(2, (0, 0), 512), [tensor, np.zeros((4, 32), "uint32")], maps=maps)
+    assert (result == np.resize(np.array(list(words.values()), "uint32"), (4, 32))).all()
+
+
 # ---- Stores ----
 
 STORE = """
@@ -162,6 +175,50 @@ def test_plain_copies(mode: EmulationMode, emulator: Emulator) -> None:
     output = np.zeros((2, 2, 256), "uint8")
     (result,) = run(emulator, PLAIN, [data, output], mode=mode, threads=32, blocks=2, cluster=2)
     assert (result[:, 0] == data).all() and (result[:, 1] == [[1], [0]]).all()
+
+
+STORED = """
+extern "C" __global__ void k(const char*, unsigned* out) {
+  __shared__ alignas(16) unsigned got[8];
+  __shared__ alignas(8) uint64_t bar;
+  int t = threadIdx.x; unsigned rank = cluster_rank(), to, to_bar;
+  if (t == 0) { bar_init(&bar, 1); fence_init(); expect(&bar, 32); }
+  cluster_sync();
+  if (t < 2) {
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(smem(got + 4 * rank)), "r"(t));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to_bar) : "r"(smem(&bar)), "r"(t));
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];"
+      :: "r"(to), "r"(10 + rank), "r"(20 + rank), "r"(to_bar) : "memory");
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
+      :: "r"(to + 8), "l"(rank + (7ull << 32)), "r"(to_bar) : "memory");
+  }
+  wait(&bar, 0);
+  if (t < 8) out[rank * 8 + t] = got[t];
+}
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_asynchronous_stores(mode: EmulationMode, emulator: Emulator) -> None:
+    arguments = [np.zeros(1, "uint8"), np.zeros((2, 8), "uint32")]
+    (result,) = run(emulator, STORED, arguments, mode=mode, threads=32, blocks=2, cluster=2)
+    assert (result == [10, 20, 0, 7, 11, 21, 1, 7]).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("got + 4 * rank", "got + 4 * rank + 1", "st.async: shared address .* is not aligned to 8 bytes"),
+        ('"r"(smem(&bar)), "r"(t)', '"r"(smem(&bar)), "r"(t ^ 1)', "the mbarrier is not in the block"),
+        ("wait(&bar, 0);", "", "exits while a copy into its shared memory is under way|reads? "),
+        ("cluster_sync();", "", "st.async: block . of the cluster.* may not have begun"),
+    ],
+)
+def test_wrong_asynchronous_stores(old: str, new: str, message: str, emulator: Emulator) -> None:
+    assert STORED.count(old) == 1
+    arguments = [np.zeros(1, "uint8"), np.zeros((2, 8), "uint32")]
+    with pytest.raises(EmulationError, match=message):
+        run(emulator, STORED.replace(old, new), arguments, mode=LATE, threads=32, blocks=2, cluster=2)
 
 
 MULTICAST = """
@@ -272,6 +329,7 @@ GOOD: dict[str, Any] = {"argument": 0, "element_bytes": 2, "dims": (64, 8), "str
         ({"box": (16, 8), "swizzle": 64}, "not emulated"),
         ({"swizzle": 48}, "a swizzle of 48"),
         ({"dims": (0, 8)}, "dimensions"),
+        ({"to_tf32": True}, "elements of 2 bytes to TF32"),
     ],
 )
 def test_maps_that_cannot_be(change: dict[str, Any], message: str) -> None:
@@ -284,7 +342,13 @@ def test_the_arguments_of_the_host_function() -> None:
     numbers = [64, 8, 3, 128, 1024, 64, 4, 1, 1, 2, 1, 0, 3, 2, 0]
     assert encode_tiled(16, 3, 4096, numbers) == expected
     assert len(expected) == 128
-    for wrong, message in ((numbers[:-1], "with 14 numbers"), ([*numbers[:11], 1, 3, 2, 0], "interleave 1")):
+    expected = TensorMap(0, 4, (64, 8, 3), (128, 1024), (32, 4, 1), (1, 2, 1), 128, to_tf32=True).encode(4096)
+    assert encode_tiled(32, 3, 4096, [*numbers[:5], 32, *numbers[6:], 11]) == expected
+    for wrong, message in (
+        (numbers[:-1], "with 14 numbers"),
+        ([*numbers, 12], "with 16 numbers"),
+        ([*numbers[:11], 1, 3, 2, 0], "interleave 1"),
+    ):
         with pytest.raises(ValueError, match=message):
             encode_tiled(16, 3, 4096, wrong)
     with pytest.raises(ValueError, match="not 16-byte aligned"):

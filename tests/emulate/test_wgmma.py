@@ -10,6 +10,7 @@ from schedules.errors import EmulationError
 from tests.emulate.hopper import LATE, MODES, accumulator_index, mma_function, run, swizzle
 
 LAYOUT = {0: 0, 128: 1, 64: 2, 32: 3}  # bits 62 and 63 of a descriptor
+SIZES = {"s8": 1, "u8": 1, "tf32": 4}  # bytes of an element, of others 2
 A_BYTES = 16 << 10  # of shared memory in front of B
 
 
@@ -85,9 +86,19 @@ def operands(kind: str, n: int, depth: int) -> tuple[np.ndarray, np.ndarray]:
         low, high = (-128, 128) if kind == "s8" else (0, 256)
         a, b = (rng.integers(low, high, shape).astype("int8" if kind == "s8" else "uint8") for shape in shapes)
         return a, b
+    if kind == "tf32":  # eighths, and below them bits that the tensor cores leave out
+        a, b = ((rng.integers(-32, 32, shape) / 8).astype("float32") for shape in shapes)
+        return tuple((x.view("uint32") | rng.integers(0, 1 << 13, x.shape, dtype="uint32")).view("float32")
+                     for x in (a, b))  # fmt: skip
     dtype = "float16" if kind == "f16" else pytest.importorskip("ml_dtypes").bfloat16
     a, b = ((rng.integers(-32, 32, shape) / 8).astype(dtype) for shape in shapes)
     return a, b
+
+
+def exact_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A times B of what the tensor cores take of their elements."""
+    a, b = ((x.view("uint32") & 0xFFFFE000).view("float32") if x.itemsize == 4 else x for x in (a, b))
+    return a.astype("float64") @ b.astype("float64").T
 
 
 def product(
@@ -110,10 +121,10 @@ def product(
 @pytest.mark.parametrize(
     "kind, span, n",
     [("f16", 128, 256), ("f16", 64, 72), ("f16", 32, 8), ("f16", 0, 72), ("bf16", 128, 24), ("s8", 128, 72),
-     ("s8", 64, 8), ("s8", 32, 256), ("s8", 0, 40), ("u8", 64, 72)],
+     ("s8", 64, 8), ("s8", 32, 256), ("s8", 0, 40), ("u8", 64, 72), ("tf32", 128, 40), ("tf32", 32, 8)],
 )  # fmt: skip
 def test_k_major_operands(kind: str, span: int, n: int, emulator: Emulator) -> None:
-    size = 1 if kind in ("s8", "u8") else 2
+    size = SIZES.get(kind, 2)
     depth = (span or 32) // size
     a, b = operands(kind, n, depth)
     (a_memory, *a_offsets), (b_memory, *b_offsets) = k_major(a, span), k_major(b, span)
@@ -121,7 +132,7 @@ def test_k_major_operands(kind: str, span: int, n: int, emulator: Emulator) -> N
     source = product_source(n, kind, (*a_offsets, layout), (*b_offsets, layout), depth * size // 32, 2, 2)
     dtype = "int32" if size == 1 else "float32"
     result = product(emulator, source, n, (a_memory, b_memory), dtype)
-    assert (result == a.astype("float64") @ b.astype("float64").T).all()
+    assert (result == exact_product(a, b)).all()
 
 
 @pytest.mark.parametrize("span", [128, 64, 32, 0])
@@ -148,9 +159,9 @@ def test_scale_and_signs(emulator: Emulator) -> None:
         assert (product(emulator, source, 16, (parts[0][0], parts[1][0]), "float32") == expected).all()
 
 
-@pytest.mark.parametrize("kind", ["f16", "s8"])
+@pytest.mark.parametrize("kind", ["f16", "s8", "tf32"])
 def test_a_in_registers(kind: str, emulator: Emulator) -> None:
-    n, size = 64, 2 if kind == "f16" else 1
+    n, size = 64, SIZES.get(kind, 2)
     a, b = operands(kind, n, 32 // size)
     memory, leading, stride = k_major(b, 32)
     per, thread = 4 // size, np.arange(128)
@@ -159,7 +170,7 @@ def test_a_in_registers(kind: str, emulator: Emulator) -> None:
         a[(row + 8 * (word % 2))[:, None], (first + word // 2 * 4 * per)[:, None] + np.arange(per)] for word in range(4)
     ]
     fragments = np.ascontiguousarray(np.stack(words, 1)).view("uint32")
-    element = "float" if kind == "f16" else "int"
+    element = "int" if kind == "s8" else "float"
     source = (
         mma_function(n, kind, a_registers=True)
         + f"""
@@ -176,10 +187,20 @@ def test_a_in_registers(kind: str, emulator: Emulator) -> None:
       for (int i = 0; i < 32; ++i) out[t * 32 + i] = d[i];
     }}"""
     )
-    arrays = [memory, np.zeros((128, 32), "float32" if kind == "f16" else "int32"), fragments]
+    arrays = [memory, np.zeros((128, 32), "int32" if kind == "s8" else "float32"), fragments]
     (registers,) = run(emulator, source, arrays)
-    exact = a.astype("float64") @ b.astype("float64").T
-    assert (registers == exact[accumulator_index(n)]).all()
+    assert (registers == exact_product(a, b)[accumulator_index(n)]).all()
+    early = source.replace("mma_commit();", "mma_commit(); if (t == 77) ((unsigned*)a)[2] ^= 1u << 31;")
+    with pytest.raises(EmulationError, match="a register of A changed before a wgmma.wait_group"):
+        run(emulator, early, arrays)
+
+
+def test_what_tf32_has_not(emulator: Emulator) -> None:
+    """wgmma takes no MN-major operands of 32 bits, so that the instruction has no immediates for them."""
+    source = product_source(8, "tf32", (1, 16, 3), (1, 16, 3), 1, 2, 2).replace("p, 1, 1;", "p, 1, 1, 0, 0;")
+    memory = np.zeros(4096, "uint8")
+    with pytest.raises(EmulationError, match="wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32"):
+        product(emulator, source, 8, (memory, memory), "float32")
 
 
 # ---- Synchronisation ----

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from schedules.arithmetic import TF32
 from schedules.errors import UsageError
 from schedules.peers import comparison
 from schedules.peers.comparison import GRAPH, Entrant, Results, compare, compare_all, head_of, time_in_turn
@@ -155,6 +156,10 @@ def test_another_launch_or_operator_is_another_case(tmp_path: Path) -> None:
     again.put({**head_of(one, GRAPH), "ours": {"failed": "why"}})
     again.put({**head_of(other, GRAPH), "ours": {"us": 1.0}})
     assert one not in again and other in again and len(again.cases) == 3
+    assert not again.has(other, TF32)
+    again.put({**head_of(other, GRAPH, TF32), "ours": {"us": 3.0}})
+    assert again.has(other, TF32) and len(again.cases) == 4
+    again.cases.pop()
     # what was read back from JSON (lists for tuples) is replaced, not doubled
     again.put({**head_of(one, "stream"), "ours": {"us": 2.0}})
     assert [case["ours"] for case in comparison.read_results(file)["cases"]] == [

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from schedules.arch import Arch
+from schedules.arithmetic import BF16X3, FLOAT32, TF32
 from schedules.errors import UnknownNameError, UsageError
 from schedules.peers import convolution, cudnn
 from schedules.peers.convolution import PEERS, call_of, peers_of, placed, require_patterns
@@ -79,7 +80,9 @@ def test_which_peers_a_problem_has() -> None:
     assert names("int8") == ["cudnn nhwc int8 algo 0", "cudnn nhwc int8 algo 1", "cudnn nhwc fp16"]
     assert names("float32") == ["cudnn nhwc fp32", "cudnn nchw fp32", "cudnn nhwc tf32", "cudnn nchw tf32"]
     assert names("float32", "*nhwc*", "*tf32") == ["cudnn nhwc fp32", "cudnn nhwc tf32", "cudnn nchw tf32"]
-    assert [name for name, peer in PEERS.items() if not peer.counts] == ["cudnn nhwc tf32", "cudnn nchw tf32"]
+    tf32 = ["cudnn nhwc tf32", "cudnn nchw tf32"]
+    for ours, left_out in ((FLOAT32, tf32), (BF16X3, tf32), (TF32, [])):
+        assert [name for name, peer in PEERS.items() if not peer.counts(ours)] == left_out
     require_patterns(["*nhwc*"])
     with pytest.raises(UnknownNameError, match="did you mean 'cudnn nhwc fp16'"):
         require_patterns(["cudnn nhwc fp61"])

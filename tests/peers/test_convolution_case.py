@@ -84,7 +84,7 @@ def test_a_peer_that_refuses_or_is_wrong_is_kept_with_the_reason(
 def test_ours_is_held_to_its_schedules_arithmetic(machine: Any, host: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from schedules.arithmetic import BF16X3
+    from schedules.arithmetic import BF16X3, TF32
     from schedules.conv2d_hwcn import cpu
     from schedules.operator import Operator
 
@@ -100,8 +100,12 @@ def test_ours_is_held_to_its_schedules_arithmetic(machine: Any, host: Arch, monk
     choice = default_choice(problem, host)
     assert run_case(problem, host, choice, [], Clock(), 0.001)["peers"] == {}
     monkeypatch.setattr(Operator, "schedule", lambda self, name: replace(cpu.SCHEDULE, arithmetic=BF16X3))
-    run_case(problem, host, choice, [], Clock(), 0.001)
-    assert [arithmetic.name for arithmetic in held] == ["float32", "bf16x3"]
+    case = run_case(problem, host, choice, ["*nhwc*"], Clock(), 0.001)
+    assert case["arithmetic"] == "bf16x3" and not case["peers"]["cudnn nhwc tf32"]["counts"]
+    monkeypatch.setattr(Operator, "schedule", lambda self, name: replace(cpu.SCHEDULE, arithmetic=TF32))
+    case = run_case(problem, host, choice, ["*nhwc*"], Clock(), 0.001)
+    assert case["arithmetic"] == "tf32" and case["peers"]["cudnn nhwc tf32"]["counts"]
+    assert [arithmetic.name for arithmetic in held] == ["float32", "bf16x3", "tf32"]
 
 
 def test_the_ratio_is_to_the_best_that_counts() -> None:

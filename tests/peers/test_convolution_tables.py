@@ -73,3 +73,12 @@ def test_graphs_stand_apart() -> None:
     one = case(4.0, {"a": 8.0})
     text = tables(results(one, {**one, "launch": "graph"}))
     assert "`conv2d_nhwc`, float32\n" in text and "`conv2d_nhwc`, float32, launched from CUDA graphs\n" in text
+
+
+def test_another_arithmetic_has_a_table_of_its_own() -> None:
+    peers = {"cudnn nhwc fp32": 20.0, "cudnn nhwc tf32": 8.0}
+    usual = case(10.0, peers, "conv2d_hwcn", ci=32)
+    found = tables(results(usual, {**case(6.0, peers, "conv2d_hwcn"), "arithmetic": "tf32"}))
+    first, second = (found.index(f"`conv2d_hwcn`, float32{name}\n") for name in ("", " in tf32"))
+    # 1.51e9 operations in 6 us, of the datasheet's 494 T and not float32's 67
+    assert first < second and "| 2x32x32 64->640 3x3 | 6.0 | 252 | 50.9% |" in found[second:]

@@ -28,9 +28,9 @@ def test_a_search_is_made_of_the_arguments() -> None:
     plain = arguments("--more", "1")
     check_arguments(plain)
     assert search_of(plain) is None and plain.seconds == 0.5
-    found = arguments("--search", "5", "--search-minutes", "2", "--log", "logs")
+    found = arguments("--search", "5", "--search-minutes", "2", "--log", "logs", "--schedule", "mma")
     check_arguments(found)
-    assert search_of(found, ("mma",)) == Search(5, 2.0, ("mma",), Path("logs"))
+    assert search_of(found) == Search(5, 2.0, ("mma",), Path("logs"))
 
 
 @pytest.mark.parametrize(

@@ -137,17 +137,18 @@ def test_the_rule() -> None:
     assert chosen(100) == chosen(1023) == chosen(1025, dtype="float32") == chosen(50257) == "frames"
     assert chosen(50257, function="softmax_grad") == "bulk" and chosen(100, "gfx90a") == "warp"
     assert chosen(100000) in ("block_shared", "block_streaming")
-    assert chosen(10**6) == "block_streaming"
+    assert chosen(10**6) == "cluster" and chosen(10**6, "sm_80") == "block_streaming"
     assert chosen(4096, "llvm") == chosen(10**6, "llvm", rows=1) == "cpu"
 
 
 def test_the_rule_splits_long_rows_that_are_few() -> None:
-    def chosen(rows: int, cols: int, **fields: Any) -> str:
-        return operator("softmax").choose(problem_of("softmax", rows=rows, cols=cols, **fields), parse_arch("sm_90a"))
+    def chosen(rows: int, cols: int, target: str = "sm_80", **fields: Any) -> str:
+        return operator("softmax").choose(problem_of("softmax", rows=rows, cols=cols, **fields), parse_arch(target))
 
     assert chosen(1, 32768) == "block_registers" and chosen(132, 50257) == "frames"
     assert chosen(1, 32769) == chosen(8, 50257) == chosen(1, 32768, dtype="float32") == "split"
     assert chosen(1, 2**20) == chosen(8, 2**20) == chosen(132, 2**20) == "split"
+    assert chosen(1, 2**20, "sm_90a") == chosen(8, 2**22, "sm_90a") == "split"  # too few, too long for a cluster
 
 
 @settings(max_examples=15, deadline=None)

@@ -145,6 +145,7 @@ def test_special_rows_in_generated_cuda(emulation: None, sm_90a: Arch, schedule:
         ("bulk", dict(threads=64, abreast=1, groups=1, rows=3, stores="bulk", kept="packed", online=True)),
         ("frames", dict(threads=8, groups=8, kept="numerators", rows_per_group=2)),
         ("frames", dict(threads=64, groups=1, online=True)),
+        ("cluster", dict(cluster=4, threads=64, kept="numerators", grid=8)),
     ],
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

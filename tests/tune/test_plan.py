@@ -134,8 +134,8 @@ def test_a_plan_that_is_not_there(run: Run, tmp_path: Path) -> None:
 def test_the_examples(name: str) -> None:
     plan = read_plan(Path(__file__).parents[2] / "scripts" / "plans" / f"{name}.toml")
     assert plan.minutes and len({entry.name for entry in plan.entries}) == len(plan.entries)
-    if name == "h200":  # every preset for a GPU, each once
-        planned = [entry.name.removesuffix("-n256") for entry in plan.entries]
+    if name == "h200":  # every preset for a GPU, each once, beside searches of one schedule
+        planned = [entry.name.removesuffix("-n256") for entry in plan.entries if not entry.schedules]
         assert sorted(planned) == sorted(set(presets()) - {"cpu-conv"})
 
 

@@ -103,7 +103,19 @@ def test_only_the_last_campaign_goes_on(host: Arch, tmp_path: Path) -> None:
     assert found.search.campaign == 2 and found.trials == 2 and found.seconds == 120.0
 
 
+def test_a_schedule_that_is_new_starts_it_over(host: Arch, tmp_path: Path) -> None:
+    records = trials(Search("template", 1, 0, offered=("cpu", "other")))
+    fewer = resumed(tmp_path, host, records, Limits(trials=5), offered=("cpu",))
+    assert fewer.status.resumed == 5
+    (tmp_path / "more").mkdir()
+    more = resumed(tmp_path / "more", host, records, Limits(until=time.monotonic()), offered=("cpu", "new"))
+    assert more.status.resumed == 0 and more.best is None
+    unsaid = trials(Search("template", 1, 0))
+    (tmp_path / "unsaid").mkdir()
+    assert resumed(tmp_path / "unsaid", host, unsaid, Limits(trials=5), offered=("cpu", "new")).status.resumed == 5
+
+
 def test_how_it_was_asked_for_is_read_back() -> None:
-    asked = Search("auto", 2, 3, ("a", "b"), "cuda", 100, 2.5, 7)
+    asked = Search("auto", 2, 3, ("a", "b"), "cuda", 100, 2.5, 7, ("c",))
     assert Search.from_json(asked.to_json()) == asked
     assert Search("template", 1, 0).to_json() == {"strategy": "template", "campaign": 1, "seed": 0}

@@ -24,8 +24,8 @@ struct Load {
   uint32_t target, bytes, mbarrier;
   const char* source;  // null: a box
   Box box;
-  bool from_shared;
-  Bytes data;  // of a copy within shared memory
+  bool taken;  // the data were read at issue
+  Bytes data;  // what was
   int line;
 };
 
@@ -104,6 +104,17 @@ void fill(char* to, int bytes, const CUtensorMap& map) {
   }
 }
 
+// float32 to the nearest of 10 bits of mantissa, to even of two; infinities and NaN stay.
+void round_to_tf32(char* data, int bytes) {
+  for (int i = 0; i < bytes; i += 4) {
+    uint32_t bits;
+    memcpy(&bits, data + i, 4);
+    if ((bits & 0x7f800000u) == 0x7f800000u) continue;
+    bits = (bits + 0xfffu + (bits >> 13 & 1)) & 0xffffe000u;
+    memcpy(data + i, &bits, 4);
+  }
+}
+
 Bytes read_box(const Box& box) {
   Bytes data(box_bytes(box));
   int element = box.map.element_bytes, row_bytes = extent(box, 0) * element;
@@ -113,6 +124,7 @@ Bytes read_box(const Box& box) {
     if (!row) return;
     const char* from = row + (int64_t{box.coordinates[0]} + range.begin) * element;
     memcpy(data.data() + offset + range.begin * element, from, (range.end - range.begin) * element);
+    if (box.map.to_tf32) round_to_tf32(data.data() + offset, row_bytes);
   });
   return data;
 }
@@ -128,7 +140,7 @@ void write_box(const Box& box, const Bytes& data) {
 }
 
 void land(const Load& load) {
-  if (load.source || load.from_shared) {
+  if (load.source || load.taken) {
     write_async(load.target, load.source ? load.source : load.data.data(), load.bytes, load.line);
   } else {
     Bytes data = read_box(load.box);
@@ -256,6 +268,12 @@ void bulk_copy_shared(uint32_t target, uint32_t source, uint32_t bytes, uint32_t
   start({target, bytes, mbarrier, nullptr, {}, true, std::move(data), line}, 0, "cp.async.bulk");
 }
 
+void store_async(uint32_t target, const void* data, uint32_t bytes, uint32_t mbarrier, int line) {
+  if (target % bytes) fail(line, "st.async: shared address 0x%x is not aligned to %u bytes", target, bytes);
+  auto* begin = static_cast<const char*>(data);
+  start({target, bytes, mbarrier, nullptr, {}, true, Bytes(begin, begin + bytes), line}, 0, "st.async");
+}
+
 void bulk_store(void* target, uint32_t source, uint32_t bytes, int line) {
   check_plain(source, reinterpret_cast<uintptr_t>(target), bytes, "cp.async.bulk", line);
   own_shared_pointer(source, bytes, 16, "cp.async.bulk", line);
@@ -302,7 +320,7 @@ void finish_bulk_stores() {
 void finish_bulk_loads(int rank) {
   for (const Load& load : in_flight) {
     if (shared_rank(load.target) != rank) continue;
-    fail(load.line, "the block exits while a bulk copy into its shared memory is under way");
+    fail(load.line, "the block exits while a copy into its shared memory is under way");
   }
 }
 

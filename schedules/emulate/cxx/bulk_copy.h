@@ -1,4 +1,5 @@
-// Bulk asynchronous copies and their tensor form, known as TMA (PTX ISA, "cp.async.bulk", "cp.async.bulk.tensor").
+// Bulk asynchronous copies, their tensor form, known as TMA, and asynchronous stores (PTX ISA, "cp.async.bulk",
+// "cp.async.bulk.tensor", "st.async").
 //
 // "Late" loads land when a thread waits for their mbarrier and nothing else can run, "late" stores read shared memory
 // at the wait_group that requires it; "early" ones do so at issue. In both, a store fails if what it reads changes
@@ -16,6 +17,8 @@ void bulk_load_tensor(uint32_t target, const void* map, const int32_t* coordinat
                       uint32_t blocks, int line);
 // From shared memory to that of a block of the cluster.
 void bulk_copy_shared(uint32_t target, uint32_t source, uint32_t bytes, uint32_t mbarrier, int line);
+// st.async: `data` of this thread to the shared memory of a block of the cluster.
+void store_async(uint32_t target, const void* data, uint32_t bytes, uint32_t mbarrier, int line);
 void bulk_store(void* target, uint32_t source, uint32_t bytes, int line);
 void bulk_store_tensor(const void* map, const int32_t* coordinates, int rank, uint32_t source, int line);
 void bulk_commit();

@@ -58,6 +58,7 @@ struct Block {
   uint3 index;
   int live;       // threads that have not exited
   int registers;  // that no warp holds
+  bool met;       // a thread has waited at barrier.cluster: all blocks have begun
   Barrier barriers[kNamedBarriers];
 };
 
@@ -373,6 +374,7 @@ void start_cluster() {
   for (Block& block : blocks) {
     block.live = threads_per_block;
     block.registers = kBlockRegisters - registers * threads_per_block;
+    block.met = false;
     for (Barrier& barrier : block.barriers) barrier = {};
   }
   for (size_t i = 0; i < threads.size(); ++i) {
@@ -508,6 +510,10 @@ int running_block() { return static_cast<int>(position.cluster_rank); }
 int block_size() { return threads_per_block; }
 int cluster_size() { return static_cast<int>(blocks.size()); }
 bool block_exited(int rank) { return blocks[rank].live == 0; }
+
+bool block_may_not_have_begun(int rank) {
+  return running && running->block != rank && !blocks[running->block].met;
+}
 bool copies_land_late() { return options.late_copies; }
 
 void describe_position(char* text, size_t size) {
@@ -578,6 +584,7 @@ void cluster_wait(int line) {
   if (!running->cluster_arrived) fail(line, "barrier.cluster.wait without an arrive");
   wait_until(kClusterWait, running->cluster_phase, 0, line);
   running->cluster_arrived = false;
+  blocks[running->block].met = true;
 }
 
 void pause(int line) { suspend(State::paused, line); }

@@ -16,6 +16,7 @@ int running_block();   // rank of its block in the cluster
 int block_size();      // threads of a block
 int cluster_size();    // blocks of a cluster
 bool block_exited(int rank);
+bool block_may_not_have_begun(int rank);  // for all that the running thread knows
 bool copies_land_late();
 // "block (0,0,0), thread (5,0,0)", for messages.
 void describe_position(char* text, size_t size);

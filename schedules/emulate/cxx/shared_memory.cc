@@ -164,6 +164,10 @@ char* shared_pointer(uint32_t address, size_t bytes, size_t alignment, const cha
   int rank = shared_rank(address);
   if (rank < cluster_size()) {
     if (block_exited(rank)) fail(line, "%s: block %d of the cluster, whose shared memory this is, has exited", what, rank);
+    if (block_may_not_have_begun(rank)) {
+      fail(line, "%s: block %d of the cluster, whose shared memory this is, may not have begun; a barrier.cluster first",
+           what, rank);
+    }
     const Span& span = span_at(memories[rank], address);
     uint32_t offset = (address & ~kRankMask) - span.window;
     if (span.size && offset + bytes <= span.size) {

@@ -16,6 +16,7 @@ struct CUtensorMap {
   uint8_t element_bytes;
   uint8_t swizzle;  // 0, or the log2 of its 16-byte chunks: 1, 2, 3 for 32, 64, 128 bytes
   uint8_t nan_fill;
-  uint8_t reserved[13];
+  uint8_t to_tf32;  // float32 are rounded as they are loaded
+  uint8_t reserved[12];
 };
 static_assert(sizeof(CUtensorMap) == 128, "as large as CUDA's");

@@ -35,7 +35,7 @@ struct Operand {
   bool transposed;
 };
 
-// Calls `chunk(offset, row, k)` for each 16 bytes: 8 or 16 elements along k, or along the rows if transposed. These
+// Calls `chunk(offset, row, k)` for each 16 bytes: 4, 8 or 16 elements along k, or along the rows if transposed. These
 // are the canonical layouts of the PTX ISA ("Shared Memory Matrix Layout", "Strides"); the swizzle exchanges chunks by
 // the bits of the address.
 template <class Chunk>
@@ -77,6 +77,7 @@ struct Multiply {
   char* accumulators[kThreads];           // null: scattered
   std::vector<void*> scattered[kThreads];
   uint32_t a[kThreads][4];
+  const void* a_registers[kThreads][4];
 };
 
 struct Member {  // a thread of a warpgroup
@@ -146,6 +147,12 @@ struct Inputs {
 void unpack(const char* from, Element type, int count, float* to) {
   static const float* halves = half_values();
   for (int i = 0; i < count; ++i) {
+    if (type == Element::tf32) {  // of a float32 the low bits are left out
+      uint32_t word;
+      memcpy(&word, from + 4 * i, 4);
+      to[i] = bits_float(word & 0xffffe000u);
+      continue;
+    }
     uint16_t bits;
     memcpy(&bits, from + 2 * i, 2);
     to[i] = type == Element::f16 ? halves[bits] : BFloatFormat::decode(bits);
@@ -243,8 +250,19 @@ void compute(Multiply& m, int block) {
   for_accumulators<Number>(m, [&](Number& target, int row, int column) { target = sums[row][column]; });
 }
 
+// Whether the registers of A are what they were at issue.
+bool fragments_kept(const Multiply& m) {
+  for (int thread = 0; m.a_in_registers && thread < kThreads; ++thread) {
+    for (int i = 0; i < 4; ++i) {
+      if (memcmp(&m.a[thread][i], m.a_registers[thread][i], 4)) return false;
+    }
+  }
+  return true;
+}
+
 void compute_first(Warpgroup& group, int block) {
   Multiply& m = group.queue.front();
+  if (!fragments_kept(m)) fail(m.line, "%s: a register of A changed before a wgmma.wait_group ended its use", kName);
   if (hash_operands(m, shared_chunk) != m.contents) {
     fail(m.line, "%s: an operand in shared memory changed before a wgmma.wait_group ended its use", kName);
   }
@@ -312,7 +330,7 @@ void forget_warpgroups(int blocks, int threads) {
   }
 }
 
-void wgmma(const WarpgroupShape& shape, void* const* d, uint64_t a_descriptor, const uint32_t* a,
+void wgmma(const WarpgroupShape& shape, void* const* d, uint64_t a_descriptor, const void* const* a,
            uint64_t b_descriptor, bool accumulate, int line) {
   if (running_thread() % block_size() / kThreads >= warpgroups_per_block) {
     fail(line, "%s: the block has %d threads, not a whole number of warpgroups", kName, block_size());
@@ -345,7 +363,10 @@ void wgmma(const WarpgroupShape& shape, void* const* d, uint64_t a_descriptor, c
       break;
     }
   }
-  if (a) memcpy(m.a[thread], a, sizeof m.a[thread]);
+  for (int i = 0; a && i < 4; ++i) {
+    m.a_registers[thread][i] = a[i];
+    memcpy(&m.a[thread][i], a[i], 4);
+  }
   check_fence(group, member, m, thread);
   member.fenced = false;
   ++member.issued;

@@ -1,0 +1,57 @@
+"""NHWC convolution of float32 in TF32 on Hopper: the kernel of `tma_wgmma`, whose operands TMA rounds as it loads them.
+
+Both are rounded to nearest, to 10 bits of mantissa: up to 2^-10 of the sum of the absolute products is lost.  Hence it
+is only used where it is asked for by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from schedules.arch import Arch
+from schedules.arithmetic import TF32
+from schedules.conv2d_nhwc.definition import NhwcProblem
+from schedules.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, quickest, schedule
+from schedules.hopper import NO_ROUTES
+from schedules.hopper.config import blocks, stage_channels
+from schedules.operator import ScheduleSpec
+
+VECTOR = 4  # channels in 16 bytes
+
+
+@dataclass(frozen=True)
+class Tf32Config(TmaWgmmaConfig):
+    """Tiles of (pixels, output channels, input channels)."""
+
+    dtypes: ClassVar[tuple[str, ...]] = ("float32",)
+
+    block_k: int = 32
+
+    def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
+        if problem.co % VECTOR:
+            return f"co={problem.co} is not a multiple of {VECTOR}, which TMA needs"
+        return super().check(problem, arch)
+
+
+def default(problem: NhwcProblem, arch: Arch) -> Tf32Config:
+    return quickest(problem, arch, Tf32Config(block_k=stage_channels(problem.ci, 32, 8)))
+
+
+def space(problem: NhwcProblem, arch: Arch) -> Iterator[Tf32Config]:
+    return (Tf32Config(**words) for words in blocks("float32"))
+
+
+SCHEDULE = ScheduleSpec(
+    name="tf32",
+    summary="float32 rounded to TF32 on Hopper's tensor cores, errors up to 2^-10; only if named",
+    kinds=("cuda",),
+    config=Tf32Config,
+    apply=schedule,
+    default=default,
+    space=space,
+    no_routes=NO_ROUTES,
+    arithmetic=TF32,
+    opt_in=True,
+)

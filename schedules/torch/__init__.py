@@ -1,0 +1,31 @@
+"""The operators for PyTorch: functions of its tensors, on the CPU and on CUDA GPUs.
+
+    import schedules.torch as kernels
+
+    y = kernels.softmax(x)                                    # forward and backward, any shape
+    y = kernels.dropout_softmax(x, 0.1, scale=0.125, mask=m)  # scale, mask, softmax and dropout in one kernel
+    y = kernels.conv2d(x, weight, bias, padding=1, activation="relu")  # forward only
+
+Each is a custom operator of PyTorch (``torch.ops.schedules``): autograd, ``torch.compile`` without graph breaks, fake
+tensors and CUDA graphs work.  The first call of a shape chooses and builds its kernel as `schedules.load` does, or
+takes it from the bundles named by `use_bundles`; make that call before a CUDA graph is captured.
+
+Every function raises ArgumentError for tensors that it does not take, and what `schedules.load` raises for shapes that
+cannot be meant or built.
+"""
+
+from schedules.torch.convolution import conv2d, conv2d_hwcn, conv2d_nchw, conv2d_nchw32, conv2d_nhwc
+from schedules.torch.kernels import use_bundles
+from schedules.torch.softmax import dropout_softmax, log_softmax, softmax
+
+__all__ = [
+    "conv2d",
+    "conv2d_hwcn",
+    "conv2d_nchw",
+    "conv2d_nchw32",
+    "conv2d_nhwc",
+    "dropout_softmax",
+    "log_softmax",
+    "softmax",
+    "use_bundles",
+]

@@ -1,0 +1,226 @@
+"""Kernels for PyTorch tensors: which one serves a problem on a device, built or loaded once and called without copies.
+
+TVM takes a tensor's memory as it is (DLPack) and launches on PyTorch's current stream of the tensor's device.  All
+memory comes from PyTorch: outputs, and the workspaces of functions of several kernels (`schedules.workspace`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from schedules.arch import Arch, parse_arch
+from schedules.build import VECTOR_BYTES, build_scheduled, check_arguments
+from schedules.bundle import MANIFEST, Bundle
+from schedules.dispatch import Choice, choose, distance
+from schedules.errors import ArgumentError, BundleError, DeviceError, UsageError
+from schedules.problem import Argument, Problem
+from schedules.registry import operator_of
+from schedules.toolchain import devices
+from schedules.toolchain.devices import Device
+from schedules.workspace import allocates, workspaces_as_arguments
+
+logger = logging.getLogger("schedules")
+
+DTYPES = {
+    name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int8", "uint8", "int32")
+}  # TVM's names, as PyTorch's
+REMEMBERED = 4096  # shapes whose kernel is found without asking again
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A function on one device.
+
+    `arguments` are its tensors in order, outputs last; `workspaces` the tensors it wants after these.  `made` says in
+    words what it is: schedule and config, or a bundle.
+    """
+
+    arch: Arch
+    arguments: tuple[Argument, ...]
+    workspaces: tuple[Argument, ...]
+    made: str
+    function: Callable[..., None] = field(repr=False)
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """Run on contiguous tensors of one device, outputs given too.
+
+        Raises ArgumentError before anything runs if a tensor does not fit.
+        """
+        device, extent = tensors[0].device, None
+        for argument, tensor in zip(self.arguments, tensors, strict=True):
+            shape, axis = argument.shape, argument.runtime_axis
+            if axis is not None:
+                extent = tensor.shape[axis] if extent is None else extent
+                shape = (*shape[:axis], extent, *shape[axis + 1 :])
+            if tensor.shape != shape or tensor.dtype is not DTYPES[argument.dtype] or tensor.device != device:
+                self._refuse(tensors)
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):  # TVM leaves the tensors' device as the current one
+                self.function(*tensors, *self.memory(device, extent))
+        elif self.workspaces:
+            self.function(*tensors, *self.memory(device, extent))
+        else:
+            self.function(*tensors)
+
+    def memory(self, device: torch.device, extent: int | None) -> list[torch.Tensor]:
+        """Workspaces for one call, whose run-time extent is `extent`."""
+        return [
+            torch.empty(
+                [extent if axis == space.runtime_axis else size for axis, size in enumerate(space.shape)],
+                dtype=DTYPES[space.dtype],
+                device=device,
+            )
+            for space in self.workspaces
+        ]
+
+    def _refuse(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        check_arguments(self.arguments, self.arch, tensors)
+        raise ArgumentError(
+            f"tensors lie on {' and '.join(sorted({str(t.device) for t in tensors}))}; move them to one"
+        )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """TVM's name of a dtype: float32 of torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def prepared(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` as kernels take it: contiguous and, on a GPU, at a multiple of 16 bytes.  A copy if it is not."""
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    return tensor.clone() if tensor.is_cuda and tensor.data_ptr() % VECTOR_BYTES else tensor
+
+
+def remembered(function: F) -> F:
+    """Keep what `function` returned for its latest arguments, until `use_bundles` changes what it would return."""
+    cached = lru_cache(maxsize=REMEMBERED)(function)
+    _remembered.append(cached)
+    return cached  # type: ignore[return-value]
+
+
+def kernel_for(problem: Problem, device: torch.device) -> Kernel:
+    """The kernel for `problem` on a device: of a bundle in use that takes it, else as `schedules.load` chooses.
+
+    Equal programs are built or loaded once for each device, whatever run-time extents they are for.
+    Raises DeviceError for a device without kernels, UsageError if a CUDA graph is being captured and the kernel is not
+    there yet, and what `schedules.load` raises.
+    """
+    arch = arch_of(device)
+    with _lock:
+        bundle = _bundle_for(problem, device)
+        if bundle is not None:
+            return _ready((bundle.path, device), problem, lambda: _loaded(bundle), "as exported")
+        chosen = choose(problem, arch, device=torch.cuda.get_device_name(device) if arch.is_gpu else None)
+        fixed = operator_of(problem).schedule(chosen.schedule).fixed_shape
+        served = problem if fixed else problem.any_extent()
+        key = (served, chosen.schedule, chosen.config, device)
+        return _ready(key, problem, lambda: _built(chosen, arch), str(chosen))
+
+
+def use_bundles(*folders: str | Path) -> tuple[Bundle, ...]:
+    """Serve the problems of the bundles in `folders`, at any depth, with them, whatever was measured; return these.
+
+    Of several that take a tensor, by their run-time extents, the nearest serves.  Left out, with a line in the log, are
+    bundles for other devices than this machine's, and those for a GPU that have TVM allocate workspaces, which is not
+    safe between streams.  Bundles named before are forgotten; without a folder, all are.
+    Raises BundleError if a folder holds no bundle, or one that is not as it was written.
+    """
+    found: list[Bundle] = []
+    for folder in map(Path, folders):
+        paths = sorted(file.parent for file in folder.rglob(MANIFEST))
+        if not paths:
+            raise BundleError(f"{folder} holds no bundle; give a folder that `schedules export --out` wrote")
+        for bundle in map(Bundle.open, paths):
+            if reason := _unfit(bundle):
+                logger.warning("%s is left out: %s", bundle.path, reason)
+            else:
+                found.append(bundle)
+    with _lock:
+        _bundles.clear()
+        for bundle in found:
+            _bundles.setdefault(_served(bundle), []).append(bundle)
+        for cached in _remembered:
+            cached.cache_clear()
+    return tuple(found)
+
+
+@lru_cache
+def arch_of(device: torch.device) -> Arch:
+    """What kernels for `device` are built for.  Raises DeviceError if there are none."""
+    if device.type == "cpu":
+        return parse_arch("llvm")
+    arch = _as_device(device).newest_arch() if device.type == "cuda" and torch.version.cuda else None
+    if arch is None:
+        raise DeviceError(f"no kernels for {device}; they run on the CPU and on CUDA GPUs from sm_75 on")
+    return arch
+
+
+_lock = threading.RLock()  # TVM's compile callbacks are one set for the process
+_remembered: list[Any] = []
+_kernels: dict[Any, Kernel] = {}
+_bundles: dict[Problem, list[Bundle]] = {}  # by what they serve
+
+
+def _ready(key: tuple[Any, ...], problem: Problem, make: Callable[[], Kernel], why: str) -> Kernel:
+    if key not in _kernels:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise UsageError(f"no kernel for {problem} yet, and a CUDA graph is being captured; call it once before")
+        _kernels[key] = make()
+    logger.info("%s: %s; %s", problem, _kernels[key].made, why)
+    return _kernels[key]
+
+
+def _built(chosen: Choice, arch: Arch) -> Kernel:
+    problem, op = chosen.problem, operator_of(chosen.problem)
+    spec = op.schedule_for(problem, arch, chosen.schedule)
+    scheduled = spec.apply(problem, chosen.config, arch)
+    workspaces: tuple[Argument, ...] = ()
+    if arch.is_gpu:  # on a CPU, calls are over when they return
+        scheduled, workspaces = workspaces_as_arguments(scheduled)
+    made = build_scheduled(op, problem, spec, chosen.config, arch, scheduled)
+    text = f"{spec.name} {chosen.config} for {arch}"
+    return Kernel(arch, spec.arguments(problem), workspaces, text, made.module["main"])
+
+
+def _loaded(bundle: Bundle) -> Kernel:
+    return Kernel(bundle.arch, bundle.arguments, (), f"bundle {bundle.path}", bundle.load().function)
+
+
+def _served(bundle: Bundle) -> Problem:
+    any_extent = any(argument.runtime_axis is not None for argument in bundle.arguments)
+    return bundle.problem.any_extent() if any_extent else bundle.problem
+
+
+def _bundle_for(problem: Problem, device: torch.device) -> Bundle | None:
+    here = _as_device(device)
+    known = (*_bundles.get(problem, ()), *_bundles.get(problem.any_extent(), ())) if _bundles else ()
+    fitting = [bundle for bundle in known if here.runs(bundle.arch)]
+    return min(fitting, key=lambda bundle: distance(problem, bundle.problem), default=None)
+
+
+def _unfit(bundle: Bundle) -> str | None:
+    if bundle.arch.is_gpu and allocates(bundle.library.read_bytes()):
+        return "TVM allocates its workspaces; kernels that are built here take PyTorch's"
+    try:
+        bundle.check_device()
+    except BundleError as error:
+        return str(error)
+    return None
+
+
+def _as_device(device: torch.device) -> Device:
+    if device.type != "cuda":
+        return devices.cpu()
+    major, minor = torch.cuda.get_device_capability(device)
+    return Device("cuda", torch.cuda.get_device_name(device), f"{major}.{minor}")

@@ -1,0 +1,229 @@
+"""Softmax for PyTorch: the operators ``schedules::softmax``, ``dropout_softmax`` and ``softmax_grad``.
+
+Gradients are the operator's own kernels, from the output that the forward pass wrote, and the dropout of the backward
+pass is the tensor of zeros and ones that the forward pass was given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from schedules.errors import ArgumentError, DerivativeError
+from schedules.softmax.definition import SoftmaxProblem
+from schedules.torch.kernels import Kernel, dtype_name, kernel_for, prepared, remembered
+
+torch.library.define("schedules::softmax", "(Tensor x, Tensor? mask, str function, float scale) -> Tensor")
+torch.library.define(
+    "schedules::dropout_softmax",
+    "(Tensor x, Tensor? mask, Tensor drop, str function, float scale, float keep) -> (Tensor y, Tensor output)",
+)
+torch.library.define(
+    "schedules::softmax_grad",
+    "(Tensor y, Tensor dy, Tensor? drop, str function, float scale, float keep) -> Tensor",
+)
+# bound once: looked up by name at each call, an overload takes microseconds
+_SOFTMAX = torch.ops.schedules.softmax.default
+_DROPOUT_SOFTMAX = torch.ops.schedules.dropout_softmax.default
+_SOFTMAX_GRAD = torch.ops.schedules.softmax_grad.default
+
+
+def softmax(x: Tensor, dim: int = -1, *, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
+    """softmax(scale * x + mask) over the axis `dim`: a tensor of the shape and dtype of `x`.
+
+    `x` is float32, float16 or bfloat16, computed in float32; of any shape and strides, though one that is not
+    contiguous, or a `dim` other than the last, costs a copy.  `mask` has x's dtype, is added, and broadcasts to x's
+    shape: of one row, (cols,), it is read as it is, any other is written out to x's shape first.  Differentiable in `x`
+    and `mask`.
+
+    Raises ArgumentError, ProblemError.
+    """
+    return _forward("softmax", x, dim, scale, mask)
+
+
+def log_softmax(x: Tensor, dim: int = -1, *, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
+    """The logarithm of `softmax`, with the same arguments."""
+    return _forward("log_softmax", x, dim, scale, mask)
+
+
+def dropout_softmax(
+    x: Tensor,
+    p: float,
+    dim: int = -1,
+    *,
+    scale: float = 1.0,
+    mask: Tensor | None = None,
+    drop: Tensor | None = None,
+    training: bool = True,
+) -> Tensor:
+    """`softmax` with each element zeroed with probability `p`, and else divided by 1 - p, in the same kernel.
+
+    `drop` chooses the elements: uint8 of x's shape, 0 to zero and 1 to keep.  By default it is drawn with PyTorch's
+    generator of x's device.  Not `training`, or with p = 0, nothing is dropped.
+
+    Raises ArgumentError, ProblemError.
+    """
+    if not 0 <= p < 1:
+        raise ArgumentError(f"p={p} is not a probability from 0 up to, and not including, 1")
+    if not training or p == 0:
+        return softmax(x, dim, scale=scale, mask=mask)
+    x, mask = _rows_last(x, dim, mask)
+    keep = round(1 - p, 12)  # 0.3, not 0.30000000000000004, is what a bundle is exported for
+    if drop is None:
+        drop = torch.empty(x.shape, dtype=torch.uint8, device=x.device).bernoulli_(keep)
+    else:
+        drop = drop.movedim(dim, -1)
+    return _DROPOUT_SOFTMAX(x, mask, drop, "softmax", scale, keep)[1].movedim(-1, dim)
+
+
+def _forward(function: str, x: Tensor, dim: int, scale: float, mask: Tensor | None) -> Tensor:
+    if x.dim() and dim in (-1, x.dim() - 1) and mask is None:
+        return _SOFTMAX(x, None, function, scale)
+    x, mask = _rows_last(x, dim, mask)
+    return _SOFTMAX(x, mask, function, scale).movedim(-1, dim)
+
+
+def _rows_last(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """`x` with the axis `dim` last, and `mask` likewise: (cols,) or of x's shape."""
+    if not -x.dim() <= dim < x.dim():
+        raise ArgumentError(f"dim={dim} is no axis of a tensor of shape {tuple(x.shape)}")
+    if mask is not None:
+        if mask.dtype is torch.bool:
+            raise ArgumentError("mask is bool; give one that is added: zeros, and -inf where a column is masked")
+        axis = dim if dim < 0 else dim - x.dim()
+        if mask.dim() >= -axis and mask.shape[axis] == mask.numel() == x.shape[axis]:
+            mask = mask.reshape(-1)
+        else:
+            try:
+                mask = mask.expand(x.shape).movedim(axis, -1)
+            except RuntimeError:
+                shape = tuple(mask.shape)
+                raise ArgumentError(f"mask of shape {shape} does not broadcast to x's, {tuple(x.shape)}") from None
+    return x.movedim(dim, -1), mask
+
+
+@remembered
+def _kernel(
+    function: str, rows: int, cols: int, dtype: torch.dtype, scale: float, mask: str, keep: float, device: torch.device
+) -> Kernel:
+    return kernel_for(SoftmaxProblem(rows, cols, function, dtype_name(dtype), scale, mask, keep), device)
+
+
+def _call(
+    function: str, inputs: list[Tensor], scale: float, mask: str = "none", keep: float = 1.0, outputs: int = 1
+) -> list[Tensor]:
+    """The outputs of the kernel for `inputs` of shape (*, cols), but for a mask "cols", which is the second."""
+    inputs = [prepared(tensor) for tensor in inputs]
+    x = inputs[0]
+    made = [torch.empty_like(x) for _ in range(outputs)]
+    cols = x.shape[-1]
+    tensors = []
+    for index, tensor in enumerate((*inputs, *made)):
+        of_cols = index == 1 and mask == "cols"
+        if tensor.shape != (x.shape[-1:] if of_cols else x.shape):
+            raise ArgumentError(f"a tensor of shape {tuple(tensor.shape)} beside one of {tuple(x.shape)}")
+        tensors.append(tensor if of_cols else tensor.view(-1, cols) if cols else tensor)
+    if x.numel():
+        _kernel(function, x.numel() // cols, cols, x.dtype, scale, mask, keep, x.device)(*tensors)
+    return made
+
+
+def _masked(x: Tensor, mask: Tensor | None) -> tuple[list[Tensor], str]:
+    """The inputs `x` and `mask`, and the problem's name of the mask."""
+    if mask is None:
+        return [x], "none"
+    return [x, mask], "cols" if mask.dim() == 1 else "full"
+
+
+@torch.library.impl("schedules::softmax", ["cpu", "cuda"])
+def _softmax(x: Tensor, mask: Tensor | None, function: str, scale: float) -> Tensor:
+    inputs, kind = _masked(x, mask)
+    return _call(function, inputs, scale, kind)[0]
+
+
+@torch.library.impl("schedules::dropout_softmax", ["cpu", "cuda"])
+def _dropout_softmax(
+    x: Tensor, mask: Tensor | None, drop: Tensor, function: str, scale: float, keep: float
+) -> tuple[Tensor, Tensor]:
+    inputs, kind = _masked(x, mask)
+    y, output = _call(function, [*inputs, drop], scale, kind, keep, outputs=2)
+    return y, output
+
+
+@torch.library.impl("schedules::softmax_grad", ["cpu", "cuda"])
+def _softmax_grad(y: Tensor, dy: Tensor, drop: Tensor | None, function: str, scale: float, keep: float) -> Tensor:
+    inputs = [y, dy] if drop is None else [y, dy, drop]
+    return _call(f"{function}_grad", inputs, scale, "none", keep)[0]
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("schedules::softmax")
+def _(x: Tensor, mask: Tensor | None, function: str, scale: float) -> Tensor:
+    return _like(x)
+
+
+@torch.library.register_fake("schedules::dropout_softmax")
+def _(x: Tensor, mask: Tensor | None, drop: Tensor, function: str, scale: float, keep: float) -> tuple[Tensor, Tensor]:
+    return _like(x), _like(x)
+
+
+@torch.library.register_fake("schedules::softmax_grad")
+def _(y: Tensor, dy: Tensor, drop: Tensor | None, function: str, scale: float, keep: float) -> Tensor:
+    return _like(y)
+
+
+def _gradients(ctx: Any, y: Tensor, dy: Tensor, drop: Tensor | None, keep: float) -> tuple[Tensor, Tensor | None]:
+    """dx, and the mask's gradient if it is needed: dx before it is multiplied by scale."""
+    if ctx.mask_axes is None:
+        return _SOFTMAX_GRAD(y, dy, drop, ctx.function, ctx.scale, keep), None
+    dv = _SOFTMAX_GRAD(y, dy, drop, ctx.function, 1.0, keep)
+    return dv * ctx.scale, dv.sum(ctx.mask_axes) if ctx.mask_axes else dv
+
+
+def _keep_for_gradient(ctx: Any, x: Tensor, mask: Tensor | None, function: str, scale: float) -> None:
+    ctx.function, ctx.scale = function, scale
+    ctx.mask_axes = None  # that the mask's gradient is summed over, if there is one
+    if mask is not None and ctx.needs_input_grad[1]:
+        ctx.mask_axes = tuple(range(x.dim() - mask.dim()))
+
+
+def _softmax_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _keep_for_gradient(ctx, *inputs)
+    ctx.save_for_backward(output)
+
+
+def _softmax_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    (y,) = ctx.saved_tensors
+    return (*_gradients(ctx, y, dy, None, 1.0), None, None)
+
+
+def _dropout_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, mask, drop, function, scale, ctx.keep = inputs
+    _keep_for_gradient(ctx, x, mask, function, scale)
+    ctx.save_for_backward(output[0], drop)
+    ctx.set_materialize_grads(False)
+
+
+def _dropout_backward(ctx: Any, dy: Tensor | None, doutput: Tensor | None) -> tuple[Any, ...]:
+    y, drop = ctx.saved_tensors
+    dx = dmask = None
+    for gradient, kept, keep in ((dy, None, 1.0), (doutput, drop, ctx.keep)):
+        if gradient is not None:
+            more_x, more_mask = _gradients(ctx, y, gradient, kept, keep)
+            dx = more_x if dx is None else dx + more_x
+            dmask = more_mask if dmask is None or more_mask is None else dmask + more_mask
+    return dx, dmask, None, None, None, None
+
+
+def _no_second_derivative(ctx: Any, *gradients: Tensor) -> None:
+    raise DerivativeError("softmax has no second derivative here; use torch.softmax where one is needed")
+
+
+torch.library.register_autograd("schedules::softmax", _softmax_backward, setup_context=_softmax_context)
+torch.library.register_autograd("schedules::dropout_softmax", _dropout_backward, setup_context=_dropout_context)
+torch.library.register_autograd("schedules::softmax_grad", _no_second_derivative)

@@ -1,0 +1,83 @@
+"""Random problems: legal, the same for a seed, and many; the script that verifies them."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from schedules import sweep
+from schedules.arch import Arch
+from schedules.errors import ConfigError, UsageError
+from schedules.registry import operator, operators
+from schedules.sweep import cases, random_problem
+from scripts import sweep as script
+
+
+@pytest.mark.parametrize("name", [op.name for op in operators()])
+def test_problems_of_every_operator(name: str) -> None:
+    r = random.Random(0)
+    found = [random_problem(operator(name), r) for _ in range(40)]
+    assert len(set(found)) >= 39
+    for field in found[0].words():
+        if field in sweep.DRAWS:
+            assert len({getattr(problem, field) for problem in found}) > (field != "dtype" or name != "conv2d_nchw32")
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"), [("conv2d_nhwc", "tma_wgmma"), ("conv2d_nchw", "direct"), ("softmax", "frames")]
+)
+def test_cases_are_legal_and_depend_on_the_seed_alone(sm_90a: Arch, name: str, schedule: str) -> None:
+    op = operator(name)
+    spec = op.schedule(schedule)
+    found = list(islice(cases(op, spec, sm_90a), 12))
+    assert found == list(islice(cases(op, spec, sm_90a), 12))
+    assert found != list(islice(cases(op, spec, sm_90a, seed=1), 12))
+    assert all(case.config.check(case.problem, sm_90a) is None for case in found)
+    defaults = [case.config == spec.default(case.problem, sm_90a) for case in found]
+    assert all(defaults[::2]) and not all(defaults)
+
+
+def test_a_schedule_that_takes_nothing(sm_90a: Arch, host: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "REFUSED", 3)
+    monkeypatch.setitem(sweep.DRAWS, "ci", lambda r, kind: 7)
+    op = operator("conv2d_nhwc")
+    with pytest.raises(UsageError, match="tma_wgmma takes none of 3 random problems of conv2d_nhwc"):
+        next(cases(op, op.schedule("tma_wgmma"), sm_90a))
+    with pytest.raises(ConfigError, match="runs on cuda"):
+        next(cases(op, op.schedule("tma_wgmma"), host))
+
+
+def test_what_is_verified_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a" / "sweep.json"
+    assert script.main(["softmax:cpu", "--count", "2", "--workers", "1", "--out", str(out)]) == 0
+    found = json.loads(out.read_text())["softmax cpu"]
+    assert (found["cases"], found["right"], found["bad"]) == (2, 2, []) and 0 < found["error"] < 1
+    assert "softmax cpu: 2 of 2 right" in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_told_with_its_command(host: Arch, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = operator("softmax").schedule("cpu")
+    found = list(islice(cases(operator("softmax"), spec, host), 3))
+    ends: list[Any] = [(0.4, ""), (7.0, "y[0, 1] is 2, not 1"), UsageError("no")]
+
+    class Task:
+        def __init__(self, end: Any) -> None:
+            self.end = end
+
+        def result(self) -> Any:
+            if isinstance(self.end, Exception):
+                raise self.end
+            return self.end
+
+    pool = SimpleNamespace(schedule=lambda *_, **__: Task(ends.pop(0)))
+    tally = script.sweep(spec, found, host, pool)
+    assert (tally.cases, tally.right, tally.error) == (3, 1, 0.4)
+    assert [bad["wrong"] for bad in tally.bad] == ["y[0, 1] is 2, not 1", "UsageError: no"]
+    assert f"cols={found[1].problem.cols} " in capsys.readouterr().out  # type: ignore[attr-defined]
+    assert tally.bad[0]["command"].startswith("schedules verify softmax rows=")

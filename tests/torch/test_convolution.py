@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch: Any = pytest.importorskip("torch", reason="no PyTorch here; pip install 'te-schedules[torch]'")
+
+import schedules.torch as kernels  # noqa: E402
+from schedules.conv2d_nchw.packing import pack_filter  # noqa: E402
+from schedules.conv2d_nchw32.definition import Nchw32Problem, inputs, reference  # noqa: E402
+from schedules.errors import ArgumentError, DerivativeError, ProblemError  # noqa: E402
+
+OPS = torch.ops.schedules
+LAST = torch.channels_last
+
+
+def random(*shape: int, seed: int = 0) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@given(
+    sizes=st.tuples(*[st.integers(1, 6)] * 3),
+    kernel=st.tuples(*[st.integers(1, 3)] * 2),
+    stride=st.tuples(*[st.integers(1, 2)] * 2),
+    dilation=st.integers(1, 2),
+    channels_last=st.booleans(),
+    bias=st.booleans(),
+)
+@settings(max_examples=6, deadline=None, derandomize=True)
+def test_conv2d_in_both_formats(
+    sizes: tuple[int, int, int], kernel: Any, stride: Any, dilation: int, channels_last: bool, bias: bool
+) -> None:
+    n, ci, co = sizes
+    x, weight = random(n, ci, 7, 6), random(co, ci, *kernel, seed=1)
+    terms = random(co, seed=2) if bias else None
+    wanted = torch.nn.functional.conv2d(x, weight, terms, stride, 1, dilation).relu()
+    if channels_last:
+        x, weight = x.to(memory_format=LAST), weight.to(memory_format=LAST)
+    y = kernels.conv2d(x, weight, terms, stride, 1, dilation, activation="relu")
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
+    assert y.is_contiguous(memory_format=LAST if channels_last and not x.is_contiguous() else torch.contiguous_format)
+
+
+def test_other_layouts() -> None:
+    x, weight = random(3, 4, 6, 5), random(5, 4, 3, 2, seed=1)
+    wanted = torch.nn.functional.conv2d(x, weight, None, (2, 1), (1, 0))
+    # neither operand is contiguous after these permutations: it is copied
+    y = kernels.conv2d_hwcn(x.permute(2, 3, 1, 0), weight.permute(2, 3, 1, 0), (2, 1), (1, 0))
+    torch.testing.assert_close(y.permute(3, 2, 0, 1), wanted, rtol=1e-4, atol=1e-4)
+    packed = torch.from_numpy(pack_filter(weight.numpy()))
+    y = kernels.conv2d_nchw(x, packed, None, (2, 1), (1, 0), filter_layout="hwoi")
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("out_dtype", "alpha"), [("int8", 2.0**-9), ("int32", 3.0), ("float32", 0.125)])
+def test_int8_with_its_epilogue(out_dtype: str, alpha: float) -> None:
+    problem = Nchw32Problem(
+        n=2, h=5, w=4, ci=64, co=32, kh=3, kw=3, pad=(1, 1), bias=True, residual=True, activation="relu",
+        out_dtype=out_dtype, alpha=alpha, beta=2.0, gamma=1.0,
+    )  # fmt: skip
+    arrays = inputs(problem, np.random.default_rng(0))
+    y = kernels.conv2d_nchw32(
+        *map(torch.from_numpy, arrays), padding=1, alpha=alpha, beta=2.0, activation="relu",
+        out_dtype=getattr(torch, out_dtype),
+    )  # fmt: skip
+    assert np.array_equal(y.numpy(), reference(problem, arrays)[0].values)
+
+
+def test_what_it_does_not_take() -> None:
+    x, weight, bias = random(2, 3, 6, 5), random(4, 3, 3, 3), random(4)
+    refused: list[tuple[type[Exception], str, Any]] = [
+        (ProblemError, "dtype=float64", lambda: kernels.conv2d(x.double(), weight.double())),
+        (ArgumentError, "filter has dtype float16", lambda: kernels.conv2d(x, weight.half())),
+        (ArgumentError, r"filter has shape \(4, 2, 3, 3\)", lambda: kernels.conv2d(x, weight[:, :2])),
+        (ArgumentError, r"data has shape .*needed \(n, ci, h, w\)", lambda: kernels.conv2d_nchw(x[0], weight)),
+        (ArgumentError, "bias has shape", lambda: kernels.conv2d(x, weight, bias[:3])),
+        (ProblemError, "activation=gelu", lambda: kernels.conv2d(x, weight, activation="gelu")),
+        (ProblemError, "kh=3 reaches over", lambda: kernels.conv2d(x[:, :, :2], weight)),
+        (ProblemError, "n=0 must", lambda: kernels.conv2d(x[:0], weight)),
+        (ProblemError, "alpha=0.1 is not a float32", lambda: _int8(0.1)),
+        (ArgumentError, "data has shape", lambda: _int8(1.0, lanes=16)),
+    ]
+    for error, text, call in refused:
+        with pytest.raises(error, match=text):
+            call()
+
+
+def _int8(alpha: float, lanes: int = 32) -> Any:
+    data, weight = torch.zeros(1, 1, 4, 4, lanes), torch.zeros(1, 1, 1, 32, 32)
+    return kernels.conv2d_nchw32(data.to(torch.int8), weight.to(torch.int8), alpha=alpha)
+
+
+def test_forward_only() -> None:
+    x, weight = random(2, 3, 6, 5), random(4, 3, 3, 3).requires_grad_()
+    y = kernels.conv2d(x, weight)
+    with pytest.raises(DerivativeError, match="conv2d_nchw computes no gradients"):
+        y.sum().backward()
+
+
+def test_operators_keep_pytorchs_contract() -> None:
+    x, weight, bias = random(2, 3, 6, 5), random(4, 3, 3, 3), random(4)
+    sizes = [1, 1], [1, 1], [1, 1]
+    # its gradients are none
+    checks = ["test_schema", "test_faketensor", "test_autograd_registration"]
+    torch.library.opcheck(
+        OPS.conv2d_nchw.default,
+        (x, weight, bias, *sizes, "relu", "oihw"),
+        test_utils=[*checks, "test_aot_dispatch_dynamic"],
+    )
+    data, filters = torch.zeros(1, 1, 4, 4, 32).to(torch.int8), torch.zeros(1, 1, 1, 32, 32).to(torch.int8)
+    scales = 1.0, 1.0, 1.0
+    arguments = data, filters, None, None, [1, 1], [0, 0], [1, 1], *scales, "none", "float32"
+    torch.library.opcheck(OPS.conv2d_nchw32.default, arguments, test_utils=checks)
+
+
+def test_compiles_without_a_graph_break() -> None:
+    x, weight, bias = random(2, 3, 6, 5).to(memory_format=LAST), random(4, 3, 3, 3), random(4)
+
+    def block(x: Any) -> Any:
+        return kernels.conv2d(x, weight, bias, padding=1).sigmoid()
+
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), block(x))
+    assert compiled(x).stride() == block(x).stride()

@@ -1,0 +1,150 @@
+"""PyTorch's streams, CUDA graphs and devices: on a GPU only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="no PyTorch here; pip install 'te-schedules[torch]'")
+
+import schedules.torch as kernels  # noqa: E402
+from schedules.errors import ArgumentError, UsageError  # noqa: E402
+from schedules.softmax.definition import SoftmaxProblem  # noqa: E402
+from schedules.torch import kernels as dispatch  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a PyTorch without CUDA"),
+]
+BUSY = 200_000_000  # cycles: a tenth of a second and more
+
+
+def random(*shape: int, dtype: Any = torch.float16) -> Any:
+    return torch.randn(shape, dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize("cols", [7, 1000, 1023, 65536])
+def test_softmax_with_gradients(cols: int) -> None:
+    """Rows for each kind of schedule: 65536 columns of few rows are split, with a workspace."""
+    x = random(5, cols).requires_grad_()
+    dy = random(5, cols)
+    for ours, theirs in ((kernels.softmax, torch.softmax), (kernels.log_softmax, torch.log_softmax)):
+        y, wanted = ours(x), theirs(x.float(), -1)
+        torch.testing.assert_close(y.float(), wanted, rtol=2e-3, atol=1e-5)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        (expected,) = torch.autograd.grad(wanted, x, dy.float())
+        torch.testing.assert_close(dx, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_dropout_and_mask() -> None:
+    x, mask = random(6, 100, dtype=torch.float32).requires_grad_(), random(100, dtype=torch.float32)
+    y = kernels.dropout_softmax(x, 0.5, scale=0.25, mask=mask)
+    kept = y != 0
+    assert 0.35 < kept.double().mean() < 0.65
+    wanted = torch.softmax(0.25 * x + mask, -1) * kept * 2
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-6)
+    dy = torch.randn_like(y)
+    torch.testing.assert_close(
+        torch.autograd.grad(y, x, dy)[0], torch.autograd.grad(wanted, x, dy)[0], rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_convolution(channels_last: bool) -> None:
+    """NCHW makes channels-last copies in workspaces."""
+    x, weight, bias = random(2, 32, 9, 9), random(48, 32, 3, 3), random(48)
+    wanted = torch.nn.functional.conv2d(x.float(), weight.float(), bias.float(), padding=1).relu()
+    if channels_last:
+        x, weight = (t.to(memory_format=torch.channels_last) for t in (x, weight))
+    y = kernels.conv2d(x, weight, bias, padding=1, activation="relu")
+    torch.testing.assert_close(y.float(), wanted, rtol=1e-2, atol=1e-1)
+
+
+def test_inputs_at_odd_addresses_and_of_other_devices() -> None:
+    x = random(9, 33)[1:]
+    assert x.data_ptr() % dispatch.VECTOR_BYTES
+    torch.testing.assert_close(kernels.softmax(x), torch.softmax(x, -1), rtol=2e-3, atol=1e-5)
+    with pytest.raises(ArgumentError, match="mask lies on llvm"):
+        kernels.softmax(x, mask=torch.zeros(33, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("cols", [1000, 65536])
+def test_the_current_stream_is_used(cols: int) -> None:
+    """Each stream waits long before it writes x: a launch elsewhere, or memory shared by both, would show."""
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    for stream in streams:  # builds the kernel, and leaves memory of each stream to PyTorch's allocator
+        with torch.cuda.stream(stream):
+            kernels.softmax(random(4, cols))
+    inputs = [torch.zeros(4, cols, dtype=torch.float16, device="cuda") for _ in streams]
+    data = [random(4, cols) for _ in streams]
+    torch.cuda.synchronize()
+    outputs = []
+    for stream, x, values in zip(streams, inputs, data, strict=True):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(BUSY)
+            x.copy_(values)
+            outputs.append(kernels.softmax(x))
+    assert not any(stream.query() for stream in streams), "the calls waited for the device"
+    torch.cuda.synchronize()
+    for y, values in zip(outputs, data, strict=True):
+        torch.testing.assert_close(y, torch.softmax(values, -1), rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("cols", [1000, 65536])
+def test_graphs_replay_on_new_data(cols: int) -> None:
+    """Forward, backward and a convolution in one CUDA graph."""
+    x, weight = random(4, cols), random(8, 8, 3, 3)
+    image, dy = random(1, 8, 10, 10), random(4, cols)
+
+    def step() -> tuple[Any, ...]:
+        leaf = x.detach().requires_grad_()
+        y = kernels.softmax(leaf)
+        return y, torch.autograd.grad(y, leaf, dy)[0], kernels.conv2d(image, weight)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = step()
+    for _ in range(2):
+        for tensor in (x, image, dy):
+            tensor.normal_()
+        graph.replay()
+        kernels.softmax(random(4, cols))  # a call beside the graph has memory of its own
+        y = torch.softmax(x.float(), -1)
+        wanted = y, y * (dy - (y * dy).sum(-1, keepdim=True)), torch.nn.functional.conv2d(image.float(), weight.float())
+        for got, expected in zip(outputs, wanted, strict=True):
+            torch.testing.assert_close(got.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_nothing_is_built_in_a_capture() -> None:
+    x = random(3, 777)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(UsageError, match="call it once before"), torch.cuda.graph(graph):
+        kernels.softmax(x)
+
+
+def test_compiled_with_cuda_graphs() -> None:
+    compiled = torch.compile(lambda x: kernels.softmax(x * 2) + 1, mode="reduce-overhead", fullgraph=True)
+    for _ in range(4):
+        x = random(6, 100, dtype=torch.float32)
+        torch.testing.assert_close(compiled(x).clone(), torch.softmax(x * 2, -1) + 1)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU only")
+def test_each_device_has_its_kernels() -> None:
+    x = random(4, 100).to("cuda:1")
+    torch.testing.assert_close(kernels.softmax(x), torch.softmax(x, -1), rtol=2e-3, atol=1e-5)
+    assert torch.cuda.current_device() == 0
+
+
+def test_records_of_this_device_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    choose = dispatch.choose
+    monkeypatch.setattr(dispatch, "choose", lambda *a, **named: asked.append(named) or choose(*a, **named))
+    dispatch.kernel_for(SoftmaxProblem(4, 100), torch.device("cuda", 0))
+    assert asked == [{"device": torch.cuda.get_device_name(0)}]

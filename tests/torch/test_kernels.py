@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="no PyTorch here; pip install 'te-schedules[torch]'")
+
+import schedules.torch as kernels  # noqa: E402
+from schedules.arch import Arch, parse_arch  # noqa: E402
+from schedules.build import build  # noqa: E402
+from schedules.bundle import write_bundle  # noqa: E402
+from schedules.dispatch import default_choice  # noqa: E402
+from schedules.errors import BundleError, DeviceError, UsageError  # noqa: E402
+from schedules.softmax import OPERATOR, cpu  # noqa: E402
+from schedules.softmax.definition import SoftmaxProblem  # noqa: E402
+from schedules.torch import kernels as dispatch  # noqa: E402
+from schedules.tune.journal import append  # noqa: E402
+from tests.fake import record_of  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def softmax_problem(rows: int, cols: int, **fields: Any) -> SoftmaxProblem:
+    return SoftmaxProblem(rows, cols, dtype="float32", **fields)
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    kernels.use_bundles()
+    yield
+    kernels.use_bundles()
+
+
+def test_one_build_serves_all_numbers_of_rows(forgetful: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+    make = dispatch._built
+    monkeypatch.setattr(dispatch, "_built", lambda *given: built.append(given) or make(*given))
+    for rows in (1, 3, 500, 3):
+        x = torch.randn(rows, 41)
+        torch.testing.assert_close(kernels.softmax(x), torch.softmax(x, -1))
+    kernels.use_bundles()  # forgets which kernel serves which shape, but not the kernels
+    kernels.softmax(torch.randn(4, 41))
+    assert len(built) == 1
+    kernels.softmax(torch.randn(3, 41), scale=0.5)
+    assert len(built) == 2
+
+
+def test_the_best_record_is_used(
+    forgetful: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    problem = softmax_problem(24, 43)
+    append(tmp_path, record_of(problem, 3.0, {"vector": 4}))
+    monkeypatch.setenv("SCHEDULES_LOGS", str(tmp_path))
+    with caplog.at_level(logging.INFO, "schedules"):
+        recorded, default = (dispatch.kernel_for(softmax_problem(rows, 43), CPU) for rows in (24, 4096))
+    assert "vector=4" in recorded.made and "vector=4" not in default.made
+    assert "best record: 3.00 us" in caplog.text and "rows=4096 cols=43" in caplog.text
+
+
+def test_programs_of_one_shape_are_kept_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the auto-scheduler finds takes the rows that it was found for, and no other."""
+
+    fixed = dataclasses.replace(OPERATOR, schedules=(dataclasses.replace(cpu.SCHEDULE, fixed_shape=True),))
+    monkeypatch.setattr(dispatch, "operator_of", lambda problem: fixed)
+    first, second = (dispatch.kernel_for(softmax_problem(rows, 47), CPU) for rows in (2, 3))
+    assert first is not second and first.arguments[0].shape == (2, 47)
+    assert dispatch.kernel_for(softmax_problem(2, 47), CPU) is first
+
+
+def test_bundles_come_first_and_the_nearest_of_them(
+    forgetful: None, tmp_path: Path, host: Arch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for rows in (4, 512):
+        write_bundle(build(softmax_problem(rows, 29), host), tmp_path / f"deep/{rows}")
+    write_bundle(build(softmax_problem(4, 29), parse_arch("rocm:gfx90a"), device_code=False), tmp_path / "amd")
+    with caplog.at_level(logging.WARNING, "schedules"):
+        taken = kernels.use_bundles(tmp_path)
+    assert {bundle.path.name for bundle in taken} == {"4", "512"}
+    assert "amd is left out: built for gfx90a" in caplog.text
+    assert dispatch.kernel_for(softmax_problem(3, 29), CPU).made.endswith("deep/4")
+    assert dispatch.kernel_for(softmax_problem(700, 29), CPU).made.endswith("deep/512")
+    assert "bundle" not in dispatch.kernel_for(softmax_problem(3, 30), CPU).made
+    x = torch.randn(9, 29)
+    torch.testing.assert_close(kernels.softmax(x), torch.softmax(x, -1))
+    kernels.use_bundles()
+    assert "bundle" not in dispatch.kernel_for(softmax_problem(3, 29), CPU).made
+
+
+def test_bundles_that_cannot_serve_streams_are_left_out(
+    forgetful: None, tmp_path: Path, cuda_compiler: None, sm_90a: Arch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_bundle(build(SoftmaxProblem(4, 65536), sm_90a, "split"), tmp_path / "split")
+    assert kernels.use_bundles(tmp_path) == ()
+    assert "split is left out: TVM allocates its workspaces" in caplog.text
+
+
+def test_workspaces_come_from_pytorch(cuda_compiler: None, sm_90a: Arch) -> None:
+    made = dispatch._built(default_choice(SoftmaxProblem(4, 65536), sm_90a), sm_90a)
+    assert [space.name for space in made.workspaces] == ["partials"]
+    (memory,) = made.memory(CPU, 7)
+    assert memory.shape == (7, *made.workspaces[0].shape[1:]) and memory.dtype is torch.float32
+
+
+def test_a_folder_without_bundles_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="holds no bundle"):
+        kernels.use_bundles(tmp_path)
+
+
+def test_nothing_is_built_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3, 51)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(UsageError, match="call it once before"):
+        kernels.softmax(x)
+    monkeypatch.undo()
+    kernels.softmax(x)
+
+
+def test_devices_without_kernels() -> None:
+    with pytest.raises(DeviceError, match="no kernels for xpu:0"):
+        dispatch.arch_of(torch.device("xpu:0"))
+    with pytest.raises(NotImplementedError, match="schedules::softmax"):
+        torch.ops.schedules.softmax(torch.randn(2, 3).to_sparse(), None, "softmax", 1.0)
+
+
+def test_threads_share_one_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward pass on a GPU runs, and builds its first kernels, in a thread of PyTorch's."""
+    built: list[Any] = []
+    make = dispatch._built
+    monkeypatch.setattr(dispatch, "_built", lambda *given: built.append(given) or make(*given))
+    x = torch.randn(6, 53)
+    with ThreadPoolExecutor(3) as threads:
+        results = list(threads.map(lambda _: kernels.softmax(x), range(3)))
+    assert len(built) == 1
+    for y in results:
+        torch.testing.assert_close(y, torch.softmax(x, -1))

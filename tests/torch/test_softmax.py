@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch: Any = pytest.importorskip("torch", reason="no PyTorch here; pip install 'te-schedules[torch]'")
+
+import schedules.torch as kernels  # noqa: E402
+from schedules.errors import ArgumentError, DerivativeError, ProblemError  # noqa: E402
+
+PAIRS = [(kernels.softmax, torch.softmax), (kernels.log_softmax, torch.log_softmax)]
+OPS = torch.ops.schedules
+
+
+def random(*shape: int, grad: bool = False, seed: int = 0, dtype: Any = torch.float32) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(dtype).requires_grad_(grad)
+
+
+def drops(*shape: int, keep: float) -> Any:
+    generator = torch.Generator().manual_seed(9)
+    return (torch.rand(shape, generator=generator) < keep).to(torch.uint8)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+@given(
+    shape=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    dim=st.integers(-4, 3),
+    cols=st.sampled_from((1, 7, 32)),
+)
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_any_shape_and_axis_with_gradients(ours: Any, theirs: Any, shape: list[int], dim: int, cols: int) -> None:
+    dim %= len(shape)
+    shape[dim] = cols
+    x, dy = random(*shape, grad=True), random(*shape, seed=1)
+    y, wanted = ours(x, dim), theirs(x, dim)
+    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(torch.autograd.grad(y, x, dy)[0], torch.autograd.grad(wanted, x, dy)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: Any) -> None:
+    x, dy = random(6, 33, grad=True, dtype=dtype), random(6, 33, seed=1, dtype=dtype)
+    y = kernels.softmax(x)
+    assert y.dtype is dtype
+    wanted = torch.softmax(x.float(), -1)
+    torch.testing.assert_close(y.float(), wanted, rtol=1e-2, atol=1e-3)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    torch.testing.assert_close(dx.float(), torch.autograd.grad(wanted, x, dy.float())[0].float(), rtol=5e-2, atol=5e-3)
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 7), (5, 1), (3, 5, 7), (1, 1, 7), (3, 1, 1), ()])
+def test_scale_and_mask_of_any_shape_that_broadcasts(shape: tuple[int, ...]) -> None:
+    x, mask, dy = random(3, 5, 7, grad=True), random(*shape, grad=True, seed=1), random(3, 5, 7, seed=2)
+    y, wanted = kernels.softmax(x, scale=0.3, mask=mask), torch.softmax(0.3 * x + mask, -1)
+    torch.testing.assert_close(y, wanted)
+    for got, expected in zip(*(torch.autograd.grad(out, (x, mask), dy) for out in (y, wanted)), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_masked_columns_are_zero_along_another_axis() -> None:
+    x, mask = (
+        random(4, 5, 3),
+        torch.zeros(4, 5, 1).masked_fill_(torch.tensor([0, 1, 0, 1, 0]).bool()[:, None], -torch.inf),
+    )
+    torch.testing.assert_close(kernels.softmax(x, 1, mask=mask), torch.softmax(x + mask, 1))
+
+
+@pytest.mark.parametrize("dim", [-1, 0])
+@pytest.mark.parametrize("shape", [None, (6,), (4, 6)])
+def test_dropout_is_the_same_forward_and_backward(dim: int, shape: tuple[int, ...] | None) -> None:
+    p, x, dy, drop = 0.3, random(4, 6, grad=True), random(4, 6, seed=1), drops(4, 6, keep=0.7)
+    mask = random(*shape, seed=2) if shape else None
+    y = kernels.dropout_softmax(x, p, dim, scale=2.0, mask=mask, drop=drop)
+    wanted = torch.softmax(2.0 * x + (0 if mask is None else mask), dim) * drop / (1 - p)
+    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(torch.autograd.grad(y, x, dy)[0], torch.autograd.grad(wanted, x, dy)[0])
+
+
+def test_dropout_draws_from_pytorchs_generator() -> None:
+    x = random(64, 32, grad=True)
+    torch.manual_seed(5)
+    first = kernels.dropout_softmax(x, 0.25)
+    torch.manual_seed(5)
+    assert torch.equal(first, kernels.dropout_softmax(x, 0.25))
+    assert not torch.equal(first, kernels.dropout_softmax(x, 0.25))
+    assert 0.2 < (first == 0).double().mean() < 0.3
+    # what was dropped takes no part in the gradient of the sum of what was kept
+    (dx,) = torch.autograd.grad(first.sum(), x)
+    y = torch.softmax(x, -1)
+    (wanted,) = torch.autograd.grad((y * (first != 0) / 0.75).sum(), x)
+    torch.testing.assert_close(dx, wanted, rtol=1e-4, atol=1e-6)
+    assert torch.equal(kernels.dropout_softmax(x, 0.25, training=False), kernels.softmax(x))
+
+
+def test_both_outputs_of_the_operator_are_differentiable() -> None:
+    x, drop = random(4, 6, grad=True), drops(4, 6, keep=0.5)
+    weights = random(4, 6, seed=1), random(4, 6, seed=2)
+    plain = torch.softmax(x, -1)
+    for total in (lambda y, out: (y * weights[0]).sum(), lambda y, out: (y * weights[0] + out * weights[1]).sum()):
+        got = total(*OPS.dropout_softmax(x, None, drop, "softmax", 1.0, 0.5))
+        wanted = total(plain, plain * drop / 0.5)
+        torch.testing.assert_close(torch.autograd.grad(got, x)[0], torch.autograd.grad(wanted, x, retain_graph=True)[0])
+
+
+def test_tensors_as_views_and_without_elements() -> None:
+    x = random(6, 10)
+    for view in (x.t(), x[:, ::2], x[1:, 3:], x[:, :1].expand(6, 4)):
+        torch.testing.assert_close(kernels.softmax(view), torch.softmax(view, -1))
+    for shape in ((0, 5), (5, 0), (2, 0, 3)):
+        empty = torch.empty(shape, requires_grad=True)
+        y = kernels.softmax(empty)
+        assert y.shape == shape and torch.autograd.grad(y.sum(), empty)[0].shape == shape
+
+
+def test_what_it_does_not_take() -> None:
+    x = random(4, 6)
+    refused: list[tuple[type[Exception], str, Any]] = [
+        (ProblemError, "dtype=float64", lambda: kernels.softmax(x.double())),
+        (ArgumentError, "dim=2 is no axis", lambda: kernels.softmax(x, 2)),
+        (ArgumentError, "dim=-1 is no axis", lambda: kernels.softmax(torch.tensor(1.0))),
+        (ArgumentError, "mask is bool", lambda: kernels.softmax(x, mask=x > 0)),
+        (ArgumentError, "does not broadcast", lambda: kernels.softmax(x, mask=random(5))),
+        (ArgumentError, "mask has dtype float16", lambda: kernels.softmax(x, mask=x.half())),
+        (ArgumentError, "p=1.0 is not", lambda: kernels.dropout_softmax(x, 1.0)),
+        (ArgumentError, "a tensor of shape", lambda: kernels.dropout_softmax(x, 0.5, drop=drops(4, 3, keep=0.5))),
+        (ArgumentError, "drop has dtype bool", lambda: kernels.dropout_softmax(x, 0.5, drop=x > 0)),
+        (ProblemError, "scale=0", lambda: kernels.softmax(x, scale=0.0)),
+    ]
+    for error, text, call in refused:
+        with pytest.raises(error, match=text):
+            call()
+
+
+def test_no_second_derivative() -> None:
+    x = random(4, 6, grad=True)
+    (dx,) = torch.autograd.grad(kernels.softmax(x).square().sum(), x, create_graph=True)
+    with pytest.raises(DerivativeError, match="second derivative"):
+        dx.sum().backward()
+
+
+def test_operators_keep_pytorchs_contract() -> None:
+    """Schemas, fake tensors, registered gradients and tracing, by PyTorch's own checks."""
+    x, mask, drop = random(4, 6, grad=True), random(6, grad=True), drops(4, 6, keep=0.5)
+    torch.library.opcheck(OPS.softmax.default, (x, mask, "softmax", 0.5))
+    torch.library.opcheck(OPS.softmax.default, (random(3, 4, 6).transpose(0, 1), None, "log_softmax", 1.0))
+    torch.library.opcheck(OPS.dropout_softmax.default, (x, None, drop, "softmax", 1.0, 0.5))
+    torch.library.opcheck(OPS.softmax_grad.default, (random(4, 6), random(4, 6), drop, "softmax", 1.0, 0.5))
+
+
+def block(x: Any, mask: Any) -> Any:
+    y = kernels.softmax(x * 2, scale=0.5, mask=mask) + kernels.log_softmax(x, 0)
+    return y * kernels.dropout_softmax(x, 0.5).sum()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiles_without_a_graph_break(backend: str) -> None:
+    x, mask = random(4, 6, grad=True), random(6)
+    compiled = torch.compile(block, backend=backend, fullgraph=True, dynamic=False)
+
+    def results(function: Any) -> tuple[Any, Any]:
+        torch.manual_seed(3)
+        y = function(x, mask)
+        return y, torch.autograd.grad(y.sum(), x)[0]
+
+    # by default inductor draws other numbers than PyTorch's generator
+    with torch._inductor.config.patch(fallback_random=True, compile_threads=1):
+        found = results(compiled)
+    for got, wanted in zip(found, results(block), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_compiles_once_for_all_numbers_of_rows() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(kernels.softmax, backend="aot_eager", fullgraph=True)
+    count = 0
+    for rows in (4, 5, 6, 9):
+        x = random(rows, 6)
+        torch._dynamo.mark_dynamic(x, 0)
+        before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        torch.testing.assert_close(compiled(x), torch.softmax(x, -1))
+        count += torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
+    assert count == 1
