@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
-EXTRAS ?= cuda,rocm,tune,cluster,dev
+EXTRAS ?= cuda,rocm,tune,cluster,plot,dev
 BIN := $(VENV)/bin
 
 .PHONY: run test test-torch setup lint clean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,3 +99,26 @@ def operator_named(name: str) -> Operator:
 def planned() -> list[str]:
     """Operators that have presets and are not in this version."""
     return sorted({p.operator for p in presets().values() if not p.available})
+
+
+def short(operator: str, problem: Problem) -> str:
+    """A problem for a table: the preset's name if it is one, else the fields that are not at their defaults."""
+    if name := _names().get((operator, problem)):
+        return name
+    parts = str(problem).split(" ")
+    kept = [
+        part
+        for part, field in zip(parts, (field for field in dataclasses.fields(problem) if field.init), strict=True)
+        if field.default is dataclasses.MISSING or getattr(problem, field.name) != field.default
+    ]
+    return " ".join(kept)
+
+
+@lru_cache
+def _names() -> dict[tuple[str, Problem], str]:
+    """The first preset of each problem."""
+    found: dict[tuple[str, Problem], str] = {}
+    for preset in presets().values():
+        if preset.available:
+            found.setdefault((preset.operator, preset.problem()), preset.name)
+    return found

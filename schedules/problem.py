@@ -8,6 +8,7 @@ import math
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -58,7 +59,7 @@ class Fields:
 
         Raises the class's error for a missing, extra or malformed field, naming it.
         """
-        hints = typing.get_type_hints(cls)
+        hints = _hints(typing.cast(Any, cls))
         fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
         for name in words:
             if name not in fields:
@@ -113,6 +114,12 @@ class Fields:
             return str(value).lower() if isinstance(value, bool) else str(value)
 
         return " ".join(f"{name}={text(value)}" for name, value in self.words().items())
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """The fields' types: they take longer to find than all else of `parse`, which reads every line of a journal."""
+    return typing.get_type_hints(cls)
 
 
 @dataclass(frozen=True)

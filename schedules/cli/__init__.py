@@ -33,6 +33,7 @@ COMMANDS = {
     "diff": Command("diff", "what differs between two configs of a problem: fields, times, generated source"),
     "export": Command("export", "write the best of a problem, or of every problem, as bundles"),
     "replay": Command("replay", "build, verify and time a record again: is it still true?"),
+    "report": Command("report", "a page of what journals and bundles hold: curves, times, failures, roofline, sources"),
     "inspect": Command("inspect", "resources and texts of a bundle or a problem: TIR, CUDA, PTX, SASS, AMDGCN"),
     "explain": Command("explain", "a problem's schedule as a story: the program after each step, and what changed"),
     "doctor": Command("doctor", "what is installed, what is missing, and what can be built and run here"),

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from schedules.arch import parse_arch
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, table
-from schedules.cli.records import WHICH, add_selection, gather, one_problem, pick, short
+from schedules.cli.records import WHICH, add_selection, gather, one_problem, pick
 from schedules.errors import UsageError
+from schedules.presets import short
 
 if TYPE_CHECKING:
     from schedules.records import Record

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -44,19 +43,42 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 
 def gather(args: argparse.Namespace, words: Sequence[str] | None = None) -> list[Located]:
     """The records that the words, --target and --device leave.  Raises UsageError, JournalError."""
-    from schedules.dispatch import log_folders
-    from schedules.records import slug
     from schedules.tune.lookup import journal_files, located
+
+    folders, wanted = folders_of(args), selector(args, words)
+    return [item for item in located(journal_files(folders, args.journal)) if meant(item.record, wanted)]
+
+
+Selector = Callable[[str, Problem, str, str], bool]  # of operator, problem, target, device
+
+
+def meant(record: Record, wanted: Selector) -> bool:
+    return wanted(record.operator, record.problem, record.target, record.device)
+
+
+def folders_of(args: argparse.Namespace) -> list[Path]:
+    """Where --logs says that journals are, else where they are looked for.  Raises UsageError."""
+    from schedules.dispatch import log_folders
 
     for folder in args.logs:
         if not os.path.isdir(folder):
             raise UsageError(f"--logs {folder} is not a folder")
+    return [Path(folder) for folder in args.logs] or log_folders()
+
+
+def selector(args: argparse.Namespace, words: Sequence[str] | None = None) -> Selector:
+    """Whether an operator's problem, measured for a target on a device, is meant by the words, --target and --device.
+
+    Raises UsageError.
+    """
+    from schedules.records import slug
+
     wanted = matcher(args.words if words is None else words)
     target = args.target and str(parse_arch(args.target))
-    found = located(journal_files(args.logs or log_folders(), args.journal))
-    found = [item for item in found if wanted(item.record.operator, item.record.problem)]
-    found = [item for item in found if target in (None, item.record.target)]
-    return [item for item in found if not args.device or slug(item.record.device) == slug(args.device)]
+    device = args.device and slug(args.device)
+    return lambda operator, problem, of, on: (
+        wanted(operator, problem) and target in (None, of) and device in (None, slug(on))
+    )
 
 
 def matcher(words: Sequence[str]) -> Callable[[str, Problem], bool]:
@@ -72,20 +94,6 @@ def matcher(words: Sequence[str]) -> Callable[[str, Problem], bool]:
     return lambda operator, problem: (
         operator == owner.name and owner.problem.parse({**problem.words(), **fields}) == problem
     )
-
-
-def short(operator: str, problem: Problem) -> str:
-    """A problem for a table: the preset's name if it is one, else the fields that are not at their defaults."""
-    for preset in presets().values():
-        if preset.operator == operator and preset.problem() == problem:
-            return preset.name
-    parts = str(problem).split(" ")
-    kept = [
-        part
-        for part, field in zip(parts, (field for field in dataclasses.fields(problem) if field.init), strict=True)
-        if field.default is dataclasses.MISSING or getattr(problem, field.name) != field.default
-    ]
-    return " ".join(kept)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from schedules.arch import parse_arch
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, table
-from schedules.cli.records import matcher, short
+from schedules.cli.records import matcher
 from schedules.cli.searching import add_crew, add_limits, add_log, check_log, crew_options, limits, search
 from schedules.errors import UsageError
+from schedules.presets import short
 
 if TYPE_CHECKING:
     from schedules.tune.lookup import Campaign

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, table
-from schedules.cli.records import add_selection, gather, short
+from schedules.cli.records import add_selection, gather
+from schedules.presets import short
 
 if TYPE_CHECKING:
     from schedules.tune.lookup import Summary

@@ -105,7 +105,7 @@ def schedule(problem: HwcnProblem, config: MmaSplitConfig, arch: Arch) -> tvm.IR
     if window:
         next_step(sch, "Order of the blocks: pixels whose window lies within the image come first")
         of_pixel = -(-p.co // config.block_m) * -(-p.n // config.block_n)
-        sch.annotate(grid, INSIDE_FIRST, [of_pixel, p.out_w, *window])
+        sch.annotate(grid, INSIDE_FIRST, [of_pixel, p.out_w, *window, 0])
     for name in ("data", "filter"):
         schedule_split(sch, name)
     return config.finish(sch.mod)

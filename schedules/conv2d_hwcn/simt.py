@@ -48,6 +48,7 @@ class SimtConfig(Config):
     inside_first: bool = (
         True  # pixels whose window lies within the image come first; those with less to do fill the end
     )
+    lead: int = 0  # blocks of the others that start before those, so that a multiprocessor's do not end together
     vector: int = 4  # elements of one cp.async, where the layout allows it
     min_blocks: int = 0  # blocks a multiprocessor should hold, for the compiler's register budget; 0 leaves it open
 
@@ -94,8 +95,8 @@ class SimtConfig(Config):
             return f"step={self.step} must be {'even, with operands loaded ahead' if self.ahead else 'at least 1'}"
         if self.stages < 2:
             return f"stages={self.stages} must be at least 2"
-        if self.min_blocks < 0:
-            return f"min_blocks={self.min_blocks} must not be negative"
+        if self.min_blocks < 0 or self.lead < 0:
+            return f"min_blocks={self.min_blocks} and lead={self.lead} must not be negative"
         if self.threads > arch.max_threads:
             return f"block={self.block} has {self.threads} threads, {arch} allows {arch.max_threads}"
         if self.shared_bytes > arch.shared_block:
@@ -189,7 +190,8 @@ def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
         window = inside_window(problem)
         if window:
             of_pixel = -(-problem.co // config.block[0]) * -(-problem.n // config.block[1])
-            sch.annotate(grid, INSIDE_FIRST, [of_pixel, problem.out_w, *window])
+            others = (problem.out_h * problem.out_w - window[1] * window[3]) * of_pixel
+            sch.annotate(grid, INSIDE_FIRST, [of_pixel, problem.out_w, *window, min(config.lead, others)])
     _bind_threads(sch, (wf, wn), (lf, ln), config)
 
     next_step(sch, "Where each stage lives: all threads fetch both tiles ahead of their use, each loads its own pieces")
@@ -254,6 +256,7 @@ SHAPES: tuple[tuple[Pair, Pair, Pair], ...] = (
     ((64, 1), (2, 1), (32, 1)),
     ((32, 1), (1, 1), (32, 1)),
 )
+LEADS = (0, 132)  # blocks that may start first: one for each multiprocessor of an H200
 LOAD = 2.0  # what a 128-bit load of shared memory costs, in multiply-adds
 REST = 9.0  # what fetching, waiting and counting cost a thread for each input channel
 
@@ -285,8 +288,9 @@ def space(problem: HwcnProblem, arch: Arch) -> Iterator[SimtConfig]:
         ((4, 4), ((32, 32), (64, 32), (32, 64), (64, 64)), (0,)),
     )
     lanes = (((4, 8), 1), ((4, 8), 2), ((8, 4), 1))
-    depths = ((8, 4), (8, 5), (16, 2), (16, 3), (16, 4), (16, 5), (32, 2))
+    depths = ((8, 4), (8, 5), (16, 2), (16, 3), (16, 4), (16, 5), (32, 2), (32, 3))
     skips = (True,) if problem.pad == (0, 0) else (True, False)
+    uneven = inside_window(problem) is not None
     for tile, blocks, budgets in shapes:
         for block, (lane, interleave), (step, stages), ahead, skip in product(
             blocks, lanes, depths, (False, True), skips
@@ -294,7 +298,8 @@ def space(problem: HwcnProblem, arch: Arch) -> Iterator[SimtConfig]:
             config = SimtConfig(block, tile, lane, interleave, step, stages, ahead, skip)
             if config.threads:
                 counts = {arch.registers_sm // (budget * config.threads) if budget else 0 for budget in budgets}
-                yield from (replace(config, min_blocks=count) for count in sorted(counts))
+                leads = LEADS if skip and uneven and step == 32 else (0,)
+                yield from (replace(config, min_blocks=m, lead=lead) for m, lead in product(sorted(counts), leads))
 
 
 SCHEDULE = ScheduleSpec(

@@ -1,8 +1,9 @@
 """Direct convolution for few channels: no matrices, each input pixel is fetched once for a tile of outputs.
 
 A block computes `block` output pixels of one image for `filters` output channels.  The input under them with its halo
-lies in shared memory, `channels_per_stage` channels at a time; the next channels are on their way to registers while
-these are multiplied.  A thread keeps all filters of its `pixels` in registers.
+lies in shared memory, `channels_per_stage` channels at a time; the next channels are on their way while these are
+multiplied: to registers, or by cp.async to other `stages` of shared memory.  A thread keeps all filters of its `pixels`
+in registers.
 
 The halo's rows start at an aligned column and are fetched in whole vectors, so that a vector is either inside the image
 or all border.  Source: Pegessi, "CUDA convolution by hand" (zhihu 613538649), with padding, stride, dilation and batch
@@ -12,7 +13,7 @@ added.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -20,10 +21,12 @@ from typing import TYPE_CHECKING
 from schedules.arch import Arch
 from schedules.conv2d_nchw.definition import NchwProblem, placeholders, select
 from schedules.operator import ScheduleSpec
+from schedules.primitives.annotations import ASYNC, AT_ONCE, PIPELINE
 from schedules.primitives.epilogue import ACCUMULATOR, finish
+from schedules.primitives.launch import MinBlocks
 from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import bind, widest_vector
-from schedules.problem import Config, Pair
+from schedules.problem import Config, Pair, numpy_dtype
 
 if TYPE_CHECKING:
     import tvm
@@ -32,15 +35,19 @@ if TYPE_CHECKING:
     from tvm.s_tir.schedule import SBlockRV
     from tvm.tirx import PrimExpr
 
+ALIGNMENT = 64  # bytes at which TVM lets a buffer start in dynamic shared memory
+
 
 @dataclass(frozen=True)
-class DirectConfig(Config):
+class DirectConfig(MinBlocks, Config):
     """Pairs are (height, width)."""
 
     block: Pair = (12, 64)  # output pixels of a block
     pixels: Pair = (1, 4)  # output pixels of a thread
     filters: int = 6  # output channels of a thread and of a block
-    channels_per_stage: int = 0  # input channels in shared memory at a time; 0: all of them, fetched once
+    channels_per_stage: int = 0  # input channels that are fetched at a time; 0: all of them, fetched once
+    stages: int = 1  # fetches in shared memory at once, by cp.async; 1: each comes through registers when it is needed
+    exchange: bool = False  # the output leaves through shared memory, neighbouring pixels by neighbouring threads
     vector: int = 4  # elements of one global load or store, where the rows' lengths allow it
     unroll_rows: bool = True  # unroll the loop over the kernel's rows
     min_blocks: int = 0  # blocks that a multiprocessor must hold, which bounds the registers; 0: no bound
@@ -57,7 +64,8 @@ class DirectConfig(Config):
         """Input channels of a stage."""
         return min(self.channels_per_stage or problem.ci, problem.ci)
 
-    def stages(self, problem: NchwProblem) -> int:
+    def steps(self, problem: NchwProblem) -> int:
+        """Fetches that the reduction takes."""
         return -(-problem.ci // self.channels(problem))
 
     def lanes(self, problem: NchwProblem) -> int:
@@ -79,24 +87,38 @@ class DirectConfig(Config):
         """Weights of one kernel row and channel for all filters, rounded up so that rows start at 16 bytes."""
         return -(-self.filters * problem.kw // 4) * 4
 
+    def fetchers(self, problem: NchwProblem) -> int:
+        """Threads that fetch the halo: with cp.async as many as make whole rows, so that the rounds of a thread lie
+        equally far apart."""
+        row = self.halo(problem)[1] // self.lanes(problem)
+        return self.threads if self.stages == 1 or self.threads < row else self.threads // row * row
+
     def rounds(self, problem: NchwProblem) -> Pair:
         """Loads of each thread for a stage: vectors of the halo, and weights."""
         rows, columns = self.halo(problem)
         vectors = self.channels(problem) * rows * columns // self.lanes(problem)
         weights = self.channels(problem) * problem.kh * self.weight_row(problem)
-        return -(-vectors // self.threads), -(-weights // self.threads)
+        return -(-vectors // self.fetchers(problem)), -(-weights // self.threads)
 
     def shared_bytes(self, problem: NchwProblem) -> int:
+        """Shared memory of a block; with cp.async the output's tile takes the place of the halos."""
         vectors, weights = self.rounds(problem)
-        return self.threads * (vectors * self.lanes(problem) + weights) * 4
+        halo, weights = self.fetchers(problem) * vectors * self.lanes(problem), self.threads * weights
+        item = numpy_dtype(problem.dtype).itemsize
+        output = self.filters * self.block[0] * self.block[1] * item if self.exchange else 0
+        if self.stages == 1:
+            return (halo + weights) * 4 + output
+        return -(-self.stages * weights * item // ALIGNMENT) * ALIGNMENT + max(self.stages * halo * item, output)
 
     def registers(self, problem: NchwProblem) -> int:
         """An estimate for each thread: sums, a row of the halo, loads on their way, and addressing."""
         sums = self.filters * self.pixels[0] * self.pixels[1]
         window = (self.pixels[1] - 1) * problem.stride[1] + problem.kw
+        if self.stages > 1:
+            return sums + window + 32
         vectors, weights = self.rounds(problem)
         loads = vectors * self.lanes(problem) + weights
-        return (max(sums, loads) if self.stages(problem) == 1 else sums + loads) + window + 32
+        return (max(sums, loads) if self.steps(problem) == 1 else sums + loads) + window + 32
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
         for name in ("block", "pixels"):
@@ -111,11 +133,15 @@ class DirectConfig(Config):
             return f"channels_per_stage={self.channels_per_stage} and min_blocks={self.min_blocks} must not be negative"
         if self.vector not in (1, 2, 4):
             return f"vector={self.vector} is not 1, 2 or 4 (128 bits are 4 float32)"
+        if self.stages < 1:
+            return f"stages={self.stages} must be at least 1"
+        if self.stages > 1 and "cp_async" not in arch.features:
+            return f"stages={self.stages}: {arch} has no cp.async, only stages=1 is possible"
         if self.threads > arch.max_threads:
             return f"block={self.block} makes blocks of {self.threads} threads, {arch} allows {arch.max_threads}"
-        shared = self.shared_bytes(problem)
-        if shared > arch.shared_static:
-            return f"block={self.block} needs {shared} bytes of shared memory, {arch} has {arch.shared_static}"
+        shared, limit = self.shared_bytes(problem), arch.shared_static if self.stages == 1 else arch.shared_block
+        if shared > limit:
+            return f"block={self.block} needs {shared} bytes of shared memory, {arch} has {limit}"
         if self.registers(problem) > arch.registers_thread:
             return (
                 f"filters={self.filters} x pixels={self.pixels} and the loads of a stage need about "
@@ -130,39 +156,44 @@ def direct_definition(problem: NchwProblem, config: DirectConfig) -> list[te.Ten
     ``halo`` (n, tile y, tile x, stage, round, thread, lane) and ``weights`` (co blocks, stage, round, thread) are the
     operands of each tile and stage in the order in which a block's threads fetch them: of the tile's (channel, row,
     vector), or (channel, kernel row, filter and kernel column), thread i % threads fetches element i in round
-    i / threads.  ``halo_registers`` and ``weights_registers`` are the same on their way.
-    ``conv`` (n, co, out_h, out_w) has its extents rounded up to whole tiles; ``output`` keeps what was asked for.
+    i / threads.  ``halo_registers`` and ``weights_registers`` are the same on their way, in float32; what cp.async
+    fetches comes as it is.
+    ``conv`` (n, co, out_h, out_w) has its extents rounded up to whole tiles, as has ``finished``, which is ``conv``
+    after the epilogue, if the output is exchanged; ``output`` keeps what was asked for.
     """
     from tvm import te
 
     p, given = problem, placeholders(problem)
-    lanes, channels, stages, filters = config.lanes(p), config.channels(p), config.stages(p), config.filters
+    lanes, channels, steps, filters = config.lanes(p), config.channels(p), config.steps(p), config.filters
+    fetchers, by_registers = config.fetchers(p), config.stages == 1
     rows, columns = config.halo(p)
     vectors, width, rounds = columns // lanes, config.weight_row(p), config.rounds(p)
     tiles = [-(-size // tile) for size, tile in zip((p.out_h, p.out_w), config.block, strict=True)]
     blocks = -(-p.co // filters)
     top, shift = p.pad[0], config.shift(p)
     left = (p.pad[1] + shift) // lanes  # vectors of border
-    ragged = stages * channels > p.ci
+    ragged = steps * channels > p.ci
 
     def halo_at(
         b: PrimExpr, ty: PrimExpr, tx: PrimExpr, stage: PrimExpr, turn: PrimExpr, thread: PrimExpr, lane: PrimExpr
     ) -> PrimExpr:
-        i = turn * config.threads + thread
-        c = stage * channels + i // (rows * vectors)
-        y = ty * (config.block[0] * p.stride[0]) + i // vectors % rows - top
+        i = turn * fetchers + thread
+        # a single channel's rows beyond the last are tested for: without the remainder all rounds lie equally far apart
+        row = i // vectors % rows if channels > 1 else i // vectors
+        c = stage * channels + (i // (rows * vectors) if channels > 1 else 0)
+        y = ty * (config.block[0] * p.stride[0]) + row - top
         x = tx * (config.block[1] * p.stride[1] // lanes) + i % vectors - left
         bottom = ((tiles[0] - 1) * config.block[0]) * p.stride[0] + rows - top
         right = ((tiles[1] - 1) * config.block[1]) * p.stride[1] // lanes + vectors - left
         tests = [
-            (rounds[0] * config.threads > channels * rows * vectors, i < channels * rows * vectors),
+            (rounds[0] * fetchers > channels * rows * vectors, i < channels * rows * vectors),
             (ragged, c < p.ci),
             (top > 0, y >= 0),
             (bottom > p.h, y < p.h),
             (left > 0, x >= 0),
             (right > p.w // lanes, x < p.w // lanes),
         ]
-        return select(tests, given.data[b, c, y, x * lanes + lane]).astype(ACCUMULATOR)
+        return select(tests, given.data[b, c, y, x * lanes + lane])
 
     def weights_at(block: PrimExpr, stage: PrimExpr, turn: PrimExpr, thread: PrimExpr) -> PrimExpr:
         i = turn * config.threads + thread
@@ -174,14 +205,18 @@ def direct_definition(problem: NchwProblem, config: DirectConfig) -> list[te.Ten
             (width > filters * p.kw, z < filters * p.kw),
             (blocks * filters > p.co, f < p.co),
         ]
-        return select(tests, given.filter_at(f, c, ry, z % p.kw)).astype(ACCUMULATOR)
+        return select(tests, given.filter_at(f, c, ry, z % p.kw))
 
-    halo_registers = te.compute((p.n, *tiles, stages, rounds[0], config.threads, lanes), halo_at, name="halo_registers")
-    weights_registers = te.compute((blocks, stages, rounds[1], config.threads), weights_at, name="weights_registers")
-    halo = te.compute(halo_registers.shape, lambda *at: halo_registers(*at), name="halo")
-    weights = te.compute(weights_registers.shape, lambda *at: weights_registers(*at), name="weights")
+    def fetched(name: str, shape: tuple[int, ...], element: Callable[..., PrimExpr]) -> te.Tensor:
+        if not by_registers:
+            return te.compute(shape, element, name=name)
+        registers = te.compute(shape, lambda *at: element(*at).astype(ACCUMULATOR), name=f"{name}_registers")
+        return te.compute(shape, lambda *at: registers(*at), name=name)
+
+    halo = fetched("halo", (p.n, *tiles, steps, rounds[0], fetchers, lanes), halo_at)
+    weights = fetched("weights", (blocks, steps, rounds[1], config.threads), weights_at)
     rc, ry, rx = (
-        te.reduce_axis((0, extent), name) for name, extent in (("rc", stages * channels), ("ry", p.kh), ("rx", p.kw))
+        te.reduce_axis((0, extent), name) for name, extent in (("rc", steps * channels), ("ry", p.kh), ("rx", p.kw))
     )
 
     def product_at(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
@@ -191,18 +226,24 @@ def direct_definition(problem: NchwProblem, config: DirectConfig) -> list[te.Ten
         i = (c * rows + row) * vectors + column // lanes
         j = (c * p.kh + ry) * width + f % filters * p.kw + rx
         stage, threads = rc // channels, config.threads
-        return te.sum(
-            halo[b, y // block_y, x // block_x, stage, i // threads, i % threads, column % lanes]
-            * weights[f // filters, stage, j // threads, j % threads],
-            axis=[rc, ry, rx],
-        )
+        pixel = halo[b, y // block_y, x // block_x, stage, i // fetchers, i % fetchers, column % lanes]
+        weight = weights[f // filters, stage, j // threads, j % threads]
+        return te.sum(pixel.astype(ACCUMULATOR) * weight.astype(ACCUMULATOR), axis=[rc, ry, rx])
 
     padded = (p.n, blocks * filters, tiles[0] * config.block[0], tiles[1] * config.block[1])
     conv = te.compute(padded, product_at, name="conv")
-    output = te.compute(
-        (p.n, p.co, p.out_h, p.out_w), lambda b, f, y, x: finish(p, conv[b, f, y, x], given.bias, f), name="output"
+
+    def finished_at(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+        return finish(p, conv[b, f, y, x], given.bias, f)
+
+    shape = (p.n, p.co, p.out_h, p.out_w)
+    if not config.exchange:
+        return [*given.tensors, te.compute(shape, finished_at, name="output")]
+    # beyond the last channel there is no bias to read; what stands there is dropped
+    finished = te.compute(
+        padded, lambda b, f, y, x: finish(p, conv[b, f, y, x], given.bias, te.min(f, p.co - 1)), name="finished"
     )
-    return [*given.tensors, output]
+    return [*given.tensors, te.compute(shape, lambda *at: finished(*at), name="output")]
 
 
 def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRModule:
@@ -210,16 +251,18 @@ def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
     from tvm import te
     from tvm.s_tir import Schedule
 
-    from schedules.pipeline import MIN_BLOCKS
-
     sch = Schedule(te.create_prim_func(direct_definition(problem, config)))
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
+    by_registers = config.stages == 1
 
-    next_step(sch, "Memory hierarchy: operands go through registers into shared memory, the sums stay in registers")
-    registers = [sch.get_sblock(f"{name}_registers") for name in ("halo", "weights")]
+    next_step(sch, "Memory hierarchy: operands go into shared memory, the sums stay in registers")
+    scope = "shared" if by_registers else "shared.dyn"
+    registers = [sch.get_sblock(f"{name}_registers") for name in ("halo", "weights")] if by_registers else []
     shared = [sch.get_sblock(name) for name in ("halo", "weights")]
-    for block, scope in zip((*registers, *shared, conv), ("local", "local", "shared", "shared", "local"), strict=True):
-        sch.set_scope(block, 0, scope)
+    finished = [sch.get_sblock("finished")] if config.exchange else []
+    for blocks, place in (([*registers, conv], "local"), ([*shared, *finished], scope)):
+        for block in blocks:
+            sch.set_scope(block, 0, place)
 
     next_step(sch, "Blocks and threads, and a thread's loops from the slowest to the fastest")
     b, f, y, x, rc, ry, rx = sch.get_loops(conv)
@@ -235,35 +278,60 @@ def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
     for loop in (*((ry,) if config.unroll_rows else ()), rx, f, y, x):
         sch.unroll(loop)
 
-    next_step(sch, "All threads fetch the operands of a stage; the output leaves from registers")
-    sch.reverse_compute_at(output, thread, preserve_unit_loops=True)
-    store = widest_vector(problem.out_w, min(config.vector, widest_vector(pixels_x, 4)))
-    if store > 1:
-        _, lane = sch.split(sch.get_loops(output)[-1], [None, store])
-        sch.vectorize(lane)
+    next_step(sch, "The way out: from registers, or through shared memory to all threads along the output's rows")
+    for block in finished:
+        sch.reverse_compute_at(block, thread, preserve_unit_loops=True)
+        _vectorize(sch, block, widest_vector(pixels_x, 4))
+    sch.reverse_compute_at(output, block_x if config.exchange else thread, preserve_unit_loops=True)
+    if config.exchange:
+        _store_rows(sch, output, config.threads, widest_vector(problem.out_w, config.vector))
+    else:
+        _vectorize(sch, output, widest_vector(problem.out_w, min(config.vector, widest_vector(pixels_x, 4))))
+
+    next_step(sch, "All threads fetch the operands of a stage")
     for block in shared:
         sch.compute_at(block, stage, preserve_unit_loops=True)
     for block in registers:  # at the front, so that all loads are under way before the first is stored
         sch.compute_at(block, stage, preserve_unit_loops=True, index=-2)
-    for halo, weights in (registers, shared):
+    for halo, weights in (registers, shared) if by_registers else (shared,):
         _deal_out(sch, halo, config.threads, vector=True)
         _deal_out(sch, weights, config.threads, vector=False)
     sch.decompose_reduction(conv, stage)
 
-    next_step(sch, "Pipeline: the next stage's operands are loaded before this stage is computed, and stored after it")
-    if config.stages(problem) > 1:
+    next_step(sch, "Pipeline: the next stage's operands are on their way while this stage is computed")
+    if not by_registers:
+        for annotation, value in ((PIPELINE, config.stages), (ASYNC, 1), (AT_ONCE, 1)):
+            sch.annotate(stage, annotation, value)
+    elif config.steps(problem) > 1:
         sch.annotate(stage, "software_pipeline_stage", [0, 0, 0, 0, 1])
         sch.annotate(stage, "software_pipeline_order", [0, 1, 3, 4, 2])
 
-    if config.min_blocks:
-        sch.mod.update_func(sch.mod.get_global_var("main"), sch.mod["main"].with_attr(MIN_BLOCKS, config.min_blocks))
-    return sch.mod
+    return config.finish(sch.mod)
+
+
+def _vectorize(sch: Schedule, block: SBlockRV, lanes: int) -> None:
+    """Store `lanes` elements of a row at once."""
+    if lanes > 1:
+        _, lane = sch.split(sch.get_loops(block)[-1], [None, lanes])
+        sch.vectorize(lane)
+
+
+def _store_rows(sch: Schedule, block: SBlockRV, threads: int, lanes: int) -> None:
+    """Deal the loops (channel, row, column) of a store out to the threads, each channel from its start."""
+    channel, row, column = sch.get_loops(block)[-3:]
+    column, lane = sch.split(column, [None, lanes])
+    turn, thread = sch.split(sch.fuse(row, column), [None, threads])
+    for loop in (channel, turn):
+        sch.unroll(loop)
+    sch.bind(thread, "threadIdx.x")
+    if lanes > 1:
+        sch.vectorize(lane)
 
 
 def _deal_out(sch: Schedule, block: SBlockRV, threads: int, vector: bool) -> None:
     """Bind the loops (round, thread) of a fetch, and the lane after them if there is a vector."""
     *_, turn, thread, lane = sch.get_loops(block) if vector else (*sch.get_loops(block), None)
-    if int(sch.get(thread).extent) < threads:  # a single round, which does not need every thread
+    if int(sch.get(thread).extent) < threads:  # some threads have nothing to fetch
         _, thread = sch.split(thread, [None, threads])
     sch.unroll(turn)
     sch.bind(thread, "threadIdx.x")
@@ -282,23 +350,42 @@ def default(problem: NchwProblem, arch: Arch) -> DirectConfig:
             config = DirectConfig((height, width), (1, 4), filters, channels)
             vectors, weights = config.rounds(p)
             loads = vectors * config.lanes(p) + weights
-            if loads <= (56 if config.stages(p) == 1 else 32) and config.check(p, arch) is None:
+            if loads <= (56 if config.steps(p) == 1 else 32) and config.check(p, arch) is None:
                 return config
-    return DirectConfig((1, width), (1, 4), filters, 1, 1)
+    return DirectConfig((1, width), (1, 4), filters, 1, vector=1)
 
 
 def space(problem: NchwProblem, arch: Arch) -> Iterator[DirectConfig]:
-    filters = {-(-problem.co // parts) for parts in (1, 2, 3)} | {4, 8}
+    p = problem
+    parts = {-(-p.co // count) for count in (1, 2, 3)} | {4, 8}
+    filters = sorted(count for count in parts if count <= 16 and count <= p.co)
+    vectors = (4, 1) if DirectConfig().lanes(p) > 1 else (1,)
     for fields in product(
         product((4, 8, 12, 16, 24), (16, 32, 64, 128)),
         ((1, 2), (1, 4), (1, 8), (2, 4), (4, 4)),
-        sorted(count for count in filters if count <= 16 and count <= problem.co),
-        [0, *(count for count in (1, 2, 4) if count < problem.ci)],
-        (4, 1) if DirectConfig().lanes(problem) > 1 else (1,),
+        filters,
+        [0, *(count for count in (1, 2, 4) if count < p.ci)],
+        vectors,
         (True, False),
         (0, 4),
     ):
-        yield DirectConfig(*fields)
+        block, pixels, count, channels, vector, unroll, least = fields
+        yield DirectConfig(block, pixels, count, channels, vector=vector, unroll_rows=unroll, min_blocks=least)
+    if "cp_async" not in arch.features:
+        return
+    exchanges = (False,) if widest_vector(p.out_w, 4) == 4 else (False, True)
+    for block, pixels, count, channels, stages, exchange, least in product(
+        product((8, 12, 16, 24), (32, 64, 128)),
+        ((1, 4), (2, 2), (2, 4), (3, 4), (4, 4)),
+        [count for count in filters if 2 * count >= min(p.co, 8)],
+        [count for count in (1, 2) if count <= p.ci],
+        (2, 3, 4),
+        exchanges,
+        (0, 3),
+    ):
+        if stages <= -(-p.ci // channels) + 1 and (block[0] * block[1]) % (32 * pixels[0] * pixels[1]) == 0:
+            # more stages would stay empty; warps are whole
+            yield DirectConfig(block, pixels, count, channels, stages, exchange, min_blocks=least)
 
 
 SCHEDULE = ScheduleSpec(

@@ -49,18 +49,22 @@ _PHASES = {DEFINITION: "Definition", SCHEDULE: "Schedule", PROGRAM: "Program", L
 _SOURCES = {"cuda": "CUDA C++", "amdgcn": "AMDGCN assembly", "llvm": "LLVM IR"}
 
 
-def page(title: str, fragments: Iterable[str]) -> str:
-    """A whole HTML page of `fragments` under `title`, plain text."""
+def page(title: str, fragments: Iterable[str], style: str = "") -> str:
+    """A whole HTML page of `fragments` under `title`, plain text; `style` are rules of their own."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{STYLE}\n</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{STYLE}\n{style}</style>\n</head>\n<body>\n<main>\n"
         f"<h1>{escape(title)}</h1>\n" + "\n".join(fragments) + "\n</main>\n</body>\n</html>\n"
     )
 
 
-def story_html(story: Story) -> str:
-    """`story` as a ``<section>`` for `page`, or for another page with `STYLE`; two stories may stand in one."""
+def story_html(story: Story, brief: bool = False) -> str:
+    """`story` as a ``<section>`` for `page`, or for another page with `STYLE`; two stories may stand in one.
+
+    `brief` is for a page of many: the definition, what each step of the schedule changes, the lowering in sentences,
+    the source.
+    """
     anchor = "s" + hashlib.sha256(f"{story.title} {story.config}".encode()).hexdigest()[:8]
     kind = _SOURCES[story.source_kind]
     facts = {
@@ -79,7 +83,7 @@ def story_html(story: Story) -> str:
             *(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items()),
             "</dl>",
             *_contents(story, anchor, kind),
-            *(part for step in story.steps for part in _step(step, anchor)),
+            *(part for step in story.steps for part in _step(step, anchor, brief)),
             f'<article id="{anchor}-source" aria-labelledby="{anchor}-source-title">',
             f'<p class="story-phase">Source</p><h3 id="{anchor}-source-title">What comes out: {kind}</h3>',
             _code(story.source.splitlines(), f"{kind} of the kernel"),
@@ -100,7 +104,7 @@ def _contents(story: Story, anchor: str, kind: str) -> list[str]:
     return [*lines, '<p class="story-phase">Source</p>', "<ul>", source, "</ul>", "</nav>"]
 
 
-def _step(step: Step, anchor: str) -> list[str]:
+def _step(step: Step, anchor: str, brief: bool) -> list[str]:
     here = f"{anchor}-{step.number}"
     lines = [
         f'<article id="{here}" aria-labelledby="{here}-title">',
@@ -115,13 +119,14 @@ def _step(step: Step, anchor: str) -> list[str]:
         count = len(step.primitives)
         listing = _code(step.primitives, f"The {many} of step {step.number}")
         lines += _details(f"{count} {one if count == 1 else many}", listing, opened=step.phase == SCHEDULE)
-    if step.before:
+    if step.before and not (brief and step.phase == LOWERING):
         diff = step.diff()
         shown = _code(diff, f"What step {step.number} changes in the program", diff=True)
         lines += _details(f"What changes in the program ({_lines(len(diff))})", shown, opened=True)
-    script = step.script.splitlines()
-    whole = _code(script, f"The program after step {step.number}")
-    lines += _details(f"The whole program ({_lines(len(script))})", whole, opened=not step.before)
+    if not (brief and step.before):
+        script = step.script.splitlines()
+        shown = _code(script, f"The program after step {step.number}")
+        lines += _details(f"The whole program ({_lines(len(script))})", shown, opened=not step.before)
     return [*lines, "</article>"]
 
 

@@ -256,6 +256,15 @@ def read_results(file: str | Path) -> dict[str, Any]:
     return dict(found)
 
 
+def is_comparison(file: str | Path) -> bool:
+    """Whether `file` says that it is a results file, of whatever schema; other data lie beside them."""
+    try:
+        found = json.loads(Path(file).read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("kind") in KINDS and "cases" in found
+
+
 def compare_all(
     problems: Iterable[P],
     run: Callable[[P], dict[str, Any]],

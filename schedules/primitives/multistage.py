@@ -17,7 +17,7 @@ from tvm import ir, tirx
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 
 from schedules.primitives import reach
-from schedules.primitives.annotations import AHEAD, ASYNC, AT_ONCE, PIPELINE, SKIP, TILE_SUMS
+from schedules.primitives.annotations import AHEAD, ASYNC, AT_ONCE, PIPELINE, PROXY, SKIP, TILE_SUMS
 from schedules.primitives.async_copy import Copies, commit, fence, settle, wait
 from schedules.primitives.cursor import Cursor, split
 from schedules.primitives.odometer import Odometer
@@ -46,7 +46,8 @@ class Options:
     asynchronous: bool  # copies that cp.async can do are left to it
     ahead: bool  # fragments of the next k step are loaded before this one is multiplied, into a second set
     skip: bool  # steps whose tile of an operand is all zeros are left out
-    at_once: bool = False  # a tile's product has no k steps, and reads the tiles by the async proxy
+    at_once: bool = False  # a tile's product has no k steps, and reads the tiles as they lie
+    proxy: bool = False  # that product goes on beside the threads, and reads by the async proxy
     tile_sums: bool = False  # each tile is summed apart, from zero, and added to the sums when it is done
 
     @staticmethod
@@ -57,6 +58,7 @@ class Options:
             ahead=bool(annotations.get(AHEAD, 1)),
             skip=bool(annotations.get(SKIP, 0)),
             at_once=bool(annotations.get(AT_ONCE, 0)),
+            proxy=bool(annotations.get(PROXY, 0)),
             tile_sums=bool(annotations.get(TILE_SUMS, 0)),
         )
 
@@ -123,7 +125,9 @@ class _Nest:
         """The loop as a block.  Raises ValueError where fewer than two stages would need a second barrier."""
         if options.stages < 2 or (not options.asynchronous and options.stages != 2):
             raise ValueError(f"{options.stages} stages do not fit this pipeline")
-        if options.at_once and options.tile_sums:
+        if options.proxy and not options.at_once:
+            raise ValueError("only a tile's whole product can read by the async proxy")
+        if options.proxy and options.tile_sums:
             raise ValueError("sums of products under way cannot be added tile by tile")
         if options.ahead and not options.at_once and int(self.steps.extent) % 2:
             raise ValueError("fragments are double-buffered: the k steps of a tile must be even in number")
@@ -138,7 +142,7 @@ class _Emitter:
             options.asynchronous,
             options.ahead,
         )
-        self.at_once = options.at_once
+        self.at_once, self.proxy = options.at_once, options.proxy
         self.copies, found = nest.copies, reach.Reach()
         if options.skip:
             found, statements = reach.find([copy.statement for copy in nest.copies], nest.loops, nest.blocks)
@@ -279,12 +283,12 @@ class _Emitter:
         """Wait until the tile to read next is in shared memory, and everyone is done with the stage to write next."""
         barrier = tirx.Evaluate(tirx.op.tvm_storage_sync(str(self.nest.tiles[0].scope())))
         # products under way read the stage before, and the async proxy has to see what this thread wrote
-        handed = [*self.settled(), fence()] if self.at_once else []
+        handed = [*self.settled(), fence()] if self.proxy else []
         return [wait(self.stages - 2), *handed, barrier] if self.asynchronous else [*handed, barrier]
 
     def settled(self) -> list[Any]:
         """Wait for the products under way."""
-        return [settle(sums) for sums in _written(self.nest.multiply)] if self.at_once else []
+        return [settle(sums) for sums in _written(self.nest.multiply)] if self.proxy else []
 
     def multiply(self, step: Any, version: Any) -> Any:
         """The products of k step `step` from set `version` of the fragments."""
@@ -368,8 +372,9 @@ class _Emitter:
         """The loop without fragments: while the product of a tile is under way, the next tile is fetched."""
         tile = tirx.Var("tile", "int32")
         start, finish = self.next_tile(tile)
-        product = self.in_stage(fresh(self.nest.multiply), READ)
-        body = [*self.ready(), product, *start, *finish, *self.turn()]
+        product = self.in_set(self.in_stage(fresh(self.nest.multiply), READ), integer(0))
+        under_way = [product, *start] if self.proxy else [*start, *self.summed([product])]
+        body = [*self.ready(), *under_way, *finish, *self.turn()]
         return [self.over_tiles(tile, joined(body))]
 
     def summed(self, steps: list[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import MULTIPROCESSORS, Arch
-from schedules.primitives.annotations import AHEAD, ASYNC, AT_ONCE, PIPELINE, SKIP, SWIZZLE, TILE_SUMS
+from schedules.primitives.annotations import AHEAD, ASYNC, AT_ONCE, PIPELINE, PROXY, SKIP, SWIZZLE, TILE_SUMS
 from schedules.primitives.fragments import Atom, atom_for, why_no_atom
 from schedules.primitives.intrinsics import load_matrix, multiply, multiply_split, per_lane, tensorize
 from schedules.primitives.launch import MinBlocks
@@ -210,6 +210,7 @@ def schedule_product(
     sch.annotate(first, ASYNC, int("cp_async" in arch.features))
     if isinstance(config, WarpgroupConfig):
         sch.annotate(first, AT_ONCE, 1)
+        sch.annotate(first, PROXY, 1)
     elif config.fragment_sets == 1:
         sch.annotate(first, AHEAD, 0)
     if skip_padding:

@@ -23,6 +23,7 @@ KEEPING = (warp.SCHEDULE, block_registers.SCHEDULE, block_shared.SCHEDULE)  # a 
 GPU_SCHEDULES = (*KEEPING, block_streaming.SCHEDULE, split.SCHEDULE)
 # bytes; an estimate, not measured: a second kernel costs as long as a block takes to bring in and write such a row
 LONG_ROW = 64 * KIB
+ONE_CLUSTER = 512 * KIB  # bytes of a row, which a cluster was measured to be faster with than blocks all over the GPU
 
 
 def choose(problem: SoftmaxProblem, arch: Arch) -> str:
@@ -36,23 +37,24 @@ def choose(problem: SoftmaxProblem, arch: Arch) -> str:
 
     `cluster` instead for long rows that are too few for a block each to keep the GPU busy, up to two rows for each
     multiprocessor, and for any number of rows that no block can keep, since it reads them once, `split` twice and
-    `block_streaming` three times.  `split` for rows so few that a cluster for each would leave most of the GPU idle,
-    and where there is no cluster for them: up to a quarter of the multiprocessors where a block can keep its row; up to
-    two rows for each where it cannot.  All these bounds are estimates.  `split` too takes any number of rows, but with
-    enough of them a block that keeps its row moves less.
+    `block_streaming` three times.  It was the fastest on an H200 with 1, 8 and 132 rows of 128 and 512 KiB
+    (tuning_logs/nvidia-h200/softmax.jsonl).  `split` for longer rows so few that a cluster for each would leave most of
+    the GPU idle, and where there is no cluster for them: up to a quarter of the multiprocessors where a block can keep
+    its row; up to two rows for each where it cannot.  The bounds are estimates.  `split` too takes any number of rows,
+    but with enough of them a block that keeps its row moves less.
     """
     if not arch.is_gpu:
         return "cpu"
-    long = problem.cols * rows.itemsize(problem) > LONG_ROW
+    row_bytes = problem.cols * rows.itemsize(problem)
+    long = row_bytes > LONG_ROW
     splits = long and split.default(problem, arch).check(problem, arch) is None
-    clustered = (
-        long and problem.rows * max(cluster.CLUSTERS) >= MULTIPROCESSORS and cluster.SCHEDULE.serves(problem, arch)
-    )
+    spread = problem.rows * max(cluster.CLUSTERS) >= MULTIPROCESSORS or row_bytes <= ONE_CLUSTER
+    clustered = long and spread and cluster.SCHEDULE.serves(problem, arch)
     if clustered and problem.rows <= 2 * MULTIPROCESSORS:
         return "cluster"
     if splits and problem.rows <= MULTIPROCESSORS // 4:
         return "split"
-    ragged = problem.cols * rows.itemsize(problem) % PACK != 0
+    ragged = row_bytes % PACK != 0
     for schedule in (frames.SCHEDULE, bulk.SCHEDULE) if ragged and arch.kind == "cuda" else ():
         if schedule.default(problem, arch).check(problem, arch) is None:
             return schedule.name

@@ -27,7 +27,7 @@ def features(problem: Problem, candidate: Candidate) -> dict[str, float]:
 def problem_features(problem: Problem) -> dict[str, float]:
     """The problem's fields, and what it takes in all: operations and bytes, as logarithms."""
     totals = {"problem.flops": math.log2(problem.flops), "problem.bytes": math.log2(problem.min_bytes)}
-    return {**_numbers(problem, "problem."), **totals}
+    return {**numbers(problem, "problem."), **totals}
 
 
 def _config_features(candidate: Candidate) -> dict[str, float]:
@@ -37,14 +37,20 @@ def _config_features(candidate: Candidate) -> dict[str, float]:
     for name in dir(type(config)):
         if isinstance(getattr(type(config), name), property):
             found.update(_number(f"config.{name}", getattr(config, name)))
-    return {**_numbers(config, "config."), **found}
+    return {**numbers(config, "config."), **found}
 
 
-def _numbers(fields: Fields, prefix: str) -> dict[str, float]:
+def numbers(fields: Fields, prefix: str = "") -> dict[str, float]:
+    """The fields as numbers, each column named after its field: ``tile.0``, ``padding=inline``."""
     found: dict[str, float] = {}
     for field in dataclasses.fields(fields):
         found.update(_number(prefix + field.name, getattr(fields, field.name)))
     return found
+
+
+def field_of(column: str) -> str:
+    """The field that a column of `numbers` comes from."""
+    return column.split("=")[0].split(".")[0]
 
 
 def _number(name: str, value: Any) -> dict[str, float]:

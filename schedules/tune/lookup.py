@@ -12,7 +12,7 @@ from schedules.dispatch import best_of, default_choice
 from schedules.errors import ConfigError, UsageError
 from schedules.problem import Problem
 from schedules.records import ENVIRONMENT, Record, Search
-from schedules.tune.journal import is_being_written, journals, read_numbered
+from schedules.tune.journal import BadLine, is_being_written, journals, read_numbered
 
 Comparable = tuple[str | None, ...]
 
@@ -32,7 +32,18 @@ class Located:
 
 def located(files: Iterable[Path]) -> list[Located]:
     """Every record of the journals `files`, in their order.  Raises JournalError."""
-    return [Located(record, file, line) for file in files for line, record in read_numbered(file)[0]]
+    return read(files)[0]
+
+
+def read(files: Iterable[Path]) -> tuple[list[Located], list[BadLine]]:
+    """As `located`, and the lines that were not read."""
+    found: list[Located] = []
+    bad: list[BadLine] = []
+    for file in files:
+        numbered, unread = read_numbered(file)
+        found += [Located(record, file, line) for line, record in numbered]
+        bad += unread
+    return found, bad
 
 
 def journal_files(folders: Iterable[str | Path], journal: str | Path | None = None) -> list[Path]:
@@ -149,6 +160,7 @@ class Summary:
     older: int  # records of other versions
     running: bool
     searches: tuple[Campaign, ...] = field(repr=False)
+    records: tuple[Record, ...] = field(repr=False)  # the comparable ones, in the order of the journal
 
     @property
     def speedup(self) -> float | None:
@@ -181,4 +193,5 @@ def _summary(group: Sequence[Located], running: dict[Path, bool]) -> Summary:
         older=len(group) - len(kept),
         running=any(running[item.file] for item in kept),
         searches=tuple(campaigns(kept)),
+        records=tuple(records),
     )

@@ -299,7 +299,8 @@ def rate_text(record: Record) -> str:
     if problem.flops < MEMORY_BOUND * problem.min_bytes:
         return f"{record.gbytes_per_s:.4g} GB/s"
     unit = "OP/s" if str(getattr(problem, "dtype", "")).startswith("int") else "FLOP/s"
-    return f"{record.tflops:.3g} T{unit}" if record.tflops >= 1 else f"{1e3 * record.tflops:.3g} G{unit}"
+    rate, prefix = (record.tflops, "T") if record.tflops >= 1 else (1e3 * record.tflops, "G")
+    return f"{rate:.0f} {prefix}{unit}" if rate >= 100 else f"{rate:.3g} {prefix}{unit}"
 
 
 def candidate_text(record: Record) -> str:

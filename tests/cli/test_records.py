@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from schedules.bundle import Bundle
-from schedules.cli.records import short
 from schedules.cli.searching import config_text
 from schedules.measure import Measurement, cpu_name
-from schedules.presets import preset
+from schedules.presets import preset, short
 from schedules.records import Search
 from schedules.tune.journal import Journal, append, journals
 from tests.command import Run, one_line

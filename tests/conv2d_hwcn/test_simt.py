@@ -32,7 +32,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 CONFIGS: list[dict[str, Any]] = [
     dict(block="64,128", stages=3),
     dict(block=64, tile="8,4", ahead=True, step=8, interleave=2),
-    dict(block=128, lanes="8,4", stages=2, vector=2, min_blocks=1),
+    dict(block=128, lanes="8,4", stages=2, vector=2, min_blocks=1, lead=3),
     dict(block="128,64", tile="16,8", lanes="4,8", ahead=True, stages=5),
     dict(block="64,32", tile=4, step=5, skip_padding=False),
     dict(block="32,64", tile=4, ahead=True, step=32, stages=2, skip_padding=False, vector=1),
@@ -45,6 +45,8 @@ WINNERS: list[dict[str, Any]] = [
     dict(block=(128, 128), tile=(8, 16)),
     dict(block=(256, 64), interleave=2),
     dict(block=(64, 64), step=32, stages=2),
+    dict(block=(128, 64), step=32, stages=3, ahead=True),
+    dict(block=(128, 128), tile=(8, 16), step=32, stages=2, ahead=True, lead=132),
 ]
 
 
@@ -157,6 +159,7 @@ CHANGES: list[tuple[str, Any]] = [
     ("ahead", True),
     ("skip_padding", False),
     ("inside_first", False),
+    ("lead", 132),
     ("vector", 2),
     ("min_blocks", 3),
 ]
@@ -185,6 +188,7 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         (dict(block=512), "block=(512, 512) has 4096 threads"),
         (dict(tile=16, block=128), "tile=(16, 16) needs about 320 registers"),
         (dict(min_blocks=-1), "min_blocks=-1"),
+        (dict(lead=-1), "lead=-1"),
         (dict(min_blocks=8), "min_blocks=8 of 128 threads leave too few registers"),
         (dict(min_blocks=4, stages=5), "min_blocks=4 need more shared memory"),
     ],

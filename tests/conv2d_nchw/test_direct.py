@@ -16,8 +16,13 @@ from hypothesis import strategies as st
 from schedules.arch import ARCHES, Arch, parse_arch
 from schedules.build import build
 from schedules.conv2d_nchw.direct import DirectConfig, default, space
+<<<<<<< HEAD
 from schedules.errors import ConfigError
 from schedules.inspect import material, summary
+=======
+from schedules.errors import ConfigError, EmulationError
+from schedules.inspect import dynamic_shared, material, summary
+>>>>>>> main
 from schedules.presets import preset
 from schedules.registry import operator
 from tests.amd import assert_fits
@@ -31,11 +36,16 @@ CONFIGS: list[dict[str, Any]] = [
     dict(block="4x8", pixels="2x2", filters=3, channels_per_stage=1, vector=2, unroll_rows=False),
     dict(block="3x8", pixels="1x1", filters=1, channels_per_stage=0, vector=1, min_blocks=2),
 ]
+ASYNC: list[dict[str, Any]] = [
+    dict(block="4x16", pixels="2x4", filters=4, channels_per_stage=1, stages=3, exchange=True),
+    dict(block="4x8", pixels="1x2", filters=3, channels_per_stage=2, stages=2, vector=2, unroll_rows=False),
+]
+EXCHANGED = dict(block="3x16", pixels="1x4", filters=5, exchange=True)
 GPUS = [arch for arch in ARCHES.values() if arch.is_gpu]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("config", [{}, *CONFIGS], ids=str)
+@pytest.mark.parametrize("config", [{}, *CONFIGS, *ASYNC, EXCHANGED], ids=str)
 def test_schedule_is_correct(sm_90a: Arch, shape: str, config: dict[str, Any]) -> None:
     assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), sm_90a, "direct", config, ["serial"])
 
@@ -55,6 +65,21 @@ def test_generated_cuda_is_correct(emulation: None, sm_90a: Arch, shape: str, co
     assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), sm_90a, "direct", config, ["emulated"])
 
 
+@pytest.mark.parametrize(
+    ("shape", "config"),
+    [
+        *((shape, ASYNC[i % 2]) for i, shape in enumerate(SHAPES)),
+        ("whole tiles", EXCHANGED),
+        ("packed filter, float16", EXCHANGED),
+    ],
+    ids=str,
+)
+def test_generated_cuda_is_correct_with_other_copies(
+    emulation: None, sm_90a: Arch, shape: str, config: dict[str, Any]
+) -> None:
+    assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), sm_90a, "direct", config, ["emulated"])
+
+
 @pytest.mark.parametrize("arch", CUDA_ARCHES, ids=str)
 def test_generated_cuda_is_correct_on(emulation: None, arch: Arch) -> None:
     problem = problem_of("conv2d_nchw", n=2, h=20, w=40, ci=6, co=6, kh=6, kw=6)
@@ -66,14 +91,17 @@ def test_generated_cuda_is_correct_on(emulation: None, arch: Arch) -> None:
     n=st.integers(1, 2), h=st.integers(1, 14), w=st.integers(1, 20), ci=st.integers(1, 5), co=st.integers(1, 7),
     kh=st.integers(1, 4), kw=st.integers(1, 4), stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     pad=st.tuples(st.integers(0, 3), st.integers(0, 3)), dilation=st.tuples(st.integers(1, 2), st.integers(1, 3)),
-    channels=st.integers(0, 3),
+    channels=st.integers(0, 3), stages=st.integers(1, 3), exchange=st.booleans(),
 )  # fmt: skip
-def test_any_shape_is_correct(sm_90a: Arch, channels: int, h: int, w: int, **fields: Any) -> None:
+def test_any_shape_is_correct(
+    sm_90a: Arch, channels: int, stages: int, exchange: bool, h: int, w: int, **fields: Any
+) -> None:
     (dy, dx), (py, px) = fields["dilation"], fields["pad"]
     h = max(h, dy * (fields["kh"] - 1) + 1 - 2 * py)
     w = max(w, dx * (fields["kw"] - 1) + 1 - 2 * px)
     problem = problem_of("conv2d_nchw", h=h, w=w, **fields)
-    config = DirectConfig.parse({**SMALL, "channels_per_stage": channels})
+    copies = dict(channels_per_stage=channels, stages=stages, exchange=exchange)
+    config = DirectConfig.parse({**SMALL, **copies})
     assume(config.check(problem, sm_90a) is None)  # a wide halo of all channels does not fit sixteen threads' registers
     assert_correct(problem, sm_90a, "direct", config, ["serial"])
 
@@ -114,6 +142,42 @@ def test_resources_of_the_article(cuda_compiler: None, sm_90a: Arch) -> None:
     assert found.blocks_sm >= 5
 
 
+def test_channels_come_ahead_by_cp_async(cuda_compiler: None, sm_90a: Arch) -> None:
+    config = dict(block="24x64", pixels="2x4", channels_per_stage=1, stages=3, exchange=True)
+    built = build(ARTICLE, sm_90a, "direct", config)
+    source, found = str(built.sources["cu"]), summary(material(built))
+    assert (found.threads, found.shared, found.spills) == (192, (3 * 2 * 192 + 6 * 24 * 64) * 4, 0)
+    assert isinstance(found.registers, int) and found.registers <= 168 and found.blocks_sm == 2
+    # 29 rows of 18 vectors by 180 of the threads, ten rows at a time, for two channels ahead of the loop and one in it
+    assert found.counts["cp.async"] == 3 * (3 + 2) and "global load" not in found.counts
+    assert found.counts["fp32 multiply-add"] == 6 * 6 * 6 * 8
+    assert found.counts["shared load 128-bit"] <= 6 * (6 + 1) + 6 * 6  # a row of the window is loaded once
+    loop = source[source.index("for (int tile") : source.index("cp_async_wait_0();", source.index("for (int tile"))]
+    assert loop.count("__syncthreads") == 1
+    fetch, compute = loop.index("cp_async_16("), loop.index("conv_local_ptr")
+    assert fetch < compute
+    # the exchange: one barrier after all have written, and stores of neighbouring pixels
+    assert source[source.index(loop) + len(loop) :].count("__syncthreads") == 2
+    assert found.counts["shared store 128-bit"] == 12 and found.counts["global store"] == 48
+
+
+@pytest.mark.parametrize("shape", ["whole tiles", "packed filter, float16"])
+@pytest.mark.parametrize(
+    "config",
+    [*ASYNC, dict(ASYNC[0], block="8x16", stages=2), dict(SMALL, stages=2, exchange=True), EXCHANGED],
+    ids=str,
+)
+def test_shared_memory_is_what_the_check_says(sm_90a: Arch, shape: str, config: dict[str, Any]) -> None:
+    problem = problem_of("conv2d_nchw", **SHAPES[shape])
+    built = build(problem, sm_90a, "direct", config, device_code=False)
+    assert isinstance(built.config, DirectConfig)
+    source = str(built.sources["cu"])
+    declared = re.findall(r"__shared__ alignas\(\d+\) (float|half|nv_bfloat16) \w+\[(\d+)\]", source)
+    static = sum(int(count) * {"float": 4}.get(kind, 2) for kind, count in declared)
+    used, said = static + dynamic_shared(built.lowered), built.config.shared_bytes(problem)
+    assert used <= said if built.config.exchange and built.config.stages == 1 else used == said
+
+
 def test_next_channel_is_loaded_before_this_one_is_computed(sm_90a: Arch) -> None:
     built = build(ARTICLE, sm_90a, "direct", dict(channels_per_stage=1), device_code=False)
     source = str(built.sources["cu"])
@@ -134,10 +198,12 @@ def test_whole_rows_are_stored_as_vectors(sm_90a: Arch) -> None:
 
 def _changes() -> list[tuple[str, Any]]:
     return [
-        ("block", (8, 64)),
+        ("block", (8, 32)),
         ("pixels", (2, 4)),
         ("filters", 3),
         ("channels_per_stage", 2),
+        ("stages", 2),
+        ("exchange", True),
         ("vector", 2),
         ("unroll_rows", False),
         ("min_blocks", 4),
@@ -150,7 +216,16 @@ def test_every_field_is_listed() -> None:
 
 @pytest.mark.parametrize(("field", "value"), _changes())
 def test_every_field_changes_the_source(sm_90a: Arch, field: str, value: Any) -> None:
+<<<<<<< HEAD
     assert_changes_the_source(ARTICLE, sm_90a, "direct", DirectConfig(), **{field: value})
+=======
+    base = DirectConfig((8, 64))  # small enough for any of them
+    sources = {
+        str(build(ARTICLE, sm_90a, "direct", config, device_code=False).sources["cu"])
+        for config in (base, replace(base, **{field: value}))
+    }
+    assert len(sources) == 2
+>>>>>>> main
 
 
 @pytest.mark.parametrize(
@@ -164,6 +239,9 @@ def test_every_field_changes_the_source(sm_90a: Arch, field: str, value: Any) ->
         (dict(vector=8), "vector=8"),
         (dict(pixels=0), "pixels=(0, 0)"),
         (dict(channels_per_stage=-1), "channels_per_stage=-1"),
+        (dict(stages=0), "stages=0 must be at least 1"),
+        (dict(stages=8), "block=(12, 64) needs 296448 bytes of shared memory, cuda:sm_90a has 232448"),
+        (dict(exchange=True), "needs 54528 bytes of shared memory, cuda:sm_90a has 49152"),
     ],
 )
 def test_illegal_configs_are_refused(sm_90a: Arch, config: dict[str, Any], words: str) -> None:
@@ -177,6 +255,12 @@ def test_amd_code_object(amd_linker: None, arch: Arch, config: dict[str, Any]) -
     built = build(ARTICLE, arch, "direct", config)
     assert_fits(built)
     assert summary(material(built)).counts["global load 128-bit"] >= 2
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "gfx90a"])
+def test_cp_async_is_asked_for_only_where_it_is(arch: str) -> None:
+    with pytest.raises(ConfigError, match="has no cp.async, only stages=1"):
+        build(ARTICLE, parse_arch(arch), "direct", dict(block="8x32", channels_per_stage=1, stages=2))
 
 
 def test_amd_blocks_stay_within_256_threads() -> None:
@@ -205,6 +289,30 @@ def test_broken_kernels_are_caught(emulation: None, sm_90a: Arch) -> None:
         assert caught(built, mutant, inputs), name
 
 
+def test_broken_copies_are_caught(emulation: None, sm_90a: Arch) -> None:
+    """Each mutant of the kernel that copies ahead must be wrong in some mode of the emulator; the kernel in none."""
+    problem = problem_of("conv2d_nchw", n=1, h=9, w=40, ci=6, co=4, kh=3, kw=3, pad=1)
+    config = dict(ASYNC[0], block="8x16", stages=2)  # the output's tile covers both stages
+    built = build(problem, sm_90a, "direct", config, device_code=False)
+    source = str(built.sources["cu"])
+    assert not _caught(built, source)
+    main = source.index("for (int tile")
+    barriers = [match.start() for match in re.finditer(r"__syncthreads\(\);", source) if match.start() > main]
+    assert len(barriers) == 3  # of the loop, after it, after the exchange's stores
+    mutants = {
+        "without the wait": source.replace("cp.async.wait_group 0;", "cp.async.wait_group 1;", 1),
+        **{f"without barrier {i}": source[:at] + source[at + 16 :] for i, at in enumerate(barriers)},
+        "one channel too few": source.replace("tile < 6", "tile < 5", 1),
+        "border": re.sub(r"\(1 <= ", "(0 <= ", source, count=1),
+    }
+    for name, mutant in mutants.items():
+        assert mutant != source, name
+        assert _caught(built, mutant), name
+
+
 def test_the_space_is_worth_searching(sm_90a: Arch) -> None:
     legal = [config for config in space(ARTICLE, sm_90a) if config.check(ARTICLE, sm_90a) is None]
-    assert len(legal) >= 200
+    assert 200 <= len(legal) == len(set(legal)) <= 20000
+    assert {config.stages > 1 for config in legal} == {config.exchange for config in legal} == {False, True}
+    plain = parse_arch("sm_75")
+    assert all(config.stages == 1 for config in space(ARTICLE, plain) if config.check(ARTICLE, plain) is None)

@@ -31,5 +31,8 @@ def test_every_place_comes_once_and_the_window_first(height: int, geometry: tupl
 
     window = rows * columns * blocks
     assert all(inside(place) for place in places[:window]) and not any(inside(place) for place in places[window:])
+    lead = (count - window) // 2
+    led = [int(analyzer.simplify(inside_first(tirx.const(i, "int32"), geometry, lead))) for i in range(count)]
+    assert led == places[window : window + lead] + places[:window] + places[window + lead :]
     # the blocks of a pixel stay together, so that they share what they read
     assert all(places[i] + 1 == places[i + 1] for i in range(count - 1) if (i + 1) % blocks)

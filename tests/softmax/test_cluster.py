@@ -115,7 +115,7 @@ def test_offsets_beyond_32_bits(sm_90a: Arch) -> None:
     [
         (dict(cols=2**20), 8),
         (dict(cols=2**20, function="softmax_grad"), 5),
-        (dict(cols=65536, rows=8, dtype="float32"), 0),
+        (dict(cols=65536, rows=8, dtype="float32"), 4),
     ],
     ids=str,
 )
@@ -132,7 +132,7 @@ def test_defaults_read_once_by_packs_and_do_not_spill(
     if found.counted_in != "SASS":
         pytest.skip("no SASS disassembler; pip install nvidia-cuda-nvdisasm")
     counts, rounds, inputs = found.counts, built.config.rounds(problem), 2 if problem.is_grad else 1
-    assert counts["global load 128-bit"] == (rounds - in_shared) * inputs  # once
+    assert counts.get("global load 128-bit", 0) == (rounds - in_shared) * inputs  # once
     assert counts.get("cp.async", 0) == in_shared * inputs and counts["global store 128-bit"] == rounds
     assert "global load" not in counts and "global store" not in counts
     code = cuda.disassemble(bytes(built.sources["cubin"]))  # type: ignore[arg-type]
@@ -160,8 +160,8 @@ def test_small_clusters_where_rows_are_many() -> None:
     def cluster(rows: int, cols: int) -> int:
         return SCHEDULE.default(softmax(rows=rows, cols=cols), parse_arch("sm_90a")).words()["cluster"]
 
-    assert [cluster(rows, 65536) for rows in (1, 8, 32, 132)] == [16, 16, 4, 2]
-    assert [cluster(132, cols) for cols in (1000, 131072, 262144, 2**20)] == [2, 4, 8, 16]
+    assert [cluster(rows, 65536) for rows in (1, 8, 32, 132)] == [16, 16, 8, 8]
+    assert [cluster(132, cols) for cols in (1000, 50257, 65536, 2**20)] == [2, 8, 8, 16]
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(132, 65536), (132, 2**20), (8, 2**20), (8, 65536)])
@@ -178,7 +178,8 @@ def test_the_rule_takes_them_for_long_rows_that_are_not_too_few() -> None:
     assert chosen(8, 65536) == chosen(132, 65536) == chosen(132, 2**20) == chosen(10**5, 2**20) == "cluster"
     assert chosen(132, 50257) == chosen(8, 32768, dtype="float32") == chosen(132, 2**20 - 1) == "cluster"
     assert chosen(132, 32768) == chosen(10**5, 65536) == "block_registers" and chosen(10**5, 50257) == "frames"
-    assert chosen(7, 65536) == chosen(132, 2**22) == chosen(132, 2**20, "sm_80") == "split"
+    assert chosen(1, 65536) == chosen(1, 2**18) == "cluster"
+    assert chosen(7, 2**18 + 1) == chosen(132, 2**22) == chosen(132, 2**20, "sm_80") == "split"
 
 
 def test_every_field_changes_the_source(sm_90a: Arch) -> None:

@@ -186,7 +186,7 @@ def test_the_rule_takes_them_where_rows_are_no_whole_packs() -> None:
 
     assert chosen(1) == chosen(100) == chosen(1023) == chosen(50257) == chosen(1023, "sm_75") == "frames"
     assert chosen(1000) == chosen(100, dtype="float32") == "warp"
-    assert chosen(100, "gfx90a") == "warp" and chosen(50257, rows=1) == "split"
+    assert chosen(100, "gfx90a") == "warp" and chosen(50257, rows=1) == "cluster"
     assert chosen(1023, "sm_75", dtype="bfloat16") != "frames" and chosen(100001) != "frames"
 
 
@@ -199,6 +199,7 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         "min_blocks": (base, dict(min_blocks=2)),
         "kept": (base, dict(kept="numerators")),
         "online": (base, dict(online=True)),
+        "access": (base, dict(access=8)),
     }
     assert changes.keys() == base.words().keys()
     problem = softmax(rows=1, cols=1000)
