@@ -58,6 +58,7 @@ LONGEST = (
     "test_tune.py",
     "test_mma_split.py",
     "test_values.py",
+    "test_bulk.py",
 )
 
 

@@ -40,7 +40,7 @@ _KERNEL_FLAGS = (
 _RUNTIME_FLAGS = (*_COMMON_FLAGS, "-O2", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno")
 _INCLUDE = (f"-I{CXX_FOLDER}", f"-I{CXX_FOLDER / 'include'}")
 _MAX_CACHED_KERNELS = 1000
-_MAX_CACHED_HEADERS = 4
+_MAX_CACHED_HEADERS = 8
 
 
 def find_cxx() -> str:
