@@ -28,6 +28,7 @@ $(VENV)/.installed: pyproject.toml
 
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:

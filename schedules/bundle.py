@@ -9,17 +9,12 @@ load.py              loads it with tvm_ffi and TVM's runtime library alone
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
 import hashlib
 import json
 import os
 import platform
-import shutil
 import struct
-import tempfile
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib import resources
@@ -28,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch, host_cpu, parse_arch
 from schedules.errors import BuildError, BundleError
+from schedules.folders import whole_folder
 from schedules.inspect import Material, material
 from schedules.operator import Operator
 from schedules.problem import Argument, Problem
@@ -201,9 +197,8 @@ def write_bundle(
     out = Path(out)
     check_destination(out, force=force)
     out = out.resolve()
-    with _reported(out), _parents(out), _beside(out) as temporary:
+    with whole_folder(out) as temporary:
         _fill(temporary, built, measured)
-        _place(temporary, out)
     return Bundle.open(out)
 
 
@@ -320,67 +315,3 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-@contextlib.contextmanager
-def _reported(out: Path) -> Iterator[None]:
-    """Turn what the file system refuses into a BundleError."""
-    try:
-        yield
-    except OSError as error:
-        raise BundleError(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
-
-
-@contextlib.contextmanager
-def _parents(out: Path) -> Iterator[None]:
-    """Make the folders above `out`, and remove those that were made if the body fails."""
-    missing = [folder for folder in out.parents if not folder.exists()]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except BaseException:
-        for folder in missing:
-            with contextlib.suppress(OSError):  # someone else's files came in meanwhile: theirs to keep
-                folder.rmdir()
-        raise
-
-
-@contextlib.contextmanager
-def _beside(out: Path) -> Iterator[Path]:
-    """A temporary folder on the file system of `out`, removed at the end if it is still there."""
-    temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    try:
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o777 & ~umask)  # mkdtemp's folders are for the owner's eyes only
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _place(temporary: Path, out: Path) -> None:
-    """Put `temporary` where `out` is; an old bundle lies in `temporary` afterwards."""
-    if not out.exists() or not any(out.iterdir()):
-        os.rename(temporary, out)
-        return
-    exchange = _renameat2()
-    if exchange is not None and exchange(os.fsencode(temporary), os.fsencode(out)):
-        return
-    # a system that cannot exchange two names in one step
-    aside = temporary.with_name(temporary.name + ".old")
-    os.rename(out, aside)
-    try:
-        os.rename(temporary, out)
-    except OSError:
-        os.rename(aside, out)
-        raise
-    os.rename(aside, temporary)
-
-
-def _renameat2() -> Callable[[bytes, bytes], bool] | None:
-    """Linux's exchange of two names, if the C library has it; the function says whether it worked."""
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "renameat2"):
-        return None
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return lambda a, b: libc.renameat2(here, a, here, b, exchange) == 0

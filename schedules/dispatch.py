@@ -61,12 +61,13 @@ class Choice:
 
 
 def log_folders() -> list[Path]:
-    """Where journals are looked for: the folders that SCHEDULES_LOGS names, else ``tuning_logs`` here and beside the
-    package."""
+    """Where journals are looked for: the folders that SCHEDULES_LOGS names, else ``tuning_logs`` here, beside the
+    package (a checkout's), and inside it (an installed wheel's)."""
     if named := os.environ.get(VARIABLE):
         return [Path(part) for part in named.split(os.pathsep) if part]
-    beside = Path(__file__).resolve().parents[1] / DEFAULT_FOLDER
-    return list({path.resolve(): path for path in (DEFAULT_FOLDER, beside) if path.is_dir()}.values())
+    package = Path(__file__).resolve().parent
+    places = (DEFAULT_FOLDER, package.parent / DEFAULT_FOLDER, package / DEFAULT_FOLDER)
+    return list({path.resolve(): path for path in places if path.is_dir()}.values())
 
 
 def choose(

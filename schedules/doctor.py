@@ -39,6 +39,8 @@ class TargetState:
 
 @dataclass(frozen=True)
 class Report:
+    """The state of this machine: what is installed, its devices, and what can be done for each target."""
+
     parts: tuple[Part, ...]
     devices: tuple[Device, ...]
     targets: tuple[TargetState, ...]

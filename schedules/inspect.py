@@ -40,6 +40,8 @@ class Material:
 
 
 class HasMaterial(Protocol):
+    """A built kernel or a bundle."""
+
     def material(self) -> Material: ...
 
 

@@ -38,6 +38,7 @@ class Measurement:
 
 
 def tvm_device(arch: Arch) -> Any:
+    """TVM's first device for `arch`."""
     return {"llvm": tvm.cpu, "cuda": tvm.cuda, "rocm": tvm.rocm}[arch.kind](0)
 
 
@@ -150,6 +151,7 @@ class Timer(Protocol):
 
 
 def timer_of(arch: Arch) -> Timer:
+    """What times calls on devices of `arch`."""
     return CudaTimer() if arch.kind == "cuda" else CpuTimer()
 
 

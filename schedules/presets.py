@@ -13,7 +13,7 @@ from typing import Any
 from schedules.errors import UnknownNameError, UsageError
 from schedules.operator import Operator
 from schedules.problem import Problem
-from schedules.registry import OPERATORS, operator
+from schedules.registry import operator, operator_modules
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,7 +32,7 @@ class Preset:
     @property
     def available(self) -> bool:
         """Whether this version has the operator."""
-        return self.operator in OPERATORS
+        return self.operator in operator_modules()
 
     def require_available(self) -> None:
         """Raise UsageError if this version does not have the operator."""
@@ -59,7 +59,7 @@ def parse_presets(text: str) -> dict[str, Preset]:
     found: dict[str, Preset] = {}
     for owner, problems in tomllib.loads(text).items():
         for name, fields in problems.items():
-            if name in found or name in OPERATORS:
+            if name in found or name in operator_modules():
                 raise UsageError(f"preset {name} of {owner} has the name of another preset or operator; rename it")
             found[name] = Preset(name, owner, fields)
     return found
@@ -83,14 +83,14 @@ def resolve(name: str, words: Mapping[str, Any]) -> tuple[Operator, Problem]:
 
 def operator_named(name: str) -> Operator:
     """The operator called `name`, or that of the preset `name`.  Raises UnknownNameError, UsageError."""
-    if name in OPERATORS:
+    if name in operator_modules():
         return operator(name)
     if name in presets():
         preset(name).require_available()
         return operator(preset(name).operator)
     if name in planned():
         raise UsageError(f"operator {name} is planned and not in this version; `schedules list` shows what is")
-    unknown = UnknownNameError("operator or preset", name, [*OPERATORS, *presets()])
+    unknown = UnknownNameError("operator or preset", name, [*operator_modules(), *presets()])
     if unknown.nearest is None:  # all the names there are would fill the screen
         raise UsageError(f"unknown operator or preset {name!r}; `schedules list` shows them")
     raise unknown

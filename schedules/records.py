@@ -151,6 +151,7 @@ def environment(arch: Arch, compiler: str) -> dict[str, str]:
 
 
 def now() -> str:
+    """The time, UTC, to the second, as records have it."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 

@@ -30,20 +30,25 @@ OPERATORS = {
 @lru_cache
 def operator(name: str) -> Operator:
     """The operator called `name`.  Raises UnknownNameError with the nearest name."""
-    modules = {**OPERATORS, **_extra(os.environ.get(EXTRA, ""))}
+    modules = operator_modules()
     if name not in modules:
         raise UnknownNameError("operator", name, modules)
     try:
-        found: Operator = import_module(modules[name]).OPERATOR
+        module = import_module(modules[name])
     except ModuleNotFoundError as error:
         raise UsageError(f"operator {name} of {EXTRA}: {error}") from None
+    if not hasattr(module, "OPERATOR"):
+        raise UsageError(f"operator {name}: module {modules[name]} has no OPERATOR; define it there")
+    found: Operator = module.OPERATOR
+    if found.name != name:
+        raise UsageError(f"operator {name}: {modules[name]}.OPERATOR calls itself {found.name}; use one name")
     return found
 
 
 def operator_of(problem: Problem) -> Operator:
     """The operator whose problem this is: the one whose folder, or module, the problem is defined in."""
     home = type(problem).__module__
-    modules = {**OPERATORS, **_extra(os.environ.get(EXTRA, ""))}
+    modules = operator_modules()
     for name, module in modules.items():
         if home == module or home.startswith(module + "."):
             return operator(name)
@@ -51,7 +56,16 @@ def operator_of(problem: Problem) -> Operator:
 
 
 def operators() -> list[Operator]:
-    return [operator(name) for name in OPERATORS]
+    """Every operator, those that live elsewhere last."""
+    return [operator(name) for name in operator_modules()]
+
+
+def operator_modules() -> dict[str, str]:
+    """The module of each operator by its name, those that live elsewhere last.
+
+    Raises UsageError if SCHEDULES_EXTRA_OPERATORS is malformed.
+    """
+    return {**OPERATORS, **_extra(os.environ.get(EXTRA, ""))}
 
 
 @lru_cache

@@ -18,6 +18,8 @@ from schedules.operator import Array, Expected
 
 @dataclass(frozen=True)
 class Tolerance:
+    """What rounding to a dtype may cost: `rounding` relative to the value, `smallest` absolute."""
+
     rounding: float
     smallest: float
 

@@ -189,6 +189,7 @@ def poisoned(problem: Problem) -> list[Array]:
 
 
 def outputs_of(problem: Problem) -> list[Argument]:
+    """The arguments that a function writes."""
     return [argument for argument in problem.arguments() if argument.output]
 
 

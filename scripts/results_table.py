@@ -8,6 +8,7 @@ scripts/results_table.py tuning_logs/nvidia-h200/conv_compare.json
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -39,14 +40,14 @@ def row(entry: Record) -> str:
     return "| " + " | ".join([*cells, f"{entry.gbytes_per_s:.0f}", share, peer]) + " |"
 
 
-def main(words: Sequence[str]) -> int:
-    if len(words) != 1:
-        print(__doc__, file=sys.stderr)
-        return 2
-    if words[0].endswith(".json"):
-        print(tables(read_results(words[0])))
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", help="a journal (.jsonl), or the file of a comparison (.json)")
+    file = parser.parse_args(words).results
+    if file.endswith(".json"):
+        print(tables(read_results(file)))
         return 0
-    records, bad = read_journal(words[0])
+    records, bad = read_journal(file)
     for line in bad:
         print(line, file=sys.stderr)
     latest = {(str(entry.problem), entry.schedule): entry for entry in records if entry.stage == "bench"}
@@ -63,6 +64,6 @@ def main(words: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(main())
     except SchedulesError as error:
         sys.exit(f"error: {error}")

@@ -12,24 +12,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import pebble
 
 from schedules.arch import Arch, parse_arch
 from schedules.build import compiler_of
 from schedules.errors import SchedulesError, UsageError
 from schedules.measure import device_name
 from schedules.operator import ScheduleSpec
+from schedules.parallel import attempt, outcome, processes
 from schedules.records import environment, now
 from schedules.registry import operator, operator_of
 from schedules.sweep import Case, cases
@@ -71,15 +68,11 @@ def command(case: Case, arch: Arch, spec: ScheduleSpec) -> str:
 
 def sweep(spec: ScheduleSpec, found: Iterable[Case], arch: Arch, pool: Any) -> Tally:
     """Verify all of `found`, the first while the next are drawn; a line for each that is not right."""
-    tasks = [(case, pool.schedule(checked, args=[case, arch, spec.name], timeout=SECONDS)) for case in found]
+    tasks = [(case, pool.schedule(attempt, args=[checked, case, arch, spec.name], timeout=SECONDS)) for case in found]
     tally = Tally(len(tasks))
     for case, task in tasks:
-        try:
-            error, wrong = task.result()
-        except FutureTimeout:
-            error, wrong = 0.0, f"took longer than {SECONDS} s"
-        except (SchedulesError, pebble.ProcessExpired) as fault:
-            error, wrong = 0.0, f"{type(fault).__name__}: {fault}"
+        result, why = outcome(task, SECONDS)
+        error, wrong = result or (0.0, why)
         if wrong:
             tally.bad.append({"wrong": wrong, "command": command(case, arch, spec)})
             print(f"  {wrong}\n    {tally.bad[-1]['command']}", flush=True)
@@ -125,10 +118,8 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     args = arguments(words)
     arch = parse_arch(args.target)
-    # a process each: their libraries need no threads of their own
-    os.environ.update(OPENBLAS_NUM_THREADS="1", TVM_NUM_THREADS="1")
     bad = 0
-    with pebble.ProcessPool(args.workers, context=multiprocessing.get_context("spawn")) as pool:
+    with processes(args.workers) as pool:
         for name, spec in wanted(args.schedules, arch):
             start = time.monotonic()
             found = islice(cases(operator(name), spec, arch, args.seed), args.count)

@@ -18,6 +18,7 @@ from schedules.problem import Config, Problem
 from schedules.registry import operator
 from schedules.toolchain.frames import outer_frames
 from schedules.verify import Check, emulated_runs, emulator_available, judge, poisoned, verify
+from schedules.versions import version_of
 from tests.command import Run
 
 CUDA_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "cuda"]
@@ -101,6 +102,14 @@ def amd_linker() -> None:
 
     if find_lld() is None:
         pytest.skip(f"no linker for AMD GPUs; {INSTALL}")
+
+
+@pytest.fixture(scope="session")
+def package_tools() -> None:
+    """Skips where distributions cannot be built offline."""
+    found = version_of("setuptools") or "0"
+    if int(found.split(".")[0]) < 77 or version_of("build") is None:
+        pytest.skip("needs setuptools 77 or later, and build; pip install 'te-schedules[dev]'")
 
 
 @pytest.fixture(scope="session")

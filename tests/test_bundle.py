@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schedules import bundle as bundle_module
+from schedules import folders
 from schedules.arch import parse_arch
 from schedules.build import Built, build
 from schedules.bundle import Bundle, Loaded, embedded_machines, write_bundle
@@ -163,7 +163,7 @@ def test_failed_replacement_leaves_the_old_bundle(built: Built, folder: Path) ->
 @pytest.mark.parametrize("exchange", [True, False], ids=["renameat2", "two renames"])
 def test_force_replaces(built: Built, folder: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
     if not exchange:
-        monkeypatch.setattr(bundle_module, "_renameat2", lambda: None)
+        monkeypatch.setattr(folders, "_renameat2", lambda: None)
     write_bundle(built, folder, force=True, measured={"median_us": 2})
     assert Bundle.open(folder).manifest["measured"] == {"median_us": 2}
     assert entries(folder.parent) == {"bundle"}

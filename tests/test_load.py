@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from schedules.conv2d_hwcn.definition import HwcnProblem, reference
 from schedules.doctor import examine
 from schedules.toolchain import cuda, devices
 from schedules.toolchain.stub_elf import shared_library
+from tests.bare import bare_folder, clean_python, runtime_libraries
 
 PROBLEM = HwcnProblem(n=8, h=5, w=4, ci=3, co=6, kh=3, kw=3, pad=(1, 1))
 STATES = {state.target: state for state in examine().targets}
@@ -51,25 +51,7 @@ def arrays() -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for sys.path with tvm_ffi, NumPy and NVIDIA's libraries: no tvm to import, no site-packages."""
-    path = tmp_path_factory.mktemp("bare")
-    for name in ("tvm_ffi", "numpy", "nvidia", "typing_extensions"):
-        spec = importlib.util.find_spec(name)
-        if spec is None:
-            continue
-        places = list(spec.submodule_search_locations or [])
-        source = Path(places[0] if places else str(spec.origin))
-        (path / source.name).symlink_to(source)
-        libraries = source.with_name(f"{name}.libs")
-        if libraries.is_dir():
-            (path / libraries.name).symlink_to(libraries)
-    return path
-
-
-def runtime_libraries() -> str:
-    spec = importlib.util.find_spec("tvm")
-    assert spec is not None and spec.origin is not None
-    return str(Path(spec.origin).parent / "lib")
+    return bare_folder(tmp_path_factory.mktemp("bare"))
 
 
 PROLOGUE = """
@@ -83,9 +65,7 @@ spec.loader.exec_module(load)
 
 
 def clean_run(code: str, bare: Path, bundle: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `code` after PROLOGUE with only `environment` set: PATH is empty, there is no site-packages."""
-    command = [sys.executable, "-I", "-S", "-c", PROLOGUE + code, str(bare), str(bundle)]
-    return subprocess.run(command, env={"PATH": "", **environment}, capture_output=True, text=True, timeout=60)
+    return clean_python(PROLOGUE + code, bare, bundle, **environment)
 
 
 @pytest.mark.parametrize("offset", [0, 4, 16])

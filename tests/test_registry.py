@@ -4,9 +4,9 @@ import pytest
 
 from schedules.arch import ARCHES, Arch
 from schedules.arithmetic import FLOAT32
-from schedules.errors import ConfigError, UnknownNameError
+from schedules.errors import ConfigError, UnknownNameError, UsageError
 from schedules.operator import Operator, ScheduleSpec
-from schedules.registry import OPERATORS, operator, operators
+from schedules.registry import EXTRA, OPERATORS, operator, operator_modules, operators
 from tests.conftest import problem_of
 
 SAMPLES = {
@@ -21,6 +21,20 @@ SAMPLES = {
 def test_unknown_operator_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'conv2d_hwcn'"):
         operator("conv2d_hwcnn")
+
+
+def test_operators_of_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(EXTRA, "rows=schedules.softmax,empty=schedules.errors,gone=no.such.module")
+    assert list(operator_modules()) == [*OPERATORS, "rows", "empty", "gone"]
+    with pytest.raises(UsageError, match="calls itself softmax; use one name"):
+        operator("rows")
+    with pytest.raises(UsageError, match="module schedules.errors has no OPERATOR"):
+        operator("empty")
+    with pytest.raises(UsageError, match=f"operator gone of {EXTRA}: No module named 'no'"):
+        operator("gone")
+    monkeypatch.setenv(EXTRA, "rows")
+    with pytest.raises(UsageError, match="write name=module,name=module"):
+        operator_modules()
 
 
 def test_names_match_folders() -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from types import ModuleType
 
 from schedules.cli.arguments import Parser, parse
 from schedules.errors import SchedulesError, UnknownNameError, UsageError
@@ -15,6 +16,8 @@ from schedules.versions import version_of
 
 @dataclass(frozen=True)
 class Command:
+    """A command: its module below ``schedules.cli``, and what it does in a line."""
+
     module: str  # with add_arguments(parser) and run(args) -> exit code
     summary: str
 
@@ -42,6 +45,7 @@ INTERRUPTED = 130
 
 
 def usage() -> str:
+    """The commands, a line each."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
@@ -86,15 +90,21 @@ def _run(argv: list[str]) -> int:
     if name not in COMMANDS:
         kind = "option" if name.startswith("-") else "command"
         raise UnknownNameError(kind, name, [*COMMANDS, "--help", "--version"])
-    command = import_module(f"schedules.cli.{COMMANDS[name].module}")
-    parser = Parser(prog=f"schedules {name}", description=COMMANDS[name].summary)
-    command.add_arguments(parser)
+    command, parser = command_parser(name)
     try:
         code: int = command.run(parse(parser, rest))
     except SystemExit as asked:  # argparse's --help
         return int(asked.code or 0)
     sys.stdout.flush()
     return code
+
+
+def command_parser(name: str) -> tuple[ModuleType, Parser]:
+    """The module of a command of COMMANDS, and the parser of its arguments."""
+    command = import_module(f"schedules.cli.{COMMANDS[name].module}")
+    parser = Parser(prog=f"schedules {name}", description=COMMANDS[name].summary)
+    command.add_arguments(parser)
+    return command, parser
 
 
 def _fail(message: str, code: int) -> int:

@@ -14,7 +14,7 @@ from schedules.errors import UnknownNameError, UsageError
 from schedules.operator import Operator, ScheduleSpec
 from schedules.presets import operator_named, presets, resolve
 from schedules.problem import Config, Problem
-from schedules.registry import OPERATORS
+from schedules.registry import operator_modules
 
 if TYPE_CHECKING:
     from schedules.dispatch import Choice
@@ -56,10 +56,12 @@ class Job:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
+    """``--json``."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
 
 
 def add_problem(parser: argparse.ArgumentParser, subject: str = "an operator or a preset, then its fields") -> None:
+    """What `job` reads: the problem's words, the target, the schedule and its config."""
     parser.add_argument("words", nargs="*", metavar="NAME [field=value ...]", help=subject)
     parser.add_argument("--target", default="llvm", help="llvm, cuda:sm_90a, rocm:gfx942, ... (default: llvm)")
     parser.add_argument("--schedule", help="the schedule's name (default: the operator's rule chooses)")
@@ -73,6 +75,7 @@ def add_problem(parser: argparse.ArgumentParser, subject: str = "an operator or 
 
 
 def add_dispatch(parser: argparse.ArgumentParser) -> None:
+    """Which records to heed: ``--device``, ``--logs``."""
     parser.add_argument("--device", metavar="NAME", help="use records of this device (default: the one that is here)")
     parser.add_argument(
         "--logs",
@@ -95,6 +98,7 @@ def seeds(text: str) -> tuple[int, ...]:
 
 
 def positive(option: str, value: float) -> float:
+    """`value`.  Raises UsageError, naming the option, unless it is over 0."""
     if not value > 0:
         raise UsageError(f"{option} {value} must be over 0")
     return value
@@ -126,7 +130,7 @@ def bundle_path(args: argparse.Namespace) -> Path | None:
     Raises UsageError if options come with it that only a build can heed.
     """
     name = subject(args)
-    if name in OPERATORS or name in presets() or not (os.sep in name or Path(name).exists()):
+    if name in operator_modules() or name in presets() or not (os.sep in name or Path(name).exists()):
         return None
     if split_words(args.words[1:]) or args.schedule or args.config or args.target != "llvm":
         raise UsageError(f"{name} is a bundle, already built; leave out fields, --target, --schedule, --config")

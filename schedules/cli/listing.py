@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def collect() -> dict[str, Any]:
+    """Operators with their schedules, presets and targets, as plain data."""
     found: list[dict[str, Any]] = [
         {
             "name": op.name,

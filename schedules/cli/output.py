@@ -16,6 +16,7 @@ def emit_json(value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
+    """`value` as JSON has it: keys as text, sequences as lists, numbers that are not finite as null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -24,6 +24,7 @@ WHICH = "a record: its rank (1 is the fastest), FILE:LINE, `default`, or SCHEDUL
 
 
 def add_selection(parser: argparse.ArgumentParser, subject: str = "an operator or a preset, and fields") -> None:
+    """Which records are meant: a problem's words, ``--target``, ``--device``, and where journals are."""
     parser.add_argument("words", nargs="*", metavar="NAME [field=value ...]", help=subject)
     parser.add_argument("--target", help="records of this target (default: the only one there is)")
     parser.add_argument("--device", metavar="NAME", help="records of this device (default: this machine's)")
@@ -31,6 +32,7 @@ def add_selection(parser: argparse.ArgumentParser, subject: str = "an operator o
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
+    """Where journals are: ``--journal``, ``--logs``."""
     parser.add_argument("--journal", metavar="FILE", help="look only in this journal")
     parser.add_argument(
         "--logs",
@@ -53,6 +55,7 @@ Selector = Callable[[str, Problem, str, str], bool]  # of operator, problem, tar
 
 
 def meant(record: Record, wanted: Selector) -> bool:
+    """Whether `record` is one of those that are `wanted`."""
     return wanted(record.operator, record.problem, record.target, record.device)
 
 

@@ -29,12 +29,14 @@ STOPPED = 130  # exit code of a search that a signal ended
 
 
 def add_limits(parser: argparse.ArgumentParser, default: str = "") -> None:
+    """When a search ends: ``--trials``, ``--minutes``, ``--patience``."""
     parser.add_argument("--trials", type=int, metavar="N", help=f"trials in all, earlier runs counted{default}")
     parser.add_argument("--minutes", type=float, metavar="M", help="minutes in all, earlier runs counted")
     parser.add_argument("--patience", type=int, metavar="N", help="end after N trials without a new best")
 
 
 def add_crew(parser: argparse.ArgumentParser) -> None:
+    """Who does the work of a search: processes, GPUs, a cluster's nodes, and for how long at most."""
     parser.add_argument("--builders", type=int, metavar="N", help="processes that build (default: one for each core)")
     parser.add_argument("--gpus", metavar="0,1,...", help="the GPUs that measure (default: all)")
     parser.add_argument("--ray", metavar="ADDRESS", help="use the Ray cluster there in place of this machine")
@@ -45,6 +47,7 @@ def add_crew(parser: argparse.ArgumentParser) -> None:
 
 
 def add_log(parser: argparse.ArgumentParser) -> None:
+    """Where trials are written: ``--log``, ``--journal``."""
     parser.add_argument("--journal", metavar="FILE", help="the journal, in place of the one in --log")
     parser.add_argument(
         "--log", metavar="DIR", default=FOLDER, help=f"journals are <DIR>/<device>/<operator>.jsonl (default: {FOLDER})"

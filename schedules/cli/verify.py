@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def as_json(check: Check) -> dict[str, Any]:
+    """A check as plain data."""
     return {
         "route": check.route,
         "problem": check.problem.words(),
@@ -37,6 +38,7 @@ def as_json(check: Check) -> dict[str, Any]:
 
 
 def print_checks(checks: list[Check]) -> None:
+    """Checks as a table."""
     rows = [
         (c.route, c.seed, "passed" if c.passed else "FAILED", f"{c.error:.3g}", f"{c.seconds:.2f}", c.problem, c.detail)
         for c in checks

@@ -16,7 +16,6 @@ from schedules.hopper.config import HopperConfig, tiles_of
 from schedules.hopper.pixels import taps_inside
 from schedules.hopper.shared import SharedTile, TensorMap
 from schedules.hopper.work import Load, Tensors, Work, fastest
-from schedules.primitives.order import inside_first
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,7 @@ class PixelWork(Work):
         from tvm.script import tirx as T
 
         from schedules.hopper.program import named
+        from schedules.primitives.order import inside_first
 
         p, config = self.problem, self.config
         each = self.tiles_m * self.tiles_n

@@ -87,6 +87,7 @@ class Placeholders:
 
 
 def placeholders(problem: NchwProblem) -> Placeholders:
+    """The inputs of the TE graph."""
     from tvm import te
 
     data, weight = (

@@ -125,6 +125,7 @@ class FewWork(Work):
         self.kernel = (1, 1)
         self.chunks = -(-p.ci // config.block_k)
         self.channels = _channels(p)
+        self.columns = 1
         self.tiles = PixelTiles(p, (1, config.block_m // width, width))
         self.clusters = -(-self.tiles.count // config.cluster_m)
         self.rows = RowTiles(self.tiles, width, (0, 0), run).with_halo()
@@ -234,7 +235,7 @@ class FewWork(Work):
                     for store in range(staging.together):
                         pixel = (block + 1) * ROWS + (store - staging.together) * staging.width
                         source = memory.ptr_to([start + store * staging.store_bytes])
-                        to = self.store_at(place, member.consumer, pixel)
+                        to = self.store_at(place, member.part, pixel)
                         T.evaluate(T.ptx[form](T.address_of(output_map), *to, source))
                     T.evaluate(T.ptx.cp.async_.bulk.commit_group())
 
@@ -395,10 +396,16 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaFewConfig:
 
 
 def space(problem: NchwProblem, arch: Arch) -> Iterator[TmaWgmmaFewConfig]:
-    for config, stages in product(_configs(problem), STAGES):
+    for config, stages, eager in product(_configs(problem), STAGES, (False, True)):
         for words in clusters(config.blocks_sm):
             if words["cluster_n"] == 1:
-                yield replace(config, num_stages=stages, **words)
+                found = replace(config, num_stages=stages, eager=eager, **words)
+                yield found
+                if words["split_k"] == 1 and config.consumers > 1:
+                    # tiles of a consumer's rows, with which the filters stay, or a block's
+                    own = replace(found, block_m=found.rows, ping_pong=True)
+                    yield own
+                    yield replace(own, stationary=True)
 
 
 SCHEDULE = ScheduleSpec(

@@ -107,6 +107,7 @@ class Inputs(NamedTuple):
 
 
 def placeholders(problem: Nchw32Problem) -> Inputs:
+    """The inputs of the TE graph."""
     from tvm import te
 
     made = {a.name: te.placeholder(a.shape, name=a.name, dtype=a.dtype) for a in problem.arguments() if not a.output}

@@ -10,6 +10,7 @@ GROUP = 32  # channels stored together: 32 bytes of int8, two 128-bit vectors
 
 
 def groups(channels: int) -> int:
+    """How many groups of 32 hold `channels`."""
     return -(-channels // GROUP)
 
 

@@ -126,7 +126,7 @@ def _tiles(problem: Nchw32Problem, config: TmaWgmmaConfig) -> PixelTiles | None:
     # a tap further down is a line further on in shared memory, where the swizzle has to be the same
     line = PATTERN * config.fold(problem) if config.tall else 1
     prefer = most_images if config.skip_padding else highest if config.tall or width else squarest
-    tiles = pixel_tiles(flat, config.block_m, (config.consumers, shared), width, line, prefer, lines_outside=True)
+    tiles = pixel_tiles(flat, config.block_m, (config.parts, shared), width, line, prefer, lines_outside=True)
     return tiles and replace(tiles, images_first=config.skip_padding)
 
 
@@ -238,7 +238,7 @@ class Nchw32Work(Work):
             p.out_dtype,
             (p.n, p.out_h, p.out_w),
             p.co_groups,
-            tiles.part(config.consumers),
+            tiles.part(config.parts),
             1,
             fold=staging.fold,
             promotion=0,
@@ -293,10 +293,11 @@ class Nchw32Work(Work):
         """For each tile, or one of each of a multiprocessor's blocks, the longest of multiplying and finishing, of what
         TMA moves in lines, and in bytes from L2, and some of the others; for blocks that do not share a tile.
 
-        A block's consumers finish a tile together and do not multiply meanwhile; another block may.
+        A block's consumers finish a tile together and do not multiply meanwhile; another block may, or with `ping_pong`
+        another consumer.  Filters that stay are loaded in no time.
         """
         config, staging = self.config, self.staging
-        shared = ((self.a, config.cluster_n), (self.b, config.cluster_m))
+        shared = ((self.a, config.cluster_n), (self.b, config.cluster_m))[: 1 if config.stationary else 2]
         area = config.block_m * config.block_n
         products = len(self.products) * config.groups * config.block_m // ROWS
         multiply = products * product_cycles(config.block_n)
@@ -306,7 +307,7 @@ class Nchw32Work(Work):
         stored = area * staging.item
         multiplying, finishing, blocks = stages * (multiply + STEP), area * FINISH, config.blocks_sm
         busy = (
-            max(blocks * multiplying, blocks * finishing, multiplying + finishing),
+            max(blocks * multiplying, blocks * finishing, (multiplying + finishing) * config.parts / config.consumers),
             blocks * LINE * (stages * lines + stored / staging.row_bytes / staging.fold),
             blocks * (stages * loaded + stored) / L2,
         )
@@ -343,7 +344,7 @@ class Nchw32Work(Work):
         return [Load(part * (tile.nbytes // config.cluster_m), (0, line, rx, ry, first))]
 
     def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
-        pixel = self.tiles.of_part(place.pixel, consumer, self.config.consumers)
+        pixel = self.tiles.of_part(place.pixel, consumer, self.config.parts)
         return _at(pixel, place.group + column // GROUP, self.staging.fold)
 
     def row_term(self, tensors: Tensors, place: Place, consumer: Any, row: Any) -> Any:
@@ -355,7 +356,7 @@ class Nchw32Work(Work):
         p = self.problem
         if not p.residual:
             return None
-        n, y, x = self.tiles.pixel(self.tiles.of_part(place.pixel, consumer, self.config.consumers), row)
+        n, y, x = self.tiles.pixel(self.tiles.of_part(place.pixel, consumer, self.config.parts), row)
         is_pixel = tirx.all(n < p.n, y < p.out_h, x < p.out_w)
         start = ((n * p.co_groups * p.out_h + y) * p.out_w + x) * GROUP
         return kept("start", tirx.Select(is_pixel, start, -1))
@@ -455,7 +456,7 @@ def _ways(problem: Nchw32Problem) -> list[dict[str, Any]]:
 def space(problem: Nchw32Problem, arch: Arch) -> Iterator[TmaWgmmaConfig]:
     return (
         TmaWgmmaConfig(**words, **ways)
-        for words, ways in product(blocks(problem.dtype, SHAPES + PAIRED), _ways(problem))
+        for words, ways in product(blocks(problem.dtype, SHAPES + PAIRED, filters=True), _ways(problem))
     )
 
 

@@ -40,7 +40,7 @@ def default(problem: NhwcProblem, arch: Arch) -> Tf32Config:
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Iterator[Tf32Config]:
-    return (Tf32Config(**words) for words in blocks("float32"))
+    return (Tf32Config(**words) for words in blocks("float32", filters=True))
 
 
 SCHEDULE = ScheduleSpec(

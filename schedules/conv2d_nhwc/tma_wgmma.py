@@ -117,7 +117,7 @@ class NhwcWork(Work):
 
     def _output(self, staging: Staging | RunStaging) -> Output:
         p, item, most = self.problem, _item(self.problem), _vector(self.problem)
-        n, h, w = self.tiles.part(self.config.consumers)
+        n, h, w = self.tiles.part(self.config.parts)
         target: TensorMap | Runs
         if isinstance(staging, Staging):
             target = TensorMap(
@@ -170,7 +170,7 @@ class NhwcWork(Work):
         ]
 
     def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
-        n, y, x = self.tiles.of_part(place.pixel, consumer, self.config.consumers)
+        n, y, x = self.tiles.of_part(place.pixel, consumer, self.config.parts)
         return place.channel + column, x, y, n
 
     def run_at(self, place: Place, consumer: Any, row: Any, column: int) -> tuple[Any, Any]:
@@ -180,8 +180,8 @@ class NhwcWork(Work):
         from schedules.hopper.program import named
 
         p, staging = self.problem, self.output.staging
-        _, h, w = self.tiles.part(self.config.consumers)
-        n, y, x = self.tiles.of_part(place.pixel, consumer, self.config.consumers)
+        _, h, w = self.tiles.part(self.config.parts)
+        n, y, x = self.tiles.of_part(place.pixel, consumer, self.config.parts)
         n, y, x = n + T.truncdiv(row, h * w), y + T.truncmod(T.truncdiv(row, w), h), x + T.truncmod(row, w)
         channel = place.channel + column
         there = tirx.all(n < p.n, y < p.out_h, channel < p.co)
@@ -210,7 +210,7 @@ class NhwcWork(Work):
 
 def _work(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
     """None if TMA does not reach over a tile's pixels."""
-    tiles = pixel_tiles(flattened(problem, batch=True), config.block_m, (config.consumers, config.cluster_n))
+    tiles = pixel_tiles(flattened(problem, batch=True), config.block_m, (config.parts, config.cluster_n))
     return NhwcWork(problem, config, tiles) if tiles else None
 
 
@@ -237,7 +237,7 @@ def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Iterator[TmaWgmmaConfig]:
-    return (TmaWgmmaConfig(**words) for words in blocks(problem.dtype))
+    return (TmaWgmmaConfig(**words) for words in blocks(problem.dtype, filters=True))
 
 
 SCHEDULE = ScheduleSpec(

@@ -25,6 +25,8 @@ class ArgumentType:
 
 @dataclass
 class LaunchShape:
+    """Extents (x, y, z) of a launch, and its dynamic shared memory."""
+
     grid: list[int] = field(default_factory=lambda: [1, 1, 1])
     block: list[int] = field(default_factory=lambda: [1, 1, 1])
     cluster: list[int] = field(default_factory=lambda: [1, 1, 1])  # in blocks
@@ -33,6 +35,8 @@ class LaunchShape:
 
 @dataclass(frozen=True)
 class KernelSignature:
+    """What the host code passes to a kernel."""
+
     arguments: tuple[ArgumentType, ...]
     launch_tags: tuple[str, ...]  # what the host passes behind the arguments
     tensor_maps: frozenset[int] = frozenset()  # the arguments that are 128 bytes passed by value

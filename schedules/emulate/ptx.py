@@ -27,6 +27,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Instruction:
+    """One PTX instruction."""
+
     opcode: str
     operands: tuple[Operand, ...]
     guard: str = ""  # name of the predicate register

@@ -30,6 +30,8 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\", "'": "'"}
 
 @dataclass(frozen=True)
 class Token:
+    """A token of the source and where it begins."""
+
     kind: str
     text: str
     begin: int
@@ -44,12 +46,16 @@ class Token:
 
 @dataclass(frozen=True)
 class AsmOperand:
+    """An operand of an asm statement."""
+
     constraint: str  # such as "=r", "+f", "l"
     expression: str
 
 
 @dataclass(frozen=True)
 class AsmStatement:
+    """An asm statement: PTX, and the C++ expressions that its operands stand for."""
+
     text: str  # the PTX, unescaped
     outputs: tuple[AsmOperand, ...]
     inputs: tuple[AsmOperand, ...]
@@ -57,11 +63,14 @@ class AsmStatement:
 
 @dataclass(frozen=True)
 class Translation:
+    """CUDA C++ as the emulator compiles it."""
+
     source: str
     kernels: tuple[str, ...]  # the names of the __global__ functions
 
 
 def tokenize(source: str) -> list[Token]:
+    """The tokens of `source`, white space and comments included, so that joined they are `source`."""
     return [Token(match.lastgroup or "other", match[0], match.start()) for match in _TOKEN.finditer(source)]
 
 

@@ -211,6 +211,7 @@ def _one_line(error: Exception) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
+    """Serve the requests of the parent: file descriptors of both pipes, its process id, and a folder."""
     requests, responses, parent = (int(argument) for argument in arguments[:3])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above

@@ -38,6 +38,8 @@ _PLAIN_CALLS = re.compile(
 
 @dataclass(frozen=True)
 class Buffer:
+    """A buffer of a program as it is shown; `shape` as text, since extents may be variables."""
+
     name: str
     shape: tuple[str, ...]
     dtype: str
@@ -65,6 +67,8 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Loop:
+    """A loop of a program as it is shown."""
+
     name: str
     extent: str
     kind: str  # serial, parallel, vectorized, unrolled, or the thread it is bound to

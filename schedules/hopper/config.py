@@ -48,6 +48,14 @@ class HopperConfig(Config):
     blocks_sm: int = 1  # blocks that a multiprocessor holds: one finishes a tile while the other multiplies
     split_k: int = 1  # blocks of a cluster that take turns at the stages of one tile, for grids of few tiles
 
+    # each consumer has tiles of its own, of block_m x block_n: one finishes its tile while another multiplies
+    ping_pong: bool = False
+    # operand b, the filters of a tile's whole reduction, is loaded with a block's first tile and stays in shared memory
+    stationary: bool = False
+    # tensor maps are fetched while a block sets itself up, and it ends when its last results have left shared memory;
+    # else they are fetched as they are used, and it ends when the results are in global memory
+    eager: bool = False
+
     @property
     def cluster(self) -> int:
         """Blocks of a cluster."""
@@ -59,9 +67,14 @@ class HopperConfig(Config):
         return 1
 
     @property
+    def parts(self) -> int:
+        """Consumers that share an output tile."""
+        return 1 if self.ping_pong else self.consumers
+
+    @property
     def rows(self) -> int:
         """Rows of the output tile that a consumer computes."""
-        return self.block_m // (self.consumers // self.consumers_n)
+        return self.block_m // (self.parts // self.consumers_n)
 
     @property
     def columns(self) -> int:
@@ -94,9 +107,13 @@ class HopperConfig(Config):
         if (self.consumers, self.blocks_sm) not in REGISTERS:
             known = ", ".join(f"{consumers} and {blocks_sm}" for consumers, blocks_sm in REGISTERS)
             return f"consumers={self.consumers} and blocks_sm={self.blocks_sm} are not {known}"
-        if self.consumers % self.consumers_n:
+        if self.ping_pong:
+            reason = self._check_ping_pong()
+            if reason:
+                return reason
+        if self.parts % self.consumers_n:
             return f"consumers_n={self.consumers_n} does not divide consumers={self.consumers}"
-        consumers_m = self.consumers // self.consumers_n
+        consumers_m = self.parts // self.consumers_n
         if self.block_m % (ROWS * consumers_m):
             return f"block_m={self.block_m} gives each of {consumers_m} consumers no multiple of {ROWS} rows"
         step = (32 if dtype == "int8" else self.granule) * self.consumers_n
@@ -120,6 +137,15 @@ class HopperConfig(Config):
         needed = self.columns // 2 + INSTRUCTION
         if needed > at_launch:
             return f"block_n={self.block_n} needs {needed} registers for one wgmma, the launch gives {at_launch}"
+        return None
+
+    def _check_ping_pong(self) -> str | None:
+        if self.consumers == 1:
+            return "ping_pong=true is for consumers that take turns, consumers=1 has none to take them with"
+        if self.consumers_n > 1:
+            return f"ping_pong=true gives each consumer whole tiles, consumers_n={self.consumers_n} shares them out"
+        if self.split_k > 1:
+            return f"ping_pong=true has no way to add sums of other blocks, split_k={self.split_k} must be 1"
         return None
 
 
@@ -154,6 +180,21 @@ SHAPES = (
     (128, 16, 2),
     (64, 16, 1),
 )
+# and (block_m, block_n, consumers) for consumers with tiles of their own
+PING_PONG = (
+    (128, 128, 2),
+    (64, 256, 2),
+    (128, 160, 2),
+    (256, 64, 2),
+    (64, 192, 2),
+    (64, 192, 3),
+    (128, 96, 2),
+    (64, 128, 2),
+    (64, 128, 3),
+    (128, 64, 2),
+    (128, 64, 3),
+    (128, 32, 2),
+)
 STAGES = tuple(range(2, 9))
 # (cluster_m, cluster_n, split_k)
 CLUSTERS = (
@@ -170,7 +211,7 @@ CLUSTERS = (
 )
 
 
-def clusters(blocks_sm: int) -> list[dict[str, int]]:
+def clusters(blocks_sm: int) -> list[dict[str, Any]]:
     """Fields of every cluster, and of the grid that an H200 holds of its blocks."""
     return [
         dict(cluster_m=m, cluster_n=n, split_k=k, grid=RESIDENT[m * n * k] * blocks_sm, blocks_sm=blocks_sm)
@@ -178,14 +219,33 @@ def clusters(blocks_sm: int) -> list[dict[str, int]]:
     ]
 
 
-def blocks(dtype: str, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> Iterator[dict[str, Any]]:
-    """Fields of every config worth trying for operands of `dtype`, legal or not."""
+def blocks(
+    dtype: str, shapes: Sequence[tuple[int, int, int]] = SHAPES, filters: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Fields of every config worth trying for operands of `dtype`, legal or not; `filters` says that operand b is, and
+    may stay."""
     k = K_BYTES // numpy_dtype(dtype).itemsize
-    for (m, n, consumers), block_k, stages, words in product(
-        shapes, (2 * k, 4 * k, 8 * k), STAGES, [*clusters(1), *clusters(2)]
+    for shape, block_k, stages, words in product(
+        _ways_of(shapes, filters), (2 * k, 4 * k, 8 * k), STAGES, [*clusters(1), *clusters(2)]
     ):
-        if (consumers, words["blocks_sm"]) in REGISTERS:
-            yield dict(block_m=m, block_n=n, block_k=block_k, num_stages=stages, consumers=consumers, **words)
+        whole = words["split_k"] == 1
+        alone = whole and words["cluster_m"] == words["blocks_sm"] == 1  # what is loaded but once need not be shared
+        if (
+            (shape["consumers"], words["blocks_sm"]) in REGISTERS
+            and (whole or "ping_pong" not in shape)
+            and (alone or "stationary" not in shape)
+        ):
+            yield dict(shape, block_k=block_k, num_stages=stages, **words)
+
+
+def _ways_of(shapes: Sequence[tuple[int, int, int]], filters: bool) -> Iterator[dict[str, Any]]:
+    """Fields of `shapes` and of those for ping-pong, and whether operand b stays, which it may if it is `filters`."""
+    for found, ping_pong in ((shapes, {}), (PING_PONG, dict(ping_pong=True))):
+        for m, n, consumers in found:
+            shape = dict(block_m=m, block_n=n, consumers=consumers, **ping_pong)
+            yield shape
+            if filters:
+                yield dict(shape, stationary=True)
 
 
 def stage_channels(channels: int, most: int, least: int) -> int:

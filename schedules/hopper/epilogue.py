@@ -118,7 +118,7 @@ def emit(work: Work, tensors: Tensors, output_map: Any, place: Any, sums: Any, m
     leaving = kind(work, tensors, output_map, place, memory, start, member)
 
     row_terms = [
-        work.row_term(tensors, place, consumer, folded(top + m * ROWS, a.fold))
+        work.row_term(tensors, place, member.part, folded(top + m * ROWS, a.fold))
         for m in range(staging.rows // ROWS)
         for top in tops
     ]
@@ -211,7 +211,7 @@ class _Boxes(_Leaving):
         staging = self.staging
         with T.If(self.member.thread == 0), T.Then():
             for store in range(staging.together):
-                to = self.work.store_at(self.place, self.member.consumer, (first + store) * staging.width)
+                to = self.work.store_at(self.place, self.member.part, (first + store) * staging.width)
                 source = self.memory.ptr_to([self.start + store * staging.store_bytes])
                 T.evaluate(T.ptx[self.form](T.address_of(self.output_map), *to, source))
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
@@ -263,7 +263,7 @@ class _Runs(_Leaving):
             run = named("run", T.truncdiv(at, vectors))
             element = named("element", T.truncmod(at, vectors) * target.vector)
             row = run * target.rows
-            index, inside = self.work.run_at(self.place, self.member.consumer, row, first * staging.width)
+            index, inside = self.work.run_at(self.place, self.member.part, row, first * staging.width)
             stored = element < inside if count % WARPGROUP == 0 else tirx.all(at < count, element < inside)
             with T.If(stored), T.Then():
                 source = self.memory.ptr_to([self.start + (row * staging.pitch + element) * staging.item])
@@ -287,7 +287,7 @@ class _Columns(_Leaving):
         left = T.truncmod(self.member.lane, 4) * 2
         for m in range(output.staging.rows // ROWS):
             row = self.row(m) + tile_row(self.member.lane, 0)
-            start, pitch, inside = self.work.columns_at(self.place, self.member.consumer, row)
+            start, pitch, inside = self.work.columns_at(self.place, self.member.part, row)
             inside = None if inside is None else named("inside", inside - left)
             self.columns.append((kept("element", start + left * pitch), pitch, inside))
 

@@ -18,7 +18,7 @@ from schedules.hopper.config import K_BYTES, REGISTERS, ROWS, WARPGROUP
 from schedules.hopper.exchange import Exchange
 from schedules.hopper.fragments import SETS, Fragments
 from schedules.hopper.instructions import Multiply, column_mask, peer_of, row_mask
-from schedules.hopper.shared import UNIT, Columns, Runs, SharedTile, TensorMap
+from schedules.hopper.shared import UNIT, Columns, Runs, SharedTile, TensorMap, aligned
 from schedules.hopper.work import Load, Member, Operand, Work
 from schedules.primitives.annotations import TIRX
 from schedules.primitives.steps import inside_part, part
@@ -52,6 +52,7 @@ def program(work: Work) -> tvm.IRModule:
     config, output = work.config, work.output
     a, b = work.a.tile, work.b.tile
     stage_bytes, loaded = work.stage_bytes, work.a.nbytes + work.b.nbytes
+    ping_pong, stationary, b_bytes = config.ping_pong, config.stationary, aligned(work.b.nbytes)
     # of the products that a stage adds to the same sums, the first may begin them anew
     products = [
         (each, each.sums not in {other.sums for other in work.products[:i]}) for i, each in enumerate(work.products)
@@ -131,11 +132,30 @@ def program(work: Work) -> tvm.IRModule:
             target = ring.ptr_to([base + load.offset])
             T.evaluate(T.ptx[form](target, T.address_of(tensor_map), *load.at, barrier, *last))
 
+    def fill_b(
+        tile: Any, tensor_map: Any, loads: Sequence[Load], memory: Any, stage: Any, at: Any, barrier: Any, mask: Any
+    ) -> None:
+        """Issue the loads of operand b for a stage; where it stays, with the block's first tile, to its place of the
+        stage's number in the reduction, `at` being the (ry, rx, chunk) of it."""
+        if not stationary:
+            fill(work.b, tensor_map, loads, memory, stage * stage_bytes + work.b_start, barrier, mask)
+            return
+        ry, rx, chunk = at
+        number = T.truncdiv((ry * work.kernel[1] + rx) * work.chunks + chunk, split_k)
+        with T.If(tile < clusters), T.Then():
+            fill(work.b, tensor_map, loads, memory, number * b_bytes, barrier, mask)
+
+    def expected(tile: Any) -> Any:
+        """Bytes that a stage gets."""
+        return T.Select(tile < clusters, loaded, work.a.nbytes) if stationary else loaded
+
     def multiply_part(some: range, sums: Any, of_a: Any, b_tile: Any, stage: Any, step: Any) -> None:
         """The products of some steps of a stage; `of_a` is a descriptor, or the memory of the fragments."""
 
-        def units(offset: int) -> Any:
-            return T.Cast("uint64", stage * (stage_bytes // UNIT) + offset // UNIT)
+        def units(offset: int, at: Any = stage, nbytes: int = stage_bytes) -> Any:
+            return T.Cast("uint64", at * (nbytes // UNIT) + offset // UNIT)
+
+        of_b = partial(units, at=step, nbytes=b_bytes) if stationary else units
 
         for k in some:
             for (product, first), m in itertools.product(products, range(blocks_m)):
@@ -144,7 +164,7 @@ def program(work: Work) -> tvm.IRModule:
                     fragments.of(of_a, k, m)
                     if by_registers
                     else [of_a + units(product.a + a.k_offset(k) + a.row_offset(m * ROWS))],
-                    b_tile + units(product.b + b.k_offset(k)),
+                    b_tile + of_b(product.b + b.k_offset(k)),
                     step > 0 if k == 0 and first else T.bool(True),
                 )
 
@@ -183,9 +203,15 @@ def program(work: Work) -> tvm.IRModule:
         at = (first + offset for offset in fragments.offsets(warp, lane))
         return memory, [kept(name, address) for name, address in zip(("even", "odd"), at, strict=True)]
 
-    def own_steps(count: Any, rank_k: Any) -> Any:
-        """Those of `count` stages that are this block's."""
+    def steps_of(place: Any, rank_k: Any) -> Any:
+        """Stages of the tile at `place` that are this block's."""
+        window = work.taps(place)
+        count = (window[1] - window[0]) * (window[3] - window[2]) * work.chunks
         return T.truncdiv(count + (split_k - 1) - rank_k, split_k) if split else count
+
+    def others(tile: Any, consumer: Any) -> Any:
+        """Tiles of other consumers between the consumer's last, if any, and its next; `tile` follows the last."""
+        return T.Select(tile < clusters, consumer, consumers - 1) if ping_pong else 0
 
     def release(empty: Any, stage: Any, thread: Any, peer: Any) -> None:
         """Tell every block that writes into `stage` that this consumer has read it."""
@@ -194,6 +220,18 @@ def program(work: Work) -> tvm.IRModule:
                 empty.arrive(stage, remote=peer)
             else:
                 empty.arrive(stage)
+
+    def fetch_maps(by: Any, *maps: Any) -> None:
+        """Have the thread for which `by` is true fetch those tensor maps that there are."""
+        with T.If(by), T.Then():
+            for tensor_map in maps:
+                if tensor_map is not None:
+                    T.evaluate(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
+
+    def wait_stored() -> None:
+        """Wait for this thread's stores, of which the shared memory that they read has to outlive them."""
+        wait = T.ptx.cp.async_.bulk.wait_group
+        T.evaluate((wait.read if config.eager else wait)(0))
 
     # fmt: off
     @T.prim_func
@@ -218,18 +256,24 @@ def program(work: Work) -> tvm.IRModule:
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
         thread = T.thread_id_in_wg([WARPGROUP])
+        if config.eager:
+            fetch_maps(tirx.all(group == consumers, thread == 0), a_map, b_map, output_map)
         part("Shared memory: a ring of stages, room for the output, and barriers that say who may use a stage")
         pool = T.SMEMPool()
         ring = pool.alloc((stages * stage_bytes,), "uint8", align=1024)
+        memory_b = T.meta_var(pool.alloc((work.stationary_bytes,), "uint8", align=1024) if stationary else ring)
         staging = T.meta_var(
             pool.alloc((consumers * output.staging.nbytes,), "uint8", align=1024) if staged else None)
         leader = T.meta_var(tirx.all(group == 0, thread == 0))
         full = TMABar(pool, stages, leader=leader)
         empty = MBarrier(pool, stages, leader=leader)
         exchange = T.meta_var(Exchange(work, multiply.accumulator, pool, leader) if split else None)
+        issued = T.meta_var(MBarrier(pool, consumers, leader=leader) if ping_pong else None)
         pool.commit()
         full.init(1)
-        empty.init(consumers * sharing)
+        empty.init(config.parts * sharing)
+        if ping_pong:
+            issued.init(WARPGROUP)
         if split:
             exchange.init()
         T.ptx.fence.mbarrier_init.release.cluster()
@@ -273,13 +317,13 @@ def program(work: Work) -> tvm.IRModule:
                             while rx < window[3]:
                                 while chunk < work.chunks:
                                     empty.wait(stage, phase ^ 1)
-                                    full.arrive(stage, loaded)
+                                    full.arrive(stage, expected(tile))
                                     fill(work.a, a_map, work.loads_a(place, ry, rx, chunk, rank_n),
                                          ring, stage * stage_bytes, full.ptr_to([stage]),
                                          row_mask(cluster_n, first + rank_m * cluster_n))
-                                    fill(work.b, b_map, work.loads_b(place, ry, rx, chunk, rank_m),
-                                         ring, stage * stage_bytes + work.b_start, full.ptr_to([stage]),
-                                         column_mask(cluster_m, cluster_n, first + rank_n))
+                                    fill_b(tile, b_map, work.loads_b(place, ry, rx, chunk, rank_m),
+                                           memory_b, stage, (ry, rx, chunk), full.ptr_to([stage]),
+                                           column_mask(cluster_m, cluster_n, first + rank_n))
                                     stage = stage + 1
                                     if stage == stages:
                                         stage = 0
@@ -293,21 +337,32 @@ def program(work: Work) -> tvm.IRModule:
             part("The consumers: wait for a stage, multiply it by wgmma into registers, and free it")
             if redistribute:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](consumer_registers)
-            member_m = T.meta_var(T.truncdiv(group, consumers_n) if consumers_n > 1 else group)
+            part_of = T.meta_var(0 if ping_pong else group)
+            member_m = T.meta_var(T.truncdiv(group, consumers_n) if consumers_n > 1 else part_of)
             columns_before = T.meta_var(
                 T.truncmod(group, consumers_n) * b.row_offset(config.columns) if consumers_n > 1 else 0)
             sums = T.alloc_local((work.sums * blocks_m * each,), multiply.accumulator)
             of_a = T.meta_var(operand_a(ring.ptr_to([member_m * a.row_offset(config.rows)]), warp, lane))
-            b_tile = T.meta_var(descriptor_of("b_tile", b, ring.ptr_to([work.b_start + columns_before])))
+            b_start = T.meta_var((0 if stationary else work.b_start) + columns_before)
+            b_tile = T.meta_var(descriptor_of("b_tile", b, memory_b.ptr_to([b_start])))
             # the block whose stage this thread says is free: each of the row and of the column
             peer = T.meta_var(named("peer", first + peer_of(thread, rank_m, rank_n, cluster_m, cluster_n)))
             turn: T.int32
             turn = 0
-            while tile < work.clusters:
+            while tile + others(tile, group) * clusters < work.clusters:
+                if ping_pong:
+                    part("The others' tiles: their stages go by")
+                    passed = T.meta_var(named("passed", others(tile, group)))  # tile changes in the loop
+                    for _ in T.serial(passed):
+                        position = T.meta_var(
+                            named("position", stage + steps_of(work.place(tile, rank_m, rank_n), rank_k)))
+                        stage = T.truncmod(position, stages)
+                        phase = phase ^ (T.truncdiv(position, stages) & 1)
+                        tile = tile + clusters
+                    part("This one's, when all stages before are full")
+                    issued.wait(group, turn ^ T.Cast("int32", group == 0))
                 place = T.meta_var(work.place(tile, rank_m, rank_n))
-                window = T.meta_var(work.taps(place))
-                steps_all = T.meta_var((window[1] - window[0]) * (window[3] - window[2]) * work.chunks)
-                count = T.meta_var(named("count", own_steps(steps_all, rank_k)))
+                count = T.meta_var(named("count", steps_of(place, rank_k)))
                 before: T.int32
                 before = 0
                 for step in T.serial(count):
@@ -318,11 +373,14 @@ def program(work: Work) -> tvm.IRModule:
                     if stage == stages:
                         stage = 0
                         phase = phase ^ 1
+                if ping_pong:
+                    issued.arrive(T.Select(group == consumers - 1, 0, group + 1))
+                    turn = turn ^ 1
                 T.ptx.wgmma.wait_group.sync.aligned(0)
                 multiply.settle([sums[i] for i in range(work.sums * blocks_m * each)])
                 release(empty, before, thread, peer)
                 part("The way out: a tile's results leave the registers while the producer fetches the next")
-                member = T.meta_var(Member(group, warp, lane, thread))
+                member = T.meta_var(Member(group, part_of, warp, lane, thread))
                 if split:
                     if exchange.finishes(group, rank_k):
                         exchange.receive(sums, group, rank_k, rank_mn, thread, turn)
@@ -335,7 +393,7 @@ def program(work: Work) -> tvm.IRModule:
                 tile = tile + clusters
             if by_tma:  # noqa: SIM102 (of the two only the other is the kernel's)
                 if thread == 0:
-                    T.ptx.cp.async_.bulk.wait_group(0)
+                    wait_stored()
         part("The end: no block leaves while others may write into its shared memory")
         T.cuda.warp_sync()
         if cluster > 1:

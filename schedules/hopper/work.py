@@ -30,9 +30,11 @@ Fragment = Callable[[int, int, int, int], Any]
 
 @dataclass(frozen=True)
 class Member:
-    """The numbers of a thread that multiplies: consumer, warp of it, lane of the warp, and thread of the consumer."""
+    """The numbers of a thread that multiplies: consumer, its part of the tile, warp of it, lane of the warp, and thread
+    of the consumer."""
 
     consumer: Any
+    part: Any
     warp: Any
     lane: Any
     thread: Any
@@ -116,6 +118,8 @@ class Work(ABC):
     workspace: tuple[Argument, ...] = ()  # tensors of the function's own, which `prepare` fills
     chunks: int  # stages of one tap, or group of them
     clusters: int  # tiles of a whole cluster
+    # tiles of a cluster side by side with filters of their own, if these are operand b and may stay; else 0
+    columns: int = 0
     a: Operand
     b: Operand
     output: Output
@@ -138,7 +142,17 @@ class Work(ABC):
     @property
     def stage_bytes(self) -> int:
         """Bytes from one stage to the next."""
-        return aligned(self.b_start + self.b.nbytes)
+        return self.b_start if self.config.stationary else aligned(self.b_start + self.b.nbytes)
+
+    @property
+    def stages(self) -> int:
+        """Stages of the reduction of a tile that a block multiplies, at most."""
+        return -(-math.prod(self.kernel) * self.chunks // self.config.split_k)
+
+    @property
+    def stationary_bytes(self) -> int:
+        """Shared memory for operand b where it stays."""
+        return self.stages * aligned(self.b.nbytes) if self.config.stationary else 0
 
     @property
     def exchange_bytes(self) -> int:
@@ -152,7 +166,8 @@ class Work(ABC):
         """Bytes of shared memory that are no stages."""
         config = self.config
         exchange = self.exchange_bytes + config.consumers * BARRIER_BYTES if config.split_k > 1 else 0
-        return config.consumers * self.output.staging.nbytes + exchange
+        turns = config.consumers * BARRIER_BYTES if config.ping_pong else 0
+        return config.consumers * self.output.staging.nbytes + exchange + turns + self.stationary_bytes
 
     @property
     def least_taps(self) -> int:
@@ -164,12 +179,31 @@ class Work(ABC):
         config, stages = self.config, self.least_taps * self.chunks
         if config.split_k > stages:
             return f"split_k={config.split_k} blocks share a tile of {stages} stages; lower split_k or block_k"
+        if config.stationary:
+            reason = self._check_stationary()
+            if reason:
+                return reason
         shared = config.num_stages * (self.stage_bytes + BARRIER_BYTES) + self.beside_stages
         room = shared_room(arch, config.blocks_sm)
         if shared > room:
             of_each = f" for each of {config.blocks_sm} blocks" if config.blocks_sm > 1 else ""
             return f"num_stages={config.num_stages} needs {shared} bytes of shared memory, {arch} has {room}{of_each}"
         return self.a.source.reason() or self.b.source.reason() or self.output.target.reason()
+
+    def _check_stationary(self) -> str | None:
+        """Why operand b cannot stay; None if it can."""
+        config = self.config
+        if self.columns == 0:
+            return "stationary=true keeps filters as operand b, here they are operand a"
+        if self.least_taps < math.prod(self.kernel):
+            return "stationary=true loads filters with the first tile, and skip_padding=true leaves some of them out"
+        clusters = config.blocks(self.clusters * config.cluster) // config.cluster
+        if clusters % self.columns:
+            return (
+                f"stationary=true keeps one of {self.columns} columns of filters, with grid={config.grid} blocks meet"
+                f" others; give {self.columns} times a multiple of {config.cluster}"
+            )
+        return None
 
     def fill_shared(self, arch: Arch) -> None:
         """Change the config to the most stages, of those that searches try, that shared memory has room for."""
@@ -184,7 +218,8 @@ class Work(ABC):
         small: the three overlap the better the more the longest of them stands out (a norm), and each tile's results
         are finished after it.  The constants are fitted to 210 trials of four 3x3 convolutions of NHWC data in float16
         on an H200 (mean error 7%; of the configs tried the one it chooses is 1.5% slower than the best), the rate of
-        32-byte rows to 900 of NCHW32 in int8.  What `split_k` costs is an estimate.
+        32-byte rows to 900 of NCHW32 in int8.  What `split_k` costs and what `ping_pong` and `stationary` save are
+        estimates.
         """
         config, stages = self.config, math.prod(self.kernel) * self.chunks
         nbytes = self.a.tile.k * self.a.tile.item
@@ -192,7 +227,8 @@ class Work(ABC):
         own = -(-stages // config.split_k)
         cycles = product_cycles(config.block_n) * CYCLE
         multiply = waves * own * config.blocks_sm * config.block_m / ROWS * nbytes / K_BYTES * cycles
-        rows = config.block_m / config.cluster_n + config.block_n / config.cluster_m
+        used = waves if config.stationary else 1  # times that operand b is, once loaded
+        rows = config.block_m / config.cluster_n + config.block_n / config.cluster_m / used
         rate = LOADED_NARROW if self.a.tile.swizzle <= NARROW else LOADED
         load = self.clusters * config.cluster / RESIDENT[1] * own * rows * nbytes / rate
         arrive = waves * own * LATENCY / (config.num_stages - 1)
@@ -201,6 +237,9 @@ class Work(ABC):
         if config.split_k > 1:
             finish += EXCHANGE + results * SENT * (config.split_k - 1) / config.split_k
         overlapped = sum(part**OVERLAP for part in (multiply, load, arrive)) ** (1 / OVERLAP)
+        if config.ping_pong:
+            alone = finish * config.consumers
+            return max(overlapped + alone, waves * finish) / 1000
         return (overlapped + waves * finish) / 1000
 
     def prepare(self, tensors: Tensors) -> None:

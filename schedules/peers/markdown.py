@@ -7,6 +7,7 @@ from typing import Any
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
     lines = ["| " + " | ".join(headers) + " |", "|" + "---|" * len(headers)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 

@@ -19,6 +19,7 @@ STREAM = 8192  # elements that a program of a long row has in flight
 
 @triton.jit
 def forward(x, y, rows, cols, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Softmax, or its logarithm, of ROWS rows of up to BLOCK columns each."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (col < cols)[None, :]
@@ -33,6 +34,7 @@ def forward(x, y, rows, cols, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def gradient(y, dy, dx, rows, cols, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The gradient of `forward`."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (col < cols)[None, :]
@@ -48,6 +50,7 @@ def gradient(y, dy, dx, rows, cols, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK
 
 @triton.jit
 def forward_long(x, y, cols, LOG: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Softmax, or its logarithm, of one row in steps of BLOCK columns."""
     start = tl.program_id(0).to(tl.int64) * cols
     lane = tl.arange(0, BLOCK)
     # finite, so that the difference from a column of -inf is no NaN
@@ -70,6 +73,7 @@ def forward_long(x, y, cols, LOG: tl.constexpr, BLOCK: tl.constexpr):  # type: i
 
 @triton.jit
 def gradient_long(y, dy, dx, cols, LOG: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The gradient of `forward_long`."""
     start = tl.program_id(0).to(tl.int64) * cols
     lane = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)

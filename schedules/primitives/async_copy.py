@@ -25,6 +25,7 @@ def call(function: tuple[str, str], *arguments: Any) -> Any:
 
 
 def commit() -> Any:
+    """cp.async.commit_group."""
     return call(
         (
             "cp_async_commit",

@@ -12,6 +12,7 @@ from tvm.s_tir.stmt import SBlockRealize
 
 
 def integer(value: int) -> Any:
+    """`value` as an int32 constant."""
     return tirx.const(value, "int32")
 
 
@@ -21,6 +22,7 @@ def sequence(statement: Any) -> list[Any]:
 
 
 def joined(statements: Sequence[Any]) -> Any:
+    """The statements as one."""
     return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
 
 
@@ -32,24 +34,28 @@ def loops_of(statement: Any) -> list[Any]:
 
 
 def stores_of(statement: Any) -> list[Any]:
+    """The stores inside of `statement`."""
     found: list[Any] = []
     tvm_ffi.structural_walk(statement, (tirx.BufferStore, found.append))
     return found
 
 
 def variables_of(expression: Any) -> list[Any]:
+    """The variables that `expression` uses."""
     found: list[Any] = []
     tvm_ffi.structural_walk(expression, (ir.Var, found.append))
     return found
 
 
 def reads_memory(expression: Any) -> bool:
+    """Whether `expression` loads from a buffer."""
     found: list[Any] = []
     tvm_ffi.structural_walk(expression, (ir.TensorLoad, found.append))
     return bool(found)
 
 
 def substitute(node: Any, values: dict[Any, Any]) -> Any:
+    """`node` with variables replaced by their `values`."""
     return tvm_ffi.structural_map(node, (ir.Var, lambda var: values.get(var, var)))
 
 

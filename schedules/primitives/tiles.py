@@ -31,6 +31,7 @@ def inline_if_present(sch: Schedule, *names: str) -> None:
 
 
 def bind(sch: Schedule, *pairs: tuple[LoopRV, str]) -> None:
+    """Bind each loop to its thread axis."""
     for loop, thread in pairs:
         sch.bind(loop, thread)
 

@@ -114,6 +114,7 @@ def trials(report: Report) -> Iterator[Row]:
 
 
 def failures(report: Report) -> Iterator[Row]:
+    """A row for each kind of failure of each problem."""
     for _, entry in _entries(report):
         for item in entry.study.failures:
             yield {**_head(entry), **dataclasses.asdict(item)}
@@ -129,6 +130,7 @@ def importance(report: Report) -> Iterator[Row]:
 
 
 def roofline(report: Report) -> Iterator[Row]:
+    """A row for each point of each device's roofline."""
     for device in report.devices:
         for point in device.roofline.points:
             yield {"device": device.name, **dataclasses.asdict(point), "share": point.share}

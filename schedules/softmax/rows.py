@@ -42,10 +42,12 @@ if TYPE_CHECKING:
 
 
 def itemsize_of(dtype: str) -> int:
+    """Bytes of an element of `dtype`."""
     return numpy_dtype(dtype).itemsize
 
 
 def itemsize(problem: SoftmaxProblem) -> int:
+    """Bytes of an element of the problem's tensors."""
     return itemsize_of(problem.dtype)
 
 
@@ -228,6 +230,7 @@ def at_columns(formula: Output, read: Callable[..., tuple[Values, Values]]) -> C
 
 
 def i64(value: int) -> PrimExpr:
+    """`value` as an int64 constant."""
     from tvm import tirx
 
     return tirx.IntImm("int64", value)
@@ -329,6 +332,7 @@ def _store(value: te.Tensor, lead: tuple[PrimExpr, ...], packing: Packing, name:
 
 
 def new_schedule(stages: Stages) -> Schedule:
+    """A schedule of the program that the stages make."""
     from tvm import te
     from tvm.s_tir import Schedule
 

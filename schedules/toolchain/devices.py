@@ -134,6 +134,7 @@ def rocm() -> tuple[Device, ...]:
 
 
 def all_devices() -> tuple[Device, ...]:
+    """The CPU and every GPU of this machine."""
     return (cpu(), *cuda(), *rocm())
 
 

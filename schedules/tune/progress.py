@@ -241,6 +241,7 @@ def operator_name(problem: Problem) -> str:
 
 
 def limits_text(status: Status) -> str:
+    """The limits of a search, in words."""
     limits = status.limits
     parts = [
         limits.trials is not None and f"{limits.trials} trials",
@@ -290,6 +291,7 @@ def comparison(best: Record, default: Record | None, peers: Mapping[str, float])
 
 
 def us_text(us: float) -> str:
+    """Microseconds, with two decimals below 1000 and one above."""
     return f"{us:.2f} us" if us < 1000 else f"{us:.1f} us"
 
 
@@ -304,6 +306,7 @@ def rate_text(record: Record) -> str:
 
 
 def candidate_text(record: Record) -> str:
+    """The schedule and config of a record."""
     return f"{record.schedule}: {record.config}"
 
 

@@ -27,7 +27,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "many tiles": dict(n=256, h=9, w=11, ci=64, co=256, kh=3, kw=3, pad=1, dtype="float16"),
 }
 # what a config says of none of its own, whatever the default for the problem
-PLAIN = dict(block_k=64, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1, split_k=1)
+PLAIN = dict(
+    block_k=64, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1, split_k=1, ping_pong=False, stationary=False,
+    eager=False,
+)  # fmt: skip
 CONFIGS: list[dict[str, Any]] = [
     dict(),
     *(
@@ -42,6 +45,7 @@ CONFIGS: list[dict[str, Any]] = [
             dict(block_m=128, block_n=64, consumers=2, block_k=16, num_stages=5, cluster_m=1, grid=0),
             dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
             dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
+            dict(block_m=64, block_n=64, consumers=3, num_stages=4, cluster_m=1, grid=5, ping_pong=True, eager=True),
             dict(
                 block_m=128,
                 block_n=128,
@@ -98,6 +102,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         "block_n=64": "block_n=64 is not cluster_m=2 times a multiple of 64",
         "cluster_n=4 cluster_m=1": "block_m=128 is not cluster_n=4 times a multiple of 64",
         "num_stages=5": "num_stages=5 needs 278608 bytes of shared memory",
+        "stationary=true": "stationary=true keeps filters as operand b, here they are operand a",
     }.items():
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem_of("conv2d_hwcn", **WORK), sm_90a, dict(word.split("=") for word in words.split()))

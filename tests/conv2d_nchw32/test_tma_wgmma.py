@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from schedules.build import build
 from schedules.errors import ConfigError
 from schedules.hopper.shared import folded
 from schedules.registry import operator
-from tests.conftest import problem_of
+from tests.conftest import caught, problem_of
 from tests.conv2d_nchw32.shapes import EPILOGUE_SHAPE, EPILOGUES
 from tests.conv2d_nchw32.shapes import SHAPES as ALL_SHAPES
 from tests.hopper import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
@@ -25,7 +27,7 @@ SHAPES: dict[str, dict[str, Any]] = ALL_SHAPES | {
 }
 PLAIN: dict[str, Any] = dict(
     block_m=128, block_n=256, block_k=128, num_stages=4, consumers=2, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1,
-    split_k=1, row_pixels=1, tall=False, skip_padding=False,
+    split_k=1, ping_pong=False, stationary=False, eager=False, row_pixels=1, tall=False, skip_padding=False,
 )  # fmt: skip
 _CONFIGS: list[dict[str, Any]] = [
     dict(block_m=128, block_n=256, block_k=128, consumers=2, num_stages=4),
@@ -51,6 +53,15 @@ _SPLIT: list[dict[str, Any]] = [
     dict(block_m=128, block_n=64, block_k=64, num_stages=2, cluster_m=1, row_pixels=4, tall=True, split_k=2, grid=4),
     dict(block_m=64, block_n=32, block_k=32, consumers=1, num_stages=4, cluster_m=1, split_k=4, grid=4),
 ]
+# for tiles in turn, or filters that stay: of a layer whose filters fit, on a device and off it
+LAYER: dict[str, Any] = dict(n=256, h=28, w=28, ci=128, co=128, kh=3, kw=3, pad=1)
+_TURNS: list[dict[str, Any]] = [
+    dict(block_m=128, block_n=128, block_k=64, num_stages=4, row_pixels=4, tall=True, ping_pong=True, stationary=True),
+    dict(block_m=128, block_n=128, block_k=64, num_stages=4, cluster_m=2, cluster_n=1, ping_pong=True, eager=True),
+    dict(block_m=64, block_n=64, block_k=64, num_stages=3, consumers=3, cluster_n=2, ping_pong=True, stationary=True),
+    dict(block_m=256, block_n=128, block_k=64, num_stages=2, row_pixels=4, tall=True, stationary=True, eager=True),
+]
+TURNS = [PLAIN | dict(cluster_m=1) | words for words in _TURNS]
 CONFIGS = [{}, *(PLAIN | words for words in _CONFIGS)]
 SPLIT = [PLAIN | words for words in _SPLIT]
 ROWS: list[dict[str, Any]] = [dict(words, row_pixels=row) for words in CONFIGS[9:11] for row in (2, 4)]
@@ -76,7 +87,17 @@ PADDED: dict[str, dict[str, Any]] = {
     ),
     "padded, taps all outside": dict(n=128, h=1, w=1, ci=33, co=3, kh=3, kw=2, pad=3, dilation=3),
 }
+# tiles in turn on few blocks, of which some compute more tiles than others, or with consumers to spare
+_IN_TURN: list[tuple[str, dict[str, Any]]] = [
+    ("tall, many images", dict(_TURNS[0], block_m=64, block_n=32, num_stages=3, cluster_n=2, grid=6, eager=True)),
+    ("ragged everything, stride 2", dict(_TURNS[2], grid=10, block_n=32)),
+    ("ragged everything, stride 2", dict(_TURNS[1], grid=2, block_m=64, block_n=32, block_k=32)),
+    ("padded, a place a tile", dict(block_m=64, block_n=32, num_stages=3, ping_pong=True, skip_padding=True, grid=2)),
+    ("1x1, several images", dict(block_m=64, block_n=64, block_k=32, stationary=True, split_k=2, consumers=1, grid=6)),
+]
+IN_TURN = [(shape, PLAIN | dict(cluster_m=1) | words) for shape, words in _IN_TURN]
 CASES: list[tuple[str, dict[str, Any]]] = [
+    *IN_TURN,
     *((shape, {}) for shape in SHAPES),
     *(("ragged everything, stride 2", words) for words in CONFIGS[1:12]),
     *(("ragged everything, stride 2", words) for words in SPLIT if not words["tall"]),
@@ -113,6 +134,15 @@ def test_other_configs(cuda_compiler: None, sm_90a: Arch, words: dict[str, Any])
     high = words.get("block_m") == 512  # too many for a residual
     fields = WORK | dict(bias=True, residual=not high, activation="relu")
     assert_well_made(build(problem_of("conv2d_nchw32", **fields), sm_90a, "tma_wgmma", words), "IGMMA")
+
+
+@pytest.mark.parametrize("words", TURNS, ids=str)
+def test_tiles_in_turn_and_filters_that_stay(cuda_compiler: None, sm_90a: Arch, words: dict[str, Any]) -> None:
+    fields = LAYER | dict(bias=True, activation="relu")
+    built = build(problem_of("conv2d_nchw32", **fields), sm_90a, "tma_wgmma", words)
+    assert_well_made(built, "IGMMA")
+    source = str(built.sources["cu"])
+    assert ("position" in source) == words["ping_pong"] and ("prefetch_tensormap" in source) == words["eager"]
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
@@ -173,6 +203,16 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     with pytest.raises(ConfigError, match="split_k=2 blocks share a tile of 1 stages"):
         words = PLAIN | dict(split_k="2", block_n="64", block_k="256", skip_padding="true")
         spec.config_for(problem, sm_90a, words)
+    for words, reason in {
+        "ping_pong=true consumers=1 block_m=64": "ping_pong=true is for consumers that take turns, consumers=1 has",
+        "ping_pong=true": "block_m=128 x block_n=256 needs about 304 registers, there are 232",
+        "ping_pong=true block_n=128 split_k=2": "ping_pong=true has no way to add sums of other blocks, split_k=2",
+        "stationary=true": "num_stages=4 needs",
+        "stationary=true skip_padding=true": "stationary=true loads filters with the first tile, and skip_padding",
+        "stationary=true block_n=96 grid=110": "one of 6 columns of filters, with grid=110 .* give 6 times a multiple",
+    }.items():
+        with pytest.raises(ConfigError, match=reason):
+            spec.config_for(problem, sm_90a, PLAIN | dict(word.split("=") for word in words.split()))
     with pytest.raises(ConfigError, match="cuda:sm_80 has no tma and no wgmma"):
         spec.config_for(problem, parse_arch("sm_80"))
 
@@ -192,6 +232,29 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
 )
 def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
     assert_emulated("conv2d_nchw32", (SHAPES | TALL | PADDED)[shape], words)
+
+
+# of the order of the consumers, of their places in the ring, and of what stays: old and new source
+MUTANTS = {
+    "a turn not waited for": (r"tvm_builtin_cuda_mbarrier_wait\([^;]*turn_ptr[^;]*;", ""),
+    "turns all alike": (r"turn_ptr\[0\] = \(turn_ptr\[0\] \^ 1\);", ""),
+    "a turn not given on": (r"tvm_builtin_ptx_mbarrier_arrive_arrive_shared_b64\([^;]*\? 0 : [^;]*;", ""),
+    "stages of others stay": (r"stage_ptr\[0\] = \(position % \d+\);", ""),
+    "phases of others stay": (r"phase_ptr\[0\] = \(phase_ptr\[0\] \^ \(\(position / \d+\) & 1\)\);", ""),
+    "filters loaded again": (r"if \(tile_ptr\[0\] < \d+\)", "if (tile_ptr[0] < 9999)"),
+    "filters in one place": (r"rx_ptr\[0\] \* \d+", "rx_ptr[0] * 0"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(emulation: None, sm_90a: Arch, name: str) -> None:
+    problem = problem_of("conv2d_nchw32", n=4, h=8, w=8, ci=32, co=32, kh=3, kw=3, pad=1)
+    words = dict(block_m=64, block_n=32, block_k=32, num_stages=5, ping_pong=True, stationary=True, grid=1)
+    built = build(problem, sm_90a, "tma_wgmma", PLAIN | dict(cluster_m=1) | words, device_code=False)
+    source, arrays = str(built.sources["cu"]), built.operator.inputs(problem, np.random.default_rng(0))
+    assert name != "a turn not waited for" or not caught(built, source, arrays)
+    mutant, count = re.subn(*MUTANTS[name], source)
+    assert count == 1 and caught(built, mutant, arrays)
 
 
 @pytest.mark.gpu

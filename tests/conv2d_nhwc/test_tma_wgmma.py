@@ -45,7 +45,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "many tiles": dict(n=64, h=14, w=14, ci=64, co=512, kh=3, kw=3, pad=1, bias=True, dtype="float16"),
 }  # fmt: skip
 # what a config says of none of its own, whatever the default for the problem
-PLAIN = dict(block_k=64, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1, split_k=1)
+PLAIN = dict(
+    block_k=64, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1, split_k=1, ping_pong=False, stationary=False,
+    eager=False,
+)  # fmt: skip
 CONFIGS: list[dict[str, Any]] = [
     dict(),
     *(
@@ -59,6 +62,7 @@ CONFIGS: list[dict[str, Any]] = [
             dict(block_m=128, block_n=48, consumers=2, block_k=16, num_stages=5, cluster_m=1, grid=0),
             dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
             dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
+            dict(block_m=128, block_n=160, consumers=2, num_stages=5, ping_pong=True, eager=True, grid=2),
             dict(block_m=128, block_n=160, consumers=2, num_stages=4, cluster_m=1, split_k=2),
             dict(block_m=128, block_n=64, consumers=2, num_stages=3, block_k=16, cluster_m=2, split_k=2, grid=4),
             dict(
@@ -76,6 +80,12 @@ CONFIGS: list[dict[str, Any]] = [
         ]
     ),
 ]
+
+
+# filters that stay, in two columns for as many blocks, and an odd number of tiles for three consumers
+IN_TURN = PLAIN | dict(
+    block_m=64, block_n=32, block_k=16, num_stages=3, consumers=3, cluster_m=1, grid=2, ping_pong=True, stationary=True
+)
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +210,7 @@ def test_a_bundle_and_its_views(work: Built, tmp_path: Any) -> None:
         *(("ragged, stride 2", words) for words in CONFIGS[1:]),
         *(("whole tiles", words) for words in CONFIGS[1:] if words["split_k"] > 1),
         ("few channels", PLAIN | dict(block_m=64, block_n=32, consumers=1, num_stages=3, cluster_m=1, split_k=2)),
+        ("odd channels, ragged", IN_TURN),
     ],
 )
 def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:

@@ -1,0 +1,175 @@
+"""README and its neighbours: their commands are accepted, their files and headings are there."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schedules.cli import COMMANDS, command_parser
+from schedules.cli.arguments import parse
+from schedules.errors import SchedulesError, UnknownNameError
+from schedules.presets import operator_named
+from tests.documents import ROOT, blocks, headings, prose
+
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("examples/**/*.md"))]
+SHELL = ("", "sh", "bash")
+TEXTS = {str(file.relative_to(ROOT)): file.read_text() for file in DOCUMENTS}
+LINES = {
+    f"{name}: {' '.join(words)}": words
+    for name, text in TEXTS.items()
+    for block in blocks(text)
+    if block.language in SHELL
+    for words in block.commands()
+}
+SCRIPTS = sorted({found for text in TEXTS.values() for found in re.findall(r"\bscripts/\w+\.py", text)})
+EXAMPLES = ("row_sum",)  # operators that a document itself makes
+
+
+def of(command: str) -> list[str]:
+    return [line for line, words in LINES.items() if words[0] == command]
+
+
+@pytest.mark.parametrize("line", of("schedules"))
+def test_commands_are_accepted(line: str) -> None:
+    command, *words = LINES[line][1:]
+    args = parse(command_parser(command)[1], words)
+    if name := next(iter(getattr(args, "words", [])), None):
+        assert name in EXAMPLES or "/" in name or operator_named(name)
+
+
+def test_there_are_commands_of_every_kind() -> None:
+    assert len(of("schedules")) > 20 and len([line for line, words in LINES.items() if "scripts/" in words[0]]) > 2
+    assert {LINES[line][1] for line in of("schedules")} > {"build", "verify", "tune", "bench", "explain"}
+
+
+@pytest.mark.parametrize("words", [["build", "tutorial", "--taget", "llvm"], ["bench", "--seconds", "soon"]])
+def test_a_command_with_a_mistake_would_be_noticed(words: list[str]) -> None:
+    with pytest.raises(SchedulesError):
+        parse(command_parser(words[0])[1], words[1:])
+    with pytest.raises(UnknownNameError):
+        operator_named("tutorail")
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_commands_named_in_a_sentence_exist(name: str) -> None:
+    named = set(re.findall(r"`schedules ([a-z]+)\b", prose(TEXTS[name])))
+    assert named <= set(COMMANDS)
+
+
+def help_of(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    try:
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":  # which only its own tests have
+            raise
+        pytest.skip(f"{script} needs PyTorch")
+    assert not end.value.code
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_take_the_options_that_are_shown(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = help_of(script, monkeypatch, capsys)
+    assert "usage: " in said
+    lines = [words for words in LINES.values() if words[0] == script]
+    options = {word for words in lines for word in words if word.startswith("--")}
+    assert {option for option in options if not re.search(rf"{option}\b", said)} == set()
+
+
+@pytest.mark.parametrize("target", [words[1] for words in LINES.values() if words[0] == "make"])
+def test_targets_of_make_exist(target: str) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert target in targets or "=" in target
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_python_and_toml_blocks_are_whole(name: str) -> None:
+    from schedules.presets import tomllib
+
+    for block in blocks(TEXTS[name]):
+        if block.language == "python":
+            compile(block.text, f"{name} {block.name}", "exec")
+        elif block.language == "toml":
+            tomllib.loads(block.text)
+        else:
+            assert block.language in SHELL, f"a language that no test reads: {block.language}"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_lead_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(TEXTS[name])):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / name).parent / path if path else ROOT / name
+        assert file.exists(), target
+        assert not anchor or anchor in headings(file.read_text()), target
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_files_that_are_named_exist(name: str) -> None:
+    """Paths in backticks below a folder of the repository; those of an example, and patterns, are not there."""
+    top = {path.name for path in ROOT.iterdir() if path.is_dir()}
+    for path in re.findall(r"`([\w.-]+/[\w./-]*)`", prose(TEXTS[name])):
+        if path.split("/")[0] in top - {"out"} and not any(example in path for example in EXAMPLES):
+            assert (ROOT / path).exists(), path
+
+
+def test_headings_are_found() -> None:
+    assert {"how-to-add-an-operator", "set-up"} <= headings(TEXTS["CONTRIBUTING.md"])
+    assert headings("# A `b`, c: d-e!\n```\n# no\n```\n") == {"a-b-c-d-e"}
+
+
+def told(text: str) -> list[tuple[str, list[str]]]:
+    """Each command of a text's console blocks with the lines shown of what it prints."""
+    found: list[tuple[str, list[str]]] = []
+    for block in blocks(text):
+        for line in block.text.splitlines() if block.language == "console" else ():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            elif line != "...":
+                found[-1][1].append(line)
+    return found
+
+
+def like(line: str) -> str:
+    """A line without its numbers, which other compilers and machines have otherwise."""
+    return re.sub(r"[\d.]+", "#", " ".join(line.split()))
+
+
+def missing(shown: list[str], printed: list[str]) -> list[str]:
+    """The lines of `shown` that `printed` does not have, in this order, at the beginning of a line."""
+    rest = iter([like(line) for line in printed])
+    return [line for line in shown if not any(here.startswith(like(line)) for here in rest)]
+
+
+def test_the_tour_prints_what_it_shows(cuda_compiler: None, emulation: None, tmp_path: Path) -> None:
+    tour = told(TEXTS["README.md"])
+    assert len(tour) >= 4
+    environment = {**os.environ, "TERM": "dumb", "COLUMNS": "120", "PYTHONPATH": str(ROOT)}
+    for command, shown in tour:
+        program, *words = shlex.split(command)
+        assert program == "schedules" and shown
+        ran = subprocess.run(
+            [sys.executable, "-m", "schedules", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert not missing(shown, ran.stdout.splitlines()), command
+
+
+def test_a_tour_that_shows_something_else_is_noticed() -> None:
+    printed = ["route  seed  result", "serial  0  passed  0.144  ...", "emulated  0  passed"]
+    assert not missing(["route seed", "emulated  0     passed"], printed)
+    assert missing(["emulated 0 passed", "serial 0 passed"], printed) == ["serial 0 passed"]
+    assert missing(["serial 0 FAILED"], printed) == ["serial 0 FAILED"]
