@@ -59,6 +59,7 @@ class Built:
     scheduled: tvm.IRModule = field(repr=False)
     lowered: str = field(repr=False)
     resources: tuple[cuda.KernelResources, ...]
+    log: str = field(repr=False)  # of the CUDA compiler: ptxas's report and warnings
     launch: Launch | None
     compiler: str
     seconds: float
@@ -139,6 +140,7 @@ def build_scheduled(
         scheduled=mod,
         lowered=lowered,
         resources=cuda.parse_resources(made.cubin.log) if made.cubin else (),
+        log=made.cubin.log if made.cubin else "",
         launch=launch,
         compiler=made.cubin.compiler if made.cubin else _llvm(),
         seconds=time.perf_counter() - start,

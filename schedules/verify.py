@@ -89,7 +89,7 @@ def verify(
             raise UsageError(f"schedule {spec.name} has no route {route}: {spec.no_routes[route]}")
         target = problem if route == "device" else reduced(problem, arch, schedule, config, route)
         runs = list(RUNNERS[route](target, arch, schedule, config))
-        checks += [_check(target, name, run, seed, spec.arithmetic) for seed in seeds for name, run in runs]
+        checks += [check for seed in seeds for check in _checks(target, runs, seed, spec.arithmetic)]
     return checks
 
 
@@ -103,7 +103,8 @@ def verify_function(
     """Compare a function that takes the problem's tensors on the device of `arch` (a loaded bundle) with the
     reference, within the tolerance of the `schedule` that it was built with."""
     arithmetic = operator_of(problem).schedule(schedule).arithmetic if schedule else FLOAT32
-    return [_check(problem, "device", on_device(function, problem, arch), seed, arithmetic) for seed in seeds]
+    runs = [("device", on_device(function, problem, arch))]
+    return [check for seed in seeds for check in _checks(problem, runs, seed, arithmetic)]
 
 
 def on_device(function: Callable[..., None], problem: Problem, arch: Arch) -> Run:
@@ -159,18 +160,22 @@ def reduced(
     return smallest
 
 
-def _check(problem: Problem, route: str, run: Run, seed: int, arithmetic: Arithmetic) -> Check:
-    start = time.perf_counter()
-    inputs = operator_of(problem).inputs(problem, np.random.default_rng(seed))
-    detail, error = "", float("inf")
-    try:
-        outputs = run([*inputs, *poisoned(problem)])
-    except EmulationError as problem_found:
-        detail = str(problem_found)
-    else:
-        worst = judge(problem, inputs, outputs, arithmetic=arithmetic)
-        detail, error = str(worst), worst.error
-    return Check(route, problem, seed, error, error <= 1, detail, time.perf_counter() - start)
+def _checks(problem: Problem, runs: Sequence[tuple[str, Run]], seed: int, arithmetic: Arithmetic) -> Iterator[Check]:
+    """A check of each run on the same data; the reference is computed once, when a run has come to its end."""
+    op, expected = operator_of(problem), None
+    inputs = op.inputs(problem, np.random.default_rng(seed))
+    for route, run in runs:
+        start = time.perf_counter()
+        detail, error = "", float("inf")
+        try:
+            outputs = run([*inputs, *poisoned(problem)])
+        except EmulationError as problem_found:
+            detail = str(problem_found)
+        else:
+            expected = expected or op.reference(problem, inputs)
+            worst = judge(problem, inputs, outputs, expected, arithmetic)
+            detail, error = str(worst), worst.error
+        yield Check(route, problem, seed, error, error <= 1, detail, time.perf_counter() - start)
 
 
 def poisoned(problem: Problem) -> list[Array]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import pytest
+from tvm.script.parser.core import doc
 
 from schedules.arch import ARCHES, Arch, parse_arch
-from schedules.build import Built
+from schedules.build import Built, build
 from schedules.errors import EmulationError, ToolchainError
-from schedules.problem import Problem
+from schedules.problem import Config, Problem
 from schedules.registry import operator
 from schedules.toolchain.frames import outer_frames
 from schedules.verify import Check, emulated_runs, emulator_available, judge, poisoned, verify
@@ -32,9 +35,11 @@ def no_records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def short_parses() -> Iterator[None]:
-    """TVM's parser asks for the whole call stack, which pytest makes deep, many times a schedule."""
+    """TVM's parser asks for the whole call stack, which pytest makes deep, many times a schedule, and reads the source
+    of the same programs again for each of hundreds of kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspect, "getouterframes", outer_frames)
+        patch.setattr(doc, "parse", lru_cache(maxsize=None)(doc.parse))
         yield
 
 
@@ -54,6 +59,7 @@ LONGEST = (
     "test_tune.py",
     "test_mma_split.py",
     "test_values.py",
+    "test_bulk.py",
 )
 
 
@@ -132,12 +138,25 @@ def assert_correct(
     return checks
 
 
+@lru_cache(maxsize=16)
+def cuda_source(problem: Problem, arch: Arch, schedule: str, config: Config) -> str:
+    """The generated CUDA C++."""
+    return str(build(problem, arch, schedule, config, device_code=False).sources["cu"])
+
+
+def assert_changes_the_source(problem: Problem, arch: Arch, schedule: str, base: Any, **change: Any) -> None:
+    """The same config with `change` is another program."""
+    assert base.words() != replace(base, **change).words()
+    assert cuda_source(problem, arch, schedule, base) != cuda_source(problem, arch, schedule, replace(base, **change))
+
+
 def caught(built: Built, source: str, arrays: Sequence[Any]) -> bool:
     """Whether `source`, run behind the host code of `built`, is wrong in some mode of the emulator."""
+    expected = built.operator.reference(built.problem, arrays)
     for _, run in emulated_runs(built, source):
         try:
             outputs = run([*arrays, *poisoned(built.problem)])
-            if not judge(built.problem, arrays, outputs, arithmetic=built.schedule.arithmetic).passed:
+            if not judge(built.problem, arrays, outputs, expected, built.schedule.arithmetic).passed:
                 return True
         except EmulationError:
             return True

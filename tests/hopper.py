@@ -42,7 +42,7 @@ def assert_well_made(built: Built, multiply: str, stored_by_tma: bool = True) ->
     assert found["UTMALDG"] == boxes.count("g2s") > 0 and found["UTMASTG"] == boxes.count("s2g")
     assert bool(found["UTMASTG"]) == stored_by_tma != bool(found["STG"])
     # ptxas says so where wgmma cannot overlap, and then waits for each
-    assert "C75" not in cuda.compile_cuda(str(built.sources["cu"]), built.arch.name).log
+    assert "ptxas info" in built.log and "C75" not in built.log
     assert built.launch and built.launch.threads == config.threads and built.launch.cluster == config.cluster
     assert isinstance(built.launch.grid[0], int) and built.launch.grid[0] % config.cluster == 0
     # what a stage gets once filters stay stands last
@@ -79,7 +79,7 @@ def assert_builds_or_says_why(
         assert "\n" not in str(error)
         return None
     built = build(problem, arch, schedule, config)
-    assert summary(built).spills == 0
+    assert all(kernel.spill_stores == kernel.spill_loads == 0 for kernel in built.resources)
     return built
 
 

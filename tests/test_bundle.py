@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,15 @@ def built_cuda() -> Built:
     return build(PROBLEM, parse_arch(CUDA))
 
 
+@pytest.fixture(scope="module")
+def written(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(built, tmp_path_factory.mktemp("written") / "bundle").path
+
+
 @pytest.fixture
-def folder(built: Built, tmp_path: Path) -> Path:
-    write_bundle(built, tmp_path / "bundle")
-    return tmp_path / "bundle"
+def folder(written: Path, tmp_path: Path) -> Path:
+    """A bundle of the test's own: a copy, which takes no linker."""
+    return Path(shutil.copytree(written, tmp_path / "bundle"))
 
 
 @pytest.fixture(scope="module")

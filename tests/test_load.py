@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,9 +26,15 @@ STATES = {state.target: state for state in examine().targets}
 needs_cuda = pytest.mark.skipif(not STATES["cuda:sm_90a"].build, reason=STATES["cuda:sm_90a"].note)
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(build(PROBLEM, parse_arch("llvm")), tmp_path_factory.mktemp("written") / "bundle").path
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_bundle(build(PROBLEM, parse_arch("llvm")), tmp_path / "bundle").path
+def folder(written: Path, tmp_path: Path) -> Path:
+    """A bundle of the test's own."""
+    return Path(shutil.copytree(written, tmp_path / "bundle"))
 
 
 @pytest.fixture(scope="module")

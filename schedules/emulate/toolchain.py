@@ -1,4 +1,4 @@
-"""Compiles the emulator's runtime library and translated kernels, and keeps the results in a per-user cache.
+"""Compiles the emulator's runtime library, headers and translated kernels; keeps the results in a per-user cache.
 
 The cache folder is `$XDG_CACHE_HOME/te-schedules/emulate` (or below `~/.cache`).  A file's name holds a hash of
 everything that went into it, and files appear by renaming, so any number of processes may share the folder.
@@ -38,7 +38,9 @@ _KERNEL_FLAGS = (
     "-fno-exceptions",
 )
 _RUNTIME_FLAGS = (*_COMMON_FLAGS, "-O2", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno")
+_INCLUDE = (f"-I{CXX_FOLDER}", f"-I{CXX_FOLDER / 'include'}")
 _MAX_CACHED_KERNELS = 1000
+_MAX_CACHED_HEADERS = 8
 
 
 def find_cxx() -> str:
@@ -79,7 +81,7 @@ def _header_hash() -> str:
 
 
 def _compile(name: str, flags: Sequence[str], inputs: Sequence[str], source: str, key: Iterable[str]) -> Path:
-    """Compiles to a shared library in the cache, unless it is there already.
+    """Compiles to a file in the cache, unless it is there already; the hash takes the place of {} in its `name`.
 
     Raises:
         ToolchainError: if there is no compiler.
@@ -88,11 +90,12 @@ def _compile(name: str, flags: Sequence[str], inputs: Sequence[str], source: str
     cxx = find_cxx()
     parts = [_compiler_identity(cxx), _header_hash(), *flags, source, *key]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    target = cache_folder() / f"{name}-{digest[:32]}.so"
+    target = cache_folder() / name.format(digest[:32])
     with contextlib.suppress(FileNotFoundError):
         os.utime(target)  # the cache drops what was not used for longest
         return target
-    descriptor, partial = tempfile.mkstemp(prefix=f".{name}-", suffix=".so", dir=target.parent)
+    target.parent.mkdir(exist_ok=True)
+    descriptor, partial = tempfile.mkstemp(prefix=".", suffix=target.name, dir=target.parent)
     os.close(descriptor)
     try:
         command = [cxx, *flags, *inputs, "-o", partial]
@@ -126,9 +129,27 @@ def build_runtime() -> Path:
     includes = [f"-I{folder}" for folder in _tvm_include_folders()]
     sources = [str(path) for path in sorted(CXX_FOLDER.glob("*.cc"))]
     try:
-        return _compile("runtime", _RUNTIME_FLAGS, [*includes, *sources], "", versions)
+        return _compile("runtime-{}.so", _RUNTIME_FLAGS, [*includes, *sources], "", versions)
     except subprocess.CalledProcessError as error:
         raise ToolchainError(f"cannot compile the emulator's runtime: {_first_error(error.stderr)}") from error
+
+
+def _precompiled() -> tuple[str, ...]:
+    """Where GCC finds emulator.h compiled, before the header itself: reading that is half the work of compiling a
+    kernel.  Nothing for other compilers.
+
+    Raises:
+        ToolchainError: if there is no compiler, or it cannot compile the header.
+    """
+    if "Free Software Foundation" not in _compiler_identity(find_cxx()):
+        return ()
+    inputs = [*_INCLUDE, "-x", "c++-header", str(CXX_FOLDER / "emulator.h")]
+    try:
+        header = _compile("header-{}/emulator.h.gch", _KERNEL_FLAGS, inputs, "", ())
+    except subprocess.CalledProcessError as error:
+        raise ToolchainError(f"cannot compile the emulator's headers: {_first_error(error.stderr)}") from error
+    _drop_old(header.parents[1].glob("header-*/emulator.h.gch"), _MAX_CACHED_HEADERS)
+    return (f"-I{header.parent}",)
 
 
 _translated = functools.lru_cache(maxsize=8)(translate)  # one source is run in several modes
@@ -148,13 +169,13 @@ def build_kernels(source: str) -> Path:
     if not translation.kernels:
         raise EmulationError("the CUDA source has no __global__ function")
     text = '#line 1 "kernel.cu"\n' + translation.source
-    inputs = [f"-I{CXX_FOLDER}", f"-I{CXX_FOLDER / 'include'}", "-include", "emulator.h", "-x", "c++", "-"]
+    inputs = [*_precompiled(), *_INCLUDE, "-include", "emulator.h", "-x", "c++", "-"]
     try:
-        library = _compile("kernel", _KERNEL_FLAGS, inputs, text, ())
+        library = _compile("kernel-{}.so", _KERNEL_FLAGS, inputs, text, ())
     except subprocess.CalledProcessError as error:
         message = _first_error(error.stderr)
         raise EmulationError(f"the CUDA source does not compile for the emulator: {message}") from error
-    _drop_old_kernels(library.parent)
+    _drop_old(library.parent.glob("kernel-*.so"), _MAX_CACHED_KERNELS)
     return library
 
 
@@ -163,9 +184,10 @@ def _first_error(stderr: str) -> str:
     return next((line for line in lines if "error" in line), lines[-1] if lines else "no message")
 
 
-def _drop_old_kernels(folder: Path) -> None:
-    kernels = list(folder.glob("kernel-*.so"))
-    if len(kernels) <= _MAX_CACHED_KERNELS:
+def _drop_old(cached: Iterable[Path], most: int) -> None:
+    """Unlinks those not used for longest, down to half of `most`, where there are more."""
+    files = list(cached)
+    if len(files) <= most:
         return
 
     def last_use(path: Path) -> float:
@@ -174,7 +196,7 @@ def _drop_old_kernels(folder: Path) -> None:
         except FileNotFoundError:  # another process dropped it
             return 0.0
 
-    for path in sorted(kernels, key=last_use)[: len(kernels) - _MAX_CACHED_KERNELS // 2]:
+    for path in sorted(files, key=last_use)[: len(files) - most // 2]:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
 

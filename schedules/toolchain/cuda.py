@@ -279,6 +279,11 @@ def disassemble(cubin: bytes) -> str:
     tool = find_tool("nvdisasm")
     if tool is None:
         raise ToolchainError("no SASS disassembler found; pip install nvidia-cuda-nvdisasm, or put nvdisasm on PATH")
+    return _disassembled(tool, cubin)
+
+
+@lru_cache(maxsize=4)  # one kernel is looked at in several ways, and nvdisasm takes a quarter of a second to start
+def _disassembled(tool: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

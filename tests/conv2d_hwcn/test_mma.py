@@ -31,7 +31,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("arch", "dtype"), [("sm_75", "float16"), ("sm_80", "bfloat16"), ("sm_90a", "float16")])
 def test_mma_is_correct(emulation: None, arch: str, dtype: str, shape: str) -> None:
     problem = problem_of("conv2d_hwcn", **SHAPES[shape], dtype=dtype)
-    assert_correct(problem, parse_arch(arch), "mma", routes=["serial", "emulated"])
+    routes = ["emulated"] if arch == "sm_90a" else ["serial", "emulated"]  # serial, as sm_80 is
+    assert_correct(problem, parse_arch(arch), "mma", routes=routes)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -41,9 +42,17 @@ def test_mfma_is_correct(arch: str, shape: str) -> None:
     assert_correct(problem, parse_arch(arch), "mfma", routes=["serial"])
 
 
-@pytest.mark.parametrize("schedule", ["tutorial", "cpu"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("shape", SHAPES)
+# each shape by both schedules, each of them in one dtype, and one shape in both
+@pytest.mark.parametrize(
+    ("schedule", "dtype", "shape"),
+    [
+        (schedule, dtype, shape)
+        for i, schedule in enumerate(["tutorial", "cpu"])
+        for j, dtype in enumerate(["float16", "bfloat16"])
+        for k, shape in enumerate(SHAPES)
+        if (i + j + k) % 2 == 0 or shape == "ragged, stride 2"
+    ],
+)
 def test_other_schedules_take_the_dtype(emulation: None, schedule: str, dtype: str, shape: str) -> None:
     problem = problem_of("conv2d_hwcn", **SHAPES[shape], dtype=dtype)
     if schedule == "cpu":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from schedules.build import build
 from schedules.conv2d_hwcn.tutorial import TutorialConfig, space
 from schedules.errors import ConfigError
 from schedules.inspect import material, summary
-from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_correct, caught, problem_of
+from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_changes_the_source, assert_correct, caught, problem_of
 
 TUTORIAL: dict[str, Any] = dict(n=256, h=14, w=14, ci=256, co=512, kh=3, kw=3, pad=1)
 SHAPES: dict[str, dict[str, Any]] = {
@@ -119,11 +118,7 @@ def test_every_field_is_listed() -> None:
 @pytest.mark.parametrize(("field", "value"), _changes())
 def test_every_field_changes_the_source(sm_90a: Arch, field: str, value: Any) -> None:
     problem = problem_of("conv2d_hwcn", **TUTORIAL)
-    sources = {
-        str(build(problem, sm_90a, "tutorial", config, device_code=False).sources["cu"])
-        for config in (TutorialConfig(), replace(TutorialConfig(), **{field: value}))
-    }
-    assert len(sources) == 2
+    assert_changes_the_source(problem, sm_90a, "tutorial", TutorialConfig(), **{field: value})
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from schedules.build import build
 from schedules.conv2d_nchw.mma_channels_last import MmaChannelsLastConfig, default, space
 from schedules.inspect import material, summary
 from schedules.registry import operator
-from tests.conftest import assert_correct, problem_of
+from tests.conftest import assert_changes_the_source, assert_correct, problem_of
 
 SHAPES: dict[str, dict[str, Any]] = {
     "whole tiles": dict(n=1, h=8, w=8, ci=32, co=64, kh=3, kw=3, pad=1),
@@ -66,11 +65,7 @@ def test_every_field_changes_the_source(sm_90a: Arch, field: str, value: int) ->
     problem = problem_of("conv2d_nchw", dtype="float16", n=16, ci=256, h=32, w=32, co=256, kh=3, kw=3, pad=1)
     base = MmaChannelsLastConfig(128, 128, 64, 2, 2, 3)
     assert field in base.words() and len(base.words()) == 7
-    sources = {
-        build(problem, sm_90a, "mma_channels_last", config, device_code=False).sources["cu"]
-        for config in (base, replace(base, **{field: value}))
-    }
-    assert len(sources) == 2
+    assert_changes_the_source(problem, sm_90a, "mma_channels_last", base, **{field: value})
 
 
 def test_the_rule(sm_90a: Arch) -> None:

@@ -16,7 +16,7 @@ from schedules.conv2d_nchw.simt import SimtConfig, default, space
 from schedules.errors import ConfigError
 from schedules.inspect import material, summary
 from tests.amd import assert_fits
-from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_correct, problem_of
+from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_changes_the_source, assert_correct, problem_of
 from tests.conv2d_nchw.shapes import SHAPES
 
 LAYER: dict[str, Any] = dict(n=16, h=32, w=32, ci=256, co=256, kh=3, kw=3, pad=1)
@@ -120,11 +120,7 @@ def test_every_field_is_listed() -> None:
 @pytest.mark.parametrize(("field", "value"), _changes())
 def test_every_field_changes_the_source(sm_90a: Arch, field: str, value: Any) -> None:
     problem = problem_of("conv2d_nchw", **LAYER)
-    sources = {
-        str(build(problem, sm_90a, "simt", config, device_code=False).sources["cu"])
-        for config in (SimtConfig(), replace(SimtConfig(), **{field: value}))
-    }
-    assert len(sources) == 2
+    assert_changes_the_source(problem, sm_90a, "simt", SimtConfig(), **{field: value})
 
 
 @pytest.mark.parametrize(

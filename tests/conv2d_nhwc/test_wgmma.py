@@ -28,8 +28,16 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+# each shape in one dtype, the ragged one in both
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        (dtype, shape)
+        for i, dtype in enumerate(["float16", "bfloat16"])
+        for j, shape in enumerate(SHAPES)
+        if (i + j) % 2 == 0 or shape == "ragged, stride 2"
+    ],
+)
 def test_it_is_correct(emulation: None, sm_90a: Arch, dtype: str, shape: str) -> None:
     problem = problem_of("conv2d_nhwc", **SHAPES[shape], dtype=dtype)
     assert_correct(problem, sm_90a, "wgmma", routes=["serial", "emulated"])
@@ -64,7 +72,7 @@ def test_what_it_is_made_of(article: Built) -> None:
     assert "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16" in source and "ldmatrix" not in source
     assert kernel.spills == 0 and kernel.registers and kernel.registers * 256 <= 65536
     # ptxas says so where wgmma cannot overlap, and then waits for each
-    assert "C75" not in cuda.compile_cuda(source, "sm_90a").log
+    assert "C75" not in article.log
 
 
 def test_the_next_tile_is_fetched_while_one_is_multiplied(article: Built) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,33 @@ def test_a_kernel_is_compiled_once_and_nothing_else_stays(cxx: str, cache: Path)
     assert toolchain.build_kernels(KERNEL.replace("1;", "2;")) != first
     with pytest.raises(EmulationError, match="does not compile"):
         toolchain.build_kernels(KERNEL.replace("1;", "nonsense;"))
-    assert len(list(cache.iterdir())) == 2
+    kept = [path for path in cache.rglob("*") if path.is_file() and path.name != "emulator.h.gch"]
+    assert sorted(path.name.split("-")[0] for path in kept) == ["kernel", "kernel"]
+
+
+def test_gcc_reads_the_headers_compiled(cxx: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_MAX_CACHED_HEADERS", 2)
+    toolchain.build_kernels(KERNEL)
+    found = list(cache.glob("header-*/emulator.h.gch"))
+    if "Free Software Foundation" not in toolchain._compiler_identity(cxx):
+        assert not found
+        pytest.skip(f"{cxx} is not GCC")
+    (header,) = found
+    flags = [*toolchain._KERNEL_FLAGS, *toolchain._precompiled(), *toolchain._INCLUDE]
+    listing = subprocess.run(
+        [cxx, *flags, "-H", "-include", "emulator.h", "-x", "c++", "-", "-o", os.devnull],
+        input="", capture_output=True, text=True, check=True,
+    ).stderr  # fmt: skip
+    assert listing.splitlines()[0] == f"! {header}"  # valid; the lines of headers that are read begin with dots
+
+    header.write_bytes(b"cut off")  # as by a full disk: the header itself serves
+    toolchain.build_kernels(KERNEL.replace("1;", "2;"))
+    for name in "ab":
+        (cache / f"header-{name}").mkdir()
+        (cache / f"header-{name}" / "emulator.h.gch").write_bytes(b"of another version")
+        os.utime(cache / f"header-{name}" / "emulator.h.gch", (1, 1))
+    toolchain.build_kernels(KERNEL.replace("1;", "3;"))
+    assert list(cache.glob("header-*/emulator.h.gch")) == [header]
 
 
 def test_old_kernels_are_dropped(cxx: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

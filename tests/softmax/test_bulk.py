@@ -21,7 +21,7 @@ from schedules.softmax.bulk import SCHEDULE, BulkConfig
 from schedules.softmax.definition import FUNCTIONS, SoftmaxProblem
 from schedules.softmax.packs import Frame
 from schedules.verify import emulated_runs, judge, poisoned, verify
-from tests.conftest import assert_correct, caught, problem_of
+from tests.conftest import assert_changes_the_source, assert_correct, caught, problem_of
 
 Fields = dict[str, Any]
 BLOCK: Fields = dict(threads=64, grid=3)  # a row to a block of two warps
@@ -84,8 +84,8 @@ def is_right(built: Built, rows: int, mode: int = 0) -> bool:
     return judge(problem, arrays, one_mode(built, arrays, rows, mode)).passed
 
 
-# every config with four or five of the problems, every problem with five of the configs
-PAIRS = [(c, p) for c in range(len(CONFIGS)) for p in range(len(PROBLEMS)) if (c + p) % 2 == 0]
+# every config with three of the problems, every problem with three or four of the configs
+PAIRS = [(c, p) for c in range(len(CONFIGS)) for p in range(len(PROBLEMS)) if (c + p) % 3 == 0]
 
 
 @pytest.mark.parametrize(("config", "fields"), PAIRS)
@@ -93,7 +93,7 @@ def test_configs_and_problems(emulation: None, sm_90a: Arch, config: int, fields
     """13 rows: more than the grid has teams, and no multiple of a stage's."""
     problem = softmax(rows=13, **PROBLEMS[fields])
     built = build(problem, sm_90a, "bulk", fitted(CONFIGS[config], problem), device_code=False)
-    assert is_right(built, 13, (config + fields) % 3)
+    assert is_right(built, 13, config % 3)
 
 
 @pytest.mark.parametrize(
@@ -306,12 +306,8 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
     }
     assert changes.keys() == base.words().keys()
     problem = softmax(rows=1, cols=1000)
-    for name, (config, change) in changes.items():
-        sources = {
-            str(build(problem, sm_90a, "bulk", found, device_code=False).sources["cu"])
-            for found in (config, replace(config, **change))
-        }
-        assert len(sources) == 2, name
+    for config, change in changes.values():
+        assert_changes_the_source(problem, sm_90a, "bulk", config, **change)
 
 
 @pytest.mark.parametrize(

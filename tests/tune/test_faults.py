@@ -41,15 +41,15 @@ def test_candidates_that_go_wrong_cost_only_themselves(night: Night) -> None:
 def test_workers_killed_from_outside(night: Night) -> None:
     """Nobody's fault: their trials are done again, and none counts as failed."""
     dice = random.Random(3)
-    process = night.start(trials=40)
+    process = night.start(trials=60)
     wait_for(process, "trial", 2)
     for _ in range(3):
         time.sleep(0.7)
         workers = [pid for pid in night.processes() if b"spawn_main" in command_of(pid)]
         os.kill(dice.choice(workers), signal.SIGKILL)
     out, _ = process.communicate(timeout=LONG)
-    assert "end 40 finished" in out, out[-500:]
-    night.assert_whole(40)
+    assert "end 60 finished" in out, out[-500:]
+    night.assert_whole(60)
     assert all(record.correct for record in night.trials())
 
 

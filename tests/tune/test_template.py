@@ -86,7 +86,7 @@ def test_none_is_asked_twice_and_none_is_left_out(sm_90a: Arch) -> None:
     # what was told before, by an earlier run, is not asked at all
     search.tell([record_of(small, "softmax", candidate, 5.0, target="cuda:sm_90a") for candidate in space[:7]])
     asked: list[Candidate] = []
-    while new := search.ask(10):
+    while new := search.ask(50):
         asked += new
         search.tell([record_of(small, "softmax", c, 10.0, target="cuda:sm_90a") for c in new])
     assert Counter(c.key for c in asked) == Counter(c.key for c in space[7:])
