@@ -55,7 +55,7 @@ def run_all(problems: Sequence[Problem], args: argparse.Namespace) -> None:
     out = args.out or args.log / slug(device) / "cpu_compare.json"
     results = Results(out, device, cpu_case.versions_here(arch, args.threads), kind=KIND, fresh=args.fresh)
     left = [problem for problem in problems if not (args.missing and problem in results)]
-    with CpuTimer() as timer:
+    with CpuTimer(evict=False) as timer:
 
         def run(problem: Problem, choice: Choice) -> dict[str, Any]:
             return cpu_case.run_case(problem, arch, choice, timer, args.seconds, seed=args.seed)

@@ -254,6 +254,14 @@ def _importance(study: Study, item: Importance) -> Plot:
     )
 
 
+def _spread(values: Sequence[float], apart: float = 1.3) -> list[float]:
+    """Rising `values`, moved up where one is less than `apart` times the one before, so that labels do not overlap."""
+    found: list[float] = []
+    for value in values:
+        found.append(max(value, found[-1] * apart) if found else value)
+    return found
+
+
 def of_roofline(roofline: Roofline) -> Plot | None:
     """The roofline of a device, a point for each kernel; None if there is no kernel."""
     if not roofline.points:
@@ -290,9 +298,8 @@ def of_roofline(roofline: Roofline) -> Plot | None:
                 at = ceiling.datasheet / roofline.bandwidth * 1e3 if roofline.bandwidth else low
                 if at < high:
                     axes.plot([at, high], [ceiling.datasheet] * 2, color=_hex("soft"), linewidth=0.8, linestyle=":")
-            axes.text(
-                high * 1.05, ceiling.tflops, f"{ceiling.arithmetic} {ceiling.tflops:.0f}", fontsize=6.5, va="center"
-            )
+        for ceiling, at in zip(ceilings, _spread([ceiling.tflops for ceiling in ceilings]), strict=True):
+            axes.text(high * 1.05, at, f"{ceiling.arithmetic} {ceiling.tflops:.0f}", fontsize=6.5, va="center")
         markers = dict(zip(used, "osD^vPX*<>" * len(used), strict=False))
         for owner, colour in zip(operators, _cycle(len(operators)), strict=True):
             for arithmetic in used:

@@ -107,3 +107,8 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ToolchainError, match=r"pip install 'te-schedules\[plot\]'"):
         plots.require_matplotlib()
+
+
+def test_labels_that_would_overlap_are_moved_apart() -> None:
+    assert plots._spread([50.0, 356.0, 660.0, 694.0]) == [50.0, 356.0, 660.0, 858.0]
+    assert plots._spread([]) == []
