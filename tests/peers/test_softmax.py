@@ -69,7 +69,7 @@ def gpu_outputs(name: str, problem: SoftmaxProblem, arch: Arch) -> float:
     from schedules.peers.bench import Bench
 
     bench = Bench(problem, arch, seed=3)
-    call = {**peers.PEERS, **peers.COPIES}[name](problem, bench.tensors)
+    call = peers.PEERS[name](problem, bench.tensors)
     bench.poison()
     return bench.judge(call())
 
