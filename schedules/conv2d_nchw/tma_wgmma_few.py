@@ -142,7 +142,10 @@ class FewWork(Work):
             ),
         )
         run = min(config.block_k, 128 // ITEM)
-        taps = (p.kw, p.kh) if config.cluster_m == 1 else (1, 1)
+        # of the taps, those that lie as one box leaves them: all, a kernel row's where a tap is several runs of
+        # channels, or one where blocks share its output channels
+        alone = config.cluster_m == 1
+        taps = p.kw if alone else 1, p.kh if alone and config.block_k == run else 1
         self.b = Operand(
             SharedTile(config.block_n, config.block_k, ITEM, run),
             TensorMap(
@@ -177,12 +180,12 @@ class FewWork(Work):
         ]
 
     def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
-        tile, parts, p = self.b.tile, self.config.cluster_m, self.problem
-        rows = self.channels // parts
+        tile, p = self.b.tile, self.problem
+        _, rows, wide, high = self.b.source.box
         found = []
         for run in range(tile.k // tile.run):
             channel = chunk * tile.k + run * tile.run
-            for tap_y, tap_x in product(range(p.kh), range(p.kw)) if parts > 1 or tile.k > tile.run else [(0, 0)]:
+            for tap_y, tap_x in product(range(0, p.kh, high), range(0, p.kw, wide)):
                 row = tap_x * self.channels + part * rows
                 offset = tap_y * tile.nbytes + run * tile.slab + row * tile.swizzle
                 found.append(Load(offset, (channel, part * rows, tap_x, tap_y)))

@@ -128,6 +128,7 @@ def program(work: Work) -> tvm.IRModule:
         """Issue the loads of one stage; with a `mask`, into every block of the cluster that it names."""
         form = _LOAD.format(operand.source.rank) + (".multicast::cluster" if mask is not None else "")
         last = [] if mask is None else [mask]
+        operand.check_loads(loads, cluster_n if operand is work.a else cluster_m)
         for load in loads:
             target = ring.ptr_to([base + load.offset])
             T.evaluate(T.ptx[form](target, T.address_of(tensor_map), *load.at, barrier, *last))

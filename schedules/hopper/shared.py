@@ -5,10 +5,12 @@ Both swizzle alike: 16-byte chunks of a row are XORed with the row's number, ove
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from schedules.hopper.config import K_BYTES, STAGING
+from schedules.problem import numpy_dtype
 
 SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}  # bytes of a row to CUtensorMapSwizzle, and to TVM's code in descriptors
 TFLOAT32 = 11  # CUtensorMapDataType
@@ -62,6 +64,11 @@ class TensorMap:
     @property
     def rank(self) -> int:
         return len(self.sizes)
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes that a box brings, those beyond the tensor's borders among them."""
+        return math.prod(self.box) * numpy_dtype(self.dtype).itemsize
 
     def words(self) -> list[int]:
         """The numbers of the call after dtype, rank and pointer: sizes, strides, box, steps, interleave (none),

@@ -64,6 +64,20 @@ class Operand:
     def nbytes(self) -> int:
         return self.count * self.tile.nbytes
 
+    def check_loads(self, loads: Sequence[Load], parts: int) -> None:
+        """That `loads`, one of `parts` alike, bring as many bytes as the tiles have: a stage's mbarrier counts on them,
+        and what is more lies beyond the stage.
+
+        Raises:
+            ValueError: if they do not.
+        """
+        brought = parts * len(loads) * self.source.box_bytes
+        if brought != self.nbytes:
+            raise ValueError(
+                f"{parts} x {len(loads)} boxes of {self.source.tensor} bring {brought} bytes of a stage's"
+                f" {self.nbytes}; mend the schedule's loads or its box"
+            )
+
 
 @dataclass(frozen=True)
 class Product:
