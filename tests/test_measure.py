@@ -6,7 +6,7 @@ import pytest
 from schedules.arch import Arch, parse_arch
 from schedules.build import build
 from schedules.errors import UsageError
-from schedules.measure import device_name, measure, random_tensors
+from schedules.measure import CpuTimer, device_name, measure, random_tensors
 from tests.conftest import problem_of
 
 
@@ -42,3 +42,14 @@ def test_a_gpu_copy_is_fast(gpu: Arch) -> None:
     from schedules.measure import copy_bandwidth
 
     assert 100 < copy_bandwidth(2**28) < 20000
+
+
+def test_calls_back_to_back_settle_first() -> None:
+    counts = {}
+    for evict in (True, False):
+        calls: list[None] = []
+        with CpuTimer(evict) as timer:
+            assert len(timer.times(lambda calls=calls: calls.append(None), 5)) == 5
+            assert (timer.flush_us > 100) == evict
+        counts[evict] = len(calls)
+    assert counts[True] == 5 < counts[False]

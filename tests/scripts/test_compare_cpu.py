@@ -51,7 +51,7 @@ def test_from_cases_to_tables(
     monkeypatch.setattr(fake_torch.module, "__version__", "2.0", raising=False)
     monkeypatch.setattr(cpu_case, "LAYERS", ((6, 3, 4, 3, 1), (5, 2, 3, 1, 2)))
     monkeypatch.setattr(cpu_case, "keep_freed_memory", lambda: None)
-    monkeypatch.setattr(compare_cpu, "CpuTimer", Clock)
+    monkeypatch.setattr(compare_cpu, "CpuTimer", lambda evict: Clock())
     monkeypatch.setenv("TVM_NUM_THREADS", "7")
     out = tmp_path / "x.json"
     words = ["--operators", "conv2d_nchw", "conv2d_hwcn", "--batches", "2", "--out", str(out), "--log", str(tmp_path)]
