@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import geometric_mean
 from typing import Any
 
 from schedules.peers.convolution_case import layer
@@ -13,16 +14,32 @@ Case = Mapping[str, Any]
 
 
 def sections(results: Mapping[str, Any]) -> list[str]:
-    """Titles and tables of a results file of the CPU, each with the mean of its ratios below."""
+    """Titles and tables of a results file of the CPU: of all its ratios in short, then of each operator and dtype with
+    the mean of its ratios below."""
     groups: dict[tuple[str, str], list[Case]] = {}
     for case in results["cases"]:
         groups.setdefault((case["operator"], case["problem"]["dtype"]), []).append(case)
-    parts: list[str] = []
+    parts = ["PyTorch's time as a multiple of ours", _summary(results["cases"])] if results["cases"] else []
     for (operator, dtype), cases in groups.items():
         draw, noun = (_rows, "cases") if operator == "softmax" else (_layers, "layers")
         title = f"`{operator}`, {dtype}, {results['versions']['threads']} threads"
         parts += [title, draw(cases), mean_of_ratios(cases, noun)]
     return [part for part in parts if part]
+
+
+def _summary(cases: Sequence[Case]) -> str:
+    """The least, the mean and the largest ratio of each operator by number of images, or function."""
+    found: dict[str, list[float]] = {}
+    for case in cases:
+        p = case["problem"]
+        name = p["function"] if case["operator"] == "softmax" else f"{case['operator']} n={p['n']}"
+        found.setdefault(f"{name}, {p['dtype']}", []).extend([case["ratio"]] if "ratio" in case else [])
+    rows = (
+        [name, str(len(ratios)), f"{min(ratios):.2f}", f"{geometric_mean(ratios):.2f}", f"{max(ratios):.2f}"]
+        for name, ratios in found.items()
+        if ratios
+    )
+    return table(["", "problems", "least", "geometric mean", "most"], rows)
 
 
 def _layers(cases: Sequence[Case]) -> str:

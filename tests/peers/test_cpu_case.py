@@ -91,6 +91,13 @@ def test_lines_and_tables() -> None:
     results = {"kind": "cpu", "device": "CPU x2", "versions": {"torch": "2", "threads": "2"}, "cases": found}
     assert tables(results) == "\n".join(
         [
+            "PyTorch's time as a multiple of ours",
+            "",
+            "|  | problems | least | geometric mean | most |",
+            "|---|---|---|---|---|",
+            "| conv2d_hwcn n=2, float32 | 1 | 1.50 | 1.50 | 1.50 |",
+            "| softmax, float32 | 1 | 1.25 | 1.25 | 1.25 |",
+            "",
             "`conv2d_hwcn`, float32, 2 threads",
             "",
             "| layer | us | GFLOP/s | torch nchw us | torch channels_last us | of the best peer |",
