@@ -88,7 +88,7 @@ PADDED: dict[str, dict[str, Any]] = {
 }
 # tiles in turn on few blocks, of which some compute more tiles than others, or with consumers to spare
 _IN_TURN: list[tuple[str, dict[str, Any]]] = [
-    ("tall, many images", dict(_TURNS[0], block_m=64, block_n=32, num_stages=3, cluster_n=2, grid=6, eager=True)),
+    ("tall, many images", dict(_TURNS[0], block_m=64, block_n=32, num_stages=3, cluster_n=2, grid=4, eager=True)),
     ("ragged everything, stride 2", dict(_TURNS[2], grid=10, block_n=32)),
     ("ragged everything, stride 2", dict(_TURNS[1], grid=2, block_m=64, block_n=32, block_k=32)),
     ("padded, a place a tile", dict(block_m=64, block_n=32, num_stages=3, ping_pong=True, skip_padding=True, grid=2)),
