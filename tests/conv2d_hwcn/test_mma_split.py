@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from schedules.arch import ARCHES, Arch, parse_arch
-from schedules.arithmetic import BF16X3, FLOAT32
+from schedules.arithmetic import BF16X3, FLOAT32, TF32
 from schedules.build import Built, build
 from schedules.conv2d_hwcn.mma_split import SHAPES as DEFAULTS
 from schedules.conv2d_hwcn.mma_split import MmaSplitConfig, default, space
@@ -359,7 +359,7 @@ def test_verification_uses_its_tolerance_for_it_alone(emulation: None, sm_90a: A
     checks = verify(problem, sm_90a, "mma_split", routes=["emulated"], seeds=(1,))
     assert all(check.passed and check.error > 0.2 for check in checks)
     for spec in operator("conv2d_hwcn").schedules:
-        assert spec.arithmetic == (BF16X3 if spec.name == "mma_split" else FLOAT32)
+        assert spec.arithmetic == {"mma_split": BF16X3, "tf32": TF32}.get(spec.name, FLOAT32)
 
 
 def test_a_search_holds_each_candidate_to_its_arithmetic(cuda_compiler: None, sm_90a: Arch, host: Arch) -> None:

@@ -17,6 +17,7 @@ import pytest
 from schedules.arch import parse_arch
 from schedules.build import build
 from schedules.bundle import write_bundle
+from schedules.records import Record
 from schedules.report.tables import TABLES
 from tests.command import Run, one_line
 from tests.conftest import problem_of
@@ -106,7 +107,7 @@ def test_all_that_is_kept_here(everything: tuple[Path, float]) -> None:
     problems = rows_of(out, "problems")
     journals = [line for file in LOGS.glob("*/*.jsonl") for line in file.read_text().splitlines()]
     kept = [json.loads(line) for line in journals]
-    assert len(problems) == len({(r["device"], r["target"], json.dumps([r["operator"], r["problem"]])) for r in kept})
+    assert len(problems) == len({(r["device"], r["target"], Record.from_json(r).problem) for r in kept})
     assert "Roofline of NVIDIA H200" in page.text and "Not read" not in page.text
     for row in problems:
         assert row["name"] in page.text

@@ -87,8 +87,7 @@ def test_long_rows(sm_90a: Arch, rows: int, cols: int) -> None:
 @pytest.mark.parametrize("cols", [50257, 2**18])
 def test_long_rows_in_cuda(emulation: None, sm_90a: Arch, cols: int) -> None:
     problem = softmax(rows=1, cols=cols)
-    built = build(problem, sm_90a, device_code=False)
-    assert built.schedule.name == "split"
+    built = build(problem, sm_90a, "split", device_code=False)
     arrays = list(built.operator.inputs(problem, np.random.default_rng(0)))
     assert judge(problem, arrays, run(built, arrays, 1)).passed
 
@@ -179,8 +178,8 @@ def test_wrong_ways_to_combine_are_caught(emulation: None, sm_90a: Arch) -> None
 def test_a_row_of_a_million_columns(cuda_compiler: None, sm_90a: Arch, rows: int, fields: dict[str, Any]) -> None:
     """Two kernels without spills that move 128 bits at a time; the second waits at no barrier."""
     problem = softmax(rows=rows, cols=2**20, **fields)
-    built = build(problem, sm_90a)
-    assert built.schedule.name == "split" and isinstance(built.config, SplitConfig)
+    built = build(problem, sm_90a, "split")
+    assert isinstance(built.config, SplitConfig)
     assert len(built.resources) == 2
     assert all(k.spill_stores == k.spill_loads == k.stack == 0 for k in built.resources)
     config = built.config
