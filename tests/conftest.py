@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pytest
 from tvm.script.parser.core import doc
 
@@ -161,3 +163,18 @@ def caught(built: Built, source: str, arrays: Sequence[Any]) -> bool:
         except EmulationError:
             return True
     return False
+
+
+def assert_mutants_caught(built: Built, mutants: Mapping[str, tuple[str, str]]) -> None:
+    """The kernel is right, and is no more once the matches of any (pattern, replacement) of `mutants` are replaced.
+
+    Only the kernel's body is changed, not the functions that it calls.
+    """
+    source = str(built.sources["cu"])
+    body = source.rindex("main_kernel(")
+    arrays = list(built.operator.inputs(built.problem, np.random.default_rng(0)))
+    assert not caught(built, source, arrays)
+    for name, (pattern, replacement) in mutants.items():
+        changed, count = re.subn(pattern, replacement, source[body:])
+        assert count, name
+        assert caught(built, source[:body] + changed, arrays), name

@@ -21,7 +21,7 @@ from schedules.softmax.bulk import SCHEDULE, BulkConfig
 from schedules.softmax.definition import FUNCTIONS, SoftmaxProblem
 from schedules.softmax.packs import Frame
 from schedules.verify import emulated_runs, judge, poisoned, verify
-from tests.conftest import assert_changes_the_source, assert_correct, caught, problem_of
+from tests.conftest import assert_changes_the_source, assert_correct, assert_mutants_caught, caught, problem_of
 
 Fields = dict[str, Any]
 BLOCK: Fields = dict(threads=64, grid=3)  # a row to a block of two warps
@@ -162,14 +162,7 @@ MUTANTS = {  # what to replace in the generated source
 def test_faults_are_caught(emulation: None, sm_90a: Arch) -> None:
     problem = softmax(rows=13, cols=203)
     built = build(problem, sm_90a, "bulk", BulkConfig(**BLOCK), device_code=False)
-    source = str(built.sources["cu"])
-    body = source.rindex("main_kernel(")
-    arrays = list(built.operator.inputs(problem, np.random.default_rng(0)))
-    assert not caught(built, source, arrays)
-    for name, (pattern, replacement) in MUTANTS.items():
-        changed, count = re.subn(pattern, replacement, source[body:])
-        assert count, name
-        assert caught(built, source[:body] + changed, arrays), name
+    assert_mutants_caught(built, MUTANTS)
 
 
 @pytest.mark.parametrize(

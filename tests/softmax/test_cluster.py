@@ -20,7 +20,7 @@ from schedules.softmax.definition import FUNCTIONS, SoftmaxProblem
 from schedules.softmax.packs import Frame
 from schedules.toolchain import cuda
 from schedules.verify import emulated_runs, judge, poisoned
-from tests.conftest import assert_correct, caught, problem_of
+from tests.conftest import assert_correct, assert_mutants_caught, problem_of
 
 Fields = dict[str, Any]
 TWO: Fields = dict(cluster=2, threads=64)
@@ -82,14 +82,7 @@ MUTANTS = {  # what to replace in the generated source
 
 def test_faults_are_caught(emulation: None, sm_90a: Arch) -> None:
     built = built_for(sm_90a, dict(cols=2051), TURNS)
-    source = str(built.sources["cu"])
-    body = source.rindex("main_kernel(")
-    arrays = list(built.operator.inputs(built.problem, np.random.default_rng(0)))
-    assert not caught(built, source, arrays)
-    for name, (pattern, replacement) in MUTANTS.items():
-        changed, count = re.subn(pattern, replacement, source[body:])
-        assert count, name
-        assert caught(built, source[:body] + changed, arrays), name
+    assert_mutants_caught(built, MUTANTS)
 
 
 def test_rows_take_turns_at_what_is_exchanged(sm_90a: Arch) -> None:

@@ -19,7 +19,7 @@ from schedules.softmax.definition import FUNCTIONS, SoftmaxProblem
 from schedules.softmax.frames import SCHEDULE, FramesConfig
 from schedules.toolchain import cuda
 from schedules.verify import emulated_runs, judge, poisoned
-from tests.conftest import assert_changes_the_source, assert_correct, caught, problem_of
+from tests.conftest import assert_changes_the_source, assert_correct, assert_mutants_caught, problem_of
 
 Fields = dict[str, Any]
 PART: Fields = dict(threads=4, groups=16)  # a row to a part of a warp
@@ -94,14 +94,7 @@ MUTANTS = {  # what to replace in the generated source
 
 def test_faults_are_caught(emulation: None, sm_90a: Arch) -> None:
     built = built_for(sm_90a, dict(cols=203), BLOCK)
-    source = str(built.sources["cu"])
-    body = source.rindex("main_kernel(")
-    arrays = list(built.operator.inputs(built.problem, np.random.default_rng(0)))
-    assert not caught(built, source, arrays)
-    for name, (pattern, replacement) in MUTANTS.items():
-        changed, count = re.subn(pattern, replacement, source[body:])
-        assert count, name
-        assert caught(built, source[:body] + changed, arrays), name
+    assert_mutants_caught(built, MUTANTS)
 
 
 def test_no_pack_is_read_that_passes_the_tensors_end(sm_90a: Arch) -> None:
