@@ -106,10 +106,7 @@ def build(
     """
     op = operator_of(problem)
     spec = op.schedule_for(problem, arch, schedule)
-    if isinstance(config, Config):
-        config.require(problem, arch)
-    else:
-        config = spec.config_for(problem, arch, config)
+    config = spec.config_for(problem, arch, config)
     return build_scheduled(op, problem, spec, config, arch, spec.apply(problem, config, arch), device_code=device_code)
 
 

@@ -60,12 +60,15 @@ class ScheduleSpec:
     def legal_space(self, problem: Problem, arch: Arch) -> Iterator[Config]:
         return (config for config in self.space(problem, arch) if config.check(problem, arch) is None)
 
-    def config_for(self, problem: Problem, arch: Arch, overrides: dict[str, Any] | None = None) -> Config:
-        """The default config with `overrides` (field to value or text) applied, checked.
+    def config_for(self, problem: Problem, arch: Arch, overrides: Config | dict[str, Any] | None = None) -> Config:
+        """The default config with `overrides` (field to value or text) applied, or a config as it is; checked.
 
         Raises ConfigError or UnknownNameError.
         """
         self.require_kind(arch)
+        if isinstance(overrides, Config):
+            overrides.require(problem, arch)
+            return overrides
         given = overrides or {}
         complete = {f.name for f in fields(self.config) if f.init} <= given.keys()
         config = self.config.parse(given if complete else {**self.default(problem, arch).words(), **given})

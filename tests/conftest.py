@@ -165,6 +165,15 @@ def caught(built: Built, source: str, arrays: Sequence[Any]) -> bool:
     return False
 
 
+def is_right(built: Built, rows: int, mode: int) -> bool:
+    """Whether a softmax is, with so many rows, in one mode of the emulator, whose guard pages lie around every
+    tensor."""
+    problem = replace(built.problem, rows=rows)  # type: ignore[call-arg]
+    arrays = list(built.operator.inputs(problem, np.random.default_rng(rows)))
+    _, call = list(emulated_runs(built, str(built.sources["cu"])))[mode]
+    return judge(problem, arrays, call([*arrays, *poisoned(problem)])).passed
+
+
 def assert_mutants_caught(built: Built, mutants: Mapping[str, tuple[str, str]]) -> None:
     """The kernel is right, and is no more once the matches of any (pattern, replacement) of `mutants` are replaced.
 

@@ -89,10 +89,7 @@ def story(
     """
     op = operator_of(problem)
     spec = op.schedule_for(problem, arch, schedule)
-    if isinstance(config, Config):
-        config.require(problem, arch)
-    else:
-        config = spec.config_for(problem, arch, config)
+    config = spec.config_for(problem, arch, config)
     with listening() as told:
         made = spec.apply(problem, config, arch)
     chapters = _written(op, problem, made) if pipeline.is_tirx(made) else _scheduled(told, made)

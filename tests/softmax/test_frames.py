@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from schedules.arch import Arch, parse_arch
 from schedules.build import Built, build
 from schedules.errors import ConfigError
 from schedules.inspect import material, summary
-from schedules.operator import Array
 from schedules.registry import operator
 from schedules.softmax.definition import FUNCTIONS, SoftmaxProblem
 from schedules.softmax.frames import SCHEDULE, FramesConfig
 from schedules.toolchain import cuda
-from schedules.verify import emulated_runs, judge, poisoned
-from tests.conftest import assert_changes_the_source, assert_correct, assert_mutants_caught, problem_of
+from tests.conftest import assert_changes_the_source, assert_correct, assert_mutants_caught, is_right, problem_of
 
 Fields = dict[str, Any]
 PART: Fields = dict(threads=4, groups=16)  # a row to a part of a warp
@@ -59,14 +55,6 @@ def softmax(**fields: Any) -> SoftmaxProblem:
 def built_for(arch: Arch, fields: Fields, config: Fields) -> Built:
     problem = softmax(rows=13, **fields)
     return build(problem, arch, "frames", FramesConfig(**config) if config else None, device_code=False)
-
-
-def is_right(built: Built, rows: int, mode: int) -> bool:
-    """By the emulator in one mode, whose guard pages lie around every tensor."""
-    problem = replace(built.problem, rows=rows)  # type: ignore[call-arg]
-    arrays: list[Array] = list(built.operator.inputs(problem, np.random.default_rng(rows)))
-    _, call = list(emulated_runs(built, str(built.sources["cu"])))[mode]
-    return judge(problem, arrays, call([*arrays, *poisoned(problem)])).passed
 
 
 @pytest.mark.parametrize("case", range(len(CASES)))
