@@ -6,7 +6,7 @@ import pytest
 from schedules.arch import Arch, parse_arch
 from schedules.build import build
 from schedules.errors import UsageError
-from schedules.measure import CpuTimer, device_name, measure, random_tensors
+from schedules.measure import CpuTimer, CudaTimer, device_name, measure, random_tensors
 from tests.conftest import problem_of
 
 
@@ -53,3 +53,29 @@ def test_calls_back_to_back_settle_first() -> None:
             assert (timer.flush_us > 100) == evict
         counts[evict] = len(calls)
     assert counts[True] == 5 < counts[False]
+
+
+@pytest.mark.gpu
+def test_nothing_that_l2_was_told_to_keep_is_found_there(gpu: Arch) -> None:
+    """Such lines outlive an overwrite several times the cache's size; a call that found them would be too fast."""
+    if "cp_async" not in gpu.features:
+        pytest.skip(f"{gpu} has no L2 policies")
+    problem = problem_of("softmax", rows=16384, cols=64)
+
+    def median(streaming: str, timer: CudaTimer) -> float:
+        built = build(problem, gpu, "frames", dict(threads=8, groups=8, streaming=streaming))
+        function = built.module["main"]
+        keeping = build(problem, gpu, "frames", dict(threads=8, groups=8, streaming="evict_last")).module["main"]
+        tensors = random_tensors(built, 0)
+
+        def times() -> float:
+            keeping(*tensors)
+            return timer.times(lambda: function(*tensors), 1)[0]
+
+        return float(np.median([times() for _ in range(50)]))
+
+    with CudaTimer() as timer:
+        proper = median("no", timer)
+        assert timer._keeps
+        timer._keeps = False
+        assert median("no", timer) < 0.97 * proper

@@ -1,9 +1,12 @@
-"""Global accesses of CUDA kernels that stay as wide as they are written, and ones whose data the caches need not keep.
+"""Global accesses of CUDA kernels that stay as wide as they are written, and ones that tell the caches what to keep.
 
 The compiler takes a predicated vector store apart into its elements (st.global.u16 eight times for 16 bytes), and every
 access of TVM's struct of four halves; not what CUDA's own access functions make.  Streaming accesses (ld.global.cs,
 st.global.cs: evict first) are for what a kernel reads once and writes once, which need not push anything out of the L2
 cache, nor wait there to be written.
+
+Loads that L2 evicts last do the opposite for what is read once: lines of the output then leave the cache before lines
+of the input, soon after they are written (inductor loads so what it reads twice).
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
+EVICT_FIRST = 0x12F0000000000000  # cache policies of L2, as createpolicy encodes them and CUTLASS writes them down
+EVICT_LAST = 0x14F0000000000000
 # by element type and lanes: the generated code's type of an access, and a built-in type of as many bytes
 _TYPES = {
     ("float16", 4): ("half4", "uint2"),
@@ -26,13 +31,29 @@ _TYPES = {
 }
 
 
-def _load_source(kind: str, carrier: str, streaming: bool) -> tuple[str, str]:
-    name = f"load_{'streaming_' if streaming else ''}{kind}"
-    value = f"__ldcs((const {carrier}*)from)" if streaming else f"*(const {carrier}*)from"
+def evict_last_load(carrier: str) -> str:
+    """CUDA C++ that loads `value`, of the built-in type `carrier` (unsigned, uint2, float4, ...), from the address
+    `from`, and has L2 evict its line last."""
+    lanes = int(carrier[-1]) if carrier[-1].isdigit() else 1
+    constraint, kind = ("f", "f32") if carrier.startswith("float") else ("r", "u32")
+    parts = [f"value.{lane}" for lane in "xyzw"[:lanes]] if lanes > 1 else ["value"]
+    numbers = ", ".join(f"%{k}" for k in range(lanes))
+    vector, target = (f".v{lanes}", f"{{{numbers}}}") if lanes > 1 else ("", numbers)
+    outputs = ", ".join(f'"={constraint}"({part})' for part in parts)
+    return (
+        f'asm("ld.global.L2::cache_hint{vector}.{kind} {target}, [%{lanes}], %{lanes + 1};"\n'
+        f'    : {outputs} : "l"(from), "l"({EVICT_LAST:#x}ull));'
+    )
+
+
+def _load_source(kind: str, carrier: str, streaming: str) -> tuple[str, str]:
+    name = {"both": f"load_streaming_{kind}", "evict_last": f"load_evict_last_{kind}"}.get(streaming, f"load_{kind}")
+    value = {
+        "both": f"{carrier} value = __ldcs((const {carrier}*)from);",
+        "evict_last": f"{carrier} value;\n  {evict_last_load(carrier)}",
+    }.get(streaming, f"{carrier} value = *(const {carrier}*)from;")
     return name, (
-        f"__device__ __forceinline__ {kind} {name}(const void* from) {{\n"
-        f"  {carrier} value = {value};\n"
-        f"  return *({kind}*)&value;\n}}\n"
+        f"__device__ __forceinline__ {kind} {name}(const void* from) {{\n  {value}\n  return *({kind}*)&value;\n}}\n"
     )
 
 
@@ -60,7 +81,8 @@ def _access(buffer: Any, indices: Any) -> tuple[tuple[str, str], Any] | None:
 
 def whole_accesses(mod: tvm.IRModule, streaming: str) -> tvm.IRModule:
     """`mod`, a module of CUDA kernels lowered to flat buffers, with global accesses that stay whole; its stores are
-    streaming ones, or loads and stores, or none (`streaming` of annotations.STREAMING).
+    streaming ones, or loads and stores, or none, or its loads ones that L2 evicts last (`streaming` of
+    annotations.STREAMING).
 
     Such a store is not moved past other accesses, so this is for kernels that load everything before they store.
     """
@@ -68,16 +90,17 @@ def whole_accesses(mod: tvm.IRModule, streaming: str) -> tvm.IRModule:
 
     def load(node: Any) -> Any:
         found = _access(node.source, node.indices)
-        if found is None or (streaming != "both" and found[0][0] == found[0][1]):
+        if found is None or (streaming in ("no", "stores") and found[0][0] == found[0][1]):
             return node
-        name, source = _load_source(*found[0], streaming == "both")
+        name, source = _load_source(*found[0], streaming)
         return T.cuda.func_call(name, found[1], source_code=source, return_type=str(node.ty))
 
     def store(node: Any) -> Any:
         found = _access(node.buffer, node.indices)
-        if found is None or (streaming == "no" and found[0][0] == "float"):
+        streams = streaming in ("stores", "both")
+        if found is None or (not streams and found[0][0] == "float"):
             return node
-        name, source = _store_source(*found[0], streaming != "no")
+        name, source = _store_source(*found[0], streams)
         return tirx.Evaluate(T.cuda.func_call(name, found[1], node.value, source_code=source))
 
     functions = {

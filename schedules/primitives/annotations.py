@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from schedules.arch import Arch
+
 PREFIX = "schedules."
 PER_THREAD = (
     PREFIX + "per_thread"
@@ -17,7 +19,23 @@ SKIP = PREFIX + "skip_zeros"  # the same loop: whether steps that a block finds 
 INSIDE_FIRST = PREFIX + "inside_first"  # loop over blockIdx.x: what `order.inside_first` takes
 MIN_BLOCKS = PREFIX + "min_blocks_per_sm"  # function: the second argument of __launch_bounds__
 TIRX = PREFIX + "tirx"  # function: written in TIRx, for its own pipeline; there is no schedule to replay serially
-STREAM = PREFIX + "streaming"  # function: which global accesses the caches need not keep; all stay whole, see accesses
+STREAM = PREFIX + "streaming"  # function: how global accesses use the caches; all stay whole, see accesses
 APART = PREFIX + "buffers_apart"  # function: no buffer takes the place of another that is no longer needed
-STREAMING = ("no", "stores", "both")
+STREAMING = ("no", "stores", "both", "evict_last")  # what streams: see accesses; or loads that L2 evicts last
 LANE_AXIS = 2  # of a fragment, counted from the end: (.., lane, slot)
+
+
+def default_streaming(arch: Arch) -> str:
+    """How accesses of kernels that read and write once use the caches: as was fastest on an H200, on its kind only."""
+    return "evict_last" if "wgmma" in arch.features else "no"
+
+
+def check_streaming(streaming: str, arch: Arch) -> str | None:
+    """Why accesses can not use the caches of `arch` as `streaming` says, or None."""
+    if streaming not in STREAMING:
+        return f"streaming={streaming} is not one of {', '.join(STREAMING)}"
+    if streaming != "no" and arch.kind != "cuda":
+        return f"streaming={streaming} is for CUDA"
+    if streaming == "evict_last" and "cp_async" not in arch.features:
+        return f"streaming={streaming} needs sm_80 or newer, not {arch}"
+    return None

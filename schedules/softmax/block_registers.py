@@ -8,13 +8,13 @@ Not one of OneFlow's three; registers hold rows that shared memory would only pa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
 from schedules.arch import Arch
 from schedules.operator import ScheduleSpec
-from schedules.primitives.annotations import STREAMING
+from schedules.primitives.annotations import STREAMING, default_streaming
 from schedules.problem import Config
 from schedules.softmax import rows
 from schedules.softmax.definition import SoftmaxProblem
@@ -30,7 +30,7 @@ class BlockRegistersConfig(Config):
     min_blocks: int = 0  # blocks a multiprocessor should hold (caps registers); 0 leaves it to the compiler
     rows_per_block: int = 1  # rows that a block computes one after the other
     in_flight: int = 1  # rows of a block that are loaded before the first is computed
-    streaming: str = "no"  # accesses that the caches need not keep: no, stores, both
+    streaming: str = "no"  # what the caches keep: no, stores, both, evict_last (see `accesses`)
     numerators: bool = False  # of softmax: keep the exponentials of the sum, in float32, for the output
 
     @property
@@ -76,10 +76,10 @@ def default(problem: SoftmaxProblem, arch: Arch) -> BlockRegistersConfig:
     most, packs = (1024, 4) if problem.dtype == "bfloat16" else (512, 8)
     while threads < min(most, arch.max_threads) and threads * vector * packs < problem.cols:
         threads *= 2
-    config = BlockRegistersConfig(threads, vector)
+    config = BlockRegistersConfig(threads, vector, streaming=default_streaming(arch))
     if config.packing(problem).rounds < 8:
         return config
-    capped = BlockRegistersConfig(threads, vector, 1024 // threads)
+    capped = replace(config, min_blocks=1024 // threads)
     return config if capped.check(problem, arch) else capped
 
 

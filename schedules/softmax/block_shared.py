@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from schedules.arch import Arch
 from schedules.operator import ScheduleSpec
+from schedules.primitives.annotations import default_streaming
 from schedules.primitives.steps import next_step
 from schedules.problem import Config
 from schedules.softmax import rows
@@ -32,6 +33,7 @@ class BlockSharedConfig(Config):
     vector: int = 8  # elements of one access
     transposed: bool = False  # the row lies as [vector][packs]
     min_blocks: int = 0  # blocks a multiprocessor should hold (caps registers); 0 leaves it to the compiler
+    streaming: str = "no"  # what the caches keep: no, stores, both, evict_last (see `accesses`)
 
     def packing(self, problem: SoftmaxProblem) -> rows.Packing:
         return rows.Packing(problem.cols, self.threads, self.vector)
@@ -51,7 +53,9 @@ class BlockSharedConfig(Config):
         needed = self.shared_bytes(problem) + _STAGING
         if needed > arch.shared_block:
             return f"cols={problem.cols} needs {needed} bytes of shared memory, {arch} has {arch.shared_block} a block"
-        return rows.check(problem, arch, self.packing(problem), self.threads, self.min_blocks, rows_held=0)
+        return rows.check(
+            problem, arch, self.packing(problem), self.threads, self.min_blocks, rows_held=0, streaming=self.streaming
+        )
 
 
 def schedule(problem: SoftmaxProblem, config: BlockSharedConfig, arch: Arch) -> tvm.IRModule:
@@ -66,7 +70,7 @@ def schedule(problem: SoftmaxProblem, config: BlockSharedConfig, arch: Arch) -> 
         rows.place_reduction(sch, name, stages.loads[name], row, packing, vectorize=not config.transposed)
     for name in reversed(stages.stored):
         rows.place_stored(sch, name, row, config.scope(problem, arch), config.transposed)
-    return rows.finish(sch, stages, packing, config.min_blocks)
+    return rows.finish(sch, stages, packing, config.min_blocks, config.streaming)
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> BlockSharedConfig:
@@ -75,12 +79,13 @@ def default(problem: SoftmaxProblem, arch: Arch) -> BlockSharedConfig:
     threads = max(128, arch.wave)
     while threads < arch.max_threads and threads * vector * 4 < problem.cols:
         threads *= 2
-    return BlockSharedConfig(threads, vector)
+    return BlockSharedConfig(threads, vector, streaming=default_streaming(arch))
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[BlockSharedConfig]:
-    for threads, transposed, min_blocks in product((128, 256, 512, 1024), (False, True), (0, 2, 4)):
-        yield BlockSharedConfig(threads, rows.max_vector(problem), transposed, min_blocks)
+    streams = ("no", "evict_last") if arch.kind == "cuda" else ("no",)
+    for threads, transposed, min_blocks, streaming in product((128, 256, 512, 1024), (False, True), (0, 2, 4), streams):
+        yield BlockSharedConfig(threads, rows.max_vector(problem), transposed, min_blocks, streaming)
 
 
 SCHEDULE = ScheduleSpec(

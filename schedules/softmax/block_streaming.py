@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from schedules.arch import Arch
 from schedules.operator import ScheduleSpec
+from schedules.primitives.annotations import default_streaming
 from schedules.primitives.steps import next_step
 from schedules.problem import Config
 from schedules.softmax import rows
@@ -27,6 +28,7 @@ class BlockStreamingConfig(Config):
     threads: int = 1024  # of a row and block, a multiple of the wave
     vector: int = 8  # elements of one access
     unroll: int = 1  # packs in flight for each thread
+    streaming: str = "no"  # what the caches keep: no, stores, both, evict_last (see `accesses`)
 
     def packing(self, problem: SoftmaxProblem) -> rows.Packing:
         return rows.Packing(problem.cols, self.threads, self.vector, self.unroll)
@@ -36,7 +38,7 @@ class BlockStreamingConfig(Config):
             return f"threads={self.threads} is not a multiple of the wave, {arch.wave} on {arch}"
         if self.unroll < 1 or self.unroll > 16:
             return f"unroll={self.unroll} is not between 1 and 16"
-        return rows.check(problem, arch, self.packing(problem), self.threads, 0, rows_held=0)
+        return rows.check(problem, arch, self.packing(problem), self.threads, 0, rows_held=0, streaming=self.streaming)
 
 
 def schedule(problem: SoftmaxProblem, config: BlockStreamingConfig, arch: Arch) -> tvm.IRModule:
@@ -49,16 +51,17 @@ def schedule(problem: SoftmaxProblem, config: BlockStreamingConfig, arch: Arch) 
     rows.place_loads(sch, stages.loads["value"], chunk)
     for name in reversed(stages.reductions):
         rows.place_reduction(sch, name, stages.loads[name], row, packing)
-    return rows.finish(sch, stages, packing)
+    return rows.finish(sch, stages, packing, streaming=config.streaming)
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> BlockStreamingConfig:
-    return BlockStreamingConfig(threads=arch.max_threads, vector=rows.max_vector(problem))
+    return BlockStreamingConfig(arch.max_threads, rows.max_vector(problem), streaming=default_streaming(arch))
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[BlockStreamingConfig]:
-    for threads, unroll in product((256, 512, 1024), (1, 2, 4)):
-        yield BlockStreamingConfig(threads, rows.max_vector(problem), unroll)
+    streams = ("no", "evict_last") if arch.kind == "cuda" else ("no",)
+    for threads, unroll, streaming in product((256, 512, 1024), (1, 2, 4), streams):
+        yield BlockStreamingConfig(threads, rows.max_vector(problem), unroll, streaming)
 
 
 SCHEDULE = ScheduleSpec(

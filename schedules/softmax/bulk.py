@@ -24,7 +24,7 @@ from schedules.arch import Arch
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import BARRIER_BYTES, RESIDENT, shared_room
 from schedules.operator import ScheduleSpec
-from schedules.primitives.annotations import STREAMING
+from schedules.primitives.annotations import check_streaming
 from schedules.problem import Config
 from schedules.softmax.definition import SoftmaxProblem
 from schedules.softmax.packs import MOST_ROUNDS, PACK, Frame, check_program, held, row_inputs
@@ -56,7 +56,7 @@ class BulkConfig(Config):
     kept: str = "shared"  # where a row waits for its reductions: shared, or in registers packed or as numerators
     stores: str = "direct"  # how results leave: direct, or bulk copies out of the stage that the inputs came in
     online: bool = False  # maximum and sum of a block's warps are combined at once, behind one barrier
-    streaming: str = "no"  # accesses that the caches need not keep: no, stores, both
+    streaming: str = "no"  # what the caches keep: no, stores, both, evict_last (see `accesses`)
 
     @property
     def access(self) -> int:
@@ -137,18 +137,18 @@ class BulkConfig(Config):
             if getattr(self, name) < 1:
                 return f"{name}={getattr(self, name)} must be at least 1"
         return (
-            self._check_words()
+            self._check_words(arch)
             or check_program(problem, arch, self.threads, self.kept, self.online)
             or self._check_sizes(problem, arch)
         )
 
-    def _check_words(self) -> str | None:
+    def _check_words(self, arch: Arch) -> str | None:
         if self.kept not in KEPT:
             return f"kept={self.kept} is not one of {', '.join(KEPT)}"
         if self.stores not in STORES:
             return f"stores={self.stores} is not one of {', '.join(STORES)}"
-        if self.streaming not in STREAMING:
-            return f"streaming={self.streaming} is not one of {', '.join(STREAMING)}"
+        if error := check_streaming(self.streaming, arch):
+            return error
         return None
 
     def _check_sizes(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
@@ -272,7 +272,7 @@ def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[BulkConfig]:
             continue
         blocks_sm = threads_sm // base.block
         base = replace(base, blocks_sm=blocks_sm, grid=RESIDENT[1] * blocks_sm)
-        for kept, stores, streaming in product(keeps(problem), STORES, ("no", "both")):
+        for kept, stores, streaming in product(keeps(problem), STORES, ("no", "evict_last")):
             if stores == "bulk" and num_stages < 3:  # one leaves while another is computed
                 continue
             long = base.threads > 32

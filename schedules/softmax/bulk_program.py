@@ -13,6 +13,7 @@ from tvm.backend.cuda.lang.pipeline import TMABar
 from tvm.script import tirx as T
 
 from schedules.hopper.program import named
+from schedules.primitives.accesses import EVICT_FIRST, EVICT_LAST
 from schedules.primitives.steps import inside_part, part
 from schedules.softmax.bulk import BulkConfig, mask_bytes
 from schedules.softmax.definition import SoftmaxProblem, Values
@@ -22,7 +23,6 @@ from schedules.softmax.packs import PACK, Frame
 _COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 _COPY_OUT = "cp.async.bulk.global.shared::cta.bulk_group"
 _HINT = ".L2::cache_hint"
-EVICT_FIRST = 0x12F0000000000000  # the policy, as createpolicy encodes it and CUTLASS writes it down
 _LOAD_ANYWHERE = """
 __device__ __forceinline__ void bulk_gather_{name}(unsigned& a, unsigned& b, unsigned& c, unsigned& d,
     const void* from) {{
@@ -77,7 +77,6 @@ class Kernel(PackKernel[StagedRow]):
         self.chunk_rounds = config.chunk_rounds(problem)
         self.chunks = -(-self.rounds // self.chunk_rounds)
         self.stage_bytes = config.stage_bytes(problem)
-        self.streaming_stores = config.streaming != "no"
         self.by_copy = config.stores == "bulk"
         self.in_place = dict(zip(self.outputs, config.in_place(problem), strict=True))
 
@@ -189,8 +188,8 @@ class Kernel(PackKernel[StagedRow]):
                 if chunk:
                     target = target + T.Cast("int32", first - starts[name]) * self.frames[name].itemsize
                 source = self.tensors[name].ptr_to([first])
-                evict = self.config.streaming == "both"
-                self.copy(_COPY, self.ring.ptr_to([target]), source, size, barrier, evict=evict)
+                policy = {"both": EVICT_FIRST, "evict_last": EVICT_LAST}.get(self.config.streaming)
+                self.copy(_COPY, self.ring.ptr_to([target]), source, size, barrier, policy=policy)
 
     def barrier_of(self, stage: Any, chunk: int) -> Any:
         number = self.ring_first + stage
@@ -199,9 +198,9 @@ class Kernel(PackKernel[StagedRow]):
     def wait(self, chunk: int) -> None:
         self.full.wait(self.barrier_of(self.stage.value, chunk), self.phase.value)
 
-    def copy(self, form: str, *operands: Any, evict: bool) -> None:
-        if evict:
-            T.evaluate(T.ptx[form + _HINT](*operands, T.uint64(EVICT_FIRST)))
+    def copy(self, form: str, *operands: Any, policy: int | None) -> None:
+        if policy:
+            T.evaluate(T.ptx[form + _HINT](*operands, T.uint64(policy)))
         else:
             T.evaluate(T.ptx[form](*operands))
 
@@ -242,7 +241,7 @@ class Kernel(PackKernel[StagedRow]):
             T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(arrived, size))
             if whole:
                 source, target = self.tensors["mask"].ptr_to([0]), self.mask.ptr_to([PACK])
-                self.copy(_COPY, target, source, size, arrived, evict=False)
+                self.copy(_COPY, target, source, size, arrived, policy=None)
 
     # ---- A stage's rows ----
 
@@ -310,7 +309,7 @@ class Kernel(PackKernel[StagedRow]):
         place = named("out_place", (self.ring_first + self.stage.value) * self.stage_bytes)
         size = named("out_bytes", T.Cast("int32", whole_end - whole) * self.item)
 
-        evict = config.streaming != "no"
+        policy = EVICT_FIRST if self.streaming_stores else None
 
         def source(name: str, element: Any) -> Any:
             at = place + self.offset(self.in_place[name]) + T.Cast("int32", element - start) * self.item
@@ -320,7 +319,7 @@ class Kernel(PackKernel[StagedRow]):
             for name in self.outputs:
                 with where(size > 0 if frame.unit < self.pack else True):
                     to = self.tensors[name].ptr_to([whole])
-                    self.copy(_COPY_OUT, to, source(name, whole), T.Cast("uint32", size), evict=evict)
+                    self.copy(_COPY_OUT, to, source(name, whole), T.Cast("uint32", size), policy=policy)
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
         if frame.unit < self.pack:
             for far in (True,) if frame.aligned else (False, True):
@@ -369,7 +368,7 @@ class Kernel(PackKernel[StagedRow]):
         start = begin + T.Cast("int64", number * cols - shift)
         stage = named("stage_at", (self.ring_first + self.stage.value) * self.stage_bytes)
         packs, start = named("packs", packs), named("start", start)
-        return StagedRow(shift, packs, start, stage, local, first, last)
+        return StagedRow(shift, packs, start, True, stage, local, first, last)
 
     # ---- Packs ----
 

@@ -26,6 +26,7 @@ from schedules.arch import MULTIPROCESSORS, Arch
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import RESIDENT, shared_room
 from schedules.operator import ScheduleSpec
+from schedules.primitives.annotations import check_streaming, default_streaming
 from schedules.problem import Config
 from schedules.softmax.definition import SoftmaxProblem
 from schedules.softmax.packs import KEPT_IN_REGISTERS, MOST_ROUNDS, PACK, Frame, check_program, held
@@ -53,6 +54,7 @@ class ClusterConfig(Config):
     grid: int = 0  # blocks at most, whole clusters, which compute row after row; 0 makes a cluster for each row
     kept: str = "packed"  # how a row waits in registers: packed as it came, or as numerators in float32
     online: bool = False  # maximum and sum of a block's warps are combined at once, behind one barrier
+    streaming: str = "no"  # what the caches keep: no, stores, both, evict_last (see `accesses`)
 
     @property
     def access(self) -> int:
@@ -107,7 +109,11 @@ class ClusterConfig(Config):
             return f"cluster={self.cluster} is not one of {', '.join(map(str, CLUSTERS))}"
         if self.kept not in KEPT_IN_REGISTERS:
             return f"kept={self.kept} is not one of {', '.join(KEPT_IN_REGISTERS)}"
-        return check_program(problem, arch, self.threads, self.kept, self.online) or self._check_sizes(problem, arch)
+        return (
+            check_program(problem, arch, self.threads, self.kept, self.online)
+            or check_streaming(self.streaming, arch)
+            or self._check_sizes(problem, arch)
+        )
 
     def _check_sizes(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if self.threads < 64:
@@ -156,13 +162,13 @@ def schedule(problem: SoftmaxProblem, config: ClusterConfig, arch: Arch) -> tvm.
 def default(problem: SoftmaxProblem, arch: Arch) -> ClusterConfig:
     """The first of `preferred` that is legal; the last of them if none is."""
     config = ClusterConfig()
-    for config in preferred(problem):
+    for config in preferred(problem, arch):
         if config.check(problem, arch) is None:
             break
     return config
 
 
-def preferred(problem: SoftmaxProblem) -> Iterator[ClusterConfig]:
+def preferred(problem: SoftmaxProblem, arch: Arch) -> Iterator[ClusterConfig]:
     """The smallest cluster with which the rows fill the GPU and a part is no longer than PART of a tensor, else the
     largest; then, with PACKS to a thread of 256 or 512, as many packs as can in shared memory, and as many blocks to a
     multiprocessor, up to six or three, as that holds, at least two.  Where searches on an H200 timed it, for 1 to 132
@@ -173,14 +179,14 @@ def preferred(problem: SoftmaxProblem) -> Iterator[ClusterConfig]:
     frame = Frame.of_row(problem)
     enough = [c for c in CLUSTERS if problem.rows * c >= MULTIPROCESSORS and frame.nbytes <= PART * c]
     cluster = enough[0] if enough else CLUSTERS[-1]
-    online = not problem.is_grad
+    online, streaming = not problem.is_grad, default_streaming(arch)
     for threads in (256, 512):
-        base = ClusterConfig(cluster, threads, online=online)
+        base = ClusterConfig(cluster, threads, online=online, streaming=streaming)
         if base.rounds(problem) <= PACKS:
             for blocks_sm in range(1536 // threads, 1, -1):
                 yield replace(base, in_shared=base.whole_rounds(problem), blocks_sm=blocks_sm)
     for threads in (512, 1024):
-        base = ClusterConfig(cluster, threads, 0, THREADS_SM // threads, online=online)
+        base = ClusterConfig(cluster, threads, 0, THREADS_SM // threads, online=online, streaming=streaming)
         fewest = max(0, base.rounds(problem) - IN_REGISTERS // held(problem, "packed"))
         for in_shared in range(fewest, max(fewest, base.whole_rounds(problem)) + 1):
             yield replace(base, in_shared=in_shared)
@@ -205,8 +211,10 @@ def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[ClusterConfig]:
             at_once = AT_ONCE[cluster] * blocks_sm
             grids = (0, at_once) if problem.rows * cluster > at_once else (0,)
             kepts = KEPT_IN_REGISTERS if problem.function == "softmax" and not in_shared else KEPT_IN_REGISTERS[:1]
-            for grid, kept, online in product(grids, kepts, (False,) if problem.is_grad else onlines):
-                yield replace(base, in_shared=in_shared, blocks_sm=blocks_sm, grid=grid, kept=kept, online=online)
+            onlines_here = (False,) if problem.is_grad else onlines
+            for grid, kept, online, streaming in product(grids, kepts, onlines_here, ("no", "evict_last")):
+                given = dict(blocks_sm=blocks_sm, grid=grid, kept=kept, online=online, streaming=streaming)
+                yield replace(base, in_shared=in_shared, **given)
 
 
 SCHEDULE = ScheduleSpec(

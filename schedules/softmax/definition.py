@@ -173,10 +173,23 @@ class RowProgram:
     from_element: Callable[[PrimExpr, Values], PrimExpr] | None = None
 
 
-def row_program(problem: SoftmaxProblem, exp2: Callable[[PrimExpr], PrimExpr] | None = None) -> RowProgram:
+@dataclass(frozen=True)
+class Rounding:
+    """float32 operations whose rounding the compiler leaves alone: a * b + c rounded once, and a * b rounded."""
+
+    fma: Callable[[PrimExpr, PrimExpr, PrimExpr], PrimExpr]
+    times: Callable[[PrimExpr, PrimExpr], PrimExpr]
+
+
+def row_program(
+    problem: SoftmaxProblem,
+    exp2: Callable[[PrimExpr], PrimExpr] | None = None,
+    rounding: Rounding | None = None,
+) -> RowProgram:
     """Compose the input step, the function and the output step of `problem`.
 
-    `exp2` computes 2**x of a float32 expression; TVM's by default.
+    `exp2` computes 2**x of a float32 expression; TVM's by default.  With `rounding` the exponents of softmax take one
+    operation in place of two, where they are small enough (from FlashAttention-2, Dao 2023, section 3.1).
     """
     from tvm import tirx
 
@@ -224,12 +237,29 @@ def row_program(problem: SoftmaxProblem, exp2: Callable[[PrimExpr], PrimExpr] | 
         """How far v is apart where `compared` is `value` and `peak`."""
         return (value - peak) * f32(abs(p.scale)) if late and abs(p.scale) != 1 else value - peak
 
+    # 2**(x * k - peak * k): that the product with the peak is rounded divides every exponential of a row, and with them
+    # their sum, by the same number; at most by 2**0.5, where the product is no larger than 2**24.  A logarithm of the
+    # sum would differ
+    k = abs(p.scale) * LOG2E
+    fused = rounding if late and not p.is_log and k * LARGEST[p.dtype] <= 2**24 else None
+
+    def numerator(inputs: Values, results: Values) -> PrimExpr:
+        if fused:
+            return power(fused.fma(compared(inputs), f32(k), fused.times(results["peak"], f32(-k))))
+        return exp(shifted(inputs, results))
+
+    def share(part: Values, results: Values) -> PrimExpr:
+        if fused:
+            return part["total"] * power(fused.times(part["peak"], f32(k)) - fused.times(results["peak"], f32(k)))
+        return part["total"] * exp(difference(part["peak"], results["peak"]))
+
     def shifted(inputs: Values, results: Values) -> PrimExpr:
         return difference(compared(inputs), results["peak"])
 
     def softmax(inputs: Values, results: Values) -> PrimExpr:
-        below = shifted(inputs, results)
-        return below - results["log_total"] if p.is_log else exp(below) * results["inverse"]
+        if p.is_log:
+            return shifted(inputs, results) - results["log_total"]
+        return numerator(inputs, results) * results["inverse"]
 
     derived = (
         ("log_total", lambda results: tirx.log(results["total"]))
@@ -245,12 +275,7 @@ def row_program(problem: SoftmaxProblem, exp2: Callable[[PrimExpr], PrimExpr] | 
             # a part's total is relative to its own peak.  Peaks start from the lowest finite float32, not from -inf, so
             # that a part that is all -inf has the factor 0 or 1, not NaN, for its total of 0; one that holds +inf or
             # NaN has a NaN for its total, which no factor takes away
-            Reduction(
-                "total",
-                "sum",
-                lambda inputs, results: exp(shifted(inputs, results)),
-                lambda part, results: part["total"] * exp(difference(part["peak"], results["peak"])),
-            ),
+            Reduction("total", "sum", numerator, share),
         ),
         softmax,
         (derived,),

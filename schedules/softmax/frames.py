@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from schedules.arch import Arch
 from schedules.hopper import NO_ROUTES
 from schedules.operator import ScheduleSpec
+from schedules.primitives.annotations import check_streaming, default_streaming
 from schedules.problem import Config
 from schedules.softmax.definition import SoftmaxProblem
 from schedules.softmax.packs import ACCESSES, KEPT_IN_REGISTERS, MOST_ROUNDS, PACK, Frame, check_program, held
@@ -39,6 +40,7 @@ class FramesConfig(Config):
     kept: str = "packed"  # how a row waits for its reductions: packed as it came, or as numerators in float32
     online: bool = False  # maximum and sum of a row's warps are combined at once, behind one barrier
     access: int = PACK  # bytes of a pack; 8 where rows are whole ones, and no rows share any
+    streaming: str = "no"  # what the caches keep: no, stores, both, evict_last (see `accesses`)
 
     @property
     def block(self) -> int:
@@ -63,6 +65,7 @@ class FramesConfig(Config):
             return f"kept={self.kept} is not one of {', '.join(KEPT_IN_REGISTERS)}"
         return (
             check_program(problem, arch, self.threads, self.kept, self.online)
+            or check_streaming(self.streaming, arch)
             or self._check_access(problem)
             or self._check_sizes(problem, arch)
         )
@@ -118,24 +121,25 @@ def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
 
     Few threads with many packs each were fastest on an H200 where rows are whole packs.
     """
+    streaming = default_streaming(arch)
     if _halves(problem) and not problem.has_dropout:
         packs = Frame.of_row(problem, 8).most
         threads = next((t for t in (1, 2, 4, 8, 16, 32) if t * 4 >= packs), 64)
         if threads <= 32:
             kept = "numerators" if problem.function == "softmax" else "packed"
-            return FramesConfig(threads, 64 // threads, kept=kept, access=8)
+            return FramesConfig(threads, 64 // threads, kept=kept, access=8, streaming=streaming)
     most = Frame.of_row(problem).most
     scale = -(-held(problem, "packed") // 4)  # registers, in those of one input
     threads = 1
     while threads < 32 and threads * 4 < most:
         threads *= 2
     if most * scale <= 32 * 16:
-        return FramesConfig(threads, 64 // threads)
+        return FramesConfig(threads, 64 // threads, streaming=streaming)
     for threads, packs, min_blocks in ((128, 8, 0), (128, 16, 4), (512, 8, 2)):
         if most * scale <= threads * packs:
-            return FramesConfig(threads, min_blocks=min_blocks if scale == 1 else 0)
+            return FramesConfig(threads, min_blocks=min_blocks if scale == 1 else 0, streaming=streaming)
     # ptxas spills to come under 32 registers, unless it is told that one block is enough
-    return FramesConfig(1024, min_blocks=1)
+    return FramesConfig(1024, min_blocks=1, streaming=streaming)
 
 
 def _halves(problem: SoftmaxProblem) -> bool:
@@ -144,9 +148,10 @@ def _halves(problem: SoftmaxProblem) -> bool:
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[FramesConfig]:
-    """Up to sixteen packs to a thread, blocks of 32 to 256 threads or one row, up to four rows to a group."""
+    """Up to sixteen packs to a thread, blocks of 32 to 256 threads or one row, up to two rows to a group."""
     accesses = ACCESSES if Frame.of_row(problem, 8).aligned else (PACK,)
     keeps = KEPT_IN_REGISTERS if problem.function == "softmax" else KEPT_IN_REGISTERS[:1]
+    streams = [streaming for streaming in ("no", "evict_last") if check_streaming(streaming, arch) is None]
     for access, threads in product(accesses, (1 << k for k in range(11))):
         most = Frame.of_row(problem, access).most
         if not most <= 16 * threads < 32 * most:
@@ -154,10 +159,11 @@ def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[FramesConfig]:
         wide = threads > 32
         blocks = (threads,) if wide else (32, 64, 128, 256)
         onlines = (False, True) if wide and not problem.is_grad else (False,)
-        for block, per_group, kept, online in product(blocks, (1, 2, 4), keeps, onlines):
-            for threads_sm in (0, 512, 768, 1024, 1536, 2048):
+        for block, per_group, kept, online, streaming in product(blocks, (1, 2), keeps, onlines, streams):
+            for threads_sm in (0, 512, 1024, 1536, 2048):
                 if threads_sm % block == 0:
-                    yield FramesConfig(threads, block // threads, per_group, threads_sm // block, kept, online, access)
+                    held_sm = threads_sm // block
+                    yield FramesConfig(threads, block // threads, per_group, held_sm, kept, online, access, streaming)
 
 
 SCHEDULE = ScheduleSpec(

@@ -32,6 +32,8 @@ def program(problem: SoftmaxProblem, config: FramesConfig) -> tvm.IRModule:
 class Kernel(LoadedKernel):
     """The body of the kernel for one thread; its methods emit statements."""
 
+    fused = True
+
     def __init__(
         self, problem: SoftmaxProblem, config: FramesConfig, tensors: dict[str, Any], rows: Any, warp: Any, lane: Any
     ) -> None:
@@ -43,9 +45,13 @@ class Kernel(LoadedKernel):
         part("Which rows are whose: a group of threads to each")
         config = self.config
         of_block = config.groups * config.rows_per_group
-        self.thread = named("thread", self.warp * 32 + self.lane if config.block > 32 else self.lane)
-        self.of_row = self.thread if config.groups == 1 else named("of_row", T.truncmod(self.thread, config.threads))
-        group = 0 if config.groups == 1 else named("group", T.truncdiv(self.thread, config.threads))
+        # bits of the thread's number, and variables, since TVM would compute it anew in 64 bits for every use
+        self.thread = T.thread_id([config.block])
+        self.warp, self.lane = T.shift_right(self.thread, 5), T.bitwise_and(self.thread, 31)
+        self.of_row, group = self.thread, T.int32(0)
+        if config.groups > 1:
+            self.of_row = Scalar("of_row", T.bitwise_and(self.thread, config.threads - 1)).value
+            group = Scalar("group", T.shift_right(self.thread, config.threads.bit_length() - 1)).value
         if self.wide:
             alternate = self.exchanges == 1 and config.rows_per_group > 1
             self.exchange = T.alloc_shared((2 * (1 + alternate) * config.threads // 32,), "float32")

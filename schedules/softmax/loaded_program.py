@@ -57,13 +57,20 @@ class LoadedKernel(PackKernel[LoadedRow]):
         """The row, or what of it is computed here."""
 
     def placed(self, number: Any, before: Any = 0, most: int | None = None) -> LoadedRow:
-        """Row `number`: all its packs, or those from number `before` on, at most `most`."""
+        """Row `number`: all its packs, or those from number `before` on, at most `most`.
+
+        Threads without a row of their own read and compute the last one, so that none of their loads has a condition.
+        """
         part("Where a row lies: its packs of 16 bytes, and how far into the first of them it starts")
         cols, pack = self.problem.cols, self.pack
+        own: Any = True
+        if not self.always:
+            own = Scalar("own", number < self.rows, "bool").value
+            number = Scalar("computed", T.min(number, self.rows - 1), "int64").value
         begin = named("begin", number * cols)
         shift = 0 if self.aligned else named("shift", T.bitwise_and(T.Cast("int32", begin), pack - 1))
         start = begin if self.aligned else named("start", begin - T.Cast("int64", shift))
-        packs: Any = T.int32(-(-cols // pack))
+        packs: Any = -(-cols // pack)
         if not self.aligned:
             packs = named("row_packs", T.truncdiv(shift + (cols + pack - 1), pack))
         whole = packs
@@ -74,10 +81,10 @@ class LoadedKernel(PackKernel[LoadedRow]):
             skipped = named("skipped", before * pack)
             shift, start = shift - skipped, start + T.Cast("int64", skipped)
             packs, whole = (T.min(count - before, most) for count in (packs, whole))
-        if not self.always:
-            packs, whole = (T.Select(number < self.rows, count, T.int32(0)) for count in (packs, whole))
         first = Scalar("first", start + T.Cast("int64", self.of_row * pack), "int64")
-        return LoadedRow(shift, Scalar("packs", packs).value, start, Scalar("whole", whole).value, first.value)
+        if not isinstance(packs, int):
+            packs, whole = Scalar("packs", packs).value, Scalar("whole", whole).value
+        return LoadedRow(shift, packs, start, own, whole, first.value)
 
     def first_of(self, row: LoadedRow, p: int, i: Any) -> Any:
         return row.first + T.int64(p * self.threads * self.pack)
@@ -98,7 +105,7 @@ class LoadedKernel(PackKernel[LoadedRow]):
             self.read_row(row)
         for p in range(self.kept_from, self.rounds):
             i = self.number(p)
-            sure = self.always and (p + 1) * self.threads <= self.least
+            sure = (p + 1) * self.threads <= self.least
             with where(i < row.packs if (stored and not sure) or p * self.threads >= self.least else True):
                 yield p, i
         if self.zero is not None and not stored:
@@ -115,14 +122,15 @@ class LoadedKernel(PackKernel[LoadedRow]):
         for p in rounds:
             i = self.number(p)
             last = self.least - (self.frame.unit < self.pack)  # packs that no row has at the tensors' end
-            sure = self.always and (p + 1) * self.threads <= last
+            sure = (p + 1) * self.threads <= last
             if not sure:
                 for name in self.words:
                     for k in range(self.words_of(name)):
                         T.buffer_store(self.words[name], T.uint32(self.neutral(name)), [self.place_of(name, p, k)])
             with where(True if sure else i < row.whole):
                 for name in of_rows:
-                    self.load(self.words_at(name, p), self.tensors[name].ptr_to([self.first_of(row, p, i)]))
+                    at = self.tensors[name].ptr_to([self.first_of(row, p, i)])
+                    self.load(self.words_at(name, p), at, self.streaming)
                 if "mask" not in of_rows and "mask" in self.words and self.aligned:
                     self.load(self.words_at("mask", p), self.tensors["mask"].ptr_to([i * self.pack - row.shift]))
         for p in rounds:

@@ -19,18 +19,19 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.program import named
+from schedules.primitives.accesses import evict_last_load
 from schedules.primitives.annotations import TIRX
 from schedules.primitives.steps import part
 from schedules.problem import numpy_dtype
-from schedules.softmax.definition import Reduction, SoftmaxProblem, Values, row_program
+from schedules.softmax.definition import Reduction, Rounding, SoftmaxProblem, Values, row_program
 from schedules.softmax.packs import Frame, row_inputs
 from schedules.tolerance import LARGEST
 
 LANES = 4  # sums of a thread that do not wait for each other
 
 _LOAD = """
-__device__ __forceinline__ void pack_load_{bytes}({parameters}, const void* from) {{
-  {type} v = *(const {type}*)from; {assign}
+__device__ __forceinline__ void pack_load_{name}({parameters}, const void* from) {{
+  {load} {assign}
 }}
 """
 # elements from `first` to before `last` stay, the others are of other rows
@@ -115,6 +116,12 @@ __device__ __forceinline__ unsigned pack_two_{type}(float a, float b) {{
   {type} r = {convert}(a, b); return *(unsigned*)&r;
 }}
 """
+_FMA = """
+__device__ __forceinline__ float pack_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+"""
+_TIMES = """
+__device__ __forceinline__ float pack_times(float a, float b) { return __fmul_rn(a, b); }
+"""
 _TWO = {  # the type of two elements in a word, and what rounds to them
     "float16": ("half2", "__floats2half2_rn"),
     "bfloat16": ("nv_bfloat162", "__floats2bfloat162_rn"),
@@ -134,6 +141,8 @@ class PackConfig(Protocol):
     @property
     def online(self) -> bool: ...
     @property
+    def streaming(self) -> str: ...
+    @property
     def team(self) -> int: ...
     @property
     def block(self) -> int: ...
@@ -147,6 +156,7 @@ class Row:
     shift: Any  # elements of other rows in the first pack
     packs: Any  # none for what is no row
     start: Any  # of the tensors of the problem's dtype: element of the first pack, int64
+    own: Any  # whether there is the row: where there is not, nothing is stored
 
 
 def module(
@@ -159,9 +169,9 @@ def module(
 ) -> tvm.IRModule:
     """The module with one function "main" that takes ``problem.arguments()``.
 
-    `blocks` makes their number of that of rows, `emit` the body of (tensors, rows, block, warp, lane); with
-    `min_blocks` registers are capped for as many on a multiprocessor.  Blocks are launched in clusters of `cluster`,
-    neighbours together.
+    `blocks` makes their number of that of rows, `emit` the body of (tensors, rows, block, warp, lane), where the
+    compiler knows that a warp's threads agree on `warp`; with `min_blocks` registers are capped for as many on a
+    multiprocessor.  Blocks are launched in clusters of `cluster`, neighbours together.
     """
     arguments = problem.arguments()
     names = [argument.name for argument in arguments]
@@ -240,7 +250,7 @@ class PackKernel(ABC, Generic[R]):
     of_row: Any  # the number of the thread among those of its row
     zero: Any = None  # 0, though the compiler does not know; set where rows are kept packed
     exchange: Any = None  # floats in shared memory
-    streaming_stores: bool = False
+    fused: bool = False  # exponents by one operation: fewer instructions, at times a few registers more
     kept_from: int = 0  # the first round whose packs stay in registers, where rows are kept packed
     turn: Scalar | None = None  # which half of `exchange` is next, where a row has one reduction
 
@@ -249,7 +259,9 @@ class PackKernel(ABC, Generic[R]):
     ) -> None:
         self.problem, self.rows = problem, rows
         self.threads, self.team, self.kept, self.online = config.threads, config.team, config.kept, config.online
-        self.program = row_program(problem)
+        self.streaming = config.streaming
+        self.streaming_stores = config.streaming in ("stores", "both")
+        self.program = row_program(problem, rounding=Rounding(fma, times) if self.fused else None)
         self.inputs = row_inputs(problem)
         self.frame = Frame.of_row(problem, config.access)
         self.pack, self.item, self.each = self.frame.pack, self.frame.itemsize, self.frame.words
@@ -341,16 +353,23 @@ class PackKernel(ABC, Generic[R]):
     def word(self, name: str, p: int, k: int) -> Any:
         return self.words[name][p * self.words_of(name) + k]
 
-    def load(self, words: list[Any], at: Any) -> None:
+    def load(self, words: list[Any], at: Any, streaming: str = "no") -> None:
+        """A pack's words, from any memory; from global memory as `streaming` says."""
         count = len(words)
         names = "xyzw"[:count]
+        kind = f"uint{count}" if count > 1 else "unsigned"
+        name, load = {
+            "both": ("streaming_", f"{kind} value = __ldcs((const {kind}*)from);"),
+            "evict_last": ("evict_last_", f"{kind} value; {evict_last_load(kind)}"),
+        }.get(streaming, ("", f"{kind} value = *(const {kind}*)from;"))
+        name += str(4 * count)
         source = _LOAD.format(
-            bytes=4 * count,
+            name=name,
             parameters=", ".join(f"unsigned& {name}" for name in names),
-            type=f"uint{count}" if count > 1 else "unsigned",
-            assign=" ".join(f"{name} = v.{name};" for name in names) if count > 1 else "x = v;",
+            load=load,
+            assign=" ".join(f"{name} = value.{name};" for name in names) if count > 1 else "x = value;",
         )
-        self.call(f"pack_load_{4 * count}", *words, at, source=source)
+        self.call(f"pack_load_{name}", *words, at, source=source)
 
     def call(self, name: str, *arguments: Any, source: str) -> None:
         T.evaluate(T.cuda.func_call(name, *arguments, source_code=source))
@@ -421,7 +440,7 @@ class PackKernel(ABC, Generic[R]):
             self.numerators_peak = results["peak"]
             self.numerators = T.alloc_local((self.rounds * self.pack,), "float32")
             IRBuilder.name("numerators", self.numerators)
-        totals = self.sums("totals", 0)
+        totals = self.sums("totals", -0.0)  # of all numbers the one that no compiler need add
         needs = ("dy", "drop") if self.problem.function == "log_softmax_grad" else ("y", "dy", "drop")
         for p, _ in self.each_pack(row, *(needs if self.problem.is_grad else ("x", "mask"))):
             for v in range(self.pack):
@@ -522,6 +541,10 @@ class PackKernel(ABC, Generic[R]):
 
     def write(self, row: R, results: Values) -> None:
         part("Write the row: packs of the output from what the reductions came to")
+        with where(row.own):
+            self.write_packs(row, results)
+
+    def write_packs(self, row: R, results: Values) -> None:
         numerators = self.kept == "numerators"
         for p, i in self.each_pack(row, *self.words, stored=True):
 
@@ -584,6 +607,16 @@ class PackKernel(ABC, Generic[R]):
                 self.call(f"pack_store_some_{unit}", *all_words, to, first * self.item, last * self.item, source=some)
             with T.Else():
                 self.call(name, *all_words, to, source=whole)
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once."""
+    return T.cuda.func_call("pack_fma", a, b, c, source_code=_FMA, return_type="float32")
+
+
+def times(a: Any, b: Any) -> Any:
+    """a * b, rounded: the compiler does not fuse it with an addition."""
+    return T.cuda.func_call("pack_times", a, b, source_code=_TIMES, return_type="float32")
 
 
 class Columns(dict[str, Any]):

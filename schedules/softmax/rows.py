@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedules.arch import Arch
-from schedules.primitives.annotations import STREAMING
+from schedules.primitives.annotations import check_streaming
 from schedules.primitives.steps import next_step
 from schedules.primitives.tiles import widest_vector
 from schedules.problem import numpy_dtype
@@ -354,12 +354,10 @@ def check(
     in registers."""
     if problem.dtype == "bfloat16" and arch.kind == "cuda" and "bf16" not in arch.features:
         return f"dtype=bfloat16 needs sm_80 or newer, not {arch}"
-    if streaming not in STREAMING:
-        return f"streaming={streaming} is not one of {', '.join(STREAMING)}"
     if numerators and problem.function != "softmax":
         return f"numerators=true is for function=softmax, not {problem.function}"
-    if streaming != "no" and arch.kind != "cuda":
-        return f"streaming={streaming} is for CUDA"
+    if error := check_streaming(streaming, arch):
+        return error
     if packing.vector < 1 or packing.vector > max_vector(problem) or max_vector(problem) % packing.vector:
         return (
             f"vector={packing.vector} does not divide {max_vector(problem)}, the widest aligned access "

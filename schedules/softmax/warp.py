@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from schedules.arch import Arch
 from schedules.operator import ScheduleSpec
-from schedules.primitives.annotations import STREAMING
+from schedules.primitives.annotations import STREAMING, default_streaming
 from schedules.problem import Config
 from schedules.softmax import rows
 from schedules.softmax.definition import SoftmaxProblem
@@ -31,7 +31,7 @@ class WarpConfig(Config):
     vector: int = 8  # elements of one access
     min_blocks: int = 0  # blocks a multiprocessor should hold (caps registers); 0 leaves it to the compiler
     in_flight: int = 1  # rows of a group that are loaded before the first is computed
-    streaming: str = "no"  # accesses that the caches need not keep: no, stores, both
+    streaming: str = "no"  # what the caches keep: no, stores, both, evict_last (see `accesses`)
     numerators: bool = False  # of softmax: keep the exponentials of the sum, in float32, for the output
 
     @property
@@ -74,7 +74,8 @@ def default(problem: SoftmaxProblem, arch: Arch) -> WarpConfig:
     while threads < 32 and threads * 4 * vector <= problem.cols:
         threads *= 2
     # of a gradient in bfloat16 ptxas spills two bytes, to come under 40 or 72 registers, unless it is told not to
-    return WarpConfig(threads, 64 // threads, 1, vector, int(problem.dtype == "bfloat16" and problem.is_grad))
+    min_blocks = int(problem.dtype == "bfloat16" and problem.is_grad)
+    return WarpConfig(threads, 64 // threads, 1, vector, min_blocks, streaming=default_streaming(arch))
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[WarpConfig]:

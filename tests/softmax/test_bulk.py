@@ -323,7 +323,7 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         (dict(threads=32, chunks=2), {}, "chunks=2 is for stages of one row of more than a warp"),
         (dict(kept="registers"), {}, "kept=registers is not one of shared, packed, numerators"),
         (dict(stores="copied"), {}, "stores=copied is not one of direct, bulk"),
-        (dict(streaming="loads"), {}, "streaming=loads is not one of no, stores, both"),
+        (dict(streaming="loads"), {}, "streaming=loads is not one of no, stores, both, evict_last"),
         (dict(kept="numerators"), dict(function="log_softmax"), "kept=numerators is for function=softmax"),
         (dict(online=True, kept="packed"), dict(function="softmax_grad"), "softmax_grad has one reduction"),
         (dict(threads=32, online=True), {}, "online=true is for rows of more than a warp"),

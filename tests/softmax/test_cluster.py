@@ -174,6 +174,7 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         "grid": dict(grid=4),
         "kept": dict(kept="numerators"),
         "online": dict(online=True),
+        "streaming": dict(streaming="evict_last"),
     }
     assert changes.keys() == base.words().keys()
     problem = softmax(rows=1, cols=4000)

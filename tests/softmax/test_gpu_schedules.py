@@ -209,9 +209,11 @@ def _fields() -> list[tuple[str, str, Any]]:
         ("block_shared", "vector", 4),
         ("block_shared", "transposed", True),
         ("block_shared", "min_blocks", 2),
+        ("block_shared", "streaming", "no"),
         ("block_streaming", "threads", 512),
         ("block_streaming", "vector", 4),
         ("block_streaming", "unroll", 2),
+        ("block_streaming", "streaming", "no"),
         ("split", "threads", 128),
         ("split", "vector", 4),
         ("split", "packs", 4),
@@ -240,7 +242,7 @@ def test_every_field_changes_the_source(sm_90a: Arch, schedule: str, field: str,
 def test_rows_move_in_128_bit_accesses_and_shuffles(cuda_compiler: None, sm_90a: Arch) -> None:
     built = build(problem_of("softmax", rows=64, cols=1024), sm_90a, "warp")
     source = str(built.sources["cu"])
-    assert "*(uint4*)(x_ptr" in source and "store_uint4((&(out_ptr" in source
+    assert "load_evict_last_uint4((&(x_ptr" in source and "store_uint4((&(out_ptr" in source
     assert "__shfl_" in source
     assert "__shared__" not in source and "__syncthreads" not in source
     found = summary(material(built))
@@ -327,7 +329,7 @@ def test_amd_code_objects(amd_linker: None, arch: Arch, schedule: str) -> None:
         ("block_registers", dict(rows_per_block=3, in_flight=2), 4096, "in_flight=2 does not divide the 3 rows"),
         ("block_registers", dict(threads=64, rows_per_block=8, in_flight=8), 8192, "need about"),
         ("block_registers", dict(rows_per_block=0), 4096, "must be positive"),
-        ("warp", dict(streaming="loads"), 64, "streaming=loads is not one of no, stores, both"),
+        ("warp", dict(streaming="loads"), 64, "streaming=loads is not one of no, stores, both, evict_last"),
         ("block_shared", {}, 200000, "bytes of shared memory"),
         ("block_streaming", dict(unroll=0), 64, "unroll=0"),
         ("split", dict(threads=0), 64, "threads=0 is not a multiple of the wave"),
@@ -373,8 +375,9 @@ def test_accesses_stay_whole(
     loads, stores = set(re.findall(r"ld\.global\S*", ptx)), set(re.findall(r"st\.global\S*", ptx))
     bits = {bits_of(name) for name in loads | stores}
     assert bits == {vector}, loads | stores
-    assert all(".cs." in name for name in stores) == (streaming != "no")
+    assert all(".cs." in name for name in stores) == (streaming in ("stores", "both"))
     assert all(".cs." in name for name in loads) == (streaming == "both")
+    assert all("cache_hint" in name for name in loads) == (streaming == "evict_last")
 
 
 def test_missing_barriers_are_caught(emulation: None, sm_90a: Arch) -> None:

@@ -223,7 +223,7 @@ def test_the_largest_element_is_compared_with_itself(cuda_compiler: None, sm_90a
     shows it, since the emulator fuses nothing."""
     if cuda.find_tool("nvdisasm") is None:
         pytest.skip("no SASS disassembler; pip install nvidia-cuda-nvdisasm")
-    built = build(problem_of("softmax", rows=4, cols=1024, scale=0.3), sm_90a, schedule)
+    built = build(problem_of("softmax", rows=4, cols=1024, scale=0.3, dtype="float32"), sm_90a, schedule)
     code = cuda.disassemble(bytes(built.sources["cubin"]))  # type: ignore[arg-type]
     assert re.search(r"FMUL[^;]*0\.3000", code) and not re.search(r"FFMA[^;]*0\.3000", code)
 
