@@ -12,7 +12,7 @@ Source: CUTLASS's sm90 mainloop with operand a from registers, which takes MN-ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from schedules.conv2d_hwcn.pixel_work import (
     with_and_without_padding,
 )
 from schedules.hopper import NO_ROUTES
-from schedules.hopper.config import ADDRESSING, K_BYTES, WARPGROUP, blocks, stage_channels
+from schedules.hopper.config import ADDRESSING, K_BYTES, WARPGROUP, stage_channels
 from schedules.hopper.shared import Columns, NoStaging, SharedTile, TensorMap
 from schedules.hopper.work import Load, Operand, Output, Tensors
 from schedules.operator import ScheduleSpec
@@ -179,8 +179,8 @@ def default(problem: HwcnProblem, arch: Arch) -> Tf32Config:
     return quickest(problem, arch, Tf32Config(block_k=stage_channels(problem.ci, 32, 16)), Tf32Work)
 
 
-def space(problem: HwcnProblem, arch: Arch) -> Iterator[Tf32Config]:
-    return with_and_without_padding(Tf32Config(**words) for words in blocks(DTYPE))
+def space(problem: HwcnProblem, arch: Arch) -> Sequence[Tf32Config]:
+    return with_and_without_padding(Tf32Config, DTYPE)
 
 
 SCHEDULE = ScheduleSpec(

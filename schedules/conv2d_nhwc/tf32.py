@@ -6,7 +6,7 @@ is only used where it is asked for by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from schedules.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, quickest, schedule
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import blocks, stage_channels
 from schedules.operator import ScheduleSpec
+from schedules.space import ProductSpace
 
 VECTOR = 4  # channels in 16 bytes
 
@@ -39,8 +40,8 @@ def default(problem: NhwcProblem, arch: Arch) -> Tf32Config:
     return quickest(problem, arch, Tf32Config(block_k=stage_channels(problem.ci, 32, 8)))
 
 
-def space(problem: NhwcProblem, arch: Arch) -> Iterator[Tf32Config]:
-    return (Tf32Config(**words) for words in blocks("float32", filters=True))
+def space(problem: NhwcProblem, arch: Arch) -> Sequence[Tf32Config]:
+    return ProductSpace(lambda words: Tf32Config(**words), blocks("float32", filters=True))
 
 
 SCHEDULE = ScheduleSpec(
