@@ -45,7 +45,7 @@ class ScheduleSpec:
     apply: Callable[
         [Any, Any, Arch], tvm.IRModule
     ]  # (problem, config, arch) -> scheduled program with one function "main"
-    default: Callable[[Any, Arch], Config]
+    default: Callable[[Any, Arch], Config]  # where none is legal, one whose check says what is wrong
     # every config worth trying, legal or not; of a sequence (`space.ProductSpace`) only those drawn need be made
     space: Callable[[Any, Arch], Iterable[Config]]
     fixed_shape: bool = False  # what is built takes the problem's shapes only, run-time axes too
