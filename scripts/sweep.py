@@ -118,6 +118,12 @@ def wanted(words: Sequence[str], arch: Arch) -> list[tuple[str, ScheduleSpec]]:
     return found
 
 
+def conditions(arch: Arch, seed: int) -> dict[str, Any]:
+    """What cases were drawn and verified with."""
+    device, versions = str(device_name(arch) or "emulated"), environment(arch, compiler_of(arch))
+    return {"target": str(arch), "device": device, "seed": seed, "versions": versions}
+
+
 def kept(file: Path | None) -> dict[str, Any]:
     """The results in the file by name."""
     return json.loads(file.read_text()) if file and file.exists() else {}
@@ -166,12 +172,7 @@ def main(words: Sequence[str] | None = None) -> int:
     with processes(args.workers) as pool:
         for name, spec in wanted(args.schedules, arch):
             start, key = time.monotonic(), f"{name} {spec.name}"
-            about = {
-                "target": str(arch),
-                "device": str(device_name(arch) or "emulated"),
-                "seed": args.seed,
-                "versions": environment(arch, compiler_of(arch)),
-            }
+            about = conditions(arch, args.seed) if args.out else {}
             old = kept(args.out).get(key) if args.resume else None
             tally = started(old, about, args.count, key) if old else Tally(args.count)
             found = islice(cases(operator(name), spec, arch, args.seed), tally.cases, tally.asked)
