@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +45,9 @@ class ScheduleSpec:
     apply: Callable[
         [Any, Any, Arch], tvm.IRModule
     ]  # (problem, config, arch) -> scheduled program with one function "main"
-    default: Callable[[Any, Arch], Config]
-    space: Callable[[Any, Arch], Iterator[Config]]  # every config worth trying, legal or not
+    default: Callable[[Any, Arch], Config]  # where none is legal, one whose check says what is wrong
+    # every config worth trying, legal or not; of a sequence (`space.ProductSpace`) only those drawn need be made
+    space: Callable[[Any, Arch], Iterable[Config]]
     fixed_shape: bool = False  # what is built takes the problem's shapes only, run-time axes too
     no_routes: Mapping[str, str] = field(default_factory=dict)  # ways to verify that mean nothing here, and why
     arithmetic: Arithmetic = FLOAT32  # that results are held to
@@ -56,6 +57,11 @@ class ScheduleSpec:
         """The tensors of a function built with this schedule."""
         arguments = problem.arguments()
         return tuple(replace(a, runtime_axis=None) for a in arguments) if self.fixed_shape else arguments
+
+    def numbered_space(self, problem: Problem, arch: Arch) -> Sequence[Config]:
+        """The search space, legal or not, to be drawn from by number."""
+        space = self.space(problem, arch)
+        return space if isinstance(space, Sequence) else list(space)
 
     def legal_space(self, problem: Problem, arch: Arch) -> Iterator[Config]:
         return (config for config in self.space(problem, arch) if config.check(problem, arch) is None)

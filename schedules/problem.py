@@ -105,7 +105,7 @@ class Fields:
 
     def words(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        return {name: getattr(self, name) for name in _names(typing.cast(Any, type(self)))}
 
     def __str__(self) -> str:
         def text(value: Any) -> str:
@@ -114,6 +114,12 @@ class Fields:
             return str(value).lower() if isinstance(value, bool) else str(value)
 
         return " ".join(f"{name}={text(value)}" for name, value in self.words().items())
+
+
+@cache
+def _names(cls: Any) -> tuple[str, ...]:
+    """The fields that are given: searches ask for them of every config of a space, several times."""
+    return tuple(f.name for f in dataclasses.fields(cls) if f.init)
 
 
 @cache

@@ -104,8 +104,8 @@ def random_problem(operator: Operator, r: random.Random, near: Problem | None = 
 
 def random_config(spec: ScheduleSpec, problem: Problem, arch: Arch, r: random.Random) -> Config | None:
     """A legal config from the search space, or None if CONFIGS draws found none."""
-    space = list(spec.space(problem, arch))
-    drawn = r.sample(space, min(CONFIGS, len(space)))
+    space = spec.numbered_space(problem, arch)
+    drawn = (space[number] for number in r.sample(range(len(space)), min(CONFIGS, len(space))))
     return next((config for config in drawn if config.check(problem, arch) is None), None)
 
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schedules.arch import Arch
 from schedules.arithmetic import FLOAT32, Arithmetic
+from schedules.cli.script import run_script
 from schedules.dispatch import Choice, choose, default_choice
-from schedules.errors import SchedulesError, UsageError
+from schedules.errors import UsageError
 from schedules.measure import CudaTimer, device_name, local_gpu
 from schedules.peers import bench, ceilings, convolution_case
 from schedules.peers.comparison import GRAPH, STREAM, Results
@@ -129,10 +129,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SchedulesError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print("stopped; the cases that were finished are kept, --missing goes on", file=sys.stderr)
-        sys.exit(130)
+    run_script(main, "stopped; the cases that were finished are kept, --missing goes on")

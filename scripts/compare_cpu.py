@@ -13,13 +13,13 @@ on where a run was cut off.  scripts/results_table.py prints it as tables.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from schedules.arch import Arch, parse_arch, physical_cores
+from schedules.cli.script import run_script
 from schedules.dispatch import Choice, choose, default_choice
-from schedules.errors import SchedulesError, UsageError
+from schedules.errors import UsageError
 from schedules.measure import CpuTimer, device_name
 from schedules.peers import cpu_case
 from schedules.peers.comparison import Results
@@ -72,10 +72,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SchedulesError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print("stopped; the cases that were finished are kept, --missing goes on", file=sys.stderr)
-        sys.exit(130)
+    run_script(main, "stopped; the cases that were finished are kept, --missing goes on")

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from schedules.arch import parse_arch
-from schedules.errors import SchedulesError, TuningError
+from schedules.cli.script import run_script
+from schedules.errors import TuningError
 from schedules.presets import resolve
 from schedules.records import Record, now
 from schedules.tune.crew import LocalCrew
@@ -134,7 +135,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SchedulesError as error:
-        sys.exit(f"error: {error}")
+    run_script(main)

@@ -13,14 +13,14 @@ as tables.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from schedules.arch import Arch, parse_arch
+from schedules.cli.script import run_script
 from schedules.dispatch import Choice, choose, default_choice
-from schedules.errors import SchedulesError, UnknownNameError, UsageError
+from schedules.errors import UnknownNameError, UsageError
 from schedules.measure import CudaTimer, device_name, local_gpu
 from schedules.peers import bench, softmax_case
 from schedules.peers.comparison import Results
@@ -107,10 +107,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SchedulesError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print("stopped; the cases that were finished are kept, --missing goes on", file=sys.stderr)
-        sys.exit(130)
+    run_script(main, "stopped; the cases that were finished are kept, --missing goes on")

@@ -24,7 +24,8 @@ from pathlib import Path
 from schedules.arch import parse_arch
 from schedules.build import compiler_of
 from schedules.cli.output import table
-from schedules.errors import SchedulesError, UnknownNameError, UsageError
+from schedules.cli.script import run_script
+from schedules.errors import UnknownNameError, UsageError
 from schedules.library.collect import Made, Order, collect
 from schedules.library.package.__main__ import summary
 from schedules.library.write import Library, build_wheel, write_library
@@ -127,7 +128,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SchedulesError as error:
-        sys.exit(f"error: {error}")
+    run_script(main)

@@ -17,7 +17,8 @@ from rich.console import Console
 from schedules.arch import Arch, parse_arch
 from schedules.build import build
 from schedules.bundle import write_bundle
-from schedules.errors import SchedulesError, TuningError
+from schedules.cli.script import run_script
+from schedules.errors import TuningError
 from schedules.measure import local_gpu
 from schedules.presets import preset
 from schedules.tune.crews import CrewOptions
@@ -81,9 +82,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SchedulesError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("stopped; the same command goes on")
+    run_script(main, "stopped; the same command goes on")

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from schedules.errors import SchedulesError, UsageError
+from schedules.cli.script import run_script
+from schedules.errors import UsageError
 from schedules.peers.comparison import read_results
 from schedules.peers.tables import selected, tables
 from schedules.tune.journal import DEFAULT_FOLDER
@@ -116,7 +116,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SchedulesError as error:
-        sys.exit(f"error: {error}")
+    run_script(main)

@@ -13,7 +13,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from schedules.errors import SchedulesError
+from schedules.cli.script import run_script
 from schedules.peers.comparison import read_results
 from schedules.peers.tables import tables
 from schedules.problem import Fields
@@ -63,7 +63,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SchedulesError as error:
-        sys.exit(f"error: {error}")
+    run_script(main)

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from schedules.errors import SchedulesError, UsageError
+from schedules.cli.script import run_script
+from schedules.errors import UsageError
 from schedules.measure import local_gpu
 from schedules.presets import preset
 from schedules.records import Record, now
@@ -138,7 +139,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SchedulesError as error:
-        sys.exit(f"error: {error}")
+    run_script(main)

@@ -30,7 +30,8 @@ from schedules import auto
 from schedules.arch import Arch, parse_arch
 from schedules.auto import AutoConfig
 from schedules.build import build
-from schedules.errors import BuildError, ConfigError, SchedulesError, ToolchainError, UsageError
+from schedules.cli.script import run_script
+from schedules.errors import BuildError, ConfigError, ToolchainError, UsageError
 from schedules.measure import device_name, measure
 from schedules.presets import resolve
 from schedules.problem import Problem
@@ -49,7 +50,6 @@ class OutOfTimeError(Exception):
 
 def prepare_worker(kind: str, arch: str, root: str) -> None:
     """In a worker process: the device compiler that knows the arch, and the build without the import."""
-    import sys
 
     sys.path.insert(0, root)
     import tvm
@@ -217,8 +217,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SchedulesError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_script(main)

@@ -4,8 +4,10 @@
     scripts/sweep.py conv2d_nhwc:tma_wgmma conv2d_hwcn:tma_wgmma --target cuda:sm_90a --count 300
     scripts/sweep.py softmax --count 100 --out tuning_logs/nvidia-h200/sweep.json        # each schedule of the operator
 
-On the device if there is one for the target, else by the routes that this machine has.  What is wrong, or fails, is
-printed with the command that shows it again, and the exit code is then 1.  --out adds the counts to a JSON file.
+On the device if there is one for the target, else by the routes that this machine has: each process builds a case and
+then verifies it, so that some build while others are on the device.  What is wrong, or fails, is printed with the
+command that shows it again, and the exit code is then 1.  --out adds the counts to a JSON file after every case: a
+sweep that was stopped has fewer `cases` there than `asked`, and goes on from them with --resume.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from schedules.arch import Arch, parse_arch
 from schedules.build import compiler_of
+from schedules.cli.script import run_script
 from schedules.errors import SchedulesError, UsageError
 from schedules.measure import device_name
 from schedules.operator import ScheduleSpec
@@ -37,17 +40,39 @@ SECONDS = 300  # that a case may take
 
 @dataclass
 class Tally:
-    """What became of the cases of one schedule; `error` is the worst, in units of the tolerance."""
+    """What became of the first `cases` of the `asked` ones of a schedule; `error` is the worst, in units of the
+    tolerance."""
 
+    asked: int
     cases: int = 0
     right: int = 0
     error: float = 0.0
     bad: list[dict[str, str]] = field(default_factory=list)
 
+    def add(self, error: float, wrong: str, command: str) -> None:
+        """Count a case that came to `error`, or to what is `wrong`."""
+        self.cases += 1
+        if wrong:
+            self.bad.append({"wrong": wrong, "command": command})
+        else:
+            self.right, self.error = self.right + 1, max(self.error, error)
+
 
 def checked(case: Case, arch: Arch, schedule: str) -> tuple[float, str]:
-    """The worst error of a case by every route there is here, and what is wrong with it."""
-    checks = verify(case.problem, arch, schedule, case.config)
+    """The worst error of a case by every route there is here, and what is wrong with it.
+
+    A GPU that a kernel has made fail serves its process no more: the process says so and ends, and another takes the
+    cases after it.
+    """
+    try:
+        checks = verify(case.problem, arch, schedule, case.config)
+    except SchedulesError:
+        raise
+    except Exception as error:
+        if not arch.is_gpu or device_name(arch) is None:
+            raise
+        print(f"  {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        os._exit(1)
     worst = max(checks, key=lambda check: (not check.passed, check.error))
     return worst.error, "" if worst.passed else worst.detail
 
@@ -66,19 +91,18 @@ def command(case: Case, arch: Arch, spec: ScheduleSpec) -> str:
     return f"schedules verify {operator_name} {problem} --target {arch} --schedule {spec.name} {config}"
 
 
-def sweep(spec: ScheduleSpec, found: Iterable[Case], arch: Arch, pool: Any) -> Tally:
-    """Verify all of `found`, the first while the next are drawn; a line for each that is not right."""
+def sweep(spec: ScheduleSpec, found: Iterable[Case], arch: Arch, pool: Any, tally: Tally) -> Iterator[Case]:
+    """Verify all of `found`, the first while the next are drawn.  Gives each, in order, when `tally` has it; those that
+    are not right are printed."""
     tasks = [(case, pool.schedule(attempt, args=[checked, case, arch, spec.name], timeout=SECONDS)) for case in found]
-    tally = Tally(len(tasks))
     for case, task in tasks:
         result, why = outcome(task, SECONDS)
         error, wrong = result or (0.0, why)
+        again = command(case, arch, spec)
         if wrong:
-            tally.bad.append({"wrong": wrong, "command": command(case, arch, spec)})
-            print(f"  {wrong}\n    {tally.bad[-1]['command']}", flush=True)
-        else:
-            tally.right, tally.error = tally.right + 1, max(tally.error, error)
-    return tally
+            print(f"  {wrong}\n    {again}", flush=True)
+        tally.add(error, wrong, again)
+        yield case
 
 
 def wanted(words: Sequence[str], arch: Arch) -> list[tuple[str, ScheduleSpec]]:
@@ -94,11 +118,34 @@ def wanted(words: Sequence[str], arch: Arch) -> list[tuple[str, ScheduleSpec]]:
     return found
 
 
+def conditions(arch: Arch, seed: int) -> dict[str, Any]:
+    """What cases were drawn and verified with."""
+    device, versions = str(device_name(arch) or "emulated"), environment(arch, compiler_of(arch))
+    return {"target": str(arch), "device": device, "seed": seed, "versions": versions}
+
+
+def kept(file: Path | None) -> dict[str, Any]:
+    """The results in the file by name."""
+    return json.loads(file.read_text()) if file and file.exists() else {}
+
+
 def keep(file: Path, results: dict[str, Any]) -> None:
-    """Add `results` by name to those of the file."""
-    old = json.loads(file.read_text()) if file.exists() else {}
+    """Add `results` by name to those of the file, which is whole whenever this is stopped."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({**old, **results}, indent=1) + "\n")
+    new = file.with_name(f"{file.name}.new")
+    new.write_text(json.dumps({**kept(file), **results}, indent=1) + "\n")
+    new.replace(file)
+
+
+def started(old: dict[str, Any], about: dict[str, Any], count: int, name: str) -> Tally:
+    """Where to go on with `count` cases after those of `old`.
+
+    Raises UsageError if these were verified in other ways than `about` says.
+    """
+    if other := [word for word, value in about.items() if old.get(word) != value]:
+        raise UsageError(f"{name}: --out has cases of another {' and '.join(other)}; leave out --resume to start over")
+    known = {f.name: old[f.name] for f in fields(Tally) if f.name in old}
+    return Tally(**known | {"asked": max(count, old["cases"])})
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -109,9 +156,12 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the cases drawn")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     parser.add_argument("--out", type=Path, help="a JSON file to add the counts to")
+    parser.add_argument("--resume", action="store_true", help="go on after the cases that --out has")
     args = parser.parse_args(words)
     if args.count < 1 or args.workers < 1:
         raise UsageError("--count and --workers must be at least 1")
+    if args.resume and not args.out:
+        raise UsageError("--resume goes on with what --out has; give --out FILE")
     return args
 
 
@@ -121,24 +171,22 @@ def main(words: Sequence[str] | None = None) -> int:
     bad = 0
     with processes(args.workers) as pool:
         for name, spec in wanted(args.schedules, arch):
-            start = time.monotonic()
-            found = islice(cases(operator(name), spec, arch, args.seed), args.count)
-            tally = sweep(spec, found, arch, pool)
+            start, key = time.monotonic(), f"{name} {spec.name}"
+            about = conditions(arch, args.seed) if args.out else {}
+            old = kept(args.out).get(key) if args.resume else None
+            tally = started(old, about, args.count, key) if old else Tally(args.count)
+            found = islice(cases(operator(name), spec, arch, args.seed), tally.cases, tally.asked)
+            for _ in sweep(spec, found, arch, pool, tally):
+                if args.out:
+                    keep(args.out, {key: {**asdict(tally), **about, "date": now()}})
             bad += len(tally.bad)
             print(
-                f"{name} {spec.name}: {tally.right} of {tally.cases} right, worst error {tally.error:.3f} of the "
-                f"tolerance, {time.monotonic() - start:.0f} s",
+                f"{key}: {tally.right} of {tally.cases} right, worst error {tally.error:.3f} of the tolerance, "
+                f"{time.monotonic() - start:.0f} s",
                 flush=True,
             )
-            if args.out:
-                about = {"target": str(arch), "device": str(device_name(arch) or "emulated"), "date": now()}
-                told = {**asdict(tally), **about, "seed": args.seed, "versions": environment(arch, compiler_of(arch))}
-                keep(args.out, {f"{name} {spec.name}": told})
     return 1 if bad else 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SchedulesError as error:
-        sys.exit(f"error: {error}")
+    run_script(main, "stopped; --out has the cases that were verified, and --resume goes on after them")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +25,8 @@ import torch
 
 import schedules.torch as kernels
 from schedules.build import compiler_of
-from schedules.errors import SchedulesError, UsageError
+from schedules.cli.script import run_script
+from schedules.errors import UsageError
 from schedules.measure import cpu_name
 from schedules.records import environment, now, slug
 from schedules.registry import operator
@@ -164,7 +164,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SchedulesError as error:
-        sys.exit(f"error: {error}")
+    run_script(main)

@@ -6,7 +6,7 @@ import pytest
 from schedules.arch import Arch, parse_arch
 from schedules.build import build
 from schedules.errors import UsageError
-from schedules.measure import CpuTimer, CudaTimer, device_name, measure, random_tensors
+from schedules.measure import CpuTimer, CudaTimer, device_name, measure, random_tensors, timed_for
 from tests.conftest import problem_of
 
 
@@ -79,3 +79,27 @@ def test_nothing_that_l2_was_told_to_keep_is_found_there(gpu: Arch) -> None:
         assert timer._keeps
         timer._keeps = False
         assert median("no", timer) < 0.97 * proper
+
+
+def test_an_overwrite_is_timed_in_memory_that_was_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that moves only as memory is written, the first time slowly: what the trial's budget is divided by."""
+    clock = 0.0
+
+    class Memory:
+        size, touched = 1, False
+
+        def __iadd__(self, one: int) -> Memory:
+            nonlocal clock
+            clock += 1e-3 if self.touched else 1.0
+            self.touched = True
+            return self
+
+    def call() -> None:
+        nonlocal clock
+        clock += 1e-3
+
+    monkeypatch.setattr("schedules.measure.np.zeros", lambda size: Memory())
+    monkeypatch.setattr("schedules.measure.time.perf_counter", lambda: clock)
+    with CpuTimer() as timer:
+        assert timer.flush_us == pytest.approx(1000)
+        assert len(timed_for(timer, call, 0.1)) == 50

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import random
+from itertools import product
+
 import pytest
 
 from schedules.arch import ARCHES, Arch
@@ -7,6 +11,7 @@ from schedules.arithmetic import FLOAT32
 from schedules.errors import ConfigError, UnknownNameError, UsageError
 from schedules.operator import Operator, ScheduleSpec
 from schedules.registry import EXTRA, OPERATORS, operator, operator_modules, operators
+from schedules.sweep import random_problem
 from tests.conftest import problem_of
 
 SAMPLES = {
@@ -84,3 +89,13 @@ def test_a_schedule_of_another_kind_is_refused() -> None:
         operator("softmax").schedule_for(problem, ARCHES["llvm"], "warp")
     with pytest.raises(UnknownNameError, match="did you mean 'warp'"):
         operator("softmax").schedule("wrap")
+
+
+@pytest.mark.parametrize(("found", "spec"), _all_schedules(), ids=lambda item: item.name)
+def test_whether_a_schedule_serves_is_an_answer_not_an_error(found: Operator, spec: ScheduleSpec) -> None:
+    samples = [problem_of(found.name, **{**SAMPLES[found.name], "dtype": dtype}) for dtype in found.problem.dtypes]
+    r = random.Random(0)
+    for problem, arch in product([*samples, *(random_problem(found, r) for _ in range(5))], ARCHES.values()):
+        served = spec.serves(problem, arch)
+        with contextlib.nullcontext() if served else pytest.raises(ConfigError):
+            spec.config_for(problem, arch)

@@ -19,6 +19,8 @@ from schedules.registry import operator_modules
 if TYPE_CHECKING:
     from schedules.dispatch import Choice
 
+BEST = "best"  # as --config: the best that was measured
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that raises UsageError instead of ending the process."""
@@ -53,6 +55,7 @@ class Job:
     arch: Arch
     spec: ScheduleSpec
     config: Config
+    chosen: Choice | None = None  # with --config best: where it comes from
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +64,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_problem(parser: argparse.ArgumentParser, subject: str = "an operator or a preset, then its fields") -> None:
-    """What `job` reads: the problem's words, the target, the schedule and its config."""
+    """What `job` reads: the problem's words, the target, the schedule, its config, and which records to heed."""
     parser.add_argument("words", nargs="*", metavar="NAME [field=value ...]", help=subject)
     parser.add_argument("--target", default="llvm", help="llvm, cuda:sm_90a, rocm:gfx942, ... (default: llvm)")
     parser.add_argument("--schedule", help="the schedule's name (default: the operator's rule chooses)")
@@ -70,8 +73,9 @@ def add_problem(parser: argparse.ArgumentParser, subject: str = "an operator or 
         action="append",
         default=[],
         metavar="FIELD=VALUE,...",
-        help="fields of the schedule's config in place of its defaults; pairs as 8x4",
+        help="fields of the schedule's config in place of its defaults, pairs as 8x4; or `best`, as records have it",
     )
+    add_dispatch(parser)
 
 
 def add_dispatch(parser: argparse.ArgumentParser) -> None:
@@ -132,14 +136,19 @@ def bundle_path(args: argparse.Namespace) -> Path | None:
     name = subject(args)
     if name in operator_modules() or name in presets() or not (os.sep in name or Path(name).exists()):
         return None
-    if split_words(args.words[1:]) or args.schedule or args.config or args.target != "llvm":
-        raise UsageError(f"{name} is a bundle, already built; leave out fields, --target, --schedule, --config")
+    options = args.schedule or args.config or args.device or args.logs
+    if split_words(args.words[1:]) or options or args.target != "llvm":
+        raise UsageError(
+            f"{name} is a bundle, already built; leave out fields, --target, --schedule, --config, --device, --logs"
+        )
     return Path(name)
 
 
 def config_words(args: argparse.Namespace) -> dict[str, str]:
     """``--config tile=8x4,step=8`` as a dict."""
     items = [item for text in args.config for item in text.split(",") if item]
+    if BEST in items:
+        raise UsageError(f"--config {BEST} is a whole config; give no fields beside it")
     try:
         return split_words(items, "--config item")
     except UsageError as error:
@@ -151,23 +160,46 @@ def choice(args: argparse.Namespace, work: Job, *, default: bool = False) -> Cho
 
     Raises UsageError, JournalError.
     """
-    from schedules.dispatch import Choice, choose, default_choice
+    from schedules.dispatch import Choice, default_choice
 
-    for folder in args.logs:
-        if not os.path.isdir(folder):
-            raise UsageError(f"--logs {folder} is not a folder")
+    if work.chosen:
+        return work.chosen
     if args.config:
         return Choice(work.problem, work.spec.name, work.config, None, given=True)
     if default:
         return default_choice(work.problem, work.arch, args.schedule)
-    return choose(work.problem, work.arch, args.schedule, folders=args.logs or None, device=args.device)
+    return best(args, work.problem, work.arch)
 
 
-def job(args: argparse.Namespace) -> Job:
-    """Everything that `add_problem` asked for.  Raises the UsageError that fits."""
+def best(args: argparse.Namespace, problem: Problem, arch: Arch) -> Choice:
+    """The best that was measured, as `add_dispatch` asked for it.  Raises UsageError, JournalError."""
+    from schedules.dispatch import choose
+
+    for folder in args.logs:
+        if not os.path.isdir(folder):
+            raise UsageError(f"--logs {folder} is not a folder")
+    return choose(problem, arch, args.schedule, folders=args.logs or None, device=args.device)
+
+
+def job(args: argparse.Namespace, *, heeds_records: bool = False) -> Job:
+    """Everything that `add_problem` asked for; `heeds_records` says that the command does so without --config best.
+
+    Raises the UsageError that fits.
+    """
     name = subject(args)
     operator_named(name)  # an unknown operator is named first, whatever else is wrong
     operator, problem = resolve(name, split_words(args.words[1:]))
     arch = parse_arch(args.target)
+    if args.config == [BEST]:
+        chosen = best(args, problem, arch)
+        return Job(operator, problem, arch, operator.schedule(chosen.schedule), chosen.config, chosen)
+    if (args.device or args.logs) and not heeds_records:
+        raise UsageError(f"--device and --logs say which records to heed; give --config {BEST} with them")
     spec = operator.schedule_for(problem, arch, args.schedule)
     return Job(operator, problem, arch, spec, spec.config_for(problem, arch, config_words(args)))
+
+
+def print_choice(work: Job) -> None:
+    """With --config best, which config that is and where it comes from."""
+    if work.chosen:
+        print(f"{work.spec.name}: {work.config}\n{work.chosen}")

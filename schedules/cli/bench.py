@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from schedules.cli.arguments import add_json, add_problem, job, positive
+from schedules.cli.arguments import add_json, add_problem, job, positive, print_choice
 from schedules.cli.output import emit_json
 from schedules.cli.verify import as_json, print_checks
 from schedules.errors import UsageError
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         rates = {"tflops": result.tflops, "gbytes_per_s": result.gbytes_per_s}
         emit_json({**result.to_json(), **rates, "passed": True, "log": log and str(log)})
         return 0
+    print_choice(work)
     print(f"{work.operator.name} {work.problem}, {work.spec.name} for {work.arch} on {found.device}")
     print(f"verified: worst error {result.error:.3g} of what is allowed")
     print(f"{found.median_us:.2f} us ({found.p10_us:.2f} to {found.p90_us:.2f} over {found.runs} runs)", end="")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from schedules.cli.arguments import add_dispatch, add_json, add_problem, choice, job
+from schedules.cli.arguments import add_json, add_problem, choice, job
 from schedules.cli.output import dimensions, emit_json, fields
 from schedules.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problem(parser)
-    add_dispatch(parser)
     parser.add_argument("--default", action="store_true", help="the default config, whatever was measured")
     parser.add_argument("--out", metavar="DIR", help="write a bundle into this folder")
     parser.add_argument("--force", action="store_true", help="replace the bundle that --out holds")
@@ -25,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--force replaces the bundle in --out; give --out DIR")
     if args.default and args.config:
         raise UsageError("--config replaces fields of the default config already; leave out --default")
-    work = job(args)
+    work = job(args, heeds_records=True)
     from schedules.bundle import check_destination, write_bundle
 
     if args.out:

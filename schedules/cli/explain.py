@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     print(f"{told.title}\nconfig: {told.config}")
+    if work.chosen:
+        print(work.chosen)
     for step in steps:
         _print(step, args.full, alone=args.step is not None)
     if args.step is None:

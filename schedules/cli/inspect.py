@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING
 
-from schedules.cli.arguments import add_json, add_problem, bundle_path, job
+from schedules.cli.arguments import add_json, add_problem, bundle_path, job, print_choice
 from schedules.cli.output import code, dimensions, emit_json, fields, heading
 from schedules.errors import UnknownNameError
 
@@ -64,6 +64,8 @@ def _kernel(args: argparse.Namespace) -> Material:
     work = job(args)
     from schedules.build import build
 
+    if not args.json:
+        print_choice(work)
     return material(build(work.problem, work.arch, work.spec.name, work.config))
 
 

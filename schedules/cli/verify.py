@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schedules.cli.arguments import add_json, add_problem, bundle_path, job, seeds
+from schedules.cli.arguments import add_json, add_problem, bundle_path, job, print_choice, seeds
 from schedules.cli.output import emit_json, table
 from schedules.errors import UnknownNameError, UsageError
 
@@ -64,17 +64,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _problem_checks(
     args: argparse.Namespace, routes: list[str] | None, numbers: tuple[int, ...]
-) -> tuple[dict[str, str], list[Check]]:
+) -> tuple[dict[str, Any], list[Check]]:
     work = job(args)
     from schedules.verify import verify
 
     checks = verify(work.problem, work.arch, work.spec.name, work.config, routes=routes, seeds=numbers)
-    return {"target": str(work.arch), "schedule": work.spec.name}, checks
+    if not args.json:
+        print_choice(work)
+    return {"target": str(work.arch), "schedule": work.spec.name, "config": work.config.words()}, checks
 
 
 def _bundle_checks(
     path: Path, routes: list[str] | None, numbers: tuple[int, ...]
-) -> tuple[dict[str, str], list[Check]]:
+) -> tuple[dict[str, Any], list[Check]]:
     """A bundle is compiled: the device is the only route."""
     from schedules.bundle import Bundle
     from schedules.verify import verify_function
@@ -83,4 +85,5 @@ def _bundle_checks(
     if routes not in (None, ["device"]):
         raise UsageError(f"{path} is a bundle and runs on its device only; leave out --route")
     checks = verify_function(bundle.problem, bundle.arch, bundle.load(), numbers, str(bundle.manifest["schedule"]))
-    return {"target": str(bundle.arch), "schedule": str(bundle.manifest["schedule"])}, checks
+    told = {name: bundle.manifest[name] for name in ("schedule", "config")}
+    return {"target": str(bundle.arch), **told}, checks

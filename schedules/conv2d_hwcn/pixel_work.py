@@ -6,16 +6,17 @@ are short ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from schedules.arch import Arch
 from schedules.conv2d_hwcn.definition import HwcnProblem, inside_window
-from schedules.hopper.config import HopperConfig, tiles_of
+from schedules.hopper.config import HopperConfig, blocks, tiles_of
 from schedules.hopper.pixels import taps_inside
 from schedules.hopper.shared import SharedTile, TensorMap
 from schedules.hopper.work import Load, Tensors, Work, fastest
+from schedules.space import ProductSpace
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,6 @@ def quickest(problem: HwcnProblem, arch: Arch, base: C, work: Callable[[HwcnProb
     return replace(base, **found.config.words()) if found else base
 
 
-def with_and_without_padding(configs: Iterable[C]) -> Iterator[C]:
-    """Each of `configs` with taps in the padding left out, and multiplied."""
-    for config in configs:
-        yield replace(config, skip_padding=True)
-        yield replace(config, skip_padding=False)
+def with_and_without_padding(config: type[C], dtype: str) -> Sequence[C]:
+    """Every `config` worth trying for operands of `dtype`, with taps in the padding left out, and multiplied."""
+    return ProductSpace(lambda words, skip: config(**words, skip_padding=skip), blocks(dtype), (True, False))

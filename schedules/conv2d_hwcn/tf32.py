@@ -12,12 +12,11 @@ Source: CUTLASS's sm90 mainloop with operand a from registers, which takes MN-ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch
-from schedules.arithmetic import TF32
 from schedules.conv2d_hwcn.definition import HwcnProblem
 from schedules.conv2d_hwcn.pixel_work import (
     PixelConfig,
@@ -28,11 +27,10 @@ from schedules.conv2d_hwcn.pixel_work import (
     runs_of,
     with_and_without_padding,
 )
-from schedules.hopper import NO_ROUTES
-from schedules.hopper.config import ADDRESSING, K_BYTES, WARPGROUP, blocks, stage_channels
+from schedules.hopper.config import ADDRESSING, K_BYTES, WARPGROUP, stage_channels
 from schedules.hopper.shared import Columns, NoStaging, SharedTile, TensorMap
+from schedules.hopper.tf32 import tf32_schedule
 from schedules.hopper.work import Load, Operand, Output, Tensors
-from schedules.operator import ScheduleSpec
 from schedules.problem import Argument
 
 if TYPE_CHECKING:
@@ -179,19 +177,8 @@ def default(problem: HwcnProblem, arch: Arch) -> Tf32Config:
     return quickest(problem, arch, Tf32Config(block_k=stage_channels(problem.ci, 32, 16)), Tf32Work)
 
 
-def space(problem: HwcnProblem, arch: Arch) -> Iterator[Tf32Config]:
-    return with_and_without_padding(Tf32Config(**words) for words in blocks(DTYPE))
+def space(problem: HwcnProblem, arch: Arch) -> Sequence[Tf32Config]:
+    return with_and_without_padding(Tf32Config, DTYPE)
 
 
-SCHEDULE = ScheduleSpec(
-    name="tf32",
-    summary="float32 rounded to TF32 on Hopper's tensor cores, errors up to 2^-10; only if named",
-    kinds=("cuda",),
-    config=Tf32Config,
-    apply=schedule,
-    default=default,
-    space=space,
-    no_routes=NO_ROUTES,
-    arithmetic=TF32,
-    opt_in=True,
-)
+SCHEDULE = tf32_schedule(Tf32Config, schedule, default, space)

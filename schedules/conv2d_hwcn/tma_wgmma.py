@@ -5,7 +5,7 @@ Both operands have their reduction axis outside (MN-major), in runs of 64 rows o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from schedules.conv2d_hwcn.pixel_work import (
     with_and_without_padding,
 )
 from schedules.hopper import NO_ROUTES
-from schedules.hopper.config import blocks, stage_channels
+from schedules.hopper.config import stage_channels
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
 from schedules.hopper.work import Load, Operand, Output
 from schedules.operator import ScheduleSpec
@@ -116,9 +116,8 @@ def default(problem: HwcnProblem, arch: Arch) -> TmaWgmmaConfig:
     return quickest(problem, arch, TmaWgmmaConfig(block_k=stage_channels(problem.ci, 64, 16)), HwcnWork)
 
 
-def space(problem: HwcnProblem, arch: Arch) -> Iterator[TmaWgmmaConfig]:
-    found = (TmaWgmmaConfig(**words) for words in blocks(problem.dtype))
-    return with_and_without_padding(found)
+def space(problem: HwcnProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
+    return with_and_without_padding(TmaWgmmaConfig, problem.dtype)
 
 
 SCHEDULE = ScheduleSpec(

@@ -13,7 +13,7 @@ The filter comes packed, (kh, kw, co, ci), rows of ci (K-major); pixels lie as t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
 from schedules.hopper.work import Fragment, Load, Operand, Output, Product, Tensors, Work
 from schedules.operator import ScheduleSpec
 from schedules.primitives.epilogue import finish_sum
+from schedules.space import ProductSpace
 
 if TYPE_CHECKING:
     import tvm
@@ -258,15 +259,19 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaConfig:
     return work.config
 
 
-def space(problem: NchwProblem, arch: Arch) -> Iterator[TmaWgmmaConfig]:
-    for (block_m, columns, consumers, consumers_n), block_k, stages, words, halo in product(
-        SHAPES, (16, 32, 64, 128), STAGES, [*clusters(1), *clusters(2)], (False, True) if problem.kh > 1 else (False,)
-    ):
-        if (consumers, words["blocks_sm"]) in REGISTERS:
-            block_n = columns * consumers_n
-            yield TmaWgmmaConfig(
-                block_m, block_n, block_k, stages, consumers, **words, consumers_n=consumers_n, halo=halo
-            )
+def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
+    shapes = [
+        dict(block_m=block_m, block_n=columns * consumers_n, consumers=consumers, consumers_n=consumers_n, **words)
+        for (block_m, columns, consumers, consumers_n), words in product(SHAPES, [*clusters(1), *clusters(2)])
+        if (consumers, words["blocks_sm"]) in REGISTERS
+    ]
+    return ProductSpace(
+        lambda words, block_k, stages, halo: TmaWgmmaConfig(**words, block_k=block_k, num_stages=stages, halo=halo),
+        shapes,
+        (16, 32, 64, 128),
+        STAGES,
+        (False, True) if problem.kh > 1 else (False,),
+    )
 
 
 SCHEDULE = ScheduleSpec(

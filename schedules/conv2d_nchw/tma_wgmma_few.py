@@ -27,6 +27,7 @@ from schedules.hopper.shared import STAGING, SharedTile, Staging, TensorMap, ali
 from schedules.hopper.work import Fragment, Load, Member, Operand, Output, Product, Tensors, Work
 from schedules.operator import ScheduleSpec
 from schedules.primitives.epilogue import finish_sum
+from schedules.space import ProductSpace
 
 if TYPE_CHECKING:
     import tvm
@@ -398,11 +399,21 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaFewConfig:
     return work.config
 
 
-def space(problem: NchwProblem, arch: Arch) -> Iterator[TmaWgmmaFewConfig]:
-    for config, stages, eager in product(_configs(problem), STAGES, (False, True)):
+def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaFewConfig]:
+    return ProductSpace(
+        lambda config, stages, eager: replace(config, num_stages=stages, eager=eager),
+        list(_ways(problem)),
+        STAGES,
+        (False, True),
+    )
+
+
+def _ways(problem: NchwProblem) -> Iterator[TmaWgmmaFewConfig]:
+    """Every tile and cluster, and what consumers may have of their own."""
+    for config in _configs(problem):
         for words in clusters(config.blocks_sm):
             if words["cluster_n"] == 1:
-                found = replace(config, num_stages=stages, eager=eager, **words)
+                found = replace(config, **words)
                 yield found
                 if words["split_k"] == 1 and config.consumers > 1:
                     # tiles of a consumer's rows, with which the filters stay, or a block's

@@ -36,6 +36,7 @@ from schedules.hopper.shared import FOLDS, PATTERN, SharedTile, Staging, TensorM
 from schedules.hopper.work import CYCLE, Load, Operand, Output, Product, Tensors, Work, fastest, product_cycles
 from schedules.operator import ScheduleSpec
 from schedules.problem import Pair, numpy_dtype
+from schedules.space import ProductSpace
 
 if TYPE_CHECKING:
     import tvm
@@ -453,11 +454,9 @@ def _ways(problem: Nchw32Problem) -> list[dict[str, Any]]:
     return ways
 
 
-def space(problem: Nchw32Problem, arch: Arch) -> Iterator[TmaWgmmaConfig]:
-    return (
-        TmaWgmmaConfig(**words, **ways)
-        for words, ways in product(blocks(problem.dtype, SHAPES + PAIRED, filters=True), _ways(problem))
-    )
+def space(problem: Nchw32Problem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
+    found = blocks(problem.dtype, SHAPES + PAIRED, filters=True)
+    return ProductSpace(lambda words, ways: TmaWgmmaConfig(**words, **ways), found, _ways(problem))
 
 
 SCHEDULE = ScheduleSpec(

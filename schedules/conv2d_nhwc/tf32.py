@@ -6,17 +6,16 @@ is only used where it is asked for by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from schedules.arch import Arch
-from schedules.arithmetic import TF32
 from schedules.conv2d_nhwc.definition import NhwcProblem
 from schedules.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, quickest, schedule
-from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import blocks, stage_channels
-from schedules.operator import ScheduleSpec
+from schedules.hopper.tf32 import tf32_schedule
+from schedules.space import ProductSpace
 
 VECTOR = 4  # channels in 16 bytes
 
@@ -39,19 +38,8 @@ def default(problem: NhwcProblem, arch: Arch) -> Tf32Config:
     return quickest(problem, arch, Tf32Config(block_k=stage_channels(problem.ci, 32, 8)))
 
 
-def space(problem: NhwcProblem, arch: Arch) -> Iterator[Tf32Config]:
-    return (Tf32Config(**words) for words in blocks("float32", filters=True))
+def space(problem: NhwcProblem, arch: Arch) -> Sequence[Tf32Config]:
+    return ProductSpace(lambda words: Tf32Config(**words), blocks("float32", filters=True))
 
 
-SCHEDULE = ScheduleSpec(
-    name="tf32",
-    summary="float32 rounded to TF32 on Hopper's tensor cores, errors up to 2^-10; only if named",
-    kinds=("cuda",),
-    config=Tf32Config,
-    apply=schedule,
-    default=default,
-    space=space,
-    no_routes=NO_ROUTES,
-    arithmetic=TF32,
-    opt_in=True,
-)
+SCHEDULE = tf32_schedule(Tf32Config, schedule, default, space)

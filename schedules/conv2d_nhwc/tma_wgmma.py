@@ -9,7 +9,7 @@ operands are K-major.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -23,6 +23,7 @@ from schedules.hopper.work import Load, Operand, Output, Tensors, Work, fastest
 from schedules.operator import ScheduleSpec
 from schedules.primitives.epilogue import finish_sum
 from schedules.problem import numpy_dtype
+from schedules.space import ProductSpace
 
 if TYPE_CHECKING:
     import tvm
@@ -236,8 +237,8 @@ def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
     return quickest(problem, arch, TmaWgmmaConfig(block_k=stage_channels(problem.ci, 64, 16)))
 
 
-def space(problem: NhwcProblem, arch: Arch) -> Iterator[TmaWgmmaConfig]:
-    return (TmaWgmmaConfig(**words) for words in blocks(problem.dtype, filters=True))
+def space(problem: NhwcProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
+    return ProductSpace(lambda words: TmaWgmmaConfig(**words), blocks(problem.dtype, filters=True))
 
 
 SCHEDULE = ScheduleSpec(

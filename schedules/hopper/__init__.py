@@ -15,6 +15,7 @@ work      what an operator says of its tiles; how long they take, about
 program   the kernel: ring, producer, consumers
 exchange  sums from block to block where several share a tile's reduction
 fragments operand a by way of registers, for float32 that lies MN-major (TF32)
+tf32      what schedules of float32 in TF32 are, whatever the operator
 epilogue  from accumulators through shared memory to global memory
 pixels    tiles of output pixels as boxes (n, h, w), for NHWC and NCHW32
 rows      tiles of image rows, whose sums are shifted where loads cannot be, for NCHW

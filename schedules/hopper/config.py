@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import Any, ClassVar, TypeVar
 
@@ -219,11 +220,16 @@ def clusters(blocks_sm: int) -> list[dict[str, Any]]:
     ]
 
 
+@lru_cache
 def blocks(
-    dtype: str, shapes: Sequence[tuple[int, int, int]] = SHAPES, filters: bool = False
-) -> Iterator[dict[str, Any]]:
+    dtype: str, shapes: tuple[tuple[int, int, int], ...] = SHAPES, filters: bool = False
+) -> tuple[Mapping[str, Any], ...]:
     """Fields of every config worth trying for operands of `dtype`, legal or not; `filters` says that operand b is, and
     may stay."""
+    return tuple(_blocks(dtype, shapes, filters))
+
+
+def _blocks(dtype: str, shapes: Sequence[tuple[int, int, int]], filters: bool) -> Iterator[dict[str, Any]]:
     k = K_BYTES // numpy_dtype(dtype).itemsize
     for shape, block_k, stages, words in product(
         _ways_of(shapes, filters), (2 * k, 4 * k, 8 * k), STAGES, [*clusters(1), *clusters(2)]

@@ -371,7 +371,9 @@ def tile_cost(shape: tuple[int, ...], m: int, n: int, count: int) -> float:
 
 def default_tile(m: int, n: int, count: int, dtype: str, arch: Arch) -> dict[str, int]:
     """Fields of a TensorCoreConfig for `count` products of `m` x `n`: the tile with the least work on the busiest
-    multiprocessor."""
+    multiprocessor; none where there is no matrix instruction, which the config's check then says."""
+    if why_no_atom(dtype, arch):
+        return {}
     atom = atom_for(dtype, arch)
 
     def words(shape: tuple[int, int, int, int], steps: int = 2, stages: int = 2) -> dict[str, int]:

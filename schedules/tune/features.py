@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ def features(problem: Problem, candidate: Candidate) -> dict[str, float]:
     return {**problem_features(problem), f"schedule={candidate.schedule}": 1.0, **_config_features(candidate)}
 
 
-def problem_features(problem: Problem) -> dict[str, float]:
+@lru_cache
+def problem_features(problem: Problem) -> Mapping[str, float]:
     """The problem's fields, and what it takes in all: operations and bytes, as logarithms."""
     totals = {"problem.flops": math.log2(problem.flops), "problem.bytes": math.log2(problem.min_bytes)}
     return {**numbers(problem, "problem."), **totals}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from schedules.problem import Config
@@ -17,7 +18,7 @@ class Candidate:
     schedule: str
     config: Config
 
-    @property
+    @cached_property
     def key(self) -> tuple[str, str]:
         """The same as `Record.key`."""
         return self.schedule, str(self.config)

@@ -66,6 +66,39 @@ def test_records_of_other_versions_are_apart(run: Run, logs: Path) -> None:
     assert [row["median_us"] for row in run("top", "softmax", "--logs", logs, "--json").json] == [5.0]
 
 
+@pytest.mark.parametrize("command", ["show", "verify", "bench", "explain", "inspect", "build"])
+def test_config_best_is_what_build_takes(run: Run, logs: Path, command: str) -> None:
+    """For every command that takes a problem; without it, all but build leave the records aside."""
+    more = ["--seconds", "0.01"] if command == "bench" else ["--view", "scheduled"] if command == "inspect" else []
+    best = run(command, *WORDS, *more, "--config", "best", "--logs", logs, "--json").json
+    plain = run(command, *WORDS, *more, *(["--default"] if command == "build" else []), "--json").json
+    if command == "inspect":
+        assert best["views"]["scheduled"] != plain["views"]["scheduled"]
+    else:
+        assert best["config"]["chunk"] == 2 != plain["config"]["chunk"]
+    if command != "show":
+        assert "best record: 20.00 us on" in run(command, *WORDS, *more, "--config", "best", "--logs", logs).out
+
+
+def test_config_best_without_records_is_the_default(run: Run, tmp_path: Path) -> None:
+    result = run("explain", *WORDS, "--config", "best", "--logs", tmp_path)
+    assert result.code == 0 and "default config" in result.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--config", "best,chunk=2"], "--config best is a whole config; give no fields beside it"),
+        (["--config", "best", "--config", "chunk=2"], "--config best is a whole config"),
+        (["--logs", "."], "give --config best with them"),
+        (["--device", "NVIDIA H200", "--config", "chunk=2"], "give --config best with them"),
+        (["--config", "best", "--logs", "nowhere"], "--logs nowhere is not a folder"),
+    ],
+)
+def test_config_best_and_mistakes(run: Run, words: list[str], message: str) -> None:
+    assert message in one_line(run("verify", *WORDS, *words))
+
+
 def test_best(run: Run, logs: Path) -> None:
     result = run("best", *WORDS, "--logs", logs)
     assert result.code == 0 and "best record: 20.00 us on" in result.out and "20 us" not in result.err

@@ -67,7 +67,7 @@ def test_mistakes_are_one_line(compare_softmax: ModuleType, words: str, message:
 def test_the_command_ends_with_the_line() -> None:
     command = [sys.executable, str(SCRIPTS / "compare_softmax.py"), "--peers", "tensorrt"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and done.stderr.startswith("error: unknown peer") and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and done.stderr.startswith("error: unknown peer") and done.stderr.count("\n") == 1
 
 
 def test_without_a_gpu(compare_softmax: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
