@@ -56,21 +56,25 @@ class Kernel:
 
         Raises ArgumentError before anything runs if a tensor does not fit.
         """
-        device, extent = tensors[0].device, None
-        for argument, tensor in zip(self.arguments, tensors, strict=True):
-            shape, axis = argument.shape, argument.runtime_axis
-            if axis is not None:
-                extent = tensor.shape[axis] if extent is None else extent
-                shape = (*shape[:axis], extent, *shape[axis + 1 :])
-            if tensor.shape != shape or tensor.dtype is not DTYPES[argument.dtype] or tensor.device != device:
-                self._refuse(tensors)
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):  # TVM leaves the tensors' device as the current one
-                self.function(*tensors, *self.memory(device, extent))
-        elif self.workspaces:
-            self.function(*tensors, *self.memory(device, extent))
-        else:
-            self.function(*tensors)
+        try:
+            index = tensors[0].get_device()  # -1 on a CPU
+            if index >= 0 and index != torch._C._cuda_getDevice():
+                with torch.cuda.device(index):  # TVM leaves the tensors' device as the current one
+                    self._run(tensors)
+            else:
+                self._run(tensors)
+        except (TypeError, ValueError):  # of the function's own checks
+            check_arguments(self.arguments, self.arch, tensors)
+            if len(places := {str(tensor.device) for tensor in tensors}) > 1:
+                raise ArgumentError(f"tensors lie on {' and '.join(sorted(places))}; move them to one") from None
+            raise
+
+    def _run(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        if self.workspaces:
+            along = zip(self.arguments, tensors, strict=True)
+            extents = (tensor.shape[a.runtime_axis] for a, tensor in along if a.runtime_axis is not None)
+            tensors = *tensors, *self.memory(tensors[0].device, next(extents, None))
+        self.function(*tensors)
 
     def memory(self, device: torch.device, extent: int | None) -> list[torch.Tensor]:
         """Workspaces for one call, whose run-time extent is `extent`."""
@@ -82,12 +86,6 @@ class Kernel:
             )
             for space in self.workspaces
         ]
-
-    def _refuse(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        check_arguments(self.arguments, self.arch, tensors)
-        raise ArgumentError(
-            f"tensors lie on {' and '.join(sorted({str(t.device) for t in tensors}))}; move them to one"
-        )
 
 
 def dtype_name(dtype: torch.dtype) -> str:
