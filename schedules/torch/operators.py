@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from schedules.errors import DerivativeError
+
 PLAIN = (Tensor, torch.nn.Parameter)  # types whose operations nobody overrides
 
 
@@ -78,6 +80,7 @@ def custom_operator(
             return registered(*arguments)
         given = arguments[:tensors]
         if not _nothing_between(given):
+            _refuse_tangents(name, given)
             return registered(*arguments)
         if torch.is_grad_enabled():
             for tensor in given:
@@ -101,3 +104,12 @@ def _nothing_between(tensors: Sequence[Tensor | None]) -> bool:
                 return False
             keys |= _keys_of(tensor).raw_repr()
     return keys & _RELEVANT in _KERNELS
+
+
+def _refuse_tangents(name: str, tensors: Sequence[Tensor | None]) -> None:
+    """PyTorch would leave them out of the result without a word."""
+    if forward_ad._current_level < 0:
+        return
+    for tensor in tensors:
+        if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise DerivativeError(f"{name} has no forward derivative here; use PyTorch's own where one is needed")
