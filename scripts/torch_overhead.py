@@ -6,8 +6,8 @@
 
 Microseconds of one call, by the host's clock, of many in a row (on a GPU the device is waited for after the last): so
 small that what is measured is the way to the kernel.  `kernel` is TVM's function alone, its output given; `eager` a
-call; `grad` forward and backward; `compiled` a call under ``torch.compile``; `graph` one of the calls captured in a CUDA
-graph.  Ours and PyTorch's take turns.  Kept in ``tuning_logs/<device>/torch_overhead.json``, from which
+call; `grad` forward and backward; `compiled` a call under ``torch.compile``; `graph` one of the calls captured in a
+CUDA graph.  Ours and PyTorch's take turns.  Kept in ``tuning_logs/<device>/torch_overhead.json``, from which
 scripts/readme_tables.py makes the table in README.md.
 """
 
