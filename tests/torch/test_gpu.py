@@ -12,6 +12,7 @@ import schedules.torch as kernels  # noqa: E402
 from schedules.errors import ArgumentError, UsageError  # noqa: E402
 from schedules.softmax.definition import SoftmaxProblem  # noqa: E402
 from schedules.torch import kernels as dispatch  # noqa: E402
+from schedules.torch import operators  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -89,6 +90,34 @@ def test_the_current_stream_is_used(cols: int) -> None:
     torch.cuda.synchronize()
     for y, values in zip(outputs, data, strict=True):
         torch.testing.assert_close(y, torch.softmax(values, -1), rtol=2e-3, atol=1e-6)
+
+
+def test_gradients_are_computed_on_the_stream_of_the_forward_pass() -> None:
+    """By a thread of PyTorch's, which sets it."""
+    x, values, dy = random(4, 1000).requires_grad_(), random(4, 1000), random(4, 1000)
+    torch.autograd.grad(kernels.softmax(x), x, dy)  # builds the kernels
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(BUSY)
+        with torch.no_grad():
+            x.copy_(values)
+        y = kernels.softmax(x)
+        (dx,) = torch.autograd.grad(y, x, dy)
+    assert not stream.query(), "the calls waited for the device"
+    torch.cuda.synchronize()
+    wanted = torch.softmax(values.float(), -1)
+    torch.testing.assert_close(y.float(), wanted, rtol=2e-3, atol=1e-5)
+    expected = wanted * (dy - (wanted * dy).sum(-1, keepdim=True))
+    torch.testing.assert_close(dx.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_calls_go_straight_to_the_kernel() -> None:
+    x = random(4, 100)
+    assert operators._nothing_between((x, None, x))
+    assert not operators._nothing_between((x, x.cpu()))
+    with torch.inference_mode():
+        assert operators._nothing_between((random(4, 100),))
 
 
 @pytest.mark.parametrize("cols", [1000, 2**19])
