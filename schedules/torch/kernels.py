@@ -56,25 +56,24 @@ class Kernel:
 
         Raises ArgumentError before anything runs if a tensor does not fit.
         """
+        index = tensors[0].get_device()
+        if index >= 0 and index != torch._C._cuda_getDevice():  # below 0 on a CPU
+            with torch.cuda.device(index):  # TVM leaves the tensors' device as the current one
+                return self(*tensors)
         try:
-            index = tensors[0].get_device()  # -1 on a CPU
-            if index >= 0 and index != torch._C._cuda_getDevice():
-                with torch.cuda.device(index):  # TVM leaves the tensors' device as the current one
-                    self._run(tensors)
+            if self.workspaces:
+                self.function(*tensors, *self.memory(tensors[0].device, self._extent(tensors)))
             else:
-                self._run(tensors)
+                self.function(*tensors)
         except (TypeError, ValueError):  # of the function's own checks
             check_arguments(self.arguments, self.arch, tensors)
             if len(places := {str(tensor.device) for tensor in tensors}) > 1:
                 raise ArgumentError(f"tensors lie on {' and '.join(sorted(places))}; move them to one") from None
             raise
 
-    def _run(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        if self.workspaces:
-            along = zip(self.arguments, tensors, strict=True)
-            extents = (tensor.shape[a.runtime_axis] for a, tensor in along if a.runtime_axis is not None)
-            tensors = *tensors, *self.memory(tensors[0].device, next(extents, None))
-        self.function(*tensors)
+    def _extent(self, tensors: tuple[torch.Tensor, ...]) -> int | None:
+        along = zip(self.arguments, tensors, strict=True)
+        return next((tensor.shape[a.runtime_axis] for a, tensor in along if a.runtime_axis is not None), None)
 
     def memory(self, device: torch.device, extent: int | None) -> list[torch.Tensor]:
         """Workspaces for one call, whose run-time extent is `extent`."""

@@ -71,6 +71,8 @@ def dropout_softmax(
 
 
 def _forward(function: str, x: Tensor, dim: int, scale: float, mask: Tensor | None) -> Tensor:
+    if mask is None and dim == -1 and x.dim():
+        return _softmax(x, None, function, scale)
     last, mask = _rows_last(x, dim, mask)
     y = _softmax(last, mask, function, scale)
     return y if last is x else y.movedim(-1, dim)
@@ -108,21 +110,20 @@ def _call(
     function: str, inputs: list[Tensor], scale: float, mask: str = "none", keep: float = 1.0, outputs: int = 1
 ) -> list[Tensor]:
     """The outputs of the kernel for `inputs` of shape (*, cols), but for a mask "cols", which is the second."""
-    tensors = [prepared(tensor) for tensor in inputs]
-    x = tensors[0]
+    x = prepared(inputs[0])
     shape = x.shape
+    tensors, row = [x], 1 if mask == "cols" else None  # the tensor that has one row
+    for tensor in inputs[1:]:
+        if tensor.shape != (shape[-1:] if len(tensors) == row else shape):
+            raise ArgumentError(f"a tensor of shape {tuple(tensor.shape)} beside one of {tuple(shape)}")
+        tensors.append(prepared(tensor))
     made = [torch.empty_like(x) for _ in range(outputs)]
-    row_mask = 1 if mask == "cols" else None
-    for index in range(1, len(tensors)):
-        needed = shape[-1:] if index == row_mask else shape
-        if tensors[index].shape != needed:
-            raise ArgumentError(f"a tensor of shape {tuple(tensors[index].shape)} beside one of {tuple(shape)}")
     if not x.numel():
         return made
     tensors += made
     if len(shape) != 2:
-        rows = -1, shape[-1]
-        tensors = [tensor if index == row_mask else tensor.view(rows) for index, tensor in enumerate(tensors)]
+        as_rows = -1, shape[-1]
+        tensors = [tensor if index == row else tensor.view(as_rows) for index, tensor in enumerate(tensors)]
     _kernel(function, shape, x.dtype, scale, mask, keep, x.device)(*tensors)
     return made
 
