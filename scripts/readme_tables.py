@@ -10,21 +10,23 @@ A table stands between two lines, which stay:
     <!-- end -->
 
 The first word is a results file of scripts/compare_conv.py or scripts/compare_softmax.py, below --log and without its
-".json".  The words after it choose cases: those whose field (operator, launch, or one of the problem's) has this value;
-without any, all.  What scripts/results_table.py prints of them is put between the lines; with tables=N the first N.
+".json"; or "*/torch_overhead", for one table of what scripts/torch_overhead.py kept on whichever devices.  The words
+after it choose cases: those whose field (operator, launch, or one of the problem's) has this value; without any, all.
+What scripts/results_table.py prints of them is put between the lines; with tables=N the first N.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from schedules.cli.script import run_script
 from schedules.errors import UsageError
 from schedules.peers.comparison import read_results
+from schedules.peers.overhead import overhead_table, read_overhead
 from schedules.peers.tables import selected, tables
 from schedules.tune.journal import DEFAULT_FOLDER
 
@@ -71,6 +73,8 @@ def content(table: Marked, folder: Path) -> list[str]:
         if wrong := [word for word in rest if "=" not in word]:
             raise UsageError(f"{wrong[0]} is not FIELD=VALUE")
         where = dict(word.split("=", 1) for word in rest)
+        if "*" in name:
+            return _of_devices(name, where, folder).split("\n")
         most = where.pop("tables", None)
         if most is not None and not most.isdecimal():
             raise UsageError(f"tables={most} is not a number")
@@ -79,6 +83,15 @@ def content(table: Marked, folder: Path) -> list[str]:
     except UsageError as error:
         raise UsageError(f"{table}: {error}") from None
     return text.split("\n")
+
+
+def _of_devices(pattern: str, where: Mapping[str, str], folder: Path) -> str:
+    if where:
+        raise UsageError(f"{next(iter(where))} chooses nothing in a table of every device")
+    files = sorted(folder.glob(f"{pattern}.json"))
+    if not files:
+        raise UsageError(f"{folder} has no {pattern}.json; run scripts/torch_overhead.py")
+    return overhead_table([read_overhead(file) for file in files])
 
 
 def updated(text: str, folder: Path) -> tuple[str, list[Marked]]:

@@ -5,10 +5,10 @@
     scripts/torch_overhead.py --device cpu --modes eager
 
 Microseconds of one call, by the host's clock, of many in a row (on a GPU the device is waited for after the last): so
-small that what is measured is the way to the kernel.  `kernel` is TVM's function alone, its output given; `eager` the
-operator; `grad` forward and backward; `compiled` the operator under ``torch.compile``; `graph`
-one of the calls captured in a CUDA graph.  Ours and PyTorch's take turns.  Kept in
-``tuning_logs/<device>/torch_overhead.json``.
+small that what is measured is the way to the kernel.  `kernel` is TVM's function alone, its output given; `eager` a
+call; `grad` forward and backward; `compiled` a call under ``torch.compile``; `graph` one of the calls captured in a
+CUDA graph.  Ours and PyTorch's take turns.  Kept in ``tuning_logs/<device>/torch_overhead.json``, from which
+scripts/readme_tables.py makes the table in README.md.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from schedules.build import compiler_of
 from schedules.cli.script import run_script
 from schedules.errors import UsageError
 from schedules.measure import cpu_name
+from schedules.peers.overhead import KIND, MODES
 from schedules.records import environment, now, slug
 from schedules.registry import operator
 from schedules.torch.kernels import arch_of, kernel_for
 from schedules.tune.journal import DEFAULT_FOLDER
 
-MODES = ("kernel", "eager", "grad", "compiled", "graph")
 ROUNDS = 15
 CALLS = 200  # of a round
 CAPTURED = 20  # calls in a graph
@@ -142,7 +142,7 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, default=DEFAULT_FOLDER, help="the folder of tuning logs")
     args = parser.parse_args()
     modes = args.modes.split(",")
-    if unknown := set(modes) - set(MODES):
+    if unknown := set(modes) - MODES.keys():
         raise UsageError(f"--modes has {sorted(unknown)[0]!r}; known: {', '.join(MODES)}")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("no CUDA GPU here; take --device cpu")
@@ -151,6 +151,7 @@ def main() -> int:
     arch = arch_of(device)
     name = torch.cuda.get_device_name(device) if arch.is_gpu else cpu_name()
     result = {
+        "kind": KIND,
         "device": name,
         "date": now(),
         "versions": {**environment(arch, compiler_of(arch)), "torch": torch.__version__},

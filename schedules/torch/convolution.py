@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from schedules.errors import ArgumentError, DerivativeError
 from schedules.problem import Problem
 from schedules.registry import operator
 from schedules.torch.kernels import DTYPES, Kernel, dtype_name, kernel_for, prepared, remembered
+from schedules.torch.operators import custom_operator
 
 Size = int | Sequence[int]
 Shape = Sequence[int]
@@ -64,7 +65,7 @@ def conv2d_nchw(
     Raises ArgumentError, ProblemError; DerivativeError in a backward pass.
     """
     sizes = _pair(stride), _pair(padding), _pair(dilation)
-    return torch.ops.schedules.conv2d_nchw(data, filter, bias, *sizes, activation, filter_layout)
+    return _conv2d_nchw(data, filter, bias, *sizes, activation, filter_layout)
 
 
 def conv2d_nhwc(
@@ -79,12 +80,12 @@ def conv2d_nhwc(
 ) -> Tensor:
     """As `conv2d_nchw` of data (n, h, w, ci), filter (co, kh, kw, ci): (n, out_h, out_w, co)."""
     sizes = _pair(stride), _pair(padding), _pair(dilation)
-    return torch.ops.schedules.conv2d_nhwc(data, filter, bias, *sizes, activation)
+    return _conv2d_nhwc(data, filter, bias, *sizes, activation)
 
 
 def conv2d_hwcn(data: Tensor, filter: Tensor, stride: Size = 1, padding: Size = 0, dilation: Size = 1) -> Tensor:
     """As `conv2d_nchw` of data (h, w, ci, n), filter (kh, kw, ci, co): (out_h, out_w, co, n)."""
-    return torch.ops.schedules.conv2d_hwcn(data, filter, _pair(stride), _pair(padding), _pair(dilation))
+    return _conv2d_hwcn(data, filter, _pair(stride), _pair(padding), _pair(dilation))
 
 
 def conv2d_nchw32(
@@ -112,13 +113,11 @@ def conv2d_nchw32(
     """
     sizes = _pair(stride), _pair(padding), _pair(dilation)
     scales = alpha, beta, gamma
-    return torch.ops.schedules.conv2d_nchw32(
-        data, filter, bias, residual, *sizes, *scales, activation, dtype_name(out_dtype)
-    )
+    return _conv2d_nchw32(data, filter, bias, residual, *sizes, *scales, activation, dtype_name(out_dtype))
 
 
-def _pair(size: Size) -> list[int]:
-    return [size, size] if isinstance(size, int) else list(size)
+def _pair(size: Size) -> tuple[int, ...]:
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 @dataclass(frozen=True)
@@ -159,62 +158,46 @@ class _Convolution:
         return operator(self.name).problem(**sizes, **fields)
 
 
-OPTIONS = (("activation", "str"),)
-CONVOLUTIONS = (
-    _Convolution("conv2d_nchw", "n ci h w", "co ci kh kw", ("bias",), (*OPTIONS, ("filter_layout", "str"))),
-    _Convolution("conv2d_nhwc", "n h w ci", "co kh kw ci", ("bias",), OPTIONS),
-    _Convolution("conv2d_hwcn", "h w ci n", "kh kw ci co"),
-    _Convolution(
-        "conv2d_nchw32",
-        "n groups h w lanes",
-        "groups kh kw co lanes",
-        ("bias", "residual"),
-        (("alpha", "float"), ("beta", "float"), ("gamma", "float"), *OPTIONS, ("out_dtype", "str")),
-    ),
-)
+def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
+    count = len(convolution.optional)
 
+    @remembered
+    def kernel(data: Shape, filter: Shape, dtype: torch.dtype, device: torch.device, *rest: Any) -> Kernel:
+        return kernel_for(convolution.problem(data, filter, dtype, rest[:count], rest[count:]), device)
 
-@remembered
-def _kernel(
-    convolution: _Convolution,
-    data: Shape,
-    filter: Shape,
-    dtype: torch.dtype,
-    given: tuple[bool, ...],
-    options: tuple[Any, ...],
-    device: torch.device,
-) -> Kernel:
-    return kernel_for(convolution.problem(data, filter, dtype, given, options), device)
-
-
-def _register(convolution: _Convolution) -> None:
-    name, count = f"schedules::{convolution.name}", len(convolution.optional)
-
-    def parts(rest: Sequence[Any]) -> tuple[tuple[bool, ...], tuple[Any, ...]]:
-        """Which optional tensors are given, and the options in a form that can be compared."""
-        options = (tuple(option) if isinstance(option, list) else option for option in rest[count:])
-        return tuple(tensor is not None for tensor in rest[:count]), tuple(options)
+    def parts(rest: Sequence[Any]) -> Iterator[Any]:
+        """Whether each optional tensor is given, then the options, in a form that can be compared."""
+        for index, part in enumerate(rest):
+            yield part is not None if index < count else tuple(part) if isinstance(part, list) else part
 
     def run(data: Tensor, filter: Tensor, *rest: Any) -> Tensor:
-        kernel = _kernel(convolution, data.shape, filter.shape, data.dtype, *parts(rest), data.device)
-        tensors = [prepared(tensor) for tensor in (data, filter, *rest[:count]) if tensor is not None]
-        result = kernel.arguments[-1]
-        output = torch.empty(result.shape, dtype=DTYPES[result.dtype], device=data.device)
-        kernel(*tensors, output)
+        device = data.device
+        chosen = kernel(data.shape, filter.shape, data.dtype, device, *parts(rest))
+        result = chosen.arguments[-1]
+        output = torch.empty(result.shape, dtype=DTYPES[result.dtype], device=device)
+        chosen(*[prepared(tensor) for tensor in (data, filter, *rest[:count]) if tensor is not None], output)
         return output
 
     def fake(data: Tensor, filter: Tensor, *rest: Any) -> Tensor:
-        result = convolution.problem(data.shape, filter.shape, data.dtype, *parts(rest)).arguments()[-1]
+        given = tuple(parts(rest))
+        problem = convolution.problem(data.shape, filter.shape, data.dtype, given[:count], given[count:])
+        result = problem.arguments()[-1]
         return data.new_empty(result.shape, dtype=DTYPES[result.dtype])
 
     def backward(ctx: Any, *gradients: Tensor) -> None:
         raise DerivativeError(f"{convolution.name} computes no gradients; call it under torch.no_grad()")
 
-    torch.library.define(name, convolution.schema)
-    torch.library.impl(name, ["cpu", "cuda"], run)
-    torch.library.register_fake(name, fake)
-    torch.library.register_autograd(name, backward)
+    return custom_operator(convolution.name, convolution.schema, run, fake, backward)
 
 
-for _convolution in CONVOLUTIONS:
-    _register(_convolution)
+_ACTIVATION = (("activation", "str"),)
+_FILTER_LAYOUT = (("filter_layout", "str"),)
+_EPILOGUE = (("alpha", "float"), ("beta", "float"), ("gamma", "float"), *_ACTIVATION, ("out_dtype", "str"))
+_conv2d_nchw = _operator(
+    _Convolution("conv2d_nchw", "n ci h w", "co ci kh kw", ("bias",), (*_ACTIVATION, *_FILTER_LAYOUT))
+)
+_conv2d_nhwc = _operator(_Convolution("conv2d_nhwc", "n h w ci", "co kh kw ci", ("bias",), _ACTIVATION))
+_conv2d_hwcn = _operator(_Convolution("conv2d_hwcn", "h w ci n", "kh kw ci co"))
+_conv2d_nchw32 = _operator(
+    _Convolution("conv2d_nchw32", "n groups h w lanes", "groups kh kw co lanes", ("bias", "residual"), _EPILOGUE)
+)

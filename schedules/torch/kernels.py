@@ -56,21 +56,24 @@ class Kernel:
 
         Raises ArgumentError before anything runs if a tensor does not fit.
         """
-        device, extent = tensors[0].device, None
-        for argument, tensor in zip(self.arguments, tensors, strict=True):
-            shape, axis = argument.shape, argument.runtime_axis
-            if axis is not None:
-                extent = tensor.shape[axis] if extent is None else extent
-                shape = (*shape[:axis], extent, *shape[axis + 1 :])
-            if tensor.shape != shape or tensor.dtype is not DTYPES[argument.dtype] or tensor.device != device:
-                self._refuse(tensors)
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):  # TVM leaves the tensors' device as the current one
-                self.function(*tensors, *self.memory(device, extent))
-        elif self.workspaces:
-            self.function(*tensors, *self.memory(device, extent))
-        else:
-            self.function(*tensors)
+        index = tensors[0].get_device()
+        if index >= 0 and index != torch._C._cuda_getDevice():  # below 0 on a CPU
+            with torch.cuda.device(index):  # TVM leaves the tensors' device as the current one
+                return self(*tensors)
+        try:
+            if self.workspaces:
+                self.function(*tensors, *self.memory(tensors[0].device, self._extent(tensors)))
+            else:
+                self.function(*tensors)
+        except (TypeError, ValueError):  # of the function's own checks
+            check_arguments(self.arguments, self.arch, tensors)
+            if len(places := {str(tensor.device) for tensor in tensors}) > 1:
+                raise ArgumentError(f"tensors lie on {' and '.join(sorted(places))}; move them to one") from None
+            raise
+
+    def _extent(self, tensors: tuple[torch.Tensor, ...]) -> int | None:
+        along = zip(self.arguments, tensors, strict=True)
+        return next((tensor.shape[a.runtime_axis] for a, tensor in along if a.runtime_axis is not None), None)
 
     def memory(self, device: torch.device, extent: int | None) -> list[torch.Tensor]:
         """Workspaces for one call, whose run-time extent is `extent`."""
@@ -82,12 +85,6 @@ class Kernel:
             )
             for space in self.workspaces
         ]
-
-    def _refuse(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        check_arguments(self.arguments, self.arch, tensors)
-        raise ArgumentError(
-            f"tensors lie on {' and '.join(sorted({str(t.device) for t in tensors}))}; move them to one"
-        )
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -6,6 +6,8 @@ pass is the tensor of zeros and ones that the forward pass was given.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,20 +16,9 @@ from torch import Tensor
 from schedules.errors import ArgumentError, DerivativeError
 from schedules.softmax.definition import SoftmaxProblem
 from schedules.torch.kernels import Kernel, dtype_name, kernel_for, prepared, remembered
+from schedules.torch.operators import custom_operator
 
-torch.library.define("schedules::softmax", "(Tensor x, Tensor? mask, str function, float scale) -> Tensor")
-torch.library.define(
-    "schedules::dropout_softmax",
-    "(Tensor x, Tensor? mask, Tensor drop, str function, float scale, float keep) -> (Tensor y, Tensor output)",
-)
-torch.library.define(
-    "schedules::softmax_grad",
-    "(Tensor y, Tensor dy, Tensor? drop, str function, float scale, float keep) -> Tensor",
-)
-# bound once: looked up by name at each call, an overload takes microseconds
-_SOFTMAX = torch.ops.schedules.softmax.default
-_DROPOUT_SOFTMAX = torch.ops.schedules.dropout_softmax.default
-_SOFTMAX_GRAD = torch.ops.schedules.softmax_grad.default
+Shape = Sequence[int]
 
 
 def softmax(x: Tensor, dim: int = -1, *, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
@@ -69,64 +60,71 @@ def dropout_softmax(
         raise ArgumentError(f"p={p} is not a probability from 0 up to, and not including, 1")
     if not training or p == 0:
         return softmax(x, dim, scale=scale, mask=mask)
-    x, mask = _rows_last(x, dim, mask)
+    last, mask = _rows_last(x, dim, mask)
     keep = round(1 - p, 12)  # 0.3, not 0.30000000000000004, is what a bundle is exported for
     if drop is None:
-        drop = torch.empty(x.shape, dtype=torch.uint8, device=x.device).bernoulli_(keep)
-    else:
+        drop = torch.empty(last.shape, dtype=torch.uint8, device=x.device).bernoulli_(keep)
+    elif last is not x:
         drop = drop.movedim(dim, -1)
-    return _DROPOUT_SOFTMAX(x, mask, drop, "softmax", scale, keep)[1].movedim(-1, dim)
+    output = _dropout_softmax(last, mask, drop, "softmax", scale, keep)[1]
+    return output if last is x else output.movedim(-1, dim)
 
 
 def _forward(function: str, x: Tensor, dim: int, scale: float, mask: Tensor | None) -> Tensor:
-    if x.dim() and dim in (-1, x.dim() - 1) and mask is None:
-        return _SOFTMAX(x, None, function, scale)
-    x, mask = _rows_last(x, dim, mask)
-    return _SOFTMAX(x, mask, function, scale).movedim(-1, dim)
+    if mask is None and dim == -1 and x.dim():
+        return _softmax(x, None, function, scale)
+    last, mask = _rows_last(x, dim, mask)
+    y = _softmax(last, mask, function, scale)
+    return y if last is x else y.movedim(-1, dim)
 
 
 def _rows_last(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """`x` with the axis `dim` last, and `mask` likewise: (cols,) or of x's shape."""
-    if not -x.dim() <= dim < x.dim():
+    """`x` with the axis `dim` last, which is `x` itself if it is, and `mask` likewise: (cols,) or of x's shape."""
+    axes = x.dim()
+    if not -axes <= dim < axes:
         raise ArgumentError(f"dim={dim} is no axis of a tensor of shape {tuple(x.shape)}")
+    axis = dim if dim < 0 else dim - axes
     if mask is not None:
         if mask.dtype is torch.bool:
             raise ArgumentError("mask is bool; give one that is added: zeros, and -inf where a column is masked")
-        axis = dim if dim < 0 else dim - x.dim()
         if mask.dim() >= -axis and mask.shape[axis] == mask.numel() == x.shape[axis]:
-            mask = mask.reshape(-1)
-        else:
+            mask = mask if mask.dim() == 1 else mask.reshape(-1)
+        elif mask.shape != x.shape or axis != -1:
             try:
                 mask = mask.expand(x.shape).movedim(axis, -1)
             except RuntimeError:
                 shape = tuple(mask.shape)
                 raise ArgumentError(f"mask of shape {shape} does not broadcast to x's, {tuple(x.shape)}") from None
-    return x.movedim(dim, -1), mask
+    return x if axis == -1 else x.movedim(axis, -1), mask
 
 
 @remembered
 def _kernel(
-    function: str, rows: int, cols: int, dtype: torch.dtype, scale: float, mask: str, keep: float, device: torch.device
+    function: str, shape: Shape, dtype: torch.dtype, scale: float, mask: str, keep: float, device: torch.device
 ) -> Kernel:
-    return kernel_for(SoftmaxProblem(rows, cols, function, dtype_name(dtype), scale, mask, keep), device)
+    *outer, cols = shape
+    return kernel_for(SoftmaxProblem(math.prod(outer), cols, function, dtype_name(dtype), scale, mask, keep), device)
 
 
 def _call(
     function: str, inputs: list[Tensor], scale: float, mask: str = "none", keep: float = 1.0, outputs: int = 1
 ) -> list[Tensor]:
     """The outputs of the kernel for `inputs` of shape (*, cols), but for a mask "cols", which is the second."""
-    inputs = [prepared(tensor) for tensor in inputs]
-    x = inputs[0]
+    x = prepared(inputs[0])
+    shape = x.shape
+    tensors, row = [x], 1 if mask == "cols" else None  # the tensor that has one row
+    for tensor in inputs[1:]:
+        if tensor.shape != (shape[-1:] if len(tensors) == row else shape):
+            raise ArgumentError(f"a tensor of shape {tuple(tensor.shape)} beside one of {tuple(shape)}")
+        tensors.append(prepared(tensor))
     made = [torch.empty_like(x) for _ in range(outputs)]
-    cols = x.shape[-1]
-    tensors = []
-    for index, tensor in enumerate((*inputs, *made)):
-        of_cols = index == 1 and mask == "cols"
-        if tensor.shape != (x.shape[-1:] if of_cols else x.shape):
-            raise ArgumentError(f"a tensor of shape {tuple(tensor.shape)} beside one of {tuple(x.shape)}")
-        tensors.append(tensor if of_cols else tensor.view(-1, cols) if cols else tensor)
-    if x.numel():
-        _kernel(function, x.numel() // cols, cols, x.dtype, scale, mask, keep, x.device)(*tensors)
+    if not x.numel():
+        return made
+    tensors += made
+    if len(shape) != 2:
+        as_rows = -1, shape[-1]
+        tensors = [tensor if index == row else tensor.view(as_rows) for index, tensor in enumerate(tensors)]
+    _kernel(function, shape, x.dtype, scale, mask, keep, x.device)(*tensors)
     return made
 
 
@@ -137,14 +135,12 @@ def _masked(x: Tensor, mask: Tensor | None) -> tuple[list[Tensor], str]:
     return [x, mask], "cols" if mask.dim() == 1 else "full"
 
 
-@torch.library.impl("schedules::softmax", ["cpu", "cuda"])
-def _softmax(x: Tensor, mask: Tensor | None, function: str, scale: float) -> Tensor:
+def _run_softmax(x: Tensor, mask: Tensor | None, function: str, scale: float) -> Tensor:
     inputs, kind = _masked(x, mask)
     return _call(function, inputs, scale, kind)[0]
 
 
-@torch.library.impl("schedules::dropout_softmax", ["cpu", "cuda"])
-def _dropout_softmax(
+def _run_dropout_softmax(
     x: Tensor, mask: Tensor | None, drop: Tensor, function: str, scale: float, keep: float
 ) -> tuple[Tensor, Tensor]:
     inputs, kind = _masked(x, mask)
@@ -152,36 +148,24 @@ def _dropout_softmax(
     return y, output
 
 
-@torch.library.impl("schedules::softmax_grad", ["cpu", "cuda"])
-def _softmax_grad(y: Tensor, dy: Tensor, drop: Tensor | None, function: str, scale: float, keep: float) -> Tensor:
+def _run_softmax_grad(y: Tensor, dy: Tensor, drop: Tensor | None, function: str, scale: float, keep: float) -> Tensor:
     inputs = [y, dy] if drop is None else [y, dy, drop]
     return _call(f"{function}_grad", inputs, scale, "none", keep)[0]
 
 
-def _like(x: Tensor) -> Tensor:
+def _like(x: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.register_fake("schedules::softmax")
-def _(x: Tensor, mask: Tensor | None, function: str, scale: float) -> Tensor:
-    return _like(x)
-
-
-@torch.library.register_fake("schedules::dropout_softmax")
-def _(x: Tensor, mask: Tensor | None, drop: Tensor, function: str, scale: float, keep: float) -> tuple[Tensor, Tensor]:
+def _two_like(x: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return _like(x), _like(x)
-
-
-@torch.library.register_fake("schedules::softmax_grad")
-def _(y: Tensor, dy: Tensor, drop: Tensor | None, function: str, scale: float, keep: float) -> Tensor:
-    return _like(y)
 
 
 def _gradients(ctx: Any, y: Tensor, dy: Tensor, drop: Tensor | None, keep: float) -> tuple[Tensor, Tensor | None]:
     """dx, and the mask's gradient if it is needed: dx before it is multiplied by scale."""
     if ctx.mask_axes is None:
-        return _SOFTMAX_GRAD(y, dy, drop, ctx.function, ctx.scale, keep), None
-    dv = _SOFTMAX_GRAD(y, dy, drop, ctx.function, 1.0, keep)
+        return _softmax_grad(y, dy, drop, ctx.function, ctx.scale, keep), None
+    dv = _softmax_grad(y, dy, drop, ctx.function, 1.0, keep)
     return dv * ctx.scale, dv.sum(ctx.mask_axes) if ctx.mask_axes else dv
 
 
@@ -224,6 +208,26 @@ def _no_second_derivative(ctx: Any, *gradients: Tensor) -> None:
     raise DerivativeError("softmax has no second derivative here; use torch.softmax where one is needed")
 
 
-torch.library.register_autograd("schedules::softmax", _softmax_backward, setup_context=_softmax_context)
-torch.library.register_autograd("schedules::dropout_softmax", _dropout_backward, setup_context=_dropout_context)
-torch.library.register_autograd("schedules::softmax_grad", _no_second_derivative)
+_softmax = custom_operator(
+    "softmax",
+    "(Tensor x, Tensor? mask, str function, float scale) -> Tensor",
+    _run_softmax,
+    _like,
+    _softmax_backward,
+    _softmax_context,
+)
+_dropout_softmax = custom_operator(
+    "dropout_softmax",
+    "(Tensor x, Tensor? mask, Tensor drop, str function, float scale, float keep) -> (Tensor y, Tensor output)",
+    _run_dropout_softmax,
+    _two_like,
+    _dropout_backward,
+    _dropout_context,
+)
+_softmax_grad = custom_operator(
+    "softmax_grad",
+    "(Tensor y, Tensor dy, Tensor? drop, str function, float scale, float keep) -> Tensor",
+    _run_softmax_grad,
+    _like,
+    _no_second_derivative,
+)

@@ -84,6 +84,8 @@ def gpu_outputs(name: str, problem: SoftmaxProblem, arch: Arch) -> float:
 def test_peers_compute_the_function(gpu: Arch, name: str, function: str, rows: int, cols: int, dtype: str) -> None:
     if dtype not in SoftmaxProblem.dtypes:
         pytest.skip(f"the softmax problem takes no {dtype}")
+    if name == "torch" and function == "softmax_grad" and dtype != "float32":
+        pytest.skip("PyTorch rounds y * dy to the tensors' dtype before it sums: 5 to 2000 times the tolerance")
     assert gpu_outputs(name, SoftmaxProblem(rows, cols, function, dtype), gpu) <= 1
 
 

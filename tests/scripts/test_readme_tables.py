@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -63,6 +64,20 @@ def test_tables_are_written_between_the_markers(
     assert readme_tables.main([*words, "--check"]) == 1
 
 
+def test_one_table_of_whichever_devices(readme_tables: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "README.md"
+    file.write_text(f"<!-- table */torch_overhead -->\n{END}\n")
+    for devices in (["cpu"], ["cpu", "gpu"]):
+        for device in devices:
+            (tmp_path / device).mkdir(exist_ok=True)
+            calls = [{"operator": "softmax", "mode": "kernel", "ours": {"median_us": 4.5}}]
+            kept = {"kind": "torch_overhead", "device": device, "date": "2026", "versions": {}, "calls": calls}
+            (tmp_path / device / "torch_overhead.json").write_text(json.dumps(kept))
+        assert readme_tables.main(["--file", str(file), "--log", str(tmp_path), "--check"]) == 1
+        assert readme_tables.main(["--file", str(file), "--log", str(tmp_path)]) == 0
+        assert f"| softmax | kernel alone {'| 4.5 |  ' * len(devices)}|" in file.read_text()
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -71,6 +86,11 @@ def test_tables_are_written_between_the_markers(
         (f"\n{END}\n", "line 2: <!-- end --> ends no table"),
         (f"<!-- table gpu/other -->\n{END}\n", "line 1, gpu/other: cannot read"),
         (f"<!-- table gpu/conv dtype=int4 -->\n{END}\n", "line 1, gpu/conv dtype=int4: no case has dtype=int4"),
+        (
+            f"<!-- table */torch_overhead -->\n{END}\n",
+            r"line 1, .*has no \*/torch_overhead.json; run scripts/torch_over",
+        ),
+        (f"<!-- table */torch_overhead mode=eager -->\n{END}\n", "mode chooses nothing in a table of every device"),
         (f"<!-- table gpu/conv int4 -->\n{END}\n", "line 1, gpu/conv int4: int4 is not FIELD=VALUE"),
     ],
 )

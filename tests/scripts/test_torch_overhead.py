@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="no PyTorch here; pip install 'te-schedules[torch]'")
 
 from schedules.errors import UsageError
+from schedules.peers.overhead import read_overhead
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "torch_overhead.py"
 
@@ -33,7 +33,7 @@ def test_keeps_each_operator_and_mode(
     monkeypatch.setattr(sys, "argv", ["torch_overhead.py", *words])
     assert torch_overhead.main() == 0
     (file,) = tmp_path.glob("*/torch_overhead.json")
-    kept = json.loads(file.read_text())
+    kept = read_overhead(file)
     assert {"torch", "apache-tvm"} <= kept["versions"].keys()
     found = [(call["operator"], call["mode"]) for call in kept["calls"]]
     assert found == [

@@ -12,6 +12,7 @@ import schedules.torch as kernels  # noqa: E402
 from schedules.errors import ArgumentError, UsageError  # noqa: E402
 from schedules.softmax.definition import SoftmaxProblem  # noqa: E402
 from schedules.torch import kernels as dispatch  # noqa: E402
+from schedules.torch import operators  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,9 +25,9 @@ def random(*shape: int, dtype: Any = torch.float16) -> Any:
     return torch.randn(shape, dtype=dtype, device="cuda")
 
 
-@pytest.mark.parametrize("cols", [7, 1000, 1023, 65536])
+@pytest.mark.parametrize("cols", [7, 1000, 1023, 65536, 2**19])
 def test_softmax_with_gradients(cols: int) -> None:
-    """Rows for each kind of schedule: 65536 columns of few rows are split, with a workspace."""
+    """Rows for each kind of schedule: of few rows, 2**19 columns are split on any GPU, with a workspace."""
     x = random(5, cols).requires_grad_()
     dy = random(5, cols)
     for ours, theirs in ((kernels.softmax, torch.softmax), (kernels.log_softmax, torch.log_softmax)):
@@ -69,7 +70,7 @@ def test_inputs_at_odd_addresses_and_of_other_devices() -> None:
         kernels.softmax(x, mask=torch.zeros(33, dtype=torch.float16))
 
 
-@pytest.mark.parametrize("cols", [1000, 65536])
+@pytest.mark.parametrize("cols", [1000, 2**19])
 def test_the_current_stream_is_used(cols: int) -> None:
     """Each stream waits long before it writes x: a launch elsewhere, or memory shared by both, would show."""
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
@@ -91,7 +92,35 @@ def test_the_current_stream_is_used(cols: int) -> None:
         torch.testing.assert_close(y, torch.softmax(values, -1), rtol=2e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("cols", [1000, 65536])
+def test_gradients_are_computed_on_the_stream_of_the_forward_pass() -> None:
+    """By a thread of PyTorch's, which sets it."""
+    x, values, dy = random(4, 1000).requires_grad_(), random(4, 1000), random(4, 1000)
+    torch.autograd.grad(kernels.softmax(x), x, dy)  # builds the kernels
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(BUSY)
+        with torch.no_grad():
+            x.copy_(values)
+        y = kernels.softmax(x)
+        (dx,) = torch.autograd.grad(y, x, dy)
+    assert not stream.query(), "the calls waited for the device"
+    torch.cuda.synchronize()
+    wanted = torch.softmax(values.float(), -1)
+    torch.testing.assert_close(y.float(), wanted, rtol=2e-3, atol=1e-5)
+    expected = wanted * (dy - (wanted * dy).sum(-1, keepdim=True))
+    torch.testing.assert_close(dx.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_calls_go_straight_to_the_kernel() -> None:
+    x = random(4, 100)
+    assert operators._nothing_between((x, None, x))
+    assert not operators._nothing_between((x, x.cpu()))
+    with torch.inference_mode():
+        assert operators._nothing_between((random(4, 100),))
+
+
+@pytest.mark.parametrize("cols", [1000, 2**19])
 def test_graphs_replay_on_new_data(cols: int) -> None:
     """Forward, backward and a convolution in one CUDA graph."""
     x, weight = random(4, cols), random(8, 8, 3, 3)

@@ -16,7 +16,7 @@ from schedules.arch import Arch, parse_arch  # noqa: E402
 from schedules.build import build  # noqa: E402
 from schedules.bundle import write_bundle  # noqa: E402
 from schedules.dispatch import default_choice  # noqa: E402
-from schedules.errors import BundleError, DeviceError, UsageError  # noqa: E402
+from schedules.errors import ArgumentError, BundleError, DeviceError, UsageError  # noqa: E402
 from schedules.softmax import OPERATOR, cpu  # noqa: E402
 from schedules.softmax.definition import SoftmaxProblem  # noqa: E402
 from schedules.torch import kernels as dispatch  # noqa: E402
@@ -41,7 +41,7 @@ def test_one_build_serves_all_numbers_of_rows(forgetful: None, monkeypatch: pyte
     built: list[Any] = []
     make = dispatch._built
     monkeypatch.setattr(dispatch, "_built", lambda *given: built.append(given) or make(*given))
-    for rows in (1, 3, 500, 3):
+    for rows in (1, 3, 2, 3):  # few enough for one default config
         x = torch.randn(rows, 41)
         torch.testing.assert_close(kernels.softmax(x), torch.softmax(x, -1))
     kernels.use_bundles()  # forgets which kernel serves which shape, but not the kernels
@@ -101,7 +101,7 @@ def test_bundles_that_cannot_serve_streams_are_left_out(
 
 
 def test_workspaces_come_from_pytorch(cuda_compiler: None, sm_90a: Arch) -> None:
-    made = dispatch._built(default_choice(SoftmaxProblem(4, 65536), sm_90a), sm_90a)
+    made = dispatch._built(default_choice(SoftmaxProblem(4, 2**19), sm_90a), sm_90a)
     assert [space.name for space in made.workspaces] == ["partials"]
     (memory,) = made.memory(CPU, 7)
     assert memory.shape == (7, *made.workspaces[0].shape[1:]) and memory.dtype is torch.float32
@@ -120,6 +120,34 @@ def test_nothing_is_built_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPa
         kernels.softmax(x)
     monkeypatch.undo()
     kernels.softmax(x)
+
+
+def test_tensors_that_do_not_fit_are_named() -> None:
+    """By the checks of the function itself; what they let through is right."""
+    kernel = dispatch.kernel_for(softmax_problem(3, 51), CPU)
+    x, y = torch.randn(3, 51), torch.zeros(3, 51)
+    refused = [
+        ((x,), "1 tensors given, 2 needed"),
+        ((x, y, y), "3 tensors given"),
+        ((x[:, :50].contiguous(), y), r"x has shape \(3, 50\), needed \(3, 51\)"),
+        ((x[0], y), "x has shape"),
+        ((x, y[:2]), r"has shape \(2, 51\), needed \(3, 51\)"),
+        ((x.double(), y), "x has dtype float64"),
+        ((x, y.half()), "has dtype float16"),
+        ((torch.randn(51, 3).t(), y), "x is not contiguous"),
+    ]
+    for tensors, text in refused:
+        with pytest.raises(ArgumentError, match=text):
+            kernel(*tensors)
+    assert not y.any()
+    kernel(x, y)
+    torch.testing.assert_close(y, torch.softmax(x, -1))
+
+
+def test_extents_of_one_may_have_any_stride() -> None:
+    for size, stride in (((1, 7), (100, 1)), ((7, 1), (1, 5)), ((1, 1), (3, 9)), ((1, 1, 7), (9, 50, 1))):
+        x = torch.randn(200).as_strided(size, stride)
+        torch.testing.assert_close(kernels.softmax(x), torch.softmax(x, -1))
 
 
 def test_devices_without_kernels() -> None:

@@ -61,6 +61,11 @@ def test_scale_and_mask_of_any_shape_that_broadcasts(shape: tuple[int, ...]) -> 
         torch.testing.assert_close(got, expected)
 
 
+def test_a_mask_of_one_row_for_one_row() -> None:
+    x, mask = random(7), random(7, seed=1)
+    torch.testing.assert_close(kernels.softmax(x, mask=mask), torch.softmax(x + mask, -1))
+
+
 def test_masked_columns_are_zero_along_another_axis() -> None:
     x, mask = (
         random(4, 5, 3),

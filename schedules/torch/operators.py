@@ -1,0 +1,115 @@
+"""Operators of PyTorch, and a short way to their kernels.
+
+`torch.ops.schedules` has each operator registered with everything that PyTorch asks of one: kernels, fake tensors,
+gradients.  A call through PyTorch's dispatcher costs more than many a kernel, so `custom_operator` returns a function
+that goes to the kernel directly where the dispatcher would do no more than that, and to the registered operator
+wherever anything else has a say: `torch.compile`, fake tensors, modes, functorch's transforms, subclasses, profilers.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+
+from schedules.errors import DerivativeError
+
+PLAIN = (Tensor, torch.nn.Parameter)  # types whose operations nobody overrides
+
+
+def _bits(*names: str) -> int:
+    keys = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in names)
+    return functools.reduce(operator.or_, (key.raw_repr() for key in keys))
+
+
+# Sets of the dispatcher's keys, as bits.  For those passed through, the operators have no kernel of their own, but for
+# the gradients, which `call` records.
+_KERNELS = _bits("CPU"), _bits("CUDA")
+_AUTOGRAD = _bits("AutogradCPU", "AutogradCUDA") & ~_bits("CPU", "CUDA")
+_RELEVANT = ~(_AUTOGRAD | _bits("ADInplaceOrView", "BackendSelect", "AutocastCPU", "AutocastCUDA")) | _bits(
+    "CPU", "CUDA"
+)
+
+_keys_of = torch._C._dispatch_keys
+_included = torch._C._dispatch_tls_local_include_set
+_excluded = torch._C._dispatch_tls_local_exclude_set
+_function_mode = torch._C._is_torch_function_mode_enabled
+_profiling = torch.autograd._profiler_enabled
+_compiling = torch.compiler.is_dynamo_compiling
+
+
+def custom_operator(
+    name: str,
+    schema: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., Any],
+    context: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
+) -> Callable[..., Any]:
+    """Register ``schedules::name`` and return the function to call it with, its arguments by position.
+
+    `schema` has the tensors first.  `run` is the kernel for tensors of the CPU and of CUDA GPUs, `fake` that of fake
+    tensors; `context` keeps in its first argument, from the arguments and results of `run`, what `backward` needs (as
+    `setup_context` and `backward` of a `torch.autograd.Function`).
+    """
+    qualified = f"schedules::{name}"
+    torch.library.define(qualified, schema)
+    torch.library.impl(qualified, ["cpu", "cuda"], run)
+    torch.library.register_fake(qualified, fake)
+    torch.library.register_autograd(qualified, backward, setup_context=context)
+    registered = getattr(torch.ops.schedules, name).default  # bound once: to look it up takes microseconds
+    tensors = sum("Tensor" in str(argument.type) for argument in registered._schema.arguments)
+
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        results = run(*arguments)
+        if context is not None:
+            context(ctx, arguments, results)
+        return results
+
+    recorded = type(name, (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+    # Function.apply itself first asks for functorch's transforms, which are none here
+    record = super(Function, recorded).apply  # type: ignore[misc]
+
+    def call(*arguments: Any) -> Any:
+        if _compiling():
+            return registered(*arguments)
+        given = arguments[:tensors]
+        if not _nothing_between(given):
+            _refuse_tangents(name, given)
+            return registered(*arguments)
+        if torch.is_grad_enabled():
+            for tensor in given:
+                if tensor is not None and tensor.requires_grad:
+                    # in the kernel of another operator, autograd is left out
+                    return (run if _excluded().raw_repr() & _AUTOGRAD else record)(*arguments)
+        return run(*arguments)
+
+    return call
+
+
+def _nothing_between(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether PyTorch's dispatcher, given these tensors now, would do no more than record the call for autograd and
+    call the kernel."""
+    if _function_mode() or _profiling() or forward_ad._current_level >= 0:
+        return False
+    keys = _included().raw_repr()
+    for tensor in tensors:
+        if tensor is not None:
+            if type(tensor) not in PLAIN:
+                return False
+            keys |= _keys_of(tensor).raw_repr()
+    return keys & _RELEVANT in _KERNELS
+
+
+def _refuse_tangents(name: str, tensors: Sequence[Tensor | None]) -> None:
+    """PyTorch would leave them out of the result without a word."""
+    if forward_ad._current_level < 0:
+        return
+    for tensor in tensors:
+        if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise DerivativeError(f"{name} has no forward derivative here; use PyTorch's own where one is needed")
