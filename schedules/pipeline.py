@@ -18,6 +18,7 @@ from tvm.tirx.compilation_pipeline import PIPELINE_MAP, tirx_pipeline
 from schedules.primitives import lowering as annotated
 from schedules.primitives.accesses import whole_accesses
 from schedules.primitives.annotations import APART, MIN_BLOCKS, STREAM, TIRX
+from schedules.primitives.past_caches import stores_past_caches
 
 NAME = "te_schedules"
 TIRX_NAME = "te_schedules_tirx"
@@ -89,6 +90,10 @@ def uses_wmma(mod: tvm.IRModule) -> bool:
     return any(scope.startswith("wmma.") for scope in scopes)
 
 
+def _all_on(mod: tvm.IRModule, kind: str) -> bool:
+    return all(function.attrs["target"].kind.name == kind for function in mod.functions.values())
+
+
 def _without_alignment(mod: tvm.IRModule) -> tvm.IRModule:
     """`mod` without TVM's promise to LLVM that every argument is aligned to 64 bytes, which NumPy's arrays are not."""
 
@@ -112,6 +117,8 @@ def _pipeline() -> tuple[Any, Any, Any]:
         if annotated.needed(mod):
             mod = annotated.lower(mod)
         mod = _explicit_fma(_without_alignment(lower(mod)))
+        if _current.get().stream == "stores" and _all_on(mod, "llvm"):
+            mod = stores_past_caches(mod)
         _current.get().lowered = mod.script()
         return mod
 
@@ -131,8 +138,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
     @tvm.transform.module_pass(opt_level=0, name="schedules.accesses")
     def accesses(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         streaming = _current.get().stream
-        on_cuda = all(function.attrs["target"].kind.name == "cuda" for function in mod.functions.values())
-        return whole_accesses(mod, streaming) if streaming and on_cuda else mod
+        return whole_accesses(mod, streaming) if streaming and _all_on(mod, "cuda") else mod
 
     @tvm.transform.module_pass(opt_level=0, name="schedules.narrow_shuffles")
     def narrow_shuffles(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:

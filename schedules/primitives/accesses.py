@@ -64,8 +64,8 @@ def _store_source(kind: str, carrier: str, streaming: bool) -> tuple[str, str]:
     return name, f"__device__ __forceinline__ void {name}(void* to, {kind} value) {{\n  {store};\n}}\n"
 
 
-def _access(buffer: Any, indices: Any) -> tuple[tuple[str, str], Any] | None:
-    """The types of an access to global memory and the address of its first element, if CUDA has functions for it."""
+def address(buffer: Any, indices: Any) -> tuple[int, Any] | None:
+    """How many elements an access to global memory takes, and the address of the first, if they lie side by side."""
     from tvm.script import tirx as T
 
     if buffer.scope() != "global" or len(indices) != 1:
@@ -75,8 +75,14 @@ def _access(buffer: Any, indices: Any) -> tuple[tuple[str, str], Any] | None:
         if not isinstance(first.stride, tirx.IntImm) or first.stride.value != 1:
             return None
         first, lanes = first.base, int(first.lanes)
-    types = _TYPES.get((str(buffer.dtype), lanes))
-    return None if types is None else (types, T.address_of(tirx.BufferLoad(buffer, [first])))
+    return lanes, T.address_of(tirx.BufferLoad(buffer, [first]))
+
+
+def _access(buffer: Any, indices: Any) -> tuple[tuple[str, str], Any] | None:
+    """The types of an access to global memory and the address of its first element, if CUDA has functions for it."""
+    found = address(buffer, indices)
+    types = found and _TYPES.get((str(buffer.dtype), found[0]))
+    return (types, found[1]) if found and types else None
 
 
 def whole_accesses(mod: tvm.IRModule, streaming: str) -> tvm.IRModule:

@@ -19,7 +19,7 @@ SKIP = PREFIX + "skip_zeros"  # the same loop: whether steps that a block finds 
 INSIDE_FIRST = PREFIX + "inside_first"  # loop over blockIdx.x: what `order.inside_first` takes
 MIN_BLOCKS = PREFIX + "min_blocks_per_sm"  # function: the second argument of __launch_bounds__
 TIRX = PREFIX + "tirx"  # function: written in TIRx, for its own pipeline; there is no schedule to replay serially
-STREAM = PREFIX + "streaming"  # function: how global accesses use the caches; all stay whole, see accesses
+STREAM = PREFIX + "streaming"  # function: how global accesses use the caches; see accesses, and past_caches
 APART = PREFIX + "buffers_apart"  # function: no buffer takes the place of another that is no longer needed
 STREAMING = ("no", "stores", "both", "evict_last")  # what streams: see accesses; or loads that L2 evicts last
 LANE_AXIS = 2  # of a fragment, counted from the end: (.., lane, slot)
@@ -34,8 +34,8 @@ def check_streaming(streaming: str, arch: Arch) -> str | None:
     """Why accesses can not use the caches of `arch` as `streaming` says, or None."""
     if streaming not in STREAMING:
         return f"streaming={streaming} is not one of {', '.join(STREAMING)}"
-    if streaming != "no" and arch.kind != "cuda":
-        return f"streaming={streaming} is for CUDA"
+    if streaming != "no" and arch.kind != "cuda" and (streaming, arch.kind) != ("stores", "llvm"):
+        return f"streaming={streaming} is for CUDA" + ("; a CPU has streaming=stores" if arch.kind == "llvm" else "")
     if streaming == "evict_last" and "cp_async" not in arch.features:
         return f"streaming={streaming} needs sm_80 or newer, not {arch}"
     return None

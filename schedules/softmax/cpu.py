@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from schedules.arch import Arch, physical_cores, vector_unit
 from schedules.operator import ScheduleSpec
+from schedules.primitives.annotations import STREAM, check_streaming
 from schedules.primitives.steps import next_step
 from schedules.problem import Config
 from schedules.softmax.definition import (
@@ -47,13 +48,14 @@ class CpuConfig(Config):
     unroll: int = 2  # vectors of the output in one iteration
     rows_per_task: int = 4  # rows of one parallel task
     keep: bool = True  # a row's exponentials stay in a buffer between the sum and the output, rather than come anew
+    streaming: str = "no"  # "stores": the outputs go past the caches
 
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if self.vector not in (2, 4, 8, 16, 32, 64):
             return f"vector={self.vector} is not a power of two from 2 to 64"
         if self.unroll < 1 or self.rows_per_task < 1:
             return f"unroll={self.unroll} and rows_per_task={self.rows_per_task} must be at least 1"
-        return None
+        return check_streaming(self.streaming, arch)
 
 
 @functools.lru_cache
@@ -96,6 +98,7 @@ class _Stages:
 
 def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for x or y, dy (rows, cols), run-time rows."""
+    import tvm
     from tvm import te
     from tvm.s_tir import Schedule
 
@@ -121,7 +124,7 @@ def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRMo
     next_step(sch, "Whole vectors of every column's results apart from the columns left over, one shorter vector")
     for name in [*(name for name in stages.rows if name == KEPT), *outputs]:
         _vectorize_columns(sch, name, problem.cols, config)
-    return sch.mod
+    return tvm.IRModule({"main": sch.mod["main"].with_attr(STREAM, config.streaming)})
 
 
 def _vectorize_columns(sch: Schedule, name: str, cols: int, config: CpuConfig) -> None:
