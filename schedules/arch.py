@@ -5,8 +5,10 @@ Limits are from the CUDA C++ Programming Guide ("Compute Capabilities") and AMD'
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedules.errors import UnknownNameError
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from tvm.target import Target
 
 KIB = 1024
+MOST_CACHE = 128 * KIB**2
 MULTIPROCESSORS = 128  # of the GPUs the defaults are meant for: A100 has 108, H200 132
 
 
@@ -187,6 +190,17 @@ def physical_cores() -> int:
     import os
 
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@lru_cache
+def last_level_cache() -> int:
+    """Bytes of this machine's largest CPU cache; where the system does not tell, and at most, 128 MiB."""
+    sizes = []
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError):
+            text = file.read_text().strip()
+            sizes.append(int(text.rstrip("KM")) * {"K": KIB, "M": KIB**2}.get(text[-1], 1))
+    return min(max(sizes, default=MOST_CACHE), MOST_CACHE)
 
 
 def occupancy(arch: Arch, threads: int, registers: int, shared: int) -> tuple[int, str]:

@@ -8,24 +8,22 @@ next run, so they are made ordinary lines first.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import tvm
 
-from schedules.arch import ARCHES, Arch, physical_cores
+from schedules.arch import ARCHES, MOST_CACHE, Arch, last_level_cache, physical_cores
 from schedules.build import Built
 from schedules.errors import DeviceError, ToolchainError, UsageError
 from schedules.operator import Array
 
-FLUSH_BYTES = 256 * 2**20  # several times any L2 or last-level cache
+FLUSH_BYTES = 2 * MOST_CACHE  # several times any L2 or last-level cache
 
 
 @dataclass(frozen=True)
@@ -89,16 +87,6 @@ def cpu_name() -> str:
 
 
 @lru_cache
-def last_level_cache() -> int:
-    """Bytes of this machine's largest CPU cache; where the system does not tell, more than most have."""
-    sizes = []
-    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        with contextlib.suppress(OSError, ValueError):
-            text = file.read_text().strip()
-            sizes.append(int(text.rstrip("KM")) * {"K": 2**10, "M": 2**20}.get(text[-1], 1))
-    return min(max(sizes, default=FLUSH_BYTES // 2), FLUSH_BYTES // 2)
-
-
 def to_device(array: Array, arch: Arch) -> Any:
     """A tensor on the arch's device with `array`'s contents."""
     return tvm.runtime.tensor(array, tvm_device(arch))

@@ -22,6 +22,7 @@ TIRX = PREFIX + "tirx"  # function: written in TIRx, for its own pipeline; there
 STREAM = PREFIX + "streaming"  # function: how global accesses use the caches; see accesses, and past_caches
 APART = PREFIX + "buffers_apart"  # function: no buffer takes the place of another that is no longer needed
 STREAMING = ("no", "stores", "both", "evict_last")  # what streams: see accesses; or loads that L2 evicts last
+LEAST = 16  # bytes of the narrowest store that a CPU has go past its caches
 LANE_AXIS = 2  # of a fragment, counted from the end: (.., lane, slot)
 
 

@@ -8,80 +8,99 @@ memcpy copies so too (glibc's `x86.non_temporal_threshold`).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tvm
+import tvm.sym
 import tvm_ffi
 from tvm import ir, tirx
 
 from schedules.primitives.accesses import address
+from schedules.primitives.annotations import LEAST
 
-ALIGNED = 16  # bytes: the least alignment that a whole register of such a store needs
+LINE = 64  # bytes: an output whose stores are such begins at a multiple of it
 _ELEMENTS = {"float32": ("float", 4), "float16": ("half", 2), "uint16": ("i16", 2)}  # bfloat16 is uint16 by then
-_FENCE = "past_caches_fence"
+_ALIGNED, _FENCE = "past_caches_aligned", "past_caches_fence"
 # stores past the caches wait for nothing but a full fence, where other stores are seen in their order
-_FENCE_SOURCE = f"define void @{_FENCE}() {{\n  fence seq_cst\n  ret void\n}}\n!0 = !{{i32 1}}\n"
+_SOURCE = f"""
+define i32 @{_ALIGNED}(ptr %buffer) {{
+  %at = ptrtoint ptr %buffer to i64
+  %beyond = and i64 %at, {LINE - 1}
+  %aligned = icmp eq i64 %beyond, 0
+  %told = zext i1 %aligned to i32
+  ret i32 %told
+}}
+define void @{_FENCE}() {{
+  fence seq_cst
+  ret void
+}}
+!0 = !{{i32 1}}
+"""
 
 
-def _store_source(dtype: str, lanes: int) -> tuple[str, str]:
-    """The name and LLVM IR of a store of `lanes` elements, past the caches if the address allows it."""
-    element, size = _ELEMENTS[dtype]
-    name, vector = f"past_caches_{dtype}x{lanes}", f"<{lanes} x {element}>"
+def _store_source(dtype: str, lanes: int, alignment: int) -> tuple[str, str]:
+    """The name and LLVM IR of a store of `lanes` elements to a multiple of `alignment` bytes."""
+    name, vector = f"past_caches_{dtype}x{lanes}_{alignment}", f"<{lanes} x {_ELEMENTS[dtype][0]}>"
     return name, (
         f"define void @{name}(ptr %to, {vector} %value) {{\n"
-        "  %at = ptrtoint ptr %to to i64\n"
-        f"  %beyond = and i64 %at, {ALIGNED - 1}\n"
-        "  %aligned = icmp eq i64 %beyond, 0\n"
-        "  br i1 %aligned, label %past, label %through\n"
-        "past:\n"
-        f"  store {vector} %value, ptr %to, align {ALIGNED}, !nontemporal !0\n"
-        "  ret void\n"
-        "through:\n"
-        f"  store {vector} %value, ptr %to, align {size}\n"
+        f"  store {vector} %value, ptr %to, align {alignment}, !nontemporal !0\n"
         "  ret void\n"
         "}\n"
     )
 
 
 def stores_past_caches(mod: tvm.IRModule) -> tvm.IRModule:
-    """`mod`, a module of CPU functions lowered to flat buffers, its vector stores to global memory past the caches.
+    """`mod`, a module of CPU functions lowered to flat buffers, with the vector stores of their parallel loops to
+    global memory past the caches.
 
-    Vectors of no whole number of 16 bytes, and those whose address is no multiple of 16 when the function runs, are
-    stored as ever.  Each task of a parallel loop, and the function, ends when its stores are seen by all.
+    Those of buffers that the function does not read, at multiples of 16 bytes from the buffer's first; and only
+    if such buffers begin at a multiple of 64 bytes when the function runs, else stores are as ever.  Each task ends
+    when its stores are seen by all.
     """
-    return tvm.IRModule({name: _lowered(function) for name, function in mod.functions.items()}, attrs=mod.attrs)
+    functions = {name: _lowered(function) for name, function in mod.functions.items()}
+    return tirx.transform.ConvertSSA()(tvm.IRModule(functions, attrs=mod.attrs))
 
 
 def _lowered(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    read: set[str] = set()
+    tvm_ffi.structural_walk(function.body, (ir.TensorLoad, lambda load: read.add(str(load.source.name))))
+    analyzer = tvm.sym.Analyzer()
     sources: dict[str, str] = {}
 
-    def store(node: Any) -> Any:
-        found = address(node.buffer, node.indices)
-        element = _ELEMENTS.get(str(node.buffer.dtype))
-        if found is None or element is None or found[0] * element[1] % ALIGNED:
-            return node
-        name, source = _store_source(str(node.buffer.dtype), found[0])
-        sources[name] = source
-        return tirx.Evaluate(tirx.call_extern("void", name, found[1], node.value))
+    def task(body: Any) -> Any:
+        written: dict[str, Any] = {}
 
-    def fenced(body: Any) -> Any:
-        return tirx.SeqStmt([body, tirx.Evaluate(tirx.call_extern("void", _FENCE))])
+        def store(node: Any) -> Any:
+            buffer, dtype = node.buffer, str(node.buffer.dtype)
+            found = None if str(buffer.name) in read else address(buffer, node.indices)
+            if found is None or dtype not in _ELEMENTS:
+                return node
+            lanes, at = found
+            size = _ELEMENTS[dtype][1]
+            multiples = analyzer.modular_set(at.args[0].indices[0])
+            alignment = math.gcd(LINE, multiples.coeff * size, multiples.base * size)
+            if alignment % LEAST or lanes * size % LEAST:
+                return node
+            name, source = _store_source(dtype, lanes, alignment)
+            sources[name] = source
+            written[str(buffer.name)] = address(buffer, [tirx.const(0, "int64")])[1]
+            return tirx.Evaluate(tirx.call_extern("void", name, at, node.value))
+
+        past = tvm_ffi.structural_map(body, (tirx.BufferStore, store))
+        if not written:
+            return body
+        aligned = [tirx.call_extern("int32", _ALIGNED, begin) == 1 for begin in written.values()]
+        fence = tirx.Evaluate(tirx.call_extern("void", _FENCE))
+        return tirx.IfThenElse(tirx.all(*aligned), tirx.SeqStmt([past, fence]), body)
 
     def parallel(loop: Any) -> Any:
         if loop.kind != tirx.ForKind.PARALLEL:
             return loop
-        return tirx.For(
-            loop.loop_var, loop.min, loop.extent, loop.kind, fenced(loop.body), annotations=loop.annotations
-        )
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, task(loop.body), annotations=loop.annotations)
 
-    def scope(statement: Any) -> Any:
-        if statement.attr_key != "compute_scope":
-            return statement
-        return tirx.AttrStmt(statement.node, statement.attr_key, statement.value, fenced(statement.body))
-
-    body = tvm_ffi.structural_map(function.body, (tirx.BufferStore, store))
+    body = tvm_ffi.structural_map(function.body, (tirx.For, parallel))
     if not sources:
         return function
-    body = tvm_ffi.structural_map(body, ((tirx.For, parallel), (tirx.AttrStmt, scope)))
-    text = ir.StringImm("".join([*sources.values(), _FENCE_SOURCE]))
+    text = ir.StringImm("".join([*sources.values(), _SOURCE]))
     return function.with_body(tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", text, body))

@@ -3,7 +3,8 @@
 Each reduction keeps one partial result for each lane over the whole vectors of a row, then joins the lanes half by
 half, with the columns left over as ever shorter vectors.  A sum over a long row is made of sums of blocks, whose
 rounding grows with the square root of its length (Higham, "The Accuracy of Floating Point Summation", 1993).  exp is a
-polynomial in the lanes rather than a call of the C library for each element.
+polynomial in the lanes rather than a call of the C library for each element.  Outputs of a problem larger than the last
+cache are stored past it, which saves fetching the lines that they fill.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedules.arch import Arch, physical_cores, vector_unit
+from schedules.arch import Arch, last_level_cache, physical_cores, vector_unit
 from schedules.operator import ScheduleSpec
-from schedules.primitives.annotations import STREAM, check_streaming
+from schedules.primitives.annotations import LEAST, STREAM, check_streaming
 from schedules.primitives.steps import next_step
-from schedules.problem import Config
+from schedules.problem import Config, numpy_dtype
 from schedules.softmax.definition import (
     Reduction,
     SoftmaxProblem,
@@ -40,6 +41,7 @@ KEPT = "kept"
 TASKS, COLUMNS = 4, 65536  # tasks of a core at least, where there are as many rows; columns of a task at most
 LONG_ROW, KEPT_COLUMNS = 512, 2048
 BLOCK = 512  # vectors that a lane sums up one after the other, at most, before a sum is made in blocks
+BEYOND = 3 / 4  # of the last cache: tensors of more bytes have their stores go past the caches, as glibc's memcpy does
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,10 @@ class CpuConfig(Config):
             return f"vector={self.vector} is not a power of two from 2 to 64"
         if self.unroll < 1 or self.rows_per_task < 1:
             return f"unroll={self.unroll} and rows_per_task={self.rows_per_task} must be at least 1"
+        if self.streaming != "no" and problem.cols * numpy_dtype(problem.dtype).itemsize % LEAST:
+            return f"streaming={self.streaming} is for rows of whole {LEAST} bytes"
+        if self.streaming != "no" and problem.has_dropout and not problem.is_grad:
+            return f"streaming={self.streaming} is not for dropout, which reads y again"
         return check_streaming(self.streaming, arch)
 
 
@@ -257,20 +263,28 @@ def _stages(problem: SoftmaxProblem, config: CpuConfig) -> _Stages:
 
 def default(problem: SoftmaxProblem, arch: Arch) -> CpuConfig:
     """The machine's vectors, or the widest that a short row fills; several at a time where exponentials, which take
-    long, are added up over a long row.  Exponentials are kept while they fit the first-level cache beside their row.
-    Tasks of many columns, since each asks for its buffers anew, but several for each core."""
+    long, are added up over a long row, or rows are longer than a core's caches.  Exponentials are kept while they fit
+    the first-level cache beside their row.  Tasks of many columns, since each asks for its buffers anew, but several
+    for each core."""
     lanes, cols = vector_unit(arch).lanes, problem.cols
     keep = cols <= KEPT_COLUMNS
-    vector = lanes if problem.is_grad or cols < LONG_ROW else 2 * lanes if keep else 4 * lanes
+    single = cols < LONG_ROW or (problem.is_grad and cols <= COLUMNS)
+    vector = lanes if single else 2 * lanes if keep else 4 * lanes
     while vector > 4 and vector > cols:
         vector //= 2
     rows, share = max(1, COLUMNS // cols), problem.rows // (TASKS * physical_cores())
     # a problem of a row or few stands for any number of them
-    return CpuConfig(vector=vector, unroll=4, rows_per_task=min(rows, share) if share else rows, keep=keep)
+    config = CpuConfig(vector=vector, unroll=4, rows_per_task=min(rows, share) if share else rows, keep=keep)
+    past_caches = replace(config, streaming="stores")
+    worthwhile = problem.min_bytes > BEYOND * last_level_cache() and past_caches.check(problem, arch) is None
+    return past_caches if worthwhile else config
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[CpuConfig]:
-    found = [CpuConfig(*fields) for fields in product((8, 16, 32, 64), (1, 2, 4), (1, 4, 16, 64), (True, False))]
+    streaming = [way for way in ("no", "stores") if CpuConfig(streaming=way).check(problem, arch) is None]
+    found = [
+        CpuConfig(*fields) for fields in product((8, 16, 32, 64), (1, 2, 4), (1, 4, 16, 64), (True, False), streaming)
+    ]
     yield from dict.fromkeys([default(problem, arch), *found])
 
 
