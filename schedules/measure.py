@@ -86,7 +86,6 @@ def cpu_name() -> str:
     return f"{name} x{physical_cores()}"
 
 
-@lru_cache
 def to_device(array: Array, arch: Arch) -> Any:
     """A tensor on the arch's device with `array`'s contents."""
     return tvm.runtime.tensor(array, tvm_device(arch))

@@ -63,6 +63,8 @@ def stores_past_caches(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _lowered(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    from tvm.script import tirx as T
+
     read: set[str] = set()
     tvm_ffi.structural_walk(function.body, (ir.TensorLoad, lambda load: read.add(str(load.source.name))))
     analyzer = tvm.sym.Analyzer()
@@ -84,7 +86,7 @@ def _lowered(function: tirx.PrimFunc) -> tirx.PrimFunc:
                 return node
             name, source = _store_source(dtype, lanes, alignment)
             sources[name] = source
-            written[str(buffer.name)] = address(buffer, [tirx.const(0, "int64")])[1]
+            written[str(buffer.name)] = T.address_of(tirx.BufferLoad(buffer, [tirx.const(0, "int64")]))
             return tirx.Evaluate(tirx.call_extern("void", name, at, node.value))
 
         past = tvm_ffi.structural_map(body, (tirx.BufferStore, store))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx
 
-from schedules.arch import Arch, parse_arch, physical_cores
+from schedules.arch import Arch, last_level_cache, parse_arch, physical_cores
 from schedules.build import build
 from schedules.errors import ConfigError
 from schedules.softmax.cpu import CpuConfig, default, exp2
@@ -60,6 +60,31 @@ def test_every_core_has_tasks(host: Arch) -> None:
         assert -(-rows // config.rows_per_task) >= physical_cores()
 
 
+def test_problems_larger_than_the_last_cache_store_past_it(host: Arch) -> None:
+    def streaming(rows: int, cols: int, **fields: Any) -> str:
+        return default(problem_of("softmax", rows=rows, cols=cols, dtype="float32", **fields), host).streaming
+
+    many = last_level_cache() // 1024
+    for function in FUNCTIONS:
+        assert streaming(many, 1024, function=function) == "stores"
+        assert streaming(many // 16, 1024, function=function) == "no"
+    assert streaming(many, 1023) == "no"
+    assert streaming(many, 1024, keep=0.5) == "no"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (dict(cols=1023), "for rows of whole 16 bytes"),
+        (dict(cols=64, keep=0.5), "not for dropout, which reads y again"),
+    ],
+    ids=str,
+)
+def test_what_can_not_go_past_the_caches_is_refused(host: Arch, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build(problem_of("softmax", rows=1, dtype="float32", **fields), host, "cpu", dict(streaming="stores"))
+
+
 def test_exp2_to_the_last_digits() -> None:
     a = te.placeholder((4096,), name="a")
     function = tirx.build(te.create_prim_func([a, te.compute(a.shape, lambda i: exp2(a[i]))]), "llvm")
@@ -78,15 +103,22 @@ def test_exp2_to_the_last_digits() -> None:
     assert np.isnan(got[4088]) and got[4089] == np.inf and got[4090] == 0
 
 
-@pytest.mark.parametrize(("field", "value"), [("vector", 8), ("unroll", 4), ("rows_per_task", 16), ("keep", False)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("vector", 8), ("unroll", 4), ("rows_per_task", 16), ("keep", False), ("streaming", "stores")],
+)
 def test_every_field_changes_the_code(host: Arch, field: str, value: int) -> None:
-    assert set(CpuConfig().words()) == {"vector", "unroll", "rows_per_task", "keep"}
+    assert set(CpuConfig().words()) == {"vector", "unroll", "rows_per_task", "keep", "streaming"}
     problem = problem_of("softmax", rows=64, cols=1024)
     configs = (CpuConfig(), replace(CpuConfig(), **{field: value}))
     assert len({build(problem, host, "cpu", config).sources["ll"] for config in configs}) == 2
 
 
-@pytest.mark.parametrize("config", [dict(vector=12), dict(vector=1), dict(unroll=0), dict(rows_per_task=0)], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [dict(vector=12), dict(vector=1), dict(unroll=0), dict(rows_per_task=0), dict(streaming="both")],
+    ids=str,
+)
 def test_illegal_configs_are_refused(host: Arch, config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(config))):
         build(problem_of("softmax", rows=1, cols=64), host, "cpu", config)
