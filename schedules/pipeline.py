@@ -18,6 +18,7 @@ from tvm.tirx.compilation_pipeline import PIPELINE_MAP, tirx_pipeline
 from schedules.primitives import lowering as annotated
 from schedules.primitives.accesses import whole_accesses
 from schedules.primitives.annotations import APART, MIN_BLOCKS, STREAM, TIRX
+from schedules.primitives.lone_task import lone_tasks_in_caller
 from schedules.primitives.past_caches import stores_past_caches
 
 NAME = "te_schedules"
@@ -117,8 +118,8 @@ def _pipeline() -> tuple[Any, Any, Any]:
         if annotated.needed(mod):
             mod = annotated.lower(mod)
         mod = _explicit_fma(_without_alignment(lower(mod)))
-        if _current.get().stream == "stores" and _all_on(mod, "llvm"):
-            mod = stores_past_caches(mod)
+        if _all_on(mod, "llvm"):
+            mod = lone_tasks_in_caller(stores_past_caches(mod) if _current.get().stream == "stores" else mod)
         _current.get().lowered = mod.script()
         return mod
 
