@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 KEPT = "kept"
 TASKS, COLUMNS = 4, 65536  # tasks of a core at least, where there are as many rows; columns of a task at most
+ALONE = 8192  # elements of a problem that is one task, which the caller runs: done before another thread is awake
 LONG_ROW, KEPT_COLUMNS = 512, 2048
 BLOCK = 512  # vectors that a lane sums up one after the other, at most, before a sum is made in blocks
 BEYOND = 3 / 4  # of the last cache: tensors of more bytes have their stores go past the caches, as glibc's memcpy does
@@ -265,7 +266,7 @@ def default(problem: SoftmaxProblem, arch: Arch) -> CpuConfig:
     """The machine's vectors, or the widest that a short row fills; several at a time where exponentials, which take
     long, are added up over a long row, or rows are longer than a core's caches.  Exponentials are kept while they fit
     the first-level cache beside their row.  Tasks of many columns, since each asks for its buffers anew, but several
-    for each core."""
+    for each core, except of a small problem."""
     lanes, cols = vector_unit(arch).lanes, problem.cols
     keep = cols <= KEPT_COLUMNS
     single = cols < LONG_ROW or (problem.is_grad and cols <= COLUMNS)
@@ -274,7 +275,9 @@ def default(problem: SoftmaxProblem, arch: Arch) -> CpuConfig:
         vector //= 2
     rows, share = max(1, COLUMNS // cols), problem.rows // (TASKS * physical_cores())
     # a problem of a row or few stands for any number of them
-    config = CpuConfig(vector=vector, unroll=4, rows_per_task=min(rows, share) if share else rows, keep=keep)
+    if share and problem.rows * cols > ALONE:
+        rows = min(rows, share)
+    config = CpuConfig(vector=vector, unroll=4, rows_per_task=rows, keep=keep)
     past_caches = replace(config, streaming="stores")
     worthwhile = problem.min_bytes > BEYOND * last_level_cache() and past_caches.check(problem, arch) is None
     return past_caches if worthwhile else config

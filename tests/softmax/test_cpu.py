@@ -60,6 +60,14 @@ def test_every_core_has_tasks(host: Arch) -> None:
         assert -(-rows // config.rows_per_task) >= physical_cores()
 
 
+def test_a_small_problem_is_one_task(host: Arch) -> None:
+    def tasks(rows: int, cols: int) -> int:
+        return -(-rows // default(problem_of("softmax", rows=rows, cols=cols), host).rows_per_task)
+
+    assert tasks(16, 64) == tasks(128, 64) == tasks(8, 1024) == 1
+    assert tasks(512, 64) >= physical_cores() and tasks(32, 1024) >= physical_cores()
+
+
 def test_problems_larger_than_the_last_cache_store_past_it(host: Arch) -> None:
     def streaming(rows: int, cols: int, **fields: Any) -> str:
         return default(problem_of("softmax", rows=rows, cols=cols, dtype="float32", **fields), host).streaming
