@@ -15,7 +15,8 @@ from schedules.primitives.steps import inside_part, part
 from schedules.softmax.cluster import ClusterConfig, pack_sizes
 from schedules.softmax.definition import SoftmaxProblem, Values
 from schedules.softmax.loaded_program import LoadedKernel, LoadedRow
-from schedules.softmax.pack_program import STORE_SHARED, Scalar, module, where
+from schedules.softmax.pack_program import Scalar, module, where
+from schedules.softmax.pack_sources import STORE_SHARED
 
 # the block's reductions into a slot of another block, whose mbarrier counts the bytes
 _SEND = """
