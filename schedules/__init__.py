@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
     from schedules.problem import Problem
 
 __version__ = "0.1.0"
+
+if os.environ.get("SCHEDULES_WORKER"):
+    from schedules.tune.process import import_tvm_alone
+
+    import_tvm_alone()
 
 
 def load(

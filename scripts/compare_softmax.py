@@ -3,6 +3,7 @@
 
     scripts/compare_softmax.py                                      # 13 widths, 49152 rows, four functions, float16
     scripts/compare_softmax.py --sets odd few fused --missing       # add these to the same file
+    scripts/compare_softmax.py --graph                              # no time of the host's, whatever a launch takes it
     scripts/compare_softmax.py --search 40                          # search each case first; the best are records
     scripts/compare_softmax.py --build-only out/softmax             # anywhere: build ours for a run with --builds
 
@@ -23,8 +24,8 @@ from schedules.dispatch import Choice, choose, default_choice
 from schedules.errors import UnknownNameError, UsageError
 from schedules.measure import CudaTimer, device_name, local_gpu
 from schedules.peers import bench, softmax_case
-from schedules.peers.comparison import Results
-from schedules.peers.runs import Comparison, add_arguments, check_arguments, run_cases, search_of
+from schedules.peers.comparison import GRAPH, STREAM, Results
+from schedules.peers.runs import Comparison, Found, add_arguments, check_arguments, run_cases, search_of
 from schedules.peers.softmax import DEFAULT_PEERS, PEERS
 from schedules.peers.softmax_case import KIND, ROWS, SETS, WIDTHS, case_result, cases, line_of, name_of
 from schedules.records import slug
@@ -43,6 +44,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--functions", nargs="+", default=list(FUNCTIONS), metavar="NAME", help=", ".join(FUNCTIONS))
     what.add_argument("--dtype", nargs="+", default=["float16"], metavar="DTYPE", help=", ".join(DTYPES))
     what.add_argument("--peers", nargs="*", default=list(DEFAULT_PEERS), metavar="PEER", help=", ".join(PEERS))
+    what.add_argument("--graph", action="store_true", help="launch ours, the copies and the peers from CUDA graphs")
     ours = add_arguments(parser, 0.6, "softmax_compare.json")
     ours.add_argument("--builds", type=Path, metavar="FOLDER", help="take ours from the bundles that are here")
     ours.add_argument("--build-only", type=Path, metavar="FOLDER", help="write those bundles and end; needs no GPU")
@@ -80,18 +82,20 @@ def run_all(problems: Sequence[SoftmaxProblem], args: argparse.Namespace) -> Non
     arch = local_gpu()
     if arch is None:
         raise UsageError("no CUDA GPU here to compare on; --build-only needs none")
-    device = str(device_name(arch))
+    device, launch = str(device_name(arch)), GRAPH if args.graph else STREAM
     out = args.out or args.log / slug(device) / "softmax_compare.json"
-    results = Results(out, device, bench.versions_here(arch), kind=KIND, fresh=args.fresh)
+    results = Results(out, device, bench.versions_here(arch), kind=KIND, launch=launch, fresh=args.fresh)
     left = [problem for problem in problems if not (args.missing and problem in results)]
     with CudaTimer() as timer:
 
         def run(problem: SoftmaxProblem, choice: Choice) -> dict[str, Any]:
-            return softmax_case.run_case(
-                problem, arch, choice, args.peers, timer, args.seconds, seed=args.seed, builds=args.builds
-            )
+            how = dict(seed=args.seed, builds=args.builds, launch=launch)
+            return softmax_case.run_case(problem, arch, choice, args.peers, timer, args.seconds, **how)
 
-        comparison = Comparison(lambda problem: chosen(problem, arch, args), run, case_result, name_of, line_of)
+        def result(problem: SoftmaxProblem, found: Found) -> dict[str, Any]:
+            return case_result(problem, found, launch)
+
+        comparison = Comparison(lambda problem: chosen(problem, arch, args), run, result, name_of, line_of)
         run_cases(comparison, left, arch, results, search_of(args))
     print(f"{len(left)} cases compared, {len(results.cases)} in {out}")
 

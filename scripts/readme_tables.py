@@ -10,9 +10,9 @@ A table stands between two lines, which stay:
     <!-- end -->
 
 The first word is a results file of scripts/compare_conv.py or scripts/compare_softmax.py, below --log and without its
-".json"; or "*/torch_overhead", for one table of what scripts/torch_overhead.py kept on whichever devices.  The words
-after it choose cases: those whose field (operator, launch, or one of the problem's) has this value; without any, all.
-What scripts/results_table.py prints of them is put between the lines; with tables=N the first N.
+".json"; or "*/torch_overhead" or "*/packing_cost", for one table of what the script of that name kept on whichever
+devices.  The words after it choose cases: those whose field (operator, launch, or one of the problem's) has this value;
+without any, all.  What scripts/results_table.py prints of them is put between the lines; with tables=N the first N.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from schedules.cli.script import run_script
 from schedules.errors import UsageError
 from schedules.peers.comparison import read_results
 from schedules.peers.overhead import overhead_table, read_overhead
+from schedules.peers.packing_cost import packing_table, read_packing
 from schedules.peers.tables import selected, tables
 from schedules.tune.journal import DEFAULT_FOLDER
 
+COSTS = {"torch_overhead": (read_overhead, overhead_table), "packing_cost": (read_packing, packing_table)}
 ROOT = Path(__file__).resolve().parents[1]
 FILES = (ROOT / "README.md", ROOT / "RESULTS.md")
 BEGIN, END = re.compile(r"<!-- table(?P<words>(?: [^ ]+)+) -->"), "<!-- end -->"
@@ -89,9 +91,13 @@ def _of_devices(pattern: str, where: Mapping[str, str], folder: Path) -> str:
     if where:
         raise UsageError(f"{next(iter(where))} chooses nothing in a table of every device")
     files = sorted(folder.glob(f"{pattern}.json"))
+    kind = pattern.rsplit("/", 1)[-1]
+    if kind not in COSTS:
+        raise UsageError(f"there is no table of every device's {kind}, only of {', '.join(COSTS)}")
     if not files:
-        raise UsageError(f"{folder} has no {pattern}.json; run scripts/torch_overhead.py")
-    return overhead_table([read_overhead(file) for file in files])
+        raise UsageError(f"{folder} has no {pattern}.json; run scripts/{kind}.py")
+    read, made = COSTS[kind]
+    return made([read(file) for file in files])
 
 
 def updated(text: str, folder: Path) -> tuple[str, list[Marked]]:

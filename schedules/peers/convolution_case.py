@@ -13,9 +13,9 @@ from schedules.arithmetic import FLOAT32, Arithmetic
 from schedules.dispatch import Choice
 from schedules.measure import Timer
 from schedules.peers.bench import Bench
-from schedules.peers.comparison import GRAPH, STREAM, Call, Entrant, Times, compare, head_of
+from schedules.peers.comparison import STREAM, Call, Entrant, Times, compare, head_of
 from schedules.peers.convolution import Peer, call_of, peers_of, placed
-from schedules.peers.graphs import captured
+from schedules.peers.graphs import launching
 from schedules.problem import Conv2dProblem
 from schedules.registry import operator_of
 
@@ -41,8 +41,7 @@ def run_case(
     arithmetic = operator_of(problem).schedule(choice.schedule).arithmetic
     bench = Bench(problem, arch, seed, arithmetic=arithmetic)
 
-    def launched(call: Call) -> Call:
-        return captured(call) if launch == GRAPH else call
+    launched = launching(launch)
 
     def of_peer(peer: Peer) -> Callable[[], Call]:
         return lambda: launched(call_of(peer, problem, bench.tensors))

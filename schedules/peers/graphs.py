@@ -7,12 +7,12 @@ by default CUDA's legacy default stream: the one that `measure.CudaTimer` record
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from schedules.errors import DeviceError
-from schedules.peers.comparison import Call, reason
+from schedules.peers.comparison import GRAPH, Call, reason
 from schedules.peers.cudnn import torch_module
 
 WARM_UP = 2  # calls before the capture: modules are loaded, algorithms chosen and workspaces allocated by then
@@ -29,6 +29,11 @@ class Replay:
     def __call__(self) -> Sequence[Any]:
         self.graph.replay()
         return self.outputs
+
+
+def launching(launch: str) -> Callable[[Call], Call]:
+    """What makes of a call one that is launched so: STREAM or GRAPH."""
+    return captured if launch == GRAPH else lambda call: call
 
 
 def captured(call: Call) -> Replay:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from schedules.errors import UsageError
-from schedules.peers.markdown import provenance, table
+from schedules.peers.costs import read_costs, sources
+from schedules.peers.markdown import table
 
 KIND = "torch_overhead"
 MODES = {
@@ -22,16 +21,7 @@ MODES = {
 
 def read_overhead(file: str | Path) -> dict[str, Any]:
     """The content of a file of scripts/torch_overhead.py.  Raises UsageError if it is none."""
-    try:
-        found = json.loads(Path(file).read_text())
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError:
-        found = None
-    wanted = {"device", "date", "versions", "calls"}
-    if not isinstance(found, dict) or found.get("kind") != KIND or not wanted <= found.keys():
-        raise UsageError(f"{file} does not hold what calls cost; give a file that scripts/torch_overhead.py wrote")
-    return found
+    return read_costs(file, KIND, "calls")
 
 
 def overhead_table(files: Sequence[Mapping[str, Any]]) -> str:
@@ -49,7 +39,7 @@ def overhead_table(files: Sequence[Mapping[str, Any]]) -> str:
         ]
         for key in keys
     )
-    return "\n\n".join([table(headers, rows), *(provenance({**file, "cases": [file]}) for file in files)])
+    return "\n\n".join([table(headers, rows), *sources(files)])
 
 
 def _us(words: Mapping[str, float] | None) -> str:

@@ -165,12 +165,13 @@ def memcpy(problem: SoftmaxProblem, tensors: Tensors) -> Call:
     """cudaMemcpyAsync, device to device, of the same."""
     from cuda.bindings import runtime
 
+    torch = cudnn.torch_module()
     source, target = _ends(problem, tensors)
     nbytes, kind = source.numel() * source.element_size(), runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
     to, of = target.data_ptr(), source.data_ptr()
 
     def call() -> Sequence[Any]:
-        (status,) = runtime.cudaMemcpyAsync(to, of, nbytes, kind, 0)
+        (status,) = runtime.cudaMemcpyAsync(to, of, nbytes, kind, torch.cuda.current_stream().cuda_stream)
         if status != runtime.cudaError_t.cudaSuccess:
             raise RuntimeError(status.name)
         return (target,)

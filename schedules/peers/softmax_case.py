@@ -16,6 +16,7 @@ from schedules.errors import UsageError
 from schedules.measure import Timer
 from schedules.peers.bench import Bench
 from schedules.peers.comparison import STREAM, Call, Entrant, Times, compare, head_of
+from schedules.peers.graphs import launching
 from schedules.peers.softmax import COPIES, PEERS
 from schedules.softmax.definition import FUNCTIONS, SoftmaxProblem
 
@@ -88,23 +89,27 @@ def run_case(
     *,
     seed: int = 0,
     builds: Path | None = None,
+    launch: str = STREAM,
 ) -> dict[str, Any]:
     """Compare `choice` with the copies and `peers` (names in PEERS); what `case_result` says.
+
+    All are launched the same way: with `launch` = GRAPH each from a CUDA graph, which is what is verified then too.
 
     Raises DeviceError, ToolchainError, and what a device that is out of order makes TVM or PyTorch raise.
     """
     bench = Bench(problem, arch, seed, replace(problem, rows=distinct_rows(problem)))
+    launched = launching(launch)
 
     def of_peer(name: str) -> Callable[[], Call]:
-        return lambda: PEERS[name](problem, bench.tensors)
+        return lambda: launched(PEERS[name](problem, bench.tensors))
 
     def of_copy(name: str) -> Callable[[], Call]:
-        return lambda: COPIES[name](problem, bench.tensors)
+        return lambda: launched(COPIES[name](problem, bench.tensors))
 
-    entrants = {"ours": bench.ours(choice, builds and builds / name_of(problem))}
+    entrants = {"ours": bench.ours(choice, builds and builds / name_of(problem), launched)}
     entrants |= {f"copy:{name}": Entrant(of_copy(name), {}, judged=False) for name in COPIES}
     entrants |= {f"peer:{name}": Entrant(of_peer(name), {}) for name in peers}
-    return case_result(problem, compare(entrants, timer, bench.judge, bench.poison, seconds))
+    return case_result(problem, compare(entrants, timer, bench.judge, bench.poison, seconds), launch)
 
 
 def _told(times: Times | None, about: Mapping[str, Any], nbytes: int) -> dict[str, Any]:
@@ -113,7 +118,9 @@ def _told(times: Times | None, about: Mapping[str, Any], nbytes: int) -> dict[st
     return {**about, **rate}
 
 
-def case_result(problem: SoftmaxProblem, found: Mapping[str, tuple[Times | None, dict[str, Any]]]) -> dict[str, Any]:
+def case_result(
+    problem: SoftmaxProblem, found: Mapping[str, tuple[Times | None, dict[str, Any]]], launch: str = STREAM
+) -> dict[str, Any]:
     """One case as plain data.  Names in `found`: "ours", "copy:<name>", "peer:<name>".
 
     `bytes` are the problem's tensors, each once: an input read and an output written for a function alone, two inputs
@@ -134,7 +141,7 @@ def case_result(problem: SoftmaxProblem, found: Mapping[str, tuple[Times | None,
         for words in (ours, *peers.values()):
             if "gbytes_per_s" in words:
                 words["of_copy"] = round(words["gbytes_per_s"] / rate, 4)
-    return {**head_of(problem, STREAM), "copy_bytes": copied, "ours": ours, "copies": copies, "peers": peers}
+    return {**head_of(problem, launch), "copy_bytes": copied, "ours": ours, "copies": copies, "peers": peers}
 
 
 def line_of(case: Mapping[str, Any]) -> str:

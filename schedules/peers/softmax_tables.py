@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from schedules.peers.comparison import GRAPH
 from schedules.peers.markdown import table
 from schedules.softmax.definition import FUNCTIONS
 
@@ -31,7 +32,8 @@ def _grouped(cases: Sequence[Case]) -> Iterator[tuple[tuple[str, str], list[Case
     for case in cases:
         p = case["problem"]
         fused = (p["scale"], p["mask"], p["keep"]) != (1.0, "none", 1.0)
-        found.setdefault((p["dtype"], "scale, mask and dropout fused" if fused else ""), []).append(case)
+        how = ["scale, mask and dropout fused"] * fused + ["launched from CUDA graphs"] * (case["launch"] == GRAPH)
+        found.setdefault((p["dtype"], ", ".join(how)), []).append(case)
     yield from found.items()
 
 

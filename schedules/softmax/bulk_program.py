@@ -17,7 +17,8 @@ from schedules.primitives.accesses import EVICT_FIRST, EVICT_LAST
 from schedules.primitives.steps import inside_part, part
 from schedules.softmax.bulk import BulkConfig, mask_bytes
 from schedules.softmax.definition import SoftmaxProblem, Values
-from schedules.softmax.pack_program import STORE_SHARED, PackKernel, Row, Scalar, module, where
+from schedules.softmax.pack_program import PackKernel, Row, Scalar, module, where
+from schedules.softmax.pack_sources import STORE_SHARED
 from schedules.softmax.packs import PACK, Frame
 
 _COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"

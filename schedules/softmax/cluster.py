@@ -26,7 +26,7 @@ from schedules.arch import MULTIPROCESSORS, Arch
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import RESIDENT, shared_room
 from schedules.operator import ScheduleSpec
-from schedules.primitives.annotations import check_streaming, default_streaming
+from schedules.primitives.annotations import check_streaming
 from schedules.problem import Config
 from schedules.softmax.definition import SoftmaxProblem
 from schedules.softmax.packs import KEPT_IN_REGISTERS, MOST_ROUNDS, PACK, Frame, check_program, held
@@ -54,7 +54,7 @@ class ClusterConfig(Config):
     grid: int = 0  # blocks at most, whole clusters, which compute row after row; 0 makes a cluster for each row
     kept: str = "packed"  # how a row waits in registers: packed as it came, or as numerators in float32
     online: bool = False  # maximum and sum of a block's warps are combined at once, behind one barrier
-    streaming: str = "no"  # what the caches keep: no, stores, both, evict_last (see `accesses`)
+    streaming: str = "no"  # of what goes to registers: no, stores, both, evict_last (see `accesses`)
 
     @property
     def access(self) -> int:
@@ -162,13 +162,13 @@ def schedule(problem: SoftmaxProblem, config: ClusterConfig, arch: Arch) -> tvm.
 def default(problem: SoftmaxProblem, arch: Arch) -> ClusterConfig:
     """The first of `preferred` that is legal; the last of them if none is."""
     config = ClusterConfig()
-    for config in preferred(problem, arch):
+    for config in preferred(problem):
         if config.check(problem, arch) is None:
             break
     return config
 
 
-def preferred(problem: SoftmaxProblem, arch: Arch) -> Iterator[ClusterConfig]:
+def preferred(problem: SoftmaxProblem) -> Iterator[ClusterConfig]:
     """The smallest cluster with which the rows fill the GPU and a part is no longer than PART of a tensor, else the
     largest; then, with PACKS to a thread of 256 or 512, as many packs as can in shared memory, and as many blocks to a
     multiprocessor, up to six or three, as that holds, at least two.  Where searches on an H200 timed it, for 1 to 132
@@ -179,14 +179,14 @@ def preferred(problem: SoftmaxProblem, arch: Arch) -> Iterator[ClusterConfig]:
     frame = Frame.of_row(problem)
     enough = [c for c in CLUSTERS if problem.rows * c >= MULTIPROCESSORS and frame.nbytes <= PART * c]
     cluster = enough[0] if enough else CLUSTERS[-1]
-    online, streaming = not problem.is_grad, default_streaming(arch)
+    online = not problem.is_grad
     for threads in (256, 512):
-        base = ClusterConfig(cluster, threads, online=online, streaming=streaming)
+        base = ClusterConfig(cluster, threads, online=online)
         if base.rounds(problem) <= PACKS:
             for blocks_sm in range(1536 // threads, 1, -1):
                 yield replace(base, in_shared=base.whole_rounds(problem), blocks_sm=blocks_sm)
     for threads in (512, 1024):
-        base = ClusterConfig(cluster, threads, 0, THREADS_SM // threads, online=online, streaming=streaming)
+        base = ClusterConfig(cluster, threads, 0, THREADS_SM // threads, online=online)
         fewest = max(0, base.rounds(problem) - IN_REGISTERS // held(problem, "packed"))
         for in_shared in range(fewest, max(fewest, base.whole_rounds(problem)) + 1):
             yield replace(base, in_shared=in_shared)

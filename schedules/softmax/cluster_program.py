@@ -11,12 +11,12 @@ from tvm.script import tirx as T
 
 from schedules.hopper.instructions import in_block, say_begun, wait_in_cluster, wait_until_begun
 from schedules.hopper.program import named
-from schedules.primitives.accesses import EVICT_LAST
 from schedules.primitives.steps import inside_part, part
 from schedules.softmax.cluster import ClusterConfig, pack_sizes
 from schedules.softmax.definition import SoftmaxProblem, Values
 from schedules.softmax.loaded_program import LoadedKernel, LoadedRow
-from schedules.softmax.pack_program import STORE_SHARED, Scalar, module, where
+from schedules.softmax.pack_program import Scalar, module, where
+from schedules.softmax.pack_sources import STORE_SHARED
 
 # the block's reductions into a slot of another block, whose mbarrier counts the bytes
 _SEND = """
@@ -116,10 +116,8 @@ class Kernel(LoadedKernel):
             to = self.waiting(name, p)
             if self.has_rows(name):
                 form = "cp.async.cg.shared.global" if size == 16 else "cp.async.ca.shared.global"
-                hint = self.streaming == "evict_last"
-                policy = [T.uint64(EVICT_LAST)] if hint else []
-                form += ".L2::cache_hint" if hint else ""
-                T.evaluate(T.ptx[form](to, self.tensors[name].ptr_to([at]), size, *policy))
+                # without a cache policy: with one (.L2::cache_hint) an H200 called it an illegal instruction
+                T.evaluate(T.ptx[form](to, self.tensors[name].ptr_to([at]), size))
             elif self.aligned and mask:
                 source = self.tensors[name].ptr_to([self.number(p) * self.pack - row.shift])
                 T.evaluate(T.ptx["cp.async.cg.shared.global"](to, source, size))

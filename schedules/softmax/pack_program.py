@@ -23,110 +23,12 @@ from schedules.primitives.accesses import evict_last_load
 from schedules.primitives.annotations import TIRX
 from schedules.primitives.steps import part
 from schedules.problem import numpy_dtype
+from schedules.softmax import pack_sources as sources
 from schedules.softmax.definition import Reduction, Rounding, SoftmaxProblem, Values, row_program
 from schedules.softmax.packs import Frame, row_inputs
 from schedules.tolerance import LARGEST
 
 LANES = 4  # sums of a thread that do not wait for each other
-
-_LOAD = """
-__device__ __forceinline__ void pack_load_{name}({parameters}, const void* from) {{
-  {load} {assign}
-}}
-"""
-# elements from `first` to before `last` stay, the others are of other rows
-_FILL = """
-__device__ __forceinline__ void pack_fill_{bits}(unsigned& a, unsigned& b, unsigned& c, unsigned& d,
-    int first, int last, unsigned neutral) {{
-  unsigned w[4] = {{a, b, c, d}};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {{
-    unsigned own = 0;
-#pragma unroll
-    for (int k = 0; k < 32 / {bits}; ++k)
-      if (i * (32 / {bits}) + k >= first && i * (32 / {bits}) + k < last) own |= {ones}u << ({bits} * k);
-    w[i] = (w[i] & own) | (neutral & ~own);
-  }}
-  a = w[0]; b = w[1]; c = w[2]; d = w[3];
-}}
-"""
-_STORE = """
-__device__ __forceinline__ void pack_store_{name}(unsigned a, unsigned b, unsigned c, unsigned d, void* to) {{
-  {store}((uint4*)to, make_uint4(a, b, c, d));
-}}
-"""
-STORE_SHARED = """
-__device__ __forceinline__ void pack_store_shared(unsigned a, unsigned b, unsigned c, unsigned d, void* to) {
-  *(uint4*)to = make_uint4(a, b, c, d);
-}
-"""
-_STORE_TWO = """
-__device__ __forceinline__ void pack_store_two_{name}(unsigned a, unsigned b, void* to) {{
-  {store}((uint2*)to, make_uint2(a, b));
-}}
-"""
-# bytes from `first` to before `last`, both multiples of {unit}, in as few stores as their alignment allows
-_STORE_SOME = """
-__device__ __forceinline__ void pack_store_some_{unit}(unsigned a, unsigned b, unsigned c, unsigned d, void* to,
-    int first, int last) {{
-  unsigned v[4] = {{a, b, c, d}};
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {{
-    if (4 * i >= first && 4 * i + 8 <= last) ((uint2*)to)[i / 2] = make_uint2(v[i], v[i + 1]);
-    else if ({unit} < 8)
-#pragma unroll
-      for (int j = i; j < i + 2; ++j) {{
-        if (4 * j >= first && 4 * j + 4 <= last) ((unsigned*)to)[j] = v[j];
-        else if ({unit} < 4) {{
-          if (4 * j >= first && 4 * j + 2 <= last) ((unsigned short*)to)[2 * j] = (unsigned short)v[j];
-          if (4 * j + 2 >= first && 4 * j + 4 <= last) ((unsigned short*)to)[2 * j + 1] = (unsigned short)(v[j] >> 16);
-        }}
-      }}
-  }}
-}}
-"""
-_ZERO = """
-__device__ __forceinline__ unsigned pack_zero(long long elements) { return (unsigned)(elements >> 63); }
-"""
-_WIDEN = {  # the low and the high half of a word
-    "float16": tuple(f"__half2float(__ushort_as_half((unsigned short)({half})))" for half in ("w", "w >> 16")),
-    "bfloat16": ("__uint_as_float(w << 16)", "__uint_as_float(w & 0xffff0000u)"),
-    "float32": ("__uint_as_float(w)",),
-}
-_ELEMENT = """
-__device__ __forceinline__ float pack_element_{name}(unsigned w) {{ return {value}; }}
-"""
-_LARGEST = """
-__device__ __forceinline__ unsigned pack_{function}_{type}(unsigned a, unsigned b) {{
-  {type} m = __h{function}2(*({type}*)&a, *({type}*)&b); return *(unsigned*)&m;
-}}
-"""
-_ACROSS = """
-__device__ __forceinline__ float pack_{kind}_{lanes}(float v) {{
-#pragma unroll
-  for (int m = {lanes} / 2; m > 0; m /= 2) {{
-    float other = __shfl_xor_sync(0xffffffffu, v, m);
-    v = {combine};
-  }}
-  return v;
-}}
-"""
-_PACK = """
-__device__ __forceinline__ unsigned pack_two_{type}(float a, float b) {{
-  {type} r = {convert}(a, b); return *(unsigned*)&r;
-}}
-"""
-_FMA = """
-__device__ __forceinline__ float pack_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-"""
-_TIMES = """
-__device__ __forceinline__ float pack_times(float a, float b) { return __fmul_rn(a, b); }
-"""
-_TWO = {  # the type of two elements in a word, and what rounds to them
-    "float16": ("half2", "__floats2half2_rn"),
-    "bfloat16": ("nv_bfloat162", "__floats2bfloat162_rn"),
-}
-_COMBINE = {"max": "fmaxf(v, other)", "sum": "v + other"}
 
 
 class PackConfig(Protocol):
@@ -337,7 +239,7 @@ class PackKernel(ABC, Generic[R]):
         if found:
             edge, first, last = found
             bits = 8 * self.item
-            source = _FILL.format(bits=bits, ones="0xffffffff" if bits == 32 else "0xffff")
+            source = sources.FILL.format(bits=bits, ones="0xffffffff" if bits == 32 else "0xffff")
             words = [self.word(name, p, k) for k in range(self.each)]
             with where(edge):
                 self.call(f"pack_fill_{bits}", *words, first, last, T.uint32(self.neutral(name)), source=source)
@@ -363,7 +265,7 @@ class PackKernel(ABC, Generic[R]):
             "evict_last": ("evict_last_", f"{kind} value; {evict_last_load(kind)}"),
         }.get(streaming, ("", f"{kind} value = *(const {kind}*)from;"))
         name += str(4 * count)
-        source = _LOAD.format(
+        source = sources.LOAD.format(
             name=name,
             parameters=", ".join(f"unsigned& {name}" for name in names),
             load=load,
@@ -384,7 +286,7 @@ class PackKernel(ABC, Generic[R]):
     def widened(self, word: Any, half: int) -> Any:
         """An element of the tensors' dtype in a word, as float32."""
         dtype = self.problem.dtype
-        return _as_float(dtype, _WIDEN[dtype][half], word, half)
+        return _as_float(dtype, sources.WIDEN[dtype][half], word, half)
 
     def columns(self, p: int, v: int) -> Values:
         return Columns(lambda name: self.element(name, p, v))
@@ -404,7 +306,7 @@ class PackKernel(ABC, Generic[R]):
     def peak_of_thread(self, row: R) -> Any:
         """The largest of a thread's part; two at a time where elements are 16 bits and stand as they are."""
         step = self.program.reductions[0]
-        two, _ = _TWO.get(self.problem.dtype, ("", ""))
+        two, _ = sources.TWO.get(self.problem.dtype, ("", ""))
         if self.problem.mask != "none" or not two:
             peaks = self.sums("peaks", float(np.finfo(np.float32).min))
             for p, _ in self.each_pack(row, "x", "mask"):
@@ -414,7 +316,7 @@ class PackKernel(ABC, Generic[R]):
             return self.total_of(peaks, "max")
         rising = self.problem.scale > 0
         function = "max" if rising else "min"
-        source = _LARGEST.format(function=function, type=two)
+        source = sources.LARGEST.format(function=function, type=two)
         lowest = _repeated(LARGEST[self.problem.dtype] * (-1 if rising else 1), self.problem.dtype)
         found = T.alloc_local((self.each,), "uint32")
         IRBuilder.name("peaks", found)
@@ -455,7 +357,7 @@ class PackKernel(ABC, Generic[R]):
         """Over `lanes` neighbouring lanes, by shuffles."""
         if lanes == 1:
             return value
-        source = _ACROSS.format(kind=kind, lanes=lanes, combine=_COMBINE[kind])
+        source = sources.ACROSS.format(kind=kind, lanes=lanes, combine=sources.COMBINE[kind])
         return T.cuda.func_call(f"pack_{kind}_{lanes}", value, source_code=source, return_type="float32")
 
     def of_row_of(self, parts: dict[str, tuple[str, Any]], first: R | None) -> dict[str, tuple[Any, Any]]:
@@ -529,7 +431,7 @@ class PackKernel(ABC, Generic[R]):
     def unknown_zero(self) -> Any:
         """0, for `settle`: no number of elements is negative."""
         elements = self.rows * self.problem.cols
-        return named("zero", T.cuda.func_call("pack_zero", elements, source_code=_ZERO, return_type="uint32"))
+        return named("zero", T.cuda.func_call("pack_zero", elements, source_code=sources.ZERO, return_type="uint32"))
 
     def settle(self) -> None:
         """Have the compiler widen packed words anew for each use, instead of keeping them widened in twice the
@@ -566,8 +468,8 @@ class PackKernel(ABC, Generic[R]):
 
     def two(self, a: Any, b: Any) -> Any:
         """The word of two numbers rounded to 16 bits, `a` in its low half."""
-        kind, convert = _TWO[self.problem.dtype]
-        source = _PACK.format(type=kind, convert=convert)
+        kind, convert = sources.TWO[self.problem.dtype]
+        source = sources.PACK.format(type=kind, convert=convert)
         return T.cuda.func_call(f"pack_two_{kind}", a, b, source_code=source, return_type="uint32")
 
     def packed(self, name: str, values: list[Any]) -> Any:
@@ -585,7 +487,7 @@ class PackKernel(ABC, Generic[R]):
         """Pack i of an output, of the row's elements."""
         to = self.tensors[name].ptr_to([self.first_of(row, p, i)])
         kind, instruction = ("streaming", "__stcs") if self.streaming_stores else ("whole", "__stwb")
-        name, source = ("pack_store", _STORE) if self.each == 4 else ("pack_store_two", _STORE_TWO)
+        name, source = ("pack_store", sources.STORE) if self.each == 4 else ("pack_store_two", sources.STORE_TWO)
         self.store_own(row, p, i, words, to, f"{name}_{kind}", source.format(name=kind, store=instruction))
 
     def first_of(self, row: R, p: int, i: Any) -> Any:
@@ -601,7 +503,7 @@ class PackKernel(ABC, Generic[R]):
             return
         edge, first, last = found
         unit = self.frame.unit * self.item
-        some = _STORE_SOME.format(unit=unit)
+        some = sources.STORE_SOME.format(unit=unit)
         with T.If(edge):
             with T.Then():
                 self.call(f"pack_store_some_{unit}", *all_words, to, first * self.item, last * self.item, source=some)
@@ -611,12 +513,12 @@ class PackKernel(ABC, Generic[R]):
 
 def fma(a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once."""
-    return T.cuda.func_call("pack_fma", a, b, c, source_code=_FMA, return_type="float32")
+    return T.cuda.func_call("pack_fma", a, b, c, source_code=sources.FMA, return_type="float32")
 
 
 def times(a: Any, b: Any) -> Any:
     """a * b, rounded: the compiler does not fuse it with an addition."""
-    return T.cuda.func_call("pack_times", a, b, source_code=_TIMES, return_type="float32")
+    return T.cuda.func_call("pack_times", a, b, source_code=sources.TIMES, return_type="float32")
 
 
 class Columns(dict[str, Any]):
@@ -632,7 +534,7 @@ class Columns(dict[str, Any]):
 
 def _as_float(kind: str, value: str, word: Any, part: int) -> Any:
     name = f"{kind}_{part}"
-    source = _ELEMENT.format(name=name, value=value)
+    source = sources.ELEMENT.format(name=name, value=value)
     return T.cuda.func_call(f"pack_element_{name}", word, source_code=source, return_type="float32")
 
 

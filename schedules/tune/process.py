@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 SCRATCH = "SCHEDULES_SCRATCH"  # in a worker's environment, the folder that the workers of a crew share
+WORKER = "SCHEDULES_WORKER"  # in a worker's environment from its first instruction: see import_tvm_alone
 BACKGROUND = 10  # what is added to the niceness of processes that build while others measure
 _PR_SET_PDEATHSIG = 1
 # Its own child does the work: a system that ends a process may end the children of it too (Ray does), not theirs
@@ -28,6 +29,21 @@ os.fork() and os._exit(0)
 sys.stdin.read()
 shutil.rmtree(sys.argv[1], ignore_errors=True)
 """
+
+
+def import_tvm_alone() -> None:
+    """Import TVM without PyTorch, which TVM imports where it is installed and no worker needs: most of the time that a
+    process takes to start, the more where many start at once.
+
+    For a process that has imported neither; PyTorch can be imported later, by a main module that does so.
+    """
+    if "torch" in sys.modules or "tvm_ffi" in sys.modules:
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        import tvm  # noqa: F401
+    finally:
+        del sys.modules["torch"]
 
 
 def start_worker(parent: int, folder: str, memory: int | None, background: bool = False) -> None:
@@ -87,10 +103,11 @@ class _Process(multiprocessing.context.SpawnProcess):
 
 
 class SpawnContext(multiprocessing.context.SpawnContext):
-    """How worker processes start: from nothing, with `environment` besides what this process has."""
+    """How worker processes start: from nothing, with `environment` besides what this process has, without PyTorch."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         super().__init__()
+        environment = {WORKER: "1", **environment}
         self.Process = functools.partial(_Process, environment=environment)  # type: ignore[assignment, misc]
 
 

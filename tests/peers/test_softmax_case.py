@@ -11,7 +11,7 @@ from schedules.dispatch import default_choice
 from schedules.errors import BundleError, ProblemError, UsageError
 from schedules.peers import bench, softmax_case
 from schedules.peers.bench import our_function, write_build
-from schedules.peers.comparison import Entrant, compare
+from schedules.peers.comparison import GRAPH, STREAM, Entrant, compare
 from schedules.peers.softmax_case import case_result, cases, distinct_rows, line_of, name_of, run_case
 from schedules.softmax.definition import FUNCTIONS, SoftmaxProblem
 from tests.peers.fake_timer import FakeTimer
@@ -108,8 +108,9 @@ def test_ours_comes_from_the_bundle_of_the_same_choice(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("launch", [STREAM, GRAPH])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_case_on_the_device(gpu: Arch, function: str) -> None:
+def test_a_case_on_the_device(gpu: Arch, function: str, launch: str) -> None:
     torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch sees no GPU")
@@ -118,8 +119,10 @@ def test_a_case_on_the_device(gpu: Arch, function: str) -> None:
 
     problem = SoftmaxProblem(3000, 1000, function)
     with CudaTimer() as timer:
-        case = run_case(problem, gpu, default_choice(problem, gpu), DEFAULT_PEERS, timer, 0.1)
+        case = run_case(problem, gpu, default_choice(problem, gpu), DEFAULT_PEERS, timer, 0.1, launch=launch)
     assert case["ours"]["us"] > 0 and case["ours"]["error"] <= 1
     for name, words in {**case["peers"], **case["copies"]}.items():
         assert "failed" not in words, f"{name}: {words['failed']}"
-        assert words["gbytes_per_s"] > 0 and words.get("error", 0) <= 1, name
+        assert words["gbytes_per_s"] > 0, name
+        if (name, function) != ("torch", "softmax_grad"):  # which rounds y * dy to float16 before it sums
+            assert words.get("error", 0) <= 1, name

@@ -77,3 +77,9 @@ def test_few_rows_and_what_is_fused_stand_apart() -> None:
     assert "| 1 x 65536 | 4000 |  | 50 |  | warp |" in few
     assert "float16, 49152 rows, scale, mask and dropout fused: `softmax`, GB/s" in text
     assert text.count("| cols |") == 4
+
+
+def test_cases_launched_from_graphs_stand_apart() -> None:
+    one = case(49152, 32, "softmax", 2000.0, torch=1000.0)
+    text = tables(results(one, {**one, "launch": "graph"}))
+    assert "float16, 49152 rows: our" in text and "float16, 49152 rows, launched from CUDA graphs: our" in text

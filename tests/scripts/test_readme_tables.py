@@ -90,6 +90,7 @@ def test_one_table_of_whichever_devices(readme_tables: ModuleType, tmp_path: Pat
             f"<!-- table */torch_overhead -->\n{END}\n",
             r"line 1, .*has no \*/torch_overhead.json; run scripts/torch_over",
         ),
+        (f"<!-- table */other -->\n{END}\n", "no table of every device's other, only of torch_overhead, packing_cost"),
         (f"<!-- table */torch_overhead mode=eager -->\n{END}\n", "mode chooses nothing in a table of every device"),
         (f"<!-- table gpu/conv int4 -->\n{END}\n", "line 1, gpu/conv int4: int4 is not FIELD=VALUE"),
     ],

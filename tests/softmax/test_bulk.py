@@ -36,7 +36,7 @@ CONFIGS: list[Fields] = [
     dict(BLOCK, chunks=2, num_stages=1),
     dict(BLOCK, kept="numerators", online=True, num_stages=3),
     dict(BLOCK, kept="packed", online=True, stores="bulk", num_stages=3),
-    dict(BLOCK, kept="packed", stores="bulk", num_stages=1, rows=3, streaming="both"),
+    dict(BLOCK, kept="packed", stores="bulk", num_stages=1, rows=3, streaming="evict_last"),
     dict(BLOCK, rows=3, num_stages=3),
     WARP,
     dict(WARP, kept="numerators", stores="bulk", num_stages=3, rows=2),

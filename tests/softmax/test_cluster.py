@@ -28,8 +28,8 @@ CASES: list[tuple[Fields, Fields]] = [
     (dict(cols=1100, function="log_softmax", dtype="bfloat16"), dict(TWO, grid=4, online=True)),
     (dict(cols=2049, mask="cols", keep=0.8), TURNS),
     (dict(cols=1025, dtype="float32", mask="full", keep=0.7, scale=-0.5), dict(TURNS, online=True)),
-    (dict(cols=2056, mask="cols", dtype="bfloat16"), dict(TURNS, in_shared=2)),
-    (dict(cols=2048, function="softmax_grad"), dict(TWO, in_shared=2)),
+    (dict(cols=2056, mask="cols", dtype="bfloat16"), dict(TURNS, in_shared=2, streaming="evict_last")),
+    (dict(cols=2048, function="softmax_grad"), dict(TWO, in_shared=2, streaming="both")),
     (dict(cols=2315, function="softmax_grad", keep=0.7, scale=0.3), dict(TURNS, in_shared=2)),
     (dict(cols=4999, function="log_softmax_grad", dtype="float32"), dict(TURNS, cluster=8, grid=8)),
     (dict(cols=3001), dict(TWO, kept="numerators")),
@@ -53,6 +53,14 @@ def test_configs_and_problems(emulation: None, sm_90a: Arch, case: int) -> None:
     built = built_for(sm_90a, *CASES[case])
     for mode, rows in enumerate((1, 2, 7)):
         assert is_right(built, rows, (case + mode) % 3), rows
+
+
+def test_copies_have_no_cache_policy(sm_90a: Arch) -> None:
+    """An H200 calls cp.async with one an illegal instruction, in 15 of 21 kernels; the emulator takes it."""
+    built = built_for(sm_90a, dict(cols=2056), dict(TWO, in_shared=1, streaming="evict_last"))
+    source = str(built.sources["cu"])
+    assert "ld.global.L2::cache_hint" in source and "cp.async.cg.shared.global" in source
+    assert not re.search(r"cp\.async[^;]*cache_hint", source)
 
 
 MUTANTS = {  # what to replace in the generated source

@@ -31,7 +31,7 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("block_registers", dict(threads=64, rows_per_block=3, in_flight=3, streaming="stores")),
     ("block_registers", dict(threads=64, rows_per_block=2, in_flight=2, numerators=True)),
     ("block_shared", {}),
-    ("block_shared", dict(transposed=True)),
+    ("block_shared", dict(transposed=True, streaming="no")),
     ("block_streaming", {}),
     ("block_streaming", dict(threads=256, unroll=2)),
     ("split", {}),
