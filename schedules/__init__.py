@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from schedules.threads import use_every_core
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+use_every_core()
 if os.environ.get("SCHEDULES_WORKER"):
     from schedules.tune.process import import_tvm_alone
 

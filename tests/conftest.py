@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from schedules.toolchain.frames import outer_frames
 from schedules.verify import Check, emulated_runs, emulator_available, judge, poisoned, verify
 from schedules.versions import version_of
 from tests.command import Run
+
+os.environ["TVM_NUM_THREADS"] = "1"  # tests run in as many processes as there are cores
 
 CUDA_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "cuda"]
 ROCM_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "rocm"]

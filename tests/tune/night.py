@@ -51,6 +51,8 @@ def main(journal: str, trials: int, faults: str) -> int:
     except SchedulesError as error:
         print(f"error {error}", flush=True)
         return error.exit_code
+    except KeyboardInterrupt:  # asked again to stop, while the crew was closed: as the command line ends then
+        return 130
     return 0
 
 
