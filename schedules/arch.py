@@ -6,12 +6,14 @@ Limits are from the CUDA C++ Programming Guide ("Compute Capabilities") and AMD'
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedules.errors import UnknownNameError
+from schedules.threads import cores
 from schedules.toolchain.quiet import ROCM_WARNINGS, without_lines
 
 if TYPE_CHECKING:
@@ -186,10 +188,8 @@ def vector_unit(arch: Arch) -> VectorUnit:
 
 @lru_cache
 def physical_cores() -> int:
-    """The number of cores this process may run on."""
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The cores that this process may run on: `schedules.threads.cores`, or the processors where that is not told."""
+    return cores() or os.cpu_count() or 1
 
 
 @lru_cache

@@ -221,7 +221,7 @@ class CudaTimer:
     """Time between two events around each call on the default stream, with nothing of an earlier one in L2."""
 
     fewest, most = 10, 1000
-    overwrites = 2  # one does for the cache; the host takes up to 100 us to queue some of PyTorch's calls
+    overwrites = 2  # one does for the cache; the host takes longer to queue torch.compile's calls (torch_overhead.json)
     flush_us = overwrites * FLUSH_BYTES / 3e6  # at about 3 TB/s
 
     def __init__(self) -> None:

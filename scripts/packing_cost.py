@@ -10,7 +10,6 @@ Milliseconds of ``pack_filter``, NumPy on one core of the host, on random filter
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,9 +22,9 @@ from schedules.conv2d_nchw import packing as nchw
 from schedules.conv2d_nchw32 import packing as nchw32
 from schedules.measure import cpu_name
 from schedules.operator import Array
+from schedules.peers.costs import keep_costs
 from schedules.peers.packing_cost import KIND
 from schedules.presets import presets
-from schedules.records import now, slug
 from schedules.tune.journal import DEFAULT_FOLDER
 from schedules.versions import versions
 
@@ -71,11 +70,7 @@ def main() -> int:
         found.append(
             {"operator": operator, "dtype": dtype, "shape": shape, "nbytes": weight.nbytes, "median_ms": round(ms, 4)}
         )
-    result = {"kind": KIND, "device": cpu_name(), "date": now(), "versions": versions(), "filters": found}
-    out = args.logs / slug(cpu_name()) / f"{KIND}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=2) + "\n")
-    print(out)
+    print(keep_costs(args.logs, KIND, cpu_name(), versions(), {"filters": found}))
     return 0
 
 

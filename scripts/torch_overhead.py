@@ -14,7 +14,6 @@ scripts/readme_tables.py makes the table in README.md.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,8 +27,9 @@ from schedules.build import compiler_of
 from schedules.cli.script import run_script
 from schedules.errors import UsageError
 from schedules.measure import cpu_name
+from schedules.peers.costs import keep_costs
 from schedules.peers.overhead import KIND, MODES
-from schedules.records import environment, now, slug
+from schedules.records import environment
 from schedules.registry import operator
 from schedules.torch.kernels import arch_of, kernel_for
 from schedules.tune.journal import DEFAULT_FOLDER
@@ -150,17 +150,9 @@ def main() -> int:
     device = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else device
     arch = arch_of(device)
     name = torch.cuda.get_device_name(device) if arch.is_gpu else cpu_name()
-    result = {
-        "kind": KIND,
-        "device": name,
-        "date": now(),
-        "versions": {**environment(arch, compiler_of(arch)), "torch": torch.__version__},
-        "calls": list(measured(device, modes)),
-    }
-    out = args.logs / slug(name) / "torch_overhead.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=2) + "\n")
-    print(out)
+    found = {"calls": list(measured(device, modes))}
+    versions = {**environment(arch, compiler_of(arch)), "torch": str(torch.__version__)}
+    print(keep_costs(args.logs, KIND, name, versions, found))
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from schedules.errors import UsageError
 from schedules.peers.markdown import provenance
+from schedules.records import now, slug
 
 
 def read_costs(file: str | Path, kind: str, content: str) -> dict[str, Any]:
@@ -26,6 +27,15 @@ def read_costs(file: str | Path, kind: str, content: str) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("kind") != kind or not wanted <= found.keys():
         raise UsageError(f"{file} holds no {kind}; give a file that scripts/{kind}.py wrote")
     return found
+
+
+def keep_costs(folder: Path, kind: str, device: str, versions: Mapping[str, str], content: Mapping[str, Any]) -> Path:
+    """Write the file of `kind` of a device into its folder below `folder`, with today's date; its path."""
+    file = folder / slug(device) / f"{kind}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    words = {"kind": kind, "device": device, "date": now(), "versions": dict(versions), **content}
+    file.write_text(json.dumps(words, indent=2) + "\n")
+    return file
 
 
 def sources(files: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -31,7 +31,7 @@ _TYPES = {
 }
 
 
-def evict_last_load(carrier: str) -> str:
+def _evict_last_load(carrier: str) -> str:
     """CUDA C++ that loads `value`, of the built-in type `carrier` (unsigned, uint2, float4, ...), from the address
     `from`, and has L2 evict its line last."""
     lanes = int(carrier[-1]) if carrier[-1].isdigit() else 1
@@ -46,12 +46,19 @@ def evict_last_load(carrier: str) -> str:
     )
 
 
+def load_statement(carrier: str, streaming: str) -> tuple[str, str]:
+    """CUDA C++ that declares `value` and loads it, as `_evict_last_load` takes it, as `streaming` says; and what sets
+    the names of such functions apart."""
+    if streaming == "both":
+        return "streaming_", f"{carrier} value = __ldcs((const {carrier}*)from);"
+    if streaming == "evict_last":
+        return "evict_last_", f"{carrier} value;\n  {_evict_last_load(carrier)}"
+    return "", f"{carrier} value = *(const {carrier}*)from;"
+
+
 def _load_source(kind: str, carrier: str, streaming: str) -> tuple[str, str]:
-    name = {"both": f"load_streaming_{kind}", "evict_last": f"load_evict_last_{kind}"}.get(streaming, f"load_{kind}")
-    value = {
-        "both": f"{carrier} value = __ldcs((const {carrier}*)from);",
-        "evict_last": f"{carrier} value;\n  {evict_last_load(carrier)}",
-    }.get(streaming, f"{carrier} value = *(const {carrier}*)from;")
+    how, value = load_statement(carrier, streaming)
+    name = f"load_{how}{kind}"
     return name, (
         f"__device__ __forceinline__ {kind} {name}(const void* from) {{\n  {value}\n  return *({kind}*)&value;\n}}\n"
     )

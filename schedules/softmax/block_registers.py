@@ -1,8 +1,8 @@
 """Softmax with a row in the registers of a block.
 
 As `warp`, with up to a whole block on a row: reductions are shuffles, then a little shared memory and two barriers.
-Not one of OneFlow's three; registers hold rows that shared memory would only pass through, and it was within
-1% of the fastest on an H200 from 2048 to 32768 columns.
+Not one of OneFlow's three; registers hold rows that shared memory would only pass through.  Where it was timed on an
+H200 it was within 2% of the fastest from 1000 to 32768 columns (tuning_logs/nvidia-h200/softmax.jsonl).
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def default(problem: SoftmaxProblem, arch: Arch) -> BlockRegistersConfig:
 
     bfloat16 takes four packs up to 1024 threads: 1024 threads on a multiprocessor either way, and no spills.
     With eight packs or more, registers are capped for 1024 threads on a multiprocessor where that is legal.  On an
-    H200 97 to 100% of a copy from 2048 to 32768 columns.
+    H200, with ordinary loads, 97 to 101% of a copy for softmax of 2048 to 32768 float16 columns
+    (tuning_logs/nvidia-h200/softmax_defaults.json).
     """
     vector = rows.max_vector(problem)
     threads = max(64, arch.wave)

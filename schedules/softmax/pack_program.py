@@ -19,7 +19,7 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.program import named
-from schedules.primitives.accesses import evict_last_load
+from schedules.primitives.accesses import load_statement
 from schedules.primitives.annotations import TIRX
 from schedules.primitives.steps import part
 from schedules.problem import numpy_dtype
@@ -56,9 +56,9 @@ class Row:
     """What a thread knows of its row: expressions, int32 unless said."""
 
     shift: Any  # elements of other rows in the first pack
-    packs: Any  # none for what is no row
+    packs: Any  # or none, for what is no row
     start: Any  # of the tensors of the problem's dtype: element of the first pack, int64
-    own: Any  # whether there is the row: where there is not, nothing is stored
+    own: Any  # False for what is no row but has the packs of one, to be computed and not stored
 
 
 def module(
@@ -260,11 +260,8 @@ class PackKernel(ABC, Generic[R]):
         count = len(words)
         names = "xyzw"[:count]
         kind = f"uint{count}" if count > 1 else "unsigned"
-        name, load = {
-            "both": ("streaming_", f"{kind} value = __ldcs((const {kind}*)from);"),
-            "evict_last": ("evict_last_", f"{kind} value; {evict_last_load(kind)}"),
-        }.get(streaming, ("", f"{kind} value = *(const {kind}*)from;"))
-        name += str(4 * count)
+        how, load = load_statement(kind, streaming)
+        name = f"{how}{4 * count}"
         source = sources.LOAD.format(
             name=name,
             parameters=", ".join(f"unsigned& {name}" for name in names),

@@ -66,8 +66,9 @@ def schedule(problem: SoftmaxProblem, config: WarpConfig, arch: Arch) -> tvm.IRM
 def default(problem: SoftmaxProblem, arch: Arch) -> WarpConfig:
     """Two packs or more to a thread, blocks of 64 threads, one row to a group.
 
-    OneFlow gives a thread one pack and a group two rows while a row is shorter than a warp; on an H200 that reached
-    85 to 87% of a copy at 32, 64 and 128 columns, and two packs of one row 95, 99 and 100%.
+    OneFlow gives a thread one pack and a group two rows while a row is shorter than a warp.  Two packs of one row
+    reached 96, 100 and 102% of a copy at 32, 64 and 128 float16 columns of softmax on an H200, with ordinary loads
+    (tuning_logs/nvidia-h200/softmax_defaults.json).
     """
     vector = rows.max_vector(problem)
     threads = 1

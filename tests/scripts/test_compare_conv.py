@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -25,17 +24,12 @@ from tests.conftest import problem_of
 from tests.fake import record_of
 from tests.peers import fake_cudnn, fake_torch
 from tests.peers.fake_device import Clock
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "compare_conv.py"
+from tests.scripts.module import script
 
 
 @pytest.fixture(scope="module")
 def compare_conv() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compare_conv", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("compare_conv")
 
 
 @pytest.mark.parametrize(

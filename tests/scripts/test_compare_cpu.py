@@ -15,7 +15,7 @@ from schedules.peers.comparison import read_results
 from schedules.peers.tables import tables
 from tests.peers import fake_torch
 from tests.peers.fake_device import Clock
-from tests.scripts.test_compare_softmax import script
+from tests.scripts.module import script
 
 compare_cpu = script("compare_cpu")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -23,16 +22,7 @@ from schedules.softmax.definition import SoftmaxProblem
 from schedules.tune import crew, session
 from schedules.tune.journal import append
 from tests.fake import record_of
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.scripts.module import SCRIPTS, script
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -9,17 +8,12 @@ import numpy as np
 import pytest
 
 from schedules.peers.packing_cost import read_packing
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "packing_cost.py"
+from tests.scripts.module import script
 
 
 @pytest.fixture(scope="module")
 def packing_cost() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("packing_cost", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("packing_cost")
 
 
 def test_every_packed_filter_of_the_presets_once(

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,20 +11,15 @@ from schedules.errors import UsageError
 from schedules.peers.comparison import Results, Times
 from schedules.peers.convolution_case import case_result
 from tests.conftest import problem_of
+from tests.scripts.module import script
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "readme_tables.py"
 FIELDS: dict[str, Any] = dict(n=2, h=8, w=8, ci=16, co=8, kh=3, kw=3, pad=1)
 BEGIN, END = "<!-- table gpu/conv operator=conv2d_nhwc -->", "<!-- end -->"
 
 
 @pytest.fixture(scope="module")
 def readme_tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("readme_tables", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["readme_tables"] = module  # its dataclass looks itself up
-    spec.loader.exec_module(module)
-    return module
+    return script("readme_tables")
 
 
 def keep(folder: Path, us: float, operator: str = "conv2d_nhwc") -> None:

@@ -1,27 +1,22 @@
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.scripts.module import script
+
 pytest.importorskip("torch", reason="no PyTorch here; pip install 'te-schedules[torch]'")
 
 from schedules.errors import UsageError
 from schedules.peers.overhead import read_overhead
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "torch_overhead.py"
-
 
 @pytest.fixture(scope="module")
 def torch_overhead() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("torch_overhead", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("torch_overhead")
 
 
 def test_keeps_each_operator_and_mode(

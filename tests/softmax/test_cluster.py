@@ -56,7 +56,7 @@ def test_configs_and_problems(emulation: None, sm_90a: Arch, case: int) -> None:
 
 
 def test_copies_have_no_cache_policy(sm_90a: Arch) -> None:
-    """An H200 calls cp.async with one an illegal instruction, in 15 of 21 kernels; the emulator takes it."""
+    """An H200 called cp.async with one an illegal instruction in some kernels; the emulator takes it."""
     built = built_for(sm_90a, dict(cols=2056), dict(TWO, in_shared=1, streaming="evict_last"))
     source = str(built.sources["cu"])
     assert "ld.global.L2::cache_hint" in source and "cp.async.cg.shared.global" in source
