@@ -5,8 +5,8 @@ access of TVM's struct of four halves; not what CUDA's own access functions make
 st.global.cs: evict first) are for what a kernel reads once and writes once, which need not push anything out of the L2
 cache, nor wait there to be written.
 
-Loads that L2 evicts last do the opposite for what is read once: lines of the output then leave the cache before lines
-of the input, soon after they are written (inductor loads so what it reads twice).
+Loads that L2 evicts last do the opposite for what is read once (inductor loads so what it reads twice).  Searches of
+softmax on an H200 chose them; presumably lines of the output then leave the cache before lines of the input.
 """
 
 from __future__ import annotations
