@@ -24,6 +24,7 @@ GPU_SCHEDULES = (*KEEPING, block_streaming.SCHEDULE, split.SCHEDULE)
 # bytes; an estimate, not measured: a second kernel costs as long as a block takes to bring in and write such a row
 LONG_ROW = 64 * KIB
 ONE_CLUSTER = 512 * KIB  # bytes of a row, which a cluster was measured to be faster with than blocks all over the GPU
+WIDENED = KIB  # bytes of a bfloat16 row, past which its float32 in registers were measured to cost
 
 
 def choose(problem: SoftmaxProblem, arch: Arch) -> str:
@@ -33,7 +34,10 @@ def choose(problem: SoftmaxProblem, arch: Arch) -> str:
 
     `frames` before them where rows are not whole packs of 16 bytes and fit its registers, or else `bulk`: the others
     have narrower accesses there, which on an H200 reached 76% of a copy at 1023 columns of float16, 20% at 50257 and
-    79% at 100 (tuning_logs/nvidia-h200/softmax_defaults.json).
+    79% at 100 (tuning_logs/nvidia-h200/softmax_defaults.json).  And for rows of bfloat16 longer than 1 KiB, which ptxas
+    keeps as float32 where the schedule language holds them in registers, while `frames` says what is kept: on an H200,
+    as shares of a copy, it had 102 and 104% where `block_registers` had 82% at 32768 columns of softmax and `warp` 85%
+    at 1000 of its gradient (tuning_logs/nvidia-h200/softmax_by_schedule).
 
     `cluster` instead for long rows that are too few for a block each to keep the GPU busy, up to two rows for each
     multiprocessor, and for any number of rows that no block can keep, since it reads them once, `split` twice and
@@ -55,13 +59,12 @@ def choose(problem: SoftmaxProblem, arch: Arch) -> str:
     if splits and problem.rows <= MULTIPROCESSORS // 4:
         return "split"
     ragged = row_bytes % PACK != 0
-    for schedule in (frames.SCHEDULE, bulk.SCHEDULE) if ragged and arch.kind == "cuda" else ():
-        if schedule.default(problem, arch).check(problem, arch) is None:
-            return schedule.name
-    for schedule in KEEPING:
+    widened = problem.dtype == "bfloat16" and row_bytes > WIDENED
+    on_packs = (frames.SCHEDULE, bulk.SCHEDULE) if ragged else (frames.SCHEDULE,) if widened else ()
+    for schedule in (*on_packs, *KEEPING):
         if schedule.name == "warp" and problem.cols > 1024:
             continue
-        if schedule.default(problem, arch).check(problem, arch) is None:
+        if schedule.serves(problem, arch):
             return schedule.name
     if clustered:
         return "cluster"

@@ -67,8 +67,8 @@ def default(problem: SoftmaxProblem, arch: Arch) -> BlockRegistersConfig:
 
     bfloat16 takes four packs up to 1024 threads: 1024 threads on a multiprocessor either way, and no spills.
     With eight packs or more, registers are capped for 1024 threads on a multiprocessor where that is legal.  On an
-    H200, with ordinary loads, 97 to 101% of a copy for softmax of 2048 to 32768 float16 columns
-    (tuning_logs/nvidia-h200/softmax_defaults.json).
+    H200 100.7% of a copy or more for softmax of 1000 to 32768 float16 columns, but for bfloat16 82% at 32768
+    (tuning_logs/nvidia-h200/softmax_by_schedule).
     """
     vector = rows.max_vector(problem)
     threads = max(64, arch.wave)

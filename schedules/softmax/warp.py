@@ -67,8 +67,8 @@ def default(problem: SoftmaxProblem, arch: Arch) -> WarpConfig:
     """Two packs or more to a thread, blocks of 64 threads, one row to a group.
 
     OneFlow gives a thread one pack and a group two rows while a row is shorter than a warp.  Two packs of one row
-    reached 96, 100 and 102% of a copy at 32, 64 and 128 float16 columns of softmax on an H200, with ordinary loads
-    (tuning_logs/nvidia-h200/softmax_defaults.json).
+    reached 96, 102 and 106% of a copy at 32, 64 and 128 float16 columns of softmax on an H200
+    (tuning_logs/nvidia-h200/softmax_by_schedule).
     """
     vector = rows.max_vector(problem)
     threads = 1
