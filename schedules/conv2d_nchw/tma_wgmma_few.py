@@ -1,10 +1,10 @@
 """NCHW convolution of few filters on Hopper: pixels x (kw, output channels) by TMA and wgmma.
 
 With few filters a matrix product with output channels as rows is mostly padding.  Here pixels are its rows, and the
-filters of all taps along a row stand side by side as its columns (rx, co): the pixels are loaded unshifted, as TMA
-demands (see `hopper.rows`), and multiplied once with all of them; the epilogue adds up the kw columns of an output
-channel, each shifted by its tap.  A stage holds the image rows that a tile's kernel rows look at once, and the kernel's
-rows are offsets into them.
+filters of all taps along a row stand side by side as its columns (rx, co), co rounded up to 8, or to 4: the pixels are
+loaded unshifted, as TMA demands (see `hopper.rows`), and multiplied once with all of them; the epilogue adds up the kw
+columns of an output channel, each shifted by its tap.  A stage holds the image rows that a tile's kernel rows look at
+once, and the kernel's rows are offsets into them.
 
 Rows of wgmma are pixels, so that a shift is a shuffle between lanes; what crosses from one warp's sixteen pixels to the
 next's goes through shared memory.
@@ -66,6 +66,11 @@ class TmaWgmmaFewConfig(HopperConfig):
 
     cluster_m: int = 1
 
+    def pitch(self, problem: NchwProblem) -> int:
+        """Columns from one tap to the next, as block_n has them; 0 if it has no taps."""
+        found = (pitch for pitch in _pitches(problem) if self.block_n == _columns(problem, pitch))
+        return next(found, 0)
+
     def staging(self, problem: NchwProblem, run: int) -> PixelStaging:
         channels = _channels(problem)
         handed = sum(map(abs, shifts(problem))) * (self.rows // WARP_ROWS)  # rows of sums
@@ -85,8 +90,9 @@ class TmaWgmmaFewConfig(HopperConfig):
         reach = max(map(abs, shifts(p)))
         if reach > GROUP:
             return f"pad={p.pad[1]}, dilation={p.dilation[1]} reach over {reach} pixels, sums shift by {GROUP} at most"
-        if self.block_n != p.kw * _channels(p):
-            return f"block_n={self.block_n} is not kw={p.kw} times co={p.co} rounded up to 8, {p.kw * _channels(p)}"
+        if self.pitch(p) == 0:
+            ways = " or ".join(str(_columns(p, pitch)) for pitch in _pitches(p))
+            return f"block_n={self.block_n} is not {ways}, kw={p.kw} times co={p.co} rounded up to 8 or 4"
         if self.cluster_n != 1:
             return f"cluster_n={self.cluster_n} is not 1, a block has all filters"
         found = whole_rows(p, self.rows) if self.consumers > 0 and self.block_m >= self.consumers else None
@@ -96,14 +102,26 @@ class TmaWgmmaFewConfig(HopperConfig):
             return reason
         if found is None:
             return f"block_m={self.block_m} gives each consumer no whole number of rows of {max(p.w, p.out_w)} pixels"
-        if _channels(p) % (GROUP * self.cluster_m):
-            return f"co={p.co} rounded up to 8 is not cluster_m={self.cluster_m} times a multiple of 8"
+        pitch = self.pitch(p)
+        if self.cluster_m > 1 and pitch % (GROUP * self.cluster_m):
+            return f"co={p.co} rounded up to {pitch} is not cluster_m={self.cluster_m} times a multiple of 8"
         return FewWork(p, self).reason(arch)
 
 
 def _channels(problem: NchwProblem) -> int:
     """Output channels in whole groups of columns."""
     return -(-problem.co // GROUP) * GROUP
+
+
+def _pitches(problem: NchwProblem) -> list[int]:
+    """What a tap's columns may be: output channels in whole groups, or in halves of groups where that makes fewer."""
+    whole, half = (-(-problem.co // unit) * unit for unit in (GROUP, GROUP // 2))
+    return [whole, half] if _columns(problem, half) < _columns(problem, whole) else [whole]
+
+
+def _columns(problem: NchwProblem, pitch: int) -> int:
+    """Of all taps along a row, in whole groups."""
+    return -(-problem.kw * pitch // GROUP) * GROUP
 
 
 @dataclass(frozen=True)
@@ -143,10 +161,12 @@ class FewWork(Work):
             ),
         )
         run = min(config.block_k, 128 // ITEM)
+        self.pitch = config.pitch(p)
+        spare = config.block_n - p.kw * self.pitch
         # of the taps, those that lie as one box leaves them: all, a kernel row's where a tap is several runs of
-        # channels, or one where blocks share its output channels
+        # channels or rows are spare, or one where blocks share its output channels
         alone = config.cluster_m == 1
-        taps = p.kw if alone else 1, p.kh if alone and config.block_k == run else 1
+        taps = p.kw if alone else 1, p.kh if alone and config.block_k == run and not spare else 1
         self.b = Operand(
             SharedTile(config.block_n, config.block_k, ITEM, run),
             TensorMap(
@@ -154,11 +174,12 @@ class FewWork(Work):
                 p.dtype,
                 (p.ci, p.co, p.kw, p.kh),
                 (p.ci * ITEM, p.co * p.ci * ITEM, p.kw * p.co * p.ci * ITEM),
-                (run, self.channels // config.cluster_m, *taps),
+                (run, self.pitch // config.cluster_m, *taps),
                 (1, 1, 1, 1),
                 run * ITEM,
             ),
             p.kh,
+            spare=spare,
         )
         down = p.dilation[0] * (width // self.rows.run) * self.a.tile.slab
         self.products = tuple(Product(0, ry * down, ry * self.b.tile.nbytes) for ry in range(p.kh))
@@ -187,7 +208,7 @@ class FewWork(Work):
         for run in range(tile.k // tile.run):
             channel = chunk * tile.k + run * tile.run
             for tap_y, tap_x in product(range(0, p.kh, high), range(0, p.kw, wide)):
-                row = tap_x * self.channels + part * rows
+                row = tap_x * self.pitch + part * rows
                 offset = tap_y * tile.nbytes + run * tile.slab + row * tile.swizzle
                 found.append(Load(offset, (channel, part * rows, tap_x, tap_y)))
         return found
@@ -202,7 +223,7 @@ class FewWork(Work):
         from schedules.hopper.program import named
 
         staging = self.staging
-        fragment = epilogue.fragment_of(self, sums)
+        fragment = _of_taps(self, epilogue.fragment_of(self, sums), member.lane)
         blocks, each = staging.columns // ROWS, ROWS // staging.width
         start = named("start", member.consumer * staging.nbytes)
         edges = start + staging.together * staging.store_bytes
@@ -263,6 +284,12 @@ class FewWork(Work):
         return finish_sum(self.problem, total, of_column)
 
 
+# four lanes hold eight columns: `behind` are the first four of the next eight, `ahead` the last four of these
+_MIDDLE = """
+__device__ __forceinline__ float hopper_middle(float ahead, float behind, int lane) {
+  return __shfl_xor_sync(0xffffffffu, lane & 2 ? ahead : behind, 2);
+}
+"""
 _STMATRIX = "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16"
 _HAND_OVER = """
 __device__ __forceinline__ void hopper_hand_over(void* at, float a, float b, bool hand) {
@@ -280,6 +307,33 @@ __device__ __forceinline__ float hopper_take(float own, const void* at, bool tak
   return take ? *(const float*)at : own;
 }
 """
+
+
+def _of_taps(work: FewWork, fragment: Fragment, lane: Any) -> Fragment:
+    """The accumulators by (tap, 64 rows, group of eight output channels, register): `fragment`, or what its lanes hold
+    where a tap's columns begin in the middle of a group."""
+    from tvm.script import tirx as T
+
+    from schedules.hopper.program import named
+
+    groups = work.config.block_n // GROUP
+    found: dict[tuple[int, ...], Any] = {}
+
+    def of_tap(tap: int, block: int, group: int, register: int) -> Any:
+        first, rest = divmod(tap * work.pitch + group * GROUP, GROUP)
+        if not rest:
+            return fragment(0, block, first, register)
+        at = tap, block, group, register
+        if at not in found:
+            ahead = fragment(0, block, first, register)
+            behind = fragment(0, block, first + 1, register) if first + 1 < groups else T.float32(0)
+            value = T.cuda.func_call(
+                "hopper_middle", ahead, behind, lane, source_code=_MIDDLE, return_type="float32"
+            )  # fmt: skip
+            found[at] = named("middle", value)
+        return found[at]
+
+    return of_tap
 
 
 def _edge(work: FewWork, tap: int, block: int, warp: Any) -> Any:
@@ -303,7 +357,7 @@ def _hand_over(work: FewWork, fragment: Fragment, memory: Any, edges: Any, at: t
         half, hand, first = (1, row >= GROUP + shift, GROUP + shift) if shift < 0 else (0, row < shift, 0)
         for block, group in product(range(work.config.rows // ROWS), range(channels // GROUP)):
             element = (row - first) * channels + group * GROUP + column
-            sums = [fragment(0, block, tap * (channels // GROUP) + group, 2 * half + j) for j in range(2)]
+            sums = [fragment(tap, block, group, 2 * half + j) for j in range(2)]
             target = memory.ptr_to([edges + _edge(work, tap, block, warp) + element * 4])
             T.evaluate(T.cuda.func_call("hopper_hand_over", target, *sums, hand, source_code=_HAND_OVER))
 
@@ -336,9 +390,7 @@ def _totals(
         for j in range(2):
 
             def sum_of(where: int, j: int = j, tap: int = tap) -> Any:
-                inside = where in (0, 1)
-                column_group = tap * (channels // GROUP) + group
-                return fragment(0, block, column_group, 2 * where + j) if inside else T.float32(0)
+                return fragment(tap, block, group, 2 * where + j) if where in (0, 1) else T.float32(0)
 
             value = sum_of(near)
             if rows:
@@ -373,11 +425,10 @@ def schedule(problem: NchwProblem, config: TmaWgmmaFewConfig, arch: Arch) -> tvm
 
 
 def _configs(problem: NchwProblem) -> Iterator[TmaWgmmaFewConfig]:
-    for (consumers, blocks_sm), blocks_m, block_k in product(REGISTERS, (1, 2, 3, 4), (64, 32, 16, 128)):
-        yield TmaWgmmaFewConfig(
-            ROWS * blocks_m * consumers, problem.kw * _channels(problem), block_k, 2, consumers, blocks_sm=blocks_sm,
-            grid=RESIDENT[1] * blocks_sm,
-        )  # fmt: skip
+    ways = product(_pitches(problem), REGISTERS, (1, 2, 3, 4), (64, 32, 16, 128))
+    for pitch, (consumers, blocks_sm), blocks_m, block_k in ways:
+        rows, columns, grid = ROWS * blocks_m * consumers, _columns(problem, pitch), RESIDENT[1] * blocks_sm
+        yield TmaWgmmaFewConfig(rows, columns, block_k, 2, consumers, blocks_sm=blocks_sm, grid=grid)
 
 
 def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaFewConfig:
@@ -385,14 +436,14 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaFewConfig:
     p = problem
     best: tuple[Any, TmaWgmmaFewConfig] | None = None
     for config in _configs(p):
-        if config.blocks_sm > 1 or config.check(p, arch) is not None:
+        if config.blocks_sm > 1 or config.pitch(p) != _channels(p) or config.check(p, arch) is not None:
             continue
         work = FewWork(p, config)
         key = -(-work.clusters // RESIDENT[1]) * (work.a.tile.rows + p.kh * config.block_n), -config.consumers
         if best is None or key < best[0]:
             best = key, config
     if best is None:
-        return TmaWgmmaFewConfig(128, p.kw * _channels(p), 16, 2)  # whose check says what is wrong
+        return TmaWgmmaFewConfig(128, _columns(p, _channels(p)), 16, 2)  # whose check says what is wrong
     config = best[1]
     work = FewWork(p, config)
     work.fill_shared(arch)

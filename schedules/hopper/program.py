@@ -51,7 +51,7 @@ def program(work: Work) -> tvm.IRModule:
     """The module with one function "main" that takes ``work.arguments``."""
     config, output = work.config, work.output
     a, b = work.a.tile, work.b.tile
-    stage_bytes, loaded = work.stage_bytes, work.a.nbytes + work.b.nbytes
+    stage_bytes, loaded = work.stage_bytes, work.a.loaded + work.b.loaded
     ping_pong, stationary, b_bytes = config.ping_pong, config.stationary, aligned(work.b.nbytes)
     # of the products that a stage adds to the same sums, the first may begin them anew
     products = [
@@ -148,7 +148,7 @@ def program(work: Work) -> tvm.IRModule:
 
     def expected(tile: Any) -> Any:
         """Bytes that a stage gets."""
-        return T.Select(tile < clusters, loaded, work.a.nbytes) if stationary else loaded
+        return T.Select(tile < clusters, loaded, work.a.loaded) if stationary else loaded
 
     def multiply_part(some: range, sums: Any, of_a: Any, b_tile: Any, stage: Any, step: Any) -> None:
         """The products of some steps of a stage; `of_a` is a descriptor, or the memory of the fragments."""

@@ -52,6 +52,7 @@ class Load:
 class Operand:
     """An operand's tiles in a stage, one behind the other, and the tensor map of the boxes that fill them.
 
+    No box fills the last `spare` rows of a tile, of whose products nothing is stored.
     With `by_registers` the consumers' threads bring operand a to wgmma: see `hopper.fragments`.
     """
 
@@ -59,23 +60,30 @@ class Operand:
     source: TensorMap
     count: int = 1
     by_registers: bool = False
+    spare: int = 0
 
     @property
     def nbytes(self) -> int:
+        """Of a stage's shared memory."""
         return self.count * self.tile.nbytes
 
+    @property
+    def loaded(self) -> int:
+        """Bytes that boxes bring into a stage."""
+        return self.nbytes - self.count * self.spare * self.tile.k * self.tile.item
+
     def check_loads(self, loads: Sequence[Load], parts: int) -> None:
-        """That `loads`, one of `parts` alike, bring as many bytes as the tiles have: a stage's mbarrier counts on them,
-        and what is more lies beyond the stage.
+        """That `loads`, one of `parts` alike, bring as many bytes as a stage expects: its mbarrier counts on them, and
+        what is more lies beyond the stage.
 
         Raises:
             ValueError: if they do not.
         """
         brought = parts * len(loads) * self.source.box_bytes
-        if brought != self.nbytes:
+        if brought != self.loaded:
             raise ValueError(
                 f"{parts} x {len(loads)} boxes of {self.source.tensor} bring {brought} bytes of a stage's"
-                f" {self.nbytes}; mend the schedule's loads or its box"
+                f" {self.loaded}; mend the schedule's loads or its box"
             )
 
 

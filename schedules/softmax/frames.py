@@ -23,7 +23,7 @@ from schedules.operator import ScheduleSpec
 from schedules.primitives.annotations import check_streaming, default_streaming
 from schedules.problem import Config
 from schedules.softmax.definition import SoftmaxProblem
-from schedules.softmax.packs import ACCESSES, KEPT_IN_REGISTERS, MOST_ROUNDS, PACK, Frame, check_program, held
+from schedules.softmax.packs import ACCESSES, KEPT_IN_REGISTERS, MOST_ROUNDS, PACK, Frame, check_program, held, keeps
 
 if TYPE_CHECKING:
     import tvm
@@ -37,7 +37,7 @@ class FramesConfig(Config):
     groups: int = 1  # thread groups of a block, side by side, of up to a warp each
     rows_per_group: int = 1  # rows that a group computes one after the other
     min_blocks: int = 0  # blocks a multiprocessor should hold (caps registers); 0 leaves it to the compiler
-    kept: str = "packed"  # how a row waits for its reductions: packed as it came, or as numerators in float32
+    kept: str = "packed"  # how a row waits for its reductions: packed as it came, numerators in float32, or widened
     online: bool = False  # maximum and sum of a row's warps are combined at once, behind one barrier
     access: int = PACK  # bytes of a pack; 8 where rows are whole ones, and no rows share any
     streaming: str = "no"  # what the caches keep: no, stores, both, evict_last (see `accesses`)
@@ -150,7 +150,6 @@ def _halves(problem: SoftmaxProblem) -> bool:
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[FramesConfig]:
     """Up to sixteen packs to a thread, blocks of 32 to 256 threads or one row, up to two rows to a group."""
     accesses = ACCESSES if Frame.of_row(problem, 8).aligned else (PACK,)
-    keeps = KEPT_IN_REGISTERS if problem.function == "softmax" else KEPT_IN_REGISTERS[:1]
     streams = [streaming for streaming in ("no", "evict_last") if check_streaming(streaming, arch) is None]
     for access, threads in product(accesses, (1 << k for k in range(11))):
         most = Frame.of_row(problem, access).most
@@ -159,7 +158,8 @@ def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[FramesConfig]:
         wide = threads > 32
         blocks = (threads,) if wide else (32, 64, 128, 256)
         onlines = (False, True) if wide and not problem.is_grad else (False,)
-        for block, per_group, kept, online, streaming in product(blocks, (1, 2), keeps, onlines, streams):
+        kepts = [kept for kept in keeps(problem) if kept != "widened" or not wide]  # long rows want the registers
+        for block, per_group, kept, online, streaming in product(blocks, (1, 2), kepts, onlines, streams):
             for threads_sm in (0, 512, 1024, 1536, 2048):
                 if threads_sm % block == 0:
                     held_sm = threads_sm // block

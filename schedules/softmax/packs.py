@@ -18,7 +18,8 @@ from schedules.softmax.rows import itemsize
 
 PACK = 16  # bytes: what bulk copies count in and the widest access
 ACCESSES = (16, 8)  # bytes of a pack that ordinary loads and stores may take
-KEPT_IN_REGISTERS = ("packed", "numerators")  # as they came, or as numerators in float32
+# as they came, as numerators in float32, or as the compiler likes, which is in float32 where registers are left
+KEPT_IN_REGISTERS = ("packed", "numerators", "widened")
 MOST_ROUNDS = 32  # packs of a thread, which are unrolled
 
 
@@ -73,13 +74,24 @@ def row_inputs(problem: SoftmaxProblem) -> tuple[Argument, ...]:
 
 
 def held(problem: SoftmaxProblem, kept: str, access: int = PACK) -> int:
-    """Registers that a pack of each input takes: `kept` as packed or as numerators, for which all are first read."""
+    """Registers that a pack of each input takes: `kept` as packed, widened, or as numerators, for which all are first
+    read."""
     frame = Frame.of_row(problem, access)
     pack = frame.pack
     drop = pack // 4 if problem.has_dropout else 0
     inputs = len(row_inputs(problem)) - problem.has_dropout
-    packed = frame.words * (inputs + (problem.mask == "cols")) + drop
+    inputs += problem.mask == "cols"
+    if kept == "widened":
+        return pack * inputs + drop
+    packed = frame.words * inputs + drop
     return max(pack + drop, packed) if kept == "numerators" else packed
+
+
+def keeps(problem: SoftmaxProblem) -> tuple[str, ...]:
+    """Of KEPT_IN_REGISTERS, what is worth trying for the problem: the numerators of softmax are it widened."""
+    if problem.function == "softmax":
+        return ("packed", "numerators")
+    return ("packed", "widened") if itemsize(problem) < 4 else ("packed",)
 
 
 def check_program(problem: SoftmaxProblem, arch: Arch, threads: int, kept: str, online: bool) -> str | None:
@@ -90,6 +102,8 @@ def check_program(problem: SoftmaxProblem, arch: Arch, threads: int, kept: str, 
         return f"threads={threads} is not a power of two up to {arch.max_threads}"
     if kept == "numerators" and problem.function != "softmax":
         return f"kept=numerators is for function=softmax, not {problem.function}; take packed"
+    if kept == "widened" and itemsize(problem) == 4:
+        return f"kept=widened is for elements of 16 bits, not {problem.dtype}; take packed"
     if online and problem.is_grad:
         return f"online=true is for softmax and log_softmax; {problem.function} has one reduction"
     if online and threads <= 32:

@@ -51,6 +51,15 @@ CONFIGS: list[dict[str, Any]] = [
 ODD = "bfloat16"
 
 
+def columns(fields: dict[str, Any], unit: int) -> int:
+    """Of all taps along a row, output channels rounded up to `unit`."""
+    return -(-fields["kw"] * -(-fields["co"] // unit) * unit // 8) * 8
+
+
+# where channels rounded up to 4 make fewer columns, of which a tap's begin in the middle of a group
+HALVES = {name: fields for name, fields in SHAPES.items() if columns(fields, 4) < columns(fields, 8)}
+
+
 @pytest.fixture(params=SHAPES)
 def fields(request: pytest.FixtureRequest) -> dict[str, Any]:
     return PACKED | SHAPES[request.param]
@@ -97,7 +106,8 @@ def test_check_and_build_agree(
 def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     spec = operator("conv2d_nchw").schedule(NAME)
     for words, reason in {
-        "block_n=88": "block_n=88 is not kw=3 times co=27 rounded up to 8, 96",
+        "block_n=80": "block_n=80 is not 96 or 88, kw=3 times co=27 rounded up to 8 or 4",
+        "block_n=88 cluster_m=2": "co=27 rounded up to 28 is not cluster_m=2 times a multiple of 8",
         "cluster_n=2": "cluster_n=2 is not 1, a block has all filters",
         "block_m=320 consumers=1": "block_m=320 x block_n=96 needs about 280 registers, there are 255",
         "num_stages=3": "num_stages=3 needs",
@@ -149,6 +159,28 @@ def test_configs_emulated(emulation: None, words: dict[str, Any]) -> None:
     assert_emulated("conv2d_nchw", fields, words, NAME)
 
 
+@pytest.mark.parametrize("name", HALVES)
+def test_half_groups_emulated(emulation: None, name: str) -> None:
+    fields = PACKED | HALVES[name]
+    assert_emulated("conv2d_nchw", fields, dict(block_n=columns(fields, 4)), NAME)
+
+
+@pytest.mark.parametrize("words", [words for words in CONFIGS if "cluster_m" not in words], ids=str)
+def test_configs_of_half_groups_emulated(emulation: None, words: dict[str, Any]) -> None:
+    fields = PACKED | SHAPES[ODD] | dict(co=27, bias=words["block_m"] < 512)
+    assert_emulated("conv2d_nchw", fields, words | dict(block_n=88), NAME)
+
+
+def test_half_groups_load_less(cuda_compiler: None, sm_90a: Arch) -> None:
+    """Spare rows of the filters' tile, from 84 to 88, are neither loaded nor expected."""
+    problem, spec = problem_of("conv2d_nchw", **WORK), operator("conv2d_nchw").schedule(NAME)
+    work = FewWork(problem, spec.config_for(problem, sm_90a, CONFIGS[6] | dict(block_n=88)))
+    assert work.b.nbytes == 3 * 88 * 64 * 2 and work.b.loaded == 3 * 84 * 64 * 2
+    built = build(problem, sm_90a, NAME, work.config)
+    found = assert_well_made(built, "HGMMA")
+    assert found["SHFL"] > 0 and found["UTMALDG"] == 1 + 3
+
+
 def test_stages_of_two_runs_of_channels(emulation: None) -> None:
     """A box brings one run of a kernel row's taps, and stages lie behind each other without room between them."""
     fields = PACKED | dict(n=1, h=3, w=64, ci=320, co=4, kh=3, kw=3, pad=1)
@@ -178,3 +210,11 @@ def test_a_missing_barrier_is_noticed(emulation: None, sm_90a: Arch) -> None:
 @pytest.mark.parametrize("words", [{}, *CONFIGS], ids=str)
 def test_on_a_device(gpu: Arch, fields: dict[str, Any], words: dict[str, Any]) -> None:
     assert_correct_on(gpu, "conv2d_nchw", fields, words, NAME)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("words", [{}, *(words for words in CONFIGS if "cluster_m" not in words)], ids=str)
+@pytest.mark.parametrize("name", HALVES)
+def test_half_groups_on_a_device(gpu: Arch, name: str, words: dict[str, Any]) -> None:
+    fields = PACKED | HALVES[name]
+    assert_correct_on(gpu, "conv2d_nchw", fields, words | dict(block_n=columns(fields, 4)), NAME)

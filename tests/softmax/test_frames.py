@@ -50,6 +50,12 @@ CASES: list[tuple[Fields, Fields]] = [
         dict(threads=8, groups=4, access=8, streaming="evict_last"),
     ),
     (dict(cols=516), dict(BLOCK, online=True, access=8)),
+    (dict(cols=100, function="log_softmax"), dict(threads=8, groups=8, access=8, kept="widened")),
+    (dict(cols=36, function="softmax_grad", dtype="bfloat16"), dict(threads=4, groups=16, access=8, kept="widened")),
+    (
+        dict(cols=1023, function="log_softmax_grad", scale=0.3, keep=0.7),
+        dict(WARP, kept="widened", rows_per_group=2),
+    ),
     (dict(cols=6, function="softmax_grad", dtype="float32"), {}),
     (dict(cols=2049, function="softmax_grad", keep=0.5, scale=0.5), dict(threads=128)),
 ]
@@ -180,6 +186,15 @@ def test_the_rule_takes_them_where_rows_are_no_whole_packs() -> None:
     assert chosen(1023, "sm_75", dtype="bfloat16") != "frames" and chosen(100001) != "frames"
 
 
+def test_what_is_widened_is_widened_once(cuda_compiler: None, sm_90a: Arch) -> None:
+    def instructions(kept: str) -> int:
+        problem = softmax(rows=64, cols=100, function="log_softmax")
+        built = build(problem, sm_90a, "frames", FramesConfig(8, 8, access=8, kept=kept))
+        return cuda.disassemble(bytes(built.sources["cubin"])).count(";")  # type: ignore[arg-type]
+
+    assert instructions("widened") < 0.85 * instructions("packed")
+
+
 def test_every_field_changes_the_source(sm_90a: Arch) -> None:
     base, narrow = FramesConfig(threads=64), FramesConfig(threads=32)
     changes: dict[str, tuple[FramesConfig, Fields]] = {
@@ -210,7 +225,9 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         (dict(threads=512, min_blocks=5), {}, "min_blocks=5 of 512 threads"),
         (dict(threads=64), dict(cols=32768), "threads=64 gives each 64 packs, more than 32"),
         (dict(threads=1024), dict(cols=100000), "kept=packed needs about 76 registers for 13 packs"),
-        (dict(kept="shared"), {}, "kept=shared is not one of packed, numerators"),
+        (dict(kept="shared"), {}, "kept=shared is not one of packed, numerators, widened"),
+        (dict(kept="widened"), dict(dtype="float32"), "kept=widened is for elements of 16 bits, not float32"),
+        (dict(threads=32, kept="widened"), dict(cols=8192), "kept=widened needs about 280 registers for 32 packs"),
         (dict(kept="numerators"), dict(function="log_softmax"), "kept=numerators is for function=softmax"),
         (dict(threads=64, online=True), dict(function="softmax_grad"), "softmax_grad has one reduction"),
         (dict(threads=32, online=True), {}, "online=true is for rows of more than a warp"),
