@@ -436,7 +436,7 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaFewConfig:
     p = problem
     best: tuple[Any, TmaWgmmaFewConfig] | None = None
     for config in _configs(p):
-        if config.blocks_sm > 1 or config.pitch(p) != _channels(p) or config.check(p, arch) is not None:
+        if config.blocks_sm > 1 or config.check(p, arch) is not None:
             continue
         work = FewWork(p, config)
         key = -(-work.clusters // RESIDENT[1]) * (work.a.tile.rows + p.kh * config.block_n), -config.consumers

@@ -115,9 +115,9 @@ def schedule(problem: SoftmaxProblem, config: FramesConfig, arch: Arch) -> tvm.I
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
-    """Four packs to a thread of up to a warp, blocks of 64 threads, packs of 8 bytes where that makes them whole; then
-    up to sixteen packs of a warp, then blocks of 128, 512 and 1024 threads with up to 16, 8 and 8 packs; fewer as
-    further inputs take registers.
+    """Four packs to a thread of up to a warp, blocks of 64 threads, packs of 8 bytes, widened, where that makes them
+    whole; then up to sixteen packs of a warp, then blocks of 128, 512 and 1024 threads with up to 16, 8 and 8 packs;
+    fewer as further inputs take registers.
 
     Few threads with many packs each were fastest on an H200 where rows are whole packs.
     """
@@ -126,8 +126,7 @@ def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
         packs = Frame.of_row(problem, 8).most
         threads = next((t for t in (1, 2, 4, 8, 16, 32) if t * 4 >= packs), 64)
         if threads <= 32:
-            kept = "numerators" if problem.function == "softmax" else "packed"
-            return FramesConfig(threads, 64 // threads, kept=kept, access=8, streaming=streaming)
+            return FramesConfig(threads, 64 // threads, kept=keeps(problem)[-1], access=8, streaming=streaming)
     most = Frame.of_row(problem).most
     scale = -(-held(problem, "packed") // 4)  # registers, in those of one input
     threads = 1

@@ -56,6 +56,11 @@ def columns(fields: dict[str, Any], unit: int) -> int:
     return -(-fields["kw"] * -(-fields["co"] // unit) * unit // 8) * 8
 
 
+def whole(words: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """`words`, where blocks of a cluster share channels in whole groups of them, which then have to be whole."""
+    return words | dict(block_n=columns(fields, 8)) if "cluster_m" in words else words
+
+
 # where channels rounded up to 4 make fewer columns, of which a tap's begin in the middle of a group
 HALVES = {name: fields for name, fields in SHAPES.items() if columns(fields, 4) < columns(fields, 8)}
 
@@ -66,7 +71,7 @@ def fields(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
-    built = build(problem_of("conv2d_nchw", **WORK), sm_90a, NAME, CONFIGS[0])
+    built = build(problem_of("conv2d_nchw", **WORK), sm_90a, NAME, CONFIGS[0] | dict(block_n=96))
     found, source = assert_well_made(built, "HGMMA"), str(built.sources["cu"])
     assert "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16" in source and ", p, 1, 1, 1, 0;" in source
     assert not found["LDG"] and not found["STG"] and found["STSM"] + found["STS"] > 0
@@ -78,7 +83,7 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
 def test_other_configs(cuda_compiler: None, sm_90a: Arch, words: dict[str, Any]) -> None:
     # biases are kept in registers, of which the widest tile has none to spare
     problem = problem_of("conv2d_nchw", **WORK, bias=words["block_m"] < 512, activation="relu")
-    built = build(problem, sm_90a, NAME, words)
+    built = build(problem, sm_90a, NAME, whole(words, WORK))
     assert_well_made(built, "HGMMA")
 
 
@@ -114,7 +119,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         "grid=-1": "grid=-1 must be at least 0",
         "consumers=0": "consumers=0 must be at least 1",
     }.items():
-        given = CONFIGS[0] | dict(word.split("=") for word in words.split())
+        given = CONFIGS[0] | dict(block_n=96) | dict(word.split("=") for word in words.split())
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem_of("conv2d_nchw", **WORK), sm_90a, given)
     for fields, config, reason in (
@@ -125,7 +130,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         (dict(stride="2,1"), {}, "stride=.2, 1. is not 1"),
         (dict(kw=11), {}, "reach over 9 pixels"),
         (dict(w=128), dict(block_m=192, consumers=1), "gives each consumer no whole number of rows of 128 pixels"),
-        (dict(co=4), dict(cluster_m=2), "co=4 rounded up to 8 is not cluster_m=2 times a multiple of 8"),
+        (dict(co=4), dict(cluster_m=2), "co=4 rounded up to 4 is not cluster_m=2 times a multiple of 8"),
         (dict(co=100), {}, "block_n=312 is not a multiple of 8 up to 256"),
     ):
         with pytest.raises(ConfigError, match=reason):
@@ -156,7 +161,7 @@ def test_emulated(emulation: None, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("words", CONFIGS, ids=str)
 def test_configs_emulated(emulation: None, words: dict[str, Any]) -> None:
     fields = PACKED | SHAPES[ODD] | dict(co=27, bias=words["block_m"] < 512)
-    assert_emulated("conv2d_nchw", fields, words, NAME)
+    assert_emulated("conv2d_nchw", fields, words | dict(block_n=96), NAME)
 
 
 @pytest.mark.parametrize("name", HALVES)
@@ -192,7 +197,7 @@ def test_loads_beyond_a_stage_are_noticed(sm_90a: Arch, monkeypatch: pytest.Monk
     monkeypatch.setattr(FewWork, "loads_b", lambda *given: [*loads_b(*given), *loads_b(*given)])
     problem, spec = problem_of("conv2d_nchw", **WORK), operator("conv2d_nchw").schedule(NAME)
     with pytest.raises(DiagnosticError, match="1 x 2 boxes of filter bring 36864 bytes of a stage's 18432"):
-        spec.apply(problem, spec.config_for(problem, sm_90a, CONFIGS[1] | dict(cluster_m=1)), sm_90a)
+        spec.apply(problem, spec.config_for(problem, sm_90a, CONFIGS[1] | dict(cluster_m=1, block_n=96)), sm_90a)
 
 
 def test_a_missing_barrier_is_noticed(emulation: None, sm_90a: Arch) -> None:
@@ -209,7 +214,7 @@ def test_a_missing_barrier_is_noticed(emulation: None, sm_90a: Arch) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("words", [{}, *CONFIGS], ids=str)
 def test_on_a_device(gpu: Arch, fields: dict[str, Any], words: dict[str, Any]) -> None:
-    assert_correct_on(gpu, "conv2d_nchw", fields, words, NAME)
+    assert_correct_on(gpu, "conv2d_nchw", fields, whole(words, fields), NAME)
 
 
 @pytest.mark.gpu
