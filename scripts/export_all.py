@@ -3,6 +3,7 @@
 
     scripts/export_all.py --target cuda:sm_90a --wheel           # out/te-kernels-cuda-sm_90a-<version>/, and its wheel
     scripts/export_all.py 'oneflow-*' tutorial --target llvm     # some presets
+    scripts/export_all.py --wheel --keep tuning_logs             # sizes and load times to tuning_logs/<device>/, too
 
 Each kernel is what `schedules build` would take: the best record of the device, else the default; the index says which.
 A preset that is not for the target is skipped, one that fails is reported; neither costs another.  Exit code 1 if any
@@ -29,7 +30,11 @@ from schedules.errors import UnknownNameError, UsageError
 from schedules.library.collect import Made, Order, collect
 from schedules.library.package.__main__ import summary
 from schedules.library.write import Library, build_wheel, write_library
+from schedules.measure import device_name
+from schedules.peers.costs import keep_costs
+from schedules.peers.library import KIND
 from schedules.presets import presets
+from schedules.records import environment
 from schedules.versions import versions
 
 KIB = 1024
@@ -86,6 +91,9 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--default", action="store_true", help="default configs, whatever was measured")
     parser.add_argument("--device", metavar="NAME", help="use records of this device (default: the one that is here)")
     parser.add_argument("--logs", action="append", metavar="DIR", help="look for records here; may be repeated")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help=f"write sizes and load times to DIR/<device>/{KIND}.json"
+    )
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--workers", type=int, default=cores, help="processes (default: all cores)")
     args = parser.parse_args(words)
@@ -97,7 +105,10 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     args = arguments(words)
     arch, names = parse_arch(args.target), wanted(args.presets)
-    compiler_of(arch)  # without a compiler every preset would fail
+    compiler = compiler_of(arch)  # without a compiler every preset would fail
+    device = device_name(arch)
+    if args.keep and device is None:
+        raise UsageError(f"--keep is for a machine that {arch} runs on, where kernels can be loaded")
     found: list[Made] = []
 
     def make(folder: Path) -> list[Made]:
@@ -121,9 +132,14 @@ def main(words: Sequence[str] | None = None) -> int:
     print(
         f"{library.path}: {built} kernels, {total / KIB**2:.1f} MiB, {took:.0f} s; {skipped} skipped, {failed} failed"
     )
+    wheel_nbytes = None
     if args.wheel:
         wheel = build_wheel(library, args.out)
-        print(f"{wheel}: {wheel.stat().st_size / KIB**2:.1f} MiB")
+        wheel_nbytes = wheel.stat().st_size
+        print(f"{wheel}: {wheel_nbytes / KIB**2:.1f} MiB")
+    if args.keep:
+        sizes = {"target": str(arch), "nbytes": total, "wheel_nbytes": wheel_nbytes, "seconds": round(took, 1)}
+        print(keep_costs(args.keep, KIND, str(device), environment(arch, compiler), {**sizes, **times}))
     return 1 if failed else 0
 
 

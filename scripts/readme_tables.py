@@ -10,9 +10,10 @@ A table stands between two lines, which stay:
     <!-- end -->
 
 The first word is a results file of scripts/compare_conv.py or scripts/compare_softmax.py, below --log and without its
-".json"; or "*/torch_overhead" or "*/packing_cost", for one table of what the script of that name kept on whichever
-devices.  The words after it choose cases: those whose field (operator, launch, or one of the problem's) has this value;
-without any, all.  What scripts/results_table.py prints of them is put between the lines; with tables=N the first N.
+".json"; or "*/torch_overhead", "*/packing_cost" or "*/export_all", for one table of what the script of that name kept
+on whichever devices.  The words after it choose cases: those whose field (operator, launch, or one of the problem's)
+has this value; without any, all.  What scripts/results_table.py prints of them is put between the lines; with tables=N
+the first N.
 """
 
 from __future__ import annotations
@@ -26,12 +27,17 @@ from pathlib import Path
 from schedules.cli.script import run_script
 from schedules.errors import UsageError
 from schedules.peers.comparison import read_results
+from schedules.peers.library import library_table, read_library
 from schedules.peers.overhead import overhead_table, read_overhead
 from schedules.peers.packing_cost import packing_table, read_packing
 from schedules.peers.tables import selected, tables
 from schedules.tune.journal import DEFAULT_FOLDER
 
-COSTS = {"torch_overhead": (read_overhead, overhead_table), "packing_cost": (read_packing, packing_table)}
+COSTS = {
+    "torch_overhead": (read_overhead, overhead_table),
+    "packing_cost": (read_packing, packing_table),
+    "export_all": (read_library, library_table),
+}
 ROOT = Path(__file__).resolve().parents[1]
 FILES = (ROOT / "README.md", ROOT / "RESULTS.md")
 BEGIN, END = re.compile(r"<!-- table(?P<words>(?: [^ ]+)+) -->"), "<!-- end -->"

@@ -20,7 +20,10 @@ from schedules.errors import BundleError, ConfigError, SchedulesError, UnknownNa
 from schedules.library import collect as collecting
 from schedules.library.collect import Made, Order, collect, run_time_fields
 from schedules.library.write import Library, build_wheel, check_destination, write_library
+from schedules.measure import cpu_name
+from schedules.peers.library import read_library
 from schedules.presets import Preset, preset
+from schedules.records import slug
 from schedules.registry import operator
 from scripts import export_all
 from tests.bare import bare_folder, clean_python, runtime_libraries
@@ -34,7 +37,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The script's library of three presets, and what it said."""
     out = tmp_path_factory.mktemp("written")
     command = [sys.executable, str(Path(export_all.__file__)), *SOFTMAX, CONV, "--out", str(out)]
-    done = subprocess.run([*command, "--version", "3.1", "--workers", "1"], capture_output=True, text=True)
+    command += ["--version", "3.1", "--workers", "1", "--keep", str(out / "kept")]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return out / "te-kernels-llvm-3.1", done.stdout
 
@@ -115,7 +119,10 @@ def test_what_the_script_says(written: tuple[Path, str]) -> None:
     times = json.loads((folder / "load_times.json").read_text())
     assert times["import_ms"] > 0 and not times["failed"]
     assert set(times["kernels_ms"]) == {*SOFTMAX, CONV} and min(times["kernels_ms"].values()) > 0
+    kept = read_library(folder.parent / "kept" / slug(cpu_name()) / "export_all.json")
+    assert kept["kernels_ms"] == times["kernels_ms"] and kept["wheel_nbytes"] is None and kept["seconds"] > 0
     about = json.loads((folder / "te_kernels_llvm" / "index.json").read_text())
+    assert kept["nbytes"] == sum(entry["bytes"] for entry in about["kernels"].values())
     assert (about["name"], about["version"], about["target"]) == ("te-kernels-llvm", "3.1", "llvm")
     entry = about["kernels"]["oneflow-32"]
     assert entry["run_time"] == ["rows"] and entry["source"] == "default" and entry["problem"]["cols"] == 32
@@ -305,3 +312,8 @@ def test_the_code_of_a_library_needs_nothing_of_this_package() -> None:
                 assert {name.name.split(".")[0] for name in node.names} <= allowed
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 assert str(node.module).split(".")[0] in allowed
+
+
+def test_times_are_kept_of_what_runs_here_only(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--keep is for a machine that llvm:x86-64-v3 runs on"):
+        export_all.main(["oneflow-32", "--target", "llvm:x86-64-v3", "--keep", str(tmp_path), "--out", str(tmp_path)])
