@@ -356,11 +356,12 @@ def of_comparisons(device: str, comparisons: Sequence[Comparison]) -> Plot | Non
                 groups.setdefault(f"{case.operator} {used} ({case.beside.launch})", []).append(case.beside.ratio)
     if not groups:
         return None
-    labels = [f"{name}, {len(ratios)}" for name, ratios in groups.items()]
+    ordered = sorted(groups.items())
+    labels = [f"{name}, {len(ratios)}" for name, ratios in ordered]
 
     def draw(axes: Axes) -> None:
         axes.axvline(1.0, color=_hex("ink"), linewidth=1.0)
-        for y, ratios in enumerate(groups.values()):
+        for y, (_, ratios) in enumerate(ordered):
             mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
             lifts = [0.16 * ((index % 5) - 2) / 2 for index in range(len(ratios))]
             axes.scatter(
