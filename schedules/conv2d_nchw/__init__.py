@@ -5,6 +5,7 @@ from __future__ import annotations
 from schedules.arch import Arch
 from schedules.conv2d_nchw import cpu, direct, mma, mma_channels_last, simt, tma_wgmma, tma_wgmma_few
 from schedules.conv2d_nchw.definition import NchwProblem, definition, inputs, pixel_vector, reference
+from schedules.conv2d_nchw.repack import workspace_of
 from schedules.operator import Operator
 from schedules.primitives.tensor_core import matrix_schedule
 
@@ -14,9 +15,10 @@ FEW_PIXELS = 2**16  # below, tiles of the image are too few to occupy a GPU
 
 
 def choose(problem: NchwProblem, arch: Arch) -> str:
-    """The rule: matrix cores for the dtypes that they take: on Hopper, for a packed filter and where TMA reaches,
-    `tma_wgmma`, or `tma_wgmma_few` where half its rows would be empty; else on CUDA `mma` where pixels come by vectors
-    as they lie, else `mma_channels_last`; on AMD `mfma`.
+    """The rule: matrix cores for the dtypes that they take: on Hopper, for a packed filter, as one of 1x1 always is,
+    and where TMA reaches, `tma_wgmma`, or `tma_wgmma_few` where half its rows would be empty; else on CUDA `mma` where
+    pixels come by vectors as they lie, else `mma_channels_last`; on AMD `mfma`.  Both of Hopper's take other filters
+    too, by a kernel before that packs them, which was not timed: the rule leaves them alone.
 
     Else `direct` where a kernel larger than 1x1 has few channels and a large image, so that a thread keeps all filters
     and fetches each pixel once; else `simt`.
@@ -25,7 +27,7 @@ def choose(problem: NchwProblem, arch: Arch) -> str:
         return "cpu"
     p = problem
     matrix = matrix_schedule(p.dtype, arch)
-    if p.packed:
+    if not workspace_of(p):
         fitting = (tma_wgmma_few.SCHEDULE, tma_wgmma.SCHEDULE)
         for spec in fitting if p.co <= FEW_FILTERS else fitting[1:]:
             if spec.serves(p, arch):

@@ -8,7 +8,8 @@ so that a shift is a choice of registers and a shuffle.  With `halo` a step is a
 of the kernel looks at are loaded once, the kernel's rows are offsets into them, and a stage has the filters of all
 taps.
 
-The filter comes packed, (kh, kw, co, ci), rows of ci (K-major); pixels lie as they are (MN-major), whole image rows.
+The filter comes packed, (kh, kw, co, ci), rows of ci (K-major), or is packed by a kernel before (`repack`); pixels lie
+as they are (MN-major), whole image rows.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedules.arch import Arch
 from schedules.conv2d_nchw.definition import NchwProblem
+from schedules.conv2d_nchw.repack import filter_argument, repack, workspace_of
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import REGISTERS, RESIDENT, STAGES, HopperConfig, clusters
 from schedules.hopper.pixels import Place, flattened, place_pixels
@@ -67,8 +69,6 @@ class TmaWgmmaConfig(HopperConfig):
         p = flattened(problem, batch=False)
         if p.dtype not in DTYPES:
             return f"dtype={p.dtype} is not {' or '.join(DTYPES)}"
-        if not p.packed:
-            return f"filter_layout={p.filter_layout} is no layout of TMA; pack the filter and say filter_layout=hwoi"
         for name, size in (("ci", p.ci), ("w", p.w), ("out_w", p.out_w)):
             if size % VECTOR:
                 return f"{name}={size} is not a multiple of {VECTOR}, which TMA needs"
@@ -102,6 +102,7 @@ class NchwWork(Work):
         p = flattened(problem, batch=False)
         self.problem, self.config, self.rows = p, config, rows
         self.arguments = problem.arguments()
+        self.workspace = workspace_of(problem)
         self.loaded = config.loaded(rows)
         stages, taps = (1, p.kh) if config.halo else (p.kh, 1)  # kernel rows by stages, and in a stage
         self.kernel = (stages, 1)
@@ -113,7 +114,7 @@ class NchwWork(Work):
         self.a = Operand(
             SharedTile(config.block_m, config.block_k, ITEM, run),
             TensorMap(
-                "filter",
+                filter_argument(problem).name,
                 p.dtype,
                 (p.ci, p.co, p.kh * p.kw),
                 (p.ci * ITEM, p.co * p.ci * ITEM),
@@ -144,6 +145,9 @@ class NchwWork(Work):
         staging = config.staging(rows)
         target = output_map(p, staging, config.rows)
         self.output = Output(p.dtype, staging, target)
+
+    def prepare(self, tensors: Tensors) -> None:
+        repack(self.problem, tensors)
 
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
         from schedules.hopper.program import named
@@ -210,8 +214,8 @@ class NchwWork(Work):
 
 
 def schedule(problem: NchwProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, ci, h, w), filter (kh, kw, co, ci), bias (co,) if any, output (n, co, out_h,
-    out_w)."""
+    """The TIRx program for data (n, ci, h, w), filter (kh, kw, co, ci) or (co, ci, kh, kw), bias (co,) if any, output
+    (n, co, out_h, out_w)."""
     from schedules.hopper.program import program
 
     rows = config.rows_of(problem)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedules.arch import Arch
 from schedules.conv2d_nchw.definition import NchwProblem
+from schedules.conv2d_nchw.repack import filter_argument, repack, workspace_of
 from schedules.hopper import NO_ROUTES
 from schedules.hopper.config import REGISTERS, RESIDENT, ROWS, STAGES, HopperConfig, clusters
 from schedules.hopper.pixels import PixelTiles
@@ -80,8 +81,6 @@ class TmaWgmmaFewConfig(HopperConfig):
         p = problem
         if p.dtype not in DTYPES:
             return f"dtype={p.dtype} is not {' or '.join(DTYPES)}"
-        if not p.packed:
-            return f"filter_layout={p.filter_layout} is no layout of TMA; pack the filter and say filter_layout=hwoi"
         for name, size in (("ci", p.ci), ("w", p.w), ("out_w", p.out_w)):
             if size % VECTOR:
                 return f"{name}={size} is not a multiple of {VECTOR}, which TMA needs"
@@ -141,6 +140,7 @@ class FewWork(Work):
         width, run = found
         self.problem, self.config, self.width = p, config, width
         self.arguments = p.arguments()
+        self.workspace = workspace_of(p)
         self.kernel = (1, 1)
         self.chunks = -(-p.ci // config.block_k)
         self.channels = _channels(p)
@@ -170,7 +170,7 @@ class FewWork(Work):
         self.b = Operand(
             SharedTile(config.block_n, config.block_k, ITEM, run),
             TensorMap(
-                "filter",
+                filter_argument(problem).name,
                 p.dtype,
                 (p.ci, p.co, p.kw, p.kh),
                 (p.ci * ITEM, p.co * p.ci * ITEM, p.kw * p.co * p.ci * ITEM),
@@ -187,6 +187,9 @@ class FewWork(Work):
         target = output_map(p, staging, self.channels)
         self.staging, self.target = staging, target
         self.output = Output(p.dtype, staging, target)
+
+    def prepare(self, tensors: Tensors) -> None:
+        repack(self.problem, tensors)
 
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
         from schedules.hopper.program import named
@@ -417,8 +420,8 @@ def _totals(
 
 
 def schedule(problem: NchwProblem, config: TmaWgmmaFewConfig, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, ci, h, w), filter (kh, kw, co, ci), bias (co,) if any, output (n, co, out_h,
-    out_w)."""
+    """The TIRx program for data (n, ci, h, w), filter (kh, kw, co, ci) or (co, ci, kh, kw), bias (co,) if any, output
+    (n, co, out_h, out_w)."""
     from schedules.hopper.program import program
 
     return program(FewWork(problem, config))

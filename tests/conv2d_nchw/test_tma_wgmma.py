@@ -129,10 +129,6 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     with pytest.raises(ConfigError, match="halo=True at stride=.2, 1. would load rows that no tap looks at"):
         spec.config_for(problem_of("conv2d_nchw", **WORK | dict(stride="2,1")), sm_90a, dict(halo=True))
     for fields, reason in (
-        (
-            dict(filter_layout="oihw"),
-            "filter_layout=oihw is no layout of TMA; pack the filter and say filter_layout=hwoi",
-        ),
         (dict(ci=12), "ci=12 is not a multiple of 8"),
         (dict(w=36), "w=36 is not a multiple of 8"),
         (dict(pad=0), "out_w=30 is not a multiple of 8"),

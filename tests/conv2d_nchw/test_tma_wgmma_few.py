@@ -123,7 +123,6 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem_of("conv2d_nchw", **WORK), sm_90a, given)
     for fields, config, reason in (
-        (dict(filter_layout="oihw"), {}, "pack the filter and say filter_layout=hwoi"),
         (dict(ci=12), {}, "ci=12 is not a multiple of 8"),
         (dict(w=36), {}, "w=36 is not a multiple of 8"),
         (dict(pad=0), {}, "out_w=62 is not a multiple of 8"),
