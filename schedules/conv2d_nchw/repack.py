@@ -16,7 +16,7 @@ from schedules.problem import Argument
 GROUP = 8  # channels of a thread, 16 bytes
 IN_REGISTERS = 25  # taps that a thread reads at once, in words; it reads more of them one by one
 
-# `w` are the words of 8 channels x taps, of which {0} come as vectors of 16 bytes; `to` is where the first tap's go
+# {0} taps of eight channels, as many vectors of 16 bytes; in `to` a tap's begin {1} bytes after those of the tap before
 _AT_ONCE = """
 __device__ __forceinline__ void nchw_repack_{0}(const void* from, void* to) {{
   unsigned int w[4 * {0}];
