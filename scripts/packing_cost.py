@@ -4,7 +4,7 @@
     scripts/packing_cost.py                    # the filters of every preset that takes packed ones
 
 Milliseconds of ``pack_filter``, NumPy on one core of the host, on random filters: the median of several calls.  Kept in
-``tuning_logs/<device>/packing_cost.json``; `scripts/readme_tables.py` makes README's table of it.
+``tuning_logs/<device>/packing_cost.json``; `scripts/readme_tables.py` makes RESULTS.md's table of it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,39 @@ def test_calls_back_to_back_settle_first() -> None:
             assert (timer.flush_us > 100) == evict
         counts[evict] = len(calls)
     assert counts[True] == 5 < counts[False]
+
+
+class FakeRuntime:
+    """CUDA's runtime as a record of what was asked of it; a millisecond between any two events."""
+
+    class cudaError_t:
+        cudaSuccess = 0
+
+    class cudaDeviceAttr:
+        cudaDevAttrMaxPersistingL2CacheSize = 0
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def asked(*_: Any) -> tuple[int, float]:
+            self.asked.append(name.removeprefix("cuda"))
+            return 0, 1.0
+
+        return asked
+
+
+def test_what_a_cuda_call_is_timed_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that L2 was told to keep are reset, then two overwrites give the host a head start."""
+    runtime = FakeRuntime()
+    monkeypatch.setattr("schedules.measure._cuda", lambda: runtime)
+    with CudaTimer() as timer:
+        runtime.asked.clear()
+        assert timer.times(lambda: runtime.asked.append("call"), 1) == [1000.0]
+        assert [name for name in runtime.asked if name != "EventCreate"] == [
+            "DeviceSynchronize", "CtxResetPersistingL2Cache", "MemsetAsync", "MemsetAsync",
+            "EventRecord", "call", "EventRecord", "DeviceSynchronize", "EventElapsedTime",
+        ]  # fmt: skip
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from schedules.arithmetic import FLOAT32
@@ -16,13 +17,14 @@ Case = Mapping[str, Any]
 
 
 def sections(results: Mapping[str, Any]) -> list[str]:
-    """Titles and tables of a results file of convolutions, each with the mean of its ratios below."""
+    """Titles and tables of a results file of convolutions, each with the mean of its ratios below, in an order of their
+    own, not that of the file's cases."""
     groups: dict[tuple[str, str, str, str], list[Case]] = {}
     for case in results["cases"]:
         kind = case["operator"], case["problem"]["dtype"], arithmetic_of(case), case["launch"]
         groups.setdefault(kind, []).append(case)
     parts: list[str] = []
-    for (operator, dtype, arithmetic, launch), cases in groups.items():
+    for (operator, dtype, arithmetic, launch), cases in sorted(groups.items(), key=itemgetter(0)):
         other = arithmetic != FLOAT32.name
         title = f"`{operator}`, {dtype}{f' in {arithmetic}' if other else ''}"
         title += ", launched from CUDA graphs" if launch == "graph" else ""

@@ -4,43 +4,47 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from schedules.peers.comparison import GRAPH
 from schedules.peers.markdown import table
-from schedules.softmax.definition import FUNCTIONS
+from schedules.softmax.definition import FUNCTIONS, SoftmaxProblem
 
 Case = Mapping[str, Any]
 
 
 def sections(results: Mapping[str, Any]) -> list[str]:
-    """Titles and tables of a results file of softmax: by dtype, what is fused, and number of rows."""
+    """Titles and tables of a results file of softmax: by way of launching, from streams first, what is fused, dtype,
+    and number of rows, whatever the order of the file's cases."""
     parts: list[str] = []
-    for (dtype, fused), cases in _grouped(results["cases"]):
+    for (dtype, how), cases in _grouped(results["cases"]):
         most = Counter(case["problem"]["rows"] for case in cases).most_common(1)[0][0]
         for some in (
             [case for case in cases if case["problem"]["rows"] == most],
             [case for case in cases if case["problem"]["rows"] != most],
         ):
             if some:
-                parts += _section(dtype, fused, some)
+                parts += _section(dtype, how, some)
     return parts
 
 
 def _grouped(cases: Sequence[Case]) -> Iterator[tuple[tuple[str, str], list[Case]]]:
-    found: dict[tuple[str, str], list[Case]] = {}
+    found: dict[tuple[bool, bool, int], list[Case]] = {}
     for case in cases:
         p = case["problem"]
         fused = (p["scale"], p["mask"], p["keep"]) != (1.0, "none", 1.0)
-        how = ["scale, mask and dropout fused"] * fused + ["launched from CUDA graphs"] * (case["launch"] == GRAPH)
-        found.setdefault((p["dtype"], ", ".join(how)), []).append(case)
-    yield from found.items()
+        key = case["launch"] == GRAPH, fused, SoftmaxProblem.dtypes.index(p["dtype"])
+        found.setdefault(key, []).append(case)
+    for (graph, fused, dtype), some in sorted(found.items(), key=itemgetter(0)):
+        how = ["scale, mask and dropout fused"] * fused + ["launched from CUDA graphs"] * graph
+        yield (SoftmaxProblem.dtypes[dtype], ", ".join(how)), some
 
 
-def _section(dtype: str, fused: str, cases: Sequence[Case]) -> list[str]:
+def _section(dtype: str, how: str, cases: Sequence[Case]) -> list[str]:
     heights = sorted({case["problem"]["rows"] for case in cases})
     one = len(heights) == 1
-    title = ", ".join([dtype, *([f"{heights[0]} rows"] if one else ["few rows"]), *([fused] if fused else [])])
+    title = ", ".join([dtype, *([f"{heights[0]} rows"] if one else ["few rows"]), *([how] if how else [])])
     found = {
         (case["problem"]["cols"], case["problem"]["rows"], case["problem"]["function"]): case
         for case in sorted(cases, key=lambda case: (case["problem"]["cols"], case["problem"]["rows"]))

@@ -52,7 +52,7 @@ class ClusterConfig(Config):
     in_shared: int = 0  # packs of a thread, of each input, that wait in shared memory, the others in registers
     blocks_sm: int = 2  # blocks a multiprocessor should hold (caps registers)
     grid: int = 0  # blocks at most, whole clusters, which compute row after row; 0 makes a cluster for each row
-    kept: str = "packed"  # how a row waits in registers: packed as it came, as numerators in float32, or widened
+    kept: str = "packed"  # how a row waits in registers: packed as it came, or as numerators in float32
     online: bool = False  # maximum and sum of a block's warps are combined at once, behind one barrier
     streaming: str = "no"  # of what goes to registers: no, stores, both, evict_last (see `accesses`)
 
@@ -210,8 +210,7 @@ def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[ClusterConfig]:
                 continue
             at_once = AT_ONCE[cluster] * blocks_sm
             grids = (0, at_once) if problem.rows * cluster > at_once else (0,)
-            numerators = problem.function == "softmax" and not in_shared
-            kepts = KEPT_IN_REGISTERS[:2] if numerators else KEPT_IN_REGISTERS[:1]
+            kepts = KEPT_IN_REGISTERS if problem.function == "softmax" and not in_shared else KEPT_IN_REGISTERS[:1]
             onlines_here = (False,) if problem.is_grad else onlines
             for grid, kept, online, streaming in product(grids, kepts, onlines_here, ("no", "evict_last")):
                 given = dict(blocks_sm=blocks_sm, grid=grid, kept=kept, online=online, streaming=streaming)

@@ -23,12 +23,14 @@ from schedules.operator import ScheduleSpec
 from schedules.primitives.annotations import check_streaming, default_streaming
 from schedules.problem import Config
 from schedules.softmax.definition import SoftmaxProblem
-from schedules.softmax.packs import ACCESSES, KEPT_IN_REGISTERS, MOST_ROUNDS, PACK, Frame, check_program, held, keeps
+from schedules.softmax.packs import ACCESSES, KEPT_IN_REGISTERS, MOST_ROUNDS, PACK, Frame, check_program, held
+from schedules.softmax.rows import itemsize
 
 if TYPE_CHECKING:
     import tvm
 
 OTHERS = 24  # registers beside the packs, about
+KEPT = (*KEPT_IN_REGISTERS, "widened")  # or as the compiler likes: in float32 where registers are left
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,10 @@ class FramesConfig(Config):
         return OTHERS + self.rounds(problem) * held(problem, self.kept, self.access)
 
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
-        if self.kept not in KEPT_IN_REGISTERS:
-            return f"kept={self.kept} is not one of {', '.join(KEPT_IN_REGISTERS)}"
+        if self.kept not in KEPT:
+            return f"kept={self.kept} is not one of {', '.join(KEPT)}"
+        if self.kept == "widened" and itemsize(problem) == 4:
+            return f"kept=widened is for elements of 16 bits, not {problem.dtype}; take packed"
         return (
             check_program(problem, arch, self.threads, self.kept, self.online)
             or check_streaming(self.streaming, arch)
@@ -119,7 +123,8 @@ def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
     whole; then up to sixteen packs of a warp, then blocks of 128, 512 and 1024 threads with up to 16, 8 and 8 packs;
     fewer as further inputs take registers.
 
-    Few threads with many packs each were fastest on an H200 where rows are whole packs.
+    Few threads with many packs each were fastest on an H200 where rows are whole packs, but at 32 and 64 columns, where
+    the fastest that searches found have two packs to a thread or one (tuning_logs/nvidia-h200/softmax.jsonl).
     """
     streaming = default_streaming(arch)
     if _halves(problem) and not problem.has_dropout:
@@ -139,6 +144,13 @@ def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
             return FramesConfig(threads, min_blocks=min_blocks if scale == 1 else 0, streaming=streaming)
     # ptxas spills to come under 32 registers, unless it is told that one block is enough
     return FramesConfig(1024, min_blocks=1, streaming=streaming)
+
+
+def keeps(problem: SoftmaxProblem) -> tuple[str, ...]:
+    """Of KEPT, what is worth trying for the problem: the numerators of softmax are it widened."""
+    if problem.function == "softmax":
+        return ("packed", "numerators")
+    return ("packed", "widened") if itemsize(problem) < 4 else ("packed",)
 
 
 def _halves(problem: SoftmaxProblem) -> bool:

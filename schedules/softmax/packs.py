@@ -18,8 +18,7 @@ from schedules.softmax.rows import itemsize
 
 PACK = 16  # bytes: what bulk copies count in and the widest access
 ACCESSES = (16, 8)  # bytes of a pack that ordinary loads and stores may take
-# as they came, as numerators in float32, or as the compiler likes, which is in float32 where registers are left
-KEPT_IN_REGISTERS = ("packed", "numerators", "widened")
+KEPT_IN_REGISTERS = ("packed", "numerators")  # as they came, or as numerators in float32
 MOST_ROUNDS = 32  # packs of a thread, which are unrolled
 
 
@@ -87,13 +86,6 @@ def held(problem: SoftmaxProblem, kept: str, access: int = PACK) -> int:
     return max(pack + drop, packed) if kept == "numerators" else packed
 
 
-def keeps(problem: SoftmaxProblem) -> tuple[str, ...]:
-    """Of KEPT_IN_REGISTERS, what is worth trying for the problem: the numerators of softmax are it widened."""
-    if problem.function == "softmax":
-        return ("packed", "numerators")
-    return ("packed", "widened") if itemsize(problem) < 4 else ("packed",)
-
-
 def check_program(problem: SoftmaxProblem, arch: Arch, threads: int, kept: str, online: bool) -> str | None:
     """Why `threads` threads can not compute a row that waits where `kept` says, or None."""
     if problem.dtype == "bfloat16" and arch.kind == "cuda" and "bf16" not in arch.features:
@@ -102,8 +94,6 @@ def check_program(problem: SoftmaxProblem, arch: Arch, threads: int, kept: str, 
         return f"threads={threads} is not a power of two up to {arch.max_threads}"
     if kept == "numerators" and problem.function != "softmax":
         return f"kept=numerators is for function=softmax, not {problem.function}; take packed"
-    if kept == "widened" and itemsize(problem) == 4:
-        return f"kept=widened is for elements of 16 bits, not {problem.dtype}; take packed"
     if online and problem.is_grad:
         return f"online=true is for softmax and log_softmax; {problem.function} has one reduction"
     if online and threads <= 32:

@@ -4,9 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from schedules.errors import UsageError
 from schedules.peers.library import KIND, library_table, read_library
 
 
@@ -31,10 +28,3 @@ def test_a_row_for_each_library(tmp_path: Path) -> None:
         "",
         "B, 2026-11-20; numpy 2",
     ]
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "export_all.json"
-    file.write_text(json.dumps({"kind": "torch_overhead", "device": "A", "date": "", "versions": {}, "calls": []}))
-    with pytest.raises(UsageError, match=r"holds no export_all; give a file that scripts/export_all.py wrote"):
-        read_library(file)

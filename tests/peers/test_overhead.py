@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from schedules.errors import UsageError
-from schedules.peers.overhead import KIND, overhead_table, read_overhead
+from schedules.peers.overhead import KIND, overhead_table
 
 
 def kept(device: str, *calls: tuple[str, str, float, float | None]) -> dict[str, Any]:
@@ -35,16 +30,3 @@ def test_a_row_for_each_mode_and_two_columns_for_each_device() -> None:
         "",
         "A GPU, 2026-11-20; torch 2",
     ]
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "torch_overhead.json"
-    with pytest.raises(UsageError, match="cannot read"):
-        read_overhead(file)
-    whole = kept("A CPU")
-    for text in ("{", "[]", json.dumps({**whole, "kind": "softmax"}), json.dumps({"kind": KIND, "device": "A"})):
-        file.write_text(text)
-        with pytest.raises(UsageError, match=r"torch_overhead.py wrote"):
-            read_overhead(file)
-    file.write_text(json.dumps(whole))
-    assert read_overhead(file) == whole

@@ -3,9 +3,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from schedules.errors import UsageError
 from schedules.peers.packing_cost import KIND, packing_table, read_packing
 
 
@@ -31,10 +28,3 @@ def test_a_row_for_each_filter_and_a_column_for_each_device(tmp_path: Path) -> N
         "",
         "B, 2026-11-20; numpy 2",
     ]
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "packing_cost.json"
-    file.write_text(json.dumps({"kind": "torch_overhead", "device": "A", "date": "", "versions": {}, "calls": []}))
-    with pytest.raises(UsageError, match=r"holds no packing_cost; give a file that scripts/packing_cost.py wrote"):
-        read_packing(file)

@@ -94,6 +94,17 @@ def test_points_of_the_roofline_lead_to_their_problems(tmp_path: Path) -> None:
     assert alone and "GB/s" not in alone.svg and "was not measured" in alone.caption and "was not" not in plot.caption
 
 
+def test_comparisons_stand_in_order(tmp_path: Path) -> None:
+    """Whichever case a file has first."""
+    fields = ((dict(dtype="float32"), "float32"), (dict(dtype="bfloat16"), "bfloat16"), ({}, "float16"))
+    cases = [case(problem_of("softmax", rows=8, cols=8, **some), 3.0, {"torch": {"us": 4.0}}) for some, _ in fields]
+    plot = plots.of_comparisons(DEVICE, write_results(tmp_path / "a.json", cases))
+    assert plot
+    texts = " ".join(assert_self_contained(plot).itertext())
+    places = [texts.index(f"softmax {dtype} (stream), 1") for dtype in ("bfloat16", "float16", "float32")]
+    assert places == sorted(places)
+
+
 def test_light_and_dark_have_the_same_names() -> None:
     rules = plots.style_rules()
     light, dark = rules.split("@media")

@@ -33,7 +33,6 @@ CASES: list[tuple[Fields, Fields]] = [
     (dict(cols=2315, function="softmax_grad", keep=0.7, scale=0.3), dict(TURNS, in_shared=2)),
     (dict(cols=4999, function="log_softmax_grad", dtype="float32"), dict(TURNS, cluster=8, grid=8)),
     (dict(cols=3001), dict(TWO, kept="numerators")),
-    (dict(cols=3001, function="log_softmax"), dict(TWO, kept="widened")),
     (dict(cols=9000, mask="full"), dict(TWO, cluster=16, kept="numerators", online=True)),
 ]
 
@@ -208,7 +207,7 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         (dict(in_shared=1, kept="numerators"), dict(cols=65536), "kept=numerators is for rows that are all in reg"),
         ({}, dict(cols=2**19), "in_shared=0 leaves 16 packs in about 92 registers, cuda:sm_90a has 64 for each of"),
         (dict(in_shared=15), dict(cols=2**19), "in_shared=15 needs 123"),
-        (dict(kept="shared"), {}, "kept=shared is not one of packed, numerators, widened"),
+        (dict(kept="shared"), {}, "kept=shared is not one of packed, numerators"),
         (dict(online=True), dict(function="softmax_grad"), "softmax_grad has one reduction"),
     ],
 )

@@ -186,6 +186,35 @@ def test_the_rule_takes_them_where_rows_are_no_whole_packs() -> None:
     assert chosen(1023, "sm_75", dtype="bfloat16") != "frames" and chosen(100001) != "frames"
 
 
+def test_the_rule_takes_them_where_bfloat16_would_be_widened() -> None:
+    """In registers that the compiler deals out: rows longer than 1 KiB; elsewhere the others keep what they had."""
+
+    def chosen(cols: int, dtype: str = "bfloat16", target: str = "sm_90a", **fields: Any) -> str:
+        problem = softmax(rows=49152, cols=cols, dtype=dtype, **fields)
+        return operator("softmax").choose(problem, parse_arch(target))
+
+    assert chosen(520) == chosen(1024) == chosen(32768) == chosen(32768, function="softmax_grad") == "frames"
+    assert chosen(512) == chosen(1024, "float16") == chosen(1024, target="gfx90a") == "warp"
+    assert chosen(32768, "float16") == chosen(4096, "float32") == "block_registers"
+
+
+def test_what_is_kept_widened_is_tried(sm_90a: Arch) -> None:
+    """Of log-softmax and gradients in 16 bits, for rows of up to a warp; packs of 8 bytes take it by default."""
+
+    def kept(cols: int, **fields: Any) -> tuple[str, set[tuple[bool, str]]]:
+        problem = softmax(rows=49152, cols=cols, **fields)
+        tried = {(config.threads > 32, config.kept) for config in SCHEDULE.legal_space(problem, sm_90a)}
+        return SCHEDULE.default(problem, sm_90a).kept, tried
+
+    assert kept(100, function="log_softmax")[0] == kept(100, function="softmax_grad", dtype="bfloat16")[0] == "widened"
+    _, tried = kept(1000, function="log_softmax")
+    assert tried == {(False, "packed"), (False, "widened"), (True, "packed")}
+    default, tried = kept(100)
+    assert default == "numerators" and {each for _, each in tried} == {"packed", "numerators"}
+    default, tried = kept(102, function="softmax_grad", dtype="float32")
+    assert default == "packed" and {each for _, each in tried} == {"packed"}
+
+
 def test_what_is_widened_is_widened_once(cuda_compiler: None, sm_90a: Arch) -> None:
     def instructions(kept: str) -> int:
         problem = softmax(rows=64, cols=100, function="log_softmax")
