@@ -16,13 +16,13 @@ from schedules.errors import ProblemError
 from schedules.operator import Array, Expected
 from schedules.primitives.epilogue import ACCUMULATOR, bias_placeholder, finish, finish_reference
 from schedules.primitives.padding import select
-from schedules.primitives.steps import next_step
+from schedules.primitives.scatter import scatter
 from schedules.primitives.tiles import widest_vector
 from schedules.problem import Argument, FusedConv2dProblem
 from schedules.reference import convolve, normal_inputs
 
 if TYPE_CHECKING:
-    from tvm import te
+    from tvm import te, tirx
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import SBlockRV
     from tvm.tirx import PrimExpr
@@ -278,7 +278,7 @@ def flatten_output(sch: Schedule, problem: NchwProblem) -> SBlockRV:
 def product_definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list[te.Tensor]:
     """The same in the form of `primitives.tensor_core`: ``conv`` (co, pixels) = sum over k of ``weights`` (co, k) x
     ``columns`` (k, pixels), operands in the problem's dtype; ``finished`` is ``conv`` after the epilogue; ``output``
-    (co, pixels) keeps what was asked for, and `unflatten_output` gives it the problem's shape.
+    (co, pixels) keeps what was asked for, and `product_program` stores it in the problem's shape.
 
     Returns [data, filter, bias if there is one, the output].
     """
@@ -304,25 +304,21 @@ def product_definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list
     return [*given.tensors, output]
 
 
-def unflatten_output(sch: Schedule, problem: NchwProblem) -> None:
-    """Give the argument that ``output`` of `product_definition` writes the shape (n, co, out_h, out_w)."""
+def product_program(problem: NchwProblem, tensors: Sequence[te.Tensor]) -> tirx.PrimFunc:
+    """The program of a graph whose ``output`` is (co, pixels), which writes (n, co, out_h, out_w).
+
+    The pixels of an image stay one index, of the last axis: taken apart into y and x, the pixels of one vector no
+    longer look like neighbours to TVM, which then stores them one by one and by indices that CUDA has no vectors for.
+    """
+    from tvm import te, tirx
+
     p = problem
+    image = p.out_h * p.out_w
 
-    from tvm import tirx
+    def place(f: PrimExpr, pixel: PrimExpr) -> tuple[None, tuple[PrimExpr, ...]]:
+        return None, (pixel // image, f, tirx.const(0, str(pixel.ty)), pixel % image)
 
-    def place(f: PrimExpr, pixel: PrimExpr) -> list[PrimExpr]:
-        zero = tirx.const(0, str(pixel.ty))
-        image = pixel % (p.out_h * p.out_w)
-        # an axis of one element leaves an expression that TVM takes for a second use of the pixel
-        return [
-            pixel // (p.out_h * p.out_w) if p.n > 1 else zero,
-            f,
-            image // p.out_w if p.out_h > 1 else zero,
-            pixel % p.out_w if p.out_w > 1 else zero,
-        ]
-
-    next_step(sch, "The output as (n, co, out_h, out_w) again, whose pixels the product counts as one axis")
-    sch.transform_layout(sch.get_sblock("output"), ("write", 0), place)
+    return scatter(te.create_prim_func(list(tensors)), p.arguments()[-1].shape, place)
 
 
 def weight_vector(problem: NchwProblem, limit: int) -> int:

@@ -19,7 +19,7 @@ from schedules.conv2d_nchw.definition import (
     NchwProblem,
     pixel_vector,
     product_definition,
-    unflatten_output,
+    product_program,
     weight_vector,
 )
 from schedules.operator import ScheduleSpec
@@ -56,15 +56,13 @@ class MmaConfig(TensorCoreConfig):
 def schedule(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), bias (co,) if any, output (n, co, out_h,
     out_w)."""
-    from tvm import te
     from tvm.s_tir import Schedule
 
     p = problem
-    sch = Schedule(te.create_prim_func(product_definition(p, config.tile)))
+    sch = Schedule(product_program(p, product_definition(p, config.tile)))
     filters = Operand(0, weight_vector(p, 8))
     pixels = Operand(1, pixel_vector(p, 8), transposed=True)
-    schedule_product(sch, config, arch, p.dtype, filters, pixels, widest_vector(p.out_w, 8))
-    unflatten_output(sch, p)
+    schedule_product(sch, config, arch, p.dtype, filters, pixels, widest_vector(p.out_h * p.out_w, 8))
     return config.finish(sch.mod)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedules.arch import Arch
-from schedules.conv2d_nchw.definition import NchwProblem, placeholders, unflatten_output
+from schedules.conv2d_nchw.definition import NchwProblem, placeholders, product_program
 from schedules.operator import ScheduleSpec
 from schedules.primitives.epilogue import ACCUMULATOR, finish
 from schedules.primitives.padding import select
@@ -94,15 +94,13 @@ def definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list[te.Tens
 def schedule(problem: NchwProblem, config: MmaChannelsLastConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), bias (co,) if any, output (n, co, out_h,
     out_w)."""
-    from tvm import te
     from tvm.s_tir import Schedule
 
     p = problem
-    sch = Schedule(te.create_prim_func(definition(p, config.tile)))
+    sch = Schedule(product_program(p, definition(p, config.tile)))
     vector = widest_vector(p.ci, 8)
     image = widest_vector(p.out_h * p.out_w, 8)
     schedule_product(sch, config, arch, p.dtype, Operand(0, vector), Operand(1, vector), image)
-    unflatten_output(sch, p)
     _copy_data(sch, p)
     _copy_weight(sch, p)
     return config.finish(sch.mod)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tvm import tirx
 
-Place = Callable[..., "tuple[tirx.PrimExpr, tuple[tirx.PrimExpr, ...]]"]
+Place = Callable[..., "tuple[tirx.PrimExpr | None, tuple[tirx.PrimExpr, ...]]"]
 
 
 def scatter(func: tirx.PrimFunc, shape: tuple[int, ...], place: Place) -> tirx.PrimFunc:
     """`func` (not scheduled) with its last argument of `shape`, and each element of it stored where `place` says.
 
-    `place` takes the element's index and returns the condition under which it is stored, and its index in `shape`.
+    `place` takes the element's index and returns the condition under which it is stored (None: always), and its index
+    in `shape`.
     """
     import tvm_ffi
     from tvm import tirx
@@ -28,7 +29,8 @@ def scatter(func: tirx.PrimFunc, shape: tuple[int, ...], place: Place) -> tirx.P
         if not node.buffer.same_as(old):
             return node
         condition, index = place(*node.indices)
-        return tirx.IfThenElse(condition, tirx.BufferStore(new, node.value, list(index)), None)
+        stored = tirx.BufferStore(new, node.value, list(index))
+        return stored if condition is None else tirx.IfThenElse(condition, stored, None)
 
     def block(node: Any) -> Any:
         if not any(region.source.same_as(old) for region in node.writes):

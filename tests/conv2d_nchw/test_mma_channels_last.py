@@ -79,3 +79,12 @@ def test_the_rule(sm_90a: Arch) -> None:
     problem = problem_of("conv2d_nchw", n=16, ci=64, h=32, w=32, co=64, kh=3, kw=3, dtype="float16")
     assert default(problem, sm_90a).check(problem, sm_90a) is None
     assert sum(config.check(problem, sm_90a) is None for config in space(problem, sm_90a)) > 100
+
+
+@pytest.mark.parametrize("schedule", ["mma", "mma_channels_last"])
+def test_rows_that_are_no_whole_vectors_are_stored_in_vectors(cuda_compiler: None, sm_90a: Arch, schedule: str) -> None:
+    # images of 20 x 20: eight pixels of a vector may lie in two rows, which are neighbours in memory all the same
+    problem = problem_of("conv2d_nchw", n=2, h=20, w=20, ci=3, co=64, kh=3, kw=3, pad=1, dtype="float16")
+    source = str(build(problem, sm_90a, schedule).sources["cu"])
+    assert "longlong" not in source
+    assert "*(uint4*)(output_ptr" in source
