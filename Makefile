@@ -16,7 +16,7 @@ test: setup
 # the suite's own interpreter has no PyTorch, which is gigabytes; here it is installed, and stays
 test-torch: setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[torch]'
-	$(BIN)/python -m pytest -q tests/torch tests/scripts/test_torch_overhead.py
+	$(BIN)/python -m pytest -q tests/torch tests/benchmarks/test_torch_overhead.py
 
 setup: $(VENV)/.installed
 

@@ -6,19 +6,19 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from schedules.threads import use_every_core
+from schedules.core.threads import use_every_core
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from schedules.loading import Kernel
-    from schedules.problem import Problem
+    from schedules.core.problem import Problem
+    from schedules.measure.loading import Kernel
 
 __version__ = "0.1.0"
 
 use_every_core()
 if os.environ.get("SCHEDULES_WORKER"):
-    from schedules.tune.process import import_tvm_alone
+    from schedules.core.process import import_tvm_alone
 
     import_tvm_alone()
 
@@ -45,6 +45,6 @@ def load(
     >>> softmax = schedules.load("softmax", dict(rows=4096, cols=1000), "cuda:sm_90a")
     >>> softmax(x, y)  # tensors of the device, in the order of ``problem.arguments()``; y is written
     """
-    from schedules.loading import load_kernel
+    from schedules.measure.loading import load_kernel
 
     return load_kernel(operator, problem, target, schedule, config, device, logs)

@@ -22,22 +22,23 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from schedules.arch import parse_arch
-from schedules.build import compiler_of
+from schedules.build.builder import compiler_of
+from schedules.build.present import device_name
+from schedules.bundle.library.collect import Made, Order, collect
+from schedules.bundle.library.package.__main__ import summary
+from schedules.bundle.library.write import Library, build_wheel, write_library
 from schedules.cli.output import table
 from schedules.cli.script import run_script
-from schedules.errors import UnknownNameError, UsageError
-from schedules.library.collect import Made, Order, collect
-from schedules.library.package.__main__ import summary
-from schedules.library.write import Library, build_wheel, write_library
-from schedules.measure import device_name
-from schedules.peers.costs import keep_costs
-from schedules.peers.library import KIND
-from schedules.presets import presets
-from schedules.records import environment
-from schedules.versions import versions
+from schedules.core.arch import parse_arch
+from schedules.core.errors import UnknownNameError, UsageError
+from schedules.core.presets import presets
+from schedules.core.versions import versions
+from schedules.measure.records import environment
+from schedules.measure.results import keep_costs
 
 KIB = 1024
+
+KIND = "export_all"  # of the file that --keep writes
 
 
 def wanted(words: Sequence[str]) -> list[str]:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from schedules.arch import Arch, parse_arch
-from schedules.build import build
-from schedules.bundle import write_bundle
+from schedules.build.builder import build
+from schedules.build.present import local_gpu
+from schedules.bundle.bundle import write_bundle
 from schedules.cli.script import run_script
-from schedules.errors import TuningError
-from schedules.measure import local_gpu
-from schedules.presets import preset
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import TuningError
+from schedules.core.presets import preset
 from schedules.tune.crews import CrewOptions
 from schedules.tune.night import export_record
 from schedules.tune.progress import comparison, watcher_for

@@ -23,17 +23,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from schedules.arch import Arch, parse_arch
-from schedules.build import compiler_of
+from schedules.build.builder import compiler_of
+from schedules.build.present import device_name
+from schedules.check.sweep import Case, cases
+from schedules.check.verify import verify
 from schedules.cli.script import run_script
-from schedules.errors import SchedulesError, UsageError
-from schedules.measure import device_name
-from schedules.operator import ScheduleSpec
-from schedules.parallel import attempt, outcome, processes
-from schedules.records import environment, now
-from schedules.registry import operator, operator_of
-from schedules.sweep import Case, cases
-from schedules.verify import verify
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import SchedulesError, UsageError
+from schedules.core.operator import ScheduleSpec
+from schedules.core.parallel import attempt, outcome, processes
+from schedules.core.registry import operator, operator_of
+from schedules.measure.records import environment, now
 
 SECONDS = 300  # that a case may take
 

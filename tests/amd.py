@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from schedules.build import Built
+from schedules.build.builder import Built
 
 
 def assert_fits(built: Built) -> str:

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from tvm.script.parser.core import doc
 
-from schedules.arch import ARCHES, Arch, parse_arch
-from schedules.build import Built, build
-from schedules.errors import EmulationError, ToolchainError
-from schedules.problem import Config, Problem
-from schedules.registry import operator
-from schedules.toolchain.frames import outer_frames
-from schedules.verify import Check, emulated_runs, emulator_available, judge, poisoned, verify
-from schedules.versions import version_of
+from schedules.build.builder import Built, build
+from schedules.check.verify import Check, emulated_runs, emulator_available, judge, poisoned, verify
+from schedules.core.arch import ARCHES, Arch, parse_arch
+from schedules.core.errors import EmulationError, ToolchainError
+from schedules.core.frames import outer_frames
+from schedules.core.problem import Config, Problem
+from schedules.core.registry import operator
+from schedules.core.versions import version_of
 from tests.command import Run
 
 os.environ["TVM_NUM_THREADS"] = "1"  # tests run in as many processes as there are cores
@@ -92,7 +92,7 @@ def emulation() -> None:
 @pytest.fixture(scope="session")
 def cuda_compiler() -> None:
     """Skips where there is no CUDA compiler."""
-    from schedules.toolchain.cuda import INSTALL, compile_cuda
+    from schedules.build.toolchain.cuda import INSTALL, compile_cuda
 
     try:
         compile_cuda('extern "C" __global__ void nothing() {}', "sm_80")
@@ -103,7 +103,7 @@ def cuda_compiler() -> None:
 @pytest.fixture(scope="session")
 def amd_linker() -> None:
     """Skips where there is no linker for AMD GPUs."""
-    from schedules.toolchain.link import INSTALL, find_lld
+    from schedules.build.toolchain.link import INSTALL, find_lld
 
     if find_lld() is None:
         pytest.skip(f"no linker for AMD GPUs; {INSTALL}")
@@ -120,7 +120,7 @@ def package_tools() -> None:
 @pytest.fixture(scope="session")
 def gpu() -> Arch:
     """The CUDA GPU of this machine; skips where there is none."""
-    from schedules.measure import local_gpu
+    from schedules.build.present import local_gpu
 
     found = local_gpu()
     if found is None:

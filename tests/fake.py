@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from schedules.arch import parse_arch
-from schedules.build import compiler_of, operator_of
-from schedules.measure import cpu_name
-from schedules.problem import Problem
-from schedules.records import Record, environment
+from schedules.build.builder import compiler_of, operator_of
+from schedules.build.present import cpu_name
+from schedules.core.arch import parse_arch
+from schedules.core.problem import Problem
+from schedules.measure.records import Record, environment
 
 
 def record_of(

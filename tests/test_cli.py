@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from schedules import cli
-from schedules.bundle import Bundle
+from schedules.build.toolchain import cuda, link
+from schedules.bundle.bundle import Bundle
+from schedules.check.verify import Check
 from schedules.cli.output import dimensions
-from schedules.doctor import examine
-from schedules.errors import BuildError
-from schedules.presets import planned
-from schedules.problem import Problem
-from schedules.records import slug
-from schedules.registry import operator
-from schedules.toolchain import cuda, link
-from schedules.verify import Check
+from schedules.core.errors import BuildError
+from schedules.core.presets import planned
+from schedules.core.problem import Problem
+from schedules.core.registry import operator
+from schedules.measure.records import slug
+from schedules.show.doctor import examine
 from tests.command import Run, one_line
 
 SMALL = ["conv2d_hwcn", "n=8", "h=5", "w=4", "ci=3", "co=6", "kh=3", "kw=3", "pad=1"]
@@ -104,7 +104,7 @@ def test_planned_operators(run: Run, command: str) -> None:
 
 def test_out_is_a_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("mine")
-    monkeypatch.setattr("schedules.build.build", lambda *_: pytest.fail("it was built in vain"))
+    monkeypatch.setattr("schedules.build.builder.build", lambda *_: pytest.fail("it was built in vain"))
     assert "is a file" in one_line(run("build", *SMALL, "--out", tmp_path / "file"))
     assert "is a file" in one_line(run("build", *SMALL, "--out", tmp_path / "file" / "below"))
     assert (tmp_path / "file").read_text() == "mine"
@@ -172,7 +172,7 @@ def test_failed_build(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def refuse(*_: Any, **__: Any) -> None:
         raise BuildError("TVM refused\nthe program")
 
-    monkeypatch.setattr("schedules.build.build", refuse)
+    monkeypatch.setattr("schedules.build.builder.build", refuse)
     said = one_line(run("build", *SMALL, "--out", tmp_path / "out"), code=1)
     assert said == "TVM refused the program"
     assert not list(tmp_path.iterdir())
@@ -184,7 +184,7 @@ def wrong(problem: Problem) -> Check:
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_wrong_result(run: Run, monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
-    monkeypatch.setattr("schedules.verify.verify", lambda problem, *_, **__: [wrong(problem)])
+    monkeypatch.setattr("schedules.check.verify.verify", lambda problem, *_, **__: [wrong(problem)])
     result = run("verify", *SMALL, *(["--json"] if as_json else []))
     assert result.code == 1 and result.err == ""
     if as_json:
@@ -194,8 +194,8 @@ def test_wrong_result(run: Run, monkeypatch: pytest.MonkeyPatch, as_json: bool) 
 
 
 def test_bench_of_a_wrong_kernel_measures_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schedules.verify.verify", lambda problem, *_, **__: [wrong(problem)])
-    monkeypatch.setattr("schedules.measure.measure", lambda *_, **__: pytest.fail("it was measured"))
+    monkeypatch.setattr("schedules.check.verify.verify", lambda problem, *_, **__: [wrong(problem)])
+    monkeypatch.setattr("schedules.measure.timer.measure", lambda *_, **__: pytest.fail("it was measured"))
     result = run("bench", *SMALL, "--log", tmp_path)
     assert result.code == 1 and "FAILED" in result.out and not list(tmp_path.iterdir())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from schedules import registry
+from schedules.core import registry
 from tests.command import Run
 from tests.documents import ROOT, Block, blocks, section
 

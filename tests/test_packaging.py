@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import schedules
-from schedules.tune.journal import DEFAULT_FOLDER
+from schedules.measure.journal import DEFAULT_FOLDER
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("schedules", "scripts", "tests", "examples", "tuning_logs")
+FOLDERS = ("schedules", "benchmarks", "docs", "scripts", "tests", "examples", "tuning_logs")
 OTHERS = ("LICENSE", "MANIFEST.in", "Makefile", "pyproject.toml", "setup.py")
 MADE = ("PKG-INFO", "setup.cfg", "te_schedules.egg-info")
 
@@ -71,11 +71,11 @@ def test_the_wheel_is_the_package_and_its_journals(distributions: tuple[Path, Pa
     assert (
         len(journals) >= 5
         and {
-            "schedules/presets.toml",
-            "schedules/load.py.in",
+            "schedules/core/presets.toml",
+            "schedules/bundle/load.py.in",
             "schedules/py.typed",
-            "schedules/emulate/cxx/fiber.h",
-            "schedules/library/package/__main__.py",
+            "schedules/check/emulate/cxx/fiber.h",
+            "schedules/bundle/library/package/__main__.py",
         }
         < found
     )
@@ -89,10 +89,10 @@ USE = """
 import json, sys
 from pathlib import Path
 import schedules
-from schedules.arch import parse_arch
+from schedules.core.arch import parse_arch
 from schedules.cli import main
-from schedules.dispatch import choose, log_folders
-from schedules.presets import preset
+from schedules.measure.choice import choose, log_folders
+from schedules.core.presets import preset
 assert Path(schedules.__file__).is_relative_to(sys.argv[1]), schedules.__file__
 assert main(["build", "softmax", "rows=4", "cols=32", "--out", "out/softmax"]) == 0
 assert main(["verify", "out/softmax"]) == 0

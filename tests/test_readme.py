@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from schedules.arch import Arch
+from schedules.core.arch import Arch
 from tests.command import Run
 from tests.documents import ROOT, blocks
 

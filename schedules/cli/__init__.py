@@ -10,8 +10,8 @@ from importlib import import_module
 from types import ModuleType
 
 from schedules.cli.arguments import Parser, parse
-from schedules.errors import SchedulesError, UnknownNameError, UsageError
-from schedules.versions import version_of
+from schedules.core.errors import SchedulesError, UnknownNameError, UsageError
+from schedules.core.versions import version_of
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from schedules.arch import Arch, parse_arch
-from schedules.errors import UnknownNameError, UsageError
-from schedules.operator import Operator, ScheduleSpec
-from schedules.presets import operator_named, presets, resolve
-from schedules.problem import Config, Problem
-from schedules.registry import operator_modules
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import UnknownNameError, UsageError
+from schedules.core.operator import Operator, ScheduleSpec
+from schedules.core.presets import operator_named, presets, resolve
+from schedules.core.problem import Config, Problem
+from schedules.core.registry import operator_modules
 
 if TYPE_CHECKING:
-    from schedules.dispatch import Choice
+    from schedules.measure.choice import Choice
 
 BEST = "best"  # as --config: the best that was measured
 
@@ -160,7 +160,7 @@ def choice(args: argparse.Namespace, work: Job, *, default: bool = False) -> Cho
 
     Raises UsageError, JournalError.
     """
-    from schedules.dispatch import Choice, default_choice
+    from schedules.measure.choice import Choice, default_choice
 
     if work.chosen:
         return work.chosen
@@ -173,7 +173,7 @@ def choice(args: argparse.Namespace, work: Job, *, default: bool = False) -> Cho
 
 def best(args: argparse.Namespace, problem: Problem, arch: Arch) -> Choice:
     """The best that was measured, as `add_dispatch` asked for it.  Raises UsageError, JournalError."""
-    from schedules.dispatch import choose
+    from schedules.measure.choice import choose
 
     for folder in args.logs:
         if not os.path.isdir(folder):

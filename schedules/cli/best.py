@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from schedules.arch import parse_arch
 from schedules.cli.arguments import Job, add_dispatch, add_json, choice, split_words, subject
 from schedules.cli.output import emit_json, fields
 from schedules.cli.searching import build_command
-from schedules.presets import operator_named, resolve
+from schedules.core.arch import parse_arch
+from schedules.core.presets import operator_named, resolve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 
 from schedules.cli.arguments import add_json, add_problem, choice, job
 from schedules.cli.output import dimensions, emit_json, fields
-from schedules.errors import UsageError
+from schedules.core.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,17 +25,17 @@ def run(args: argparse.Namespace) -> int:
     if args.default and args.config:
         raise UsageError("--config replaces fields of the default config already; leave out --default")
     work = job(args, heeds_records=True)
-    from schedules.bundle import check_destination, write_bundle
+    from schedules.bundle.bundle import check_destination, write_bundle
 
     if args.out:
         check_destination(args.out, force=args.force)
-    from schedules.build import build
+    from schedules.build.builder import build
 
     chosen = choice(args, work, default=args.default)
     built = build(work.problem, work.arch, chosen.schedule, chosen.config)
     measured = None
     if args.measure:
-        from schedules.measure import measure
+        from schedules.measure.timer import measure
 
         measured = dataclasses.asdict(measure(built))
     bundle = write_bundle(built, args.out, force=args.force, measured=measured) if args.out else None

@@ -9,7 +9,7 @@ from typing import Any
 from schedules.cli.arguments import add_json
 from schedules.cli.output import code, emit_json, fields, table
 from schedules.cli.records import WHICH, Picked, add_selection, pick
-from schedules.errors import UnknownNameError, UsageError
+from schedules.core.errors import UnknownNameError, UsageError
 
 WIDEST = 60  # letters of a value in the table
 
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("name two records: schedules diff NAME [field=value ...] A B; each is " + WHICH)
     *words, first, second = args.words
     a, b = pick(first, args, words), pick(second, args, words)
-    from schedules.inspect import VIEWS
+    from schedules.build.inspect import VIEWS
 
     name = args.view or ("cuda" if a.arch.kind == b.arch.kind == "cuda" else "lowered")
     if name not in VIEWS:
@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(picked: Picked, view_name: str) -> str:
-    from schedules.build import build
-    from schedules.inspect import view
+    from schedules.build.builder import build
+    from schedules.build.inspect import view
 
     return view(build(picked.problem, picked.arch, picked.schedule, picked.config), view_name)
 

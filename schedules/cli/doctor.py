@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from schedules.doctor import examine
+    from schedules.show.doctor import examine
 
     report = examine()
     if args.json:

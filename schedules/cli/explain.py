@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from schedules.cli.arguments import add_json, add_problem, job
 from schedules.cli.output import code, emit_json, heading
-from schedules.errors import UsageError
+from schedules.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from schedules.explain import Step, Story
+    from schedules.show.explain import Step, Story
 
 CALLS, LINES = 12, 30  # of a step that are shown, if not all
 _LEXERS = {"cuda": "cuda", "amdgcn": "gas", "llvm": "llvm"}
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html and (args.step is not None or args.json):
         raise UsageError("--html writes the whole story; leave out --step and --json")
     work = job(args)
-    from schedules.explain import story
+    from schedules.show.explain import story
 
     told = story(work.problem, work.arch, work.spec.name, work.config)
     if args.html:
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(told: Story, path: Path) -> int:
-    from schedules.explain.html import page, story_html
+    from schedules.show.explain.html import page, story_html
 
     title = f"{told.operator.name}, {told.schedule.name}: from the definition to the kernel"
     try:

@@ -6,15 +6,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedules.arch import parse_arch
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, table
 from schedules.cli.records import WHICH, add_selection, gather, one_problem, pick
-from schedules.errors import UsageError
-from schedules.presets import short
+from schedules.core.arch import parse_arch
+from schedules.core.errors import UsageError
+from schedules.core.presets import short
 
 if TYPE_CHECKING:
-    from schedules.records import Record
+    from schedules.measure.records import Record
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"{args.record} was never measured to be correct; `schedules top` shows what was")
     else:
         known = one_problem(args)
-        from schedules.dispatch import best_of
+        from schedules.measure.choice import best_of
 
         record = best_of([item.record for item in known.everything])
         if record is None:
@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _all(args: argparse.Namespace) -> int:
     found = gather(args)
-    from schedules.measure import device_name
-    from schedules.records import slug
-    from schedules.tune.lookup import summaries
+    from schedules.build.present import device_name
+    from schedules.measure.lookup import summaries
+    from schedules.measure.records import slug
 
     made: list[tuple[Record, Path]] = []
     for row in summaries(found):
@@ -71,8 +71,8 @@ def _all(args: argparse.Namespace) -> int:
 
 
 def _export(record: Record, out: Path, force: bool) -> Path:
-    from schedules.bundle import Bundle, check_destination
-    from schedules.errors import BundleError
+    from schedules.bundle.bundle import Bundle, check_destination
+    from schedules.core.errors import BundleError
     from schedules.tune.night import export_record, holds
 
     arch = parse_arch(record.target)

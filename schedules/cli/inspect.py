@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import add_json, add_problem, bundle_path, job, print_choice
 from schedules.cli.output import code, dimensions, emit_json, fields, heading
-from schedules.errors import UnknownNameError
+from schedules.core.errors import UnknownNameError
 
 if TYPE_CHECKING:
-    from schedules.inspect import Material, Summary
+    from schedules.build.inspect import Material, Summary
 
 SUMMARY = "summary"
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from schedules.inspect import VIEWS, available, summary, view
+    from schedules.build.inspect import VIEWS, available, summary, view
 
     names = [name for text in args.view for name in text.split(",") if name] or [SUMMARY]
     for name in names:
@@ -54,15 +54,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _kernel(args: argparse.Namespace) -> Material:
     """The bundle or the freshly built problem that the words name."""
-    from schedules.inspect import material
+    from schedules.build.inspect import material
 
     bundle = bundle_path(args)
     if bundle:
-        from schedules.bundle import Bundle
+        from schedules.bundle.bundle import Bundle
 
         return Bundle.open(bundle).material()
     work = job(args)
-    from schedules.build import build
+    from schedules.build.builder import build
 
     if not args.json:
         print_choice(work)

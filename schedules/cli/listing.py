@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from schedules.arch import ARCHES
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, table
-from schedules.presets import planned, presets
-from schedules.registry import operators
+from schedules.core.arch import ARCHES
+from schedules.core.presets import planned, presets
+from schedules.core.registry import operators
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedules.arch import Arch, parse_arch
 from schedules.cli.arguments import split_words
-from schedules.errors import UnknownNameError, UsageError
-from schedules.presets import operator_named, presets, resolve
-from schedules.problem import Config, Problem
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import UnknownNameError, UsageError
+from schedules.core.presets import operator_named, presets, resolve
+from schedules.core.problem import Config, Problem
 
 if TYPE_CHECKING:
-    from schedules.records import Record
-    from schedules.tune.lookup import Located
+    from schedules.measure.lookup import Located
+    from schedules.measure.records import Record
 
 WHICH = "a record: its rank (1 is the fastest), FILE:LINE, `default`, or SCHEDULE:field=value,..."
 
@@ -45,7 +45,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 
 def gather(args: argparse.Namespace, words: Sequence[str] | None = None) -> list[Located]:
     """The records that the words, --target and --device leave.  Raises UsageError, JournalError."""
-    from schedules.tune.lookup import journal_files, located
+    from schedules.measure.lookup import journal_files, located
 
     folders, wanted = folders_of(args), selector(args, words)
     return [item for item in located(journal_files(folders, args.journal)) if meant(item.record, wanted)]
@@ -61,7 +61,7 @@ def meant(record: Record, wanted: Selector) -> bool:
 
 def folders_of(args: argparse.Namespace) -> list[Path]:
     """Where --logs says that journals are, else where they are looked for.  Raises UsageError."""
-    from schedules.dispatch import log_folders
+    from schedules.measure.choice import log_folders
 
     for folder in args.logs:
         if not os.path.isdir(folder):
@@ -74,7 +74,7 @@ def selector(args: argparse.Namespace, words: Sequence[str] | None = None) -> Se
 
     Raises UsageError.
     """
-    from schedules.records import slug
+    from schedules.measure.records import slug
 
     wanted = matcher(args.words if words is None else words)
     target = args.target and str(parse_arch(args.target))
@@ -111,8 +111,8 @@ class Candidates:
 
 def one_problem(args: argparse.Namespace, words: Sequence[str] | None = None) -> Candidates:
     """The records of the one problem, target and device that are meant.  Raises UsageError if that is not one."""
-    from schedules.measure import device_name
-    from schedules.tune.lookup import latest_comparable, ranked
+    from schedules.build.present import device_name
+    from schedules.measure.lookup import latest_comparable, ranked
 
     words = args.words if words is None else words
     if not words:
@@ -168,7 +168,7 @@ def pick(text: str, args: argparse.Namespace, words: Sequence[str] | None = None
 
 
 def _at_line(text: str, file: Path, line: int) -> Picked:
-    from schedules.tune.lookup import located
+    from schedules.measure.lookup import located
 
     for item in located([file]):
         if item.line == line:
@@ -177,7 +177,7 @@ def _at_line(text: str, file: Path, line: int) -> Picked:
 
 
 def _default(known: Candidates) -> Picked:
-    from schedules.dispatch import default_choice
+    from schedules.measure.choice import default_choice
 
     made = default_choice(known.problem, known.arch)
     key = (made.schedule, str(made.config))

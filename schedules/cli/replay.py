@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from schedules.cli.arguments import add_json, positive
 from schedules.cli.output import emit_json, fields
 from schedules.cli.records import WHICH, add_selection, pick
-from schedules.errors import UsageError
+from schedules.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from schedules.measure import Measurement
-    from schedules.records import Record
+    from schedules.measure.records import Record
+    from schedules.measure.timer import Measurement
 
 CLOSE = 0.03  # times that differ by less are the same, whatever their spread
 SEEDS = (0, 1)
@@ -29,12 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     positive("--seconds", args.seconds)
     old, place = _record(args)
-    from schedules.arch import parse_arch
-    from schedules.build import build
-    from schedules.measure import device_name, measure
-    from schedules.records import record
-    from schedules.tune.journal import append
-    from schedules.verify import verify_function
+    from schedules.build.builder import build
+    from schedules.build.present import device_name
+    from schedules.check.verify import verify_function
+    from schedules.core.arch import parse_arch
+    from schedules.measure.journal import append
+    from schedules.measure.records import record
+    from schedules.measure.timer import measure
 
     arch = parse_arch(old.target)
     here = device_name(arch)
@@ -93,7 +94,7 @@ def _record(args: argparse.Namespace) -> tuple[Record, str]:
             raise UsageError(f"{which} was never measured to be correct; `schedules top` shows what was")
         return picked.record, picked.place
     from schedules.cli.records import one_problem
-    from schedules.dispatch import best_of
+    from schedules.measure.choice import best_of
 
     known = one_problem(args)
     best = best_of([item.record for item in known.everything])

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedules.arch import parse_arch
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json
 from schedules.cli.records import add_selection, folders_of, meant, selector
-from schedules.errors import UsageError
+from schedules.core.arch import parse_arch
+from schedules.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from schedules.report.data import Comparison
+    from schedules.show.report.data import Comparison
 
 OUT = "out/report"
 
@@ -38,12 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     folders, wanted = folders_of(args), selector(args)
-    from schedules.report import make_report, write_report
-    from schedules.report.kernels import open_bundles
-    from schedules.report.plots import require_matplotlib
-    from schedules.report.write import check_destination
-    from schedules.tune.journal import journals
-    from schedules.tune.lookup import journal_files, read
+    from schedules.measure.journal import journals
+    from schedules.measure.lookup import journal_files, read
+    from schedules.show.report import make_report, write_report
+    from schedules.show.report.kernels import open_bundles
+    from schedules.show.report.plots import require_matplotlib
+    from schedules.show.report.write import check_destination
 
     require_matplotlib()
     check_destination(args.out)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from schedules.arch import parse_arch
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, table
 from schedules.cli.records import matcher
 from schedules.cli.searching import add_crew, add_limits, add_log, check_log, crew_options, limits, search
-from schedules.errors import UsageError
-from schedules.presets import short
+from schedules.core.arch import parse_arch
+from schedules.core.errors import UsageError
+from schedules.core.presets import short
 
 if TYPE_CHECKING:
-    from schedules.tune.lookup import Campaign
+    from schedules.measure.lookup import Campaign
     from schedules.tune.tuner import Limits
 
 
@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
     wanted = matcher(args.words)
     check_log(args)
     options, given = crew_options(args), limits(args)
-    from schedules.build import operator_of
-    from schedules.tune.lookup import campaigns, journal_files, located
+    from schedules.build.builder import operator_of
+    from schedules.measure.lookup import campaigns, journal_files, located
 
     known = campaigns(located(journal_files([args.log], args.journal)))
     found = [c for c in known if wanted(operator_of(c.problem).name, c.problem) and (args.ray or _is_here(c))]
@@ -90,19 +90,19 @@ def _continue(campaign: Campaign, given: Limits, options: object, args: argparse
 
 
 def _is_here(campaign: Campaign) -> bool:
-    from schedules.measure import device_name
+    from schedules.build.present import device_name
 
     return device_name(parse_arch(campaign.target)) == campaign.device
 
 
 def _text(campaign: Campaign) -> str:
-    from schedules.build import operator_of
+    from schedules.build.builder import operator_of
 
     return f"{campaign.search.strategy} search of {operator_of(campaign.problem).name} {campaign.problem}"
 
 
 def _show(found: list[Campaign], as_json: bool) -> None:
-    from schedules.build import operator_of
+    from schedules.build.builder import operator_of
 
     rows = [
         {

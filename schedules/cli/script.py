@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from schedules.cli import INTERRUPTED
-from schedules.errors import SchedulesError
+from schedules.core.errors import SchedulesError
 
 
 def run_script(main: Callable[[], int], stopped: str = "stopped") -> NoReturn:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import positive
 from schedules.cli.output import emit_json, fields
-from schedules.errors import UsageError
-from schedules.problem import Config, Problem
+from schedules.core.errors import UsageError
+from schedules.core.problem import Config, Problem
 
 if TYPE_CHECKING:
-    from schedules.records import Record
+    from schedules.measure.records import Record
     from schedules.tune.crews import CrewOptions
     from schedules.tune.progress import View
     from schedules.tune.session import Work

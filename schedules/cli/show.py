@@ -9,9 +9,9 @@ from typing import Any
 
 from schedules.cli.arguments import Job, add_json, add_problem, job, subject
 from schedules.cli.output import code, emit_json, fields, table
-from schedules.operator import Operator
-from schedules.presets import operator_named, presets
-from schedules.problem import Argument
+from schedules.core.operator import Operator
+from schedules.core.presets import operator_named, presets
+from schedules.core.problem import Argument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def about_operator(op: Operator) -> dict[str, Any]:
 
 def about_job(work: Job) -> dict[str, Any]:
     """One problem: what the chosen schedule would be built with."""
-    from schedules.inspect import definition_text
+    from schedules.build.inspect import definition_text
 
     space = list(work.spec.space(work.problem, work.arch))
     legal = sum(config.check(work.problem, work.arch) is None for config in space)

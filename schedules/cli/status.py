@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, table
 from schedules.cli.records import add_selection, gather
-from schedules.presets import short
+from schedules.core.presets import short
 
 if TYPE_CHECKING:
-    from schedules.tune.lookup import Summary
+    from schedules.measure.lookup import Summary
 
 TIMES = ("default us", "best us", "speedup")
 HEADERS = ("operator", "problem", "target", "device", "trials", "failed", *TIMES, "last", "")
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     found = gather(args)
-    from schedules.tune.lookup import summaries
+    from schedules.measure.lookup import summaries
 
     rows = summaries(found)
     if args.json:

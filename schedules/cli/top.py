@@ -7,7 +7,7 @@ import argparse
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, table
 from schedules.cli.records import add_selection, one_problem
-from schedules.errors import UsageError
+from schedules.core.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     if args.count < 1:
         raise UsageError(f"--count {args.count} must be at least 1")
     known = one_problem(args)
-    from schedules.tune.lookup import default_record
+    from schedules.measure.lookup import default_record
     from schedules.tune.progress import rate_text
 
     default = default_record([item.record for item in known.everything], known.problem, known.arch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from schedules.arch import parse_arch
 from schedules.cli.arguments import add_json, split_words, subject
 from schedules.cli.output import emit_json, table
 from schedules.cli.searching import (
@@ -20,8 +19,9 @@ from schedules.cli.searching import (
     search,
     view,
 )
-from schedules.errors import UsageError
-from schedules.presets import operator_named, resolve
+from schedules.core.arch import parse_arch
+from schedules.core.errors import UsageError
+from schedules.core.presets import operator_named, resolve
 
 SEARCHES = ("template", "random", "auto")
 
@@ -95,7 +95,7 @@ def _plan(args: argparse.Namespace) -> int:
         raise UsageError(f"{name} is for a single search; write it into the plan, or leave out --plan")
     check_log(args)
     options = crew_options(args)
-    from schedules.tune import report
+    from schedules.tune import summary as report
     from schedules.tune.night import exit_code, run_plan
     from schedules.tune.plan import read_plan
     from schedules.tune.session import stopping_signals

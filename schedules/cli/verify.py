@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from schedules.cli.arguments import add_json, add_problem, bundle_path, job, print_choice, seeds
 from schedules.cli.output import emit_json, table
-from schedules.errors import UnknownNameError, UsageError
+from schedules.core.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from schedules.verify import Check
+    from schedules.check.verify import Check
 
 ROUTES = ("device", "emulated", "serial")
 
@@ -66,7 +66,7 @@ def _problem_checks(
     args: argparse.Namespace, routes: list[str] | None, numbers: tuple[int, ...]
 ) -> tuple[dict[str, Any], list[Check]]:
     work = job(args)
-    from schedules.verify import verify
+    from schedules.check.verify import verify
 
     checks = verify(work.problem, work.arch, work.spec.name, work.config, routes=routes, seeds=numbers)
     if not args.json:
@@ -78,8 +78,8 @@ def _bundle_checks(
     path: Path, routes: list[str] | None, numbers: tuple[int, ...]
 ) -> tuple[dict[str, Any], list[Check]]:
     """A bundle is compiled: the device is the only route."""
-    from schedules.bundle import Bundle
-    from schedules.verify import verify_function
+    from schedules.bundle.bundle import Bundle
+    from schedules.check.verify import verify_function
 
     bundle = Bundle.open(path)
     if routes not in (None, ["device"]):

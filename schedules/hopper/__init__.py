@@ -22,9 +22,3 @@ rows      tiles of image rows, whose sums are shifted where loads cannot be, for
 
 Sources: CUTLASS's sm90 collectives; PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Tensor Copies".
 """
-
-from __future__ import annotations
-
-NO_ROUTES = {
-    "serial": "a program in TIRx is made of threads that wait for each other, there are no loops to run one by one",
-}

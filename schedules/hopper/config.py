@@ -8,8 +8,8 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, ClassVar, TypeVar
 
-from schedules.arch import Arch
-from schedules.problem import Config, numpy_dtype
+from schedules.core.arch import Arch
+from schedules.core.problem import Config, numpy_dtype
 
 WARPGROUP = 128  # threads
 ROWS = 64  # of one wgmma
@@ -24,7 +24,6 @@ REGISTERS: dict[tuple[int, int], tuple[int, int]] = {
 }
 INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of those a thread has at the launch
 ADDRESSING = 48  # registers beside the accumulators, about
-BARRIER_BYTES = 16  # full and empty of a stage; arrived and free of a consumer
 SUM_BYTES = 4
 STAGING = 16 * 1024  # most bytes in which a consumer's results wait for their store
 # blocks with most of the shared memory that an H200 holds at once, by the size of their cluster: measured, since its
@@ -151,11 +150,6 @@ class HopperConfig(Config):
 
 
 C = TypeVar("C", bound=HopperConfig)
-
-
-def shared_room(arch: Arch, blocks_sm: int) -> int:
-    """Bytes of shared memory of a block where a multiprocessor holds `blocks_sm`."""
-    return min(arch.shared_block, arch.shared_sm // blocks_sm - arch.shared_reserved)
 
 
 # (block_m, block_n, consumers) that searches try and defaults are chosen from, widest first

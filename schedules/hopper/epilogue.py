@@ -102,7 +102,7 @@ def barrier(consumer: Any) -> None:
 
 def emit(work: Work, tensors: Tensors, output_map: Any, place: Any, sums: Any, memory: Any, member: Member) -> None:
     """Finish the tile of one consumer and issue its stores."""
-    from schedules.hopper.program import named
+    from schedules.tirx.values import named
 
     consumer, warp, lane = member.consumer, member.warp, member.lane
     fragment = fragment_of(work, sums)
@@ -250,7 +250,7 @@ class _Runs(_Leaving):
         barrier(self.member.consumer)
 
     def store(self, first: int) -> None:
-        from schedules.hopper.program import named
+        from schedules.tirx.values import named
 
         staging, target = self.staging, self.target
         elements = target.rows * staging.pitch if staging.packed else staging.width
@@ -276,7 +276,7 @@ class _Columns(_Leaving):
     """Results leave a thread's registers at once, two rows of a column side by side."""
 
     def __post_init__(self) -> None:
-        from schedules.hopper.program import kept, named
+        from schedules.tirx.values import kept, named
 
         output = self.work.output
         assert isinstance(output.target, Columns) and self.work.a.by_registers and self.memory is None

@@ -14,8 +14,8 @@ from tvm.backend.cuda.lang.pipeline import MBarrier
 from tvm.script import tirx as T
 
 from schedules.hopper.config import SUM_BYTES, WARPGROUP
-from schedules.hopper.instructions import in_block, wait_in_cluster
 from schedules.hopper.work import Work
+from schedules.tirx.cluster import in_block, wait_in_cluster
 
 _VECTOR = 4  # sums that move at once
 _ARRIVE = """
@@ -63,7 +63,7 @@ class Exchange:
 
     def send(self, sums: Any, consumer: Any, rank_k: Any, rank_mn: Any, thread: Any, turn: Any) -> None:
         """Write the consumer's sums to the block that finishes it, when what went there before has been read."""
-        from schedules.hopper.program import named
+        from schedules.tirx.values import named
 
         kind, suffix, constraint = self.types
         owner = named("owner", T.truncmod(consumer, self.config.split_k))

@@ -1,5 +1,5 @@
-"""wgmma as functions of CUDA C++: TVM's own table has not every shape, and passes what it has by other rules;
-pairs of 16-bit numbers; and the shared memory of a cluster's blocks.
+"""wgmma as functions of CUDA C++: TVM's own table has not every shape, and passes what it has by other rules; and
+pairs of 16-bit numbers.
 
 D fragment of a consumer: register 4 * g + 2 * half + j of lane l in warp w is the sum of row 16 * w + 8 * half + l // 4
 and column 8 * g + l % 4 * 2 + j (PTX ISA, "Register Fragments for wgmma.mma_async").
@@ -13,34 +13,13 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from schedules.core.problem import numpy_dtype
 from schedules.hopper.config import K_BYTES, ROWS, WARPGROUP
-from schedules.problem import numpy_dtype
 
 _PACK_16 = """
 __device__ __forceinline__ unsigned int hopper_pack_{0}(float a, float b) {{
   unsigned int r; asm("cvt.rn.{0}x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r;
 }}
-"""
-_IN_BLOCK = """
-__device__ __forceinline__ unsigned int hopper_in_block(unsigned int shared, unsigned int rank) {
-  unsigned int at;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared), "r"(rank));
-  return at;
-}
-"""
-# mbarrier.try_wait as TVM emits it acquires for the block alone
-_WAIT = """
-__device__ __forceinline__ void hopper_wait_in_cluster(unsigned int barrier, unsigned int parity) {
-  unsigned int done;
-  do {
-    asm volatile("{\\n.reg .pred p;\\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\\n"
-      "selp.u32 %0, 1, 0, p;\\n}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-  } while (!done);
-}
-"""
-_BEGUN = """
-__device__ __forceinline__ void hopper_cluster_{0}() {{ asm volatile("barrier.cluster.{1}.aligned;" ::: "memory"); }}
 """
 _TYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32", "int8": "s8"}
 FRAGMENT = 4  # 32-bit registers of a thread that hold operand a for one wgmma
@@ -151,28 +130,3 @@ def peer_of(index: Any, rank_m: Any, rank_n: Any, cluster_m: int, cluster_n: int
     row = index - cluster_n
     row = T.Select(row < rank_m, row, row + 1)
     return T.Select(index < cluster_n, rank_m * cluster_n + index, row * cluster_n + rank_n)
-
-
-def in_block(pointer: Any, rank: Any) -> Any:
-    """The address of the same place of another block's shared memory."""
-    shared = T.cuda.cvta_generic_to_shared(pointer)
-    return T.cuda.func_call(
-        "hopper_in_block", shared, T.Cast("uint32", rank), source_code=_IN_BLOCK, return_type="uint32"
-    )
-
-
-def wait_in_cluster(barrier: Any, parity: Any) -> None:
-    """Wait for the phase of an mbarrier of this block, behind which what other blocks wrote is seen."""
-    shared = T.cuda.cvta_generic_to_shared(barrier)
-    T.evaluate(T.cuda.func_call("hopper_wait_in_cluster", shared, T.Cast("uint32", parity), source_code=_WAIT))
-
-
-def say_begun() -> None:
-    """Have the other blocks of the cluster know that this one has begun, and set up what `fence.mbarrier_init` made
-    ready; nothing else is seen behind it, and so nothing is waited for."""
-    T.evaluate(T.cuda.func_call("hopper_cluster_begun", source_code=_BEGUN.format("begun", "arrive.relaxed")))
-
-
-def wait_until_begun() -> None:
-    """Wait until all blocks of the cluster have said so, whose shared memory may be written from then on."""
-    T.evaluate(T.cuda.func_call("hopper_cluster_wait", source_code=_BEGUN.format("wait", "wait.acquire")))

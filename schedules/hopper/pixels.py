@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from schedules.core.problem import Conv2dProblem, Pair
 from schedules.hopper.shared import LONGEST_BOX
-from schedules.problem import Conv2dProblem, Pair
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def taps_inside(name: str, at: Any, extent: int, size: int, k: int, pad: int, st
     from `at`; where none does, one in the padding, which gives the zeros."""
     from tvm import tirx
 
-    from schedules.hopper.program import named
+    from schedules.tirx.values import named
 
     if pad == 0:
         return 0, k
@@ -183,7 +183,7 @@ def place_pixels(
     is as many blocks (along the pixels, along the channels), and has `columns` places along the channels."""
     from tvm.script import tirx as T
 
-    from schedules.hopper.program import named
+    from schedules.tirx.values import named
 
     column = T.truncmod(tile, columns) * cluster[1] + rank_channel
     pixel = tiles.start(named("pixels", T.truncdiv(tile, columns) * cluster[0] + rank_pixel))

@@ -20,31 +20,11 @@ from schedules.hopper.fragments import SETS, Fragments
 from schedules.hopper.instructions import Multiply, column_mask, peer_of, row_mask
 from schedules.hopper.shared import UNIT, Columns, Runs, SharedTile, TensorMap, aligned
 from schedules.hopper.work import Load, Member, Operand, Work
-from schedules.primitives.annotations import TIRX
-from schedules.primitives.steps import inside_part, part
+from schedules.lowering.annotations import TIRX
+from schedules.steps.story import inside_part, part
+from schedules.tirx.values import kept, named
 
 _LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
-
-
-def named(name: str, value: Any) -> Any:
-    """`value` bound to a variable of that name."""
-    if not isinstance(value, tvm.ir.Expr) or isinstance(value, tirx.IntImm):
-        return value
-    variable = T.Bind(value)
-    IRBuilder.name(name, variable)
-    return variable
-
-
-_KEPT = """
-__device__ __forceinline__ int hopper_kept(int value) {
-  int r; asm volatile("mov.b32 %0, %1;" : "=r"(r) : "r"(value)); return r;
-}
-"""
-
-
-def kept(name: str, value: Any) -> Any:
-    """The int32 `value` computed here and now, bound to a variable: not earlier, and not again where it is used."""
-    return named(name, T.cuda.func_call("hopper_kept", value, source_code=_KEPT, return_type="int32"))
 
 
 def program(work: Work) -> tvm.IRModule:

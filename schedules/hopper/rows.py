@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from schedules.core.problem import Conv2dProblem, Pair, numpy_dtype
 from schedules.hopper.pixels import PixelTiles
 from schedules.hopper.shared import LONGEST_BOX, SharedTile, Staging, TensorMap
 from schedules.hopper.work import Fragment
-from schedules.problem import Conv2dProblem, Pair, numpy_dtype
 
 GROUP = 8  # pixels in 16 bytes, and in a group of columns of wgmma's sums
 RUNS = (64, 32, 16)  # pixels side by side in shared memory: rows of 128, 64 or 32 bytes
@@ -101,7 +101,7 @@ class RowTiles:
         """
         from tvm.script import tirx as T
 
-        from schedules.hopper.program import named
+        from schedules.tirx.values import named
 
         m, group, below = at
         row = self.width // GROUP

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from schedules.core.problem import numpy_dtype
 from schedules.hopper.config import K_BYTES, STAGING
-from schedules.problem import numpy_dtype
 
 SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}  # bytes of a row to CUtensorMapSwizzle, and to TVM's code in descriptors
 TFLOAT32 = 11  # CUtensorMapDataType

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from schedules.arch import Arch
-from schedules.arithmetic import TF32
-from schedules.hopper import NO_ROUTES
+from schedules.core.arch import Arch
+from schedules.core.arithmetic import TF32
+from schedules.core.operator import ScheduleSpec
 from schedules.hopper.config import HopperConfig
-from schedules.operator import ScheduleSpec
+from schedules.tirx import NO_ROUTES
 
 
 def tf32_schedule(

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from schedules.arch import Arch
+from schedules.core.arch import Arch, shared_room
+from schedules.core.problem import Argument, Pair
 from schedules.hopper.config import (
-    BARRIER_BYTES,
     K_BYTES,
     RESIDENT,
     ROWS,
@@ -18,10 +18,9 @@ from schedules.hopper.config import (
     SUM_BYTES,
     WARPGROUP,
     HopperConfig,
-    shared_room,
 )
 from schedules.hopper.shared import Columns, NoStaging, Runs, RunStaging, SharedTile, Staging, TensorMap, aligned
-from schedules.problem import Argument, Pair
+from schedules.tirx import BARRIER_PAIR_BYTES
 
 Tensors = Mapping[str, Any]  # argument name to its TIRx buffer
 # (number of the sums, 64 rows of the consumer's, group of eight columns, register of its four) to an accumulator
@@ -187,8 +186,8 @@ class Work(ABC):
     def beside_stages(self) -> int:
         """Bytes of shared memory that are no stages."""
         config = self.config
-        exchange = self.exchange_bytes + config.consumers * BARRIER_BYTES if config.split_k > 1 else 0
-        turns = config.consumers * BARRIER_BYTES if config.ping_pong else 0
+        exchange = self.exchange_bytes + config.consumers * BARRIER_PAIR_BYTES if config.split_k > 1 else 0
+        turns = config.consumers * BARRIER_PAIR_BYTES if config.ping_pong else 0
         return config.consumers * self.output.staging.nbytes + exchange + turns + self.stationary_bytes
 
     @property
@@ -205,7 +204,7 @@ class Work(ABC):
             reason = self._check_stationary()
             if reason:
                 return reason
-        shared = config.num_stages * (self.stage_bytes + BARRIER_BYTES) + self.beside_stages
+        shared = config.num_stages * (self.stage_bytes + BARRIER_PAIR_BYTES) + self.beside_stages
         room = shared_room(arch, config.blocks_sm)
         if shared > room:
             of_each = f" for each of {config.blocks_sm} blocks" if config.blocks_sm > 1 else ""
@@ -230,7 +229,7 @@ class Work(ABC):
     def fill_shared(self, arch: Arch) -> None:
         """Change the config to the most stages, of those that searches try, that shared memory has room for."""
         room = shared_room(arch, self.config.blocks_sm) - self.beside_stages
-        fits = room // (self.stage_bytes + BARRIER_BYTES)
+        fits = room // (self.stage_bytes + BARRIER_PAIR_BYTES)
         self.config = replace(self.config, num_stages=max(STAGES[0], min(STAGES[-1], fits)))
 
     def microseconds(self) -> float:

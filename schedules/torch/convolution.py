@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schedules.errors import ArgumentError, DerivativeError
-from schedules.problem import Problem
-from schedules.registry import operator
+from schedules.core.errors import ArgumentError, DerivativeError
+from schedules.core.problem import Problem
+from schedules.core.registry import operator
 from schedules.torch.kernels import DTYPES, Kernel, dtype_name, kernel_for, prepared, remembered
 from schedules.torch.operators import custom_operator
 

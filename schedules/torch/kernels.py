@@ -16,16 +16,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from schedules.arch import Arch, parse_arch
-from schedules.build import VECTOR_BYTES, build_scheduled, check_arguments
-from schedules.bundle import MANIFEST, Bundle
-from schedules.dispatch import Choice, choose, distance
-from schedules.errors import ArgumentError, BundleError, DeviceError, UsageError
-from schedules.problem import Argument, Problem
-from schedules.registry import operator_of
-from schedules.toolchain import devices
-from schedules.toolchain.devices import Device
-from schedules.workspace import allocates, workspaces_as_arguments
+from schedules.build.builder import VECTOR_BYTES, build_scheduled, check_arguments
+from schedules.build.toolchain import devices
+from schedules.build.toolchain.devices import Device
+from schedules.build.workspace import allocates, workspaces_as_arguments
+from schedules.bundle.bundle import MANIFEST, Bundle
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import ArgumentError, BundleError, DeviceError, UsageError
+from schedules.core.problem import Argument, Problem
+from schedules.core.registry import operator_of
+from schedules.measure.choice import Choice, choose, distance
 
 logger = logging.getLogger("schedules")
 

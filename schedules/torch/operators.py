@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from schedules.errors import DerivativeError
+from schedules.core.errors import DerivativeError
 
 PLAIN = (Tensor, torch.nn.Parameter)  # types whose operations nobody overrides
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schedules.errors import ArgumentError, DerivativeError
-from schedules.softmax.definition import SoftmaxProblem
+from schedules.core.errors import ArgumentError, DerivativeError
+from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.torch.kernels import Kernel, dtype_name, kernel_for, prepared, remembered
 from schedules.torch.operators import custom_operator
 

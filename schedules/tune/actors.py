@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from schedules.arch import Arch
+from schedules.core.arch import Arch
+from schedules.core.process import ScratchFolder, memory_share
 from schedules.tune import evaluate
-from schedules.tune.process import ScratchFolder, memory_share
 from schedules.tune.workers import Order, Orders, Setup, Worker
 
 Description = tuple[str, dict[str, str]]  # a device's name, and the versions that a result on it depends on

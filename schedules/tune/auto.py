@@ -16,12 +16,12 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 from tvm_ffi import structural_hash
 
-from schedules import auto
-from schedules.arch import Arch
-from schedules.auto import AutoConfig
-from schedules.errors import ConfigError
-from schedules.problem import Problem
-from schedules.records import Record
+from schedules.core.arch import Arch
+from schedules.core.errors import ConfigError
+from schedules.core.problem import Problem
+from schedules.measure.records import Record
+from schedules.operators import auto
+from schedules.operators.auto import AutoConfig
 from schedules.tune.strategy import Candidate
 from schedules.tune.trace_model import Features, TraceModel
 from schedules.tune.trace_space import TraceSpace

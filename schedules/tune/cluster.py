@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from schedules.arch import Arch
-from schedules.errors import UsageError
-from schedules.problem import Problem
+from schedules.core.arch import Arch
+from schedules.core.errors import UsageError
+from schedules.core.problem import Problem
 from schedules.tune.desks import Desk
 from schedules.tune.evaluate import Artifact, Failure
 from schedules.tune.roster import Roster

@@ -8,7 +8,7 @@ import threading
 import warnings
 from typing import Any
 
-from schedules.errors import ToolchainError, UsageError
+from schedules.core.errors import ToolchainError, UsageError
 
 try:
     import ray

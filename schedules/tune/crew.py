@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from schedules.arch import Arch
-from schedules.errors import TuningError
-from schedules.problem import Problem
+from schedules.core.arch import Arch
+from schedules.core.errors import TuningError
+from schedules.core.problem import Problem
+from schedules.core.process import ScratchFolder, memory_share
 from schedules.tune import evaluate, workers
 from schedules.tune.evaluate import Artifact, Failure
-from schedules.tune.process import ScratchFolder, memory_share
 from schedules.tune.strategy import Candidate
 from schedules.tune.workers import Job, Order, Orders, Setup, Worker
 
@@ -134,7 +134,7 @@ class LocalCrew:
 
 def visible_devices(numbers: Sequence[int] | None) -> list[str]:
     """The GPUs to use, as values of CUDA_VISIBLE_DEVICES; `numbers` count those that this process sees."""
-    from schedules.toolchain import devices
+    from schedules.build.toolchain import devices
 
     count = len(devices.cuda())
     outer = os.environ.get("CUDA_VISIBLE_DEVICES")

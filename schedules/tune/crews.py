@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from schedules.arch import Arch
-from schedules.errors import UsageError
+from schedules.core.arch import Arch
+from schedules.core.errors import UsageError
 from schedules.tune.crew import Crew, LocalCrew
 
 

@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from schedules.arch import Arch
-from schedules.errors import SchedulesError
+from schedules.core.arch import Arch
+from schedules.core.errors import SchedulesError
 from schedules.tune.actors import Description
 from schedules.tune.workers import PREPARE_TIMEOUT, TRIES, Order
 

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedules.arch import Arch
-from schedules.arithmetic import FLOAT32, Arithmetic
-from schedules.errors import BuildError, ConfigError, SchedulesError, ToolchainError, UsageError
-from schedules.operator import Array, Expected
-from schedules.problem import Problem
-from schedules.registry import operator_of
-from schedules.tune.process import SCRATCH
+from schedules.core.arch import Arch
+from schedules.core.arithmetic import FLOAT32, Arithmetic
+from schedules.core.errors import BuildError, ConfigError, SchedulesError, ToolchainError, UsageError
+from schedules.core.operator import Array, Expected
+from schedules.core.problem import Problem
+from schedules.core.process import SCRATCH
+from schedules.core.registry import operator_of
 from schedules.tune.strategy import Candidate
 
 if TYPE_CHECKING:
-    from schedules.device_judge import DeviceJudge
+    from schedules.check.device_judge import DeviceJudge
 
 ABANDON = 1.5  # a candidate this many times slower than the best is not measured further
 PRECISION = 0.005  # half the 95% confidence interval of a trial's median, aimed at
@@ -77,8 +77,8 @@ class Timing:
 
 def build_candidate(problem: Problem, arch: Arch, candidate: Candidate) -> Artifact | Failure:
     """Build `candidate` into a library.  Raises ToolchainError."""
-    from schedules.build import build
-    from schedules.toolchain.link import link_library
+    from schedules.build.builder import build
+    from schedules.build.toolchain.link import link_library
 
     start = time.perf_counter()
     try:
@@ -112,9 +112,9 @@ def describe_device(arch: Arch) -> tuple[str, dict[str, str]]:
 
     Raises UsageError if there is none, ToolchainError if nothing can be built for it.
     """
-    from schedules.build import compiler_of
-    from schedules.measure import device_name
-    from schedules.records import environment
+    from schedules.build.builder import compiler_of
+    from schedules.build.present import device_name
+    from schedules.measure.records import environment
 
     name = device_name(arch)
     if name is None:
@@ -141,9 +141,9 @@ def describe_builder(arch: Arch) -> tuple[str, dict[str, str]]:
 
     Raises ToolchainError if nothing can be built for `arch`.
     """
-    from schedules.build import compiler_of
-    from schedules.measure import device_name
-    from schedules.records import environment
+    from schedules.build.builder import compiler_of
+    from schedules.build.present import device_name
+    from schedules.measure.records import environment
 
     name = device_name(arch) if arch.kind == "llvm" else None
     return name or "", environment(arch, compiler_of(arch))
@@ -151,7 +151,7 @@ def describe_builder(arch: Arch) -> tuple[str, dict[str, str]]:
 
 def warm_up(arch: Arch) -> None:
     """Import what a build needs, and find the compiler.  Raises ToolchainError."""
-    from schedules.build import compiler_of
+    from schedules.build.builder import compiler_of
 
     compiler_of(arch)
 
@@ -170,7 +170,7 @@ def prepare(problem: Problem, arch: Arch, seed: int) -> float:
 
 def measure_candidate(problem: Problem, arch: Arch, artifact: Artifact, seed: int, best_us: float) -> Timing | Failure:
     """Run once on poisoned outputs and compare, then time.  One much slower than `best_us` is timed only briefly."""
-    from schedules.measure import timed_until
+    from schedules.measure.timer import timed_until
 
     start = time.perf_counter()
     try:
@@ -232,8 +232,8 @@ class Bench:
     """The data of one problem and seed on the device, and the reference to compare with."""
 
     def __init__(self, problem: Problem, arch: Arch, seed: int) -> None:
-        from schedules.measure import to_device
-        from schedules.verify import outputs_of, poisoned
+        from schedules.build.present import to_device
+        from schedules.check.verify import outputs_of, poisoned
 
         self.problem, self.arch = problem, arch
         self.inputs, self.expected = _reference(problem, seed)
@@ -265,7 +265,7 @@ class Bench:
         return Failure("correctness", detail, error), error
 
     def _judge_of(self, arithmetic: Arithmetic) -> DeviceJudge:
-        from schedules.device_judge import DeviceJudge
+        from schedules.check.device_judge import DeviceJudge
 
         if arithmetic not in self._judges:
             self._judges[arithmetic] = DeviceJudge(self.problem, self.arch, self.expected, arithmetic)
@@ -273,7 +273,7 @@ class Bench:
 
     def _judged(self, arithmetic: Arithmetic) -> tuple[float, str]:
         """The worst error of the outputs, and where it is if that is over 1."""
-        from schedules.verify import judge
+        from schedules.check.verify import judge
 
         if self.arch.kind == "cuda" and (error := self._judge_of(arithmetic).error(self._outputs)) <= 1:
             return error, ""
@@ -289,8 +289,8 @@ class Bench:
             known.restore()
 
     def _poison(self) -> None:
-        from schedules.measure import poison_cuda
-        from schedules.verify import outputs_of, poisoned
+        from schedules.check.verify import outputs_of, poisoned
+        from schedules.measure.timer import poison_cuda
 
         if self.arch.kind == "cuda":
             for tensor, argument in zip(self._outputs, outputs_of(self.problem), strict=True):
@@ -339,7 +339,7 @@ def _bench(problem: Problem, arch: Arch, seed: int) -> Bench:
 
 @lru_cache(maxsize=1)
 def _timer(arch: Arch) -> Any:
-    from schedules.measure import timer_of
+    from schedules.measure.timer import timer_of
 
     return timer_of(arch)
 
@@ -348,7 +348,7 @@ def _load(artifact: Artifact, arch: Arch) -> Any:
     import tvm_ffi
 
     if arch.kind == "cuda":
-        from schedules.toolchain.cuda import ensure_runtime
+        from schedules.build.toolchain.cuda import ensure_runtime
 
         ensure_runtime()
     with tempfile.TemporaryDirectory() as folder:
@@ -372,6 +372,6 @@ def _fault(error: Exception) -> Failure:
 
 def _line(error: BaseException) -> str:
     """The telling line of a message, not too long for a journal."""
-    from schedules.build import telling_line
+    from schedules.build.builder import telling_line
 
     return telling_line(error)[:300]

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from schedules.operator import Array
-from schedules.problem import Fields, Problem
+from schedules.core.operator import Array
+from schedules.core.problem import Fields, Problem
 from schedules.tune.strategy import Candidate
 
 

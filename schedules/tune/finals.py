@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from schedules.arch import Arch
-from schedules.problem import Problem
-from schedules.records import Record, now
+from schedules.core.arch import Arch
+from schedules.core.problem import Problem
+from schedules.measure.records import Record, now
 from schedules.tune import evaluate
 from schedules.tune.crew import Crew, Job
 from schedules.tune.evaluate import Artifact, Failure

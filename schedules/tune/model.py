@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from schedules.errors import ToolchainError
-from schedules.operator import Array
+from schedules.core.errors import ToolchainError
+from schedules.core.operator import Array
 
 INSTALL = "pip install 'te-schedules[tune]'"
 ROUNDS = 60

@@ -7,21 +7,21 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from schedules.arch import Arch
-from schedules.build import build, operator_of
-from schedules.bundle import Bundle, write_bundle
-from schedules.dispatch import best_of
-from schedules.errors import BundleError, SchedulesError
-from schedules.records import Record
-from schedules.tune import report
+from schedules.build.builder import build, operator_of
+from schedules.bundle.bundle import Bundle, write_bundle
+from schedules.core.arch import Arch
+from schedules.core.errors import BundleError, SchedulesError
+from schedules.measure.choice import best_of
+from schedules.measure.journal import DEFAULT_FOLDER, journal_file, read_journal
+from schedules.measure.lookup import default_record
+from schedules.measure.records import Record
+from schedules.tune import summary as report
 from schedules.tune.crew import Crew
 from schedules.tune.crews import CrewOptions
-from schedules.tune.journal import DEFAULT_FOLDER, journal_file, read_journal
-from schedules.tune.lookup import default_record
 from schedules.tune.plan import Plan
 from schedules.tune.progress import View
-from schedules.tune.report import Outcome, write_report
 from schedules.tune.session import tune
+from schedules.tune.summary import Outcome, write_report
 from schedules.tune.tuner import Result, environment_of
 
 

@@ -27,11 +27,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from schedules.arch import Arch, parse_arch
-from schedules.build import operator_of
-from schedules.errors import UnknownNameError, UsageError
-from schedules.presets import operator_named, presets, resolve
-from schedules.problem import Problem
+from schedules.build.builder import operator_of
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import UnknownNameError, UsageError
+from schedules.core.presets import operator_named, presets, resolve
+from schedules.core.problem import Problem
 from schedules.tune.session import STRATEGIES, Work
 from schedules.tune.tuner import Limits
 

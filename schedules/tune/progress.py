@@ -17,8 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from schedules.problem import Problem
-from schedules.records import Record
+from schedules.core.problem import Problem
+from schedules.measure.records import Record
 from schedules.tune.tuner import Result, Status, Watcher
 
 EVERY = 30.0  # seconds between two status lines

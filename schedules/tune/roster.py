@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from schedules.arch import Arch
-from schedules.errors import SchedulesError, TuningError, UsageError
-from schedules.records import ENVIRONMENT
+from schedules.core.arch import Arch
+from schedules.core.errors import SchedulesError, TuningError, UsageError
+from schedules.core.versions import versions
+from schedules.measure.records import ENVIRONMENT
 from schedules.tune.actors import Description, WorkerActor
 from schedules.tune.connection import Connection, ray
 from schedules.tune.desks import Desk, Seat, difference, seats_of
 from schedules.tune.evaluate import Failure
-from schedules.versions import versions
 
 START_TIMEOUT = 120.0  # seconds from asking for an actor to its description
 PING_TIMEOUT = 20.0

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from schedules.arch import Arch
-from schedules.dispatch import best_of, default_choice, nearest
-from schedules.errors import ConfigError, UsageError
-from schedules.problem import Problem
-from schedules.records import Record, slug
-from schedules.registry import operator_of
+from schedules.core.arch import Arch
+from schedules.core.errors import ConfigError, UsageError
+from schedules.core.problem import Problem
+from schedules.core.registry import operator_of
+from schedules.measure.choice import best_of, default_choice, nearest
+from schedules.measure.journal import DEFAULT_FOLDER, Journal, journal_file
+from schedules.measure.records import Record, slug
 from schedules.tune.crew import Crew
-from schedules.tune.journal import DEFAULT_FOLDER, Journal, journal_file
 from schedules.tune.strategy import Candidate, Strategy
 from schedules.tune.template import TemplateSearch
 from schedules.tune.tuner import Limits, Result, Tuner, Watcher, environment_of

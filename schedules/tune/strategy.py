@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from schedules.problem import Config
-from schedules.records import Record
+from schedules.core.problem import Config
+from schedules.measure.records import Record
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from schedules.arch import Arch
-from schedules.errors import UsageError
-from schedules.operator import Array
-from schedules.problem import Problem
-from schedules.records import Record
-from schedules.registry import operator_of
+from schedules.core.arch import Arch
+from schedules.core.errors import UsageError
+from schedules.core.operator import Array
+from schedules.core.problem import Problem
+from schedules.core.registry import operator_of
+from schedules.measure.records import Record
 from schedules.tune.features import features, matrix
 from schedules.tune.model import CostModel
 from schedules.tune.strategy import Candidate

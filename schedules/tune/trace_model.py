@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from schedules.errors import ToolchainError
+from schedules.core.errors import ToolchainError
 
 Features = np.ndarray[Any, Any]
 ROUNDS = 100

@@ -29,13 +29,14 @@ from tvm.s_tir.schedule import Trace
 from tvm.s_tir.stmt import SBlock
 from tvm.target import Target
 
-from schedules import auto, pipeline
-from schedules.arch import Arch
-from schedules.errors import ConfigError
-from schedules.problem import Problem
-from schedules.registry import operator_of
-from schedules.toolchain.cuda import require_headers
-from schedules.toolchain.quiet import ROCM_WARNINGS, without_lines
+from schedules.build.toolchain.cuda import require_headers
+from schedules.core.arch import Arch
+from schedules.core.errors import ConfigError
+from schedules.core.problem import Problem
+from schedules.core.quiet import ROCM_WARNINGS, without_lines
+from schedules.core.registry import operator_of
+from schedules.lowering import pipeline
+from schedules.operators import auto
 
 MAX_VTHREADS = 8  # what VerifyGPUCode allows
 MAX_ACCUMULATORS = 256  # of a thread; beyond, they spill, and the CUDA compiler takes ten seconds over it

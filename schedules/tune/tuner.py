@@ -16,16 +16,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from schedules.arch import Arch
-from schedules.errors import TuningError
-from schedules.problem import Problem
-from schedules.records import ENVIRONMENT, Record, Search, now
-from schedules.registry import operator_of
+from schedules.core.arch import Arch
+from schedules.core.errors import TuningError
+from schedules.core.problem import Problem
+from schedules.core.registry import operator_of
+from schedules.measure.journal import Journal
+from schedules.measure.records import ENVIRONMENT, Record, Search, now
 from schedules.tune import evaluate
 from schedules.tune.crew import Crew, Job
 from schedules.tune.evaluate import Artifact, Failure, Timing
 from schedules.tune.finals import CONFIRM_SEEDS, hold_finals
-from schedules.tune.journal import Journal
 from schedules.tune.strategy import Candidate, Strategy
 
 BATCHES = 2  # at work at once, at least

@@ -18,12 +18,12 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
-from schedules.arch import Arch
-from schedules.errors import ToolchainError, TuningError
-from schedules.problem import Problem
+from schedules.core.arch import Arch
+from schedules.core.errors import ToolchainError, TuningError
+from schedules.core.problem import Problem
+from schedules.core.process import SpawnContext, start_worker
 from schedules.tune import evaluate
 from schedules.tune.evaluate import Failure
-from schedules.tune.process import SpawnContext, start_worker
 from schedules.tune.strategy import Candidate
 
 try:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from schedules.bundle import Bundle
+from schedules.build.present import cpu_name
+from schedules.bundle.bundle import Bundle
 from schedules.cli.searching import config_text
-from schedules.measure import Measurement, cpu_name
-from schedules.presets import preset, short
-from schedules.records import Search
-from schedules.tune.journal import Journal, append, journals
+from schedules.core.presets import preset, short
+from schedules.measure.journal import Journal, append, journals
+from schedules.measure.records import Search
+from schedules.measure.timer import Measurement
 from tests.command import Run, one_line
 from tests.conftest import problem_of
 from tests.fake import record_of
@@ -198,7 +199,7 @@ def test_replay(run: Run, logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         us = times["median_us"]
         return Measurement(us, 0.95 * us, 1.05 * us, 9, cpu_name())
 
-    monkeypatch.setattr("schedules.measure.measure", measure)
+    monkeypatch.setattr("schedules.measure.timer.measure", measure)
     words = ["replay", *WORDS, "--logs", logs]
     result = run(*words)
     assert result.code == 0 and "within the noise" in result.out and "not recorded then" in result.out
@@ -213,7 +214,7 @@ def test_replay(run: Run, logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_record_that_is_no_longer_true(run: Run, logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from schedules import verify
+    from schedules.check import verify
 
     real = verify.verify_function
 
@@ -221,7 +222,7 @@ def test_a_record_that_is_no_longer_true(run: Run, logs: Path, monkeypatch: pyte
         return [replace(check, passed=False, error=7.0, detail="off by 3") for check in real(*arguments, **options)]  # type: ignore[arg-type]
 
     monkeypatch.setattr(verify, "verify_function", wrong)
-    monkeypatch.setattr("schedules.measure.measure", lambda *_, **__: pytest.fail("it was measured"))
+    monkeypatch.setattr("schedules.measure.timer.measure", lambda *_, **__: pytest.fail("it was measured"))
     result = run("replay", *WORDS, "--logs", logs)
     assert result.code == 1 and "WRONG: off by 3" in result.out
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 
 from schedules.cli.script import run_script
-from schedules.errors import BuildError, UsageError
+from schedules.core.errors import BuildError, UsageError
 
 
 @pytest.mark.parametrize("code", [0, 1])

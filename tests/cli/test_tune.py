@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from schedules.bundle import Bundle
+from schedules.bundle.bundle import Bundle
 from schedules.cli.searching import FOLDER
-from schedules.tune.journal import DEFAULT_FOLDER, is_being_written, journals, read_journal
+from schedules.measure.journal import DEFAULT_FOLDER, is_being_written, journals, read_journal
 from tests.command import Run, one_line
 
 SMALL = ["conv2d_hwcn", "n=32", "h=6", "w=6", "ci=16", "co=32", "kh=3", "kw=3", "pad=1"]

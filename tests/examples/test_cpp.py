@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import tvm
 
-from schedules.arch import Arch
-from schedules.build import build
-from schedules.bundle import write_bundle
-from schedules.softmax.definition import SoftmaxProblem
+from schedules.build.builder import build
+from schedules.bundle.bundle import write_bundle
+from schedules.core.arch import Arch
+from schedules.operators.softmax.definition import SoftmaxProblem
 
 SOURCE = Path(__file__).resolve().parents[2] / "examples/cpp"
 LIBRARIES = str(Path(tvm.__file__).parent / "lib")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 torch: Any = pytest.importorskip("torch", reason="no PyTorch here; pip install 'te-schedules[torch]'")
 
 import schedules.torch as kernels  # noqa: E402
-from schedules.conv2d_nchw.packing import pack_filter  # noqa: E402
-from schedules.conv2d_nchw32.definition import Nchw32Problem, inputs, reference  # noqa: E402
-from schedules.errors import ArgumentError, DerivativeError, ProblemError  # noqa: E402
+from schedules.core.errors import ArgumentError, DerivativeError, ProblemError  # noqa: E402
+from schedules.operators.conv2d_nchw.packing import pack_filter  # noqa: E402
+from schedules.operators.conv2d_nchw32.definition import Nchw32Problem, inputs, reference  # noqa: E402
 
 OPS = torch.ops.schedules
 LAST = torch.channels_last

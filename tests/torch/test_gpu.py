@@ -9,8 +9,8 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="no PyTorch here; pip install 'te-schedules[torch]'")
 
 import schedules.torch as kernels  # noqa: E402
-from schedules.errors import ArgumentError, UsageError  # noqa: E402
-from schedules.softmax.definition import SoftmaxProblem  # noqa: E402
+from schedules.core.errors import ArgumentError, UsageError  # noqa: E402
+from schedules.operators.softmax.definition import SoftmaxProblem  # noqa: E402
 from schedules.torch import kernels as dispatch  # noqa: E402
 from schedules.torch import operators  # noqa: E402
 

@@ -12,15 +12,15 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="no PyTorch here; pip install 'te-schedules[torch]'")
 
 import schedules.torch as kernels  # noqa: E402
-from schedules.arch import Arch, parse_arch  # noqa: E402
-from schedules.build import build  # noqa: E402
-from schedules.bundle import write_bundle  # noqa: E402
-from schedules.dispatch import default_choice  # noqa: E402
-from schedules.errors import ArgumentError, BundleError, DeviceError, UsageError  # noqa: E402
-from schedules.softmax import OPERATOR, cpu  # noqa: E402
-from schedules.softmax.definition import SoftmaxProblem  # noqa: E402
+from schedules.build.builder import build  # noqa: E402
+from schedules.bundle.bundle import write_bundle  # noqa: E402
+from schedules.core.arch import Arch, parse_arch  # noqa: E402
+from schedules.core.errors import ArgumentError, BundleError, DeviceError, UsageError  # noqa: E402
+from schedules.measure.choice import default_choice  # noqa: E402
+from schedules.measure.journal import append  # noqa: E402
+from schedules.operators.softmax import OPERATOR, cpu  # noqa: E402
+from schedules.operators.softmax.definition import SoftmaxProblem  # noqa: E402
 from schedules.torch import kernels as dispatch  # noqa: E402
-from schedules.tune.journal import append  # noqa: E402
 from tests.fake import record_of  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import schedules.torch as kernels  # noqa: E402
-from schedules.errors import DerivativeError  # noqa: E402
+from schedules.core.errors import DerivativeError  # noqa: E402
 from schedules.torch.operators import custom_operator  # noqa: E402
 
 ways: list[str] = []  # of the calls of `times`

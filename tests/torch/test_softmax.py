@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 torch: Any = pytest.importorskip("torch", reason="no PyTorch here; pip install 'te-schedules[torch]'")
 
 import schedules.torch as kernels  # noqa: E402
-from schedules.errors import ArgumentError, DerivativeError, ProblemError  # noqa: E402
+from schedules.core.errors import ArgumentError, DerivativeError, ProblemError  # noqa: E402
 
 PAIRS = [(kernels.softmax, torch.softmax), (kernels.log_softmax, torch.log_softmax)]
 OPS = torch.ops.schedules

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from schedules.registry import EXTRA
+from schedules.core.registry import EXTRA
 from tests.tune.nights import Night
 
 

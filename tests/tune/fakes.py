@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from schedules.problem import Problem
-from schedules.records import Record, Search, now
+from schedules.core.problem import Problem
+from schedules.measure.records import Record, Search, now
 from schedules.tune import evaluate
 from schedules.tune.crew import Job
 from schedules.tune.evaluate import Artifact, Failure, Timing

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from schedules.arch import Arch
-from schedules.operator import Array, Expected, Operator, ScheduleSpec
-from schedules.problem import Argument, Config, Problem
+from schedules.core.arch import Arch
+from schedules.core.operator import Array, Expected, Operator, ScheduleSpec
+from schedules.core.problem import Argument, Config, Problem
 
 # what each fault must come to
 OUTCOMES = {

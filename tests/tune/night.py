@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import sys
 
-from schedules.arch import parse_arch
-from schedules.errors import SchedulesError
-from schedules.records import Record
-from schedules.registry import operator
+from schedules.core.arch import parse_arch
+from schedules.core.errors import SchedulesError
+from schedules.core.registry import operator
+from schedules.measure.records import Record
 from schedules.tune import evaluate
 from schedules.tune.crew import LocalCrew
 from schedules.tune.session import Work, stopping_signals, tune

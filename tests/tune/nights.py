@@ -14,9 +14,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from schedules.records import Record
-from schedules.registry import EXTRA
-from schedules.tune.journal import read_journal
+from schedules.core.registry import EXTRA
+from schedules.measure.journal import read_journal
+from schedules.measure.records import Record
 
 ROOT = Path(__file__).parents[2]
 TOTAL = 24

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from schedules.arch import Arch, parse_arch
-from schedules.auto import AutoConfig
-from schedules.errors import ConfigError, ToolchainError
-from schedules.problem import Problem
-from schedules.records import Record
-from schedules.registry import operator_of
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import ConfigError, ToolchainError
+from schedules.core.problem import Problem
+from schedules.core.registry import operator_of
+from schedules.measure.records import Record
+from schedules.operators.auto import AutoConfig
 from schedules.tune.auto import AutoSearch
 from schedules.tune.strategy import Candidate
 from tests.conftest import problem_of

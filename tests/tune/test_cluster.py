@@ -17,18 +17,18 @@ from typing import Any
 
 import pytest
 
-from schedules.arch import Arch, parse_arch
-from schedules.errors import ToolchainError, TuningError, UsageError
-from schedules.problem import Problem
-from schedules.records import Record
-from schedules.registry import EXTRA
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import ToolchainError, TuningError, UsageError
+from schedules.core.problem import Problem
+from schedules.core.registry import EXTRA
+from schedules.measure.journal import journal_file, read_journal
+from schedules.measure.records import Record
 from schedules.tune import connection, evaluate, roster
 from schedules.tune.cluster import RayCrew
 from schedules.tune.crew import Job
 from schedules.tune.crews import CrewOptions
 from schedules.tune.desks import difference, seats_of
 from schedules.tune.evaluate import Artifact, Failure
-from schedules.tune.journal import journal_file, read_journal
 from schedules.tune.session import Work, tune, tune_each
 from schedules.tune.strategy import Candidate
 from schedules.tune.tuner import Limits, Result, Silent, Status

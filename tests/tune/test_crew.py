@@ -13,14 +13,14 @@ from typing import Any
 import pebble
 import pytest
 
-from schedules.arch import Arch, parse_arch
-from schedules.errors import ToolchainError, TuningError
-from schedules.problem import Problem
-from schedules.registry import EXTRA, operator
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import ToolchainError, TuningError
+from schedules.core.problem import Problem
+from schedules.core.process import BACKGROUND, SCRATCH, SpawnContext
+from schedules.core.registry import EXTRA, operator
 from schedules.tune import evaluate, workers
 from schedules.tune.crew import Job, LocalCrew, visible_devices
 from schedules.tune.evaluate import Artifact, Failure, Timing
-from schedules.tune.process import BACKGROUND, SCRATCH, SpawnContext
 from schedules.tune.strategy import Candidate
 from schedules.tune.workers import Setup, Worker
 from tests.conftest import problem_of
@@ -146,7 +146,7 @@ def test_without_pebble(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    from schedules.toolchain import devices
+    from schedules.build.toolchain import devices
 
     monkeypatch.setattr(devices, "cuda", lambda: (None, None, None))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -223,7 +223,7 @@ def test_builders_leave_the_cores_to_those_that_measure(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_each_process_has_a_gpu_of_its_own(gpu: Arch) -> None:
-    from schedules.toolchain import devices
+    from schedules.build.toolchain import devices
 
     if len(devices.cuda()) < 2:
         pytest.skip("needs two GPUs")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from schedules.tune.journal import read_journal
+from schedules.measure.journal import read_journal
 from tests.tune.faulty import OUTCOMES
 from tests.tune.nights import LONG, Night, wait_for
 

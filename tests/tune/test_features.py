@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from schedules.arch import Arch
-from schedules.registry import operator
+from schedules.core.arch import Arch
+from schedules.core.registry import operator
 from schedules.tune.features import features, matrix
 from schedules.tune.strategy import Candidate
 from tests.conftest import problem_of

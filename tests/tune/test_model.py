@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from schedules.errors import ToolchainError
+from schedules.core.errors import ToolchainError
 from schedules.tune.model import CostModel
 
 

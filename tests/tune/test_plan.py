@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from schedules.arch import Arch
-from schedules.bundle import Bundle
-from schedules.errors import TuningError, UsageError
-from schedules.presets import presets
+from schedules.bundle.bundle import Bundle
+from schedules.core.arch import Arch
+from schedules.core.errors import TuningError, UsageError
+from schedules.core.presets import presets
 from schedules.tune import night
 from schedules.tune.crew import Crew, LocalCrew
 from schedules.tune.plan import read_plan

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from schedules.arch import Arch
+from schedules.core.arch import Arch
 from schedules.tune import progress
 from schedules.tune.progress import LiveView, PlainView, View, watcher_for
 from schedules.tune.tuner import Limits, Result, Status

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from schedules.arch import Arch
-from schedules.records import Record, Search
-from schedules.tune.journal import Journal
-from schedules.tune.lookup import campaigns, located
+from schedules.core.arch import Arch
+from schedules.measure.journal import Journal
+from schedules.measure.lookup import campaigns, located
+from schedules.measure.records import Record, Search
 from schedules.tune.strategy import Candidate
 from schedules.tune.tuner import Limits, Result, Tuner
 from tests.conftest import problem_of

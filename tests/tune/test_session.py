@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from schedules.arch import Arch
-from schedules.errors import UsageError
-from schedules.operator import ScheduleSpec
-from schedules.problem import Config
-from schedules.registry import operator as operator_named
+from schedules.core.arch import Arch
+from schedules.core.errors import UsageError
+from schedules.core.operator import ScheduleSpec
+from schedules.core.problem import Config
+from schedules.core.registry import operator as operator_named
 from schedules.tune.crew import LocalCrew
 from schedules.tune.session import Work, first_candidates, tune
 from schedules.tune.strategy import Candidate

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from schedules.arch import Arch
-from schedules.errors import ConfigError, UsageError
-from schedules.problem import Problem
-from schedules.records import Record
+from schedules.core.arch import Arch
+from schedules.core.errors import ConfigError, UsageError
+from schedules.core.problem import Problem
+from schedules.measure.records import Record
 from schedules.tune.strategy import Candidate
 from schedules.tune.template import TemplateSearch, candidates
 from tests.conftest import problem_of

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from schedules.arch import parse_arch
+from schedules.core.arch import parse_arch
 from schedules.tune.trace_space import MAX_ACCUMULATORS, MAX_VTHREADS, TraceSpace, _Outline, _tile
 from tests.conftest import problem_of
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from schedules.arch import Arch
-from schedules.errors import TuningError
-from schedules.problem import Problem
-from schedules.records import Record
-from schedules.registry import operator
+from schedules.core.arch import Arch
+from schedules.core.errors import TuningError
+from schedules.core.problem import Problem
+from schedules.core.registry import operator
+from schedules.measure.journal import Journal, read_journal
+from schedules.measure.records import Record
 from schedules.tune.evaluate import Failure
 from schedules.tune.finals import winner
-from schedules.tune.journal import Journal, read_journal
 from schedules.tune.session import Work, tune
 from schedules.tune.strategy import Candidate
 from schedules.tune.tuner import Limits

@@ -1,0 +1,75 @@
+"""Our CPU convolutions and softmax beside PyTorch's, in turn on the same cores in one run.
+
+    python -m benchmarks.compare_cpu  # both convolutions, batch 1 and 16, and softmax
+    python -m benchmarks.compare_cpu --operators conv2d_nchw --batches 4      # add these to the same file
+    python -m benchmarks.compare_cpu --search 60  # search each case first; the best are records
+
+Both sides have --threads threads.  PyTorch convolves NCHW and channels-last copies; its faster one is the peer.  Every
+result is compared with the float64 reference before it is timed.  A result is written after every case; --missing goes
+on where a run was cut off.  python -m benchmarks.results_table prints it as tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.peers import cpu_case
+from benchmarks.peers.comparison import Results
+from benchmarks.peers.cpu_case import BATCHES, KIND, OPERATORS, case_result, cases, line_of, name_of
+from benchmarks.peers.runs import Comparison, add_arguments, check_arguments, run_cases, search_of
+from schedules.build.present import device_name
+from schedules.cli.script import run_script
+from schedules.core.arch import Arch, parse_arch, physical_cores
+from schedules.core.errors import UsageError
+from schedules.core.problem import Problem
+from schedules.measure.choice import Choice, choose, default_choice
+from schedules.measure.records import slug
+from schedules.measure.timer import CpuTimer
+
+
+def arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_argument_group("what is compared")
+    what.add_argument("--operators", nargs="+", default=list(OPERATORS), metavar="NAME", help=", ".join(OPERATORS))
+    what.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), metavar="N", help="of convolutions")
+    what.add_argument("--threads", type=int, default=physical_cores(), help="of each side (default: one for each core)")
+    add_arguments(parser, 2.0, "cpu_compare.json")
+    args = parser.parse_args(words)
+    check_arguments(args)
+    if not 1 <= args.threads <= physical_cores():
+        raise UsageError(f"--threads {args.threads} is not between 1 and {physical_cores()}, the cores there are")
+    return args
+
+
+def chosen(problem: Problem, arch: Arch, args: argparse.Namespace) -> Choice:
+    return default_choice(problem, arch) if args.default else choose(problem, arch, folders=[args.log])
+
+
+def run_all(problems: Sequence[Problem], args: argparse.Namespace) -> None:
+    arch = parse_arch("llvm")
+    cpu_case.share_cores(args.threads)
+    cpu_case.keep_freed_memory()
+    device = str(device_name(arch))
+    out = args.out or args.log / slug(device) / "cpu_compare.json"
+    results = Results(out, device, cpu_case.versions_here(arch, args.threads), kind=KIND, fresh=args.fresh)
+    left = [problem for problem in problems if not (args.missing and problem in results)]
+    with CpuTimer(evict=False) as timer:
+
+        def run(problem: Problem, choice: Choice) -> dict[str, Any]:
+            return cpu_case.run_case(problem, arch, choice, timer, args.seconds, seed=args.seed)
+
+        comparison = Comparison(lambda problem: chosen(problem, arch, args), run, case_result, name_of, line_of)
+        run_cases(comparison, left, arch, results, search_of(args))
+    print(f"{len(left)} cases compared, {len(results.cases)} in {out}")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    args = arguments(words)
+    run_all(cases(args.operators, args.batches), args)
+    return 0
+
+
+if __name__ == "__main__":
+    run_script(main, "stopped; the cases that were finished are kept, --missing goes on")

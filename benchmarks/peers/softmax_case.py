@@ -1,0 +1,164 @@
+"""Our softmax beside its peers and the device copies that bound it: the cases, and one of them run.
+
+A results file of kind "softmax"; see `comparison`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.bench import Bench
+from benchmarks.peers.comparison import STREAM, Call, Entrant, Times, compare, head_of
+from benchmarks.peers.graphs import launching
+from benchmarks.peers.softmax import COPIES, PEERS
+from schedules.core.arch import Arch
+from schedules.core.errors import UsageError
+from schedules.measure.choice import Choice
+from schedules.measure.timer import Timer
+from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
+
+KIND = "softmax"
+ROWS = 49152
+WIDTHS = (32, 64, 100, 128, 256, 512, 1000, 1024, 2048, 4096, 8192, 16384, 32768)
+ODD_WIDTHS = (100, 1000, 1023, 50257)
+FEW_ROWS, LONG_ROWS = (1, 8, 132), (65536, 262144, 1048576)
+SCALE, MASK, KEEP = 0.125, "full", 0.9  # of what is fused
+SETS = ("widths", "odd", "few", "fused")
+
+DISTINCT_ELEMENTS = 2**21
+FEWEST_DISTINCT = 13  # rows
+
+
+def cases(
+    sets: Sequence[str], widths: Sequence[int], functions: Sequence[str], dtype: str, rows: int = ROWS
+) -> list[SoftmaxProblem]:
+    """The problems of `sets` (of SETS), each once, narrow ones first; "fused" is softmax and its gradient with scale,
+    mask (forward only) and dropout.
+
+    Raises UsageError (ProblemError for a dtype or extent that no softmax takes).
+    """
+    if unknown := [name for name in sets if name not in SETS]:
+        raise UsageError(f"unknown set {unknown[0]!r}; use {', '.join(SETS)}")
+    if unknown := [name for name in functions if name not in FUNCTIONS]:
+        raise UsageError(f"unknown function {unknown[0]!r}; use {', '.join(FUNCTIONS)}")
+
+    def plain(shapes: Iterable[tuple[int, int]]) -> Iterator[SoftmaxProblem]:
+        return (SoftmaxProblem(r, c, function, dtype) for r, c in shapes for function in functions)
+
+    found: list[SoftmaxProblem] = []
+    for name in SETS:
+        if name not in sets:
+            continue
+        if name == "few":
+            found += plain((r, c) for c in LONG_ROWS for r in FEW_ROWS)
+        elif name == "fused":
+            for cols in widths:
+                if "softmax" in functions:
+                    found.append(SoftmaxProblem(rows, cols, "softmax", dtype, SCALE, MASK, KEEP))
+                if "softmax_grad" in functions:
+                    found.append(SoftmaxProblem(rows, cols, "softmax_grad", dtype, SCALE, "none", KEEP))
+        else:
+            found += plain((rows, c) for c in (widths if name == "widths" else ODD_WIDTHS))
+    return list(dict.fromkeys(found))
+
+
+def name_of(problem: SoftmaxProblem) -> str:
+    """A short name that no other case has; also that of its bundle's folder."""
+    p = problem
+    steps = [f"scale{p.scale:g}"] * (p.scale != 1) + [f"mask-{p.mask}"] * (p.mask != "none")
+    steps += [f"keep{p.keep:g}"] * p.has_dropout
+    return "-".join([p.function, f"{p.rows}x{p.cols}", p.dtype, *steps])
+
+
+def distinct_rows(problem: SoftmaxProblem) -> int:
+    """How many different rows a case's data has: few enough for a quick reference, and an odd number, so that a row
+    taken for another is seen."""
+    return min(problem.rows, max(FEWEST_DISTINCT, DISTINCT_ELEMENTS // problem.cols) | 1)
+
+
+def run_case(
+    problem: SoftmaxProblem,
+    arch: Arch,
+    choice: Choice,
+    peers: Sequence[str],
+    timer: Timer,
+    seconds: float,
+    *,
+    seed: int = 0,
+    builds: Path | None = None,
+    launch: str = STREAM,
+) -> dict[str, Any]:
+    """Compare `choice` with the copies and `peers` (names in PEERS); what `case_result` says.
+
+    All are launched the same way: with `launch` = GRAPH each from a CUDA graph, which is what is verified then too.
+
+    Raises DeviceError, ToolchainError, and what a device that is out of order makes TVM or PyTorch raise.
+    """
+    bench = Bench(problem, arch, seed, replace(problem, rows=distinct_rows(problem)))
+    launched = launching(launch)
+
+    def of_peer(name: str) -> Callable[[], Call]:
+        return lambda: launched(PEERS[name](problem, bench.tensors))
+
+    def of_copy(name: str) -> Callable[[], Call]:
+        return lambda: launched(COPIES[name](problem, bench.tensors))
+
+    entrants = {"ours": bench.ours(choice, builds and builds / name_of(problem), launched)}
+    entrants |= {f"copy:{name}": Entrant(of_copy(name), {}, judged=False) for name in COPIES}
+    entrants |= {f"peer:{name}": Entrant(of_peer(name), {}) for name in peers}
+    return case_result(problem, compare(entrants, timer, bench.judge, bench.poison, seconds), launch)
+
+
+def _told(times: Times | None, about: Mapping[str, Any], nbytes: int) -> dict[str, Any]:
+    """With the rate at which `nbytes` were moved."""
+    rate = {**times.to_json(), "gbytes_per_s": round(nbytes / times.us / 1e3, 1)} if times else {}
+    return {**about, **rate}
+
+
+def case_result(
+    problem: SoftmaxProblem, found: Mapping[str, tuple[Times | None, dict[str, Any]]], launch: str = STREAM
+) -> dict[str, Any]:
+    """One case as plain data.  Names in `found`: "ours", "copy:<name>", "peer:<name>".
+
+    `bytes` are the problem's tensors, each once: an input read and an output written for a function alone, two inputs
+    read and an output written for a gradient.  `of_copy` is a rate as a share of that of PyTorch's copy.
+    """
+    copied = 2 * problem.arguments()[0].nbytes
+    copies: dict[str, Any] = {}
+    peers: dict[str, Any] = {}
+    ours: dict[str, Any] = {}
+    for name, (times, about) in found.items():
+        kind, _, label = name.partition(":")
+        words = _told(times, about, copied if kind == "copy" else problem.min_bytes)
+        if kind == "ours":
+            ours = words
+        else:
+            (copies if kind == "copy" else peers)[label] = words
+    if rate := copies.get("torch", {}).get("gbytes_per_s"):
+        for words in (ours, *peers.values()):
+            if "gbytes_per_s" in words:
+                words["of_copy"] = round(words["gbytes_per_s"] / rate, 4)
+    return {**head_of(problem, launch), "copy_bytes": copied, "ours": ours, "copies": copies, "peers": peers}
+
+
+def line_of(case: Mapping[str, Any]) -> str:
+    """A case in a line, for people who watch."""
+    p, ours = case["problem"], case["ours"]
+    shape = f"{p['rows']}x{p['cols']}"
+    fused = " fused" if (p["scale"], p["mask"], p["keep"]) != (1.0, "none", 1.0) else ""
+    name = f"{p['function'] + fused:22} {shape:14} {p['dtype']:8}"
+    if "us" in ours:
+        what = (
+            f"{ours['us']:9.2f} us {ours['gbytes_per_s']:6.0f} GB/s {ours.get('of_copy', float('nan')):6.1%} of a copy"
+        )
+        what += f"  {ours['schedule']} ({ours['chosen']})"
+    else:
+        what = f"FAILED: {ours.get('failed', 'not run')}"
+    others = "  ".join(
+        f"{peer} {words['gbytes_per_s']:.0f}" if "gbytes_per_s" in words else f"{peer} -"
+        for peer, words in [("copy", case["copies"].get("torch", {})), *case["peers"].items()]
+    )
+    return f"{name} {what}  {others}"

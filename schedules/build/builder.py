@@ -1,0 +1,320 @@
+"""Building: problem, schedule, config and arch in; runnable module, sources and resource use out.
+
+The CLI, the tests, the search and the scripts all build through `build`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from schedules.build.toolchain import cuda, link
+from schedules.core.arch import Arch
+from schedules.core.errors import ArgumentError, BuildError, SchedulesError
+from schedules.core.operator import Operator, ScheduleSpec
+from schedules.core.problem import Argument, Config, Problem
+from schedules.core.quiet import ROCM_WARNINGS, without_lines
+from schedules.core.registry import operator_of
+from schedules.lowering import pipeline
+
+AXES = ("x", "y", "z")
+VECTOR_BYTES = 16  # of the widest load; a GPU faults on one that is not aligned to its size
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Block and grid of the kernel; a grid axis that depends on a run-time extent is its formula as text.
+
+    `cluster` blocks share their shared memory.
+    """
+
+    grid: tuple[int | str, int | str, int | str]
+    block: tuple[int, int, int]
+    cluster: int = 1
+
+    @property
+    def threads(self) -> int:
+        return self.block[0] * self.block[1] * self.block[2]
+
+
+@dataclass(frozen=True)
+class Built:
+    """One built operator problem."""
+
+    operator: Operator
+    problem: Problem
+    schedule: ScheduleSpec
+    config: Config
+    arch: Arch
+    module: Any = field(repr=False)  # tvm.runtime.Module with "main"
+    scheduled: tvm.IRModule = field(repr=False)
+    lowered: str = field(repr=False)
+    resources: tuple[cuda.KernelResources, ...]
+    log: str = field(repr=False)  # of the CUDA compiler: ptxas's report and warnings
+    launch: Launch | None
+    compiler: str
+    seconds: float
+    binaries: dict[str, str | bytes] = field(repr=False)  # what the device compiler made: ptx, cubin, hsaco
+
+    @cached_property
+    def program(self) -> str:
+        """SHA-256 of the lowered program: equal for builds that do the same, whatever config they came from."""
+        return hashlib.sha256(self.lowered.encode()).hexdigest()
+
+    @cached_property
+    def sources(self) -> dict[str, str | bytes]:
+        """Generated code by file ending: ll and s for LLVM; cu, ptx and cubin for CUDA; ll, s and hsaco for ROCm."""
+        if self.arch.kind == "llvm":
+            return {"ll": self.module.inspect_source("ll"), "s": self.module.inspect_source("asm")}
+        device = self.module.imports[0]
+        if self.arch.kind == "cuda":
+            return {"cu": device.inspect_source("cuda"), **self.binaries}
+        return {"ll": device.inspect_source(), "s": device.inspect_source("asm"), **self.binaries}
+
+    def __call__(self, *tensors: Any) -> None:
+        """Run on tensors of the arch's device (NumPy arrays, DLPack tensors or TVM tensors), in the order of
+        ``problem.arguments()``; outputs are written in place.
+
+        Raises ArgumentError before anything runs if a tensor does not fit.
+        """
+        check_arguments(self.schedule.arguments(self.problem), self.arch, tensors)
+        self.module["main"](*tensors)
+
+
+def build(
+    problem: Problem,
+    arch: Arch,
+    schedule: str | None = None,
+    config: Config | dict[str, Any] | None = None,
+    *,
+    device_code: bool = True,
+) -> Built:
+    """Build `problem` for `arch` with the named schedule (else the one the operator's rule chooses) and `config` (a
+    Config, or overrides of the default one).
+
+    With device_code=False the CUDA compiler is not run; the module then only serves the emulator.
+    Raises ConfigError, UnknownNameError, ToolchainError or BuildError.
+    """
+    op = operator_of(problem)
+    spec = op.schedule_for(problem, arch, schedule)
+    config = spec.config_for(problem, arch, config)
+    return build_scheduled(op, problem, spec, config, arch, spec.apply(problem, config, arch), device_code=device_code)
+
+
+def build_scheduled(
+    op: Operator,
+    problem: Problem,
+    spec: ScheduleSpec,
+    config: Config,
+    arch: Arch,
+    mod: tvm.IRModule,
+    *,
+    device_code: bool = True,
+    instruments: Sequence[Any] = (),
+) -> Built:
+    """Build a program that is already scheduled, with TVM's pass `instruments` watching."""
+    start = time.perf_counter()
+    launch = launch_of(mod, arch) if arch.is_gpu else None
+    if launch and launch.threads > arch.max_threads:
+        raise BuildError(f"the schedule launches {launch.threads} threads a block, {arch} allows {arch.max_threads}")
+    module, made, lowered = _compile(mod, arch, device_code, instruments)
+    return Built(
+        operator=op,
+        problem=problem,
+        schedule=spec,
+        config=config,
+        arch=arch,
+        module=module,
+        scheduled=mod,
+        lowered=lowered,
+        resources=cuda.parse_resources(made.cubin.log) if made.cubin else (),
+        log=made.cubin.log if made.cubin else "",
+        launch=launch,
+        compiler=made.cubin.compiler if made.cubin else _llvm(),
+        seconds=time.perf_counter() - start,
+        binaries=made.binaries(),
+    )
+
+
+def _llvm() -> str:
+    return f"llvm {tvm.target.codegen.llvm_version_major()}"
+
+
+@lru_cache
+def compiler_of(arch: Arch) -> str:
+    """The compiler that makes device code for `arch` here, as `Built.compiler` names it.  Raises ToolchainError."""
+    if arch.kind != "cuda":
+        return _llvm()
+    return cuda.compile_cuda('extern "C" __global__ void nothing() {}', arch.name).compiler
+
+
+def compiled(mod: tvm.IRModule, arch: Arch) -> Any:
+    """The runtime module of a scheduled program that belongs to no operator.  Raises what `build` raises."""
+    return _compile(mod, arch, device_code=True)[0]
+
+
+def _compile(
+    mod: tvm.IRModule, arch: Arch, device_code: bool, instruments: Sequence[Any] = ()
+) -> tuple[Any, _Made, str]:
+    """The runtime module of `mod`, what the device compiler made, and the lowered program as text."""
+    target = arch.target()
+    with _callbacks(arch, device_code) as made, pipeline.lowering(mod) as state:
+        try:
+            with (
+                without_lines(ROCM_WARNINGS if arch.kind == "rocm" else ()),
+                target,
+                tvm.transform.PassContext(config=pipeline.config(arch.kind, mod), instruments=instruments),
+            ):
+                return tirx.build(mod, target=target, pipeline=pipeline.name_for(mod)), made, state.lowered
+        except SchedulesError:
+            raise
+        except Exception as error:  # TVM raises many types; whichever it is, the build failed and says so
+            if made.error is not None:
+                raise made.error from None
+            raise BuildError(f"TVM refused the program: {telling_line(error)}") from error
+
+
+def telling_line(error: BaseException) -> str:
+    """The line of TVM's message that says what was wrong: not the program listings around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "Check failed" in line or line.startswith("Error message:")]
+    return telling[-1] if telling else lines[0] if lines else type(error).__name__
+
+
+@dataclass
+class _Made:
+    """What the compile callbacks produced during one build."""
+
+    cubin: cuda.Cubin | None = None
+    code_object: bytes | None = None
+    error: SchedulesError | None = None
+
+    def binaries(self) -> dict[str, str | bytes]:
+        if self.cubin:
+            return {"ptx": self.cubin.ptx, "cubin": self.cubin.cubin}
+        return {"hsaco": self.code_object} if self.code_object else {}
+
+
+@contextlib.contextmanager
+def _callbacks(arch: Arch, device_code: bool) -> Iterator[_Made]:
+    """Answer TVM's requests for a cubin or a code object, keeping what was made and the typed error if it failed.
+
+    An error raised inside a callback comes back from TVM with its type lost, hence ``error``.
+    """
+    made = _Made()
+
+    def compile_cuda(source: str) -> bytes:
+        if not device_code:
+            return b"\x7fELF not compiled"
+        try:
+            made.cubin = cuda.compile_cuda(str(source), arch.name)
+        except SchedulesError as error:
+            made.error = error
+            raise
+        return made.cubin.cubin
+
+    def link_rocm(relocatable: bytes) -> bytes:
+        try:
+            made.code_object = link.link_code_object(bytes(relocatable))
+        except SchedulesError as error:
+            made.error = error
+            raise
+        return made.code_object
+
+    if arch.kind == "cuda":
+        import tvm.support.nvcc  # registers the callback that is replaced here; later it would undo this
+
+        cuda.ensure_runtime()
+        tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_cuda, override=True)
+    elif arch.kind == "rocm":
+        import tvm.support.rocm  # likewise
+
+        tvm_ffi.register_global_func("tvm_callback_rocm_link", link_rocm, override=True)
+        # no device libraries: exp, log, sqrt, erf, tanh and pow compile to instructions without them
+        tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", lambda: tvm.runtime.convert([]), override=True)
+    yield made
+
+
+def launch_of(mod: tvm.IRModule, arch: Arch) -> Launch:
+    """Grid and block of a program: of a scheduled one read off its thread-bound loops, of one in TIRx off the launch
+    that its scopes are lowered to."""
+    extents: dict[str, int | str] = {}
+
+    def visit(loop: Any) -> Any:
+        if loop.kind == tirx.ForKind.THREAD_BINDING:
+            extent = loop.extent
+            extents[str(loop.thread_binding.thread_tag)] = (
+                int(extent) if isinstance(extent, tirx.IntImm) else str(extent)
+            )
+        return loop
+
+    def visit_scope(scope: Any) -> None:
+        if scope.attr_key == "thread_extent":
+            extent = scope.value
+            extents[str(scope.node.thread_tag)] = int(extent) if isinstance(extent, tirx.IntImm) else str(extent)
+
+    if pipeline.is_tirx(mod):
+        with arch.target():
+            mod = tirx.transform.LowerTIRx()(mod)
+        tvm_ffi.structural_walk(mod["main"].body, (tirx.AttrStmt, visit_scope))
+    else:
+        tvm_ffi.structural_map(mod["main"].body, (tirx.For, visit))
+    grid = tuple(extents.get(f"blockIdx.{axis}", 1) for axis in AXES)
+    block = tuple(int(extents.get(f"threadIdx.{axis}", 1)) for axis in AXES)
+    return Launch(grid, block, int(extents.get("clusterCtaIdx.x", 1)))  # type: ignore[arg-type]
+
+
+def check_arguments(arguments: Sequence[Argument], arch: Arch, tensors: Sequence[Any]) -> None:
+    """Raise ArgumentError unless `tensors` are what a function of `arguments` takes, in order."""
+    if len(tensors) != len(arguments):
+        wanted = ", ".join(argument.name for argument in arguments)
+        raise ArgumentError(f"{len(tensors)} tensors given, {len(arguments)} needed: {wanted}")
+    runtime: int | None = None
+    for argument, tensor in zip(arguments, tensors, strict=True):
+        shape = tuple(int(extent) for extent in tensor.shape)
+        wanted_shape: list[int] = list(argument.shape)
+        if argument.runtime_axis is not None and len(shape) == len(wanted_shape):
+            runtime = shape[argument.runtime_axis] if runtime is None else runtime
+            wanted_shape[argument.runtime_axis] = runtime
+        if shape != tuple(wanted_shape):
+            raise ArgumentError(f"{argument.name} has shape {shape}, needed {tuple(wanted_shape)}")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype != argument.dtype:
+            raise ArgumentError(f"{argument.name} has dtype {dtype}, needed {argument.dtype}")
+        if not _contiguous(tensor):
+            raise ArgumentError(f"{argument.name} is not contiguous; copy it first")
+        device = _device_kind(tensor)
+        if device != arch.kind:
+            raise ArgumentError(f"{argument.name} lies on {device}, the function was built for {arch}")
+        if arch.is_gpu and hasattr(tensor, "data_ptr") and tensor.data_ptr() % VECTOR_BYTES:
+            raise ArgumentError(f"{argument.name} does not start at a multiple of {VECTOR_BYTES} bytes; copy it first")
+
+
+def _contiguous(tensor: Any) -> bool:
+    if hasattr(tensor, "is_contiguous"):
+        return bool(tensor.is_contiguous())
+    if hasattr(tensor, "flags"):
+        return bool(tensor.flags["C_CONTIGUOUS"])
+    strides = getattr(tensor, "strides", None)
+    expected = 1
+    for extent, stride in zip(reversed(tensor.shape), reversed(strides or ()), strict=False):
+        if extent != 1 and int(stride) != expected:
+            return False
+        expected *= int(extent)
+    return True
+
+
+def _device_kind(tensor: Any) -> str:
+    if not hasattr(tensor, "__dlpack_device__"):
+        return "llvm"
+    kind = int(tensor.__dlpack_device__()[0])
+    return {1: "llvm", 2: "cuda", 3: "llvm", 10: "rocm", 13: "cuda"}.get(kind, f"device type {kind}")

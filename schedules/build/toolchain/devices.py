@@ -1,0 +1,168 @@
+"""The devices of this machine, asked without TVM: its own detection wants a runtime that may not load."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from schedules.core.arch import ARCHES, Arch
+
+CPUINFO = Path("/proc/cpuinfo")
+KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+# LLVM's names of the x86 features that change which instructions it selects, and Linux's names of the same
+_X86_FEATURES = {
+    "sse3": "pni",
+    "ssse3": "ssse3",
+    "sse4.1": "sse4_1",
+    "sse4.2": "sse4_2",
+    "sse4a": "sse4a",
+    "popcnt": "popcnt",
+    "movbe": "movbe",
+    "lzcnt": "abm",
+    "bmi": "bmi1",
+    "bmi2": "bmi2",
+    "avx": "avx",
+    "avx2": "avx2",
+    "fma": "fma",
+    "f16c": "f16c",
+    "gfni": "gfni",
+    "avxvnni": "avx_vnni",
+    "avx512f": "avx512f",
+    "avx512bw": "avx512bw",
+    "avx512dq": "avx512dq",
+    "avx512cd": "avx512cd",
+    "avx512vl": "avx512vl",
+    "avx512ifma": "avx512ifma",
+    "avx512vbmi": "avx512vbmi",
+    "avx512vbmi2": "avx512_vbmi2",
+    "avx512vnni": "avx512_vnni",
+    "avx512bitalg": "avx512_bitalg",
+    "avx512vpopcntdq": "avx512_vpopcntdq",
+    "avx512bf16": "avx512_bf16",
+    "avx512fp16": "avx512_fp16",
+}
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device: `kind` of arch it runs, its name, and its compute capability ("9.0") or AMD processor ("gfx942")."""
+
+    kind: str
+    name: str
+    capability: str
+
+    def runs(self, arch: Arch) -> bool:
+        """Whether code built for `arch` runs here.
+
+        A cubin runs on its own compute capability and on later minor ones of the same major, except that an
+        architecture-specific one ("sm_90a") runs on its own only.
+        """
+        if self.kind != arch.kind:
+            return False
+        if arch.kind == "rocm":
+            return self.capability == arch.name
+        if arch.kind != "cuda" or self.capability == arch.compute_capability:
+            return True
+        (major, minor), (mine, least) = (text.split(".") for text in (self.capability, arch.compute_capability))
+        return arch.name[-1].isdigit() and major == mine and int(minor) >= int(least)
+
+    def newest_arch(self) -> Arch | None:
+        """The newest arch whose code runs here; None if there is none."""
+        return next((arch for arch in reversed(ARCHES.values()) if self.runs(arch)), None)
+
+
+@lru_cache
+def cpu() -> Device:
+    """This machine's processor."""
+    name = next((line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")), "")
+    return Device("llvm", name or platform.processor() or platform.machine(), platform.machine())
+
+
+@lru_cache
+def cuda() -> tuple[Device, ...]:
+    """The NVIDIA GPUs that the driver shows to this process; none if there is no driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ()
+    count = ctypes.c_int()
+    # the stand-in driver used for cross-building has no cuInit
+    if not hasattr(driver, "cuInit") or driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return ()
+    found = []
+    for index in range(count.value):
+        device, major, minor, name = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+        driver.cuDeviceGet(ctypes.byref(device), index)
+        driver.cuDeviceGetName(name, len(name), device)
+        driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
+        driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
+        found.append(Device("cuda", name.value.decode(errors="replace"), f"{major.value}.{minor.value}"))
+    return tuple(found)
+
+
+@lru_cache
+def driver_version() -> str | None:
+    """The newest CUDA version that NVIDIA's driver supports ("13.0"); None if there is no driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    if not hasattr(driver, "cuDriverGetVersion") or driver.cuDriverGetVersion(ctypes.byref(version)):
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+@lru_cache
+def rocm() -> tuple[Device, ...]:
+    """The AMD GPUs that the kernel driver shows."""
+    found = []
+    for node in sorted(KFD_NODES.glob("*/properties")):
+        try:
+            words = dict(line.split(maxsplit=1) for line in node.read_text().splitlines() if " " in line)
+        except OSError:
+            continue  # a node that this user may not read is not usable either
+        version = int(words.get("gfx_target_version", 0))
+        if version:
+            name = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+            found.append(Device("rocm", f"AMD {name}", name))
+    return tuple(found)
+
+
+def all_devices() -> tuple[Device, ...]:
+    """The CPU and every GPU of this machine."""
+    return (cpu(), *cuda(), *rocm())
+
+
+def of_arch(arch: Arch) -> Device | None:
+    """The first device here that runs code built for `arch`; None if there is none."""
+    return next((device for device in all_devices() if device.runs(arch)), None)
+
+
+def cpu_features() -> frozenset[str] | None:
+    """The features of this CPU by Linux's names; None where they are not told."""
+    for line in _cpuinfo():
+        if line.startswith("flags"):
+            return frozenset(line.split(":", 1)[1].split())
+    return None
+
+
+def needed_features(mcpu: str | None) -> tuple[str, ...]:
+    """The x86 features, by Linux's names, that LLVM may use in code for `mcpu`; none if there is no `mcpu`."""
+    if mcpu is None or platform.machine() != "x86_64":
+        return ()
+    from tvm.target import Target, codegen
+
+    has = {str(feature) for feature in codegen.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": mcpu}))}
+    return tuple(sorted(linux for llvm, linux in _X86_FEATURES.items() if llvm in has))
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return CPUINFO.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,71 @@
+"""Linking: objects into a shared library for the CPU, AMDGPU objects into a code object."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from schedules.build.toolchain.stub_elf import shared_library
+from schedules.core.errors import BuildError, ToolchainError
+
+INSTALL = "pip install 'te-schedules[rocm]'"
+
+
+@lru_cache
+def find_lld() -> tuple[str, ...] | None:
+    """The command of an LLVM linker: ``ld.lld`` on PATH, or the one inside the ziglang package."""
+    for name in ("ld.lld", *(f"ld.lld-{version}" for version in range(22, 14, -1))):
+        if shutil.which(name):
+            return (name,)
+    if importlib.util.find_spec("ziglang") is not None:
+        return (sys.executable, "-m", "ziglang", "ld.lld")
+    return None
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(list(command), capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        raise BuildError(f"{Path(command[0]).name} failed: {lines[0] if lines else 'no message'}")
+
+
+def link_library(output: str, objects: Sequence[str], options: Any = None, **_: Any) -> None:
+    """Link `objects` into the shared library `output`; fits ``export_library(fcompile=...)``.
+
+    A C compiler is used where there is one, else LLVM's linker.  The result names libm, whose functions LLVM calls.
+    Raises ToolchainError if there is neither.
+    """
+    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    if compiler:
+        _run([compiler, "-shared", "-fPIC", "-o", output, *objects, "-Wl,--no-as-needed", "-lm"])
+        return
+    lld = find_lld()
+    if lld is None:
+        raise ToolchainError(f"no linker found; {INSTALL} (it brings one), or install a C compiler")
+    with tempfile.TemporaryDirectory() as folder:
+        # a stand-in is enough to record the dependency: LLVM's linker is alone here, with no C library to link against
+        libm = Path(folder) / "libm.so.6"
+        libm.write_bytes(shared_library("libm.so.6", ["expf"], 0))
+        _run([*lld, "-shared", "-o", output, *objects, "--no-as-needed", f"-L{folder}", "-l:libm.so.6"])
+
+
+link_library.object_format = "o"  # type: ignore[attr-defined]  # read by export_library
+
+
+def link_code_object(relocatable: bytes) -> bytes:
+    """An HSA code object from an AMDGPU object file.  Raises ToolchainError or BuildError (undefined symbols)."""
+    lld = find_lld()
+    if lld is None:
+        raise ToolchainError(f"no linker for AMD GPUs found; {INSTALL}, or put ld.lld on PATH")
+    with tempfile.TemporaryDirectory() as folder:
+        source, result = Path(folder) / "kernel.o", Path(folder) / "kernel.hsaco"
+        source.write_bytes(relocatable)
+        _run([*lld, "--no-undefined", "-shared", str(source), "-o", str(result)])
+        return result.read_bytes()

@@ -1,0 +1,1 @@
+"""What is shipped: bundles, which are folders of one kernel, and libraries of many."""

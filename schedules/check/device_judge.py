@@ -1,0 +1,121 @@
+"""Comparing outputs with their reference where they lie: on the device, at the speed of its memory.
+
+The same rule as `tolerance.compare`, written as a tensor expression; the reference and what is allowed are brought to
+the device once and serve every candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schedules.build.builder import compiled
+from schedules.build.present import to_device
+from schedules.check.verify import outputs_of
+from schedules.core.arch import Arch
+from schedules.core.arithmetic import FLOAT32, Arithmetic
+from schedules.core.operator import Expected
+from schedules.core.problem import Argument, Problem
+from schedules.core.tolerance import compare, limits
+
+if TYPE_CHECKING:
+    import tvm
+
+THREADS, BLOCKS = 256, 1056  # of a comparison: eight blocks on each multiprocessor of an H200
+
+
+class DeviceJudge:
+    """The reference of one problem and one set of inputs, on the device of `arch`, for outputs of `arithmetic`."""
+
+    def __init__(
+        self, problem: Problem, arch: Arch, expected: Sequence[Expected], arithmetic: Arithmetic = FLOAT32
+    ) -> None:
+        self._arch = arch
+        self._arguments = outputs_of(problem)
+        self._host = [
+            tuple(array.reshape(-1) for array in limits(reference, argument.dtype, arithmetic))
+            for argument, reference in zip(self._arguments, expected, strict=True)
+        ]
+        self._limits = [tuple(to_device(array, arch) for array in pair) for pair in self._host]
+        self._functions = [
+            _comparison(argument, len(values), arch)
+            for argument, (values, _) in zip(self._arguments, self._host, strict=True)
+        ]
+        self._worst = to_device(np.zeros(THREADS * BLOCKS), arch)
+
+    def restore(self) -> None:
+        """Bring the reference to the device again, where a wild write may have damaged it."""
+        for tensors, arrays in zip(self._limits, self._host, strict=True):
+            for tensor, array in zip(tensors, arrays, strict=True):
+                tensor.copyfrom(array)
+
+    def error(self, outputs: Sequence[Any]) -> float:
+        """The worst element's error in units of the tolerance; over 1 is wrong."""
+        errors = []
+        for function, output, (values, allowed) in zip(self._functions, outputs, self._limits, strict=True):
+            function(output, values, allowed, self._worst)
+            errors.append(float(np.max(self._worst.numpy())))
+        return max(errors)
+
+
+class HostJudge:
+    """The same where the device is this CPU: by `tolerance.compare`."""
+
+    def __init__(
+        self, problem: Problem, arch: Arch, expected: Sequence[Expected], arithmetic: Arithmetic = FLOAT32
+    ) -> None:
+        self._expected, self._arguments, self._arithmetic = expected, outputs_of(problem), arithmetic
+
+    def error(self, outputs: Sequence[Any]) -> float:
+        """The worst element's error in units of the tolerance; over 1 is wrong."""
+        pairs = zip(outputs, self._expected, self._arguments, strict=True)
+        return max(compare(o.numpy(), e, argument.dtype, self._arithmetic).error for o, e, argument in pairs)
+
+
+@lru_cache(maxsize=16)
+def _comparison(argument: Argument, period: int, arch: Arch) -> Any:
+    """The function (got, values, allowed, worst): each thread's worst of the elements that it looks at."""
+    import tvm
+
+    return compiled(tvm.IRModule({"main": _program(argument, period)}), arch)["main"]
+
+
+def _program(argument: Argument, period: int) -> tvm.tirx.PrimFunc:
+    from tvm import te, tirx
+    from tvm.s_tir import Schedule
+
+    size, threads = int(np.prod(argument.shape, dtype=np.int64)), THREADS * BLOCKS
+    got = te.placeholder(argument.shape, argument.dtype, name="got")
+    values = te.placeholder((period,), "float64", name="values")
+    allowed = te.placeholder((period,), "float64", name="allowed")
+    k = te.reduce_axis((0, -(-size // threads)), name="k")
+    infinity = tirx.const(float("inf"), "float64")
+
+    def indices(flat: Any) -> list[Any]:
+        found = []
+        for extent in reversed(argument.shape):
+            found.append(flat % extent)
+            flat = flat // extent
+        return found[::-1]
+
+    def error(thread: Any) -> Any:
+        flat = tirx.Cast("int64", k) * threads + thread
+        element = got(*indices(flat)).astype("float64")
+        value = values[flat % period]
+        ratio = tirx.abs(element - value) / allowed[flat % period]
+        same = tirx.any(value == element, tirx.all(tirx.isnan(value), tirx.isnan(element)))
+        # a comparison with NaN is false: what is not known to be within any bound is wrong
+        judged = tirx.if_then_else(same, tirx.const(0.0, "float64"), tirx.Select(ratio < infinity, ratio, infinity))
+        return tirx.if_then_else(flat < size, judged, tirx.const(0.0, "float64"))
+
+    worst = te.compute((threads,), lambda thread: te.max(error(thread), axis=k), name="worst")
+    sch = Schedule(te.create_prim_func([got, values, allowed, worst]))
+    block = sch.get_sblock("worst")
+    thread, _ = sch.get_loops(block)
+    blocks, thread = sch.split(thread, [BLOCKS, THREADS])
+    sch.bind(blocks, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+    return sch.mod["main"]

@@ -1,0 +1,213 @@
+"""Compiles the emulator's runtime library, headers and translated kernels; keeps the results in a per-user cache.
+
+The cache folder is `$XDG_CACHE_HOME/te-schedules/emulate` (or below `~/.cache`).  A file's name holds a hash of
+everything that went into it, and files appear by renaming, so any number of processes may share the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from schedules.check.emulate.translate import translate
+from schedules.core.errors import EmulationError, ToolchainError
+
+CXX_FOLDER = Path(__file__).parent / "cxx"
+
+_COMMON_FLAGS = ("-std=c++17", "-g1", "-fPIC", "-shared", "-w")
+# No contraction: g++ would fuse a multiply and an add only where the CPU can.  Signed overflow wraps, as on the GPU.
+_KERNEL_FLAGS = (
+    *_COMMON_FLAGS,
+    "-O1",
+    "-fvisibility=hidden",
+    "-fno-strict-aliasing",
+    "-fno-delete-null-pointer-checks",
+    "-fwrapv",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-exceptions",
+)
+_RUNTIME_FLAGS = (*_COMMON_FLAGS, "-O2", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno")
+_INCLUDE = (f"-I{CXX_FOLDER}", f"-I{CXX_FOLDER / 'include'}")
+_MAX_CACHED_KERNELS = 1000
+_MAX_CACHED_HEADERS = 8
+
+
+def find_cxx() -> str:
+    """The C++ compiler to use: `$CXX` if set, else the first of g++, clang++ and c++ on the PATH.
+
+    Raises:
+        ToolchainError: if there is none.
+    """
+    chosen = os.environ.get("CXX")
+    for name in [chosen] if chosen else ["g++", "clang++", "c++"]:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    missing = f"the compiler {chosen!r} named by $CXX" if chosen else "a C++ compiler (g++, clang++ or c++)"
+    raise ToolchainError(f"{missing} was not found; install g++ (for example `apt-get install g++`) or set $CXX")
+
+
+def cache_folder() -> Path:
+    """The folder of compiled files, created if it does not exist."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base else Path.home() / ".cache") / "te-schedules" / "emulate"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@functools.lru_cache
+def _compiler_identity(cxx: str) -> str:
+    result = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=False)
+    return f"{cxx} {result.stdout}"
+
+
+@functools.lru_cache
+def _header_hash() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for path in CXX_FOLDER.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(CXX_FOLDER)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _compile(name: str, flags: Sequence[str], inputs: Sequence[str], source: str, key: Iterable[str]) -> Path:
+    """Compiles to a file in the cache, unless it is there already; the hash takes the place of {} in its `name`.
+
+    Raises:
+        ToolchainError: if there is no compiler.
+        subprocess.CalledProcessError: if the compiler refuses; its `stderr` is text.
+    """
+    cxx = find_cxx()
+    parts = [_compiler_identity(cxx), _header_hash(), *flags, source, *key]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    target = cache_folder() / name.format(digest[:32])
+    with contextlib.suppress(FileNotFoundError):
+        os.utime(target)  # the cache drops what was not used for longest
+        return target
+    target.parent.mkdir(exist_ok=True)
+    descriptor, partial = tempfile.mkstemp(prefix=".", suffix=target.name, dir=target.parent)
+    os.close(descriptor)
+    try:
+        command = [cxx, *flags, *inputs, "-o", partial]
+        subprocess.run(command, input=source, capture_output=True, text=True, check=True)
+        os.replace(partial, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
+    return target
+
+
+def _tvm_include_folders() -> list[Path]:
+    folders = []
+    for package in ("tvm", "tvm_ffi"):
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            raise ToolchainError(f"the Python package {package} was not found; install apache-tvm")
+        folders.append(Path(spec.submodule_search_locations[0]) / "include")
+    return folders
+
+
+def build_runtime() -> Path:
+    """The runtime library: fibers, barriers, matrix instructions and the device that TVM's runtime is given.
+
+    Compiling it takes some seconds, once per machine, compiler and TVM version.
+
+    Raises:
+        ToolchainError: if there is no compiler, or it cannot compile the library.
+    """
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("apache-tvm", "apache-tvm-ffi")]
+    includes = [f"-I{folder}" for folder in _tvm_include_folders()]
+    sources = [str(path) for path in sorted(CXX_FOLDER.glob("*.cc"))]
+    try:
+        return _compile("runtime-{}.so", _RUNTIME_FLAGS, [*includes, *sources], "", versions)
+    except subprocess.CalledProcessError as error:
+        raise ToolchainError(f"cannot compile the emulator's runtime: {_first_error(error.stderr)}") from error
+
+
+def _precompiled() -> tuple[str, ...]:
+    """Where GCC finds emulator.h compiled, before the header itself: reading that is half the work of compiling a
+    kernel.  Nothing for other compilers.
+
+    Raises:
+        ToolchainError: if there is no compiler, or it cannot compile the header.
+    """
+    if "Free Software Foundation" not in _compiler_identity(find_cxx()):
+        return ()
+    inputs = [*_INCLUDE, "-x", "c++-header", str(CXX_FOLDER / "emulator.h")]
+    try:
+        header = _compile("header-{}/emulator.h.gch", _KERNEL_FLAGS, inputs, "", ())
+    except subprocess.CalledProcessError as error:
+        raise ToolchainError(f"cannot compile the emulator's headers: {_first_error(error.stderr)}") from error
+    _drop_old(header.parents[1].glob("header-*/emulator.h.gch"), _MAX_CACHED_HEADERS)
+    return (f"-I{header.parent}",)
+
+
+_translated = functools.lru_cache(maxsize=8)(translate)  # one source is run in several modes
+
+
+def build_kernels(source: str) -> Path:
+    """Translates and compiles a CUDA source; the library exports `emu_kernel_<name>` for each kernel.
+
+    Raises:
+        EmulationError: if the source is not CUDA C++ that the emulator can compile.
+        ToolchainError: if there is no compiler.
+    """
+    try:
+        translation = _translated(source)
+    except (ValueError, StopIteration) as error:
+        raise EmulationError(f"cannot translate the CUDA source: {error or 'unexpected end'}") from error
+    if not translation.kernels:
+        raise EmulationError("the CUDA source has no __global__ function")
+    text = '#line 1 "kernel.cu"\n' + translation.source
+    inputs = [*_precompiled(), *_INCLUDE, "-include", "emulator.h", "-x", "c++", "-"]
+    try:
+        library = _compile("kernel-{}.so", _KERNEL_FLAGS, inputs, text, ())
+    except subprocess.CalledProcessError as error:
+        message = _first_error(error.stderr)
+        raise EmulationError(f"the CUDA source does not compile for the emulator: {message}") from error
+    _drop_old(library.parent.glob("kernel-*.so"), _MAX_CACHED_KERNELS)
+    return library
+
+
+def _first_error(stderr: str) -> str:
+    lines = stderr.strip().splitlines()
+    return next((line for line in lines if "error" in line), lines[-1] if lines else "no message")
+
+
+def _drop_old(cached: Iterable[Path], most: int) -> None:
+    """Unlinks those not used for longest, down to half of `most`, where there are more."""
+    files = list(cached)
+    if len(files) <= most:
+        return
+
+    def last_use(path: Path) -> float:
+        try:
+            return path.stat().st_mtime
+        except FileNotFoundError:  # another process dropped it
+            return 0.0
+
+    for path in sorted(files, key=last_use)[: len(files) - most // 2]:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+
+def source_line(library: Path, offset: int) -> int | None:
+    """The line of the CUDA source that the code at `offset` in a kernel library comes from, if it can be told."""
+    tool = shutil.which("addr2line")
+    if tool is None:
+        return None
+    command = [tool, "-i", "-e", str(library), hex(offset)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    # -i also lists the emulator headers inlined there; g++ gives the name of its input, not that of the #line
+    match = re.search(r"(?:kernel\.cu|<stdin>):(\d+)", result.stdout)
+    return int(match[1]) if match else None

@@ -1,0 +1,25 @@
+"""What the sums of an operator are computed in, and how exact that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a schedule multiplies and adds.
+
+    `error` bounds what a sum of products may be off, in units of the sum of the absolute products, whatever the order
+    of summation and before the result is rounded to the output's dtype.
+    """
+
+    name: str
+    error: float
+
+
+FLOAT32 = Arithmetic("float32", 2.0**-20)  # 16 units in the last place
+# float32 products as three of bfloat16 parts: see `steps.split`; their sums are float32's
+BF16X3 = Arithmetic("bf16x3", 3 * 2.0**-16 + FLOAT32.error)
+# float32 products of TF32 parts, each operand rounded to 10 bits of mantissa (2^-11 of it); the sums are float32's, of
+# which tensor cores cut off what is below the last bit after every step
+TF32 = Arithmetic("tf32", 2.0**-10 + 2.0**-13)

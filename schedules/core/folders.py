@@ -1,0 +1,88 @@
+"""Folders that come into being whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from schedules.core.errors import BundleError
+
+
+@contextlib.contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill that becomes `out`, an absolute path, when the body ends, and is gone if it fails.
+
+    What was at `out` is replaced.  Raises BundleError for what the file system refuses, in the body too.
+    """
+    with _reported(out), _parents(out), _beside(out) as temporary:
+        yield temporary
+        _place(temporary, out)
+
+
+@contextlib.contextmanager
+def _reported(out: Path) -> Iterator[None]:
+    """Turn what the file system refuses into a BundleError."""
+    try:
+        yield
+    except OSError as error:
+        raise BundleError(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
+
+
+@contextlib.contextmanager
+def _parents(out: Path) -> Iterator[None]:
+    """Make the folders above `out`, and remove those that were made if the body fails."""
+    missing = [folder for folder in out.parents if not folder.exists()]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # someone else's files came in meanwhile: theirs to keep
+                folder.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def _beside(out: Path) -> Iterator[Path]:
+    """A temporary folder on the file system of `out`, removed at the end if it is still there."""
+    temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o777 & ~umask)  # mkdtemp's folders are for the owner's eyes only
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _place(temporary: Path, out: Path) -> None:
+    """Put `temporary` where `out` is; an old folder lies in `temporary` afterwards."""
+    if not out.exists() or not any(out.iterdir()):
+        os.rename(temporary, out)
+        return
+    exchange = _renameat2()
+    if exchange is not None and exchange(os.fsencode(temporary), os.fsencode(out)):
+        return
+    # a system that cannot exchange two names in one step
+    aside = temporary.with_name(temporary.name + ".old")
+    os.rename(out, aside)
+    try:
+        os.rename(temporary, out)
+    except OSError:
+        os.rename(aside, out)
+        raise
+    os.rename(aside, temporary)
+
+
+def _renameat2() -> Callable[[bytes, bytes], bool] | None:
+    """Linux's exchange of two names, if the C library has it; the function says whether it worked."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "renameat2"):
+        return None
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return lambda a, b: libc.renameat2(here, a, here, b, exchange) == 0

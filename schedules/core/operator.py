@@ -1,0 +1,146 @@
+"""What an operator folder hands to the rest: the definition, the reference, and its schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schedules.core.arch import Arch
+from schedules.core.arithmetic import FLOAT32, Arithmetic
+from schedules.core.errors import ConfigError, UnknownNameError
+from schedules.core.problem import Argument, Config, Problem
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm import te
+
+Array = np.ndarray[Any, Any]
+# schedules that every operator has, by the module whose SCHEDULE they are: `auto`, which only a search gives a config
+SHARED_SCHEDULES = {"auto": "schedules.operators.auto"}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A float64 reference output, and the magnitude that an error of each element is measured against.
+
+    For a sum of products that magnitude is the sum of the absolute products, which bounds the rounding of any order of
+    summation (Higham, "Accuracy and Stability of Numerical Algorithms", ch. 3); it broadcasts to the shape of `values`.
+    `values` may hold only the first rows of an output whose later rows repeat them.
+    """
+
+    values: Array
+    magnitude: Array
+    roundings: float = 1.0  # times the result is rounded to the output's dtype on its way
+
+
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """One named way to run an operator on a family of targets."""
+
+    name: str
+    summary: str
+    kinds: tuple[str, ...]  # of Arch.kind
+    config: type[Config]
+    apply: Callable[
+        [Any, Any, Arch], tvm.IRModule
+    ]  # (problem, config, arch) -> scheduled program with one function "main"
+    default: Callable[[Any, Arch], Config]  # where none is legal, one whose check says what is wrong
+    # every config worth trying, legal or not; of a sequence (`space.ProductSpace`) only those drawn need be made
+    space: Callable[[Any, Arch], Iterable[Config]]
+    fixed_shape: bool = False  # what is built takes the problem's shapes only, run-time axes too
+    no_routes: Mapping[str, str] = field(default_factory=dict)  # ways to verify that mean nothing here, and why
+    arithmetic: Arithmetic = FLOAT32  # that results are held to
+    opt_in: bool = False  # used only where a user names it: no rule, record or search of all schedules chooses it
+
+    def arguments(self, problem: Problem) -> tuple[Argument, ...]:
+        """The tensors of a function built with this schedule."""
+        arguments = problem.arguments()
+        return tuple(replace(a, runtime_axis=None) for a in arguments) if self.fixed_shape else arguments
+
+    def numbered_space(self, problem: Problem, arch: Arch) -> Sequence[Config]:
+        """The search space, legal or not, to be drawn from by number."""
+        space = self.space(problem, arch)
+        return space if isinstance(space, Sequence) else list(space)
+
+    def legal_space(self, problem: Problem, arch: Arch) -> Iterator[Config]:
+        return (config for config in self.space(problem, arch) if config.check(problem, arch) is None)
+
+    def config_for(self, problem: Problem, arch: Arch, overrides: Config | dict[str, Any] | None = None) -> Config:
+        """The default config with `overrides` (field to value or text) applied, or a config as it is; checked.
+
+        Raises ConfigError or UnknownNameError.
+        """
+        self.require_kind(arch)
+        if isinstance(overrides, Config):
+            overrides.require(problem, arch)
+            return overrides
+        given = overrides or {}
+        complete = {f.name for f in fields(self.config) if f.init} <= given.keys()
+        config = self.config.parse(given if complete else {**self.default(problem, arch).words(), **given})
+        config.require(problem, arch)
+        return config
+
+    def serves(self, problem: Problem, arch: Arch) -> bool:
+        """Whether its default config is legal."""
+        return arch.kind in self.kinds and self.default(problem, arch).check(problem, arch) is None
+
+    def require_kind(self, arch: Arch) -> None:
+        if arch.kind not in self.kinds:
+            raise ConfigError(
+                f"schedule {self.name} runs on {' and '.join(self.kinds)}, not on {arch}; choose another --schedule"
+            )
+
+
+@dataclass(frozen=True)
+class SampledSchedule:
+    """A hand-written schedule whose constants are drawn, for the auto-scheduler to search (its space "template")."""
+
+    definition: Callable[[Any], Sequence[te.Tensor]]  # problem -> the TE graph that the steps are written for
+    # (schedule of that graph, problem, arch): takes the steps, drawing decisions with ``sch.sample_*``
+    apply: Callable[[Any, Any, Arch], None]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator: what is computed, and the schedules that compute it.
+
+    Besides `schedules`, every operator has those of SHARED_SCHEDULES.
+    """
+
+    name: str
+    summary: str
+    problem: type[Problem]
+    definition: Callable[[Any], Sequence[te.Tensor]]  # problem -> the arguments of the TE graph, outputs last
+    reference: Callable[[Any, Sequence[Array]], Sequence[Expected]]  # (problem, inputs) -> one per output
+    inputs: Callable[[Any, np.random.Generator], Sequence[Array]]
+    schedules: tuple[ScheduleSpec, ...]
+    choose: Callable[[Any, Arch], str]  # the rule: which schedule serves this problem on this arch
+    sampled: SampledSchedule | None = None
+
+    def schedule(self, name: str) -> ScheduleSpec:
+        """The schedule called `name`.  Raises UnknownNameError with the nearest name."""
+        own = {spec.name: spec for spec in self.schedules}
+        if name in own:
+            return own[name]
+        if name in SHARED_SCHEDULES:
+            shared: ScheduleSpec = import_module(SHARED_SCHEDULES[name]).SCHEDULE
+            return shared
+        raise UnknownNameError(f"schedule of {self.name}", name, [*SHARED_SCHEDULES, *own])
+
+    def offered(self, arch: Arch) -> tuple[ScheduleSpec, ...]:
+        """The schedules for `arch` that may be used unasked."""
+        return tuple(spec for spec in self.schedules if arch.kind in spec.kinds and not spec.opt_in)
+
+    def opt_in(self, name: str) -> bool:
+        """Whether the schedule called `name` is one that only a user chooses."""
+        return any(spec.name == name and spec.opt_in for spec in self.schedules)
+
+    def schedule_for(self, problem: Problem, arch: Arch, name: str | None = None) -> ScheduleSpec:
+        """The schedule called `name`, or the one the operator's rule chooses."""
+        schedule = self.schedule(name or self.choose(problem, arch))
+        schedule.require_kind(arch)
+        return schedule

@@ -1,0 +1,309 @@
+"""Problems: one concrete shape of an operator, as a frozen dataclass whose fields are what a person types."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from schedules.core.errors import ConfigError, ProblemError, UnknownNameError, UsageError
+
+Pair = tuple[int, int]
+F = TypeVar("F", bound="Fields")
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of a TVM dtype name; bfloat16 comes from ml_dtypes."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One tensor argument of a built function, in the order of the call.
+
+    `shape` is the concrete shape for the problem; axis `runtime_axis` may have another extent at each call.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    output: bool = False
+    runtime_axis: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * numpy_dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A frozen dataclass that is read from ``name=value`` words and written back as them."""
+
+    error: ClassVar[type[UsageError]] = UsageError
+    noun: ClassVar[str] = "value"
+
+    @classmethod
+    def parse(cls: type[F], words: Mapping[str, Any]) -> F:
+        """Make one from strings (command line) or plain values (JSON).
+
+        Raises the class's error for a missing, extra or malformed field, naming it.
+        """
+        hints = _hints(typing.cast(Any, cls))
+        fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+        for name in words:
+            if name not in fields:
+                raise UnknownNameError(f"{cls.noun} field", name, fields)
+        missing = [
+            f.name
+            for f in fields.values()
+            if f.name not in words and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        ]
+        if missing:
+            raise cls.error(
+                f"missing {cls.noun} {', '.join(missing)}; give {' '.join(name + '=...' for name in missing)}"
+            )
+        return cls(**{name: cls._convert(name, hints[name], value) for name, value in words.items()})
+
+    @classmethod
+    def _convert(cls, name: str, kind: Any, value: Any) -> Any:
+        try:
+            if kind == Pair:
+                parts = (
+                    value.replace("x", ",").split(",")
+                    if isinstance(value, str)
+                    else value
+                    if isinstance(value, list | tuple)
+                    else [value]
+                )
+                pair = tuple(int(part) for part in parts)
+                if len(pair) not in (1, 2):
+                    raise ValueError
+                return pair * (2 // len(pair))
+            if kind is bool and isinstance(value, str):
+                return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[value.lower()]
+            if kind is int and isinstance(value, float):
+                raise ValueError
+            return kind(value)
+        except (ValueError, TypeError, KeyError):
+            wanted = (
+                "one or two whole numbers (h,w)"
+                if kind == Pair
+                else {int: "a whole number", bool: "true or false"}.get(kind, kind.__name__)
+            )
+            raise cls.error(f"{cls.noun} {name}={value!r} is not {wanted}") from None
+
+    def words(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        return {name: getattr(self, name) for name in _names(typing.cast(Any, type(self)))}
+
+    def __str__(self) -> str:
+        def text(value: Any) -> str:
+            if isinstance(value, tuple):
+                return str(value[0]) if len(set(value)) == 1 else ",".join(map(str, value))
+            return str(value).lower() if isinstance(value, bool) else str(value)
+
+        return " ".join(f"{name}={text(value)}" for name, value in self.words().items())
+
+
+@cache
+def _names(cls: Any) -> tuple[str, ...]:
+    """The fields that are given: searches ask for them of every config of a space, several times."""
+    return tuple(f.name for f in dataclasses.fields(cls) if f.init)
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """The fields' types: they take longer to find than all else of `parse`, which reads every line of a journal."""
+    return typing.get_type_hints(cls)
+
+
+@dataclass(frozen=True)
+class Problem(Fields):
+    """Base of all problems.  Subclasses check themselves in ``__post_init__`` and raise ProblemError."""
+
+    error = ProblemError
+    noun = "problem"
+    dtypes: ClassVar[tuple[str, ...]] = ("float32",)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the textbook method; a multiply and an add count as two."""
+        raise NotImplementedError
+
+    @property
+    def min_bytes(self) -> int:
+        """The fewest bytes through device memory: every input read once, every output written once."""
+        return sum(argument.nbytes for argument in self.arguments())
+
+    def arguments(self) -> tuple[Argument, ...]:
+        """The tensors of the built function, in call order, outputs last."""
+        raise NotImplementedError
+
+    def smaller(self) -> Iterator[Problem]:
+        """Ever smaller problems of the same kind, for verification where the real one is too large."""
+        raise NotImplementedError
+
+    def odd(self) -> Iterator[Problem]:
+        """Small problems of the same kind whose extents fit no tile, the oddest first; a config may not take them."""
+        raise NotImplementedError
+
+    def any_extent(self) -> Problem:
+        """The problem that stands for all that differ in run-time extents only; one built function takes them all."""
+        return self
+
+    @property
+    def key(self) -> str:
+        """A stable name for files and journals."""
+        return str(self).replace(" ", "_").replace("=", "").replace(",", "x")
+
+    def require_positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if min(value) < 1 if isinstance(value, tuple) else value < 1:
+                raise ProblemError(f"{name}={value} must be at least 1")
+
+    def require_dtype(self) -> None:
+        dtype = getattr(self, "dtype")  # noqa: B009 (a field of the subclass)
+        if dtype not in self.dtypes:
+            raise ProblemError(f"dtype={dtype} is not one this operator takes; use {' or '.join(self.dtypes)}")
+
+
+@dataclass(frozen=True)
+class Conv2dProblem(Problem):
+    """The geometry that every convolution shares; layouts belong to the operators.
+
+    `n` images of `h` x `w` pixels and `ci` channels, `co` filters of `kh` x `kw`; `stride`, `pad` and `dilation` are
+    one number or "h,w".  Padding is the same on both sides.
+    """
+
+    n: int
+    h: int
+    w: int
+    ci: int
+    co: int
+    kh: int
+    kw: int
+    stride: Pair = (1, 1)
+    pad: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("stride", "pad", "dilation"):
+            value = getattr(self, name)
+            if isinstance(value, int):
+                object.__setattr__(self, name, (value, value))
+        self.require_positive("n", "h", "w", "ci", "co", "kh", "kw", "stride", "dilation")
+        if min(self.pad) < 0:
+            raise ProblemError(f"pad={self.pad} must not be negative")
+        self.require_dtype()
+        for axis, size, pad, k, dilation in zip(
+            "hw", (self.h, self.w), self.pad, (self.kh, self.kw), self.dilation, strict=True
+        ):
+            reach = dilation * (k - 1) + 1
+            if reach > size + 2 * pad:
+                raise ProblemError(
+                    f"k{axis}={k} reaches over {reach} pixels but the padded input has {size + 2 * pad}; "
+                    f"enlarge {axis} or pad, or use a smaller kernel"
+                )
+
+    @property
+    def out_h(self) -> int:
+        return (self.h + 2 * self.pad[0] - self.dilation[0] * (self.kh - 1) - 1) // self.stride[0] + 1
+
+    @property
+    def out_w(self) -> int:
+        return (self.w + 2 * self.pad[1] - self.dilation[1] * (self.kw - 1) - 1) // self.stride[1] + 1
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.n * self.out_h * self.out_w * self.co * self.ci * self.kh * self.kw
+
+    def odd(self) -> Iterator[Conv2dProblem]:
+        """Three images of a few pixels more than the kernel reaches over; channels an odd multiple of 1, 2, ... 32."""
+        reach = [d * (k - 1) + 1 for d, k in zip(self.dilation, (self.kh, self.kw), strict=True)]
+        h, w = (max(1, r + s + e - 2 * p) for r, s, e, p in zip(reach, self.stride, (5, 3), self.pad, strict=True))
+
+        def multiple(size: int, step: int, most: int) -> int:
+            count = max(1, min(size, most) // step)
+            return step * (count - 1 + count % 2)
+
+        for step in (1, 2, 4, 8, 16, 32):
+            ci, co = multiple(self.ci, step, max(45, 3 * step)), multiple(self.co, step, max(75, 3 * step))
+            with contextlib.suppress(ProblemError):
+                yield dataclasses.replace(self, n=3, h=h, w=w, ci=ci, co=co)
+
+    def smaller(self) -> Iterator[Conv2dProblem]:
+        """Halve the longest of images, pixels and channels, each no further than a little over one tile of most
+        schedules, so that full tiles and edges both remain."""
+        least = {"n": 68, "co": 68, "ci": 20, "h": 3, "w": 3}
+        problem = self
+        while True:
+            sizes = {name: getattr(problem, name) for name in least}
+            shrinkable = [name for name, size in sizes.items() if size > least[name]]
+            if not shrinkable:
+                return
+            name = max(shrinkable, key=lambda name: sizes[name] / least[name])
+            floor = least[name]
+            if name in "hw":
+                axis = "hw".index(name)
+                floor = max(floor, problem.dilation[axis] * ((problem.kh, problem.kw)[axis] - 1) + 1)
+            size = max(min(floor, sizes[name]), sizes[name] // 2)
+            if size == sizes[name]:
+                least[name] = size
+                continue
+            problem = dataclasses.replace(problem, **{name: size})
+            yield problem
+
+
+@dataclass(frozen=True)
+class FusedConv2dProblem(Conv2dProblem):
+    """A convolution with an optional epilogue: output = activation(conv + bias).
+
+    `bias` adds one number of `dtype` to each output channel; `activation` is none or relu.  Products are summed, and
+    the epilogue computed, in float32 whatever `dtype` is.  `definitions.epilogue` has the tensor expressions.
+    """
+
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16")
+    activations: ClassVar[tuple[str, ...]] = ("none", "relu")
+
+    bias: bool = False
+    activation: str = "none"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.activation not in self.activations:
+            raise ProblemError(f"activation={self.activation} is not {' or '.join(self.activations)}")
+
+    def bias_argument(self) -> tuple[Argument, ...]:
+        """The argument ``bias`` (co,), if there is one; it stands between the filter and the output."""
+        return (Argument("bias", (self.co,), self.dtype),) if self.bias else ()
+
+
+@dataclass(frozen=True)
+class Config(Fields):
+    """The parameters of a schedule.  `check` alone decides what is legal, for the tuner, the defaults and the CLI."""
+
+    error = ConfigError
+    noun = "config"
+
+    def check(self, problem: Any, arch: Any) -> str | None:
+        """Why this config is illegal for `problem` on `arch`, in words that name the field; None if it is legal."""
+        raise NotImplementedError
+
+    def require(self, problem: Any, arch: Any) -> None:
+        """Raise ConfigError if `check` finds a reason."""
+        reason = self.check(problem, arch)
+        if reason:
+            raise ConfigError(f"illegal config: {reason}")

@@ -1,0 +1,1 @@
+"""What the TE graphs of several operators share: zeros beyond the ends, the epilogue, stores in another layout."""

@@ -1,9 +1,0 @@
-"""Generated CUDA C++ run on the CPU: one fiber per GPU thread, in an order that shows missing synchronisation."""
-
-from __future__ import annotations
-
-from schedules.emulate.emulator import EmulationMode, Emulator
-from schedules.emulate.tensor_map import TensorMap
-from schedules.emulate.toolchain import find_cxx
-
-__all__ = ["EmulationMode", "Emulator", "TensorMap", "find_cxx"]

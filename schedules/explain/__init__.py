@@ -1,5 +1,0 @@
-"""A kernel as a story: the program after each step on its way from the definition to the generated source."""
-
-from schedules.explain.story import Step, Story, story
-
-__all__ = ["Step", "Story", "story"]

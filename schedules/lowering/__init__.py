@@ -1,0 +1,1 @@
+"""From a scheduled program to TVM's code generators: the pipeline, and the passes that schedules annotate for."""

@@ -1,0 +1,253 @@
+"""The lowering that every build uses: TVM's pipeline for scheduled programs, with what 0.27 needs mended."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_host_passes
+from tvm.s_tir.stmt import SBlock
+from tvm.tirx.compilation_pipeline import PIPELINE_MAP, tirx_pipeline
+
+from schedules.lowering import annotated
+from schedules.lowering.accesses import whole_accesses
+from schedules.lowering.annotations import APART, MIN_BLOCKS, STREAM, TIRX
+from schedules.lowering.lone_task import lone_tasks_in_caller
+from schedules.lowering.past_caches import stores_past_caches
+
+NAME = "te_schedules"
+TIRX_NAME = "te_schedules_tirx"
+
+
+@dataclass
+class Lowering:
+    """What one run of the pipeline leaves behind: the lowered program as text, and what the device passes need."""
+
+    min_blocks: int = 0
+    stream: str = ""
+    lowered: str = ""
+    device: list[tvm.IRModule] = field(default_factory=list)
+
+
+_current: ContextVar[Lowering] = ContextVar("lowering")
+
+
+@contextlib.contextmanager
+def lowering(mod: tvm.IRModule) -> Iterator[Lowering]:
+    """Collect what the pipeline sees while `mod` is built."""
+    attrs = dict(mod["main"].attrs or {})
+    state = Lowering(min_blocks=int(attrs.get(MIN_BLOCKS, 0)), stream=str(attrs.get(STREAM, "")))
+    token = _current.set(state)
+    try:
+        yield state
+    finally:
+        _current.reset(token)
+
+
+def is_tirx(mod: tvm.IRModule) -> bool:
+    """Whether `mod` is a program written in TIRx, threads, barriers and copies spelled out, not a scheduled one."""
+    return TIRX in (mod["main"].attrs or {})
+
+
+def name_for(mod: tvm.IRModule) -> str:
+    """The pipeline that lowers `mod`."""
+    return TIRX_NAME if is_tirx(mod) else NAME
+
+
+def config(kind: str, mod: tvm.IRModule) -> dict[str, Any]:
+    """PassContext options for a target kind and a scheduled program; a TIRx program takes TVM's own.
+
+    CSE is off: in 0.27 it leaves unused variables in the source and hides warp indices from LowerWarpMemory.  CUDA
+    keeps unrolled loops as loops with a pragma, which a person can read and nvcc unrolls.  Where TVM's wmma intrinsics
+    are, shared memory is merged by the pass that is for it: StorageRewrite gives a float32 tile the memory of a float16
+    one, whose element type the intrinsics' pointers then do not match.
+    """
+    if is_tirx(mod):
+        return {}
+    options: dict[str, Any] = {"tirx.disable_cse_tir": True}
+    if kind == "cuda":
+        options["tirx.UnrollLoop"] = {"explicit_unroll": False}
+    if APART in dict(mod["main"].attrs or {}):
+        options["tirx.disable_storage_rewrite"] = True
+    if uses_wmma(mod):
+        options["tirx.merge_static_smem"] = True
+    return options
+
+
+def uses_wmma(mod: tvm.IRModule) -> bool:
+    """Whether a scheduled program keeps fragments of TVM's wmma intrinsics."""
+    scopes: list[str] = []
+
+    def visit(block: Any) -> None:
+        scopes.extend(str(buffer.scope()) for buffer in block.alloc_buffers)
+
+    tvm_ffi.structural_walk(mod["main"].body, (SBlock, visit))
+    return any(scope.startswith("wmma.") for scope in scopes)
+
+
+def _all_on(mod: tvm.IRModule, kind: str) -> bool:
+    return all(function.attrs["target"].kind.name == kind for function in mod.functions.values())
+
+
+def _without_alignment(mod: tvm.IRModule) -> tvm.IRModule:
+    """`mod` without TVM's promise to LLVM that every argument is aligned to 64 bytes, which NumPy's arrays are not."""
+
+    def visit(statement: Any) -> Any:
+        return statement.body if statement.attr_key == "storage_alignment" else statement
+
+    functions = {
+        name: function.with_body(tvm_ffi.structural_map(function.body, (tirx.AttrStmt, visit)))
+        if isinstance(function, tirx.PrimFunc)
+        else function
+        for name, function in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _pipeline() -> tuple[Any, Any, Any]:
+    lower, _, _ = default_s_tir_pipeline()
+
+    @tvm.transform.module_pass(opt_level=0, name="schedules.lower")
+    def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        if annotated.needed(mod):
+            mod = annotated.lower(mod)
+        mod = _explicit_fma(_without_alignment(lower(mod)))
+        if _all_on(mod, "llvm"):
+            mod = lone_tasks_in_caller(stores_past_caches(mod) if _current.get().stream == "stores" else mod)
+        _current.get().lowered = mod.script()
+        return mod
+
+    @tvm.transform.module_pass(opt_level=0, name="schedules.launch_bounds")
+    def launch_bounds(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        state = _current.get()
+        state.device.append(mod)
+        if not state.min_blocks:
+            return mod
+        # only here: SplitHostDevice drops the function's attributes
+        functions = {
+            name: function.with_attr("tirx.launch_bounds_min_blocks_per_sm", state.min_blocks)
+            for name, function in mod.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+    @tvm.transform.module_pass(opt_level=0, name="schedules.accesses")
+    def accesses(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        streaming = _current.get().stream
+        return whole_accesses(mod, streaming) if streaming and _all_on(mod, "cuda") else mod
+
+    @tvm.transform.module_pass(opt_level=0, name="schedules.narrow_shuffles")
+    def narrow_shuffles(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        # a 64-bit loop bound to threadIdx makes the lane index of a shuffle 64 bits wide, which AMD's ds_bpermute
+        # refuses
+        functions = {
+            name: function.with_body(tvm_ffi.structural_map(function.body, (ir.Call, _narrow_shuffle)))
+            for name, function in mod.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+    @tvm.transform.module_pass(opt_level=0, name="schedules.wide_zeros")
+    def wide_zeros(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        functions = {
+            name: function.with_body(tvm_ffi.structural_map(function.body, (tirx.Broadcast, _wide_zero)))
+            for name, function in mod.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+    def finalize_device() -> tvm.transform.Pass:
+        # LowerWarpMemory rewrites one warp buffer a run in 0.27: accumulator, both operands, and one to spare
+        warp = [tirx.transform.LowerWarpMemory() for _ in range(4)]
+        return tvm.ir.transform.Sequential(
+            [
+                narrow_shuffles,
+                wide_zeros,
+                *warp,
+                tirx.transform.StmtSimplify(),
+                tirx.transform.LowerIntrin(),
+                accesses,
+                launch_bounds,
+            ]
+        )
+
+    return lower_and_record, finalize_host_passes, finalize_device
+
+
+def _narrow_shuffle(call: Any) -> Any:
+    """tvm_warp_shuffle(mask, value, lane, width, warp size), and its up and down variants, with a 32-bit lane."""
+    if not str(getattr(call.op, "name", "")).startswith("tirx.tvm_warp_shuffle") or str(call.args[2].ty) == "int32":
+        return call
+    args = list(call.args)
+    args[2] = tirx.Cast("int32", args[2])
+    return ir.Call(call.op, args, ret_ty=call.ty)
+
+
+def _explicit_fma(mod: tvm.IRModule) -> tvm.IRModule:
+    """``tirx.fma`` that a definition asks for, as what rounds once on every target: TVM has none for CUDA, and one for
+    LLVM that need not fuse.  Registering a lowering would turn every a * b + c into it."""
+
+    def lowered(function: tirx.PrimFunc) -> tirx.PrimFunc:
+        on_cuda = function.attrs["target"].kind.name == "cuda"
+
+        def call(node: Any) -> Any:
+            if str(getattr(node.op, "name", "")) != "tirx.fma":
+                return node
+            if on_cuda:
+                return tirx.call_pure_extern(node.ty, "fmaf", *node.args)
+            return tirx.call_llvm_pure_intrin(node.ty, "llvm.fma", *node.args)
+
+        return function.with_body(tvm_ffi.structural_map(function.body, (ir.Call, call)))
+
+    functions = {
+        name: lowered(function) if isinstance(function, tirx.PrimFunc) else function
+        for name, function in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _wide_zero(vector: Any) -> Any:
+    """A vector of 8 or 16 int8 zeros as one of int32, which CUDA's int2 and int4 are made of: TVM 0.27 hands them a
+    byte each."""
+    lanes = int(vector.lanes)
+    zero = isinstance(vector.value, tirx.IntImm) and vector.value.value == 0 and str(vector.value.ty) == "int8"
+    if not zero or lanes not in (8, 16):
+        return vector
+    return tirx.op.reinterpret(vector.ty, tirx.Broadcast(tirx.const(0, "int32"), lanes // 4))
+
+
+def _tirx_pipeline() -> tuple[Any, Any, Any]:
+    """TVM's pipeline "tirx" without common-subexpression elimination, which leaves unused variables in the source."""
+    _, finalize_host, finalize_device = tirx_pipeline()
+    passes = [
+        tirx.transform.LowerTIRx(),
+        tvm.s_tir.transform.UnifyThreadBinding(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.LowerTIRxOpaque(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.BF16ComputeLegalize(),
+        tirx.transform.NarrowDataType(32),
+        tirx.transform.VectorizeLoop(True),
+        tirx.transform.UnrollLoop(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.VerifyMemory(),
+        tirx.transform.AnnotateEntryFunc(),
+        tirx.transform.SplitHostDevice(),
+        tirx.transform.MakePackedAPI(),
+        tirx.transform.BF16StorageLegalize(),
+    ]
+
+    @tvm.transform.module_pass(opt_level=0, name="schedules.lower_tirx")
+    def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        mod = _explicit_fma(tvm.ir.transform.Sequential(passes)(mod))
+        _current.get().lowered = mod.script()
+        return mod
+
+    return lower_and_record, finalize_host, finalize_device
+
+
+PIPELINE_MAP[NAME] = _pipeline
+PIPELINE_MAP[TIRX_NAME] = _tirx_pipeline

@@ -1,0 +1,200 @@
+"""Which schedule and config a problem is built with: the best that was measured, else the config of the nearest problem
+for the schedule that the rule chooses, else the default.
+
+A record is used only if it was measured on the device the build is for, with the same TVM and compiler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from schedules.build.builder import compiler_of
+from schedules.build.present import device_name
+from schedules.core.arch import Arch
+from schedules.core.errors import ToolchainError
+from schedules.core.problem import Config, Problem
+from schedules.core.registry import operator_of
+from schedules.core.versions import versions
+from schedules.measure.journal import DEFAULT_FOLDER, read_journal
+from schedules.measure.records import Record, slug
+
+VARIABLE = "SCHEDULES_LOGS"
+NEAR = 1.0  # how many doublings of its extents away a problem may be for its config to be taken over
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A schedule and a legal config for a problem; `record` is what they come from, None for the default.
+
+    `passed_over` says in a line what else is known and was not used; `given` that the caller chose.
+    """
+
+    problem: Problem
+    schedule: str
+    config: Config
+    record: Record | None
+    passed_over: str = ""
+    given: bool = False
+
+    @property
+    def source(self) -> str:
+        """record, nearest, default or given."""
+        if self.record is None:
+            return "given" if self.given else "default"
+        return "record" if self.record.problem == self.problem else "nearest"
+
+    def __str__(self) -> str:
+        if self.given:
+            return "as given"
+        if self.record is None:
+            return "default config" + (f" ({self.passed_over})" if self.passed_over else "")
+        where = f"{self.record.us:.2f} us on {self.record.device}, {self.record.date[:10]}"
+        if self.record.problem == self.problem:
+            return f"best record: {where}"
+        return f"record of the nearest problem, {self.record.problem}: {where}"
+
+
+def log_folders() -> list[Path]:
+    """Where journals are looked for: the folders that SCHEDULES_LOGS names, else ``tuning_logs`` here, beside the
+    package (a checkout's), and inside it (an installed wheel's)."""
+    if named := os.environ.get(VARIABLE):
+        return [Path(part) for part in named.split(os.pathsep) if part]
+    package = Path(__file__).resolve().parents[1]
+    places = (DEFAULT_FOLDER, package.parent / DEFAULT_FOLDER, package / DEFAULT_FOLDER)
+    return list({path.resolve(): path for path in places if path.is_dir()}.values())
+
+
+def choose(
+    problem: Problem,
+    arch: Arch,
+    schedule: str | None = None,
+    *,
+    folders: Sequence[str | Path] | None = None,
+    device: str | None = None,
+) -> Choice:
+    """The schedule (or only `schedule`) and config for `problem` on `arch`.
+
+    `device` is the name of the device that the build is for: by default the one that is here, or, where none is, the
+    one device whose records are for `arch`.  Raises ConfigError, UnknownNameError.
+    """
+    op = operator_of(problem)
+    if schedule:
+        op.schedule(schedule).require_kind(arch)
+    known = [record for record in _records(op.name, folders) if record.target == str(arch) and record.correct]
+    asked = (schedule,) if schedule else ()
+    known = [record for record in known if may_use(record, asked) and schedule in (None, record.schedule)]
+    device = device or device_name(arch) or _only_device(known)
+    here = [record for record in known if device and slug(record.device) == slug(device)]
+    usable = [record for record in here if _same_versions(record, arch)]
+    note = _passed_over(known, here, usable, device)
+    exact = best_of([record for record in usable if record.problem == problem], asked)
+    if exact and exact.config.check(problem, arch) is None:
+        return Choice(problem, exact.schedule, exact.config, exact)
+    default = default_choice(problem, arch, schedule, note)
+    # a neighbour has a better config, not a better rule: schedules change their order between problems, and one that is
+    # best there may be far behind here
+    for record in nearest(problem, usable, asked):
+        if record.schedule == default.schedule and record.config.check(problem, arch) is None:
+            return Choice(problem, record.schedule, record.config, record)
+    return default
+
+
+def default_choice(problem: Problem, arch: Arch, schedule: str | None = None, note: str = "") -> Choice:
+    """What the operator's rule chooses, whatever was measured.  Raises ConfigError, UnknownNameError."""
+    spec = operator_of(problem).schedule_for(problem, arch, schedule)
+    return Choice(problem, spec.name, spec.config_for(problem, arch), None, note)
+
+
+def may_use(record: Record, asked: Collection[str] = ()) -> bool:
+    """Whether the schedule of `record` is one that is used unasked, or `asked` for by name."""
+    return record.schedule in asked or not operator_of(record.problem).opt_in(record.schedule)
+
+
+def best_of(records: Iterable[Record], asked: Collection[str] = ()) -> Record | None:
+    """The record to use, of records of one problem on one device; `asked` are schedules that the user has named.
+
+    The winner of the last finals, unless something was faster later.  A config's latest time is its time, since a
+    search's times are each the luckiest of many.
+    """
+    latest: dict[tuple[str, str], Record] = {}
+    winner: Record | None = None
+    for record in records:
+        if not record.correct or not may_use(record, asked):
+            continue
+        latest[record.key] = record
+        if record.more.get("winner"):
+            winner = record
+    best = min(latest.values(), key=lambda record: record.us, default=None)
+    if winner and best and (best.date <= winner.date or best.us >= winner.us):
+        return winner
+    return best
+
+
+def nearest(problem: Problem, records: Sequence[Record], asked: Collection[str] = ()) -> list[Record]:
+    """The best record of each problem near enough, the nearest first."""
+    by_problem: dict[Problem, list[Record]] = {}
+    for record in records:
+        by_problem.setdefault(record.problem, []).append(record)
+    near = sorted((distance(problem, other), str(other), other) for other in by_problem if other != problem)
+    best = (best_of(by_problem[other], asked) for how_far, _, other in near if how_far <= NEAR)
+    return [record for record in best if record]
+
+
+def distance(one: Problem, other: Problem) -> float:
+    """How many doublings of extents lie between two problems of an operator; infinite if they differ in more than
+    extents (dtype, stride, padding, what is fused)."""
+    total = 0.0
+    for field in dataclasses.fields(one):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if a == b:
+            continue
+        if type(a) is not int or type(b) is not int or min(a, b) < 1:
+            return math.inf
+        total += abs(math.log2(a / b))
+    return total
+
+
+def _records(operator: str, folders: Sequence[str | Path] | None) -> list[Record]:
+    found: list[Record] = []
+    for folder in folders if folders is not None else log_folders():
+        for file in sorted(Path(folder).glob(f"*/{operator}.jsonl")):
+            found += _journal(file, file.stat().st_mtime_ns)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _journal(file: Path, modified: int) -> tuple[Record, ...]:
+    return tuple(read_journal(file)[0])
+
+
+def _only_device(records: Sequence[Record]) -> str | None:
+    names = {record.device for record in records}
+    return names.pop() if len(names) == 1 else None
+
+
+def _same_versions(record: Record, arch: Arch) -> bool:
+    ours = versions()
+    if any(record.versions.get(name) != ours[name] for name in ("apache-tvm", "apache-tvm-ffi")):
+        return False
+    try:
+        return record.versions.get("compiler") == compiler_of(arch)
+    except ToolchainError:
+        return True  # then nothing will be built; the build says so better
+
+
+def _passed_over(known: Sequence[Record], here: Sequence[Record], usable: Sequence[Record], device: str | None) -> str:
+    if usable or not known:
+        return ""
+    if here:
+        old = here[-1].versions
+        return f"records of {old.get('apache-tvm')} with {old.get('compiler')} are not used; tune again"
+    names = sorted({record.device for record in known})
+    if device is None:
+        return f"records of {' and '.join(names)} exist; choose with --device"
+    return f"records of {names[0]} exist, none of {device}"

@@ -1,0 +1,75 @@
+"""Files of results beside the journals: comparisons with other libraries, and what something costs beside the kernels.
+
+`benchmarks/` writes them; reports and tables read them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from schedules.core.arithmetic import FLOAT32
+from schedules.core.errors import UsageError
+from schedules.measure.records import now, slug
+
+SCHEMA = 1
+KINDS = ("softmax", "convolution", "cpu")  # what a file of comparisons compares
+
+
+def read_results(file: str | Path) -> dict[str, Any]:
+    """The content of a results file.  Raises UsageError if it is none."""
+    try:
+        found = json.loads(Path(file).read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError:
+        raise UsageError(f"{file} is not JSON; give a file that a comparison (benchmarks/compare_*.py) wrote") from None
+    wanted = {"device", "versions", "cases", "kind"}
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if schema != SCHEMA or not wanted <= found.keys() or found["kind"] not in KINDS:
+        raise UsageError(
+            f"{file} is not a comparison of schema {SCHEMA}; give one that a comparison (benchmarks/compare_*.py) wrote"
+        )
+    return dict(found)
+
+
+def is_comparison(file: str | Path) -> bool:
+    """Whether `file` says that it is a results file, of whatever schema; other data lie beside them."""
+    try:
+        found = json.loads(Path(file).read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("kind") in KINDS and "cases" in found
+
+
+def arithmetic_of(case: Mapping[str, Any]) -> str:
+    """The name of the arithmetic that ours was computed in."""
+    return str(case.get("arithmetic", FLOAT32.name))
+
+
+def read_costs(file: str | Path, kind: str, content: str) -> dict[str, Any]:
+    """The content of a file of `kind`, written by the script of that name, with a list `content`.
+
+    Raises UsageError if it is none.
+    """
+    try:
+        found = json.loads(Path(file).read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError:
+        found = None
+    wanted = {"device", "date", "versions", content}
+    if not isinstance(found, dict) or found.get("kind") != kind or not wanted <= found.keys():
+        raise UsageError(f"{file} holds no {kind}; give a file that {kind} wrote")
+    return found
+
+
+def keep_costs(folder: Path, kind: str, device: str, versions: Mapping[str, str], content: Mapping[str, Any]) -> Path:
+    """Write the file of `kind` of a device into its folder below `folder`, with today's date; its path."""
+    file = folder / slug(device) / f"{kind}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    words = {"kind": kind, "device": device, "date": now(), "versions": dict(versions), **content}
+    file.write_text(json.dumps(words, indent=2) + "\n")
+    return file

@@ -1,0 +1,197 @@
+"""The schedule `auto`: a program that TVM's auto-scheduler made, as the trace of its steps.
+
+Every operator has it.  A config holds the space that the search drew from and the trace, TVM's list of scheduling
+instructions with the decisions taken.  Replaying the trace on the space's unscheduled program gives the scheduled one
+again, in any process.  There is no default and nothing to enumerate: traces come from `tune.auto`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from schedules.core.arch import Arch
+from schedules.core.errors import ConfigError, UnknownNameError
+from schedules.core.frames import quick_frames
+from schedules.core.operator import ScheduleSpec
+from schedules.core.problem import Config, Problem
+from schedules.core.registry import operator_of
+from schedules.steps.story import only_step
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm.s_tir import Schedule
+
+NAME = "auto"
+# kinds of targets that each space makes programs for
+SPACES: dict[str, tuple[str, ...]] = {
+    "llvm": ("llvm",),
+    "cuda": ("cuda",),
+    "cuda-tensorcore": ("cuda",),
+    "rocm": ("rocm",),
+    "template": ("cuda", "rocm"),
+}
+
+
+@dataclass(frozen=True)
+class AutoConfig(Config):
+    """`space` names the design space and with it the unscheduled program; `trace` is TVM's JSON of a trace, compressed:
+    of the tensor-core spaces it is 30 KB."""
+
+    space: str
+    trace: str
+
+    @classmethod
+    def of(cls, space: str, sch: Schedule) -> AutoConfig:
+        """The config that gives the program of `sch`, a schedule of the program of `space`."""
+        text = json.dumps(_plain(sch.trace.as_json()), separators=(",", ":"))
+        return cls(space, base64.b64encode(zlib.compress(text.encode(), 9)).decode())
+
+    @cached_property
+    def steps(self) -> list[Any]:
+        """The trace as TVM reads it: instructions, and decisions with the index of theirs.  Raises ConfigError."""
+        try:
+            text = zlib.decompress(base64.b64decode(self.trace, validate=True))
+            instructions, decisions = json.loads(text)
+            for step, decision in decisions:  # TVM would divide by a factor of 0
+                if instructions[step][0] == "SamplePerfectTile" and min(decision) < 1:
+                    raise ValueError
+            return [[step for step in instructions if isinstance(step[0], str)], decisions]
+        except (ValueError, TypeError, IndexError, KeyError, zlib.error):
+            raise ConfigError("trace is not one of a search, or damaged; take the config from a journal") from None
+
+    def __str__(self) -> str:
+        """Short, and another for each trace."""
+        try:
+            text = json.dumps(self.steps)
+        except ConfigError:
+            text = self.trace
+        return f"space={self.space} trace={hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def check(self, problem: Problem, arch: Arch) -> str | None:
+        """Why the trace cannot be replayed on `problem`; what was replayed is kept for the build that follows."""
+        try:
+            replayed(problem, self, arch)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+
+def schedule(problem: Problem, config: AutoConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program for ``problem.arguments()``, every extent of it fixed.  Raises ConfigError."""
+    sch = replayed(problem, config, arch)
+    only_step(sch, f"What the search found in the space {config.space}", program(problem, config.space))
+    return sch.mod
+
+
+def replayed(problem: Problem, config: AutoConfig, arch: Arch) -> Schedule:
+    """What the trace of `config` makes of its space's program.  Raises ConfigError with the reason."""
+    from schedules.steps.intrinsics import described
+
+    if config.space not in SPACES:
+        raise ConfigError(str(UnknownNameError("space", config.space, SPACES)))
+    if arch.kind not in SPACES[config.space]:
+        raise ConfigError(f"space={config.space} is for {' and '.join(SPACES[config.space])}, not for {arch}")
+    return _replayed(problem, config, described())
+
+
+@lru_cache(maxsize=8)  # a config is checked, then built, then verified
+def _replayed(problem: Problem, config: AutoConfig, as_described: bool) -> Schedule:
+    """`as_described` leaves the loops that a tensor intrinsic stands for, which any target can run."""
+    instructions, decisions = config.steps
+    if as_described:
+        instructions = [step for step in instructions if step[0] != "Tensorize"]
+    return replay(program(problem, config.space), [instructions, decisions])
+
+
+def replay(mod: tvm.IRModule, steps: list[Any]) -> Schedule:
+    """`mod` after `steps`.  Raises ConfigError."""
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import Trace
+
+    if any(step[0] == "Tensorize" for step in steps[0]):
+        register_intrinsics()
+    sch = Schedule(mod, error_render_level="fast")
+    try:
+        Trace.apply_json_to_schedule(steps, sch)
+    except Exception as error:  # TVM raises many types; whichever it is, the trace is not one of this program
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ConfigError(f"trace does not replay on this problem ({reason}); tune it again") from error
+    return sch
+
+
+def _plain(value: Any) -> Any:
+    """TVM's strings, numbers and arrays as Python's."""
+    from tvm import tirx
+
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, tirx.IntImm):
+        return int(value)
+    if isinstance(value, tirx.FloatImm):
+        return float(value)
+    if hasattr(value, "items"):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value]
+
+
+@lru_cache
+def register_intrinsics() -> None:
+    """TVM's tensor intrinsics; the import takes seconds, hence only where a trace has one."""
+    with quick_frames():
+        import tvm.s_tir.tensor_intrin  # noqa: F401
+
+
+@lru_cache(maxsize=16)
+def program(problem: Problem, space: str) -> tvm.IRModule:
+    """The unscheduled program that traces of `space` start from, every extent of it fixed.
+
+    Raises ConfigError if the operator has no such program.
+    """
+    import tvm
+    from tvm import te, tirx
+
+    op = operator_of(problem)
+    if space == "template":
+        if op.sampled is None:
+            raise ConfigError(f"{op.name} has no schedule with sampled decisions; leave out space=template")
+        tensors = op.sampled.definition(problem)
+    else:
+        tensors = op.definition(problem)
+    function = te.create_prim_func(list(tensors))
+    fixed = {
+        parameter: tirx.decl_buffer([tirx.IntImm("int64", extent) for extent in argument.shape], argument.dtype)
+        for parameter, argument in zip(function.params, problem.arguments(), strict=True)
+        if argument.runtime_axis is not None
+    }
+    if fixed:
+        function = function.specialize(fixed)
+    return tvm.IRModule({"main": function})
+
+
+def _no_default(problem: Any, arch: Arch) -> Config:
+    raise ConfigError("auto has no default config; tune it first: schedules tune ... --search auto")
+
+
+def _no_space(problem: Any, arch: Arch) -> Iterator[Config]:
+    return iter(())
+
+
+SCHEDULE = ScheduleSpec(
+    name=NAME,
+    summary="made by TVM's auto-scheduler",
+    kinds=("llvm", "cuda", "rocm"),
+    config=AutoConfig,
+    apply=schedule,
+    default=_no_default,
+    space=_no_space,
+    fixed_shape=True,
+)

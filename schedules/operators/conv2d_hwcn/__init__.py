@@ -1,0 +1,42 @@
+"""Convolution over HWCN data (batch contiguous), as in the TVM tutorial."""
+
+from __future__ import annotations
+
+from schedules.core.arch import Arch
+from schedules.core.operator import Operator
+from schedules.operators.conv2d_hwcn import cpu, mma, mma_split, sampled, simt, tf32, tma_wgmma, tutorial
+from schedules.operators.conv2d_hwcn.definition import HwcnProblem, definition, inputs, reference
+from schedules.steps.tensor_core import matrix_schedule
+
+
+def choose(problem: HwcnProblem, arch: Arch) -> str:
+    """The rule: TMA and wgmma where they reach and half of a run of images is there; else matrix cores for the dtypes
+    that they take; else `simt` for float32 where there is cp.async, and `tutorial` on every other GPU."""
+    if 2 * problem.n >= tma_wgmma.RUN and tma_wgmma.SCHEDULE.serves(problem, arch):
+        return tma_wgmma.SCHEDULE.name
+    matrix = matrix_schedule(problem.dtype, arch)
+    if matrix or not arch.is_gpu:
+        return matrix or "cpu"
+    return "simt" if problem.dtype == "float32" and "cp_async" in arch.features else "tutorial"
+
+
+OPERATOR = Operator(
+    name="conv2d_hwcn",
+    summary="2-D convolution, data HWCN, filter HWIO, output HWCN",
+    problem=HwcnProblem,
+    definition=definition,
+    reference=reference,
+    inputs=inputs,
+    schedules=(
+        tutorial.SCHEDULE,
+        simt.SCHEDULE,
+        mma.SCHEDULE,
+        mma.MFMA,
+        mma_split.SCHEDULE,
+        tma_wgmma.SCHEDULE,
+        tf32.SCHEDULE,
+        cpu.SCHEDULE,
+    ),
+    choose=choose,
+    sampled=sampled.SAMPLED,
+)

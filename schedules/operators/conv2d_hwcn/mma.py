@@ -1,0 +1,58 @@
+"""HWCN convolution on matrix cores: for each pixel, output channels x batch.
+
+Both operands have their reduction axis outside, so that the fragments are transposed on their way out of shared memory.
+One schedule serves NVIDIA (`mma`) and AMD (`mfma`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedules.core.arch import Arch
+from schedules.core.operator import ScheduleSpec
+from schedules.operators.conv2d_hwcn.definition import HwcnProblem, gemm_definition
+from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
+from schedules.steps.tiles import widest_vector
+
+if TYPE_CHECKING:
+    import tvm
+
+
+@dataclass(frozen=True)
+class MmaConfig(TensorCoreConfig):
+    """Tiles of (output channels, batch, input channels)."""
+
+    def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
+        return self.check_tile(problem.dtype, arch)
+
+
+def schedule(problem: HwcnProblem, config: MmaConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
+    from tvm import te
+    from tvm.s_tir import Schedule
+
+    sch = Schedule(te.create_prim_func(gemm_definition(problem, config.tile)))
+    filters = Operand(0, widest_vector(problem.co, 8), transposed=True)
+    batch = Operand(1, widest_vector(problem.n, 8), transposed=True)
+    schedule_product(sch, config, arch, problem.dtype, filters, batch, widest_vector(problem.n, 8))
+    return config.finish(sch.mod)
+
+
+def default(problem: HwcnProblem, arch: Arch) -> MmaConfig:
+    return MmaConfig(**default_tile(problem.co, problem.n, problem.out_h * problem.out_w, problem.dtype, arch))
+
+
+def space(problem: HwcnProblem, arch: Arch) -> Iterator[MmaConfig]:
+    return (MmaConfig(**words) for words in tiles(problem.dtype, arch))
+
+
+def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:
+    return ScheduleSpec(
+        name=name, summary=summary, kinds=(kind,), config=MmaConfig, apply=schedule, default=default, space=space
+    )
+
+
+SCHEDULE = _spec("mma", "cuda", "a product for each pixel on tensor cores: ldmatrix, mma.sync, multi-stage cp.async")
+MFMA = _spec("mfma", "rocm", "a product for each pixel on AMD's matrix cores, two stages of LDS")

@@ -1,0 +1,140 @@
+"""HWCN convolution on Hopper as a matrix product for each output pixel: what its schedules share.
+
+Kernel taps in the padding are left out, and pixels that need all of them come first, so that the last tiles to finish
+are short ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from schedules.core.arch import Arch
+from schedules.core.space import ProductSpace
+from schedules.hopper.config import HopperConfig, blocks, tiles_of
+from schedules.hopper.pixels import taps_inside
+from schedules.hopper.shared import SharedTile, TensorMap
+from schedules.hopper.work import Load, Tensors, Work, fastest
+from schedules.operators.conv2d_hwcn.definition import HwcnProblem, inside_window
+
+
+@dataclass(frozen=True)
+class PixelConfig(HopperConfig):
+    skip_padding: bool = True  # kernel taps in the padding are left out; else they are multiplied as zeros
+
+
+@dataclass(frozen=True)
+class Place:
+    """A block's tile: its output pixel, its first row and column, and the kernel taps it needs."""
+
+    pixel: Any
+    y: Any
+    x: Any
+    row: Any
+    column: Any
+    taps: tuple[Any, Any, Any, Any]
+
+
+class PixelWork(Work):
+    """For each output pixel a product of `rows` x `columns`, of output channels and images in either order."""
+
+    config: PixelConfig
+
+    def __init__(self, problem: HwcnProblem, config: PixelConfig, *, rows: int, columns: int) -> None:
+        p = problem
+        self.problem, self.config = p, config
+        self.arguments = p.arguments()
+        self.kernel = (p.kh, p.kw)
+        self.chunks = -(-p.ci // config.block_k)
+        self.tiles_m = -(-rows // (config.block_m * config.cluster_m))  # of a cluster
+        self.tiles_n = -(-columns // (config.block_n * config.cluster_n))
+        self.clusters = p.out_h * p.out_w * self.tiles_m * self.tiles_n
+
+    def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
+        from tvm.script import tirx as T
+
+        from schedules.lowering.order import inside_first
+        from schedules.tirx.values import named
+
+        p, config = self.problem, self.config
+        each = self.tiles_m * self.tiles_n
+        window = inside_window(p)
+        if config.skip_padding and window:
+            tile = named("place", inside_first(tile, (each, p.out_w, *window)))
+        pixel = named("pixel", T.truncdiv(tile, each))
+        y, x = named("y", T.truncdiv(pixel, p.out_w)), named("x", T.truncmod(pixel, p.out_w))
+        at_m, at_n = T.truncmod(tile, self.tiles_m), T.truncmod(T.truncdiv(tile, self.tiles_m), self.tiles_n)
+        row = named("row", (at_m * config.cluster_m + rank_m) * config.block_m)
+        column = named("column", (at_n * config.cluster_n + rank_n) * config.block_n)
+        return Place(pixel, y, x, row, column, self._taps(y, x))
+
+    def _taps(self, y: Any, x: Any) -> tuple[Any, Any, Any, Any]:
+        """The taps of the pixel that lie in the image; where none do, one in the padding, which gives the zeros."""
+        p = self.problem
+        if not self.config.skip_padding:
+            return 0, p.kh, 0, p.kw
+
+        rows = taps_inside("ry", y, 1, p.h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
+        columns = taps_inside("rx", x, 1, p.w, p.kw, p.pad[1], p.stride[1], p.dilation[1])
+        return *rows, *columns
+
+    @property
+    def least_taps(self) -> int:
+        return 1 if self.config.skip_padding else super().least_taps
+
+    def taps(self, place: Place) -> tuple[Any, Any, Any, Any]:
+        return place.taps
+
+    def tap(self, ry: Any, rx: Any) -> Any:
+        """The number of a tap."""
+        return ry * self.kernel[1] + rx
+
+    def data_at(self, place: Place, ry: Any, rx: Any) -> tuple[Any, Any]:
+        """(x, y) in the data of the place's pixel under a tap."""
+        p = self.problem
+        y = place.y * p.stride[0] + ry * p.dilation[0] - p.pad[0]
+        x = place.x * p.stride[1] + rx * p.dilation[1] - p.pad[1]
+        return x, y
+
+    def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
+        return total
+
+
+def data_map(problem: HwcnProblem, tile: SharedTile, to_tf32: bool = False) -> TensorMap:
+    """The data (h, w, ci, n) in boxes of a run of images by the tile's channels."""
+    p, item = problem, tile.item
+    return TensorMap(
+        "data",
+        p.dtype,
+        (p.n, p.ci, p.w, p.h),
+        (p.n * item, p.ci * p.n * item, p.w * p.ci * p.n * item),
+        (tile.run, tile.k, 1, 1),
+        (1, 1, 1, 1),
+        tile.swizzle,
+        to_tf32=to_tf32,
+    )
+
+
+def runs_of(tile: SharedTile, part: Any, parts: int, start: Any, at: tuple[Any, ...]) -> list[Load]:
+    """The runs of part number `part` of an MN-major tile whose first row is `start`; `at` are the coordinates after
+    it."""
+    count = tile.rows // tile.run // parts
+    runs = (part * count + run for run in range(count))
+    return [Load(run * tile.slab, (start + run * tile.run, *at)) for run in runs]
+
+
+C = TypeVar("C", bound=PixelConfig)
+
+
+def quickest(problem: HwcnProblem, arch: Arch, base: C, work: Callable[[HwcnProblem, C], PixelWork]) -> C:
+    """`base` with the tile and the cluster of the least estimated time and the most stages that fit; `base` itself if
+    none is legal."""
+    legal = (config for config in tiles_of(base) if config.check(problem, arch) is None)
+    found = fastest((work(problem, config) for config in legal), arch)
+    return replace(base, **found.config.words()) if found else base
+
+
+def with_and_without_padding(config: type[C], dtype: str) -> Sequence[C]:
+    """Every `config` worth trying for operands of `dtype`, with taps in the padding left out, and multiplied."""
+    return ProductSpace(lambda words, skip: config(**words, skip_padding=skip), blocks(dtype), (True, False))

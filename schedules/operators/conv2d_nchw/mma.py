@@ -1,0 +1,97 @@
+"""NCHW convolution as an implicit product on matrix cores: output channels x pixels.
+
+The filter's rows are contiguous in k = (ci, kh, kw) and loaded as they lie; pixels are contiguous in the other operand,
+which `ldmatrix` transposes on its way into registers.  Pixels come one by one, as taps shift them off every alignment,
+so that a tile has rather more channels than pixels.  k is padded to whole tiles once, not for each tap, and few output
+channels to 16.  Source: the K100_AI implicit-GEMM article's problem, on the main loop of
+`steps.tensor_core`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from schedules.core.arch import Arch
+from schedules.core.operator import ScheduleSpec
+from schedules.operators.conv2d_nchw.definition import (
+    NchwProblem,
+    pixel_vector,
+    product_definition,
+    product_program,
+    weight_vector,
+)
+from schedules.steps.tensor_core import Operand, TensorCoreConfig, schedule_product
+from schedules.steps.tiles import widest_vector
+
+if TYPE_CHECKING:
+    import tvm
+
+TILES = (  # block_m, block_n, warps_m, warps_n
+    (256, 64, 4, 2),
+    (128, 128, 2, 4),
+    (128, 128, 2, 2),
+    (128, 64, 4, 2),
+    (128, 64, 2, 2),
+    (64, 128, 2, 4),
+    (64, 128, 2, 2),
+    (64, 64, 2, 2),
+    (32, 128, 1, 4),
+    (32, 64, 1, 4),
+    (16, 128, 1, 4),
+    (16, 64, 1, 4),
+)
+
+
+@dataclass(frozen=True)
+class MmaConfig(TensorCoreConfig):
+    """Tiles of (output channels, pixels, k)."""
+
+    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+        return self.check_tile(problem.dtype, arch)
+
+
+def schedule(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), bias (co,) if any, output (n, co, out_h,
+    out_w)."""
+    from tvm.s_tir import Schedule
+
+    p = problem
+    sch = Schedule(product_program(p, product_definition(p, config.tile)))
+    filters = Operand(0, weight_vector(p, 8))
+    pixels = Operand(1, pixel_vector(p, 8), transposed=True)
+    schedule_product(sch, config, arch, p.dtype, filters, pixels, widest_vector(p.out_h * p.out_w, 8))
+    return config.finish(sch.mod)
+
+
+def default(problem: NchwProblem, arch: Arch) -> MmaConfig:
+    """The tile height with the least work, where a lower one counts for more because it reuses pixels less; half the
+    width where whole tiles would leave multiprocessors idle."""
+    p = problem
+    block_m = min((128, 64, 32, 16), key=lambda rows: -(-p.co // rows) * (rows + 32))
+    wide = -(-p.co // block_m) * -(-p.pixels // 128) >= 128
+    block_n = 128 if block_m < 128 and wide else 64
+    rows, columns = (1, 4) if block_m <= 32 else (2, 2)
+    if block_m >= 64 and 8 * arch.wave <= arch.max_threads:
+        rows, columns = (4, 2) if block_n == 64 and block_m == 128 else (2, 4)
+    return MmaConfig(block_m, block_n, 32, rows, columns, 3 if "cp_async" in arch.features else 2)
+
+
+def space(problem: NchwProblem, arch: Arch) -> Iterator[MmaConfig]:
+    for (block_m, block_n, warps_m, warps_n), block_k, stages, min_blocks in product(
+        TILES, (32, 64), (2, 3, 4), (0, 2, 3)
+    ):
+        if block_m < 2 * max(problem.co, 16):
+            yield MmaConfig(block_m, block_n, block_k, warps_m, warps_n, stages, min_blocks)
+
+
+def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:
+    return ScheduleSpec(
+        name=name, summary=summary, kinds=(kind,), config=MmaConfig, apply=schedule, default=default, space=space
+    )
+
+
+SCHEDULE = _spec("mma", "cuda", "implicit GEMM on tensor cores: ldmatrix, transposed for pixels, mma.sync, cp.async")
+MFMA = _spec("mfma", "rocm", "implicit GEMM on AMD's matrix cores, the next tiles in registers")

@@ -1,0 +1,162 @@
+"""NCHW convolution on tensor cores by way of channels-last copies: three kernels in one function.
+
+In NCHW a tap shifts the pixels of a row off every alignment, so the main loop of `mma` fetches them one by one.  Here
+the data and the filter are first copied with their channels last, at the speed of memory; the product then fetches 16
+bytes of channels at a time whatever the tap, and writes NCHW directly, its rows being output channels.  The copies live
+in workspace of the function.  Source: the conversion that cuDNN runs before its NHWC kernels, without the one after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedules.core.arch import Arch
+from schedules.core.operator import ScheduleSpec
+from schedules.definitions.epilogue import ACCUMULATOR, finish
+from schedules.definitions.padding import select
+from schedules.operators.conv2d_nchw.definition import NchwProblem, placeholders, product_program
+from schedules.steps.story import next_step
+from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
+from schedules.steps.tiles import bind, widest_vector
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm import te
+    from tvm.s_tir import Schedule
+    from tvm.tirx import PrimExpr
+
+LANES = (4, 8)  # of a warp along (pixels, channels): 64-byte reads and 128-byte writes, both whole sectors
+WARPS = 4  # of a block that copies
+
+
+@dataclass(frozen=True)
+class MmaChannelsLastConfig(TensorCoreConfig):
+    """Tiles of (output channels, pixels, input channels)."""
+
+    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+        return self.check_tile(problem.dtype, arch)
+
+
+def definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list[te.Tensor]:
+    """``data_last`` (n, h * w, ci) from ``images`` (n, ci, h * w), and ``weight_last`` (kh, kw, co, ci); then the
+    product in the form of `steps.tensor_core`: ``conv`` (co, pixels) = sum over kh, kw, ci of ``weights`` x
+    ``columns``.
+
+    Returns [data, filter, bias if there is one, the output (co, pixels)].
+    """
+    from tvm import te
+
+    p = problem
+    given = placeholders(p)
+    image = p.out_h * p.out_w
+    co, pixels, ci = (-(-size // t) * t for size, t in zip((p.co, p.pixels, p.ci), tile, strict=True))
+    images = te.compute((p.n, p.ci, p.h * p.w), lambda b, c, q: given.data[b, c, q // p.w, q % p.w], name="images")
+    data = te.compute((p.n, p.h * p.w, p.ci), lambda b, q, c: images[b, c, q], name="data_last")
+    weight = te.compute(
+        (p.kh, p.kw, p.co, p.ci), lambda ry, rx, f, c: given.filter_at(f, c, ry, rx), name="weight_last"
+    )
+
+    def column(ry: PrimExpr, rx: PrimExpr, pixel: PrimExpr, c: PrimExpr) -> PrimExpr:
+        y = pixel % image // p.out_w * p.stride[0] + ry * p.dilation[0] - p.pad[0]
+        x = pixel % p.out_w * p.stride[1] + rx * p.dilation[1] - p.pad[1]
+        tests = [
+            (pixels > p.pixels, pixel < p.pixels),
+            (p.pad[0] > 0, te.all(y >= 0, y < p.h)),
+            (p.pad[1] > 0, te.all(x >= 0, x < p.w)),
+            (ci > p.ci, c < p.ci),
+        ]
+        return select(tests, data[pixel // image, y * p.w + x, c])
+
+    columns = te.compute((p.kh, p.kw, pixels, ci), column, name="columns")
+    weights = te.compute(
+        (p.kh, p.kw, co, ci),
+        lambda ry, rx, f, c: select([(co > p.co, f < p.co), (ci > p.ci, c < p.ci)], weight[ry, rx, f, c]),
+        name="weights",
+    )
+    ry, rx, rc = (te.reduce_axis((0, extent), name) for name, extent in (("ry", p.kh), ("rx", p.kw), ("rc", ci)))
+    conv = te.compute(
+        (co, pixels),
+        lambda f, pixel: te.sum(
+            weights[ry, rx, f, rc].astype(ACCUMULATOR) * columns[ry, rx, pixel, rc].astype(ACCUMULATOR),
+            axis=[ry, rx, rc],
+        ),
+        name="conv",
+    )
+    # beyond the last channel there is no bias to read; what stands there is dropped
+    finished = te.compute(
+        (co, pixels), lambda f, pixel: finish(p, conv[f, pixel], given.bias, te.min(f, p.co - 1)), name="finished"
+    )
+    return [*given.tensors, te.compute((p.co, p.pixels), lambda f, pixel: finished[f, pixel], name="output")]
+
+
+def schedule(problem: NchwProblem, config: MmaChannelsLastConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), bias (co,) if any, output (n, co, out_h,
+    out_w)."""
+    from tvm.s_tir import Schedule
+
+    p = problem
+    sch = Schedule(product_program(p, definition(p, config.tile)))
+    vector = widest_vector(p.ci, 8)
+    image = widest_vector(p.out_h * p.out_w, 8)
+    schedule_product(sch, config, arch, p.dtype, Operand(0, vector), Operand(1, vector), image)
+    _copy_data(sch, p)
+    _copy_weight(sch, p)
+    return config.finish(sch.mod)
+
+
+def _copy_data(sch: Schedule, problem: NchwProblem) -> None:
+    """Each thread turns a square of pixels x channels over in registers, between vector loads along pixels and vector
+    stores along channels."""
+    p = problem
+    next_step(sch, "A kernel that copies the data with its channels last, turned over in registers")
+    turned, loaded = sch.get_sblock("data_last"), sch.get_sblock("images")
+    pixels, channels = widest_vector(p.h * p.w, 8), widest_vector(p.ci, 8)
+    stored = sch.cache_write(turned, 0, "local")
+    b, q, c = sch.get_loops(stored)
+    q, warp, pixel_lane, px = sch.split(q, [None, WARPS, LANES[0], pixels])
+    c, channel_lane, ch = sch.split(c, [None, LANES[1], channels])
+    sch.reorder(b, q, c, warp, pixel_lane, channel_lane, px, ch)
+    lane = sch.fuse(pixel_lane, channel_lane)
+    bind(sch, (sch.fuse(b, q, c), "blockIdx.x"), (warp, "threadIdx.y"), (lane, "threadIdx.x"))
+    sch.unroll(px)
+    sch.vectorize(ch)
+    for stage in (turned, loaded):
+        sch.compute_at(stage, lane, preserve_unit_loops=True)
+        outer, inner = sch.get_loops(stage)[-2:]
+        sch.unroll(outer)
+        if stage is turned:
+            sch.unroll(inner)
+        else:
+            sch.vectorize(inner)
+    sch.set_scope(loaded, 0, "local")
+
+
+def _copy_weight(sch: Schedule, problem: NchwProblem) -> None:
+    """A thread for each (output channel, input channel): its taps are neighbours where they are read, and neighbouring
+    threads' are neighbours where they are written."""
+    next_step(sch, "A kernel that copies the filter with its input channels last")
+    ry, rx, f, c = sch.get_loops(sch.get_sblock("weight_last"))
+    sch.reorder(f, c, ry, rx)
+    block, thread = sch.split(sch.fuse(f, c), [None, 32 * WARPS])
+    bind(sch, (block, "blockIdx.x"), (thread, "threadIdx.x"))
+
+
+def default(problem: NchwProblem, arch: Arch) -> MmaChannelsLastConfig:
+    return MmaChannelsLastConfig(**default_tile(problem.co, problem.pixels, 1, problem.dtype, arch))
+
+
+def space(problem: NchwProblem, arch: Arch) -> Iterator[MmaChannelsLastConfig]:
+    return (MmaChannelsLastConfig(**words) for words in tiles(problem.dtype, arch))
+
+
+SCHEDULE = ScheduleSpec(
+    name="mma_channels_last",
+    summary="implicit GEMM on tensor cores from channels-last copies of data and filter",
+    kinds=("cuda",),
+    config=MmaChannelsLastConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+)

@@ -1,0 +1,87 @@
+"""Filters as they lie, (co, ci, kh, kw), for schedules that read them tap by tap: a kernel before packs them.
+
+A thread has eight input channels of an output channel, whose taps lie side by side, and writes eight channels of each
+tap, as `packing.pack_filter` would.  A filter of 1x1 is packed as it lies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schedules.core.problem import Argument
+from schedules.hopper.config import WARPGROUP
+from schedules.hopper.work import Tensors
+from schedules.operators.conv2d_nchw.definition import NchwProblem
+
+GROUP = 8  # channels of a thread, 16 bytes
+IN_REGISTERS = 25  # taps that a thread reads at once, in words; it reads more of them one by one
+
+# {0} taps of eight channels, as many vectors of 16 bytes; in `to` a tap's begin {1} bytes after those of the tap before
+_AT_ONCE = """
+__device__ __forceinline__ void nchw_repack_{0}(const void* from, void* to) {{
+  unsigned int w[4 * {0}];
+#pragma unroll
+  for (int i = 0; i < {0}; ++i) {{
+    uint4 v = ((const uint4*)from)[i];
+    w[4 * i] = v.x; w[4 * i + 1] = v.y; w[4 * i + 2] = v.z; w[4 * i + 3] = v.w;
+  }}
+#pragma unroll
+  for (int tap = 0; tap < {0}; ++tap) {{
+    unsigned int o[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {{
+      int a = 2 * k * {0} + tap, b = a + {0};
+      o[k] = __byte_perm(w[a / 2], w[b / 2], (a % 2 ? 0x32 : 0x10) | (b % 2 ? 0x7600 : 0x5400));
+    }}
+    *(uint4*)((char*)to + tap * {1}) = make_uint4(o[0], o[1], o[2], o[3]);
+  }}
+}}
+"""
+_ONE_BY_ONE = """
+__device__ __forceinline__ void nchw_repack_{0}(const void* from, void* to) {{
+  const unsigned short* v = (const unsigned short*)from;
+#pragma unroll 1
+  for (int tap = 0; tap < {0}; ++tap) {{
+    unsigned int o[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      o[k] = v[2 * k * {0} + tap] | (unsigned int)v[(2 * k + 1) * {0} + tap] << 16;
+    *(uint4*)((char*)to + tap * {1}) = make_uint4(o[0], o[1], o[2], o[3]);
+  }}
+}}
+"""
+
+
+def filter_argument(problem: NchwProblem) -> Argument:
+    """The tensor of the filter (kh, kw, co, ci), or of its bytes: the problem's own, or workspace named "packed"."""
+    p = problem
+    weight = next(argument for argument in p.arguments() if argument.name == "filter")
+    if p.packed or p.kh * p.kw == 1:
+        return weight
+    return Argument("packed", (p.kh, p.kw, p.co, p.ci), p.dtype)
+
+
+def workspace_of(problem: NchwProblem) -> tuple[Argument, ...]:
+    """What `repack` fills: the packed filter, or nothing where the problem has it."""
+    found = filter_argument(problem)
+    return (found,) if found.name == "packed" else ()
+
+
+def repack(problem: NchwProblem, tensors: Tensors) -> None:
+    """Emit the kernel that fills "packed" from "filter"; ci is a multiple of 8, elements have 16 bits."""
+    from tvm.script import tirx as T
+
+    from schedules.tirx.values import named
+
+    p, taps = problem, problem.kh * problem.kw
+    groups = p.ci // GROUP
+    count = p.co * groups
+    block = T.cta_id([-(-count // WARPGROUP)])
+    thread = T.thread_id([WARPGROUP])
+    at = named("at", block * WARPGROUP + thread)
+    source = (_AT_ONCE if taps <= IN_REGISTERS else _ONE_BY_ONE).format(taps, p.co * p.ci * 2)
+    with T.If(at < count), T.Then():
+        filter_: Any = named("filter_", T.truncdiv(at, groups))
+        first = named("first", T.truncmod(at, groups) * GROUP)
+        taken, to = tensors["filter"].ptr_to([filter_, first, 0, 0]), tensors["packed"].ptr_to([0, 0, filter_, first])
+        T.evaluate(T.cuda.func_call(f"nchw_repack_{taps}", taken, to, source_code=source))

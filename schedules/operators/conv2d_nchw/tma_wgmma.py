@@ -1,0 +1,290 @@
+"""NCHW convolution on Hopper: output channels x pixels by TMA and wgmma, taps along a row added up in registers.
+
+TMA cannot load pixels shifted along their contiguous axis by less than 16 bytes.  So each step of the reduction, a
+kernel row and a chunk of channels, loads its pixels once, unshifted, and multiplies them with the filters of all kw
+taps of the row, into kw sets of sums; the epilogue adds these up, each shifted by its tap.  The products are those of
+an ordinary implicit GEMM and the loads of pixels kw times fewer, at kw times the sums.  Columns of wgmma are pixels,
+so that a shift is a choice of registers and a shuffle.  With `halo` a step is a chunk of channels: the rows that all
+of the kernel looks at are loaded once, the kernel's rows are offsets into them, and a stage has the filters of all
+taps.
+
+The filter comes packed, (kh, kw, co, ci), rows of ci (K-major), or is packed by a kernel before (`repack`); pixels lie
+as they are (MN-major), whole image rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from schedules.core.arch import Arch
+from schedules.core.operator import ScheduleSpec
+from schedules.core.space import ProductSpace
+from schedules.definitions.epilogue import finish_sum
+from schedules.hopper.config import REGISTERS, RESIDENT, STAGES, HopperConfig, clusters
+from schedules.hopper.pixels import Place, flattened, place_pixels
+from schedules.hopper.rows import GROUP, RowTiles, output_map, row_tiles, shifts
+from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
+from schedules.hopper.work import Fragment, Load, Operand, Output, Product, Tensors, Work
+from schedules.operators.conv2d_nchw.definition import NchwProblem
+from schedules.operators.conv2d_nchw.repack import filter_argument, repack, workspace_of
+from schedules.tirx import NO_ROUTES
+
+if TYPE_CHECKING:
+    import tvm
+
+DTYPES = ("float16", "bfloat16")
+ITEM = 2  # bytes
+VECTOR = 8  # elements in 16 bytes
+ADDRESSING = 40  # registers beside the accumulators, about; less than others, as columns have no bias
+LOAD = 24  # what an element loaded costs, in products
+
+
+@dataclass(frozen=True)
+class TmaWgmmaConfig(HopperConfig):
+    """Tiles of (output channels, pixels, input channels)."""
+
+    block_n: int = 128
+    consumers_n: int = 1  # consumers side by side along the pixels
+
+    halo: bool = False  # pixels are loaded once for all kernel rows, with the rows around them; else once for each
+
+    def rows_of(self, problem: NchwProblem) -> RowTiles | None:
+        """The output pixels of a block; None if there are no such tiles."""
+        if self.consumers_n < 1 or self.block_n < self.consumers_n:
+            return None
+        return row_tiles(flattened(problem, batch=False), self.columns, self.consumers_n, images=not self.halo)
+
+    def loaded(self, rows: RowTiles) -> RowTiles:
+        """The pixels of a stage."""
+        return rows.with_halo() if self.halo else rows
+
+    def staging(self, rows: RowTiles) -> Staging:
+        stored = self.columns - sum(rows.margins)
+        return staging_for(self.rows, stored, ITEM, rows.run)
+
+    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+        p = flattened(problem, batch=False)
+        if p.dtype not in DTYPES:
+            return f"dtype={p.dtype} is not {' or '.join(DTYPES)}"
+        for name, size in (("ci", p.ci), ("w", p.w), ("out_w", p.out_w)):
+            if size % VECTOR:
+                return f"{name}={size} is not a multiple of {VECTOR}, which TMA needs"
+        if p.stride[1] != 1:
+            return f"stride={p.stride} moves {p.stride[1]} pixels along a row, sums can be shifted only at 1"
+        reach = max(map(abs, shifts(p)))
+        if reach > GROUP:
+            return f"pad={p.pad[1]}, dilation={p.dilation[1]} reach over {reach} pixels, sums shift by {GROUP} at most"
+        if self.halo and p.stride[0] != 1:
+            return f"halo={self.halo} at stride={p.stride} would load rows that no tap looks at"
+        rows = self.rows_of(p)
+        reason = self.check_block(p.dtype, arch, p.kw, ADDRESSING)
+        if reason:
+            return reason
+        if rows is None:
+            return (
+                f"block_n={self.block_n} for consumers_n={self.consumers_n} holds no whole number of rows of"
+                f" {max(p.w, p.out_w)} pixels"
+            )
+        if not self.loaded(rows).cut(self.cluster_m) and self.block_k % (8 * self.cluster_m):
+            return f"block_k={self.block_k} is not cluster_m={self.cluster_m} times a multiple of 8"
+        if self.block_m % (8 * self.cluster_n):
+            return f"block_m={self.block_m} is not cluster_n={self.cluster_n} times a multiple of 8"
+        return NchwWork(problem, self, rows).reason(arch)
+
+
+class NchwWork(Work):
+    config: TmaWgmmaConfig
+
+    def __init__(self, problem: NchwProblem, config: TmaWgmmaConfig, rows: RowTiles) -> None:
+        p = flattened(problem, batch=False)
+        self.problem, self.config, self.rows = p, config, rows
+        self.arguments = problem.arguments()
+        self.workspace = workspace_of(problem)
+        self.loaded = config.loaded(rows)
+        stages, taps = (1, p.kh) if config.halo else (p.kh, 1)  # kernel rows by stages, and in a stage
+        self.kernel = (stages, 1)
+        self.margin = rows.margins[0]
+        self.chunks = -(-p.ci // config.block_k)
+        self.channels = -(-p.co // (config.block_m * config.cluster_m))  # tiles of a cluster along the channels
+        self.clusters = -(-rows.tiles.count // config.cluster_n) * self.channels
+        run = min(config.block_k, 128 // ITEM)
+        self.a = Operand(
+            SharedTile(config.block_m, config.block_k, ITEM, run),
+            TensorMap(
+                filter_argument(problem).name,
+                p.dtype,
+                (p.ci, p.co, p.kh * p.kw),
+                (p.ci * ITEM, p.co * p.ci * ITEM),
+                (run, config.block_m // config.cluster_n, 1),
+                (1, 1, 1),
+                run * ITEM,
+            ),
+            taps * p.kw,
+        )
+        image = p.h * p.w * ITEM
+        self.b = Operand(
+            SharedTile(self.loaded.pixels, config.block_k, ITEM, rows.run, transposed=True),
+            TensorMap(
+                "data",
+                p.dtype,
+                (p.w, p.ci, p.h, p.n),
+                (image, p.w * ITEM, p.ci * image),
+                self.loaded.box(config.block_k, config.cluster_m),
+                (1, 1, p.stride[0], 1),
+                rows.run * ITEM,
+            ),
+        )
+        down = p.dilation[0] * (rows.width // rows.run) * self.b.tile.slab
+        self.products = tuple(
+            Product(rx, (ry * p.kw + rx) * self.a.tile.nbytes, ry * down)
+            for ry, rx in product(range(taps), range(p.kw))
+        )
+        staging = config.staging(rows)
+        target = output_map(p, staging, config.rows)
+        self.output = Output(p.dtype, staging, target)
+
+    def prepare(self, tensors: Tensors) -> None:
+        repack(self.problem, tensors)
+
+    def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
+        from schedules.tirx.values import named
+
+        cluster = self.config.cluster_n, self.config.cluster_m
+        pixel, row = place_pixels(self.rows.tiles, self.channels, cluster, tile, rank_n, rank_m)
+        return Place(pixel, named("channel", row * self.config.block_m))
+
+    def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+        tile, rows = self.a.tile, self.config.block_m // self.config.cluster_n
+        return [
+            Load(
+                tap * tile.nbytes + run * tile.slab + part * (rows * tile.swizzle),
+                (chunk * tile.k + run * tile.run, place.channel + part * rows, ry * self.a.count + tap),
+            )
+            for tap, run in product(range(self.a.count), range(tile.k // tile.run))
+        ]
+
+    def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+        p, tile = self.problem, self.b.tile
+        return [
+            Load(offset, (x, chunk * tile.k + channel, y * p.stride[0] + ry * p.dilation[0] - p.pad[0], n))
+            for offset, x, channel, y, n in self.loaded.loads(tile, place.pixel, part, self.config.cluster_m)
+        ]
+
+    def totals(self, fragment: Fragment, m: int, group: int, below: int, lane: Any) -> Sequence[Any]:
+        first, *others = (
+            self.rows.shifted(fragment, tap, shift, (m, group, below), lane)
+            for tap, shift in enumerate(shifts(self.problem))
+        )
+        return [sum(taps[1:], taps[0]) for taps in zip(first, *others, strict=True)]
+
+    def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
+        consumer_m, consumer_n = self._member(consumer)
+        n, y, x = place.pixel
+        if self.config.consumers_n > 1:
+            n, y, x = self.rows.tiles.of_part(place.pixel, consumer_n, self.config.consumers_n)
+        _, h, w = self.rows.tiles.part(self.config.consumers_n)
+        row = column // w
+        return x + column % w, place.channel + consumer_m * self.config.rows, y + row % h, n + row // h
+
+    def _member(self, consumer: Any) -> tuple[Any, Any]:
+        """A consumer's places along (channels, pixels)."""
+        from tvm.script import tirx as T
+
+        each = self.config.consumers_n
+        return (T.truncdiv(consumer, each), T.truncmod(consumer, each)) if each > 1 else (consumer, 0)
+
+    def row_term(self, tensors: Tensors, place: Place, consumer: Any, row: Any) -> Any:
+        from tvm import tirx
+
+        from schedules.tirx.values import named
+
+        p = self.problem
+        if not p.bias:
+            return None
+        channel = place.channel + self._member(consumer)[0] * self.config.rows + row
+        if p.co % (self.config.block_m * self.config.cluster_m):
+            channel = tirx.min(channel, p.co - 1)  # what stands beyond the last channel is not stored
+        return named("bias", tensors["bias"][channel].astype("float32"))
+
+    def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
+        return finish_sum(self.problem, total, of_row)
+
+
+def schedule(problem: NchwProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
+    """The TIRx program for data (n, ci, h, w), filter (kh, kw, co, ci) or (co, ci, kh, kw), bias (co,) if any, output
+    (n, co, out_h, out_w)."""
+    from schedules.hopper.program import program
+
+    rows = config.rows_of(problem)
+    assert rows is not None  # checked
+    return program(NchwWork(problem, config, rows))
+
+
+# (block_m, columns of a consumer, consumers, consumers_n)
+SHAPES = tuple(
+    (64 * (consumers // consumers_n), columns, consumers, consumers_n)
+    for columns in (128, 96, 64, 48, 32, 256, 192, 160, 144, 112, 80, 16)
+    for consumers, consumers_n in ((2, 1), (2, 2), (1, 1), (3, 1), (3, 3))
+)
+
+
+def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaConfig:
+    """The legal tile with the least work on the busiest multiprocessor, filters shared by two blocks, as many stages as
+    fit."""
+    p = flattened(problem, batch=False)
+    taps = p.kh * p.kw
+
+    def cost(config: TmaWgmmaConfig) -> float:
+        rows = config.rows_of(p)
+        assert rows is not None  # checked
+        tiles = -(-p.co // config.block_m) * rows.tiles.count
+        loads = taps * config.block_m / config.cluster_n + (1 if config.halo else p.kh) * config.loaded(rows).pixels
+        return -(-tiles // RESIDENT[1]) * (taps * config.block_m * config.block_n + LOAD * loads)
+
+    found = []
+    for (block_m, columns, consumers, consumers_n), halo in product(SHAPES, (False, True) if p.kh > 1 else (False,)):
+        config = TmaWgmmaConfig(
+            block_m, columns * consumers_n, 16, 2, consumers, 1, 2, consumers_n=consumers_n, halo=halo
+        )
+        # with two stages no load is under way while both are multiplied
+        deepest = (replace(config, block_k=k, num_stages=stages) for stages, k in product((3, 2), (64, 32, 16)))
+        found.append(next((config for config in deepest if config.check(problem, arch) is None), None))
+    legal = [config for config in found if config]
+    if not legal:
+        return TmaWgmmaConfig(num_stages=2)  # whose check says what is wrong
+    config = min(legal, key=cost)
+    rows = config.rows_of(p)
+    assert rows is not None  # checked
+    work = NchwWork(problem, config, rows)
+    work.fill_shared(arch)
+    return work.config
+
+
+def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
+    shapes = [
+        dict(block_m=block_m, block_n=columns * consumers_n, consumers=consumers, consumers_n=consumers_n, **words)
+        for (block_m, columns, consumers, consumers_n), words in product(SHAPES, [*clusters(1), *clusters(2)])
+        if (consumers, words["blocks_sm"]) in REGISTERS
+    ]
+    return ProductSpace(
+        lambda words, block_k, stages, halo: TmaWgmmaConfig(**words, block_k=block_k, num_stages=stages, halo=halo),
+        shapes,
+        (16, 32, 64, 128),
+        STAGES,
+        (False, True) if problem.kh > 1 else (False,),
+    )
+
+
+SCHEDULE = ScheduleSpec(
+    name="tma_wgmma",
+    summary="implicit GEMM on Hopper: unshifted rows by TMA, wgmma, taps along a row added in registers, persistent",
+    kinds=("cuda",),
+    config=TmaWgmmaConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+    no_routes=NO_ROUTES,
+)

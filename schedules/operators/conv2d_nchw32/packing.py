@@ -1,0 +1,38 @@
+"""Packing of tensors into groups of 32 channels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from schedules.core.operator import Array
+
+GROUP = 32  # channels stored together: 32 bytes of int8, two 128-bit vectors
+
+
+def groups(channels: int) -> int:
+    """How many groups of 32 hold `channels`."""
+    return -(-channels // GROUP)
+
+
+def pack_data(data: Array) -> Array:
+    """(n, c, h, w) of any dtype to (n, ceil(c/32), h, w, 32), with zeros in the channels added."""
+    n, c, h, w = data.shape
+    padded = np.pad(data, [(0, 0), (0, groups(c) * GROUP - c), (0, 0), (0, 0)])
+    return np.ascontiguousarray(padded.reshape(n, -1, GROUP, h, w).transpose(0, 1, 3, 4, 2))
+
+
+def unpack_output(output: Array, co: int) -> Array:
+    """(n, co/32, h, w, 32) back to (n, co, h, w)."""
+    n, g, h, w, _ = output.shape
+    return np.ascontiguousarray(output.transpose(0, 1, 4, 2, 3).reshape(n, g * GROUP, h, w)[:, :co])
+
+
+def pack_filter(weight: Array) -> Array:
+    """(co, ci, kh, kw) int8 to (ceil(ci/32), kh, kw, co', 32), co' = co rounded up to 32, with zeros in what is added.
+
+    The order is that of the reduction: what one step of it needs of a tile of filters is contiguous, so that
+    neighbouring threads load neighbouring 128-bit vectors, and a step further is one fixed stride.
+    """
+    co, ci, kh, kw = weight.shape
+    padded = np.pad(weight, [(0, groups(co) * GROUP - co), (0, groups(ci) * GROUP - ci), (0, 0), (0, 0)])
+    return np.ascontiguousarray(padded.reshape(-1, groups(ci), GROUP, kh, kw).transpose(1, 3, 4, 0, 2))

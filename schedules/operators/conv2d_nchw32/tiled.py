@@ -1,0 +1,176 @@
+"""The convolution as a matrix product, the form that every GPU schedule here starts from.
+
+Rows are output pixels, columns output channels, the sum runs over (ci/32, kh, kw, 32).  A schedule rounds both up to
+its tiles; only the fetch and the last store are predicated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedules.definitions.padding import select
+from schedules.definitions.scatter import scatter
+from schedules.operators.conv2d_nchw32.definition import Nchw32Problem, placeholders
+from schedules.operators.conv2d_nchw32.epilogue import epilogue
+from schedules.operators.conv2d_nchw32.packing import GROUP
+from schedules.steps.tiles import bind, block_exists
+
+if TYPE_CHECKING:
+    from tvm import tirx
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV
+    from tvm.tirx import PrimExpr
+
+CHANNELS = 8  # neighbouring channels that one thread finishes and stores
+QUADS = GROUP // CHANNELS  # threads that share the channels of a pixel's group
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a schedule cuts the product: tiles of `pixels` x `channels`, `chunk` groups of input channels a step, `lanes`
+    neighbouring pixels in neighbouring lanes.
+
+    `run` is how many neighbouring channels of a pixel a thread holds in one instruction's result.  The columns of each
+    group of 32 are ordered (8 / run, 4, run) where channels are (4, 8 / run, run): over 8 / run instructions a thread
+    then collects 8 neighbouring channels, and a warp stores whole pixels without exchanging anything (the improvement
+    that the article leaves open).  run=8 keeps the order of the channels.
+    """
+
+    pixels: int
+    channels: int
+    chunk: int
+    run: int
+    lanes: int
+
+    def channel(self, position: PrimExpr) -> PrimExpr:
+        """The channel of column `position`."""
+        inner = position % GROUP
+        quad = 4 * self.run
+        return position // GROUP * GROUP + inner % quad // self.run * 8 + inner // quad * self.run + inner % self.run
+
+
+def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: bool = False) -> tirx.PrimFunc:
+    """The TE program: ``rows`` (ci/32, kh, kw, pixel, 32), data gathered by the taps; ``columns`` (ci/32, kh, kw,
+    column, 32), filters; ``conv`` (pixel, column), or (column, pixel) if `transposed`; ``result``, with the epilogue;
+    ``output``, which stores what lies inside the problem.
+
+    Bias and residual come as stages ``biases`` and ``residuals``.  After ``conv``, channels have axes (group, quad, 8)
+    and pixels (many, lane), `rounding.lanes` of them in neighbouring lanes: TVM can then tell what one thread needs.
+    """
+    from tvm import te, tirx
+
+    p, r = problem, rounding
+    given = placeholders(p)
+    pixels = -(-p.pixels // r.pixels) * r.pixels
+    channels = -(-p.co_groups * GROUP // r.channels) * r.channels
+    ci_groups = -(-p.ci_groups // r.chunk) * r.chunk
+    image = p.out_h * p.out_w
+
+    def within(m: PrimExpr, g: PrimExpr) -> list[tuple[bool, PrimExpr]]:
+        return [(pixels > p.pixels, m < p.pixels), (channels > p.co_groups * GROUP, g < p.co_groups)]
+
+    def place(m: PrimExpr, g: PrimExpr, f: PrimExpr) -> tuple[PrimExpr, ...]:
+        return m // image, g, m % image // p.out_w, m % p.out_w, f
+
+    def row(g: PrimExpr, ky: PrimExpr, kx: PrimExpr, m: PrimExpr, c: PrimExpr) -> PrimExpr:
+        y = m % image // p.out_w * p.stride[0] + ky * p.dilation[0] - p.pad[0]
+        x = m % p.out_w * p.stride[1] + kx * p.dilation[1] - p.pad[1]
+        tests = [
+            (p.pad[0] > 0, te.all(y >= 0, y < p.h)),
+            (p.pad[1] > 0, te.all(x >= 0, x < p.w)),
+            (pixels > p.pixels, m < p.pixels),
+            (ci_groups > p.ci_groups, g < p.ci_groups),
+        ]
+        return select(tests, given.data[m // image, g, y, x, c])
+
+    def column(g: PrimExpr, ky: PrimExpr, kx: PrimExpr, n: PrimExpr, c: PrimExpr) -> PrimExpr:
+        tests = [
+            (channels > p.co_groups * GROUP, n // GROUP < p.co_groups),
+            (ci_groups > p.ci_groups, g < p.ci_groups),
+        ]
+        return select(tests, given.weight[g, ky, kx, r.channel(n), c])
+
+    taps = {"rg": ci_groups, "ry": p.kh, "rx": p.kw}
+    rows = te.compute((*taps.values(), pixels, GROUP), row, name="rows")
+    columns = te.compute((*taps.values(), channels, GROUP), column, name="columns")
+    rg, ry, rx, rc = (te.reduce_axis((0, extent), name=name) for name, extent in {**taps, "rc": GROUP}.items())
+
+    def product(i: PrimExpr, j: PrimExpr) -> PrimExpr:
+        first, second = (columns, rows) if transposed else (rows, columns)
+        terms = (source[rg, ry, rx, at, rc].astype("int32") for source, at in ((first, i), (second, j)))
+        return te.sum(next(terms) * next(terms), axis=[rg, ry, rx, rc])
+
+    conv = te.compute((channels, pixels) if transposed else (pixels, channels), product, name="conv")
+    shape = (pixels // r.lanes, r.lanes, channels // GROUP, QUADS, CHANNELS)
+    biases = residuals = None
+    if given.bias is not None:
+        biases = te.compute(
+            shape[2:],
+            lambda g, q, c: select(within(0, g)[1:], given.bias[g * GROUP + q * CHANNELS + c]),
+            name="biases",
+        )
+    if given.residual is not None:
+        residuals = te.compute(
+            shape,
+            lambda m, lane, g, q, c: select(
+                within(m * r.lanes + lane, g), given.residual[place(m * r.lanes + lane, g, q * CHANNELS + c)]
+            ),
+            name="residuals",
+        )
+
+    def finish(m: PrimExpr, lane: PrimExpr, g: PrimExpr, q: PrimExpr, c: PrimExpr) -> PrimExpr:
+        row, column = m * r.lanes + lane, g * GROUP + c // r.run * (QUADS * r.run) + q * r.run + c % r.run
+        return epilogue(
+            p,
+            conv[(column, row) if transposed else (row, column)],
+            biases[g, q, c] if biases is not None else None,
+            residuals[m, lane, g, q, c] if residuals is not None else None,
+        )
+
+    result = te.compute(shape, finish, name="result")
+    output = te.compute(shape, lambda *at: result(*at), name="output")
+    program = te.create_prim_func([*given.tensors(), output])
+
+    def destination(
+        m: PrimExpr, lane: PrimExpr, g: PrimExpr, q: PrimExpr, c: PrimExpr
+    ) -> tuple[PrimExpr, tuple[PrimExpr, ...]]:
+        pixel = m * r.lanes + lane
+        tests = [test for is_needed, test in within(pixel, g) if is_needed]
+        return te.all(*tests) if tests else tirx.const(True, "bool"), place(pixel, g, q * CHANNELS + c)
+
+    return scatter(program, p.arguments()[-1].shape, destination)
+
+
+def schedule_output(
+    sch: Schedule, problem: Nchw32Problem, rounding: Rounding, warps: tuple[int, int], quads_first: bool
+) -> None:
+    """Blocks, warps (pixels, channels) and lanes (pixels, quads), or (quads, pixels) if `quads_first`, of the store;
+    the epilogue in each lane's registers; ``conv`` in the block."""
+    conv, output, result = (sch.get_sblock(name) for name in ("conv", "output", "result"))
+    m, lane, g, quad, c = sch.get_loops(output)
+    block_m, warp_m, m = sch.split(m, [None, warps[0], rounding.pixels // rounding.lanes // warps[0]])
+    block_n, warp_n, g = sch.split(g, [None, warps[1], rounding.channels // GROUP // warps[1]])
+    lanes = (quad, lane) if quads_first else (lane, quad)
+    sch.reorder(block_m, block_n, warp_m, warp_n, *lanes, g, m, c)
+    sch.compute_at(result, m, preserve_unit_loops=True)
+    sch.set_scope(result, 0, "local")
+    sch.unroll(sch.get_loops(result)[-1])
+    for name, loop, dtype in (("residuals", m, problem.out_dtype), ("biases", g, "int32")):
+        if block_exists(sch, name):
+            sch.compute_at(sch.get_sblock(name), loop, preserve_unit_loops=True)
+            sch.set_scope(name, 0, "local")
+            _vectorize(sch, sch.get_loops(sch.get_sblock(name))[-1], dtype)
+    _vectorize(sch, c, problem.out_dtype)
+    sch.compute_at(conv, block_n, preserve_unit_loops=True)
+    # channels fastest: blocks that run together share their pixels, and all of the filter stays in the L2 cache
+    sch.bind(sch.fuse(block_m, block_n), "blockIdx.x")
+    bind(sch, (sch.fuse(warp_m, warp_n), "threadIdx.y"), (sch.fuse(*lanes), "threadIdx.x"))
+    sch.unroll(g)
+    sch.unroll(m)
+
+
+def _vectorize(sch: Schedule, loop: LoopRV, dtype: str) -> None:
+    """`loop` over a thread's eight channels in vectors as wide as `dtype` allows."""
+    _, vector = sch.split(loop, [None, CHANNELS if dtype == "int8" else 4])
+    sch.vectorize(vector)

@@ -1,0 +1,471 @@
+"""int8 convolution over NCHW32 on Hopper: pixels x output channels by TMA and wgmma.
+
+A tile of pixels is a box (n, h, w) of one or more groups of 32 channels; a group of a pixel is a row of 32 bytes.
+Neighbours are contiguous, pixels along w and filters along co' of the prepacked (ci/32, kh, kw, co', 32), and TMA moves
+up to four as one line of 128 bytes (``shared.folded``): of filters always, of pixels as the config says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from schedules.core.arch import Arch
+from schedules.core.operator import ScheduleSpec
+from schedules.core.problem import Pair, numpy_dtype
+from schedules.core.space import ProductSpace
+from schedules.hopper.config import ROWS, WARPGROUP, HopperConfig, blocks
+from schedules.hopper.config import SHAPES as BLOCK_SHAPES
+from schedules.hopper.pixels import (
+    Box,
+    PixelTiles,
+    flattened,
+    highest,
+    most_images,
+    pixel_tiles,
+    place_pixels,
+    squarest,
+    taps_inside,
+)
+from schedules.hopper.shared import FOLDS, PATTERN, SharedTile, Staging, TensorMap, staging_for
+from schedules.hopper.work import CYCLE, Load, Operand, Output, Product, Tensors, Work, fastest, product_cycles
+from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
+from schedules.operators.conv2d_nchw32.epilogue import greatest, unrounded
+from schedules.operators.conv2d_nchw32.packing import GROUP
+from schedules.tirx import NO_ROUTES
+
+if TYPE_CHECKING:
+    import tvm
+
+# Of `Nchw32Work.microseconds`, for a multiprocessor of an H200
+LINE = 2.0  # clocks of TMA for a line, about
+L2 = 24.0  # bytes that arrive in a clock, about, where all multiprocessors load
+STEP = 40.0  # clocks between stages, about
+FINISH = 6.0 / WARPGROUP  # clocks of the epilogue for an element: its integer instructions
+HINDER = 0.1  # of what is done beside the longest is felt, about
+TOO_FEW = 1.3  # times as long with two stages, about
+
+
+@dataclass(frozen=True)
+class TmaWgmmaConfig(HopperConfig):
+    """Tiles of (pixels, output channels, input channels)."""
+
+    block_k: int = 128
+    row_pixels: int = 1  # neighbours along w that TMA moves as one line, tiles are as wide; 1 lets them be any width
+
+    # a stage holds all taps of a column of the kernel, and their pixels once: some lines more than those of one tap
+    tall: bool = False
+    # tiles of as many images as can be, tiles of one place in a row; taps that are padding for all of a tile left out
+    skip_padding: bool = False
+
+    @property
+    def groups(self) -> int:
+        """Groups of input channels in a stage."""
+        return self.block_k // GROUP
+
+    def fold(self, problem: Nchw32Problem) -> int:
+        """Pixels that arrive as one line: with a stride along w they are not neighbours."""
+        return self.row_pixels if problem.stride[1] == 1 else 1
+
+    def staging(self, problem: Nchw32Problem) -> Staging:
+        item = numpy_dtype(problem.out_dtype).itemsize
+        folds = (self.row_pixels if item == 1 else 1, self.fold(problem))
+        return staging_for(self.rows, self.block_n, item, GROUP, folds)
+
+    def check(self, problem: Nchw32Problem, arch: Arch) -> str | None:
+        if self.row_pixels not in FOLDS:
+            return f"row_pixels={self.row_pixels} is not 1, 2 or 4"
+        reason = self.check_block(problem.dtype, arch)
+        if reason:
+            return reason
+        for name in ("cluster_m", "cluster_n"):
+            if self.groups > 1 and self.groups % getattr(self, name):
+                return f"block_k={self.block_k} is not {name}={getattr(self, name)} times a multiple of {GROUP}"
+        if self.groups == 1 and self.block_m // self.cluster_n % (PATTERN * self.row_pixels):
+            parts = f"{self.cluster_n} times a multiple of {PATTERN * self.row_pixels}"
+            return f"block_m={self.block_m} is not cluster_n={parts} rows, as row_pixels={self.row_pixels} needs"
+        if self.tall and not _shares_lines(problem):
+            return f"tall=true is for kernels whose rows share pixels, not {problem.kh} at stride {problem.stride[0]}"
+        if self.tall and self.groups == 1 and self.cluster > 1:
+            return f"tall=true deals out whole groups to a cluster, block_k={self.block_k} is but one; give more"
+        work = _work(problem, self)
+        if work is None:
+            return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
+        if self.skip_padding and problem.pad == (0, 0):
+            return "skip_padding=true is for kernels that reach into the padding, here is none"
+        if self.skip_padding and work.tiles.counts[0] % self.cluster_m:
+            images = work.tiles.counts[0]
+            return f"skip_padding=true needs tiles of images in {self.cluster_m}s (cluster_m), not {images}"
+        if problem.residual and self.rows > WARPGROUP:
+            return f"block_m={self.block_m} gives a consumer {self.rows} rows, with a residual {WARPGROUP} at most"
+        if problem.residual and problem.pixels * problem.co_groups * GROUP >= 2**31:
+            return "the residual has 2**31 elements or more, which 32-bit indices do not reach"
+        return work.reason(arch)
+
+
+def _lines(problem: Nchw32Problem) -> tuple[list[int], list[tuple[int, int]]]:
+    """Lines that a kernel column looks at from an output line and those below: the first of each class that lies whole
+    strides apart; and of each tap the class, and how many strides down."""
+    rows = [ry * problem.dilation[0] for ry in range(problem.kh)]
+    classes = sorted({row % problem.stride[0] for row in rows})
+    return classes, [(classes.index(row % problem.stride[0]), row // problem.stride[0]) for row in rows]
+
+
+def _shares_lines(problem: Nchw32Problem) -> bool:
+    return len(_lines(problem)[0]) < problem.kh
+
+
+def _tiles(problem: Nchw32Problem, config: TmaWgmmaConfig) -> PixelTiles | None:
+    """The boxes of a block's pixels; cut for the cluster only where there is but one group to deal out."""
+    shared = config.cluster_n if config.groups == 1 else 1
+    width = config.row_pixels if config.row_pixels > 1 else None
+    flat = flattened(problem, batch=False, width=config.row_pixels)
+    # a tap further down is a line further on in shared memory, where the swizzle has to be the same
+    line = PATTERN * config.fold(problem) if config.tall else 1
+    prefer = most_images if config.skip_padding else highest if config.tall or width else squarest
+    tiles = pixel_tiles(flat, config.block_m, (config.parts, shared), width, line, prefer, lines_outside=True)
+    return tiles and replace(tiles, images_first=config.skip_padding)
+
+
+def _pixels(
+    tensor: str,
+    dtype: str,
+    sizes: Box,
+    groups: int,
+    box: Box,
+    groups_box: int,
+    stride: Pair = (1, 1),
+    fold: int = 1,
+    promotion: int = 2,
+) -> TensorMap:
+    """Boxes (n, h, w) of a tensor (n, groups, h, w, 32); rows of a box count w, n, h, then groups.
+
+    With a `fold` the pixels of a line of the image are one axis of bytes, and boxes as wide as the fold.
+    """
+    (n, h, w), (box_n, box_h, box_w) = sizes, box
+    row = GROUP * numpy_dtype(dtype).itemsize
+    image = h * w * row
+    outer = (groups * image, w * row, image)
+    if fold > 1:
+        assert box_w == fold and stride[1] == 1
+        inner: tuple[tuple[int, ...], ...] = ((GROUP * w,), (), (GROUP * fold,), (1,))
+    else:
+        inner = ((GROUP, w), (row,), (GROUP, box_w), (1, stride[1]))
+    return TensorMap(
+        tensor,
+        dtype,
+        (*inner[0], n, h, groups),
+        (*inner[1], *outer),
+        (*inner[2], box_n, box_h, groups_box),
+        (*inner[3], 1, stride[0], 1),
+        row * fold,
+        promotion,
+    )
+
+
+def _at(pixel: tuple[Any, Any, Any], group: Any, fold: int) -> tuple[Any, ...]:
+    """Coordinates of a box in the tensor map of `_pixels`."""
+    n, y, x = pixel
+    return (x * GROUP, n, y, group) if fold > 1 else (0, x, n, y, group)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A block's tile: its first output pixel, and its first group of output channels."""
+
+    pixel: tuple[Any, Any, Any]
+    group: Any
+
+
+class Nchw32Work(Work):
+    config: TmaWgmmaConfig
+
+    def __init__(self, problem: Nchw32Problem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
+        p: Any = tiles.problem
+        self.problem, self.config, self.tiles = p, config, tiles
+        self.arguments = problem.arguments()
+        self.classes, taps = _lines(p) if config.tall else ([0], [(0, 0)])
+        self.kernel = (p.kh // len(taps), p.kw)
+        self.groups_out = config.block_n // GROUP
+        self.chunks = -(-p.ci_groups // config.groups)
+        self.columns = -(-p.co_groups // (self.groups_out * config.cluster_n))  # tiles of a cluster along the channels
+        self.clusters = -(-tiles.count // config.cluster_m) * self.columns
+        # each of a cluster loads some of the groups, or some of the rows of the only one
+        whole = config.groups > 1
+        fold = config.fold(problem)
+        n, h, w = tiles.box if whole else tiles.part(config.cluster_n)
+        more = max(down for _, down in taps)  # lines
+        tile = SharedTile(config.block_m + more * n * w, config.block_k, 1, GROUP, fold=fold)
+        self.a = Operand(
+            tile,
+            _pixels(
+                "data",
+                p.dtype,
+                (p.n, p.h, p.w),
+                p.ci_groups,
+                (n, h + more, w),
+                config.groups // config.cluster_n if whole else 1,
+                p.stride,
+                fold,
+            ),
+            len(self.classes),
+        )
+        self.products = tuple(
+            Product(0, number * tile.nbytes + down * n * w * GROUP, tap * config.block_n * GROUP)
+            for tap, (number, down) in enumerate(taps)
+        )
+        rows = config.block_n if whole else config.block_n // config.cluster_m
+        fold = next(fold for fold in FOLDS if rows % (PATTERN * fold) == 0)
+        channels = p.co_groups * GROUP
+        self.b = Operand(
+            SharedTile(config.block_n * len(taps), config.block_k, 1, GROUP, fold=fold),
+            TensorMap(
+                "filter",
+                p.dtype,
+                (GROUP * fold, channels // fold, p.kw, p.kh, p.ci_groups),
+                (GROUP * fold, channels * GROUP, p.kw * channels * GROUP, p.kh * p.kw * channels * GROUP),
+                (GROUP * fold, rows // fold, 1, len(taps), config.groups // config.cluster_m if whole else 1),
+                (1, 1, 1, 1, 1),
+                GROUP * fold,
+            ),
+        )
+        self.staging = staging = config.staging(problem)
+        target = _pixels(
+            "output",
+            p.out_dtype,
+            (p.n, p.out_h, p.out_w),
+            p.co_groups,
+            tiles.part(config.parts),
+            1,
+            fold=staging.fold,
+            promotion=0,
+        )
+        self.output = Output(p.out_dtype, staging, target, greatest(p))
+
+    def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
+        from schedules.tirx.values import named
+
+        cluster = self.config.cluster_m, self.config.cluster_n
+        pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
+        return Place(pixel, named("group_out", column * self.groups_out))
+
+    def taps(self, place: Place) -> tuple[Any, Any, Any, Any]:
+        p = self.problem
+        if not self.config.skip_padding:
+            return super().taps(place)
+        _, y, x = place.pixel
+        _, h, w = self.tiles.box
+        rows = (0, 1)
+        if not self.config.tall:
+            rows = taps_inside("ry", y, h, p.h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
+        return *rows, *taps_inside("rx", x, w, p.w, p.kw, p.pad[1], p.stride[1], p.dilation[1])
+
+    @property
+    def least_taps(self) -> int:
+        return 1 if self.config.skip_padding else super().least_taps
+
+    @property
+    def mean_taps(self) -> float:
+        """Kernel taps of a tile, or columns of them, in the mean."""
+        p = self.problem
+        if not self.config.skip_padding:
+            return math.prod(self.kernel)
+
+        def mean(size: int, out: int, extent: int, k: int, pad: int, stride: int, dilation: int) -> float:
+            starts = range(0, out, extent)
+            inside = (
+                any(0 <= at * stride + tap * dilation - pad < size for at in range(start, start + extent))
+                for start in starts
+                for tap in range(k)
+            )
+            return sum(inside) / len(starts)
+
+        _, h, w = self.tiles.box
+        columns = mean(p.w, p.out_w, w, p.kw, p.pad[1], p.stride[1], p.dilation[1])
+        if self.config.tall:
+            return columns
+        return columns * mean(p.h, p.out_h, h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
+
+    def microseconds(self) -> float:
+        """For each tile, or one of each of a multiprocessor's blocks, the longest of multiplying and finishing, of what
+        TMA moves in lines, and in bytes from L2, and some of the others; for blocks that do not share a tile.
+
+        A block's consumers finish a tile together and do not multiply meanwhile; another block may, or with `ping_pong`
+        another consumer.  Filters that stay are loaded in no time.
+        """
+        config, staging = self.config, self.staging
+        shared = ((self.a, config.cluster_n), (self.b, config.cluster_m))[: 1 if config.stationary else 2]
+        area = config.block_m * config.block_n
+        products = len(self.products) * config.groups * config.block_m // ROWS
+        multiply = products * product_cycles(config.block_n)
+        lines = sum(operand.nbytes / operand.tile.swizzle / operand.tile.fold / parts for operand, parts in shared)
+        loaded = sum(operand.nbytes / parts for operand, parts in shared)
+        stages = self.mean_taps * self.chunks
+        stored = area * staging.item
+        multiplying, finishing, blocks = stages * (multiply + STEP), area * FINISH, config.blocks_sm
+        busy = (
+            max(blocks * multiplying, blocks * finishing, (multiplying + finishing) * config.parts / config.consumers),
+            blocks * LINE * (stages * lines + stored / staging.row_bytes / staging.fold),
+            blocks * (stages * loaded + stored) / L2,
+        )
+        tile = (1 - HINDER) * max(busy) + HINDER * sum(busy)
+        rounds = -(-self.clusters // (config.grid // config.cluster))
+        return rounds * tile * (TOO_FEW if config.num_stages < 3 else 1) * CYCLE / 1000
+
+    def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+        p, tile, config = self.problem, self.a.tile, self.config
+        first, (n, y, x) = chunk * config.groups, place.pixel
+        offset = part * (tile.nbytes // config.cluster_n)
+        if config.groups > 1:
+            first = first + part * (config.groups // config.cluster_n)
+        else:
+            n, y, x = self.tiles.of_part(place.pixel, part, config.cluster_n)
+        x, y = (
+            start * stride + tap * dilation - pad
+            for start, stride, tap, dilation, pad in zip(
+                (x, y), p.stride[::-1], (rx, ry), p.dilation[::-1], p.pad[::-1], strict=True
+            )
+        )
+        return [
+            Load(number * tile.nbytes + offset, _at((n, y + line, x), first, tile.fold))
+            for number, line in enumerate(self.classes)
+        ]
+
+    def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+        tile, config = self.b.tile, self.config
+        first, line = chunk * config.groups, place.group * (GROUP // tile.fold)
+        if config.groups > 1:
+            first = first + part * (config.groups // config.cluster_m)
+        else:
+            line = line + part * (config.block_n // config.cluster_m // tile.fold)
+        return [Load(part * (tile.nbytes // config.cluster_m), (0, line, rx, ry, first))]
+
+    def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
+        pixel = self.tiles.of_part(place.pixel, consumer, self.config.parts)
+        return _at(pixel, place.group + column // GROUP, self.staging.fold)
+
+    def row_term(self, tensors: Tensors, place: Place, consumer: Any, row: Any) -> Any:
+        """Where group 0 of the row's pixel begins in the residual; negative if it is none."""
+        from tvm import tirx
+
+        from schedules.tirx.values import kept
+
+        p = self.problem
+        if not p.residual:
+            return None
+        n, y, x = self.tiles.pixel(self.tiles.of_part(place.pixel, consumer, self.config.parts), row)
+        is_pixel = tirx.all(n < p.n, y < p.out_h, x < p.out_w)
+        start = ((n * p.co_groups * p.out_h + y) * p.out_w + x) * GROUP
+        return kept("start", tirx.Select(is_pixel, start, -1))
+
+    def column_term(self, tensors: Tensors, place: Place, column: Any) -> Any:
+        from tvm import tirx
+
+        from schedules.tirx.values import named
+
+        if not self.problem.bias:
+            return None
+        channel = tirx.min(place.group * GROUP + column, self.problem.co_groups * GROUP - 1)
+        return named("bias", tensors["bias"][channel])
+
+    def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
+        from tvm import tirx
+
+        p, residual = self.problem, None
+        if p.residual:
+            group = place.group + tirx.truncdiv(column, GROUP)
+            at = of_row + group * (p.out_h * p.out_w * GROUP) + tirx.truncmod(column, GROUP)
+            inside = tirx.all(of_row >= 0, group < p.co_groups)
+            residual = _read(tensors["flat residual"], at, inside)
+        return unrounded(p, total, of_column, residual)
+
+
+_TYPES = {"int8": "signed char", "int32": "int", "float32": "float"}
+
+
+def _read(buffer: Any, at: Any, inside: Any) -> Any:
+    """An element of the residual, or 0 if not `inside`; int8 as int32.
+
+    Volatile, since the compiler otherwise loads all of a thread's at once, and spills the sums for them.
+    """
+    from tvm.script import tirx as T
+
+    dtype = str(buffer.dtype)
+    kind, wide = _TYPES[dtype], "float" if dtype == "float32" else "int"
+    name = f"hopper_residual_{dtype}"
+    source = (
+        f"__device__ __forceinline__ {wide} {name}(const void* at, bool inside) {{\n"
+        f"  return inside ? *(const volatile {kind}*)at : 0;\n}}\n"
+    )
+    pointer = buffer.ptr_to([at])
+    return T.cuda.func_call(
+        name, pointer, inside, source_code=source, return_type="float32" if wide == "float" else "int32"
+    )
+
+
+def _work(problem: Nchw32Problem, config: TmaWgmmaConfig) -> Nchw32Work | None:
+    """None if TMA does not reach over a tile's pixels."""
+    tiles = _tiles(problem, config)
+    return Nchw32Work(problem, config, tiles) if tiles else None
+
+
+def schedule(problem: Nchw32Problem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
+    """The TIRx program for data (n, ci/32, h, w, 32), filter (ci/32, kh, kw, co', 32), bias (co',) and residual if any,
+    output (n, co'/32, out_h, out_w, 32)."""
+    from schedules.hopper.program import program
+
+    work = _work(problem, config)
+    assert work is not None  # checked
+    return program(work)
+
+
+# few channels want many pixels
+SHAPES = (*BLOCK_SHAPES, (384, 64, 3), (512, 64, 2))
+# for two blocks of a multiprocessor, of which one finishes its tile while the other multiplies
+PAIRED = ((256, 64, 1), (128, 128, 1))
+
+
+@lru_cache(maxsize=256)
+def default(problem: Nchw32Problem, arch: Arch) -> TmaWgmmaConfig:
+    """The tile, the cluster and the ways of the least estimated time, with the most stages that fit."""
+
+    def works() -> Iterator[Nchw32Work | None]:
+        channels = [k for k in (128, 64, 32) if k == GROUP or k // 2 < problem.ci_groups * GROUP]
+        for (m, n, consumers), k, cluster_m, ways in product(SHAPES, channels, (2, 1), _ways(problem)):
+            config = TmaWgmmaConfig(m, n, k, 2, consumers, cluster_m, 1, **ways)
+            if (cluster_m == 1 or problem.pixels > m) and config.check(problem, arch) is None:
+                yield _work(problem, config)
+
+    found = fastest(works(), arch)
+    return found.config if found else TmaWgmmaConfig()
+
+
+def _ways(problem: Nchw32Problem) -> list[dict[str, Any]]:
+    """What may serve the problem beside the sizes of its tiles."""
+    ways: list[dict[str, Any]] = [dict(row_pixels=row) for row in sorted(FOLDS)]
+    if _shares_lines(problem):
+        ways += [dict(way, tall=True) for way in ways]
+    if problem.pad != (0, 0):
+        ways.append(dict(skip_padding=True))
+    return ways
+
+
+def space(problem: Nchw32Problem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
+    found = blocks(problem.dtype, SHAPES + PAIRED, filters=True)
+    return ProductSpace(lambda words, ways: TmaWgmmaConfig(**words, **ways), found, _ways(problem))
+
+
+SCHEDULE = ScheduleSpec(
+    name="tma_wgmma",
+    summary="implicit GEMM on Hopper: TMA with multicast, mbarrier ring, int8 wgmma, persistent",
+    kinds=("cuda",),
+    config=TmaWgmmaConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+    no_routes=NO_ROUTES,
+)

@@ -1,0 +1,28 @@
+"""Convolution over NHWC data (channels contiguous)."""
+
+from __future__ import annotations
+
+from schedules.core.arch import Arch
+from schedules.core.operator import Operator
+from schedules.operators.conv2d_nhwc import cpu, mma, simt, tf32, tma_wgmma, wgmma
+from schedules.operators.conv2d_nhwc.definition import NhwcProblem, definition, inputs, reference
+from schedules.steps.tensor_core import matrix_schedule
+
+
+def choose(problem: NhwcProblem, arch: Arch) -> str:
+    """The rule: TMA and wgmma where they reach; else matrix cores for the dtypes that they take; else CUDA cores."""
+    if tma_wgmma.SCHEDULE.serves(problem, arch):
+        return tma_wgmma.SCHEDULE.name
+    return matrix_schedule(problem.dtype, arch) or ("simt" if arch.is_gpu else "cpu")
+
+
+OPERATOR = Operator(
+    name="conv2d_nhwc",
+    summary="2-D convolution, data NHWC, filter OHWI, output NHWC; bias and relu on request",
+    problem=NhwcProblem,
+    definition=definition,
+    reference=reference,
+    inputs=inputs,
+    schedules=(mma.SCHEDULE, mma.MFMA, tma_wgmma.SCHEDULE, wgmma.SCHEDULE, tf32.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
+    choose=choose,
+)

@@ -1,0 +1,61 @@
+"""NHWC convolution as an implicit product on matrix cores: pixels x output channels.
+
+The reduction runs over (kh, kw, chunk of ci) as a nest, so that a step needs no division; a row's pixel is taken apart
+once, outside of it.  One schedule serves NVIDIA (`mma`) and AMD (`mfma`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedules.core.arch import Arch
+from schedules.core.operator import ScheduleSpec
+from schedules.operators.conv2d_nhwc.definition import NhwcProblem, gemm_definition, unflatten_output
+from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
+from schedules.steps.tiles import widest_vector
+
+if TYPE_CHECKING:
+    import tvm
+
+    from schedules.steps.warpgroup import WarpgroupConfig
+
+
+@dataclass(frozen=True)
+class MmaConfig(TensorCoreConfig):
+    """Tiles of (pixels, output channels, input channels)."""
+
+    def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
+        return self.check_tile(problem.dtype, arch)
+
+
+def schedule(problem: NhwcProblem, config: TensorCoreConfig | WarpgroupConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program, also that of `wgmma`, for data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if any,
+    output (n, out_h, out_w, co)."""
+    from tvm import te
+    from tvm.s_tir import Schedule
+
+    sch = Schedule(te.create_prim_func(gemm_definition(problem, config.tile)))
+    channels = Operand(0, widest_vector(problem.ci, 8)), Operand(1, widest_vector(problem.ci, 8))
+    schedule_product(sch, config, arch, problem.dtype, *channels, widest_vector(problem.co, 8))
+    unflatten_output(sch, problem)
+    return config.finish(sch.mod)
+
+
+def default(problem: NhwcProblem, arch: Arch) -> MmaConfig:
+    return MmaConfig(**default_tile(problem.pixels, problem.co, 1, problem.dtype, arch))
+
+
+def space(problem: NhwcProblem, arch: Arch) -> Iterator[MmaConfig]:
+    return (MmaConfig(**words) for words in tiles(problem.dtype, arch))
+
+
+def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:
+    return ScheduleSpec(
+        name=name, summary=summary, kinds=(kind,), config=MmaConfig, apply=schedule, default=default, space=space
+    )
+
+
+SCHEDULE = _spec("mma", "cuda", "implicit GEMM on tensor cores: ldmatrix, mma.sync, multi-stage cp.async")
+MFMA = _spec("mfma", "rocm", "implicit GEMM on AMD's matrix cores, two stages of LDS")

@@ -1,0 +1,253 @@
+"""NHWC convolution on Hopper: pixels x output channels by TMA and wgmma.
+
+A tile of pixels is a box (n, h, w), which TMA reads shifted by a kernel tap, padding as zeros and strides as element
+strides, and writes clipped; where the output channels of a pixel are no multiple of 16 bytes, which TMA needs, ordinary
+stores write the pixels, which are contiguous.  The filter (co, kh, kw, ci) has its channels last as the data: both
+operands are K-major.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from schedules.core.arch import Arch
+from schedules.core.operator import ScheduleSpec
+from schedules.core.problem import numpy_dtype
+from schedules.core.space import ProductSpace
+from schedules.definitions.epilogue import finish_sum
+from schedules.hopper.config import HopperConfig, blocks, stage_channels, tiles_of
+from schedules.hopper.pixels import PixelTiles, Place, flattened, pixel_tiles, place_pixels
+from schedules.hopper.shared import UNIT, Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
+from schedules.hopper.work import Load, Operand, Output, Tensors, Work, fastest
+from schedules.operators.conv2d_nhwc.definition import NhwcProblem
+from schedules.tirx import NO_ROUTES
+
+if TYPE_CHECKING:
+    import tvm
+
+LINE = 128  # bytes of a swizzled row, at most
+
+
+def _item(problem: NhwcProblem) -> int:
+    return numpy_dtype(problem.dtype).itemsize
+
+
+def _vector(problem: NhwcProblem) -> int:
+    """Channels in 16 bytes."""
+    return UNIT // _item(problem)
+
+
+@dataclass(frozen=True)
+class TmaWgmmaConfig(HopperConfig):
+    """Tiles of (pixels, output channels, input channels)."""
+
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+
+    def staging(self, problem: NhwcProblem) -> Staging | RunStaging:
+        item = _item(problem)
+        if problem.co % _vector(problem):
+            return run_staging(self.rows, self.block_n, problem.co, item)
+        return staging_for(self.rows, self.block_n, item, LINE // item)
+
+    def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
+        if problem.dtype not in self.dtypes:
+            return f"dtype={problem.dtype} is not {' or '.join(self.dtypes)}"
+        if problem.ci % _vector(problem):
+            return f"ci={problem.ci} is not a multiple of {_vector(problem)}, which TMA needs"
+        reason = self.check_block(problem.dtype, arch)
+        if reason:
+            return reason
+        work = _work(problem, self)
+        if work is None:
+            return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
+        if self.block_n % (8 * self.cluster_m):
+            return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
+        return work.reason(arch)
+
+
+C = TypeVar("C", bound=TmaWgmmaConfig)
+
+
+class NhwcWork(Work):
+    config: TmaWgmmaConfig
+
+    def __init__(self, problem: NhwcProblem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
+        p = flattened(problem, batch=True)
+        self.problem, self.config, self.tiles = p, config, tiles
+        item, to_tf32 = _item(p), p.dtype == "float32"
+        self.arguments = problem.arguments()
+        self.kernel = (p.kh, p.kw)
+        self.chunks = -(-p.ci // config.block_k)
+        self.columns = -(-p.co // (config.block_n * config.cluster_n))  # tiles of a cluster along the channels
+        self.clusters = -(-tiles.count // config.cluster_m) * self.columns
+        run = min(config.block_k, LINE // item)
+        a = SharedTile(config.block_m, config.block_k, item, run)
+        b = SharedTile(config.block_n, config.block_k, item, run)
+        n, h, w = tiles.part(config.cluster_n)
+        taps = p.kh * p.kw
+        self.a = Operand(
+            a,
+            TensorMap(
+                "data",
+                p.dtype,
+                (p.ci, p.w, p.h, p.n),
+                (p.ci * item, p.w * p.ci * item, p.h * p.w * p.ci * item),
+                (run, w, h, n),
+                (1, p.stride[1], p.stride[0], 1),
+                a.swizzle,
+                to_tf32=to_tf32,
+            ),
+        )
+        self.b = Operand(
+            b,
+            TensorMap(
+                "filter",
+                p.dtype,
+                (p.ci, taps, p.co),
+                (p.ci * item, taps * p.ci * item),
+                (run, 1, config.block_n // config.cluster_m),
+                (1, 1, 1),
+                b.swizzle,
+                to_tf32=to_tf32,
+            ),
+        )
+        self.output = self._output(config.staging(problem))
+
+    def _output(self, staging: Staging | RunStaging) -> Output:
+        p, item, most = self.problem, _item(self.problem), _vector(self.problem)
+        n, h, w = self.tiles.part(self.config.parts)
+        target: TensorMap | Runs
+        if isinstance(staging, Staging):
+            target = TensorMap(
+                "output",
+                p.dtype,
+                (p.co, p.out_w, p.out_h, p.n),
+                (p.co * item, p.out_w * p.co * item, p.out_h * p.out_w * p.co * item),
+                (staging.width, w, h, n),
+                (1, 1, 1, 1),
+                staging.row_bytes,
+                promotion=0,
+            )
+        elif staging.packed:
+            # pixels of a row of the tile; where the tile or the image ends, whole pixels are left out
+            vector = math.gcd(most, w * p.co, p.out_w * p.co)
+            target = Runs("output", p.pixels * p.co, w, vector)
+        else:
+            target = Runs("output", p.pixels * p.co, 1, math.gcd(most, staging.width, p.co))
+        return Output(p.dtype, staging, target)
+
+    def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
+        from schedules.tirx.values import named
+
+        cluster = self.config.cluster_m, self.config.cluster_n
+        pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
+        return Place(pixel, named("channel", column * self.config.block_n))
+
+    def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+        p, tile, parts = self.problem, self.a.tile, self.config.cluster_n
+        n, y, x = self.tiles.of_part(place.pixel, part, parts)
+        at = (
+            x * p.stride[1] + rx * p.dilation[1] - p.pad[1],
+            y * p.stride[0] + ry * p.dilation[0] - p.pad[0],
+            n,
+        )
+        offset = part * (tile.rows // parts * tile.swizzle)
+        return [
+            Load(offset + run * tile.slab, (chunk * tile.k + run * tile.run, *at)) for run in range(tile.k // tile.run)
+        ]
+
+    def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+        tile, rows = self.b.tile, self.config.block_n // self.config.cluster_m
+        tap = ry * self.kernel[1] + rx
+        return [
+            Load(
+                part * (rows * tile.swizzle) + run * tile.slab,
+                (chunk * tile.k + run * tile.run, tap, place.channel + part * rows),
+            )
+            for run in range(tile.k // tile.run)
+        ]
+
+    def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
+        n, y, x = self.tiles.of_part(place.pixel, consumer, self.config.parts)
+        return place.channel + column, x, y, n
+
+    def run_at(self, place: Place, consumer: Any, row: Any, column: int) -> tuple[Any, Any]:
+        from tvm import tirx
+        from tvm.script import tirx as T
+
+        from schedules.tirx.values import named
+
+        p, staging = self.problem, self.output.staging
+        _, h, w = self.tiles.part(self.config.parts)
+        n, y, x = self.tiles.of_part(place.pixel, consumer, self.config.parts)
+        n, y, x = n + T.truncdiv(row, h * w), y + T.truncmod(T.truncdiv(row, w), h), x + T.truncmod(row, w)
+        channel = place.channel + column
+        there = tirx.all(n < p.n, y < p.out_h, channel < p.co)
+        index = named("index", ((n * p.out_h + y) * p.out_w + x) * p.co + channel)
+        if isinstance(staging, RunStaging) and staging.packed:
+            inside = tirx.min(p.out_w - x, w) * p.co
+        else:
+            inside = tirx.if_then_else(x < p.out_w, p.co - channel, 0)
+        return index, named("inside", tirx.if_then_else(there, inside, 0))
+
+    def column_term(self, tensors: Tensors, place: Place, column: Any) -> Any:
+        from tvm import tirx
+
+        from schedules.tirx.values import named
+
+        if not self.problem.bias:
+            return None
+        channel = place.channel + column
+        if self.problem.co % (self.config.block_n * self.config.cluster_n):
+            channel = tirx.min(channel, self.problem.co - 1)  # what stands beyond the last channel is not stored
+        return named("bias", tensors["bias"][channel].astype("float32"))
+
+    def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
+        return finish_sum(self.problem, total, of_column)
+
+
+def _work(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
+    """None if TMA does not reach over a tile's pixels."""
+    tiles = pixel_tiles(flattened(problem, batch=True), config.block_m, (config.parts, config.cluster_n))
+    return NhwcWork(problem, config, tiles) if tiles else None
+
+
+def schedule(problem: NhwcProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
+    """The TIRx program for data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if any, output (n, out_h, out_w,
+    co)."""
+    from schedules.hopper.program import program
+
+    work = _work(problem, config)
+    assert work is not None  # checked
+    return program(work)
+
+
+def quickest(problem: NhwcProblem, arch: Arch, base: C) -> C:
+    """`base` with the tile and the cluster of the least estimated time and the most stages that fit; `base` itself if
+    none is legal."""
+    legal = (config for config in tiles_of(base) if config.check(problem, arch) is None)
+    found = fastest((_work(problem, config) for config in legal), arch)
+    return replace(base, **found.config.words()) if found else base
+
+
+def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
+    return quickest(problem, arch, TmaWgmmaConfig(block_k=stage_channels(problem.ci, 64, 16)))
+
+
+def space(problem: NhwcProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
+    return ProductSpace(lambda words: TmaWgmmaConfig(**words), blocks(problem.dtype, filters=True))
+
+
+SCHEDULE = ScheduleSpec(
+    name="tma_wgmma",
+    summary="implicit GEMM on Hopper: TMA with multicast, mbarrier ring, wgmma, persistent",
+    kinds=("cuda",),
+    config=TmaWgmmaConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+    no_routes=NO_ROUTES,
+)

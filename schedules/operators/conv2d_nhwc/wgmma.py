@@ -1,0 +1,62 @@
+"""NHWC convolution as an implicit product by wgmma, in the schedule language: pixels x output channels.
+
+The definition, the fetches and the pipeline are those of `mma`; the instruction takes its operands from shared memory.
+`tma_wgmma` says with TIRx what no schedule can: TMA, warps of different roles, clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from schedules.core.arch import Arch
+from schedules.core.operator import ScheduleSpec
+from schedules.operators.conv2d_nhwc import mma
+from schedules.operators.conv2d_nhwc.definition import NhwcProblem
+from schedules.steps.tensor_core import tile_cost
+from schedules.steps.warpgroup import WarpgroupConfig
+
+# (block_m, block_n, stages): two blocks to a multiprocessor but for the first two
+SHAPES = (
+    (128, 256, 4),
+    (256, 128, 4),
+    (128, 128, 3),
+    (128, 64, 4),
+    (64, 128, 4),
+    (64, 64, 4),
+    (128, 32, 4),
+    (64, 32, 4),
+    (128, 16, 4),
+    (64, 16, 4),
+)
+
+
+@dataclass(frozen=True)
+class WgmmaConfig(WarpgroupConfig):
+    """Tiles of (pixels, output channels, input channels)."""
+
+    def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
+        return self.check_tile(problem.dtype, arch)
+
+
+def default(problem: NhwcProblem, arch: Arch) -> WgmmaConfig:
+    """The tile with the least work on the busiest multiprocessor."""
+    shape = min(SHAPES, key=lambda shape: tile_cost(shape, problem.pixels, problem.co, 1))
+    return WgmmaConfig(shape[0], shape[1], 64, shape[2])
+
+
+def space(problem: NhwcProblem, arch: Arch) -> Iterator[WgmmaConfig]:
+    for (m, n, _), k, stages, min_blocks in product(SHAPES, (32, 64), (2, 3, 4, 6), (0, 1, 2)):
+        yield WgmmaConfig(m, n, k, stages, min_blocks)
+
+
+SCHEDULE = ScheduleSpec(
+    name="wgmma",
+    summary="implicit GEMM by wgmma as a tensor intrinsic: multi-stage cp.async, operands in shared memory",
+    kinds=("cuda",),
+    config=WgmmaConfig,
+    apply=mma.schedule,
+    default=default,
+    space=space,
+)

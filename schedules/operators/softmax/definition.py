@@ -1,0 +1,466 @@
+"""Softmax over the last axis of (rows, cols): what is computed.
+
+Four functions of a row, all in float32 whatever the tensors' dtype:
+
+=================  ==========================================  ================
+softmax            exp(v - max v) / sum exp(v - max v)         x -> y
+log_softmax        v - max v - log sum exp(v - max v)          x -> y
+softmax_grad       y * (dy - sum y * dy)                       y, dy -> dx
+log_softmax_grad   dy - exp(y) * sum dy                        y, dy -> dx
+=================  ==========================================  ================
+
+with v = scale * x + mask before, and dropout after: forward, output = y * drop / keep, and y is an output too, because
+the gradient needs it; backward, dy * drop / keep takes the place of dy, and dx is multiplied by scale.  After OneFlow's
+softmax, whose load and store functors fuse the same steps.
+
+Special values are PyTorch's: a row with NaN or +inf in v, or with nothing but -inf (every column masked), is NaN
+throughout; beside a finite column -inf gives 0, or -inf as a logarithm, and so does a difference beyond float32.  In a
+gradient a NaN or an infinity in dy, kept or dropped, makes NaN or infinities of its row; y = 0, or -inf as a logarithm,
+does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from schedules.core.errors import ProblemError
+from schedules.core.operator import Array, Expected
+from schedules.core.problem import Argument, Problem, numpy_dtype
+from schedules.core.tolerance import LARGEST
+
+if TYPE_CHECKING:
+    from tvm import te
+    from tvm.tirx import PrimExpr
+
+FUNCTIONS = ("softmax", "log_softmax", "softmax_grad", "log_softmax_grad")
+MASKS = ("none", "full", "cols")
+LOG2E = math.log2(math.e)
+SMALLEST = 2.0**-126  # float32's last number that no GPU flushes to 0
+DISTINCT_ELEMENTS = 2**23
+
+
+@dataclass(frozen=True)
+class SoftmaxProblem(Problem):
+    """A function of rows.  `rows` only sizes tests and measurements: the built function takes any number of rows.
+
+    `scale` multiplies the input; `mask` is added to it: "full" (rows, cols) or "cols" (cols,), of x's dtype.  `keep`
+    < 1 adds dropout: a uint8 tensor of zeros and ones (rows, cols) is given, kept values are divided by `keep`.
+    """
+
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
+    functions: ClassVar[tuple[str, ...]] = FUNCTIONS
+    masks: ClassVar[tuple[str, ...]] = MASKS
+
+    rows: int
+    cols: int
+    function: str = "softmax"
+    dtype: str = "float16"
+    scale: float = 1.0
+    mask: str = "none"
+    keep: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.require_positive("rows", "cols")
+        self.require_dtype()
+        if self.function not in FUNCTIONS:
+            raise ProblemError(f"function={self.function} is not one of {', '.join(FUNCTIONS)}")
+        if self.mask not in MASKS:
+            raise ProblemError(f"mask={self.mask} is not one of {', '.join(MASKS)}")
+        if self.is_grad and self.mask != "none":
+            raise ProblemError(f"mask={self.mask} has no part in a gradient; leave it out")
+        if not SMALLEST <= abs(self.scale) <= LARGEST["float32"]:
+            raise ProblemError(f"scale={self.scale} must be finite and not 0, in float32 as well")
+        if not SMALLEST <= self.keep <= 1:
+            raise ProblemError(f"keep={self.keep} must be over 0, in float32 as well, and at most 1")
+
+    @property
+    def is_grad(self) -> bool:
+        return self.function.endswith("_grad")
+
+    @property
+    def is_log(self) -> bool:
+        return self.function.startswith("log_")
+
+    @property
+    def has_dropout(self) -> bool:
+        return self.keep < 1
+
+    @property
+    def flops(self) -> int:
+        """Subtract, exponential, add and divide an element; a gradient two multiplies, an add and a subtract."""
+        return 4 * self.rows * self.cols
+
+    def odd(self) -> Iterator[SoftmaxProblem]:
+        """Thirteen rows, one column less if the config takes that."""
+        if self.cols > 1:
+            yield replace(self, rows=13, cols=self.cols - 1)
+        yield replace(self, rows=13)
+
+    def smaller(self) -> Iterator[SoftmaxProblem]:
+        """Fewer rows, down to one; the width, which decides the code, stays."""
+        problem = self
+        while problem.rows > 1:
+            problem = replace(problem, rows=max(1, problem.rows // 4))
+            yield problem
+
+    def any_extent(self) -> SoftmaxProblem:
+        """The same of one row."""
+        return replace(self, rows=1)
+
+    def arguments(self) -> tuple[Argument, ...]:
+        shape = (self.rows, self.cols)
+
+        def rows(name: str, dtype: str = self.dtype, output: bool = False) -> Argument:
+            return Argument(name, shape, dtype, output, runtime_axis=0)
+
+        found = [rows("y"), rows("dy")] if self.is_grad else [rows("x")]
+        if self.mask == "full":
+            found.append(rows("mask"))
+        elif self.mask == "cols":
+            found.append(Argument("mask", (self.cols,), self.dtype))
+        if self.has_dropout:
+            found.append(rows("drop", "uint8"))
+        if self.is_grad:
+            found.append(rows("dx", output=True))
+        else:
+            found.append(rows("y", output=True))
+            if self.has_dropout:
+                found.append(rows("output", output=True))
+        return tuple(found)
+
+
+Values = dict[str, "PrimExpr"]
+Output = Callable[[Values, Values], "PrimExpr"]  # (inputs of one column, results of the reductions) -> float32
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One number a row: `kind` ("max" or "sum") over `element` of each column.
+
+    Where a row is reduced in parts, the row's number is `kind` over `share` of each part: of (the part's results, the
+    row's earlier results).  Without one it is the part's number itself.
+    """
+
+    name: str
+    kind: str
+    element: Output
+    share: Output | None = None
+
+    def of_part(self, part: Values, results: Values) -> PrimExpr:
+        """What a part brings to the row's number."""
+        return self.share(part, results) if self.share else part[self.name]
+
+
+@dataclass(frozen=True)
+class RowProgram:
+    """A function of rows as its reductions, in order, and its outputs.  Schedules decide where each step lives.
+
+    `fill` is what columns past the end read as, for each input: neutral in every reduction.  `dropped` makes, from the
+    output (rounded to the tensors' dtype) and drop, a second output.  `from_element` makes the output of a column from
+    its element of the last reduction, for schedules that keep that rather than compute it again.
+    """
+
+    fill: dict[str, float]
+    reductions: tuple[Reduction, ...]
+    output: Output
+    derived: tuple[tuple[str, Callable[[Values], PrimExpr]], ...] = ()  # further results, made of those of reductions
+    dropped: Callable[[PrimExpr, PrimExpr], PrimExpr] | None = None
+    from_element: Callable[[PrimExpr, Values], PrimExpr] | None = None
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """float32 operations whose rounding the compiler leaves alone: a * b + c rounded once, and a * b rounded."""
+
+    fma: Callable[[PrimExpr, PrimExpr, PrimExpr], PrimExpr]
+    times: Callable[[PrimExpr, PrimExpr], PrimExpr]
+
+
+def row_program(
+    problem: SoftmaxProblem,
+    exp2: Callable[[PrimExpr], PrimExpr] | None = None,
+    rounding: Rounding | None = None,
+) -> RowProgram:
+    """Compose the input step, the function and the output step of `problem`.
+
+    `exp2` computes 2**x of a float32 expression; TVM's by default.  With `rounding` the exponents of softmax take one
+    operation in place of two, where they are small enough (from FlashAttention-2, Dao 2023, section 3.1).
+    """
+    from tvm import tirx
+
+    power = exp2 or tirx.exp2
+    p = problem
+
+    def f32(value: float) -> PrimExpr:
+        return tirx.const(value, "float32")
+
+    def exp(value: PrimExpr) -> PrimExpr:
+        return power(value * f32(LOG2E))
+
+    def scaled(value: PrimExpr) -> PrimExpr:
+        return value if p.scale == 1 else value * f32(p.scale)
+
+    def dropped(value: PrimExpr, drop: PrimExpr) -> PrimExpr:
+        return value * drop * f32(1 / p.keep)
+
+    if p.is_grad:
+
+        def gradient(inputs: Values) -> PrimExpr:
+            return dropped(inputs["dy"], inputs["drop"]) if p.has_dropout else inputs["dy"]
+
+        def output(inputs: Values, results: Values) -> PrimExpr:
+            if p.is_log:
+                return scaled(gradient(inputs) - exp(inputs["y"]) * results["total"])
+            return scaled(inputs["y"] * (gradient(inputs) - results["total"]))
+
+        total = Reduction(
+            "total", "sum", lambda inputs, _: gradient(inputs) if p.is_log else inputs["y"] * gradient(inputs)
+        )
+        return RowProgram({"y": 0.0, "dy": 0.0, "drop": 0.0}, (total,), output)
+
+    # Without a mask the peak is that of x or -x, scaled after the subtraction: GPUs fuse scale * x - peak to one
+    # rounding, and less a peak that was rounded before, the largest element is far from 0 where x is large.
+    late = p.mask == "none"
+
+    def compared(inputs: Values) -> PrimExpr:
+        """What the peak is the largest of."""
+        if late:
+            return inputs["x"] if p.scale > 0 else f32(0) - inputs["x"]
+        return scaled(inputs["x"]) + inputs["mask"]
+
+    def difference(value: PrimExpr, peak: PrimExpr) -> PrimExpr:
+        """How far v is apart where `compared` is `value` and `peak`."""
+        return (value - peak) * f32(abs(p.scale)) if late and abs(p.scale) != 1 else value - peak
+
+    # 2**(x * k - peak * k): that the product with the peak is rounded divides every exponential of a row, and with them
+    # their sum, by the same number; at most by 2**0.5, where the product is no larger than 2**24.  A logarithm of the
+    # sum would differ
+    k = abs(p.scale) * LOG2E
+    fused = rounding if late and not p.is_log and k * LARGEST[p.dtype] <= 2**24 else None
+
+    def numerator(inputs: Values, results: Values) -> PrimExpr:
+        if fused:
+            return power(fused.fma(compared(inputs), f32(k), fused.times(results["peak"], f32(-k))))
+        return exp(shifted(inputs, results))
+
+    def share(part: Values, results: Values) -> PrimExpr:
+        if fused:
+            return part["total"] * power(fused.times(part["peak"], f32(k)) - fused.times(results["peak"], f32(k)))
+        return part["total"] * exp(difference(part["peak"], results["peak"]))
+
+    def shifted(inputs: Values, results: Values) -> PrimExpr:
+        return difference(compared(inputs), results["peak"])
+
+    def softmax(inputs: Values, results: Values) -> PrimExpr:
+        if p.is_log:
+            return shifted(inputs, results) - results["log_total"]
+        return numerator(inputs, results) * results["inverse"]
+
+    derived = (
+        ("log_total", lambda results: tirx.log(results["total"]))
+        if p.is_log
+        else ("inverse", lambda results: f32(1) / results["total"])
+    )
+
+    return RowProgram(
+        # a column past the end must be the smallest: the sign of scale decides which infinity that is
+        {"x": math.copysign(math.inf, -p.scale), "mask": 0.0},
+        (
+            Reduction("peak", "max", lambda inputs, _: compared(inputs)),
+            # a part's total is relative to its own peak.  Peaks start from the lowest finite float32, not from -inf, so
+            # that a part that is all -inf has the factor 0 or 1, not NaN, for its total of 0; one that holds +inf or
+            # NaN has a NaN for its total, which no factor takes away
+            Reduction("total", "sum", numerator, share),
+        ),
+        softmax,
+        (derived,),
+        dropped if p.has_dropout else None,
+        None if p.is_log else lambda element, results: element * results["inverse"],
+    )
+
+
+def row_results(program: RowProgram, results: dict[str, te.Tensor], *row: PrimExpr) -> Values:
+    """The results of one row (or part of one) as expressions: those of reductions read, derived ones computed from
+    them."""
+    values: Values = {name: tensor(*row) for name, tensor in results.items()}
+    for name, formula in program.derived:
+        if name not in values and len(values) == len(program.reductions):
+            values[name] = formula(values)
+    return values
+
+
+def placeholders(problem: SoftmaxProblem) -> tuple[PrimExpr, dict[str, te.Tensor]]:
+    """The run-time number of rows, and the input tensors by name.  Extents are int64: rows * cols may pass 2**31."""
+    from tvm import te, tirx
+
+    rows = te.var("rows", "int64")
+    cols = tirx.IntImm("int64", problem.cols)
+    inputs = {
+        argument.name: te.placeholder(
+            (cols,) if argument.runtime_axis is None else (rows, cols), name=argument.name, dtype=argument.dtype
+        )
+        for argument in problem.arguments()
+        if not argument.output
+    }
+    return rows, inputs
+
+
+def column(tensor: te.Tensor, row: PrimExpr, col: PrimExpr) -> PrimExpr:
+    """The element of a (rows, cols) or (cols,) tensor."""
+    return tensor[col] if len(tensor.shape) == 1 else tensor[row, col]
+
+
+def definition(problem: SoftmaxProblem) -> list[te.Tensor]:
+    """The TE graph: one stage for each reduction and output.  Returns the arguments in order, outputs last."""
+    from tvm import te, tirx
+
+    rows, inputs = placeholders(problem)
+    program = row_program(problem)
+    cols = tirx.IntImm("int64", problem.cols)
+    results: dict[str, te.Tensor] = {}
+
+    def at(i: PrimExpr, j: PrimExpr) -> tuple[Values, Values]:
+        columns = {name: column(tensor, i, j).astype("float32") for name, tensor in inputs.items()}
+        return columns, row_results(program, results, i)
+
+    def reduction(step: Reduction) -> te.Tensor:
+        k = te.reduce_axis((tirx.IntImm("int64", 0), cols), name=f"{step.name}_col")
+        reduce = te.max if step.kind == "max" else te.sum
+        return te.compute((rows,), lambda i: reduce(step.element(*at(i, k)), axis=k), name=step.name)
+
+    for step in program.reductions:
+        results[step.name] = reduction(step)
+    output = te.compute((rows, cols), lambda i, j: program.output(*at(i, j)).astype(problem.dtype), name="out")
+    if program.dropped is None:
+        return [*inputs.values(), output]
+    dropped = te.compute(
+        (rows, cols),
+        lambda i, j: program.dropped(output[i, j].astype("float32"), inputs["drop"][i, j].astype("float32")).astype(
+            problem.dtype
+        ),
+        name="dropped_out",
+    )
+    return [*inputs.values(), output, dropped]
+
+
+def distinct_rows(problem: SoftmaxProblem) -> int:
+    """How many different rows `inputs` makes; the rest repeat them, so that a reference of a large problem stays
+    small."""
+    return min(problem.rows, max(64, DISTINCT_ELEMENTS // problem.cols))
+
+
+def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
+    """Fresh data for the inputs in order.
+
+    x: of each three rows the first is normal (deviation 2), the second shifted by 200 up or down, the third has its
+    last quarter raised by 100; without the spread a wrong maximum would not show, since softmax does not depend on it.
+    With it a row's maximum is about 90 or more from the next's, which exp in float32 does not bear.  For a logarithm
+    one column is as large as the others together: its result is near 0, and an error of the sum shows in it.
+
+    y: the function's output for such x.  dy: normal, around 1 where the sum of y * dy would else be near 0 and its
+    errors too.  mask: 0 or, for one in five, -inf.  drop: 1 with probability `keep`.
+    """
+    p = problem
+    rows = distinct_rows(p)
+
+    def data() -> Array:
+        x = rng.standard_normal((rows, p.cols), dtype=np.float32) * 2
+        kind = np.arange(rows)[:, np.newaxis] % 3
+        x += np.where(kind == 1, rng.choice([-200.0, 200.0], size=(rows, 1)), 0).astype(np.float32)
+        x[:, 3 * p.cols // 4 :] += np.where(kind == 2, 100, 0).astype(np.float32)
+        if p.is_log:
+            peak = x.max(axis=-1)
+            total = np.exp(x - peak[:, np.newaxis]).sum(axis=-1)
+            x[np.arange(rows), rng.integers(p.cols, size=rows)] = peak + np.log(total)
+        return x
+
+    arrays: list[Array] = []
+    for argument in p.arguments():
+        if argument.output:
+            continue
+        if argument.name == "drop":
+            array: Array = rng.random((rows, p.cols), dtype=np.float32) < p.keep
+        elif argument.name == "mask":
+            array = np.where(rng.random((rows, p.cols) if p.mask == "full" else p.cols) < 0.2, -np.inf, 0.0)
+            array[..., 0] = 0.0  # no row without a column left
+        elif argument.name == "y":
+            x = data().astype(np.float64)
+            shifted = x - x.max(axis=-1, keepdims=True)
+            log_y = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+            array = log_y if p.is_log else np.exp(log_y)
+        elif argument.name == "dy":
+            array = rng.standard_normal((rows, p.cols), dtype=np.float32) + (0 if p.is_log else 1)
+        else:
+            array = data()
+        array = array.astype(numpy_dtype(argument.dtype))
+        arrays.append(array if array.shape == argument.shape else np.resize(array, argument.shape))
+    return arrays
+
+
+def reference(problem: SoftmaxProblem, arrays: Sequence[Array]) -> list[Expected]:
+    """The outputs in float64, for the rows that are distinct.
+
+    Rows that are all -inf, or hold +inf or NaN, are NaN throughout, as in PyTorch.
+    """
+    p = problem
+    names = [argument.name for argument in p.arguments() if not argument.output]
+    rows = distinct_rows(p)
+    if any(array.ndim == 2 and not _repeats(array, rows) for array in arrays):
+        rows = p.rows  # not from `inputs`
+    given = {
+        name: (array[:rows] if array.ndim == 2 else array).astype(np.float64)
+        for name, array in zip(names, arrays, strict=True)
+    }
+    drop = given["drop"] / p.keep if p.has_dropout else None
+    with np.errstate(invalid="ignore", over="ignore"):
+        if p.is_grad:
+            return [_gradient(p, given["y"], given["dy"] if drop is None else given["dy"] * drop)]
+        # as `row_program` does, with float32's infinities where its numbers end
+        if p.mask == "none":
+            v, factor = given["x"] if p.scale > 0 else -given["x"], abs(p.scale)
+        else:
+            v, factor = _beyond(p.scale * given["x"] + given["mask"], "float32"), 1.0
+        peak = v.max(axis=-1, keepdims=True)
+        shifted = _beyond(v - peak, "float32") * factor
+        total = np.exp(shifted).sum(axis=-1, keepdims=True)
+        # what float32 rounds before exp magnifies it: the difference, and v itself where a mask is added
+        depth = 1 + np.abs(shifted) + (0 if p.mask == "none" else np.abs(p.scale * given["x"]) + np.abs(peak))
+        values = shifted - np.log(total) if p.is_log else np.exp(shifted) / total
+        magnitude = depth + np.log(p.cols) if p.is_log else values * depth
+        magnitude = np.where(np.isinf(shifted), 0, magnitude)  # a masked column is exact
+        outputs = [Expected(values, magnitude)]
+        if drop is not None:
+            kept = _beyond(values, p.dtype) * drop
+            outputs.append(Expected(kept, magnitude * drop, roundings=1 + 1 / p.keep))  # y is rounded first
+        return outputs
+
+
+def _beyond(values: Array, dtype: str) -> Array:
+    """`values`, infinite where `dtype` holds none so large."""
+    return np.where(np.abs(values) > LARGEST[dtype], np.copysign(np.inf, values), values)
+
+
+def _repeats(array: Array, rows: int) -> bool:
+    """Whether row i equals row i % rows, bit for bit."""
+    bits = array.view(np.uint8)
+    return all(
+        np.array_equal(bits[start : start + rows], bits[: min(rows, len(bits) - start)])
+        for start in range(rows, len(bits), rows)
+    )
+
+
+def _gradient(p: SoftmaxProblem, y: Array, dy: Array) -> Expected:
+    if p.is_log:
+        power = np.exp(y)
+        values = dy - power * dy.sum(axis=-1, keepdims=True)
+        depth = np.where(np.isinf(y), 1, 1 + np.abs(y))
+        magnitude = np.abs(dy) + power * np.abs(dy).sum(axis=-1, keepdims=True) * depth
+    else:
+        values = y * (dy - (y * dy).sum(axis=-1, keepdims=True))
+        magnitude = np.abs(y) * (np.abs(dy) + np.abs(y * dy).sum(axis=-1, keepdims=True))
+    return Expected(p.scale * values, abs(p.scale) * magnitude)

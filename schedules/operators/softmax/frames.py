@@ -1,0 +1,189 @@
+"""Softmax with a row in registers, as the packs of 16 bytes that it lies in: any width at 16 bytes an access.
+
+As `warp` and `block_registers`: `threads` threads share a row, which is read once by ordinary loads, all of a thread's
+in flight before the first is used, and is written from registers.  But packs are those of memory, not of the row (see
+`schedules.softmax.packs`), so rows need not be whole packs.  Only the tensor's last pack, where that is not whole, is
+read element by element.
+
+No shared memory but what warps of a row exchange, so that the L1 cache is large, and no cache hints.
+Sources: packs and functors are OneFlow's; with `online` the maximum and the sum of each warp are combined at once
+(Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from schedules.core.arch import Arch
+from schedules.core.operator import ScheduleSpec
+from schedules.core.problem import Config
+from schedules.lowering.annotations import check_streaming, default_streaming
+from schedules.operators.softmax.definition import SoftmaxProblem
+from schedules.operators.softmax.packs import ACCESSES, KEPT_IN_REGISTERS, MOST_ROUNDS, PACK, Frame, check_program, held
+from schedules.operators.softmax.rows import itemsize
+from schedules.tirx import NO_ROUTES
+
+if TYPE_CHECKING:
+    import tvm
+
+OTHERS = 24  # registers beside the packs, about
+KEPT = (*KEPT_IN_REGISTERS, "widened")  # or as the compiler likes: in float32 where registers are left
+
+
+@dataclass(frozen=True)
+class FramesConfig(Config):
+    threads: int = 32  # of a row, a power of two
+    groups: int = 1  # thread groups of a block, side by side, of up to a warp each
+    rows_per_group: int = 1  # rows that a group computes one after the other
+    min_blocks: int = 0  # blocks a multiprocessor should hold (caps registers); 0 leaves it to the compiler
+    kept: str = "packed"  # how a row waits for its reductions: packed as it came, numerators in float32, or widened
+    online: bool = False  # maximum and sum of a row's warps are combined at once, behind one barrier
+    access: int = PACK  # bytes of a pack; 8 where rows are whole ones, and no rows share any
+    streaming: str = "no"  # what the caches keep: no, stores, both, evict_last (see `accesses`)
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return self.threads * self.groups
+
+    @property
+    def team(self) -> int:
+        """Threads that synchronize."""
+        return self.threads
+
+    def rounds(self, problem: SoftmaxProblem) -> int:
+        """Packs of a row that a thread has, at most."""
+        return -(-Frame.of_row(problem, self.access).most // self.threads)
+
+    def registers(self, problem: SoftmaxProblem) -> int:
+        """Registers of a thread, about."""
+        return OTHERS + self.rounds(problem) * held(problem, self.kept, self.access)
+
+    def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
+        if self.kept not in KEPT:
+            return f"kept={self.kept} is not one of {', '.join(KEPT)}"
+        if self.kept == "widened" and itemsize(problem) == 4:
+            return f"kept=widened is for elements of 16 bits, not {problem.dtype}; take packed"
+        return (
+            check_program(problem, arch, self.threads, self.kept, self.online)
+            or check_streaming(self.streaming, arch)
+            or self._check_access(problem)
+            or self._check_sizes(problem, arch)
+        )
+
+    def _check_access(self, problem: SoftmaxProblem) -> str | None:
+        if self.access not in ACCESSES:
+            return f"access={self.access} is not one of {', '.join(map(str, ACCESSES))} bytes"
+        if self.access == PACK:
+            return None
+        frame = Frame.of_row(problem, self.access)
+        if not frame.aligned:
+            return f"access={self.access} wants rows of whole packs, not of cols={problem.cols} {problem.dtype}"
+        if problem.has_dropout and frame.pack % 4:
+            return f"access={self.access} with dropout wants packs of four elements, not of {frame.pack}; take {PACK}"
+        return None
+
+    def _check_sizes(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
+        for name in ("groups", "rows_per_group"):
+            if getattr(self, name) < 1:
+                return f"{name}={getattr(self, name)} must be at least 1"
+        if self.groups > 1 and self.threads > 32:
+            return f"groups={self.groups} is for rows of up to a warp, not of threads={self.threads}"
+        if self.block % 32:
+            return f"threads={self.threads} x groups={self.groups} is no multiple of a warp; take more groups"
+        if self.block > arch.max_threads:
+            return f"groups={self.groups} makes {self.block} threads a block, {arch} allows {arch.max_threads}"
+        most = min(arch.blocks_sm, arch.threads_sm // self.block)
+        if self.min_blocks < 0 or self.min_blocks > most:
+            return f"min_blocks={self.min_blocks} of {self.block} threads, a multiprocessor of {arch} holds {most}"
+        rounds = self.rounds(problem)
+        if rounds > MOST_ROUNDS:
+            return f"threads={self.threads} gives each {rounds} packs, more than {MOST_ROUNDS}; take more threads"
+        allowed = min(arch.registers_thread, arch.registers_sm // (self.block * max(1, self.min_blocks)) // 8 * 8)
+        if self.registers(problem) > allowed:
+            return (
+                f"kept={self.kept} needs about {self.registers(problem)} registers for {rounds} packs, "
+                f"{arch} has {allowed} for each of {self.block} x {max(1, self.min_blocks)} threads"
+            )
+        return None
+
+
+def schedule(problem: SoftmaxProblem, config: FramesConfig, arch: Arch) -> tvm.IRModule:
+    """The program for x or y, dy (rows, cols), run-time rows."""
+    from schedules.operators.softmax.frames_program import program
+
+    return program(problem, config)
+
+
+def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
+    """Four packs to a thread of up to a warp, blocks of 64 threads, packs of 8 bytes, widened, where that makes them
+    whole; then up to sixteen packs of a warp, then blocks of 128, 512 and 1024 threads with up to 16, 8 and 8 packs;
+    fewer as further inputs take registers.
+
+    Few threads with many packs each were fastest on an H200 where rows are whole packs, but at 32 and 64 columns, where
+    the fastest that searches found have two packs to a thread or one (tuning_logs/nvidia-h200/softmax.jsonl).
+    """
+    streaming = default_streaming(arch)
+    if _halves(problem) and not problem.has_dropout:
+        packs = Frame.of_row(problem, 8).most
+        threads = next((t for t in (1, 2, 4, 8, 16, 32) if t * 4 >= packs), 64)
+        if threads <= 32:
+            return FramesConfig(threads, 64 // threads, kept=keeps(problem)[-1], access=8, streaming=streaming)
+    most = Frame.of_row(problem).most
+    scale = -(-held(problem, "packed") // 4)  # registers, in those of one input
+    threads = 1
+    while threads < 32 and threads * 4 < most:
+        threads *= 2
+    if most * scale <= 32 * 16:
+        return FramesConfig(threads, 64 // threads, streaming=streaming)
+    for threads, packs, min_blocks in ((128, 8, 0), (128, 16, 4), (512, 8, 2)):
+        if most * scale <= threads * packs:
+            return FramesConfig(threads, min_blocks=min_blocks if scale == 1 else 0, streaming=streaming)
+    # ptxas spills to come under 32 registers, unless it is told that one block is enough
+    return FramesConfig(1024, min_blocks=1, streaming=streaming)
+
+
+def keeps(problem: SoftmaxProblem) -> tuple[str, ...]:
+    """Of KEPT, what is worth trying for the problem: the numerators of softmax are it widened."""
+    if problem.function == "softmax":
+        return ("packed", "numerators")
+    return ("packed", "widened") if itemsize(problem) < 4 else ("packed",)
+
+
+def _halves(problem: SoftmaxProblem) -> bool:
+    """Whether rows are whole packs of 8 bytes but not of 16."""
+    return Frame.of_row(problem, 8).aligned and not Frame.of_row(problem).aligned
+
+
+def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[FramesConfig]:
+    """Up to sixteen packs to a thread, blocks of 32 to 256 threads or one row, up to two rows to a group."""
+    accesses = ACCESSES if Frame.of_row(problem, 8).aligned else (PACK,)
+    streams = [streaming for streaming in ("no", "evict_last") if check_streaming(streaming, arch) is None]
+    for access, threads in product(accesses, (1 << k for k in range(11))):
+        most = Frame.of_row(problem, access).most
+        if not most <= 16 * threads < 32 * most:
+            continue
+        wide = threads > 32
+        blocks = (threads,) if wide else (32, 64, 128, 256)
+        onlines = (False, True) if wide and not problem.is_grad else (False,)
+        kepts = [kept for kept in keeps(problem) if kept != "widened" or not wide]  # long rows want the registers
+        for block, per_group, kept, online, streaming in product(blocks, (1, 2), kepts, onlines, streams):
+            for threads_sm in (0, 512, 1024, 1536, 2048):
+                if threads_sm % block == 0:
+                    held_sm = threads_sm // block
+                    yield FramesConfig(threads, block // threads, per_group, held_sm, kept, online, access, streaming)
+
+
+SCHEDULE = ScheduleSpec(
+    name="frames",
+    summary="a row in registers as the packs of 16 bytes that it lies in, at any width; no shared memory to speak of",
+    kinds=("cuda",),
+    config=FramesConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+    no_routes=NO_ROUTES,
+)

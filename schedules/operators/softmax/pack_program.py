@@ -1,0 +1,541 @@
+"""The row program on packs of 16 or 8 bytes as they lie in memory: what kernels share, wherever their packs come from.
+
+A pack is four 32-bit words, or two.  Pack i of a row holds its elements from E * i - shift on, E to a pack; thread t of
+a row has packs t, t + threads, ...; all loops over them are unrolled, so that what is kept of them lies in registers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+
+from schedules.core.problem import numpy_dtype
+from schedules.core.tolerance import LARGEST
+from schedules.lowering.accesses import load_statement
+from schedules.lowering.annotations import TIRX
+from schedules.operators.softmax import pack_sources as sources
+from schedules.operators.softmax.definition import Reduction, Rounding, SoftmaxProblem, Values, row_program
+from schedules.operators.softmax.packs import Frame, row_inputs
+from schedules.steps.story import part
+from schedules.tirx.values import named
+
+LANES = 4  # sums of a thread that do not wait for each other
+
+
+class PackConfig(Protocol):
+    """What a config says of how a row's packs are dealt to threads and kept."""
+
+    @property
+    def threads(self) -> int: ...
+    @property
+    def access(self) -> int: ...
+    @property
+    def kept(self) -> str: ...
+    @property
+    def online(self) -> bool: ...
+    @property
+    def streaming(self) -> str: ...
+    @property
+    def team(self) -> int: ...
+    @property
+    def block(self) -> int: ...
+    def rounds(self, problem: SoftmaxProblem) -> int: ...
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a thread knows of its row: expressions, int32 unless said."""
+
+    shift: Any  # elements of other rows in the first pack
+    packs: Any  # or none, for what is no row
+    start: Any  # of the tensors of the problem's dtype: element of the first pack, int64
+    own: Any  # False for what is no row but has the packs of one, to be computed and not stored
+
+
+def module(
+    problem: SoftmaxProblem,
+    warps: int,
+    blocks: Callable[[Any], Any],
+    min_blocks: int,
+    emit: Callable[[dict[str, Any], Any, Any, Any, Any], None],
+    cluster: int = 1,
+) -> tvm.IRModule:
+    """The module with one function "main" that takes ``problem.arguments()``.
+
+    `blocks` makes their number of that of rows, `emit` the body of (tensors, rows, block, warp, lane), where the
+    compiler knows that a warp's threads agree on `warp`; with `min_blocks` registers are capped for as many on a
+    multiprocessor.  Blocks are launched in clusters of `cluster`, neighbours together.
+    """
+    arguments = problem.arguments()
+    names = [argument.name for argument in arguments]
+
+    def matched(handles: list[Any], rows: Any) -> dict[str, Any]:
+        found = {}
+        for argument, handle in zip(arguments, handles, strict=False):
+            shape = (rows, problem.cols) if argument.runtime_axis is not None else argument.shape
+            buffer = T.match_buffer(handle, shape, argument.dtype, align=16)
+            IRBuilder.name(argument.name, buffer)
+            found[argument.name] = buffer
+        return found
+
+    def bounds() -> Any:
+        return T.attr({"tirx.launch_bounds_min_blocks_per_sm": min_blocks}) if min_blocks else None
+
+    def clusters() -> Any:
+        return T.cta_id_in_cluster([cluster]) if cluster > 1 else None
+
+    # fmt: off
+    @T.prim_func
+    def main(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
+        rows = T.int64()
+        tensors = T.meta_var(matched([a, b, c, d, e], rows))
+        T.device_entry()
+        part("The launch: blocks, warps and lanes")
+        bounds()
+        clusters()
+        block = T.cta_id([blocks(rows)])
+        warp = T.warp_id([warps])
+        lane = T.lane_id([32])
+        emit(tensors, rows, block, warp, lane)
+    # fmt: on
+
+    function = tirx.PrimFunc(main.params[: len(names)], main.body, main.ret_type, main.attrs)
+    return tvm.IRModule({"main": function.with_attr("global_symbol", "main").with_attr(TIRX, 1)})
+
+
+R = TypeVar("R", bound=Row)
+
+
+class Scalar:
+    """A variable of a thread."""
+
+    def __init__(self, name: str, value: Any, dtype: str = "int32") -> None:
+        self.cell = T.alloc_local((1,), dtype)
+        IRBuilder.name(name, self.cell)
+        self.set(value)
+
+    @property
+    def value(self) -> Any:
+        return self.cell[0]
+
+    def set(self, value: Any) -> None:
+        T.buffer_store(self.cell, value, [0])
+
+
+@contextlib.contextmanager
+def where(condition: Any) -> Iterator[None]:
+    """A body that runs where `condition` holds; without an `if` where that is known."""
+    if condition is True:
+        yield
+    elif condition is not False:
+        with T.If(condition), T.Then():
+            yield
+
+
+class PackKernel(ABC, Generic[R]):
+    """The body of a kernel for one thread; its methods emit statements.
+
+    Where packs come from, `each_pack` knows; `exchange` and `turn`, where a row is more than a warp's, are for whoever
+    emits the kernel to set.
+    """
+
+    thread: Any  # of those that synchronize together
+    of_row: Any  # the number of the thread among those of its row
+    zero: Any = None  # 0, though the compiler does not know; set where rows are kept packed
+    exchange: Any = None  # floats in shared memory
+    fused: bool = False  # exponents by one operation: fewer instructions, at times a few registers more
+    kept_from: int = 0  # the first round whose packs stay in registers, where rows are kept packed
+    turn: Scalar | None = None  # which half of `exchange` is next, where a row has one reduction
+
+    def __init__(
+        self, problem: SoftmaxProblem, config: PackConfig, tensors: dict[str, Any], rows: Any, warp: Any, lane: Any
+    ) -> None:
+        self.problem, self.rows = problem, rows
+        self.threads, self.team, self.kept, self.online = config.threads, config.team, config.kept, config.online
+        self.streaming = config.streaming
+        self.streaming_stores = config.streaming in ("stores", "both")
+        self.program = row_program(problem, rounding=Rounding(fma, times) if self.fused else None)
+        self.inputs = row_inputs(problem)
+        self.frame = Frame.of_row(problem, config.access)
+        self.pack, self.item, self.each = self.frame.pack, self.frame.itemsize, self.frame.words
+        self.aligned = self.frame.aligned  # rows consist of whole packs
+        self.rounds = config.rounds(problem)
+        self.least = -(-problem.cols // self.pack)  # packs of a row
+        self.outputs = [argument.name for argument in problem.arguments() if argument.output]
+        self.warp, self.lane = warp, lane
+        self.tensors = {
+            name: T.decl_buffer((rows * problem.cols,), buffer.dtype, data=buffer.data) if len(buffer.shape) == 2
+            else buffer
+            for name, buffer in tensors.items()
+        }  # fmt: skip
+        # a block's reductions: barriers of a row
+        self.exchanges = 1 if problem.is_grad or config.online else 2
+        self.wide = config.threads > 32  # whether a row is more than a warp's
+
+    # ---- A row ----
+
+    def compute(self, row: R) -> None:
+        """Reduce a row and store it."""
+        part("Reduce a row: each thread the packs it has, its warp by shuffles, the warps through shared memory")
+        self.words = {name: T.alloc_local((self.rounds * self.words_of(name),), "uint32") for name in self.read_names()}
+        for name, array in self.words.items():
+            IRBuilder.name(f"{name}_words", array)
+        if self.problem.is_grad:
+            found = self.reduce_gradient(row)
+        elif self.online:
+            found = self.reduce_online(row)
+        else:
+            found = self.reduce_in_turn(row)
+        results = self.finished(self.combined(found))
+        if self.kept == "numerators" and self.numerators_peak is not results["peak"]:
+            unit = {"peak": self.numerators_peak, "total": T.float32(1)}
+            factor = results["inverse"] * self.program.reductions[-1].of_part(unit, results)
+            results["inverse"] = named("factor", factor)
+        self.write(row, results)
+
+    def combined(self, found: Values) -> Values:
+        """The reductions over the row, from those of the threads that synchronize, where these are not all."""
+        return found
+
+    def read_names(self) -> list[str]:
+        """What a row is computed from: its inputs and the mask."""
+        return [argument.name for argument in self.problem.arguments() if not argument.output]
+
+    @abstractmethod
+    def behind_first(self, row: R) -> None:
+        """What to do behind a row's first reduction."""
+
+    def sync(self) -> None:
+        T.evaluate(T.cuda.cta_sync() if self.team > 32 else T.cuda.warp_sync())
+
+    # ---- Packs ----
+
+    @abstractmethod
+    def each_pack(self, row: R, *needs: str, stored: bool = False) -> Iterator[tuple[int, Any]]:
+        """The rounds with the number of the thread's pack, with the inputs of it that the body needs in words.  The
+        body is for packs that there are; unless it is `stored`, for neutral ones too."""
+
+    def edge(self, row: R, p: int, i: Any) -> tuple[Any, Any, Any] | None:
+        """(whether pack i holds elements of other rows, its first own element, its last (exclusive)); None if it never
+        does."""
+        threads = self.threads
+        if self.aligned or not (p == 0 or (p + 1) * threads >= self.least):
+            return None
+        first, last = row.shift - i * self.pack, row.shift + self.problem.cols - i * self.pack
+        return tirx.any(first > 0, last < self.pack), first, last
+
+    def fill(self, name: str, row: R, p: int, i: Any) -> None:
+        """Have elements of other rows in pack i of an input count as neutral."""
+        found = self.edge(row, p, i)
+        if found:
+            edge, first, last = found
+            bits = 8 * self.item
+            source = sources.FILL.format(bits=bits, ones="0xffffffff" if bits == 32 else "0xffff")
+            words = [self.word(name, p, k) for k in range(self.each)]
+            with where(edge):
+                self.call(f"pack_fill_{bits}", *words, first, last, T.uint32(self.neutral(name)), source=source)
+
+    def neutral(self, name: str) -> int:
+        """A word of neutral elements of an input."""
+        return 0 if name == "drop" else _repeated(self.program.fill[name], self.problem.dtype)
+
+    def words_of(self, name: str) -> int:
+        """Words of a pack of that input: bytes of drop stand for elements."""
+        return self.pack // 4 if name == "drop" else self.each
+
+    def word(self, name: str, p: int, k: int) -> Any:
+        return self.words[name][p * self.words_of(name) + k]
+
+    def load(self, words: list[Any], at: Any, streaming: str = "no") -> None:
+        """A pack's words, from any memory; from global memory as `streaming` says."""
+        count = len(words)
+        names = "xyzw"[:count]
+        kind = f"uint{count}" if count > 1 else "unsigned"
+        how, load = load_statement(kind, streaming)
+        name = f"{how}{4 * count}"
+        source = sources.LOAD.format(
+            name=name,
+            parameters=", ".join(f"unsigned& {name}" for name in names),
+            load=load,
+            assign=" ".join(f"{name} = value.{name};" for name in names) if count > 1 else "x = value;",
+        )
+        self.call(f"pack_load_{name}", *words, at, source=source)
+
+    def call(self, name: str, *arguments: Any, source: str) -> None:
+        T.evaluate(T.cuda.func_call(name, *arguments, source_code=source))
+
+    def element(self, name: str, p: int, v: int) -> Any:
+        """Element v of a pack in words, as float32."""
+        if name == "drop":
+            return _as_float("u8", f"(float)((w >> {8 * (v % 4)}) & 0xff)", self.word(name, p, v // 4), v % 4)
+        per = 4 // self.item
+        return self.widened(self.word(name, p, v // per), v % per)
+
+    def widened(self, word: Any, half: int) -> Any:
+        """An element of the tensors' dtype in a word, as float32."""
+        dtype = self.problem.dtype
+        return _as_float(dtype, sources.WIDEN[dtype][half], word, half)
+
+    def columns(self, p: int, v: int) -> Values:
+        return Columns(lambda name: self.element(name, p, v))
+
+    def sums(self, name: str, value: float) -> Any:
+        array = T.alloc_local((LANES,), "float32")
+        IRBuilder.name(name, array)
+        for k in range(LANES):
+            T.buffer_store(array, T.float32(value), [k])
+        return array
+
+    def total_of(self, array: Any, kind: str) -> Any:
+        """What a thread's sums come to."""
+        combine: Callable[[Any, Any], Any] = T.max if kind == "max" else lambda a, b: a + b
+        return combine(combine(array[0], array[1]), combine(array[2], array[3]))
+
+    def peak_of_thread(self, row: R) -> Any:
+        """The largest of a thread's part; two at a time where elements are 16 bits and stand as they are."""
+        step = self.program.reductions[0]
+        two, _ = sources.TWO.get(self.problem.dtype, ("", ""))
+        if self.problem.mask != "none" or not two:
+            peaks = self.sums("peaks", float(np.finfo(np.float32).min))
+            for p, _ in self.each_pack(row, "x", "mask"):
+                for v in range(self.pack):
+                    k = v % LANES
+                    T.buffer_store(peaks, T.max(peaks[k], step.element(self.columns(p, v), {})), [k])
+            return self.total_of(peaks, "max")
+        rising = self.problem.scale > 0
+        function = "max" if rising else "min"
+        source = sources.LARGEST.format(function=function, type=two)
+        lowest = _repeated(LARGEST[self.problem.dtype] * (-1 if rising else 1), self.problem.dtype)
+        found = T.alloc_local((self.each,), "uint32")
+        IRBuilder.name("peaks", found)
+
+        def larger(a: Any, b: Any) -> Any:
+            return T.cuda.func_call(f"pack_{function}_{two}", a, b, source_code=source, return_type="uint32")
+
+        for k in range(self.each):
+            T.buffer_store(found, T.uint32(lowest), [k])
+        for p, _ in self.each_pack(row, "x"):
+            for k in range(self.each):
+                T.buffer_store(found, larger(found[k], self.word("x", p, k)), [k])
+        halves = [larger(found[k], found[k + 1]) for k in range(0, self.each, 2)]
+        T.buffer_store(found, larger(*halves) if len(halves) > 1 else halves[0], [0])
+        low, high = self.widened(found[0], 0), self.widened(found[0], 1)
+        return T.max(low, high) if rising else T.float32(0) - T.min(low, high)
+
+    def total_of_thread(self, row: R, results: Values) -> Any:
+        """The sum over a thread's part, of softmax by way of its numerators if those are kept."""
+        step = self.program.reductions[-1]
+        numerators = self.kept == "numerators"
+        if numerators:
+            self.numerators_peak = results["peak"]
+            self.numerators = T.alloc_local((self.rounds * self.pack,), "float32")
+            IRBuilder.name("numerators", self.numerators)
+        totals = self.sums("totals", -0.0)  # of all numbers the one that no compiler need add
+        needs = ("dy", "drop") if self.problem.function == "log_softmax_grad" else ("y", "dy", "drop")
+        for p, _ in self.each_pack(row, *(needs if self.problem.is_grad else ("x", "mask"))):
+            for v in range(self.pack):
+                value = step.element(self.columns(p, v), results)
+                if numerators:
+                    T.buffer_store(self.numerators, value, [p * self.pack + v])
+                    value = self.numerators[p * self.pack + v]
+                T.buffer_store(totals, totals[v % LANES] + value, [v % LANES])
+        return self.total_of(totals, "sum")
+
+    def across(self, kind: str, value: Any, lanes: int) -> Any:
+        """Over `lanes` neighbouring lanes, by shuffles."""
+        if lanes == 1:
+            return value
+        source = sources.ACROSS.format(kind=kind, lanes=lanes, combine=sources.COMBINE[kind])
+        return T.cuda.func_call(f"pack_{kind}_{lanes}", value, source_code=source, return_type="float32")
+
+    def of_row_of(self, parts: dict[str, tuple[str, Any]], first: R | None) -> dict[str, tuple[Any, Any]]:
+        """(this warp's, that of the warp number `lane` modulo the warps) of each of `parts`, name to (kind, a thread's
+        part): one barrier for all.  The second is the first where a row has no more than a warp.
+
+        `first` is the row where this is its first reduction."""
+        lanes = min(32, self.threads)
+        mine = {
+            name: named(f"{name}_of_warp", self.across(kind, value, lanes)) for name, (kind, value) in parts.items()
+        }
+        if not self.wide:
+            if first:
+                self.behind_first(first)
+            return {name: (value, value) for name, value in mine.items()}
+        warps = self.threads // 32
+        base = {name: warps * k for k, name in enumerate(("peak", "total"))}
+        exchange = self.turn.value * (2 * warps) if self.turn else 0
+        with where(self.lane == 0):
+            for name, value in mine.items():
+                T.buffer_store(self.exchange, value, [exchange + base[name] + self.warp])
+        self.sync()
+        if first:
+            self.behind_first(first)
+        found = {
+            name: (value, named(f"{name}_of_lane", self.exchange[exchange + base[name] + self.lane % warps]))
+            for name, value in mine.items()
+        }
+        if self.turn:
+            self.turn.set(T.bitwise_xor(self.turn.value, 1))
+        return found
+
+    def reduced(self, step: Reduction, value: Any, first: R | None) -> Any:
+        """A reduction over the row, from a thread's part."""
+        _, of_lane = self.of_row_of({step.name: (step.kind, value)}, first)[step.name]
+        return named(step.name, self.across(step.kind, of_lane, self.threads // 32) if self.wide else of_lane)
+
+    def finished(self, results: Values) -> Values:
+        """`results` and what is derived of them."""
+        derived = dict(results)
+        for name, formula in self.program.derived:
+            derived[name] = named(name, formula(results))
+        return derived
+
+    def reduce_gradient(self, row: R) -> Values:
+        (step,) = self.program.reductions
+        total = self.total_of_thread(row, {})
+        return {step.name: self.reduced(step, total, row)}
+
+    def reduce_in_turn(self, row: R) -> Values:
+        peak_step, total_step = self.program.reductions
+        peak = self.reduced(peak_step, self.peak_of_thread(row), row)
+        total = self.total_of_thread(row, {"peak": peak})
+        return {"peak": peak, "total": self.reduced(total_step, total, None)}
+
+    def reduce_online(self, row: R) -> Values:
+        """Sums relative to the warp's peak, which is all a warp need wait for; then peaks and sums at once."""
+        peak_of_warp = named("peak_of_warp", self.across("max", self.peak_of_thread(row), 32))
+        total = self.total_of_thread(row, {"peak": peak_of_warp})
+        found = self.of_row_of({"peak": ("max", peak_of_warp), "total": ("sum", total)}, row)
+        return self.merged({name: of_lane for name, (_, of_lane) in found.items()}, self.threads // 32)
+
+    def merged(self, parts: Values, lanes: int) -> Values:
+        """The reductions over `lanes` parts, of which each of as many neighbouring lanes has one's."""
+        results: Values = {}
+        for step in self.program.reductions:
+            share = step.of_part(parts, results)
+            results[step.name] = named(step.name, self.across(step.kind, share, lanes))
+        return results
+
+    def unknown_zero(self) -> Any:
+        """0, for `settle`: no number of elements is negative."""
+        elements = self.rows * self.problem.cols
+        return named("zero", T.cuda.func_call("pack_zero", elements, source_code=sources.ZERO, return_type="uint32"))
+
+    def settle(self) -> None:
+        """Have the compiler widen packed words anew for each use, instead of keeping them widened in twice the
+        registers."""
+        for name in self.words:
+            each = self.words_of(name)
+            for k in range(self.kept_from * each, self.rounds * each):
+                T.buffer_store(self.words[name], T.bitwise_xor(self.words[name][k], self.zero), [k])
+
+    def write(self, row: R, results: Values) -> None:
+        part("Write the row: packs of the output from what the reductions came to")
+        with where(row.own):
+            self.write_packs(row, results)
+
+    def write_packs(self, row: R, results: Values) -> None:
+        numerators = self.kept == "numerators"
+        for p, i in self.each_pack(row, *self.words, stored=True):
+
+            def value(v: int, p: int = p) -> Any:
+                if numerators:
+                    return self.numerators[p * self.pack + v] * results["inverse"]
+                return self.program.output(self.columns(p, v), results)
+
+            words = self.packed("out", [value(v) for v in range(self.pack)])
+            self.store(self.outputs[0], row, p, i, words)
+            dropped = self.program.dropped
+            if dropped is not None:
+                per = 4 // self.item
+                values = [
+                    dropped(self.widened(words[v // per], v % per), self.element("drop", p, v))
+                    for v in range(self.pack)
+                ]
+                self.store(self.outputs[1], row, p, i, self.packed("dropped", values))
+
+    def two(self, a: Any, b: Any) -> Any:
+        """The word of two numbers rounded to 16 bits, `a` in its low half."""
+        kind, convert = sources.TWO[self.problem.dtype]
+        source = sources.PACK.format(type=kind, convert=convert)
+        return T.cuda.func_call(f"pack_two_{kind}", a, b, source_code=source, return_type="uint32")
+
+    def packed(self, name: str, values: list[Any]) -> Any:
+        """A pack's words of elements rounded to the tensors' dtype."""
+        words = T.alloc_local((self.each,), "uint32")
+        IRBuilder.name(f"{name}_words", words)
+        per = 4 // self.item
+        for k in range(self.each):
+            of_word = values[k * per : (k + 1) * per]
+            word = self.two(*of_word) if per == 2 else T.reinterpret("uint32", of_word[0])
+            T.buffer_store(words, word, [k])
+        return words
+
+    def store(self, name: str, row: R, p: int, i: Any, words: Any) -> None:
+        """Pack i of an output, of the row's elements."""
+        to = self.tensors[name].ptr_to([self.first_of(row, p, i)])
+        kind, instruction = ("streaming", "__stcs") if self.streaming_stores else ("whole", "__stwb")
+        name, source = ("pack_store", sources.STORE) if self.each == 4 else ("pack_store_two", sources.STORE_TWO)
+        self.store_own(row, p, i, words, to, f"{name}_{kind}", source.format(name=kind, store=instruction))
+
+    def first_of(self, row: R, p: int, i: Any) -> Any:
+        """The first element of pack i, int64."""
+        return row.start + T.Cast("int64", i * self.pack)
+
+    def store_own(self, row: R, p: int, i: Any, words: Any, to: Any, name: str, whole: str) -> None:
+        """A pack by the function `name`, or, where it holds elements of other rows, its own in parts."""
+        all_words = [words[k] for k in range(self.each)]
+        found = self.edge(row, p, i)
+        if found is None:
+            self.call(name, *all_words, to, source=whole)
+            return
+        edge, first, last = found
+        unit = self.frame.unit * self.item
+        some = sources.STORE_SOME.format(unit=unit)
+        with T.If(edge):
+            with T.Then():
+                self.call(f"pack_store_some_{unit}", *all_words, to, first * self.item, last * self.item, source=some)
+            with T.Else():
+                self.call(name, *all_words, to, source=whole)
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once."""
+    return T.cuda.func_call("pack_fma", a, b, c, source_code=sources.FMA, return_type="float32")
+
+
+def times(a: Any, b: Any) -> Any:
+    """a * b, rounded: the compiler does not fuse it with an addition."""
+    return T.cuda.func_call("pack_times", a, b, source_code=sources.TIMES, return_type="float32")
+
+
+class Columns(dict[str, Any]):
+    """One column of the inputs, each widened when it is asked for."""
+
+    def __init__(self, element: Callable[[str], Any]) -> None:
+        super().__init__()
+        self.element = element
+
+    def __missing__(self, name: str) -> Any:
+        return self.element(name)
+
+
+def _as_float(kind: str, value: str, word: Any, part: int) -> Any:
+    name = f"{kind}_{part}"
+    source = sources.ELEMENT.format(name=name, value=value)
+    return T.cuda.func_call(f"pack_element_{name}", word, source_code=source, return_type="float32")
+
+
+def _repeated(value: float, dtype: str) -> int:
+    """The bits of a word of which each element is `value`."""
+    element = np.array(value, numpy_dtype(dtype))
+    return int(np.repeat(element, 4 // element.itemsize).view(np.uint32)[0])

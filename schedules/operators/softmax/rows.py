@@ -1,0 +1,554 @@
+"""A row program as TE stages over explicit axes, shared by all softmax schedules on GPUs.
+
+A row of `cols` is dealt to `threads` threads in packs of `vector` elements: column (p * threads + t) * vector + v is
+pack p of thread t.  With these axes in the TE, binding t of every stage to threadIdx.x gives each thread its own part
+of each stage, and a pack is one 128-bit access.  After OneFlow's softmax, which deals out rows the same way.
+
+A row may also be cut into parts of equal length (`split`), each dealt out like a row: stages then lead with the axes
+(row, part) in place of (row).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedules.core.arch import Arch
+from schedules.core.problem import numpy_dtype
+from schedules.lowering.annotations import check_streaming
+from schedules.operators.softmax.definition import (
+    Output,
+    RowProgram,
+    SoftmaxProblem,
+    Values,
+    column,
+    placeholders,
+    row_program,
+    row_results,
+)
+from schedules.steps.story import next_step
+from schedules.steps.tiles import widest_vector
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm import te
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV
+    from tvm.tirx import PrimExpr
+
+
+def itemsize_of(dtype: str) -> int:
+    """Bytes of an element of `dtype`."""
+    return numpy_dtype(dtype).itemsize
+
+
+def itemsize(problem: SoftmaxProblem) -> int:
+    """Bytes of an element of the problem's tensors."""
+    return itemsize_of(problem.dtype)
+
+
+def max_vector(problem: SoftmaxProblem) -> int:
+    """Elements of the widest access, 128 bits, that keeps every row aligned."""
+    return widest_vector(problem.cols, 16 // itemsize(problem))
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a row is dealt out: `rounds` packs of `vector` elements to each of `threads` threads of each of `parts`.
+
+    The rounds are a multiple of `chunk`, the packs a thread has in flight together; those past the end are predicated.
+    """
+
+    cols: int
+    threads: int
+    vector: int
+    chunk: int = 1
+    parts: int = 1
+
+    @property
+    def packs(self) -> int:
+        return self.cols // self.vector
+
+    @property
+    def rounds(self) -> int:
+        return -(-self.packs // (self.parts * self.threads * self.chunk)) * self.chunk
+
+    @property
+    def whole(self) -> int:
+        """Packs of a row with those past its end."""
+        return self.parts * self.rounds * self.threads
+
+    @property
+    def ragged(self) -> bool:
+        """Whether some threads have no pack in the last round."""
+        return self.whole != self.packs
+
+    @property
+    def elements(self) -> int:
+        """Elements that one thread holds."""
+        return self.rounds * self.vector
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The TE graph and the names of its blocks, in program order."""
+
+    tensors: tuple[te.Tensor, ...]
+    stored: tuple[str, ...]  # blocks that bring an input where it is kept for the whole row
+    loads: dict[str, tuple[str, ...]]  # for each reduction and for "value": blocks that bring inputs into registers
+    reductions: tuple[str, ...]
+    numerators: bool  # whether a stage "numerator" is between the last reduction and those before it
+    dropped: bool  # whether a second output, "dropped_out" from "dropped", follows "out" from "value"
+
+
+def row_stages(
+    problem: SoftmaxProblem,
+    packing: Packing,
+    keep: str,
+    transposed: bool = False,
+    in_flight: int = 1,
+    numerators: bool = False,
+) -> Stages:
+    """The stages of `problem`'s program, with the row's inputs kept in `keep`:
+
+    "registers": each input is loaded once, into registers; every later stage reads those.
+    "shared": each input is loaded once, into a stage to be placed in shared memory; every later stage copies its part
+        into registers.  `transposed` lays that stage out as [vector][packs] instead of [packs][vector].
+    "nowhere": every stage loads its inputs again.
+
+    `in_flight` rows are brought in at once; with `numerators` the exponentials that make the sum are kept for the
+    output, in float32, instead of being computed twice.
+    """
+    from tvm import te
+
+    rows, inputs = placeholders(problem)
+    program = row_program(problem)
+    k = packing
+    axes = (i64(k.rounds), i64(k.threads), i64(k.vector))
+    many = i64(in_flight)
+    results: dict[str, te.Tensor] = {}
+
+    def element(name: str, extent: PrimExpr | None = None) -> Callable[..., PrimExpr]:
+        return input_element(inputs[name], program.fill[name], k, extent)
+
+    def stored(name: str) -> te.Tensor:
+        """The input where it is kept for the whole row."""
+        if transposed:
+            order = (rows, i64(k.vector), i64(k.rounds), i64(k.threads))
+            return te.compute(order, lambda i, v, p, t: element(name)(i, p, t, v), name=f"{name}_row")
+        if in_flight == 1:
+            return te.compute((rows, *axes), element(name), name=f"{name}_row")
+        # rows in flight as an axis of their own, or their number would be one known at run time; TVM cannot prove that
+        # a rounded-up number of groups is enough, and only one group is ever stored
+        inside = element(name, rows)
+        return te.compute((rows, many, *axes), lambda g, i, p, t, v: inside(g * many + i, p, t, v), name=f"{name}_row")
+
+    def where(i: PrimExpr, p: PrimExpr, t: PrimExpr, v: PrimExpr) -> tuple[PrimExpr, ...]:
+        if transposed:
+            return i, v, p, t
+        return (i // many, i % many, p, t, v) if in_flight > 1 else (i, p, t, v)
+
+    kept = Loads(stored, where)
+
+    def loads(stage: str) -> Loads:
+        """The register copies that a stage reads."""
+
+        def copy(name: str) -> te.Tensor:
+            copied = element(name) if keep == "nowhere" else partial(kept.read, name)
+            return te.compute((rows, *axes), lambda i, p, t, v: copied(i, p, t, v), name=f"{name}_{stage}")
+
+        return kept if keep == "registers" else Loads(copy)
+
+    stages = {stage: loads(stage) for stage in (*(step.name for step in program.reductions), "value")}
+
+    def columns(stage: str, *at: PrimExpr) -> tuple[Values, Values]:
+        return Columns(stages[stage], at), row_results(program, results, at[0])
+
+    numerator: te.Tensor | None = None
+    for step in program.reductions:
+        read = at_columns(step.element, partial(columns, step.name))
+        if numerators and step is program.reductions[-1]:
+            read = numerator = te.compute((rows, *axes), read, name="numerator")
+        results[step.name] = reduce_packs(step.kind, step.name, read, (rows,), k)
+
+    def value(*at: PrimExpr) -> PrimExpr:
+        if numerator is not None:
+            return numerator(*at) * row_results(program, results, at[0])["inverse"]
+        return program.output(*columns("value", *at))
+
+    outputs = output_stages(problem, program, inputs, (rows,), k, value)
+    return Stages(
+        tensors=(*inputs.values(), *outputs),
+        stored=kept.blocks,
+        loads={stage: () if keep == "registers" else found.blocks for stage, found in stages.items()},
+        reductions=tuple(step.name for step in program.reductions),
+        numerators=numerator is not None,
+        dropped=program.dropped is not None,
+    )
+
+
+class Loads(dict[str, "te.Tensor"]):
+    """Stages that bring inputs closer, each made when it is first asked for."""
+
+    def __init__(
+        self, make: Callable[[str], te.Tensor], where: Callable[..., tuple[PrimExpr, ...]] = lambda *at: at
+    ) -> None:
+        """`where` turns (i, p, t, v) into the index of a stage that `make` makes."""
+        super().__init__()
+        self.make, self.where = make, where
+
+    def read(self, name: str, *at: PrimExpr) -> PrimExpr:
+        return self[name](*self.where(*at))
+
+    def __missing__(self, name: str) -> te.Tensor:
+        self[name] = self.make(name)
+        return self[name]
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        return tuple(tensor.op.name for tensor in self.values())
+
+
+class Columns(dict[str, "PrimExpr"]):
+    """One column of the inputs, as float32."""
+
+    def __init__(self, loads: Loads, at: tuple[PrimExpr, ...]) -> None:
+        super().__init__()
+        self.loads, self.at = loads, at
+
+    def __missing__(self, name: str) -> PrimExpr:
+        return self.loads.read(name, *self.at).astype("float32")
+
+
+def at_columns(formula: Output, read: Callable[..., tuple[Values, Values]]) -> Callable[..., PrimExpr]:
+    """`formula` as a function of an index that `read` turns into its arguments."""
+    return lambda *at: formula(*read(*at))
+
+
+def i64(value: int) -> PrimExpr:
+    """`value` as an int64 constant."""
+    from tvm import tirx
+
+    return tirx.IntImm("int64", value)
+
+
+def input_element(
+    tensor: te.Tensor, fill: float, packing: Packing, rows: PrimExpr | None = None
+) -> Callable[..., PrimExpr]:
+    """(i, p, t, v) or (i, part, p, t, v) -> that element of an input, or `fill` past the end of the row, or past the
+    last of `rows` if that is given.
+
+    Masks of drop repeat the last pack there instead (what they multiply is 0): CUDA has no wide vector of uint8
+    constants.
+    """
+    from tvm import te, tirx
+
+    def element(i: PrimExpr, *at: PrimExpr) -> PrimExpr:
+        *part, p, t, v = at
+        pack = ((part[0] * packing.rounds + p) if part else p) * packing.threads + t
+        if tensor.dtype == "uint8":
+            row = i if rows is None else te.min(i, rows - 1)
+            last = te.min(pack, i64(packing.packs - 1)) if packing.ragged else pack
+            return column(tensor, row, last * packing.vector + v)
+        value = column(tensor, i, pack * packing.vector + v)
+        inside = [pack < packing.packs] if packing.ragged else []
+        if rows is not None:
+            inside.append(i < rows)
+        return te.if_then_else(tirx.all(*inside), value, _constant(fill, tensor.dtype)) if inside else value
+
+    return element
+
+
+def _constant(value: float, dtype: str) -> PrimExpr:
+    from tvm import tirx
+
+    if dtype == "bfloat16":  # by its bits: TVM 0.27 writes infinity as "inff", which is no CUDA C++
+        bits = int(np.asarray(value, numpy_dtype(dtype)).view(np.uint16))
+        return tirx.reinterpret(dtype, tirx.const(bits, "uint16"))
+    return tirx.const(value, dtype)
+
+
+def reduce_packs(
+    kind: str, name: str, element: Callable[..., PrimExpr], lead: tuple[PrimExpr, ...], packing: Packing
+) -> te.Tensor:
+    """The stage `name` of shape `lead`: the "max" or "sum" of `element` at (*lead, p, t, v)."""
+    from tvm import te
+
+    axes = [
+        te.reduce_axis((i64(0), i64(extent)), name=f"{name}_{axis}")
+        for axis, extent in (("p", packing.rounds), ("t", packing.threads), ("v", packing.vector))
+    ]
+    reduce = te.max if kind == "max" else te.sum
+    return te.compute(lead, lambda *at: reduce(element(*at, *axes), axis=axes), name=name)
+
+
+def output_stages(
+    problem: SoftmaxProblem,
+    program: RowProgram,
+    inputs: dict[str, te.Tensor],
+    lead: tuple[PrimExpr, ...],
+    packing: Packing,
+    element: Callable[..., PrimExpr],
+) -> list[te.Tensor]:
+    """The outputs (rows, packs, vector), from stages "value" and "dropped" of shape (*lead, rounds, threads, vector).
+
+    `element` is the output at such an index, in float32.
+    """
+    from tvm import te
+
+    shape = (*lead, i64(packing.rounds), i64(packing.threads), i64(packing.vector))
+    value = te.compute(shape, lambda *at: element(*at).astype(problem.dtype), name="value")
+    outputs = [_store(value, lead, packing, "out")]
+    drop_out = program.dropped
+    if drop_out is not None:
+        drop = input_element(inputs["drop"], 0, packing)
+
+        def dropped_element(*at: PrimExpr) -> PrimExpr:
+            return drop_out(value(*at).astype("float32"), drop(*at).astype("float32")).astype(problem.dtype)
+
+        outputs.append(_store(te.compute(shape, dropped_element, name="dropped"), lead, packing, "dropped_out"))
+    return outputs
+
+
+def _store(value: te.Tensor, lead: tuple[PrimExpr, ...], packing: Packing, name: str) -> te.Tensor:
+    """The stage that stores `value`, by way of one over whole rounds of packs (q = p * threads + t, of all parts).
+
+    In between, each store reads the element of its own index, which is what lets it be placed beside that element even
+    where the last round is ragged; `tile_rows` inlines the stage in between once that is done.
+    """
+    from tvm import te
+
+    def element(i: PrimExpr, q: PrimExpr, v: PrimExpr) -> PrimExpr:
+        p, t = q // packing.threads, q % packing.threads
+        return value(i, p, t, v) if len(lead) == 1 else value(i, p // packing.rounds, p % packing.rounds, t, v)
+
+    rows = lead[0]
+    flat = te.compute((rows, i64(packing.whole), i64(packing.vector)), element, name=f"{name}_flat")
+    return te.compute((rows, i64(packing.packs), i64(packing.vector)), lambda *at: flat(*at), name=name)
+
+
+def new_schedule(stages: Stages) -> Schedule:
+    """A schedule of the program that the stages make."""
+    from tvm import te
+    from tvm.s_tir import Schedule
+
+    return Schedule(te.create_prim_func(list(stages.tensors)))
+
+
+def check(
+    problem: SoftmaxProblem,
+    arch: Arch,
+    packing: Packing,
+    threads: int,
+    min_blocks: int,
+    *,
+    rows_held: int = 1,
+    streaming: str = "no",
+    numerators: bool = False,
+) -> str | None:
+    """Why a packing with blocks of `threads` is illegal on `arch`, or None; a thread holds its part of `rows_held` rows
+    in registers."""
+    if problem.dtype == "bfloat16" and arch.kind == "cuda" and "bf16" not in arch.features:
+        return f"dtype=bfloat16 needs sm_80 or newer, not {arch}"
+    if numerators and problem.function != "softmax":
+        return f"numerators=true is for function=softmax, not {problem.function}"
+    if error := check_streaming(streaming, arch):
+        return error
+    if packing.vector < 1 or packing.vector > max_vector(problem) or max_vector(problem) % packing.vector:
+        return (
+            f"vector={packing.vector} does not divide {max_vector(problem)}, the widest aligned access "
+            f"for rows of {problem.cols} {problem.dtype}"
+        )
+    if threads > arch.max_threads:
+        return f"{threads} threads a block, {arch} allows {arch.max_threads}"
+    if min_blocks < 0 or min_blocks * threads > arch.threads_sm:
+        return (
+            f"min_blocks={min_blocks} of {threads} threads: a multiprocessor of {arch} holds {arch.threads_sm} threads"
+        )
+    if rows_held:
+        inputs = sum(1 for argument in problem.arguments() if not argument.output)
+        # ptxas widens float16 anew for each use; bfloat16, whose widening is a shift, it keeps as float32
+        needed = rows_held * packing.elements * inputs * (0.5 if problem.dtype == "float16" else 1) + 32
+        needed += packing.elements if numerators else 0
+        allowed = min(arch.registers_thread, arch.registers_sm // (threads * max(1, min_blocks)))
+        if needed > allowed:
+            held = rows_held * packing.elements
+            return f"{held} elements a thread need about {needed:.0f} registers, {arch} has {allowed} for each"
+    return None
+
+
+@dataclass(frozen=True)
+class RegisterRows:
+    """How rows are dealt out to blocks: `groups` groups of threads, each with `rows` rows one after the other, of which
+    `in_flight` are loaded before the first of them is computed."""
+
+    groups: int = 1
+    rows: int = 1
+    in_flight: int = 1
+
+    def check(self) -> str | None:
+        if self.groups < 1 or self.rows < 1 or self.in_flight < 1:
+            return f"groups={self.groups}, {self.rows} rows to a group and in_flight={self.in_flight} must be positive"
+        if self.rows % self.in_flight:
+            return f"in_flight={self.in_flight} does not divide the {self.rows} rows of a group"
+        return None
+
+
+def schedule_registers(
+    problem: SoftmaxProblem,
+    packing: Packing,
+    deal: RegisterRows,
+    min_blocks: int,
+    streaming: str,
+    numerators: bool = False,
+) -> tvm.IRModule:
+    """The program with each row held in registers from its load to its store."""
+    packing = replace(packing, chunk=packing.rounds)  # registers have no run-time index: every loop over packs unrolls
+    stages = row_stages(problem, packing, "registers", in_flight=deal.in_flight, numerators=numerators)
+    sch = new_schedule(stages)
+    row, _ = tile_rows(sch, stages, packing, deal.groups, deal.rows)
+    loaded = row
+    if deal.in_flight > 1:
+        loaded, row = sch.split(row, [None, deal.in_flight])
+        sch.unroll(row)
+    for name in reversed(stages.reductions):
+        place_reduction(sch, name, (), row, packing)
+        if stages.numerators and name == stages.reductions[-1]:
+            place_numerators(sch, row)
+    for name in reversed(stages.stored):
+        place_stored(sch, name, loaded, "local", transposed=False)
+    return finish(sch, stages, packing, min_blocks, streaming)
+
+
+def tile_rows(
+    sch: Schedule, stages: Stages, packing: Packing, groups: int, rows_per_group: int
+) -> tuple[LoopRV, LoopRV]:
+    """Deal rows out to blocks and thread groups, and a row's packs to the threads of a group.
+
+    The output's elements in registers lead; their stores follow in their loop over packs.  Returns (the loop over a
+    group's rows, the loop over chunks of a thread's packs).
+    """
+    next_step(sch, "Rows to blocks, a row's packs to threads; each stores its packs in whole vectors")
+    value = sch.get_sblock("value")
+    *lead, p, t, v = sch.get_loops(value)
+    block, group, row = sch.split(sch.fuse(*lead), [None, groups, rows_per_group])
+    chunk, p = split_chunks(sch, p, packing)
+    sch.reorder(block, group, row, t, chunk, p, v)
+    for loop, thread in ((block, "blockIdx.x"), (group, "threadIdx.y"), (t, "threadIdx.x")):
+        sch.bind(loop, thread)
+    sch.unroll(v)
+    sch.set_scope(value, 0, "local")
+    _follow(sch, "out", p)
+    if stages.dropped:
+        dropped = sch.get_sblock("dropped")
+        sch.reverse_compute_at(dropped, p, preserve_unit_loops=True)
+        sch.set_scope(dropped, 0, "local")
+        sch.unroll(sch.get_loops(dropped)[-1])
+        drop = sch.cache_read(dropped, 1, "local")
+        sch.compute_at(drop, p, preserve_unit_loops=True)
+        sch.vectorize(sch.get_loops(drop)[-1])
+        _follow(sch, "dropped_out", p)
+    return row, chunk
+
+
+def _follow(sch: Schedule, name: str, p: LoopRV) -> None:
+    """Place a store in the loop over packs, after the elements it stores."""
+    flat, store = sch.get_sblock(f"{name}_flat"), sch.get_sblock(name)
+    sch.reverse_compute_at(flat, p, preserve_unit_loops=True)
+    sch.reverse_compute_at(store, p, preserve_unit_loops=True)
+    sch.compute_inline(flat)
+    sch.vectorize(sch.get_loops(store)[-1])
+
+
+def split_chunks(sch: Schedule, p: LoopRV, packing: Packing) -> tuple[LoopRV, LoopRV]:
+    """The loop over a thread's packs as (chunks, packs of a chunk), the inner one unrolled."""
+    chunk, p = sch.split(p, [None, packing.chunk])
+    sch.unroll(p)
+    return chunk, p
+
+
+def place_loads(sch: Schedule, names: Sequence[str], chunk: LoopRV, vectorize: bool = True) -> None:
+    """Bring a chunk's packs of each input into registers, all of them in flight before the first is used."""
+    for name in reversed(names):
+        block = sch.get_sblock(name)
+        sch.compute_at(block, chunk, preserve_unit_loops=True)
+        sch.set_scope(block, 0, "local")
+        p, _, lane = sch.get_loops(block)[-3:]
+        sch.unroll(p)
+        if vectorize:
+            sch.vectorize(lane)
+        else:
+            sch.unroll(lane)
+
+
+def place_reduction(
+    sch: Schedule, name: str, loads: Sequence[str], row: LoopRV, packing: Packing, vectorize: bool = True
+) -> None:
+    """Reduce a row: each thread its packs, then across threadIdx.x (TVM lowers that to shuffles and shared memory)."""
+    next_step(sch, f"Reduce to {name}: each thread its packs, then across the threads of the row")
+    block = sch.get_sblock(name)
+    sch.compute_at(block, row, preserve_unit_loops=True)
+    sch.set_scope(block, 0, "local")
+    p, t, v = sch.get_loops(block)[-3:]
+    sch.bind(t, "threadIdx.x")
+    chunk, p = split_chunks(sch, p, packing)
+    sch.reorder(t, chunk, p, v)
+    sch.unroll(v)
+    place_loads(sch, loads, chunk, vectorize)
+
+
+def place_stored(sch: Schedule, name: str, row: LoopRV, scope: str, transposed: bool) -> None:
+    """Bring a row of an input where it is kept, all of a thread's packs in flight at once."""
+    where = "registers" if scope == "local" else "shared memory"
+    next_step(sch, f"Bring {name} into {where}, all packs in flight, where every stage of the row reads it")
+    block = sch.get_sblock(name)
+    sch.compute_at(block, row, preserve_unit_loops=True, index=0)
+    sch.set_scope(block, 0, scope)
+    if transposed:
+        v, p, t = sch.get_loops(block)[-3:]
+        sch.reorder(p, t, v)
+        sch.unroll(v)
+    else:
+        p, t, v = sch.get_loops(block)[-3:]
+        sch.vectorize(v)
+    sch.bind(t, "threadIdx.x")
+    sch.unroll(p)
+    if scope == "local":
+        sch.unroll(sch.get_loops(block)[-4])  # rows
+
+
+def place_numerators(sch: Schedule, row: LoopRV) -> None:
+    """Compute a row's numerators into registers, where the sum and the output read them."""
+    next_step(sch, "Keep the numerators in registers, for the sum and the output alike")
+    block = sch.get_sblock("numerator")
+    sch.compute_at(block, row, preserve_unit_loops=True)
+    sch.set_scope(block, 0, "local")
+    p, t, v = sch.get_loops(block)[-3:]
+    sch.bind(t, "threadIdx.x")
+    sch.unroll(p)
+    sch.unroll(v)
+
+
+def finish(sch: Schedule, stages: Stages, packing: Packing, min_blocks: int = 0, streaming: str = "no") -> tvm.IRModule:
+    """Merge the outputs' packs into columns and note the launch bound and which accesses are streaming ones.
+
+    Only now: with the columns as one axis from the start the index arithmetic would not simplify to whole packs.
+    """
+    import tvm
+
+    from schedules.lowering.annotations import APART, MIN_BLOCKS, STREAM
+
+    next_step(sch, "The outputs as (rows, columns) again: packs were axes of their own so that indices simplify")
+    for name in ["out", "dropped_out"] if stages.dropped else ["out"]:
+        sch.transform_layout(sch.get_sblock(name), ("write", 0), lambda i, q, v: (i, q * packing.vector + v))
+    function = sch.mod["main"]
+    if min_blocks:
+        function = function.with_attr(MIN_BLOCKS, min_blocks)
+    # TVM 0.27 would give each thread's copy of a block's result the place of that result in shared memory, where every
+    # element reads it again and divides by it, and where what is computed of it is a race
+    function = function.with_attr(APART, True)
+    return tvm.IRModule({"main": function.with_attr(STREAM, streaming)})

@@ -1,0 +1,87 @@
+"""A report's folder.
+
+index.html           the page, which needs no other file
+plots/*.png          its plots
+tables/*.csv, .json  its tables
+manifest.json        when it was made, with which versions, what could not be read, and the files of the report
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from schedules.core.errors import UsageError
+from schedules.show.report.make import Report
+from schedules.show.report.page import page_of
+from schedules.show.report.tables import Row, cell, tables
+
+MANIFEST = "manifest.json"
+PAGE = "index.html"
+
+
+def check_destination(out: str | Path) -> None:
+    """Raise UsageError unless a report may be written to `out`: a new or empty folder, or one with an older report."""
+    out = Path(out)
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file; --out needs a folder")
+    if out.is_dir() and any(out.iterdir()) and _files_of(out) is None:
+        raise UsageError(f"{out} is not empty and holds no report; choose another --out")
+
+
+def write_report(report: Report, out: str | Path) -> list[Path]:
+    """Write `report` into the folder `out`, in place of an older one, whose files go.  Returns the files.
+
+    Raises UsageError if `out` holds something else, or cannot be written.
+    """
+    out = Path(out)
+    check_destination(out)
+    made = dict(_contents(report))
+    manifest = {"date": report.date, "versions": report.versions, "notes": report.notes, "files": sorted(made)}
+    made[MANIFEST] = (json.dumps(manifest, indent=1) + "\n").encode()
+    try:
+        for name in _files_of(out) or ():
+            if name not in made:
+                (out / name).unlink(missing_ok=True)
+        for name in sorted(made, key=lambda name: (name == PAGE, name)):  # the page last: what it is of is there then
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_bytes(made[name])
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}; choose another --out") from error
+    return [out / name for name in sorted(made)]
+
+
+def _contents(report: Report) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each file."""
+    for device in report.devices:
+        for plot in (*device.plots, *(plot for entry in device.entries for plot in entry.plots)):
+            yield f"plots/{plot.name}.png", plot.png
+    for name, rows in tables(report).items():
+        yield f"tables/{name}.json", (json.dumps(rows, indent=1, allow_nan=False) + "\n").encode()
+        yield f"tables/{name}.csv", _csv(rows).encode()
+    yield PAGE, page_of(report).encode()
+
+
+def _csv(rows: list[Row]) -> str:
+    """RFC 4180 with a header; nothing at all where there are no rows."""
+    text = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _files_of(out: Path) -> list[str] | None:
+    """The files of the report in `out`; None if there is none."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found: dict[str, Any] = json.loads((out / MANIFEST).read_text())
+        names = [str(name) for name in found["files"]]
+        if all(not Path(name).is_absolute() and ".." not in Path(name).parts for name in names):
+            return names
+    return None

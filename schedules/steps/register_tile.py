@@ -1,0 +1,149 @@
+"""Register tiles of sums on a CPU: the inner loops of a convolution, what they cost, and who computes which.
+
+A tile is `broadcasts` rows of `vectors` vectors.  A step of the reduction loads the vectors of one operand, broadcasts
+an element of the other for each row, and multiplies and adds; the sums stay in registers until the reduction is done.
+After Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedules.core.arch import KIB, VectorUnit
+from schedules.core.problem import Config
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+MOST_SUMS = 1024
+CACHED = 384 * KIB  # what a task may keep of the data: less than the second-level cache of a core
+FARTHER = 10  # a task that keeps as much takes longer by this part of its time than one that keeps little
+LATENCY = 4  # cycles from a multiply-add to the next of the same sum
+CROSSING = 1.5  # times a load costs whose vectors seldom begin with a cache line
+COPIED, STREAMED = 2, 4  # elements that a core copies in a cycle, and that it reads from afar
+LOOP, STORED, STARTED = 1, 4, 3000  # cycles of a loop's step, of a vector's way out, of a task's start
+
+
+@dataclass(frozen=True)
+class TileConfig(Config):
+    """What the schedules share: the vector, and how many register tiles a parallel task computes along the columns and
+    rows of an image and along the output channels.  Their fields come before those of a subclass."""
+
+    vector: int = 16  # elements of a vector
+    tiles_x: int = 1
+    tiles_y: int = 1
+    chunk: int = 0  # along the output channels; 0: all of them
+
+    @property
+    def sums(self) -> int:
+        """Vectors of sums in a register tile."""
+        raise NotImplementedError
+
+    def check_tile(self, *sizes: str) -> str | None:
+        """Why the tile is illegal, whatever the problem; `sizes` are further fields that must be at least 1."""
+        if self.vector not in (1, 2, 4, 8, 16, 32):
+            return f"vector={self.vector} is not a power of two up to 32"
+        for name in ("tiles_x", "tiles_y", *sizes):
+            if getattr(self, name) < 1:
+                return f"{name}={getattr(self, name)} must be at least 1"
+        if self.chunk < 0:
+            return f"chunk={self.chunk} must not be negative"
+        if self.vector * self.sums > MOST_SUMS:
+            fields = " x ".join(f"{name}={getattr(self, name)}" for name in ("vector", *sizes))
+            return f"{fields} make a register tile of over {MOST_SUMS} sums"
+        return None
+
+
+def round_up(size: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `size`."""
+    return -(-size // multiple) * multiple
+
+
+def accumulate(sch: Schedule, block: SBlockRV, reduction: LoopRV, rows: Sequence[LoopRV], lane: LoopRV) -> None:
+    """Keep the sums of `block` in registers over `reduction` and the loops inside it: `rows` unrolled, `lane`
+    vectorised, both in the start of the sums too."""
+    for loop in rows:
+        sch.unroll(loop)
+    sch.vectorize(lane)
+    *start, last = sch.get_loops(sch.decompose_reduction(block, reduction))[-len(rows) - 1 :]
+    for loop in start:
+        sch.unroll(loop)
+    sch.vectorize(last)
+
+
+def vectors_for(unit: VectorUnit, extent: int) -> tuple[int, ...]:
+    """Vectors worth trying along an axis: whole registers, halves of them, and less where there is no more."""
+    least = min(extent, unit.lanes // 2)
+    return tuple(v for v in (1, 2, 4, 8, 16) if v <= unit.lanes and (2 * v > least or v == unit.lanes))
+
+
+def step_cycles(unit: VectorUnit, vector: int, vectors: int, broadcasts: int) -> float:
+    """About what a step of the reduction costs: two multiply-adds and two loads a cycle of up to 8 lanes each.  Of
+    tiles that cost the same, one with fewer loads and more sums is better."""
+    pipe = min(unit.lanes, 8)
+    parts = max(vector, pipe) / pipe / 2
+    loads = CROSSING * vectors * parts + broadcasts / 2
+    return max(vectors * broadcasts * parts, loads, LATENCY) + loads / 8 + LOOP
+
+
+def fits(unit: VectorUnit, sums: int, vectors: int) -> bool:
+    """Whether a tile leaves registers for its operands and for what the compiler moves ahead."""
+    return sums <= unit.registers * 3 // 4 and sums + vectors + 1 <= unit.registers
+
+
+def shares(count: int) -> list[int]:
+    """Numbers of tiles worth giving to a task, of `count` along an axis: powers of two, halves, and all."""
+    halves = {-(-count // parts) for parts in (1, 2, 3, 4)}
+    return sorted({1 << k for k in range(count.bit_length()) if 1 << k <= count} | halves)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one parallel task computes, in tiles, and about what all of them take on the cores there are."""
+
+    tiles_y: int
+    tiles_x: int
+    chunk: int
+    cycles: float
+
+
+def tasks(
+    counts: tuple[int, int, int],
+    times: int,
+    cores: int,
+    tile_cycles: float,
+    copied: Callable[[int, int], int],
+    weights: int,
+) -> Task:
+    """The best task for `counts` tiles along (rows, columns, channels), `times` over, with `tile_cycles` for a tile.
+
+    Each task reads the `weights` elements of each of its channels' tiles; `copied` is how many elements a task of
+    (rows, columns) tiles copies, which stay in its cache if any task's do.  A core's tasks come one after the other, so
+    that the last core to finish counts.
+    """
+
+    def every() -> Iterator[Task]:
+        for y in shares(counts[0]):
+            for x in shares(counts[1]):
+                kept = copied(y, x)
+                for f in shares(counts[2]):
+                    number = times * _ways(counts, (y, x, f))
+                    each = y * x * f * tile_cycles + kept / COPIED + f * weights / STREAMED + STARTED
+                    farther = 1 + 4 * kept / CACHED / FARTHER if 4 * kept <= CACHED else 1.5
+                    yield Task(y, x, f, -(-number // cores) * each * farther)
+
+    return _least(every())
+
+
+def _ways(counts: Sequence[int], shared: Sequence[int]) -> int:
+    number = 1
+    for count, share in zip(counts, shared, strict=True):
+        number *= -(-count // share)
+    return number
+
+
+def _least(found: Iterable[Task]) -> Task:
+    return min(found, key=lambda task: task.cycles)

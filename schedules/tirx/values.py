@@ -1,0 +1,31 @@
+"""Values of a TIRx program under a name: what the generated source calls them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+
+
+def named(name: str, value: Any) -> Any:
+    """`value` bound to a variable of that name."""
+    if not isinstance(value, tvm.ir.Expr) or isinstance(value, tirx.IntImm):
+        return value
+    variable = T.Bind(value)
+    IRBuilder.name(name, variable)
+    return variable
+
+
+_KEPT = """
+__device__ __forceinline__ int hopper_kept(int value) {
+  int r; asm volatile("mov.b32 %0, %1;" : "=r"(r) : "r"(value)); return r;
+}
+"""
+
+
+def kept(name: str, value: Any) -> Any:
+    """The int32 `value` computed here and now, bound to a variable: not earlier, and not again where it is used."""
+    return named(name, T.cuda.func_call("hopper_kept", value, source_code=_KEPT, return_type="int32"))

@@ -1,0 +1,214 @@
+"""load.py: a bundle in a process that has tvm_ffi and TVM's runtime library, an empty PATH, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schedules.build.builder import build
+from schedules.build.toolchain import cuda, devices
+from schedules.build.toolchain.stub_elf import shared_library
+from schedules.bundle.bundle import Bundle, write_bundle
+from schedules.core.arch import parse_arch
+from schedules.core.threads import THREADS, cores
+from schedules.operators.conv2d_hwcn.definition import HwcnProblem, reference
+from schedules.show.doctor import examine
+from tests.bare import bare_folder, clean_python, runtime_libraries
+
+PROBLEM = HwcnProblem(n=8, h=5, w=4, ci=3, co=6, kh=3, kw=3, pad=(1, 1))
+STATES = {state.target: state for state in examine().targets}
+needs_cuda = pytest.mark.skipif(not STATES["cuda:sm_90a"].build, reason=STATES["cuda:sm_90a"].note)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(build(PROBLEM, parse_arch("llvm")), tmp_path_factory.mktemp("written") / "bundle").path
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    """A bundle of the test's own."""
+    return Path(shutil.copytree(written, tmp_path / "bundle"))
+
+
+@pytest.fixture(scope="module")
+def cuda_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(build(PROBLEM, parse_arch("cuda:sm_90a")), tmp_path_factory.mktemp("cuda") / "bundle").path
+
+
+def arrays() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    made = [rng.standard_normal(a.shape).astype(a.dtype) for a in PROBLEM.arguments()]
+    made[-1][...] = np.nan
+    return made
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bare_folder(tmp_path_factory.mktemp("bare"))
+
+
+PROLOGUE = """
+import importlib.util, sys
+sys.path.insert(0, sys.argv[1])
+assert importlib.util.find_spec("tvm") is None and importlib.util.find_spec("schedules") is None
+spec = importlib.util.spec_from_file_location("load", sys.argv[2] + "/load.py")
+load = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(load)
+"""
+
+
+def clean_run(code: str, bare: Path, bundle: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return clean_python(PROLOGUE + code, bare, bundle, **environment)
+
+
+@pytest.mark.skipif(cores() is None, reason="the system does not tell what its cores are")
+@pytest.mark.parametrize("given", [None, "7"])
+def test_parallel_loops_take_every_core(folder: Path, bare: Path, given: str | None) -> None:
+    """Unless the environment says how many."""
+    environment = {"TVM_LIBRARY_PATH": runtime_libraries()} | ({THREADS: given} if given else {})
+    done = clean_run(f"load.load()\nimport os; print(os.environ[{THREADS!r}])", bare, folder, **environment)
+    assert done.returncode == 0 and done.stdout.strip() == (given or str(cores())), done.stderr
+
+
+@pytest.mark.parametrize("offset", [0, 4, 16])
+def test_llvm_bundle_runs_in_a_clean_process(folder: Path, bare: Path, tmp_path: Path, offset: int) -> None:
+    """On arrays that start `offset` bytes past a multiple of 64: NumPy's own promise 16."""
+    data, weight, out = arrays()
+    np.savez(tmp_path / "arrays.npz", data=data, weight=weight, out=out)
+    code = f"""
+import numpy as np
+def shifted(array):
+    memory = np.empty(array.nbytes + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + {offset}
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+given = np.load({str(tmp_path / "arrays.npz")!r})
+data, weight, out = (shifted(given[name]) for name in ("data", "weight", "out"))
+load.load()(data, weight, out)
+np.save({str(tmp_path / "out.npy")!r}, out)
+assert "tvm" not in sys.modules
+"""
+    done = clean_run(code, bare, folder, TVM_LIBRARY_PATH=runtime_libraries())
+    assert done.returncode == 0, done.stderr
+    wanted = reference(PROBLEM, [data, weight])[0].values
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_clean_process_without_the_runtime_says_so(folder: Path, bare: Path) -> None:
+    done = clean_run("load.load()", bare, folder)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and "libtvm_runtime.so does not load" in last and "TVM_LIBRARY_PATH" in last
+
+
+def test_clean_process_refuses_an_altered_library(folder: Path, bare: Path) -> None:
+    library = folder / "kernel.so"
+    library.write_bytes(library.read_bytes()[:-100])
+    done = clean_run("load.load()", bare, folder, TVM_LIBRARY_PATH=runtime_libraries())
+    assert "kernel.so is not what was built" in done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.skipif(devices.cpu_features() is None, reason="this system does not list its CPU's features")
+def test_clean_process_refuses_another_cpu(folder: Path, bare: Path) -> None:
+    manifest = json.loads((folder / "kernel.json").read_text())
+    manifest["target"]["cpu_features"].append("avx4096")
+    (folder / "kernel.json").write_text(json.dumps(manifest))
+    done = clean_run("load.load()", bare, folder, TVM_LIBRARY_PATH=runtime_libraries())
+    assert "this one lacks avx4096" in done.stderr.strip().splitlines()[-1]
+
+
+def test_load_py_as_a_script_says_what_the_kernel_is(folder: Path) -> None:
+    done = subprocess.run([sys.executable, str(folder / "load.py")], env={"PATH": ""}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1:] == [
+        "schedule cpu, built for llvm",
+        "in  data float32 5 4 3 8",
+        "in  filter float32 3 3 3 6",
+        "out output float32 5 4 6 8",
+    ]
+
+
+# tensors that claim to lie on a GPU, made without one
+ON_GPU = """
+import ctypes, tvm_ffi
+class DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32),
+                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("offset", ctypes.c_uint64),
+                ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+kept = []
+class OnGpu:
+    def __init__(self, shape):
+        strides, size = [], 1
+        for extent in reversed(shape):
+            strides.insert(0, size)
+            size *= extent
+        kept.append([(ctypes.c_int64 * len(shape))(*numbers) for numbers in (shape, strides)])
+        places = [ctypes.addressof(numbers) for numbers in kept[-1]]
+        self.tensor = DLTensor(1 << 24, (ctypes.c_int32 * 2)(2, 0), len(shape), 2, 32, 1, *places, 0, None, None)
+        kept.append(self)
+    def __dlpack_device__(self):
+        return (2, 0)
+    def __dlpack__(self, **_):
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.tensor), b"dltensor", None)
+main = load.load()
+try:
+    main(*[tvm_ffi.from_dlpack(OnGpu(argument["shape"])) for argument in load.KERNEL["arguments"]])
+except Exception as error:
+    print(error)
+"""
+
+
+@needs_cuda
+def test_cuda_bundle_loads_up_to_the_launch(cuda_folder: Path, bare: Path, tmp_path: Path) -> None:
+    driver = shared_library("libcuda.so.1", cuda._DRIVER_FUNCTIONS, 100)
+    (tmp_path / "libcuda.so.1").write_bytes(driver)
+    wheel = (bare / "nvidia").exists()
+    search = os.pathsep.join([str(tmp_path), *([] if wheel else [os.environ.get("LD_LIBRARY_PATH", "")])])
+    done = clean_run(ON_GPU, bare, cuda_folder, TVM_LIBRARY_PATH=runtime_libraries(), LD_LIBRARY_PATH=search)
+    assert done.returncode == 0, done.stderr
+    # the function accepted the tensors and asked CUDA for the device, which is not there
+    assert "CUDA" in done.stdout and "driver" in done.stdout.lower(), done.stdout
+
+
+@needs_cuda
+def test_cuda_bundle_without_a_driver_says_so(cuda_folder: Path, bare: Path) -> None:
+    if cuda.driver_present():
+        pytest.skip("there is a driver here")
+    done = clean_run("load.load()", bare, cuda_folder, TVM_LIBRARY_PATH=runtime_libraries())
+    assert "libtvm_runtime_cuda.so does not load" in done.stderr.strip().splitlines()[-1]
+    assert "NVIDIA driver" in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not devices.cuda(), reason="no CUDA GPU here")
+def test_cuda_bundle_runs_on_its_gpu(bare: Path, tmp_path: Path) -> None:
+    import tvm
+
+    arch = devices.cuda()[0].newest_arch()
+    if arch is None:
+        pytest.skip(f"no target for compute capability {devices.cuda()[0].capability}")
+    written = write_bundle(build(PROBLEM, arch), tmp_path / "bundle")
+    data, weight, out = arrays()
+    tensors = [tvm.runtime.tensor(array, tvm.cuda(0)) for array in (data, weight, out)]
+    Bundle.open(written.path).load()(*tensors)
+    wanted = reference(PROBLEM, [data, weight])[0].values
+    np.testing.assert_allclose(tensors[-1].numpy(), wanted, rtol=1e-4, atol=1e-4)
+    done = clean_run(
+        "load.load()",
+        bare,
+        written.path,
+        TVM_LIBRARY_PATH=runtime_libraries(),
+        LD_LIBRARY_PATH=os.environ.get("LD_LIBRARY_PATH", ""),
+    )
+    assert done.returncode == 0, done.stderr

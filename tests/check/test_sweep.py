@@ -1,0 +1,153 @@
+"""Random problems: legal, the same for a seed, and many; the script that verifies them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import TimeoutError as FutureTimeout
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from schedules.check import sweep
+from schedules.check.sweep import cases, random_problem
+from schedules.core.arch import Arch
+from schedules.core.errors import ConfigError, UsageError
+from schedules.core.registry import operator, operators
+from scripts import sweep as script
+
+
+@pytest.mark.parametrize("name", [op.name for op in operators()])
+def test_problems_of_every_operator(name: str) -> None:
+    r = random.Random(0)
+    found = [random_problem(operator(name), r) for _ in range(40)]
+    assert len(set(found)) >= 39
+    for field in found[0].words():
+        if field in sweep.DRAWS:
+            assert len({getattr(problem, field) for problem in found}) > (field != "dtype" or name != "conv2d_nchw32")
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"), [("conv2d_nhwc", "tma_wgmma"), ("conv2d_nchw", "direct"), ("softmax", "frames")]
+)
+def test_cases_are_legal_and_depend_on_the_seed_alone(sm_90a: Arch, name: str, schedule: str) -> None:
+    op = operator(name)
+    spec = op.schedule(schedule)
+    found = list(islice(cases(op, spec, sm_90a), 12))
+    assert found == list(islice(cases(op, spec, sm_90a), 12))
+    assert found != list(islice(cases(op, spec, sm_90a, seed=1), 12))
+    assert all(case.config.check(case.problem, sm_90a) is None for case in found)
+    defaults = [case.config == spec.default(case.problem, sm_90a) for case in found]
+    assert all(defaults[::2]) and not all(defaults)
+
+
+def test_a_schedule_that_takes_nothing(sm_90a: Arch, host: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "REFUSED", 3)
+    monkeypatch.setitem(sweep.DRAWS, "ci", lambda r, kind: 7)
+    op = operator("conv2d_nhwc")
+    with pytest.raises(UsageError, match="tma_wgmma takes none of 3 random problems of conv2d_nhwc"):
+        next(cases(op, op.schedule("tma_wgmma"), sm_90a))
+    with pytest.raises(ConfigError, match="runs on cuda"):
+        next(cases(op, op.schedule("tma_wgmma"), host))
+
+
+def test_what_is_verified_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a" / "sweep.json"
+    assert script.main(["softmax:cpu", "--count", "2", "--workers", "1", "--out", str(out)]) == 0
+    found = json.loads(out.read_text())["softmax cpu"]
+    assert (found["cases"], found["right"], found["bad"]) == (2, 2, []) and 0 < found["error"] < 1
+    assert "softmax cpu: 2 of 2 right" in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_told_with_its_command(host: Arch, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = operator("softmax").schedule("cpu")
+    found = list(islice(cases(operator("softmax"), spec, host), 3))
+    ends: list[Any] = [((0.4, ""), ""), ((7.0, "y[0, 1] is 2, not 1"), ""), FutureTimeout()]
+
+    class Task:
+        def __init__(self, end: Any) -> None:
+            self.end = end
+
+        def result(self) -> Any:
+            if isinstance(self.end, Exception):
+                raise self.end
+            return self.end
+
+    pool = SimpleNamespace(schedule=lambda *_, **__: Task(ends.pop(0)))
+    tally = script.Tally(3)
+    counted = [tally.cases for _ in script.sweep(spec, found, host, pool, tally)]
+    assert counted == [1, 2, 3]
+    assert (tally.cases, tally.right, tally.error) == (3, 1, 0.4)
+    assert [bad["wrong"] for bad in tally.bad] == ["y[0, 1] is 2, not 1", "took longer than 300 s"]
+    assert f"cols={found[1].problem.cols} " in capsys.readouterr().out  # type: ignore[attr-defined]
+    assert tally.bad[0]["command"].startswith("schedules verify softmax rows=")
+
+
+def test_what_was_verified_is_kept_and_gone_on_with(tmp_path: Path) -> None:
+    out = tmp_path / "sweep.json"
+    words = [sys.executable, script.__file__, "softmax:cpu", "--workers", "1", "--out", str(out), "--count"]
+    running = subprocess.Popen([*words, "5000"], stderr=subprocess.PIPE, text=True)
+    while running.poll() is None and not out.exists():
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130 and said.startswith("stopped; --out has") and said.count("\n") == 1
+    first = json.loads(out.read_text())["softmax cpu"]
+    assert first["asked"] == 5000 and 1 <= first["cases"] == first["right"] < 5000
+    wanted = first["cases"] + 2
+    assert script.main([*words[2:], str(wanted), "--resume"]) == 0
+    found = json.loads(out.read_text())["softmax cpu"]
+    assert (found["asked"], found["cases"], found["right"]) == (wanted, wanted, wanted)
+    with pytest.raises(UsageError, match="cases of another seed; leave out --resume"):
+        script.main([*words[2:], str(wanted), "--resume", "--seed", "1"])
+    assert script.main([*words[2:], "1", "--resume"]) == 0  # there are more already
+    assert json.loads(out.read_text())["softmax cpu"] == found
+
+
+def test_resuming_draws_the_cases_after(host: Arch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out, drawn = tmp_path / "sweep.json", []
+
+    def verified(spec: Any, found: Any, arch: Arch, pool: Any, tally: script.Tally) -> Any:
+        for case in found:
+            drawn.append(case)
+            tally.add(0.1, "" if len(drawn) != 2 else "wrong", "command")
+            yield case
+
+    monkeypatch.setattr(script, "sweep", verified)
+    words = ["softmax:cpu", "--workers", "1", "--out", str(out), "--resume", "--count"]
+    assert script.main([*words, "3"]) == 1  # nothing to go on with is no mistake
+    assert script.main([*words, "5"]) == 1  # what was wrong before still is
+    assert drawn == list(islice(cases(operator("softmax"), operator("softmax").schedule("cpu"), host), 5))
+    with pytest.raises(UsageError, match="give --out"):
+        script.main(["softmax:cpu", "--resume"])
+
+
+def test_a_gpu_that_failed_serves_its_process_no_more(
+    sm_90a: Arch, host: Arch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("an illegal memory\naccess")
+
+    class Ended(BaseException):
+        pass
+
+    def ended(code: int) -> None:
+        raise Ended(code)
+
+    monkeypatch.setattr(script, "verify", fails)
+    monkeypatch.setattr(script, "device_name", lambda arch: "NVIDIA H200")
+    monkeypatch.setattr(os, "_exit", ended)
+    op = operator("softmax")
+    with pytest.raises(Ended):
+        script.checked(next(cases(op, op.schedule("warp"), sm_90a)), sm_90a, "warp")
+    assert capsys.readouterr().err == "  RuntimeError: an illegal memory access\n"
+    with pytest.raises(RuntimeError):
+        script.checked(next(cases(op, op.schedule("cpu"), host)), host, "cpu")

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from schedules.core.process import WORKER, SpawnContext
+
+ROOT = Path(__file__).parents[2]
+CODE = """
+import sys
+import schedules, tvm
+assert "torch" not in sys.modules, "imported with TVM"
+import torch  # as the main module of a program may do, which every worker imports
+print(torch.__file__)
+"""
+
+
+def test_workers_import_tvm_without_pytorch(tmp_path: Path) -> None:
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", WORKER: "1"}
+    found = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
+    assert Path(found.stdout.strip()).parent == package
+
+
+def test_workers_know_that_they_are() -> None:
+    process = SpawnContext({"OTHER": "x"}).Process()
+    assert process.environment == {WORKER: "1", "OTHER": "x"}  # type: ignore[attr-defined]

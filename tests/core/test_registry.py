@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import contextlib
+import random
+from itertools import product
+
+import pytest
+
+from schedules.check.sweep import random_problem
+from schedules.core.arch import ARCHES, Arch
+from schedules.core.arithmetic import FLOAT32
+from schedules.core.errors import ConfigError, UnknownNameError, UsageError
+from schedules.core.operator import Operator, ScheduleSpec
+from schedules.core.registry import EXTRA, OPERATORS, operator, operator_modules, operators
+from tests.conftest import problem_of
+
+SAMPLES = {
+    "conv2d_hwcn": dict(n=5, h=4, w=4, ci=3, co=6, kh=3, kw=3, pad=1),
+    "conv2d_nchw": dict(n=5, h=4, w=4, ci=3, co=6, kh=3, kw=3, pad=1),
+    "conv2d_nchw32": dict(n=2, h=4, w=4, ci=40, co=33, kh=3, kw=3, pad=1),
+    "conv2d_nhwc": dict(n=2, h=4, w=4, ci=8, co=6, kh=3, kw=3, pad=1, dtype="float16"),
+    "softmax": dict(rows=5, cols=100),
+}
+
+
+def test_unknown_operator_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'conv2d_hwcn'"):
+        operator("conv2d_hwcnn")
+
+
+def test_operators_of_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(EXTRA, "rows=schedules.operators.softmax,empty=schedules.core.errors,gone=no.such.module")
+    assert list(operator_modules()) == [*OPERATORS, "rows", "empty", "gone"]
+    with pytest.raises(UsageError, match="calls itself softmax; use one name"):
+        operator("rows")
+    with pytest.raises(UsageError, match="module schedules.core.errors has no OPERATOR"):
+        operator("empty")
+    with pytest.raises(UsageError, match=f"operator gone of {EXTRA}: No module named 'no'"):
+        operator("gone")
+    monkeypatch.setenv(EXTRA, "rows")
+    with pytest.raises(UsageError, match="write name=module,name=module"):
+        operator_modules()
+
+
+def test_names_match_folders() -> None:
+    assert [found.name for found in operators()] == list(OPERATORS)
+
+
+@pytest.mark.parametrize("found", operators(), ids=lambda found: found.name)
+@pytest.mark.parametrize("arch", ARCHES.values(), ids=str)
+def test_the_rule_chooses_a_legal_schedule(found: Operator, arch: Arch) -> None:
+    problem = problem_of(found.name, **SAMPLES[found.name])
+    spec = found.schedule_for(problem, arch)
+    assert spec.config_for(problem, arch).check(problem, arch) is None
+
+
+def _all_schedules() -> list[tuple[Operator, ScheduleSpec]]:
+    return [(found, spec) for found in operators() for spec in found.schedules]
+
+
+@pytest.mark.parametrize(("found", "spec"), _all_schedules(), ids=lambda item: item.name)
+def test_spaces_hold_legal_configs(found: Operator, spec: ScheduleSpec) -> None:
+    fields = dict(SAMPLES[found.name])
+    if spec.name in ("mma", "mfma", "mma_channels_last") and "float16" in found.problem.dtypes:
+        fields["dtype"] = "float16"
+    if spec.name.startswith("tma_wgmma"):  # TMA moves multiples of 16 bytes
+        fields |= dict(n=8, ci=32, co=32, dtype="int8" if found.problem.dtypes == ("int8",) else "float16")
+    if spec.name == "tf32":
+        fields |= dict(n=8, ci=32, co=32, dtype="float32")
+    if spec.name.startswith("tma_wgmma") and found.name == "conv2d_nchw":
+        fields |= dict(w=8, filter_layout="hwoi")
+    problem = problem_of(found.name, **fields)
+    # a schedule may need more than the oldest arch of its kind has
+    spaces = (list(spec.legal_space(problem, arch)) for arch in ARCHES.values() if arch.kind in spec.kinds)
+    legal = next(filter(None, spaces))
+    assert len(legal) > 1
+    assert len(set(legal)) == len(legal)
+
+
+@pytest.mark.parametrize(("found", "spec"), _all_schedules(), ids=lambda item: item.name)
+def test_less_exact_schedules_are_used_by_name_only(found: Operator, spec: ScheduleSpec) -> None:
+    assert spec.opt_in or spec.arithmetic == FLOAT32
+    assert not (spec.opt_in and any(spec in found.offered(arch) for arch in ARCHES.values()))
+
+
+def test_a_schedule_of_another_kind_is_refused() -> None:
+    problem = problem_of("softmax", **SAMPLES["softmax"])
+    with pytest.raises(ConfigError, match="runs on cuda and rocm, not on llvm"):
+        operator("softmax").schedule_for(problem, ARCHES["llvm"], "warp")
+    with pytest.raises(UnknownNameError, match="did you mean 'warp'"):
+        operator("softmax").schedule("wrap")
+
+
+@pytest.mark.parametrize(("found", "spec"), _all_schedules(), ids=lambda item: item.name)
+def test_whether_a_schedule_serves_is_an_answer_not_an_error(found: Operator, spec: ScheduleSpec) -> None:
+    samples = [problem_of(found.name, **{**SAMPLES[found.name], "dtype": dtype}) for dtype in found.problem.dtypes]
+    r = random.Random(0)
+    for problem, arch in product([*samples, *(random_problem(found, r) for _ in range(5))], ARCHES.values()):
+        served = spec.serves(problem, arch)
+        with contextlib.nullcontext() if served else pytest.raises(ConfigError):
+            spec.config_for(problem, arch)

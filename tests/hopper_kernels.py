@@ -1,0 +1,98 @@
+"""What tests of the Hopper schedules share."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schedules.build.builder import Built, build
+from schedules.build.inspect import summary, view
+from schedules.build.toolchain import cuda
+from schedules.check.verify import verify
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import ConfigError
+from schedules.core.operator import Array
+from schedules.core.registry import operator
+from tests.conftest import assert_correct, problem_of
+
+
+def opcodes(built: Built) -> Counter[str]:
+    """Instructions of the SASS by opcode without modifiers."""
+    return Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", view(built, "sass")))
+
+
+def assert_well_made(built: Built, multiply: str, stored_by_tma: bool = True) -> Counter[str]:
+    """No spills, wgmma not serialised, TMA both ways, and the shared memory and registers that the config says.
+
+    `multiply` is wgmma's opcode for the dtype; results leave by TMA, or by stores if not `stored_by_tma`.  Returns the
+    opcodes.
+    """
+    config: Any = built.config
+    if cuda.find_tool("nvdisasm") is None:
+        pytest.skip("no SASS disassembler; pip install nvidia-cuda-nvdisasm")
+    found, kernel = opcodes(built), summary(built)
+    assert kernel.spills == 0 and not found["STL"] and not found["LDL"]
+    assert found[multiply] and not {"HMMA", "IMMA", "HGMMA", "IGMMA"} - {multiply} & set(found)
+    # the boxes of one stage, and those of one tile's results
+    boxes = re.findall(r"^ +tvm_builtin_ptx_cp_async_bulk_tensor_(g2s|s2g)", str(built.sources["cu"]), re.M)
+    assert found["UTMALDG"] == boxes.count("g2s") > 0 and found["UTMASTG"] == boxes.count("s2g")
+    assert bool(found["UTMASTG"]) == stored_by_tma != bool(found["STG"])
+    # ptxas says so where wgmma cannot overlap, and then waits for each
+    assert "ptxas info" in built.log and "C75" not in built.log
+    assert built.launch and built.launch.threads == config.threads and built.launch.cluster == config.cluster
+    assert isinstance(built.launch.grid[0], int) and built.launch.grid[0] % config.cluster == 0
+    # what a stage gets once filters stay stands last
+    stage = re.findall(r"mbarrier_arrive_expect_tx\w*\(.*\D(\d+)\)+;", str(built.sources["cu"]))
+    needed = config.num_stages * (int(stage[0]) + 16)
+    assert kernel.shared and needed <= kernel.shared <= built.arch.shared_block
+    assert kernel.registers and kernel.registers * config.threads * config.blocks_sm <= built.arch.registers_sm
+    assert kernel.blocks_sm and kernel.blocks_sm >= config.blocks_sm
+    assert bool(found["USETMAXREG"]) == (config.threads * config.blocks_sm > 256)
+    return found
+
+
+def to_tf32(array: Array) -> Array:
+    """Finite float32 rounded to 10 bits of mantissa, to nearest and to even of two."""
+    bits = np.ascontiguousarray(array).view("uint32")
+    return ((bits + 0xFFF + (bits >> 13 & 1)) & np.uint32(0xFFFFE000)).view("float32")
+
+
+def assert_emulated(name: str, fields: dict[str, Any], words: dict[str, Any], schedule: str = "tma_wgmma") -> None:
+    """Right on the emulator, in each of its modes."""
+    assert_correct(problem_of(name, **fields), parse_arch("sm_90a"), schedule, words, ["emulated"])
+
+
+def assert_builds_or_says_why(
+    name: str, fields: dict[str, Any], words: dict[str, Any], schedule: str = "tma_wgmma"
+) -> Built | None:
+    """The built problem if the config is legal for it; else its reason is one line."""
+    arch = parse_arch("sm_90a")
+    problem = problem_of(name, **fields)
+    spec = operator(name).schedule(schedule)
+    try:
+        config = spec.config_for(problem, arch, words)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+        return None
+    built = build(problem, arch, schedule, config)
+    assert all(kernel.spill_stores == kernel.spill_loads == 0 for kernel in built.resources)
+    return built
+
+
+def assert_correct_on(
+    gpu: Arch, name: str, fields: dict[str, Any], words: dict[str, Any], schedule: str = "tma_wgmma"
+) -> None:
+    """Right on a device for two sets of data; skips where it is not Hopper's, or where the config is illegal."""
+    if "wgmma" not in gpu.features:
+        pytest.skip(f"{gpu} has no wgmma")
+    problem = problem_of(name, **fields)
+    try:
+        operator(name).schedule(schedule).config_for(problem, gpu, words)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    for check in verify(problem, gpu, schedule, words, routes=["device"], seeds=(0, 1)):
+        assert check.passed, f"{words} {check.problem}: {check.detail}"

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schedules.core.arch import Arch
+from schedules.core.errors import UnknownNameError
+from schedules.core.problem import Problem
+from schedules.measure.choice import Choice, best_of, choose, default_choice, distance, log_folders
+from schedules.measure.journal import append
+from schedules.measure.records import Record
+from tests.command import Run
+from tests.conftest import problem_of
+from tests.fake import record_of
+
+SMALL = dict(n=32, h=6, w=6, ci=16, co=32, kh=3, kw=3, pad=1)
+WORDS = ["conv2d_hwcn", *(f"{name}={value}" for name, value in SMALL.items())]
+PROBLEM = problem_of("conv2d_hwcn", **SMALL)
+SLOW, FAST = {"chunk": 1}, {"chunk": 16}
+
+
+def chosen(folder: Path, host: Arch, problem=PROBLEM, **options):  # type: ignore[no-untyped-def]
+    return choose(problem, host, folders=[folder], **options)
+
+
+def test_the_best_correct_record(host: Arch, tmp_path: Path) -> None:
+    for record in (
+        record_of(PROBLEM, 12.0, SLOW),
+        record_of(PROBLEM, 10.0, FAST),
+        record_of(PROBLEM, 1.0, {"vector": 4}, outcome="correctness"),
+        record_of(PROBLEM, None, {"vector": 4}),
+    ):
+        append(tmp_path, record)
+    found = chosen(tmp_path, host)
+    assert found.source == "record" and found.config == record_of(PROBLEM, 10.0, FAST).config
+    assert str(found).startswith("best record: 10.00 us on ") and "2026-11-20" in str(found)
+
+
+def test_a_config_has_its_latest_time_and_the_last_winner_is_kept() -> None:
+    lucky, again = record_of(PROBLEM, 5.0, SLOW), record_of(PROBLEM, 11.0, SLOW)
+    other = record_of(PROBLEM, 10.0, FAST)
+    assert best_of([lucky, other, again]) is other
+    won = replace(again, stage="final", more={"winner": True})
+    assert best_of([lucky, other, won]) is won  # the finals saw both, and what one trial saw is luck
+    later = replace(other, date="2026-11-21T01:00:00+00:00")
+    assert best_of([won, later]) is later
+    assert best_of([]) is None and best_of([record_of(PROBLEM, None)]) is None
+
+
+def test_the_nearest_problem_that_is_legal(host: Arch, tmp_path: Path) -> None:
+    near, far, other = (
+        problem_of("conv2d_hwcn", **{**SMALL, **change}) for change in ({"n": 64}, {"n": 1024}, {"stride": 2, "h": 12})
+    )
+    assert distance(PROBLEM, near) == 1.0 and distance(PROBLEM, far) == 5.0 and distance(PROBLEM, other) == float("inf")
+    append(tmp_path, record_of(far, 1.0, {"vector": 4}))
+    append(tmp_path, record_of(other, 1.0, {"vector": 4}))
+    assert chosen(tmp_path, host).source == "default"
+    append(tmp_path, record_of(near, 10.0, FAST))
+    found = chosen(tmp_path, host)
+    assert found.source == "nearest" and found.record and found.record.problem == near
+    assert found.config == record_of(near, 10.0, FAST).config
+    assert "nearest problem, n=64" in str(found)
+
+
+def test_an_illegal_config_of_a_neighbour_is_passed_over(
+    host: Arch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, further = (problem_of("conv2d_hwcn", **{**SMALL, "n": n}) for n in (40, 64))
+    illegal = record_of(near, 1.0, FAST)
+    append(tmp_path, illegal)
+    append(tmp_path, record_of(further, 1.0, SLOW))
+    monkeypatch.setattr(type(illegal.config), "check", lambda self, *_: "no" if self == illegal.config else None)
+    found = chosen(tmp_path, host)
+    assert found.record and found.record.problem == further
+
+
+def test_a_neighbour_too_far_or_with_another_schedule_is_passed_over(sm_90a: Arch, tmp_path: Path) -> None:
+    def softmax(rows: int, cols: int) -> Problem:
+        return problem_of("softmax", rows=rows, cols=cols)
+
+    def found(problem: Problem) -> Choice:
+        return choose(problem, sm_90a, folders=[tmp_path], device="NVIDIA H200")
+
+    made = dict(target="cuda:sm_90a", schedule="block_registers", device="NVIDIA H200")
+    record = record_of(softmax(49152, 2048), 10.0, dict(threads=64), **made)  # type: ignore[arg-type]
+    append(tmp_path, record)
+    near, other, far = softmax(49152, 4096), softmax(49152, 1024), softmax(49152, 8192)
+    assert found(near).source == "nearest" and found(near).config == record.config
+    assert default_choice(other, sm_90a).schedule == "warp" and found(other).source == "default"
+    assert found(far).source == "default"
+    assert choose(other, sm_90a, "block_registers", folders=[tmp_path], device="NVIDIA H200").source == "nearest"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"device": "Other CPU"}, "records of Other CPU exist, none of"),
+        ({"versions": {"apache-tvm": "0.20", "compiler": "llvm 15"}}, "records of 0.20 with llvm 15 are not used"),
+    ],
+)
+def test_records_that_do_not_hold_here(host: Arch, tmp_path: Path, change: dict[str, object], says: str) -> None:
+    append(tmp_path, replace(record_of(PROBLEM, 1.0, FAST), **change))  # type: ignore[arg-type]
+    found = chosen(tmp_path, host)
+    assert found.source == "default" and says in str(found)
+    assert found.config == default_choice(PROBLEM, host).config
+
+
+def test_another_device_by_name(host: Arch, tmp_path: Path) -> None:
+    append(tmp_path, record_of(PROBLEM, 1.0, FAST, device="Other CPU"))
+    assert chosen(tmp_path, host, device="other-cpu").source == "record"
+
+
+def test_one_schedule_only(host: Arch, tmp_path: Path) -> None:
+    append(tmp_path, record_of(PROBLEM, 1.0, FAST))
+    assert chosen(tmp_path, host, schedule="cpu").source == "record"
+    with pytest.raises(UnknownNameError):
+        chosen(tmp_path, host, schedule="gpu")
+
+
+def test_where_journals_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCHEDULES_LOGS", f"{tmp_path / 'a'}:{tmp_path / 'b'}")
+    assert log_folders() == [tmp_path / "a", tmp_path / "b"]
+    monkeypatch.delenv("SCHEDULES_LOGS")
+    monkeypatch.chdir(tmp_path)
+    (beside,) = log_folders()
+    (tmp_path / "tuning_logs").mkdir()
+    assert len(log_folders()) == 2 and beside.name == "tuning_logs"
+
+
+# ---- schedules build
+
+
+def built(run: Run, *words: str | Path) -> dict[str, object]:
+    result = run("build", *WORDS, *words, "--json")
+    assert result.code == 0, result.err
+    found: dict[str, object] = result.json
+    return found
+
+
+def test_build_takes_the_best_and_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record: Record = record_of(PROBLEM, 10.0, FAST)
+    append(tmp_path, record)
+    assert built(run)["source"] == "default"
+    found = built(run, "--logs", tmp_path)
+    assert found["source"] == "record" and found["config"] == record.config.words()
+    assert Record.from_json(found["record"]) == record  # type: ignore[arg-type]
+    assert built(run, "--logs", tmp_path, "--default")["source"] == "default"
+    given = built(run, "--logs", tmp_path, "--config", "chunk=1")
+    assert given["source"] == "given" and given["config"]["chunk"] == 1 and given["record"] is None  # type: ignore[index]
+    monkeypatch.setenv("SCHEDULES_LOGS", str(tmp_path))
+    text = run("build", *WORDS).out
+    assert "best record: 10.00 us on " in text and "chunk=16" in text
+
+
+def test_build_with_a_neighbours_config(run: Run, tmp_path: Path) -> None:
+    near = problem_of("conv2d_hwcn", **{**SMALL, "n": 64})
+    append(tmp_path, record_of(near, 10.0, FAST))
+    assert built(run, "--logs", tmp_path)["source"] == "nearest"
+    assert built(run, "--logs", tmp_path, "--device", "nothing")["source"] == "default"

@@ -1,0 +1,160 @@
+"""HWCN convolution by TMA and wgmma: what it is made of, what it refuses, and on a device whether it is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedules.build.builder import build
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import ConfigError
+from schedules.core.registry import operator
+from schedules.operators.conv2d_hwcn.tma_wgmma import HwcnWork, TmaWgmmaConfig
+from tests.conftest import problem_of
+from tests.hopper_kernels import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
+
+WORK: dict[str, Any] = dict(n=256, h=14, w=14, ci=256, co=512, kh=3, kw=3, pad=1, dtype="float16")
+SHAPES: dict[str, dict[str, Any]] = {
+    "whole tiles": dict(n=64, h=5, w=4, ci=64, co=128, kh=3, kw=3, pad=1, dtype="float16"),
+    "ragged, stride 2": dict(n=24, h=7, w=6, ci=13, co=40, kh=3, kw=2, pad=1, stride=2, dtype="bfloat16"),
+    "asymmetric, stride 3, dilated": dict(
+        n=8, h=9, w=6, ci=72, co=8, kh=5, kw=3, pad="2,0", stride="3,1", dilation="1,2", dtype="float16"
+    ),
+    "some pixels see padding only": dict(n=16, h=1, w=2, ci=40, co=16, kh=2, kw=3, pad=3, dilation=2, dtype="float16"),
+    "1x1": dict(n=200, h=5, w=3, ci=72, co=200, kh=1, kw=1, dtype="float16"),
+    "many tiles": dict(n=256, h=9, w=11, ci=64, co=256, kh=3, kw=3, pad=1, dtype="float16"),
+}
+# what a config says of none of its own, whatever the default for the problem
+PLAIN = dict(
+    block_k=64, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1, split_k=1, ping_pong=False, stationary=False,
+    eager=False,
+)  # fmt: skip
+CONFIGS: list[dict[str, Any]] = [
+    dict(),
+    *(
+        PLAIN | words
+        for words in [
+            dict(block_m=128, block_n=256, consumers=2, num_stages=4),
+            dict(block_m=128, block_n=256, consumers=2, num_stages=4, skip_padding=False),
+            dict(block_m=256, block_n=128, consumers=2, num_stages=3, cluster_m=1, cluster_n=2),
+            dict(block_m=192, block_n=128, consumers=3, num_stages=4, cluster_m=1),
+            dict(block_m=64, block_n=256, consumers=1, block_k=128, num_stages=2, cluster_m=4, grid=120),
+            dict(block_m=128, block_n=128, consumers=2, block_k=32, num_stages=6, cluster_m=2, cluster_n=2, grid=120),
+            dict(block_m=128, block_n=64, consumers=2, block_k=16, num_stages=5, cluster_m=1, grid=0),
+            dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
+            dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
+            dict(block_m=64, block_n=64, consumers=3, num_stages=4, cluster_m=1, grid=5, ping_pong=True, eager=True),
+            dict(
+                block_m=128,
+                block_n=128,
+                consumers=2,
+                num_stages=3,
+                cluster_m=1,
+                split_k=2,
+                block_k=16,
+                skip_padding=False,
+            ),
+        ]
+    ),
+]
+
+
+def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
+    built = build(problem_of("conv2d_hwcn", **WORK), sm_90a, "tma_wgmma")
+    found, source = assert_well_made(built, "HGMMA"), str(built.sources["cu"])
+    assert "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16" in source and ", p, 1, 1, 1, 1;" in source
+    assert "first_ry" in source and not found["LDG"] and not found["STG"]
+    whole = build(problem_of("conv2d_hwcn", **WORK), sm_90a, "tma_wgmma", dict(skip_padding=False))
+    assert "first_ry" not in str(whole.sources["cu"])
+
+
+@pytest.mark.parametrize("words", CONFIGS, ids=str)
+def test_other_configs(cuda_compiler: None, sm_90a: Arch, words: dict[str, Any]) -> None:
+    assert_well_made(build(problem_of("conv2d_hwcn", **WORK), sm_90a, "tma_wgmma", words), "HGMMA")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes(cuda_compiler: None, sm_90a: Arch, shape: str) -> None:
+    assert_well_made(build(problem_of("conv2d_hwcn", **SHAPES[shape]), sm_90a, "tma_wgmma"), "HGMMA")
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    n=st.integers(1, 40), h=st.integers(1, 20), ci=st.integers(1, 100), co=st.integers(1, 40), k=st.integers(1, 4),
+    stride=st.integers(1, 9), dilation=st.integers(1, 3), words=st.sampled_from(CONFIGS), ragged=st.booleans(),
+)  # fmt: skip
+def test_check_and_build_agree(
+    cuda_compiler: None, n: int, h: int, ci: int, co: int, k: int, stride: int, dilation: int, words: dict[str, Any],
+    ragged: bool,
+) -> None:  # fmt: skip
+    reach = dilation * (k - 1) + 1
+    fields = dict(n=8 * n + ragged, h=h + reach, w=h + 2, ci=ci, co=8 * co, kh=k, kw=1, pad=k // 2, stride=stride)
+    built = assert_builds_or_says_why("conv2d_hwcn", fields | dict(dilation=dilation, dtype="float16"), words)
+    assert not (ragged and built)
+
+
+def test_illegal_configs_say_why(sm_90a: Arch) -> None:
+    spec = operator("conv2d_hwcn").schedule("tma_wgmma")
+    for words, reason in {
+        "block_n=96": "block_n=96 is not cluster_m=2 times a multiple of 64",
+        "block_n=64": "block_n=64 is not cluster_m=2 times a multiple of 64",
+        "cluster_n=4 cluster_m=1": "block_m=128 is not cluster_n=4 times a multiple of 64",
+        "num_stages=5": "num_stages=5 needs 278608 bytes of shared memory",
+        "stationary=true": "stationary=true keeps filters as operand b, here they are operand a",
+    }.items():
+        with pytest.raises(ConfigError, match=reason):
+            spec.config_for(problem_of("conv2d_hwcn", **WORK), sm_90a, dict(word.split("=") for word in words.split()))
+    for fields, reason in (
+        (dict(n=12), "n=12 is not a multiple of 8"),
+        (dict(co=4), "co=4 is not a multiple of 8"),
+        (dict(dtype="float32"), "dtype=float32 is not float16 or bfloat16"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            spec.config_for(problem_of("conv2d_hwcn", **WORK | fields), sm_90a)
+    with pytest.raises(ConfigError, match="cuda:sm_80 has no tma and no wgmma"):
+        spec.config_for(problem_of("conv2d_hwcn", **WORK), parse_arch("sm_80"))
+
+
+def test_the_estimate_hides_the_end_of_tiles_in_turn() -> None:
+    tile = dict(block_m=64, block_n=256, num_stages=4)
+    problem = problem_of("conv2d_hwcn", **WORK)
+    one, in_turn = (
+        HwcnWork(problem, TmaWgmmaConfig(**(PLAIN | tile | words))).microseconds()
+        for words in (dict(consumers=1), dict(consumers=2, ping_pong=True))
+    )
+    assert in_turn < one
+
+
+def test_the_space_holds_the_default(sm_90a: Arch) -> None:
+    problem, spec = problem_of("conv2d_hwcn", **WORK), operator("conv2d_hwcn").schedule("tma_wgmma")
+    assert spec.config_for(problem, sm_90a) in set(spec.legal_space(problem, sm_90a))
+
+
+@pytest.mark.parametrize(("fields", "name"), [(dict(), "tma_wgmma"), (dict(n=16), "mma"), (dict(co=36), "mma")])
+def test_the_rule(sm_90a: Arch, fields: dict[str, Any], name: str) -> None:
+    assert operator("conv2d_hwcn").choose(problem_of("conv2d_hwcn", **WORK | fields), sm_90a) == name
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        *((shape, {}) for shape in SHAPES),
+        *(("ragged, stride 2", words) for words in CONFIGS[1:]),
+        (
+            "whole tiles",
+            PLAIN | dict(block_m=64, block_n=64, block_k=16, num_stages=4, consumers=1, cluster_m=1, split_k=4, grid=4),
+        ),
+    ],
+)
+def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
+    assert_emulated("conv2d_hwcn", SHAPES[shape], words)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("words", CONFIGS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_on_a_device(gpu: Arch, shape: str, words: dict[str, Any]) -> None:
+    assert_correct_on(gpu, "conv2d_hwcn", SHAPES[shape], words)

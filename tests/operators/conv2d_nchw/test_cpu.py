@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedules.build.builder import build
+from schedules.core.arch import Arch, parse_arch, physical_cores, vector_unit
+from schedules.core.errors import ConfigError
+from schedules.operators.conv2d_nchw.cpu import CpuConfig, default
+from tests.conftest import assert_correct, problem_of
+from tests.operators.conv2d_nchw.shapes import SHAPES
+
+TARGETS = ("llvm:x86-64-v4", "llvm:x86-64-v3", "llvm:x86-64")
+PROBLEM: dict[str, Any] = dict(n=2, h=12, w=12, ci=64, co=24, kh=3, kw=3, pad=1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "config", [{}, dict(vector=8, block_x=3, block_y=2, block_f=4, tiles_x=2, tiles_y=3, chunk=1)], ids=str
+)
+def test_schedule_is_correct(host: Arch, shape: str, config: dict[str, Any]) -> None:
+    assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), host, "cpu", config)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    n=st.integers(1, 3), h=st.integers(1, 9), w=st.integers(1, 20), ci=st.integers(1, 9), co=st.integers(1, 20),
+    k=st.integers(1, 3), stride=st.integers(1, 3), dilation=st.integers(1, 2), pad=st.integers(0, 2),
+    block=st.tuples(*[st.integers(1, 4)] * 3), tiles=st.integers(1, 3), chunk=st.integers(0, 3),
+)  # fmt: skip
+def test_any_shape_is_correct(
+    host: Arch, n: int, h: int, w: int, ci: int, co: int, k: int, stride: int, dilation: int, pad: int,
+    block: tuple[int, int, int], tiles: int, chunk: int,
+) -> None:  # fmt: skip
+    reach = dilation * (k - 1) + 1 - 2 * pad
+    problem = problem_of(
+        "conv2d_nchw", n=n, h=max(h, reach), w=max(w, reach), ci=ci, co=co, kh=k, kw=k,
+        pad=pad, stride=stride, dilation=dilation,
+    )  # fmt: skip
+    x, y, f = block
+    config = dict(vector=4, block_x=x, block_y=y, block_f=f, tiles_x=tiles, tiles_y=tiles, chunk=chunk)
+    assert_correct(problem, host, "cpu", config)
+
+
+def test_portable_target() -> None:
+    built = build(problem_of("conv2d_nchw", **PROBLEM), parse_arch("llvm:x86-64-v3"), "cpu")
+    assert "ymm" in str(built.sources["s"])
+    assert "zmm" not in str(built.sources["s"])
+
+
+def test_sums_stay_in_registers() -> None:
+    """24 sums of 16 lanes: one multiply-add for each tap of the loop, and no store of one."""
+    config = CpuConfig(block_x=4, block_y=1, block_f=6)
+    built = build(problem_of("conv2d_nchw", **{**PROBLEM, "w": 64}), parse_arch("llvm:x86-64-v4"), "cpu", config)
+    blocks = re.split(r"^\.LBB\w+:", str(built.sources["s"]), flags=re.M)
+    (loop,) = [text.split("\tj")[0] for text in blocks if "vfmadd" in text]
+    taps = loop.count("vfmadd") // 24
+    assert taps in (1, 3, 9) and loop.count("vfmadd") == 24 * taps
+    assert "rsp" not in loop and not re.search(r"vmovups\s+%zmm\d+, ", loop)
+
+
+def test_default_fits_the_registers_and_the_problem(host: Arch) -> None:
+    tiles = {arch: default(problem_of("conv2d_nchw", **PROBLEM), parse_arch(arch)) for arch in TARGETS}
+    assert [tile.vector for tile in tiles.values()] == [16, 8, 4]
+    for arch, tile in tiles.items():
+        assert tile.sums * 4 <= vector_unit(parse_arch(arch)).registers * 3
+    short = default(problem_of("conv2d_nchw", **{**PROBLEM, "co": 3, "w": 5}), host)
+    assert short.block_f <= 3 and short.panel <= 8
+
+
+def test_default_tasks_cover_the_cores(host: Arch) -> None:
+    small = problem_of("conv2d_nchw", n=1, h=7, w=7, ci=512, co=512, kh=3, kw=3, pad=1)
+    rows, columns, channels = default(small, host).counts(small)
+    config = default(small, host)
+    tasks = -(-rows // config.tiles_y) * -(-columns // config.tiles_x) * -(-channels // (config.chunk or channels))
+    assert tasks >= physical_cores()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("vector", 8), ("block_x", 1), ("block_y", 1), ("block_f", 3), ("tiles_x", 2), ("tiles_y", 2), ("chunk", 2)],
+)
+def test_every_field_changes_the_code(host: Arch, field: str, value: Any) -> None:
+    base = CpuConfig(vector=4)
+    assert set(base.words()) == {"vector", "block_x", "block_y", "block_f", "tiles_x", "tiles_y", "chunk"}
+    problem = problem_of("conv2d_nchw", **PROBLEM)
+    sources = {build(problem, host, "cpu", config).sources["ll"] for config in (base, replace(base, **{field: value}))}
+    assert len(sources) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (dict(vector=12), "vector=12"),
+        (dict(tiles_y=0), "tiles_y=0"),
+        (dict(chunk=-1), "chunk=-1"),
+        (dict(block_x=64, block_f=8), "over 1024 sums"),
+    ],
+)
+def test_illegal_configs_are_refused(host: Arch, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build(problem_of("conv2d_nchw", **PROBLEM), host, "cpu", config)

@@ -1,0 +1,243 @@
+"""NHWC convolution by TMA and wgmma: what it is made of, what it refuses, and on a device whether it is right."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedules.build.builder import Built, build
+from schedules.build.inspect import view
+from schedules.bundle.bundle import write_bundle
+from schedules.check.verify import verify
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import ConfigError, UsageError
+from schedules.core.reference import normal_inputs
+from schedules.core.registry import operator
+from tests.conftest import caught, problem_of
+from tests.hopper_kernels import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
+
+WORK: dict[str, Any] = dict(n=256, h=14, w=14, ci=256, co=512, kh=3, kw=3, pad=1, dtype="float16")
+SHAPES: dict[str, dict[str, Any]] = {
+    "whole tiles": dict(n=4, h=8, w=8, ci=64, co=128, kh=3, kw=3, pad=1, dtype="float16"),
+    "ragged, stride 2": dict(
+        n=3, h=7, w=6, ci=24, co=40, kh=3, kw=2, pad=1, stride=2, bias=True, dtype="bfloat16"
+    ),
+    "asymmetric, stride 3, dilated": dict(
+        n=1, h=9, w=6, ci=72, co=8, kh=5, kw=3, pad="2,0", stride="3,1", dilation="1,2", activation="relu",
+        dtype="float16",
+    ),
+    "kernel in the padding": dict(n=2, h=1, w=1, ci=40, co=16, kh=3, kw=3, pad=2, dtype="float16"),
+    "1x1": dict(n=3, h=5, w=7, ci=72, co=200, kh=1, kw=1, bias=True, activation="relu", dtype="float16"),
+    "1x1, stride 2": dict(n=2, h=9, w=7, ci=8, co=520, kh=1, kw=1, stride=2, dtype="bfloat16"),
+    "few channels": dict(n=2, h=16, w=16, ci=40, co=27, kh=3, kw=3, pad=1, bias=True, activation="relu",
+                         dtype="float16"),
+    "four channels": dict(n=2, h=16, w=16, ci=40, co=4, kh=3, kw=3, pad=1, dtype="float16"),
+    "one channel, ragged": dict(n=3, h=7, w=5, ci=16, co=1, kh=3, kw=3, pad=1, bias=True, dtype="bfloat16"),
+    "odd channels, ragged": dict(n=3, h=9, w=13, ci=8, co=33, kh=3, kw=1, pad=1, stride=2, bias=True, dtype="float16"),
+    "many odd channels": dict(n=2, h=5, w=3, ci=24, co=331, kh=1, kw=1, bias=True, activation="relu",
+                              dtype="float16"),
+    "1x1, few channels": dict(n=3, h=5, w=7, ci=72, co=3, kh=1, kw=1, dtype="bfloat16"),
+    "many tiles": dict(n=64, h=14, w=14, ci=64, co=512, kh=3, kw=3, pad=1, bias=True, dtype="float16"),
+}  # fmt: skip
+# what a config says of none of its own, whatever the default for the problem
+PLAIN = dict(
+    block_k=64, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1, split_k=1, ping_pong=False, stationary=False,
+    eager=False,
+)  # fmt: skip
+CONFIGS: list[dict[str, Any]] = [
+    dict(),
+    *(
+        PLAIN | words
+        for words in [
+            dict(block_m=128, block_n=256, consumers=2, num_stages=4),
+            dict(block_m=256, block_n=128, consumers=2, num_stages=3, cluster_m=1, cluster_n=2),
+            dict(block_m=192, block_n=128, consumers=3, num_stages=4, cluster_m=1),
+            dict(block_m=64, block_n=256, consumers=1, block_k=128, num_stages=2, cluster_m=4, grid=120),
+            dict(block_m=128, block_n=96, consumers=2, block_k=32, num_stages=6, cluster_m=2, cluster_n=2, grid=120),
+            dict(block_m=128, block_n=48, consumers=2, block_k=16, num_stages=5, cluster_m=1, grid=0),
+            dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
+            dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
+            dict(block_m=128, block_n=160, consumers=2, num_stages=4, cluster_m=1, split_k=2),
+            dict(block_m=128, block_n=64, consumers=2, num_stages=3, block_k=16, cluster_m=2, split_k=2, grid=4),
+            dict(
+                block_m=192,
+                block_n=32,
+                consumers=3,
+                num_stages=3,
+                block_k=16,
+                cluster_m=1,
+                cluster_n=2,
+                split_k=2,
+                grid=4,
+            ),
+            dict(block_m=64, block_n=32, consumers=1, num_stages=4, block_k=16, cluster_m=1, split_k=4, grid=4),
+        ]
+    ),
+]
+
+
+# filters that stay, in two columns for as many blocks, and an odd number of tiles for three consumers
+IN_TURN = PLAIN | dict(
+    block_m=64, block_n=32, block_k=16, num_stages=3, consumers=3, cluster_m=1, grid=2, ping_pong=True, stationary=True
+)
+
+
+@pytest.fixture(scope="module")
+def work(cuda_compiler: None) -> Built:
+    return build(problem_of("conv2d_nhwc", **WORK), parse_arch("sm_90a"), "tma_wgmma")
+
+
+def test_what_it_is_made_of(work: Built) -> None:
+    found, source = assert_well_made(work, "HGMMA"), str(work.sources["cu"])
+    assert work.launch and work.launch.grid[0] == 132 and work.launch.cluster == 2
+    assert "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16" in source
+    assert "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster" in source
+    assert "float sums_ptr[128]" in source and not found["LDG"] and not found["STG"]
+    assert "bias" not in source
+
+
+@pytest.mark.parametrize("words", CONFIGS, ids=str)
+def test_other_configs(cuda_compiler: None, sm_90a: Arch, words: dict[str, Any]) -> None:
+    problem = problem_of("conv2d_nhwc", **WORK, bias=True, activation="relu")
+    assert_well_made(build(problem, sm_90a, "tma_wgmma", words), "HGMMA")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes(cuda_compiler: None, sm_90a: Arch, shape: str) -> None:
+    built = build(problem_of("conv2d_nhwc", **SHAPES[shape]), sm_90a, "tma_wgmma")
+    found = assert_well_made(built, "HGMMA", stored_by_tma=SHAPES[shape]["co"] % 8 == 0)
+    assert bool(found["LDG"]) == SHAPES[shape].get("bias", False)
+
+
+@pytest.mark.parametrize(
+    ("co", "width", "store"),
+    [(27, 64, "STG.E.128"), (4, 64, "STG.E.128"), (27, 4, "STG.E.64"), (27, 7, "STG.E.U16"), (330, 8, "STG.E")],
+)
+def test_stores_are_as_wide_as_the_pixels_allow(
+    cuda_compiler: None, sm_90a: Arch, co: int, width: int, store: str
+) -> None:
+    problem = problem_of("conv2d_nhwc", n=4, h=16, w=width, ci=64, co=co, kh=3, kw=3, pad=1, dtype="float16")
+    built = build(problem, sm_90a, "tma_wgmma", PLAIN | dict(block_m=128, block_n=32, num_stages=4, consumers=2))
+    assert_well_made(built, "HGMMA", stored_by_tma=False)
+    found = set(re.findall(r"STG\.E[.\w]* ", view(built, "sass")))
+    assert {name.replace(".desc", "") for name in found} == {store + " "}
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    n=st.integers(1, 40), h=st.integers(1, 40), ci=st.integers(1, 20), co=st.integers(1, 300), k=st.integers(1, 4),
+    stride=st.integers(1, 9), dilation=st.integers(1, 3), words=st.sampled_from(CONFIGS), ragged=st.booleans(),
+)  # fmt: skip
+def test_check_and_build_agree(
+    cuda_compiler: None, n: int, h: int, ci: int, co: int, k: int, stride: int, dilation: int, words: dict[str, Any],
+    ragged: bool,
+) -> None:  # fmt: skip
+    reach = dilation * (k - 1) + 1
+    fields = dict(n=n, h=h + reach, w=h + 2, ci=8 * ci + ragged, co=co, kh=k, kw=1, pad=k // 2, stride=stride)
+    built = assert_builds_or_says_why("conv2d_nhwc", fields | dict(dilation=dilation, dtype="float16"), words)
+    assert not (ragged and built)
+
+
+def test_illegal_configs_say_why(sm_90a: Arch) -> None:
+    spec = operator("conv2d_nhwc").schedule("tma_wgmma")
+    for words, reason in {
+        "block_m=100": "block_m=100 gives each of 2 consumers no multiple of 64 rows",
+        "block_n=100": "block_n=100 is not a multiple of 16 up to 256",
+        "block_n=272": "block_n=272 is not a multiple of 16 up to 256",
+        "block_k=48": "block_k=48 is not 16, 32, 64 or 128",
+        "num_stages=1": "num_stages=1 must be at least 2",
+        "num_stages=5": "num_stages=5 needs 278608 bytes of shared memory, cuda:sm_90a has 232448",
+        "consumers=4": "consumers=4 and blocks_sm=1 are not 1 and 1, 1 and 2, 2 and 1, 3 and 1",
+        "cluster_m=3": "cluster_m=3 x cluster_n=1 x split_k=1 is not 1, 2 or 4 blocks",
+        "split_k=3": "cluster_m=2 x cluster_n=1 x split_k=3 is not 1, 2 or 4 blocks",
+        "split_k=2": "num_stages=4 needs 295008 bytes of shared memory, cuda:sm_90a has 232448",
+        "grid=1": "grid=1 is less than a cluster of 2",
+        "grid=-1": "grid=-1 must be at least 0",
+        "block_m=256": "block_m=256 x block_n=256 needs about 304 registers, there are 232",
+    }.items():
+        with pytest.raises(ConfigError, match=reason):
+            spec.config_for(problem_of("conv2d_nhwc", **WORK), sm_90a, dict([words.split("=")]))
+    for fields, reason in (
+        (dict(ci=12), "ci=12 is not a multiple of 8"),
+        (dict(n=2**16, co=331, kh=1, kw=1), "output has 2\\*\\*31 elements or more, which 32-bit indices do not reach"),
+        (dict(dtype="float32"), "dtype=float32 is not float16 or bfloat16"),
+        (dict(stride=9), "data is read at every element in 9, TMA reaches 8"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            spec.config_for(problem_of("conv2d_nhwc", **WORK | fields), sm_90a)
+    small = problem_of("conv2d_nhwc", **WORK | dict(ci=16, co=64, kh=1, kw=1))
+    with pytest.raises(ConfigError, match="split_k=2 blocks share a tile of 1 stages; lower split_k or block_k"):
+        spec.config_for(small, sm_90a, dict(block_n=64, cluster_m=1, split_k=2))
+    with pytest.raises(ConfigError, match="cuda:sm_80 has no tma and no wgmma"):
+        spec.config_for(problem_of("conv2d_nhwc", **WORK), parse_arch("sm_80"))
+
+
+def test_the_space_holds_the_default(sm_90a: Arch) -> None:
+    problem, spec = problem_of("conv2d_nhwc", **WORK), operator("conv2d_nhwc").schedule("tma_wgmma")
+    assert spec.config_for(problem, sm_90a) in set(spec.legal_space(problem, sm_90a))
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [(dict(), "tma_wgmma"), (dict(co=27), "tma_wgmma"), (dict(ci=36), "mma"), (dict(stride=9), "mma")],
+)
+def test_the_rule(sm_90a: Arch, fields: dict[str, Any], name: str) -> None:
+    assert operator("conv2d_nhwc").choose(problem_of("conv2d_nhwc", **WORK | fields), sm_90a) == name
+
+
+def test_serial_verification_says_why_not(sm_90a: Arch) -> None:
+    with pytest.raises(UsageError, match="tma_wgmma has no route serial: a program in TIRx is made of threads"):
+        verify(problem_of("conv2d_nhwc", **WORK), sm_90a, "tma_wgmma", routes=["serial"])
+
+
+def test_a_bundle_and_its_views(work: Built, tmp_path: Any) -> None:
+    bundle = write_bundle(work, tmp_path / "kernel")
+    assert bundle.launch == work.launch
+    assert "wgmma" in view(bundle, "lowered") and "device_entry" in view(bundle, "scheduled")
+    assert "HGMMA" in view(bundle, "sass")
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        *((shape, {}) for shape in SHAPES),
+        *(("ragged, stride 2", words) for words in CONFIGS[1:]),
+        *(("whole tiles", words) for words in CONFIGS[1:] if words["split_k"] > 1),
+        ("few channels", PLAIN | dict(block_m=64, block_n=32, consumers=1, num_stages=3, cluster_m=1, split_k=2)),
+        ("odd channels, ragged", IN_TURN),
+    ],
+)
+def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
+    assert_emulated("conv2d_nhwc", SHAPES[shape], words)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("hopper_wait_in_cluster", dict(split_k=2, grid=4)),
+        ("hopper_arrive_in_cluster", dict(split_k=2, grid=4)),
+        ("tvm_builtin_ptx_bar_sync_count_sync", dict()),
+        ("hopper_copy_16", dict()),
+    ],
+)
+def test_a_missing_step_is_noticed(emulation: None, sm_90a: Arch, call: str, words: dict[str, Any]) -> None:
+    problem = problem_of("conv2d_nhwc", **SHAPES["few channels"])
+    config = PLAIN | dict(block_m=64, block_n=32, num_stages=3, consumers=1, cluster_m=1) | words
+    built = build(problem, sm_90a, "tma_wgmma", config)
+    source = str(built.sources["cu"])
+    without, count = re.subn(rf"^ +{call}\(.*;$", "", source, flags=re.M)
+    assert count
+    arrays = normal_inputs(problem, np.random.default_rng(0))
+    assert not caught(built, source, arrays) and caught(built, without, arrays)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("words", CONFIGS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_on_a_device(gpu: Arch, shape: str, words: dict[str, Any]) -> None:
+    assert_correct_on(gpu, "conv2d_nhwc", SHAPES[shape], words)
