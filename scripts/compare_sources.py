@@ -111,6 +111,17 @@ def read(folder: Path) -> dict[str, str]:
     return found
 
 
+def of_tasks(kept: dict[str, str], args: argparse.Namespace) -> dict[str, str]:
+    """Those of the kept sources that the options ask for, by their targets, presets and schedules."""
+
+    def asked(name: str) -> bool:
+        preset, target, schedule = name.split()
+        every = args.every_schedule or schedule == "default"
+        return every and target in (args.target or TARGETS) and fnmatch(preset, args.presets)
+
+    return {name: source for name, source in kept.items() if asked(name)}
+
+
 def difference(before: str, after: str) -> str:
     """The first line that is not the same, as it was and as it is."""
     pairs = itertools.zip_longest(before.splitlines(), after.splitlines(), fillvalue="(nothing)")
@@ -153,7 +164,7 @@ def main() -> int:
     options += ["--every-schedule"] if args.every_schedule else []
     with tempfile.TemporaryDirectory() as folder:
         if (kept / KEPT).exists():
-            before = read(kept)
+            before = of_tasks(read(kept), args)
         else:
             with revision(args.before) as tree:
                 before = sources(tree, options, Path(folder) / "before")

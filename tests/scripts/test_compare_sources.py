@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,9 @@ def test_a_tree_is_the_same_as_itself(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert "__global__" in before["oneflow-32 cuda:sm_80 default"]
     assert "define" in before["oneflow-32 llvm:x86-64-v3 default"]
     assert compare_sources.read(tmp_path) == before
+
+
+def test_kept_sources_are_those_that_are_asked_for() -> None:
+    kept = dict.fromkeys(["a-1 llvm default", "a-1 llvm cpu", "b llvm default", "a-1 cuda:sm_80 default"], "")
+    args = argparse.Namespace(target=["llvm"], presets="a*", every_schedule=False)
+    assert list(compare_sources.of_tasks(kept, args)) == ["a-1 llvm default"]
