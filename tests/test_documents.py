@@ -111,6 +111,13 @@ def test_python_and_toml_blocks_are_whole(name: str) -> None:
             assert block.language in (*SHELL, "console"), f"a language that no test reads: {block.language}"
 
 
+def test_the_front_page_is_short_and_leads_to_every_document() -> None:
+    front = TEXTS["README.md"]
+    assert len(front.splitlines()) <= 220
+    linked = set(re.findall(r"\]\(([\w/.-]+\.md)\)", front))
+    assert linked >= {name for name in TEXTS if name.startswith("docs/")} | {"RESULTS.md", "CONTRIBUTING.md"}
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(TEXTS[name])):
