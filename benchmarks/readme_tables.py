@@ -16,6 +16,7 @@ The first word says what the table is made of:
     summary FILE...      the ratios to the best peer of several such files, a row for each operator and dtype
     */NAME               what torch_overhead, packing_cost or export_all kept on every device
     schedules            the schedules of every operator by target and language; with operator=NAME one operator's
+    options              the optional fields of the problems of operator=NAME, with defaults and values
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.operator_tables import details, matrix, options
 from benchmarks.peers.library import library_table, read_library
 from benchmarks.peers.overhead import overhead_table, read_overhead
 from benchmarks.peers.packing_cost import packing_table, read_packing
 from benchmarks.peers.summary import summary_table
 from benchmarks.peers.tables import selected, tables
-from benchmarks.schedules_table import details, matrix
 from schedules.cli.script import run_script
 from schedules.core.errors import UsageError
 from schedules.measure.journal import DEFAULT_FOLDER
@@ -86,6 +87,8 @@ def content(table: Marked, folder: Path) -> list[str]:
             text = _summary(rest, folder)
         elif name == "schedules":
             text = _schedules(_fields(rest))
+        elif name == "options":
+            text = options(_fields(rest).get("operator", ""))
         elif "*" in name:
             text = _of_devices(name, _fields(rest), folder)
         else:

@@ -74,13 +74,14 @@ def test_one_table_of_whichever_devices(readme_tables: ModuleType, tmp_path: Pat
 def test_summaries_and_schedules_are_tables_too(readme_tables: ModuleType, tmp_path: Path) -> None:
     keep(tmp_path, 4.0)
     file = tmp_path / "README.md"
-    markers = ["summary gpu/conv", "schedules", "schedules operator=softmax"]
+    markers = ["summary gpu/conv", "schedules", "schedules operator=softmax", "options operator=softmax"]
     file.write_text("\n".join(f"<!-- table {marker} -->\n{END}" for marker in markers))
     words = ["--file", str(file), "--log", str(tmp_path)]
     assert readme_tables.main(words) == 0 and readme_tables.main([*words, "--check"]) == 0
-    summary, matrix, details = file.read_text().split(END)[:3]
+    summary, matrix, details, options = file.read_text().split(END)[:4]
     assert "| geometric mean |" in summary and "Some GPU, " in summary
     assert "| `conv2d_nchw32` | int8 |" in matrix and "| `frames` |" in details and "conv2d" not in details
+    assert "| `mask` | none | none, full, cols |" in options
 
 
 def test_documents_in_docs_are_kept_current() -> None:

@@ -1,6 +1,9 @@
-"""The schedules of every operator as Markdown: by target and language, and one operator's in detail."""
+"""What the registry knows as Markdown: every operator's schedules by target and language; of one operator the schedules
+in detail, and the options of its problems."""
 
 from __future__ import annotations
+
+import dataclasses
 
 from benchmarks.peers.markdown import table
 from schedules.core.operator import Operator, ScheduleSpec
@@ -48,3 +51,22 @@ def details(name: str) -> str:
         for spec in operator(name).schedules
     )
     return table(["schedule", "targets", "language", "how"], rows)
+
+
+def options(name: str) -> str:
+    """The fields of the operator's problems that have a default, and the values that the class lists (`dtypes` for
+    `dtype`).  Raises UnknownNameError."""
+    problem = operator(name).problem
+    rows = (
+        [f"`{field.name}`", _text(field.default), ", ".join(getattr(problem, f"{field.name}s", ()))]
+        for field in dataclasses.fields(problem)
+        if field.init and field.default is not dataclasses.MISSING
+    )
+    return table(["field", "default", "values"], rows)
+
+
+def _text(value: object) -> str:
+    """A default as a person types it."""
+    if isinstance(value, tuple):
+        return ",".join(dict.fromkeys(map(str, value)))
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.schedules_table import TE, TIRX, details, language, matrix
+from benchmarks.operator_tables import TE, TIRX, details, language, matrix, options
 from schedules.core.errors import UnknownNameError
 from schedules.core.registry import operators
 
@@ -37,3 +37,12 @@ def test_details_are_of_one_operator() -> None:
     assert all(row["how"] for row in rows.values())
     with pytest.raises(UnknownNameError):
         details("conv2d_hwc")
+
+
+def test_options_are_the_fields_with_a_default() -> None:
+    rows = {row["field"].strip("`"): row for row in cells(options("conv2d_nchw32"))}
+    assert "co" not in rows and rows["stride"]["default"] == "1" and rows["pad"]["default"] == "0"
+    assert (rows["bias"]["default"], rows["out_dtype"]["default"]) == ("false", "int8")
+    assert rows["out_dtype"]["values"] == "int8, int32, float32" and rows["alpha"]["values"] == ""
+    with pytest.raises(UnknownNameError):
+        options("softmux")
