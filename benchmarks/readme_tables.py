@@ -1,6 +1,6 @@
-"""Write the tables of kept comparisons into README.md and RESULTS.md, between markers, and say which are out of date.
+"""Write the tables of README.md, RESULTS.md and docs/ between their markers, and say which are out of date.
 
-    python -m benchmarks.readme_tables              # write them
+    python -m benchmarks.readme_tables          # write them
     python -m benchmarks.readme_tables --check  # only name those that are out of date, and exit with 1 if there are any
 
 A table stands between two lines, which stay:
@@ -8,11 +8,15 @@ A table stands between two lines, which stay:
     <!-- table nvidia-h200/conv_compare operator=conv2d_nhwc dtype=float16 launch=graph -->
     <!-- end -->
 
-The first word is a results file of compare_conv.py or compare_softmax.py, below --log and without its
-".json"; or "*/torch_overhead", "*/packing_cost" or "*/export_all", for one table of what the script of that name kept
-on whichever devices.  The words after it choose cases: those whose field (operator, launch, or one of the problem's)
-has this value; without any, all.  What results_table.py prints of them is put between the lines; with tables=N
-the first N.
+The first word says what the table is made of:
+
+    DEVICE/NAME          a results file of compare_conv.py, compare_softmax.py or compare_cpu.py, below --log.  Words
+                         after it choose cases: those whose field (operator, launch, or one of the problem's) has this
+                         value; without any, all.  With tables=N the first N tables
+    summary FILE...      the ratios to the best peer of several such files, a row for each operator and dtype
+    */NAME               what torch_overhead, packing_cost or export_all kept on every device
+    schedules            the schedules of every operator by target and language; with operator=NAME one operator's
+    options              the optional fields of the problems of operator=NAME, with defaults and values
 """
 
 from __future__ import annotations
@@ -23,9 +27,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.operator_tables import details, matrix, options
 from benchmarks.peers.library import library_table, read_library
 from benchmarks.peers.overhead import overhead_table, read_overhead
 from benchmarks.peers.packing_cost import packing_table, read_packing
+from benchmarks.peers.summary import summary_table
 from benchmarks.peers.tables import selected, tables
 from schedules.cli.script import run_script
 from schedules.core.errors import UsageError
@@ -33,12 +39,12 @@ from schedules.measure.journal import DEFAULT_FOLDER
 from schedules.measure.results import read_results
 
 COSTS = {
-    "torch_overhead": (read_overhead, overhead_table),
-    "packing_cost": (read_packing, packing_table),
-    "export_all": (read_library, library_table),
-}
+    "torch_overhead": (read_overhead, overhead_table, "python -m benchmarks.torch_overhead"),
+    "packing_cost": (read_packing, packing_table, "python -m benchmarks.packing_cost"),
+    "export_all": (read_library, library_table, "scripts/export_all.py --keep"),
+}  # how a file is read, its table, and what writes it
 ROOT = Path(__file__).resolve().parents[1]
-FILES = (ROOT / "README.md", ROOT / "RESULTS.md")
+FILES = (ROOT / "README.md", ROOT / "RESULTS.md", *sorted((ROOT / "docs").glob("*.md")))
 BEGIN, END = re.compile(r"<!-- table(?P<words>(?: [^ ]+)+) -->"), "<!-- end -->"
 
 
@@ -77,19 +83,44 @@ def content(table: Marked, folder: Path) -> list[str]:
     """The lines that belong between the markers of `table`.  Raises UsageError that names the marker."""
     name, *rest = table.words
     try:
-        if wrong := [word for word in rest if "=" not in word]:
-            raise UsageError(f"{wrong[0]} is not FIELD=VALUE")
-        where = dict(word.split("=", 1) for word in rest)
-        if "*" in name:
-            return _of_devices(name, where, folder).split("\n")
-        most = where.pop("tables", None)
-        if most is not None and not most.isdecimal():
-            raise UsageError(f"tables={most} is not a number")
-        results = selected(read_results(folder / f"{name}.json"), where)
-        text = tables(results, int(most) if most else None)
+        if name == "summary":
+            text = _summary(rest, folder)
+        elif name == "schedules":
+            text = _schedules(_fields(rest))
+        elif name == "options":
+            text = options(_fields(rest).get("operator", ""))
+        elif "*" in name:
+            text = _of_devices(name, _fields(rest), folder)
+        else:
+            text = _comparison(folder / f"{name}.json", _fields(rest))
     except UsageError as error:
         raise UsageError(f"{table}: {error}") from None
     return text.split("\n")
+
+
+def _fields(words: Sequence[str]) -> dict[str, str]:
+    if wrong := [word for word in words if "=" not in word]:
+        raise UsageError(f"{wrong[0]} is not FIELD=VALUE")
+    return dict(word.split("=", 1) for word in words)
+
+
+def _summary(names: Sequence[str], folder: Path) -> str:
+    if not names:
+        raise UsageError("a summary of no files; name some, as DEVICE/NAME")
+    return summary_table([read_results(folder / f"{name}.json") for name in names])
+
+
+def _comparison(file: Path, where: dict[str, str]) -> str:
+    most = where.pop("tables", None)
+    if most is not None and not most.isdecimal():
+        raise UsageError(f"tables={most} is not a number")
+    return tables(selected(read_results(file), where), int(most) if most else None)
+
+
+def _schedules(where: Mapping[str, str]) -> str:
+    if others := where.keys() - {"operator"}:
+        raise UsageError(f"{min(others)} chooses nothing in a table of schedules; only operator does")
+    return details(where["operator"]) if where else matrix()
 
 
 def _of_devices(pattern: str, where: Mapping[str, str], folder: Path) -> str:
@@ -99,9 +130,9 @@ def _of_devices(pattern: str, where: Mapping[str, str], folder: Path) -> str:
     kind = pattern.rsplit("/", 1)[-1]
     if kind not in COSTS:
         raise UsageError(f"there is no table of every device's {kind}, only of {', '.join(COSTS)}")
+    read, made, command = COSTS[kind]
     if not files:
-        raise UsageError(f"{folder} has no {pattern}.json; run scripts/{kind}.py")
-    read, made = COSTS[kind]
+        raise UsageError(f"{folder} has no {pattern}.json; run {command}")
     return made([read(file) for file in files])
 
 
@@ -122,7 +153,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing")
     parser.add_argument("--log", type=Path, default=ROOT / DEFAULT_FOLDER, help="folder of the results")
-    parser.add_argument("--file", type=Path, nargs="+", default=FILES, help="default README.md and RESULTS.md")
+    parser.add_argument(
+        "--file", type=Path, nargs="+", default=FILES, help="default README.md, RESULTS.md and docs/*.md"
+    )
     args = parser.parse_args(words)
     out_of_date = False
     for file in args.file:

@@ -7,7 +7,7 @@ Microseconds of one call, by the host's clock, of many in a row (on a GPU the de
 small that what is measured is the way to the kernel.  `kernel` is TVM's function alone, its output given; `eager` a
 call; `grad` forward and backward; `compiled` a call under ``torch.compile``; `graph` one of the calls captured in a
 CUDA graph.  Ours and PyTorch's take turns.  Kept in ``tuning_logs/<device>/torch_overhead.json``, from which
-python -m benchmarks.readme_tables makes the table in README.md.
+python -m benchmarks.readme_tables makes the table of docs/pytorch.md.
 """
 
 from __future__ import annotations

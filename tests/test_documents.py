@@ -1,4 +1,4 @@
-"""README and its neighbours: their commands are accepted, their files and headings are there."""
+"""README, its neighbours and docs/: their commands are accepted, their files and headings are there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from schedules.core.errors import SchedulesError, UnknownNameError
 from schedules.core.presets import operator_named
 from tests.documents import ROOT, blocks, headings, prose
 
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("examples/**/*.md"))]
+DOCUMENTS = [file for pattern in ("*.md", "docs/*.md", "examples/**/*.md") for file in sorted(ROOT.glob(pattern))]
 SHELL = ("", "sh", "bash")
 TEXTS = {str(file.relative_to(ROOT)): file.read_text() for file in DOCUMENTS}
 LINES = {
@@ -111,6 +111,13 @@ def test_python_and_toml_blocks_are_whole(name: str) -> None:
             assert block.language in (*SHELL, "console"), f"a language that no test reads: {block.language}"
 
 
+def test_the_front_page_is_short_and_leads_to_every_document() -> None:
+    front = TEXTS["README.md"]
+    assert len(front.splitlines()) <= 220
+    linked = set(re.findall(r"\]\(([\w/.-]+\.md)\)", front))
+    assert linked >= {name for name in TEXTS if name.startswith("docs/")} | {"RESULTS.md", "CONTRIBUTING.md"}
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(TEXTS[name])):
@@ -161,9 +168,16 @@ def missing(shown: list[str], printed: list[str]) -> list[str]:
     return [line for line in shown if not any(here.startswith(like(line)) for here in rest)]
 
 
-def test_the_tour_prints_what_it_shows(cuda_compiler: None, emulation: None, tmp_path: Path) -> None:
-    tour = told(TEXTS["README.md"])
-    assert len(tour) >= 4
+TOURS = [name for name, text in TEXTS.items() if told(text)]
+
+
+def test_tours_are_found() -> None:
+    assert {"README.md", "docs/inspect.md"} <= set(TOURS) and sum(len(told(TEXTS[name])) for name in TOURS) >= 4
+
+
+@pytest.mark.parametrize("name", TOURS)
+def test_a_tour_prints_what_it_shows(name: str, cuda_compiler: None, emulation: None, tmp_path: Path) -> None:
+    tour = told(TEXTS[name])
     environment = {**os.environ, "TERM": "dumb", "COLUMNS": "120", "PYTHONPATH": str(ROOT)}
     for command, shown in tour:
         program, *words = shlex.split(command)

@@ -71,6 +71,28 @@ def test_one_table_of_whichever_devices(readme_tables: ModuleType, tmp_path: Pat
         assert f"| softmax | kernel alone {'| 4.5 |  ' * len(devices)}|" in file.read_text()
 
 
+def test_summaries_and_schedules_are_tables_too(readme_tables: ModuleType, tmp_path: Path) -> None:
+    keep(tmp_path, 4.0)
+    file = tmp_path / "README.md"
+    markers = ["summary gpu/conv", "schedules", "schedules operator=softmax", "options operator=softmax"]
+    file.write_text("\n".join(f"<!-- table {marker} -->\n{END}" for marker in markers))
+    words = ["--file", str(file), "--log", str(tmp_path)]
+    assert readme_tables.main(words) == 0 and readme_tables.main([*words, "--check"]) == 0
+    summary, matrix, details, options = file.read_text().split(END)[:4]
+    assert "| geometric mean |" in summary and "Some GPU, " in summary
+    assert "| `conv2d_nchw32` | int8 |" in matrix and "| `frames` |" in details and "conv2d" not in details
+    assert "| `mask` | none | none, full, cols |" in options
+
+
+def test_documents_in_docs_are_kept_current() -> None:
+    from benchmarks.readme_tables import FILES, ROOT
+
+    assert {ROOT / "README.md", ROOT / "RESULTS.md", *(ROOT / "docs").glob("*.md")} == set(FILES)
+    texts = {file.name: file.read_text() for file in FILES}
+    assert "<!-- table summary" in texts["README.md"] and "<!-- table schedules -->" in texts["README.md"]
+    assert "<!-- table schedules operator=" in texts["operators.md"]
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -81,10 +103,14 @@ def test_one_table_of_whichever_devices(readme_tables: ModuleType, tmp_path: Pat
         (f"<!-- table gpu/conv dtype=int4 -->\n{END}\n", "line 1, gpu/conv dtype=int4: no case has dtype=int4"),
         (
             f"<!-- table */torch_overhead -->\n{END}\n",
-            r"line 1, .*has no \*/torch_overhead.json; run scripts/torch_over",
+            r"line 1, .*has no \*/torch_overhead.json; run python -m benchmarks.torch_overhead",
         ),
         (f"<!-- table */other -->\n{END}\n", "no table of every device's other, only of torch_overhead, packing_cost"),
         (f"<!-- table */torch_overhead mode=eager -->\n{END}\n", "mode chooses nothing in a table of every device"),
+        (f"<!-- table summary -->\n{END}\n", "line 1, summary: a summary of no files; name some"),
+        (f"<!-- table summary gpu/other -->\n{END}\n", "line 1, summary gpu/other: cannot read"),
+        (f"<!-- table schedules dtype=int8 -->\n{END}\n", "dtype chooses nothing in a table of schedules"),
+        (f"<!-- table schedules operator=softmux -->\n{END}\n", "operator 'softmux'; did you mean 'softmax'"),
         (f"<!-- table gpu/conv int4 -->\n{END}\n", "line 1, gpu/conv int4: int4 is not FIELD=VALUE"),
     ],
 )
