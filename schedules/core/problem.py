@@ -170,10 +170,10 @@ class Problem(Fields):
         """
         by_type = {bool: one_of(False, True), int: up_to(MOST), Pair: pair_of(one_of(1, 1, 2, 3))}
         draws = {}
-        for name in _names(cls):
+        for name in _names(typing.cast(Any, cls)):
             if isinstance(choices := getattr(cls, f"{name}s", None), tuple):
                 draws[name] = one_of(*choices)
-            elif (kind := _hints(cls)[name]) in by_type:
+            elif (kind := _hints(typing.cast(Any, cls))[name]) in by_type:
                 draws[name] = by_type[kind]
         return draws
 
