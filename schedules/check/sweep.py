@@ -20,8 +20,8 @@ FLOPS = 2**30  # of a problem, at most: its reference is computed in float64 on 
 ELEMENTS = 2**21  # of a tensor, at most
 TRIES = 20000  # draws for one problem
 REFUSED = 20000  # problems in a row that the schedule does not take, until it is given up
-KEPT = 0.6  # of the fields of the last problem, so that few are refused; every TENTH is drawn anew
-TENTH = 10
+KEEP = 0.6  # chance that a field is the last problem's, so that few are refused
+AFRESH = 10  # every so many problems all fields are drawn
 CONFIGS = 64  # drawn from the space for a problem, until a legal one is found
 
 
@@ -48,11 +48,11 @@ def random_problem(operator: Operator, r: random.Random, near: Problem | None = 
             )
     why = ""
     for _ in range(TRIES):
-        words = {f.name: draws[f.name](r) for f in fields(kind) if f.name in draws}
+        values = {f.name: draws[f.name](r) for f in fields(kind) if f.name in draws}
         if near:
-            words |= {name: getattr(near, name) for name in words if r.random() < KEPT}
+            values |= {name: getattr(near, name) for name in values if r.random() < KEEP}
         try:
-            problem = kind(**words)
+            problem = kind(**values)
         except ProblemError as error:
             why = str(error)
             continue
@@ -80,7 +80,7 @@ def cases(operator: Operator, spec: ScheduleSpec, arch: Arch, seed: int = 0) -> 
     refused = count = 0
     last: Problem | None = None
     while refused < REFUSED:
-        problem = random_problem(operator, r, last if refused or count % TENTH else None)
+        problem = random_problem(operator, r, last if refused or count % AFRESH else None)
         config = random_config(spec, problem, arch, r) if count % 2 else None
         config = config or spec.default(problem, arch)
         if config.check(problem, arch) is None:

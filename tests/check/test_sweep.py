@@ -42,13 +42,6 @@ def test_problems_of_every_operator(name: str) -> None:
         assert (len(values) == 1) == ((name, word) in ONE_VALUE | DEFAULT_ONLY), word
 
 
-def test_most_channels_are_multiples_of_a_vector() -> None:
-    r = random.Random(0)
-    counts = [random_problem(operator("conv2d_nhwc"), r).ci for _ in range(200)]  # type: ignore[attr-defined]
-    assert 0.6 < sum(count % 8 == 0 for count in counts) / 200 < 0.9
-    assert sum(count % 64 == 0 for count in counts) > 20 and sum(count % 2 for count in counts) > 20
-
-
 @dataclass(frozen=True)
 class NewProblem(Problem):
     """Of an operator that nobody knows yet."""
