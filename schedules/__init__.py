@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from schedules.core.threads import use_every_core
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -16,8 +14,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-use_every_core()
-if os.environ.get("SCHEDULES_WORKER"):
+if os.environ.get("SCHEDULES_WORKER"):  # a process that this package started; its main module may import TVM next
     from schedules.core.process import import_tvm_alone
 
     import_tvm_alone()

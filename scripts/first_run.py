@@ -17,12 +17,12 @@ from rich.console import Console
 from schedules.build.builder import build
 from schedules.build.present import local_gpu
 from schedules.bundle.bundle import write_bundle
+from schedules.bundle.export import export_record
 from schedules.cli.script import run_script
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import TuningError
 from schedules.core.presets import preset
 from schedules.tune.crews import CrewOptions
-from schedules.tune.night import export_record
 from schedules.tune.progress import comparison, watcher_for
 from schedules.tune.session import Work, stopping_signals, tune
 from schedules.tune.tuner import Limits

@@ -91,10 +91,10 @@ def command(case: Case, arch: Arch, spec: ScheduleSpec) -> str:
     return f"schedules verify {operator_name} {problem} --target {arch} --schedule {spec.name} {config}"
 
 
-def sweep(spec: ScheduleSpec, found: Iterable[Case], arch: Arch, pool: Any, tally: Tally) -> Iterator[Case]:
-    """Verify all of `found`, the first while the next are drawn.  Gives each, in order, when `tally` has it; those that
+def sweep(spec: ScheduleSpec, drawn: Iterable[Case], arch: Arch, pool: Any, tally: Tally) -> Iterator[Case]:
+    """Verify all of `drawn`, the first while the next are drawn.  Gives each, in order, when `tally` has it; those that
     are not right are printed."""
-    tasks = [(case, pool.schedule(attempt, args=[checked, case, arch, spec.name], timeout=SECONDS)) for case in found]
+    tasks = [(case, pool.schedule(attempt, args=[checked, case, arch, spec.name], timeout=SECONDS)) for case in drawn]
     for case, task in tasks:
         result, why = outcome(task, SECONDS)
         error, wrong = result or (0.0, why)
@@ -107,15 +107,15 @@ def sweep(spec: ScheduleSpec, found: Iterable[Case], arch: Arch, pool: Any, tall
 
 def wanted(words: Sequence[str], arch: Arch) -> list[tuple[str, ScheduleSpec]]:
     """The schedules that "operator" or "operator:schedule" name.  Raises UnknownNameError, ConfigError."""
-    found = []
+    specs = []
     for word in words:
         name, _, schedule = word.partition(":")
         op = operator(name)
-        specs = [op.schedule(schedule)] if schedule else [s for s in op.schedules if arch.kind in s.kinds]
-        found += [(name, spec) for spec in specs]
-    for _, spec in found:
+        chosen = [op.schedule(schedule)] if schedule else [s for s in op.schedules if arch.kind in s.kinds]
+        specs += [(name, spec) for spec in chosen]
+    for _, spec in specs:
         spec.require_kind(arch)
-    return found
+    return specs
 
 
 def conditions(arch: Arch, seed: int) -> dict[str, Any]:
@@ -124,16 +124,16 @@ def conditions(arch: Arch, seed: int) -> dict[str, Any]:
     return {"target": str(arch), "device": device, "seed": seed, "versions": versions}
 
 
-def kept(file: Path | None) -> dict[str, Any]:
+def results_in(file: Path | None) -> dict[str, Any]:
     """The results in the file by name."""
     return json.loads(file.read_text()) if file and file.exists() else {}
 
 
-def keep(file: Path, results: dict[str, Any]) -> None:
+def add_results(file: Path, results: dict[str, Any]) -> None:
     """Add `results` by name to those of the file, which is whole whenever this is stopped."""
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f"{file.name}.new")
-    new.write_text(json.dumps({**kept(file), **results}, indent=1) + "\n")
+    new.write_text(json.dumps({**results_in(file), **results}, indent=1) + "\n")
     new.replace(file)
 
 
@@ -173,12 +173,12 @@ def main(words: Sequence[str] | None = None) -> int:
         for name, spec in wanted(args.schedules, arch):
             start, key = time.monotonic(), f"{name} {spec.name}"
             about = conditions(arch, args.seed) if args.out else {}
-            old = kept(args.out).get(key) if args.resume else None
+            old = results_in(args.out).get(key) if args.resume else None
             tally = started(old, about, args.count, key) if old else Tally(args.count)
-            found = islice(cases(operator(name), spec, arch, args.seed), tally.cases, tally.asked)
-            for _ in sweep(spec, found, arch, pool, tally):
+            drawn = islice(cases(operator(name), spec, arch, args.seed), tally.cases, tally.asked)
+            for _ in sweep(spec, drawn, arch, pool, tally):
                 if args.out:
-                    keep(args.out, {key: {**asdict(tally), **about, "date": now()}})
+                    add_results(args.out, {key: {**asdict(tally), **about, "date": now()}})
             bad += len(tally.bad)
             print(
                 f"{key}: {tally.right} of {tally.cases} right, worst error {tally.error:.3f} of the tolerance, "

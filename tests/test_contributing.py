@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,6 +43,13 @@ def follow(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
             else:
                 monkeypatch.setenv(name, value)
 
+    def swept(words: list[str]) -> str:
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+        command = [sys.executable, str(ROOT / "scripts" / "sweep.py"), *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        return done.stdout
+
     def act(block: Block) -> Iterator[tuple[str, str]]:
         if block.language == "python":
             file = tmp_path / block.name
@@ -52,6 +61,9 @@ def follow(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         for command, *words in block.commands():
             if command == "export":
                 export(words)
+                continue
+            if command == "scripts/sweep.py":
+                yield f"sweep {' '.join(words)}", swept(words)
                 continue
             assert command == "schedules"
             done = run(*words)
@@ -69,6 +81,7 @@ def test_the_example_works(
     assert NAME in said["list"] and "rows in parallel" in said["list"]
     fields = f"{NAME} rows=37 cols=1000"
     assert "passed" in said[f"verify {fields}"] and "us (" in said[f"bench {fields} --seconds 0.05"]
+    assert f"{NAME} cpu: 5 of 5 right" in said[f"sweep {NAME} --count 5"]
     assert json.loads((tmp_path / "out" / NAME / "kernel.json").read_text())["operator"] == NAME
 
     said = follow("How to add a schedule")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import tvm
@@ -24,6 +25,7 @@ from schedules.core.operator import Operator, ScheduleSpec
 from schedules.core.problem import Argument, Config, Problem
 from schedules.core.quiet import ROCM_WARNINGS, without_lines
 from schedules.core.registry import operator_of
+from schedules.core.threads import use_every_core
 from schedules.lowering import pipeline
 
 AXES = ("x", "y", "z")
@@ -162,11 +164,25 @@ def compiled(mod: tvm.IRModule, arch: Arch) -> Any:
     return _compile(mod, arch, device_code=True)[0]
 
 
+def load_library(path: Path, arch: Arch) -> Any:
+    """The function of a build for `arch` that was exported to the shared library `path`.
+
+    Raises ToolchainError if the CUDA runtime is missing.
+    """
+    if arch.kind == "llvm":
+        use_every_core()
+    elif arch.kind == "cuda":
+        cuda.ensure_runtime()
+    return tvm_ffi.load_module(str(path))["main"]
+
+
 def _compile(
     mod: tvm.IRModule, arch: Arch, device_code: bool, instruments: Sequence[Any] = ()
 ) -> tuple[Any, _Made, str]:
     """The runtime module of `mod`, what the device compiler made, and the lowered program as text."""
     target = arch.target()
+    if arch.kind == "llvm":
+        use_every_core()
     with _callbacks(arch, device_code) as made, pipeline.lowering(mod) as state:
         try:
             with (

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedules.build.inspect import Material, material
 from schedules.build.toolchain import devices
-from schedules.build.toolchain.cuda import KernelResources, ensure_runtime
+from schedules.build.toolchain.cuda import KernelResources
 from schedules.build.toolchain.link import link_library
 from schedules.core.arch import Arch, host_cpu, parse_arch
 from schedules.core.errors import BuildError, BundleError
@@ -176,14 +176,13 @@ class Bundle:
         if self.operator.schedule(self.manifest["schedule"]).arguments(problem) != self.arguments:
             was = self.manifest["versions"].get("te-schedules")
             raise BundleError(f"{self.path} was written by te-schedules {was} with other arguments; build it again")
-        import tvm  # noqa: F401  (loads the runtime library that the function calls)
         import tvm_ffi
 
-        if arch.kind == "cuda":
-            ensure_runtime()
-        elif arch.kind == "rocm" and tvm_ffi.get_global_func("device_api.rocm", allow_missing=True) is None:
+        from schedules.build.builder import load_library
+
+        if arch.kind == "rocm" and tvm_ffi.get_global_func("device_api.rocm", allow_missing=True) is None:
             raise BundleError(f"built for {arch}, this TVM has no ROCm runtime; load it with a TVM built with ROCm")
-        return Loaded(problem, arch, self.arguments, tvm_ffi.load_module(str(self.library))["main"])
+        return Loaded(problem, arch, self.arguments, load_library(self.library, arch))
 
 
 def write_bundle(

@@ -1,17 +1,15 @@
 """Random problems and configs of a schedule: the shapes that nobody thought of.
 
-Extents are drawn evenly over their logarithm, so that small and odd ones are as likely as large ones; every other
-number of channels is a multiple of 8, 32 or 64, which most schedules want.  Every second problem has a config drawn
-from the schedule's search space, the others its default.
+A problem says how its fields are drawn (`Problem.draws`).  Every second problem has a config drawn from the schedule's
+search space, the others its default.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields
 
 from schedules.core.arch import Arch
 from schedules.core.errors import ProblemError, UsageError
@@ -20,12 +18,11 @@ from schedules.core.problem import Config, Problem
 
 FLOPS = 2**30  # of a problem, at most: its reference is computed in float64 on the CPU
 ELEMENTS = 2**21  # of a tensor, at most
+TRIES = 20000  # draws for one problem
 REFUSED = 20000  # problems in a row that the schedule does not take, until it is given up
-KEPT = 0.6  # of the fields of the last problem, so that few are refused; every TENTH is drawn anew
-TENTH = 10
+KEEP = 0.6  # chance that a field is the last problem's, so that few are refused
+AFRESH = 10  # every so many problems all fields are drawn
 CONFIGS = 64  # drawn from the space for a problem, until a legal one is found
-
-Draw = Callable[[random.Random, type[Problem]], Any]
 
 
 @dataclass(frozen=True)
@@ -36,70 +33,34 @@ class Case:
     config: Config
 
 
-def _up_to(most: int) -> Draw:
-    return lambda r, _: round(math.exp(r.uniform(0, math.log(most + 0.49))))
-
-
-def _channels(r: random.Random, kind: type[Problem]) -> int:
-    step = r.choice((1, 8, 32, 64))
-    return step * _up_to(300 // step)(r, kind)
-
-
-def _one_of(*values: Any) -> Draw:
-    return lambda r, _: r.choice(values)
-
-
-def _pair(draw: Draw) -> Draw:
-    return lambda r, kind: (draw(r, kind), draw(r, kind))
-
-
-def _of_class(name: str) -> Draw:
-    return lambda r, kind: r.choice(getattr(kind, name))
-
-
-# by field; fields that are not here keep their defaults
-DRAWS: dict[str, Draw] = {
-    "n": lambda r, kind: r.choice((1, 1, 8, 32)) * _up_to(3)(r, kind),
-    "h": _up_to(48),
-    "w": lambda r, kind: r.choice((1, 1, 8)) * _up_to(40)(r, kind),
-    "ci": _channels,
-    "co": _channels,
-    "kh": _one_of(1, 1, 2, 3, 3, 4, 5, 7),
-    "kw": _one_of(1, 1, 2, 3, 3, 4, 5, 7),
-    "stride": _pair(_one_of(1, 1, 1, 2, 3)),
-    "pad": _pair(_one_of(0, 0, 1, 1, 2, 3)),
-    "dilation": _pair(_one_of(1, 1, 1, 2, 3)),
-    "dtype": _of_class("dtypes"),
-    "out_dtype": _of_class("out_dtypes"),
-    "alpha": _one_of(2.0**-11, 1.0),
-    "beta": _one_of(2.0**-11, 1.0),
-    "bias": _one_of(False, True),
-    "residual": _one_of(False, True),
-    "activation": _of_class("activations"),
-    "filter_layout": _of_class("filter_layouts"),
-    "rows": _up_to(300),
-    "cols": _up_to(70000),
-    "function": _of_class("functions"),
-    "scale": _one_of(1.0, 1.0, 0.125, -0.5),
-    "mask": _of_class("masks"),
-    "keep": _one_of(1.0, 1.0, 0.8),
-}
-
-
 def random_problem(operator: Operator, r: random.Random, near: Problem | None = None) -> Problem:
-    """A problem of `operator` that fits FLOPS and ELEMENTS; most fields of `near` are kept, if there is one."""
+    """A problem of `operator` that fits FLOPS and ELEMENTS; most fields of `near` are kept, if there is one.
+
+    Raises UsageError for a field that is neither drawn nor has a default, and if none of TRIES draws is a problem.
+    """
     kind = operator.problem
-    while True:
-        words = {f.name: DRAWS[f.name](r, kind) for f in fields(kind) if f.name in DRAWS}
+    draws = kind.draws()
+    for field in fields(kind):
+        if field.init and field.name not in draws and field.default is field.default_factory is MISSING:
+            raise UsageError(
+                f"{kind.__name__}.{field.name} has no default, and no draw for random problems; "
+                f"add one to {kind.__name__}.draws"
+            )
+    why = ""
+    for _ in range(TRIES):
+        values = {f.name: draws[f.name](r) for f in fields(kind) if f.name in draws}
         if near:
-            words |= {name: getattr(near, name) for name in words if r.random() < KEPT}
+            values |= {name: getattr(near, name) for name in values if r.random() < KEEP}
         try:
-            problem = kind(**words)
-        except ProblemError:
+            problem = kind(**values)
+        except ProblemError as error:
+            why = str(error)
             continue
         largest = max(math.prod(argument.shape) for argument in problem.arguments())
         if problem.flops <= FLOPS and largest <= ELEMENTS:
             return problem
+        why = f"{problem} takes more than {FLOPS} operations or {ELEMENTS} elements of a tensor"
+    raise UsageError(f"none of {TRIES} draws is a problem of {operator.name} ({why}); refine {kind.__name__}.draws")
 
 
 def random_config(spec: ScheduleSpec, problem: Problem, arch: Arch, r: random.Random) -> Config | None:
@@ -119,7 +80,7 @@ def cases(operator: Operator, spec: ScheduleSpec, arch: Arch, seed: int = 0) -> 
     refused = count = 0
     last: Problem | None = None
     while refused < REFUSED:
-        problem = random_problem(operator, r, last if refused or count % TENTH else None)
+        problem = random_problem(operator, r, last if refused or count % AFRESH else None)
         config = random_config(spec, problem, arch, r) if count % 2 else None
         config = config or spec.default(problem, arch)
         if config.check(problem, arch) is None:

@@ -72,8 +72,8 @@ def _all(args: argparse.Namespace) -> int:
 
 def _export(record: Record, out: Path, force: bool) -> Path:
     from schedules.bundle.bundle import Bundle, check_destination
+    from schedules.bundle.export import export_record, holds
     from schedules.core.errors import BundleError
-    from schedules.tune.night import export_record, holds
 
     arch = parse_arch(record.target)
     try:

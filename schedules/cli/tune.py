@@ -95,9 +95,9 @@ def _plan(args: argparse.Namespace) -> int:
         raise UsageError(f"{name} is for a single search; write it into the plan, or leave out --plan")
     check_log(args)
     options = crew_options(args)
-    from schedules.tune import summary as report
-    from schedules.tune.night import exit_code, run_plan
+    from schedules.tune import summary
     from schedules.tune.plan import read_plan
+    from schedules.tune.plan_run import exit_code, run_plan
     from schedules.tune.session import stopping_signals
 
     plan = read_plan(args.plan)
@@ -116,7 +116,7 @@ def _plan(args: argparse.Namespace) -> int:
     if args.json:
         emit_json({"report": str(out / "report.md"), "entries": [outcome.to_json() for outcome in outcomes]})
         return code
-    table(report.HEADERS, [report.row(outcome) for outcome in outcomes])
+    table(summary.HEADERS, [summary.row(outcome) for outcome in outcomes])
     for outcome in outcomes:
         if outcome.note:
             print(f"{outcome.name}: {outcome.note}")

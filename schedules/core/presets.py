@@ -56,13 +56,13 @@ def presets() -> dict[str, Preset]:
 
 def parse_presets(text: str) -> dict[str, Preset]:
     """Presets from TOML with one table for each operator.  Raises UsageError for a name that stands twice."""
-    found: dict[str, Preset] = {}
+    by_name: dict[str, Preset] = {}
     for owner, problems in tomllib.loads(text).items():
         for name, fields in problems.items():
-            if name in found or name in operator_modules():
+            if name in by_name or name in operator_modules():
                 raise UsageError(f"preset {name} of {owner} has the name of another preset or operator; rename it")
-            found[name] = Preset(name, owner, fields)
-    return found
+            by_name[name] = Preset(name, owner, fields)
+    return by_name
 
 
 def preset(name: str) -> Preset:
@@ -117,8 +117,8 @@ def short(operator: str, problem: Problem) -> str:
 @lru_cache
 def _names() -> dict[tuple[str, Problem], str]:
     """The first preset of each problem."""
-    found: dict[tuple[str, Problem], str] = {}
+    names: dict[tuple[str, Problem], str] = {}
     for preset in presets().values():
         if preset.available:
-            found.setdefault((preset.operator, preset.problem()), preset.name)
-    return found
+            names.setdefault((preset.operator, preset.problem()), preset.name)
+    return names

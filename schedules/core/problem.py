@@ -13,9 +13,11 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from schedules.core.draws import Draw, channels, multiple_of, one_of, pair_of, up_to
 from schedules.core.errors import ConfigError, ProblemError, UnknownNameError, UsageError
 
 Pair = tuple[int, int]
+MOST = 1000  # of a whole number that is drawn, where the problem does not say
 F = TypeVar("F", bound="Fields")
 
 
@@ -158,6 +160,23 @@ class Problem(Fields):
         """Small problems of the same kind whose extents fit no tile, the oddest first; a config may not take them."""
         raise NotImplementedError
 
+    @classmethod
+    def draws(cls) -> dict[str, Draw]:
+        """How the fields of random problems are drawn, by name; fields that are not here keep their defaults.
+
+        A field `x` is drawn from the tuple that the class has as `xs` (``dtype`` from ``dtypes``) or, without one, by
+        its type: truth values, whole numbers up to MOST, pairs of small ones.  A class with fields of other types, or
+        with extents of its own, adds to this.
+        """
+        by_type = {bool: one_of(False, True), int: up_to(MOST), Pair: pair_of(one_of(1, 1, 2, 3))}
+        draws = {}
+        for name in _names(typing.cast(Any, cls)):
+            if isinstance(choices := getattr(cls, f"{name}s", None), tuple):
+                draws[name] = one_of(*choices)
+            elif (kind := _hints(typing.cast(Any, cls))[name]) in by_type:
+                draws[name] = by_type[kind]
+        return draws
+
     def any_extent(self) -> Problem:
         """The problem that stands for all that differ in run-time extents only; one built function takes them all."""
         return self
@@ -217,6 +236,23 @@ class Conv2dProblem(Problem):
                     f"k{axis}={k} reaches over {reach} pixels but the padded input has {size + 2 * pad}; "
                     f"enlarge {axis} or pad, or use a smaller kernel"
                 )
+
+    @classmethod
+    def draws(cls) -> dict[str, Draw]:
+        kernel, step, border = one_of(1, 1, 2, 3, 3, 4, 5, 7), one_of(1, 1, 1, 2, 3), one_of(0, 0, 1, 1, 2, 3)
+        return {
+            **super().draws(),
+            "n": multiple_of(one_of(1, 1, 8, 32), up_to(3)),
+            "h": up_to(48),
+            "w": multiple_of(one_of(1, 1, 8), up_to(40)),
+            "ci": channels,
+            "co": channels,
+            "kh": kernel,
+            "kw": kernel,
+            "stride": pair_of(step),
+            "pad": pair_of(border),
+            "dilation": pair_of(step),
+        }
 
     @property
     def out_h(self) -> int:

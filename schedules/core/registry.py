@@ -39,10 +39,10 @@ def operator(name: str) -> Operator:
         raise UsageError(f"operator {name} of {EXTRA}: {error}") from None
     if not hasattr(module, "OPERATOR"):
         raise UsageError(f"operator {name}: module {modules[name]} has no OPERATOR; define it there")
-    found: Operator = module.OPERATOR
-    if found.name != name:
-        raise UsageError(f"operator {name}: {modules[name]}.OPERATOR calls itself {found.name}; use one name")
-    return found
+    offered: Operator = module.OPERATOR
+    if offered.name != name:
+        raise UsageError(f"operator {name}: {modules[name]}.OPERATOR calls itself {offered.name}; use one name")
+    return offered
 
 
 def operator_of(problem: Problem) -> Operator:

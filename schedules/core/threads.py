@@ -13,11 +13,13 @@ def use_every_core() -> None:
     """Have parallel loops take a thread for each core that this process may run on, unless TVM_NUM_THREADS is set.
 
     TVM itself takes half of an x86 machine's processors, which is a thread for each core where two share one, but half
-    of the cores where none do, as in many virtual machines.  Read when the first loop runs.
+    of the cores where none do, as in many virtual machines.  It reads the variable when a thread of the process runs
+    its first loop, and has no other way to be told that holds for every thread; whatever builds or loads a CPU kernel
+    calls this first.
     """
-    found = cores()
-    if found and THREADS not in os.environ:
-        os.environ[THREADS] = str(found)
+    count = cores()
+    if count and THREADS not in os.environ:
+        os.environ[THREADS] = str(count)
 
 
 def cores() -> int | None:

@@ -48,13 +48,13 @@ def load_kernel(
     logs: Sequence[str | Path] | None,
 ) -> Kernel:
     """As `schedules.load` says."""
-    found, arch = problem_named(name, problem), parse_arch(target)
+    named, arch = problem_named(name, problem), parse_arch(target)
     if config is not None:
-        spec = operator_of(found).schedule_for(found, arch, schedule)
-        chosen = Choice(found, spec.name, spec.config_for(found, arch, dict(config)), None, given=True)
+        spec = operator_of(named).schedule_for(named, arch, schedule)
+        chosen = Choice(named, spec.name, spec.config_for(named, arch, dict(config)), None, given=True)
     else:
-        chosen = choose(found, arch, schedule, folders=logs, device=device)
-    kernel = Kernel(_built(found, arch, chosen.schedule, chosen.config), chosen)
+        chosen = choose(named, arch, schedule, folders=logs, device=device)
+    kernel = Kernel(_built(named, arch, chosen.schedule, chosen.config), chosen)
     logger.info("%s", kernel)
     return kernel
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from schedules.core.errors import ArgumentError, DerivativeError
 from schedules.core.problem import Problem
 from schedules.core.registry import operator
-from schedules.torch.kernels import DTYPES, Kernel, dtype_name, kernel_for, prepared, remembered
+from schedules.torch.kernels import DTYPES, TorchKernel, dtype_name, kernel_for, prepared, remembered
 from schedules.torch.operators import custom_operator
 
 Size = int | Sequence[int]
@@ -162,7 +162,7 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
     count = len(convolution.optional)
 
     @remembered
-    def kernel(data: Shape, filter: Shape, dtype: torch.dtype, device: torch.device, *rest: Any) -> Kernel:
+    def kernel(data: Shape, filter: Shape, dtype: torch.dtype, device: torch.device, *rest: Any) -> TorchKernel:
         return kernel_for(convolution.problem(data, filter, dtype, rest[:count], rest[count:]), device)
 
     def parts(rest: Sequence[Any]) -> Iterator[Any]:

@@ -38,7 +38,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TorchKernel:
     """A function on one device.
 
     `arguments` are its tensors in order, outputs last; `workspaces` the tensors it wants after these.  `made` says in
@@ -106,7 +106,7 @@ def remembered(function: F) -> F:
     return cached  # type: ignore[return-value]
 
 
-def kernel_for(problem: Problem, device: torch.device) -> Kernel:
+def kernel_for(problem: Problem, device: torch.device) -> TorchKernel:
     """The kernel for `problem` on a device: of a bundle in use that takes it, else as `schedules.load` chooses.
 
     Equal programs are built or loaded once for each device, whatever run-time extents they are for.
@@ -165,11 +165,11 @@ def arch_of(device: torch.device) -> Arch:
 
 _lock = threading.RLock()  # TVM's compile callbacks are one set for the process
 _remembered: list[Any] = []
-_kernels: dict[Any, Kernel] = {}
+_kernels: dict[Any, TorchKernel] = {}
 _bundles: dict[Problem, list[Bundle]] = {}  # by what they serve
 
 
-def _ready(key: tuple[Any, ...], problem: Problem, make: Callable[[], Kernel], why: str) -> Kernel:
+def _ready(key: tuple[Any, ...], problem: Problem, make: Callable[[], TorchKernel], why: str) -> TorchKernel:
     if key not in _kernels:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise UsageError(f"no kernel for {problem} yet, and a CUDA graph is being captured; call it once before")
@@ -178,7 +178,7 @@ def _ready(key: tuple[Any, ...], problem: Problem, make: Callable[[], Kernel], w
     return _kernels[key]
 
 
-def _built(chosen: Choice, arch: Arch) -> Kernel:
+def _built(chosen: Choice, arch: Arch) -> TorchKernel:
     problem, op = chosen.problem, operator_of(chosen.problem)
     spec = op.schedule_for(problem, arch, chosen.schedule)
     scheduled = spec.apply(problem, chosen.config, arch)
@@ -187,11 +187,11 @@ def _built(chosen: Choice, arch: Arch) -> Kernel:
         scheduled, workspaces = workspaces_as_arguments(scheduled)
     made = build_scheduled(op, problem, spec, chosen.config, arch, scheduled)
     text = f"{spec.name} {chosen.config} for {arch}"
-    return Kernel(arch, spec.arguments(problem), workspaces, text, made.module["main"])
+    return TorchKernel(arch, spec.arguments(problem), workspaces, text, made.module["main"])
 
 
-def _loaded(bundle: Bundle) -> Kernel:
-    return Kernel(bundle.arch, bundle.arguments, (), f"bundle {bundle.path}", bundle.load().function)
+def _loaded(bundle: Bundle) -> TorchKernel:
+    return TorchKernel(bundle.arch, bundle.arguments, (), f"bundle {bundle.path}", bundle.load().function)
 
 
 def _served(bundle: Bundle) -> Problem:

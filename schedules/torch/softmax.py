@@ -15,7 +15,7 @@ from torch import Tensor
 
 from schedules.core.errors import ArgumentError, DerivativeError
 from schedules.operators.softmax.definition import SoftmaxProblem
-from schedules.torch.kernels import Kernel, dtype_name, kernel_for, prepared, remembered
+from schedules.torch.kernels import TorchKernel, dtype_name, kernel_for, prepared, remembered
 from schedules.torch.operators import custom_operator
 
 Shape = Sequence[int]
@@ -101,7 +101,7 @@ def _rows_last(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor
 @remembered
 def _kernel(
     function: str, shape: Shape, dtype: torch.dtype, scale: float, mask: str, keep: float, device: torch.device
-) -> Kernel:
+) -> TorchKernel:
     *outer, cols = shape
     return kernel_for(SoftmaxProblem(math.prod(outer), cols, function, dtype_name(dtype), scale, mask, keep), device)
 

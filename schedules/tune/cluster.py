@@ -14,7 +14,7 @@ from typing import Any
 from schedules.core.arch import Arch
 from schedules.core.errors import UsageError
 from schedules.core.problem import Problem
-from schedules.tune.desks import Desk
+from schedules.tune.actor_groups import ActorGroup
 from schedules.tune.evaluate import Artifact, Failure
 from schedules.tune.roster import Roster
 from schedules.tune.strategy import Candidate
@@ -42,28 +42,32 @@ class RayCrew:
         note: Callable[[str], None] | None = None,
     ) -> None:
         roster = Roster(arch, address, builders=builders, note=note or logging.getLogger(__name__).warning)
-        desks = list(roster.measuring.values())
-        chosen = [desk for desk in desks if device in (None, desk.device)]
+        groups = list(roster.measuring.values())
+        chosen = [group for group in groups if device in (None, group.device)]
         if len(chosen) != 1:
             roster.close()
-            kinds = "; ".join(_kind(desk) for desk in desks)
+            kinds = "; ".join(_kind(group) for group in groups)
             raise UsageError(f"the Ray cluster has these devices: {kinds}; choose one with --device")
-        for desk in desks:
-            if desk is not chosen[0]:
-                roster.leave(desk)
+        for group in groups:
+            if group is not chosen[0]:
+                roster.leave(group)
         self._join(arch, roster, chosen[0], build_timeout, measure_timeout)
 
     @classmethod
-    def _at(cls, arch: Arch, roster: Roster, desk: Desk, build_timeout: float, measure_timeout: float) -> RayCrew:
+    def _at(
+        cls, arch: Arch, roster: Roster, group: ActorGroup, build_timeout: float, measure_timeout: float
+    ) -> RayCrew:
         crew = cls.__new__(cls)
-        crew._join(arch, roster, desk, build_timeout, measure_timeout)
+        crew._join(arch, roster, group, build_timeout, measure_timeout)
         return crew
 
-    def _join(self, arch: Arch, roster: Roster, desk: Desk, build_timeout: float, measure_timeout: float) -> None:
-        self.arch, self.device, self.versions = arch, desk.device, desk.versions
+    def _join(
+        self, arch: Arch, roster: Roster, group: ActorGroup, build_timeout: float, measure_timeout: float
+    ) -> None:
+        self.arch, self.device, self.versions = arch, group.device, group.versions
         self.exclusive = not arch.is_gpu
-        self._roster, self._measuring = roster, desk
-        building = roster.builders_for(desk)
+        self._roster, self._measuring = roster, group
+        building = roster.builders_for(group)
         assert building  # or there would be no roster
         self._building = building
         self._build_timeout, self._measure_timeout = build_timeout, measure_timeout
@@ -112,9 +116,9 @@ def crews(
     Arguments and errors are those of `RayCrew`.  Close each.
     """
     roster = Roster(arch, address, builders=builders, note=note or logging.getLogger(__name__).warning)
-    desks = sorted(roster.measuring.values(), key=_kind)
-    return [RayCrew._at(arch, roster, desk, build_timeout, measure_timeout) for desk in desks]
+    groups = sorted(roster.measuring.values(), key=_kind)
+    return [RayCrew._at(arch, roster, group, build_timeout, measure_timeout) for group in groups]
 
 
-def _kind(desk: Desk) -> str:
-    return f"{desk.device} ({desk.versions.get('driver') or desk.versions.get('compiler')})"
+def _kind(group: ActorGroup) -> str:
+    return f"{group.device} ({group.versions.get('driver') or group.versions.get('compiler')})"

@@ -345,16 +345,12 @@ def _timer(arch: Arch) -> Any:
 
 
 def _load(artifact: Artifact, arch: Arch) -> Any:
-    import tvm_ffi
+    from schedules.build.builder import load_library
 
-    if arch.kind == "cuda":
-        from schedules.build.toolchain.cuda import ensure_runtime
-
-        ensure_runtime()
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "kernel.so"
         library.write_bytes(artifact.library)
-        return tvm_ffi.load_module(str(library))["main"]
+        return load_library(library, arch)
 
 
 def _timing(times: Sequence[float], error: float, verified: tuple[str, ...]) -> Timing:

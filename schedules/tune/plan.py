@@ -6,7 +6,7 @@
     targets = ["cuda:sm_90a"]
     trials = 400
     patience = 150
-    export = "out/overnight"          # bundles and report
+    export = "out/plan"               # bundles and report
 
     [[work]]
     problem = "tutorial"              # a preset, several ("oneflow-*"), or an operator

@@ -198,7 +198,7 @@ class LiveView:
 
 
 class Pace:
-    """Trials a second over the last while: the mean of a night says little about now."""
+    """Trials a second over the last while: the mean of a long search says little about now."""
 
     def __init__(self) -> None:
         self._times: deque[tuple[float, int]] = deque()

@@ -16,9 +16,9 @@ from schedules.core.arch import Arch
 from schedules.core.errors import SchedulesError, TuningError, UsageError
 from schedules.core.versions import versions
 from schedules.measure.records import ENVIRONMENT
+from schedules.tune.actor_groups import ActorGroup, Seat, difference, seats_of
 from schedules.tune.actors import Description, WorkerActor
 from schedules.tune.connection import Connection, ray
-from schedules.tune.desks import Desk, Seat, difference, seats_of
 from schedules.tune.evaluate import Failure
 
 START_TIMEOUT = 120.0  # seconds from asking for an actor to its description
@@ -41,7 +41,7 @@ class Lost(Exception):
 
 
 class Roster:
-    """The actors for `arch` on the cluster at `address`, at desks of those that are alike.
+    """The actors for `arch` on the cluster at `address`, in groups of those that are alike.
 
     `builders` limits the building processes for each kind of device, by default all CPUs but one for each device.
     `note` is told what a person should know.  Raises UsageError if the cluster cannot be reached or has no device,
@@ -57,8 +57,8 @@ class Roster:
         note: Callable[[str], None],
     ) -> None:
         self._arch, self._limit, self._note = arch, builders, note
-        self.measuring: dict[Key, Desk] = {}
-        self.building: dict[Key, Desk] = {}
+        self.measuring: dict[Key, ActorGroup] = {}
+        self.building: dict[Key, ActorGroup] = {}
         self._seats: list[Seat] = []
         self._lanes: list[threading.Thread] = []
         self._nodes: set[str] = set()
@@ -75,20 +75,20 @@ class Roster:
             raise
         self._thread.start()
 
-    def builders_for(self, desk: Desk) -> Desk | None:
-        """The desk that builds for the devices of `desk`."""
-        return self.building.get(self._build_key((desk.device, desk.versions)))
+    def builders_for(self, group: ActorGroup) -> ActorGroup | None:
+        """The group that builds for the devices of `group`."""
+        return self.building.get(self._build_key((group.device, group.versions)))
 
-    def leave(self, desk: Desk) -> None:
-        """Let the actors of a measuring desk go; with the last one, all, and the connection."""
+    def leave(self, group: ActorGroup) -> None:
+        """Let the actors of a measuring group go; with the last one, all, and the connection."""
         with self._lock:
-            desk.open = False
-            leaving = list(desk.seats)
+            group.open = False
+            leaving = list(group.seats)
             for seat in leaving:
                 seat.refused = True
         for seat in leaving:
             self._vacate(seat)
-        if not any(desk.open for desk in self.measuring.values()):
+        if not any(group.open for group in self.measuring.values()):
             self.close()
 
     def close(self) -> None:
@@ -114,10 +114,10 @@ class Roster:
             time.sleep(0.1)
         if not self.measuring:
             raise UsageError(f"no device for {self._arch} in the Ray cluster: {'; '.join(self._refusals[:3])}")
-        for desk in self.measuring.values():
-            if not self.builders_for(desk):
+        for group in self.measuring.values():
+            if not self.builders_for(group):
                 reason = self._refusals[0] if self._refusals else "it needs a free CPU"
-                raise UsageError(f"nothing in the Ray cluster builds for {desk.device}: {reason}")
+                raise UsageError(f"nothing in the Ray cluster builds for {group.device}: {reason}")
         self._started = True
 
     def _watch(self) -> None:
@@ -127,8 +127,8 @@ class Roster:
             except Exception as error:  # whatever the connection raises, there is no cluster any more
                 if not self._closed:
                     lost = TuningError(f"the Ray cluster is lost ({_line(error)}); run again to go on")
-                    for desk in self._desks():
-                        desk.fail(lost)
+                    for group in self._groups():
+                        group.fail(lost)
                 return
             self._wake.wait(LOOK)
             self._wake.clear()
@@ -153,12 +153,12 @@ class Roster:
             ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=LOOK)
             for reference in ready:
                 self._welcome(waiting[reference], reference)
-        for desk in self._desks():
-            if desk.lanes:
-                desk.seen = now
-            elif desk.open and self._started and now - desk.seen > PATIENCE:
-                what = "device" if desk in self.measuring.values() else "builder"
-                desk.fail(TuningError(f"no {what} left in the Ray cluster for {PATIENCE:g} s; run again to go on"))
+        for group in self._groups():
+            if group.lanes:
+                group.seen = now
+            elif group.open and self._started and now - group.seen > PATIENCE:
+                what = "device" if group in self.measuring.values() else "builder"
+                group.fail(TuningError(f"no {what} left in the Ray cluster for {PATIENCE:g} s; run again to go on"))
         return bool(waiting) or any(seat.losses > 0 and not (seat.handle or seat.refused) for seat in self._seats)
 
     def _meet(self) -> None:
@@ -167,8 +167,8 @@ class Roster:
         for seat in [seat for seat in self._seats if seat.node not in alive]:
             self._seats.remove(seat)
             self._vacate(seat)
-            if seat.desk:
-                seat.desk.seats.remove(seat)
+            if seat.group:
+                seat.group.seats.remove(seat)
                 if not seat.builds:
                     self._note(f"node {seat.where} is lost; what it was measuring goes to another")
         for name in set(alive) - self._nodes:
@@ -197,18 +197,18 @@ class Roster:
         """How many may build at `seat`.  On CPUs a node builds for its like, so it must be known what it is."""
         others = [other for other in self._seats if other.builds and other is not seat and other.handle]
         if not self._arch.is_gpu:
-            desks = {other.node: other.desk for other in self._seats if not other.builds and other.actor}
-            if seat.node not in desks:
+            groups = {other.node: other.group for other in self._seats if not other.builds and other.actor}
+            if seat.node not in groups:
                 return 0
-            others = [other for other in others if desks.get(other.node) is desks[seat.node]]
+            others = [other for other in others if groups.get(other.node) is groups[seat.node]]
         limit = seat.capacity if self._limit is None else self._limit - sum(other.lanes for other in others)
         return min(seat.capacity, limit)
 
     def _welcome(self, seat: Seat, reference: Any) -> None:
-        """Read the description of a new actor and bring it to the desk of its like."""
+        """Read the description of a new actor and add it to the group of its like."""
         seat.pending = None
         try:
-            found: Description = ray.get(reference)
+            description: Description = ray.get(reference)
         except ray.exceptions.RayError as error:
             self._vacate(seat)
             seat.losses += 1
@@ -217,35 +217,36 @@ class Roster:
             if seat.refused:
                 self._refuse(seat, _line(error))
             return
-        desks = self.building if seat.builds else self.measuring
-        key = self._build_key(found) if seat.builds else (found[0], *(found[1].get(name) for name in ENVIRONMENT))
-        other = difference(versions(), found[1])
-        if not other and key not in desks and self._started:
+        groups = self.building if seat.builds else self.measuring
+        name, its = description
+        key = self._build_key(description) if seat.builds else (name, *(its.get(n) for n in ENVIRONMENT))
+        other = difference(versions(), its)
+        if not other and key not in groups and self._started:
             other = "it is of another kind than those the search began with; tune it in another run"
-        if other or (key in desks and not desks[key].open):
+        if other or (key in groups and not groups[key].open):
             self._vacate(seat)
             seat.refused = True
             if other:
                 self._refuse(seat, other)
             return
-        desk = desks.setdefault(key, Desk(found))
+        group = groups.setdefault(key, ActorGroup(description))
         with self._lock:
             if seat.refused or self._closed:  # its crew has left meanwhile
                 return
-            seat.desk, seat.actor, seat.state = desk, seat.handle, "idle"
-            if seat not in desk.seats:
-                desk.seats.append(seat)
+            seat.group, seat.actor, seat.state = group, seat.handle, "idle"
+            if seat not in group.seats:
+                group.seats.append(seat)
         self._lanes = [lane for lane in self._lanes if lane.is_alive()]
         for _ in range(seat.lanes):
-            lane = threading.Thread(target=self._serve, args=(seat, seat.actor, desk), daemon=True)
+            lane = threading.Thread(target=self._serve, args=(seat, seat.actor, group), daemon=True)
             lane.start()
             self._lanes.append(lane)
 
-    def _serve(self, seat: Seat, actor: Any, desk: Desk) -> None:
+    def _serve(self, seat: Seat, actor: Any, group: ActorGroup) -> None:
         """Hand the actor of `seat` one task after another, until it is lost."""
         while not self._closed and seat.actor is actor:
             try:
-                task = desk.tasks.get(timeout=0.5)
+                task = group.tasks.get(timeout=0.5)
             except queue.Empty:
                 continue
             if not (task.lost or task.done.set_running_or_notify_cancel()):
@@ -265,7 +266,7 @@ class Roster:
                     task.done.set_result(Failure(task.order.outcome, f"lost its process twice: {lost}"))
                 else:
                     task.lost = task.lost or str(lost)
-                    desk.submit(task)
+                    group.submit(task)
                 self._lose(seat, actor, str(lost))
             except Exception as error:
                 task.done.set_exception(error)
@@ -311,13 +312,13 @@ class Roster:
             self._refusals.append(text)
             self._note(f"{text}; {then}")
 
-    def _build_key(self, found: Description) -> Key:
+    def _build_key(self, description: Description) -> Key:
         """What must agree for a build to serve there.  What is built for the very CPU it is built on serves only its
         like."""
-        name, its = found
+        name, its = description
         return (name if self._arch.kind == "llvm" else "", *(its.get(n) for n in ENVIRONMENT if n != "driver"))
 
-    def _desks(self) -> list[Desk]:
+    def _groups(self) -> list[ActorGroup]:
         return [*self.measuring.values(), *self.building.values()]
 
 

@@ -88,16 +88,16 @@ HEADERS = ("problem", "state", "default us", "best us", "speedup", "of peer", "t
 
 def row(outcome: Outcome) -> tuple[str, ...]:
     """One line of the overview, a cell for each of HEADERS."""
-    found = outcome.to_json()
-    failed = {name: count for name, count in found["outcomes"].items() if name != "correct"}
+    facts = outcome.to_json()
+    failed = {name: count for name, count in facts["outcomes"].items() if name != "correct"}
     return (
         outcome.name,
         outcome.state,
-        _number(found["default_us"]),
-        _number(found["best_us"]),
-        _number(found["speedup"]),
-        _number(found["of_peer"]),
-        str(found["trials"]),
+        _number(facts["default_us"]),
+        _number(facts["best_us"]),
+        _number(facts["speedup"]),
+        _number(facts["of_peer"]),
+        str(facts["trials"]),
         ", ".join(f"{count} {name}" for name, count in failed.items()),
     )
 
@@ -122,18 +122,18 @@ def markdown(title: str, date: str, outcomes: Sequence[Outcome]) -> str:
 
 
 def _details(outcome: Outcome) -> list[str]:
-    found, best = outcome.to_json(), outcome.best
-    details = [f"- {outcome.state}" + (f": {found['why']}" if found["why"] else "")]
+    facts, best = outcome.to_json(), outcome.best
+    details = [f"- {outcome.state}" + (f": {facts['why']}" if facts["why"] else "")]
     if outcome.note:
         details.append(f"- {outcome.note}")
-    if found["device"]:
-        spent = progress.duration(60 * found["minutes"])
-        known = f", {found['resumed']} of them earlier" if found["resumed"] else ""
-        space = f" in a space of {found['space']}" if found["space"] else ""
-        details.append(f"- on {found['device']}: {found['trials']} trials{known}, {spent}{space}")
+    if facts["device"]:
+        spent = progress.duration(60 * facts["minutes"])
+        known = f", {facts['resumed']} of them earlier" if facts["resumed"] else ""
+        space = f" in a space of {facts['space']}" if facts["space"] else ""
+        details.append(f"- on {facts['device']}: {facts['trials']} trials{known}, {spent}{space}")
     if best:
         details += [
-            f"- best: {progress.comparison(best, outcome.default, found['peers'])}",
+            f"- best: {progress.comparison(best, outcome.default, facts['peers'])}",
             f"- worst error {best.error or 0:.2f} of what is allowed, on {', '.join(best.verified) or 'one seed'}",
             f"- `{best.schedule}`: `{best.config}`",
         ]

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-pytest.importorskip("torch", reason="no PyTorch here; pip install 'te-schedules[torch]'")
+pytest.importorskip("torch", reason="no PyTorch here; make test-torch installs it and runs these tests")
 
 from benchmarks.peers.overhead import read_overhead
 from schedules.core.errors import UsageError

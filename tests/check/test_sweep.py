@@ -10,29 +10,103 @@ import subprocess
 import sys
 import time
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from schedules.check import sweep
 from schedules.check.sweep import cases, random_problem
 from schedules.core.arch import Arch
-from schedules.core.errors import ConfigError, UsageError
+from schedules.core.draws import one_of
+from schedules.core.errors import ConfigError, ProblemError, UsageError
+from schedules.core.problem import Argument, Pair, Problem
 from schedules.core.registry import operator, operators
 from scripts import sweep as script
+
+ONE_VALUE = {("conv2d_nchw32", "dtype")}  # int8 is its only one
+DEFAULT_ONLY = {("conv2d_nchw32", "gamma")}
 
 
 @pytest.mark.parametrize("name", [op.name for op in operators()])
 def test_problems_of_every_operator(name: str) -> None:
+    """Every field is drawn, and takes more than one value if it has more."""
     r = random.Random(0)
-    found = [random_problem(operator(name), r) for _ in range(40)]
-    assert len(set(found)) >= 39
-    for field in found[0].words():
-        if field in sweep.DRAWS:
-            assert len({getattr(problem, field) for problem in found}) > (field != "dtype" or name != "conv2d_nchw32")
+    problems = [random_problem(operator(name), r) for _ in range(40)]
+    assert len(set(problems)) >= 39
+    for word in problems[0].words():
+        values = {getattr(problem, word) for problem in problems}
+        assert (len(values) == 1) == ((name, word) in ONE_VALUE | DEFAULT_ONLY), word
+
+
+@dataclass(frozen=True)
+class NewProblem(Problem):
+    """Of an operator that nobody knows yet."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("a", "b")
+
+    rows: int
+    window: Pair
+    kind: str
+    fast: bool = False
+    note: str = ""
+    dtype: str = "float32"
+
+    @property
+    def flops(self) -> int:
+        return self.rows
+
+    def arguments(self) -> tuple[Argument, ...]:
+        return (Argument("x", (self.rows,), self.dtype),)
+
+
+@dataclass(frozen=True)
+class SlopedProblem(NewProblem):
+    slope: float = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class RefusedProblem(NewProblem):
+    def __post_init__(self) -> None:
+        raise ProblemError("rows=1 are too few")
+
+
+@dataclass(frozen=True)
+class HugeProblem(NewProblem):
+    @property
+    def flops(self) -> int:
+        return sweep.FLOPS + 1
+
+
+def new(problem: type[Problem]) -> Any:
+    return SimpleNamespace(name="new", problem=problem)
+
+
+def test_fields_are_drawn_by_what_they_are() -> None:
+    r = random.Random(0)
+    problems: list[Any] = [random_problem(new(NewProblem), r) for _ in range(60)]
+    rows = sorted(problem.rows for problem in problems)
+    assert 1 <= rows[0] < 10 < rows[30] < 100 < rows[-1] <= 1000
+    assert {problem.kind for problem in problems} == {"a", "b"} and {problem.fast for problem in problems} == {
+        False,
+        True,
+    }
+    assert {type(side) for problem in problems for side in problem.window} == {int}
+    assert {(problem.note, problem.dtype) for problem in problems} == {("", "float32")}
+
+
+def test_what_cannot_be_drawn_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "TRIES", 5)
+    r = random.Random(0)
+    with pytest.raises(UsageError, match=r"^SlopedProblem.slope has no default, .* add one to SlopedProblem.draws$"):
+        random_problem(new(SlopedProblem), r)
+    with pytest.raises(UsageError, match=r"^none of 5 .* of new \(rows=1 are too few\); refine RefusedProblem.draws$"):
+        random_problem(new(RefusedProblem), r)
+    with pytest.raises(UsageError, match=r"takes more than .* operations"):
+        random_problem(new(HugeProblem), r)
 
 
 @pytest.mark.parametrize(
@@ -41,18 +115,19 @@ def test_problems_of_every_operator(name: str) -> None:
 def test_cases_are_legal_and_depend_on_the_seed_alone(sm_90a: Arch, name: str, schedule: str) -> None:
     op = operator(name)
     spec = op.schedule(schedule)
-    found = list(islice(cases(op, spec, sm_90a), 12))
-    assert found == list(islice(cases(op, spec, sm_90a), 12))
-    assert found != list(islice(cases(op, spec, sm_90a, seed=1), 12))
-    assert all(case.config.check(case.problem, sm_90a) is None for case in found)
-    defaults = [case.config == spec.default(case.problem, sm_90a) for case in found]
+    drawn = list(islice(cases(op, spec, sm_90a), 12))
+    assert drawn == list(islice(cases(op, spec, sm_90a), 12))
+    assert drawn != list(islice(cases(op, spec, sm_90a, seed=1), 12))
+    assert all(case.config.check(case.problem, sm_90a) is None for case in drawn)
+    defaults = [case.config == spec.default(case.problem, sm_90a) for case in drawn]
     assert all(defaults[::2]) and not all(defaults)
 
 
 def test_a_schedule_that_takes_nothing(sm_90a: Arch, host: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "REFUSED", 3)
-    monkeypatch.setitem(sweep.DRAWS, "ci", lambda r, kind: 7)
     op = operator("conv2d_nhwc")
+    draws = {**op.problem.draws(), "ci": one_of(7)}
+    monkeypatch.setattr(op.problem, "draws", lambda: draws)
     with pytest.raises(UsageError, match="tma_wgmma takes none of 3 random problems of conv2d_nhwc"):
         next(cases(op, op.schedule("tma_wgmma"), sm_90a))
     with pytest.raises(ConfigError, match="runs on cuda"):

@@ -7,11 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from schedules.build.builder import build
+from schedules.bundle.bundle import write_bundle
 from schedules.core import threads
+from schedules.core.arch import parse_arch
+from schedules.operators.softmax.definition import SoftmaxProblem
 
 ROOT = Path(__file__).parents[2]
+# each door to a CPU kernel, in a process that has run none
+DOORS = {
+    "build": "schedules.load('softmax', dict(rows=2, cols=8))",
+    "load": "from schedules.bundle.bundle import Bundle; Bundle.open(sys.argv[1]).load()",
+}
 CODE = """
-import schedules, tvm
+import sys
+import schedules
+{door}
 from tvm import get_global_func
 print(get_global_func("runtime.NumThreads")())
 """
@@ -53,10 +64,19 @@ def test_what_is_set_stays_and_what_is_not_known_is_left_to_tvm(
     assert threads.THREADS not in os.environ
 
 
-def test_tvm_takes_every_core() -> None:
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    problem = SoftmaxProblem(rows=2, cols=8)
+    return write_bundle(build(problem, parse_arch("llvm")), tmp_path_factory.mktemp("threads") / "bundle").path
+
+
+@pytest.mark.parametrize("given", [None, "1"])
+@pytest.mark.parametrize("door", DOORS)
+def test_tvm_takes_every_core_unless_it_is_told(bundle: Path, door: str, given: str | None) -> None:
     if threads.cores() is None:
         pytest.skip("this system does not tell its cores")
     environment = {name: value for name, value in os.environ.items() if name != threads.THREADS}
-    environment["PYTHONPATH"] = str(ROOT)
-    found = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, timeout=120)
-    assert found.stdout.strip() == str(threads.cores()), found.stderr
+    environment |= {"PYTHONPATH": str(ROOT)} | ({threads.THREADS: given} if given else {})
+    command = [sys.executable, "-c", CODE.format(door=DOORS[door]), str(bundle)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == (given or str(threads.cores())), done.stderr

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-torch: Any = pytest.importorskip("torch", reason="no PyTorch here; pip install 'te-schedules[torch]'")
+torch: Any = pytest.importorskip("torch", reason="no PyTorch here; make test-torch installs it and runs these tests")
 
 import schedules.torch as kernels  # noqa: E402
 from schedules.core.errors import ArgumentError, DerivativeError, ProblemError  # noqa: E402

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-torch: Any = pytest.importorskip("torch", reason="no PyTorch here; pip install 'te-schedules[torch]'")
+torch: Any = pytest.importorskip("torch", reason="no PyTorch here; make test-torch installs it and runs these tests")
 
 import schedules.torch as kernels  # noqa: E402
 from schedules.build.builder import build  # noqa: E402

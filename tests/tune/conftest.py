@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from schedules.core.registry import EXTRA
-from tests.tune.nights import Night
+from tests.tune.searches import Searches
 
 
 @pytest.fixture
-def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Night]:
+def searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Searches]:
     monkeypatch.setenv(EXTRA, "faulty=tests.tune.faulty")
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    night = Night(tmp_path / "journal.jsonl", temporary)
-    yield night
-    for pid in night.processes():
+    searches = Searches(tmp_path / "journal.jsonl", temporary)
+    yield searches
+    for pid in searches.processes():
         os.kill(pid, signal.SIGKILL)

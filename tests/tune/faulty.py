@@ -1,4 +1,4 @@
-"""An operator whose configs go wrong on purpose: y = x + 1, computed in as many ways to fail as a night knows.
+"""An operator whose configs go wrong on purpose: y = x + 1, computed in as many ways to fail as a search meets.
 
 Workers find it through SCHEDULES_EXTRA_OPERATORS="faulty=tests.tune.faulty".
 """

@@ -24,10 +24,10 @@ from schedules.core.registry import EXTRA
 from schedules.measure.journal import journal_file, read_journal
 from schedules.measure.records import Record
 from schedules.tune import connection, evaluate, roster
+from schedules.tune.actor_groups import difference, seats_of
 from schedules.tune.cluster import RayCrew
 from schedules.tune.crew import Job
 from schedules.tune.crews import CrewOptions
-from schedules.tune.desks import difference, seats_of
 from schedules.tune.evaluate import Artifact, Failure
 from schedules.tune.session import Work, tune, tune_each
 from schedules.tune.strategy import Candidate

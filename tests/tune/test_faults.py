@@ -1,4 +1,4 @@
-"""What a night holds: candidates, workers, journals and disks that fail."""
+"""What a search meets: candidates, workers, journals and disks that fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from schedules.measure.journal import read_journal
 from tests.tune.faulty import OUTCOMES
-from tests.tune.nights import LONG, Night, wait_for
+from tests.tune.searches import LONG, Searches, wait_for
 
 
 def command_of(pid: int) -> bytes:
@@ -26,43 +26,43 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
-def test_candidates_that_go_wrong_cost_only_themselves(night: Night) -> None:
+def test_candidates_that_go_wrong_cost_only_themselves(searches: Searches) -> None:
     faults = [fault for fault in OUTCOMES if fault != "none"]
-    out = night.run(trials=1000, faults="+".join(faults))
+    out = searches.run(trials=1000, faults="+".join(faults))
     assert "end 30 finished" in out, out[-500:]
-    night.assert_whole(30)
-    for record in night.trials():
+    searches.assert_whole(30)
+    for record in searches.trials():
         assert record.outcome == OUTCOMES[record.config.words()["fault"]], record
         assert record.correct or record.reason
-    (winner,) = [record for record in read_journal(night.journal)[0] if record.more.get("winner")]
+    (winner,) = [record for record in read_journal(searches.journal)[0] if record.more.get("winner")]
     assert winner.correct
 
 
-def test_workers_killed_from_outside(night: Night) -> None:
+def test_workers_killed_from_outside(searches: Searches) -> None:
     """Nobody's fault: their trials are done again, and none counts as failed."""
     dice = random.Random(3)
-    process = night.start(trials=60)
+    process = searches.start(trials=60)
     wait_for(process, "trial", 2)
     for _ in range(3):
         time.sleep(0.7)
-        workers = [pid for pid in night.processes() if b"spawn_main" in command_of(pid)]
+        workers = [pid for pid in searches.processes() if b"spawn_main" in command_of(pid)]
         os.kill(dice.choice(workers), signal.SIGKILL)
     out, _ = process.communicate(timeout=LONG)
     assert "end 60 finished" in out, out[-500:]
-    night.assert_whole(60)
-    assert all(record.correct for record in night.trials())
+    searches.assert_whole(60)
+    assert all(record.correct for record in searches.trials())
 
 
-def test_a_torn_journal(night: Night) -> None:
-    night.run(trials=12)
-    whole = night.journal.read_bytes()
+def test_a_torn_journal(searches: Searches) -> None:
+    searches.run(trials=12)
+    whole = searches.journal.read_bytes()
     lines = whole.splitlines(keepends=True)
     trials = [index for index, line in enumerate(lines) if json.loads(line)["stage"] == "trial"]
-    night.journal.write_bytes(b"".join(lines[: trials[-1]]) + lines[trials[-1]][:40])
-    out = night.run(trials=20)
+    searches.journal.write_bytes(b"".join(lines[: trials[-1]]) + lines[trials[-1]][:40])
+    out = searches.run(trials=20)
     assert f"line {trials[-1] + 1}: cut off in writing; moved to journal.jsonl.bad" in out
     assert "start 11" in out and "end 20 finished" in out
-    night.assert_whole(20)
+    searches.assert_whole(20)
 
 
 @pytest.fixture
@@ -76,16 +76,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk(night: Night, small_disk: Path) -> None:
-    night.journal = small_disk / "journal.jsonl"
+def test_a_full_disk(searches: Searches, small_disk: Path) -> None:
+    searches.journal = small_disk / "journal.jsonl"
     filler = small_disk / "filler"
     filler.write_bytes(bytes(48 * 1024))
-    out = night.run(trials=60)
+    out = searches.run(trials=60)
     assert "error cannot write" in out and "No space left" in out and "earlier trials are safe" in out
-    kept = len(night.trials())
-    assert 0 < kept < 60 and night.journal.read_bytes().endswith(b"\n")
-    night.assert_clean()
+    kept = len(searches.trials())
+    assert 0 < kept < 60 and searches.journal.read_bytes().endswith(b"\n")
+    searches.assert_clean()
     filler.unlink()
-    out = night.run(trials=30 + kept)
+    out = searches.run(trials=30 + kept)
     assert f"start {kept}" in out and "note" not in out
-    night.assert_whole(30 + kept)
+    searches.assert_whole(30 + kept)

@@ -1,4 +1,4 @@
-"""Nights that are ended: by signals, at any moment, and by another tuner's journal."""
+"""Searches that are ended: by signals, at any moment, and by another tuner's journal."""
 
 from __future__ import annotations
 
@@ -9,58 +9,58 @@ import time
 
 import pytest
 
-from tests.tune.nights import LONG, TOTAL, Night, wait_for
+from tests.tune.searches import LONG, TOTAL, Searches, wait_for
 
 
-def test_killed_at_random_moments(night: Night) -> None:
+def test_killed_at_random_moments(searches: Searches) -> None:
     dice = random.Random(7)
     reached = 0
     for _ in range(4):
-        process = night.start()
+        process = searches.start()
         wait_for(process, "start")
         time.sleep(dice.uniform(0.0, 1.5))
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        assert len(night.trials()) >= reached
-        reached = len(night.trials())
-        night.assert_clean()
-    assert f"end {TOTAL} finished" in night.run()
-    night.assert_whole()
+        assert len(searches.trials()) >= reached
+        reached = len(searches.trials())
+        searches.assert_clean()
+    assert f"end {TOTAL} finished" in searches.run()
+    searches.assert_whole()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_asked_to_stop(night: Night, number: signal.Signals) -> None:
-    process = night.start(trials=40)
+def test_asked_to_stop(searches: Searches, number: signal.Signals) -> None:
+    process = searches.start(trials=40)
     wait_for(process, "trial", 3)
     os.killpg(process.pid, number)  # as a terminal does: every process gets it
     out, _ = process.communicate(timeout=LONG)
     assert process.returncode == 0 and "stopped" in out, out
     assert f"note {number.name}: finishing what is being measured" in out
-    assert 3 <= len(night.trials()) < 40
-    night.assert_clean()
-    assert not [record for record in night.trials() if not record.correct]
-    assert "end 40 finished" in night.run(trials=40)
-    night.assert_whole(40)
+    assert 3 <= len(searches.trials()) < 40
+    searches.assert_clean()
+    assert not [record for record in searches.trials() if not record.correct]
+    assert "end 40 finished" in searches.run(trials=40)
+    searches.assert_whole(40)
 
 
-def test_asked_twice_to_stop(night: Night) -> None:
-    process = night.start(trials=100, faults="spin")
+def test_asked_twice_to_stop(searches: Searches) -> None:
+    process = searches.start(trials=100, faults="spin")
     wait_for(process, "trial", 3)
     process.send_signal(signal.SIGINT)
     wait_for(process, "note")
     process.send_signal(signal.SIGINT)
     process.wait(LONG)
     assert process.returncode in (0, 130)  # 0 if it was done by then
-    night.assert_clean()
+    searches.assert_clean()
 
 
-def test_two_tuners_on_one_journal(night: Night) -> None:
-    first = night.start(trials=200)  # longer than the second takes to start
+def test_two_tuners_on_one_journal(searches: Searches) -> None:
+    first = searches.start(trials=200)  # longer than the second takes to start
     wait_for(first, "trial")
-    second = night.run(trials=200)
+    second = searches.run(trials=200)
     assert "error" in second and "is being written by another process" in second
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=LONG)
-    total = len(night.trials()) + 5
-    assert f"end {total} finished" in night.run(trials=total)
-    night.assert_whole(total)
+    total = len(searches.trials()) + 5
+    assert f"end {total} finished" in searches.run(trials=total)
+    searches.assert_whole(total)

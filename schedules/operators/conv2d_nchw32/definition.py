@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
+from schedules.core.draws import Draw, one_of
 from schedules.core.errors import ProblemError
 from schedules.core.operator import Array, Expected
 from schedules.core.problem import Argument, Conv2dProblem
@@ -66,6 +67,11 @@ class Nchw32Problem(Conv2dProblem):
             raise ProblemError(
                 f"ci={self.ci} kh={self.kh} kw={self.kw} sums more than {LONGEST_SUM} products, which can exceed int32"
             )
+
+    @classmethod
+    def draws(cls) -> dict[str, Draw]:
+        factor = one_of(2.0**-11, 1.0)  # whole where the output is int32
+        return {**super().draws(), "alpha": factor, "beta": factor}
 
     @property
     def ci_groups(self) -> int:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from schedules.core.draws import Draw, one_of, up_to
 from schedules.core.errors import ProblemError
 from schedules.core.operator import Array, Expected
 from schedules.core.problem import Argument, Problem, numpy_dtype
@@ -77,6 +78,16 @@ class SoftmaxProblem(Problem):
             raise ProblemError(f"scale={self.scale} must be finite and not 0, in float32 as well")
         if not SMALLEST <= self.keep <= 1:
             raise ProblemError(f"keep={self.keep} must be over 0, in float32 as well, and at most 1")
+
+    @classmethod
+    def draws(cls) -> dict[str, Draw]:
+        return {
+            **super().draws(),
+            "rows": up_to(300),
+            "cols": up_to(70000),
+            "scale": one_of(1.0, 1.0, 0.125, -0.5),
+            "keep": one_of(1.0, 1.0, 0.8),
+        }
 
     @property
     def is_grad(self) -> bool:

@@ -14,11 +14,11 @@ from schedules.build.builder import build
 from schedules.build.inspect import VIEWS, Summary, available, summary
 from schedules.build.present import device_name
 from schedules.bundle.bundle import MANIFEST, Bundle
+from schedules.bundle.export import holds
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import BundleError, SchedulesError
 from schedules.core.problem import Config, Problem
 from schedules.show.explain import Story, story
-from schedules.tune.night import holds
 
 if TYPE_CHECKING:
     from schedules.show.report.data import Study
@@ -27,7 +27,7 @@ SOURCES = ("cuda", "amdgcn", "asm")  # the views that are a kernel's generated s
 
 
 @dataclass(frozen=True)
-class Kernel:
+class ReportedKernel:
     """One kernel: `origin` says where it is from; what could not be had is None or "", and `notes` say why.
 
     `source` is a bundle's own generated source, shown where there is no `story`; `measured` what a bundle keeps of its
@@ -58,7 +58,7 @@ def open_bundles(paths: Sequence[str | Path]) -> list[Bundle]:
     return found
 
 
-def of_study(study: Study, bundles: Sequence[Bundle], sources: bool) -> Kernel | None:
+def study_kernel(study: Study, bundles: Sequence[Bundle], sources: bool) -> ReportedKernel | None:
     """The best kernel of `study`: from the bundle that holds it, else, with `sources`, built here.
 
     None where nothing was correct.  What fails is told in the kernel's notes.
@@ -69,7 +69,7 @@ def of_study(study: Study, bundles: Sequence[Bundle], sources: bool) -> Kernel |
     arch = parse_arch(best.target)
     bundle = next((bundle for bundle in bundles if holds(bundle, best, arch)), None)
     if bundle:
-        return of_bundle(bundle, sources)
+        return bundle_kernel(bundle, sources)
     resources, notes = None, []
     foreign = not arch.is_gpu and best.device != device_name(arch)
     if foreign:
@@ -80,7 +80,7 @@ def of_study(study: Study, bundles: Sequence[Bundle], sources: bool) -> Kernel |
         except SchedulesError as error:  # of an older version's config, or of a compiler that is not here
             notes.append(f"not built here: {error}")
     told = _story(best.problem, arch, best.schedule, best.config, notes) if sources and not foreign else None
-    return Kernel(
+    return ReportedKernel(
         operator=best.operator,
         problem=best.problem,
         arch=arch,
@@ -93,7 +93,7 @@ def of_study(study: Study, bundles: Sequence[Bundle], sources: bool) -> Kernel |
     )
 
 
-def of_bundle(bundle: Bundle, sources: bool) -> Kernel:
+def bundle_kernel(bundle: Bundle, sources: bool) -> ReportedKernel:
     """The kernel of a bundle, as it was exported; with `sources` its story, told by this version."""
     manifest, notes = bundle.manifest, list[str]()
     material = bundle.material()
@@ -106,7 +106,7 @@ def of_bundle(bundle: Bundle, sources: bool) -> Kernel:
         except SchedulesError as error:
             notes.append(f"no steps: {error}")
     views = [name for name in SOURCES if sources and name in available(material)]
-    return Kernel(
+    return ReportedKernel(
         operator=bundle.operator.name,
         problem=bundle.problem,
         arch=bundle.arch,

@@ -15,7 +15,7 @@ from schedules.measure.records import now
 from schedules.show.report import kernels, plots
 from schedules.show.report.data import Comparison, Study, comparisons, studies
 from schedules.show.report.importance import Importance, importances
-from schedules.show.report.kernels import Kernel
+from schedules.show.report.kernels import ReportedKernel
 from schedules.show.report.plots import Plot
 from schedules.show.report.roofline import Point, Roofline, roofline
 
@@ -26,7 +26,7 @@ class Entry:
 
     study: Study
     importances: tuple[Importance, ...]
-    kernel: Kernel | None
+    kernel: ReportedKernel | None
     point: Point | None
     plots: tuple[Plot, ...]
 
@@ -49,7 +49,7 @@ class Report:
     date: str
     versions: dict[str, str]
     devices: tuple[Device, ...]
-    bundles: tuple[Kernel, ...]
+    bundles: tuple[ReportedKernel, ...]
     notes: tuple[str, ...]
 
 
@@ -82,23 +82,23 @@ def make_report(
     used: set[str] = set()
     for number, study in enumerate(known, 1):
         tell(f"{number} of {len(known)}: {study.summary.operator} {study.name}")
-        kernel = kernels.of_study(study, bundles, sources)
+        kernel = kernels.study_kernel(study, bundles, sources)
         used.add(kernel.origin if kernel else "")
         device = study.summary.device
         made[device].append(_entry(study, kernel, roofs[device], notes))
     devices = [_device(name, entries, compared, roofs[name]) for name, entries in made.items()]
-    loose = [kernels.of_bundle(bundle, sources) for bundle in bundles if f"bundle {bundle.path}" not in used]
+    loose = [kernels.bundle_kernel(bundle, sources) for bundle in bundles if f"bundle {bundle.path}" not in used]
     return Report(now(), versions(), tuple(devices), tuple(loose), tuple(dict.fromkeys(notes)))
 
 
-def _entry(study: Study, kernel: Kernel | None, roof: Roofline, notes: list[str]) -> Entry:
+def _entry(study: Study, kernel: ReportedKernel | None, roof: Roofline, notes: list[str]) -> Entry:
     try:
         found = importances(study.summary.records)
     except ToolchainError as error:  # a report without it is a report
         found = []
         notes.append(str(error))
     point = next((point for point in roof.points if point.key == study.key), None)
-    return Entry(study, tuple(found), kernel, point, tuple(plots.of_study(study, found)))
+    return Entry(study, tuple(found), kernel, point, tuple(plots.study_plots(study, found)))
 
 
 def _device(name: str, entries: Sequence[Entry], compared: Sequence[Comparison], roof: Roofline) -> Device:

@@ -11,7 +11,7 @@ from typing import Any
 from schedules.measure.records import Record, slug
 from schedules.show.explain.html import page, story_html
 from schedules.show.report.data import OTHER, Study
-from schedules.show.report.kernels import Kernel
+from schedules.show.report.kernels import ReportedKernel
 from schedules.show.report.make import Device, Entry, Report
 from schedules.show.report.plots import Plot, style_rules
 from schedules.show.report.roofline import Roofline
@@ -277,7 +277,7 @@ def _config(best: Record, default: Record | None) -> str:
     return _details(f"Config of {best.schedule}", _table(headers, rows) + other)
 
 
-def _kernel(kernel: Kernel, best: Record | None = None) -> str:
+def _kernel(kernel: ReportedKernel, best: Record | None = None) -> str:
     parts = [_resources(kernel, best)]
     parts += [f'<p class="quiet">{escape(note)}</p>' for note in kernel.notes]
     if kernel.story:
@@ -287,7 +287,7 @@ def _kernel(kernel: Kernel, best: Record | None = None) -> str:
     return "".join(parts)
 
 
-def _resources(kernel: Kernel, best: Record | None) -> str:
+def _resources(kernel: ReportedKernel, best: Record | None) -> str:
     found = kernel.resources
     if found is None:
         more = best.more if best else {}
@@ -316,7 +316,7 @@ def _resources(kernel: Kernel, best: Record | None) -> str:
     return _details(title, _table(("", ""), rows) + f'<p class="quiet">{escape(kernel.origin)}</p>' + notes)
 
 
-def _bundle(kernel: Kernel) -> str:
+def _bundle(kernel: ReportedKernel) -> str:
     us = (kernel.measured or {}).get("median_us")
     device = (kernel.measured or {}).get("device", "")
     timed = f"{us:.2f} us on {escape(str(device))}" if us else "Not measured"

@@ -69,7 +69,7 @@ def require_matplotlib() -> None:
         raise ToolchainError(f"matplotlib, which draws the report's plots, is not installed; {INSTALL}") from None
 
 
-def of_study(study: Study, importances: Sequence[Importance]) -> list[Plot]:
+def study_plots(study: Study, importances: Sequence[Importance]) -> list[Plot]:
     """The plots of one problem: progress over trials and time, times side by side, failures, importance."""
     made = []
     if any(len(curve.us) > 1 and math.isfinite(min(curve.us)) for curve in study.curves):

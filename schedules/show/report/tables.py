@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from schedules.show.report.kernels import Kernel
+from schedules.show.report.kernels import ReportedKernel
 from schedules.show.report.make import Device, Entry, Report
 
 Row = dict[str, Any]
@@ -156,7 +156,7 @@ def kernels(report: Report) -> Iterator[Row]:
         yield {**head, "problem": str(kernel.problem), **_kernel(kernel)}
 
 
-def _kernel(kernel: Kernel) -> Row:
+def _kernel(kernel: ReportedKernel) -> Row:
     found = kernel.resources
     names = ("threads", "grid", "block", "registers", "shared", "spills", "blocks_sm", "occupancy", "limit", "counts")
     return {

@@ -56,7 +56,7 @@ def test_a_whole_study(tmp_path: Path) -> None:
     ]
     study = study_of(tmp_path / "logs", records, compared)
     weights = Importance("cpu", 80, 0.75, (("chunk", 0.5), ("vector", -0.01)))
-    made = plots.of_study(study, [weights, replace(weights, fields=())])
+    made = plots.study_plots(study, [weights, replace(weights, fields=())])
     assert names(made) == ["trials", "time", "times", "failures", "importance-cpu"]
     for plot in made:
         assert_self_contained(plot)
@@ -64,16 +64,16 @@ def test_a_whole_study(tmp_path: Path) -> None:
     for text in ("default: cpu", "best: cpu", "a & b", "900 (cut off)", "a.json, stream"):
         assert text in texts
     assert "broken" not in texts and "75%" in made[4].caption
-    assert [plot.svg for plot in plots.of_study(study, [weights])] == [plot.svg for plot in made]  # always the same
+    assert [plot.svg for plot in plots.study_plots(study, [weights])] == [plot.svg for plot in made]
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
     failed = study_of(tmp_path / "failed", [record_of(CONV, None, search=SEARCH)] * 2)
-    assert names(plots.of_study(failed, [])) == ["failures"]
+    assert names(plots.study_plots(failed, [])) == ["failures"]
     one = study_of(tmp_path / "one", [record_of(CONV, 10.0, {"chunk": 1}, search=SEARCH)])
-    assert plots.of_study(one, []) == []  # a dot is no curve
+    assert plots.study_plots(one, []) == []  # a dot is no curve
     final = study_of(tmp_path / "final", [record_of(CONV, 10.0, {"chunk": 1}, search=SEARCH, stage="final")])
-    assert plots.of_study(final, []) == []
+    assert plots.study_plots(final, []) == []
     empty = roofline(DEVICE, [], [])
     assert plots.of_roofline(empty) is None and plots.of_comparisons(DEVICE, []) is None
 

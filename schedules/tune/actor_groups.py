@@ -1,4 +1,4 @@
-"""The places of a cluster's nodes, and the desks that those who do the same work share."""
+"""The seats for actors on a cluster's nodes, and the groups of those that do the same work."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ class Seat:
     losses: int = 0
     not_before: float = 0.0
     refused: bool = False
-    desk: Desk | None = None
+    group: ActorGroup | None = None
     state: str = "starting"
 
 
-class Desk:
-    """Tasks of one kind, and the seats that take them."""
+class ActorGroup:
+    """Seats whose actors are alike, and the tasks that they take."""
 
-    def __init__(self, found: Description) -> None:
-        self.device, self.versions = found
+    def __init__(self, description: Description) -> None:
+        self.device, self.versions = description
         self.tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self.seats: list[Seat] = []
         self.seen = time.monotonic()  # when there was somebody last
@@ -114,8 +114,10 @@ def seats_of(node: Mapping[str, Any], arch: Arch) -> list[Seat]:
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
     """How the versions of a node differ from ours, and what to do; "" if they do not."""
-    found = [f"{name} {there.get(name)} (here {here.get(name)})" for name in SAME if there.get(name) != here.get(name)]
+    differing = [
+        f"{name} {there.get(name)} (here {here.get(name)})" for name in SAME if there.get(name) != here.get(name)
+    ]
     python = [versions["python"].rpartition(".")[0] for versions in (there, here)]
     if python[0] != python[1]:
-        found.append(f"python {python[0]} (here {python[1]})")
-    return f"{', '.join(found)}; install the same versions on all nodes" if found else ""
+        differing.append(f"python {python[0]} (here {python[1]})")
+    return f"{', '.join(differing)}; install the same versions on all nodes" if differing else ""

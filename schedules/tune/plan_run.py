@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from schedules.build.builder import build, operator_of
-from schedules.bundle.bundle import Bundle, write_bundle
+from schedules.bundle.export import export_record
 from schedules.core.arch import Arch
-from schedules.core.errors import BundleError, SchedulesError
+from schedules.core.errors import SchedulesError
+from schedules.core.registry import operator_of
 from schedules.measure.choice import best_of
 from schedules.measure.journal import DEFAULT_FOLDER, journal_file, read_journal
 from schedules.measure.lookup import default_record
-from schedules.measure.records import Record
-from schedules.tune import summary as report
+from schedules.tune import summary
 from schedules.tune.crew import Crew
 from schedules.tune.crews import CrewOptions
 from schedules.tune.plan import Plan
@@ -41,7 +39,7 @@ def run_plan(
     reported and the next one starts; `stop` ends the plan.  Raises OSError if the report cannot be written.
     """
     out = Path(out or plan.out)
-    # by priority first, then by target: a night that ends early has the important ones
+    # by priority first, then by target: one that ends early has the important ones
     outcomes = [Outcome(entry, arch) for entry in plan.entries for arch in entry.targets]
     deadline = None if plan.minutes is None else time.monotonic() + 60 * plan.minutes
     crews = _Crews(open_crew or CrewOptions().open)
@@ -54,12 +52,12 @@ def run_plan(
             if deadline is not None:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    outcome.state = report.NO_TIME
+                    outcome.state = summary.NO_TIME
                     continue
                 # what an earlier one leaves over is shared by the later ones
                 until = time.monotonic() + left / (len(outcomes) - number)
             view.heading(f"{number + 1} of {len(outcomes)}: {outcome.name}")
-            outcome.state = report.SEARCHING
+            outcome.state = summary.SEARCHING
             write_report(out, plan.file.stem, outcomes)
             _run(outcome, until, crews, Path(folder), fresh, view, stop)
             if outcome.note:
@@ -87,15 +85,15 @@ def _run(
         crew = crews.get(arch)
         work = entry.work(arch, until)
         result = tune(work, crew, folder=folder, fresh=fresh, watcher=view, stop=stop)
-        outcome.state, outcome.why = report.DONE if result.finished else report.STOPPED, result.why
+        outcome.state, outcome.why = summary.DONE if result.finished else summary.STOPPED, result.why
         file = journal_file(folder, crew.device, operator_of(entry.problem).name)
         _look_up(outcome, file, crew, result)
         if not outcome.best and result.finished:
-            outcome.state, outcome.note = report.FAILED, "no candidate was correct"
+            outcome.state, outcome.note = summary.FAILED, "no candidate was correct"
     except SchedulesError as error:
-        outcome.state, outcome.note = report.FAILED, str(error)
-    except Exception as error:  # a fault of this package must not cost the rest of the night
-        outcome.state, outcome.note = report.FAILED, f"internal: {type(error).__name__}: {error}"
+        outcome.state, outcome.note = summary.FAILED, str(error)
+    except Exception as error:  # a fault of this package must not cost the rest of the plan
+        outcome.state, outcome.note = summary.FAILED, f"internal: {type(error).__name__}: {error}"
         crews.drop(arch)
     finally:
         view.close()
@@ -122,33 +120,6 @@ def _export(outcome: Outcome, out: Path, view: View) -> None:
     except SchedulesError as error:
         outcome.note = f"not exported: {error}"
         view.note(f"{outcome.name}: {outcome.note}")
-
-
-def export_record(record: Record, arch: Arch, out: Path) -> Path:
-    """The bundle of what `record` is of in the folder `out`; one that is there and the same stays.
-
-    Raises BundleError, BuildError, ToolchainError.
-    """
-    with contextlib.suppress(BundleError):
-        if holds(Bundle.open(out), record, arch):
-            return out
-    built = build(record.problem, arch, record.schedule, record.config)
-    return write_bundle(built, out, force=True, measured=record.to_json()).path
-
-
-def holds(bundle: Bundle, record: Record, arch: Arch) -> bool:
-    """Whether `bundle` is what `record` is of, built with the same TVM and compiler."""
-    manifest = bundle.manifest
-    same = ("apache-tvm", "apache-tvm-ffi")
-    return (
-        manifest["operator"] == record.operator
-        and bundle.problem == record.problem
-        and manifest["schedule"] == record.schedule
-        and type(record.config).parse(manifest["config"]) == record.config
-        and manifest["target"]["arch"] == str(arch)
-        and all(manifest["versions"].get(name) == record.versions.get(name) for name in same)
-        and manifest["compiler"] == record.versions.get("compiler")
-    )
 
 
 class _Crews:
@@ -184,6 +155,6 @@ class _Crews:
 def exit_code(outcomes: Sequence[Outcome]) -> int:
     """0 if every search came to its end, 130 if the plan was stopped, else 1."""
     states = {outcome.state for outcome in outcomes}
-    if states & {report.STOPPED, report.WAITING}:
+    if states & {summary.STOPPED, summary.WAITING}:
         return 130
-    return 1 if report.FAILED in states else 0
+    return 1 if summary.FAILED in states else 0

@@ -24,7 +24,7 @@ LONG = 120.0  # seconds after which a test that waits has failed
 
 
 @dataclass
-class Night:
+class Searches:
     """Runs searches whose processes all carry a mark in their environment."""
 
     journal: Path
@@ -35,11 +35,11 @@ class Night:
         environment = {
             **os.environ,
             EXTRA: "faulty=tests.tune.faulty",
-            "NIGHT": self.mark,
+            "SEARCH_MARK": self.mark,
             "TMPDIR": str(self.temporary),
             "PYTHONPATH": str(ROOT),
         }
-        command = [sys.executable, "-m", "tests.tune.night", str(self.journal), str(trials), faults]
+        command = [sys.executable, "-m", "tests.tune.search_process", str(self.journal), str(trials), faults]
         return subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -54,7 +54,7 @@ class Night:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 try:
-                    marked = f"NIGHT={self.mark}".encode() in (entry / "environ").read_bytes()
+                    marked = f"SEARCH_MARK={self.mark}".encode() in (entry / "environ").read_bytes()
                     state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 except OSError:
                     continue  # it ended meanwhile

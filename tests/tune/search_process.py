@@ -1,6 +1,6 @@
 """A search in a process of its own, for tests that end it: prints a line for each trial, and one at the end.
 
-python -m tests.tune.night JOURNAL TRIALS [FAULT+FAULT...]
+python -m tests.tune.search_process JOURNAL TRIALS [FAULT+FAULT...]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from schedules.tune.crew import LocalCrew
 from schedules.tune.session import Work, stopping_signals, tune
 from schedules.tune.tuner import Limits, Result, Silent, Status
 
-evaluate.SECONDS = 0.05  # in the workers too, which import this file: no test of a night needs exact times
+evaluate.SECONDS = 0.05  # in the workers too, which import this file: no test needs exact times
 
 
 class Printer(Silent):

@@ -1,0 +1,39 @@
+"""Bundles of what was measured: built from a record, unless they are there already."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from schedules.build.builder import build
+from schedules.bundle.bundle import Bundle, write_bundle
+from schedules.core.arch import Arch
+from schedules.core.errors import BundleError
+from schedules.measure.records import Record
+
+
+def export_record(record: Record, arch: Arch, out: Path) -> Path:
+    """The bundle of what `record` is of in the folder `out`; one that is there and the same stays.
+
+    Raises BundleError, BuildError, ToolchainError.
+    """
+    with contextlib.suppress(BundleError):
+        if holds(Bundle.open(out), record, arch):
+            return out
+    built = build(record.problem, arch, record.schedule, record.config)
+    return write_bundle(built, out, force=True, measured=record.to_json()).path
+
+
+def holds(bundle: Bundle, record: Record, arch: Arch) -> bool:
+    """Whether `bundle` is what `record` is of, built with the same TVM and compiler."""
+    manifest = bundle.manifest
+    same = ("apache-tvm", "apache-tvm-ffi")
+    return (
+        manifest["operator"] == record.operator
+        and bundle.problem == record.problem
+        and manifest["schedule"] == record.schedule
+        and type(record.config).parse(manifest["config"]) == record.config
+        and manifest["target"]["arch"] == str(arch)
+        and all(manifest["versions"].get(name) == record.versions.get(name) for name in same)
+        and manifest["compiler"] == record.versions.get("compiler")
+    )
