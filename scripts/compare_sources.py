@@ -44,7 +44,7 @@ TARGETS = (
 )
 TEXT = {"llvm": "ll", "cuda": "cu", "rocm": "ll"}  # the ending of what is compared, by the target's kind
 KEPT = "sources.json"
-ADDRESS = re.compile(r'!"0x[0-9a-f]+"')
+ADDRESS = re.compile(r'!"0x[0-9a-f]+')
 Task = tuple[str, str, str | None]  # preset, target, schedule (None: what the rule chooses)
 
 
@@ -66,7 +66,7 @@ def source_of(task: Task) -> tuple[str, str]:
 def without_addresses(source: str) -> str:
     """The source with the addresses of TVM's objects, by which it names buffers to LLVM, as their numbers."""
     numbers: dict[str, str] = {}
-    return ADDRESS.sub(lambda match: numbers.setdefault(match[0], f"!{{object {len(numbers)}}}"), source)
+    return ADDRESS.sub(lambda match: numbers.setdefault(match[0], f'!"object {len(numbers)}'), source)
 
 
 def tasks(targets: Sequence[str], presets: str, every: bool) -> list[Task]:

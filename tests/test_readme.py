@@ -33,7 +33,6 @@ LONG = {
     "schedules tune": "searches until its trials are done",
     "schedules resume": "goes on with such a search",
     "schedules report": "builds every kernel that has a record",
-    "scripts/overnight.py": "searches all night",
     "scripts/export_all.py": "builds every preset",
     "scripts/sweep.py": "builds and verifies hundreds of kernels",
     "python -m benchmarks.": "compares with other libraries on the device",
