@@ -13,7 +13,7 @@ from tvm.backend.cuda.lang.pipeline import TMABar
 from tvm.script import tirx as T
 
 from schedules.lowering.accesses import EVICT_FIRST, EVICT_LAST
-from schedules.operators.softmax.bulk import BulkConfig, mask_bytes
+from schedules.operators.softmax.bulk_config import BulkConfig, mask_bytes
 from schedules.operators.softmax.definition import SoftmaxProblem, Values
 from schedules.operators.softmax.pack_program import PackKernel, Row, Scalar, module, where
 from schedules.operators.softmax.pack_sources import STORE_SHARED

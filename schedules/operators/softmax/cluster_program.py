@@ -9,7 +9,7 @@ import tvm
 from tvm.backend.cuda.lang.pipeline import TMABar
 from tvm.script import tirx as T
 
-from schedules.operators.softmax.cluster import ClusterConfig, pack_sizes
+from schedules.operators.softmax.cluster_config import ClusterConfig, pack_sizes
 from schedules.operators.softmax.definition import SoftmaxProblem, Values
 from schedules.operators.softmax.loaded_program import LoadedKernel, LoadedRow
 from schedules.operators.softmax.pack_program import Scalar, module, where
