@@ -276,14 +276,19 @@ class PackKernel(ABC, Generic[R]):
     def element(self, name: str, p: int, v: int) -> Any:
         """Element v of a pack in words, as float32."""
         if name == "drop":
-            return _as_float("u8", f"(float)((w >> {8 * (v % 4)}) & 0xff)", self.word(name, p, v // 4), v % 4)
+            return T.Cast("float32", _bits(self.word(name, p, v // 4), 8 * (v % 4), 8))
         per = 4 // self.item
         return self.widened(self.word(name, p, v // per), v % per)
 
     def widened(self, word: Any, half: int) -> Any:
         """An element of the tensors' dtype in a word, as float32."""
-        dtype = self.problem.dtype
-        return _as_float(dtype, sources.WIDEN[dtype][half], word, half)
+        if self.item == 4:
+            return T.reinterpret("float32", word)
+        if self.problem.dtype == "bfloat16":  # the upper half of a float32
+            return T.reinterpret(
+                "float32", T.bitwise_and(word, T.uint32(0xFFFF0000)) if half else T.shift_left(word, T.uint32(16))
+            )
+        return T.Cast("float32", T.reinterpret("float16", T.Cast("uint16", _bits(word, 16 * half, 16))))
 
     def columns(self, p: int, v: int) -> Values:
         return Columns(lambda name: self.element(name, p, v))
@@ -303,8 +308,7 @@ class PackKernel(ABC, Generic[R]):
     def peak_of_thread(self, row: R) -> Any:
         """The largest of a thread's part; two at a time where elements are 16 bits and stand as they are."""
         step = self.program.reductions[0]
-        two, _ = sources.TWO.get(self.problem.dtype, ("", ""))
-        if self.problem.mask != "none" or not two:
+        if self.problem.mask != "none" or self.item == 4:
             peaks = self.sums("peaks", float(np.finfo(np.float32).min))
             for p, _ in self.each_pack(row, "x", "mask"):
                 for v in range(self.pack):
@@ -312,24 +316,30 @@ class PackKernel(ABC, Generic[R]):
                     T.buffer_store(peaks, T.max(peaks[k], step.element(self.columns(p, v), {})), [k])
             return self.total_of(peaks, "max")
         rising = self.problem.scale > 0
-        function = "max" if rising else "min"
-        source = sources.LARGEST.format(function=function, type=two)
         lowest = _repeated(LARGEST[self.problem.dtype] * (-1 if rising else 1), self.problem.dtype)
-        found = T.alloc_local((self.each,), "uint32")
-        IRBuilder.name("peaks", found)
+        peaks = T.alloc_local((self.each,), "uint32")
+        IRBuilder.name("peaks", peaks)
 
         def larger(a: Any, b: Any) -> Any:
-            return T.cuda.func_call(f"pack_{function}_{two}", a, b, source_code=source, return_type="uint32")
+            return self.larger_of_two(a, b, rising)
 
         for k in range(self.each):
-            T.buffer_store(found, T.uint32(lowest), [k])
+            T.buffer_store(peaks, T.uint32(lowest), [k])
         for p, _ in self.each_pack(row, "x"):
             for k in range(self.each):
-                T.buffer_store(found, larger(found[k], self.word("x", p, k)), [k])
-        halves = [larger(found[k], found[k + 1]) for k in range(0, self.each, 2)]
-        T.buffer_store(found, larger(*halves) if len(halves) > 1 else halves[0], [0])
-        low, high = self.widened(found[0], 0), self.widened(found[0], 1)
+                T.buffer_store(peaks, larger(peaks[k], self.word("x", p, k)), [k])
+        halves = [larger(peaks[k], peaks[k + 1]) for k in range(0, self.each, 2)]
+        T.buffer_store(peaks, larger(*halves) if len(halves) > 1 else halves[0], [0])
+        low, high = self.widened(peaks[0], 0), self.widened(peaks[0], 1)
         return T.max(low, high) if rising else T.float32(0) - T.min(low, high)
+
+    def larger_of_two(self, a: Any, b: Any, rising: bool) -> Any:
+        """The larger of each half of two words, the smaller if not `rising`."""
+        if self.problem.dtype == "bfloat16":
+            return T.cuda.hmax2(a, b) if rising else T.cuda.hmin2(a, b)
+        function = "max" if rising else "min"
+        source = sources.LARGEST.format(function=function)
+        return T.cuda.func_call(f"pack_{function}", a, b, source_code=source, return_type="uint32")
 
     def total_of_thread(self, row: R, results: Values) -> Any:
         """The sum over a thread's part, of softmax by way of its numerators if those are kept."""
@@ -354,8 +364,7 @@ class PackKernel(ABC, Generic[R]):
         """Over `lanes` neighbouring lanes, by shuffles."""
         if lanes == 1:
             return value
-        source = sources.ACROSS.format(kind=kind, lanes=lanes, combine=sources.COMBINE[kind])
-        return T.cuda.func_call(f"pack_{kind}_{lanes}", value, source_code=source, return_type="float32")
+        return T.cuda.warp_reduce(value, kind, lanes)
 
     def of_row_of(self, parts: dict[str, tuple[str, Any]], first: R | None) -> dict[str, tuple[Any, Any]]:
         """(this warp's, that of the warp number `lane` modulo the warps) of each of `parts`, name to (kind, a thread's
@@ -428,7 +437,7 @@ class PackKernel(ABC, Generic[R]):
     def unknown_zero(self) -> Any:
         """0, for `settle`: no number of elements is negative."""
         elements = self.rows * self.problem.cols
-        return named("zero", T.cuda.func_call("pack_zero", elements, source_code=sources.ZERO, return_type="uint32"))
+        return named("zero", T.Cast("uint32", T.shift_right(elements, T.int64(63))))
 
     def settle(self) -> None:
         """Have the compiler widen packed words anew for each use, instead of keeping them widened in twice the
@@ -465,9 +474,9 @@ class PackKernel(ABC, Generic[R]):
 
     def two(self, a: Any, b: Any) -> Any:
         """The word of two numbers rounded to 16 bits, `a` in its low half."""
-        kind, convert = sources.TWO[self.problem.dtype]
-        source = sources.PACK.format(type=kind, convert=convert)
-        return T.cuda.func_call(f"pack_two_{kind}", a, b, source_code=source, return_type="uint32")
+        if self.problem.dtype == "bfloat16":
+            return T.cuda.float22bfloat162_rn(a, b)
+        return T.reinterpret("uint32", T.Cast("float16x2", T.Shuffle([a, b], [0, 1])))
 
     def packed(self, name: str, values: list[Any]) -> Any:
         """A pack's words of elements rounded to the tensors' dtype."""
@@ -510,12 +519,12 @@ class PackKernel(ABC, Generic[R]):
 
 def fma(a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once."""
-    return T.cuda.func_call("pack_fma", a, b, c, source_code=sources.FMA, return_type="float32")
+    return T.call_pure_extern("float32", "fmaf", a, b, c)
 
 
 def times(a: Any, b: Any) -> Any:
     """a * b, rounded: the compiler does not fuse it with an addition."""
-    return T.cuda.func_call("pack_times", a, b, source_code=sources.TIMES, return_type="float32")
+    return T.call_pure_extern("float32", "__fmul_rn", a, b)
 
 
 class Columns(dict[str, Any]):
@@ -529,10 +538,10 @@ class Columns(dict[str, Any]):
         return self.element(name)
 
 
-def _as_float(kind: str, value: str, word: Any, part: int) -> Any:
-    name = f"{kind}_{part}"
-    source = sources.ELEMENT.format(name=name, value=value)
-    return T.cuda.func_call(f"pack_element_{name}", word, source_code=source, return_type="float32")
+def _bits(word: Any, first: int, count: int) -> Any:
+    """`count` bits of a word from bit `first` on."""
+    shifted = T.shift_right(word, T.uint32(first)) if first else word
+    return shifted if first + count == 32 else T.bitwise_and(shifted, T.uint32((1 << count) - 1))
 
 
 def _repeated(value: float, dtype: str) -> int:
