@@ -1,4 +1,5 @@
-"""Write the tables of kept comparisons into README.md and RESULTS.md, between markers, and say which are out of date.
+"""Write the tables of kept comparisons into README.md, RESULTS.md and docs/, between markers, and say which are out of
+date.
 
     python -m benchmarks.readme_tables              # write them
     python -m benchmarks.readme_tables --check  # only name those that are out of date, and exit with 1 if there are any
@@ -8,7 +9,7 @@ A table stands between two lines, which stay:
     <!-- table nvidia-h200/conv_compare operator=conv2d_nhwc dtype=float16 launch=graph -->
     <!-- end -->
 
-The first word is a results file of compare_conv.py or compare_softmax.py, below --log and without its
+The first word is a results file of one of compare_*.py, below --log and without its
 ".json"; or "*/torch_overhead", "*/packing_cost" or "*/export_all", for one table of what the script of that name kept
 on whichever devices.  The words after it choose cases: those whose field (operator, launch, or one of the problem's)
 has this value; without any, all.  What results_table.py prints of them is put between the lines; with tables=N
@@ -38,7 +39,7 @@ COSTS = {
     "export_all": (read_library, library_table),
 }
 ROOT = Path(__file__).resolve().parents[1]
-FILES = (ROOT / "README.md", ROOT / "RESULTS.md")
+FILES = (ROOT / "README.md", ROOT / "RESULTS.md", *sorted((ROOT / "docs").glob("*.md")))
 BEGIN, END = re.compile(r"<!-- table(?P<words>(?: [^ ]+)+) -->"), "<!-- end -->"
 
 
@@ -122,7 +123,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing")
     parser.add_argument("--log", type=Path, default=ROOT / DEFAULT_FOLDER, help="folder of the results")
-    parser.add_argument("--file", type=Path, nargs="+", default=FILES, help="default README.md and RESULTS.md")
+    parser.add_argument(
+        "--file", type=Path, nargs="+", default=FILES, help="default README.md, RESULTS.md and docs/*.md"
+    )
     args = parser.parse_args(words)
     out_of_date = False
     for file in args.file:

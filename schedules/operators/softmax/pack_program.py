@@ -437,7 +437,8 @@ class PackKernel(ABC, Generic[R]):
     def unknown_zero(self) -> Any:
         """0, for `settle`: no number of elements is negative."""
         elements = self.rows * self.problem.cols
-        return named("zero", T.Cast("uint32", T.shift_right(elements, T.int64(63))))
+        # a variable, since TVM would compute it anew for every use, where ptxas sees through it
+        return Scalar("zero", T.Cast("uint32", T.shift_right(elements, T.int64(63))), "uint32").value
 
     def settle(self) -> None:
         """Have the compiler widen packed words anew for each use, instead of keeping them widened in twice the
