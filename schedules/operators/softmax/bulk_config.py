@@ -62,14 +62,14 @@ class BulkConfig(Config):
 
     def frames(self, problem: SoftmaxProblem) -> dict[str, Frame]:
         """What a stage holds, by the name of the input, or of an output that has not the place of an input."""
-        found = {
+        frames = {
             argument.name: Frame(problem.cols, self.rows, itemsize_of(argument.dtype))
             for argument in row_inputs(problem)
         }
         if self.stores == "bulk":
             for name in self.in_place(problem):
-                found.setdefault(name, Frame(problem.cols, self.rows, itemsize(problem)))
-        return found
+                frames.setdefault(name, Frame(problem.cols, self.rows, itemsize(problem)))
+        return frames
 
     def in_place(self, problem: SoftmaxProblem) -> tuple[str, ...]:
         """Whose place in a stage each output takes that leaves by a bulk copy."""

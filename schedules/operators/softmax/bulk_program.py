@@ -375,8 +375,8 @@ class Kernel(PackKernel[StagedRow]):
 
     def each_pack(self, row: StagedRow, *needs: str, stored: bool = False) -> Iterator[tuple[int, Any]]:
         """Packs out of the row's stage; the first pass of a row that is kept in registers reads all inputs."""
-        kept = self.config.kept != "shared"
-        names = [name for name in self.words if name in self.fresh and (kept or name in needs)]
+        in_registers = self.config.kept != "shared"
+        names = [name for name in self.words if name in self.fresh and (in_registers or name in needs)]
         threads = self.config.threads
         waits, self.waits = self.waits, False
         for p in range(self.rounds):
@@ -388,7 +388,7 @@ class Kernel(PackKernel[StagedRow]):
                 for name in names:
                     self.read(name, row, p, i)
                 yield p, i
-        if kept:
+        if in_registers:
             self.fresh.clear()
             if self.config.kept == "packed":
                 self.settle()

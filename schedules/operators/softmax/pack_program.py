@@ -79,13 +79,13 @@ def module(
     names = [argument.name for argument in arguments]
 
     def matched(handles: list[Any], rows: Any) -> dict[str, Any]:
-        found = {}
+        buffers = {}
         for argument, handle in zip(arguments, handles, strict=False):
             shape = (rows, problem.cols) if argument.runtime_axis is not None else argument.shape
             buffer = T.match_buffer(handle, shape, argument.dtype, align=16)
             IRBuilder.name(argument.name, buffer)
-            found[argument.name] = buffer
-        return found
+            buffers[argument.name] = buffer
+        return buffers
 
     def bounds() -> Any:
         return T.attr({"tirx.launch_bounds_min_blocks_per_sm": min_blocks}) if min_blocks else None
@@ -153,7 +153,7 @@ class PackKernel(ABC, Generic[R]):
     zero: Any = None  # 0, though the compiler does not know; set where rows are kept packed
     exchange: Any = None  # floats in shared memory
     fused: bool = False  # exponents by one operation: fewer instructions, at times a few registers more
-    kept_from: int = 0  # the first round whose packs stay in registers, where rows are kept packed
+    first_in_registers: int = 0  # the first round whose packs stay in registers, where rows are kept packed
     turn: Scalar | None = None  # which half of `exchange` is next, where a row has one reduction
 
     def __init__(
@@ -190,21 +190,21 @@ class PackKernel(ABC, Generic[R]):
         for name, array in self.words.items():
             IRBuilder.name(f"{name}_words", array)
         if self.problem.is_grad:
-            found = self.reduce_gradient(row)
+            reductions = self.reduce_gradient(row)
         elif self.online:
-            found = self.reduce_online(row)
+            reductions = self.reduce_online(row)
         else:
-            found = self.reduce_in_turn(row)
-        results = self.finished(self.combined(found))
+            reductions = self.reduce_in_turn(row)
+        results = self.finished(self.combined(reductions))
         if self.kept == "numerators" and self.numerators_peak is not results["peak"]:
             unit = {"peak": self.numerators_peak, "total": T.float32(1)}
             factor = results["inverse"] * self.program.reductions[-1].of_part(unit, results)
             results["inverse"] = named("factor", factor)
         self.write(row, results)
 
-    def combined(self, found: Values) -> Values:
+    def combined(self, reductions: Values) -> Values:
         """The reductions over the row, from those of the threads that synchronize, where these are not all."""
-        return found
+        return reductions
 
     def read_names(self) -> list[str]:
         """What a row is computed from: its inputs and the mask."""
@@ -235,13 +235,13 @@ class PackKernel(ABC, Generic[R]):
 
     def fill(self, name: str, row: R, p: int, i: Any) -> None:
         """Have elements of other rows in pack i of an input count as neutral."""
-        found = self.edge(row, p, i)
-        if found:
-            edge, first, last = found
+        edge = self.edge(row, p, i)
+        if edge:
+            mixed, first, last = edge
             bits = 8 * self.item
             source = sources.FILL.format(bits=bits, ones="0xffffffff" if bits == 32 else "0xffff")
             words = [self.word(name, p, k) for k in range(self.each)]
-            with where(edge):
+            with where(mixed):
                 self.call(f"pack_fill_{bits}", *words, first, last, T.uint32(self.neutral(name)), source=source)
 
     def neutral(self, name: str) -> int:
@@ -366,7 +366,7 @@ class PackKernel(ABC, Generic[R]):
             return value
         return T.cuda.warp_reduce(value, kind, lanes)
 
-    def of_row_of(self, parts: dict[str, tuple[str, Any]], first: R | None) -> dict[str, tuple[Any, Any]]:
+    def over_warps(self, parts: dict[str, tuple[str, Any]], first: R | None) -> dict[str, tuple[Any, Any]]:
         """(this warp's, that of the warp number `lane` modulo the warps) of each of `parts`, name to (kind, a thread's
         part): one barrier for all.  The second is the first where a row has no more than a warp.
 
@@ -388,17 +388,17 @@ class PackKernel(ABC, Generic[R]):
         self.sync()
         if first:
             self.behind_first(first)
-        found = {
+        of_warps = {
             name: (value, named(f"{name}_of_lane", self.exchange[exchange + base[name] + self.lane % warps]))
             for name, value in mine.items()
         }
         if self.turn:
             self.turn.set(T.bitwise_xor(self.turn.value, 1))
-        return found
+        return of_warps
 
     def reduced(self, step: Reduction, value: Any, first: R | None) -> Any:
         """A reduction over the row, from a thread's part."""
-        _, of_lane = self.of_row_of({step.name: (step.kind, value)}, first)[step.name]
+        _, of_lane = self.over_warps({step.name: (step.kind, value)}, first)[step.name]
         return named(step.name, self.across(step.kind, of_lane, self.threads // 32) if self.wide else of_lane)
 
     def finished(self, results: Values) -> Values:
@@ -423,8 +423,8 @@ class PackKernel(ABC, Generic[R]):
         """Sums relative to the warp's peak, which is all a warp need wait for; then peaks and sums at once."""
         peak_of_warp = named("peak_of_warp", self.across("max", self.peak_of_thread(row), 32))
         total = self.total_of_thread(row, {"peak": peak_of_warp})
-        found = self.of_row_of({"peak": ("max", peak_of_warp), "total": ("sum", total)}, row)
-        return self.merged({name: of_lane for name, (_, of_lane) in found.items()}, self.threads // 32)
+        of_warps = self.over_warps({"peak": ("max", peak_of_warp), "total": ("sum", total)}, row)
+        return self.merged({name: of_lane for name, (_, of_lane) in of_warps.items()}, self.threads // 32)
 
     def merged(self, parts: Values, lanes: int) -> Values:
         """The reductions over `lanes` parts, of which each of as many neighbouring lanes has one's."""
@@ -437,7 +437,7 @@ class PackKernel(ABC, Generic[R]):
     def unknown_zero(self) -> Any:
         """0, for `settle`: no number of elements is negative."""
         elements = self.rows * self.problem.cols
-        # a variable, since TVM would compute it anew for every use, where ptxas sees through it
+        # a variable, or TVM would write what it is at every use
         return Scalar("zero", T.Cast("uint32", T.shift_right(elements, T.int64(63))), "uint32").value
 
     def settle(self) -> None:
@@ -445,7 +445,7 @@ class PackKernel(ABC, Generic[R]):
         registers."""
         for name in self.words:
             each = self.words_of(name)
-            for k in range(self.kept_from * each, self.rounds * each):
+            for k in range(self.first_in_registers * each, self.rounds * each):
                 T.buffer_store(self.words[name], T.bitwise_xor(self.words[name][k], self.zero), [k])
 
     def write(self, row: R, results: Values) -> None:
@@ -504,14 +504,14 @@ class PackKernel(ABC, Generic[R]):
     def store_own(self, row: R, p: int, i: Any, words: Any, to: Any, name: str, whole: str) -> None:
         """A pack by the function `name`, or, where it holds elements of other rows, its own in parts."""
         all_words = [words[k] for k in range(self.each)]
-        found = self.edge(row, p, i)
-        if found is None:
+        edge = self.edge(row, p, i)
+        if edge is None:
             self.call(name, *all_words, to, source=whole)
             return
-        edge, first, last = found
+        mixed, first, last = edge
         unit = self.frame.unit * self.item
         some = sources.STORE_SOME.format(unit=unit)
-        with T.If(edge):
+        with T.If(mixed):
             with T.Then():
                 self.call(f"pack_store_some_{unit}", *all_words, to, first * self.item, last * self.item, source=some)
             with T.Else():
