@@ -61,14 +61,14 @@ def _problems() -> Iterator[Problem]:
 
 
 def name_of(problem: Problem) -> str:
-    """A short name for people who read an error."""
+    """A short name that no other case has."""
     owner = operator_of(problem).name
     return f"{owner} {short(owner, problem)}"
 
 
 def bundle_of(builds: Path, problem: Problem, schedule: str) -> Path:
     """The folder of a case's bundle of `schedule` below `builds`."""
-    return builds / f"{operator_of(problem).name}-{problem.key}" / schedule
+    return builds / name_of(problem).replace(" ", "-") / schedule
 
 
 def run_case(
