@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -228,11 +229,20 @@ def test_list(run: Run) -> None:
     assert {op["name"] for op in found["operators"] if op["available"]} >= {"conv2d_hwcn", "softmax"}
     assert next(p for p in found["presets"] if p["name"] == "tutorial")["fields"]["co"] == 512
     assert [op["name"] for op in found["operators"] if not op["available"]] == planned()
+    nhwc = next(op for op in found["operators"] if op["name"] == "conv2d_nhwc")["schedules"]
+    assert {s["name"]: s["language"] for s in nhwc if s["name"].endswith("wgmma")} == {
+        "tma_wgmma": "TIRx",
+        "wgmma": "TE",
+    }
+    assert next(s for s in nhwc if s["name"] == "tma_wgmma")["tirx"]["siblings"][0] == "wgmma"
+    assert next(s for s in nhwc if s["name"] == "wgmma")["tirx"] is None
+    assert re.search(r"conv2d_nhwc +tma_wgmma +TIRx +cuda", result.out)
 
 
 def test_show_operator(run: Run) -> None:
     result = run("show", "conv2d_hwcn")
     assert result.code == 0 and "te.compute" in result.out and "n=required" in result.out
+    assert re.search(r"^tma_wgmma +mma +one warp loads by TMA", result.out, re.M)
     found = run("show", "conv2d_hwcn", "--json").json
     assert found["fields"]["pad"] == [0, 0] and "vthread" in found["schedules"][0]["config"]
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.peers import convolution_case, convolution_tables, cpu_case, cpu_tables, softmax_case, softmax_tables
+from benchmarks.peers import (
+    convolution_case,
+    convolution_tables,
+    cpu_case,
+    cpu_tables,
+    language_case,
+    language_tables,
+    softmax_case,
+    softmax_tables,
+)
 from benchmarks.peers.markdown import provenance
 from schedules.core.errors import UsageError
 
@@ -13,6 +22,7 @@ SECTIONS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
     softmax_case.KIND: softmax_tables.sections,
     convolution_case.KIND: convolution_tables.sections,
     cpu_case.KIND: cpu_tables.sections,
+    language_case.KIND: language_tables.sections,
 }
 
 

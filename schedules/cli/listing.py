@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
 from schedules.cli.arguments import add_json
@@ -25,7 +26,15 @@ def collect() -> dict[str, Any]:
             "available": True,
             "dtypes": list(op.problem.dtypes),
             "schedules": [
-                {"name": s.name, "summary": s.summary, "kinds": list(s.kinds), "opt_in": s.opt_in} for s in op.schedules
+                {
+                    "name": s.name,
+                    "summary": s.summary,
+                    "kinds": list(s.kinds),
+                    "opt_in": s.opt_in,
+                    "language": s.language,
+                    "tirx": asdict(s.tirx) if s.tirx else None,
+                }
+                for s in op.schedules
             ],
         }
         for op in operators()
@@ -46,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
     table(("operator", "what it computes"), [(op["name"], op["summary"]) for op in found["operators"]])
     print()
     schedules = [
-        (op["name"], s["name"], " ".join(s["kinds"]), s["summary"])
+        (op["name"], s["name"], s["language"], " ".join(s["kinds"]), s["summary"])
         for op in found["operators"]
         for s in op["schedules"]
     ]
-    table(("operator", "schedule", "targets", "how"), schedules)
+    table(("operator", "schedule", "written in", "targets", "how"), schedules)
     print()
     table(("preset", "operator", "problem"), [_preset_row(p) for p in found["presets"]])
     print(f"\ntargets: {' '.join(found['targets'])} llvm:<cpu>")

@@ -32,8 +32,11 @@ def run(args: argparse.Namespace) -> int:
         print()
         table(("argument", "shape", "dtype", "", "run-time axis"), [_row(Argument(**a)) for a in arguments])
     print()
-    rows = [(s["name"], " ".join(s["kinds"]), _text(s["config"]), s["summary"]) for s in schedules]
-    table(("schedule", "targets", "config", "how"), rows)
+    rows = [(s["name"], s["language"], " ".join(s["kinds"]), _text(s["config"]), s["summary"]) for s in schedules]
+    table(("schedule", "written in", "targets", "config", "how"), rows)
+    if programs := [(s["name"], " ".join(s["tirx"]["siblings"]), s["tirx"]["reason"]) for s in schedules if s["tirx"]]:
+        print()
+        table(("in TIRx", "TE siblings", "why"), programs)
     print()
     code(definition, "python")
     return 0
@@ -83,6 +86,8 @@ def _schedules(op: Operator) -> list[dict[str, Any]]:
             "summary": s.summary,
             "kinds": list(s.kinds),
             "opt_in": s.opt_in,
+            "language": s.language,
+            "tirx": dataclasses.asdict(s.tirx) if s.tirx else None,
             "config": [f.name for f in dataclasses.fields(s.config) if f.init],
         }
         for s in op.schedules

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,21 @@ class Expected:
 
 
 @dataclass(frozen=True)
+class WrittenInTirx:
+    """Why a schedule is a program in TIRx, where threads, barriers and copies are spelled out, and not steps of
+    `s_tir.Schedule` on a tensor expression."""
+
+    reason: str  # one sentence: what a schedule of a tensor expression cannot say
+    siblings: tuple[str, ...]  # the operator's TE schedules for the same problems
+
+
+# ways to verify that mean nothing for a program in TIRx, and why
+_NO_ROUTES_OF_TIRX = {
+    "serial": "a program in TIRx is made of threads that wait for each other, there are no loops to run one by one",
+}
+
+
+@dataclass(frozen=True)
 class ScheduleSpec:
     """One named way to run an operator on a family of targets."""
 
@@ -52,9 +67,19 @@ class ScheduleSpec:
     # every config worth trying, legal or not; of a sequence (`space.ProductSpace`) only those drawn need be made
     space: Callable[[Any, Arch], Iterable[Config]]
     fixed_shape: bool = False  # what is built takes the problem's shapes only, run-time axes too
-    no_routes: Mapping[str, str] = field(default_factory=dict)  # ways to verify that mean nothing here, and why
+    tirx: WrittenInTirx | None = None  # None for steps of `s_tir.Schedule` on a tensor expression
     arithmetic: Arithmetic = FLOAT32  # that results are held to
     opt_in: bool = False  # used only where a user names it: no rule, record or search of all schedules chooses it
+
+    @property
+    def language(self) -> str:
+        """What the schedule is written in: "TE" or "TIRx"."""
+        return "TIRx" if self.tirx else "TE"
+
+    @property
+    def no_routes(self) -> Mapping[str, str]:
+        """Ways to verify that mean nothing for this schedule, and why."""
+        return _NO_ROUTES_OF_TIRX if self.tirx else {}
 
     def arguments(self, problem: Problem) -> tuple[Argument, ...]:
         """The tensors of a function built with this schedule."""

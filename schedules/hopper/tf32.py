@@ -7,9 +7,8 @@ from typing import Any
 
 from schedules.core.arch import Arch
 from schedules.core.arithmetic import TF32
-from schedules.core.operator import ScheduleSpec
+from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.hopper.config import HopperConfig
-from schedules.tirx import NO_ROUTES
 
 
 def tf32_schedule(
@@ -17,8 +16,12 @@ def tf32_schedule(
     apply: Callable[[Any, Any, Arch], Any],
     default: Callable[[Any, Arch], HopperConfig],
     space: Callable[[Any, Arch], Iterable[HopperConfig]],
+    siblings: tuple[str, ...],
 ) -> ScheduleSpec:
-    """The schedule ``tf32`` of an operator: only used where it is named, since its errors are not float32's."""
+    """The schedule ``tf32`` of an operator: only used where it is named, since its errors are not float32's.
+
+    `siblings` are the operator's TE schedules of float32.
+    """
     return ScheduleSpec(
         name="tf32",
         summary="float32 rounded to TF32 on Hopper's tensor cores, errors up to 2^-10; only if named",
@@ -27,7 +30,11 @@ def tf32_schedule(
         apply=apply,
         default=default,
         space=space,
-        no_routes=NO_ROUTES,
+        tirx=WrittenInTirx(
+            reason="a warp loads by TMA, which rounds to TF32, while others multiply by wgmma; the schedule language "
+            "gives all threads the same loops, and has neither mbarriers nor clusters",
+            siblings=siblings,
+        ),
         arithmetic=TF32,
         opt_in=True,
     )

@@ -15,7 +15,8 @@ from schedules.core.errors import UsageError
 from schedules.measure.records import now, slug
 
 SCHEMA = 1
-KINDS = ("softmax", "convolution", "cpu")  # what a file of comparisons compares
+KINDS = ("softmax", "convolution", "cpu")  # what a file of comparisons with other libraries compares
+LANGUAGES = "languages"  # the kind of a comparison of ours in TIRx with ours in TE
 
 
 def read_results(file: str | Path) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def read_results(file: str | Path) -> dict[str, Any]:
         raise UsageError(f"{file} is not JSON; give a file that a comparison (benchmarks/compare_*.py) wrote") from None
     wanted = {"device", "versions", "cases", "kind"}
     schema = found.get("schema") if isinstance(found, dict) else None
-    if schema != SCHEMA or not wanted <= found.keys() or found["kind"] not in KINDS:
+    if schema != SCHEMA or not wanted <= found.keys() or found["kind"] not in (*KINDS, LANGUAGES):
         raise UsageError(
             f"{file} is not a comparison of schema {SCHEMA}; give one that a comparison (benchmarks/compare_*.py) wrote"
         )
@@ -36,7 +37,7 @@ def read_results(file: str | Path) -> dict[str, Any]:
 
 
 def is_comparison(file: str | Path) -> bool:
-    """Whether `file` says that it is a results file, of whatever schema; other data lie beside them."""
+    """Whether `file` says that it compares with other libraries, in whatever schema; other data lie beside them."""
     try:
         found = json.loads(Path(file).read_text())
     except (OSError, ValueError):

@@ -133,3 +133,7 @@ def test_a_text_without_markers_is_left_alone(readme_tables: ModuleType, tmp_pat
 
 def test_the_readme_is_current(readme_tables: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert readme_tables.main(["--check"]) == 0, f"{capsys.readouterr().out}; run python -m benchmarks.readme_tables"
+
+
+def test_the_documents_are_covered(readme_tables: ModuleType) -> None:
+    assert {"README.md", "RESULTS.md", "tirx.md"} <= {file.name for file in readme_tables.FILES}

@@ -11,7 +11,9 @@ from schedules.core.arch import ARCHES, Arch
 from schedules.core.arithmetic import FLOAT32
 from schedules.core.errors import ConfigError, UnknownNameError, UsageError
 from schedules.core.operator import Operator, ScheduleSpec
+from schedules.core.problem import Problem
 from schedules.core.registry import EXTRA, OPERATORS, operator, operator_modules, operators
+from schedules.lowering.annotations import TIRX
 from tests.conftest import problem_of
 
 SAMPLES = {
@@ -58,8 +60,8 @@ def _all_schedules() -> list[tuple[Operator, ScheduleSpec]]:
     return [(found, spec) for found in operators() for spec in found.schedules]
 
 
-@pytest.mark.parametrize(("found", "spec"), _all_schedules(), ids=lambda item: item.name)
-def test_spaces_hold_legal_configs(found: Operator, spec: ScheduleSpec) -> None:
+def sample_for(found: Operator, spec: ScheduleSpec) -> Problem:
+    """A small problem that the schedule takes."""
     fields = dict(SAMPLES[found.name])
     if spec.name in ("mma", "mfma", "mma_channels_last") and "float16" in found.problem.dtypes:
         fields["dtype"] = "float16"
@@ -69,12 +71,32 @@ def test_spaces_hold_legal_configs(found: Operator, spec: ScheduleSpec) -> None:
         fields |= dict(n=8, ci=32, co=32, dtype="float32")
     if spec.name.startswith("tma_wgmma") and found.name == "conv2d_nchw":
         fields |= dict(w=8, filter_layout="hwoi")
-    problem = problem_of(found.name, **fields)
+    return problem_of(found.name, **fields)
+
+
+@pytest.mark.parametrize(("found", "spec"), _all_schedules(), ids=lambda item: item.name)
+def test_spaces_hold_legal_configs(found: Operator, spec: ScheduleSpec) -> None:
+    problem = sample_for(found, spec)
     # a schedule may need more than the oldest arch of its kind has
     spaces = (list(spec.legal_space(problem, arch)) for arch in ARCHES.values() if arch.kind in spec.kinds)
     legal = next(filter(None, spaces))
     assert len(legal) > 1
     assert len(set(legal)) == len(legal)
+
+
+@pytest.mark.parametrize(("found", "spec"), _all_schedules(), ids=lambda item: item.name)
+def test_a_program_in_tirx_says_why_and_names_te_schedules_for_the_same(found: Operator, spec: ScheduleSpec) -> None:
+    arches = [arch for arch in ARCHES.values() if arch.kind in spec.kinds]
+    problem = sample_for(found, spec)
+    arch = next(arch for arch in arches if next(iter(spec.legal_space(problem, arch)), None))
+    written_in_tirx = TIRX in spec.apply(problem, next(iter(spec.legal_space(problem, arch))), arch)["main"].attrs
+    assert (spec.language == "TIRx") == written_in_tirx == (spec.tirx is not None) == ("serial" in spec.no_routes)
+    if spec.tirx is None:
+        return
+    assert len(spec.tirx.reason.split()) > 10 and "\n" not in spec.tirx.reason
+    siblings = [found.schedule(name) for name in spec.tirx.siblings]
+    assert siblings and all(sibling.language == "TE" and "cuda" in sibling.kinds for sibling in siblings)
+    assert siblings[0].serves(problem, arch)
 
 
 @pytest.mark.parametrize(("found", "spec"), _all_schedules(), ids=lambda item: item.name)

@@ -181,4 +181,4 @@ def space(problem: HwcnProblem, arch: Arch) -> Sequence[Tf32Config]:
     return with_and_without_padding(Tf32Config, DTYPE)
 
 
-SCHEDULE = tf32_schedule(Tf32Config, schedule, default, space)
+SCHEDULE = tf32_schedule(Tf32Config, schedule, default, space, siblings=("simt", "mma_split"))

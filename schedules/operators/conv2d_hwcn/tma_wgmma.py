@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from schedules.core.arch import Arch
-from schedules.core.operator import ScheduleSpec
+from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.hopper.config import stage_channels
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
 from schedules.hopper.work import Load, Operand, Output
@@ -24,7 +24,6 @@ from schedules.operators.conv2d_hwcn.pixel_work import (
     runs_of,
     with_and_without_padding,
 )
-from schedules.tirx import NO_ROUTES
 
 if TYPE_CHECKING:
     import tvm
@@ -128,5 +127,9 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
-    no_routes=NO_ROUTES,
+    tirx=WrittenInTirx(
+        reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "
+        "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",
+        siblings=("mma",),
+    ),
 )

@@ -20,7 +20,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from schedules.core.arch import Arch
-from schedules.core.operator import ScheduleSpec
+from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.space import ProductSpace
 from schedules.definitions.epilogue import finish_sum
 from schedules.hopper.config import REGISTERS, RESIDENT, STAGES, HopperConfig, clusters
@@ -30,7 +30,6 @@ from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
 from schedules.hopper.work import Fragment, Load, Operand, Output, Product, Tensors, Work
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.repack import filter_argument, repack, workspace_of
-from schedules.tirx import NO_ROUTES
 
 if TYPE_CHECKING:
     import tvm
@@ -286,5 +285,9 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
-    no_routes=NO_ROUTES,
+    tirx=WrittenInTirx(
+        reason="one warp loads by TMA while others multiply by wgmma and add sums out of other threads' registers; "
+        "the schedule language gives all threads the same loops, and no thread a value of another",
+        siblings=("mma", "mma_channels_last"),
+    ),
 )

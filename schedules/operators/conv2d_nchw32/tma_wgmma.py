@@ -15,7 +15,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from schedules.core.arch import Arch
-from schedules.core.operator import ScheduleSpec
+from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import Pair, numpy_dtype
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import ROWS, WARPGROUP, HopperConfig, blocks
@@ -36,7 +36,6 @@ from schedules.hopper.work import CYCLE, Load, Operand, Output, Product, Tensors
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.epilogue import greatest, unrounded
 from schedules.operators.conv2d_nchw32.packing import GROUP
-from schedules.tirx import NO_ROUTES
 
 if TYPE_CHECKING:
     import tvm
@@ -467,5 +466,9 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
-    no_routes=NO_ROUTES,
+    tirx=WrittenInTirx(
+        reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "
+        "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",
+        siblings=("mma",),
+    ),
 )

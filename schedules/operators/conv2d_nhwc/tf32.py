@@ -42,4 +42,4 @@ def space(problem: NhwcProblem, arch: Arch) -> Sequence[Tf32Config]:
     return ProductSpace(lambda words: Tf32Config(**words), blocks("float32", filters=True))
 
 
-SCHEDULE = tf32_schedule(Tf32Config, schedule, default, space)
+SCHEDULE = tf32_schedule(Tf32Config, schedule, default, space, siblings=("simt",))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from schedules.core.arch import Arch
-from schedules.core.operator import ScheduleSpec
+from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import numpy_dtype
 from schedules.core.space import ProductSpace
 from schedules.definitions.epilogue import finish_sum
@@ -23,7 +23,6 @@ from schedules.hopper.pixels import PixelTiles, Place, flattened, pixel_tiles, p
 from schedules.hopper.shared import UNIT, Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
 from schedules.hopper.work import Load, Operand, Output, Tensors, Work, fastest
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
-from schedules.tirx import NO_ROUTES
 
 if TYPE_CHECKING:
     import tvm
@@ -249,5 +248,9 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
-    no_routes=NO_ROUTES,
+    tirx=WrittenInTirx(
+        reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "
+        "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",
+        siblings=("wgmma", "mma"),
+    ),
 )

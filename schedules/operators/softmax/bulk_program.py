@@ -13,7 +13,7 @@ from tvm.backend.cuda.lang.pipeline import TMABar
 from tvm.script import tirx as T
 
 from schedules.lowering.accesses import EVICT_FIRST, EVICT_LAST
-from schedules.operators.softmax.bulk import BulkConfig, mask_bytes
+from schedules.operators.softmax.bulk_config import BulkConfig, mask_bytes
 from schedules.operators.softmax.definition import SoftmaxProblem, Values
 from schedules.operators.softmax.pack_program import PackKernel, Row, Scalar, module, where
 from schedules.operators.softmax.pack_sources import STORE_SHARED
@@ -375,8 +375,8 @@ class Kernel(PackKernel[StagedRow]):
 
     def each_pack(self, row: StagedRow, *needs: str, stored: bool = False) -> Iterator[tuple[int, Any]]:
         """Packs out of the row's stage; the first pass of a row that is kept in registers reads all inputs."""
-        kept = self.config.kept != "shared"
-        names = [name for name in self.words if name in self.fresh and (kept or name in needs)]
+        in_registers = self.config.kept != "shared"
+        names = [name for name in self.words if name in self.fresh and (in_registers or name in needs)]
         threads = self.config.threads
         waits, self.waits = self.waits, False
         for p in range(self.rounds):
@@ -388,7 +388,7 @@ class Kernel(PackKernel[StagedRow]):
                 for name in names:
                     self.read(name, row, p, i)
                 yield p, i
-        if kept:
+        if in_registers:
             self.fresh.clear()
             if self.config.kept == "packed":
                 self.settle()

@@ -9,7 +9,7 @@ import tvm
 from tvm.backend.cuda.lang.pipeline import TMABar
 from tvm.script import tirx as T
 
-from schedules.operators.softmax.cluster import ClusterConfig, pack_sizes
+from schedules.operators.softmax.cluster_config import ClusterConfig, pack_sizes
 from schedules.operators.softmax.definition import SoftmaxProblem, Values
 from schedules.operators.softmax.loaded_program import LoadedKernel, LoadedRow
 from schedules.operators.softmax.pack_program import Scalar, module, where
@@ -50,7 +50,7 @@ class Kernel(LoadedKernel):
     ) -> None:
         super().__init__(problem, config, tensors, rows, warp, lane)
         self.config = config
-        self.kept_from = config.in_shared
+        self.first_in_registers = config.in_shared
         self.part, self.least = config.part(problem), config.least(problem)
         self.sizes = pack_sizes(problem)
         self.steps = [step.name for step in self.program.reductions]
@@ -97,10 +97,10 @@ class Kernel(LoadedKernel):
 
     def fetch_first(self) -> None:
         """Have the packs of the first row copied that wait in shared memory."""
-        if self.kept_from:
+        if self.first_in_registers:
             row = self.place()
             with inside_part("Fetch: each thread has those packs copied that wait in shared memory"):
-                for p in range(self.kept_from):
+                for p in range(self.first_in_registers):
                     self.fetch(row, p)
 
     def fetch_next(self, p: int) -> None:
@@ -146,10 +146,10 @@ class Kernel(LoadedKernel):
             self.read_row(row)
         if stored:
             yield from super().each_pack(row, *needs, stored=stored)
-        for p in range(self.kept_from):
+        for p in range(self.first_in_registers):
             i = self.number(p)
             if first:
-                T.evaluate(T.ptx.cp.async_.wait_group(self.kept_from - 1 - p))
+                T.evaluate(T.ptx.cp.async_.wait_group(self.first_in_registers - 1 - p))
             for name in self.words:
                 if name in needs:
                     self.load(self.words_at(name, p), self.waiting(name, p))
@@ -163,7 +163,7 @@ class Kernel(LoadedKernel):
         if not stored:
             yield from super().each_pack(row, *needs, stored=stored)
 
-    def combined(self, found: Values) -> Values:
+    def combined(self, reductions: Values) -> Values:
         """The block's reductions into the slot of its rank in every block, then the row's of all of them.
 
         Rows take turns at two sets of slots, each with its barrier.  A block is at most one row ahead of another, since
@@ -184,7 +184,7 @@ class Kernel(LoadedKernel):
             T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(arrived, T.uint32(4 * cluster * count)))
         with where(self.thread < cluster):
             to = in_block(self.slots.ptr_to([first + self.rank * count]), self.lane)
-            numbers = (found[name] for name in self.steps)
+            numbers = (reductions[name] for name in self.steps)
             self.call(f"cluster_send_{count}", *numbers, to, in_block(arrived, self.lane), source=send(count))
         wait_in_cluster(arrived, parity)
         slot = first + self.lane % cluster * count
@@ -192,7 +192,7 @@ class Kernel(LoadedKernel):
         return self.merged(parts, cluster)
 
     def write(self, row: LoadedRow, results: Values) -> None:
-        if self.kept_from and self.config.grid:
+        if self.first_in_registers and self.config.grid:
             self.following = named("following", self.row.value + self.clusters)
             self.following_row = self.placed(self.following, self.before, self.part)
         super().write(row, results)

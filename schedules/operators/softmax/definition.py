@@ -129,20 +129,20 @@ class SoftmaxProblem(Problem):
         def rows(name: str, dtype: str = self.dtype, output: bool = False) -> Argument:
             return Argument(name, shape, dtype, output, runtime_axis=0)
 
-        found = [rows("y"), rows("dy")] if self.is_grad else [rows("x")]
+        arguments = [rows("y"), rows("dy")] if self.is_grad else [rows("x")]
         if self.mask == "full":
-            found.append(rows("mask"))
+            arguments.append(rows("mask"))
         elif self.mask == "cols":
-            found.append(Argument("mask", (self.cols,), self.dtype))
+            arguments.append(Argument("mask", (self.cols,), self.dtype))
         if self.has_dropout:
-            found.append(rows("drop", "uint8"))
+            arguments.append(rows("drop", "uint8"))
         if self.is_grad:
-            found.append(rows("dx", output=True))
+            arguments.append(rows("dx", output=True))
         else:
-            found.append(rows("y", output=True))
+            arguments.append(rows("y", output=True))
             if self.has_dropout:
-                found.append(rows("output", output=True))
-        return tuple(found)
+                arguments.append(rows("output", output=True))
+        return tuple(arguments)
 
 
 Values = dict[str, "PrimExpr"]
@@ -446,8 +446,8 @@ def reference(problem: SoftmaxProblem, arrays: Sequence[Array]) -> list[Expected
         magnitude = np.where(np.isinf(shifted), 0, magnitude)  # a masked column is exact
         outputs = [Expected(values, magnitude)]
         if drop is not None:
-            kept = _beyond(values, p.dtype) * drop
-            outputs.append(Expected(kept, magnitude * drop, roundings=1 + 1 / p.keep))  # y is rounded first
+            output = _beyond(values, p.dtype) * drop
+            outputs.append(Expected(output, magnitude * drop, roundings=1 + 1 / p.keep))  # y is rounded first
         return outputs
 
 

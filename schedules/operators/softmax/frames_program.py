@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from schedules.operators.softmax.definition import SoftmaxProblem
-from schedules.operators.softmax.frames import FramesConfig
+from schedules.operators.softmax.frames_config import FramesConfig
 from schedules.operators.softmax.loaded_program import LoadedKernel, LoadedRow
 from schedules.operators.softmax.pack_program import Scalar, module
 from schedules.steps.story import part

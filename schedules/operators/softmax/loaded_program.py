@@ -43,7 +43,7 @@ class LoadedRow(Row):
 class LoadedKernel(PackKernel[LoadedRow]):
     """The body of a kernel for one thread; its methods emit statements.
 
-    Rounds before `kept_from` are for whoever emits the kernel to read.
+    Rounds before `first_in_registers` are for whoever emits the kernel to read.
     """
 
     always: bool  # whether there is a row for every thread
@@ -103,7 +103,7 @@ class LoadedKernel(PackKernel[LoadedRow]):
         if self.fresh:
             self.fresh = False
             self.read_row(row)
-        for p in range(self.kept_from, self.rounds):
+        for p in range(self.first_in_registers, self.rounds):
             i = self.number(p)
             sure = (p + 1) * self.threads <= self.least
             with where(i < row.packs if (stored and not sure) or p * self.threads >= self.least else True):
@@ -118,7 +118,7 @@ class LoadedKernel(PackKernel[LoadedRow]):
             self.read_packs(row)
 
     def read_packs(self, row: LoadedRow) -> None:
-        of_rows, rounds = [argument.name for argument in self.inputs], range(self.kept_from, self.rounds)
+        of_rows, rounds = [argument.name for argument in self.inputs], range(self.first_in_registers, self.rounds)
         for p in rounds:
             i = self.number(p)
             last = self.least - (self.frame.unit < self.pack)  # packs that no row has at the tensors' end

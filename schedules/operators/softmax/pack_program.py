@@ -79,13 +79,13 @@ def module(
     names = [argument.name for argument in arguments]
 
     def matched(handles: list[Any], rows: Any) -> dict[str, Any]:
-        found = {}
+        buffers = {}
         for argument, handle in zip(arguments, handles, strict=False):
             shape = (rows, problem.cols) if argument.runtime_axis is not None else argument.shape
             buffer = T.match_buffer(handle, shape, argument.dtype, align=16)
             IRBuilder.name(argument.name, buffer)
-            found[argument.name] = buffer
-        return found
+            buffers[argument.name] = buffer
+        return buffers
 
     def bounds() -> Any:
         return T.attr({"tirx.launch_bounds_min_blocks_per_sm": min_blocks}) if min_blocks else None
@@ -153,7 +153,7 @@ class PackKernel(ABC, Generic[R]):
     zero: Any = None  # 0, though the compiler does not know; set where rows are kept packed
     exchange: Any = None  # floats in shared memory
     fused: bool = False  # exponents by one operation: fewer instructions, at times a few registers more
-    kept_from: int = 0  # the first round whose packs stay in registers, where rows are kept packed
+    first_in_registers: int = 0  # the first round whose packs stay in registers, where rows are kept packed
     turn: Scalar | None = None  # which half of `exchange` is next, where a row has one reduction
 
     def __init__(
@@ -190,21 +190,21 @@ class PackKernel(ABC, Generic[R]):
         for name, array in self.words.items():
             IRBuilder.name(f"{name}_words", array)
         if self.problem.is_grad:
-            found = self.reduce_gradient(row)
+            reductions = self.reduce_gradient(row)
         elif self.online:
-            found = self.reduce_online(row)
+            reductions = self.reduce_online(row)
         else:
-            found = self.reduce_in_turn(row)
-        results = self.finished(self.combined(found))
+            reductions = self.reduce_in_turn(row)
+        results = self.finished(self.combined(reductions))
         if self.kept == "numerators" and self.numerators_peak is not results["peak"]:
             unit = {"peak": self.numerators_peak, "total": T.float32(1)}
             factor = results["inverse"] * self.program.reductions[-1].of_part(unit, results)
             results["inverse"] = named("factor", factor)
         self.write(row, results)
 
-    def combined(self, found: Values) -> Values:
+    def combined(self, reductions: Values) -> Values:
         """The reductions over the row, from those of the threads that synchronize, where these are not all."""
-        return found
+        return reductions
 
     def read_names(self) -> list[str]:
         """What a row is computed from: its inputs and the mask."""
@@ -235,13 +235,13 @@ class PackKernel(ABC, Generic[R]):
 
     def fill(self, name: str, row: R, p: int, i: Any) -> None:
         """Have elements of other rows in pack i of an input count as neutral."""
-        found = self.edge(row, p, i)
-        if found:
-            edge, first, last = found
+        edge = self.edge(row, p, i)
+        if edge:
+            mixed, first, last = edge
             bits = 8 * self.item
             source = sources.FILL.format(bits=bits, ones="0xffffffff" if bits == 32 else "0xffff")
             words = [self.word(name, p, k) for k in range(self.each)]
-            with where(edge):
+            with where(mixed):
                 self.call(f"pack_fill_{bits}", *words, first, last, T.uint32(self.neutral(name)), source=source)
 
     def neutral(self, name: str) -> int:
@@ -276,14 +276,19 @@ class PackKernel(ABC, Generic[R]):
     def element(self, name: str, p: int, v: int) -> Any:
         """Element v of a pack in words, as float32."""
         if name == "drop":
-            return _as_float("u8", f"(float)((w >> {8 * (v % 4)}) & 0xff)", self.word(name, p, v // 4), v % 4)
+            return T.Cast("float32", _bits(self.word(name, p, v // 4), 8 * (v % 4), 8))
         per = 4 // self.item
         return self.widened(self.word(name, p, v // per), v % per)
 
     def widened(self, word: Any, half: int) -> Any:
         """An element of the tensors' dtype in a word, as float32."""
-        dtype = self.problem.dtype
-        return _as_float(dtype, sources.WIDEN[dtype][half], word, half)
+        if self.item == 4:
+            return T.reinterpret("float32", word)
+        if self.problem.dtype == "bfloat16":  # the upper half of a float32
+            return T.reinterpret(
+                "float32", T.bitwise_and(word, T.uint32(0xFFFF0000)) if half else T.shift_left(word, T.uint32(16))
+            )
+        return T.Cast("float32", T.reinterpret("float16", T.Cast("uint16", _bits(word, 16 * half, 16))))
 
     def columns(self, p: int, v: int) -> Values:
         return Columns(lambda name: self.element(name, p, v))
@@ -303,8 +308,7 @@ class PackKernel(ABC, Generic[R]):
     def peak_of_thread(self, row: R) -> Any:
         """The largest of a thread's part; two at a time where elements are 16 bits and stand as they are."""
         step = self.program.reductions[0]
-        two, _ = sources.TWO.get(self.problem.dtype, ("", ""))
-        if self.problem.mask != "none" or not two:
+        if self.problem.mask != "none" or self.item == 4:
             peaks = self.sums("peaks", float(np.finfo(np.float32).min))
             for p, _ in self.each_pack(row, "x", "mask"):
                 for v in range(self.pack):
@@ -312,24 +316,30 @@ class PackKernel(ABC, Generic[R]):
                     T.buffer_store(peaks, T.max(peaks[k], step.element(self.columns(p, v), {})), [k])
             return self.total_of(peaks, "max")
         rising = self.problem.scale > 0
-        function = "max" if rising else "min"
-        source = sources.LARGEST.format(function=function, type=two)
         lowest = _repeated(LARGEST[self.problem.dtype] * (-1 if rising else 1), self.problem.dtype)
-        found = T.alloc_local((self.each,), "uint32")
-        IRBuilder.name("peaks", found)
+        peaks = T.alloc_local((self.each,), "uint32")
+        IRBuilder.name("peaks", peaks)
 
         def larger(a: Any, b: Any) -> Any:
-            return T.cuda.func_call(f"pack_{function}_{two}", a, b, source_code=source, return_type="uint32")
+            return self.larger_of_two(a, b, rising)
 
         for k in range(self.each):
-            T.buffer_store(found, T.uint32(lowest), [k])
+            T.buffer_store(peaks, T.uint32(lowest), [k])
         for p, _ in self.each_pack(row, "x"):
             for k in range(self.each):
-                T.buffer_store(found, larger(found[k], self.word("x", p, k)), [k])
-        halves = [larger(found[k], found[k + 1]) for k in range(0, self.each, 2)]
-        T.buffer_store(found, larger(*halves) if len(halves) > 1 else halves[0], [0])
-        low, high = self.widened(found[0], 0), self.widened(found[0], 1)
+                T.buffer_store(peaks, larger(peaks[k], self.word("x", p, k)), [k])
+        halves = [larger(peaks[k], peaks[k + 1]) for k in range(0, self.each, 2)]
+        T.buffer_store(peaks, larger(*halves) if len(halves) > 1 else halves[0], [0])
+        low, high = self.widened(peaks[0], 0), self.widened(peaks[0], 1)
         return T.max(low, high) if rising else T.float32(0) - T.min(low, high)
+
+    def larger_of_two(self, a: Any, b: Any, rising: bool) -> Any:
+        """The larger of each half of two words, the smaller if not `rising`."""
+        if self.problem.dtype == "bfloat16":
+            return T.cuda.hmax2(a, b) if rising else T.cuda.hmin2(a, b)
+        function = "max" if rising else "min"
+        source = sources.LARGEST.format(function=function)
+        return T.cuda.func_call(f"pack_{function}", a, b, source_code=source, return_type="uint32")
 
     def total_of_thread(self, row: R, results: Values) -> Any:
         """The sum over a thread's part, of softmax by way of its numerators if those are kept."""
@@ -354,10 +364,9 @@ class PackKernel(ABC, Generic[R]):
         """Over `lanes` neighbouring lanes, by shuffles."""
         if lanes == 1:
             return value
-        source = sources.ACROSS.format(kind=kind, lanes=lanes, combine=sources.COMBINE[kind])
-        return T.cuda.func_call(f"pack_{kind}_{lanes}", value, source_code=source, return_type="float32")
+        return T.cuda.warp_reduce(value, kind, lanes)
 
-    def of_row_of(self, parts: dict[str, tuple[str, Any]], first: R | None) -> dict[str, tuple[Any, Any]]:
+    def over_warps(self, parts: dict[str, tuple[str, Any]], first: R | None) -> dict[str, tuple[Any, Any]]:
         """(this warp's, that of the warp number `lane` modulo the warps) of each of `parts`, name to (kind, a thread's
         part): one barrier for all.  The second is the first where a row has no more than a warp.
 
@@ -379,17 +388,17 @@ class PackKernel(ABC, Generic[R]):
         self.sync()
         if first:
             self.behind_first(first)
-        found = {
+        of_warps = {
             name: (value, named(f"{name}_of_lane", self.exchange[exchange + base[name] + self.lane % warps]))
             for name, value in mine.items()
         }
         if self.turn:
             self.turn.set(T.bitwise_xor(self.turn.value, 1))
-        return found
+        return of_warps
 
     def reduced(self, step: Reduction, value: Any, first: R | None) -> Any:
         """A reduction over the row, from a thread's part."""
-        _, of_lane = self.of_row_of({step.name: (step.kind, value)}, first)[step.name]
+        _, of_lane = self.over_warps({step.name: (step.kind, value)}, first)[step.name]
         return named(step.name, self.across(step.kind, of_lane, self.threads // 32) if self.wide else of_lane)
 
     def finished(self, results: Values) -> Values:
@@ -414,8 +423,8 @@ class PackKernel(ABC, Generic[R]):
         """Sums relative to the warp's peak, which is all a warp need wait for; then peaks and sums at once."""
         peak_of_warp = named("peak_of_warp", self.across("max", self.peak_of_thread(row), 32))
         total = self.total_of_thread(row, {"peak": peak_of_warp})
-        found = self.of_row_of({"peak": ("max", peak_of_warp), "total": ("sum", total)}, row)
-        return self.merged({name: of_lane for name, (_, of_lane) in found.items()}, self.threads // 32)
+        of_warps = self.over_warps({"peak": ("max", peak_of_warp), "total": ("sum", total)}, row)
+        return self.merged({name: of_lane for name, (_, of_lane) in of_warps.items()}, self.threads // 32)
 
     def merged(self, parts: Values, lanes: int) -> Values:
         """The reductions over `lanes` parts, of which each of as many neighbouring lanes has one's."""
@@ -428,14 +437,15 @@ class PackKernel(ABC, Generic[R]):
     def unknown_zero(self) -> Any:
         """0, for `settle`: no number of elements is negative."""
         elements = self.rows * self.problem.cols
-        return named("zero", T.cuda.func_call("pack_zero", elements, source_code=sources.ZERO, return_type="uint32"))
+        # a variable, or TVM would write what it is at every use
+        return Scalar("zero", T.Cast("uint32", T.shift_right(elements, T.int64(63))), "uint32").value
 
     def settle(self) -> None:
         """Have the compiler widen packed words anew for each use, instead of keeping them widened in twice the
         registers."""
         for name in self.words:
             each = self.words_of(name)
-            for k in range(self.kept_from * each, self.rounds * each):
+            for k in range(self.first_in_registers * each, self.rounds * each):
                 T.buffer_store(self.words[name], T.bitwise_xor(self.words[name][k], self.zero), [k])
 
     def write(self, row: R, results: Values) -> None:
@@ -465,9 +475,9 @@ class PackKernel(ABC, Generic[R]):
 
     def two(self, a: Any, b: Any) -> Any:
         """The word of two numbers rounded to 16 bits, `a` in its low half."""
-        kind, convert = sources.TWO[self.problem.dtype]
-        source = sources.PACK.format(type=kind, convert=convert)
-        return T.cuda.func_call(f"pack_two_{kind}", a, b, source_code=source, return_type="uint32")
+        if self.problem.dtype == "bfloat16":
+            return T.cuda.float22bfloat162_rn(a, b)
+        return T.reinterpret("uint32", T.Cast("float16x2", T.Shuffle([a, b], [0, 1])))
 
     def packed(self, name: str, values: list[Any]) -> Any:
         """A pack's words of elements rounded to the tensors' dtype."""
@@ -494,14 +504,14 @@ class PackKernel(ABC, Generic[R]):
     def store_own(self, row: R, p: int, i: Any, words: Any, to: Any, name: str, whole: str) -> None:
         """A pack by the function `name`, or, where it holds elements of other rows, its own in parts."""
         all_words = [words[k] for k in range(self.each)]
-        found = self.edge(row, p, i)
-        if found is None:
+        edge = self.edge(row, p, i)
+        if edge is None:
             self.call(name, *all_words, to, source=whole)
             return
-        edge, first, last = found
+        mixed, first, last = edge
         unit = self.frame.unit * self.item
         some = sources.STORE_SOME.format(unit=unit)
-        with T.If(edge):
+        with T.If(mixed):
             with T.Then():
                 self.call(f"pack_store_some_{unit}", *all_words, to, first * self.item, last * self.item, source=some)
             with T.Else():
@@ -510,12 +520,12 @@ class PackKernel(ABC, Generic[R]):
 
 def fma(a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once."""
-    return T.cuda.func_call("pack_fma", a, b, c, source_code=sources.FMA, return_type="float32")
+    return T.call_pure_extern("float32", "fmaf", a, b, c)
 
 
 def times(a: Any, b: Any) -> Any:
     """a * b, rounded: the compiler does not fuse it with an addition."""
-    return T.cuda.func_call("pack_times", a, b, source_code=sources.TIMES, return_type="float32")
+    return T.call_pure_extern("float32", "__fmul_rn", a, b)
 
 
 class Columns(dict[str, Any]):
@@ -529,10 +539,10 @@ class Columns(dict[str, Any]):
         return self.element(name)
 
 
-def _as_float(kind: str, value: str, word: Any, part: int) -> Any:
-    name = f"{kind}_{part}"
-    source = sources.ELEMENT.format(name=name, value=value)
-    return T.cuda.func_call(f"pack_element_{name}", word, source_code=source, return_type="float32")
+def _bits(word: Any, first: int, count: int) -> Any:
+    """`count` bits of a word from bit `first` on."""
+    shifted = T.shift_right(word, T.uint32(first)) if first else word
+    return shifted if first + count == 32 else T.bitwise_and(shifted, T.uint32((1 << count) - 1))
 
 
 def _repeated(value: float, dtype: str) -> int:

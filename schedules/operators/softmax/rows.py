@@ -152,16 +152,16 @@ def row_stages(
             return i, v, p, t
         return (i // many, i % many, p, t, v) if in_flight > 1 else (i, p, t, v)
 
-    kept = Loads(stored, where)
+    row_loads = Loads(stored, where)
 
     def loads(stage: str) -> Loads:
         """The register copies that a stage reads."""
 
         def copy(name: str) -> te.Tensor:
-            copied = element(name) if keep == "nowhere" else partial(kept.read, name)
+            copied = element(name) if keep == "nowhere" else partial(row_loads.read, name)
             return te.compute((rows, *axes), lambda i, p, t, v: copied(i, p, t, v), name=f"{name}_{stage}")
 
-        return kept if keep == "registers" else Loads(copy)
+        return row_loads if keep == "registers" else Loads(copy)
 
     stages = {stage: loads(stage) for stage in (*(step.name for step in program.reductions), "value")}
 
@@ -183,8 +183,8 @@ def row_stages(
     outputs = output_stages(problem, program, inputs, (rows,), k, value)
     return Stages(
         tensors=(*inputs.values(), *outputs),
-        stored=kept.blocks,
-        loads={stage: () if keep == "registers" else found.blocks for stage, found in stages.items()},
+        stored=row_loads.blocks,
+        loads={stage: () if keep == "registers" else copies.blocks for stage, copies in stages.items()},
         reductions=tuple(step.name for step in program.reductions),
         numerators=numerator is not None,
         dropped=program.dropped is not None,

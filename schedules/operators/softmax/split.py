@@ -210,7 +210,7 @@ def default(problem: SoftmaxProblem, arch: Arch) -> SplitConfig:
         replace(config, threads=config.threads * more, packs=config.packs * times)
         for more, times in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4), (4, 2), (2, 4), (4, 4))
     ]
-    return next((found for found in longer if found.check(problem, arch) is None), config)
+    return next((longer_one for longer_one in longer if longer_one.check(problem, arch) is None), config)
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[SplitConfig]:

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.peers.tables import SECTIONS, selected, tables
 from schedules.core.errors import UsageError
-from schedules.measure.results import KINDS
+from schedules.measure.results import KINDS, LANGUAGES
 
 
 def results(*problems: dict[str, Any], dates: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def results(*problems: dict[str, Any], dates: tuple[str, ...] = ()) -> dict[str,
 
 
 def test_every_kind_has_its_tables() -> None:
-    assert set(SECTIONS) == set(KINDS)
+    assert set(SECTIONS) == {*KINDS, LANGUAGES}
     assert tables(results()) == "Some GPU; torch 2, cudnn 9"
 
 

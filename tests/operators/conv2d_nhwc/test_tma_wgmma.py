@@ -219,7 +219,7 @@ def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        ("hopper_wait_in_cluster", dict(split_k=2, grid=4)),
+        ("tvm_builtin_cuda_mbarrier_wait_acquire_cluster", dict(split_k=2, grid=4)),
         ("hopper_arrive_in_cluster", dict(split_k=2, grid=4)),
         ("tvm_builtin_ptx_bar_sync_count_sync", dict()),
         ("hopper_copy_16", dict()),

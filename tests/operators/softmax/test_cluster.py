@@ -64,12 +64,12 @@ def test_copies_have_no_cache_policy(sm_90a: Arch) -> None:
 
 
 MUTANTS = {  # what to replace in the generated source
-    "blocks written to before they begin": (r"hopper_cluster_wait\(\);", ""),
-    "other blocks not waited for": (r"hopper_wait_in_cluster\([^;]*;", ""),
+    "blocks written to before they begin": (r"(?m)^ +tvm_builtin_ptx_barrier_cluster_wait\w+\(\);", ""),
+    "other blocks not waited for": (r"(?m)^ +tvm_builtin_cuda_mbarrier_wait_acquire_cluster\([^;]*;", ""),
     "too few bytes expected": (r"(arrive_expect_tx_shared_b64\(.*), \(uint\)16\);", r"\1, (uint)8);"),
     "rows before not counted": (r"rows_before_ptr\[0\] = \(rows_before_ptr\[0\] \+ 1\);", ""),
     "barriers waited for out of turn": (r"int parity = .*;", "int parity = 0;"),
-    "sent to the same block": (r"(hopper_in_block\([^;]*?), \(\(uint\)\(\(\(int\)threadIdx.x\) & 31\)\)\)", r"\1, 0)"),
+    "sent to the same block": (r"(_mapa_\w+\([^;]*?), \(\(uint\)\(\(\(int\)threadIdx.x\) & 31\)\)\)", r"\1, 0)"),
     "the same slot for all": (r"\(\(\(int\)blockIdx\.x\) % 2\) \* 2\)", "0)"),
     "copies not waited for": (r"tvm_builtin_ptx_cp_async_wait_group\w*\([^;]*;", ""),
     "the next row not copied": (r"(?s)if \(following < rows\) \{.*?\}", ""),
