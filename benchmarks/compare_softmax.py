@@ -25,10 +25,10 @@ from benchmarks.peers.softmax_case import KIND, ROWS, SETS, WIDTHS, case_result,
 from schedules.build.present import device_name, local_gpu
 from schedules.cli.script import run_script
 from schedules.core.arch import Arch, parse_arch
+from schedules.core.device import slug
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.registry import operator
 from schedules.measure.choice import Choice, choose, default_choice
-from schedules.measure.records import slug
 from schedules.measure.timer import CudaTimer
 from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
 

@@ -74,7 +74,7 @@ def selector(args: argparse.Namespace, words: Sequence[str] | None = None) -> Se
 
     Raises UsageError.
     """
-    from schedules.measure.records import slug
+    from schedules.core.device import slug
 
     wanted = matcher(args.words if words is None else words)
     target = args.target and str(parse_arch(args.target))

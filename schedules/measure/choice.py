@@ -17,12 +17,13 @@ from pathlib import Path
 from schedules.build.builder import compiler_of
 from schedules.build.present import device_name
 from schedules.core.arch import Arch
+from schedules.core.device import slug
 from schedules.core.errors import ToolchainError
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
 from schedules.core.versions import versions
 from schedules.measure.journal import DEFAULT_FOLDER, read_journal
-from schedules.measure.records import Record, slug
+from schedules.measure.records import Record
 
 VARIABLE = "SCHEDULES_LOGS"
 NEAR = 1.0  # how many doublings of its extents away a problem may be for its config to be taken over

@@ -12,12 +12,13 @@ from pathlib import Path
 from types import FrameType
 
 from schedules.core.arch import Arch
+from schedules.core.device import slug
 from schedules.core.errors import ConfigError, UsageError
 from schedules.core.problem import Problem
 from schedules.core.registry import operator_of
 from schedules.measure.choice import best_of, default_choice, nearest
 from schedules.measure.journal import DEFAULT_FOLDER, Journal, journal_file
-from schedules.measure.records import Record, slug
+from schedules.measure.records import Record
 from schedules.tune.crew import Crew
 from schedules.tune.strategy import Candidate, Strategy
 from schedules.tune.template import TemplateSearch

@@ -21,9 +21,9 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch, shared_room
+from schedules.core.device import Device
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config
-from schedules.hopper.config import RESIDENT
 from schedules.lowering.annotations import check_streaming
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.operators.softmax.packs import MOST_ROUNDS, PACK, Frame, check_program, held, row_inputs
@@ -52,7 +52,7 @@ class BulkConfig(Config):
     num_stages: int = 2  # of a team, in shared memory at once
     chunks: int = 1  # of a block's row: its first pass starts when the first of them is there
     blocks_sm: int = 1  # blocks that a multiprocessor holds
-    grid: int = RESIDENT[1]  # blocks at most, each of which computes stage after stage
+    grid: int = 0  # blocks at most, each of which computes stage after stage; 0 makes one for each stage
     kept: str = "shared"  # where a row waits for its reductions: shared, or in registers packed or as numerators
     stores: str = "direct"  # how results leave: direct, or bulk copies out of the stage that the inputs came in
     online: bool = False  # maximum and sum of a block's warps are combined at once, behind one barrier
@@ -134,8 +134,8 @@ class BulkConfig(Config):
         if "tma" not in arch.features:
             return f"{arch} has no bulk copies; choose another --schedule"
         for name in ("abreast", "groups", "rows", "num_stages", "chunks", "blocks_sm", "grid"):
-            if getattr(self, name) < 1:
-                return f"{name}={getattr(self, name)} must be at least 1"
+            if getattr(self, name) < (name != "grid"):
+                return f"{name}={getattr(self, name)} must be at least {int(name != 'grid')}"
         return (
             self._check_words(arch)
             or check_program(problem, arch, self.threads, self.kept, self.online)
@@ -207,15 +207,15 @@ def keeps(problem: SoftmaxProblem) -> tuple[str, ...]:
 def default(problem: SoftmaxProblem, arch: Arch) -> BulkConfig:
     """The first of `preferred` that is legal; the last of them if none is."""
     config = BulkConfig()
-    for config in preferred(problem):
+    for config in preferred(problem, arch.device):
         if config.check(problem, arch) is None:
             break
     return config
 
 
-def preferred(problem: SoftmaxProblem) -> Iterator[BulkConfig]:
-    """Configs with eight threads to a row, which are 128 bytes, or as many as make PACKS packs to each, and THREADS_SM
-    threads on a multiprocessor, or fewer where that leaves room for another stage.
+def preferred(problem: SoftmaxProblem, device: Device) -> Iterator[BulkConfig]:
+    """Configs with eight threads to a row, which are 128 bytes, or as many as make PACKS packs to each, THREADS_SM
+    threads on a multiprocessor, or fewer where that leaves room for another stage, and a grid that fills `device`.
 
     Rows of up to a warp that start inside packs have blocks that compute as many of them side by side as make whole
     packs, so that all of a stage leaves by one copy.  Longer ones store their ends apart, and so do those with dropout,
@@ -234,7 +234,7 @@ def preferred(problem: SoftmaxProblem) -> Iterator[BulkConfig]:
             for blocks_sm in blocks:
                 num_stages = stages + copied  # one is leaving
                 chunks = min(CHUNKS, base.rounds(problem)) if num_stages == 1 and of_row > 32 else 1
-                grid = RESIDENT[1] * blocks_sm
+                grid = device.resident(1) * blocks_sm
                 yield replace(base, num_stages=num_stages, chunks=chunks, blocks_sm=blocks_sm, grid=grid)
 
 
@@ -271,7 +271,7 @@ def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[BulkConfig]:
         if threads_sm % base.block:
             continue
         blocks_sm = threads_sm // base.block
-        base = replace(base, blocks_sm=blocks_sm, grid=RESIDENT[1] * blocks_sm)
+        base = replace(base, blocks_sm=blocks_sm, grid=arch.device.resident(1) * blocks_sm)
         for kept, stores, streaming in product(keeps(problem), STORES, ("no", "evict_last")):
             if stores == "bulk" and num_stages < 3:  # one leaves while another is computed
                 continue

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from schedules.measure.records import Record, slug
+from schedules.core.device import slug
+from schedules.measure.records import Record
 from schedules.show.explain.html import page, story_html
 from schedules.show.report.data import OTHER, Study
 from schedules.show.report.kernels import Kernel
