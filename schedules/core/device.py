@@ -9,8 +9,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from schedules.core.errors import UnknownNameError
-
 MIB = 1024**2
 
 
@@ -121,11 +119,3 @@ GENERIC = Device(name="a generic GPU")  # of an arch without a device of its own
 def find_device(name: str) -> Device | None:
     """The device that a driver, a journal or a person calls `name`; None if it has no row."""
     return DEVICES.get(slug(name))
-
-
-def device_named(name: str) -> Device:
-    """The same.  Raises UnknownNameError with the nearest name."""
-    found = find_device(name)
-    if found is None:
-        raise UnknownNameError("device", name, [device.name for device in DEVICES.values()])
-    return found

@@ -14,7 +14,7 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import UsageError
 from schedules.core.presets import operator_named, preset, resolve
 from schedules.core.problem import Config, Problem
-from schedules.measure.choice import Choice, choose
+from schedules.measure.choice import Choice, choose, for_device
 
 logger = logging.getLogger("schedules")
 
@@ -48,7 +48,8 @@ def load_kernel(
     logs: Sequence[str | Path] | None,
 ) -> Kernel:
     """As `schedules.load` says."""
-    found, arch = problem_named(name, problem), parse_arch(target)
+    found = problem_named(name, problem)
+    arch = for_device(parse_arch(target), device, operator_of(found).name, logs)
     if config is not None:
         spec = operator_of(found).schedule_for(found, arch, schedule)
         chosen = Choice(found, spec.name, spec.config_for(found, arch, dict(config)), None, given=True)

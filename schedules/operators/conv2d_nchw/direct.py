@@ -339,7 +339,7 @@ def _deal_out(sch: Schedule, block: SBlockRV, threads: int, vector: bool) -> Non
         sch.vectorize(lane)
 
 
-# Channels and fewest blocks of a multiprocessor, and most taps of a kernel by its filters, for which channels ahead were
+# Channels, fewest blocks to a multiprocessor, and most taps of a kernel by its filters, for which channels ahead were
 # measured
 CHANNELS_AHEAD = range(4, 17)
 BLOCKS_AHEAD = 1.9
