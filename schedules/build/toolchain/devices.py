@@ -82,6 +82,10 @@ class LocalDevice:
         (major, minor), (mine, least) = (text.split(".") for text in (self.capability, arch.compute_capability))
         return arch.name[-1].isdigit() and major == mine and int(minor) >= int(least)
 
+    def is_of(self, arch: Arch) -> bool:
+        """Whether it is a GPU of just this arch, and not only one that runs its code."""
+        return self.kind == arch.kind == "cuda" and self.capability == arch.compute_capability
+
     def newest_arch(self) -> Arch | None:
         """The newest arch whose code runs here; None if there is none."""
         return next((arch for arch in reversed(ARCHES.values()) if self.runs(arch)), None)
@@ -187,9 +191,7 @@ def of_arch(arch: Arch) -> LocalDevice | None:
 
 def on_local(arch: Arch) -> Arch:
     """`arch` for the GPU that is here; as it is where none of this arch is."""
-    if arch.kind != "cuda":
-        return arch
-    here = next((device for device in cuda() if device.capability == arch.compute_capability), None)
+    here = next((device for device in cuda() if device.is_of(arch)), None) if arch.kind == "cuda" else None
     return arch.on(here.row(arch)) if here else arch
 
 
