@@ -58,13 +58,19 @@ class Device:
     multiprocessors: int = 128
     resident_blocks: Mapping[int, int] = field(default_factory=dict, hash=False)  # by the size of their cluster
     l2_bytes: int | None = None
-    bandwidth: float | None = None  # of its memory, GB/s
+    bandwidth: float | None = None  # of its memory by clock and bus, GB/s
     watts: int | None = None  # that it may take
     peaks: Mapping[str, float] = field(default_factory=dict, hash=False)
     timings: Timings = Timings()  # the nearest device's where it has none of its own
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.multiprocessors} multiprocessors"
+        known = {
+            f"L2 {(self.l2_bytes or 0) // MIB} MiB": self.l2_bytes,
+            f"{self.bandwidth} GB/s": self.bandwidth,
+            f"{self.watts} W": self.watts,
+        }
+        parts = [text for text, value in known.items() if value is not None]
+        return ", ".join([self.name, f"{self.multiprocessors} multiprocessors", *parts])
 
     def resident(self, cluster: int) -> int:
         """Blocks with most of a multiprocessor's shared memory that are on the device at once, in clusters of
