@@ -27,12 +27,12 @@ from schedules.build.present import device_name, local_gpu
 from schedules.cli.script import run_script
 from schedules.core.arch import Arch
 from schedules.core.arithmetic import FLOAT32, Arithmetic
+from schedules.core.device import slug
 from schedules.core.errors import UsageError
 from schedules.core.presets import presets, resolve
 from schedules.core.problem import Conv2dProblem
 from schedules.core.registry import operator_of
 from schedules.measure.choice import Choice, choose, default_choice
-from schedules.measure.records import slug
 from schedules.measure.timer import CudaTimer
 
 

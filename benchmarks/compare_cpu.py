@@ -22,10 +22,10 @@ from benchmarks.peers.runs import Comparison, add_arguments, check_arguments, ru
 from schedules.build.present import device_name
 from schedules.cli.script import run_script
 from schedules.core.arch import Arch, parse_arch, physical_cores
+from schedules.core.device import slug
 from schedules.core.errors import UsageError
 from schedules.core.problem import Problem
 from schedules.measure.choice import Choice, choose, default_choice
-from schedules.measure.records import slug
 from schedules.measure.timer import CpuTimer
 
 

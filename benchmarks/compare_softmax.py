@@ -25,10 +25,10 @@ from benchmarks.peers.softmax_case import KIND, ROWS, SETS, WIDTHS, case_result,
 from schedules.build.present import device_name, local_gpu
 from schedules.cli.script import run_script
 from schedules.core.arch import Arch, parse_arch
+from schedules.core.device import slug
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.registry import operator
-from schedules.measure.choice import Choice, choose, default_choice
-from schedules.measure.records import slug
+from schedules.measure.choice import Choice, choose, default_choice, for_device
 from schedules.measure.timer import CudaTimer
 from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
 
@@ -71,7 +71,7 @@ def chosen(problem: SoftmaxProblem, arch: Arch, args: argparse.Namespace) -> Cho
 
 
 def build_all(problems: Sequence[SoftmaxProblem], args: argparse.Namespace) -> None:
-    arch = parse_arch(args.target)
+    arch = for_device(parse_arch(args.target), args.device, "softmax", [args.log])
     for problem in problems:
         choice = chosen(problem, arch, args)
         bundle = bench.write_build(choice, arch, args.build_only / name_of(problem))

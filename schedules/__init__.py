@@ -34,7 +34,7 @@ def load(
 
     `operator` is an operator or a preset; `problem` its fields (in place of the preset's), or a Problem, or a preset's
     name.  The config is that of the best verified record of the device (`device`, by default the one that is here) in
-    the journals of the folders `logs`, else the nearest problem's, else the default; ``kernel.choice`` says which.
+    the journals of the folders `logs`, else the nearest problem's, else its default; ``kernel.choice`` says which.
     `config` (fields in place of the default's) leaves the records aside.  Equal kernels are built once in a process.
 
     Raises UsageError and its kinds for what cannot be meant, BuildError, JournalError.

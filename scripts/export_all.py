@@ -24,6 +24,7 @@ from pathlib import Path
 
 from schedules.build.builder import compiler_of
 from schedules.build.present import device_name
+from schedules.build.toolchain.devices import on_local
 from schedules.bundle.library.collect import Made, Order, collect
 from schedules.bundle.library.package.__main__ import summary
 from schedules.bundle.library.write import Library, build_wheel, write_library
@@ -90,7 +91,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--wheel", action="store_true", help="a wheel beside the folder, too")
     parser.add_argument("--force", action="store_true", help="replace a library that is there")
     parser.add_argument("--default", action="store_true", help="default configs, whatever was measured")
-    parser.add_argument("--device", metavar="NAME", help="use records of this device (default: the one that is here)")
+    parser.add_argument("--device", metavar="NAME", help="build for this device (default: the one that is here)")
     parser.add_argument("--logs", action="append", metavar="DIR", help="look for records here; may be repeated")
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help=f"write sizes and load times to DIR/<device>/{KIND}.json"
@@ -105,7 +106,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     args = arguments(words)
-    arch, names = parse_arch(args.target), wanted(args.presets)
+    arch, names = on_local(parse_arch(args.target)), wanted(args.presets)
     compiler = compiler_of(arch)  # without a compiler every preset would fail
     device = device_name(arch)
     if args.keep and device is None:

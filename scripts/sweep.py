@@ -25,6 +25,7 @@ from typing import Any
 
 from schedules.build.builder import compiler_of
 from schedules.build.present import device_name
+from schedules.build.toolchain.devices import on_local
 from schedules.check.sweep import Case, cases
 from schedules.check.verify import verify
 from schedules.cli.script import run_script
@@ -167,7 +168,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     args = arguments(words)
-    arch = parse_arch(args.target)
+    arch = on_local(parse_arch(args.target))
     bad = 0
     with processes(args.workers) as pool:
         for name, spec in wanted(args.schedules, arch):

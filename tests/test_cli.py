@@ -18,11 +18,11 @@ from schedules.build.toolchain import cuda, link
 from schedules.bundle.bundle import Bundle
 from schedules.check.verify import Check
 from schedules.cli.output import dimensions
+from schedules.core.device import slug
 from schedules.core.errors import BuildError
 from schedules.core.presets import planned
 from schedules.core.problem import Problem
 from schedules.core.registry import operator
-from schedules.measure.records import slug
 from schedules.show.doctor import examine
 from tests.command import Run, one_line
 

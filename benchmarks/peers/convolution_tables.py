@@ -9,8 +9,7 @@ from typing import Any
 from benchmarks.peers.convolution_case import layer
 from benchmarks.peers.markdown import mean_of_ratios, table
 from schedules.core.arithmetic import FLOAT32
-from schedules.core.device import DENSE_PEAKS
-from schedules.measure.records import slug
+from schedules.core.device import GENERIC, find_device
 from schedules.measure.results import arithmetic_of
 
 Case = Mapping[str, Any]
@@ -37,7 +36,7 @@ def _ceilings(results: Mapping[str, Any], arithmetic: str) -> dict[str, float]:
     """T(FL)OP/s that bound `arithmetic` by the header of their column: what was measured here, and the datasheet's."""
     found = {
         "of the matmul": results.get("ceilings", {}).get(arithmetic, {}).get("tflops"),
-        "of the peak": DENSE_PEAKS.get(slug(results["device"]), {}).get(arithmetic),
+        "of the peak": (find_device(results["device"]) or GENERIC).peaks.get(arithmetic),
     }
     return {name: rate for name, rate in found.items() if rate}
 

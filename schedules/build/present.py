@@ -7,6 +7,7 @@ from typing import Any
 
 import tvm
 
+from schedules.build.toolchain.devices import on_local
 from schedules.core.arch import ARCHES, Arch, physical_cores
 from schedules.core.errors import ToolchainError
 from schedules.core.operator import Array
@@ -43,8 +44,9 @@ def device_name(arch: Arch) -> str | None:
 
 @lru_cache
 def local_gpu() -> Arch | None:
-    """The arch of the CUDA GPU in this machine, or None."""
-    return next((arch for arch in ARCHES.values() if arch.kind == "cuda" and device_name(arch) is not None), None)
+    """The arch of the CUDA GPU in this machine, for that GPU, or None."""
+    here = next((arch for arch in ARCHES.values() if arch.kind == "cuda" and device_name(arch) is not None), None)
+    return here and on_local(here)
 
 
 def cpu_name() -> str:

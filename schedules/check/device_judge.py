@@ -24,7 +24,7 @@ from schedules.core.tolerance import compare, limits
 if TYPE_CHECKING:
     import tvm
 
-THREADS, BLOCKS = 256, 1056  # of a comparison: eight blocks on each multiprocessor of an H200
+THREADS, BLOCKS_SM = 256, 8  # of a comparison: of a block, and blocks on each multiprocessor
 
 
 class DeviceJudge:
@@ -44,7 +44,7 @@ class DeviceJudge:
             _comparison(argument, len(values), arch)
             for argument, (values, _) in zip(self._arguments, self._host, strict=True)
         ]
-        self._worst = to_device(np.zeros(THREADS * BLOCKS), arch)
+        self._worst = to_device(np.zeros(THREADS * blocks(arch)), arch)
 
     def restore(self) -> None:
         """Bring the reference to the device again, where a wild write may have damaged it."""
@@ -75,19 +75,24 @@ class HostJudge:
         return max(compare(o.numpy(), e, argument.dtype, self._arithmetic).error for o, e, argument in pairs)
 
 
+def blocks(arch: Arch) -> int:
+    """Of a comparison on the device of `arch`."""
+    return BLOCKS_SM * arch.device.multiprocessors
+
+
 @lru_cache(maxsize=16)
 def _comparison(argument: Argument, period: int, arch: Arch) -> Any:
     """The function (got, values, allowed, worst): each thread's worst of the elements that it looks at."""
     import tvm
 
-    return compiled(tvm.IRModule({"main": _program(argument, period)}), arch)["main"]
+    return compiled(tvm.IRModule({"main": _program(argument, period, blocks(arch))}), arch)["main"]
 
 
-def _program(argument: Argument, period: int) -> tvm.tirx.PrimFunc:
+def _program(argument: Argument, period: int, blocks: int) -> tvm.tirx.PrimFunc:
     from tvm import te, tirx
     from tvm.s_tir import Schedule
 
-    size, threads = int(np.prod(argument.shape, dtype=np.int64)), THREADS * BLOCKS
+    size, threads = int(np.prod(argument.shape, dtype=np.int64)), THREADS * blocks
     got = te.placeholder(argument.shape, argument.dtype, name="got")
     values = te.placeholder((period,), "float64", name="values")
     allowed = te.placeholder((period,), "float64", name="allowed")
@@ -115,7 +120,7 @@ def _program(argument: Argument, period: int) -> tvm.tirx.PrimFunc:
     sch = Schedule(te.create_prim_func([got, values, allowed, worst]))
     block = sch.get_sblock("worst")
     thread, _ = sch.get_loops(block)
-    blocks, thread = sch.split(thread, [BLOCKS, THREADS])
-    sch.bind(blocks, "blockIdx.x")
+    block_index, thread = sch.split(thread, [blocks, THREADS])
+    sch.bind(block_index, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
     return sch.mod["main"]

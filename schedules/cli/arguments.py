@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from schedules.build.toolchain.devices import on_local
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.operator import Operator, ScheduleSpec
@@ -79,8 +80,12 @@ def add_problem(parser: argparse.ArgumentParser, subject: str = "an operator or 
 
 
 def add_dispatch(parser: argparse.ArgumentParser) -> None:
-    """Which records to heed: ``--device``, ``--logs``."""
-    parser.add_argument("--device", metavar="NAME", help="use records of this device (default: the one that is here)")
+    """Which device is meant, and which records to heed: ``--device``, ``--logs``."""
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="build for this device: its records, defaults for it (default: the one that is here)",
+    )
     parser.add_argument(
         "--logs",
         action="append",
@@ -189,14 +194,24 @@ def job(args: argparse.Namespace, *, heeds_records: bool = False) -> Job:
     name = subject(args)
     operator_named(name)  # an unknown operator is named first, whatever else is wrong
     operator, problem = resolve(name, split_words(args.words[1:]))
-    arch = parse_arch(args.target)
+    arch = arch_of(args, operator)
     if args.config == [BEST]:
         chosen = best(args, problem, arch)
         return Job(operator, problem, arch, operator.schedule(chosen.schedule), chosen.config, chosen)
-    if (args.device or args.logs) and not heeds_records:
+    if (args.logs or args.device and not arch.is_gpu) and not heeds_records:
         raise UsageError(f"--device and --logs say which records to heed; give --config {BEST} with them")
     spec = operator.schedule_for(problem, arch, args.schedule)
     return Job(operator, problem, arch, spec, spec.config_for(problem, arch, config_words(args)))
+
+
+def arch_of(args: argparse.Namespace, operator: Operator) -> Arch:
+    """The arch of --target, for the device of --device, else the one that is here.  Raises UsageError."""
+    arch = parse_arch(args.target)
+    if args.device is None:
+        return on_local(arch)
+    from schedules.measure.choice import for_device
+
+    return for_device(arch, args.device, operator.name, args.logs or None)
 
 
 def print_choice(work: Job) -> None:

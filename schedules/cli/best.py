@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from schedules.cli.arguments import Job, add_dispatch, add_json, choice, split_words, subject
+from schedules.cli.arguments import Job, add_dispatch, add_json, arch_of, choice, split_words, subject
 from schedules.cli.output import emit_json, fields
 from schedules.cli.searching import build_command
-from schedules.core.arch import parse_arch
 from schedules.core.presets import operator_named, resolve
 
 
@@ -23,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     name = subject(args)
     operator_named(name)
     operator, problem = resolve(name, split_words(args.words[1:]))
-    arch = parse_arch(args.target)
+    arch = arch_of(args, operator)
     spec = operator.schedule_for(problem, arch, args.schedule)
     args.config = []
     found = choice(args, Job(operator, problem, arch, spec, spec.config_for(problem, arch)))

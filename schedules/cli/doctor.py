@@ -28,8 +28,8 @@ def run(args: argparse.Namespace) -> int:
     table(("device", "kind", "capability"), [(d.name, d.kind, d.capability) for d in report.devices])
     print()
     table(
-        ("target", "build", "verify", "run", "note"),
-        [(t.target, _yes(t.build), ", ".join(t.verify) or "no", _yes(t.run), t.note) for t in report.targets],
+        ("target", "build", "verify", "run", "defaults are for", "note"),
+        [(t.target, _yes(t.build), ", ".join(t.verify) or "no", _yes(t.run), t.device, t.note) for t in report.targets],
     )
     return 0
 

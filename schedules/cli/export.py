@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
 def _all(args: argparse.Namespace) -> int:
     found = gather(args)
     from schedules.build.present import device_name
+    from schedules.core.device import slug
     from schedules.measure.lookup import summaries
-    from schedules.measure.records import slug
 
     made: list[tuple[Record, Path]] = []
     for row in summaries(found):

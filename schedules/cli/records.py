@@ -74,7 +74,7 @@ def selector(args: argparse.Namespace, words: Sequence[str] | None = None) -> Se
 
     Raises UsageError.
     """
-    from schedules.measure.records import slug
+    from schedules.core.device import slug
 
     wanted = matcher(args.words if words is None else words)
     target = args.target and str(parse_arch(args.target))
@@ -112,6 +112,7 @@ class Candidates:
 def one_problem(args: argparse.Namespace, words: Sequence[str] | None = None) -> Candidates:
     """The records of the one problem, target and device that are meant.  Raises UsageError if that is not one."""
     from schedules.build.present import device_name
+    from schedules.build.toolchain.devices import on_named
     from schedules.measure.lookup import latest_comparable, ranked
 
     words = args.words if words is None else words
@@ -133,7 +134,7 @@ def one_problem(args: argparse.Namespace, words: Sequence[str] | None = None) ->
         raise UsageError(f"there are records of {' and '.join(devices)}; choose with --device")
     device = here if here in devices else devices[0]
     kept = latest_comparable([item for item in found if item.record.device == device])
-    return Candidates(problem, arch, tuple(ranked(kept)), tuple(kept))
+    return Candidates(problem, on_named(arch, device, devices), tuple(ranked(kept)), tuple(kept))
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ def about_job(work: Job) -> dict[str, Any]:
         "problem": work.problem.words(),
         "key": work.problem.key,
         "target": str(work.arch),
+        **({"device": str(work.arch.device)} if work.arch.is_gpu else {}),
         "schedule": work.spec.name,
         "config": work.config.words(),
         "config_space": len(space),

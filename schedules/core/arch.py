@@ -1,4 +1,4 @@
-"""Targets as data: what each architecture allows, and the TVM target it builds with.
+"""Targets as data: what each architecture allows, the TVM target it builds with, and the device defaults are meant for.
 
 Limits are from the CUDA C++ Programming Guide ("Compute Capabilities") and AMD's CDNA2, CDNA3 and RDNA3 ISA guides.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedules.core.errors import UnknownNameError
+from schedules.core.device import GENERIC, H200, Device
+from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.quiet import ROCM_WARNINGS, without_lines
 from schedules.core.threads import cores
 
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
 
 KIB = 1024
 MOST_CACHE = 128 * KIB**2
-MULTIPROCESSORS = 128  # of the GPUs the defaults are meant for: A100 has 108, H200 132
 
 
 @dataclass(frozen=True)
 class Arch:
-    """The limits of one architecture.  Sizes in bytes, registers in 32-bit registers."""
+    """The limits of one architecture.  Sizes in bytes, registers in 32-bit registers.
+
+    `device` is what default configs, search spaces and estimates are made for, in place of the arch's own if `on` named
+    another; it makes no config legal or illegal.
+    """
 
     kind: str  # llvm, cuda or rocm
     name: str  # sm_90a, gfx942; for llvm the CPU's name as LLVM knows it
@@ -41,6 +45,7 @@ class Arch:
     threads_sm: int = 0
     blocks_sm: int = 0
     features: frozenset[str] = frozenset()
+    device: Device = GENERIC
 
     def __str__(self) -> str:
         return "llvm" if self.kind == "llvm" and self.name == "host" else f"{self.kind}:{self.name}"
@@ -54,6 +59,14 @@ class Arch:
         """CUDA's "9.0" for sm_90a."""
         digits = self.name.removeprefix("sm_").rstrip("af")
         return f"{digits[:-1]}.{digits[-1]}"
+
+    def on(self, device: Device) -> Arch:
+        """The same for another device.  Raises UsageError if it is not of this arch."""
+        if device.arch not in ("", self.name):
+            raise UsageError(
+                f"{device.name} is of {device.arch}, not of {self.name}; choose another device or --target"
+            )
+        return replace(self, device=device)
 
     def target(self) -> Target:
         """The TVM target, always with its arch spelled out: TVM's detection would ask a device that may not be
@@ -73,7 +86,15 @@ class Arch:
             return Target({"kind": self.kind, key: self.name, **common}, host={"kind": "llvm"})
 
 
-def _cuda(name: str, shared_block: int, shared_sm: int, threads_sm: int, blocks_sm: int, *features: str) -> Arch:
+def _cuda(
+    name: str,
+    shared_block: int,
+    shared_sm: int,
+    threads_sm: int,
+    blocks_sm: int,
+    *features: str,
+    device: Device = GENERIC,
+) -> Arch:
     return Arch(
         kind="cuda",
         name=name,
@@ -88,6 +109,7 @@ def _cuda(name: str, shared_block: int, shared_sm: int, threads_sm: int, blocks_
         threads_sm=threads_sm,
         blocks_sm=blocks_sm,
         features=frozenset(("dp4a", *features)),
+        device=device,
     )
 
 
@@ -118,7 +140,7 @@ ARCHES: dict[str, Arch] = {
         _cuda("sm_80", 163, 164, 2048, 32, *_AMPERE),
         _cuda("sm_86", 99, 100, 1536, 16, *_AMPERE),
         _cuda("sm_89", 99, 100, 1536, 24, *_AMPERE, "fp8"),
-        _cuda("sm_90a", 227, 228, 2048, 32, *_AMPERE, "fp8", "wgmma", "tma", "cluster"),
+        _cuda("sm_90a", 227, 228, 2048, 32, *_AMPERE, "fp8", "wgmma", "tma", "cluster", device=H200),
         _rocm("gfx90a", 64, 512, 128 * KIB, 2048, "mfma"),
         _rocm("gfx942", 64, 512, 128 * KIB, 2048, "mfma"),
         _rocm("gfx1100", 32, 256, 192 * KIB, 1024, "wmma"),

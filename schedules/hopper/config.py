@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any, ClassVar, TypeVar
 
 from schedules.core.arch import Arch
+from schedules.core.device import Device
 from schedules.core.problem import Config, numpy_dtype
 
 WARPGROUP = 128  # threads
@@ -26,9 +27,9 @@ INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of t
 ADDRESSING = 48  # registers beside the accumulators, about
 SUM_BYTES = 4
 STAGING = 16 * 1024  # most bytes in which a consumer's results wait for their store
-# blocks with most of the shared memory that an H200 holds at once, by the size of their cluster: measured, since its
-# clusters of multiprocessors are not all of the same size
-RESIDENT = {1: 132, 2: 132, 4: 120}
+CLUSTER_SIZES = (1, 2, 4)  # blocks
+
+C = TypeVar("C", bound="HopperConfig")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class HopperConfig(Config):
     consumers: int = 2  # warpgroups that multiply, each block_m / consumers rows
     cluster_m: int = 2  # blocks along m that share tiles of the operand along n
     cluster_n: int = 1  # blocks along n that share tiles of the operand along m
-    grid: int = 132  # blocks at most, each of which computes tile after tile; 0 makes one for each tile
+    grid: int = 0  # blocks at most, each of which computes tile after tile; 0 makes one for each tile
     blocks_sm: int = 1  # blocks that a multiprocessor holds: one finishes a tile while the other multiplies
     split_k: int = 1  # blocks of a cluster that take turns at the stages of one tile, for grids of few tiles
 
@@ -95,6 +96,10 @@ class HopperConfig(Config):
         clusters = -(-tiles // self.cluster)
         return self.cluster * (min(clusters, self.grid // self.cluster) if self.grid else clusters)
 
+    def filling(self: C, device: Device) -> C:
+        """The same with as many blocks as `device` holds at once."""
+        return replace(self, grid=device.resident(self.cluster) * self.blocks_sm)
+
     def check_block(self, dtype: str, arch: Arch, sums: int = 1, addressing: int = ADDRESSING) -> str | None:
         """Why the tile is illegal for operands of `dtype` on `arch`, whatever the problem; `sums` is the sets of
         accumulators, `addressing` the registers beside them."""
@@ -124,7 +129,7 @@ class HopperConfig(Config):
             return f"block_k={self.block_k} is not {k}, {2 * k}, {4 * k} or {8 * k}"
         if self.num_stages < 2:
             return f"num_stages={self.num_stages} must be at least 2"
-        if self.cluster not in RESIDENT:
+        if self.cluster not in CLUSTER_SIZES:
             sizes = " x ".join(f"{name}={getattr(self, name)}" for name in ("cluster_m", "cluster_n", "split_k"))
             return f"{sizes} is not 1, 2 or 4 blocks"
         if self.grid and self.grid < self.cluster:
@@ -147,9 +152,6 @@ class HopperConfig(Config):
         if self.split_k > 1:
             return f"ping_pong=true has no way to add sums of other blocks, split_k={self.split_k} must be 1"
         return None
-
-
-C = TypeVar("C", bound=HopperConfig)
 
 
 # (block_m, block_n, consumers) that searches try and defaults are chosen from, widest first
@@ -206,27 +208,29 @@ CLUSTERS = (
 )
 
 
-def clusters(blocks_sm: int) -> list[dict[str, Any]]:
-    """Fields of every cluster, and of the grid that an H200 holds of its blocks."""
+def clusters(blocks_sm: int, device: Device) -> list[dict[str, Any]]:
+    """Fields of every cluster, and of the grid that `device` holds of its blocks."""
     return [
-        dict(cluster_m=m, cluster_n=n, split_k=k, grid=RESIDENT[m * n * k] * blocks_sm, blocks_sm=blocks_sm)
+        dict(cluster_m=m, cluster_n=n, split_k=k, grid=device.resident(m * n * k) * blocks_sm, blocks_sm=blocks_sm)
         for m, n, k in CLUSTERS
     ]
 
 
 @lru_cache
 def blocks(
-    dtype: str, shapes: tuple[tuple[int, int, int], ...] = SHAPES, filters: bool = False
+    dtype: str, device: Device, shapes: tuple[tuple[int, int, int], ...] = SHAPES, filters: bool = False
 ) -> tuple[Mapping[str, Any], ...]:
-    """Fields of every config worth trying for operands of `dtype`, legal or not; `filters` says that operand b is, and
-    may stay."""
-    return tuple(_blocks(dtype, shapes, filters))
+    """Fields of every config worth trying on `device` for operands of `dtype`, legal or not; `filters` says that
+    operand b is, and may stay."""
+    return tuple(_blocks(dtype, device, shapes, filters))
 
 
-def _blocks(dtype: str, shapes: Sequence[tuple[int, int, int]], filters: bool) -> Iterator[dict[str, Any]]:
+def _blocks(
+    dtype: str, device: Device, shapes: Sequence[tuple[int, int, int]], filters: bool
+) -> Iterator[dict[str, Any]]:
     k = K_BYTES // numpy_dtype(dtype).itemsize
     for shape, block_k, stages, words in product(
-        _ways_of(shapes, filters), (2 * k, 4 * k, 8 * k), STAGES, [*clusters(1), *clusters(2)]
+        _ways_of(shapes, filters), (2 * k, 4 * k, 8 * k), STAGES, [*clusters(1, device), *clusters(2, device)]
     ):
         whole = words["split_k"] == 1
         alone = whole and words["cluster_m"] == words["blocks_sm"] == 1  # what is loaded but once need not be shared
@@ -255,7 +259,7 @@ def stage_channels(channels: int, most: int, least: int) -> int:
     return most
 
 
-def tiles_of(base: C) -> Iterator[C]:
-    """`base` with every tile and cluster, legal or not, and the fewest stages."""
-    for (m, n, consumers), words in product(SHAPES, clusters(base.blocks_sm)):
+def tiles_of(base: C, device: Device) -> Iterator[C]:
+    """`base` with every tile and cluster, legal or not, the fewest stages, and as many blocks as `device` holds."""
+    for (m, n, consumers), words in product(SHAPES, clusters(base.blocks_sm, device)):
         yield replace(base, block_m=m, block_n=n, num_stages=STAGES[0], consumers=consumers, **words)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from schedules.core.arch import Arch, shared_room
 from schedules.core.problem import Argument, Pair
 from schedules.hopper.config import (
-    K_BYTES,
-    RESIDENT,
-    ROWS,
     STAGES,
     SUM_BYTES,
     WARPGROUP,
@@ -108,23 +105,6 @@ class Output:
     staging: Staging | RunStaging | NoStaging
     target: TensorMap | Runs | Columns
     bound: float = math.inf
-
-
-# Of `Work.microseconds`, in nanoseconds and bytes
-CYCLE = 0.52  # of a tensor core
-LOADED = 82.0  # bytes that a multiprocessor gets from L2 in a nanosecond
-NARROW = 32  # bytes of a row of a box, of which TMA loads
-LOADED_NARROW = 41.0  # no more than this
-LATENCY = 690.0  # from the load of a stage to its use
-FINISH = 0.104  # of a result of a tile
-OVERLAP = 2.46  # the norm's exponent: 1 if nothing overlapped, infinite if everything did
-EXCHANGE = 1500.0  # until sums of another block are there
-SENT = 0.2  # of a sum sent
-
-
-def product_cycles(columns: int) -> float:
-    """Of a wgmma: half of one for each column, unless reading its operands from shared memory takes longer."""
-    return max(columns / 2, 16 + columns / 4)
 
 
 class Work(ABC):
@@ -232,37 +212,6 @@ class Work(ABC):
         fits = room // (self.stage_bytes + BARRIER_PAIR_BYTES)
         self.config = replace(self.config, num_stages=max(STAGES[0], min(STAGES[-1], fits)))
 
-    def microseconds(self) -> float:
-        """About how long the kernel takes on an H200, to compare configs by.
-
-        A multiprocessor multiplies, all of them load from L2, and the loads of a stage take a while to arrive, however
-        small: the three overlap the better the more the longest of them stands out (a norm), and each tile's results
-        are finished after it.  The constants are fitted to 210 trials of four 3x3 convolutions of NHWC data in float16
-        on an H200 (mean error 7%; of the configs tried the one it chooses is 1.5% slower than the best), the rate of
-        32-byte rows to 900 of NCHW32 in int8.  What `split_k` costs and what `ping_pong` and `stationary` save are
-        estimates.
-        """
-        config, stages = self.config, math.prod(self.kernel) * self.chunks
-        nbytes = self.a.tile.k * self.a.tile.item
-        waves = -(-self.clusters // max(1, RESIDENT[config.cluster] * config.blocks_sm // config.cluster))
-        own = -(-stages // config.split_k)
-        cycles = product_cycles(config.block_n) * CYCLE
-        multiply = waves * own * config.blocks_sm * config.block_m / ROWS * nbytes / K_BYTES * cycles
-        used = waves if config.stationary else 1  # times that operand b is, once loaded
-        rows = config.block_m / config.cluster_n + config.block_n / config.cluster_m / used
-        rate = LOADED_NARROW if self.a.tile.swizzle <= NARROW else LOADED
-        load = self.clusters * config.cluster / RESIDENT[1] * own * rows * nbytes / rate
-        arrive = waves * own * LATENCY / (config.num_stages - 1)
-        results = config.block_m * config.block_n
-        finish = results * FINISH / min(config.split_k, config.consumers)
-        if config.split_k > 1:
-            finish += EXCHANGE + results * SENT * (config.split_k - 1) / config.split_k
-        overlapped = sum(part**OVERLAP for part in (multiply, load, arrive)) ** (1 / OVERLAP)
-        if config.ping_pong:
-            alone = finish * config.consumers
-            return max(overlapped + alone, waves * finish) / 1000
-        return (overlapped + waves * finish) / 1000
-
     def prepare(self, tensors: Tensors) -> None:
         """The body of a kernel that fills the workspace before the product, if there is any."""
         raise NotImplementedError(f"{type(self).__name__} has a workspace and nothing that fills it")
@@ -323,19 +272,3 @@ class Work(ABC):
     def finish(self, tensors: Tensors, place: Any, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
         """The output, float32 or int32, not yet rounded, of a sum in a column of the block's; with the terms of its row
         and of its column."""
-
-
-W = TypeVar("W", bound=Work)
-
-
-def fastest(works: Iterable[W | None], arch: Arch) -> W | None:
-    """The work that takes least time by its estimate, each with the most stages that fit; the earliest of equals, None
-    if there is none."""
-
-    def filled() -> Iterator[W]:
-        for work in works:
-            if work:
-                work.fill_shared(arch)
-                yield work
-
-    return min(filled(), key=lambda work: work.microseconds(), default=None)

@@ -16,13 +16,15 @@ from pathlib import Path
 
 from schedules.build.builder import compiler_of
 from schedules.build.present import device_name
+from schedules.build.toolchain.devices import on_local, on_named
 from schedules.core.arch import Arch
+from schedules.core.device import slug
 from schedules.core.errors import ToolchainError
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
 from schedules.core.versions import versions
 from schedules.measure.journal import DEFAULT_FOLDER, read_journal
-from schedules.measure.records import Record, slug
+from schedules.measure.records import Record
 
 VARIABLE = "SCHEDULES_LOGS"
 NEAR = 1.0  # how many doublings of its extents away a problem may be for its config to be taken over
@@ -70,6 +72,15 @@ def log_folders() -> list[Path]:
     return list({path.resolve(): path for path in places if path.is_dir()}.values())
 
 
+def for_device(arch: Arch, device: str | None, operator: str, folders: Sequence[str | Path] | None = None) -> Arch:
+    """`arch` for the device that is called `device`, of those that are here, have a row or were measured for
+    `arch`; by default for the one that is here, else as it is.  Raises UnknownNameError, UsageError."""
+    if device is None:
+        return on_local(arch)
+    known = _records(operator, folders)
+    return on_named(arch, device, {record.device for record in known if record.target == str(arch)})
+
+
 def choose(
     problem: Problem,
     arch: Arch,
@@ -81,9 +92,12 @@ def choose(
     """The schedule (or only `schedule`) and config for `problem` on `arch`.
 
     `device` is the name of the device that the build is for: by default the one that is here, or, where none is, the
-    one device whose records are for `arch`.  Raises ConfigError, UnknownNameError.
+    one device whose records are for `arch`.  Defaults are for the device of `arch`, if no other is named.
+    Raises ConfigError, UnknownNameError, UsageError.
     """
     op = operator_of(problem)
+    if device:
+        arch = for_device(arch, device, op.name, folders)
     if schedule:
         op.schedule(schedule).require_kind(arch)
     known = [record for record in _records(op.name, folders) if record.target == str(arch) and record.correct]

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from schedules.core.device import slug
 from schedules.core.errors import JournalError, UsageError
-from schedules.measure.records import Record, slug
+from schedules.measure.records import Record
 
 DEFAULT_FOLDER = Path("tuning_logs")
 

@@ -14,7 +14,7 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import UsageError
 from schedules.core.presets import operator_named, preset, resolve
 from schedules.core.problem import Config, Problem
-from schedules.measure.choice import Choice, choose
+from schedules.measure.choice import Choice, choose, for_device
 
 logger = logging.getLogger("schedules")
 
@@ -48,7 +48,8 @@ def load_kernel(
     logs: Sequence[str | Path] | None,
 ) -> Kernel:
     """As `schedules.load` says."""
-    named, arch = problem_named(name, problem), parse_arch(target)
+    named = problem_named(name, problem)
+    arch = for_device(parse_arch(target), device, operator_of(named).name, logs)
     if config is not None:
         spec = operator_of(named).schedule_for(named, arch, schedule)
         chosen = Choice(named, spec.name, spec.config_for(named, arch, dict(config)), None, given=True)

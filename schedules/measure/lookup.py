@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from schedules.build.toolchain.devices import on_named
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError, UsageError
 from schedules.core.problem import Problem
@@ -188,7 +189,7 @@ def _summary(group: Sequence[Located], running: dict[Path, bool]) -> Summary:
         trials=len(trials),
         outcomes=Counter(record.outcome for record in trials),
         best=best_of(records),
-        default=default_record(records, last.problem, parse_arch(last.target)),
+        default=default_record(records, last.problem, on_named(parse_arch(last.target), last.device, (last.device,))),
         last=max(record.date for record in records),
         older=len(group) - len(kept),
         running=any(running[item.file] for item in kept),

@@ -6,7 +6,6 @@ A record says what was measured, where, when, with what and how it ended.  Words
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -178,8 +177,3 @@ def record(
         program=built.program,
         more=more or {},
     )
-
-
-def slug(device: str) -> str:
-    """A device's name as a folder's: "NVIDIA H200" is nvidia-h200."""
-    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from schedules.core.arithmetic import FLOAT32
+from schedules.core.device import slug
 from schedules.core.errors import UsageError
-from schedules.measure.records import now, slug
+from schedules.measure.records import now
 
 SCHEMA = 1
 KINDS = ("softmax", "convolution", "cpu")  # what a file of comparisons with other libraries compares

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from schedules.build.toolchain import cuda, devices, link
-from schedules.build.toolchain.devices import Device
+from schedules.build.toolchain.devices import LocalDevice
 from schedules.core.arch import ARCHES, Arch
 from schedules.core.errors import ToolchainError
 from schedules.core.versions import version_of
@@ -28,12 +28,14 @@ class Part:
 
 @dataclass(frozen=True)
 class TargetState:
-    """What can be done for one target here; `verify` lists the routes, `note` says what is in the way."""
+    """What can be done for one target here; `verify` lists the routes, `device` is what defaults are meant for ("" for
+    a CPU), `note` says what is in the way."""
 
     target: str
     build: bool
     verify: tuple[str, ...]
     run: bool
+    device: str
     note: str
 
 
@@ -42,7 +44,7 @@ class Report:
     """The state of this machine: what is installed, its devices, and what can be done for each target."""
 
     parts: tuple[Part, ...]
-    devices: tuple[Device, ...]
+    devices: tuple[LocalDevice, ...]
     targets: tuple[TargetState, ...]
 
     def part(self, name: str) -> Part:
@@ -173,4 +175,5 @@ def _target(arch: Arch, parts: dict[str, Part]) -> TargetState:
         note = "TVM from PyPI has no ROCm runtime"
     else:
         note = "no such device here"
-    return TargetState(str(arch), not missing, routes, run, note)
+    meant = str(devices.on_local(arch).device) if arch.is_gpu else ""
+    return TargetState(str(arch), not missing, routes, run, meant, note)

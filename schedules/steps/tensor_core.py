@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from schedules.core.arch import MULTIPROCESSORS, Arch
+from schedules.core.arch import Arch
+from schedules.core.device import Device
 from schedules.core.problem import Config, numpy_dtype
 from schedules.lowering.annotations import AHEAD, ASYNC, AT_ONCE, PIPELINE, PROXY, SKIP, SWIZZLE, TILE_SUMS
 from schedules.steps.fragments import Atom, atom_for, why_no_atom
@@ -361,12 +362,12 @@ LOAD = 48  # what an element loaded costs, in products
 DEPTHS = {2: ((4, 3), (2, 4), (2, 3)), 1: ((2, 4), (2, 3))}
 
 
-def tile_cost(shape: tuple[int, ...], m: int, n: int, count: int) -> float:
-    """What `count` products of `m` x `n` cost the busiest multiprocessor with the tile (block_m, block_n, ..), in
-    multiply-adds for each k."""
+def tile_cost(shape: tuple[int, ...], m: int, n: int, count: int, device: Device) -> float:
+    """What `count` products of `m` x `n` cost the busiest multiprocessor of `device` with the tile (block_m, block_n,
+    ..), in multiply-adds for each k."""
     block_m, block_n, *_ = shape
     blocks = -(-m // block_m) * -(-n // block_n) * count
-    return -(-blocks // MULTIPROCESSORS) * (block_m * block_n + LOAD * (block_m + block_n))
+    return -(-blocks // device.multiprocessors) * (block_m * block_n + LOAD * (block_m + block_n))
 
 
 def default_tile(m: int, n: int, count: int, dtype: str, arch: Arch) -> dict[str, int]:
@@ -383,7 +384,7 @@ def default_tile(m: int, n: int, count: int, dtype: str, arch: Arch) -> dict[str
     def legal(shape: tuple[int, int, int, int]) -> bool:
         return TensorCoreConfig(**words(shape)).check_tile(dtype, arch) is None
 
-    shape = min((shape for shape in SHAPES if legal(shape)), key=lambda shape: tile_cost(shape, m, n, count))
+    shape = min(filter(legal, SHAPES), key=lambda shape: tile_cost(shape, m, n, count, arch.device))
     if "cp_async" not in arch.features:
         return words(shape)
     # as deep as leaves room for two blocks

@@ -18,7 +18,7 @@ import torch
 
 from schedules.build.builder import VECTOR_BYTES, build_scheduled, check_arguments
 from schedules.build.toolchain import devices
-from schedules.build.toolchain.devices import Device
+from schedules.build.toolchain.devices import LocalDevice
 from schedules.build.workspace import allocates, workspaces_as_arguments
 from schedules.bundle.bundle import MANIFEST, Bundle
 from schedules.core.arch import Arch, parse_arch
@@ -157,10 +157,11 @@ def arch_of(device: torch.device) -> Arch:
     """What kernels for `device` are built for.  Raises DeviceError if there are none."""
     if device.type == "cpu":
         return parse_arch("llvm")
-    arch = _as_device(device).newest_arch() if device.type == "cuda" and torch.version.cuda else None
-    if arch is None:
+    here = _as_device(device) if device.type == "cuda" and torch.version.cuda else None
+    arch = here.newest_arch() if here else None
+    if here is None or arch is None:
         raise DeviceError(f"no kernels for {device}; they run on the CPU and on CUDA GPUs from sm_75 on")
-    return arch
+    return arch.on(here.row(arch))
 
 
 _lock = threading.RLock()  # TVM's compile callbacks are one set for the process
@@ -216,8 +217,8 @@ def _unfit(bundle: Bundle) -> str | None:
     return None
 
 
-def _as_device(device: torch.device) -> Device:
+def _as_device(device: torch.device) -> LocalDevice:
     if device.type != "cuda":
         return devices.cpu()
-    major, minor = torch.cuda.get_device_capability(device)
-    return Device("cuda", torch.cuda.get_device_name(device), f"{major}.{minor}")
+    told = torch.cuda.get_device_properties(device)
+    return LocalDevice("cuda", told.name, f"{told.major}.{told.minor}", told.multi_processor_count)

@@ -7,17 +7,19 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from schedules.build.toolchain.devices import on_named
 from schedules.core.arch import Arch
+from schedules.core.device import slug
 from schedules.core.errors import ConfigError, UsageError
 from schedules.core.problem import Problem
 from schedules.core.registry import operator_of
 from schedules.measure.choice import best_of, default_choice, nearest
 from schedules.measure.journal import DEFAULT_FOLDER, Journal, journal_file
-from schedules.measure.records import Record, slug
+from schedules.measure.records import Record
 from schedules.tune.crew import Crew
 from schedules.tune.strategy import Candidate, Strategy
 from schedules.tune.template import TemplateSearch
@@ -62,6 +64,7 @@ def tune(
     there are schedules that it did not know.
     Raises UsageError, JournalError, TuningError, ToolchainError.
     """
+    work = replace(work, arch=on_named(work.arch, crew.device, (crew.device,)))  # what defaults and spaces are for
     file = Path(journal) if journal else journal_file(folder, crew.device, operator_of(work.problem).name)
     strategy = strategy_for(work)
     with Journal(file, wait=0.1) as opened:  # a command that looks whether it is locked is done by then

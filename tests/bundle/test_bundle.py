@@ -14,7 +14,7 @@ import pytest
 
 from schedules.build.builder import Built, build
 from schedules.build.toolchain import devices
-from schedules.build.toolchain.devices import Device
+from schedules.build.toolchain.devices import LocalDevice
 from schedules.bundle.bundle import Bundle, Loaded, embedded_machines, write_bundle
 from schedules.core import folders
 from schedules.core.arch import parse_arch
@@ -367,14 +367,14 @@ def test_a_misaligned_gpu_tensor_raises_before_anything_runs() -> None:
     [
         ((), r"built for sm_90a \(9.0\), this machine has no cuda device"),
         (
-            (Device("cuda", "NVIDIA A100", "8.0"),),
+            (LocalDevice("cuda", "NVIDIA A100", "8.0"),),
             r"built for sm_90a \(9.0\), this device is 8.0; rebuild with --target cuda:sm_80",
         ),
-        ((Device("cuda", "RTX 3090", "8.6"),), r"this device is 8.6; rebuild with --target cuda:sm_86"),
+        ((LocalDevice("cuda", "RTX 3090", "8.6"),), r"this device is 8.6; rebuild with --target cuda:sm_86"),
     ],
 )
 def test_cuda_device_must_match(
-    cuda_folder: Path, monkeypatch: pytest.MonkeyPatch, here: tuple[Device, ...], reason: str
+    cuda_folder: Path, monkeypatch: pytest.MonkeyPatch, here: tuple[LocalDevice, ...], reason: str
 ) -> None:
     monkeypatch.setattr(devices, "cuda", lambda: here)
     with pytest.raises(BundleError, match=reason):
@@ -393,7 +393,7 @@ def test_cuda_device_must_match(
     ],
 )
 def test_which_device_runs_which_cubin(arch: str, capability: str, runs: bool) -> None:
-    assert Device("cuda", "a GPU", capability).runs(parse_arch(arch)) is runs
+    assert LocalDevice("cuda", "a GPU", capability).runs(parse_arch(arch)) is runs
 
 
 def test_cpu_features_must_match(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import pytest
 import tvm
 
 from schedules.build.present import to_device
-from schedules.check.device_judge import BLOCKS, THREADS, DeviceJudge, _program
+from schedules.check.device_judge import THREADS, DeviceJudge, _program, blocks
 from schedules.check.emulate.serial import serialize
 from schedules.core.arch import Arch
 from schedules.core.operator import Expected
@@ -21,8 +21,8 @@ def worst_by_program(argument: Argument, got: np.ndarray, expected: Expected, ar
     from schedules.build.builder import compiled
 
     values, allowed = (array.reshape(-1) for array in limits(expected, argument.dtype))
-    module = compiled(serialize(tvm.IRModule({"main": _program(argument, len(values))})), arch)
-    worst = tvm.runtime.tensor(np.zeros(THREADS * BLOCKS))
+    module = compiled(serialize(tvm.IRModule({"main": _program(argument, len(values), blocks(arch))})), arch)
+    worst = tvm.runtime.tensor(np.zeros(THREADS * blocks(arch)))
     module["main"](*(tvm.runtime.tensor(array) for array in (got, values, allowed)), worst)
     return float(np.max(worst.numpy()))
 

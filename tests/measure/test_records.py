@@ -6,8 +6,9 @@ import pytest
 
 from schedules.build.builder import build
 from schedules.core.arch import Arch
+from schedules.core.device import slug
 from schedules.core.errors import UsageError
-from schedules.measure.records import Record, record, slug
+from schedules.measure.records import Record, record
 from schedules.measure.timer import Measurement
 from tests.conftest import problem_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schedules.build.toolchain import cuda, devices, link
-from schedules.build.toolchain.devices import Device
+from schedules.build.toolchain.devices import LocalDevice
 from schedules.check.emulate import toolchain as emulate_toolchain
 from schedules.core import versions
 from schedules.core.errors import ToolchainError
@@ -66,7 +66,7 @@ def test_no_cxx_means_no_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_runs_its_arch(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Device("cuda", "RTX 3090", "8.6")
+    gpu = LocalDevice("cuda", "RTX 3090", "8.6")
     monkeypatch.setattr(devices, "all_devices", lambda: (devices.cpu(), gpu))
     report = examine()
     if not target(report, "cuda:sm_86").build:

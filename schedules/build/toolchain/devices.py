@@ -1,14 +1,19 @@
-"""The devices of this machine, asked without TVM: its own detection wants a runtime that may not load."""
+"""The devices of this machine, asked without TVM: its own detection wants a runtime that may not load.  And the device
+that defaults for a target are meant for.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from schedules.core.arch import ARCHES, Arch
+from schedules.core.device import DEVICES, Device, find_device, slug
+from schedules.core.errors import UnknownNameError
 
 CPUINFO = Path("/proc/cpuinfo")
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
@@ -44,16 +49,23 @@ _X86_FEATURES = {
     "avx512bf16": "avx512_bf16",
     "avx512fp16": "avx512_fp16",
 }
-_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+# of CUdevice_attribute: the count, kHz, bits and bytes; the two of the compute capability
+_MULTIPROCESSORS, _MEMORY_CLOCK, _MEMORY_BUS, _L2, _MAJOR, _MINOR = 16, 36, 37, 38, 75, 76
 
 
 @dataclass(frozen=True)
-class Device:
-    """One device: `kind` of arch it runs, its name, and its compute capability ("9.0") or AMD processor ("gfx942")."""
+class LocalDevice:
+    """One device: `kind` of arch it runs, its name, and its compute capability ("9.0") or AMD processor ("gfx942").
+
+    The rest is what the driver says of a GPU, 0 where that is nothing; `bandwidth` is its memory's, in GB/s.
+    """
 
     kind: str
     name: str
     capability: str
+    multiprocessors: int = 0
+    l2_bytes: int = 0
+    bandwidth: float = 0.0
 
     def runs(self, arch: Arch) -> bool:
         """Whether code built for `arch` runs here.
@@ -70,20 +82,41 @@ class Device:
         (major, minor), (mine, least) = (text.split(".") for text in (self.capability, arch.compute_capability))
         return arch.name[-1].isdigit() and major == mine and int(minor) >= int(least)
 
+    def is_of(self, arch: Arch) -> bool:
+        """Whether it is a GPU of just this arch, and not only one that runs its code."""
+        return self.kind == arch.kind == "cuda" and self.capability == arch.compute_capability
+
     def newest_arch(self) -> Arch | None:
         """The newest arch whose code runs here; None if there is none."""
         return next((arch for arch in reversed(ARCHES.values()) if self.runs(arch)), None)
 
+    def row(self, arch: Arch) -> Device:
+        """The device as data: its row; for one without, or a part of a GPU, what the driver says, with the timings of
+        the device that `arch` is for."""
+        row = find_device(self.name)
+        if row and row.arch == arch.name and self.multiprocessors in (0, row.multiprocessors):
+            return row
+        if not self.multiprocessors:
+            return arch.device
+        return Device(
+            name=self.name,
+            arch=arch.name,
+            multiprocessors=self.multiprocessors,
+            l2_bytes=self.l2_bytes or None,
+            bandwidth=self.bandwidth or None,
+            timings=arch.device.timings,
+        )
+
 
 @lru_cache
-def cpu() -> Device:
+def cpu() -> LocalDevice:
     """This machine's processor."""
     name = next((line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")), "")
-    return Device("llvm", name or platform.processor() or platform.machine(), platform.machine())
+    return LocalDevice("llvm", name or platform.processor() or platform.machine(), platform.machine())
 
 
 @lru_cache
-def cuda() -> tuple[Device, ...]:
+def cuda() -> tuple[LocalDevice, ...]:
     """The NVIDIA GPUs that the driver shows to this process; none if there is no driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -95,12 +128,25 @@ def cuda() -> tuple[Device, ...]:
         return ()
     found = []
     for index in range(count.value):
-        device, major, minor, name = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+        device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
         driver.cuDeviceGet(ctypes.byref(device), index)
         driver.cuDeviceGetName(name, len(name), device)
-        driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
-        driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
-        found.append(Device("cuda", name.value.decode(errors="replace"), f"{major.value}.{minor.value}"))
+
+        def attribute(number: int, device: ctypes.c_int = device) -> int:
+            value = ctypes.c_int()
+            return 0 if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device) else value.value
+
+        found.append(
+            LocalDevice(
+                kind="cuda",
+                name=name.value.decode(errors="replace"),
+                capability=f"{attribute(_MAJOR)}.{attribute(_MINOR)}",
+                multiprocessors=attribute(_MULTIPROCESSORS),
+                l2_bytes=attribute(_L2),
+                # two transfers in a clock
+                bandwidth=round(2 * attribute(_MEMORY_CLOCK) * attribute(_MEMORY_BUS) / 8e6),
+            )
+        )
     return tuple(found)
 
 
@@ -118,7 +164,7 @@ def driver_version() -> str | None:
 
 
 @lru_cache
-def rocm() -> tuple[Device, ...]:
+def rocm() -> tuple[LocalDevice, ...]:
     """The AMD GPUs that the kernel driver shows."""
     found = []
     for node in sorted(KFD_NODES.glob("*/properties")):
@@ -129,18 +175,44 @@ def rocm() -> tuple[Device, ...]:
         version = int(words.get("gfx_target_version", 0))
         if version:
             name = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
-            found.append(Device("rocm", f"AMD {name}", name))
+            found.append(LocalDevice("rocm", f"AMD {name}", name))
     return tuple(found)
 
 
-def all_devices() -> tuple[Device, ...]:
+def all_devices() -> tuple[LocalDevice, ...]:
     """The CPU and every GPU of this machine."""
     return (cpu(), *cuda(), *rocm())
 
 
-def of_arch(arch: Arch) -> Device | None:
+def of_arch(arch: Arch) -> LocalDevice | None:
     """The first device here that runs code built for `arch`; None if there is none."""
     return next((device for device in all_devices() if device.runs(arch)), None)
+
+
+def on_local(arch: Arch) -> Arch:
+    """`arch` for the GPU that is here; as it is where none of this arch is."""
+    here = next((device for device in cuda() if device.is_of(arch)), None) if arch.kind == "cuda" else None
+    return arch.on(here.row(arch)) if here else arch
+
+
+def on_named(arch: Arch, name: str, recorded: Iterable[str] = ()) -> Arch:
+    """`arch` for the GPU that is called `name`, of those that are here or have a row; as it is for one of which only
+    the names in journals, `recorded`, are known.  Names of CPUs say nothing.
+
+    Raises UnknownNameError with the nearest name, UsageError if the device is not of `arch`.
+    """
+    if not arch.is_gpu or slug(name) == slug(arch.device.name):
+        return arch
+    for device in cuda():
+        if slug(device.name) == slug(name) and device.runs(arch):
+            return arch.on(device.row(arch))
+    row = find_device(name)
+    if slug(name) in map(slug, recorded) and (row is None or row.arch != arch.name):
+        return arch
+    if row:
+        return arch.on(row)
+    here = (device.name for device in cuda())
+    raise UnknownNameError("device", name, {*here, *recorded, *(device.name for device in DEVICES.values())})
 
 
 def cpu_features() -> frozenset[str] | None:

@@ -17,7 +17,7 @@ from schedules.core.operator import ScheduleSpec
 from schedules.core.parallel import attempt, outcome, processes
 from schedules.core.presets import Preset, preset
 from schedules.core.problem import Problem
-from schedules.measure.choice import Choice, choose, default_choice
+from schedules.measure.choice import Choice, choose, default_choice, for_device
 
 SECONDS = 900.0  # that a build may take
 
@@ -79,7 +79,7 @@ def make(order: Order) -> Made:
 def _choice(wanted: Preset, order: Order) -> Choice:
     problem = wanted.problem()
     if order.default:
-        return default_choice(problem, order.arch)
+        return default_choice(problem, for_device(order.arch, order.device, wanted.operator, order.logs))
     return choose(problem, order.arch, folders=order.logs, device=order.device)
 
 

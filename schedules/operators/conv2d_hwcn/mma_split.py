@@ -133,7 +133,7 @@ DEPTHS = ((64, 3), (64, 2), (32, 3), (32, 2))  # (block_k, stages) in the order 
 def default(problem: HwcnProblem, arch: Arch) -> MmaSplitConfig:
     """The tile with the least work on the busiest multiprocessor, and the most stages that fit."""
     p = problem
-    shape = min(SHAPES, key=lambda shape: tile_cost(shape, p.co, p.n, p.out_h * p.out_w))
+    shape = min(SHAPES, key=lambda shape: tile_cost(shape, p.co, p.n, p.out_h * p.out_w, arch.device))
     configs = [_config(shape, depth, min_blocks=1) for depth in DEPTHS]
     return next((config for config in configs if config.check(p, arch) is None), configs[-1])
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from schedules.core.arch import Arch
+from schedules.core.device import Device
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import HopperConfig, blocks, tiles_of
+from schedules.hopper.cost import fastest
 from schedules.hopper.pixels import taps_inside
 from schedules.hopper.shared import SharedTile, TensorMap
-from schedules.hopper.work import Load, Tensors, Work, fastest
+from schedules.hopper.work import Load, Tensors, Work
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, inside_window
 
 
@@ -130,11 +132,12 @@ C = TypeVar("C", bound=PixelConfig)
 def quickest(problem: HwcnProblem, arch: Arch, base: C, work: Callable[[HwcnProblem, C], PixelWork]) -> C:
     """`base` with the tile and the cluster of the least estimated time and the most stages that fit; `base` itself if
     none is legal."""
-    legal = (config for config in tiles_of(base) if config.check(problem, arch) is None)
+    legal = (config for config in tiles_of(base, arch.device) if config.check(problem, arch) is None)
     found = fastest((work(problem, config) for config in legal), arch)
-    return replace(base, **found.config.words()) if found else base
+    return replace(base, **found.config.words()) if found else base.filling(arch.device)
 
 
-def with_and_without_padding(config: type[C], dtype: str) -> Sequence[C]:
-    """Every `config` worth trying for operands of `dtype`, with taps in the padding left out, and multiplied."""
-    return ProductSpace(lambda words, skip: config(**words, skip_padding=skip), blocks(dtype), (True, False))
+def with_and_without_padding(config: type[C], dtype: str, device: Device) -> Sequence[C]:
+    """Every `config` worth trying on `device` for operands of `dtype`, with taps in the padding left out, and
+    multiplied."""
+    return ProductSpace(lambda words, skip: config(**words, skip_padding=skip), blocks(dtype, device), (True, False))

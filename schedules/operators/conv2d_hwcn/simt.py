@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedules.core.arch import MULTIPROCESSORS, Arch
+from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Pair
 from schedules.lowering.annotations import AHEAD, ASYNC, INSIDE_FIRST, MIN_BLOCKS, PIPELINE, SKIP
@@ -256,7 +256,6 @@ SHAPES: tuple[tuple[Pair, Pair, Pair], ...] = (
     ((64, 1), (2, 1), (32, 1)),
     ((32, 1), (1, 1), (32, 1)),
 )
-LEADS = (0, 132)  # blocks that may start first: one for each multiprocessor of an H200
 LOAD = 2.0  # what a 128-bit load of shared memory costs, in multiply-adds
 REST = 9.0  # what fetching, waiting and counting cost a thread for each input channel
 
@@ -270,7 +269,8 @@ def default(problem: HwcnProblem, arch: Arch) -> SimtConfig:
         (block_f, block_n), (f, n), _ = shape
         blocks = -(-p.co // block_f) * -(-p.n // block_n) * p.out_h * p.out_w
         loads = -(-f // PIECE) + -(-n // PIECE)
-        return max(1.0, blocks / MULTIPROCESSORS) * block_f * block_n * (1 + (LOAD * loads + REST) / (f * n))
+        busiest = max(1.0, blocks / arch.device.multiprocessors)
+        return busiest * block_f * block_n * (1 + (LOAD * loads + REST) / (f * n))
 
     block, tile, lanes = min(SHAPES, key=cost)
     step = next((step for step in (4, 8) if p.ci <= step), 16)
@@ -291,6 +291,7 @@ def space(problem: HwcnProblem, arch: Arch) -> Iterator[SimtConfig]:
     depths = ((8, 4), (8, 5), (16, 2), (16, 3), (16, 4), (16, 5), (32, 2), (32, 3))
     skips = (True,) if problem.pad == (0, 0) else (True, False)
     uneven = inside_window(problem) is not None
+    several = (0, arch.device.multiprocessors)  # blocks that may start first
     for tile, blocks, budgets in shapes:
         for block, (lane, interleave), (step, stages), ahead, skip in product(
             blocks, lanes, depths, (False, True), skips
@@ -298,7 +299,7 @@ def space(problem: HwcnProblem, arch: Arch) -> Iterator[SimtConfig]:
             config = SimtConfig(block, tile, lane, interleave, step, stages, ahead, skip)
             if config.threads:
                 counts = {arch.registers_sm // (budget * config.threads) if budget else 0 for budget in budgets}
-                leads = LEADS if skip and uneven and step == 32 else (0,)
+                leads = several if skip and uneven and step == 32 else (0,)
                 yield from (replace(config, min_blocks=m, lead=lead) for m, lead in product(sorted(counts), leads))
 
 

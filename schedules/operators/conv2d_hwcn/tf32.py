@@ -178,7 +178,7 @@ def default(problem: HwcnProblem, arch: Arch) -> Tf32Config:
 
 
 def space(problem: HwcnProblem, arch: Arch) -> Sequence[Tf32Config]:
-    return with_and_without_padding(Tf32Config, DTYPE)
+    return with_and_without_padding(Tf32Config, DTYPE, arch.device)
 
 
 SCHEDULE = tf32_schedule(Tf32Config, schedule, default, space, siblings=("simt", "mma_split"))

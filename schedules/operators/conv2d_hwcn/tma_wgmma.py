@@ -116,7 +116,7 @@ def default(problem: HwcnProblem, arch: Arch) -> TmaWgmmaConfig:
 
 
 def space(problem: HwcnProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
-    return with_and_without_padding(TmaWgmmaConfig, problem.dtype)
+    return with_and_without_padding(TmaWgmmaConfig, problem.dtype, arch.device)
 
 
 SCHEDULE = ScheduleSpec(

@@ -339,9 +339,10 @@ def _deal_out(sch: Schedule, block: SBlockRV, threads: int, vector: bool) -> Non
         sch.vectorize(lane)
 
 
-# Channels and fewest blocks, and most taps of a kernel by its filters, for which channels ahead were measured
+# Channels, fewest blocks to a multiprocessor, and most taps of a kernel by its filters, for which channels ahead were
+# measured
 CHANNELS_AHEAD = range(4, 17)
-BLOCKS_AHEAD = 256
+BLOCKS_AHEAD = 1.9
 TAPS_AHEAD = ((8, 36), (16, 9))
 
 
@@ -367,7 +368,7 @@ def _ahead(problem: NchwProblem, arch: Arch) -> DirectConfig | None:
     fits = (
         p.out_w > config.block[1] // 2
         and config.lanes(p) == 4
-        and blocks >= BLOCKS_AHEAD
+        and blocks >= BLOCKS_AHEAD * arch.device.multiprocessors
         and config.check(p, arch) is None
     )
     return config if fits else None

@@ -23,7 +23,7 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.space import ProductSpace
 from schedules.definitions.epilogue import finish_sum
-from schedules.hopper.config import REGISTERS, RESIDENT, STAGES, HopperConfig, clusters
+from schedules.hopper.config import REGISTERS, STAGES, HopperConfig, clusters
 from schedules.hopper.pixels import Place, flattened, place_pixels
 from schedules.hopper.rows import GROUP, RowTiles, output_map, row_tiles, shifts
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
@@ -241,19 +241,19 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaConfig:
         assert rows is not None  # checked
         tiles = -(-p.co // config.block_m) * rows.tiles.count
         loads = taps * config.block_m / config.cluster_n + (1 if config.halo else p.kh) * config.loaded(rows).pixels
-        return -(-tiles // RESIDENT[1]) * (taps * config.block_m * config.block_n + LOAD * loads)
+        return -(-tiles // arch.device.multiprocessors) * (taps * config.block_m * config.block_n + LOAD * loads)
 
     found = []
     for (block_m, columns, consumers, consumers_n), halo in product(SHAPES, (False, True) if p.kh > 1 else (False,)):
         config = TmaWgmmaConfig(
             block_m, columns * consumers_n, 16, 2, consumers, 1, 2, consumers_n=consumers_n, halo=halo
-        )
+        ).filling(arch.device)
         # with two stages no load is under way while both are multiplied
         deepest = (replace(config, block_k=k, num_stages=stages) for stages, k in product((3, 2), (64, 32, 16)))
         found.append(next((config for config in deepest if config.check(problem, arch) is None), None))
     legal = [config for config in found if config]
     if not legal:
-        return TmaWgmmaConfig(num_stages=2)  # whose check says what is wrong
+        return TmaWgmmaConfig(num_stages=2).filling(arch.device)  # whose check says what is wrong
     config = min(legal, key=cost)
     rows = config.rows_of(p)
     assert rows is not None  # checked
@@ -263,9 +263,10 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaConfig:
 
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
+    clustered = [*clusters(1, arch.device), *clusters(2, arch.device)]
     shapes = [
         dict(block_m=block_m, block_n=columns * consumers_n, consumers=consumers, consumers_n=consumers_n, **words)
-        for (block_m, columns, consumers, consumers_n), words in product(SHAPES, [*clusters(1), *clusters(2)])
+        for (block_m, columns, consumers, consumers_n), words in product(SHAPES, clustered)
         if (consumers, words["blocks_sm"]) in REGISTERS
     ]
     return ProductSpace(

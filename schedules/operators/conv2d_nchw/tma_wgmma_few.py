@@ -18,10 +18,11 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedules.core.arch import Arch
+from schedules.core.device import Device
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.space import ProductSpace
 from schedules.definitions.epilogue import finish_sum
-from schedules.hopper.config import REGISTERS, RESIDENT, ROWS, STAGES, HopperConfig, clusters
+from schedules.hopper.config import REGISTERS, ROWS, STAGES, HopperConfig, clusters
 from schedules.hopper.pixels import PixelTiles
 from schedules.hopper.rows import GROUP, RowTiles, output_map, shifts, whole_rows
 from schedules.hopper.shared import STAGING, SharedTile, Staging, TensorMap, aligned
@@ -426,26 +427,28 @@ def schedule(problem: NchwProblem, config: TmaWgmmaFewConfig, arch: Arch) -> tvm
     return program(FewWork(problem, config))
 
 
-def _configs(problem: NchwProblem) -> Iterator[TmaWgmmaFewConfig]:
+def _configs(problem: NchwProblem, device: Device) -> Iterator[TmaWgmmaFewConfig]:
     ways = product(_pitches(problem), REGISTERS, (1, 2, 3, 4), (64, 32, 16, 128))
     for pitch, (consumers, blocks_sm), blocks_m, block_k in ways:
-        rows, columns, grid = ROWS * blocks_m * consumers, _columns(problem, pitch), RESIDENT[1] * blocks_sm
-        yield TmaWgmmaFewConfig(rows, columns, block_k, 2, consumers, blocks_sm=blocks_sm, grid=grid)
+        rows, columns = ROWS * blocks_m * consumers, _columns(problem, pitch)
+        yield TmaWgmmaFewConfig(rows, columns, block_k, 2, consumers, blocks_sm=blocks_sm).filling(device)
 
 
 def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaFewConfig:
     """The legal tile with the least loaded by the busiest multiprocessor, as many stages as fit."""
     p = problem
     best: tuple[Any, TmaWgmmaFewConfig] | None = None
-    for config in _configs(p):
+    for config in _configs(p, arch.device):
         if config.blocks_sm > 1 or config.check(p, arch) is not None:
             continue
         work = FewWork(p, config)
-        key = -(-work.clusters // RESIDENT[1]) * (work.a.tile.rows + p.kh * config.block_n), -config.consumers
+        tiles = -(-work.clusters // arch.device.multiprocessors)
+        key = tiles * (work.a.tile.rows + p.kh * config.block_n), -config.consumers
         if best is None or key < best[0]:
             best = key, config
     if best is None:
-        return TmaWgmmaFewConfig(128, _columns(p, _channels(p)), 16, 2)  # whose check says what is wrong
+        # whose check says what is wrong
+        return TmaWgmmaFewConfig(128, _columns(p, _channels(p)), 16, 2).filling(arch.device)
     config = best[1]
     work = FewWork(p, config)
     work.fill_shared(arch)
@@ -455,16 +458,16 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaFewConfig:
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaFewConfig]:
     return ProductSpace(
         lambda config, stages, eager: replace(config, num_stages=stages, eager=eager),
-        list(_ways(problem)),
+        list(_ways(problem, arch.device)),
         STAGES,
         (False, True),
     )
 
 
-def _ways(problem: NchwProblem) -> Iterator[TmaWgmmaFewConfig]:
+def _ways(problem: NchwProblem, device: Device) -> Iterator[TmaWgmmaFewConfig]:
     """Every tile and cluster, and what consumers may have of their own."""
-    for config in _configs(problem):
-        for words in clusters(config.blocks_sm):
+    for config in _configs(problem, device):
+        for words in clusters(config.blocks_sm, device):
             if words["cluster_n"] == 1:
                 found = replace(config, **words)
                 yield found

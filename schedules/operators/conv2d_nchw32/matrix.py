@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from schedules.core.arch import Arch
+from schedules.core.device import Device
 from schedules.core.problem import Config
 from schedules.lowering.annotations import ASYNC, MIN_BLOCKS, PIPELINE, SWIZZLE
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import SBlockRV
 
-ENOUGH_BLOCKS = 128
 VECTOR = 16  # int8 elements of a 128-bit load
 PIXELS = 16  # of one matrix instruction
 
@@ -100,15 +100,17 @@ class MatrixConfig(Config):
         return None
 
 
-def fitting(problem: Nchw32Problem, tiles: Sequence[tuple[int, int, int, int]], stages: int) -> MatrixConfig:
+def fitting(
+    problem: Nchw32Problem, tiles: Sequence[tuple[int, int, int, int]], stages: int, device: Device
+) -> MatrixConfig:
     """The first of `tiles` (pixels, channels, warps of each) that leaves no channel tile mostly empty and still makes
-    enough blocks to fill a large GPU; the last if none does."""
+    a block for each multiprocessor of `device`; the last if none does."""
     channels = problem.co_groups * GROUP
     for tile in tiles:
         block_m, block_n, *_ = tile
         columns = -(-channels // block_n)
         blocks = columns * -(-problem.pixels // block_m)
-        if channels * 4 >= columns * block_n * 3 and blocks >= ENOUGH_BLOCKS:
+        if channels * 4 >= columns * block_n * 3 and blocks >= device.multiprocessors:
             break
     block_m, block_n, warps_m, warps_n = tile
     return MatrixConfig(block_m, block_n, 2 * GROUP, warps_m, warps_n, stages)

@@ -17,7 +17,7 @@ TILES = ((128, 128, 2, 2), (128, 64, 2, 2), (64, 64, 2, 2), (64, 32, 2, 1), (32,
 
 
 def default(problem: Nchw32Problem, arch: Arch) -> MatrixConfig:
-    return fitting(problem, TILES, stages=2)
+    return fitting(problem, TILES, 2, arch.device)
 
 
 def space(problem: Nchw32Problem, arch: Arch) -> Iterator[MatrixConfig]:

@@ -18,8 +18,8 @@ SYNCHRONOUS_TILES = ((128, 128, 4, 2), (128, 64, 4, 1), *TILES[2:])
 
 def default(problem: Nchw32Problem, arch: Arch) -> MatrixConfig:
     if "cp_async" in arch.features:
-        return fitting(problem, TILES, stages=4)
-    return fitting(problem, SYNCHRONOUS_TILES, stages=2)
+        return fitting(problem, TILES, 4, arch.device)
+    return fitting(problem, SYNCHRONOUS_TILES, 2, arch.device)
 
 
 def space(problem: Nchw32Problem, arch: Arch) -> Iterator[MatrixConfig]:

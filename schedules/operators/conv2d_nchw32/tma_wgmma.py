@@ -15,11 +15,13 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from schedules.core.arch import Arch
+from schedules.core.device import Device
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import Pair, numpy_dtype
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import ROWS, WARPGROUP, HopperConfig, blocks
 from schedules.hopper.config import SHAPES as BLOCK_SHAPES
+from schedules.hopper.cost import fastest, product_cycles, rounds
 from schedules.hopper.pixels import (
     Box,
     PixelTiles,
@@ -32,21 +34,13 @@ from schedules.hopper.pixels import (
     taps_inside,
 )
 from schedules.hopper.shared import FOLDS, PATTERN, SharedTile, Staging, TensorMap, staging_for
-from schedules.hopper.work import CYCLE, Load, Operand, Output, Product, Tensors, Work, fastest, product_cycles
+from schedules.hopper.work import Load, Operand, Output, Product, Tensors, Work
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.epilogue import greatest, unrounded
 from schedules.operators.conv2d_nchw32.packing import GROUP
 
 if TYPE_CHECKING:
     import tvm
-
-# Of `Nchw32Work.microseconds`, for a multiprocessor of an H200
-LINE = 2.0  # clocks of TMA for a line, about
-L2 = 24.0  # bytes that arrive in a clock, about, where all multiprocessors load
-STEP = 40.0  # clocks between stages, about
-FINISH = 6.0 / WARPGROUP  # clocks of the epilogue for an element: its integer instructions
-HINDER = 0.1  # of what is done beside the longest is felt, about
-TOO_FEW = 1.3  # times as long with two stages, about
 
 
 @dataclass(frozen=True)
@@ -289,32 +283,6 @@ class Nchw32Work(Work):
             return columns
         return columns * mean(p.h, p.out_h, h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
 
-    def microseconds(self) -> float:
-        """For each tile, or one of each of a multiprocessor's blocks, the longest of multiplying and finishing, of what
-        TMA moves in lines, and in bytes from L2, and some of the others; for blocks that do not share a tile.
-
-        A block's consumers finish a tile together and do not multiply meanwhile; another block may, or with `ping_pong`
-        another consumer.  Filters that stay are loaded in no time.
-        """
-        config, staging = self.config, self.staging
-        shared = ((self.a, config.cluster_n), (self.b, config.cluster_m))[: 1 if config.stationary else 2]
-        area = config.block_m * config.block_n
-        products = len(self.products) * config.groups * config.block_m // ROWS
-        multiply = products * product_cycles(config.block_n)
-        lines = sum(operand.nbytes / operand.tile.swizzle / operand.tile.fold / parts for operand, parts in shared)
-        loaded = sum(operand.nbytes / parts for operand, parts in shared)
-        stages = self.mean_taps * self.chunks
-        stored = area * staging.item
-        multiplying, finishing, blocks = stages * (multiply + STEP), area * FINISH, config.blocks_sm
-        busy = (
-            max(blocks * multiplying, blocks * finishing, (multiplying + finishing) * config.parts / config.consumers),
-            blocks * LINE * (stages * lines + stored / staging.row_bytes / staging.fold),
-            blocks * (stages * loaded + stored) / L2,
-        )
-        tile = (1 - HINDER) * max(busy) + HINDER * sum(busy)
-        rounds = -(-self.clusters // (config.grid // config.cluster))
-        return rounds * tile * (TOO_FEW if config.num_stages < 3 else 1) * CYCLE / 1000
-
     def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
         p, tile, config = self.problem, self.a.tile, self.config
         first, (n, y, x) = chunk * config.groups, place.pixel
@@ -406,6 +374,34 @@ def _read(buffer: Any, at: Any, inside: Any) -> Any:
     )
 
 
+def microseconds(work: Nchw32Work, device: Device) -> float:
+    """About how long the kernel takes on `device`, to compare configs by: for each tile, or one of each of a
+    multiprocessor's blocks, the longest of multiplying and finishing, of what TMA moves in lines, and in bytes from L2,
+    and some of the others; for blocks that do not share a tile.
+
+    A block's consumers finish a tile together and do not multiply meanwhile; another block may, or with `ping_pong`
+    another consumer.  Filters that stay are loaded in no time.
+    """
+    config, staging, t = work.config, work.staging, device.timings.lines
+    shared = ((work.a, config.cluster_n), (work.b, config.cluster_m))[: 1 if config.stationary else 2]
+    area = config.block_m * config.block_n
+    products = len(work.products) * config.groups * config.block_m // ROWS
+    multiply = products * product_cycles(config.block_n)
+    lines = sum(operand.nbytes / operand.tile.swizzle / operand.tile.fold / parts for operand, parts in shared)
+    loaded = sum(operand.nbytes / parts for operand, parts in shared)
+    stages = work.mean_taps * work.chunks
+    stored = area * staging.item
+    multiplying, finishing, blocks = stages * (multiply + t.step), area * t.finish, config.blocks_sm
+    busy = (
+        max(blocks * multiplying, blocks * finishing, (multiplying + finishing) * config.parts / config.consumers),
+        blocks * t.line * (stages * lines + stored / staging.row_bytes / staging.fold),
+        blocks * (stages * loaded + stored) / t.l2,
+    )
+    tile = (1 - t.hinder) * max(busy) + t.hinder * sum(busy)
+    too_few = t.too_few if config.num_stages < 3 else 1
+    return rounds(config, work.clusters, device) * tile * too_few * device.timings.cycle / 1000
+
+
 def _work(problem: Nchw32Problem, config: TmaWgmmaConfig) -> Nchw32Work | None:
     """None if TMA does not reach over a tile's pixels."""
     tiles = _tiles(problem, config)
@@ -435,12 +431,12 @@ def default(problem: Nchw32Problem, arch: Arch) -> TmaWgmmaConfig:
     def works() -> Iterator[Nchw32Work | None]:
         channels = [k for k in (128, 64, 32) if k == GROUP or k // 2 < problem.ci_groups * GROUP]
         for (m, n, consumers), k, cluster_m, ways in product(SHAPES, channels, (2, 1), _ways(problem)):
-            config = TmaWgmmaConfig(m, n, k, 2, consumers, cluster_m, 1, **ways)
+            config = TmaWgmmaConfig(m, n, k, 2, consumers, cluster_m, 1, **ways).filling(arch.device)
             if (cluster_m == 1 or problem.pixels > m) and config.check(problem, arch) is None:
                 yield _work(problem, config)
 
-    found = fastest(works(), arch)
-    return found.config if found else TmaWgmmaConfig()
+    found = fastest(works(), arch, microseconds)
+    return found.config if found else TmaWgmmaConfig().filling(arch.device)
 
 
 def _ways(problem: Nchw32Problem) -> list[dict[str, Any]]:
@@ -454,7 +450,7 @@ def _ways(problem: Nchw32Problem) -> list[dict[str, Any]]:
 
 
 def space(problem: Nchw32Problem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
-    found = blocks(problem.dtype, SHAPES + PAIRED, filters=True)
+    found = blocks(problem.dtype, arch.device, SHAPES + PAIRED, filters=True)
     return ProductSpace(lambda words, ways: TmaWgmmaConfig(**words, **ways), found, _ways(problem))
 
 

@@ -39,7 +39,7 @@ def default(problem: NhwcProblem, arch: Arch) -> Tf32Config:
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Sequence[Tf32Config]:
-    return ProductSpace(lambda words: Tf32Config(**words), blocks("float32", filters=True))
+    return ProductSpace(lambda words: Tf32Config(**words), blocks("float32", arch.device, filters=True))
 
 
 SCHEDULE = tf32_schedule(Tf32Config, schedule, default, space, siblings=("simt",))

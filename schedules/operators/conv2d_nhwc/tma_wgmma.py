@@ -19,9 +19,10 @@ from schedules.core.problem import numpy_dtype
 from schedules.core.space import ProductSpace
 from schedules.definitions.epilogue import finish_sum
 from schedules.hopper.config import HopperConfig, blocks, stage_channels, tiles_of
+from schedules.hopper.cost import fastest
 from schedules.hopper.pixels import PixelTiles, Place, flattened, pixel_tiles, place_pixels
 from schedules.hopper.shared import UNIT, Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
-from schedules.hopper.work import Load, Operand, Output, Tensors, Work, fastest
+from schedules.hopper.work import Load, Operand, Output, Tensors, Work
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 
 if TYPE_CHECKING:
@@ -227,9 +228,9 @@ def schedule(problem: NhwcProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IR
 def quickest(problem: NhwcProblem, arch: Arch, base: C) -> C:
     """`base` with the tile and the cluster of the least estimated time and the most stages that fit; `base` itself if
     none is legal."""
-    legal = (config for config in tiles_of(base) if config.check(problem, arch) is None)
+    legal = (config for config in tiles_of(base, arch.device) if config.check(problem, arch) is None)
     found = fastest((_work(problem, config) for config in legal), arch)
-    return replace(base, **found.config.words()) if found else base
+    return replace(base, **found.config.words()) if found else base.filling(arch.device)
 
 
 def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
@@ -237,7 +238,7 @@ def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
-    return ProductSpace(lambda words: TmaWgmmaConfig(**words), blocks(problem.dtype, filters=True))
+    return ProductSpace(lambda words: TmaWgmmaConfig(**words), blocks(problem.dtype, arch.device, filters=True))
 
 
 SCHEDULE = ScheduleSpec(

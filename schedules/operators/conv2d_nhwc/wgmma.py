@@ -42,7 +42,7 @@ class WgmmaConfig(WarpgroupConfig):
 
 def default(problem: NhwcProblem, arch: Arch) -> WgmmaConfig:
     """The tile with the least work on the busiest multiprocessor."""
-    shape = min(SHAPES, key=lambda shape: tile_cost(shape, problem.pixels, problem.co, 1))
+    shape = min(SHAPES, key=lambda shape: tile_cost(shape, problem.pixels, problem.co, 1, arch.device))
     return WgmmaConfig(shape[0], shape[1], 64, shape[2])
 
 

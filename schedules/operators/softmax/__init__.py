@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedules.core.arch import KIB, MULTIPROCESSORS, Arch
+from schedules.core.arch import KIB, Arch
 from schedules.core.operator import Operator
 from schedules.operators.softmax import (
     block_registers,
@@ -49,14 +49,14 @@ def choose(problem: SoftmaxProblem, arch: Arch) -> str:
     """
     if not arch.is_gpu:
         return "cpu"
-    row_bytes = problem.cols * rows.itemsize(problem)
+    multiprocessors, row_bytes = arch.device.multiprocessors, problem.cols * rows.itemsize(problem)
     long = row_bytes > LONG_ROW
     splits = long and split.default(problem, arch).check(problem, arch) is None
-    spread = problem.rows * max(cluster.CLUSTERS) >= MULTIPROCESSORS or row_bytes <= ONE_CLUSTER
+    spread = problem.rows * max(cluster.CLUSTERS) >= multiprocessors or row_bytes <= ONE_CLUSTER
     clustered = long and spread and cluster.SCHEDULE.serves(problem, arch)
-    if clustered and problem.rows <= 2 * MULTIPROCESSORS:
+    if clustered and problem.rows <= 2 * multiprocessors:
         return "cluster"
-    if splits and problem.rows <= MULTIPROCESSORS // 4:
+    if splits and problem.rows <= multiprocessors // 4:
         return "split"
     ragged = row_bytes % PACK != 0
     widened = problem.dtype == "bfloat16" and row_bytes > WIDENED
@@ -68,7 +68,7 @@ def choose(problem: SoftmaxProblem, arch: Arch) -> str:
             return schedule.name
     if clustered:
         return "cluster"
-    return "split" if splits and problem.rows <= 2 * MULTIPROCESSORS else "block_streaming"
+    return "split" if splits and problem.rows <= 2 * multiprocessors else "block_streaming"
 
 
 OPERATOR = Operator(

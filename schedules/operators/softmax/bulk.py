@@ -21,8 +21,8 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
+from schedules.core.device import Device
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
-from schedules.hopper.config import RESIDENT
 from schedules.operators.softmax.bulk_config import KEPT, STORES, BulkConfig
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.operators.softmax.packs import Frame
@@ -53,15 +53,15 @@ def keeps(problem: SoftmaxProblem) -> tuple[str, ...]:
 def default(problem: SoftmaxProblem, arch: Arch) -> BulkConfig:
     """The first of `preferred` that is legal; the last of them if none is."""
     config = BulkConfig()
-    for config in preferred(problem):
+    for config in preferred(problem, arch.device):
         if config.check(problem, arch) is None:
             break
     return config
 
 
-def preferred(problem: SoftmaxProblem) -> Iterator[BulkConfig]:
-    """Configs with eight threads to a row, which are 128 bytes, or as many as make PACKS packs to each, and THREADS_SM
-    threads on a multiprocessor, or fewer where that leaves room for another stage.
+def preferred(problem: SoftmaxProblem, device: Device) -> Iterator[BulkConfig]:
+    """Configs with eight threads to a row, which are 128 bytes, or as many as make PACKS packs to each, THREADS_SM
+    threads on a multiprocessor, or fewer where that leaves room for another stage, and a grid that fills `device`.
 
     Rows of up to a warp that start inside packs have blocks that compute as many of them side by side as make whole
     packs, so that all of a stage leaves by one copy.  Longer ones store their ends apart, and so do those with dropout,
@@ -80,7 +80,7 @@ def preferred(problem: SoftmaxProblem) -> Iterator[BulkConfig]:
             for blocks_sm in blocks:
                 num_stages = stages + copied  # one is leaving
                 chunks = min(CHUNKS, base.rounds(problem)) if num_stages == 1 and of_row > 32 else 1
-                grid = RESIDENT[1] * blocks_sm
+                grid = device.resident(1) * blocks_sm
                 yield replace(base, num_stages=num_stages, chunks=chunks, blocks_sm=blocks_sm, grid=grid)
 
 
@@ -117,7 +117,7 @@ def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[BulkConfig]:
         if threads_sm % base.block:
             continue
         blocks_sm = threads_sm // base.block
-        base = replace(base, blocks_sm=blocks_sm, grid=RESIDENT[1] * blocks_sm)
+        base = replace(base, blocks_sm=blocks_sm, grid=arch.device.resident(1) * blocks_sm)
         for kept, stores, streaming in product(keeps(problem), STORES, ("no", "evict_last")):
             if stores == "bulk" and num_stages < 3:  # one leaves while another is computed
                 continue

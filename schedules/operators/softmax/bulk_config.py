@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from schedules.core.arch import Arch, shared_room
 from schedules.core.problem import Config
-from schedules.hopper.config import RESIDENT
 from schedules.lowering.annotations import check_streaming
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.operators.softmax.packs import MOST_ROUNDS, PACK, Frame, check_program, held, row_inputs
@@ -27,7 +26,7 @@ class BulkConfig(Config):
     num_stages: int = 2  # of a team, in shared memory at once
     chunks: int = 1  # of a block's row: its first pass starts when the first of them is there
     blocks_sm: int = 1  # blocks that a multiprocessor holds
-    grid: int = RESIDENT[1]  # blocks at most, each of which computes stage after stage
+    grid: int = 0  # blocks at most, each of which computes stage after stage; 0 makes one for each stage
     kept: str = "shared"  # where a row waits for its reductions: shared, or in registers packed or as numerators
     stores: str = "direct"  # how results leave: direct, or bulk copies out of the stage that the inputs came in
     online: bool = False  # maximum and sum of a block's warps are combined at once, behind one barrier
@@ -109,8 +108,8 @@ class BulkConfig(Config):
         if "tma" not in arch.features:
             return f"{arch} has no bulk copies; choose another --schedule"
         for name in ("abreast", "groups", "rows", "num_stages", "chunks", "blocks_sm", "grid"):
-            if getattr(self, name) < 1:
-                return f"{name}={getattr(self, name)} must be at least 1"
+            if getattr(self, name) < (name != "grid"):
+                return f"{name}={getattr(self, name)} must be at least {int(name != 'grid')}"
         return (
             self._check_words(arch)
             or check_program(problem, arch, self.threads, self.kept, self.online)

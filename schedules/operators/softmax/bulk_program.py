@@ -51,7 +51,8 @@ def program(problem: SoftmaxProblem, config: BulkConfig) -> tvm.IRModule:
 def blocks(config: BulkConfig, rows: Any) -> Any:
     """Blocks of the launch: none without a stage."""
     of_block = config.rows * config.groups
-    return T.Cast("int32", T.min(T.truncdiv(rows + (of_block - 1), T.int64(of_block)), T.int64(config.grid)))
+    stages = T.truncdiv(rows + (of_block - 1), T.int64(of_block))
+    return T.Cast("int32", T.min(stages, T.int64(config.grid)) if config.grid else stages)
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedules.core.arch import MULTIPROCESSORS, Arch
+from schedules.core.arch import Arch
+from schedules.core.device import Device
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
-from schedules.hopper.config import RESIDENT
 from schedules.operators.softmax.cluster_config import CLUSTERS, ClusterConfig
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.operators.softmax.packs import KEPT_IN_REGISTERS, Frame, held
@@ -32,8 +32,6 @@ from schedules.operators.softmax.packs import KEPT_IN_REGISTERS, Frame, held
 if TYPE_CHECKING:
     import tvm
 
-# blocks that are on an H200 at once with a multiprocessor to each; of 8 and 16 estimates
-AT_ONCE = {**RESIDENT, 8: 120, 16: 112}
 PART = 16 * 1024  # bytes of a tensor in a block, by default
 PACKS = 8  # of a thread, by default
 THREADS_SM = 1024  # on a multiprocessor, by default: with 64 registers each
@@ -50,14 +48,14 @@ def schedule(problem: SoftmaxProblem, config: ClusterConfig, arch: Arch) -> tvm.
 def default(problem: SoftmaxProblem, arch: Arch) -> ClusterConfig:
     """The first of `preferred` that is legal; the last of them if none is."""
     config = ClusterConfig()
-    for config in preferred(problem):
+    for config in preferred(problem, arch.device):
         if config.check(problem, arch) is None:
             break
     return config
 
 
-def preferred(problem: SoftmaxProblem) -> Iterator[ClusterConfig]:
-    """The smallest cluster with which the rows fill the GPU and a part is no longer than PART of a tensor, else the
+def preferred(problem: SoftmaxProblem, device: Device) -> Iterator[ClusterConfig]:
+    """The smallest cluster with which the rows fill `device` and a part is no longer than PART of a tensor, else the
     largest; then, with PACKS to a thread of 256 or 512, as many packs as can in shared memory, and as many blocks to a
     multiprocessor, up to six or three, as that holds, at least two.  Where searches on an H200 timed it, for 1 to 132
     rows of 65536 and 262144 float16 columns, it was within 4% of the fastest (tuning_logs/nvidia-h200/softmax.jsonl).
@@ -65,7 +63,7 @@ def preferred(problem: SoftmaxProblem) -> Iterator[ClusterConfig]:
     For longer parts two blocks with as many packs in registers as IN_REGISTERS hold, or one: estimates, not measured.
     """
     frame = Frame.of_row(problem)
-    enough = [c for c in CLUSTERS if problem.rows * c >= MULTIPROCESSORS and frame.nbytes <= PART * c]
+    enough = [c for c in CLUSTERS if problem.rows * c >= device.multiprocessors and frame.nbytes <= PART * c]
     cluster = enough[0] if enough else CLUSTERS[-1]
     online = not problem.is_grad
     for threads in (256, 512):
@@ -96,7 +94,7 @@ def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[ClusterConfig]:
             blocks_sm = threads_sm // threads
             if not blocks_sm or threads_sm % threads:
                 continue
-            at_once = AT_ONCE[cluster] * blocks_sm
+            at_once = arch.device.resident(cluster) * blocks_sm
             grids = (0, at_once) if problem.rows * cluster > at_once else (0,)
             kepts = KEPT_IN_REGISTERS if problem.function == "softmax" and not in_shared else KEPT_IN_REGISTERS[:1]
             onlines_here = (False,) if problem.is_grad else onlines

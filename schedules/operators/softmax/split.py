@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedules.core.arch import MULTIPROCESSORS, Arch
+from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config
 from schedules.operators.softmax import rows
@@ -204,7 +204,7 @@ def default(problem: SoftmaxProblem, arch: Arch) -> SplitConfig:
     over; longer ones for rows of more parts than can be combined."""
     vector = rows.max_vector(problem)
     config = SplitConfig(min(256, arch.max_threads), vector, max(8, 32 // vector))
-    while config.packs > 1 and problem.rows * config.packing(problem).parts < 2 * MULTIPROCESSORS:
+    while config.packs > 1 and problem.rows * config.packing(problem).parts < 2 * arch.device.multiprocessors:
         config = replace(config, packs=config.packs // 2)
     longer = [
         replace(config, threads=config.threads * more, packs=config.packs * times)

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from schedules.core.arithmetic import FLOAT32
+from schedules.core.device import slug
 from schedules.core.errors import UsageError
 from schedules.core.presets import short
 from schedules.core.problem import Problem
 from schedules.core.registry import operator
 from schedules.measure.lookup import Summary
-from schedules.measure.records import Record, slug
+from schedules.measure.records import Record
 from schedules.measure.results import arithmetic_of, is_comparison, read_results
 from schedules.tune.tuner import peers_of
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from schedules.measure.records import Record, slug
+from schedules.core.device import GENERIC, find_device, slug
+from schedules.measure.records import Record
 from schedules.show.explain.html import page, story_html
 from schedules.show.report.data import OTHER, Study
 from schedules.show.report.kernels import ReportedKernel
@@ -117,7 +118,8 @@ def _ceilings(roof: Roofline) -> str:
         for ceiling in roof.ceilings
     ]
     if roof.bandwidth:
-        rows.append(("fastest plain copy", _number(roof.bandwidth), "", "GB/s"))
+        nominal = (find_device(roof.device) or GENERIC).bandwidth
+        rows.append(("fastest plain copy", _number(roof.bandwidth), _number(nominal), "GB/s"))
     return _details(
         "What bounds it", _table(("", "measured", "datasheet", ""), rows, numbers=("measured", "datasheet"))
     )

@@ -503,6 +503,6 @@ def _cut(text: str, length: int) -> str:
 
 
 def _slug(device: str) -> str:
-    from schedules.measure.records import slug
+    from schedules.core.device import slug
 
     return slug(device)

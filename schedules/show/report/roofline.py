@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from schedules.core.arithmetic import FLOAT32
-from schedules.core.device import DENSE_PEAKS
+from schedules.core.device import GENERIC, find_device
 from schedules.core.presets import short
 from schedules.core.problem import Problem
 from schedules.core.registry import operator
-from schedules.measure.records import slug
 from schedules.show.report.data import Comparison, Study
 
 # an arithmetic that makes one product of several: whose ceiling bounds it, and how many
@@ -136,7 +135,7 @@ def _ceilings(device: str, comparisons: Sequence[Comparison]) -> list[Ceiling]:
     measured: dict[str, float] = {}
     for comparison in comparisons:
         measured |= comparison.ceilings
-    peaks = DENSE_PEAKS.get(slug(device), {})
+    peaks = (find_device(device) or GENERIC).peaks
     names = dict.fromkeys([*peaks, *measured])
     return [Ceiling(name, measured.get(name), peaks.get(name)) for name in names]
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.peers import ceilings
 from benchmarks.peers.ceilings import ARITHMETICS, matmul, measure_ceilings
-from schedules.core.device import DENSE_PEAKS
+from schedules.core.device import DEVICES
 from tests.benchmarks.peers import fake_torch
 from tests.benchmarks.peers.fake_timer import FakeTimer
 
@@ -47,7 +47,7 @@ def test_a_product(torch: Any, arithmetic: str) -> None:
 
 
 def test_the_peaks_are_those_of_the_datasheet() -> None:
-    for peaks in DENSE_PEAKS.values():
+    for peaks in (device.peaks for device in DEVICES.values()):
         assert set(peaks) == set(ARITHMETICS)
         assert peaks["int8"] > peaks["float16"] == peaks["bfloat16"] > peaks["tf32"] > peaks["float32"]
 

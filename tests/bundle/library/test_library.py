@@ -21,10 +21,10 @@ from schedules.bundle.library import collect as collecting
 from schedules.bundle.library.collect import Made, Order, collect, run_time_fields
 from schedules.bundle.library.write import Library, build_wheel, check_destination, write_library
 from schedules.core.arch import Arch
+from schedules.core.device import slug
 from schedules.core.errors import BundleError, ConfigError, SchedulesError, UnknownNameError, UsageError
 from schedules.core.presets import Preset, preset
 from schedules.core.registry import operator
-from schedules.measure.records import slug
 from scripts import export_all
 from tests.bare import bare_folder, clean_python, runtime_libraries
 from tests.conftest import problem_of

@@ -12,6 +12,7 @@ from schedules.build.builder import build
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
+from schedules.hopper.cost import microseconds
 from schedules.operators.conv2d_hwcn.tma_wgmma import HwcnWork, TmaWgmmaConfig
 from tests.conftest import problem_of
 from tests.hopper_kernels import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
@@ -118,11 +119,11 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         spec.config_for(problem_of("conv2d_hwcn", **WORK), parse_arch("sm_80"))
 
 
-def test_the_estimate_hides_the_end_of_tiles_in_turn() -> None:
+def test_the_estimate_hides_the_end_of_tiles_in_turn(sm_90a: Arch) -> None:
     tile = dict(block_m=64, block_n=256, num_stages=4)
     problem = problem_of("conv2d_hwcn", **WORK)
     one, in_turn = (
-        HwcnWork(problem, TmaWgmmaConfig(**(PLAIN | tile | words))).microseconds()
+        microseconds(HwcnWork(problem, TmaWgmmaConfig(**(PLAIN | tile | words))), sm_90a.device)
         for words in (dict(consumers=1), dict(consumers=2, ping_pong=True))
     )
     assert in_turn < one

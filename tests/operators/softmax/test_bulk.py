@@ -111,7 +111,9 @@ def test_long_odd_rows_in_every_mode(emulation: None, sm_90a: Arch, fields: Fiel
     assert_correct(softmax(rows=13, **fields), sm_90a, "bulk", BulkConfig(**config), ["emulated"])
 
 
-@pytest.mark.parametrize("config", [BLOCK, WARP, dict(ABREAST, stores="bulk", kept="packed")], ids=str)
+@pytest.mark.parametrize(
+    "config", [BLOCK, dict(BLOCK, grid=0), WARP, dict(ABREAST, stores="bulk", kept="packed")], ids=str
+)
 @pytest.mark.parametrize("cols", [1, 7, 100])
 def test_one_build_serves_any_number_of_rows(emulation: None, sm_90a: Arch, config: Fields, cols: int) -> None:
     """The tensor's last pack is whole or not, its first row may be its last, blocks have no row at all."""
@@ -314,7 +316,7 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         (dict(threads=32, abreast=2, rows=3), {}, "rows=3 is no multiple of abreast=2"),
         (dict(threads=32, groups=40), {}, "groups=40 makes 1280 threads a block"),
         (dict(num_stages=0), {}, "num_stages=0 must be at least 1"),
-        (dict(grid=0), {}, "grid=0 must be at least 1"),
+        (dict(grid=-1), {}, "grid=-1 must be at least 0"),
         (dict(threads=512, blocks_sm=8), {}, "blocks_sm=8 of 512 threads are more"),
         (dict(threads=64), dict(cols=32768), "threads=64 gives each 64 packs, more than 32"),
         (dict(threads=128, kept="numerators"), dict(cols=32768), "kept=numerators needs about 280 registers"),

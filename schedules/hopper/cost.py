@@ -1,0 +1,69 @@
+"""About how long a Hopper kernel takes on a device: what its default config is chosen by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from schedules.core.arch import Arch
+from schedules.core.device import Device
+from schedules.hopper.config import K_BYTES, ROWS, HopperConfig
+from schedules.hopper.work import Work
+
+NARROW = 32  # bytes of a row of a box, of which TMA loads no more than `Timings.loaded_narrow`
+
+W = TypeVar("W", bound=Work)
+
+
+def product_cycles(columns: int) -> float:
+    """Of a wgmma: half of one for each column, unless reading its operands from shared memory takes longer."""
+    return max(columns / 2, 16 + columns / 4)
+
+
+def rounds(config: HopperConfig, clusters: int, device: Device) -> int:
+    """Tiles of the busiest block of `device`, of `clusters` tiles of a whole cluster."""
+    return -(-clusters // max(1, device.resident(config.cluster) * config.blocks_sm // config.cluster))
+
+
+def microseconds(work: Work, device: Device) -> float:
+    """About how long the kernel takes on `device`, to compare configs by.
+
+    A multiprocessor multiplies, all of them load from L2, and the loads of a stage take a while to arrive, however
+    small: the three overlap the better the more the longest of them stands out (a norm), and each tile's results are
+    finished after it.  `Timings` says what the constants were fitted to.  What `split_k` costs and what `ping_pong` and
+    `stationary` save are estimates.
+    """
+    config, stages, t = work.config, math.prod(work.kernel) * work.chunks, device.timings
+    nbytes = work.a.tile.k * work.a.tile.item
+    waves = rounds(config, work.clusters, device)
+    own = -(-stages // config.split_k)
+    cycles = product_cycles(config.block_n) * t.cycle
+    multiply = waves * own * config.blocks_sm * config.block_m / ROWS * nbytes / K_BYTES * cycles
+    used = waves if config.stationary else 1  # times that operand b is, once loaded
+    rows = config.block_m / config.cluster_n + config.block_n / config.cluster_m / used
+    rate = t.loaded_narrow if work.a.tile.swizzle <= NARROW else t.loaded
+    load = work.clusters * config.cluster / device.multiprocessors * own * rows * nbytes / rate
+    arrive = waves * own * t.latency / (config.num_stages - 1)
+    results = config.block_m * config.block_n
+    finish = results * t.finish / min(config.split_k, config.consumers)
+    if config.split_k > 1:
+        finish += t.exchange + results * t.sent * (config.split_k - 1) / config.split_k
+    overlapped = sum(part**t.overlap for part in (multiply, load, arrive)) ** (1 / t.overlap)
+    if config.ping_pong:
+        alone = finish * config.consumers
+        return max(overlapped + alone, waves * finish) / 1000
+    return (overlapped + waves * finish) / 1000
+
+
+def fastest(works: Iterable[W | None], arch: Arch, estimate: Callable[[W, Device], float] = microseconds) -> W | None:
+    """The work that takes least time on the arch's device by `estimate`, each with the most stages that fit; the
+    earliest of equals, None if there is none."""
+
+    def filled() -> Iterator[W]:
+        for work in works:
+            if work:
+                work.fill_shared(arch)
+                yield work
+
+    return min(filled(), key=lambda work: estimate(work, arch.device), default=None)
