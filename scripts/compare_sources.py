@@ -21,6 +21,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,7 @@ TARGETS = (
 )
 TEXT = {"llvm": "ll", "cuda": "cu", "rocm": "ll"}  # the ending of what is compared, by the target's kind
 KEPT = "sources.json"
+ADDRESS = re.compile(r'!"0x[0-9a-f]+"')
 Task = tuple[str, str, str | None]  # preset, target, schedule (None: what the rule chooses)
 
 
@@ -59,6 +61,12 @@ def source_of(task: Task) -> tuple[str, str]:
     built = kernel.built
     text = str(built.sources[TEXT[target.partition(":")[0]]])
     return name, f"{built.schedule.name}: {built.config}\n{text}"
+
+
+def without_addresses(source: str) -> str:
+    """The source with the addresses of TVM's objects, by which it names buffers to LLVM, as their numbers."""
+    numbers: dict[str, str] = {}
+    return ADDRESS.sub(lambda match: numbers.setdefault(match[0], f"!{{object {len(numbers)}}}"), source)
 
 
 def tasks(targets: Sequence[str], presets: str, every: bool) -> list[Task]:
@@ -107,8 +115,8 @@ def sources(tree: Path, options: Sequence[str], kept: Path) -> dict[str, str]:
 
 def read(folder: Path) -> dict[str, str]:
     """The sources that `write` kept."""
-    found: dict[str, str] = json.loads((folder / KEPT).read_text())
-    return found
+    texts: dict[str, str] = json.loads((folder / KEPT).read_text())
+    return {name: without_addresses(text) for name, text in texts.items()}
 
 
 def of_tasks(kept: dict[str, str], args: argparse.Namespace) -> dict[str, str]:

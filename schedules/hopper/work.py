@@ -40,6 +40,21 @@ class Member:
 
 
 @dataclass(frozen=True)
+class ClusterPlace:
+    """Where a block stands in its cluster: its ranks along m, n and the reduction.
+
+    Blocks of the same share of the reduction follow each other, from rank `first` of the cluster, along n and then m;
+    `rank_mn` is a block's number among them.
+    """
+
+    rank_m: Any
+    rank_n: Any
+    rank_k: Any
+    rank_mn: Any
+    first: Any
+
+
+@dataclass(frozen=True)
 class Load:
     """One TMA box: `offset` bytes into the operand's tile, from the coordinates `at` (innermost first)."""
 
@@ -266,6 +281,13 @@ class Work(ABC):
     def prepare(self, tensors: Tensors) -> None:
         """The body of a kernel that fills the workspace before the product, if there is any."""
         raise NotImplementedError(f"{type(self).__name__} has a workspace and nothing that fills it")
+
+    def part_at(self, part: Any) -> tuple[Any, Any]:
+        """Where a consumer's part of the tile lies, counted in parts along m and n."""
+        from tvm.script import tirx as T
+
+        each = self.config.consumers_n
+        return (T.truncdiv(part, each), T.truncmod(part, each)) if each > 1 else (part, 0)
 
     @abstractmethod
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Any:

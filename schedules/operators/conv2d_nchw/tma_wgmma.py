@@ -181,20 +181,13 @@ class NchwWork(Work):
         return [sum(taps[1:], taps[0]) for taps in zip(first, *others, strict=True)]
 
     def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
-        consumer_m, consumer_n = self._member(consumer)
+        consumer_m, consumer_n = self.part_at(consumer)
         n, y, x = place.pixel
         if self.config.consumers_n > 1:
             n, y, x = self.rows.tiles.of_part(place.pixel, consumer_n, self.config.consumers_n)
         _, h, w = self.rows.tiles.part(self.config.consumers_n)
         row = column // w
         return x + column % w, place.channel + consumer_m * self.config.rows, y + row % h, n + row // h
-
-    def _member(self, consumer: Any) -> tuple[Any, Any]:
-        """A consumer's places along (channels, pixels)."""
-        from tvm.script import tirx as T
-
-        each = self.config.consumers_n
-        return (T.truncdiv(consumer, each), T.truncmod(consumer, each)) if each > 1 else (consumer, 0)
 
     def row_term(self, tensors: Tensors, place: Place, consumer: Any, row: Any) -> Any:
         from tvm import tirx
@@ -204,7 +197,7 @@ class NchwWork(Work):
         p = self.problem
         if not p.bias:
             return None
-        channel = place.channel + self._member(consumer)[0] * self.config.rows + row
+        channel = place.channel + self.part_at(consumer)[0] * self.config.rows + row
         if p.co % (self.config.block_m * self.config.cluster_m):
             channel = tirx.min(channel, p.co - 1)  # what stands beyond the last channel is not stored
         return named("bias", tensors["bias"][channel].astype("float32"))
