@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.script import tirx as T
 
+from schedules.hopper.epilogue import Results
 from schedules.hopper.instructions import peer_of
-from schedules.hopper.launch import Maps, SharedMemory
+from schedules.hopper.launch import SharedMemory
 from schedules.hopper.products import Products
 from schedules.hopper.ring import Ring
 from schedules.hopper.work import ClusterPlace, Member, Work
@@ -17,7 +18,7 @@ from schedules.steps.story import part
 from schedules.tirx.values import named
 
 if TYPE_CHECKING:
-    from schedules.tirx.types import Expr, Index, Tensors, Variable
+    from schedules.tirx.types import Expr, Index, Variable
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,13 @@ class Consumer:
     `clusters`."""
 
     work: Work
-    tensors: Tensors
-    maps: Maps
     memory: SharedMemory
     ring: Ring
     at: ClusterPlace
     clusters: int
     member: Member
     products: Products
+    results: Results
 
     @T.inline
     def run(self, tile: Variable) -> None:
@@ -55,12 +55,12 @@ class Consumer:
                 exchange = T.meta_var(self.memory.exchange)
                 if exchange.finishes(self.member.consumer, self.at.rank_k):
                     exchange.receive(self.products.sums, self.member, self.at, turn)
-                    self.emit_results(place)
+                    self.results.emit(place)
                 else:
                     exchange.send(self.products.sums, self.member, self.at, turn)
                 turn = turn ^ 1
             else:
-                self.emit_results(place)
+                self.results.emit(place)
             tile = tile + self.clusters
 
     @T.inline
@@ -123,9 +123,3 @@ class Consumer:
         consumer = self.member.consumer
         assert self.memory.turns
         self.memory.turns.arrive(T.Select(consumer == self.work.config.consumers - 1, 0, consumer + 1))
-
-    def emit_results(self, place: Any) -> None:
-        """Have the sums of the tile at `place` leave."""
-        self.work.emit_results(
-            self.tensors, self.maps.output, place, self.products.sums, self.memory.staging, self.member
-        )

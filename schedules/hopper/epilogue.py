@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -22,7 +22,11 @@ from schedules.hopper.config import ROWS, WARPGROUP
 from schedules.hopper.fragments import tile_row
 from schedules.hopper.instructions import pack_16
 from schedules.hopper.shared import FOLDS, Columns, Runs, RunStaging, Staging, TensorMap, folded
-from schedules.hopper.work import Fragment, Member, Output, Tensors, Work
+from schedules.hopper.work import Member, Output, Work
+from schedules.tirx.values import kept, named
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Buffer, Expr, Tensors, Variable
 
 WHOLE = 2**22 - 1  # float32 up to here are rounded to whole numbers by adding a constant
 Writer = Callable[..., None]
@@ -85,65 +89,87 @@ __device__ __forceinline__ void hopper_copy_{0}(void* to, const void* from) {{ *
 _VECTORS = {2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
 
 
-def fragment_of(work: Work, sums: Any) -> Fragment:
-    """The accumulators of `sums` by what they are of."""
-    blocks_m, groups = work.config.rows // ROWS, work.config.columns // 8
-
-    def fragment(which: int, m: int, group: int, register: int) -> Any:
-        return sums[((which * blocks_m + m) * groups + group) * 4 + register]
-
-    return fragment
-
-
-def barrier(consumer: Any) -> None:
+def barrier(consumer: Expr) -> None:
     """Wait for all threads of the consumer."""
     T.evaluate(T.ptx.bar.sync(T.Cast("uint32", _FIRST_BARRIER + consumer), T.uint32(WARPGROUP)))
 
 
-def emit(work: Work, tensors: Tensors, output_map: Any, place: Any, sums: Any, memory: Any, member: Member) -> None:
-    """Finish the tile of one consumer and issue its stores."""
-    from schedules.tirx.values import named
+class Results:
+    """The way out for a consumer's tiles, `member` of whose threads this is: from its `sums` by way of the staging
+    `memory` to the output.
 
-    consumer, warp, lane = member.consumer, member.warp, member.lane
-    fragment = fragment_of(work, sums)
-    staging = work.output.staging
-    a, b = work.a.tile, work.b.tile
-    row_of = tile_row if work.a.by_registers else _fragment_row
-    tops = [named("top", warp * 16 + row_of(lane, below)) for below in (0, 8)]
-    # columns of eight are permuted by XOR with 0 to 3: bit 1 changes which lane has them, bit 0 which register
-    lanes = [lane, named("across", T.bitwise_xor(lane, 1))] if b.fold == FOLDS[0] else [lane]
-    lefts = [named("left", T.truncmod(at, 4) * 2) for at in lanes]
-    start = named("start", consumer * staging.nbytes)
-    kind = _Boxes if isinstance(staging, Staging) else _Runs if isinstance(staging, RunStaging) else _Columns
-    leaving = kind(work, tensors, output_map, place, memory, start, member)
+    Where a result is more than one sum, a subclass says so in `totals`.
+    """
 
-    row_terms = [
-        work.row_term(tensors, place, member.part, folded(top + m * ROWS, a.fold))
-        for m in range(staging.rows // ROWS)
-        for top in tops
-    ]
+    def __init__(
+        self,
+        work: Work,
+        tensors: Tensors,
+        output_map: Variable | None,
+        sums: Buffer,
+        memory: Buffer | None,
+        member: Member,
+    ) -> None:
+        self.work, self.tensors, self.output_map = work, tensors, output_map
+        self.sums, self.memory, self.member = sums, memory, member
 
-    for first in range(0, staging.columns // staging.width, staging.together):
-        leaving.before()
-        for store in range(staging.together):
-            for pair in range(staging.width // 16):
-                column = (first + store) * staging.width + pair * 16
-                swaps = [folded(column + 8 * half, b.fold) % 8 for half in range(2)]
-                across = swaps[0] // 2  # as swaps[1] // 2: neighbouring eights differ in bit 0
-                columns = [lefts[across] + column + 8 * half + j for half in range(2) for j in range(2)]
-                terms = [work.column_term(tensors, place, at) for at in columns]
-                for m in range(staging.rows // ROWS):
-                    values = []
-                    for half, below in product(range(2), range(2)):
-                        group, of_row = (column + work.margin) // 8 + half, row_terms[2 * m + below]
-                        totals = work.totals(fragment, m, group, below, lane)
-                        for i in range(2):
-                            j = 2 * half + i
-                            total = totals[i ^ swaps[half] % 2]
-                            values.append(work.finish(tensors, place, total, of_row, terms[j], columns[j]))
-                    leaving.write(store, values, m, pair, lanes[across])
-        leaving.written()
-        leaving.store(first)
+    def fragment(self, which: int, m: int, group: int, register: int) -> Expr:
+        """The accumulator of the sums number `which`, of 64 rows number `m` of the consumer's, of a group of eight
+        columns, and there one of the thread's four."""
+        blocks_m, groups = self.work.config.rows // ROWS, self.work.config.columns // 8
+        return self.sums[((which * blocks_m + m) * groups + group) * 4 + register]
+
+    def totals(self, m: int, group: int, below: int) -> Sequence[Expr]:
+        """The two sums of a thread in columns 8 * `group` + lane % 4 * 2 + (0, 1) of its consumer, in 64 rows number
+        `m`, there 8 * `below` rows down; all threads of a warp ask together."""
+        return [self.fragment(0, m, group, 2 * below + j) for j in range(2)]
+
+    def emit(self, place: Any) -> None:
+        """Finish the tile at `place` and issue its stores."""
+        work, tensors, member = self.work, self.tensors, self.member
+        warp, lane = member.warp, member.lane
+        staging = work.output.staging
+        a, b = work.a.tile, work.b.tile
+        row_of = tile_row if work.a.by_registers else _fragment_row
+        tops = [named("top", warp * 16 + row_of(lane, below)) for below in (0, 8)]
+        # columns of eight are permuted by XOR with 0 to 3: bit 1 changes which lane has them, bit 0 which register
+        lanes = [lane, named("across", T.bitwise_xor(lane, 1))] if b.fold == FOLDS[0] else [lane]
+        lefts = [named("left", T.truncmod(at, 4) * 2) for at in lanes]
+        leaving = self._leaving(place)
+
+        row_terms = [
+            work.row_term(tensors, place, member.part, folded(top + m * ROWS, a.fold))
+            for m in range(staging.rows // ROWS)
+            for top in tops
+        ]
+
+        for first in range(0, staging.columns // staging.width, staging.together):
+            leaving.before()
+            for store in range(staging.together):
+                for pair in range(staging.width // 16):
+                    column = (first + store) * staging.width + pair * 16
+                    swaps = [folded(column + 8 * half, b.fold) % 8 for half in range(2)]
+                    across = swaps[0] // 2  # as swaps[1] // 2: neighbouring eights differ in bit 0
+                    columns = [lefts[across] + column + 8 * half + j for half in range(2) for j in range(2)]
+                    terms = [work.column_term(tensors, place, at) for at in columns]
+                    for m in range(staging.rows // ROWS):
+                        values = []
+                        for half, below in product(range(2), range(2)):
+                            group, of_row = (column + work.margin) // 8 + half, row_terms[2 * m + below]
+                            totals = self.totals(m, group, below)
+                            for i in range(2):
+                                j = 2 * half + i
+                                total = totals[i ^ swaps[half] % 2]
+                                values.append(work.finish(tensors, place, total, of_row, terms[j], columns[j]))
+                        leaving.write(store, values, m, pair, lanes[across])
+            leaving.written()
+            leaving.store(first)
+
+    def _leaving(self, place: Any) -> _Leaving:
+        staging = self.work.output.staging
+        kind = _Boxes if isinstance(staging, Staging) else _Runs if isinstance(staging, RunStaging) else _Columns
+        start = named("start", self.member.consumer * staging.nbytes)
+        return kind(self.work, self.tensors, self.output_map, place, self.memory, start, self.member)
 
 
 def _fragment_row(lane: Any, below: int) -> Any:
@@ -250,8 +276,6 @@ class _Runs(_Leaving):
         barrier(self.member.consumer)
 
     def store(self, first: int) -> None:
-        from schedules.tirx.values import named
-
         staging, target = self.staging, self.target
         elements = target.rows * staging.pitch if staging.packed else staging.width
         vectors = elements // target.vector
@@ -276,8 +300,6 @@ class _Columns(_Leaving):
     """Results leave a thread's registers at once, two rows of a column side by side."""
 
     def __post_init__(self) -> None:
-        from schedules.tirx.values import kept, named
-
         output = self.work.output
         assert isinstance(output.target, Columns) and self.work.a.by_registers and self.memory is None
         self.output = self.tensors["flat output"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,10 +36,11 @@ def matched(work: Work, handles: Mapping[str, Handle]) -> Tensors:
     return tensors
 
 
-def with_workspace(work: Work, tensors: Tensors) -> Tensors:
-    """`tensors` and those of the function's own, after the kernel that fills them."""
+def with_workspace(work: Work, tensors: Tensors, prepare: Callable[[Tensors], None] | None) -> Tensors:
+    """`tensors` and those of the function's own, after the kernel that fills them, whose body is `prepare`."""
     if not work.workspace:
         return tensors
+    assert prepare is not None
     own = {}
     for argument in work.workspace:
         own[argument.name] = T.alloc_buffer(argument.shape, argument.dtype, scope="global")
@@ -47,7 +48,7 @@ def with_workspace(work: Work, tensors: Tensors) -> Tensors:
     tensors = {**tensors, **own}
     title = "A kernel before: what the product takes in another layout is copied into workspace"
     with inside_part(title), T.attr({"tirx.device_entry": True}):
-        work.prepare(tensors)
+        prepare(tensors)
     return tensors
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.config import REGISTERS, WARPGROUP
 from schedules.hopper.consumer import Consumer
+from schedules.hopper.epilogue import Results
 from schedules.hopper.launch import NAMES, Maps, SharedMemory, cluster_place, matched, with_flat, with_workspace
 from schedules.hopper.producer import Producer
 from schedules.hopper.products import Products, multiply_of
@@ -17,9 +21,17 @@ from schedules.hopper.work import Member, Work
 from schedules.lowering.annotations import TIRX
 from schedules.steps.story import part
 
+if TYPE_CHECKING:
+    from schedules.tirx.types import Tensors
 
-def program(work: Work) -> tvm.IRModule:
-    """The module with one function "main" that takes ``work.arguments``."""
+
+def program(
+    work: Work, way_out: Callable[..., Results] = Results, prepare: Callable[[Tensors], None] | None = None
+) -> tvm.IRModule:
+    """The module with one function "main" that takes ``work.arguments``; tiles leave by `way_out`.
+
+    `prepare` is the body of a kernel before, which fills ``work.workspace``.
+    """
     config = work.config
     consumers, cluster = config.consumers, config.cluster
     grid = config.blocks(work.clusters * cluster)
@@ -34,7 +46,7 @@ def program(work: Work) -> tvm.IRModule:
     def main(data: T.handle, weight: T.handle, bias: T.handle, residual: T.handle, result: T.handle) -> None:
         part("Tensor maps: the host describes to TMA where tiles of the operands and of the output lie")
         handles = T.meta_var(dict(zip(NAMES, (data, weight, bias, residual, result), strict=True)))
-        tensors = T.meta_var(with_workspace(work, matched(work, handles)))
+        tensors = T.meta_var(with_workspace(work, matched(work, handles), prepare))
         maps = T.meta_var(Maps.encoded(work, tensors))
 
         T.device_entry()
@@ -77,7 +89,8 @@ def program(work: Work) -> tvm.IRModule:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](consumer_registers)
             member = T.meta_var(Member(group, 0 if config.ping_pong else group, warp, lane, thread))
             products = T.meta_var(Products(work, ring, memory.filters, member))
-            consumer = T.meta_var(Consumer(work, views, maps, memory, ring, at, clusters, member, products))
+            results = T.meta_var(way_out(work, views, maps.output, products.sums, memory.staging, member))
+            consumer = T.meta_var(Consumer(work, memory, ring, at, clusters, member, products, results))
             consumer.run(tile)
             if stored_by_tma:  # noqa: SIM102 (of the two only the other is the kernel's)
                 if thread == 0:

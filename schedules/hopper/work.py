@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -23,8 +23,6 @@ from schedules.hopper.shared import Columns, NoStaging, Runs, RunStaging, Shared
 from schedules.tirx import BARRIER_PAIR_BYTES
 
 Tensors = Mapping[str, Any]  # argument name to its TIRx buffer
-# (number of the sums, 64 rows of the consumer's, group of eight columns, register of its four) to an accumulator
-Fragment = Callable[[int, int, int, int], Any]
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ class Work(ABC):
     kernel: Pair  # taps, or groups of taps of which a stage holds all
     products: tuple[Product, ...] = (Product(0, 0, 0),)  # of each stage
     margin: int = 0  # columns of a consumer's before the first that is stored, whole groups of eight
-    workspace: tuple[Argument, ...] = ()  # tensors of the function's own, which `prepare` fills
+    workspace: tuple[Argument, ...] = ()  # tensors of the function's own, which a kernel before fills
     chunks: int  # stages of one tap, or group of them
     clusters: int  # tiles of a whole cluster
     # tiles of a cluster side by side with filters of their own, if these are operand b and may stay; else 0
@@ -278,10 +276,6 @@ class Work(ABC):
             return max(overlapped + alone, waves * finish) / 1000
         return (overlapped + waves * finish) / 1000
 
-    def prepare(self, tensors: Tensors) -> None:
-        """The body of a kernel that fills the workspace before the product, if there is any."""
-        raise NotImplementedError(f"{type(self).__name__} has a workspace and nothing that fills it")
-
     def part_at(self, part: Any) -> tuple[Any, Any]:
         """Where a consumer's part of the tile lies, counted in parts along m and n."""
         from tvm.script import tirx as T
@@ -305,14 +299,6 @@ class Work(ABC):
     def loads_b(self, place: Any, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
         """The same for operand b, in cluster_m parts."""
 
-    def emit_results(
-        self, tensors: Tensors, output_map: Any, place: Any, sums: Any, memory: Any, member: Member
-    ) -> None:
-        """Finish a consumer's tile: its `sums` by way of the staging `memory` to the output."""
-        from schedules.hopper import epilogue
-
-        epilogue.emit(self, tensors, output_map, place, sums, memory, member)
-
     @abstractmethod
     def store_at(self, place: Any, consumer: Any, column: int) -> tuple[Any, ...]:
         """Coordinates in the output's tensor map of a consumer's rows and its stored columns from `column` on."""
@@ -327,11 +313,6 @@ class Work(ABC):
         many elements further in the next, and how many columns are inside, 0 or less if the row is not; None if all
         are.  The row after `row` lies next to it and is inside if it is."""
         raise NotImplementedError(f"{type(self).__name__} has no output of columns")
-
-    def totals(self, fragment: Fragment, m: int, group: int, below: int, lane: Any) -> Sequence[Any]:
-        """The two sums of a thread in columns 8 * `group` + lane % 4 * 2 + (0, 1) of its consumer, in 64 rows number
-        `m`, there 8 * `below` rows down; all threads of a warp ask together."""
-        return [fragment(0, m, group, 2 * below + j) for j in range(2)]
 
     def row_term(self, tensors: Tensors, place: Any, consumer: Any, row: Any) -> Any:
         """What the epilogue needs of a row of the consumer's, found once for all columns; None if nothing."""

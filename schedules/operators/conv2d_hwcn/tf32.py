@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from schedules.core.arch import Arch
@@ -109,34 +110,6 @@ class Tf32Work(PixelWork):
         columns = Columns("output", p.out_h * p.out_w * p.co * p.n)
         self.output = Output(DTYPE, NoStaging(config.rows, config.block_n), columns)
 
-    def prepare(self, tensors: Tensors) -> None:
-        """The filter (kh, kw, ci, co) as (taps, co, ci): a thread to each eight channels of a filter, the lanes of a
-        warp side by side along co, so that reads are whole lines and writes whole sectors."""
-        from tvm.script import tirx as T
-
-        from schedules.hopper.fragments import reduction_at
-        from schedules.tirx.values import named
-
-        p, packed = self.problem, tensors["packed"]
-        groups = packed.shape[2] // GROUP
-        count = p.kh * p.kw * groups * p.co
-        block = T.cta_id([-(-count // WARPGROUP)])
-        thread = T.thread_id([WARPGROUP])
-        at = named("at", block * WARPGROUP + thread)
-        with T.If(at < count), T.Then():
-            filter_ = named("filter_", T.truncmod(at, p.co))
-            first = named("first", T.truncmod(T.truncdiv(at, p.co), groups) * GROUP)
-            tap = named("tap", T.truncdiv(at, p.co * groups))
-            ry, rx = T.truncdiv(tap, p.kw), T.truncmod(tap, p.kw)
-
-            def read(channel: Any) -> Any:
-                value = tensors["filter"][ry, rx, channel, filter_]
-                return value if p.ci % GROUP == 0 else T.if_then_else(channel < p.ci, value, T.float32(0))
-
-            values = [named("value", read(first + reduction_at(position))) for position in range(GROUP)]
-            to = packed.ptr_to([tap, filter_, first])
-            T.evaluate(T.cuda.func_call("hopper_store_eight", *values, to, source_code=_PACK))
-
     def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
         at = (chunk * self.a.tile.k, *self.data_at(place, ry, rx))
         return runs_of(self.a.tile, part, self.config.cluster_n, place.row, at)
@@ -166,11 +139,40 @@ class Tf32Work(PixelWork):
         return start, p.n, tirx.if_then_else(image < p.n, p.co - place.column, 0)
 
 
+def pack(problem: HwcnProblem, tensors: Tensors) -> None:
+    """Emit the kernel that copies the filter (kh, kw, ci, co) as (taps, co, ci): a thread to each eight channels of a
+    filter, the lanes of a warp side by side along co, so that reads are whole lines and writes whole sectors."""
+    from tvm.script import tirx as T
+
+    from schedules.hopper.fragments import reduction_at
+    from schedules.tirx.values import named
+
+    p, packed = problem, tensors["packed"]
+    groups = packed.shape[2] // GROUP
+    count = p.kh * p.kw * groups * p.co
+    block = T.cta_id([-(-count // WARPGROUP)])
+    thread = T.thread_id([WARPGROUP])
+    at = named("at", block * WARPGROUP + thread)
+    with T.If(at < count), T.Then():
+        filter_ = named("filter_", T.truncmod(at, p.co))
+        first = named("first", T.truncmod(T.truncdiv(at, p.co), groups) * GROUP)
+        tap = named("tap", T.truncdiv(at, p.co * groups))
+        ry, rx = T.truncdiv(tap, p.kw), T.truncmod(tap, p.kw)
+
+        def read(channel: Any) -> Any:
+            value = tensors["filter"][ry, rx, channel, filter_]
+            return value if p.ci % GROUP == 0 else T.if_then_else(channel < p.ci, value, T.float32(0))
+
+        values = [named("value", read(first + reduction_at(position))) for position in range(GROUP)]
+        to = packed.ptr_to([tap, filter_, first])
+        T.evaluate(T.cuda.func_call("hopper_store_eight", *values, to, source_code=_PACK))
+
+
 def schedule(problem: HwcnProblem, config: Tf32Config, arch: Arch) -> tvm.IRModule:
     """The TIRx program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
     from schedules.hopper.program import program
 
-    return program(Tf32Work(problem, config))
+    return program(Tf32Work(problem, config), prepare=partial(pack, problem))
 
 
 def default(problem: HwcnProblem, arch: Arch) -> Tf32Config:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from schedules.hopper.config import REGISTERS, RESIDENT, STAGES, HopperConfig, c
 from schedules.hopper.pixels import Place, flattened, place_pixels
 from schedules.hopper.rows import GROUP, RowTiles, output_map, row_tiles, shifts
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
-from schedules.hopper.work import Fragment, Load, Operand, Output, Product, Tensors, Work
+from schedules.hopper.work import Load, Operand, Output, Product, Tensors, Work
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.repack import filter_argument, repack, workspace_of
 from schedules.tirx import NO_ROUTES
@@ -146,9 +147,6 @@ class NchwWork(Work):
         target = output_map(p, staging, config.rows)
         self.output = Output(p.dtype, staging, target)
 
-    def prepare(self, tensors: Tensors) -> None:
-        repack(self.problem, tensors)
-
     def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
         from schedules.tirx.values import named
 
@@ -172,13 +170,6 @@ class NchwWork(Work):
             Load(offset, (x, chunk * tile.k + channel, y * p.stride[0] + ry * p.dilation[0] - p.pad[0], n))
             for offset, x, channel, y, n in self.loaded.loads(tile, place.pixel, part, self.config.cluster_m)
         ]
-
-    def totals(self, fragment: Fragment, m: int, group: int, below: int, lane: Any) -> Sequence[Any]:
-        first, *others = (
-            self.rows.shifted(fragment, tap, shift, (m, group, below), lane)
-            for tap, shift in enumerate(shifts(self.problem))
-        )
-        return [sum(taps[1:], taps[0]) for taps in zip(first, *others, strict=True)]
 
     def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
         consumer_m, consumer_n = self.part_at(consumer)
@@ -210,10 +201,11 @@ def schedule(problem: NchwProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IR
     """The TIRx program for data (n, ci, h, w), filter (kh, kw, co, ci) or (co, ci, kh, kw), bias (co,) if any, output
     (n, co, out_h, out_w)."""
     from schedules.hopper.program import program
+    from schedules.hopper.shifted import ShiftedResults
 
     rows = config.rows_of(problem)
     assert rows is not None  # checked
-    return program(NchwWork(problem, config, rows))
+    return program(NchwWork(problem, config, rows), partial(ShiftedResults, rows), partial(repack, problem))
 
 
 # (block_m, columns of a consumer, consumers, consumers_n)

@@ -15,7 +15,7 @@ from schedules.build.builder import build
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
-from schedules.operators.conv2d_nchw.tma_wgmma_few import FewWork
+from schedules.operators.conv2d_nchw.few_tiles import FewWork
 from tests.conftest import caught, problem_of
 from tests.hopper_kernels import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
 
