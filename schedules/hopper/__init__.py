@@ -27,7 +27,11 @@ Mechanism: who loads, waits and multiplies
     instructions  wgmma, and words of two numbers
     exchange  sums from block to block where several share a tile's reduction
 
-epilogue  from accumulators through shared memory to global memory
+The way out
+    epilogue  from sums to results
+    shifted   the same where a result is a sum of each tap, shifted along its image row
+    stores    from registers, by way of shared memory or not, to global memory
+
 tf32      what schedules of float32 in TF32 are, whatever the operator
 
 Sources: CUTLASS's sm90 collectives; PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Tensor Copies".

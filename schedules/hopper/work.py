@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from schedules.core.arch import Arch, shared_room
 from schedules.core.problem import Argument, Pair
@@ -22,7 +22,10 @@ from schedules.hopper.config import (
 from schedules.hopper.shared import Columns, NoStaging, Runs, RunStaging, SharedTile, Staging, TensorMap, aligned
 from schedules.tirx import BARRIER_PAIR_BYTES
 
-Tensors = Mapping[str, Any]  # argument name to its TIRx buffer
+if TYPE_CHECKING:
+    from schedules.tirx.types import Expr, Index, Tensors
+
+    Taps = tuple[Index, Index, Index, Index]  # first and last (exclusive) ry, first and last rx
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,11 @@ class Member:
     """The numbers of a thread that multiplies: consumer, its part of the tile, warp of it, lane of the warp, and thread
     of the consumer."""
 
-    consumer: Any
-    part: Any
-    warp: Any
-    lane: Any
-    thread: Any
+    consumer: Expr
+    part: Index
+    warp: Expr
+    lane: Expr
+    thread: Expr
 
 
 @dataclass(frozen=True)
@@ -45,19 +48,19 @@ class ClusterPlace:
     `rank_mn` is a block's number among them.
     """
 
-    rank_m: Any
-    rank_n: Any
-    rank_k: Any
-    rank_mn: Any
-    first: Any
+    rank_m: Index
+    rank_n: Index
+    rank_k: Index
+    rank_mn: Expr
+    first: Index
 
 
 @dataclass(frozen=True)
 class Load:
     """One TMA box: `offset` bytes into the operand's tile, from the coordinates `at` (innermost first)."""
 
-    offset: Any
-    at: tuple[Any, ...]
+    offset: Index
+    at: tuple[Index, ...]
 
 
 @dataclass(frozen=True)
@@ -140,9 +143,11 @@ def product_cycles(columns: int) -> float:
     return max(columns / 2, 16 + columns / 4)
 
 
-class Work(ABC):
-    """A convolution as tiles of a matrix product.  Coordinates are int32 expressions; `place` is whatever the operator
-    makes of a tile's number."""
+P = TypeVar("P")  # whatever the operator makes of a tile's number: where the tile lies
+
+
+class Work(ABC, Generic[P]):
+    """A convolution as tiles of a matrix product.  Coordinates are int32 expressions."""
 
     config: HopperConfig
     arguments: tuple[Argument, ...]
@@ -276,7 +281,7 @@ class Work(ABC):
             return max(overlapped + alone, waves * finish) / 1000
         return (overlapped + waves * finish) / 1000
 
-    def part_at(self, part: Any) -> tuple[Any, Any]:
+    def part_at(self, part: Index) -> tuple[Index, Index]:
         """Where a consumer's part of the tile lies, counted in parts along m and n."""
         from tvm.script import tirx as T
 
@@ -284,31 +289,31 @@ class Work(ABC):
         return (T.truncdiv(part, each), T.truncmod(part, each)) if each > 1 else (part, 0)
 
     @abstractmethod
-    def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Any:
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> P:
         """Where tile number `tile` of a cluster lies, for the block at (rank_m, rank_n) of it."""
 
-    def taps(self, place: Any) -> tuple[Any, Any, Any, Any]:
+    def taps(self, place: P) -> Taps:
         """First and last (exclusive) ry, first and last rx that a tile needs; at least one tap."""
         return 0, self.kernel[0], 0, self.kernel[1]
 
     @abstractmethod
-    def loads_a(self, place: Any, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_a(self, place: P, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         """The boxes of part number `part` (of cluster_n) of operand a, for a tap and a chunk of the channels."""
 
     @abstractmethod
-    def loads_b(self, place: Any, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_b(self, place: P, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         """The same for operand b, in cluster_m parts."""
 
     @abstractmethod
-    def store_at(self, place: Any, consumer: Any, column: int) -> tuple[Any, ...]:
-        """Coordinates in the output's tensor map of a consumer's rows and its stored columns from `column` on."""
+    def store_at(self, place: P, part: Index, column: int) -> tuple[Index, ...]:
+        """Coordinates in the output's tensor map of a part's rows and its stored columns from `column` on."""
 
-    def run_at(self, place: Any, consumer: Any, row: Any, column: int) -> tuple[Any, Any]:
+    def run_at(self, place: P, part: Index, row: Expr, column: int) -> tuple[Expr, Expr]:
         """For an output of runs: where in it the one begins that has row `row` of the consumer's first, in the columns
         from `column` of the block, and how many elements there are to it, 0 or less if none are inside."""
         raise NotImplementedError(f"{type(self).__name__} has no output of runs")
 
-    def columns_at(self, place: Any, consumer: Any, row: Any) -> tuple[Any, int, Any]:
+    def columns_at(self, place: P, part: Index, row: Expr) -> tuple[Expr, int, Expr | None]:
         """For an output of columns: where in it row `row` of the consumer's lies in the first column of the block, how
         many elements further in the next, and how many columns are inside, 0 or less if the row is not; None if all
         are.  The row after `row` lies next to it and is inside if it is."""

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import HopperConfig, blocks, tiles_of
 from schedules.hopper.pixels import taps_inside
 from schedules.hopper.shared import SharedTile, TensorMap
-from schedules.hopper.work import Load, Tensors, Work, fastest
+from schedules.hopper.work import Load, Work, fastest
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, inside_window
+
+if TYPE_CHECKING:
+    from schedules.hopper.work import Taps
+    from schedules.tirx.types import Expr, Index, Tensors
 
 
 @dataclass(frozen=True)
@@ -28,15 +32,15 @@ class PixelConfig(HopperConfig):
 class Place:
     """A block's tile: its output pixel, its first row and column, and the kernel taps it needs."""
 
-    pixel: Any
-    y: Any
-    x: Any
-    row: Any
-    column: Any
-    taps: tuple[Any, Any, Any, Any]
+    pixel: Expr
+    y: Expr
+    x: Expr
+    row: Expr
+    column: Expr
+    taps: Taps
 
 
-class PixelWork(Work):
+class PixelWork(Work[Place]):
     """For each output pixel a product of `rows` x `columns`, of output channels and images in either order."""
 
     config: PixelConfig
@@ -51,7 +55,7 @@ class PixelWork(Work):
         self.tiles_n = -(-columns // (config.block_n * config.cluster_n))
         self.clusters = p.out_h * p.out_w * self.tiles_m * self.tiles_n
 
-    def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> Place:
         from tvm.script import tirx as T
 
         from schedules.lowering.order import inside_first
@@ -69,7 +73,7 @@ class PixelWork(Work):
         column = named("column", (at_n * config.cluster_n + rank_n) * config.block_n)
         return Place(pixel, y, x, row, column, self._taps(y, x))
 
-    def _taps(self, y: Any, x: Any) -> tuple[Any, Any, Any, Any]:
+    def _taps(self, y: Expr, x: Expr) -> Taps:
         """The taps of the pixel that lie in the image; where none do, one in the padding, which gives the zeros."""
         p = self.problem
         if not self.config.skip_padding:
@@ -83,14 +87,14 @@ class PixelWork(Work):
     def least_taps(self) -> int:
         return 1 if self.config.skip_padding else super().least_taps
 
-    def taps(self, place: Place) -> tuple[Any, Any, Any, Any]:
+    def taps(self, place: Place) -> Taps:
         return place.taps
 
-    def tap(self, ry: Any, rx: Any) -> Any:
+    def tap(self, ry: Expr, rx: Expr) -> Expr:
         """The number of a tap."""
         return ry * self.kernel[1] + rx
 
-    def data_at(self, place: Place, ry: Any, rx: Any) -> tuple[Any, Any]:
+    def data_at(self, place: Place, ry: Expr, rx: Expr) -> tuple[Expr, Expr]:
         """(x, y) in the data of the place's pixel under a tap."""
         p = self.problem
         y = place.y * p.stride[0] + ry * p.dilation[0] - p.pad[0]
@@ -116,7 +120,7 @@ def data_map(problem: HwcnProblem, tile: SharedTile, to_tf32: bool = False) -> T
     )
 
 
-def runs_of(tile: SharedTile, part: Any, parts: int, start: Any, at: tuple[Any, ...]) -> list[Load]:
+def runs_of(tile: SharedTile, part: Index, parts: int, start: Expr, at: tuple[Index, ...]) -> list[Load]:
     """The runs of part number `part` of an MN-major tile whose first row is `start`; `at` are the coordinates after
     it."""
     count = tile.rows // tile.run // parts

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.problem import Argument
 from schedules.hopper.config import ADDRESSING, K_BYTES, WARPGROUP, stage_channels
 from schedules.hopper.shared import Columns, NoStaging, SharedTile, TensorMap
 from schedules.hopper.tf32 import tf32_schedule
-from schedules.hopper.work import Load, Operand, Output, Tensors
+from schedules.hopper.work import Load, Operand, Output
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.operators.conv2d_hwcn.pixel_work import (
     PixelConfig,
@@ -36,6 +36,8 @@ from schedules.operators.conv2d_hwcn.pixel_work import (
 
 if TYPE_CHECKING:
     import tvm
+
+    from schedules.tirx.types import Expr, Index, Tensors
 
 DTYPE = "float32"
 ITEM = 4  # bytes
@@ -110,11 +112,11 @@ class Tf32Work(PixelWork):
         columns = Columns("output", p.out_h * p.out_w * p.co * p.n)
         self.output = Output(DTYPE, NoStaging(config.rows, config.block_n), columns)
 
-    def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_a(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         at = (chunk * self.a.tile.k, *self.data_at(place, ry, rx))
         return runs_of(self.a.tile, part, self.config.cluster_n, place.row, at)
 
-    def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, rows = self.b.tile, self.config.block_n // self.config.cluster_m
         channel = place.column + part * rows
         return [
@@ -125,14 +127,14 @@ class Tf32Work(PixelWork):
             for run in range(tile.k // tile.run)
         ]
 
-    def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
+    def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
         raise NotImplementedError("its output is no tensor map")
 
-    def columns_at(self, place: Place, consumer: Any, row: Any) -> tuple[Any, int, Any]:
+    def columns_at(self, place: Place, part: Index, row: Expr) -> tuple[Expr, int, Expr | None]:
         from tvm import tirx
 
         p, config = self.problem, self.config
-        image = place.row + consumer * config.rows + row
+        image = place.row + part * config.rows + row
         start = (place.pixel * p.co + place.column) * p.n + image
         if p.n % (config.block_m * config.cluster_m) == p.co % (config.block_n * config.cluster_n) == 0:
             return start, p.n, None
@@ -159,7 +161,7 @@ def pack(problem: HwcnProblem, tensors: Tensors) -> None:
         tap = named("tap", T.truncdiv(at, p.co * groups))
         ry, rx = T.truncdiv(tap, p.kw), T.truncmod(tap, p.kw)
 
-        def read(channel: Any) -> Any:
+        def read(channel: Expr) -> Expr:
             value = tensors["filter"][ry, rx, channel, filter_]
             return value if p.ci % GROUP == 0 else T.if_then_else(channel < p.ci, value, T.float32(0))
 

@@ -14,9 +14,10 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.config import ROWS
-from schedules.hopper.epilogue import STORE, Results, barrier
+from schedules.hopper.epilogue import Results
 from schedules.hopper.instructions import pack_16
 from schedules.hopper.rows import GROUP, shifts
+from schedules.hopper.stores import STORE, barrier
 from schedules.operators.conv2d_nchw.few_tiles import VECTOR, WARP_ROWS, FewWork
 from schedules.tirx.values import named
 

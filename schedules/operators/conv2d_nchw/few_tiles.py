@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedules.core.arch import Arch
 from schedules.definitions.epilogue import finish_sum
@@ -19,9 +19,13 @@ from schedules.hopper.config import ROWS, HopperConfig
 from schedules.hopper.pixels import PixelTiles
 from schedules.hopper.rows import GROUP, RowTiles, output_map, shifts, whole_rows
 from schedules.hopper.shared import STAGING, SharedTile, Staging, TensorMap, aligned
-from schedules.hopper.work import Load, Operand, Output, Product, Tensors, Work
+from schedules.hopper.work import Load, Operand, Output, Product, Work
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.repack import filter_argument, workspace_of
+
+if TYPE_CHECKING:
+    from schedules.hopper.pixels import Pixel
+    from schedules.tirx.types import Expr, Index, Tensors
 
 DTYPES = ("float16", "bfloat16")
 ITEM = 2  # bytes
@@ -117,10 +121,10 @@ def columns_of(problem: NchwProblem, pitch: int) -> int:
 class Place:
     """A block's tile: its first output pixel."""
 
-    pixel: tuple[Any, Any, Any]
+    pixel: Pixel
 
 
-class FewWork(Work):
+class FewWork(Work[Place]):
     config: TmaWgmmaFewConfig
 
     def __init__(self, problem: NchwProblem, config: TmaWgmmaFewConfig) -> None:
@@ -178,20 +182,20 @@ class FewWork(Work):
         self.staging, self.target = staging, target
         self.output = Output(p.dtype, staging, target)
 
-    def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> Place:
         from schedules.tirx.values import named
 
         n, y, x = self.tiles.start(named("pixels", tile * self.config.cluster_m + rank_m))
         return Place((named("n", n), named("y", y), x))
 
-    def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_a(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile = self.a.tile
         return [
             Load(offset, (x, chunk * tile.k + channel, y - self.problem.pad[0], n))
             for offset, x, channel, y, n in self.rows.loads(tile, place.pixel, 0, 1)
         ]
 
-    def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, p = self.b.tile, self.problem
         _, rows, wide, high = self.b.source.box
         found = []
@@ -203,10 +207,10 @@ class FewWork(Work):
                 found.append(Load(offset, (channel, part * rows, tap_x, tap_y)))
         return found
 
-    def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
+    def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
         n, y, x = place.pixel
         down, along = divmod(column, self.width)
-        return x + along, 0, y + consumer * (self.config.rows // self.width) + down, n
+        return x + along, 0, y + part * (self.config.rows // self.width) + down, n
 
     def column_term(self, tensors: Tensors, place: Place, column: Any) -> Any:
         from tvm import tirx

@@ -28,13 +28,15 @@ from schedules.hopper.config import REGISTERS, RESIDENT, STAGES, HopperConfig, c
 from schedules.hopper.pixels import Place, flattened, place_pixels
 from schedules.hopper.rows import GROUP, RowTiles, output_map, row_tiles, shifts
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
-from schedules.hopper.work import Load, Operand, Output, Product, Tensors, Work
+from schedules.hopper.work import Load, Operand, Output, Product, Work
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.repack import filter_argument, repack, workspace_of
 from schedules.tirx import NO_ROUTES
 
 if TYPE_CHECKING:
     import tvm
+
+    from schedules.tirx.types import Expr, Index, Tensors
 
 DTYPES = ("float16", "bfloat16")
 ITEM = 2  # bytes
@@ -96,7 +98,7 @@ class TmaWgmmaConfig(HopperConfig):
         return NchwWork(problem, self, rows).reason(arch)
 
 
-class NchwWork(Work):
+class NchwWork(Work[Place]):
     config: TmaWgmmaConfig
 
     def __init__(self, problem: NchwProblem, config: TmaWgmmaConfig, rows: RowTiles) -> None:
@@ -147,14 +149,14 @@ class NchwWork(Work):
         target = output_map(p, staging, config.rows)
         self.output = Output(p.dtype, staging, target)
 
-    def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> Place:
         from schedules.tirx.values import named
 
         cluster = self.config.cluster_n, self.config.cluster_m
         pixel, row = place_pixels(self.rows.tiles, self.channels, cluster, tile, rank_n, rank_m)
         return Place(pixel, named("channel", row * self.config.block_m))
 
-    def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_a(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, rows = self.a.tile, self.config.block_m // self.config.cluster_n
         return [
             Load(
@@ -164,23 +166,23 @@ class NchwWork(Work):
             for tap, run in product(range(self.a.count), range(tile.k // tile.run))
         ]
 
-    def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         p, tile = self.problem, self.b.tile
         return [
             Load(offset, (x, chunk * tile.k + channel, y * p.stride[0] + ry * p.dilation[0] - p.pad[0], n))
             for offset, x, channel, y, n in self.loaded.loads(tile, place.pixel, part, self.config.cluster_m)
         ]
 
-    def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
-        consumer_m, consumer_n = self.part_at(consumer)
+    def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
+        part_m, part_n = self.part_at(part)
         n, y, x = place.pixel
         if self.config.consumers_n > 1:
-            n, y, x = self.rows.tiles.of_part(place.pixel, consumer_n, self.config.consumers_n)
+            n, y, x = self.rows.tiles.of_part(place.pixel, part_n, self.config.consumers_n)
         _, h, w = self.rows.tiles.part(self.config.consumers_n)
         row = column // w
-        return x + column % w, place.channel + consumer_m * self.config.rows, y + row % h, n + row // h
+        return x + column % w, place.channel + part_m * self.config.rows, y + row % h, n + row // h
 
-    def row_term(self, tensors: Tensors, place: Place, consumer: Any, row: Any) -> Any:
+    def row_term(self, tensors: Tensors, place: Place, part: Index, row: Expr) -> Any:
         from tvm import tirx
 
         from schedules.tirx.values import named
@@ -188,7 +190,7 @@ class NchwWork(Work):
         p = self.problem
         if not p.bias:
             return None
-        channel = place.channel + self.part_at(consumer)[0] * self.config.rows + row
+        channel = place.channel + self.part_at(part)[0] * self.config.rows + row
         if p.co % (self.config.block_m * self.config.cluster_m):
             channel = tirx.min(channel, p.co - 1)  # what stands beyond the last channel is not stored
         return named("bias", tensors["bias"][channel].astype("float32"))

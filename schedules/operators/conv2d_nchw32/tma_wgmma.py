@@ -32,7 +32,7 @@ from schedules.hopper.pixels import (
     taps_inside,
 )
 from schedules.hopper.shared import FOLDS, PATTERN, SharedTile, Staging, TensorMap, staging_for
-from schedules.hopper.work import CYCLE, Load, Operand, Output, Product, Tensors, Work, fastest, product_cycles
+from schedules.hopper.work import CYCLE, Load, Operand, Output, Product, Work, fastest, product_cycles
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.epilogue import greatest, unrounded
 from schedules.operators.conv2d_nchw32.packing import GROUP
@@ -40,6 +40,10 @@ from schedules.tirx import NO_ROUTES
 
 if TYPE_CHECKING:
     import tvm
+
+    from schedules.hopper.pixels import Pixel
+    from schedules.hopper.work import Taps
+    from schedules.tirx.types import Buffer, Expr, Index, Tensors
 
 # Of `Nchw32Work.microseconds`, for a multiprocessor of an H200
 LINE = 2.0  # clocks of TMA for a line, about
@@ -167,7 +171,7 @@ def _pixels(
     )
 
 
-def _at(pixel: tuple[Any, Any, Any], group: Any, fold: int) -> tuple[Any, ...]:
+def _at(pixel: Pixel, group: Expr, fold: int) -> tuple[Index, ...]:
     """Coordinates of a box in the tensor map of `_pixels`."""
     n, y, x = pixel
     return (x * GROUP, n, y, group) if fold > 1 else (0, x, n, y, group)
@@ -177,11 +181,11 @@ def _at(pixel: tuple[Any, Any, Any], group: Any, fold: int) -> tuple[Any, ...]:
 class Place:
     """A block's tile: its first output pixel, and its first group of output channels."""
 
-    pixel: tuple[Any, Any, Any]
-    group: Any
+    pixel: Pixel
+    group: Expr
 
 
-class Nchw32Work(Work):
+class Nchw32Work(Work[Place]):
     config: TmaWgmmaConfig
 
     def __init__(self, problem: Nchw32Problem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
@@ -246,14 +250,14 @@ class Nchw32Work(Work):
         )
         self.output = Output(p.out_dtype, staging, target, greatest(p))
 
-    def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> Place:
         from schedules.tirx.values import named
 
         cluster = self.config.cluster_m, self.config.cluster_n
         pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
         return Place(pixel, named("group_out", column * self.groups_out))
 
-    def taps(self, place: Place) -> tuple[Any, Any, Any, Any]:
+    def taps(self, place: Place) -> Taps:
         p = self.problem
         if not self.config.skip_padding:
             return super().taps(place)
@@ -316,7 +320,7 @@ class Nchw32Work(Work):
         rounds = -(-self.clusters // (config.grid // config.cluster))
         return rounds * tile * (TOO_FEW if config.num_stages < 3 else 1) * CYCLE / 1000
 
-    def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_a(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         p, tile, config = self.problem, self.a.tile, self.config
         first, (n, y, x) = chunk * config.groups, place.pixel
         offset = part * (tile.nbytes // config.cluster_n)
@@ -335,7 +339,7 @@ class Nchw32Work(Work):
             for number, line in enumerate(self.classes)
         ]
 
-    def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, config = self.b.tile, self.config
         first, line = chunk * config.groups, place.group * (GROUP // tile.fold)
         if config.groups > 1:
@@ -344,11 +348,11 @@ class Nchw32Work(Work):
             line = line + part * (config.block_n // config.cluster_m // tile.fold)
         return [Load(part * (tile.nbytes // config.cluster_m), (0, line, rx, ry, first))]
 
-    def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
-        pixel = self.tiles.of_part(place.pixel, consumer, self.config.parts)
+    def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
+        pixel = self.tiles.of_part(place.pixel, part, self.config.parts)
         return _at(pixel, place.group + column // GROUP, self.staging.fold)
 
-    def row_term(self, tensors: Tensors, place: Place, consumer: Any, row: Any) -> Any:
+    def row_term(self, tensors: Tensors, place: Place, part: Index, row: Expr) -> Any:
         """Where group 0 of the row's pixel begins in the residual; negative if it is none."""
         from tvm import tirx
 
@@ -357,7 +361,7 @@ class Nchw32Work(Work):
         p = self.problem
         if not p.residual:
             return None
-        n, y, x = self.tiles.pixel(self.tiles.of_part(place.pixel, consumer, self.config.parts), row)
+        n, y, x = self.tiles.pixel(self.tiles.of_part(place.pixel, part, self.config.parts), row)
         is_pixel = tirx.all(n < p.n, y < p.out_h, x < p.out_w)
         start = ((n * p.co_groups * p.out_h + y) * p.out_w + x) * GROUP
         return kept("start", tirx.Select(is_pixel, start, -1))
@@ -387,7 +391,7 @@ class Nchw32Work(Work):
 _TYPES = {"int8": "signed char", "int32": "int", "float32": "float"}
 
 
-def _read(buffer: Any, at: Any, inside: Any) -> Any:
+def _read(buffer: Buffer, at: Expr, inside: Expr) -> Expr:
     """An element of the residual, or 0 if not `inside`; int8 as int32.
 
     Volatile, since the compiler otherwise loads all of a thread's at once, and spills the sums for them.
