@@ -67,7 +67,7 @@ class Exchange:
         kind, suffix, constraint = self.types
         owner = named("owner", T.truncmod(member.consumer, self.split))
         rank = named("owner_rank", self._rank(owner, at))
-        slot = self._slot(member.consumer, T.Select(at.rank_k < owner, at.rank_k, at.rank_k - 1))
+        slot = self._slot(member.consumer, _number_of(at.rank_k, owner))
         to = named("to", in_block(self.memory.ptr_to([slot + member.thread * (_VECTOR * SUM_BYTES)]), rank))
         wait_in_cluster(self.free.ptr_to([member.consumer]), T.bitwise_xor(turn, 1))
         source = _SEND.format(kind, suffix, constraint)
@@ -85,8 +85,7 @@ class Exchange:
                 begin = self._slot(member.consumer, other) + (member.thread + i * WARPGROUP) * (_VECTOR * SUM_BYTES)
                 T.evaluate(T.cuda.func_call("hopper_add", *four, self.memory.ptr_to([begin]), source_code=source))
         for other in range(self.others):
-            sender = T.Select(at.rank_k <= other, other + 1, other)
-            _arrive(self.free, member.consumer, self._rank(sender, at))
+            _arrive(self.free, member.consumer, self._rank(_sender(other, at.rank_k), at))
 
     def _slot(self, consumer: Expr, other: Index) -> Expr:
         """Bytes to the sums of the consumer that sender number `other` writes."""
@@ -98,6 +97,16 @@ class Exchange:
 
     def _vectors(self, sums: Buffer) -> list[list[Expr]]:
         return [[sums[i + j] for j in range(_VECTOR)] for i in range(0, self.count, _VECTOR)]
+
+
+def _number_of(sender: Expr, owner: Expr) -> Expr:
+    """Which of those that send to `owner` the sender is, both blocks along the reduction."""
+    return T.Select(sender < owner, sender, sender - 1)
+
+
+def _sender(number: int, owner: Expr) -> Expr:
+    """The block that `_number_of` gives the `number`."""
+    return T.Select(owner <= number, number + 1, number)
 
 
 def _arrive(barrier: MBarrier, number: Expr, rank: Expr) -> None:
