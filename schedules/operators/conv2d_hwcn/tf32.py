@@ -68,6 +68,8 @@ class Tf32Config(PixelConfig):
     def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
         if problem.dtype != DTYPE:
             return f"dtype={problem.dtype} is not {DTYPE}; choose another --schedule"
+        if not problem.epilogue.only_rounds:
+            return "bias, residual and activation are not computed by this kernel; choose another --schedule"
         if problem.n % VECTOR:
             return f"n={problem.n} is not a multiple of {VECTOR}, which TMA needs"
         reason = self.check_block(problem.dtype, arch, addressing=ADDRESSING + self.fragments)

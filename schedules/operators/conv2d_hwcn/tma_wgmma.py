@@ -47,6 +47,8 @@ class TmaWgmmaConfig(PixelConfig):
     def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
         if problem.dtype not in DTYPES:
             return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
+        if not problem.epilogue.only_rounds:
+            return "bias, residual and activation are not computed by this kernel; choose another --schedule"
         for name in ("n", "co"):
             if getattr(problem, name) % VECTOR:
                 return f"{name}={getattr(problem, name)} is not a multiple of {VECTOR}, which TMA needs"

@@ -14,7 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedules.core.arch import Arch
-from schedules.definitions.epilogue import finish_sum
+from schedules.definitions.epilogue import unrounded
 from schedules.hopper.config import ROWS, HopperConfig
 from schedules.hopper.pixels import PixelTiles
 from schedules.hopper.rows import GROUP, RowTiles, output_map, shifts, whole_rows
@@ -78,6 +78,8 @@ class TmaWgmmaFewConfig(HopperConfig):
         for name, size in (("ci", p.ci), ("w", p.w), ("out_w", p.out_w)):
             if size % VECTOR:
                 return f"{name}={size} is not a multiple of {VECTOR}, which TMA needs"
+        if p.epilogue.of_axis("element"):
+            return "residual=true is not added by this kernel; choose another --schedule"
         if p.stride != (1, 1):
             return f"stride={p.stride} is not 1"
         reach = max(map(abs, shifts(p)))
@@ -89,7 +91,8 @@ class TmaWgmmaFewConfig(HopperConfig):
         if self.cluster_n != 1:
             return f"cluster_n={self.cluster_n} is not 1, a block has all filters"
         found = whole_rows(p, self.rows) if self.consumers > 0 and self.block_m >= self.consumers else None
-        addressing = 48 if p.bias else 40  # all rows of a thread need the same few biases, which it keeps
+        # all rows of a thread need the same few biases, which it keeps
+        addressing = 48 if p.epilogue.of_axis("channel") else 40
         reason = self.check_block(p.dtype, arch, addressing=addressing)
         if reason:
             return reason
@@ -218,10 +221,10 @@ class FewWork(Work[Place]):
         from schedules.tirx.values import named
 
         p = self.problem
-        if not p.bias:
+        if not p.epilogue.of_axis("channel"):
             return None
         channel = column if p.co == self.channels else tirx.min(column, p.co - 1)
         return named("bias", tensors["bias"][channel].astype("float32"))
 
     def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
-        return finish_sum(self.problem, total, of_column)
+        return unrounded(self.problem.epilogue, total, [] if of_column is None else [of_column])

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.space import ProductSpace
-from schedules.definitions.epilogue import finish_sum
+from schedules.definitions.epilogue import unrounded
 from schedules.hopper.config import REGISTERS, RESIDENT, STAGES, HopperConfig, clusters
 from schedules.hopper.pixels import Place, flattened, place_pixels
 from schedules.hopper.rows import GROUP, RowTiles, output_map, row_tiles, shifts
@@ -75,6 +75,8 @@ class TmaWgmmaConfig(HopperConfig):
         for name, size in (("ci", p.ci), ("w", p.w), ("out_w", p.out_w)):
             if size % VECTOR:
                 return f"{name}={size} is not a multiple of {VECTOR}, which TMA needs"
+        if p.epilogue.of_axis("element"):
+            return "residual=true is not added by this kernel; choose another --schedule"
         if p.stride[1] != 1:
             return f"stride={p.stride} moves {p.stride[1]} pixels along a row, sums can be shifted only at 1"
         reach = max(map(abs, shifts(p)))
@@ -188,7 +190,7 @@ class NchwWork(Work[Place]):
         from schedules.tirx.values import named
 
         p = self.problem
-        if not p.bias:
+        if not p.epilogue.of_axis("channel"):
             return None
         channel = place.channel + self.part_at(part)[0] * self.config.rows + row
         if p.co % (self.config.block_m * self.config.cluster_m):
@@ -196,7 +198,7 @@ class NchwWork(Work[Place]):
         return named("bias", tensors["bias"][channel].astype("float32"))
 
     def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
-        return finish_sum(self.problem, total, of_row)
+        return unrounded(self.problem.epilogue, total, [] if of_row is None else [of_row])
 
 
 def schedule(problem: NchwProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:

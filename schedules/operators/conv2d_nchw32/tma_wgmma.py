@@ -18,6 +18,7 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Pair, numpy_dtype
 from schedules.core.space import ProductSpace
+from schedules.definitions.epilogue import unrounded
 from schedules.hopper.config import ROWS, WARPGROUP, HopperConfig, blocks
 from schedules.hopper.config import SHAPES as BLOCK_SHAPES
 from schedules.hopper.pixels import (
@@ -34,7 +35,6 @@ from schedules.hopper.pixels import (
 from schedules.hopper.shared import FOLDS, PATTERN, SharedTile, Staging, TensorMap, staging_for
 from schedules.hopper.work import CYCLE, Load, Operand, Output, Product, Work, fastest, product_cycles
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
-from schedules.operators.conv2d_nchw32.epilogue import greatest, unrounded
 from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.tirx import NO_ROUTES
 
@@ -76,7 +76,7 @@ class TmaWgmmaConfig(HopperConfig):
         return self.row_pixels if problem.stride[1] == 1 else 1
 
     def staging(self, problem: Nchw32Problem) -> Staging:
-        item = numpy_dtype(problem.out_dtype).itemsize
+        item = numpy_dtype(problem.epilogue.out_dtype).itemsize
         folds = (self.row_pixels if item == 1 else 1, self.fold(problem))
         return staging_for(self.rows, self.block_n, item, GROUP, folds)
 
@@ -104,9 +104,9 @@ class TmaWgmmaConfig(HopperConfig):
         if self.skip_padding and work.tiles.counts[0] % self.cluster_m:
             images = work.tiles.counts[0]
             return f"skip_padding=true needs tiles of images in {self.cluster_m}s (cluster_m), not {images}"
-        if problem.residual and self.rows > WARPGROUP:
+        if problem.epilogue.of_axis("element") and self.rows > WARPGROUP:
             return f"block_m={self.block_m} gives a consumer {self.rows} rows, with a residual {WARPGROUP} at most"
-        if problem.residual and problem.pixels * problem.co_groups * GROUP >= 2**31:
+        if problem.epilogue.of_axis("element") and problem.pixels * problem.co_groups * GROUP >= 2**31:
             return "the residual has 2**31 elements or more, which 32-bit indices do not reach"
         return work.reason(arch)
 
@@ -240,7 +240,7 @@ class Nchw32Work(Work[Place]):
         self.staging = staging = config.staging(problem)
         target = _pixels(
             "output",
-            p.out_dtype,
+            p.epilogue.out_dtype,
             (p.n, p.out_h, p.out_w),
             p.co_groups,
             tiles.part(config.parts),
@@ -248,7 +248,7 @@ class Nchw32Work(Work[Place]):
             fold=staging.fold,
             promotion=0,
         )
-        self.output = Output(p.out_dtype, staging, target, greatest(p))
+        self.output = Output(p.epilogue.out_dtype, staging, target, p.epilogue.greatest(p.largest_sum))
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> Place:
         from schedules.tirx.values import named
@@ -359,7 +359,7 @@ class Nchw32Work(Work[Place]):
         from schedules.tirx.values import kept
 
         p = self.problem
-        if not p.residual:
+        if not p.epilogue.of_axis("element"):
             return None
         n, y, x = self.tiles.pixel(self.tiles.of_part(place.pixel, part, self.config.parts), row)
         is_pixel = tirx.all(n < p.n, y < p.out_h, x < p.out_w)
@@ -371,7 +371,7 @@ class Nchw32Work(Work[Place]):
 
         from schedules.tirx.values import named
 
-        if not self.problem.bias:
+        if not self.problem.epilogue.of_axis("channel"):
             return None
         channel = tirx.min(place.group * GROUP + column, self.problem.co_groups * GROUP - 1)
         return named("bias", tensors["bias"][channel])
@@ -380,12 +380,13 @@ class Nchw32Work(Work[Place]):
         from tvm import tirx
 
         p, residual = self.problem, None
-        if p.residual:
+        if p.epilogue.of_axis("element"):
             group = place.group + tirx.truncdiv(column, GROUP)
             at = of_row + group * (p.out_h * p.out_w * GROUP) + tirx.truncmod(column, GROUP)
             inside = tirx.all(of_row >= 0, group < p.co_groups)
             residual = _read(tensors["flat residual"], at, inside)
-        return unrounded(p, total, of_column, residual)
+        terms = [term for term in (of_column, residual) if term is not None]
+        return unrounded(p.epilogue, total, terms)
 
 
 _TYPES = {"int8": "signed char", "int32": "int", "float32": "float"}

@@ -17,7 +17,7 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import numpy_dtype
 from schedules.core.space import ProductSpace
-from schedules.definitions.epilogue import finish_sum
+from schedules.definitions.epilogue import unrounded
 from schedules.hopper.config import HopperConfig, blocks, stage_channels, tiles_of
 from schedules.hopper.pixels import PixelTiles, Place, flattened, pixel_tiles, place_pixels
 from schedules.hopper.shared import UNIT, Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
@@ -59,6 +59,8 @@ class TmaWgmmaConfig(HopperConfig):
             return f"dtype={problem.dtype} is not {' or '.join(self.dtypes)}"
         if problem.ci % _vector(problem):
             return f"ci={problem.ci} is not a multiple of {_vector(problem)}, which TMA needs"
+        if problem.epilogue.of_axis("element"):
+            return "residual=true is not added by this kernel; choose another --schedule"
         reason = self.check_block(problem.dtype, arch)
         if reason:
             return reason
@@ -200,7 +202,7 @@ class NhwcWork(Work[Place]):
 
         from schedules.tirx.values import named
 
-        if not self.problem.bias:
+        if not self.problem.epilogue.of_axis("channel"):
             return None
         channel = place.channel + column
         if self.problem.co % (self.config.block_n * self.config.cluster_n):
@@ -208,7 +210,7 @@ class NhwcWork(Work[Place]):
         return named("bias", tensors["bias"][channel].astype("float32"))
 
     def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
-        return finish_sum(self.problem, total, of_column)
+        return unrounded(self.problem.epilogue, total, [] if of_column is None else [of_column])
 
 
 def _work(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
