@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from tvm import tirx
 from tvm.script import tirx as T
 
+from schedules.definitions.epilogue import unrounded
 from schedules.hopper.config import ROWS
 from schedules.hopper.fragments import tile_row
 from schedules.hopper.shared import FOLDS, folded
 from schedules.hopper.stores import stores_of
 from schedules.hopper.work import Member, Work
-from schedules.tirx.values import named
+from schedules.tirx.values import kept, named
 
 if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Tensors, Variable
+    from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
+
+# of an element in memory: how C++ reads it, and makes a 32-bit number of it
+_ELEMENTS = {
+    "int8": ("int", "signed char", "{}"),
+    "int32": ("int", "int", "{}"),
+    "float32": ("float", "float", "{}"),
+    "float16": ("float", "unsigned short", "__half2float(__ushort_as_half({}))"),
+    "bfloat16": ("float", "unsigned short", "__uint_as_float((unsigned int)({}) << 16)"),
+}
+# volatile, since the compiler otherwise loads all of a thread's at once, and spills the sums for them
+_READ = """
+__device__ __forceinline__ {0} hopper_residual_{1}(const void* at, bool inside) {{
+  return inside ? {2} : 0;
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Along:
+    """What the results of a row, or of a column, have in common: the terms of their output channel, if it is one; and
+    where they begin in the output, which for a row that is not inside is negative, if elements have terms."""
+
+    channel_terms: Mapping[str, Expr]
+    start: Index = 0
+    inside: Expr | None = None  # of a column
 
 
 class Results:
@@ -49,6 +77,41 @@ class Results:
         `m`, there 8 * `below` rows down; all threads of a warp ask together."""
         return [self.fragment(0, m, group, 2 * below + j) for j in range(2)]
 
+    def of_row(self, place: Any, row: Expr) -> Along:
+        """What the results of a row have in common, found once for all columns."""
+        start: Index = 0
+        if self.work.epilogue.of_axis("element"):
+            element, inside = self.work.row_start(place, self.member.part, row)
+            start = kept("start", T.Select(inside, element, -1))
+        return Along(self._channel_terms(place, row) if self.work.channels_along_rows else {}, start)
+
+    def of_column(self, place: Any, column: Expr) -> Along:
+        """The same for a stored column, found once for all rows."""
+        terms = {} if self.work.channels_along_rows else self._channel_terms(place, column)
+        if not self.work.epilogue.of_axis("element"):
+            return Along(terms)
+        return Along(terms, *self.work.column_start(place, self.member.part, column))
+
+    def _channel_terms(self, place: Any, index: Expr) -> dict[str, Expr]:
+        """The terms of the output channel of a row or a column, 16-bit ones as float32."""
+        terms = self.work.epilogue.of_axis("channel")
+        if not terms:
+            return {}
+        channel = self.work.channel_at(place, self.member.part, index)
+        return {term.name: named(term.name, _widened(self.tensors[term.name][channel])) for term in terms}
+
+    def finish(self, total: Expr, of_row: Along, of_column: Along) -> Expr:
+        """The result, not yet rounded, of the sum `total` in a row and a column."""
+        terms = []
+        for term in self.work.epilogue.terms:
+            if term.axis == "channel":
+                terms.append((of_row if self.work.channels_along_rows else of_column).channel_terms[term.name])
+            else:
+                at, inside = of_row.start + of_column.start, tirx.all(of_row.start >= 0, of_column.inside)
+                # bound, as an activation may name it more than once
+                terms.append(named(term.name, _read(self.tensors[f"flat {term.name}"], at, inside)))
+        return unrounded(self.work.epilogue, total, terms)
+
     def emit(self, place: Any) -> None:
         """Finish the tile at `place` and issue its stores."""
         work, tensors, member = self.work, self.tensors, self.member
@@ -62,10 +125,8 @@ class Results:
         lefts = [named("left", T.truncmod(at, 4) * 2) for at in lanes]
         stores = stores_of(work, tensors, self.output_map, place, self.memory, member)
 
-        row_terms = [
-            work.row_term(tensors, place, member.part, folded(top + m * ROWS, a.fold))
-            for m in range(staging.rows // ROWS)
-            for top in tops
+        of_rows = [
+            self.of_row(place, folded(top + m * ROWS, a.fold)) for m in range(staging.rows // ROWS) for top in tops
         ]
 
         for first in range(0, staging.columns // staging.width, staging.together):
@@ -76,16 +137,16 @@ class Results:
                     swaps = [folded(column + 8 * half, b.fold) % 8 for half in range(2)]
                     across = swaps[0] // 2  # as swaps[1] // 2: neighbouring eights differ in bit 0
                     columns = [lefts[across] + column + 8 * half + j for half in range(2) for j in range(2)]
-                    terms = [work.column_term(tensors, place, at) for at in columns]
+                    of_columns = [self.of_column(place, at) for at in columns]
                     for m in range(staging.rows // ROWS):
                         values = []
                         for half, below in product(range(2), range(2)):
-                            group, of_row = (column + work.margin) // 8 + half, row_terms[2 * m + below]
+                            group, of_row = (column + work.margin) // 8 + half, of_rows[2 * m + below]
                             totals = self.totals(m, group, below)
                             for i in range(2):
                                 j = 2 * half + i
                                 total = totals[i ^ swaps[half] % 2]
-                                values.append(work.finish(tensors, place, total, of_row, terms[j], columns[j]))
+                                values.append(self.finish(total, of_row, of_columns[j]))
                         stores.write(store, values, m, pair, lanes[across])
             stores.written()
             stores.store(first)
@@ -93,3 +154,17 @@ class Results:
 
 def _fragment_row(lane: Expr, below: int) -> Expr:
     return T.truncdiv(lane, 4) + below
+
+
+def _widened(value: Expr) -> Expr:
+    """A number of 16 bits as float32."""
+    return value.astype("float32") if str(value.ty) in ("float16", "bfloat16") else value
+
+
+def _read(elements: Buffer, at: Expr, inside: Expr) -> Expr:
+    """An element as a number of 32 bits, or 0 if not `inside`."""
+    dtype = str(elements.dtype)
+    kind, stored, widened = _ELEMENTS[dtype]
+    source = _READ.format(kind, dtype, widened.format(f"*(const volatile {stored}*)at"))
+    name, wide = f"hopper_residual_{dtype}", {"int": "int32", "float": "float32"}[kind]
+    return T.cuda.func_call(name, elements.ptr_to([at]), inside, source_code=source, return_type=wide)

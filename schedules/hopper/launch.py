@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from schedules.tirx.types import Buffer, Expr, Handle, Tensors, Variable
 
 NAMES = ("data", "filter", "bias", "residual", "output")  # of the arguments, in their order
-FLAT = ("residual", "output")  # those whose elements may be read or written one by one
 
 
 def matched(work: Work, handles: Mapping[str, Handle]) -> Tensors:
@@ -55,10 +54,11 @@ def with_workspace(work: Work, tensors: Tensors, prepare: Callable[[Tensors], No
 def with_flat(work: Work, tensors: Tensors) -> Tensors:
     """`tensors`, and as "flat ..." the elements without a shape of those that the epilogue reads or writes one by one,
     as a problem with flattened pixels counts them."""
+    names = [term.name for term in work.epilogue.of_axis("element")]
+    if not isinstance(work.output.target, TensorMap):
+        names.append("output")
     flat = {}
-    for name in FLAT:
-        if name not in tensors or (name == "output" and isinstance(work.output.target, TensorMap)):
-            continue
+    for name in names:
         argument = next(argument for argument in work.arguments if argument.name == name)
         buffer = T.decl_buffer((math.prod(argument.shape),), argument.dtype, data=tensors[name].data)
         IRBuilder.name(f"flat_{name}", buffer)

@@ -115,6 +115,14 @@ class PixelTiles:
         return start[0] + T.truncdiv(outer, h), start[1] + T.truncmod(outer, h), start[2] + inner
 
 
+def is_output(problem: Conv2dProblem, pixel: Pixel) -> Expr:
+    """Whether the output has that pixel, of which no number is negative."""
+    from tvm import tirx
+
+    n, y, x = pixel
+    return tirx.all(n < problem.n, y < problem.out_h, x < problem.out_w)
+
+
 def squarest(box: Box) -> tuple[int, ...]:
     """Its pixels look at the fewest others; then fewest images."""
     n, h, w = box

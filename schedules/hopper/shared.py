@@ -159,7 +159,7 @@ class Runs:
 
     def reason(self) -> str | None:
         """Why runs cannot be stored; None if they can."""
-        return _beyond_indices(self.tensor, self.elements)
+        return beyond_indices(self.tensor, self.elements)
 
 
 @dataclass(frozen=True)
@@ -172,10 +172,11 @@ class Columns:
 
     def reason(self) -> str | None:
         """Why columns cannot be stored; None if they can."""
-        return _beyond_indices(self.tensor, self.elements)
+        return beyond_indices(self.tensor, self.elements)
 
 
-def _beyond_indices(tensor: str, elements: int) -> str | None:
+def beyond_indices(tensor: str, elements: int) -> str | None:
+    """Why elements of `tensor` cannot be numbered; None if they can."""
     if elements >= 2**31:
         return f"{tensor} has 2**31 elements or more, which 32-bit indices do not reach"
     return None

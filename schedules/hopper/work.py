@@ -6,9 +6,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from schedules.core.arch import Arch, shared_room
+from schedules.core.epilogue import Epilogue
 from schedules.core.problem import Argument, Pair
 from schedules.hopper.config import (
     K_BYTES,
@@ -19,11 +20,21 @@ from schedules.hopper.config import (
     WARPGROUP,
     HopperConfig,
 )
-from schedules.hopper.shared import Columns, NoStaging, Runs, RunStaging, SharedTile, Staging, TensorMap, aligned
+from schedules.hopper.shared import (
+    Columns,
+    NoStaging,
+    Runs,
+    RunStaging,
+    SharedTile,
+    Staging,
+    TensorMap,
+    aligned,
+    beyond_indices,
+)
 from schedules.tirx import BARRIER_PAIR_BYTES
 
 if TYPE_CHECKING:
-    from schedules.tirx.types import Expr, Index, Tensors
+    from schedules.tirx.types import Expr, Index
 
     Taps = tuple[Index, Index, Index, Index]  # first and last (exclusive) ry, first and last rx
 
@@ -151,6 +162,8 @@ class Work(ABC, Generic[P]):
 
     config: HopperConfig
     arguments: tuple[Argument, ...]
+    epilogue: Epilogue  # what becomes of a sum before it is stored
+    channels_along_rows: ClassVar[bool]  # whether the tile's rows are output channels; else its columns are
     kernel: Pair  # taps, or groups of taps of which a stage holds all
     products: tuple[Product, ...] = (Product(0, 0, 0),)  # of each stage
     margin: int = 0  # columns of a consumer's before the first that is stored, whole groups of eight
@@ -214,8 +227,11 @@ class Work(ABC, Generic[P]):
         return math.prod(self.kernel)
 
     def reason(self, arch: Arch) -> str | None:
-        """Why these tiles cannot be moved, shared out or held on `arch`; None if they can."""
+        """Why these tiles cannot be moved, shared out, held on `arch` or finished; None if they can."""
         config, stages = self.config, self.least_taps * self.chunks
+        reason = self._check_terms()
+        if reason:
+            return reason
         if config.split_k > stages:
             return f"split_k={config.split_k} blocks share a tile of {stages} stages; lower split_k or block_k"
         if config.stationary:
@@ -228,6 +244,19 @@ class Work(ABC, Generic[P]):
             of_each = f" for each of {config.blocks_sm} blocks" if config.blocks_sm > 1 else ""
             return f"num_stages={config.num_stages} needs {shared} bytes of shared memory, {arch} has {room}{of_each}"
         return self.a.source.reason() or self.b.source.reason() or self.output.target.reason()
+
+    def _check_terms(self) -> str | None:
+        """Why the terms of the epilogue cannot be added; None if they can."""
+        for term in self.epilogue.terms:
+            if term.axis == "pixel":
+                return f"{term.name} has a number for each pixel, which this kernel does not add"
+            if term.axis == "element":
+                m, rows = self.config.block_m, self.config.rows
+                if rows > WARPGROUP:
+                    return f"block_m={m} gives a consumer {rows} rows, with a residual {WARPGROUP} at most"
+                argument = next(argument for argument in self.arguments if argument.name == term.name)
+                return beyond_indices(term.name, math.prod(argument.shape))
+        return None
 
     def _check_stationary(self) -> str | None:
         """Why operand b cannot stay; None if it can."""
@@ -319,18 +348,19 @@ class Work(ABC, Generic[P]):
         are.  The row after `row` lies next to it and is inside if it is."""
         raise NotImplementedError(f"{type(self).__name__} has no output of columns")
 
-    def row_term(self, tensors: Tensors, place: Any, consumer: Any, row: Any) -> Any:
-        """What the epilogue needs of a row of the consumer's, found once for all columns; None if nothing."""
-        return None
-
-    def column_term(self, tensors: Tensors, place: Any, column: Any) -> Any:
-        """What the epilogue needs of a column of the block's, read once for all rows; None if nothing."""
-        return None
+    @abstractmethod
+    def channel_at(self, place: P, part: Index, index: Expr) -> Expr:
+        """The output channel of row number `index` of a part, or of a column of the block, whichever are channels; for
+        those beyond the last channel, of which nothing is stored, the last."""
 
     @abstractmethod
-    def finish(self, tensors: Tensors, place: Any, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
-        """The output, float32 or int32, not yet rounded, of a sum in a column of the block's; with the terms of its row
-        and of its column."""
+    def row_start(self, place: P, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        """Where in the output row `row` of a part begins, and whether it is inside: the element of a row and a column
+        is the sum of where these begin."""
+
+    @abstractmethod
+    def column_start(self, place: P, part: Index, column: Expr) -> tuple[Expr, Expr]:
+        """The same for a stored column."""
 
 
 W = TypeVar("W", bound=Work)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace
@@ -20,7 +20,7 @@ from schedules.operators.conv2d_hwcn.definition import HwcnProblem, inside_windo
 
 if TYPE_CHECKING:
     from schedules.hopper.work import Taps
-    from schedules.tirx.types import Expr, Index, Tensors
+    from schedules.tirx.types import Expr, Index
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,15 @@ class Place:
 
 
 class PixelWork(Work[Place]):
-    """For each output pixel a product of `rows` x `columns`, of output channels and images in either order."""
+    """For each output pixel a product of output channels and images, in either order."""
 
     config: PixelConfig
 
-    def __init__(self, problem: HwcnProblem, config: PixelConfig, *, rows: int, columns: int) -> None:
+    def __init__(self, problem: HwcnProblem, config: PixelConfig) -> None:
         p = problem
+        rows, columns = (p.co, p.n) if self.channels_along_rows else (p.n, p.co)
         self.problem, self.config = p, config
-        self.arguments = p.arguments()
+        self.arguments, self.epilogue = p.arguments(), p.epilogue
         self.kernel = (p.kh, p.kw)
         self.chunks = -(-p.ci // config.block_k)
         self.tiles_m = -(-rows // (config.block_m * config.cluster_m))  # of a cluster
@@ -101,8 +102,25 @@ class PixelWork(Work[Place]):
         x = place.x * p.stride[1] + rx * p.dilation[1] - p.pad[1]
         return x, y
 
-    def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
-        return total
+    def channel_at(self, place: Place, part: Index, index: Expr) -> Expr:
+        from tvm import tirx
+
+        along_rows = self.channels_along_rows
+        channel = self._row(place, part, index) if along_rows else place.column + index
+        return tirx.min(channel, self.problem.co - 1)
+
+    def row_start(self, place: Place, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        p, at = self.problem, self._row(place, part, row)
+        first = place.pixel * (p.co * p.n)
+        return (first + at * p.n, at < p.co) if self.channels_along_rows else (first + at, at < p.n)
+
+    def column_start(self, place: Place, part: Index, column: Expr) -> tuple[Expr, Expr]:
+        p, at = self.problem, place.column + column
+        return (at, at < p.n) if self.channels_along_rows else (at * p.n, at < p.co)
+
+    def _row(self, place: Place, part: Index, row: Expr) -> Expr:
+        """The output channel or image of row `row` of a part."""
+        return place.row + part * self.config.rows + row
 
 
 def data_map(problem: HwcnProblem, tile: SharedTile, to_tf32: bool = False) -> TensorMap:

@@ -68,8 +68,6 @@ class Tf32Config(PixelConfig):
     def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
         if problem.dtype != DTYPE:
             return f"dtype={problem.dtype} is not {DTYPE}; choose another --schedule"
-        if not problem.epilogue.only_rounds:
-            return "bias, residual and activation are not computed by this kernel; choose another --schedule"
         if problem.n % VECTOR:
             return f"n={problem.n} is not a multiple of {VECTOR}, which TMA needs"
         reason = self.check_block(problem.dtype, arch, addressing=ADDRESSING + self.fragments)
@@ -88,10 +86,11 @@ class Tf32Config(PixelConfig):
 
 class Tf32Work(PixelWork):
     config: Tf32Config
+    channels_along_rows = False
 
     def __init__(self, problem: HwcnProblem, config: Tf32Config) -> None:
         p = problem
-        super().__init__(p, config, rows=p.n, columns=p.co)
+        super().__init__(p, config)
         channels = -(-p.ci // GROUP) * GROUP
         packed = Argument("packed", (p.kh * p.kw, p.co, channels), DTYPE)
         self.workspace = (packed,)

@@ -47,8 +47,6 @@ class TmaWgmmaConfig(PixelConfig):
     def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
         if problem.dtype not in DTYPES:
             return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
-        if not problem.epilogue.only_rounds:
-            return "bias, residual and activation are not computed by this kernel; choose another --schedule"
         for name in ("n", "co"):
             if getattr(problem, name) % VECTOR:
                 return f"{name}={getattr(problem, name)} is not a multiple of {VECTOR}, which TMA needs"
@@ -66,10 +64,11 @@ class TmaWgmmaConfig(PixelConfig):
 
 class HwcnWork(PixelWork):
     config: TmaWgmmaConfig
+    channels_along_rows = True
 
     def __init__(self, problem: HwcnProblem, config: TmaWgmmaConfig) -> None:
         p = problem
-        super().__init__(p, config, rows=p.co, columns=p.n)
+        super().__init__(p, config)
         self.a = Operand(
             SharedTile(config.block_m, config.block_k, ITEM, RUN, transposed=True),
             TensorMap(

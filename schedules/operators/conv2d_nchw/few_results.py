@@ -6,6 +6,7 @@ next's goes through shared memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.config import ROWS
-from schedules.hopper.epilogue import Results
+from schedules.hopper.epilogue import Along, Results
 from schedules.hopper.instructions import pack_16
 from schedules.hopper.rows import GROUP, shifts
 from schedules.hopper.stores import STORE, barrier
@@ -72,25 +73,25 @@ class FewResults(Results):
                     T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
                 barrier(member.consumer)
             base = start + block % blocks_of_pass * each * staging.store_bytes
+            pixel = block * ROWS + member.warp * WARP_ROWS + row
+            of_rows = [self.of_row(place, pixel + half * GROUP) for half in range(2)]
             for group in range(work.channels // GROUP):
-                self._write(sums, place, block, group, base)
+                self._write(sums, place, of_rows, block, group, base)
             if (block + 1) % blocks_of_pass == 0:
                 T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
                 barrier(member.consumer)
                 self._store(place, start, (block + 1) * ROWS)
 
-    def _write(self, sums: _Sums, place: Place, block: int, group: int, base: Expr) -> None:
+    def _write(self, sums: _Sums, place: Place, of_rows: Sequence[Along], block: int, group: int, base: Expr) -> None:
         """Put results of 64 pixels and eight channels into the memory, from `base` on."""
         work, staging, member = self.work, self.work.staging, self.member
         channel = group * GROUP
-        biases = [work.column_term(self.tensors, place, channel + sums.column + j) for j in range(2)]
+        columns = [self.of_column(place, channel + sums.column + j) for j in range(2)]
         words = []
-        for half in range(2):
-            values = [
-                work.finish(self.tensors, place, total, None, bias, channel)
-                for total, bias in zip(sums.totals(block, group, half), biases, strict=True)
-            ]
-            words.append(pack_16(work.problem.dtype, *values))
+        for half, of_row in enumerate(of_rows):
+            totals = sums.totals(block, group, half)
+            values = [self.finish(total, of_row, column) for total, column in zip(totals, columns, strict=True)]
+            words.append(pack_16(work.output.dtype, *values))
         # eight lanes have the addresses of the first half's channels, eight those of the second's
         pixel = member.warp * WARP_ROWS + T.truncmod(T.truncdiv(member.lane, GROUP), 2) * GROUP
         store, at = T.truncdiv(pixel, staging.width), T.truncdiv(T.truncmod(pixel, staging.width), VECTOR)

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from schedules.core.arch import Arch
-from schedules.definitions.epilogue import unrounded
 from schedules.hopper.config import ROWS, HopperConfig
-from schedules.hopper.pixels import PixelTiles
+from schedules.hopper.pixels import PixelTiles, is_output
 from schedules.hopper.rows import GROUP, RowTiles, output_map, shifts, whole_rows
 from schedules.hopper.shared import STAGING, SharedTile, Staging, TensorMap, aligned
 from schedules.hopper.work import Load, Operand, Output, Product, Work
@@ -25,7 +24,7 @@ from schedules.operators.conv2d_nchw.repack import filter_argument, workspace_of
 
 if TYPE_CHECKING:
     from schedules.hopper.pixels import Pixel
-    from schedules.tirx.types import Expr, Index, Tensors
+    from schedules.tirx.types import Expr, Index
 
 DTYPES = ("float16", "bfloat16")
 ITEM = 2  # bytes
@@ -78,8 +77,6 @@ class TmaWgmmaFewConfig(HopperConfig):
         for name, size in (("ci", p.ci), ("w", p.w), ("out_w", p.out_w)):
             if size % VECTOR:
                 return f"{name}={size} is not a multiple of {VECTOR}, which TMA needs"
-        if p.epilogue.of_axis("element"):
-            return "residual=true is not added by this kernel; choose another --schedule"
         if p.stride != (1, 1):
             return f"stride={p.stride} is not 1"
         reach = max(map(abs, shifts(p)))
@@ -129,6 +126,7 @@ class Place:
 
 class FewWork(Work[Place]):
     config: TmaWgmmaFewConfig
+    channels_along_rows = False
 
     def __init__(self, problem: NchwProblem, config: TmaWgmmaFewConfig) -> None:
         p = problem
@@ -136,7 +134,7 @@ class FewWork(Work[Place]):
         assert found is not None  # checked
         width, run = found
         self.problem, self.config, self.width = p, config, width
-        self.arguments = p.arguments()
+        self.arguments, self.epilogue = p.arguments(), p.epilogue
         self.workspace = workspace_of(p)
         self.kernel = (1, 1)
         self.chunks = -(-p.ci // config.block_k)
@@ -215,16 +213,17 @@ class FewWork(Work[Place]):
         down, along = divmod(column, self.width)
         return x + along, 0, y + part * (self.config.rows // self.width) + down, n
 
-    def column_term(self, tensors: Tensors, place: Place, column: Any) -> Any:
+    def channel_at(self, place: Place, part: Index, index: Expr) -> Expr:
         from tvm import tirx
 
-        from schedules.tirx.values import named
-
         p = self.problem
-        if not p.epilogue.of_axis("channel"):
-            return None
-        channel = column if p.co == self.channels else tirx.min(column, p.co - 1)
-        return named("bias", tensors["bias"][channel].astype("float32"))
+        return index if p.co == self.channels else tirx.min(index, p.co - 1)
 
-    def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
-        return unrounded(self.problem.epilogue, total, [] if of_column is None else [of_column])
+    def row_start(self, place: Place, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        p, (n, y, x) = self.problem, place.pixel
+        n, y, x = pixel = self.tiles.pixel((n, y + part * (self.config.rows // self.width), x), row)
+        return (n * p.co * p.out_h + y) * p.out_w + x, is_output(p, pixel)
+
+    def column_start(self, place: Place, part: Index, column: Expr) -> tuple[Expr, Expr]:
+        p = self.problem
+        return column * (p.out_h * p.out_w), column < p.co

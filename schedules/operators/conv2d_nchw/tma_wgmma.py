@@ -18,14 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.space import ProductSpace
-from schedules.definitions.epilogue import unrounded
 from schedules.hopper.config import REGISTERS, RESIDENT, STAGES, HopperConfig, clusters
-from schedules.hopper.pixels import Place, flattened, place_pixels
+from schedules.hopper.pixels import Place, flattened, is_output, place_pixels
 from schedules.hopper.rows import GROUP, RowTiles, output_map, row_tiles, shifts
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
 from schedules.hopper.work import Load, Operand, Output, Product, Work
@@ -36,7 +35,8 @@ from schedules.tirx import NO_ROUTES
 if TYPE_CHECKING:
     import tvm
 
-    from schedules.tirx.types import Expr, Index, Tensors
+    from schedules.hopper.pixels import Pixel
+    from schedules.tirx.types import Expr, Index
 
 DTYPES = ("float16", "bfloat16")
 ITEM = 2  # bytes
@@ -75,8 +75,6 @@ class TmaWgmmaConfig(HopperConfig):
         for name, size in (("ci", p.ci), ("w", p.w), ("out_w", p.out_w)):
             if size % VECTOR:
                 return f"{name}={size} is not a multiple of {VECTOR}, which TMA needs"
-        if p.epilogue.of_axis("element"):
-            return "residual=true is not added by this kernel; choose another --schedule"
         if p.stride[1] != 1:
             return f"stride={p.stride} moves {p.stride[1]} pixels along a row, sums can be shifted only at 1"
         reach = max(map(abs, shifts(p)))
@@ -102,11 +100,12 @@ class TmaWgmmaConfig(HopperConfig):
 
 class NchwWork(Work[Place]):
     config: TmaWgmmaConfig
+    channels_along_rows = True
 
     def __init__(self, problem: NchwProblem, config: TmaWgmmaConfig, rows: RowTiles) -> None:
         p = flattened(problem, batch=False)
         self.problem, self.config, self.rows = p, config, rows
-        self.arguments = problem.arguments()
+        self.arguments, self.epilogue = problem.arguments(), p.epilogue
         self.workspace = workspace_of(problem)
         self.loaded = config.loaded(rows)
         stages, taps = (1, p.kh) if config.halo else (p.kh, 1)  # kernel rows by stages, and in a stage
@@ -176,29 +175,34 @@ class NchwWork(Work[Place]):
         ]
 
     def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
-        part_m, part_n = self.part_at(part)
-        n, y, x = place.pixel
-        if self.config.consumers_n > 1:
-            n, y, x = self.rows.tiles.of_part(place.pixel, part_n, self.config.consumers_n)
+        n, y, x = self._first_pixel(place, part)
         _, h, w = self.rows.tiles.part(self.config.consumers_n)
         row = column // w
-        return x + column % w, place.channel + part_m * self.config.rows, y + row % h, n + row // h
+        return x + column % w, self._channel(place, part, 0), y + row % h, n + row // h
 
-    def row_term(self, tensors: Tensors, place: Place, part: Index, row: Expr) -> Any:
+    def _first_pixel(self, place: Place, part: Index) -> Pixel:
+        consumers_n = self.config.consumers_n
+        if consumers_n == 1:
+            return place.pixel
+        return self.rows.tiles.of_part(place.pixel, self.part_at(part)[1], consumers_n)
+
+    def _channel(self, place: Place, part: Index, row: Expr) -> Expr:
+        return place.channel + self.part_at(part)[0] * self.config.rows + row
+
+    def channel_at(self, place: Place, part: Index, index: Expr) -> Expr:
         from tvm import tirx
 
-        from schedules.tirx.values import named
+        channel, whole = self._channel(place, part, index), self.config.block_m * self.config.cluster_m
+        return channel if self.problem.co % whole == 0 else tirx.min(channel, self.problem.co - 1)
 
+    def row_start(self, place: Place, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        p, channel = self.problem, self._channel(place, part, row)
+        return channel * (p.out_h * p.out_w), channel < p.co
+
+    def column_start(self, place: Place, part: Index, column: Expr) -> tuple[Expr, Expr]:
         p = self.problem
-        if not p.epilogue.of_axis("channel"):
-            return None
-        channel = place.channel + self.part_at(part)[0] * self.config.rows + row
-        if p.co % (self.config.block_m * self.config.cluster_m):
-            channel = tirx.min(channel, p.co - 1)  # what stands beyond the last channel is not stored
-        return named("bias", tensors["bias"][channel].astype("float32"))
-
-    def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
-        return unrounded(self.problem.epilogue, total, [] if of_row is None else [of_row])
+        n, y, x = pixel = self.rows.tiles.pixel(self._first_pixel(place, part), column)
+        return (n * p.co * p.out_h + y) * p.out_w + x, is_output(p, pixel)
 
 
 def schedule(problem: NchwProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:

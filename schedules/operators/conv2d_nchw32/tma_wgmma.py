@@ -18,7 +18,6 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Pair, numpy_dtype
 from schedules.core.space import ProductSpace
-from schedules.definitions.epilogue import unrounded
 from schedules.hopper.config import ROWS, WARPGROUP, HopperConfig, blocks
 from schedules.hopper.config import SHAPES as BLOCK_SHAPES
 from schedules.hopper.pixels import (
@@ -26,6 +25,7 @@ from schedules.hopper.pixels import (
     PixelTiles,
     flattened,
     highest,
+    is_output,
     most_images,
     pixel_tiles,
     place_pixels,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from schedules.hopper.pixels import Pixel
     from schedules.hopper.work import Taps
-    from schedules.tirx.types import Buffer, Expr, Index, Tensors
+    from schedules.tirx.types import Expr, Index
 
 # Of `Nchw32Work.microseconds`, for a multiprocessor of an H200
 LINE = 2.0  # clocks of TMA for a line, about
@@ -104,10 +104,6 @@ class TmaWgmmaConfig(HopperConfig):
         if self.skip_padding and work.tiles.counts[0] % self.cluster_m:
             images = work.tiles.counts[0]
             return f"skip_padding=true needs tiles of images in {self.cluster_m}s (cluster_m), not {images}"
-        if problem.epilogue.of_axis("element") and self.rows > WARPGROUP:
-            return f"block_m={self.block_m} gives a consumer {self.rows} rows, with a residual {WARPGROUP} at most"
-        if problem.epilogue.of_axis("element") and problem.pixels * problem.co_groups * GROUP >= 2**31:
-            return "the residual has 2**31 elements or more, which 32-bit indices do not reach"
         return work.reason(arch)
 
 
@@ -187,11 +183,12 @@ class Place:
 
 class Nchw32Work(Work[Place]):
     config: TmaWgmmaConfig
+    channels_along_rows = False
 
     def __init__(self, problem: Nchw32Problem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
         p: Any = tiles.problem
         self.problem, self.config, self.tiles = p, config, tiles
-        self.arguments = problem.arguments()
+        self.arguments, self.epilogue = problem.arguments(), p.epilogue
         self.classes, taps = _lines(p) if config.tall else ([0], [(0, 0)])
         self.kernel = (p.kh // len(taps), p.kw)
         self.groups_out = config.block_n // GROUP
@@ -352,64 +349,22 @@ class Nchw32Work(Work[Place]):
         pixel = self.tiles.of_part(place.pixel, part, self.config.parts)
         return _at(pixel, place.group + column // GROUP, self.staging.fold)
 
-    def row_term(self, tensors: Tensors, place: Place, part: Index, row: Expr) -> Any:
-        """Where group 0 of the row's pixel begins in the residual; negative if it is none."""
+    def channel_at(self, place: Place, part: Index, index: Expr) -> Expr:
         from tvm import tirx
 
-        from schedules.tirx.values import kept
+        return tirx.min(place.group * GROUP + index, self.problem.co_groups * GROUP - 1)
 
+    def row_start(self, place: Place, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        """Where group 0 of the row's pixel begins."""
         p = self.problem
-        if not p.epilogue.of_axis("element"):
-            return None
-        n, y, x = self.tiles.pixel(self.tiles.of_part(place.pixel, part, self.config.parts), row)
-        is_pixel = tirx.all(n < p.n, y < p.out_h, x < p.out_w)
-        start = ((n * p.co_groups * p.out_h + y) * p.out_w + x) * GROUP
-        return kept("start", tirx.Select(is_pixel, start, -1))
+        n, y, x = pixel = self.tiles.pixel(self.tiles.of_part(place.pixel, part, self.config.parts), row)
+        return ((n * p.co_groups * p.out_h + y) * p.out_w + x) * GROUP, is_output(p, pixel)
 
-    def column_term(self, tensors: Tensors, place: Place, column: Any) -> Any:
+    def column_start(self, place: Place, part: Index, column: Expr) -> tuple[Expr, Expr]:
         from tvm import tirx
 
-        from schedules.tirx.values import named
-
-        if not self.problem.epilogue.of_axis("channel"):
-            return None
-        channel = tirx.min(place.group * GROUP + column, self.problem.co_groups * GROUP - 1)
-        return named("bias", tensors["bias"][channel])
-
-    def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
-        from tvm import tirx
-
-        p, residual = self.problem, None
-        if p.epilogue.of_axis("element"):
-            group = place.group + tirx.truncdiv(column, GROUP)
-            at = of_row + group * (p.out_h * p.out_w * GROUP) + tirx.truncmod(column, GROUP)
-            inside = tirx.all(of_row >= 0, group < p.co_groups)
-            residual = _read(tensors["flat residual"], at, inside)
-        terms = [term for term in (of_column, residual) if term is not None]
-        return unrounded(p.epilogue, total, terms)
-
-
-_TYPES = {"int8": "signed char", "int32": "int", "float32": "float"}
-
-
-def _read(buffer: Buffer, at: Expr, inside: Expr) -> Expr:
-    """An element of the residual, or 0 if not `inside`; int8 as int32.
-
-    Volatile, since the compiler otherwise loads all of a thread's at once, and spills the sums for them.
-    """
-    from tvm.script import tirx as T
-
-    dtype = str(buffer.dtype)
-    kind, wide = _TYPES[dtype], "float" if dtype == "float32" else "int"
-    name = f"hopper_residual_{dtype}"
-    source = (
-        f"__device__ __forceinline__ {wide} {name}(const void* at, bool inside) {{\n"
-        f"  return inside ? *(const volatile {kind}*)at : 0;\n}}\n"
-    )
-    pointer = buffer.ptr_to([at])
-    return T.cuda.func_call(
-        name, pointer, inside, source_code=source, return_type="float32" if wide == "float" else "int32"
-    )
+        p, group = self.problem, place.group + tirx.truncdiv(column, GROUP)
+        return group * (p.out_h * p.out_w * GROUP) + tirx.truncmod(column, GROUP), group < p.co_groups
 
 
 def _work(problem: Nchw32Problem, config: TmaWgmmaConfig) -> Nchw32Work | None:

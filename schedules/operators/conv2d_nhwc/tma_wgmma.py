@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import numpy_dtype
 from schedules.core.space import ProductSpace
-from schedules.definitions.epilogue import unrounded
 from schedules.hopper.config import HopperConfig, blocks, stage_channels, tiles_of
-from schedules.hopper.pixels import PixelTiles, Place, flattened, pixel_tiles, place_pixels
+from schedules.hopper.pixels import PixelTiles, Place, flattened, is_output, pixel_tiles, place_pixels
 from schedules.hopper.shared import UNIT, Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
 from schedules.hopper.work import Load, Operand, Output, Work, fastest
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
@@ -28,7 +27,7 @@ from schedules.tirx import NO_ROUTES
 if TYPE_CHECKING:
     import tvm
 
-    from schedules.tirx.types import Expr, Index, Tensors
+    from schedules.tirx.types import Expr, Index
 
 LINE = 128  # bytes of a swizzled row, at most
 
@@ -59,8 +58,6 @@ class TmaWgmmaConfig(HopperConfig):
             return f"dtype={problem.dtype} is not {' or '.join(self.dtypes)}"
         if problem.ci % _vector(problem):
             return f"ci={problem.ci} is not a multiple of {_vector(problem)}, which TMA needs"
-        if problem.epilogue.of_axis("element"):
-            return "residual=true is not added by this kernel; choose another --schedule"
         reason = self.check_block(problem.dtype, arch)
         if reason:
             return reason
@@ -77,12 +74,13 @@ C = TypeVar("C", bound=TmaWgmmaConfig)
 
 class NhwcWork(Work[Place]):
     config: TmaWgmmaConfig
+    channels_along_rows = False
 
     def __init__(self, problem: NhwcProblem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
         p = flattened(problem, batch=True)
         self.problem, self.config, self.tiles = p, config, tiles
         item, to_tf32 = _item(p), p.dtype == "float32"
-        self.arguments = problem.arguments()
+        self.arguments, self.epilogue = problem.arguments(), p.epilogue
         self.kernel = (p.kh, p.kw)
         self.chunks = -(-p.ci // config.block_k)
         self.columns = -(-p.co // (config.block_n * config.cluster_n))  # tiles of a cluster along the channels
@@ -197,20 +195,20 @@ class NhwcWork(Work[Place]):
             inside = tirx.if_then_else(x < p.out_w, p.co - channel, 0)
         return index, named("inside", tirx.if_then_else(there, inside, 0))
 
-    def column_term(self, tensors: Tensors, place: Place, column: Any) -> Any:
+    def channel_at(self, place: Place, part: Index, index: Expr) -> Expr:
         from tvm import tirx
 
-        from schedules.tirx.values import named
+        channel, whole = place.channel + index, self.problem.co % (self.config.block_n * self.config.cluster_n) == 0
+        return channel if whole else tirx.min(channel, self.problem.co - 1)
 
-        if not self.problem.epilogue.of_axis("channel"):
-            return None
+    def row_start(self, place: Place, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        p, parts = self.problem, self.config.parts
+        n, y, x = pixel = self.tiles.pixel(self.tiles.of_part(place.pixel, part, parts), row)
+        return ((n * p.out_h + y) * p.out_w + x) * p.co, is_output(p, pixel)
+
+    def column_start(self, place: Place, part: Index, column: Expr) -> tuple[Expr, Expr]:
         channel = place.channel + column
-        if self.problem.co % (self.config.block_n * self.config.cluster_n):
-            channel = tirx.min(channel, self.problem.co - 1)  # what stands beyond the last channel is not stored
-        return named("bias", tensors["bias"][channel].astype("float32"))
-
-    def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
-        return unrounded(self.problem.epilogue, total, [] if of_column is None else [of_column])
+        return channel, channel < self.problem.co
 
 
 def _work(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
