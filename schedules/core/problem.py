@@ -8,12 +8,13 @@ import math
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from schedules.core.draws import Draw, channels, multiple_of, one_of, pair_of, up_to
+from schedules.core.epilogue import ACTIVATIONS, Activation, Epilogue, Term
 from schedules.core.errors import ConfigError, ProblemError, UnknownNameError, UsageError
 
 Pair = tuple[int, int]
@@ -54,6 +55,9 @@ class Fields:
 
     error: ClassVar[type[UsageError]] = UsageError
     noun: ClassVar[str] = "value"
+    # fields that the class did not always have: at their default they are not written, so that names of files and lines
+    # of journals are those of before
+    later: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def parse(cls: type[F], words: Mapping[str, Any]) -> F:
@@ -106,8 +110,10 @@ class Fields:
             raise cls.error(f"{cls.noun} {name}={value!r} is not {wanted}") from None
 
     def words(self) -> dict[str, Any]:
-        """The fields as plain JSON values."""
-        return {name: getattr(self, name) for name in _names(typing.cast(Any, type(self)))}
+        """The fields as plain JSON values; of those in `later`, the ones that are not at their default."""
+        later = _later(typing.cast(Any, type(self)))
+        values = ((name, getattr(self, name)) for name in _names(typing.cast(Any, type(self))))
+        return {name: value for name, value in values if name not in later or value != later[name]}
 
     def __str__(self) -> str:
         def text(value: Any) -> str:
@@ -122,6 +128,12 @@ class Fields:
 def _names(cls: Any) -> tuple[str, ...]:
     """The fields that are given: searches ask for them of every config of a space, several times."""
     return tuple(f.name for f in dataclasses.fields(cls) if f.init)
+
+
+@cache
+def _later(cls: Any) -> dict[str, Any]:
+    """The fields in `later` and their defaults."""
+    return {f.name: f.default for f in dataclasses.fields(cls) if f.name in cls.later}
 
 
 @cache
@@ -184,7 +196,7 @@ class Problem(Fields):
     @property
     def key(self) -> str:
         """A stable name for files and journals."""
-        return str(self).replace(" ", "_").replace("=", "").replace(",", "x")
+        return str(self).replace(" ", "_").replace("=", "").replace(",", "x").replace(":", "_")
 
     def require_positive(self, *names: str) -> None:
         for name in names:
@@ -217,6 +229,36 @@ class Conv2dProblem(Problem):
     pad: Pair = (0, 0)
     dilation: Pair = (1, 1)
     dtype: str = "float32"
+
+    channel_axes: ClassVar[tuple[int, ...]]  # of the output, those that number its channels, the slowest first
+
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Of data, filter and output."""
+        raise NotImplementedError
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """What is done to the sums."""
+        raise NotImplementedError
+
+    def arguments(self) -> tuple[Argument, ...]:
+        """data, filter, the epilogue's terms in order, output."""
+        data, weight, output = self.shapes()
+        return (
+            Argument("data", data, self.dtype),
+            Argument("filter", weight, self.dtype),
+            *(Argument(term.name, self.term_shape(term), term.dtype) for term in self.epilogue.terms),
+            Argument("output", output, self.epilogue.out_dtype, output=True),
+        )
+
+    def term_shape(self, term: Term) -> tuple[int, ...]:
+        """The shape of a term of the epilogue: the output's, a pixel's axes of it, or its channels as one axis."""
+        output = self.shapes()[2]
+        if term.axis == "channel":
+            return (math.prod(output[axis] for axis in self.channel_axes),)
+        return tuple(
+            size for axis, size in enumerate(output) if term.axis == "element" or axis not in self.channel_axes
+        )
 
     def __post_init__(self) -> None:
         for name in ("stride", "pad", "dilation"):
@@ -305,26 +347,32 @@ class Conv2dProblem(Problem):
 
 @dataclass(frozen=True)
 class FusedConv2dProblem(Conv2dProblem):
-    """A convolution with an optional epilogue: output = activation(conv + bias).
+    """A convolution in floating point with an optional epilogue: output = activation(conv + bias + residual).
 
-    `bias` adds one number of `dtype` to each output channel; `activation` is none or relu.  Products are summed, and
-    the epilogue computed, in float32 whatever `dtype` is.  `definitions.epilogue` has the tensor expressions.
+    `bias` adds one number of `dtype` to each output channel, `residual` one to each output element; `activation` is one
+    of `core.epilogue`.  Products are summed, and the epilogue computed, in float32 whatever `dtype` is.
     """
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16")
-    activations: ClassVar[tuple[str, ...]] = ("none", "relu")
+    activations: ClassVar[tuple[str, ...]] = ACTIVATIONS
+    later: ClassVar[tuple[str, ...]] = ("residual",)
 
     bias: bool = False
     activation: str = "none"
+    residual: bool = dataclasses.field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.activation not in self.activations:
-            raise ProblemError(f"activation={self.activation} is not {' or '.join(self.activations)}")
+        object.__setattr__(self, "activation", str(Activation.parse(self.activation)))
 
-    def bias_argument(self) -> tuple[Argument, ...]:
-        """The argument ``bias`` (co,), if there is one; it stands between the filter and the output."""
-        return (Argument("bias", (self.co,), self.dtype),) if self.bias else ()
+    @cached_property
+    def epilogue(self) -> Epilogue:
+        terms = ((self.bias, "bias", "channel"), (self.residual, "residual", "element"))
+        return Epilogue(
+            self.dtype,
+            tuple(Term(name, axis, self.dtype) for given, name, axis in terms if given),
+            activation=Activation.parse(self.activation),
+        )
 
 
 @dataclass(frozen=True)

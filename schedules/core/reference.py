@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from schedules.core.operator import Array
+from schedules.core.epilogue import INT8, Activation, Term
+from schedules.core.operator import Array, Expected
 from schedules.core.problem import Conv2dProblem, Problem, numpy_dtype
 
 COLUMNS = 2**24  # float64 elements of the matrix of several images
@@ -53,3 +55,78 @@ def convolve(problem: Conv2dProblem, data: Array, weight: Array) -> tuple[Array,
         np.matmul(matrix, bound, out=magnitude[start : start + count].reshape(-1, p.co))
     placed = (array.reshape(p.n, p.out_h, p.out_w, p.co).transpose(0, 3, 1, 2) for array in (values, magnitude))
     return next(placed), next(placed)
+
+
+def finished(problem: Conv2dProblem, total: Array, terms: Sequence[Array], magnitude: Array | None = None) -> Expected:
+    """The output for the sums `total`, in the output's layout, and the epilogue's `terms`.
+
+    Of float64 sums, with `magnitude` the sums of the absolute products, it is computed in float64.  Of whole sums it is
+    exact as far as the activation is: see `core.epilogue`.
+    """
+    e = problem.epilogue
+    values = [_placed(problem, term, array, total.shape) for term, array in zip(e.terms, terms, strict=True)]
+    if magnitude is not None:
+        y, bound = e.scale * total, abs(e.scale) * magnitude
+        for term, value in zip(e.terms, values, strict=True):
+            wide = value.astype(np.float64)
+            y, bound = y + term.factor * wide, bound + np.abs(term.factor * wide)
+        return Expected(activated(e.activation, y), e.activation.slope * bound)
+    if e.work == "int32":
+        whole = int(e.scale) * total
+        for term, value in zip(e.terms, values, strict=True):
+            whole = whole + int(term.factor) * value.astype(np.int64)
+        y = activated(e.activation, whole.astype(np.int32).astype(np.float64))
+    else:
+        single = np.float32(e.scale) * total.astype(np.float32)
+        for term, value in zip(e.terms, values, strict=True):
+            single = fma(np.float32(term.factor), value.astype(np.float32), single)
+        y = activated(e.activation, single.astype(np.float64))
+        if e.activation.exact:
+            y = y.astype(np.float32).astype(np.float64)  # a bound is rounded
+        else:
+            return Expected(y, e.activation.slope * np.abs(single.astype(np.float64)))
+    if e.out_dtype == "int8":
+        y = np.rint(np.clip(y, *INT8))
+    return Expected(y, np.zeros((1,) * y.ndim))
+
+
+def _placed(problem: Conv2dProblem, term: Term, array: Array, output: Sequence[int]) -> Array:
+    """The `array` of a term with an axis for each of the `output`."""
+    if term.axis == "element":
+        return array
+    of_channel = term.axis == "channel"
+    return array.reshape([n if (axis in problem.channel_axes) == of_channel else 1 for axis, n in enumerate(output)])
+
+
+def activated(activation: Activation, y: Array) -> Array:
+    """`activation` of float64 numbers."""
+    if activation.name == "none":
+        return y
+    if activation.name == "relu":
+        return np.maximum(y, 0)
+    if activation.name == "clamp":
+        return np.clip(y, activation.low, activation.high)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if activation.name == "silu":
+            return y / (1 + np.exp(-y))
+        if activation.name == "gelu":
+            erf = np.fromiter(map(math.erf, (y / math.sqrt(2)).flat), np.float64, y.size)  # NumPy has none
+            return y / 2 * (1 + erf.reshape(y.shape))
+        if activation.name == "gelu_tanh":
+            return y / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
+        return y * np.clip(y + 3, 0, 6) / 6
+
+
+def fma(a: np.float32, b: Array, c: Array) -> Array:
+    """a * b + c of float32 rounded once.
+
+    The product is exact in float64; the sum is rounded to odd there, from which rounding to float32 is that of the
+    exact sum (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums").
+    """
+    product, addend = np.broadcast_arrays(np.float64(a) * b.astype(np.float64), c.astype(np.float64))
+    total = product + addend
+    virtual = total - product
+    error = (product - (total - virtual)) + (addend - virtual)
+    even = total.view(np.int64) & 1 == 0
+    toward = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    return np.where((error != 0) & even, toward, total).astype(np.float32)

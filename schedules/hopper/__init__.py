@@ -9,16 +9,30 @@ With `ping_pong` consumers take turns at whole tiles, so that one finishes its t
 sm90 "pingpong" kernels).  Where they fit, the filters of a tile may stay in shared memory (`stationary`), and the ring
 has pixels only.
 
-config    the constants, and what they may be whatever the operator
-shared    tensor maps, and how tiles lie in shared memory for TMA and wgmma
-work      what an operator says of its tiles; how long they take, about
-program   the kernel: ring, producer, consumers
-exchange  sums from block to block where several share a tile's reduction
-fragments operand a by way of registers, for float32 that lies MN-major (TF32)
+Geometry, which emits nothing: what is a tile, and where does it lie
+    config    the constants, and what they may be whatever the operator
+    shared    tensor maps, and how tiles lie in shared memory for TMA and wgmma
+    work      what an operator says of its tiles; how long they take, about
+    pixels    tiles of output pixels as boxes (n, h, w), for NHWC and NCHW32
+    rows      tiles of image rows, whose sums are shifted where loads cannot be, for NCHW
+
+Mechanism: who loads, waits and multiplies
+    program   the kernel, which puts the parts together
+    launch    tensors and their maps, shared memory, a block's place in its cluster
+    ring      the stages, and the barriers that say who may use one
+    producer  the loads
+    consumer  tile after tile: wait, multiply, free, and on to the way out
+    products  what a consumer multiplies of a stage
+    fragments operand a by way of registers, for float32 that lies MN-major (TF32)
+    instructions  wgmma, and words of two numbers
+    exchange  sums from block to block where several share a tile's reduction
+
+The way out
+    epilogue  from sums to results
+    shifted   the same where a result is a sum of each tap, shifted along its image row
+    stores    from registers, by way of shared memory or not, to global memory
+
 tf32      what schedules of float32 in TF32 are, whatever the operator
-epilogue  from accumulators through shared memory to global memory
-pixels    tiles of output pixels as boxes (n, h, w), for NHWC and NCHW32
-rows      tiles of image rows, whose sums are shifted where loads cannot be, for NCHW
 
 Sources: CUTLASS's sm90 collectives; PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Tensor Copies".
 """

@@ -7,15 +7,18 @@ write their sums into its shared memory, thread by thread as they lie in the reg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm.backend.cuda.lang.pipeline import MBarrier
 from tvm.script import tirx as T
 
 from schedules.hopper.config import SUM_BYTES, WARPGROUP
-from schedules.hopper.work import Work
+from schedules.hopper.work import ClusterPlace, Member, Work
 from schedules.tirx.cluster import in_block, wait_in_cluster
+from schedules.tirx.values import named
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Buffer, Expr, Index
 
 _VECTOR = 4  # sums that move at once
 _ARRIVE = """
@@ -39,60 +42,73 @@ _TYPES = {"float32": ("float", "f32", "f"), "int32": ("int", "s32", "r")}
 
 
 class Exchange:
-    """The memory and the barriers of a block of `work`, whose sums are `dtype`."""
+    """The memory and the barriers of a block of `work`, whose sums are `dtype`, in shared memory from `pool`."""
 
-    def __init__(self, work: Work, dtype: str, pool: Any, leader: Any) -> None:
+    def __init__(self, work: Work, dtype: str, pool: T.SMEMPool, leader: Expr) -> None:
         config = work.config
-        self.config, self.types, self.count = config, _TYPES[dtype], work.sums * config.accumulators
-        self.others = config.split_k - 1
+        self.split, self.apart = config.split_k, config.cluster_m * config.cluster_n  # blocks of a tile, ranks between
+        self.types, self.count = _TYPES[dtype], work.sums * config.accumulators
+        self.others = self.split - 1
         self.memory = pool.alloc((work.exchange_bytes,), "uint8", align=16)
         self.arrived = MBarrier(pool, config.consumers, leader=leader)
         self.free = MBarrier(pool, config.consumers, leader=leader)
 
     def init(self) -> None:
+        """Set the barriers up: all threads of a consumer arrive, of each block that sends, or of the one that reads."""
         self.arrived.init(self.others * WARPGROUP)
         self.free.init(WARPGROUP)
 
-    def finishes(self, consumer: Any, rank_k: Any) -> Any:
+    def finishes(self, consumer: Expr, rank_k: Index) -> Expr:
         """Whether block `rank_k` along the reduction finishes the consumer's rows."""
-        return T.truncmod(consumer, self.config.split_k) == rank_k
+        return T.truncmod(consumer, self.split) == rank_k
 
-    def _slot(self, consumer: Any, other: Any) -> Any:
-        """Bytes to the sums of the consumer that sender number `other` writes."""
-        return (T.truncdiv(consumer, self.config.split_k) * self.others + other) * (self.count * WARPGROUP * SUM_BYTES)
-
-    def send(self, sums: Any, consumer: Any, rank_k: Any, rank_mn: Any, thread: Any, turn: Any) -> None:
+    def send(self, sums: Buffer, member: Member, at: ClusterPlace, turn: Expr) -> None:
         """Write the consumer's sums to the block that finishes it, when what went there before has been read."""
-        from schedules.tirx.values import named
-
         kind, suffix, constraint = self.types
-        owner = named("owner", T.truncmod(consumer, self.config.split_k))
-        rank = named("owner_rank", owner * (self.config.cluster_m * self.config.cluster_n) + rank_mn)
-        slot = self._slot(consumer, T.Select(rank_k < owner, rank_k, rank_k - 1))
-        to = named("to", in_block(self.memory.ptr_to([slot + thread * (_VECTOR * SUM_BYTES)]), rank))
-        wait_in_cluster(self.free.ptr_to([consumer]), T.bitwise_xor(turn, 1))
+        owner = named("owner", T.truncmod(member.consumer, self.split))
+        rank = named("owner_rank", self._rank(owner, at))
+        slot = self._slot(member.consumer, _number_of(at.rank_k, owner))
+        to = named("to", in_block(self.memory.ptr_to([slot + member.thread * (_VECTOR * SUM_BYTES)]), rank))
+        wait_in_cluster(self.free.ptr_to([member.consumer]), T.bitwise_xor(turn, 1))
         source = _SEND.format(kind, suffix, constraint)
-        for i, four in enumerate(_vectors(sums, self.count)):
-            at = to + T.uint32(i * WARPGROUP * _VECTOR * SUM_BYTES)
-            T.evaluate(T.cuda.func_call("hopper_send", *four, at, source_code=source))
-        _arrive(self.arrived, consumer, rank)
+        for i, four in enumerate(self._vectors(sums)):
+            target = to + T.uint32(i * WARPGROUP * _VECTOR * SUM_BYTES)
+            T.evaluate(T.cuda.func_call("hopper_send", *four, target, source_code=source))
+        _arrive(self.arrived, member.consumer, rank)
 
-    def receive(self, sums: Any, consumer: Any, rank_k: Any, rank_mn: Any, thread: Any, turn: Any) -> None:
+    def receive(self, sums: Buffer, member: Member, at: ClusterPlace, turn: Expr) -> None:
         """Add the sums of the other blocks, in their order, and say that their memory is free."""
-        wait_in_cluster(self.arrived.ptr_to([consumer]), turn)
+        wait_in_cluster(self.arrived.ptr_to([member.consumer]), turn)
         source = _ADD.format(self.types[0])
         for other in range(self.others):
-            for i, four in enumerate(_vectors(sums, self.count)):
-                at = self._slot(consumer, other) + (thread + i * WARPGROUP) * (_VECTOR * SUM_BYTES)
-                T.evaluate(T.cuda.func_call("hopper_add", *four, self.memory.ptr_to([at]), source_code=source))
+            for i, four in enumerate(self._vectors(sums)):
+                begin = self._slot(member.consumer, other) + (member.thread + i * WARPGROUP) * (_VECTOR * SUM_BYTES)
+                T.evaluate(T.cuda.func_call("hopper_add", *four, self.memory.ptr_to([begin]), source_code=source))
         for other in range(self.others):
-            sender = T.Select(rank_k <= other, other + 1, other)
-            _arrive(self.free, consumer, sender * (self.config.cluster_m * self.config.cluster_n) + rank_mn)
+            _arrive(self.free, member.consumer, self._rank(_sender(other, at.rank_k), at))
+
+    def _slot(self, consumer: Expr, other: Index) -> Expr:
+        """Bytes to the sums of the consumer that sender number `other` writes."""
+        return (T.truncdiv(consumer, self.split) * self.others + other) * (self.count * WARPGROUP * SUM_BYTES)
+
+    def _rank(self, rank_k: Expr, at: ClusterPlace) -> Expr:
+        """In the cluster, of block `rank_k` of those that share the tile of the block at `at`."""
+        return rank_k * self.apart + at.rank_mn
+
+    def _vectors(self, sums: Buffer) -> list[list[Expr]]:
+        return [[sums[i + j] for j in range(_VECTOR)] for i in range(0, self.count, _VECTOR)]
 
 
-def _vectors(sums: Any, count: int) -> list[Sequence[Any]]:
-    return [[sums[i + j] for j in range(_VECTOR)] for i in range(0, count, _VECTOR)]
+def _number_of(sender: Expr, owner: Expr) -> Expr:
+    """Which of those that send to `owner` the sender is, both blocks along the reduction."""
+    return T.Select(sender < owner, sender, sender - 1)
 
 
-def _arrive(barrier: MBarrier, at: Any, rank: Any) -> None:
-    T.evaluate(T.cuda.func_call("hopper_arrive_in_cluster", in_block(barrier.ptr_to([at]), rank), source_code=_ARRIVE))
+def _sender(number: int, owner: Expr) -> Expr:
+    """The block that `_number_of` gives the `number`."""
+    return T.Select(owner <= number, number + 1, number)
+
+
+def _arrive(barrier: MBarrier, number: Expr, rank: Expr) -> None:
+    at = in_block(barrier.ptr_to([number]), rank)
+    T.evaluate(T.cuda.func_call("hopper_arrive_in_cluster", at, source_code=_ARRIVE))

@@ -15,13 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm.script import tirx as T
 
 from schedules.hopper.config import K_BYTES, ROWS
 from schedules.hopper.instructions import FRAGMENT
 from schedules.hopper.shared import SharedTile
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Buffer, Expr
 
 SETS = 2
 GROUP = 8  # of the reduction in a step
@@ -38,7 +41,7 @@ __device__ __forceinline__ void hopper_fragment(unsigned int& a0, unsigned int& 
 """
 
 
-def tile_row(lane: Any, below: int) -> Any:
+def tile_row(lane: Expr, below: int) -> Expr:
     """The tile's row, of the sixteen of a warp, that stands in row lane // 4 + `below` (0 or 8) of a fragment."""
     return T.truncdiv(lane, 4) * 2 + below // 8
 
@@ -68,23 +71,23 @@ class Fragments:
         each = self.steps // SETS
         return range(number * each, (number + 1) * each)
 
-    def of(self, memory: Any, step: int, m: int) -> list[Any]:
+    def of(self, memory: Buffer, step: int, m: int) -> list[Expr]:
         """The registers in `memory` for a step and a block of rows."""
         first = (step * self.blocks_m + m) * FRAGMENT
         return [memory[first + i] for i in range(FRAGMENT)]
 
-    def offsets(self, warp: Any, lane: Any) -> list[Any]:
+    def offsets(self, warp: Expr, lane: Expr) -> list[Expr]:
         """Bytes from a consumer's first row to what a thread reads in its first step: the even k, and the odd."""
         row = T.truncmod(warp, 2) * 16 + tile_row(lane, 0)
         chunk = T.truncdiv(row, 4)
-        found = []
+        offsets = []
         for odd in range(2):
             k = T.truncmod(lane, 4) * 2 + odd
             swizzled = k * _LINE + T.bitwise_xor(chunk, k) * 16 + T.truncmod(row, 4) * ITEM
-            found.append(T.truncdiv(warp, 2) * self.tile.slab + swizzled)
-        return found
+            offsets.append(T.truncdiv(warp, 2) * self.tile.slab + swizzled)
+        return offsets
 
-    def read(self, memory: Any, addresses: list[Any], steps: Iterable[int]) -> None:
+    def read(self, memory: Buffer, addresses: list[Expr], steps: Iterable[int]) -> None:
         """Fill the registers of `steps` from the stage that begins at `addresses`, in shared memory, less `offsets`."""
         for step in steps:
             for m in range(self.blocks_m):

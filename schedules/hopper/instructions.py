@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm.script import tirx as T
 
 from schedules.core.problem import numpy_dtype
 from schedules.hopper.config import K_BYTES, ROWS, WARPGROUP
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Expr, Index
 
 _PACK_16 = """
 __device__ __forceinline__ unsigned int hopper_pack_{0}(float a, float b) {{
@@ -85,12 +88,12 @@ __device__ __forceinline__ void {self.name}({parameters},
 }}
 """
 
-    def emit(self, sums: Sequence[Any], a: Sequence[Any], b: Any, add: Any) -> None:
+    def emit(self, sums: Sequence[Expr], a: Sequence[Expr], b: Expr, add: Expr) -> None:
         """sums (+)= a x b; `a` is a descriptor or FRAGMENT registers, `b` a descriptor, sums begin anew where `add` is
         false."""
         T.evaluate(T.cuda.func_call(self.name, *sums, *a, b, T.Cast("int32", add), source_code=self.source()))
 
-    def settle(self, sums: Sequence[Any]) -> None:
+    def settle(self, sums: Sequence[Expr]) -> None:
         """Keep the compiler from moving reads of `sums` above the wait for wgmma before it."""
         kind, constraint = ("int", "r") if self.dtype == "int8" else ("float", "f")
         source = (
@@ -101,29 +104,29 @@ __device__ __forceinline__ void {self.name}({parameters},
             T.evaluate(T.cuda.func_call("hopper_settle", value, source_code=source))
 
 
-def pack_16(dtype: str, a: Any, b: Any) -> Any:
+def pack_16(dtype: str, a: Expr, b: Expr) -> Expr:
     """The word of two float32 numbers rounded to float16 or bfloat16, `a` in its low half."""
     kind = _TYPES[dtype]
     return T.cuda.func_call(f"hopper_pack_{kind}", a, b, source_code=_PACK_16.format(kind), return_type="uint32")
 
 
-def row_mask(cluster_n: int, first: Any) -> Any:
+def row_mask(cluster_n: int, first: Index) -> Expr | None:
     """The blocks that share operand a, a row of the cluster from rank `first`, as bits; None if it is but one."""
     return None if cluster_n == 1 else _mask((1 << cluster_n) - 1, first)
 
 
-def column_mask(cluster_m: int, cluster_n: int, first: Any) -> Any:
+def column_mask(cluster_m: int, cluster_n: int, first: Index) -> Expr | None:
     """The blocks that share operand b, a column of the cluster from rank `first`."""
     return None if cluster_m == 1 else _mask(sum(1 << (row * cluster_n) for row in range(cluster_m)), first)
 
 
-def _mask(bits: int, first: Any) -> Any:
+def _mask(bits: int, first: Index) -> Expr:
     if isinstance(first, int):
         return T.uint16(bits << first)
     return T.Cast("uint16", T.shift_left(T.int32(bits), first))
 
 
-def peer_of(index: Any, rank_m: Any, rank_n: Any, cluster_m: int, cluster_n: int) -> Any:
+def peer_of(index: Expr, rank_m: Index, rank_n: Index, cluster_m: int, cluster_n: int) -> Expr:
     """The rank of block number `index` of those in the row, then in the column, of (rank_m, rank_n)."""
     if cluster_m == 1 or cluster_n == 1:
         return index

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedules.core.problem import Conv2dProblem, Pair
 from schedules.hopper.shared import LONGEST_BOX
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Expr, Index
+
+    Pixel = tuple[Index, Index, Index]  # (n, y, x)
 
 
 @dataclass(frozen=True)
 class Place:
     """A block's tile: its first output pixel (n, y, x), and its first output channel."""
 
-    pixel: tuple[Any, Any, Any]
-    channel: Any
+    pixel: Pixel
+    channel: Expr
 
 
 Box = tuple[int, int, int]
@@ -76,7 +81,7 @@ class PixelTiles:
         n, h, _ = self.box
         return int(h > 1) if self.lines_outside else int(n == 1)
 
-    def start(self, tile: Any) -> tuple[Any, Any, Any]:
+    def start(self, tile: Expr) -> Pixel:
         """First output pixel (n, y, x) of tile number `tile`."""
         from tvm.script import tirx as T
 
@@ -91,7 +96,7 @@ class PixelTiles:
             T.truncmod(tile, columns) * w,
         )
 
-    def of_part(self, start: tuple[Any, Any, Any], part: Any, parts: int) -> tuple[Any, Any, Any]:
+    def of_part(self, start: Pixel, part: Index, parts: int) -> Pixel:
         """First pixel of part number `part`."""
         n, y, x = start
         size = self.part(parts)
@@ -99,7 +104,7 @@ class PixelTiles:
             return n + part * size[0], y, x
         return n, y + part * size[1], x
 
-    def pixel(self, start: tuple[Any, Any, Any], row: Any) -> tuple[Any, Any, Any]:
+    def pixel(self, start: Pixel, row: Expr) -> Pixel:
         """Pixel number `row` of a tile, or of a part of it, whose first is `start`."""
         from tvm.script import tirx as T
 
@@ -108,6 +113,14 @@ class PixelTiles:
         if self.lines_outside:
             return start[0] + T.truncmod(outer, n), start[1] + T.truncdiv(outer, n), start[2] + inner
         return start[0] + T.truncdiv(outer, h), start[1] + T.truncmod(outer, h), start[2] + inner
+
+
+def is_output(problem: Conv2dProblem, pixel: Pixel) -> Expr:
+    """Whether the output has that pixel, of which no number is negative."""
+    from tvm import tirx
+
+    n, y, x = pixel
+    return tirx.all(n < problem.n, y < problem.out_h, x < problem.out_w)
 
 
 def squarest(box: Box) -> tuple[int, ...]:
@@ -157,7 +170,9 @@ def pixel_tiles(
     return best[1] if best else None
 
 
-def taps_inside(name: str, at: Any, extent: int, size: int, k: int, pad: int, stride: int, dilation: int) -> Any:
+def taps_inside(
+    name: str, at: Expr, extent: int, size: int, k: int, pad: int, stride: int, dilation: int
+) -> tuple[Index, Index]:
     """First and last (exclusive) tap along an axis that lies in the image, of `size`, for any of the `extent` outputs
     from `at`; where none does, one in the padding, which gives the zeros."""
     from tvm import tirx
@@ -167,7 +182,7 @@ def taps_inside(name: str, at: Any, extent: int, size: int, k: int, pad: int, st
     if pad == 0:
         return 0, k
 
-    def tap_at(pixel: Any) -> Any:
+    def tap_at(pixel: Expr) -> Expr:
         """The first tap at `pixel` of the image or after it, counted from the first tap of the first output."""
         return tirx.min(k, tirx.truncdiv(tirx.max(0, pixel + dilation - 1), dilation))
 
@@ -177,8 +192,8 @@ def taps_inside(name: str, at: Any, extent: int, size: int, k: int, pad: int, st
 
 
 def place_pixels(
-    tiles: PixelTiles, columns: int, cluster: Pair, tile: Any, rank_pixel: Any, rank_channel: Any
-) -> tuple[tuple[Any, Any, Any], Any]:
+    tiles: PixelTiles, columns: int, cluster: Pair, tile: Expr, rank_pixel: Index, rank_channel: Index
+) -> tuple[Pixel, Expr]:
     """The first output pixel (n, y, x) and the tile along the channels of one block of the cluster at `tile`; a cluster
     is as many blocks (along the pixels, along the channels), and has `columns` places along the channels."""
     from tvm.script import tirx as T

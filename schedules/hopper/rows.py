@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedules.core.problem import Conv2dProblem, Pair, numpy_dtype
 from schedules.hopper.pixels import PixelTiles
 from schedules.hopper.shared import LONGEST_BOX, SharedTile, Staging, TensorMap
-from schedules.hopper.work import Fragment
+
+if TYPE_CHECKING:
+    from schedules.hopper.pixels import Pixel
+    from schedules.tirx.types import Index
 
 GROUP = 8  # pixels in 16 bytes, and in a group of columns of wgmma's sums
 RUNS = (64, 32, 16)  # pixels side by side in shared memory: rows of 128, 64 or 32 bytes
@@ -77,7 +80,7 @@ class RowTiles:
         n, h, _ = self.tiles.part(parts)
         return self.run, channels, h, n
 
-    def loads(self, tile: SharedTile, start: tuple[Any, Any, Any], part: Any, parts: int) -> Sequence[tuple[Any, ...]]:
+    def loads(self, tile: SharedTile, start: Pixel, part: Index, parts: int) -> Sequence[tuple[Index, ...]]:
         """(bytes into `tile`, x, channel, y, n) of each box of part number `part`; (n, y, x) are the output's, from
         `start` on."""
         x = start[2] - self.margins[0]
@@ -85,58 +88,20 @@ class RowTiles:
             n, y, _ = self.tiles.of_part(start, part, parts)
             return [(part * (tile.nbytes // parts), x, 0, y, n)]
         channel = part * (tile.k // parts)
-        found = []
+        boxes = []
         for slab in range(tile.rows // self.run):
             row, run = divmod(slab, self.width // self.run)
             n, y = divmod(row, self.tiles.box[1])
             offset = slab * tile.slab + channel * tile.swizzle
-            found.append((offset, x + run * self.run, channel, start[1] + y, start[0] + n))
-        return found
-
-    def shifted(self, fragment: Fragment, product: int, shift: int, at: tuple[int, int, int], lane: Any) -> list[Any]:
-        """A thread's two sums of `product`, `shift` columns right of those in columns 8 * group + lane % 4 * 2 + (0,
-        1); zeros beyond the row.  `at` is (m, group, below) of `Work.totals`.
-
-        Where a sum lies in another lane, that lane knows which of its two candidates, a group apart, is asked for.
-        """
-        from tvm.script import tirx as T
-
-        from schedules.tirx.values import named
-
-        m, group, below = at
-        row = self.width // GROUP
-
-        def sum_of(where: int, j: int) -> Any:
-            inside = where // row == group // row
-            return fragment(product, m, where, 2 * below + j) if inside else T.float32(0)
-
-        found = []
-        for j in range(2):
-            pair, parity = divmod(j + shift, 2)
-            groups, lanes = divmod(pair, 4)
-            near = sum_of(group + groups, parity)
-            if lanes:
-                far = sum_of(group + groups + 1, parity)
-                name, source = f"hopper_sum_{lanes}_lanes_on", _ACROSS.format(lanes)
-                # bound, as all lanes must take part whatever becomes of the value
-                near = named("sum", T.cuda.func_call(name, near, far, lane, source_code=source, return_type="float32"))
-            found.append(near)
-        return found
-
-
-# lanes on within four; the first lanes of the four lie in the next group
-_ACROSS = """
-__device__ __forceinline__ float hopper_sum_{0}_lanes_on(float near, float far, int lane) {{
-  return __shfl_sync(0xffffffffu, (lane & 3) < {0} ? far : near, (lane & ~3) | ((lane + {0}) & 3));
-}}
-"""
+            boxes.append((offset, x + run * self.run, channel, start[1] + y, start[0] + n))
+        return boxes
 
 
 def whole_rows(problem: Conv2dProblem, pixels: int) -> Pair | None:
     """The (width, run) in shared memory of image rows of which a whole number makes `pixels`."""
     longest = max(problem.w, problem.out_w)
     lengthened = ((-(-longest // run) * run, -run) for run in RUNS)
-    width, run = min((found for found in lengthened if pixels % found[0] == 0), default=(0, 0))
+    width, run = min(((width, run) for width, run in lengthened if pixels % width == 0), default=(0, 0))
     return (width, -run) if width else None
 
 

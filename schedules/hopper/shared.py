@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from schedules.core.problem import numpy_dtype
 from schedules.hopper.config import K_BYTES, STAGING
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Expr, Index
 
 SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}  # bytes of a row to CUtensorMapSwizzle, and to TVM's code in descriptors
 TFLOAT32 = 11  # CUtensorMapDataType
@@ -26,7 +29,7 @@ def aligned(size: int) -> int:
     return -(-size // 1024) * 1024
 
 
-def folded(row: Any, fold: int) -> Any:
+def folded(row: Index, fold: int) -> Index:
     """The row of a tensor that lies where row `row` is looked for, if TMA moved `fold` rows as one line.
 
     TMA takes about as long for a row of 32 bytes as for one of 128, so that neighbours which are contiguous go as one
@@ -156,7 +159,7 @@ class Runs:
 
     def reason(self) -> str | None:
         """Why runs cannot be stored; None if they can."""
-        return _beyond_indices(self.tensor, self.elements)
+        return beyond_indices(self.tensor, self.elements)
 
 
 @dataclass(frozen=True)
@@ -169,10 +172,11 @@ class Columns:
 
     def reason(self) -> str | None:
         """Why columns cannot be stored; None if they can."""
-        return _beyond_indices(self.tensor, self.elements)
+        return beyond_indices(self.tensor, self.elements)
 
 
-def _beyond_indices(tensor: str, elements: int) -> str | None:
+def beyond_indices(tensor: str, elements: int) -> str | None:
+    """Why elements of `tensor` cannot be numbered; None if they can."""
     if elements >= 2**31:
         return f"{tensor} has 2**31 elements or more, which 32-bit indices do not reach"
     return None
@@ -228,7 +232,7 @@ class Staging:
     def nbytes(self) -> int:
         return self.together * self.store_bytes
 
-    def chunk(self, row: Any, chunk: Any) -> Any:
+    def chunk(self, row: Index, chunk: Index) -> Expr:
         """Bytes to 16-byte chunk number `chunk` of a row of the accumulators."""
         from tvm.script import tirx as T
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from schedules.core.arch import Arch, shared_room
+from schedules.core.epilogue import Epilogue
 from schedules.core.problem import Argument, Pair
 from schedules.hopper.config import (
     STAGES,
@@ -16,12 +17,23 @@ from schedules.hopper.config import (
     WARPGROUP,
     HopperConfig,
 )
-from schedules.hopper.shared import Columns, NoStaging, Runs, RunStaging, SharedTile, Staging, TensorMap, aligned
+from schedules.hopper.shared import (
+    Columns,
+    NoStaging,
+    Runs,
+    RunStaging,
+    SharedTile,
+    Staging,
+    TensorMap,
+    aligned,
+    beyond_indices,
+)
 from schedules.tirx import BARRIER_PAIR_BYTES
 
-Tensors = Mapping[str, Any]  # argument name to its TIRx buffer
-# (number of the sums, 64 rows of the consumer's, group of eight columns, register of its four) to an accumulator
-Fragment = Callable[[int, int, int, int], Any]
+if TYPE_CHECKING:
+    from schedules.tirx.types import Expr, Index
+
+    Taps = tuple[Index, Index, Index, Index]  # first and last (exclusive) ry, first and last rx
 
 
 @dataclass(frozen=True)
@@ -29,19 +41,34 @@ class Member:
     """The numbers of a thread that multiplies: consumer, its part of the tile, warp of it, lane of the warp, and thread
     of the consumer."""
 
-    consumer: Any
-    part: Any
-    warp: Any
-    lane: Any
-    thread: Any
+    consumer: Expr
+    part: Index
+    warp: Expr
+    lane: Expr
+    thread: Expr
+
+
+@dataclass(frozen=True)
+class ClusterPlace:
+    """Where a block stands in its cluster: its ranks along m, n and the reduction.
+
+    Blocks of the same share of the reduction follow each other, from rank `first` of the cluster, along n and then m;
+    `rank_mn` is a block's number among them.
+    """
+
+    rank_m: Index
+    rank_n: Index
+    rank_k: Index
+    rank_mn: Expr
+    first: Index
 
 
 @dataclass(frozen=True)
 class Load:
     """One TMA box: `offset` bytes into the operand's tile, from the coordinates `at` (innermost first)."""
 
-    offset: Any
-    at: tuple[Any, ...]
+    offset: Index
+    at: tuple[Index, ...]
 
 
 @dataclass(frozen=True)
@@ -107,16 +134,20 @@ class Output:
     bound: float = math.inf
 
 
-class Work(ABC):
-    """A convolution as tiles of a matrix product.  Coordinates are int32 expressions; `place` is whatever the operator
-    makes of a tile's number."""
+P = TypeVar("P")  # whatever the operator makes of a tile's number: where the tile lies
+
+
+class Work(ABC, Generic[P]):
+    """A convolution as tiles of a matrix product.  Coordinates are int32 expressions."""
 
     config: HopperConfig
     arguments: tuple[Argument, ...]
+    epilogue: Epilogue  # what becomes of a sum before it is stored
+    channels_along_rows: ClassVar[bool]  # whether the tile's rows are output channels; else its columns are
     kernel: Pair  # taps, or groups of taps of which a stage holds all
     products: tuple[Product, ...] = (Product(0, 0, 0),)  # of each stage
     margin: int = 0  # columns of a consumer's before the first that is stored, whole groups of eight
-    workspace: tuple[Argument, ...] = ()  # tensors of the function's own, which `prepare` fills
+    workspace: tuple[Argument, ...] = ()  # tensors of the function's own, which a kernel before fills
     chunks: int  # stages of one tap, or group of them
     clusters: int  # tiles of a whole cluster
     # tiles of a cluster side by side with filters of their own, if these are operand b and may stay; else 0
@@ -176,8 +207,11 @@ class Work(ABC):
         return math.prod(self.kernel)
 
     def reason(self, arch: Arch) -> str | None:
-        """Why these tiles cannot be moved, shared out or held on `arch`; None if they can."""
+        """Why these tiles cannot be moved, shared out, held on `arch` or finished; None if they can."""
         config, stages = self.config, self.least_taps * self.chunks
+        reason = self._check_terms()
+        if reason:
+            return reason
         if config.split_k > stages:
             return f"split_k={config.split_k} blocks share a tile of {stages} stages; lower split_k or block_k"
         if config.stationary:
@@ -190,6 +224,19 @@ class Work(ABC):
             of_each = f" for each of {config.blocks_sm} blocks" if config.blocks_sm > 1 else ""
             return f"num_stages={config.num_stages} needs {shared} bytes of shared memory, {arch} has {room}{of_each}"
         return self.a.source.reason() or self.b.source.reason() or self.output.target.reason()
+
+    def _check_terms(self) -> str | None:
+        """Why the terms of the epilogue cannot be added; None if they can."""
+        for term in self.epilogue.terms:
+            if term.axis == "pixel":
+                return f"{term.name} has a number for each pixel, which this kernel does not add"
+            if term.axis == "element":
+                m, rows = self.config.block_m, self.config.rows
+                if rows > WARPGROUP:
+                    return f"block_m={m} gives a consumer {rows} rows, with a residual {WARPGROUP} at most"
+                argument = next(argument for argument in self.arguments if argument.name == term.name)
+                return beyond_indices(term.name, math.prod(argument.shape))
+        return None
 
     def _check_stationary(self) -> str | None:
         """Why operand b cannot stay; None if it can."""
@@ -212,63 +259,54 @@ class Work(ABC):
         fits = room // (self.stage_bytes + BARRIER_PAIR_BYTES)
         self.config = replace(self.config, num_stages=max(STAGES[0], min(STAGES[-1], fits)))
 
-    def prepare(self, tensors: Tensors) -> None:
-        """The body of a kernel that fills the workspace before the product, if there is any."""
-        raise NotImplementedError(f"{type(self).__name__} has a workspace and nothing that fills it")
+    def part_at(self, part: Index) -> tuple[Index, Index]:
+        """Where a consumer's part of the tile lies, counted in parts along m and n."""
+        from tvm.script import tirx as T
+
+        each = self.config.consumers_n
+        return (T.truncdiv(part, each), T.truncmod(part, each)) if each > 1 else (part, 0)
 
     @abstractmethod
-    def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Any:
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> P:
         """Where tile number `tile` of a cluster lies, for the block at (rank_m, rank_n) of it."""
 
-    def taps(self, place: Any) -> tuple[Any, Any, Any, Any]:
+    def taps(self, place: P) -> Taps:
         """First and last (exclusive) ry, first and last rx that a tile needs; at least one tap."""
         return 0, self.kernel[0], 0, self.kernel[1]
 
     @abstractmethod
-    def loads_a(self, place: Any, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_a(self, place: P, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         """The boxes of part number `part` (of cluster_n) of operand a, for a tap and a chunk of the channels."""
 
     @abstractmethod
-    def loads_b(self, place: Any, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_b(self, place: P, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         """The same for operand b, in cluster_m parts."""
 
-    def emit_results(
-        self, tensors: Tensors, output_map: Any, place: Any, sums: Any, memory: Any, member: Member
-    ) -> None:
-        """Finish a consumer's tile: its `sums` by way of the staging `memory` to the output."""
-        from schedules.hopper import epilogue
-
-        epilogue.emit(self, tensors, output_map, place, sums, memory, member)
-
     @abstractmethod
-    def store_at(self, place: Any, consumer: Any, column: int) -> tuple[Any, ...]:
-        """Coordinates in the output's tensor map of a consumer's rows and its stored columns from `column` on."""
+    def store_at(self, place: P, part: Index, column: int) -> tuple[Index, ...]:
+        """Coordinates in the output's tensor map of a part's rows and its stored columns from `column` on."""
 
-    def run_at(self, place: Any, consumer: Any, row: Any, column: int) -> tuple[Any, Any]:
+    def run_at(self, place: P, part: Index, row: Expr, column: int) -> tuple[Expr, Expr]:
         """For an output of runs: where in it the one begins that has row `row` of the consumer's first, in the columns
         from `column` of the block, and how many elements there are to it, 0 or less if none are inside."""
         raise NotImplementedError(f"{type(self).__name__} has no output of runs")
 
-    def columns_at(self, place: Any, consumer: Any, row: Any) -> tuple[Any, int, Any]:
+    def columns_at(self, place: P, part: Index, row: Expr) -> tuple[Expr, int, Expr | None]:
         """For an output of columns: where in it row `row` of the consumer's lies in the first column of the block, how
         many elements further in the next, and how many columns are inside, 0 or less if the row is not; None if all
         are.  The row after `row` lies next to it and is inside if it is."""
         raise NotImplementedError(f"{type(self).__name__} has no output of columns")
 
-    def totals(self, fragment: Fragment, m: int, group: int, below: int, lane: Any) -> Sequence[Any]:
-        """The two sums of a thread in columns 8 * `group` + lane % 4 * 2 + (0, 1) of its consumer, in 64 rows number
-        `m`, there 8 * `below` rows down; all threads of a warp ask together."""
-        return [fragment(0, m, group, 2 * below + j) for j in range(2)]
-
-    def row_term(self, tensors: Tensors, place: Any, consumer: Any, row: Any) -> Any:
-        """What the epilogue needs of a row of the consumer's, found once for all columns; None if nothing."""
-        return None
-
-    def column_term(self, tensors: Tensors, place: Any, column: Any) -> Any:
-        """What the epilogue needs of a column of the block's, read once for all rows; None if nothing."""
-        return None
+    @abstractmethod
+    def channel_at(self, place: P, part: Index, index: Expr) -> Expr:
+        """The output channel of row number `index` of a part, or of a column of the block, whichever are channels; for
+        those beyond the last channel, of which nothing is stored, the last."""
 
     @abstractmethod
-    def finish(self, tensors: Tensors, place: Any, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
-        """The output, float32 or int32, not yet rounded, of a sum in a column of the block's; with the terms of its row
-        and of its column."""
+    def row_start(self, place: P, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        """Where in the output row `row` of a part begins, and whether it is inside: the element of a row and a column
+        is the sum of where these begin."""
+
+    @abstractmethod
+    def column_start(self, place: P, part: Index, column: Expr) -> tuple[Expr, Expr]:
+        """The same for a stored column."""

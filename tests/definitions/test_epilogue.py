@@ -1,48 +1,164 @@
+"""The epilogue as a tensor expression against its reference, and the mistakes that the comparison has to notice."""
+
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 from tvm import te, tirx
 
-from schedules.core.problem import numpy_dtype
-from schedules.definitions.epilogue import bias_placeholder, finish, finish_reference
+from schedules.core.epilogue import AXES, Activation, Epilogue, Term
+from schedules.core.problem import Conv2dProblem, numpy_dtype
+from schedules.core.reference import finished
+from schedules.core.registry import operator
+from schedules.core.tolerance import compare
+from schedules.definitions import epilogue as expressions
+from schedules.definitions.epilogue import finish, placeholders, terms_at
 from schedules.operators.conv2d_nchw.definition import NchwProblem
+from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
+from tests.conftest import problem_of
+
+ACTIVATIONS = (*NchwProblem.activations, "clamp:-0.5:1.25")
+SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -1e-30, 30.0, -30.0, -200.0)
+LAYOUTS = ("conv2d_hwcn", "conv2d_nchw", "conv2d_nhwc", "conv2d_nchw32")
+
+
+def arrays_of(problem: Conv2dProblem, special: bool = True) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Sums in the output's layout, and the terms."""
+    rng = np.random.default_rng(0)
+    shape = problem.shapes()[2]
+    if problem.dtype == "int8":
+        sums = rng.integers(-(2**16), 2**16, shape, dtype="int32")
+        terms = [rng.integers(-100, 100, a.shape).astype(a.dtype) for a in problem.arguments()[2:-1]]
+        return sums, terms
+    sums = rng.standard_normal(shape, dtype=np.float32) * 3
+    if special:
+        sums.reshape(-1)[: len(SPECIAL)] = SPECIAL
+    arguments = problem.arguments()[2:-1]
+    return sums, [rng.standard_normal(a.shape, dtype=np.float32).astype(numpy_dtype(a.dtype)) for a in arguments]
+
+
+def computed(problem: Conv2dProblem, sums: np.ndarray, terms: list[np.ndarray]) -> np.ndarray:
+    """The output of the expression, on this machine."""
+    given = placeholders(problem)
+    total = te.placeholder(sums.shape, name="sums", dtype=sums.dtype.name)
+    e = problem.epilogue
+    output = te.compute(sums.shape, lambda *at: finish(e, total(*at), terms_at(problem, given, at)), name="output")
+    tensors = [given[term.name] for term in e.terms]
+    function = tirx.build(te.create_prim_func([total, *tensors, output]), "llvm")
+    arguments = [tvm.runtime.tensor(array) for array in (sums, *terms, np.empty(sums.shape, numpy_dtype(e.out_dtype)))]
+    function["main"](*arguments)
+    return arguments[-1].numpy()
+
+
+def error(problem: Conv2dProblem, sums: np.ndarray, terms: list[np.ndarray], got: np.ndarray) -> float:
+    magnitude = np.abs(sums.astype(np.float64)) if sums.dtype == np.float32 else None
+    total = sums.astype(np.float64 if magnitude is not None else np.int64)
+    expected = finished(problem, total, terms, magnitude)
+    return compare(got, expected, problem.epilogue.out_dtype).error
+
+
+def problem_with(layout: str, **fields: Any) -> Conv2dProblem:
+    problem = problem_of(layout, n=3, h=4, w=2, ci=1, co=5, kh=1, kw=1, **fields)
+    assert isinstance(problem, Conv2dProblem)
+    return problem
 
 
 @pytest.mark.parametrize("dtype", NchwProblem.dtypes)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("activation", NchwProblem.activations)
-def test_expression_is_the_reference(dtype: str, bias: bool, activation: str) -> None:
-    problem = NchwProblem(1, 4, 4, 1, 5, 1, 1, dtype=dtype, bias=bias, activation=activation)
-    sums = te.placeholder((3, 5), name="sums")
-    addend = bias_placeholder(problem)
-    assert (addend is None) == (not bias)
-    output = te.compute((3, 5), lambda i, f: finish(problem, sums[i, f], addend, f), name="output")
-    tensors = [tensor for tensor in (sums, addend, output) if tensor is not None]
-    function = tirx.build(te.create_prim_func(tensors), "llvm")
-
-    rng = np.random.default_rng(0)
-    values = rng.standard_normal((3, 5), dtype=np.float32)
-    values[1, 2], values[2, 0], values[0, 0] = np.nan, np.inf, -np.inf
-    numbers = rng.standard_normal(5, dtype=np.float32).astype(numpy_dtype(dtype)) if bias else None
-    arrays = [array for array in (values, numbers, np.empty((3, 5), numpy_dtype(dtype))) if array is not None]
-    arguments = [tvm.runtime.tensor(array) for array in arrays]
-    function["main"](*arguments)
-
-    expected = finish_reference(problem, values.astype(np.float64), np.abs(values), numbers, axis=1)
-    got = arguments[-1].numpy().astype(np.float64)
-    tolerance = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}[dtype]
-    np.testing.assert_allclose(got, expected.values, rtol=tolerance, atol=tolerance)
-    assert np.isnan(got[1, 2])  # an activation must not hide a NaN
-    if bias:
-        assert np.all(expected.magnitude[1, 3] >= np.abs(values[1, 3]))
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_expression_is_the_reference(dtype: str, activation: str) -> None:
+    for bias, residual in ((False, False), (True, False), (True, True)):
+        problem = problem_with("conv2d_nchw", dtype=dtype, bias=bias, residual=residual, activation=activation)
+        sums, terms = arrays_of(problem)
+        got = computed(problem, sums, terms)
+        assert np.isnan(got.astype("f4").reshape(-1)[0])  # an activation must not hide a NaN
+        assert error(problem, sums, terms, got) <= 1
 
 
-def test_reference_takes_channels_on_any_axis() -> None:
-    problem = NchwProblem(1, 2, 2, 1, 3, 1, 1, bias=True)
-    bias = np.arange(3, dtype=np.float32)
-    for axis, shape in ((1, (1, 3, 2, 2)), (3, (1, 2, 2, 3))):
-        found = finish_reference(problem, np.zeros(shape), np.ones(shape), bias, axis)
-        np.testing.assert_array_equal(np.moveaxis(found.values, axis, 0).max(axis=(1, 2, 3)), bias)
-        np.testing.assert_array_equal(np.moveaxis(found.magnitude, axis, 0).min(axis=(1, 2, 3)), bias + 1)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_terms_lie_as_the_layout_says(layout: str) -> None:
+    problem = problem_with(layout, bias=True, residual=True)
+    sums, terms = arrays_of(problem)
+    assert error(problem, sums, terms, computed(problem, sums, terms)) <= 1
+    channels = np.moveaxis(terms[1], problem.channel_axes, range(-len(problem.channel_axes), 0))
+    assert terms[0].size == np.prod(channels.shape[-len(problem.channel_axes) :])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("out_dtype", Nchw32Problem.out_dtypes)
+def test_whole_sums(out_dtype: str, activation: str) -> None:
+    fields = dict(out_dtype=out_dtype, activation=activation, bias=True, residual=True)
+    if out_dtype == "int32":
+        fields |= dict(alpha=2.0, beta=-3.0, gamma=1.0)
+    if out_dtype != "float32" and not Activation.parse(activation).exact:
+        return
+    if out_dtype == "int32" and activation.startswith("clamp:-0.5"):
+        return
+    problem = problem_with("conv2d_nchw32", **fields)
+    sums, terms = arrays_of(problem)
+    got = computed(problem, sums, terms)
+    assert error(problem, sums, terms, got) <= 1 and len(np.unique(got)) > 1
+
+
+class AnyTerms(NchwProblem):
+    """A problem with terms that no operator offers."""
+
+    epilogue = Epilogue(
+        "float32",
+        tuple(Term(f"{axis}_{factor}", axis, "float32", factor) for axis in AXES for factor in (1.0, -0.5)),
+        scale=0.25,
+        activation=Activation("silu"),
+    )
+
+
+def test_terms_of_every_axis_with_factors() -> None:
+    problem = AnyTerms(2, 3, 4, 1, 5, 1, 1)
+    assert [a.shape for a in problem.arguments()[2:-1:2]] == [(5,), (2, 3, 4), (2, 5, 3, 4)]
+    sums, terms = arrays_of(problem, special=False)
+    assert error(problem, sums, terms, computed(problem, sums, terms)) <= 1
+
+
+MUTANTS = {
+    "no bias": lambda e: replace(e, terms=tuple(replace(t, factor=0.0) if t.name == "bias" else t for t in e.terms)),
+    "no residual": lambda e: replace(
+        e, terms=tuple(replace(t, factor=0.0) if t.name == "residual" else t for t in e.terms)
+    ),
+    "no activation": lambda e: replace(e, activation=Activation()),
+    "no scale": lambda e: replace(e, scale=1.0),
+    "another gelu": lambda e: replace(e, activation=Activation("gelu_tanh")),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("layout", ["conv2d_nhwc", "conv2d_nchw32"])
+def test_what_is_left_out_is_noticed(layout: str, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = layout == "conv2d_nchw32"
+    if (mutant == "no scale" and not whole) or (mutant == "another gelu" and whole):
+        pytest.skip("the problem has none")
+    problem = problem_with(layout, bias=True, residual=True, activation="relu6" if whole else "gelu")
+    sums, terms = arrays_of(problem, special=False)
+    assert error(problem, sums, terms, computed(problem, sums, terms)) <= 1
+    true = expressions.unrounded
+    monkeypatch.setattr(expressions, "unrounded", lambda e, *rest: true(MUTANTS[mutant](e), *rest))
+    assert error(problem, sums, terms, computed(problem, sums, terms)) > 1
+
+
+def test_slopes_bound_what_an_error_grows_by() -> None:
+    from schedules.core.reference import activated
+
+    y = np.linspace(-8, 8, 200001)
+    for name in ACTIVATIONS:
+        activation = Activation.parse(name)
+        slope = np.abs(np.diff(activated(activation, y)) / np.diff(y)).max()
+        assert 0.97 * activation.slope <= slope <= activation.slope + 1e-9
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_to_do_only_rounds(layout: str) -> None:
+    fields = dict(alpha=1.0) if layout == "conv2d_nchw32" else {}
+    assert problem_with(layout, **fields).epilogue.only_rounds
+    assert not problem_with(layout, **fields, bias=True).epilogue.only_rounds
+    assert operator(layout).problem is type(problem_with(layout))

@@ -7,14 +7,15 @@ convolution on GPU".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from schedules.core.epilogue import Epilogue
 from schedules.core.operator import Array, Expected
-from schedules.core.problem import Argument, Conv2dProblem
-from schedules.core.reference import convolve, normal_inputs
-from schedules.definitions.epilogue import ACCUMULATOR
+from schedules.core.problem import FusedConv2dProblem
+from schedules.core.reference import convolve, finished, normal_inputs
+from schedules.definitions.epilogue import ACCUMULATOR, finish, placeholders, terms_at
 from schedules.definitions.padding import select
 
 if TYPE_CHECKING:
@@ -25,17 +26,15 @@ inputs = normal_inputs
 
 
 @dataclass(frozen=True)
-class HwcnProblem(Conv2dProblem):
+class HwcnProblem(FusedConv2dProblem):
     """A convolution of HWCN data with an HWIO filter."""
 
-    dtypes = ("float32", "float16", "bfloat16")
+    channel_axes = (2,)
+    later = ("bias", "activation", "residual")
 
-    def arguments(self) -> tuple[Argument, ...]:
-        return (
-            Argument("data", (self.h, self.w, self.ci, self.n), self.dtype),
-            Argument("filter", (self.kh, self.kw, self.ci, self.co), self.dtype),
-            Argument("output", (self.out_h, self.out_w, self.co, self.n), self.dtype, output=True),
-        )
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        output = (self.out_h, self.out_w, self.co, self.n)
+        return (self.h, self.w, self.ci, self.n), (self.kh, self.kw, self.ci, self.co), output
 
 
 def definition(problem: HwcnProblem, tile: tuple[int, int, int] | None = None) -> list[te.Tensor]:
@@ -53,8 +52,8 @@ def definition(problem: HwcnProblem, tile: tuple[int, int, int] | None = None) -
     p = problem
     multiple = tile or (1, 1, 1)
     ci, co, n = (-(-extent // m) * m for extent, m in zip((p.ci, p.co, p.n), multiple, strict=True))
-    data = te.placeholder((p.h, p.w, p.ci, p.n), name="data", dtype=p.dtype)
-    weight = te.placeholder((p.kh, p.kw, p.ci, p.co), name="filter", dtype=p.dtype)
+    given = placeholders(p)
+    data, weight = given["data"], given["filter"]
 
     top, left = p.pad
     padded = weights = None
@@ -93,41 +92,39 @@ def definition(problem: HwcnProblem, tile: tuple[int, int, int] | None = None) -
         ),
         name="conv",
     )
-    if tile is None and p.dtype == ACCUMULATOR:
+    if tile is None and p.epilogue == Epilogue(ACCUMULATOR):
         return [data, weight, conv]
-    shape = (p.out_h, p.out_w, p.co, p.n)
-    return [data, weight, te.compute(shape, lambda *at: conv(*at).astype(p.dtype), name="output")]
+    return [*given.values(), te.compute(p.shapes()[2], lambda *at: finish_at(p, given, conv(*at), at), name="output")]
+
+
+def finish_at(
+    problem: HwcnProblem, given: Mapping[str, te.Tensor], total: PrimExpr, at: Sequence[PrimExpr]
+) -> PrimExpr:
+    """The element `at` of the output, of the sum `total`; what stands beyond the end is dropped."""
+    from tvm import te
+
+    inside = [te.min(index, size - 1) for index, size in zip(at, problem.shapes()[2], strict=True)]
+    return finish(problem.epilogue, total, terms_at(problem, given, inside))
 
 
 @dataclass(frozen=True)
 class Operands:
-    """What a pixel's matrix product is made of: `placeholders` data and filter, ``weights`` (kh, kw, ci, co) and
+    """What a pixel's matrix product is made of: the `given` inputs, ``weights`` (kh, kw, ci, co) and
     ``columns`` (out_h, out_w, kh, kw, ci, n), where data lies under a tap.
 
     The extents of (co, n, ci) are rounded up with zeros, in ``columns`` and ``weights``; in the padding ``columns``
     are zero.
     """
 
-    placeholders: list[te.Tensor]
+    given: dict[str, te.Tensor]
     weights: te.Tensor
     columns: te.Tensor
 
 
 def gemm_operands(problem: HwcnProblem, tile: tuple[int, int, int]) -> Operands:
     """The operands with the extents of (co, n, ci) rounded up to multiples of `tile`."""
-    data, weight = placeholders(problem)
-    return Operands([data, weight], weights_of(problem, weight, tile), columns_of(problem, data, tile))
-
-
-def placeholders(problem: HwcnProblem) -> list[te.Tensor]:
-    """The inputs, data and filter."""
-    from tvm import te
-
-    return [
-        te.placeholder(argument.shape, name=argument.name, dtype=argument.dtype)
-        for argument in problem.arguments()
-        if not argument.output
-    ]
+    given = placeholders(problem)
+    return Operands(given, weights_of(problem, given["filter"], tile), columns_of(problem, given["data"], tile))
 
 
 def columns_of(problem: HwcnProblem, data: te.Tensor, tile: tuple[int, int, int], name: str = "columns") -> te.Tensor:
@@ -187,9 +184,9 @@ def gemm_definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list[te
         ),
         name="conv",
     )
-    finished = te.compute(conv.shape, lambda *at: conv(*at).astype(p.dtype), name="finished")
-    shape = (p.out_h, p.out_w, p.co, p.n)
-    return [*operands.placeholders, te.compute(shape, lambda *at: finished(*at), name="output")]
+    finished = te.compute(conv.shape, lambda *at: finish_at(p, operands.given, conv(*at), at), name="finished")
+    output = te.compute(p.shapes()[2], lambda *at: finished(*at), name="output")
+    return [*operands.given.values(), output]
 
 
 def blocked_definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list[te.Tensor]:
@@ -202,7 +199,8 @@ def blocked_definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list
     from tvm import te
 
     p = problem
-    data, weight = placeholders(p)
+    given = placeholders(p)
+    data, weight = given["data"], given["filter"]
     out_w, co, n = (-(-size // t) * t for size, t in zip((p.out_w, p.co, p.n), tile, strict=True))
     top, left = p.pad
     rows = (p.out_h - 1) * p.stride[0] + (p.kh - 1) * p.dilation[0] + 1
@@ -232,8 +230,8 @@ def blocked_definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list
         ),
         name="conv",
     )
-    output = te.compute((p.out_h, p.out_w, p.co, p.n), lambda *at: conv(*at).astype(p.dtype), name="output")
-    return [data, weight, output]
+    output = te.compute(p.shapes()[2], lambda *at: finish_at(p, given, conv(*at), at), name="output")
+    return [*given.values(), output]
 
 
 def inside_window(problem: HwcnProblem) -> tuple[int, ...] | None:
@@ -250,6 +248,7 @@ def inside_window(problem: HwcnProblem) -> tuple[int, ...] | None:
 
 def reference(problem: HwcnProblem, arrays: Sequence[Array]) -> list[Expected]:
     """The output in float64."""
-    found = convolve(problem, *(array.transpose(3, 2, 0, 1) for array in arrays))
+    data, weight, *terms = arrays
+    found = convolve(problem, data.transpose(3, 2, 0, 1), weight.transpose(3, 2, 0, 1))
     values, magnitude = (array.transpose(2, 3, 1, 0) for array in found)
-    return [Expected(values, magnitude)]
+    return [finished(problem, values, terms, magnitude)]

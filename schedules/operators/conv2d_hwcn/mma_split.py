@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from schedules.core.arch import Arch
 from schedules.core.arithmetic import BF16X3
 from schedules.core.operator import ScheduleSpec
-from schedules.definitions.epilogue import ACCUMULATOR
+from schedules.definitions.epilogue import ACCUMULATOR, placeholders
 from schedules.lowering.annotations import INSIDE_FIRST
-from schedules.operators.conv2d_hwcn.definition import HwcnProblem, columns_of, inside_window, placeholders, weights_of
+from schedules.operators.conv2d_hwcn.definition import HwcnProblem, columns_of, finish_at, inside_window, weights_of
 from schedules.steps.split import PART, schedule_split, split
 from schedules.steps.story import next_step
 from schedules.steps.tensor_core import Operand, TensorCoreConfig, schedule_product, tile_cost
@@ -67,7 +67,8 @@ def definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list[te.Tens
     from tvm import te
 
     p = problem
-    data, weight = placeholders(p)
+    given = placeholders(p)
+    data, weight = given["data"], given["filter"]
     columns, columns_low = (
         columns_of(p, part, tile, name) for part, name in zip(split(data), ("columns", "columns_low"), strict=True)
     )
@@ -83,9 +84,8 @@ def definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list[te.Tens
         return te.sum(high * of_data + high * of_data_low + low * of_data, axis=[ry, rx, rc])
 
     conv = te.compute((p.out_h, p.out_w, co, n), summed, name="conv")
-    finished = te.compute(conv.shape, lambda *at: conv(*at), name="finished")
-    shape = (p.out_h, p.out_w, p.co, p.n)
-    return [data, weight, te.compute(shape, lambda *at: finished(*at), name="output")]
+    finished = te.compute(conv.shape, lambda *at: finish_at(p, given, conv(*at), at), name="finished")
+    return [*given.values(), te.compute(p.shapes()[2], lambda *at: finished(*at), name="output")]
 
 
 def schedule(problem: HwcnProblem, config: MmaSplitConfig, arch: Arch) -> tvm.IRModule:

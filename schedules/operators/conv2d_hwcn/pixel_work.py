@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from schedules.core.arch import Arch
 from schedules.core.device import Device
@@ -17,8 +17,12 @@ from schedules.hopper.config import HopperConfig, blocks, tiles_of
 from schedules.hopper.cost import fastest
 from schedules.hopper.pixels import taps_inside
 from schedules.hopper.shared import SharedTile, TensorMap
-from schedules.hopper.work import Load, Tensors, Work
+from schedules.hopper.work import Load, Work
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, inside_window
+
+if TYPE_CHECKING:
+    from schedules.hopper.work import Taps
+    from schedules.tirx.types import Expr, Index
 
 
 @dataclass(frozen=True)
@@ -30,30 +34,31 @@ class PixelConfig(HopperConfig):
 class Place:
     """A block's tile: its output pixel, its first row and column, and the kernel taps it needs."""
 
-    pixel: Any
-    y: Any
-    x: Any
-    row: Any
-    column: Any
-    taps: tuple[Any, Any, Any, Any]
+    pixel: Expr
+    y: Expr
+    x: Expr
+    row: Expr
+    column: Expr
+    taps: Taps
 
 
-class PixelWork(Work):
-    """For each output pixel a product of `rows` x `columns`, of output channels and images in either order."""
+class PixelWork(Work[Place]):
+    """For each output pixel a product of output channels and images, in either order."""
 
     config: PixelConfig
 
-    def __init__(self, problem: HwcnProblem, config: PixelConfig, *, rows: int, columns: int) -> None:
+    def __init__(self, problem: HwcnProblem, config: PixelConfig) -> None:
         p = problem
+        rows, columns = (p.co, p.n) if self.channels_along_rows else (p.n, p.co)
         self.problem, self.config = p, config
-        self.arguments = p.arguments()
+        self.arguments, self.epilogue = p.arguments(), p.epilogue
         self.kernel = (p.kh, p.kw)
         self.chunks = -(-p.ci // config.block_k)
         self.tiles_m = -(-rows // (config.block_m * config.cluster_m))  # of a cluster
         self.tiles_n = -(-columns // (config.block_n * config.cluster_n))
         self.clusters = p.out_h * p.out_w * self.tiles_m * self.tiles_n
 
-    def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> Place:
         from tvm.script import tirx as T
 
         from schedules.lowering.order import inside_first
@@ -71,7 +76,7 @@ class PixelWork(Work):
         column = named("column", (at_n * config.cluster_n + rank_n) * config.block_n)
         return Place(pixel, y, x, row, column, self._taps(y, x))
 
-    def _taps(self, y: Any, x: Any) -> tuple[Any, Any, Any, Any]:
+    def _taps(self, y: Expr, x: Expr) -> Taps:
         """The taps of the pixel that lie in the image; where none do, one in the padding, which gives the zeros."""
         p = self.problem
         if not self.config.skip_padding:
@@ -85,22 +90,39 @@ class PixelWork(Work):
     def least_taps(self) -> int:
         return 1 if self.config.skip_padding else super().least_taps
 
-    def taps(self, place: Place) -> tuple[Any, Any, Any, Any]:
+    def taps(self, place: Place) -> Taps:
         return place.taps
 
-    def tap(self, ry: Any, rx: Any) -> Any:
+    def tap(self, ry: Expr, rx: Expr) -> Expr:
         """The number of a tap."""
         return ry * self.kernel[1] + rx
 
-    def data_at(self, place: Place, ry: Any, rx: Any) -> tuple[Any, Any]:
+    def data_at(self, place: Place, ry: Expr, rx: Expr) -> tuple[Expr, Expr]:
         """(x, y) in the data of the place's pixel under a tap."""
         p = self.problem
         y = place.y * p.stride[0] + ry * p.dilation[0] - p.pad[0]
         x = place.x * p.stride[1] + rx * p.dilation[1] - p.pad[1]
         return x, y
 
-    def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
-        return total
+    def channel_at(self, place: Place, part: Index, index: Expr) -> Expr:
+        from tvm import tirx
+
+        along_rows = self.channels_along_rows
+        channel = self._row(place, part, index) if along_rows else place.column + index
+        return tirx.min(channel, self.problem.co - 1)
+
+    def row_start(self, place: Place, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        p, at = self.problem, self._row(place, part, row)
+        first = place.pixel * (p.co * p.n)
+        return (first + at * p.n, at < p.co) if self.channels_along_rows else (first + at, at < p.n)
+
+    def column_start(self, place: Place, part: Index, column: Expr) -> tuple[Expr, Expr]:
+        p, at = self.problem, place.column + column
+        return (at, at < p.n) if self.channels_along_rows else (at * p.n, at < p.co)
+
+    def _row(self, place: Place, part: Index, row: Expr) -> Expr:
+        """The output channel or image of row `row` of a part."""
+        return place.row + part * self.config.rows + row
 
 
 def data_map(problem: HwcnProblem, tile: SharedTile, to_tf32: bool = False) -> TensorMap:
@@ -118,7 +140,7 @@ def data_map(problem: HwcnProblem, tile: SharedTile, to_tf32: bool = False) -> T
     )
 
 
-def runs_of(tile: SharedTile, part: Any, parts: int, start: Any, at: tuple[Any, ...]) -> list[Load]:
+def runs_of(tile: SharedTile, part: Index, parts: int, start: Expr, at: tuple[Index, ...]) -> list[Load]:
     """The runs of part number `part` of an MN-major tile whose first row is `start`; `at` are the coordinates after
     it."""
     count = tile.rows // tile.run // parts

@@ -18,7 +18,7 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Pair
 from schedules.lowering.annotations import AHEAD, ASYNC, INSIDE_FIRST, MIN_BLOCKS, PIPELINE, SKIP
-from schedules.operators.conv2d_hwcn.definition import HwcnProblem, gemm_operands, inside_window
+from schedules.operators.conv2d_hwcn.definition import HwcnProblem, finish_at, gemm_operands, inside_window
 from schedules.steps.simt import VECTORS
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, cooperative_fetch, widest_vector
@@ -159,10 +159,11 @@ def simt_definition(problem: HwcnProblem, config: SimtConfig) -> list[te.Tensor]
         ),
         name="conv",
     )
-    output = te.compute(
-        (p.out_h, p.out_w, p.co, p.n), lambda y, x, f, b: conv(y, x, *apart(f, of_f), *apart(b, of_n)), name="output"
-    )
-    return [*operands.placeholders, output]
+
+    def element(y: PrimExpr, x: PrimExpr, f: PrimExpr, b: PrimExpr) -> PrimExpr:
+        return finish_at(p, operands.given, conv(y, x, *apart(f, of_f), *apart(b, of_n)), (y, x, f, b))
+
+    return [*operands.given.values(), te.compute(p.shapes()[2], element, name="output")]
 
 
 def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModule:

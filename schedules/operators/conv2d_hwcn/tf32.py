@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.problem import Argument
 from schedules.hopper.config import ADDRESSING, K_BYTES, WARPGROUP, stage_channels
 from schedules.hopper.shared import Columns, NoStaging, SharedTile, TensorMap
 from schedules.hopper.tf32 import tf32_schedule
-from schedules.hopper.work import Load, Operand, Output, Tensors
+from schedules.hopper.work import Load, Operand, Output
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.operators.conv2d_hwcn.pixel_work import (
     PixelConfig,
@@ -35,6 +36,8 @@ from schedules.operators.conv2d_hwcn.pixel_work import (
 
 if TYPE_CHECKING:
     import tvm
+
+    from schedules.tirx.types import Expr, Index, Tensors
 
 DTYPE = "float32"
 ITEM = 4  # bytes
@@ -83,10 +86,11 @@ class Tf32Config(PixelConfig):
 
 class Tf32Work(PixelWork):
     config: Tf32Config
+    channels_along_rows = False
 
     def __init__(self, problem: HwcnProblem, config: Tf32Config) -> None:
         p = problem
-        super().__init__(p, config, rows=p.n, columns=p.co)
+        super().__init__(p, config)
         channels = -(-p.ci // GROUP) * GROUP
         packed = Argument("packed", (p.kh * p.kw, p.co, channels), DTYPE)
         self.workspace = (packed,)
@@ -109,39 +113,11 @@ class Tf32Work(PixelWork):
         columns = Columns("output", p.out_h * p.out_w * p.co * p.n)
         self.output = Output(DTYPE, NoStaging(config.rows, config.block_n), columns)
 
-    def prepare(self, tensors: Tensors) -> None:
-        """The filter (kh, kw, ci, co) as (taps, co, ci): a thread to each eight channels of a filter, the lanes of a
-        warp side by side along co, so that reads are whole lines and writes whole sectors."""
-        from tvm.script import tirx as T
-
-        from schedules.hopper.fragments import reduction_at
-        from schedules.tirx.values import named
-
-        p, packed = self.problem, tensors["packed"]
-        groups = packed.shape[2] // GROUP
-        count = p.kh * p.kw * groups * p.co
-        block = T.cta_id([-(-count // WARPGROUP)])
-        thread = T.thread_id([WARPGROUP])
-        at = named("at", block * WARPGROUP + thread)
-        with T.If(at < count), T.Then():
-            filter_ = named("filter_", T.truncmod(at, p.co))
-            first = named("first", T.truncmod(T.truncdiv(at, p.co), groups) * GROUP)
-            tap = named("tap", T.truncdiv(at, p.co * groups))
-            ry, rx = T.truncdiv(tap, p.kw), T.truncmod(tap, p.kw)
-
-            def read(channel: Any) -> Any:
-                value = tensors["filter"][ry, rx, channel, filter_]
-                return value if p.ci % GROUP == 0 else T.if_then_else(channel < p.ci, value, T.float32(0))
-
-            values = [named("value", read(first + reduction_at(position))) for position in range(GROUP)]
-            to = packed.ptr_to([tap, filter_, first])
-            T.evaluate(T.cuda.func_call("hopper_store_eight", *values, to, source_code=_PACK))
-
-    def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_a(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         at = (chunk * self.a.tile.k, *self.data_at(place, ry, rx))
         return runs_of(self.a.tile, part, self.config.cluster_n, place.row, at)
 
-    def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, rows = self.b.tile, self.config.block_n // self.config.cluster_m
         channel = place.column + part * rows
         return [
@@ -152,25 +128,54 @@ class Tf32Work(PixelWork):
             for run in range(tile.k // tile.run)
         ]
 
-    def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
+    def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
         raise NotImplementedError("its output is no tensor map")
 
-    def columns_at(self, place: Place, consumer: Any, row: Any) -> tuple[Any, int, Any]:
+    def columns_at(self, place: Place, part: Index, row: Expr) -> tuple[Expr, int, Expr | None]:
         from tvm import tirx
 
         p, config = self.problem, self.config
-        image = place.row + consumer * config.rows + row
+        image = place.row + part * config.rows + row
         start = (place.pixel * p.co + place.column) * p.n + image
         if p.n % (config.block_m * config.cluster_m) == p.co % (config.block_n * config.cluster_n) == 0:
             return start, p.n, None
         return start, p.n, tirx.if_then_else(image < p.n, p.co - place.column, 0)
 
 
+def pack(problem: HwcnProblem, tensors: Tensors) -> None:
+    """Emit the kernel that copies the filter (kh, kw, ci, co) as (taps, co, ci): a thread to each eight channels of a
+    filter, the lanes of a warp side by side along co, so that reads are whole lines and writes whole sectors."""
+    from tvm.script import tirx as T
+
+    from schedules.hopper.fragments import reduction_at
+    from schedules.tirx.values import named
+
+    p, packed = problem, tensors["packed"]
+    groups = packed.shape[2] // GROUP
+    count = p.kh * p.kw * groups * p.co
+    block = T.cta_id([-(-count // WARPGROUP)])
+    thread = T.thread_id([WARPGROUP])
+    at = named("at", block * WARPGROUP + thread)
+    with T.If(at < count), T.Then():
+        filter_ = named("filter_", T.truncmod(at, p.co))
+        first = named("first", T.truncmod(T.truncdiv(at, p.co), groups) * GROUP)
+        tap = named("tap", T.truncdiv(at, p.co * groups))
+        ry, rx = T.truncdiv(tap, p.kw), T.truncmod(tap, p.kw)
+
+        def read(channel: Expr) -> Expr:
+            value = tensors["filter"][ry, rx, channel, filter_]
+            return value if p.ci % GROUP == 0 else T.if_then_else(channel < p.ci, value, T.float32(0))
+
+        values = [named("value", read(first + reduction_at(position))) for position in range(GROUP)]
+        to = packed.ptr_to([tap, filter_, first])
+        T.evaluate(T.cuda.func_call("hopper_store_eight", *values, to, source_code=_PACK))
+
+
 def schedule(problem: HwcnProblem, config: Tf32Config, arch: Arch) -> tvm.IRModule:
     """The TIRx program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
     from schedules.hopper.program import program
 
-    return program(Tf32Work(problem, config))
+    return program(Tf32Work(problem, config), prepare=partial(pack, problem))
 
 
 def default(problem: HwcnProblem, arch: Arch) -> Tf32Config:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
@@ -27,6 +27,8 @@ from schedules.operators.conv2d_hwcn.pixel_work import (
 
 if TYPE_CHECKING:
     import tvm
+
+    from schedules.tirx.types import Expr, Index
 
 DTYPES = ("float16", "bfloat16")
 ITEM = 2  # bytes
@@ -61,10 +63,11 @@ class TmaWgmmaConfig(PixelConfig):
 
 class HwcnWork(PixelWork):
     config: TmaWgmmaConfig
+    channels_along_rows = True
 
     def __init__(self, problem: HwcnProblem, config: TmaWgmmaConfig) -> None:
         p = problem
-        super().__init__(p, config, rows=p.co, columns=p.n)
+        super().__init__(p, config)
         self.a = Operand(
             SharedTile(config.block_m, config.block_k, ITEM, RUN, transposed=True),
             TensorMap(
@@ -92,16 +95,16 @@ class HwcnWork(PixelWork):
         )
         self.output = Output(p.dtype, staging, target)
 
-    def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_a(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         at = (chunk * self.a.tile.k, self.tap(ry, rx))
         return runs_of(self.a.tile, part, self.config.cluster_n, place.row, at)
 
-    def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         at = (chunk * self.b.tile.k, *self.data_at(place, ry, rx))
         return runs_of(self.b.tile, part, self.config.cluster_m, place.column, at)
 
-    def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
-        return place.column + column, place.row + consumer * self.config.rows, place.pixel
+    def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
+        return place.column + column, place.row + part * self.config.rows, place.pixel
 
 
 def schedule(problem: HwcnProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:

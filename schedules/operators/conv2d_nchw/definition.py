@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from schedules.core.errors import ProblemError
 from schedules.core.operator import Array, Expected
-from schedules.core.problem import Argument, FusedConv2dProblem
-from schedules.core.reference import convolve, normal_inputs
-from schedules.definitions.epilogue import ACCUMULATOR, bias_placeholder, finish, finish_reference
+from schedules.core.problem import FusedConv2dProblem
+from schedules.core.reference import convolve, finished, normal_inputs
+from schedules.definitions.epilogue import ACCUMULATOR, finish, terms_at
+from schedules.definitions.epilogue import placeholders as inputs_of
 from schedules.definitions.padding import select
 from schedules.definitions.scatter import scatter
 from schedules.operators.conv2d_nchw.packing import unpack_filter
@@ -34,6 +35,7 @@ inputs = normal_inputs
 class NchwProblem(FusedConv2dProblem):
     """A convolution of NCHW data; `filter_layout` is oihw, (co, ci, kh, kw), or packed hwoi, (kh, kw, co, ci)."""
 
+    channel_axes = (1,)
     filter_layouts: ClassVar[tuple[str, ...]] = ("oihw", "hwoi")
 
     filter_layout: str = "oihw"
@@ -58,42 +60,49 @@ class NchwProblem(FusedConv2dProblem):
         """Output pixels of all images."""
         return self.n * self.out_h * self.out_w
 
-    def arguments(self) -> tuple[Argument, ...]:
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         packed, plain = (self.kh, self.kw, self.co, self.ci), (self.co, self.ci, self.kh, self.kw)
-        return (
-            Argument("data", (self.n, self.ci, self.h, self.w), self.dtype),
-            Argument("filter", packed if self.packed else plain, self.dtype),
-            *self.bias_argument(),
-            Argument("output", (self.n, self.co, self.out_h, self.out_w), self.dtype, output=True),
-        )
+        output = (self.n, self.co, self.out_h, self.out_w)
+        return (self.n, self.ci, self.h, self.w), packed if self.packed else plain, output
 
 
 @dataclass(frozen=True)
 class Placeholders:
     """The tensors that every TE graph of this operator starts from."""
 
-    data: te.Tensor
-    weight: te.Tensor
-    bias: te.Tensor | None
-    packed: bool
+    problem: NchwProblem
+    given: dict[str, te.Tensor]
+
+    @property
+    def data(self) -> te.Tensor:
+        return self.given["data"]
 
     def filter_at(self, f: PrimExpr, c: PrimExpr, ry: PrimExpr, rx: PrimExpr) -> PrimExpr:
         """The weight of output channel `f`, input channel `c` and a tap, whatever the filter's layout."""
-        return self.weight[ry, rx, f, c] if self.packed else self.weight[f, c, ry, rx]
+        weight = self.given["filter"]
+        return weight[ry, rx, f, c] if self.problem.packed else weight[f, c, ry, rx]
+
+    def finish(self, total: PrimExpr, *at: PrimExpr) -> PrimExpr:
+        """The element (b, f, y, x) of the output, of the sum `total`."""
+        return finish(self.problem.epilogue, total, terms_at(self.problem, self.given, at))
+
+    def finish_flat(self, total: PrimExpr, f: PrimExpr, pixel: PrimExpr) -> PrimExpr:
+        """The same of a pixel of all images.  Beyond the last channel and pixel there are no terms to read; what stands
+        there is dropped."""
+        from tvm import te
+
+        p = self.problem
+        image, m = p.out_h * p.out_w, te.min(pixel, p.pixels - 1)
+        return self.finish(total, m // image, te.min(f, p.co - 1), m % image // p.out_w, m % p.out_w)
 
     @property
     def tensors(self) -> list[te.Tensor]:
-        return [tensor for tensor in (self.data, self.weight, self.bias) if tensor is not None]
+        return list(self.given.values())
 
 
 def placeholders(problem: NchwProblem) -> Placeholders:
     """The inputs of the TE graph."""
-    from tvm import te
-
-    data, weight = (
-        te.placeholder(argument.shape, name=argument.name, dtype=argument.dtype) for argument in problem.arguments()[:2]
-    )
-    return Placeholders(data, weight, bias_placeholder(problem), problem.packed)
+    return Placeholders(problem, inputs_of(problem))
 
 
 def definition(problem: NchwProblem) -> list[te.Tensor]:
@@ -128,7 +137,7 @@ def definition(problem: NchwProblem) -> list[te.Tensor]:
         ),
         name="conv",
     )
-    output = te.compute(conv.shape, lambda b, f, y, x: finish(p, conv[b, f, y, x], given.bias, f), name="output")
+    output = te.compute(conv.shape, lambda b, f, y, x: given.finish(conv[b, f, y, x], b, f, y, x), name="output")
     return [*given.tensors, output]
 
 
@@ -197,7 +206,7 @@ def gemm_definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list[te
     conv = te.compute((co, pixels), lambda f, pixel: te.sum(weights[k, f] * columns[k, pixel], axis=[k]), name="conv")
 
     def finished(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
-        return finish(p, conv[f, (b * p.out_h + y) * p.out_w + x if p.pixels > 1 else x], given.bias, f)
+        return given.finish(conv[f, (b * p.out_h + y) * p.out_w + x if p.pixels > 1 else x], b, f, y, x)
 
     return [*given.tensors, te.compute((p.n, p.co, p.out_h, p.out_w), finished, name="output")]
 
@@ -260,7 +269,7 @@ def rows_definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list[te
     conv = te.compute((p.n, co, out_h, out_w), element, name="conv")
 
     def finished(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
-        return finish(p, conv[b, f, y, x] if h == p.h else conv[b, f, 0, y * p.out_w + x], given.bias, f)
+        return given.finish(conv[b, f, y, x] if h == p.h else conv[b, f, 0, y * p.out_w + x], b, f, y, x)
 
     return [*given.tensors, te.compute((p.n, p.co, p.out_h, p.out_w), finished, name="output")]
 
@@ -296,10 +305,7 @@ def product_definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list
         lambda f, pixel: te.sum(weights[f, k].astype(ACCUMULATOR) * columns[k, pixel].astype(ACCUMULATOR), axis=[k]),
         name="conv",
     )
-    # beyond the last channel there is no bias to read; what stands there is dropped
-    finished = te.compute(
-        (co, pixels), lambda f, pixel: finish(p, conv[f, pixel], given.bias, te.min(f, p.co - 1)), name="finished"
-    )
+    finished = te.compute(conv.shape, lambda f, pixel: given.finish_flat(conv[f, pixel], f, pixel), name="finished")
     output = te.compute((p.co, p.pixels), lambda f, pixel: finished[f, pixel], name="output")
     return [*given.tensors, output]
 
@@ -335,6 +341,7 @@ def pixel_vector(problem: NchwProblem, limit: int) -> int:
 
 def reference(problem: NchwProblem, arrays: Sequence[Array]) -> list[Expected]:
     """The output in float64."""
-    data, weight, *bias = arrays
+    data, weight, *terms = arrays
     weight = unpack_filter(weight) if problem.packed else weight
-    return [finish_reference(problem, *convolve(problem, data, weight), bias[0] if bias else None, axis=1)]
+    values, magnitude = convolve(problem, data, weight)
+    return [finished(problem, values, terms, magnitude)]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Pair, numpy_dtype
-from schedules.definitions.epilogue import ACCUMULATOR, finish
+from schedules.definitions.epilogue import ACCUMULATOR
 from schedules.lowering.annotations import ASYNC, AT_ONCE, PIPELINE
 from schedules.operators.conv2d_nchw.definition import NchwProblem, placeholders, select
 from schedules.steps.launch import MinBlocks
@@ -233,16 +233,20 @@ def direct_definition(problem: NchwProblem, config: DirectConfig) -> list[te.Ten
     padded = (p.n, blocks * filters, tiles[0] * config.block[0], tiles[1] * config.block[1])
     conv = te.compute(padded, product_at, name="conv")
 
-    def finished_at(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
-        return finish(p, conv[b, f, y, x], given.bias, f)
-
     shape = (p.n, p.co, p.out_h, p.out_w)
     if not config.exchange:
-        return [*given.tensors, te.compute(shape, finished_at, name="output")]
-    # beyond the last channel there is no bias to read; what stands there is dropped
-    finished = te.compute(
-        padded, lambda b, f, y, x: finish(p, conv[b, f, y, x], given.bias, te.min(f, p.co - 1)), name="finished"
-    )
+
+        def element(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+            return given.finish(conv[b, f, y, x], b, f, y, x)
+
+        return [*given.tensors, te.compute(shape, element, name="output")]
+
+    def finished_at(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+        # beyond the ends there are no terms to read; what stands there is dropped
+        inside = (te.min(index, size - 1) for index, size in zip((b, f, y, x), shape, strict=True))
+        return given.finish(conv[b, f, y, x], *inside)
+
+    finished = te.compute(padded, finished_at, name="finished")
     return [*given.tensors, te.compute(shape, lambda *at: finished(*at), name="output")]
 
 

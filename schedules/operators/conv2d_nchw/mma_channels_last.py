@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
-from schedules.definitions.epilogue import ACCUMULATOR, finish
+from schedules.definitions.epilogue import ACCUMULATOR
 from schedules.definitions.padding import select
 from schedules.operators.conv2d_nchw.definition import NchwProblem, placeholders, product_program
 from schedules.steps.story import next_step
@@ -84,10 +84,7 @@ def definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list[te.Tens
         ),
         name="conv",
     )
-    # beyond the last channel there is no bias to read; what stands there is dropped
-    finished = te.compute(
-        (co, pixels), lambda f, pixel: finish(p, conv[f, pixel], given.bias, te.min(f, p.co - 1)), name="finished"
-    )
+    finished = te.compute(conv.shape, lambda f, pixel: given.finish_flat(conv[f, pixel], f, pixel), name="finished")
     return [*given.tensors, te.compute((p.co, p.pixels), lambda f, pixel: finished[f, pixel], name="output")]
 
 

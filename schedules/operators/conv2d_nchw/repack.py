@@ -6,12 +6,14 @@ tap, as `packing.pack_filter` would.  A filter of 1x1 is packed as it lies.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from schedules.core.problem import Argument
 from schedules.hopper.config import WARPGROUP
-from schedules.hopper.work import Tensors
 from schedules.operators.conv2d_nchw.definition import NchwProblem
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Expr, Tensors
 
 GROUP = 8  # channels of a thread, 16 bytes
 IN_REGISTERS = 25  # taps that a thread reads at once, in words; it reads more of them one by one
@@ -81,7 +83,7 @@ def repack(problem: NchwProblem, tensors: Tensors) -> None:
     at = named("at", block * WARPGROUP + thread)
     source = (_AT_ONCE if taps <= IN_REGISTERS else _ONE_BY_ONE).format(taps, p.co * p.ci * 2)
     with T.If(at < count), T.Then():
-        filter_: Any = named("filter_", T.truncdiv(at, groups))
+        filter_: Expr = named("filter_", T.truncdiv(at, groups))
         first = named("first", T.truncmod(at, groups) * GROUP)
         taken, to = tensors["filter"].ptr_to([filter_, first, 0, 0]), tensors["packed"].ptr_to([0, 0, filter_, first])
         T.evaluate(T.cuda.func_call(f"nchw_repack_{taps}", taken, to, source_code=source))

@@ -16,23 +16,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.space import ProductSpace
-from schedules.definitions.epilogue import finish_sum
 from schedules.hopper.config import REGISTERS, STAGES, HopperConfig, clusters
-from schedules.hopper.pixels import Place, flattened, place_pixels
+from schedules.hopper.pixels import Place, flattened, is_output, place_pixels
 from schedules.hopper.rows import GROUP, RowTiles, output_map, row_tiles, shifts
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
-from schedules.hopper.work import Fragment, Load, Operand, Output, Product, Tensors, Work
+from schedules.hopper.work import Load, Operand, Output, Product, Work
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.repack import filter_argument, repack, workspace_of
 
 if TYPE_CHECKING:
     import tvm
+
+    from schedules.hopper.pixels import Pixel
+    from schedules.tirx.types import Expr, Index
 
 DTYPES = ("float16", "bfloat16")
 ITEM = 2  # bytes
@@ -94,13 +97,14 @@ class TmaWgmmaConfig(HopperConfig):
         return NchwWork(problem, self, rows).reason(arch)
 
 
-class NchwWork(Work):
+class NchwWork(Work[Place]):
     config: TmaWgmmaConfig
+    channels_along_rows = True
 
     def __init__(self, problem: NchwProblem, config: TmaWgmmaConfig, rows: RowTiles) -> None:
         p = flattened(problem, batch=False)
         self.problem, self.config, self.rows = p, config, rows
-        self.arguments = problem.arguments()
+        self.arguments, self.epilogue = problem.arguments(), p.epilogue
         self.workspace = workspace_of(problem)
         self.loaded = config.loaded(rows)
         stages, taps = (1, p.kh) if config.halo else (p.kh, 1)  # kernel rows by stages, and in a stage
@@ -145,17 +149,14 @@ class NchwWork(Work):
         target = output_map(p, staging, config.rows)
         self.output = Output(p.dtype, staging, target)
 
-    def prepare(self, tensors: Tensors) -> None:
-        repack(self.problem, tensors)
-
-    def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> Place:
         from schedules.tirx.values import named
 
         cluster = self.config.cluster_n, self.config.cluster_m
         pixel, row = place_pixels(self.rows.tiles, self.channels, cluster, tile, rank_n, rank_m)
         return Place(pixel, named("channel", row * self.config.block_m))
 
-    def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_a(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, rows = self.a.tile, self.config.block_m // self.config.cluster_n
         return [
             Load(
@@ -165,61 +166,53 @@ class NchwWork(Work):
             for tap, run in product(range(self.a.count), range(tile.k // tile.run))
         ]
 
-    def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         p, tile = self.problem, self.b.tile
         return [
             Load(offset, (x, chunk * tile.k + channel, y * p.stride[0] + ry * p.dilation[0] - p.pad[0], n))
             for offset, x, channel, y, n in self.loaded.loads(tile, place.pixel, part, self.config.cluster_m)
         ]
 
-    def totals(self, fragment: Fragment, m: int, group: int, below: int, lane: Any) -> Sequence[Any]:
-        first, *others = (
-            self.rows.shifted(fragment, tap, shift, (m, group, below), lane)
-            for tap, shift in enumerate(shifts(self.problem))
-        )
-        return [sum(taps[1:], taps[0]) for taps in zip(first, *others, strict=True)]
-
-    def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
-        consumer_m, consumer_n = self._member(consumer)
-        n, y, x = place.pixel
-        if self.config.consumers_n > 1:
-            n, y, x = self.rows.tiles.of_part(place.pixel, consumer_n, self.config.consumers_n)
+    def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
+        n, y, x = self._first_pixel(place, part)
         _, h, w = self.rows.tiles.part(self.config.consumers_n)
         row = column // w
-        return x + column % w, place.channel + consumer_m * self.config.rows, y + row % h, n + row // h
+        return x + column % w, self._channel(place, part, 0), y + row % h, n + row // h
 
-    def _member(self, consumer: Any) -> tuple[Any, Any]:
-        """A consumer's places along (channels, pixels)."""
-        from tvm.script import tirx as T
+    def _first_pixel(self, place: Place, part: Index) -> Pixel:
+        consumers_n = self.config.consumers_n
+        if consumers_n == 1:
+            return place.pixel
+        return self.rows.tiles.of_part(place.pixel, self.part_at(part)[1], consumers_n)
 
-        each = self.config.consumers_n
-        return (T.truncdiv(consumer, each), T.truncmod(consumer, each)) if each > 1 else (consumer, 0)
+    def _channel(self, place: Place, part: Index, row: Expr) -> Expr:
+        return place.channel + self.part_at(part)[0] * self.config.rows + row
 
-    def row_term(self, tensors: Tensors, place: Place, consumer: Any, row: Any) -> Any:
+    def channel_at(self, place: Place, part: Index, index: Expr) -> Expr:
         from tvm import tirx
 
-        from schedules.tirx.values import named
+        channel, whole = self._channel(place, part, index), self.config.block_m * self.config.cluster_m
+        return channel if self.problem.co % whole == 0 else tirx.min(channel, self.problem.co - 1)
 
+    def row_start(self, place: Place, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        p, channel = self.problem, self._channel(place, part, row)
+        return channel * (p.out_h * p.out_w), channel < p.co
+
+    def column_start(self, place: Place, part: Index, column: Expr) -> tuple[Expr, Expr]:
         p = self.problem
-        if not p.bias:
-            return None
-        channel = place.channel + self._member(consumer)[0] * self.config.rows + row
-        if p.co % (self.config.block_m * self.config.cluster_m):
-            channel = tirx.min(channel, p.co - 1)  # what stands beyond the last channel is not stored
-        return named("bias", tensors["bias"][channel].astype("float32"))
-
-    def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
-        return finish_sum(self.problem, total, of_row)
+        n, y, x = pixel = self.rows.tiles.pixel(self._first_pixel(place, part), column)
+        return (n * p.co * p.out_h + y) * p.out_w + x, is_output(p, pixel)
 
 
 def schedule(problem: NchwProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
     """The TIRx program for data (n, ci, h, w), filter (kh, kw, co, ci) or (co, ci, kh, kw), bias (co,) if any, output
     (n, co, out_h, out_w)."""
     from schedules.hopper.program import program
+    from schedules.hopper.shifted import ShiftedResults
 
     rows = config.rows_of(problem)
     assert rows is not None  # checked
-    return program(NchwWork(problem, config, rows))
+    return program(NchwWork(problem, config, rows), partial(ShiftedResults, rows), partial(repack, problem))
 
 
 # (block_m, columns of a consumer, consumers, consumers_n)

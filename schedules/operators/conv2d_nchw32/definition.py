@@ -11,22 +11,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from schedules.core.draws import Draw, one_of
+from schedules.core.epilogue import ACTIVATIONS, Activation, Epilogue, Term
 from schedules.core.errors import ProblemError
 from schedules.core.operator import Array, Expected
-from schedules.core.problem import Argument, Conv2dProblem
-from schedules.operators.conv2d_nchw32.epilogue import epilogue, epilogue_reference
+from schedules.core.problem import Conv2dProblem
+from schedules.core.reference import finished
+from schedules.definitions.epilogue import finish, placeholders, terms_at
 from schedules.operators.conv2d_nchw32.packing import GROUP, groups, pack_data, pack_filter
 
 if TYPE_CHECKING:
     from tvm import te
 
 OUT_DTYPES = ("int8", "int32", "float32")
-ACTIVATIONS = ("none", "relu")
 PART = 2**21  # output elements that the reference computes at a time: what a cache holds
 LONGEST_SUM = 2**31 // 128**2  # products of two int8 whose sum an int32 always holds
 
@@ -40,6 +42,7 @@ class Nchw32Problem(Conv2dProblem):
     """
 
     dtypes: ClassVar[tuple[str, ...]] = ("int8",)
+    channel_axes = (1, 4)
     out_dtypes: ClassVar[tuple[str, ...]] = OUT_DTYPES
     activations: ClassVar[tuple[str, ...]] = ACTIVATIONS
 
@@ -54,9 +57,9 @@ class Nchw32Problem(Conv2dProblem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in (("out_dtype", OUT_DTYPES), ("activation", ACTIVATIONS)):
-            if getattr(self, name) not in known:
-                raise ProblemError(f"{name}={getattr(self, name)} is not {' or '.join(known)}")
+        if self.out_dtype not in OUT_DTYPES:
+            raise ProblemError(f"out_dtype={self.out_dtype} is not {' or '.join(OUT_DTYPES)}")
+        object.__setattr__(self, "activation", str(self.epilogue.activation))
         for name, used in (("alpha", True), ("beta", self.bias), ("gamma", self.residual)):
             value = getattr(self, name)
             if not math.isfinite(value) or float(np.float32(value)) != value:
@@ -86,38 +89,24 @@ class Nchw32Problem(Conv2dProblem):
         """Output pixels of all images: the rows of the implicit matrix product."""
         return self.n * self.out_h * self.out_w
 
-    def arguments(self) -> tuple[Argument, ...]:
-        output = (self.n, self.co_groups, self.out_h, self.out_w, GROUP)
-        optional = (
-            (self.bias, Argument("bias", (self.co_groups * GROUP,), "int32")),
-            (self.residual, Argument("residual", output, self.out_dtype)),
-        )
+    @property
+    def largest_sum(self) -> float:
+        """No sum of products is greater."""
+        return self.ci * self.kh * self.kw * 2.0**14
+
+    @cached_property
+    def epilogue(self) -> Epilogue:
+        bias = Term("bias", "channel", "int32", self.beta)
+        residual = Term("residual", "element", self.out_dtype, self.gamma)
+        terms = tuple(term for given, term in ((self.bias, bias), (self.residual, residual)) if given)
+        return Epilogue(self.out_dtype, terms, self.alpha, Activation.parse(self.activation))
+
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         return (
-            Argument("data", (self.n, self.ci_groups, self.h, self.w, GROUP), "int8"),
-            Argument("filter", (self.ci_groups, self.kh, self.kw, self.co_groups * GROUP, GROUP), "int8"),
-            *(argument for given, argument in optional if given),
-            Argument("output", output, self.out_dtype, output=True),
+            (self.n, self.ci_groups, self.h, self.w, GROUP),
+            (self.ci_groups, self.kh, self.kw, self.co_groups * GROUP, GROUP),
+            (self.n, self.co_groups, self.out_h, self.out_w, GROUP),
         )
-
-
-class Inputs(NamedTuple):
-    """The placeholders of a problem."""
-
-    data: te.Tensor
-    weight: te.Tensor
-    bias: te.Tensor | None
-    residual: te.Tensor | None
-
-    def tensors(self) -> list[te.Tensor]:
-        return [tensor for tensor in self if tensor is not None]
-
-
-def placeholders(problem: Nchw32Problem) -> Inputs:
-    """The inputs of the TE graph."""
-    from tvm import te
-
-    made = {a.name: te.placeholder(a.shape, name=a.name, dtype=a.dtype) for a in problem.arguments() if not a.output}
-    return Inputs(made["data"], made["filter"], made.get("bias"), made.get("residual"))
 
 
 def definition(problem: Nchw32Problem) -> list[te.Tensor]:
@@ -130,13 +119,13 @@ def definition(problem: Nchw32Problem) -> list[te.Tensor]:
 
     p = problem
     given = placeholders(p)
-    (top, left), source = p.pad, given.data
+    (top, left), source = p.pad, given["data"]
     if p.pad != (0, 0):
         source = te.compute(
             (p.n, p.ci_groups, p.h + 2 * top, p.w + 2 * left, GROUP),
             lambda b, g, y, x, c: te.if_then_else(
                 te.all(y >= top, y - top < p.h, x >= left, x - left < p.w),
-                given.data[b, g, y - top, x - left, c],
+                given["data"][b, g, y - top, x - left, c],
                 tirx.const(0, "int8"),
             ),
             name="padded",
@@ -149,22 +138,17 @@ def definition(problem: Nchw32Problem) -> list[te.Tensor]:
             source[b, rg, y * p.stride[0] + ry * p.dilation[0], x * p.stride[1] + rx * p.dilation[1], rc].astype(
                 "int32"
             )
-            * given.weight[rg, ry, rx, g * GROUP + f, rc].astype("int32"),
+            * given["filter"][rg, ry, rx, g * GROUP + f, rc].astype("int32"),
             axis=[rg, ry, rx, rc],
         ),
         name="conv",
     )
     output = te.compute(
         conv.shape,
-        lambda b, g, y, x, f: epilogue(
-            p,
-            conv[b, g, y, x, f],
-            given.bias[g * GROUP + f] if given.bias is not None else None,
-            given.residual[b, g, y, x, f] if given.residual is not None else None,
-        ),
+        lambda b, g, y, x, f: finish(p.epilogue, conv[b, g, y, x, f], terms_at(p, given, (b, g, y, x, f))),
         name="output",
     )
-    return [*given.tensors(), output]
+    return [*given.values(), output]
 
 
 def inputs(problem: Nchw32Problem, rng: np.random.Generator) -> list[Array]:
@@ -178,30 +162,33 @@ def inputs(problem: Nchw32Problem, rng: np.random.Generator) -> list[Array]:
         pack_data(integers(128, (p.n, p.ci, p.h, p.w))),
         pack_filter(integers(128, (p.co, p.ci, p.kh, p.kw))),
     ]
-    if p.bias:
-        made.append(np.pad(integers(2**17, (p.co,), "int32"), (0, p.co_groups * GROUP - p.co)))
-    if p.residual:
-        residual = integers(128, (p.n, p.co, p.out_h, p.out_w)).astype(p.out_dtype)
-        made.append(pack_data(residual))
+    for term in p.epilogue.terms:
+        if term.axis == "channel":
+            made.append(np.pad(integers(2**17, (p.co,), "int32"), (0, p.co_groups * GROUP - p.co)))
+        else:
+            made.append(pack_data(integers(128, (p.n, p.co, p.out_h, p.out_w)).astype(term.dtype)))
     return made
 
 
 def reference(problem: Nchw32Problem, arrays: Sequence[Array]) -> list[Expected]:
-    """The output, exact, for as many images at a time as PART has room for."""
+    """The output, exact unless the activation is not, for as many images at a time as PART has room for."""
     p = problem
-    rest = list(arrays)
-    data, weight = rest.pop(0), rest.pop(0)
-    bias, residual = rest.pop(0) if p.bias else None, rest.pop(0) if p.residual else None
-    values = np.empty((p.n, p.co_groups, p.out_h, p.out_w, GROUP))
-    images = max(1, PART // math.prod(values.shape[1:]))
+    data, weight, *terms = arrays
+    images = max(1, PART // math.prod(p.shapes()[2][1:]))
+    found = []
     for start in range(0, p.n, images):
         part = slice(start, start + images)
-        values[part] = _outputs(p, data[part], weight, bias, residual[part] if residual is not None else None)
-    return [Expected(values, np.zeros((1,) * values.ndim))]
+        of_images = [
+            array if term.axis == "channel" else array[part]
+            for term, array in zip(p.epilogue.terms, terms, strict=True)
+        ]
+        found.append(finished(p, _sums(p, data[part], weight), of_images))
+    values, magnitude = (np.concatenate([getattr(part, name) for part in found]) for name in ("values", "magnitude"))
+    return [Expected(values, magnitude)]
 
 
-def _outputs(problem: Nchw32Problem, data: Array, weight: Array, bias: Array | None, residual: Array | None) -> Array:
-    """The outputs of some images: one matrix product for each tap and 512 channels, whose sums float32 holds
+def _sums(problem: Nchw32Problem, data: Array, weight: Array) -> Array:
+    """The sums of some images, int64: one matrix product for each tap and 512 channels, whose sums float32 holds
     exactly."""
     p = problem
     padded = np.pad(data, [(0, 0), (0, 0), (p.pad[0],) * 2, (p.pad[1],) * 2, (0, 0)])
@@ -216,6 +203,4 @@ def _outputs(problem: Nchw32Problem, data: Array, weight: Array, bias: Array | N
                 rows = channels.reshape(-1, channels.shape[3] * GROUP).astype(np.float32)
                 taps = weight[g : g + 16, ry, rx].transpose(0, 2, 1).reshape(rows.shape[1], -1).astype(np.float32)
                 total += (rows @ taps).astype(np.int64).reshape(total.shape)
-    total = total.reshape(*total.shape[:3], p.co_groups, GROUP).transpose(0, 3, 1, 2, 4)
-    shaped = bias.reshape(1, p.co_groups, 1, 1, GROUP) if bias is not None else None
-    return epilogue_reference(p, total, shaped, residual)
+    return total.reshape(*total.shape[:3], p.co_groups, GROUP).transpose(0, 3, 1, 2, 4)

@@ -9,21 +9,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from schedules.core.epilogue import Term
+from schedules.definitions.epilogue import finish, placeholders
 from schedules.definitions.padding import select
 from schedules.definitions.scatter import scatter
-from schedules.operators.conv2d_nchw32.definition import Nchw32Problem, placeholders
-from schedules.operators.conv2d_nchw32.epilogue import epilogue
+from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.packing import GROUP
-from schedules.steps.tiles import bind, block_exists
+from schedules.steps.tiles import bind
 
 if TYPE_CHECKING:
-    from tvm import tirx
+    from tvm import te, tirx
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV
     from tvm.tirx import PrimExpr
 
 CHANNELS = 8  # neighbouring channels that one thread finishes and stores
 QUADS = GROUP // CHANNELS  # threads that share the channels of a pixel's group
+
+
+def stage_of(term: Term) -> str:
+    """The stage that a term of the epilogue comes by: as threads hold it, with zeros beyond the problem."""
+    return f"{term.name}_values"
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
     column, 32), filters; ``conv`` (pixel, column), or (column, pixel) if `transposed`; ``result``, with the epilogue;
     ``output``, which stores what lies inside the problem.
 
-    Bias and residual come as stages ``biases`` and ``residuals``.  After ``conv``, channels have axes (group, quad, 8)
+    The epilogue's terms come as stages (`stage_of`).  After ``conv``, channels have axes (group, quad, 8)
     and pixels (many, lane), `rounding.lanes` of them in neighbouring lanes: TVM can then tell what one thread needs.
     """
     from tvm import te, tirx
@@ -82,14 +88,14 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
             (pixels > p.pixels, m < p.pixels),
             (ci_groups > p.ci_groups, g < p.ci_groups),
         ]
-        return select(tests, given.data[m // image, g, y, x, c])
+        return select(tests, given["data"][m // image, g, y, x, c])
 
     def column(g: PrimExpr, ky: PrimExpr, kx: PrimExpr, n: PrimExpr, c: PrimExpr) -> PrimExpr:
         tests = [
             (channels > p.co_groups * GROUP, n // GROUP < p.co_groups),
             (ci_groups > p.ci_groups, g < p.ci_groups),
         ]
-        return select(tests, given.weight[g, ky, kx, r.channel(n), c])
+        return select(tests, given["filter"][g, ky, kx, r.channel(n), c])
 
     taps = {"rg": ci_groups, "ry": p.kh, "rx": p.kw}
     rows = te.compute((*taps.values(), pixels, GROUP), row, name="rows")
@@ -103,34 +109,33 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
 
     conv = te.compute((channels, pixels) if transposed else (pixels, channels), product, name="conv")
     shape = (pixels // r.lanes, r.lanes, channels // GROUP, QUADS, CHANNELS)
-    biases = residuals = None
-    if given.bias is not None:
-        biases = te.compute(
-            shape[2:],
-            lambda g, q, c: select(within(0, g)[1:], given.bias[g * GROUP + q * CHANNELS + c]),
-            name="biases",
-        )
-    if given.residual is not None:
-        residuals = te.compute(
+
+    def staged(term: Term) -> te.Tensor:
+        source = given[term.name]
+        if term.axis == "channel":
+            return te.compute(
+                shape[2:],
+                lambda g, q, c: select(within(0, g)[1:], source[g * GROUP + q * CHANNELS + c]),
+                name=stage_of(term),
+            )
+        return te.compute(
             shape,
             lambda m, lane, g, q, c: select(
-                within(m * r.lanes + lane, g), given.residual[place(m * r.lanes + lane, g, q * CHANNELS + c)]
+                within(m * r.lanes + lane, g), source[place(m * r.lanes + lane, g, q * CHANNELS + c)]
             ),
-            name="residuals",
+            name=stage_of(term),
         )
 
-    def finish(m: PrimExpr, lane: PrimExpr, g: PrimExpr, q: PrimExpr, c: PrimExpr) -> PrimExpr:
+    terms = [(term, staged(term)) for term in p.epilogue.terms]
+
+    def element(m: PrimExpr, lane: PrimExpr, g: PrimExpr, q: PrimExpr, c: PrimExpr) -> PrimExpr:
         row, column = m * r.lanes + lane, g * GROUP + c // r.run * (QUADS * r.run) + q * r.run + c % r.run
-        return epilogue(
-            p,
-            conv[(column, row) if transposed else (row, column)],
-            biases[g, q, c] if biases is not None else None,
-            residuals[m, lane, g, q, c] if residuals is not None else None,
-        )
+        values = [stage[(g, q, c) if term.axis == "channel" else (m, lane, g, q, c)] for term, stage in terms]
+        return finish(p.epilogue, conv[(column, row) if transposed else (row, column)], values)
 
-    result = te.compute(shape, finish, name="result")
+    result = te.compute(shape, element, name="result")
     output = te.compute(shape, lambda *at: result(*at), name="output")
-    program = te.create_prim_func([*given.tensors(), output])
+    program = te.create_prim_func([*given.values(), output])
 
     def destination(
         m: PrimExpr, lane: PrimExpr, g: PrimExpr, q: PrimExpr, c: PrimExpr
@@ -156,12 +161,12 @@ def schedule_output(
     sch.compute_at(result, m, preserve_unit_loops=True)
     sch.set_scope(result, 0, "local")
     sch.unroll(sch.get_loops(result)[-1])
-    for name, loop, dtype in (("residuals", m, problem.out_dtype), ("biases", g, "int32")):
-        if block_exists(sch, name):
-            sch.compute_at(sch.get_sblock(name), loop, preserve_unit_loops=True)
-            sch.set_scope(name, 0, "local")
-            _vectorize(sch, sch.get_loops(sch.get_sblock(name))[-1], dtype)
-    _vectorize(sch, c, problem.out_dtype)
+    for term in reversed(problem.epilogue.terms):
+        name = stage_of(term)
+        sch.compute_at(sch.get_sblock(name), g if term.axis == "channel" else m, preserve_unit_loops=True)
+        sch.set_scope(name, 0, "local")
+        _vectorize(sch, sch.get_loops(sch.get_sblock(name))[-1], term.dtype)
+    _vectorize(sch, c, problem.epilogue.out_dtype)
     sch.compute_at(conv, block_n, preserve_unit_loops=True)
     # channels fastest: blocks that run together share their pixels, and all of the filter stays in the L2 cache
     sch.bind(sch.fuse(block_m, block_n), "blockIdx.x")

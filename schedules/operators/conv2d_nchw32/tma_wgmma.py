@@ -19,7 +19,7 @@ from schedules.core.device import Device
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import Pair, numpy_dtype
 from schedules.core.space import ProductSpace
-from schedules.hopper.config import ROWS, WARPGROUP, HopperConfig, blocks
+from schedules.hopper.config import ROWS, HopperConfig, blocks
 from schedules.hopper.config import SHAPES as BLOCK_SHAPES
 from schedules.hopper.cost import fastest, product_cycles, rounds
 from schedules.hopper.pixels import (
@@ -27,6 +27,7 @@ from schedules.hopper.pixels import (
     PixelTiles,
     flattened,
     highest,
+    is_output,
     most_images,
     pixel_tiles,
     place_pixels,
@@ -34,13 +35,16 @@ from schedules.hopper.pixels import (
     taps_inside,
 )
 from schedules.hopper.shared import FOLDS, PATTERN, SharedTile, Staging, TensorMap, staging_for
-from schedules.hopper.work import Load, Operand, Output, Product, Tensors, Work
+from schedules.hopper.work import Load, Operand, Output, Product, Work
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
-from schedules.operators.conv2d_nchw32.epilogue import greatest, unrounded
 from schedules.operators.conv2d_nchw32.packing import GROUP
 
 if TYPE_CHECKING:
     import tvm
+
+    from schedules.hopper.pixels import Pixel
+    from schedules.hopper.work import Taps
+    from schedules.tirx.types import Expr, Index
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class TmaWgmmaConfig(HopperConfig):
         return self.row_pixels if problem.stride[1] == 1 else 1
 
     def staging(self, problem: Nchw32Problem) -> Staging:
-        item = numpy_dtype(problem.out_dtype).itemsize
+        item = numpy_dtype(problem.epilogue.out_dtype).itemsize
         folds = (self.row_pixels if item == 1 else 1, self.fold(problem))
         return staging_for(self.rows, self.block_n, item, GROUP, folds)
 
@@ -93,10 +97,6 @@ class TmaWgmmaConfig(HopperConfig):
         if self.skip_padding and work.tiles.counts[0] % self.cluster_m:
             images = work.tiles.counts[0]
             return f"skip_padding=true needs tiles of images in {self.cluster_m}s (cluster_m), not {images}"
-        if problem.residual and self.rows > WARPGROUP:
-            return f"block_m={self.block_m} gives a consumer {self.rows} rows, with a residual {WARPGROUP} at most"
-        if problem.residual and problem.pixels * problem.co_groups * GROUP >= 2**31:
-            return "the residual has 2**31 elements or more, which 32-bit indices do not reach"
         return work.reason(arch)
 
 
@@ -160,7 +160,7 @@ def _pixels(
     )
 
 
-def _at(pixel: tuple[Any, Any, Any], group: Any, fold: int) -> tuple[Any, ...]:
+def _at(pixel: Pixel, group: Expr, fold: int) -> tuple[Index, ...]:
     """Coordinates of a box in the tensor map of `_pixels`."""
     n, y, x = pixel
     return (x * GROUP, n, y, group) if fold > 1 else (0, x, n, y, group)
@@ -170,17 +170,18 @@ def _at(pixel: tuple[Any, Any, Any], group: Any, fold: int) -> tuple[Any, ...]:
 class Place:
     """A block's tile: its first output pixel, and its first group of output channels."""
 
-    pixel: tuple[Any, Any, Any]
-    group: Any
+    pixel: Pixel
+    group: Expr
 
 
-class Nchw32Work(Work):
+class Nchw32Work(Work[Place]):
     config: TmaWgmmaConfig
+    channels_along_rows = False
 
     def __init__(self, problem: Nchw32Problem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
         p: Any = tiles.problem
         self.problem, self.config, self.tiles = p, config, tiles
-        self.arguments = problem.arguments()
+        self.arguments, self.epilogue = problem.arguments(), p.epilogue
         self.classes, taps = _lines(p) if config.tall else ([0], [(0, 0)])
         self.kernel = (p.kh // len(taps), p.kw)
         self.groups_out = config.block_n // GROUP
@@ -229,7 +230,7 @@ class Nchw32Work(Work):
         self.staging = staging = config.staging(problem)
         target = _pixels(
             "output",
-            p.out_dtype,
+            p.epilogue.out_dtype,
             (p.n, p.out_h, p.out_w),
             p.co_groups,
             tiles.part(config.parts),
@@ -237,16 +238,16 @@ class Nchw32Work(Work):
             fold=staging.fold,
             promotion=0,
         )
-        self.output = Output(p.out_dtype, staging, target, greatest(p))
+        self.output = Output(p.epilogue.out_dtype, staging, target, p.epilogue.greatest(p.largest_sum))
 
-    def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> Place:
         from schedules.tirx.values import named
 
         cluster = self.config.cluster_m, self.config.cluster_n
         pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
         return Place(pixel, named("group_out", column * self.groups_out))
 
-    def taps(self, place: Place) -> tuple[Any, Any, Any, Any]:
+    def taps(self, place: Place) -> Taps:
         p = self.problem
         if not self.config.skip_padding:
             return super().taps(place)
@@ -283,7 +284,7 @@ class Nchw32Work(Work):
             return columns
         return columns * mean(p.h, p.out_h, h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
 
-    def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_a(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         p, tile, config = self.problem, self.a.tile, self.config
         first, (n, y, x) = chunk * config.groups, place.pixel
         offset = part * (tile.nbytes // config.cluster_n)
@@ -302,7 +303,7 @@ class Nchw32Work(Work):
             for number, line in enumerate(self.classes)
         ]
 
-    def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, config = self.b.tile, self.config
         first, line = chunk * config.groups, place.group * (GROUP // tile.fold)
         if config.groups > 1:
@@ -311,67 +312,26 @@ class Nchw32Work(Work):
             line = line + part * (config.block_n // config.cluster_m // tile.fold)
         return [Load(part * (tile.nbytes // config.cluster_m), (0, line, rx, ry, first))]
 
-    def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
-        pixel = self.tiles.of_part(place.pixel, consumer, self.config.parts)
+    def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
+        pixel = self.tiles.of_part(place.pixel, part, self.config.parts)
         return _at(pixel, place.group + column // GROUP, self.staging.fold)
 
-    def row_term(self, tensors: Tensors, place: Place, consumer: Any, row: Any) -> Any:
-        """Where group 0 of the row's pixel begins in the residual; negative if it is none."""
+    def channel_at(self, place: Place, part: Index, index: Expr) -> Expr:
         from tvm import tirx
 
-        from schedules.tirx.values import kept
+        return tirx.min(place.group * GROUP + index, self.problem.co_groups * GROUP - 1)
 
+    def row_start(self, place: Place, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        """Where group 0 of the row's pixel begins."""
         p = self.problem
-        if not p.residual:
-            return None
-        n, y, x = self.tiles.pixel(self.tiles.of_part(place.pixel, consumer, self.config.parts), row)
-        is_pixel = tirx.all(n < p.n, y < p.out_h, x < p.out_w)
-        start = ((n * p.co_groups * p.out_h + y) * p.out_w + x) * GROUP
-        return kept("start", tirx.Select(is_pixel, start, -1))
+        n, y, x = pixel = self.tiles.pixel(self.tiles.of_part(place.pixel, part, self.config.parts), row)
+        return ((n * p.co_groups * p.out_h + y) * p.out_w + x) * GROUP, is_output(p, pixel)
 
-    def column_term(self, tensors: Tensors, place: Place, column: Any) -> Any:
+    def column_start(self, place: Place, part: Index, column: Expr) -> tuple[Expr, Expr]:
         from tvm import tirx
 
-        from schedules.tirx.values import named
-
-        if not self.problem.bias:
-            return None
-        channel = tirx.min(place.group * GROUP + column, self.problem.co_groups * GROUP - 1)
-        return named("bias", tensors["bias"][channel])
-
-    def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
-        from tvm import tirx
-
-        p, residual = self.problem, None
-        if p.residual:
-            group = place.group + tirx.truncdiv(column, GROUP)
-            at = of_row + group * (p.out_h * p.out_w * GROUP) + tirx.truncmod(column, GROUP)
-            inside = tirx.all(of_row >= 0, group < p.co_groups)
-            residual = _read(tensors["flat residual"], at, inside)
-        return unrounded(p, total, of_column, residual)
-
-
-_TYPES = {"int8": "signed char", "int32": "int", "float32": "float"}
-
-
-def _read(buffer: Any, at: Any, inside: Any) -> Any:
-    """An element of the residual, or 0 if not `inside`; int8 as int32.
-
-    Volatile, since the compiler otherwise loads all of a thread's at once, and spills the sums for them.
-    """
-    from tvm.script import tirx as T
-
-    dtype = str(buffer.dtype)
-    kind, wide = _TYPES[dtype], "float" if dtype == "float32" else "int"
-    name = f"hopper_residual_{dtype}"
-    source = (
-        f"__device__ __forceinline__ {wide} {name}(const void* at, bool inside) {{\n"
-        f"  return inside ? *(const volatile {kind}*)at : 0;\n}}\n"
-    )
-    pointer = buffer.ptr_to([at])
-    return T.cuda.func_call(
-        name, pointer, inside, source_code=source, return_type="float32" if wide == "float" else "int32"
-    )
+        p, group = self.problem, place.group + tirx.truncdiv(column, GROUP)
+        return group * (p.out_h * p.out_w * GROUP) + tirx.truncmod(column, GROUP), group < p.co_groups
 
 
 def microseconds(work: Nchw32Work, device: Device) -> float:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedules.core.operator import Array, Expected
-from schedules.core.problem import Argument, FusedConv2dProblem
-from schedules.core.reference import convolve, normal_inputs
-from schedules.definitions.epilogue import ACCUMULATOR, bias_placeholder, finish, finish_reference
+from schedules.core.problem import FusedConv2dProblem
+from schedules.core.reference import convolve, finished, normal_inputs
+from schedules.definitions.epilogue import ACCUMULATOR, finish, placeholders, terms_at
 from schedules.definitions.padding import select
 from schedules.steps.story import next_step
 
@@ -31,27 +31,16 @@ inputs = normal_inputs
 class NhwcProblem(FusedConv2dProblem):
     """A convolution of NHWC data with an OHWI filter."""
 
+    channel_axes = (3,)
+
     @property
     def pixels(self) -> int:
         """Output pixels of all images."""
         return self.n * self.out_h * self.out_w
 
-    def arguments(self) -> tuple[Argument, ...]:
-        return (
-            Argument("data", (self.n, self.h, self.w, self.ci), self.dtype),
-            Argument("filter", (self.co, self.kh, self.kw, self.ci), self.dtype),
-            *self.bias_argument(),
-            Argument("output", (self.n, self.out_h, self.out_w, self.co), self.dtype, output=True),
-        )
-
-
-def _placeholders(problem: NhwcProblem) -> tuple[te.Tensor, te.Tensor, te.Tensor | None]:
-    from tvm import te
-
-    data, weight = (
-        te.placeholder(argument.shape, name=argument.name, dtype=argument.dtype) for argument in problem.arguments()[:2]
-    )
-    return data, weight, bias_placeholder(problem)
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        output = (self.n, self.out_h, self.out_w, self.co)
+        return (self.n, self.h, self.w, self.ci), (self.co, self.kh, self.kw, self.ci), output
 
 
 def definition(problem: NhwcProblem) -> list[te.Tensor]:
@@ -62,7 +51,8 @@ def definition(problem: NhwcProblem) -> list[te.Tensor]:
     from tvm import te
 
     p = problem
-    data, weight, bias = _placeholders(p)
+    given = placeholders(p)
+    data, weight = given["data"], given["filter"]
     top, left = p.pad
     padded = data
     if p.pad != (0, 0):
@@ -86,8 +76,12 @@ def definition(problem: NhwcProblem) -> list[te.Tensor]:
         ),
         name="conv",
     )
-    output = te.compute(conv.shape, lambda b, y, x, f: finish(p, conv[b, y, x, f], bias, f), name="output")
-    return [data, weight, *([] if bias is None else [bias]), output]
+    output = te.compute(
+        conv.shape,
+        lambda b, y, x, f: finish(p.epilogue, conv[b, y, x, f], terms_at(p, given, (b, y, x, f))),
+        name="output",
+    )
+    return [*given.values(), output]
 
 
 def gemm_definition(problem: NhwcProblem, tile: tuple[int, int, int]) -> list[te.Tensor]:
@@ -103,7 +97,8 @@ def gemm_definition(problem: NhwcProblem, tile: tuple[int, int, int]) -> list[te
     from tvm import te
 
     p = problem
-    data, weight, bias = _placeholders(p)
+    given = placeholders(p)
+    data, weight = given["data"], given["filter"]
     image = p.out_h * p.out_w
     pixels, co, ci = (-(-size // t) * t for size, t in zip((p.pixels, p.co, p.ci), tile, strict=True))
 
@@ -133,12 +128,16 @@ def gemm_definition(problem: NhwcProblem, tile: tuple[int, int, int]) -> list[te
         ),
         name="conv",
     )
-    # beyond the last channel there is no bias to read; what stands there is dropped
-    finished = te.compute(
-        (pixels, co), lambda pixel, f: finish(p, conv[pixel, f], bias, te.min(f, p.co - 1)), name="finished"
-    )
+
+    def element(pixel: PrimExpr, f: PrimExpr) -> PrimExpr:
+        # beyond the last pixel and channel there are no terms to read; what stands there is dropped
+        m, channel = te.min(pixel, p.pixels - 1), te.min(f, p.co - 1)
+        at = (m // image, m % image // p.out_w, m % p.out_w, channel)
+        return finish(p.epilogue, conv[pixel, f], terms_at(p, given, at))
+
+    finished = te.compute((pixels, co), element, name="finished")
     output = te.compute((p.pixels, p.co), lambda pixel, f: finished[pixel, f], name="output")
-    return [data, weight, *([] if bias is None else [bias]), output]
+    return [*given.values(), output]
 
 
 def unflatten_output(sch: Schedule, problem: NhwcProblem) -> None:
@@ -155,7 +154,7 @@ def unflatten_output(sch: Schedule, problem: NhwcProblem) -> None:
 
 def reference(problem: NhwcProblem, arrays: Sequence[Array]) -> list[Expected]:
     """The output in float64."""
-    data, weight, *bias = arrays
+    data, weight, *terms = arrays
     values, magnitude = convolve(problem, data.transpose(0, 3, 1, 2), weight.transpose(0, 3, 1, 2))
     values, magnitude = (array.transpose(0, 2, 3, 1) for array in (values, magnitude))
-    return [finish_reference(problem, values, magnitude, bias[0] if bias else None, axis=3)]
+    return [finished(problem, values, terms, magnitude)]

@@ -11,22 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import numpy_dtype
 from schedules.core.space import ProductSpace
-from schedules.definitions.epilogue import finish_sum
 from schedules.hopper.config import HopperConfig, blocks, stage_channels, tiles_of
 from schedules.hopper.cost import fastest
-from schedules.hopper.pixels import PixelTiles, Place, flattened, pixel_tiles, place_pixels
+from schedules.hopper.pixels import PixelTiles, Place, flattened, is_output, pixel_tiles, place_pixels
 from schedules.hopper.shared import UNIT, Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
-from schedules.hopper.work import Load, Operand, Output, Tensors, Work
+from schedules.hopper.work import Load, Operand, Output, Work
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 
 if TYPE_CHECKING:
     import tvm
+
+    from schedules.tirx.types import Expr, Index
 
 LINE = 128  # bytes of a swizzled row, at most
 
@@ -71,14 +72,15 @@ class TmaWgmmaConfig(HopperConfig):
 C = TypeVar("C", bound=TmaWgmmaConfig)
 
 
-class NhwcWork(Work):
+class NhwcWork(Work[Place]):
     config: TmaWgmmaConfig
+    channels_along_rows = False
 
     def __init__(self, problem: NhwcProblem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
         p = flattened(problem, batch=True)
         self.problem, self.config, self.tiles = p, config, tiles
         item, to_tf32 = _item(p), p.dtype == "float32"
-        self.arguments = problem.arguments()
+        self.arguments, self.epilogue = problem.arguments(), p.epilogue
         self.kernel = (p.kh, p.kw)
         self.chunks = -(-p.ci // config.block_k)
         self.columns = -(-p.co // (config.block_n * config.cluster_n))  # tiles of a cluster along the channels
@@ -139,14 +141,14 @@ class NhwcWork(Work):
             target = Runs("output", p.pixels * p.co, 1, math.gcd(most, staging.width, p.co))
         return Output(p.dtype, staging, target)
 
-    def place(self, tile: Any, rank_m: Any, rank_n: Any) -> Place:
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> Place:
         from schedules.tirx.values import named
 
         cluster = self.config.cluster_m, self.config.cluster_n
         pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
         return Place(pixel, named("channel", column * self.config.block_n))
 
-    def loads_a(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_a(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         p, tile, parts = self.problem, self.a.tile, self.config.cluster_n
         n, y, x = self.tiles.of_part(place.pixel, part, parts)
         at = (
@@ -159,7 +161,7 @@ class NhwcWork(Work):
             Load(offset + run * tile.slab, (chunk * tile.k + run * tile.run, *at)) for run in range(tile.k // tile.run)
         ]
 
-    def loads_b(self, place: Place, ry: Any, rx: Any, chunk: Any, part: Any) -> Sequence[Load]:
+    def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, rows = self.b.tile, self.config.block_n // self.config.cluster_m
         tap = ry * self.kernel[1] + rx
         return [
@@ -170,11 +172,11 @@ class NhwcWork(Work):
             for run in range(tile.k // tile.run)
         ]
 
-    def store_at(self, place: Place, consumer: Any, column: int) -> tuple[Any, ...]:
-        n, y, x = self.tiles.of_part(place.pixel, consumer, self.config.parts)
+    def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
+        n, y, x = self.tiles.of_part(place.pixel, part, self.config.parts)
         return place.channel + column, x, y, n
 
-    def run_at(self, place: Place, consumer: Any, row: Any, column: int) -> tuple[Any, Any]:
+    def run_at(self, place: Place, part: Index, row: Expr, column: int) -> tuple[Expr, Expr]:
         from tvm import tirx
         from tvm.script import tirx as T
 
@@ -182,7 +184,7 @@ class NhwcWork(Work):
 
         p, staging = self.problem, self.output.staging
         _, h, w = self.tiles.part(self.config.parts)
-        n, y, x = self.tiles.of_part(place.pixel, consumer, self.config.parts)
+        n, y, x = self.tiles.of_part(place.pixel, part, self.config.parts)
         n, y, x = n + T.truncdiv(row, h * w), y + T.truncmod(T.truncdiv(row, w), h), x + T.truncmod(row, w)
         channel = place.channel + column
         there = tirx.all(n < p.n, y < p.out_h, channel < p.co)
@@ -193,20 +195,20 @@ class NhwcWork(Work):
             inside = tirx.if_then_else(x < p.out_w, p.co - channel, 0)
         return index, named("inside", tirx.if_then_else(there, inside, 0))
 
-    def column_term(self, tensors: Tensors, place: Place, column: Any) -> Any:
+    def channel_at(self, place: Place, part: Index, index: Expr) -> Expr:
         from tvm import tirx
 
-        from schedules.tirx.values import named
+        channel, whole = place.channel + index, self.problem.co % (self.config.block_n * self.config.cluster_n) == 0
+        return channel if whole else tirx.min(channel, self.problem.co - 1)
 
-        if not self.problem.bias:
-            return None
+    def row_start(self, place: Place, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        p, parts = self.problem, self.config.parts
+        n, y, x = pixel = self.tiles.pixel(self.tiles.of_part(place.pixel, part, parts), row)
+        return ((n * p.out_h + y) * p.out_w + x) * p.co, is_output(p, pixel)
+
+    def column_start(self, place: Place, part: Index, column: Expr) -> tuple[Expr, Expr]:
         channel = place.channel + column
-        if self.problem.co % (self.config.block_n * self.config.cluster_n):
-            channel = tirx.min(channel, self.problem.co - 1)  # what stands beyond the last channel is not stored
-        return named("bias", tensors["bias"][channel].astype("float32"))
-
-    def finish(self, tensors: Tensors, place: Place, total: Any, of_row: Any, of_column: Any, column: Any) -> Any:
-        return finish_sum(self.problem, total, of_column)
+        return channel, channel < self.problem.co
 
 
 def _work(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:

@@ -12,7 +12,6 @@ from schedules.build.builder import build
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
-from schedules.hopper.rows import row_tiles
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.tma_wgmma import TmaWgmmaConfig
 from tests.conftest import assert_correct, problem_of
@@ -150,25 +149,6 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
 def test_the_space_holds_the_default(sm_90a: Arch, fields: dict[str, Any]) -> None:
     problem, spec = problem_of("conv2d_nchw", **WORK | fields), operator("conv2d_nchw").schedule("tma_wgmma")
     assert spec.config_for(problem, sm_90a) in set(spec.legal_space(problem, sm_90a))
-
-
-def test_tiles_of_rows() -> None:
-    def box(columns: int, consumers: int = 1, **fields: Any) -> tuple[Any, ...] | None:
-        found = row_tiles(problem_of("conv2d_nchw", **WORK | fields), columns, consumers)
-        return found and (found.tiles.box, found.width, found.run, found.margins)
-
-    assert box(128) == ((1, 4, 32), 32, 32, (0, 0))
-    assert box(96) == ((1, 3, 32), 32, 32, (0, 0))
-    assert box(128, consumers=2) == ((1, 8, 32), 32, 32, (0, 0))
-    assert box(128, w=128) == ((1, 1, 128), 128, 64, (0, 0))
-    assert box(48, w=40) == ((1, 1, 48), 48, 16, (0, 0))
-    assert box(64, w=8, h=2, n=4) == ((2, 2, 16), 16, 16, (0, 0))
-    assert box(128, w=256) == ((1, 1, 112), 128, 64, (8, 8))
-    assert box(128, w=256, pad="1,0") == ((1, 1, 112), 128, 64, (0, 16))
-    assert box(128, w=256, consumers=2) is None
-    found = row_tiles(problem_of("conv2d_nchw", **WORK | dict(h=2, dilation="2,1", pad="2,1")), 128, 1, images=False)
-    assert found and found.tiles.box == (1, 4, 32)
-    assert found.with_halo().tiles.box == (1, 8, 32) and found.with_halo().pixels == 256
 
 
 @pytest.mark.parametrize("shape", [shape for shape, fields in SHAPES.items() if "stride" not in fields])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +15,8 @@ from schedules.bundle.bundle import write_bundle
 from schedules.check.verify import verify
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError, UsageError
-from schedules.core.reference import normal_inputs
 from schedules.core.registry import operator
-from tests.conftest import caught, problem_of
+from tests.conftest import problem_of
 from tests.hopper_kernels import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
 
 WORK: dict[str, Any] = dict(n=256, h=14, w=14, ci=256, co=512, kh=3, kw=3, pad=1, dtype="float16")
@@ -214,26 +212,6 @@ def test_a_bundle_and_its_views(work: Built, tmp_path: Any) -> None:
 )
 def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
     assert_emulated("conv2d_nhwc", SHAPES[shape], words)
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        ("tvm_builtin_cuda_mbarrier_wait_acquire_cluster", dict(split_k=2, grid=4)),
-        ("hopper_arrive_in_cluster", dict(split_k=2, grid=4)),
-        ("tvm_builtin_ptx_bar_sync_count_sync", dict()),
-        ("hopper_copy_16", dict()),
-    ],
-)
-def test_a_missing_step_is_noticed(emulation: None, sm_90a: Arch, call: str, words: dict[str, Any]) -> None:
-    problem = problem_of("conv2d_nhwc", **SHAPES["few channels"])
-    config = PLAIN | dict(block_m=64, block_n=32, num_stages=3, consumers=1, cluster_m=1) | words
-    built = build(problem, sm_90a, "tma_wgmma", config)
-    source = str(built.sources["cu"])
-    without, count = re.subn(rf"^ +{call}\(.*;$", "", source, flags=re.M)
-    assert count
-    arrays = normal_inputs(problem, np.random.default_rng(0))
-    assert not caught(built, source, arrays) and caught(built, without, arrays)
 
 
 @pytest.mark.gpu

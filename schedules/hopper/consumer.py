@@ -1,0 +1,125 @@
+"""The consumers: warpgroups that wait for a stage, multiply it by wgmma into registers, and free it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tvm.script import tirx as T
+
+from schedules.hopper.epilogue import Results
+from schedules.hopper.instructions import peer_of
+from schedules.hopper.launch import SharedMemory
+from schedules.hopper.products import Products
+from schedules.hopper.ring import Ring
+from schedules.hopper.work import ClusterPlace, Member, Work
+from schedules.steps.story import part
+from schedules.tirx.values import named
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Expr, Index, Variable
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """A warpgroup that multiplies, `member` of whose threads this is, of a block that stands at `at` of one of
+    `clusters`."""
+
+    work: Work
+    memory: SharedMemory
+    ring: Ring
+    at: ClusterPlace
+    clusters: int
+    member: Member
+    products: Products
+    results: Results
+
+    @T.inline
+    def run(self, tile: Variable) -> None:
+        """Compute this consumer's tiles of the block's, which begin with number `tile`."""
+        # the block whose stage this thread says is free: each of the row and of the column
+        peer = T.meta_var(named("peer", self.at.first + self.peer()))
+        turn: T.int32
+        turn = 0
+        while tile + self.others(tile) * self.clusters < self.work.clusters:
+            if self.work.config.ping_pong:
+                part("The others' tiles: their stages go by")
+                self.pass_by(tile)
+                part("This one's, when all stages before are full")
+                self.wait_turn(turn)
+            place = T.meta_var(self.place(tile))
+            self.multiply_tile(place, peer, turn)
+            part("The way out: a tile's results leave the registers while the producer fetches the next")
+            if self.work.config.split_k > 1:
+                exchange = T.meta_var(self.memory.exchange)
+                if exchange.finishes(self.member.consumer, self.at.rank_k):
+                    exchange.receive(self.products.sums, self.member, self.at, turn)
+                    self.results.emit(place)
+                else:
+                    exchange.send(self.products.sums, self.member, self.at, turn)
+                turn = turn ^ 1
+            else:
+                self.results.emit(place)
+            tile = tile + self.clusters
+
+    @T.inline
+    def pass_by(self, tile: Variable) -> None:
+        """Go past the tiles of other consumers."""
+        passed = T.meta_var(named("passed", self.others(tile)))  # tile changes in the loop
+        for _ in T.serial(passed):
+            position = T.meta_var(named("position", self.ring.stage + self.stages_of(self.place(tile))))
+            self.ring.skip(position)
+            tile = tile + self.clusters
+
+    @T.inline
+    def multiply_tile(self, place: Any, peer: Expr, turn: Variable) -> None:
+        """Multiply the stages of the tile at `place`, and free them."""
+        count = T.meta_var(named("count", self.stages_of(place)))
+        before: T.int32
+        before = 0
+        for step in T.serial(count):
+            self.ring.wait_full()
+            self.products.multiply_stage(step, partial(self.ring.release, before, self.member.thread, peer))
+            before = self.ring.stage
+            self.ring.advance()
+        if self.work.config.ping_pong:
+            self.give_turn()
+            turn = turn ^ 1
+        self.products.settle()
+        self.ring.release(before, self.member.thread, peer)
+
+    def place(self, tile: Expr) -> Any:
+        """Where the block's tile of a cluster's number `tile` lies."""
+        return self.work.place(tile, self.at.rank_m, self.at.rank_n)
+
+    def stages_of(self, place: Any) -> Index:
+        """Stages of the tile at `place` that are this block's."""
+        split = self.work.config.split_k
+        window = self.work.taps(place)
+        count = (window[1] - window[0]) * (window[3] - window[2]) * self.work.chunks
+        return T.truncdiv(count + (split - 1) - self.at.rank_k, split) if split > 1 else count
+
+    def peer(self) -> Expr:
+        """Of the blocks that share this one's share of the reduction, the one that this thread speaks to."""
+        config = self.work.config
+        return peer_of(self.member.thread, self.at.rank_m, self.at.rank_n, config.cluster_m, config.cluster_n)
+
+    def others(self, tile: Expr) -> Index:
+        """Tiles of other consumers between the consumer's last, if any, and its next; `tile` follows the last."""
+        config = self.work.config
+        if not config.ping_pong:
+            return 0
+        return T.Select(tile < self.clusters, self.member.consumer, config.consumers - 1)
+
+    def wait_turn(self, turn: Expr) -> None:
+        """Wait until the stages before this consumer's tile have been multiplied; the first one's first are none."""
+        consumer = self.member.consumer
+        assert self.memory.turns
+        self.memory.turns.wait(consumer, turn ^ T.Cast("int32", consumer == 0))
+
+    def give_turn(self) -> None:
+        """Let the next consumer multiply."""
+        consumer = self.member.consumer
+        assert self.memory.turns
+        self.memory.turns.arrive(T.Select(consumer == self.work.config.consumers - 1, 0, consumer + 1))

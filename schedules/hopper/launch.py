@@ -1,0 +1,172 @@
+"""What a Hopper kernel is launched with: its tensors and their maps, a block's shared memory and its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+
+from schedules.hopper.config import WARPGROUP, HopperConfig
+from schedules.hopper.exchange import Exchange
+from schedules.hopper.ring import FILLS, readers
+from schedules.hopper.shared import Columns, Runs, TensorMap
+from schedules.hopper.work import ClusterPlace, Work
+from schedules.steps.story import inside_part
+from schedules.tirx.values import named
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Buffer, Expr, Handle, Tensors, Variable
+
+NAMES = ("data", "filter", "bias", "residual", "output")  # of the arguments, in their order
+
+
+def matched(work: Work, handles: Mapping[str, Handle]) -> Tensors:
+    """The buffers of the work's arguments, of as many `handles`."""
+    tensors = {}
+    for argument in work.arguments:
+        buffer = T.match_buffer(handles[argument.name], argument.shape, argument.dtype, align=16)
+        IRBuilder.name(argument.name, buffer)
+        tensors[argument.name] = buffer
+    return tensors
+
+
+def with_workspace(work: Work, tensors: Tensors, prepare: Callable[[Tensors], None] | None) -> Tensors:
+    """`tensors` and those of the function's own, after the kernel that fills them, whose body is `prepare`."""
+    if not work.workspace:
+        return tensors
+    assert prepare is not None
+    own = {}
+    for argument in work.workspace:
+        own[argument.name] = T.alloc_buffer(argument.shape, argument.dtype, scope="global")
+        IRBuilder.name(argument.name, own[argument.name])
+    tensors = {**tensors, **own}
+    title = "A kernel before: what the product takes in another layout is copied into workspace"
+    with inside_part(title), T.attr({"tirx.device_entry": True}):
+        prepare(tensors)
+    return tensors
+
+
+def with_flat(work: Work, tensors: Tensors) -> Tensors:
+    """`tensors`, and as "flat ..." the elements without a shape of those that the epilogue reads or writes one by one,
+    as a problem with flattened pixels counts them."""
+    names = [term.name for term in work.epilogue.of_axis("element")]
+    if not isinstance(work.output.target, TensorMap):
+        names.append("output")
+    flat = {}
+    for name in names:
+        argument = next(argument for argument in work.arguments if argument.name == name)
+        buffer = T.decl_buffer((math.prod(argument.shape),), argument.dtype, data=tensors[name].data)
+        IRBuilder.name(f"flat_{name}", buffer)
+        flat[f"flat {name}"] = buffer
+    return {**tensors, **flat}
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The tensor maps of operands a and b, and of the output if it leaves by TMA."""
+
+    a: Variable
+    b: Variable
+    output: Variable | None
+
+    @classmethod
+    def encoded(cls, work: Work, tensors: Tensors) -> Maps:
+        """As the host encodes them."""
+        return cls(
+            _encode("a_map", work.a.source, tensors),
+            _encode("b_map", work.b.source, tensors),
+            _encode("output_map", work.output.target, tensors),
+        )
+
+    def fetch(self, by: Expr) -> None:
+        """Have the thread for which `by` is true fetch them."""
+        with T.If(by), T.Then():
+            for tensor_map in (self.a, self.b, self.output):
+                if tensor_map is not None:
+                    T.evaluate(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
+
+
+def _encode(name: str, target: TensorMap | Runs | Columns, tensors: Tensors) -> Variable | None:
+    if not isinstance(target, TensorMap):
+        return None
+    variable = named(name, T.tvm_stack_alloca("tensormap", 1))
+    data = tensors[target.tensor].data
+    call = "runtime.cuTensorMapEncodeTiled"
+    T.evaluate(T.call_packed(call, variable, target.dtype, target.rank, data, *target.words()))
+    return variable
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """The shared memory of a block, in this order; what a kernel does not need is None.
+
+    `filters` is where operand b comes to: the stages, or memory of its own if it stays.  `turns` are mbarriers of
+    consumers that take turns: whether all stages before a consumer's tile have been multiplied.
+    """
+
+    stages: Buffer
+    filters: Buffer
+    staging: Buffer | None
+    full: TMABar
+    empty: MBarrier
+    exchange: Exchange | None
+    turns: MBarrier | None
+
+    @classmethod
+    def allocated(cls, work: Work, accumulator: str, pool: T.SMEMPool, leader: Expr) -> SharedMemory:
+        """The memory for `work`, all of `pool`; sums are `accumulator`, `leader` is true for the thread that
+        initialises barriers."""
+        config = work.config
+
+        def tiles(name: str, nbytes: int) -> Buffer:
+            memory = pool.alloc((nbytes,), "uint8", align=1024)
+            IRBuilder.name(name, memory)
+            return memory
+
+        stages = tiles("stages", config.num_stages * work.stage_bytes)
+        filters = tiles("filters", work.stationary_bytes) if config.stationary else stages
+        staging = work.output.staging.nbytes
+        memory = cls(
+            stages,
+            filters,
+            tiles("staging", config.consumers * staging) if staging else None,
+            TMABar(pool, config.num_stages, leader=leader),
+            MBarrier(pool, config.num_stages, leader=leader),
+            Exchange(work, accumulator, pool, leader) if config.split_k > 1 else None,
+            MBarrier(pool, config.consumers, leader=leader) if config.ping_pong else None,
+        )
+        pool.commit()
+        return memory
+
+    def initialise(self, config: HopperConfig) -> None:
+        """Set the barriers up, for this block's threads, for TMA and for the blocks of its cluster."""
+        self.full.init(FILLS)
+        self.empty.init(readers(config))
+        if self.turns:
+            self.turns.init(WARPGROUP)
+        if self.exchange:
+            self.exchange.init()
+        T.evaluate(T.ptx.fence.mbarrier_init.release.cluster())
+        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+        meet(config)
+
+
+def meet(config: HopperConfig) -> None:
+    """Wait for all threads of the cluster."""
+    T.evaluate(T.cuda.cluster_sync() if config.cluster > 1 else T.cuda.cta_sync())
+
+
+def cluster_place(config: HopperConfig, rank: Expr) -> ClusterPlace:
+    """The place of block number `rank` of its cluster."""
+    each, n = config.cluster_m * config.cluster_n, config.cluster_n
+    split = config.split_k > 1
+    rank_k = named("rank_k", T.truncdiv(rank, each)) if split else 0
+    rank_mn = named("rank_mn", T.truncmod(rank, each)) if split else rank
+    rank_m = named("rank_m", T.truncdiv(rank_mn, n)) if config.cluster_m > 1 else 0
+    rank_n = named("rank_n", T.truncmod(rank_mn, n)) if n > 1 else 0
+    return ClusterPlace(rank_m, rank_n, rank_k, rank_mn, rank_k * each)

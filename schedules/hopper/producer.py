@@ -1,0 +1,100 @@
+"""The producer: one thread that has TMA fill every stage of the ring that is free, tile after tile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tvm.script import tirx as T
+
+from schedules.hopper.instructions import column_mask, row_mask
+from schedules.hopper.launch import Maps, SharedMemory
+from schedules.hopper.ring import Ring
+from schedules.hopper.shared import aligned
+from schedules.hopper.work import ClusterPlace, Load, Operand, Work
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Buffer, Expr, Index, Variable
+
+_LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+
+
+@dataclass(frozen=True)
+class Producer:
+    """The loads of a block, which stands at `at` of one of `clusters`."""
+
+    work: Work
+    maps: Maps
+    memory: SharedMemory
+    ring: Ring
+    at: ClusterPlace
+    clusters: int
+
+    @T.inline
+    def run(self, tile: Variable) -> None:
+        """Load the tiles of this block from number `tile` on."""
+        while tile < self.work.clusters:
+            place = T.meta_var(self.work.place(tile, self.at.rank_m, self.at.rank_n))
+            window = T.meta_var(self.work.taps(place))
+            # blocks that share the reduction take every split_k-th of its stages, over all taps
+            chunk: T.int32
+            chunk = self.at.rank_k
+            # while: unrolled, the loops would need more registers than the producer keeps
+            ry: T.int32
+            ry = window[0]
+            while ry < window[1]:
+                rx: T.int32
+                rx = window[2]
+                while rx < window[3]:
+                    while chunk < self.work.chunks:
+                        self.ring.wait_empty()
+                        self.ring.expect(self.expected(tile))
+                        self.load_a(self.work.loads_a(place, ry, rx, chunk, self.at.rank_n))
+                        self.load_b(self.work.loads_b(place, ry, rx, chunk, self.at.rank_m), tile, ry, rx, chunk)
+                        self.ring.advance()
+                        chunk = chunk + self.work.config.split_k
+                    chunk = chunk - self.work.chunks
+                    rx = rx + 1
+                ry = ry + 1
+            tile = tile + self.clusters
+
+    def expected(self, tile: Expr) -> Index:
+        """Bytes that a stage gets."""
+        a, both = self.work.a.loaded, self.work.a.loaded + self.work.b.loaded
+        return T.Select(self.is_first(tile), both, a) if self.work.config.stationary else both
+
+    def is_first(self, tile: Expr) -> Expr:
+        """Whether the block multiplies no tile before."""
+        return tile < self.clusters
+
+    def load_a(self, loads: Sequence[Load]) -> None:
+        """Fill the stage's part of operand a, of all blocks of this one's row of the cluster."""
+        n = self.work.config.cluster_n
+        mask = row_mask(n, self.at.first + self.at.rank_m * n)
+        self.work.a.check_loads(loads, n)
+        self._load(self.work.a, self.maps.a, loads, self.memory.stages, self.ring.start, mask)
+
+    def load_b(self, loads: Sequence[Load], tile: Expr, ry: Expr, rx: Expr, chunk: Expr) -> None:
+        """Fill the stage's part of operand b, of all blocks of this one's column of the cluster; where it stays, with
+        the block's first tile, in its place of the stage's number in the reduction."""
+        work, config = self.work, self.work.config
+        mask = column_mask(config.cluster_m, config.cluster_n, self.at.first + self.at.rank_n)
+        work.b.check_loads(loads, config.cluster_m)
+        if not config.stationary:
+            start = self.ring.start + work.b_start
+            self._load(work.b, self.maps.b, loads, self.memory.filters, start, mask)
+            return
+        number = T.truncdiv((ry * work.kernel[1] + rx) * work.chunks + chunk, config.split_k)
+        with T.If(self.is_first(tile)), T.Then():
+            self._load(work.b, self.maps.b, loads, self.memory.filters, number * aligned(work.b.nbytes), mask)
+
+    def _load(
+        self, operand: Operand, tensor_map: Variable, loads: Sequence[Load], memory: Buffer, start: Expr, mask: Expr
+    ) -> None:
+        """Issue `loads` to `start` bytes into `memory`; with a `mask`, of every block of the cluster that it names."""
+        form = _LOAD.format(operand.source.rank) + (".multicast::cluster" if mask is not None else "")
+        last = [] if mask is None else [mask]
+        for load in loads:
+            target = memory.ptr_to([start + load.offset])
+            T.evaluate(T.ptx[form](target, T.address_of(tensor_map), *load.at, self.ring.arrived, *last))

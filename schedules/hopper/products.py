@@ -1,0 +1,137 @@
+"""What a consumer multiplies of a stage: its rows of operand a by operand b, by wgmma into its sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import TYPE_CHECKING
+
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+
+from schedules.hopper.config import K_BYTES, ROWS
+from schedules.hopper.fragments import SETS, Fragments
+from schedules.hopper.instructions import Multiply
+from schedules.hopper.ring import Ring
+from schedules.hopper.shared import UNIT, SharedTile, aligned
+from schedules.hopper.work import Member, Work
+from schedules.tirx.values import kept, named
+
+if TYPE_CHECKING:
+    from schedules.hopper.work import Product
+    from schedules.tirx.types import Buffer, Expr, Pointer
+
+
+def multiply_of(work: Work) -> Multiply:
+    """The wgmma of `work`."""
+    a, b = work.a.tile, work.b.tile
+    return Multiply(work.dtype, work.config.columns, a.transposed, b.transposed, work.a.by_registers)
+
+
+class Products:
+    """The sums of a consumer, `member` of whose threads this is, and where it finds its operands.
+
+    Operand a is a descriptor of the consumer's rows; or, by way of registers, the memory of their `fragments` and the
+    addresses that the thread reads these from.  Descriptors and addresses are those of the first stage.
+    """
+
+    def __init__(self, work: Work, ring: Ring, filters: Buffer, member: Member) -> None:
+        self.work, self.config, self.ring = work, work.config, ring
+        self.multiply = multiply_of(work)
+        self.blocks_m = self.config.rows // ROWS
+        self.fragments = Fragments(work.a.tile, self.blocks_m) if work.a.by_registers else None
+        consumer_m, consumer_n = work.part_at(member.part)
+        self.sums = T.alloc_local((self.count,), self.multiply.accumulator)
+        IRBuilder.name("sums", self.sums)
+        rows = ring.memory.ptr_to([consumer_m * work.a.tile.row_offset(self.config.rows)])
+        if self.fragments:
+            self.a = T.alloc_local((self.fragments.registers,), "uint32")
+            IRBuilder.name("fragments", self.a)
+            self.addresses = _addresses(self.fragments, rows, member)
+        else:
+            self.a = _descriptor("a_tile", work.a.tile, rows)
+        columns = consumer_n * work.b.tile.row_offset(self.config.columns)
+        start = columns if self.config.stationary else work.b_start + columns
+        self.b = _descriptor("b_tile", work.b.tile, filters.ptr_to([start]))
+
+    @property
+    def count(self) -> int:
+        """Sums of a thread."""
+        return self.work.sums * self.blocks_m * self.multiply.registers
+
+    @property
+    def parts(self) -> Sequence[range]:
+        """The steps of a stage along the reduction, in parts each of which is waited for while the next is
+        multiplied."""
+        if self.fragments:
+            return [self.fragments.of_set(number) for number in range(SETS)]
+        return [range(self.work.a.tile.k * self.work.a.tile.item // K_BYTES)]
+
+    def multiply_stage(self, step: Expr, release_last: Callable[[], None]) -> None:
+        """Multiply the ring's stage, number `step` of a tile; `release_last` frees the one before, once it is read."""
+        begin = named("begin", self.ring.start) if self.fragments else 0
+        for number, steps in enumerate(self.parts):
+            if self.fragments:
+                self.fragments.read(self.a, [address + begin for address in self.addresses], steps)
+            T.evaluate(T.ptx.wgmma.fence.sync.aligned())
+            self._multiply(steps, step)
+            T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
+            T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(1))
+            if number == 0:
+                with T.If(step > 0), T.Then():
+                    release_last()
+
+    def _multiply(self, steps: range, stage_step: Expr) -> None:
+        """Issue the products of some steps of a stage."""
+        for step, (number, each), m in product(steps, enumerate(self.work.products), range(self.blocks_m)):
+            # of the products that a stage adds to the same sums, the first may begin them anew
+            others = (other.sums for other in self.work.products[:number])
+            begins = step == 0 and each.sums not in others
+            self.multiply.emit(
+                self._sums(each, m), self._a(each, step, m), self._b(each, step, stage_step),
+                stage_step > 0 if begins else T.bool(True),
+            )  # fmt: skip
+
+    def _sums(self, each: Product, m: int) -> list[Expr]:
+        first = (each.sums * self.blocks_m + m) * self.multiply.registers
+        return [self.sums[first + i] for i in range(self.multiply.registers)]
+
+    def _a(self, each: Product, step: int, m: int) -> list[Expr]:
+        """Operand a of block `m` of ROWS rows."""
+        if self.fragments:
+            return self.fragments.of(self.a, step, m)
+        tile = self.work.a.tile
+        offset = each.a + tile.k_offset(step) + tile.row_offset(m * ROWS)
+        return [self.a + _units(self.ring.stage, self.work.stage_bytes, offset)]
+
+    def _b(self, each: Product, step: int, stage_step: Expr) -> Expr:
+        """Operand b; where it stays, the tile's stages lie one behind the other."""
+        offset = each.b + self.work.b.tile.k_offset(step)
+        if self.config.stationary:
+            return self.b + _units(stage_step, aligned(self.work.b.nbytes), offset)
+        return self.b + _units(self.ring.stage, self.work.stage_bytes, offset)
+
+    def settle(self) -> None:
+        """Wait until all sums are there."""
+        T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(0))
+        self.multiply.settle([self.sums[i] for i in range(self.count)])
+
+
+def _units(number: Expr, nbytes: int, offset: int) -> Expr:
+    """What a descriptor has to be raised by for `offset` bytes beyond number `number` of pieces of `nbytes`."""
+    return T.Cast("uint64", number * (nbytes // UNIT) + offset // UNIT)
+
+
+def _descriptor(name: str, tile: SharedTile, pointer: Pointer) -> Expr:
+    """The descriptor of the tile that `pointer` points to."""
+    cell = T.alloc_local((1,), "uint64")
+    IRBuilder.name(name, cell)
+    T.evaluate(T.cuda.wgmma.encode_matrix_descriptor(T.address_of(cell[0]), pointer, *tile.descriptor))
+    return cell[0]
+
+
+def _addresses(fragments: Fragments, rows: Pointer, member: Member) -> list[Expr]:
+    """Where a thread reads the even k of its first step, and the odd, of the consumer's `rows`."""
+    first = T.Cast("int32", T.cuda.cvta_generic_to_shared(rows))
+    offsets = fragments.offsets(member.warp, member.lane)
+    return [kept(name, first + offset) for name, offset in zip(("even", "odd"), offsets, strict=True)]

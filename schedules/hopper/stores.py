@@ -1,0 +1,330 @@
+"""How a consumer's results get to global memory.
+
+By boxes: they pass through staging memory, from where TMA stores `width` columns of all of a consumer's rows and clips
+them at the tensor's end.  Several stores make a pass, as many as the memory holds.  By runs: where the tensor's rows
+are not whole 16 bytes apart, which TMA needs, the consumer's threads store them from that memory, in the widest vectors
+that the tensor's alignment allows.  By columns: where neighbours in the tensor are rows of the tile, of which a thread
+has two side by side (`fragments`), they are stored from its registers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from schedules.hopper.config import ROWS, WARPGROUP
+from schedules.hopper.fragments import tile_row
+from schedules.hopper.instructions import pack_16
+from schedules.hopper.shared import Columns, Runs, RunStaging, Staging, TensorMap
+from schedules.hopper.work import Member, Output, Work
+from schedules.tirx.values import kept, named
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Buffer, Expr, Tensors, Variable
+
+WHOLE = 2**22 - 1  # float32 up to here are rounded to whole numbers by adding a constant
+Writer = Callable[..., None]
+STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
+_STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
+_FIRST_BARRIER = 1  # named barriers of the consumers; 0 is the whole block's
+# 1.5 * 2**23: what is added to it is rounded to a whole number, to nearest even, in the lowest bits, if within
+# WHOLE; not to be contracted with the product before it
+_PACK_8 = """
+__device__ __forceinline__ int hopper_whole(float y) {
+  return __float_as_int(__fadd_rn(y, 12582912.f)) - 0x4b400000;
+}
+__device__ __forceinline__ float hopper_clamp(float y) { return fminf(fmaxf(y, -128.f), 127.f); }
+__device__ __forceinline__ unsigned int hopper_pack_s8(float a, float b, float c, float d) {
+  unsigned int high, all;
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
+    : "=r"(high) : "r"(hopper_whole(d)), "r"(hopper_whole(c)), "r"(0));
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
+    : "=r"(all) : "r"(hopper_whole(b)), "r"(hopper_whole(a)), "r"(high));
+  return all;
+}
+__device__ __forceinline__ unsigned int hopper_clamp_pack_s8(float a, float b, float c, float d) {
+  return hopper_pack_s8(hopper_clamp(a), hopper_clamp(b), hopper_clamp(c), hopper_clamp(d));
+}
+"""
+# u and v are groups of eight columns, two bytes of row lane / 4 and two of the row eight below.  Neighbouring lanes
+# exchange, so that even ones have four bytes of u and odd ones four of v.
+_STORE_8 = """
+__device__ __forceinline__ void hopper_store_s8(unsigned int u, unsigned int v, void* above, void* below, int lane) {
+  unsigned int mine = lane & 1 ? v : u, other = lane & 1 ? u : v;
+  unsigned int got = __shfl_xor_sync(0xffffffffu, other, 1);
+  unsigned int left = lane & 1 ? got : mine, right = lane & 1 ? mine : got;
+  int at = (lane & 1) * 8 + (lane >> 1 & 1) * 4;
+  *(unsigned int*)((char*)above + at) = __byte_perm(left, right, 0x5410);
+  *(unsigned int*)((char*)below + at) = __byte_perm(left, right, 0x7632);
+}
+"""
+_KINDS = {"float32": "float", "int32": "int"}
+_STORE_32 = """
+__device__ __forceinline__ void hopper_store_{0}({0} a, {0} b, void* at) {{ *({0}2*)at = make_{0}2(a, b); }}
+"""
+
+# a word of two elements, of which those there are
+_PUT = {
+    "hopper_put_two": """
+__device__ __forceinline__ void hopper_put_two(unsigned int word, void* at, int there) {
+  if (there > 0) *(unsigned int*)at = word;
+}
+""",
+    "hopper_put": """
+__device__ __forceinline__ void hopper_put(unsigned int word, void* at, int there) {
+  if (there > 0) ((unsigned short*)at)[0] = (unsigned short)word;
+  if (there > 1) ((unsigned short*)at)[1] = (unsigned short)(word >> 16);
+}
+""",
+}
+_COPY = """
+__device__ __forceinline__ void hopper_copy_{0}(void* to, const void* from) {{ *({1}*)to = *(const {1}*)from; }}
+"""
+_VECTORS = {2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
+
+
+def barrier(consumer: Expr) -> None:
+    """Wait for all threads of the consumer."""
+    T.evaluate(T.ptx.bar.sync(T.Cast("uint32", _FIRST_BARRIER + consumer), T.uint32(WARPGROUP)))
+
+
+@dataclass
+class Stores(ABC):
+    """The stores of a consumer's tile at `place`, `member` of whose threads this is; its staging memory begins `start`
+    bytes into `memory`."""
+
+    work: Work
+    tensors: Tensors
+    output_map: Variable | None
+    place: Any
+    memory: Buffer | None
+    start: Expr
+    member: Member
+
+    @abstractmethod
+    def before(self) -> None:
+        """Wait until what all of the consumer's threads stored before has left the memory."""
+
+    @abstractmethod
+    def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
+        """Put a thread's eight values, of its warp's 16 rows of 64 number `m` and of the 16 columns number `pair` of a
+        store, into the memory."""
+
+    def row(self, m: int) -> Expr:
+        """The consumer's row where the warp's sixteen of 64 number `m` begin."""
+        return m * ROWS + self.member.warp * 16
+
+    @abstractmethod
+    def written(self) -> None:
+        """Wait until those of all of the consumer's threads are seen by what stores them."""
+
+    @abstractmethod
+    def store(self, first: int) -> None:
+        """Store what the memory holds, from store number `first` on."""
+
+
+@dataclass
+class BoxStores(Stores):
+    """Results leave by TMA, issued by one thread."""
+
+    memory: Buffer
+
+    def __post_init__(self) -> None:
+        output = self.work.output
+        assert isinstance(output.staging, Staging) and isinstance(output.target, TensorMap)
+        self.staging = output.staging
+        self.form, self.writer = STORE.format(output.target.rank), _writer(output)
+
+    def before(self) -> None:
+        with T.If(self.member.thread == 0), T.Then():
+            T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
+        barrier(self.member.consumer)
+
+    def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
+        base = self.start + store * self.staging.store_bytes
+        self.writer(self.staging, self.memory, base, values, self.row(m), pair, lane)
+
+    def written(self) -> None:
+        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+        barrier(self.member.consumer)
+
+    def store(self, first: int) -> None:
+        staging = self.staging
+        with T.If(self.member.thread == 0), T.Then():
+            for store in range(staging.together):
+                to = self.work.store_at(self.place, self.member.part, (first + store) * staging.width)
+                source = self.memory.ptr_to([self.start + store * staging.store_bytes])
+                T.evaluate(T.ptx[self.form](T.address_of(self.output_map), *to, source))
+            T.evaluate(T.ptx.cp.async_.bulk.commit_group())
+
+
+@dataclass
+class RunStores(Stores):
+    """Results leave by ordinary stores of whole vectors, neighbouring threads storing neighbouring ones."""
+
+    memory: Buffer
+
+    def __post_init__(self) -> None:
+        output = self.work.output
+        assert isinstance(output.staging, RunStaging) and isinstance(output.target, Runs) and self.output_map is None
+        self.staging, self.target, self.output = output.staging, output.target, self.tensors["flat output"]
+
+    def before(self) -> None:
+        barrier(self.member.consumer)  # the stores before were done when their instructions were
+
+    def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
+        staging = self.staging
+        for half in range(2):
+            group = pair * 16 + half * 8
+            if group >= staging.pitch:
+                continue
+            left = group + T.truncmod(lane, 4) * 2
+            for below in range(2):
+                at = (self.row(m) + T.truncdiv(lane, 4) + 8 * below) * staging.pitch + left
+                target = self.memory.ptr_to([self.start + at * staging.item])
+                two = values[4 * half + 2 * below : 4 * half + 2 * below + 2]
+                word = pack_16(self.work.output.dtype, *two)
+                # how many of the two are columns of the tensor
+                there = T.int32(2) if group + 8 <= staging.pitch else staging.pitch - left
+                name = "hopper_put_two" if staging.pitch % 2 == 0 else "hopper_put"
+                T.evaluate(T.cuda.func_call(name, word, target, there, source_code=_PUT[name]))
+
+    def written(self) -> None:
+        barrier(self.member.consumer)
+
+    def store(self, first: int) -> None:
+        staging, target = self.staging, self.target
+        elements = target.rows * staging.pitch if staging.packed else staging.width
+        vectors = elements // target.vector
+        count = staging.rows // target.rows * vectors
+        nbytes = target.vector * staging.item
+        name = f"hopper_copy_{nbytes}"
+        with T.serial(-(-count // WARPGROUP)) as turn:
+            at = named("at", turn * WARPGROUP + self.member.thread)
+            run = named("run", T.truncdiv(at, vectors))
+            element = named("element", T.truncmod(at, vectors) * target.vector)
+            row = run * target.rows
+            index, inside = self.work.run_at(self.place, self.member.part, row, first * staging.width)
+            stored = element < inside if count % WARPGROUP == 0 else tirx.all(at < count, element < inside)
+            with T.If(stored), T.Then():
+                source = self.memory.ptr_to([self.start + (row * staging.pitch + element) * staging.item])
+                to = self.output.ptr_to([index + element])
+                T.evaluate(T.cuda.func_call(name, to, source, source_code=_COPY.format(nbytes, _VECTORS[nbytes])))
+
+
+@dataclass
+class ColumnStores(Stores):
+    """Results leave a thread's registers at once, two rows of a column side by side."""
+
+    def __post_init__(self) -> None:
+        output = self.work.output
+        assert isinstance(output.target, Columns) and self.work.a.by_registers and self.memory is None
+        self.output = self.tensors["flat output"]
+        self.kind = _KINDS[output.dtype]
+        # of each 64 rows: the element of the thread's first column, those to the next, and the columns from it inside
+        self.columns = []
+        left = T.truncmod(self.member.lane, 4) * 2
+        for m in range(output.staging.rows // ROWS):
+            row = self.row(m) + tile_row(self.member.lane, 0)
+            start, pitch, inside = self.work.columns_at(self.place, self.member.part, row)
+            inside = None if inside is None else named("inside", inside - left)
+            self.columns.append((kept("element", start + left * pitch), pitch, inside))
+
+    def before(self) -> None:
+        """Nothing is waited for."""
+
+    def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
+        element, pitch, inside = self.columns[m]
+        source = _STORE_32.format(self.kind)
+        for half, j in product(range(2), range(2)):
+            column = pair * 16 + 8 * half + j
+            two = [values[4 * half + 2 * below + j] for below in range(2)]
+            to = self.output.ptr_to([element + column * pitch])
+            with contextlib.nullcontext() if inside is None else _where(column < inside):
+                T.evaluate(T.cuda.func_call(f"hopper_store_{self.kind}", *two, to, source_code=source))
+
+    def written(self) -> None:
+        """Nothing is shared."""
+
+    def store(self, first: int) -> None:
+        """They were stored as they were written."""
+
+
+@contextlib.contextmanager
+def _where(condition: Expr) -> Iterator[None]:
+    with T.If(condition), T.Then():
+        yield
+
+
+def _writer_16(kind: str) -> Writer:
+    def write(
+        staging: Staging, memory: Buffer, base: Expr, values: Sequence[Expr], row: Expr, pair: int, lane: Expr
+    ) -> None:
+        words = [pack_16(kind, *values[at : at + 2]) for at in range(0, 8, 2)]
+        at = staging.chunk(row + T.truncmod(lane, 16), 2 * pair + T.truncdiv(lane, 16))
+        T.evaluate(T.ptx[_STMATRIX](memory.ptr_to([base + at]), *words))
+
+    return write
+
+
+def _writer_8(clamp: bool) -> Writer:
+    pack = "hopper_clamp_pack_s8" if clamp else "hopper_pack_s8"
+
+    def write(
+        staging: Staging, memory: Buffer, base: Expr, values: Sequence[Expr], row: Expr, pair: int, lane: Expr
+    ) -> None:
+        words = [
+            T.cuda.func_call(pack, *values[at : at + 4], source_code=_PACK_8, return_type="uint32") for at in (0, 4)
+        ]
+        rows = [row + T.truncdiv(lane, 4) + below for below in (0, 8)]
+        targets = [memory.ptr_to([base + staging.chunk(at, pair)]) for at in rows]
+        T.evaluate(T.cuda.func_call("hopper_store_s8", *words, *targets, lane, source_code=_STORE_8))
+
+    return write
+
+
+def _writer_32(kind: str) -> Writer:
+    kind = _KINDS[kind]
+
+    def write(
+        staging: Staging, memory: Buffer, base: Expr, values: Sequence[Expr], row: Expr, pair: int, lane: Expr
+    ) -> None:
+        for half in range(2):
+            for below in range(2):
+                at = staging.chunk(
+                    row + T.truncdiv(lane, 4) + 8 * below, 4 * pair + 2 * half + T.truncdiv(T.truncmod(lane, 4), 2)
+                )
+                target = memory.ptr_to([base + at + T.truncmod(lane, 2) * 8])
+                two = values[4 * half + 2 * below : 4 * half + 2 * below + 2]
+                T.evaluate(T.cuda.func_call(f"hopper_store_{kind}", *two, target, source_code=_STORE_32.format(kind)))
+
+    return write
+
+
+_WRITERS: dict[str, Writer] = {
+    "float16": _writer_16("float16"),
+    "bfloat16": _writer_16("bfloat16"),
+    "float32": _writer_32("float32"),
+    "int32": _writer_32("int32"),
+}
+
+
+def _writer(output: Output) -> Writer:
+    return _writer_8(output.bound > WHOLE) if output.dtype == "int8" else _WRITERS[output.dtype]
+
+
+def stores_of(
+    work: Work, tensors: Tensors, output_map: Variable | None, place: Any, memory: Buffer | None, member: Member
+) -> Stores:
+    """The stores that the work's output needs."""
+    staging = work.output.staging
+    kind = BoxStores if isinstance(staging, Staging) else RunStores if isinstance(staging, RunStaging) else ColumnStores
+    start = named("start", member.consumer * staging.nbytes)
+    return kind(work, tensors, output_map, place, memory, start, member)

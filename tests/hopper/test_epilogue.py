@@ -1,0 +1,147 @@
+"""The epilogue in every Hopper schedule: each term is added once to the result that it belongs to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schedules.build.builder import build
+from schedules.core.arch import Arch
+from schedules.core.epilogue import Term
+from schedules.core.errors import ConfigError
+from schedules.core.registry import operator
+from tests.conftest import caught, problem_of
+from tests.hopper.conftest import WorkOf, in_numbers
+from tests.hopper.test_work import places
+from tests.hopper.works import FEW, HALF, HWCN, KERNEL, NCHW, NCHW32, NHWC, PACKED, PLAIN, WORKS, Case
+from tests.hopper_kernels import assert_correct_on, assert_emulated
+
+SMALL = PLAIN | dict(block_m=64, consumers=1, block_k=16)
+ODD: dict[str, Case] = {
+    "NHWC": ("conv2d_nhwc", "tma_wgmma", NHWC | dict(ci=16), SMALL | dict(block_n=32)),
+    "NHWC, odd channels": (
+        "conv2d_nhwc", "tma_wgmma", dict(n=3, h=5, w=6, ci=16, co=27, kh=1, kw=1, dtype="bfloat16"),
+        PLAIN | dict(block_m=128, block_n=32, block_k=16),
+    ),
+    "NHWC, TF32": ("conv2d_nhwc", "tf32", NHWC | dict(ci=12, co=20, dtype="float32"), SMALL | dict(block_n=32)),
+    "NCHW": ("conv2d_nchw", "tma_wgmma", NCHW | dict(h=5, ci=16), SMALL | dict(block_n=64)),
+    "NCHW, wide": (
+        "conv2d_nchw", "tma_wgmma", dict(n=1, h=3, w=200, ci=8, co=40) | KERNEL | HALF, SMALL | dict(block_n=128),
+    ),
+    "NCHW, consumers side by side": (
+        "conv2d_nchw", "tma_wgmma", dict(n=3, h=3, w=40, ci=8, co=20) | KERNEL | PACKED,
+        PLAIN | dict(block_m=64, block_n=96, block_k=16, consumers_n=2, halo=True),
+    ),
+    "NCHW, few filters": (
+        "conv2d_nchw", "tma_wgmma_few", FEW | dict(ci=8, co=13, dtype="bfloat16"),
+        PLAIN | dict(block_m=128, block_k=16),
+    ),
+    "NCHW32": (
+        "conv2d_nchw32", "tma_wgmma", NCHW32 | dict(n=3, h=5, ci=33, out_dtype="float32"),
+        SMALL | dict(block_n=32, block_k=32, row_pixels=2, tall=False),
+    ),
+    "HWCN": ("conv2d_hwcn", "tma_wgmma", HWCN | dict(n=24, h=2, ci=13, co=40), SMALL | dict(block_n=64)),
+    "HWCN, TF32": (
+        "conv2d_hwcn", "tf32", dict(n=36, h=2, w=3, ci=5, co=43, kh=2, kw=2, dtype="float32"),
+        SMALL | dict(block_n=16),
+    ),
+}  # fmt: skip
+ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh", "hardswish", "relu6", "clamp:-1:0.5")
+BOTH: dict[str, Any] = dict(bias=True, residual=True)
+TERMS: list[dict[str, Any]] = [dict(bias=True), dict(residual=True), *(BOTH | dict(activation=a) for a in ACTIVATIONS)]
+
+
+def of_layout(number: int) -> list[dict[str, Any]]:
+    """Each term alone, and both with two activations, which take turns from layout to layout."""
+    return [*TERMS[:2], *(TERMS[2 + (2 * number + i) % len(ACTIVATIONS)] for i in range(2))]
+
+
+@pytest.mark.parametrize(
+    ("layout", "terms"), [(layout, terms) for i, layout in enumerate(ODD) for terms in of_layout(i)], ids=str
+)
+def test_emulated(emulation: None, layout: str, terms: dict[str, Any]) -> None:
+    name, schedule, fields, words = ODD[layout]
+    assert_emulated(name, fields | terms, words, schedule)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("terms", TERMS, ids=str)
+@pytest.mark.parametrize("layout", ODD)
+def test_on_a_device(gpu: Arch, layout: str, terms: dict[str, Any]) -> None:
+    name, schedule, fields, words = ODD[layout]
+    assert_correct_on(gpu, name, fields | terms, words, schedule)
+
+
+# of the generated source: old and new
+MUTANTS = {
+    "a residual left out": (r"return inside \? .* : 0;", "return 0;"),
+    "a residual twice": (r"return inside \? (.*) : 0;", r"return inside ? 2 * (\1) : 0;"),
+    "another element's residual": (
+        r"\(const volatile ([^*]*)\*\)at", r"(const volatile \1*)((unsigned long long)at ^ sizeof(\1))",
+    ),
+    "a bias left out": (r"(float bias\w* = ).*;", r"\1 0;"),
+    "a bias twice": (r"(float bias\w* = )(.*);", r"\1 2 * (\2);"),
+    "another channel's bias": (r"(bias_ptr\[)", r"\1 1 ^ "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("layout", "name"), [*product(("NHWC", "NCHW", "HWCN"), (None, *MUTANTS))])
+def test_mutants_are_caught(emulation: None, sm_90a: Arch, layout: str, name: str | None) -> None:
+    operator_name, schedule, fields, words = ODD[layout]
+    built = build(problem_of(operator_name, **fields, **BOTH), sm_90a, schedule, words, device_code=False)
+    source, arrays = str(built.sources["cu"]), built.operator.inputs(built.problem, np.random.default_rng(0))
+    mutant, count = re.subn(*MUTANTS[name], source) if name else (source, 1)
+    assert count and caught(built, mutant, arrays) == bool(name)
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_every_element_is_of_one_row_and_column(work_of: WorkOf, name: str) -> None:
+    """And its channel is that of the row or of the column."""
+    from tvm.script import tirx as T
+
+    work = work_of(*WORKS[name])
+    config, staging = work.config, work.output.staging
+    # the staging of few filters has the tile's columns as its rows
+    rows, columns = (config.rows, work.channels) if name.startswith("few") else (staging.rows, staging.columns)
+    shape = next(argument.shape for argument in work.arguments if argument.output)
+    axes = operator(WORKS[name][0]).problem.channel_axes
+    count = np.zeros(int(np.prod(shape)), "int32")
+    for place, part in product(places(work, range(work.clusters)), range(config.parts)):
+        starts = [
+            [tuple(int(in_numbers(x)) for x in start(place, part, T.int32(i))) for i in range(extent)]
+            for start, extent in ((work.row_start, rows), (work.column_start, columns))
+        ]
+        (row, inside_m), (column, inside_n) = (np.array(start).T for start in starts)
+        inside = inside_m[:, None] & inside_n[None, :] > 0
+        at = row[:, None] + column[None, :]
+        count[at[inside]] += 1
+        channels = [
+            int(in_numbers(work.channel_at(place, part, T.int32(i))))
+            for i in range(rows if work.channels_along_rows else columns)
+        ]
+        indices = np.unravel_index(np.where(inside, at, 0), shape)
+        channel = np.ravel_multi_index([indices[axis] for axis in axes], [shape[axis] for axis in axes])
+        along = np.array(channels)[:, None] if work.channels_along_rows else np.array(channels)[None, :]
+        assert (channel == along)[inside].all()
+        assert min(channels) >= 0 and max(channels) < np.prod([shape[axis] for axis in axes])
+    assert (count == 1).all()
+
+
+def test_what_cannot_be_added(work_of: WorkOf, sm_90a: Arch) -> None:
+    name, schedule, fields, _ = ODD["NHWC"]
+    spec = operator(name).schedule(schedule)
+    words = PLAIN | dict(block_m=512, block_n=32, block_k=16, consumers=2)
+    spec.config_for(problem_of(name, **fields, bias=True), sm_90a, words)
+    with pytest.raises(ConfigError, match="block_m=512 gives a consumer 256 rows, with a residual 128 at most"):
+        spec.config_for(problem_of(name, **fields, residual=True), sm_90a, words)
+    wide = dict(n=2**16, h=14, w=14, ci=8, co=256, kh=1, kw=1, dtype="float16", residual=True)
+    with pytest.raises(ConfigError, match="residual has 2\\*\\*31 elements or more"):
+        spec.config_for(problem_of(name, **wide), sm_90a, SMALL | dict(block_n=32))
+    work = work_of(*ODD["NHWC"])
+    work.epilogue = replace(work.epilogue, terms=(Term("mask", "pixel", "float16"),))
+    assert "mask has a number for each pixel" in str(work.reason(sm_90a))

@@ -1,0 +1,56 @@
+"""Operand a by way of registers: every number of a tile is read once, by the thread whose row and k it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schedules.build.builder import Built, build
+from schedules.core.arch import parse_arch
+from schedules.hopper.shared import SharedTile
+from tests.conftest import caught, problem_of
+
+RAGGED: dict[str, Any] = dict(n=36, h=7, w=6, ci=13, co=43, kh=3, kw=2, pad=1, stride=2)
+WORDS: dict[str, Any] = dict(
+    block_m=64, block_n=16, block_k=32, num_stages=3, consumers=1, cluster_m=2, cluster_n=1, grid=2, blocks_sm=1,
+    split_k=1,
+)  # fmt: skip
+
+
+def test_every_number_is_read_once() -> None:
+    from tvm.script import tirx as T
+
+    from schedules.hopper.fragments import GROUP, RUN, Fragments
+
+    tile = SharedTile(128, 16, 4, RUN, transposed=True)
+    fragments = Fragments(tile, 2)
+    read = np.zeros(tile.nbytes, "int32")
+    for warp, lane, step, m in np.ndindex(4, 32, fragments.steps, 2):
+        for offset in fragments.offsets(T.int32(warp), T.int32(lane)):
+            at = int(offset) + step * GROUP * tile.swizzle + m * tile.row_offset(64)
+            assert at % 8 == 0
+            read[at : at + 8] += 1
+    assert (read == 1).all()
+    assert [*fragments.of_set(0), *fragments.of_set(1)] == list(range(fragments.steps))
+
+
+@pytest.fixture(scope="module")
+def built(emulation: None) -> Built:
+    return build(problem_of("conv2d_hwcn", **RAGGED), parse_arch("sm_90a"), "tf32", WORDS, device_code=False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"=r"(a0), "=r"(a1) : "r"(even)', '"=r"(a1), "=r"(a0) : "r"(even)'),  # rows exchanged
+        ('"=r"(a2), "=r"(a3) : "r"(odd)', '"=r"(a2), "=r"(a3) : "r"(even)'),  # a k twice
+        ("make_float4(e, f, g, h)", "make_float4(f, e, g, h)"),  # operand b in another order
+        ("  tvm_builtin_ptx_wgmma_fence_fence_sync_aligned();\n", "\n"),
+        ("  tvm_builtin_ptx_wgmma_wait_group_wait_group_sync_aligned_1();\n", "\n"),  # read again too soon
+    ],
+)
+def test_mutants_are_caught(built: Built, old: str, new: str) -> None:
+    source, arrays = str(built.sources["cu"]), built.operator.inputs(built.problem, np.random.default_rng(0))
+    assert old in source and caught(built, source.replace(old, new), arrays)

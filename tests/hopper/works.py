@@ -1,0 +1,84 @@
+"""One case for each way in which tiles lie: operator, schedule, problem, config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Case = tuple[str, str, dict[str, Any], dict[str, Any]]
+
+HALF = dict(dtype="float16")
+PACKED = dict(dtype="float16", filter_layout="hwoi")
+PLAIN: dict[str, Any] = dict(
+    cluster_m=1, cluster_n=1, num_stages=2, grid=0, consumers=2, blocks_sm=1, split_k=1, ping_pong=False,
+    stationary=False,
+)  # fmt: skip
+KERNEL: dict[str, Any] = dict(kh=3, kw=3, pad=1)
+NHWC: dict[str, Any] = dict(n=3, h=7, w=6, ci=24, co=40, stride=2) | KERNEL | HALF
+NCHW: dict[str, Any] = dict(n=3, h=9, w=24, ci=24, co=70) | KERNEL | PACKED
+FEW: dict[str, Any] = dict(n=3, h=7, w=40, ci=24, co=27) | KERNEL | PACKED
+NCHW32: dict[str, Any] = dict(n=5, h=9, w=7, ci=70, co=72) | KERNEL
+HWCN: dict[str, Any] = dict(n=72, h=3, w=4, ci=20, co=72) | KERNEL | HALF
+WORKS: dict[str, Case] = {
+    "pixels": ("conv2d_nhwc", "tma_wgmma", NHWC, PLAIN | dict(block_m=128, block_n=32, block_k=16)),
+    "pixels, clusters": (
+        "conv2d_nhwc", "tma_wgmma", NHWC | dict(co=80),
+        dict(block_m=128, block_n=32, block_k=32, cluster_m=2, cluster_n=2, grid=120),
+    ),
+    "pixels, consumers in turn": (
+        "conv2d_nhwc", "tma_wgmma", NHWC,
+        PLAIN | dict(block_m=64, block_n=32, block_k=16, ping_pong=True, stationary=True, grid=2),
+    ),
+    "pixels of odd channels": (
+        "conv2d_nhwc", "tma_wgmma", NHWC | dict(co=27), PLAIN | dict(block_m=128, block_n=32, block_k=16),
+    ),
+    "pixels of many odd channels": (
+        "conv2d_nhwc", "tma_wgmma", NHWC | dict(co=67, kh=1, kw=1, pad=0, stride=1),
+        PLAIN | dict(block_m=64, consumers=1, block_n=32, block_k=16),
+    ),
+    "pixels, TF32": (
+        "conv2d_nhwc", "tf32", NHWC | dict(dtype="float32"), PLAIN | dict(block_m=128, block_n=32, block_k=16),
+    ),
+    "rows": ("conv2d_nchw", "tma_wgmma", NCHW, PLAIN | dict(block_m=128, block_n=64, block_k=16)),
+    "rows, clusters": (
+        "conv2d_nchw", "tma_wgmma", NCHW,
+        dict(block_m=128, block_n=64, block_k=16, num_stages=2, cluster_m=2, cluster_n=2, grid=120, halo=True),
+    ),
+    "rows, consumers side by side": (
+        "conv2d_nchw", "tma_wgmma", NCHW, PLAIN | dict(block_m=64, block_n=128, block_k=32, consumers_n=2, halo=True),
+    ),
+    "rows wider than a tile": (
+        "conv2d_nchw", "tma_wgmma", NCHW | dict(w=200), PLAIN | dict(block_m=64, consumers=1, block_n=128, block_k=16),
+    ),
+    "narrow rows": (
+        "conv2d_nchw", "tma_wgmma", NCHW | dict(w=8, n=5, h=3), PLAIN | dict(block_m=128, block_n=64, block_k=16),
+    ),
+    "few": ("conv2d_nchw", "tma_wgmma_few", FEW, PLAIN | dict(block_m=256, block_n=96, block_k=32)),
+    "few, half groups": ("conv2d_nchw", "tma_wgmma_few", FEW, PLAIN | dict(block_m=256, block_n=88, block_k=64)),
+    "few, clusters": (
+        "conv2d_nchw", "tma_wgmma_few", FEW, PLAIN | dict(block_m=128, block_n=96, block_k=16, cluster_m=2),
+    ),
+    "groups": (
+        "conv2d_nchw32", "tma_wgmma", NCHW32, PLAIN | dict(block_m=128, block_n=64, block_k=64, row_pixels=1),
+    ),
+    "groups, folded, clusters": (
+        "conv2d_nchw32", "tma_wgmma", NCHW32,
+        dict(block_m=64, block_n=96, block_k=32, consumers=1, num_stages=3, row_pixels=2, cluster_m=2, cluster_n=2,
+             tall=False, grid=0),
+    ),
+    "groups, tall": (
+        "conv2d_nchw32", "tma_wgmma", NCHW32,
+        PLAIN | dict(block_m=128, block_n=64, block_k=64, row_pixels=4, tall=True),
+    ),
+    "groups, padding skipped": (
+        "conv2d_nchw32", "tma_wgmma", NCHW32 | dict(n=64, h=2, w=3),
+        PLAIN | dict(block_m=64, consumers=1, block_n=32, block_k=64, row_pixels=1, tall=False, skip_padding=True),
+    ),
+    "a pixel": ("conv2d_hwcn", "tma_wgmma", HWCN, PLAIN | dict(block_m=128, block_n=64, block_k=16)),
+    "a pixel, clusters": (
+        "conv2d_hwcn", "tma_wgmma", HWCN,
+        dict(block_m=128, block_n=128, block_k=16, num_stages=2, cluster_m=2, cluster_n=2, grid=120),
+    ),
+    "a pixel, TF32": (
+        "conv2d_hwcn", "tf32", HWCN | dict(dtype="float32"), PLAIN | dict(block_m=128, block_n=16, block_k=16),
+    ),
+}  # fmt: skip
