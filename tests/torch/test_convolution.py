@@ -60,8 +60,8 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 def test_epilogues_are_those_of_pytorch(activation: str) -> None:
     x, weight, bias, residual = random(2, 3, 6, 5), random(4, 3, 3, 3, seed=1), random(4, seed=2), random(2, 4, 6, 5)
     wanted = ACTIVATIONS[activation](torch.nn.functional.conv2d(x, weight, bias, padding=1) + residual)
-    for given in (x, x.to(memory_format=LAST)):
-        y = kernels.conv2d(given, weight, bias, padding=1, residual=residual, activation=activation)
+    for each in (x, x.to(memory_format=LAST)):
+        y = kernels.conv2d(each, weight, bias, padding=1, residual=residual, activation=activation)
         torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
     turned = [tensor.permute(2, 3, 1, 0) for tensor in (x, weight, residual)]
     y = kernels.conv2d_hwcn(*turned[:2], padding=1, bias=bias, residual=turned[2], activation=activation)
