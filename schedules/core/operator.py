@@ -16,7 +16,7 @@ from schedules.core.problem import Argument, Config, Problem
 
 if TYPE_CHECKING:
     import tvm
-    from tvm import te
+    from tvm import te, tirx
 
 Array = np.ndarray[Any, Any]
 # schedules that every operator has, by the module whose SCHEDULE they are: `auto`, which only a search gives a config
@@ -55,6 +55,17 @@ class ScheduleSpec:
     no_routes: Mapping[str, str] = field(default_factory=dict)  # ways to verify that mean nothing here, and why
     arithmetic: Arithmetic = FLOAT32  # that results are held to
     opt_in: bool = False  # used only where a user names it: no rule, record or search of all schedules chooses it
+
+    # (problem, config, arch) -> the TE program that `apply` schedules; None where there is none, of programs in TIRx
+    graph: Callable[[Any, Any, Arch], tirx.PrimFunc] | None = None
+
+    def definition(self, operator: Operator, problem: Problem, config: Config, arch: Arch) -> tirx.PrimFunc:
+        """What this schedule of `operator` starts from; of a program in TIRx, what the operator defines."""
+        from tvm import te
+
+        if self.graph is not None:
+            return self.graph(problem, config, arch)
+        return te.create_prim_func(list(operator.definition(problem)))
 
     def arguments(self, problem: Problem) -> tuple[Argument, ...]:
         """The tensors of a function built with this schedule."""
