@@ -18,6 +18,8 @@ from schedules.core.operator import Operator
 from schedules.core.problem import Problem
 
 if TYPE_CHECKING:
+    from tvm import tirx
+
     from schedules.build.builder import Built, Launch
 
 
@@ -45,12 +47,13 @@ class HasMaterial(Protocol):
     def material(self) -> Material: ...
 
 
-def definition_text(operator: Operator, problem: Problem) -> str:
-    """The operator's tensor expression for `problem`, as the loop nest TVM makes of it before any schedule."""
+def definition_text(operator: Operator, problem: Problem, program: tirx.PrimFunc | None = None) -> str:
+    """The operator's tensor expression for `problem`, or the `program` that a schedule starts from, as the loop nest
+    that TVM makes of it before any schedule."""
     from tvm import te
 
-    script = te.create_prim_func(list(operator.definition(problem))).script()
-    return f"# {operator.name}: {operator.summary}\n# {problem}\n{script}\n"
+    program = program or te.create_prim_func(list(operator.definition(problem)))
+    return f"# {operator.name}: {operator.summary}\n# {problem}\n{program.script()}\n"
 
 
 def material(kernel: Built | HasMaterial | Material) -> Material:
@@ -64,7 +67,11 @@ def material(kernel: Built | HasMaterial | Material) -> Material:
         arch=kernel.arch,
         launch=kernel.launch,
         resources=kernel.resources or amdgcn_resources(kernel.sources.get("s"), kernel.arch),
-        definition=definition_text(kernel.operator, kernel.problem),
+        definition=definition_text(
+            kernel.operator,
+            kernel.problem,
+            kernel.schedule.definition(kernel.operator, kernel.problem, kernel.config, kernel.arch),
+        ),
         scheduled=kernel.scheduled.script(),
         lowered=kernel.lowered,
         sources=kernel.sources,

@@ -17,6 +17,7 @@ from schedules.core.problem import Argument, Config, Problem
 if TYPE_CHECKING:
     import tvm
     from tvm import te
+    from tvm.tirx import PrimFunc
 
 Array = np.ndarray[Any, Any]
 # schedules that every operator has, by the module whose SCHEDULE they are: `auto`, which only a search gives a config
@@ -71,6 +72,9 @@ class ScheduleSpec:
     arithmetic: Arithmetic = FLOAT32  # that results are held to
     opt_in: bool = False  # used only where a user names it: no rule, record or search of all schedules chooses it
 
+    # (problem, config, arch) -> the TE program that `apply` schedules; None where there is none, of programs in TIRx
+    graph: Callable[[Any, Any, Arch], PrimFunc] | None = None
+
     @property
     def language(self) -> str:
         """What the schedule is written in: "TE" or "TIRx"."""
@@ -80,6 +84,14 @@ class ScheduleSpec:
     def no_routes(self) -> Mapping[str, str]:
         """Ways to verify that mean nothing for this schedule, and why."""
         return _NO_ROUTES_OF_TIRX if self.tirx else {}
+
+    def definition(self, operator: Operator, problem: Problem, config: Config, arch: Arch) -> PrimFunc:
+        """What this schedule of `operator` starts from; of a program in TIRx, what the operator defines."""
+        from tvm import te
+
+        if self.graph is not None:
+            return self.graph(problem, config, arch)
+        return te.create_prim_func(list(operator.definition(problem)))
 
     def arguments(self, problem: Problem) -> tuple[Argument, ...]:
         """The tensors of a function built with this schedule."""

@@ -230,11 +230,36 @@ class Conv2dProblem(Problem):
     dilation: Pair = (1, 1)
     dtype: str = "float32"
 
-    channel_axes: ClassVar[tuple[int, ...]]  # of the output, those that number its channels, the slowest first
+    # how the tensors lie, by the names that `definitions.implicit` has for axes
+    data_axes: ClassVar[tuple[str, ...]]
+    output_axes: ClassVar[tuple[str, ...]]
 
-    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Of data, filter and output."""
+    @property
+    def filter_axes(self) -> tuple[str, ...]:
         raise NotImplementedError
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        """Of every axis that a tensor or a stage of a graph may have."""
+        names = ("n", "h", "w", "ci", "co", "kh", "kw")
+        sizes: dict[str, int] = {name: getattr(self, name) for name in names}
+        sizes |= {"y": self.out_h, "x": self.out_w, "pixel": self.pixels, "k": self.ci * self.kh * self.kw}
+        return sizes
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels of all images."""
+        return self.n * self.out_h * self.out_w
+
+    @property
+    def channel_axes(self) -> tuple[int, ...]:
+        """Those of the output that number its channels, the slowest first."""
+        return tuple(number for number, axis in enumerate(self.output_axes) if axis in ("co", "go", "lo"))
+
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of data, filter and output."""
+        lines = (self.data_axes, self.filter_axes, self.output_axes)
+        return tuple(tuple(self.extents[axis] for axis in axes) for axes in lines)
 
     @property
     def epilogue(self) -> Epilogue:

@@ -194,4 +194,5 @@ SCHEDULE = ScheduleSpec(
     default=_no_default,
     space=_no_space,
     fixed_shape=True,
+    graph=lambda problem, config, arch: program(problem, config.space)["main"],
 )

@@ -31,18 +31,20 @@ def conv2d(
     padding: Size = 0,
     dilation: Size = 1,
     *,
+    residual: Tensor | None = None,
     activation: str = "none",
 ) -> Tensor:
     """`conv2d_nchw` or, where `x` is in PyTorch's channels-last format, `conv2d_nhwc` on the same memory.
 
-    x (n, ci, h, w), weight (co, ci, kh, kw), bias (co,); the result (n, co, out_h, out_w) is in the format of `x`.
-    Give `weight` in it too: another is copied at each call.
+    x (n, ci, h, w), weight (co, ci, kh, kw), bias (co,); residual and the result (n, co, out_h, out_w), which is in the
+    format of `x`.  Give `weight` and `residual` in it too: others are copied at each call.
     """
     last = torch.channels_last
     if x.is_contiguous() or not x.is_contiguous(memory_format=last):
-        return conv2d_nchw(x, weight, bias, stride, padding, dilation, activation=activation)
+        return conv2d_nchw(x, weight, bias, stride, padding, dilation, residual=residual, activation=activation)
     data, filters = x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)
-    output = conv2d_nhwc(data, filters, bias, stride, padding, dilation, activation=activation)
+    added = None if residual is None else residual.permute(0, 2, 3, 1)
+    output = conv2d_nhwc(data, filters, bias, stride, padding, dilation, residual=added, activation=activation)
     return output.permute(0, 3, 1, 2)
 
 
@@ -54,18 +56,20 @@ def conv2d_nchw(
     padding: Size = 0,
     dilation: Size = 1,
     *,
+    residual: Tensor | None = None,
     activation: str = "none",
     filter_layout: str = "oihw",
 ) -> Tensor:
-    """Convolution of data (n, ci, h, w) with filter (co, ci, kh, kw) and bias (co,): (n, co, out_h, out_w).
+    """activation(conv + bias + residual) of data (n, ci, h, w) with filter (co, ci, kh, kw): (n, co, out_h, out_w).
 
-    All of one dtype, float32, float16 or bfloat16; sums in float32.  `activation` is none or relu; with `filter_layout`
-    hwoi the filter is packed, (kh, kw, co, ci).
+    All of one dtype, float32, float16 or bfloat16; sums in float32; bias (co,), residual as the result.  `activation`
+    is none, relu, relu6, silu, gelu, gelu_tanh (PyTorch's gelu with approximate="tanh"), hardswish or clamp:LOW:HIGH;
+    with `filter_layout` hwoi the filter is packed, (kh, kw, co, ci).
 
     Raises ArgumentError, ProblemError; DerivativeError in a backward pass.
     """
     sizes = _pair(stride), _pair(padding), _pair(dilation)
-    return _conv2d_nchw(data, filter, bias, *sizes, activation, filter_layout)
+    return _conv2d_nchw(data, filter, bias, residual, *sizes, activation, filter_layout)
 
 
 def conv2d_nhwc(
@@ -76,16 +80,27 @@ def conv2d_nhwc(
     padding: Size = 0,
     dilation: Size = 1,
     *,
+    residual: Tensor | None = None,
     activation: str = "none",
 ) -> Tensor:
     """As `conv2d_nchw` of data (n, h, w, ci), filter (co, kh, kw, ci): (n, out_h, out_w, co)."""
     sizes = _pair(stride), _pair(padding), _pair(dilation)
-    return _conv2d_nhwc(data, filter, bias, *sizes, activation)
+    return _conv2d_nhwc(data, filter, bias, residual, *sizes, activation)
 
 
-def conv2d_hwcn(data: Tensor, filter: Tensor, stride: Size = 1, padding: Size = 0, dilation: Size = 1) -> Tensor:
+def conv2d_hwcn(
+    data: Tensor,
+    filter: Tensor,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+) -> Tensor:
     """As `conv2d_nchw` of data (h, w, ci, n), filter (kh, kw, ci, co): (out_h, out_w, co, n)."""
-    return _conv2d_hwcn(data, filter, _pair(stride), _pair(padding), _pair(dilation))
+    return _conv2d_hwcn(data, filter, bias, residual, _pair(stride), _pair(padding), _pair(dilation), activation)
 
 
 def conv2d_nchw32(
@@ -122,14 +137,14 @@ def _pair(size: Size) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Convolution:
-    """A custom operator: its axes of data and filter, the tensors it may be given besides, and its options, fields of
-    the problem with their types in PyTorch's schemas."""
+    """A custom operator: its axes of data and filter, its options, fields of the problem with their types in PyTorch's
+    schemas, and the tensors it may be given besides."""
 
     name: str
     data: str
     filter: str
-    optional: tuple[str, ...] = ()
-    options: tuple[tuple[str, str], ...] = ()
+    options: tuple[tuple[str, str], ...]
+    optional: tuple[str, ...] = ("bias", "residual")
 
     @property
     def schema(self) -> str:
@@ -193,11 +208,7 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
 _ACTIVATION = (("activation", "str"),)
 _FILTER_LAYOUT = (("filter_layout", "str"),)
 _EPILOGUE = (("alpha", "float"), ("beta", "float"), ("gamma", "float"), *_ACTIVATION, ("out_dtype", "str"))
-_conv2d_nchw = _operator(
-    _Convolution("conv2d_nchw", "n ci h w", "co ci kh kw", ("bias",), (*_ACTIVATION, *_FILTER_LAYOUT))
-)
-_conv2d_nhwc = _operator(_Convolution("conv2d_nhwc", "n h w ci", "co kh kw ci", ("bias",), _ACTIVATION))
-_conv2d_hwcn = _operator(_Convolution("conv2d_hwcn", "h w ci n", "kh kw ci co"))
-_conv2d_nchw32 = _operator(
-    _Convolution("conv2d_nchw32", "n groups h w lanes", "groups kh kw co lanes", ("bias", "residual"), _EPILOGUE)
-)
+_conv2d_nchw = _operator(_Convolution("conv2d_nchw", "n ci h w", "co ci kh kw", (*_ACTIVATION, *_FILTER_LAYOUT)))
+_conv2d_nhwc = _operator(_Convolution("conv2d_nhwc", "n h w ci", "co kh kw ci", _ACTIVATION))
+_conv2d_hwcn = _operator(_Convolution("conv2d_hwcn", "h w ci n", "kh kw ci co", _ACTIVATION))
+_conv2d_nchw32 = _operator(_Convolution("conv2d_nchw32", "n groups h w lanes", "groups kh kw co lanes", _EPILOGUE))

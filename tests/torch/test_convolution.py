@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,28 @@ def test_conv2d_in_both_formats(
     assert y.is_contiguous(memory_format=LAST if channels_last and not x.is_contiguous() else torch.contiguous_format)
 
 
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "relu6": torch.nn.functional.relu6,
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda y: torch.nn.functional.gelu(y, approximate="tanh"),
+    "hardswish": torch.nn.functional.hardswish,
+    "clamp:-1:0.5": lambda y: y.clamp(-1, 0.5),
+}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_epilogues_are_those_of_pytorch(activation: str) -> None:
+    x, weight, bias, residual = random(2, 3, 6, 5), random(4, 3, 3, 3, seed=1), random(4, seed=2), random(2, 4, 6, 5)
+    wanted = ACTIVATIONS[activation](torch.nn.functional.conv2d(x, weight, bias, padding=1) + residual)
+    for each in (x, x.to(memory_format=LAST)):
+        y = kernels.conv2d(each, weight, bias, padding=1, residual=residual, activation=activation)
+        torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
+    turned = [tensor.permute(2, 3, 1, 0) for tensor in (x, weight, residual)]
+    y = kernels.conv2d_hwcn(*turned[:2], padding=1, bias=bias, residual=turned[2], activation=activation)
+    torch.testing.assert_close(y.permute(3, 2, 0, 1), wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_other_layouts() -> None:
     x, weight = random(3, 4, 6, 5), random(5, 4, 3, 2, seed=1)
     wanted = torch.nn.functional.conv2d(x, weight, None, (2, 1), (1, 0))
@@ -78,7 +101,8 @@ def test_what_it_does_not_take() -> None:
         (ArgumentError, r"filter has shape \(4, 2, 3, 3\)", lambda: kernels.conv2d(x, weight[:, :2])),
         (ArgumentError, r"data has shape .*needed \(n, ci, h, w\)", lambda: kernels.conv2d_nchw(x[0], weight)),
         (ArgumentError, "bias has shape", lambda: kernels.conv2d(x, weight, bias[:3])),
-        (ProblemError, "activation=gelu", lambda: kernels.conv2d(x, weight, activation="gelu")),
+        (ProblemError, "activation=swish", lambda: kernels.conv2d(x, weight, activation="swish")),
+        (ArgumentError, "residual has shape", lambda: kernels.conv2d(x, weight, residual=x)),
         (ProblemError, "kh=3 reaches over", lambda: kernels.conv2d(x[:, :, :2], weight)),
         (ProblemError, "n=0 must", lambda: kernels.conv2d(x[:0], weight)),
         (ProblemError, "alpha=0.1 is not a float32", lambda: _int8(0.1)),

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch, physical_cores, vector_unit
 from schedules.core.operator import ScheduleSpec
-from schedules.operators.conv2d_hwcn.definition import HwcnProblem, blocked_definition
+from schedules.definitions.implicit import textbook
+from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.steps import register_tile
 from schedules.steps.register_tile import TileConfig, accumulate
 from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
 
 LANES = ("n", "co")
 FILTERS = (1, 2, 3, 4)  # broadcast at a time: of more, which lie side by side, LLVM 22 spills sums
@@ -67,13 +69,20 @@ def copies(problem: HwcnProblem, config: CpuConfig) -> bool:
     return bool(ragged) or p.pad != (0, 0) or p.kh * p.kw > 1
 
 
+def graph(problem: HwcnProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
+    """The definition with (x, co, n) in whole register tiles; ``padded`` and ``weights`` are float32."""
+    from tvm import te
+
+    co, n = config.block
+    return te.create_prim_func(textbook(problem, {"x": config.block_x, "co": co, "n": n}, wide=True))
+
+
 def schedule(problem: HwcnProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
-    from tvm import te
     from tvm.s_tir import Schedule
 
     p, (block_f, block_n) = problem, config.block
-    sch = Schedule(te.create_prim_func(blocked_definition(p, (config.block_x, block_f, block_n))))
+    sch = Schedule(graph(p, config, arch))
     conv, output, padded, weights = (sch.get_sblock(name) for name in ("conv", "output", "padded", "weights"))
 
     next_step(sch, "The filters of a register tile side by side, and so the lanes in the buffers")
@@ -187,4 +196,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
-from schedules.operators.conv2d_hwcn.definition import HwcnProblem, gemm_definition
+from schedules.operators.conv2d_hwcn.definition import HwcnProblem, pixel_product
 from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
 from schedules.steps.tiles import widest_vector
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,15 @@ class MmaConfig(TensorCoreConfig):
         return self.check_tile(problem.dtype, arch)
 
 
+def graph(problem: HwcnProblem, config: MmaConfig, arch: Arch) -> tirx.PrimFunc:
+    return pixel_product(problem, config.tile)
+
+
 def schedule(problem: HwcnProblem, config: MmaConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
-    from tvm import te
     from tvm.s_tir import Schedule
 
-    sch = Schedule(te.create_prim_func(gemm_definition(problem, config.tile)))
+    sch = Schedule(graph(problem, config, arch))
     filters = Operand(0, widest_vector(problem.co, 8), transposed=True)
     batch = Operand(1, widest_vector(problem.n, 8), transposed=True)
     schedule_product(sch, config, arch, problem.dtype, filters, batch, widest_vector(problem.n, 8))
@@ -50,7 +54,14 @@ def space(problem: HwcnProblem, arch: Arch) -> Iterator[MmaConfig]:
 
 def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:
     return ScheduleSpec(
-        name=name, summary=summary, kinds=(kind,), config=MmaConfig, apply=schedule, default=default, space=space
+        name=name,
+        summary=summary,
+        kinds=(kind,),
+        config=MmaConfig,
+        apply=schedule,
+        default=default,
+        space=space,
+        graph=graph,
     )
 
 

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 from schedules.core.arch import Arch
 from schedules.core.arithmetic import BF16X3
 from schedules.core.operator import ScheduleSpec
-from schedules.definitions.epilogue import ACCUMULATOR, placeholders
+from schedules.definitions.epilogue import ACCUMULATOR
+from schedules.definitions.implicit import Implicit, Stage
 from schedules.lowering.annotations import INSIDE_FIRST
-from schedules.operators.conv2d_hwcn.definition import HwcnProblem, columns_of, finish_at, inside_window, weights_of
+from schedules.operators.conv2d_hwcn.definition import COLUMNS, CONV, WEIGHTS, HwcnProblem, inside_window
 from schedules.steps.split import PART, schedule_split, split
 from schedules.steps.story import next_step
 from schedules.steps.tensor_core import Operand, TensorCoreConfig, schedule_product, tile_cost
@@ -33,8 +34,7 @@ from schedules.steps.tiles import widest_vector
 
 if TYPE_CHECKING:
     import tvm
-    from tvm import te
-    from tvm.tirx import PrimExpr
+    from tvm import tirx
 
 
 @dataclass(frozen=True)
@@ -58,43 +58,24 @@ class MmaSplitConfig(TensorCoreConfig):
         return self.check_tile(PART, arch, output=problem.dtype, parts=2)
 
 
-def definition(problem: HwcnProblem, tile: tuple[int, int, int]) -> list[te.Tensor]:
+def graph(problem: HwcnProblem, config: MmaSplitConfig, arch: Arch) -> tirx.PrimFunc:
     """``data_high``, ``data_low`` (h, w, ci, n) and ``filter_high``, ``filter_low`` (kh, kw, ci, co), bfloat16; then
-    the product in the form of `steps.tensor_core`, of `columns` and `weights` of each part.
-
-    Returns [data, filter, the output].
-    """
-    from tvm import te
-
-    p = problem
-    given = placeholders(p)
-    data, weight = given["data"], given["filter"]
-    columns, columns_low = (
-        columns_of(p, part, tile, name) for part, name in zip(split(data), ("columns", "columns_low"), strict=True)
-    )
-    weights, weights_low = (
-        weights_of(p, part, tile, name) for part, name in zip(split(weight), ("weights", "weights_low"), strict=True)
-    )
-    ci, co, n = (int(extent) for extent in (weights.shape[2], weights.shape[3], columns.shape[5]))
-    ry, rx, rc = (te.reduce_axis((0, extent), name) for name, extent in (("ry", p.kh), ("rx", p.kw), ("rc", ci)))
-
-    def summed(y: PrimExpr, x: PrimExpr, f: PrimExpr, b: PrimExpr) -> PrimExpr:
-        high, low = (part[ry, rx, rc, f].astype(ACCUMULATOR) for part in (weights, weights_low))
-        of_data, of_data_low = (part[y, x, ry, rx, rc, b].astype(ACCUMULATOR) for part in (columns, columns_low))
-        return te.sum(high * of_data + high * of_data_low + low * of_data, axis=[ry, rx, rc])
-
-    conv = te.compute((p.out_h, p.out_w, co, n), summed, name="conv")
-    finished = te.compute(conv.shape, lambda *at: finish_at(p, given, conv(*at), at), name="finished")
-    return [*given.values(), te.compute(p.shapes()[2], lambda *at: finished(*at), name="output")]
+    the product of `definition.pixel_product`, of ``columns`` and ``weights`` of each part."""
+    made = Implicit(problem, dict(zip(("co", "n", "ci"), config.tile, strict=True)))
+    data, data_low = (Stage(part, problem.data_axes) for part in split(made.given["data"]))
+    filters, filters_low = (Stage(part, problem.filter_axes) for part in split(made.given["filter"]))
+    columns, columns_low = made.columns(COLUMNS, source=data), made.columns(COLUMNS, "columns_low", data_low)
+    weights, weights_low = made.weights(WEIGHTS, source=filters), made.weights(WEIGHTS, "weights_low", filters_low)
+    conv = made.conv(CONV, (weights, columns), (weights, columns_low), (weights_low, columns))
+    return made.program(made.output(conv, staged=True))
 
 
 def schedule(problem: HwcnProblem, config: MmaSplitConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
-    from tvm import te
     from tvm.s_tir import Schedule
 
     p = problem
-    sch = Schedule(te.create_prim_func(definition(p, config.tile)))
+    sch = Schedule(graph(p, config, arch))
     # places in the product: weights, columns, columns_low, weights_low
     filters = Operand(0, widest_vector(p.co, 8), transposed=True, low=3)
     batch = Operand(1, widest_vector(p.n, 8), transposed=True, low=2)
@@ -165,4 +146,5 @@ SCHEDULE = ScheduleSpec(
     space=space,
     arithmetic=BF16X3,
     opt_in=True,
+    graph=graph,
 )

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from schedules.core.arch import Arch
 from schedules.core.operator import SampledSchedule
 from schedules.core.problem import numpy_dtype
-from schedules.operators.conv2d_hwcn.definition import HwcnProblem, definition
+from schedules.definitions.implicit import textbook
+from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, inline_if_present, widest_vector
 
@@ -31,8 +32,7 @@ def program(problem: HwcnProblem) -> Sequence[te.Tensor]:
     def multiple(extent: int, largest: int) -> int:
         return min(largest, 1 << (extent - 1).bit_length())
 
-    ci, co, n = (multiple(getattr(problem, name), largest) for name, largest in LARGEST.items())
-    return definition(problem, tile=(ci, co, n))
+    return textbook(problem, {name: multiple(getattr(problem, name), largest) for name, largest in LARGEST.items()})
 
 
 def steps(sch: Schedule, problem: HwcnProblem, arch: Arch) -> None:

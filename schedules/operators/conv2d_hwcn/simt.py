@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Pair
+from schedules.definitions.implicit import At, Implicit, stage
 from schedules.lowering.annotations import AHEAD, ASYNC, INSIDE_FIRST, MIN_BLOCKS, PIPELINE, SKIP
-from schedules.operators.conv2d_hwcn.definition import HwcnProblem, finish_at, gemm_operands, inside_window
+from schedules.operators.conv2d_hwcn.definition import COLUMNS, WEIGHTS, HwcnProblem, inside_window
 from schedules.steps.simt import VECTORS
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, cooperative_fetch, widest_vector
 
 if TYPE_CHECKING:
     import tvm
-    from tvm import te
+    from tvm import tirx
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV
     from tvm.tirx import PrimExpr
@@ -114,20 +115,19 @@ class SimtConfig(Config):
         return None
 
 
-def simt_definition(problem: HwcnProblem, config: SimtConfig) -> list[te.Tensor]:
-    """The TE graph in the form the schedule wants: the axes of the tile as (block, piece, warp, lane, output).
+def graph(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tirx.PrimFunc:
+    """The product of `definition.pixel_product` in the form the schedule wants: the axes of the tile as (block, piece,
+    warp, lane, output).
 
     ``weights_pieces`` (kh, kw, ci, *co's five) and ``columns_pieces`` (out_h, out_w, kh, kw, ci, *n's five) are the
-    operands as threads hold them, ``conv`` (out_h, out_w, *co's five, *n's five) the sums.  Extents are rounded up to
-    whole tiles; ``output`` keeps what was asked for.
-
-    Returns [data, filter, the output].
+    operands as threads hold them, ``conv`` (out_h, out_w, *co's five, *n's five) the sums.
     """
     from tvm import te
 
-    p, operands = problem, gemm_operands(problem, (*config.block, config.step))
-    weights, columns = operands.weights, operands.columns
-    ci, co, n = (int(extent) for extent in (weights.shape[2], weights.shape[3], columns.shape[5]))
+    p = problem
+    made = Implicit(p, dict(zip(("co", "n", "ci"), (*config.block, config.step), strict=True)))
+    weights, columns = made.weights(WEIGHTS).tensor, made.columns(COLUMNS).tensor
+    ci, co, n = (made.extent(axis) for axis in ("ci", "co", "n"))
     of_f, of_n = ((size // config.block[axis], *config.pieces(axis)) for axis, size in enumerate((co, n)))
 
     def joined(at: Sequence[PrimExpr], extents: tuple[int, ...]) -> PrimExpr:
@@ -160,18 +160,17 @@ def simt_definition(problem: HwcnProblem, config: SimtConfig) -> list[te.Tensor]
         name="conv",
     )
 
-    def element(y: PrimExpr, x: PrimExpr, f: PrimExpr, b: PrimExpr) -> PrimExpr:
-        return finish_at(p, operands.given, conv(y, x, *apart(f, of_f), *apart(b, of_n)), (y, x, f, b))
+    def element(at: At) -> PrimExpr:
+        return made.finish(conv(at["y"], at["x"], *apart(at["co"], of_f), *apart(at["n"], of_n)), at)
 
-    return [*operands.given.values(), te.compute(p.shapes()[2], element, name="output")]
+    return made.program(stage("output", p.output_axes, p.shapes()[2], element))
 
 
 def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
-    from tvm import te
     from tvm.s_tir import Schedule
 
-    sch = Schedule(te.create_prim_func(simt_definition(problem, config)))
+    sch = Schedule(graph(problem, config, arch))
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
 
     next_step(sch, "Memory hierarchy: operands go through shared memory into registers, the sums stay in registers")
@@ -312,4 +311,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

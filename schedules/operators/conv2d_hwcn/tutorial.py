@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Pair
-from schedules.operators.conv2d_hwcn.definition import HwcnProblem, definition
+from schedules.definitions.implicit import textbook
+from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.steps.simt import VECTORS, TiledConfig
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, cooperative_fetch, inline_if_present, widest_vector
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,20 @@ class TutorialConfig(TiledConfig):
         return self.check_tile(arch)
 
 
+def graph(problem: HwcnProblem, config: TutorialConfig, arch: Arch) -> tirx.PrimFunc:
+    """The definition with (co, n) in whole blocks and ci in whole steps.  Schedules inline ``padded`` and ``weights``
+    into their fetch, so that only the first load and the last store are predicated."""
+    from tvm import te
+
+    (co, n), ci = config.block, config.step
+    return te.create_prim_func(textbook(problem, {"co": co, "n": n, "ci": ci}))
+
+
 def schedule(problem: HwcnProblem, config: TutorialConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
-    from tvm import te
     from tvm.s_tir import Schedule
 
-    sch = Schedule(te.create_prim_func(definition(problem, tile=(config.step, *config.block))))
+    sch = Schedule(graph(problem, config, arch))
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
 
     next_step(sch, "Memory hierarchy: operands go through shared memory into registers, the sums stay in registers")
@@ -112,4 +122,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

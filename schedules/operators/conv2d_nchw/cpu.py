@@ -16,13 +16,18 @@ from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch, physical_cores, vector_unit
 from schedules.core.operator import ScheduleSpec
-from schedules.operators.conv2d_nchw.definition import NchwProblem, image_of, rows_definition
+from schedules.definitions.epilogue import ACCUMULATOR
+from schedules.definitions.implicit import At, Implicit, stage
+from schedules.definitions.padding import select
+from schedules.operators.conv2d_nchw.definition import NchwProblem, image_of
 from schedules.steps import register_tile
 from schedules.steps.register_tile import TileConfig, accumulate
 from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
+    from tvm.tirx import PrimExpr
 
 VECTORS, ROWS, CHANNELS = (1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 6, 8, 12)  # of a tile
 
@@ -52,13 +57,59 @@ class CpuConfig(TileConfig):
         return self.check_tile("block_x", "block_y", "block_f")
 
 
+def graph(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
+    """The convolution with the pixels of a row next to each other under every tap: ``padded`` (n, ci, row, phase, x)
+    is data with its border, in float32, the column x * stride + phase of `image_of`; ``conv`` (n, co, out_h, out_w)
+    the sum over ci, kh, kw; ``output``.
+
+    Extents of (co, out_h, out_w) are rounded up to whole register tiles, with zeros in ``padded`` and, beyond the last
+    filter, that filter once more: schedules need no test but where ``output`` keeps what was asked for.
+    """
+    from tvm import te
+
+    p, image = problem, image_of(problem)
+    tile = config.block_f, config.block_y, config.panel
+    made = Implicit(p)
+    data = made.given["data"]
+    (h, w), (top, left), (down, right) = image.size, image.pad, image.stride
+    co, out_h, out_w = (-(-size // t) * t for size, t in zip((p.co, *image.out), tile, strict=True))
+    rows = (out_h - 1) * down + (p.kh - 1) * p.dilation[0] + 1
+    columns = out_w + (p.kw - 1) * p.dilation[1] // right
+
+    def pixel(b: PrimExpr, c: PrimExpr, row: PrimExpr, phase: PrimExpr, column: PrimExpr) -> PrimExpr:
+        y, x = row - top, column * right + phase - left
+        tests = [
+            (top > 0 or rows > h, te.all(y >= 0, y < h)),
+            (left > 0 or columns * right > w, te.all(x >= 0, x < w)),
+        ]
+        value = data[b, c, y, x] if h == p.h else data[b, c, x // p.w, x % p.w]
+        return select(tests, value).astype(ACCUMULATOR)
+
+    padded = te.compute((p.n, p.ci, rows, right, columns), pixel, name="padded")
+    rc, ry, rx = (te.reduce_axis((0, extent), name) for name, extent in (("rc", p.ci), ("ry", p.kh), ("rx", p.kw)))
+
+    def element(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+        across = rx * p.dilation[1]
+        value = padded[b, rc, y * down + ry * p.dilation[0], across % right, x + across // right]
+        last = te.min(f, p.co - 1) if co > p.co else f
+        weight = made.filter({"co": last, "ci": rc, "kh": ry, "kw": rx})
+        return te.sum(value * weight.astype(ACCUMULATOR), axis=[rc, ry, rx])
+
+    conv = te.compute((p.n, co, out_h, out_w), element, name="conv")
+
+    def finished(at: At) -> PrimExpr:
+        b, f, y, x = at.values()
+        return made.finish(conv[b, f, y, x] if h == p.h else conv[b, f, 0, y * p.out_w + x], at)
+
+    return made.program(stage("output", p.output_axes, p.shapes()[2], finished))
+
+
 def schedule(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), output (n, co, out_h, out_w)."""
-    from tvm import te
     from tvm.s_tir import Schedule
 
     p, image = problem, image_of(problem)
-    sch = Schedule(te.create_prim_func(rows_definition(p, (config.block_f, config.block_y, config.panel))))
+    sch = Schedule(graph(p, config, arch))
     conv, output, padded = (sch.get_sblock(name) for name in ("conv", "output", "padded"))
     next_step(sch, "The pixels of an image in one row, where every output pixel is an input pixel")
     if image.out != (p.out_h, p.out_w):
@@ -138,4 +189,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

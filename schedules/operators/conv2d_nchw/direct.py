@@ -22,15 +22,17 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Pair, numpy_dtype
 from schedules.definitions.epilogue import ACCUMULATOR
+from schedules.definitions.implicit import Implicit, Stage
+from schedules.definitions.padding import select
 from schedules.lowering.annotations import ASYNC, AT_ONCE, PIPELINE
-from schedules.operators.conv2d_nchw.definition import NchwProblem, placeholders, select
+from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.steps.launch import MinBlocks
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, widest_vector
 
 if TYPE_CHECKING:
     import tvm
-    from tvm import te
+    from tvm import te, tirx
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import SBlockRV
     from tvm.tirx import PrimExpr
@@ -150,7 +152,7 @@ class DirectConfig(MinBlocks, Config):
         return None
 
 
-def direct_definition(problem: NchwProblem, config: DirectConfig) -> list[te.Tensor]:
+def graph(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tirx.PrimFunc:
     """The TE graph in the form the schedule wants.
 
     ``halo`` (n, tile y, tile x, stage, round, thread, lane) and ``weights`` (co blocks, stage, round, thread) are the
@@ -163,13 +165,14 @@ def direct_definition(problem: NchwProblem, config: DirectConfig) -> list[te.Ten
     """
     from tvm import te
 
-    p, given = problem, placeholders(problem)
+    p = problem
     lanes, channels, steps, filters = config.lanes(p), config.channels(p), config.steps(p), config.filters
     fetchers, by_registers = config.fetchers(p), config.stages == 1
     rows, columns = config.halo(p)
     vectors, width, rounds = columns // lanes, config.weight_row(p), config.rounds(p)
     tiles = [-(-size // tile) for size, tile in zip((p.out_h, p.out_w), config.block, strict=True)]
     blocks = -(-p.co // filters)
+    made = Implicit(p, {"co": filters, "y": config.block[0], "x": config.block[1]})
     top, shift = p.pad[0], config.shift(p)
     left = (p.pad[1] + shift) // lanes  # vectors of border
     ragged = steps * channels > p.ci
@@ -193,7 +196,7 @@ def direct_definition(problem: NchwProblem, config: DirectConfig) -> list[te.Ten
             (left > 0, x >= 0),
             (right > p.w // lanes, x < p.w // lanes),
         ]
-        return select(tests, given.data[b, c, y, x * lanes + lane])
+        return select(tests, made.data({"n": b, "ci": c, "h": y, "w": x * lanes + lane}))
 
     def weights_at(block: PrimExpr, stage: PrimExpr, turn: PrimExpr, thread: PrimExpr) -> PrimExpr:
         i = turn * config.threads + thread
@@ -205,7 +208,7 @@ def direct_definition(problem: NchwProblem, config: DirectConfig) -> list[te.Ten
             (width > filters * p.kw, z < filters * p.kw),
             (blocks * filters > p.co, f < p.co),
         ]
-        return select(tests, given.filter_at(f, c, ry, z % p.kw))
+        return select(tests, made.filter({"co": f, "ci": c, "kh": ry, "kw": z % p.kw}))
 
     def fetched(name: str, shape: tuple[int, ...], element: Callable[..., PrimExpr]) -> te.Tensor:
         if not by_registers:
@@ -230,32 +233,16 @@ def direct_definition(problem: NchwProblem, config: DirectConfig) -> list[te.Ten
         weight = weights[f // filters, stage, j // threads, j % threads]
         return te.sum(pixel.astype(ACCUMULATOR) * weight.astype(ACCUMULATOR), axis=[rc, ry, rx])
 
-    padded = (p.n, blocks * filters, tiles[0] * config.block[0], tiles[1] * config.block[1])
-    conv = te.compute(padded, product_at, name="conv")
-
-    shape = (p.n, p.co, p.out_h, p.out_w)
-    if not config.exchange:
-
-        def element(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
-            return given.finish(conv[b, f, y, x], b, f, y, x)
-
-        return [*given.tensors, te.compute(shape, element, name="output")]
-
-    def finished_at(b: PrimExpr, f: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
-        # beyond the ends there are no terms to read; what stands there is dropped
-        inside = (te.min(index, size - 1) for index, size in zip((b, f, y, x), shape, strict=True))
-        return given.finish(conv[b, f, y, x], *inside)
-
-    finished = te.compute(padded, finished_at, name="finished")
-    return [*given.tensors, te.compute(shape, lambda *at: finished(*at), name="output")]
+    extents = (p.n, blocks * filters, tiles[0] * config.block[0], tiles[1] * config.block[1])
+    conv = Stage(te.compute(extents, product_at, name="conv"), p.output_axes)
+    return made.program(made.output(conv, staged=config.exchange))
 
 
 def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), output (n, co, out_h, out_w)."""
-    from tvm import te
     from tvm.s_tir import Schedule
 
-    sch = Schedule(te.create_prim_func(direct_definition(problem, config)))
+    sch = Schedule(graph(problem, config, arch))
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
     by_registers = config.stages == 1
 
@@ -441,4 +428,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

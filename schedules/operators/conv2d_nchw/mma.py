@@ -16,18 +16,14 @@ from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
-from schedules.operators.conv2d_nchw.definition import (
-    NchwProblem,
-    pixel_vector,
-    product_definition,
-    product_program,
-    weight_vector,
-)
+from schedules.definitions.implicit import product as matrix_product
+from schedules.operators.conv2d_nchw.definition import NchwProblem, pixel_vector, weight_vector
 from schedules.steps.tensor_core import Operand, TensorCoreConfig, schedule_product
 from schedules.steps.tiles import widest_vector
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
 
 TILES = (  # block_m, block_n, warps_m, warps_n
     (256, 64, 4, 2),
@@ -53,13 +49,18 @@ class MmaConfig(TensorCoreConfig):
         return self.check_tile(problem.dtype, arch)
 
 
+def graph(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tirx.PrimFunc:
+    tile = dict(zip(("co", "pixel", "k"), config.tile, strict=True))
+    return matrix_product(problem, "k pixel", "co k", "co pixel", tile)
+
+
 def schedule(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), bias (co,) if any, output (n, co, out_h,
     out_w)."""
     from tvm.s_tir import Schedule
 
     p = problem
-    sch = Schedule(product_program(p, product_definition(p, config.tile)))
+    sch = Schedule(graph(p, config, arch))
     filters = Operand(0, weight_vector(p, 8))
     pixels = Operand(1, pixel_vector(p, 8), transposed=True)
     schedule_product(sch, config, arch, p.dtype, filters, pixels, widest_vector(p.out_h * p.out_w, 8))
@@ -89,7 +90,14 @@ def space(problem: NchwProblem, arch: Arch) -> Iterator[MmaConfig]:
 
 def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:
     return ScheduleSpec(
-        name=name, summary=summary, kinds=(kind,), config=MmaConfig, apply=schedule, default=default, space=space
+        name=name,
+        summary=summary,
+        kinds=(kind,),
+        config=MmaConfig,
+        apply=schedule,
+        default=default,
+        space=space,
+        graph=graph,
     )
 
 

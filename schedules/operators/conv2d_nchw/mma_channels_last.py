@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
-from schedules.definitions.epilogue import ACCUMULATOR
-from schedules.definitions.padding import select
-from schedules.operators.conv2d_nchw.definition import NchwProblem, placeholders, product_program
+from schedules.definitions.implicit import Implicit, Stage
+from schedules.definitions.implicit import stage as stage_of
+from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.steps.story import next_step
 from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
 from schedules.steps.tiles import bind, widest_vector
 
 if TYPE_CHECKING:
     import tvm
-    from tvm import te
+    from tvm import tirx
     from tvm.s_tir import Schedule
-    from tvm.tirx import PrimExpr
 
 LANES = (4, 8)  # of a warp along (pixels, channels): 64-byte reads and 128-byte writes, both whole sectors
 WARPS = 4  # of a block that copies
@@ -39,53 +38,22 @@ class MmaChannelsLastConfig(TensorCoreConfig):
         return self.check_tile(problem.dtype, arch)
 
 
-def definition(problem: NchwProblem, tile: tuple[int, int, int]) -> list[te.Tensor]:
+def graph(problem: NchwProblem, config: MmaChannelsLastConfig, arch: Arch) -> tirx.PrimFunc:
     """``data_last`` (n, h * w, ci) from ``images`` (n, ci, h * w), and ``weight_last`` (kh, kw, co, ci); then the
-    product in the form of `steps.tensor_core`: ``conv`` (co, pixels) = sum over kh, kw, ci of ``weights`` x
-    ``columns``.
-
-    Returns [data, filter, bias if there is one, the output (co, pixels)].
-    """
+    product of NHWC data, with the output channels as rows: ``conv`` (co, pixel) sums ``weights`` (kh, kw, co, ci) x
+    ``columns`` (kh, kw, pixel, ci)."""
     from tvm import te
 
     p = problem
-    given = placeholders(p)
-    image = p.out_h * p.out_w
-    co, pixels, ci = (-(-size // t) * t for size, t in zip((p.co, p.pixels, p.ci), tile, strict=True))
-    images = te.compute((p.n, p.ci, p.h * p.w), lambda b, c, q: given.data[b, c, q // p.w, q % p.w], name="images")
-    data = te.compute((p.n, p.h * p.w, p.ci), lambda b, q, c: images[b, c, q], name="data_last")
-    weight = te.compute(
-        (p.kh, p.kw, p.co, p.ci), lambda ry, rx, f, c: given.filter_at(f, c, ry, rx), name="weight_last"
-    )
-
-    def column(ry: PrimExpr, rx: PrimExpr, pixel: PrimExpr, c: PrimExpr) -> PrimExpr:
-        y = pixel % image // p.out_w * p.stride[0] + ry * p.dilation[0] - p.pad[0]
-        x = pixel % p.out_w * p.stride[1] + rx * p.dilation[1] - p.pad[1]
-        tests = [
-            (pixels > p.pixels, pixel < p.pixels),
-            (p.pad[0] > 0, te.all(y >= 0, y < p.h)),
-            (p.pad[1] > 0, te.all(x >= 0, x < p.w)),
-            (ci > p.ci, c < p.ci),
-        ]
-        return select(tests, data[pixel // image, y * p.w + x, c])
-
-    columns = te.compute((p.kh, p.kw, pixels, ci), column, name="columns")
-    weights = te.compute(
-        (p.kh, p.kw, co, ci),
-        lambda ry, rx, f, c: select([(co > p.co, f < p.co), (ci > p.ci, c < p.ci)], weight[ry, rx, f, c]),
-        name="weights",
-    )
-    ry, rx, rc = (te.reduce_axis((0, extent), name) for name, extent in (("ry", p.kh), ("rx", p.kw), ("rc", ci)))
-    conv = te.compute(
-        (co, pixels),
-        lambda f, pixel: te.sum(
-            weights[ry, rx, f, rc].astype(ACCUMULATOR) * columns[ry, rx, pixel, rc].astype(ACCUMULATOR),
-            axis=[ry, rx, rc],
-        ),
-        name="conv",
-    )
-    finished = te.compute(conv.shape, lambda f, pixel: given.finish_flat(conv[f, pixel], f, pixel), name="finished")
-    return [*given.tensors, te.compute((p.co, p.pixels), lambda f, pixel: finished[f, pixel], name="output")]
+    made = Implicit(p, dict(zip(("co", "pixel", "ci"), config.tile, strict=True)))
+    data = made.given["data"]
+    images = te.compute((p.n, p.ci, p.h * p.w), lambda b, c, q: data[b, c, q // p.w, q % p.w], name="images")
+    last = te.compute((p.n, p.h * p.w, p.ci), lambda b, q, c: images[b, c, q], name="data_last")
+    axes = ("kh", "kw", "co", "ci")
+    filters = stage_of("weight_last", axes, [p.extents[axis] for axis in axes], made.filter)
+    columns = made.columns("kh kw pixel ci", source=Stage(last, ("n", "hw", "ci")))
+    weights = made.weights("kh kw co ci", source=filters)
+    return made.program(made.output(made.conv("co pixel", (weights, columns)), staged=True))
 
 
 def schedule(problem: NchwProblem, config: MmaChannelsLastConfig, arch: Arch) -> tvm.IRModule:
@@ -94,7 +62,7 @@ def schedule(problem: NchwProblem, config: MmaChannelsLastConfig, arch: Arch) ->
     from tvm.s_tir import Schedule
 
     p = problem
-    sch = Schedule(product_program(p, definition(p, config.tile)))
+    sch = Schedule(graph(p, config, arch))
     vector = widest_vector(p.ci, 8)
     image = widest_vector(p.out_h * p.out_w, 8)
     schedule_product(sch, config, arch, p.dtype, Operand(0, vector), Operand(1, vector), image)
@@ -156,4 +124,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

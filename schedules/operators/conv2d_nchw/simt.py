@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
-from schedules.operators.conv2d_nchw.definition import NchwProblem, flatten_output, gemm_definition, pixel_vector
+from schedules.definitions.implicit import product as matrix_product
+from schedules.operators.conv2d_nchw.definition import NchwProblem, pixel_vector
 from schedules.steps.simt import TiledConfig
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, cooperative_fetch, widest_vector
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
 
 PAD = 4  # floats that a row of the filter's tile is lengthened by: a column of it then falls on different banks
 
@@ -44,15 +46,19 @@ class SimtConfig(TiledConfig):
         return self.check_tile(arch)
 
 
+def graph(problem: NchwProblem, config: SimtConfig, arch: Arch) -> tirx.PrimFunc:
+    tile = dict(zip(("co", "pixel", "k"), (*config.block, config.step), strict=True))
+    return matrix_product(problem, "k pixel", "k co", "co pixel", tile, wide=True, staged=False)
+
+
 def schedule(problem: NchwProblem, config: SimtConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), output (n, co, out_h, out_w)."""
-    from tvm import te
     from tvm.s_tir import Schedule
 
     p = problem
-    sch = Schedule(te.create_prim_func(gemm_definition(p, tile=(*config.block, config.step))))
+    sch = Schedule(graph(p, config, arch))
     next_step(sch, "Memory hierarchy: operands go through shared memory into registers, the sums stay in registers")
-    conv, output = sch.get_sblock("conv"), flatten_output(sch, p)
+    conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
     weights, columns = (sch.get_sblock(name) for name in ("weights", "columns"))
     for shared in (weights, columns):
         sch.set_scope(shared, 0, "shared")
@@ -136,4 +142,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

@@ -17,6 +17,7 @@ from schedules.steps.tiles import inline_if_present
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,17 @@ class CpuConfig(Config):
         return None
 
 
+def graph(problem: Nchw32Problem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
+    from tvm import te
+
+    return te.create_prim_func(definition(problem))
+
+
 def schedule(problem: Nchw32Problem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program."""
-    from tvm import te
     from tvm.s_tir import Schedule
 
-    sch = Schedule(te.create_prim_func(definition(problem)))
+    sch = Schedule(graph(problem, config, arch))
     next_step(sch, "The border tested where it is read; sums in registers")
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
     inline_if_present(sch, "padded")
@@ -79,4 +85,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

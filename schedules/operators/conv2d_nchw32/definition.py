@@ -22,7 +22,7 @@ from schedules.core.errors import ProblemError
 from schedules.core.operator import Array, Expected
 from schedules.core.problem import Conv2dProblem
 from schedules.core.reference import finished
-from schedules.definitions.epilogue import finish, placeholders, terms_at
+from schedules.definitions.implicit import textbook
 from schedules.operators.conv2d_nchw32.packing import GROUP, groups, pack_data, pack_filter
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ class Nchw32Problem(Conv2dProblem):
     """
 
     dtypes: ClassVar[tuple[str, ...]] = ("int8",)
-    channel_axes = (1, 4)
+    data_axes = ("n", "gi", "h", "w", "li")
+    filter_axes = ("gi", "kh", "kw", "co", "li")
+    output_axes = ("n", "go", "y", "x", "lo")
     out_dtypes: ClassVar[tuple[str, ...]] = OUT_DTYPES
     activations: ClassVar[tuple[str, ...]] = ACTIVATIONS
 
@@ -85,11 +87,6 @@ class Nchw32Problem(Conv2dProblem):
         return groups(self.co)
 
     @property
-    def pixels(self) -> int:
-        """Output pixels of all images: the rows of the implicit matrix product."""
-        return self.n * self.out_h * self.out_w
-
-    @property
     def largest_sum(self) -> float:
         """No sum of products is greater."""
         return self.ci * self.kh * self.kw * 2.0**14
@@ -101,54 +98,19 @@ class Nchw32Problem(Conv2dProblem):
         terms = tuple(term for given, term in ((self.bias, bias), (self.residual, residual)) if given)
         return Epilogue(self.out_dtype, terms, self.alpha, Activation.parse(self.activation))
 
-    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        return (
-            (self.n, self.ci_groups, self.h, self.w, GROUP),
-            (self.ci_groups, self.kh, self.kw, self.co_groups * GROUP, GROUP),
-            (self.n, self.co_groups, self.out_h, self.out_w, GROUP),
-        )
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        groups = {"gi": self.ci_groups, "li": GROUP, "go": self.co_groups, "lo": GROUP, "co": self.co_groups * GROUP}
+        return super().extents | groups
 
 
 def definition(problem: Nchw32Problem) -> list[te.Tensor]:
     """The TE graph: ``padded`` (data with its border of zeros, if it has one), ``conv`` (n, co'/32, out_h, out_w, 32)
     int32, ``output``.  The reduction runs over (ci/32, kh, kw, 32).
 
-    Returns [data, filter, bias and residual if there are, output].
+    Returns [data, filter, the epilogue's terms, the output].
     """
-    from tvm import te, tirx
-
-    p = problem
-    given = placeholders(p)
-    (top, left), source = p.pad, given["data"]
-    if p.pad != (0, 0):
-        source = te.compute(
-            (p.n, p.ci_groups, p.h + 2 * top, p.w + 2 * left, GROUP),
-            lambda b, g, y, x, c: te.if_then_else(
-                te.all(y >= top, y - top < p.h, x >= left, x - left < p.w),
-                given["data"][b, g, y - top, x - left, c],
-                tirx.const(0, "int8"),
-            ),
-            name="padded",
-        )
-    extents = {"rg": p.ci_groups, "ry": p.kh, "rx": p.kw, "rc": GROUP}
-    rg, ry, rx, rc = (te.reduce_axis((0, extent), name=name) for name, extent in extents.items())
-    conv = te.compute(
-        (p.n, p.co_groups, p.out_h, p.out_w, GROUP),
-        lambda b, g, y, x, f: te.sum(
-            source[b, rg, y * p.stride[0] + ry * p.dilation[0], x * p.stride[1] + rx * p.dilation[1], rc].astype(
-                "int32"
-            )
-            * given["filter"][rg, ry, rx, g * GROUP + f, rc].astype("int32"),
-            axis=[rg, ry, rx, rc],
-        ),
-        name="conv",
-    )
-    output = te.compute(
-        conv.shape,
-        lambda b, g, y, x, f: finish(p.epilogue, conv[b, g, y, x, f], terms_at(p, given, (b, g, y, x, f))),
-        name="output",
-    )
-    return [*given.values(), output]
+    return textbook(problem)
 
 
 def inputs(problem: Nchw32Problem, rng: np.random.Generator) -> list[Array]:

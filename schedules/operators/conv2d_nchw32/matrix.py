@@ -28,6 +28,7 @@ from schedules.steps.tiles import bind, cooperative_fetch, inline_if_present
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import SBlockRV
 
@@ -116,6 +117,17 @@ def fitting(
     return MatrixConfig(block_m, block_n, 2 * GROUP, warps_m, warps_n, stages)
 
 
+def rounding_of(config: MatrixConfig, atom: Atom) -> Rounding:
+    run = 4 if atom.wave == 64 else 2
+    return Rounding(config.block_m, config.block_n, config.block_k // GROUP, run, atom.wave // QUADS)
+
+
+def graph(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tirx.PrimFunc:
+    """The product, with channels as rows on AMD, pixels on NVIDIA."""
+    atom = atom_for("int8", arch)
+    return tiled_definition(problem, rounding_of(config, atom), transposed=atom.wave == 64)
+
+
 def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program; AMD's instruction takes the channels as its rows, NVIDIA's the pixels, so that in both a
     thread's results are neighbouring channels."""
@@ -123,11 +135,9 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
 
     atom = atom_for("int8", arch)
     transposed = atom.wave == 64
-    run = 4 if transposed else 2
-    rounding = Rounding(config.block_m, config.block_n, config.block_k // GROUP, run, atom.wave // QUADS)
     scope = "shared.dyn" if arch.kind == "cuda" else "shared"
     threads = (config.warps, atom.wave)
-    sch = Schedule(tiled_definition(problem, rounding, transposed))
+    sch = Schedule(graph(problem, config, arch))
     conv = sch.get_sblock("conv")
 
     next_step(sch, "Memory hierarchy: operands go through shared memory into fragments, the sums stay in registers")
@@ -137,7 +147,7 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
     sch.set_scope(conv, 0, "local")
 
     next_step(sch, "Blocks, warps and lanes; the epilogue in the lane that holds the sums")
-    schedule_output(sch, problem, rounding, (config.warps_m, config.warps_n), quads_first=transposed)
+    schedule_output(sch, problem, rounding_of(config, atom), (config.warps_m, config.warps_n), quads_first=transposed)
 
     next_step(sch, "The reduction: all threads fetch tiles, swizzled and ahead of their use; warps load fragments")
     i, j, *taps, k = sch.get_loops(conv)[-6:]

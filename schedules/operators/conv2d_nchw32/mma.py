@@ -8,7 +8,7 @@ from itertools import product
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
-from schedules.operators.conv2d_nchw32.matrix import MatrixConfig, fitting, schedule
+from schedules.operators.conv2d_nchw32.matrix import MatrixConfig, fitting, graph, schedule
 
 # pixels, channels, warps of each
 TILES = ((128, 128, 2, 2), (128, 64, 2, 1), (64, 64, 2, 2), (64, 32, 2, 1), (32, 32, 2, 1))
@@ -36,4 +36,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

@@ -25,6 +25,7 @@ from schedules.steps.tiles import bind, cooperative_fetch, inline_if_present
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
 
 VECTOR = 16  # int8 elements of a 128-bit load
 
@@ -63,6 +64,14 @@ class SimtConfig(Config):
         return None
 
 
+def rounding_of(config: SimtConfig, arch: Arch) -> Rounding:
+    return Rounding(*config.block(arch), chunk=1, run=1, lanes=arch.wave // QUADS)
+
+
+def graph(problem: Nchw32Problem, config: SimtConfig, arch: Arch) -> tirx.PrimFunc:
+    return tiled_definition(problem, rounding_of(config, arch))
+
+
 def schedule(problem: Nchw32Problem, config: SimtConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program."""
     from tvm.s_tir import Schedule
@@ -72,8 +81,7 @@ def schedule(problem: Nchw32Problem, config: SimtConfig, arch: Arch) -> tvm.IRMo
 
     pixels = arch.wave // QUADS  # neighbouring pixels in neighbouring lanes
     warps = (config.warps_m, config.warps_n)
-    rounding = Rounding(*config.block(arch), chunk=1, run=1, lanes=pixels)
-    sch = Schedule(tiled_definition(problem, rounding))
+    sch = Schedule(graph(problem, config, arch))
     conv = sch.get_sblock("conv")
 
     next_step(sch, "Memory hierarchy: operands go through shared memory into registers, the sums stay in registers")
@@ -91,7 +99,7 @@ def schedule(problem: Nchw32Problem, config: SimtConfig, arch: Arch) -> tvm.IRMo
         sch.transform_layout(operand, ("write", 0), index)
 
     next_step(sch, "Blocks, warps and lanes; the epilogue in the lane that holds the sums")
-    schedule_output(sch, problem, rounding, warps, quads_first=False)
+    schedule_output(sch, problem, rounding_of(config, arch), warps, quads_first=False)
 
     # sixteen channels of a thread's pixels and filters in registers
     next_step(sch, "The reduction: each thread multiplies its pixels and filters, four channels by one dot product")
@@ -146,4 +154,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

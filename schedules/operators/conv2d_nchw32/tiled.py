@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedules.core.epilogue import Term
-from schedules.definitions.epilogue import finish, placeholders
+from schedules.definitions.epilogue import finish
+from schedules.definitions.implicit import At, Implicit
 from schedules.definitions.padding import select
 from schedules.definitions.scatter import scatter
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
@@ -67,47 +68,22 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
     from tvm import te, tirx
 
     p, r = problem, rounding
-    given = placeholders(p)
-    pixels = -(-p.pixels // r.pixels) * r.pixels
-    channels = -(-p.co_groups * GROUP // r.channels) * r.channels
-    ci_groups = -(-p.ci_groups // r.chunk) * r.chunk
-    image = p.out_h * p.out_w
+    made = Implicit(p, {"pixel": r.pixels, "co": r.channels, "gi": r.chunk})
+    given, pixels, channels = made.given, made.extent("pixel"), made.extent("co")
 
     def within(m: PrimExpr, g: PrimExpr) -> list[tuple[bool, PrimExpr]]:
         return [(pixels > p.pixels, m < p.pixels), (channels > p.co_groups * GROUP, g < p.co_groups)]
 
     def place(m: PrimExpr, g: PrimExpr, f: PrimExpr) -> tuple[PrimExpr, ...]:
-        return m // image, g, m % image // p.out_w, m % p.out_w, f
+        at = made.apart({"pixel": m})
+        return at["n"], g, at["y"], at["x"], f
 
-    def row(g: PrimExpr, ky: PrimExpr, kx: PrimExpr, m: PrimExpr, c: PrimExpr) -> PrimExpr:
-        y = m % image // p.out_w * p.stride[0] + ky * p.dilation[0] - p.pad[0]
-        x = m % p.out_w * p.stride[1] + kx * p.dilation[1] - p.pad[1]
-        tests = [
-            (p.pad[0] > 0, te.all(y >= 0, y < p.h)),
-            (p.pad[1] > 0, te.all(x >= 0, x < p.w)),
-            (pixels > p.pixels, m < p.pixels),
-            (ci_groups > p.ci_groups, g < p.ci_groups),
-        ]
-        return select(tests, given["data"][m // image, g, y, x, c])
+    def ordered(at: At) -> PrimExpr:
+        return made.filter({**at, "co": r.channel(at["co"])})
 
-    def column(g: PrimExpr, ky: PrimExpr, kx: PrimExpr, n: PrimExpr, c: PrimExpr) -> PrimExpr:
-        tests = [
-            (channels > p.co_groups * GROUP, n // GROUP < p.co_groups),
-            (ci_groups > p.ci_groups, g < p.ci_groups),
-        ]
-        return select(tests, given["filter"][g, ky, kx, r.channel(n), c])
-
-    taps = {"rg": ci_groups, "ry": p.kh, "rx": p.kw}
-    rows = te.compute((*taps.values(), pixels, GROUP), row, name="rows")
-    columns = te.compute((*taps.values(), channels, GROUP), column, name="columns")
-    rg, ry, rx, rc = (te.reduce_axis((0, extent), name=name) for name, extent in {**taps, "rc": GROUP}.items())
-
-    def product(i: PrimExpr, j: PrimExpr) -> PrimExpr:
-        first, second = (columns, rows) if transposed else (rows, columns)
-        terms = (source[rg, ry, rx, at, rc].astype("int32") for source, at in ((first, i), (second, j)))
-        return te.sum(next(terms) * next(terms), axis=[rg, ry, rx, rc])
-
-    conv = te.compute((channels, pixels) if transposed else (pixels, channels), product, name="conv")
+    rows, columns = made.columns("gi kh kw pixel li", "rows"), made.weights("gi kh kw co li", "columns", ordered)
+    axes, pair = ("co pixel", (columns, rows)) if transposed else ("pixel co", (rows, columns))
+    conv = made.conv(axes, pair)
     shape = (pixels // r.lanes, r.lanes, channels // GROUP, QUADS, CHANNELS)
 
     def staged(term: Term) -> te.Tensor:
@@ -131,7 +107,7 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
     def element(m: PrimExpr, lane: PrimExpr, g: PrimExpr, q: PrimExpr, c: PrimExpr) -> PrimExpr:
         row, column = m * r.lanes + lane, g * GROUP + c // r.run * (QUADS * r.run) + q * r.run + c % r.run
         values = [stage[(g, q, c) if term.axis == "channel" else (m, lane, g, q, c)] for term, stage in terms]
-        return finish(p.epilogue, conv[(column, row) if transposed else (row, column)], values)
+        return finish(p.epilogue, conv({"pixel": row, "co": column}), values)
 
     result = te.compute(shape, element, name="result")
     output = te.compute(shape, lambda *at: result(*at), name="output")

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from schedules.core.arch import Arch, physical_cores
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config
-from schedules.operators.conv2d_nhwc.definition import NhwcProblem, gemm_definition, unflatten_output
+from schedules.operators.conv2d_nhwc.definition import NhwcProblem, matrix_product
 from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,18 @@ class CpuConfig(Config):
         return None
 
 
+def graph(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
+    return matrix_product(problem, (config.block_rows, config.panel, 1), staged=False)
+
+
 def schedule(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if any, output (n, out_h,
     out_w, co)."""
-    from tvm import te
     from tvm.s_tir import Schedule
 
-    sch = Schedule(te.create_prim_func(gemm_definition(problem, (config.block_rows, config.panel, 1))))
+    sch = Schedule(graph(problem, config, arch))
     conv, output, columns, weights = (sch.get_sblock(name) for name in ("conv", "output", "columns", "weights"))
     next_step(sch, "Turn the filters first: output channels contiguous")
-    sch.compute_inline("finished")
     sch.transform_layout(weights, ("write", 0), lambda ry, rx, f, c: [ry, rx, c, f])
     ry, rx, f, c = sch.get_loops(weights)
     sch.reorder(ry, rx, c, f)
@@ -80,7 +83,6 @@ def schedule(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
         sch.unroll(loop)
     sch.vectorize(lane)
     sch.vectorize(sch.get_loops(sch.decompose_reduction(conv, ry))[-1])
-    unflatten_output(sch, problem)
     return sch.mod
 
 
@@ -110,4 +112,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
-from schedules.operators.conv2d_nhwc.definition import NhwcProblem, gemm_definition, unflatten_output
+from schedules.operators.conv2d_nhwc.definition import NhwcProblem, matrix_product
 from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
 from schedules.steps.tiles import widest_vector
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
 
     from schedules.steps.warpgroup import WarpgroupConfig
 
@@ -30,16 +31,18 @@ class MmaConfig(TensorCoreConfig):
         return self.check_tile(problem.dtype, arch)
 
 
+def graph(problem: NhwcProblem, config: TensorCoreConfig | WarpgroupConfig, arch: Arch) -> tirx.PrimFunc:
+    return matrix_product(problem, config.tile)
+
+
 def schedule(problem: NhwcProblem, config: TensorCoreConfig | WarpgroupConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program, also that of `wgmma`, for data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if any,
     output (n, out_h, out_w, co)."""
-    from tvm import te
     from tvm.s_tir import Schedule
 
-    sch = Schedule(te.create_prim_func(gemm_definition(problem, config.tile)))
+    sch = Schedule(graph(problem, config, arch))
     channels = Operand(0, widest_vector(problem.ci, 8)), Operand(1, widest_vector(problem.ci, 8))
     schedule_product(sch, config, arch, problem.dtype, *channels, widest_vector(problem.co, 8))
-    unflatten_output(sch, problem)
     return config.finish(sch.mod)
 
 
@@ -53,7 +56,14 @@ def space(problem: NhwcProblem, arch: Arch) -> Iterator[MmaConfig]:
 
 def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:
     return ScheduleSpec(
-        name=name, summary=summary, kinds=(kind,), config=MmaConfig, apply=schedule, default=default, space=space
+        name=name,
+        summary=summary,
+        kinds=(kind,),
+        config=MmaConfig,
+        apply=schedule,
+        default=default,
+        space=space,
+        graph=graph,
     )
 
 

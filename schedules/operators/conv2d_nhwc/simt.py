@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
-from schedules.operators.conv2d_nhwc.definition import NhwcProblem, gemm_definition, unflatten_output
+from schedules.operators.conv2d_nhwc.definition import NhwcProblem, matrix_product
 from schedules.steps.simt import TiledConfig
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, cooperative_fetch, widest_vector
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
 
 PAD = 4  # elements that a row of shared memory is lengthened by: what one load scatters falls on different banks
 
@@ -42,16 +43,18 @@ class SimtConfig(TiledConfig):
         return reason
 
 
+def graph(problem: NhwcProblem, config: SimtConfig, arch: Arch) -> tirx.PrimFunc:
+    return matrix_product(problem, (*config.block, config.step), staged=False)
+
+
 def schedule(problem: NhwcProblem, config: SimtConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if any, output (n, out_h,
     out_w, co)."""
-    from tvm import te
     from tvm.s_tir import Schedule
 
-    sch = Schedule(te.create_prim_func(gemm_definition(problem, (*config.block, config.step))))
+    sch = Schedule(graph(problem, config, arch))
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
     next_step(sch, "Memory hierarchy: operands go through shared memory into registers, the sums stay in registers")
-    sch.compute_inline("finished")
     operands = [sch.get_sblock(name) for name in ("columns", "weights")]
     for shared in operands:
         sch.set_scope(shared, 0, "shared")
@@ -85,7 +88,6 @@ def schedule(problem: NhwcProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
         _, lane = sch.split(sch.get_loops(output)[-1], [None, store])
         sch.vectorize(lane)
     sch.decompose_reduction(conv, ry)
-    unflatten_output(sch, problem)
     return sch.mod
 
 
@@ -121,4 +123,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

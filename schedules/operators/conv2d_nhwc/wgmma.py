@@ -59,4 +59,5 @@ SCHEDULE = ScheduleSpec(
     apply=mma.schedule,
     default=default,
     space=space,
+    graph=mma.graph,
 )

@@ -13,7 +13,6 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import te
 
 from schedules.build.builder import Built, build_scheduled
 from schedules.core.arch import Arch
@@ -92,7 +91,10 @@ def story(
     config = spec.config_for(problem, arch, config)
     with listening() as told:
         made = spec.apply(problem, config, arch)
-    chapters = _written(op, problem, made) if pipeline.is_tirx(made) else _scheduled(told, made)
+    if pipeline.is_tirx(made):
+        chapters = _written(tvm.IRModule({"main": spec.definition(op, problem, config, arch)}), made)
+    else:
+        chapters = _scheduled(told, made)
     program = chapters[-1].program
     watcher = Watcher(program)
     built = build_scheduled(op, problem, spec, config, arch, program, device_code=False, instruments=(watcher,))
@@ -131,9 +133,8 @@ def _scheduled(told: list[Told], made: tvm.IRModule) -> list[_Chapter]:
     return chapters
 
 
-def _written(op: Operator, problem: Problem, made: tvm.IRModule) -> list[_Chapter]:
+def _written(definition: tvm.IRModule, made: tvm.IRModule) -> list[_Chapter]:
     """The definition, and the program growing part by part."""
-    definition = tvm.IRModule({"main": te.create_prim_func(list(op.definition(problem)))})
     chapters = [_Chapter(DEFINITION, "What is computed: the tensor expression as loops", (), definition, True)]
     for number, (title, program) in enumerate(parts(made)):
         chapters.append(_Chapter(PROGRAM, title, (), program, anew=number == 0))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,17 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx
 
+from schedules.core.arch import parse_arch
 from schedules.core.errors import ProblemError
-from schedules.operators.conv2d_nchw.definition import (
-    NchwProblem,
-    definition,
-    gemm_definition,
-    inputs,
-    reference,
-    rows_definition,
-)
+from schedules.operators.conv2d_nchw import cpu, simt
+from schedules.operators.conv2d_nchw.definition import NchwProblem, definition, inputs, reference
 from schedules.operators.conv2d_nchw.packing import pack_filter, unpack_filter
 from tests.conftest import problem_of
+
+HOST = parse_arch("llvm")
 
 
 def naive(problem: NchwProblem, data: np.ndarray, weight: np.ndarray, *terms: np.ndarray) -> np.ndarray:
@@ -65,10 +62,10 @@ def test_reference_is_the_definition(problem: NchwProblem) -> None:
     assert np.all(expected.magnitude + 1e-12 >= np.abs(expected.values))
 
 
-GRAPHS: dict[str, Callable[[NchwProblem], Sequence[te.Tensor]]] = {
-    "plain": definition,
-    "gemm": lambda problem: gemm_definition(problem, (8, 16, 4)),
-    "rows": lambda problem: rows_definition(problem, (4, 2, 16)),
+GRAPHS: dict[str, Callable[[NchwProblem], tirx.PrimFunc]] = {
+    "plain": lambda problem: te.create_prim_func(definition(problem)),
+    "gemm": lambda problem: simt.graph(problem, simt.SimtConfig((2, 4), (4, 4), step=4), HOST),
+    "rows": lambda problem: cpu.graph(problem, cpu.CpuConfig(8, block_x=2, block_y=2, block_f=4), HOST),
 }
 
 
@@ -76,7 +73,7 @@ GRAPHS: dict[str, Callable[[NchwProblem], Sequence[te.Tensor]]] = {
 @given(problem=problems())
 @settings(max_examples=10, deadline=None)
 def test_te_graphs_are_the_definition(graph: str, problem: NchwProblem) -> None:
-    function = tirx.build(te.create_prim_func(list(GRAPHS[graph](problem))), "llvm")
+    function = tirx.build(GRAPHS[graph](problem), "llvm")
     arrays = inputs(problem, np.random.default_rng(1))
     output = np.full(problem.arguments()[-1].shape, np.nan, "f4")
     tensors = [tvm.runtime.tensor(array) for array in (*arrays, output)]

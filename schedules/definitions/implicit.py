@@ -1,0 +1,277 @@
+"""A convolution as a sum over taps and channels, in whichever form a schedule wants: the TE graphs of all operators.
+
+Stages: ``columns`` (data under each tap) and ``weights``, both with zeros beyond their ends; ``conv``, their sums of
+products; ``finished``, the epilogue; ``output``, the part that was asked for.  `textbook` has ``padded`` (data with its
+border) in place of ``columns``.
+
+Axes go by these names: n h w ci of data, kh kw ci co of the filter, n y x co of the output; ``pixel`` is (n, y, x) as
+one, ``k`` (ci, kh, kw); channels in groups are gi li and go lo.  A form is a line of them for each stage.  Extents are
+rounded up to whole tiles, so that a schedule's tiles are free of tests but for the first load and the last store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from schedules.core.problem import Conv2dProblem
+from schedules.definitions.epilogue import ACCUMULATOR, finish, placeholders, terms_at
+from schedules.definitions.padding import select
+from schedules.definitions.scatter import scatter
+
+if TYPE_CHECKING:
+    from tvm import te, tirx
+    from tvm.tirx import PrimExpr
+
+At = Mapping[str, "PrimExpr"]  # the index along each axis
+
+# what loops are called; those of a reduction
+LOOPS = {
+    **{"n": "b", "ci": "c", "co": "f", "h": "y", "w": "x", "kh": "ry", "kw": "rx"},
+    **{"gi": "g", "li": "c", "go": "g", "lo": "f"},
+}
+REDUCED = {**LOOPS, "ci": "rc", "gi": "rg", "li": "rc"}
+CHANNELS = ("ci", "gi", "li", "k")  # of the reduction
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A tensor and its axes; called with an index along all axes there are."""
+
+    tensor: te.Tensor
+    axes: tuple[str, ...]
+
+    def __call__(self, at: At) -> PrimExpr:
+        return self.tensor(*(at[axis] for axis in self.axes))
+
+
+def stage(name: str, axes: Sequence[str], extents: Sequence[int], element: Callable[[At], PrimExpr]) -> Stage:
+    """A stage of `element` over `axes`."""
+    from tvm import te
+
+    loops = [LOOPS.get(axis, axis) for axis in axes]
+    made = te.compute(
+        tuple(extents), lambda *at: element(dict(zip(axes, at, strict=True))), name=name, varargs_names=loops
+    )
+    return Stage(made, tuple(axes))
+
+
+@dataclass(frozen=True)
+class Implicit:
+    """The stages of one problem.  `tile` is what the extents of axes are rounded up to multiples of; with `wide`,
+    operands are cast to the accumulator's dtype as they are fetched, else as they are multiplied."""
+
+    problem: Conv2dProblem
+    tile: Mapping[str, int] = field(default_factory=dict)
+    wide: bool = False
+
+    @cached_property
+    def given(self) -> dict[str, te.Tensor]:
+        """The inputs."""
+        return placeholders(self.problem)
+
+    @property
+    def data(self) -> Stage:
+        return Stage(self.given["data"], self.problem.data_axes)
+
+    @property
+    def filter(self) -> Stage:
+        return Stage(self.given["filter"], self.problem.filter_axes)
+
+    def real(self, axis: str) -> int:
+        """The extent of an axis."""
+        return self.problem.extents[axis]
+
+    def extent(self, axis: str) -> int:
+        """The same in whole tiles."""
+        tile = self.tile.get(axis, 1)
+        return -(-self.real(axis) // tile) * tile
+
+    def _ends(self, at: At, *axes: str) -> list[tuple[bool, PrimExpr]]:
+        """Tests that `at` is within the ends of those of `axes` that it has."""
+        return [(self.extent(axis) > self.real(axis), at[axis] < self.real(axis)) for axis in axes if axis in at]
+
+    def apart(self, at: At) -> dict[str, PrimExpr]:
+        """The index with what its ``pixel``, ``k`` and group of channels are made of."""
+        from tvm import tirx
+
+        p, full = self.problem, dict(at)
+        if "pixel" in at:
+            pixel, image = at["pixel"], p.out_h * p.out_w
+            full |= {"n": pixel // image, "y": pixel % image // p.out_w, "x": pixel % p.out_w}
+        if "k" in at:
+            k, taps = at["k"], p.kh * p.kw
+            # a main loop that counts k in a variable cannot prove it positive, hence division towards zero
+            ry = tirx.truncdiv(tirx.truncmod(k, taps), p.kw)
+            full |= {"ci": tirx.truncdiv(k, taps), "kh": ry, "kw": tirx.truncmod(k, p.kw)}
+        if "go" in at:
+            full["co"] = at["go"] * self.real("lo") + at["lo"]
+        return full
+
+    def columns(self, axes: str, name: str = "columns", source: Callable[[At], PrimExpr] | None = None) -> Stage:
+        """Data, or another `source`, under each tap; zero in the padding."""
+        from tvm import te
+
+        p = self.problem
+
+        def element(at: At) -> PrimExpr:
+            full = self.apart(at)
+            y = full["y"] * p.stride[0] + full["kh"] * p.dilation[0] - p.pad[0]
+            x = full["x"] * p.stride[1] + full["kw"] * p.dilation[1] - p.pad[1]
+            tests = [
+                (p.pad[0] > 0, te.all(y >= 0, y < p.h)),
+                (p.pad[1] > 0, te.all(x >= 0, x < p.w)),
+                *self._ends(at, *CHANNELS, "n", "pixel"),
+            ]
+            found = (source or self.data)({**full, "h": y, "w": x, "hw": y * p.w + x})
+            return self._fetched(select(tests, found))
+
+        return self._stage(name, axes, element)
+
+    def weights(self, axes: str, name: str = "weights", source: Callable[[At], PrimExpr] | None = None) -> Stage:
+        """The filter, or another `source`."""
+        return self._stage(
+            name,
+            axes,
+            lambda at: self._fetched(select(self._ends(at, *CHANNELS, "co"), (source or self.filter)(self.apart(at)))),
+        )
+
+    def conv(self, axes: str, *operands: tuple[Stage, Stage]) -> Stage:
+        """The sums over what only the operands have of the products of each pair of them."""
+        reduced = self._reductions([axis for axis in operands[0][0].axes if axis not in axes.split()])
+
+        def element(at: At) -> PrimExpr:
+            full = {**at, **reduced}
+            return self._sum([(a(full), b(full)) for a, b in operands], list(reduced.values()))
+
+        return self._stage("conv", axes, element)
+
+    def output(self, conv: Stage, *, staged: bool = False) -> Stage:
+        """The part of ``conv`` that was asked for, after the epilogue, which is a stage ``finished`` of its own if
+        `staged`."""
+        finished = conv
+        if staged:
+            finished = self._stage("finished", " ".join(conv.axes), lambda at: self.finish(conv(at), at))
+        real = [self.real(axis) for axis in conv.axes]
+        return stage("output", conv.axes, real, lambda at: finished(at) if staged else self.finish(conv(at), at))
+
+    def finish(self, total: PrimExpr, at: At) -> PrimExpr:
+        """The element `at` of the output, of the sum `total`.  Beyond the ends there are no terms to read; what stands
+        there is dropped."""
+        from tvm import te
+
+        p = self.problem
+        ragged = [axis for axis in at if self.extent(axis) > self.real(axis)]
+        full = self.apart({**at, **{axis: te.min(at[axis], self.real(axis) - 1) for axis in ragged}})
+        return finish(p.epilogue, total, terms_at(p, self.given, [full[axis] for axis in p.output_axes]))
+
+    def program(self, output: Stage) -> tirx.PrimFunc:
+        """The program whose ``output`` is stored as the problem's lies.
+
+        The pixels of an image stay one index of the last axis where they can: taken apart into y and x, the pixels of
+        one vector no longer look like neighbours to TVM, which then stores them one by one and by indices that CUDA has
+        no vectors for.
+        """
+        from tvm import te, tirx
+
+        p = self.problem
+        func = te.create_prim_func([*self.given.values(), output.tensor])
+        if output.axes == p.output_axes:
+            return func
+
+        def place(*index: PrimExpr) -> tuple[None, tuple[PrimExpr, ...]]:
+            full = self.apart(dict(zip(output.axes, index, strict=True)))
+            if p.output_axes[-1] == "x":
+                pixel = full["pixel"]
+                full |= {"y": tirx.const(0, str(pixel.ty)), "x": pixel % (p.out_h * p.out_w)}
+            return None, tuple(full[axis] for axis in p.output_axes)
+
+        return scatter(func, p.shapes()[2], place)
+
+    @property
+    def _accumulator(self) -> str:
+        return "int32" if self.problem.dtype == "int8" else ACCUMULATOR
+
+    def _fetched(self, value: PrimExpr) -> PrimExpr:
+        return value.astype(self._accumulator) if self.wide else value
+
+    def _stage(self, name: str, axes: str, element: Callable[[At], PrimExpr]) -> Stage:
+        names = axes.split()
+        return stage(name, names, [self.extent(axis) for axis in names], element)
+
+    def _reductions(self, axes: Sequence[str]) -> dict[str, te.IterVar]:
+        from tvm import te
+
+        return {axis: te.reduce_axis((0, self.extent(axis)), REDUCED.get(axis, axis)) for axis in axes}
+
+    def _sum(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]], over: Sequence[te.IterVar]) -> PrimExpr:
+        from tvm import te
+
+        first, *others = (a.astype(self._accumulator) * b.astype(self._accumulator) for a, b in pairs)
+        return te.sum(sum(others, first), axis=list(over))
+
+
+def product(
+    problem: Conv2dProblem,
+    columns: str,
+    weights: str,
+    conv: str,
+    tile: Mapping[str, int],
+    *,
+    wide: bool = False,
+    staged: bool = True,
+) -> tirx.PrimFunc:
+    """The matrix product of ``columns`` and ``weights`` over these axes, for each of the outer axes of ``conv``; the
+    operand that has the rows comes first.  See `Implicit` for the rest."""
+    graph = Implicit(problem, tile, wide)
+    operands = graph.columns(columns), graph.weights(weights)
+    row = conv.split()[-2]
+    pair = operands if row in operands[0].axes else operands[::-1]
+    return graph.program(graph.output(graph.conv(conv, pair), staged=staged))
+
+
+def textbook(
+    problem: Conv2dProblem, tile: Mapping[str, int] | None = None, *, wide: bool = False, finished: bool = True
+) -> list[te.Tensor]:
+    """The graph with ``padded``, data with its border, as the problem's tensors lie.  Stages that change nothing are
+    left out, but not with `wide`; so is ``output``, if not `finished`.
+
+    Returns [data, filter, the epilogue's terms, the output].
+    """
+    from tvm import te
+
+    p, graph = problem, Implicit(problem, tile or {}, wide)
+    (top, left), channels = p.pad, [axis for axis in p.data_axes if axis not in "hwn"]
+    size = {
+        "h": (graph.extent("y") - 1) * p.stride[0] + (p.kh - 1) * p.dilation[0] + 1,
+        "w": (graph.extent("x") - 1) * p.stride[1] + (p.kw - 1) * p.dilation[1] + 1,
+    }
+
+    def pixel(at: At) -> PrimExpr:
+        y, x = at["h"], at["w"]
+        tests = [
+            (top > 0 or size["h"] > p.h, te.all(y >= top, y - top < p.h)),
+            (left > 0 or size["w"] > p.w, te.all(x >= left, x - left < p.w)),
+            *graph._ends(at, *CHANNELS, "n"),
+        ]
+        return graph._fetched(select(tests, graph.data({**at, "h": y - top, "w": x - left})))
+
+    data, weights = graph.data, graph.filter
+    if wide or p.pad != (0, 0) or any(graph.extent(axis) > graph.real(axis) for axis in (*channels, "n", "x", "y")):
+        extents = [size.get(axis) or graph.extent(axis) for axis in p.data_axes]
+        data = stage("padded", p.data_axes, extents, pixel)
+    if wide or any(graph.extent(axis) > graph.real(axis) for axis in (*channels, "co")):
+        weights = graph.weights(" ".join(p.filter_axes))
+    taps = {"h": "kh", "w": "kw"}
+    reduced = graph._reductions([taps.get(axis, axis) for axis in p.data_axes if axis != "n"])
+
+    def element(at: At) -> PrimExpr:
+        full = graph.apart({**at, **reduced})
+        full["h"] = full["y"] * p.stride[0] + full["kh"] * p.dilation[0]
+        full["w"] = full["x"] * p.stride[1] + full["kw"] * p.dilation[1]
+        return graph._sum([(data(full), weights(full))], list(reduced.values()))
+
+    conv = graph._stage("conv", " ".join(p.output_axes), element)
+    return [*graph.given.values(), (graph.output(conv) if finished else conv).tensor]
