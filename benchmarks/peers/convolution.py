@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.peers import cudnn
 from benchmarks.peers.comparison import Call
 from schedules.core.arithmetic import TF32, Arithmetic
+from schedules.core.epilogue import Activation
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.problem import Conv2dProblem
 from schedules.core.registry import operator_of
@@ -115,8 +116,7 @@ def call_of(peer: Peer, problem: Conv2dProblem, tensors: Tensors) -> Call:
 
 def is_plain(problem: Conv2dProblem) -> bool:
     """Whether nothing is fused but the scale of an int8 output."""
-    added = any(getattr(problem, name, False) for name in ("bias", "residual"))
-    return not added and getattr(problem, "activation", "none") == "none"
+    return not problem.epilogue.terms and problem.epilogue.activation == Activation()
 
 
 def operands(problem: Conv2dProblem, tensors: Tensors) -> tuple[Any, Any]:
@@ -173,7 +173,7 @@ def _floating(peer: Peer, problem: Conv2dProblem, tensors: Tensors) -> Call:
 
 def _integer(peer: Peer, problem: Conv2dProblem, tensors: Tensors) -> Call:
     """cuDNN's int8 convolution of NHWC data and OHWI filters with int8 output, scaled as the problem's."""
-    p, out_dtype = problem, getattr(problem, "out_dtype", problem.dtype)
+    p, out_dtype = problem, problem.epilogue.out_dtype
     if out_dtype != "int8":
         raise UsageError(f"cuDNN's int8 convolution gives int8, not {out_dtype}; compare out_dtype=int8")
     torch, library = cudnn.torch_module(), cudnn.library()
@@ -202,7 +202,7 @@ def _integer(peer: Peer, problem: Conv2dProblem, tensors: Tensors) -> Call:
         )
     )
     workspace = torch.empty(max(size.value, 1), dtype=torch.int8, device="cuda")
-    scale, zero = ctypes.c_float(getattr(p, "alpha", 1.0)), ctypes.c_float(0.0)
+    scale, zero = ctypes.c_float(p.epilogue.scale), ctypes.c_float(0.0)
     output = y.permute(0, 3, 1, 2)
 
     def call() -> Sequence[Any]:

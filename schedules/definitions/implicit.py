@@ -183,7 +183,7 @@ class Implicit:
 
         def place(*index: PrimExpr) -> tuple[None, tuple[PrimExpr, ...]]:
             full = self.apart(dict(zip(output.axes, index, strict=True)))
-            if p.output_axes[-1] == "x":
+            if "pixel" in full and p.output_axes[-1] == "x":
                 pixel = full["pixel"]
                 full |= {"y": tirx.const(0, str(pixel.ty)), "x": pixel % (p.out_h * p.out_w)}
             return None, tuple(full[axis] for axis in p.output_axes)

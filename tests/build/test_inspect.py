@@ -13,6 +13,7 @@ from schedules.core.arch import parse_arch
 from schedules.core.errors import ToolchainError, UnknownNameError, UsageError
 from schedules.core.presets import preset
 from schedules.show.doctor import examine
+from tests.conftest import problem_of
 
 STATES = {state.target: state for state in examine().targets}
 needs_cuda = pytest.mark.skipif(not STATES["cuda:sm_90a"].build, reason=STATES["cuda:sm_90a"].note)
@@ -298,3 +299,14 @@ def test_spills_and_occupancy_come_from_the_resources(on_cuda: Built) -> None:
     launch = 'buf_dyn_shmem = T.alloc_buffer((102400,), "uint8", scope="shared.dyn")'
     found = inspect.summary(dataclasses.replace(inspect.material(on_cuda), lowered=launch))
     assert (found.shared, found.blocks_sm, found.limit) == (4096 + 102400, 2, "shared memory")
+
+
+def test_the_definition_is_the_graph_that_is_scheduled() -> None:
+    problem = problem_of("conv2d_nchw", n=1, h=4, w=8, ci=16, co=16, kh=3, kw=3, pad=1, dtype="float16")
+    arch = parse_arch("cuda:sm_90a")
+    for schedule in ("mma", "mma_channels_last", "simt"):
+        built = build(problem, arch, schedule, device_code=False)
+        text = inspect.view(built, "definition")
+        assert built.schedule.graph is not None
+        assert built.schedule.graph(problem, built.config, arch).script() in text
+        assert ("data_last" in text) == (schedule == "mma_channels_last") and "columns" in text

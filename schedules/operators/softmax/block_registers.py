@@ -21,6 +21,7 @@ from schedules.operators.softmax.definition import SoftmaxProblem
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class BlockRegistersConfig(Config):
             streaming=self.streaming,
             numerators=self.numerators,
         )
+
+
+def graph(problem: SoftmaxProblem, config: BlockRegistersConfig, arch: Arch) -> tirx.PrimFunc:
+    return rows.program(rows.register_stages(problem, config.packing(problem), config.deal, config.numerators)[1])
 
 
 def schedule(problem: SoftmaxProblem, config: BlockRegistersConfig, arch: Arch) -> tvm.IRModule:
@@ -102,4 +107,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

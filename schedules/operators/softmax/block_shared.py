@@ -23,6 +23,7 @@ from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
 
 _STAGING = 256  # bytes of shared memory that the cross-warp reductions take, at most
 
@@ -58,10 +59,17 @@ class BlockSharedConfig(Config):
         )
 
 
+def _stages(problem: SoftmaxProblem, config: BlockSharedConfig) -> rows.Stages:
+    return rows.row_stages(problem, config.packing(problem), "shared", config.transposed)
+
+
+def graph(problem: SoftmaxProblem, config: BlockSharedConfig, arch: Arch) -> tirx.PrimFunc:
+    return rows.program(_stages(problem, config))
+
+
 def schedule(problem: SoftmaxProblem, config: BlockSharedConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for x or y, dy (rows, cols), run-time rows."""
-    packing = config.packing(problem)
-    stages = rows.row_stages(problem, packing, "shared", config.transposed)
+    packing, stages = config.packing(problem), _stages(problem, config)
     sch = rows.new_schedule(stages)
     row, chunk = rows.tile_rows(sch, stages, packing, 1, 1)
     next_step(sch, "What the outputs are made of, into registers, all of a chunk's packs in flight")
@@ -96,4 +104,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

@@ -21,6 +21,7 @@ from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,17 @@ class BlockStreamingConfig(Config):
         return rows.check(problem, arch, self.packing(problem), self.threads, 0, rows_held=0, streaming=self.streaming)
 
 
+def _stages(problem: SoftmaxProblem, config: BlockStreamingConfig) -> rows.Stages:
+    return rows.row_stages(problem, config.packing(problem), "nowhere")
+
+
+def graph(problem: SoftmaxProblem, config: BlockStreamingConfig, arch: Arch) -> tirx.PrimFunc:
+    return rows.program(_stages(problem, config))
+
+
 def schedule(problem: SoftmaxProblem, config: BlockStreamingConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for x or y, dy (rows, cols), run-time rows."""
-    packing = config.packing(problem)
-    stages = rows.row_stages(problem, packing, "nowhere")
+    packing, stages = config.packing(problem), _stages(problem, config)
     sch = rows.new_schedule(stages)
     row, chunk = rows.tile_rows(sch, stages, packing, 1, 1)
     next_step(sch, "What the outputs are made of, into registers, all of a chunk's packs in flight")
@@ -72,4 +80,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

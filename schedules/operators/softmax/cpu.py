@@ -25,7 +25,7 @@ from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
     import tvm
-    from tvm import te
+    from tvm import te, tirx
     from tvm.s_tir import Schedule
     from tvm.tirx import PrimExpr
 
@@ -96,14 +96,23 @@ class _Stages:
     sums: set[str]  # those of them that reduce what their lanes see, rather than one another
 
 
+def _program(stages: _Stages) -> tirx.PrimFunc:
+    from tvm import te
+
+    return te.create_prim_func(stages.tensors)
+
+
+def graph(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
+    return _program(_stages(problem, config))
+
+
 def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for x or y, dy (rows, cols), run-time rows."""
     import tvm
-    from tvm import te
     from tvm.s_tir import Schedule
 
     stages = _stages(problem, config)
-    sch = Schedule(te.create_prim_func(stages.tensors))
+    sch = Schedule(_program(stages))
     outputs = ["out", "dropped_out"] if problem.has_dropout and not problem.is_grad else ["out"]
 
     next_step(sch, "Rows to parallel tasks, and every stage of a row inside them, in vector lanes")
@@ -292,4 +301,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

@@ -35,7 +35,7 @@ from schedules.steps.tiles import widest_vector
 
 if TYPE_CHECKING:
     import tvm
-    from tvm import te
+    from tvm import te, tirx
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV
     from tvm.tirx import PrimExpr
@@ -331,12 +331,18 @@ def _store(value: te.Tensor, lead: tuple[PrimExpr, ...], packing: Packing, name:
     return te.compute((rows, i64(packing.packs), i64(packing.vector)), lambda *at: flat(*at), name=name)
 
 
-def new_schedule(stages: Stages) -> Schedule:
-    """A schedule of the program that the stages make."""
+def program(stages: Stages) -> tirx.PrimFunc:
+    """The program that the stages make."""
     from tvm import te
+
+    return te.create_prim_func(list(stages.tensors))
+
+
+def new_schedule(stages: Stages) -> Schedule:
+    """A schedule of `program`."""
     from tvm.s_tir import Schedule
 
-    return Schedule(te.create_prim_func(list(stages.tensors)))
+    return Schedule(program(stages))
 
 
 def check(
@@ -398,6 +404,14 @@ class RegisterRows:
         return None
 
 
+def register_stages(
+    problem: SoftmaxProblem, packing: Packing, deal: RegisterRows, numerators: bool = False
+) -> tuple[Packing, Stages]:
+    """The stages of rows held in registers, and how they are packed there."""
+    packing = replace(packing, chunk=packing.rounds)  # registers have no run-time index: every loop over packs unrolls
+    return packing, row_stages(problem, packing, "registers", in_flight=deal.in_flight, numerators=numerators)
+
+
 def schedule_registers(
     problem: SoftmaxProblem,
     packing: Packing,
@@ -407,8 +421,7 @@ def schedule_registers(
     numerators: bool = False,
 ) -> tvm.IRModule:
     """The program with each row held in registers from its load to its store."""
-    packing = replace(packing, chunk=packing.rounds)  # registers have no run-time index: every loop over packs unrolls
-    stages = row_stages(problem, packing, "registers", in_flight=deal.in_flight, numerators=numerators)
+    packing, stages = register_stages(problem, packing, deal, numerators)
     sch = new_schedule(stages)
     row, _ = tile_rows(sch, stages, packing, deal.groups, deal.rows)
     loaded = row

@@ -34,7 +34,7 @@ from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
     import tvm
-    from tvm import te
+    from tvm import te, tirx
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV
     from tvm.tirx import PrimExpr
@@ -165,14 +165,25 @@ def split_stages(
     )
 
 
-def schedule(problem: SoftmaxProblem, config: SplitConfig, arch: Arch) -> tvm.IRModule:
-    """The scheduled program for x or y, dy (rows, cols), run-time rows; rows * parts blocks of each kernel."""
+def _dealt(
+    problem: SoftmaxProblem, config: SplitConfig, arch: Arch
+) -> tuple[rows.Packing, rows.Packing, rows.Packing, SplitStages]:
+    """How columns, parts and warps are packed, and the stages."""
     parts = rows.Packing(config.packing(problem).parts, arch.wave, 1)
     packing, dealt, warps = (
         replace(k, chunk=k.rounds)  # registers have no run-time index: every loop over packs unrolls
         for k in (config.packing(problem), parts, config.warps(problem, arch))
     )
-    stages = split_stages(problem, packing, dealt, warps)
+    return packing, dealt, warps, split_stages(problem, packing, dealt, warps)
+
+
+def graph(problem: SoftmaxProblem, config: SplitConfig, arch: Arch) -> tirx.PrimFunc:
+    return rows.program(_dealt(problem, config, arch)[-1])
+
+
+def schedule(problem: SoftmaxProblem, config: SplitConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program for x or y, dy (rows, cols), run-time rows; rows * parts blocks of each kernel."""
+    packing, dealt, warps, stages = _dealt(problem, config, arch)
     sch = rows.new_schedule(stages)
     row, _ = rows.tile_rows(sch, stages, warps, config.threads // arch.wave, 1)
     for name in reversed(stages.reductions):
@@ -226,4 +237,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

@@ -21,6 +21,7 @@ from schedules.operators.softmax.definition import SoftmaxProblem
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class WarpConfig(Config):
             streaming=self.streaming,
             numerators=self.numerators,
         )
+
+
+def graph(problem: SoftmaxProblem, config: WarpConfig, arch: Arch) -> tirx.PrimFunc:
+    return rows.program(rows.register_stages(problem, config.packing(problem), config.deal, config.numerators)[1])
 
 
 def schedule(problem: SoftmaxProblem, config: WarpConfig, arch: Arch) -> tvm.IRModule:
@@ -98,4 +103,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    graph=graph,
 )

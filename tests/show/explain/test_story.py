@@ -45,11 +45,9 @@ def test_every_schedule_tells_its_story(name: str, schedule: str) -> None:
         return
     assert [step.phase for step in told.steps].count(SCHEDULE) >= 2
     # the graph that a schedule names is the one that it schedules
-    if not name.startswith("softmax"):
-        assert spec.graph is not None
-        named = spec.definition(operator(name), problem, told.config, arch)
-        assert tvm_ffi.structural_equal(tvm.IRModule({"main": named}), told.steps[0].program)
-        assert named.script() == told.steps[0].program["main"].script()
+    assert spec.graph is not None
+    named = spec.definition(operator(name), problem, told.config, arch)
+    assert named.script() == told.steps[0].program["main"].script()
     with listening() as heard:
         spec.apply(problem, told.config, arch)
     # what the trace makes of the definition: no primitive comes before the first step
