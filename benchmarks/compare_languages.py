@@ -26,13 +26,13 @@ from benchmarks.peers.runs import Comparison, Found, add_arguments, check_argume
 from schedules.build.present import device_name, local_gpu
 from schedules.cli.script import run_script
 from schedules.core.arch import Arch, parse_arch
+from schedules.core.device import slug
 from schedules.core.errors import ConfigError, UnknownNameError, UsageError
 from schedules.core.operator import ScheduleSpec
 from schedules.core.parallel import attempt, outcome, processes
 from schedules.core.problem import Problem
 from schedules.core.registry import operator_modules
 from schedules.measure.choice import Choice, choose, default_choice
-from schedules.measure.records import slug
 from schedules.measure.timer import CudaTimer
 
 BUILD_SECONDS = 300.0  # of one kernel, at most

@@ -15,7 +15,7 @@ from tests.documents import ROOT
 
 PACKAGE = ROOT / "schedules"
 # functions that every command or schedule has, whose meaning `cli.Command` and `ScheduleSpec` state
-ROLES = {"add_arguments", "run", "space", "default"}
+ROLES = {"add_arguments", "run", "space", "default", "graph"}
 
 
 def tool(name: str, *words: str) -> None:

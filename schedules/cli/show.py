@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from schedules.cli.arguments import Job, add_json, add_problem, job, subject
@@ -51,8 +52,15 @@ def about_operator(op: Operator) -> dict[str, Any]:
         "fields": {f.name: "required" if f.default is dataclasses.MISSING else f.default for f in known},
         "dtypes": list(op.problem.dtypes),
         "schedules": _schedules(op),
-        "definition": inspect.getsource(op.definition),
+        "definition": definition_source(op.definition),
     }
+
+
+def definition_source(definition: Callable[..., Any]) -> str:
+    """The source of the function that writes an operator's tensor expression, and of the shared graphs that it calls."""
+    called = (definition.__globals__.get(name) for name in definition.__code__.co_names)
+    shared = [f for f in called if inspect.isfunction(f) and f.__module__.startswith("schedules.definitions.")]
+    return "\n\n".join(map(inspect.getsource, [definition, *shared]))
 
 
 def about_job(work: Job) -> dict[str, Any]:

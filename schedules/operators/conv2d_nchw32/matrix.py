@@ -118,6 +118,7 @@ def fitting(
 
 
 def rounding_of(config: MatrixConfig, atom: Atom) -> Rounding:
+    """How `config` cuts the product into what a thread of `atom` holds."""
     run = 4 if atom.wave == 64 else 2
     return Rounding(config.block_m, config.block_n, config.block_k // GROUP, run, atom.wave // QUADS)
 

@@ -65,6 +65,7 @@ class SimtConfig(Config):
 
 
 def rounding_of(config: SimtConfig, arch: Arch) -> Rounding:
+    """How `config` cuts the product."""
     return Rounding(*config.block(arch), chunk=1, run=1, lanes=arch.wave // QUADS)
 
 
