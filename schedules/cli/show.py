@@ -57,10 +57,10 @@ def about_operator(op: Operator) -> dict[str, Any]:
 
 
 def definition_source(definition: Callable[..., Any]) -> str:
-    """The source of the function that writes an operator's tensor expression, and of the shared graphs that it calls."""
+    """The source of the function that writes an operator's tensor expression, and of the graphs that it shares."""
     called = (definition.__globals__.get(name) for name in definition.__code__.co_names)
     shared = [f for f in called if inspect.isfunction(f) and f.__module__.startswith("schedules.definitions.")]
-    return "\n\n".join(map(inspect.getsource, [definition, *shared]))
+    return "\n\n".join(inspect.getsource(function) for function in (definition, *shared))
 
 
 def about_job(work: Job) -> dict[str, Any]:
