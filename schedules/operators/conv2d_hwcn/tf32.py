@@ -172,7 +172,8 @@ def pack(problem: HwcnProblem, tensors: Tensors) -> None:
 
 
 def schedule(problem: HwcnProblem, config: Tf32Config, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
+    """The TIRx program for data (h, w, ci, n), filter (kh, kw, ci, co), the terms of the epilogue, output (out_h,
+    out_w, co, n)."""
     from schedules.hopper.program import program
 
     return program(Tf32Work(problem, config), prepare=partial(pack, problem))

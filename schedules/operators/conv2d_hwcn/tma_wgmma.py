@@ -108,7 +108,8 @@ class HwcnWork(PixelWork):
 
 
 def schedule(problem: HwcnProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
+    """The TIRx program for data (h, w, ci, n), filter (kh, kw, ci, co), the terms of the epilogue, output (out_h,
+    out_w, co, n)."""
     from schedules.hopper.program import program
 
     return program(HwcnWork(problem, config))

@@ -62,8 +62,7 @@ class TmaWgmmaFewConfig(HopperConfig):
 
     def pitch(self, problem: NchwProblem) -> int:
         """Columns from one tap to the next, as block_n has them; 0 if it has no taps."""
-        found = (pitch for pitch in pitches(problem) if self.block_n == columns_of(problem, pitch))
-        return next(found, 0)
+        return next((pitch for pitch in pitches(problem) if self.block_n == columns_of(problem, pitch)), 0)
 
     def staging(self, problem: NchwProblem, run: int) -> PixelStaging:
         channels = channels_of(problem)
@@ -87,13 +86,13 @@ class TmaWgmmaFewConfig(HopperConfig):
             return f"block_n={self.block_n} is not {ways}, kw={p.kw} times co={p.co} rounded up to 8 or 4"
         if self.cluster_n != 1:
             return f"cluster_n={self.cluster_n} is not 1, a block has all filters"
-        found = whole_rows(p, self.rows) if self.consumers > 0 and self.block_m >= self.consumers else None
+        rows = whole_rows(p, self.rows) if self.consumers > 0 and self.block_m >= self.consumers else None
         # all rows of a thread need the same few biases, which it keeps
         addressing = 48 if p.epilogue.of_axis("channel") else 40
         reason = self.check_block(p.dtype, arch, addressing=addressing)
         if reason:
             return reason
-        if found is None:
+        if rows is None:
             return f"block_m={self.block_m} gives each consumer no whole number of rows of {max(p.w, p.out_w)} pixels"
         pitch = self.pitch(p)
         if self.cluster_m > 1 and pitch % (GROUP * self.cluster_m):
@@ -130,9 +129,9 @@ class FewWork(Work[Place]):
 
     def __init__(self, problem: NchwProblem, config: TmaWgmmaFewConfig) -> None:
         p = problem
-        found = whole_rows(p, config.rows)
-        assert found is not None  # checked
-        width, run = found
+        rows = whole_rows(p, config.rows)
+        assert rows is not None  # checked
+        width, run = rows
         self.problem, self.config, self.width = p, config, width
         self.arguments, self.epilogue = p.arguments(), p.epilogue
         self.workspace = workspace_of(p)
@@ -199,14 +198,14 @@ class FewWork(Work[Place]):
     def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, p = self.b.tile, self.problem
         _, rows, wide, high = self.b.source.box
-        found = []
+        loads = []
         for run in range(tile.k // tile.run):
             channel = chunk * tile.k + run * tile.run
             for tap_y, tap_x in product(range(0, p.kh, high), range(0, p.kw, wide)):
                 row = tap_x * self.pitch + part * rows
                 offset = tap_y * tile.nbytes + run * tile.slab + row * tile.swizzle
-                found.append(Load(offset, (channel, part * rows, tap_x, tap_y)))
-        return found
+                loads.append(Load(offset, (channel, part * rows, tap_x, tap_y)))
+        return loads
 
     def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
         n, y, x = place.pixel

@@ -65,8 +65,8 @@ def filter_argument(problem: NchwProblem) -> Argument:
 
 def workspace_of(problem: NchwProblem) -> tuple[Argument, ...]:
     """What `repack` fills: the packed filter, or nothing where the problem has it."""
-    found = filter_argument(problem)
-    return (found,) if found.name == "packed" else ()
+    argument = filter_argument(problem)
+    return (argument,) if argument.name == "packed" else ()
 
 
 def repack(problem: NchwProblem, tensors: Tensors) -> None:

@@ -205,8 +205,8 @@ class NchwWork(Work[Place]):
 
 
 def schedule(problem: NchwProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, ci, h, w), filter (kh, kw, co, ci) or (co, ci, kh, kw), bias (co,) if any, output
-    (n, co, out_h, out_w)."""
+    """The TIRx program for data (n, ci, h, w), filter (kh, kw, co, ci) or (co, ci, kh, kw), the terms of the
+    epilogue, output (n, co, out_h, out_w)."""
     from schedules.hopper.program import program
     from schedules.hopper.shifted import ShiftedResults
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def schedule(problem: NchwProblem, config: TmaWgmmaFewConfig, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, ci, h, w), filter (kh, kw, co, ci) or (co, ci, kh, kw), bias (co,) if any, output
-    (n, co, out_h, out_w)."""
+    """The TIRx program for data (n, ci, h, w), filter (kh, kw, co, ci) or (co, ci, kh, kw), the terms of the
+    epilogue, output (n, co, out_h, out_w)."""
     from schedules.hopper.program import program
     from schedules.operators.conv2d_nchw.few_results import FewResults
 

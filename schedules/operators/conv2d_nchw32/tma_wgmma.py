@@ -369,7 +369,7 @@ def _work(problem: Nchw32Problem, config: TmaWgmmaConfig) -> Nchw32Work | None:
 
 
 def schedule(problem: Nchw32Problem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, ci/32, h, w, 32), filter (ci/32, kh, kw, co', 32), bias (co',) and residual if any,
+    """The TIRx program for data (n, ci/32, h, w, 32), filter (ci/32, kh, kw, co', 32), the terms of the epilogue,
     output (n, co'/32, out_h, out_w, 32)."""
     from schedules.hopper.program import program
 

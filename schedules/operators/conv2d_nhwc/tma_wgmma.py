@@ -218,8 +218,8 @@ def _work(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
 
 
 def schedule(problem: NhwcProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if any, output (n, out_h, out_w,
-    co)."""
+    """The TIRx program for data (n, h, w, ci), filter (co, kh, kw, ci), the terms of the epilogue, output (n,
+    out_h, out_w, co)."""
     from schedules.hopper.program import program
 
     work = _work(problem, config)
