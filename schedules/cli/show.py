@@ -60,7 +60,7 @@ def definition_source(definition: Callable[..., Any]) -> str:
     """The source of the function that writes an operator's tensor expression, and of the graphs that it shares."""
     called = (definition.__globals__.get(name) for name in definition.__code__.co_names)
     shared = [f for f in called if inspect.isfunction(f) and f.__module__.startswith("schedules.definitions.")]
-    return "\n\n".join(inspect.getsource(function) for function in (definition, *shared))
+    return "\n\n".join([inspect.getsource(definition), *map(inspect.getsource, shared)])
 
 
 def about_job(work: Job) -> dict[str, Any]:

@@ -105,13 +105,10 @@ def short(operator: str, problem: Problem) -> str:
     """A problem for a table: the preset's name if it is one, else the fields that are not at their defaults."""
     if name := _names().get((operator, problem)):
         return name
-    parts = str(problem).split(" ")
-    kept = [
-        part
-        for part, field in zip(parts, (field for field in dataclasses.fields(problem) if field.init), strict=True)
-        if field.default is dataclasses.MISSING or getattr(problem, field.name) != field.default
-    ]
-    return " ".join(kept)
+    defaults = {field.name: field.default for field in dataclasses.fields(problem)}
+    given = [name for name in problem.words() if getattr(problem, name) != defaults[name]]
+    texts = dict(zip(problem.words(), str(problem).split(" "), strict=True))
+    return " ".join(texts[name] for name in given)
 
 
 @lru_cache

@@ -109,7 +109,7 @@ def test_every_element_is_of_one_row_and_column(work_of: WorkOf, name: str) -> N
     # the staging of few filters has the tile's columns as its rows
     rows, columns = (config.rows, work.channels) if name.startswith("few") else (staging.rows, staging.columns)
     shape = next(argument.shape for argument in work.arguments if argument.output)
-    axes = operator(WORKS[name][0]).problem.channel_axes
+    axes = work.problem.channel_axes
     count = np.zeros(int(np.prod(shape)), "int32")
     for place, part in product(places(work, range(work.clusters)), range(config.parts)):
         starts = [
