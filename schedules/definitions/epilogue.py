@@ -105,6 +105,7 @@ def _activated(activation: Activation, y: PrimExpr, scalar: Callable[[float], Pr
     if activation.name == "gelu":
         return scalar(0.5) * y * (scalar(1) + tirx.erf(y * scalar(math.sqrt(0.5))))
     if activation.name == "gelu_tanh":
-        inner = scalar(math.sqrt(2 / math.pi)) * (y + scalar(0.044715) * y * y * y)
-        return scalar(0.5) * y * (scalar(1) + tirx.tanh(inner))
+        # (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z)), as fast math on CUDA has a tanh of 11 bits, but an exp of 22
+        twice = scalar(2 * math.sqrt(2 / math.pi)) * (y + scalar(0.044715) * y * y * y)
+        return y / (scalar(1) + tirx.exp(-twice))
     return y * tirx.min(tirx.max(y + scalar(3), scalar(0)), scalar(6)) * scalar(1 / 6)
