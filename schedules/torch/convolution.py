@@ -120,7 +120,7 @@ def conv2d_nchw32(
 ) -> Tensor:
     """int8 convolution over channels in groups of 32: activation(alpha * conv + beta * bias + gamma * residual).
 
-    data (n, ci/32, h, w, 32) and filter (ci/32, kh, kw, co, 32) int8, as `schedules.conv2d_nchw32.packing` makes them,
+    data (n, ci/32, h, w, 32) and filter (ci/32, kh, kw, co, 32) int8, as `operators.conv2d_nchw32.packing` makes them,
     co a multiple of 32; bias (co,) int32; residual and the result (n, co/32, out_h, out_w, 32) of `out_dtype`: int8
     (rounded to nearest even, saturated), int32 or float32.  alpha, beta and gamma are numbers of float32.
 

@@ -132,7 +132,7 @@ def test_operators_keep_pytorchs_contract() -> None:
     checks = ["test_schema", "test_faketensor", "test_autograd_registration"]
     torch.library.opcheck(
         OPS.conv2d_nchw.default,
-        (x, weight, bias, *sizes, "relu", "oihw"),
+        (x, weight, bias, None, *sizes, "relu", "oihw"),
         test_utils=[*checks, "test_aot_dispatch_dynamic"],
     )
     data, filters = torch.zeros(1, 1, 4, 4, 32).to(torch.int8), torch.zeros(1, 1, 1, 32, 32).to(torch.int8)

@@ -22,7 +22,7 @@ def choose(problem: HwcnProblem, arch: Arch) -> str:
 
 OPERATOR = Operator(
     name="conv2d_hwcn",
-    summary="2-D convolution, data HWCN, filter HWIO, output HWCN",
+    summary="2-D convolution, data HWCN, filter HWIO, output HWCN, epilogue fused",
     problem=HwcnProblem,
     definition=definition,
     reference=reference,

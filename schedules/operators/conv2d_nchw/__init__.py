@@ -42,7 +42,7 @@ def choose(problem: NchwProblem, arch: Arch) -> str:
 
 OPERATOR = Operator(
     name="conv2d_nchw",
-    summary="2-D convolution, data NCHW, filter OIHW or packed, output NCHW, bias and activation fused",
+    summary="2-D convolution, data NCHW, filter OIHW or packed, output NCHW, epilogue fused",
     problem=NchwProblem,
     definition=definition,
     reference=reference,

@@ -55,8 +55,8 @@ def graph(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tirx.PrimFunc:
 
 
 def schedule(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tvm.IRModule:
-    """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), bias (co,) if any, output (n, co, out_h,
-    out_w)."""
+    """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), the epilogue's terms, output (n, co,
+    out_h, out_w)."""
     from tvm.s_tir import Schedule
 
     p = problem

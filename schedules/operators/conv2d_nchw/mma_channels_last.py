@@ -57,8 +57,8 @@ def graph(problem: NchwProblem, config: MmaChannelsLastConfig, arch: Arch) -> ti
 
 
 def schedule(problem: NchwProblem, config: MmaChannelsLastConfig, arch: Arch) -> tvm.IRModule:
-    """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), bias (co,) if any, output (n, co, out_h,
-    out_w)."""
+    """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), the epilogue's terms, output (n, co,
+    out_h, out_w)."""
     from tvm.s_tir import Schedule
 
     p = problem

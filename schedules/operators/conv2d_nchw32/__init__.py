@@ -24,7 +24,7 @@ def choose(problem: Nchw32Problem, arch: Arch) -> str:
 
 OPERATOR = Operator(
     name="conv2d_nchw32",
-    summary="2-D int8 convolution, data and output NCHW32, filter prepacked",
+    summary="2-D int8 convolution, data and output NCHW32, filter prepacked, epilogue fused",
     problem=Nchw32Problem,
     definition=definition,
     reference=reference,

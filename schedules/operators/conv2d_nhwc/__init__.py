@@ -18,7 +18,7 @@ def choose(problem: NhwcProblem, arch: Arch) -> str:
 
 OPERATOR = Operator(
     name="conv2d_nhwc",
-    summary="2-D convolution, data NHWC, filter OHWI, output NHWC; bias and relu on request",
+    summary="2-D convolution, data NHWC, filter OHWI, output NHWC, epilogue fused",
     problem=NhwcProblem,
     definition=definition,
     reference=reference,

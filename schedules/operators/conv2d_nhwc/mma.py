@@ -36,8 +36,8 @@ def graph(problem: NhwcProblem, config: TensorCoreConfig | WarpgroupConfig, arch
 
 
 def schedule(problem: NhwcProblem, config: TensorCoreConfig | WarpgroupConfig, arch: Arch) -> tvm.IRModule:
-    """The scheduled program, also that of `wgmma`, for data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if any,
-    output (n, out_h, out_w, co)."""
+    """The scheduled program, also that of `wgmma`, for data (n, h, w, ci), filter (co, kh, kw, ci), the epilogue's
+    terms, output (n, out_h, out_w, co)."""
     from tvm.s_tir import Schedule
 
     sch = Schedule(graph(problem, config, arch))

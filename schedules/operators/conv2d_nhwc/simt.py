@@ -48,7 +48,7 @@ def graph(problem: NhwcProblem, config: SimtConfig, arch: Arch) -> tirx.PrimFunc
 
 
 def schedule(problem: NhwcProblem, config: SimtConfig, arch: Arch) -> tvm.IRModule:
-    """The scheduled program for data (n, h, w, ci), filter (co, kh, kw, ci), bias (co,) if any, output (n, out_h,
+    """The scheduled program for data (n, h, w, ci), filter (co, kh, kw, ci), the epilogue's terms, output (n, out_h,
     out_w, co)."""
     from tvm.s_tir import Schedule
 
