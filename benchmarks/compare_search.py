@@ -68,7 +68,7 @@ def ours(words: list[str], target: str, minutes: float, seed: int, journal: Path
         "outcomes": dict(result.status.outcomes),
         "best_us": result.best.us,
         "schedule": result.best.schedule,
-        "config": result.best.config.words(),
+        "config": result.best.config.to_json(),
         "curve": curve.points,
         "device": crew.device,
         "versions": crew.versions,

@@ -211,7 +211,7 @@ def main() -> int:
                 p10_us=found.p10_us,
                 p90_us=found.p90_us,
                 tflops=problem.flops / found.median_us / 1e6,
-                config=config.words(),
+                config=config.to_json(),
             )
             if check.passed:
                 return 0

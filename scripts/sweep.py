@@ -87,8 +87,8 @@ def command(case: Case, arch: Arch, spec: ScheduleSpec) -> str:
 
         return [f"{k}={','.join(map(text, v)) if isinstance(v, list | tuple) else text(v)}" for k, v in fields.items()]
 
-    operator_name, problem = operator_of(case.problem).name, " ".join(words(case.problem.words()))
-    config = " ".join(f"--config {word}" for word in words(case.config.words()))
+    operator_name, problem = operator_of(case.problem).name, " ".join(words(case.problem.to_json()))
+    config = " ".join(f"--config {word}" for word in words(case.config.to_json()))
     return f"schedules verify {operator_name} {problem} --target {arch} --schedule {spec.name} {config}"
 
 

@@ -151,7 +151,7 @@ def cuda_source(problem: Problem, arch: Arch, schedule: str, config: Config) -> 
 
 def assert_changes_the_source(problem: Problem, arch: Arch, schedule: str, base: Any, **change: Any) -> None:
     """The same config with `change` is another program."""
-    assert base.words() != replace(base, **change).words()
+    assert base.to_json() != replace(base, **change).to_json()
     assert cuda_source(problem, arch, schedule, base) != cuda_source(problem, arch, schedule, replace(base, **change))
 
 

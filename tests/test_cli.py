@@ -124,7 +124,7 @@ def test_out_holds_a_bundle(run: Run, tmp_path: Path) -> None:
     said = one_line(run("build", *SMALL, "--out", out))
     assert "holds a bundle (conv2d_hwcn for llvm)" in said and "--force" in said
     assert run("build", "tutorial", "n=4", "h=4", "w=4", "ci=2", "co=2", "--out", out, "--force").code == 0
-    assert Bundle.open(out).problem.words()["n"] == 4
+    assert Bundle.open(out).problem.to_json()["n"] == 4
 
 
 @pytest.mark.parametrize("name", ["kernel.so", "kernel.ll", "kernel.json"])

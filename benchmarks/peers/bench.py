@@ -72,7 +72,7 @@ class Bench:
 
             return launched(call)
 
-        about = {"schedule": choice.schedule, "config": choice.config.words(), "chosen": choice.source}
+        about = {"schedule": choice.schedule, "config": choice.config.to_json(), "chosen": choice.source}
         return Entrant(make, about, most=1.0)
 
     def judge(self, outputs: Sequence[Any]) -> float:
@@ -121,7 +121,7 @@ def our_function(choice: Choice, arch: Arch, bundle: Path | None = None) -> Any:
     if bundle and bundle.is_dir():
         found = Bundle.open(bundle)
         made = found.manifest["schedule"], found.manifest["config"], found.arch, found.problem
-        if made == (choice.schedule, choice.config.words(), arch, problem):
+        if made == (choice.schedule, choice.config.to_json(), arch, problem):
             return found.load().function
     return build(problem, arch, choice.schedule, choice.config).module["main"]
 

@@ -224,7 +224,7 @@ def head_of(problem: Problem, launch: str, arithmetic: Arithmetic = FLOAT32) -> 
     named = {} if arithmetic == FLOAT32 else {"arithmetic": arithmetic.name}
     return {
         "operator": operator_of(problem).name,
-        "problem": problem.words(),
+        "problem": problem.to_json(),
         "launch": launch,
         "bytes": problem.min_bytes,
         **named,

@@ -105,7 +105,7 @@ def layer(words: Mapping[str, Any]) -> str:
 
 def name_of(problem: Conv2dProblem) -> str:
     """The problem for people who read an error."""
-    return f"{operator_of(problem).name} {layer(problem.words())} {problem.dtype}"
+    return f"{operator_of(problem).name} {layer(problem.to_json())} {problem.dtype}"
 
 
 def line_of(case: Mapping[str, Any]) -> str:

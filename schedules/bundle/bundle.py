@@ -259,10 +259,10 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
     manifest = {
         "schema": SCHEMA,
         "operator": built.operator.name,
-        "problem": built.problem.words(),
+        "problem": built.problem.to_json(),
         "schedule": built.schedule.name,
         "arithmetic": built.schedule.arithmetic.name,
-        "config": built.config.words(),
+        "config": built.config.to_json(),
         "target": {
             "arch": str(built.arch),
             "kind": built.arch.kind,

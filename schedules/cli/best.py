@@ -34,12 +34,12 @@ def run(args: argparse.Namespace) -> int:
         emit_json(
             {
                 "operator": operator.name,
-                "problem": problem.words(),
+                "problem": problem.to_json(),
                 "target": str(arch),
                 "source": found.source,
                 "note": found.passed_over,
                 "schedule": found.schedule,
-                "config": found.config.words(),
+                "config": found.config.to_json(),
                 "record": record and record.to_json(),
                 "command": command,
             }

@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         result = {
             "operator": built.operator.name,
-            "problem": built.problem.words(),
+            "problem": built.problem.to_json(),
             "schedule": built.schedule.name,
-            "config": built.config.words(),
+            "config": built.config.to_json(),
             "source": chosen.source,
             "record": chosen.record and chosen.record.to_json(),
             "target": str(built.arch),

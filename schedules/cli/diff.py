@@ -75,8 +75,8 @@ def _facts(picked: Picked) -> dict[str, Any]:
     return {
         "schedule": picked.schedule,
         "target": str(picked.arch),
-        **{f"problem {name}": value for name, value in picked.problem.words().items()},
-        **picked.config.words(),
+        **{f"problem {name}": value for name, value in picked.problem.to_json().items()},
+        **picked.config.to_json(),
         **used,
     }
 
@@ -98,8 +98,8 @@ def _as_json(picked: Picked) -> dict[str, Any]:
     return {
         "label": picked.label,
         "place": picked.place,
-        "problem": picked.problem.words(),
+        "problem": picked.problem.to_json(),
         "schedule": picked.schedule,
-        "config": picked.config.words(),
+        "config": picked.config.to_json(),
         "us": picked.record.us if picked.record else None,
     }

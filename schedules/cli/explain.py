@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         source = {"kind": told.source_kind, "text": told.source}
         emit_json(
-            {"title": told.title, "config": told.config.words(), "steps": list(map(_data, steps)), "source": source}
+            {"title": told.title, "config": told.config.to_json(), "steps": list(map(_data, steps)), "source": source}
         )
         return 0
     print(f"{told.title}\nconfig: {told.config}")

@@ -95,7 +95,7 @@ def matcher(words: Sequence[str]) -> Callable[[str, Problem], bool]:
         wanted = resolve(name, fields)[1]
         return lambda operator, problem: problem == wanted
     return lambda operator, problem: (
-        operator == owner.name and owner.problem.parse({**problem.words(), **fields}) == problem
+        operator == owner.name and owner.problem.parse({**problem.to_json(), **fields}) == problem
     )
 
 
@@ -197,7 +197,7 @@ def _described(text: str, known: Candidates) -> Picked:
     fields = split_words([part for part in rest.split(",") if part], "config item")
     for item in known.ranked:
         config = item.record.config
-        if item.record.schedule == schedule and type(config).parse({**config.words(), **fields}) == config:
+        if item.record.schedule == schedule and type(config).parse({**config.to_json(), **fields}) == config:
             return _picked(text, item)
     raise UsageError(f"no correct record of {schedule} has {rest or 'any config'}; `schedules top` shows them")
 

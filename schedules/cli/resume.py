@@ -107,7 +107,7 @@ def _show(found: list[Campaign], as_json: bool) -> None:
     rows = [
         {
             "operator": operator_of(c.problem).name,
-            "problem": c.problem.words() if as_json else short(operator_of(c.problem).name, c.problem),
+            "problem": c.problem.to_json() if as_json else short(operator_of(c.problem).name, c.problem),
             "target": c.target,
             "search": c.search.strategy,
             "campaign": c.search.campaign,

@@ -161,4 +161,4 @@ def config_text(config: Config) -> str:
     def text(value: object) -> str:
         return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
-    return ",".join(f"{name}={text(value)}" for name, value in config.words().items())
+    return ",".join(f"{name}={text(value)}" for name, value in config.to_json().items())

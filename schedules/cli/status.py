@@ -69,7 +69,7 @@ def _row(row: Summary) -> tuple[str, ...]:
 def _as_json(row: Summary) -> dict[str, Any]:
     return {
         "operator": row.operator,
-        "problem": row.problem.words(),
+        "problem": row.problem.to_json(),
         "target": row.target,
         "device": row.device,
         "trials": row.trials,
@@ -78,7 +78,7 @@ def _as_json(row: Summary) -> dict[str, Any]:
         "best_us": row.best.us if row.best else None,
         "speedup": row.speedup,
         "schedule": row.best.schedule if row.best else None,
-        "config": row.best.config.words() if row.best else None,
+        "config": row.best.config.to_json() if row.best else None,
         "last": row.last,
         "older": row.older,
         "running": row.running,

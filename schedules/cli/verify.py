@@ -28,7 +28,7 @@ def as_json(check: Check) -> dict[str, Any]:
     """A check as plain data."""
     return {
         "route": check.route,
-        "problem": check.problem.words(),
+        "problem": check.problem.to_json(),
         "seed": check.seed,
         "error": check.error,
         "passed": check.passed,
@@ -71,7 +71,7 @@ def _problem_checks(
     checks = verify(work.problem, work.arch, work.spec.name, work.config, routes=routes, seeds=numbers)
     if not args.json:
         print_choice(work)
-    return {"target": str(work.arch), "schedule": work.spec.name, "config": work.config.words()}, checks
+    return {"target": str(work.arch), "schedule": work.spec.name, "config": work.config.to_json()}, checks
 
 
 def _bundle_checks(

@@ -117,7 +117,7 @@ class ScheduleSpec:
             return overrides
         given = overrides or {}
         complete = {f.name for f in fields(self.config) if f.init} <= given.keys()
-        config = self.config.parse(given if complete else {**self.default(problem, arch).words(), **given})
+        config = self.config.parse(given if complete else {**self.default(problem, arch).to_json(), **given})
         config.require(problem, arch)
         return config
 

@@ -106,8 +106,8 @@ def short(operator: str, problem: Problem) -> str:
     if name := _names().get((operator, problem)):
         return name
     defaults = {field.name: field.default for field in dataclasses.fields(problem)}
-    given = [name for name in problem.words() if getattr(problem, name) != defaults[name]]
-    texts = dict(zip(problem.words(), str(problem).split(" "), strict=True))
+    given = [name for name in problem.to_json() if getattr(problem, name) != defaults[name]]
+    texts = dict(zip(problem.to_json(), str(problem).split(" "), strict=True))
     return " ".join(texts[name] for name in given)
 
 

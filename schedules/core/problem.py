@@ -109,7 +109,7 @@ class Fields:
             )
             raise cls.error(f"{cls.noun} {name}={value!r} is not {wanted}") from None
 
-    def words(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values; of those in `later`, the ones that are not at their default."""
         later = _later(typing.cast(Any, type(self)))
         values = ((name, getattr(self, name)) for name in _names(typing.cast(Any, type(self))))
@@ -121,7 +121,7 @@ class Fields:
                 return str(value[0]) if len(set(value)) == 1 else ",".join(map(str, value))
             return str(value).lower() if isinstance(value, bool) else str(value)
 
-        return " ".join(f"{name}={text(value)}" for name, value in self.words().items())
+        return " ".join(f"{name}={text(value)}" for name, value in self.to_json().items())
 
 
 @cache

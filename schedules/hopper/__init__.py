@@ -12,7 +12,8 @@ has pixels only.
 Geometry, which emits nothing: what is a tile, and where does it lie
     config    the constants, and what they may be whatever the operator
     shared    tensor maps, and how tiles lie in shared memory for TMA and wgmma
-    work      what an operator says of its tiles; how long they take, about
+    geometry  what an operator says of its tiles: operands, loads, products, where results go
+    cost      how long a kernel takes on a device, about, to compare configs by
     pixels    tiles of output pixels as boxes (n, h, w), for NHWC and NCHW32
     rows      tiles of image rows, whose sums are shifted where loads cannot be, for NCHW
 

@@ -106,7 +106,7 @@ class HopperConfig(Config):
         missing = sorted({"tma", "wgmma"} - arch.features)
         if missing:
             return f"{arch} has no {' and no '.join(missing)}; choose another --schedule"
-        for name, value in self.words().items():
+        for name, value in self.to_json().items():
             if not isinstance(value, bool) and value < (name != "grid"):
                 return f"{name}={value} must be at least {int(name != 'grid')}"
         if (self.consumers, self.blocks_sm) not in REGISTERS:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from tvm.script import tirx as T
 
 from schedules.hopper.epilogue import Results
+from schedules.hopper.geometry import ClusterPlace, Member, Work
 from schedules.hopper.instructions import peer_of
 from schedules.hopper.launch import SharedMemory
 from schedules.hopper.products import Products
 from schedules.hopper.ring import Ring
-from schedules.hopper.work import ClusterPlace, Member, Work
 from schedules.steps.story import part
 from schedules.tirx.values import named
 

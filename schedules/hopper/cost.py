@@ -9,7 +9,7 @@ from typing import TypeVar
 from schedules.core.arch import Arch
 from schedules.core.device import Device
 from schedules.hopper.config import K_BYTES, ROWS, HopperConfig
-from schedules.hopper.work import Work
+from schedules.hopper.geometry import Work
 
 NARROW = 32  # bytes of a row of a box, of which TMA loads no more than `Timings.loaded_narrow`
 

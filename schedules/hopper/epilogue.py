@@ -13,9 +13,9 @@ from tvm.script import tirx as T
 from schedules.definitions.epilogue import unrounded
 from schedules.hopper.config import ROWS
 from schedules.hopper.fragments import tile_row
+from schedules.hopper.geometry import Member, Work
 from schedules.hopper.shared import FOLDS, folded
 from schedules.hopper.stores import stores_of
-from schedules.hopper.work import Member, Work
 from schedules.tirx.values import kept, named
 
 if TYPE_CHECKING:

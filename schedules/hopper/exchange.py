@@ -13,7 +13,7 @@ from tvm.backend.cuda.lang.pipeline import MBarrier
 from tvm.script import tirx as T
 
 from schedules.hopper.config import SUM_BYTES, WARPGROUP
-from schedules.hopper.work import ClusterPlace, Member, Work
+from schedules.hopper.geometry import ClusterPlace, Member, Work
 from schedules.tirx.cluster import in_block, wait_in_cluster
 from schedules.tirx.values import named
 

@@ -13,9 +13,9 @@ from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.config import WARPGROUP, HopperConfig
 from schedules.hopper.exchange import Exchange
+from schedules.hopper.geometry import ClusterPlace, Work
 from schedules.hopper.ring import FILLS, readers
 from schedules.hopper.shared import Columns, Runs, TensorMap
-from schedules.hopper.work import ClusterPlace, Work
 from schedules.steps.story import inside_part
 from schedules.tirx.values import named
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class TilePlace:
     """A block's tile: its first output pixel (n, y, x), and its first output channel."""
 
     pixel: Pixel

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from tvm.script import tirx as T
 
+from schedules.hopper.geometry import ClusterPlace, Load, Operand, Work
 from schedules.hopper.instructions import column_mask, row_mask
 from schedules.hopper.launch import Maps, SharedMemory
 from schedules.hopper.ring import Ring
 from schedules.hopper.shared import aligned
-from schedules.hopper.work import ClusterPlace, Load, Operand, Work
 
 if TYPE_CHECKING:
     from schedules.tirx.types import Buffer, Expr, Index, Variable

@@ -11,14 +11,14 @@ from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.config import K_BYTES, ROWS
 from schedules.hopper.fragments import SETS, Fragments
+from schedules.hopper.geometry import Member, Work
 from schedules.hopper.instructions import Multiply
 from schedules.hopper.ring import Ring
 from schedules.hopper.shared import UNIT, SharedTile, aligned
-from schedules.hopper.work import Member, Work
 from schedules.tirx.values import kept, named
 
 if TYPE_CHECKING:
-    from schedules.hopper.work import Product
+    from schedules.hopper.geometry import Product
     from schedules.tirx.types import Buffer, Expr, Pointer
 
 

@@ -12,12 +12,12 @@ from tvm.script import tirx as T
 from schedules.hopper.config import REGISTERS, WARPGROUP
 from schedules.hopper.consumer import Consumer
 from schedules.hopper.epilogue import Results
+from schedules.hopper.geometry import Member, Work
 from schedules.hopper.launch import NAMES, Maps, SharedMemory, cluster_place, matched, with_flat, with_workspace
 from schedules.hopper.producer import Producer
 from schedules.hopper.products import Products, multiply_of
 from schedules.hopper.ring import Ring
 from schedules.hopper.shared import TensorMap
-from schedules.hopper.work import Member, Work
 from schedules.lowering.annotations import TIRX
 from schedules.steps.story import part
 

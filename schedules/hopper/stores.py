@@ -21,9 +21,9 @@ from tvm.script import tirx as T
 
 from schedules.hopper.config import ROWS, WARPGROUP
 from schedules.hopper.fragments import tile_row
+from schedules.hopper.geometry import Member, Output, Work
 from schedules.hopper.instructions import pack_16
 from schedules.hopper.shared import Columns, Runs, RunStaging, Staging, TensorMap
-from schedules.hopper.work import Member, Output, Work
 from schedules.tirx.values import kept, named
 
 if TYPE_CHECKING:

@@ -119,7 +119,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is empty is left out."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        values["problem"], values["config"] = self.problem.words(), self.config.words()
+        values["problem"], values["config"] = self.problem.to_json(), self.config.to_json()
         values["search"] = self.search and self.search.to_json()
         kept = {name: value for name, value in values.items() if value not in (None, "", (), {}) and name != "more"}
         return {"schema": SCHEMA, **kept, **self.more}

@@ -344,7 +344,7 @@ def as_json(result: Result) -> dict[str, Any]:
     default = result.default or status.default
     return {
         "operator": operator_name(status.problem),
-        "problem": status.problem.words(),
+        "problem": status.problem.to_json(),
         "target": str(status.arch),
         "device": status.device,
         "search": status.strategy,

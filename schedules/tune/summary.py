@@ -49,7 +49,7 @@ class Outcome:
         return {
             "name": self.name,
             "operator": progress.operator_name(self.entry.problem),
-            "problem": self.entry.problem.words(),
+            "problem": self.entry.problem.to_json(),
             "target": str(self.arch),
             "device": status and status.device,
             "state": self.state,
@@ -67,7 +67,7 @@ class Outcome:
             "peers": peers,
             "of_peer": min(peers.values()) / best.us if peers and best else None,
             "schedule": best.schedule if best else None,
-            "config": best.config.words() if best else None,
+            "config": best.config.to_json() if best else None,
             "error": best.error if best else None,
             "verified": list(best.verified) if best else [],
             "bundle": str(self.bundle) if self.bundle else None,

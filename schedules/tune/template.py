@@ -47,7 +47,7 @@ class TemplateSearch:
         if len(space) > LARGEST:
             space = self._random.sample(space, LARGEST)
         self._left = {candidate.key: candidate for candidate in space}
-        self._words = {candidate.key: candidate.config.words() for candidate in space}
+        self._words = {candidate.key: candidate.config.to_json() for candidate in space}
         self._rows = {candidate.key: features(problem, candidate) for candidate in space}
         self._model = CostModel(seed) if model else None
         self._told: list[Record] = []
@@ -140,7 +140,7 @@ class TemplateSearch:
     def _neighbours(self) -> list[tuple[str, str]]:
         """What is left that differs from one of the fastest in one field of its config."""
         elite = sorted((record for record in self._told if record.correct), key=lambda record: record.us)[:ELITE]
-        words = [(record.schedule, record.config.words()) for record in elite]
+        words = [(record.schedule, record.config.to_json()) for record in elite]
         return [
             key
             for key in self._left

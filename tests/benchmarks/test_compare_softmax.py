@@ -140,7 +140,7 @@ def test_a_search_comes_first_and_its_best_is_used(
 
     def tune(work: session.Work, crew: object, *, folder: Path) -> object:
         assert work.limits.trials == 7
-        if work.problem.words()["cols"] == 64:
+        if work.problem.to_json()["cols"] == 64:
             raise TuningError("nothing that was tried is correct")
         append(folder, record_of(work.problem, 3.0))
         return SimpleNamespace(status=SimpleNamespace(done=7, outcomes={"correct": 7}))

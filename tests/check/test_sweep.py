@@ -37,7 +37,7 @@ def test_problems_of_every_operator(name: str) -> None:
     r = random.Random(0)
     problems = [random_problem(operator(name), r) for _ in range(40)]
     assert len(set(problems)) >= 39
-    for word in problems[0].words():
+    for word in problems[0].to_json():
         values = {getattr(problem, word) for problem in problems}
         assert (len(values) == 1) == ((name, word) in ONE_VALUE | DEFAULT_ONLY), word
 

@@ -102,7 +102,7 @@ def test_names_of_problems_are_those_of_before() -> None:
     for name, text in wanted.items():
         assert str(problem_of(name, **SIZES)) == text
         more = problem_of(name, **SIZES, residual=True, activation="clamp:-1:1")
-        assert "residual=true" in str(more) and type(more).parse(more.words()) == more
+        assert "residual=true" in str(more) and type(more).parse(more.to_json()) == more
         assert not set(more.key) & set(":,= ")
 
 
@@ -113,7 +113,7 @@ def test_lines_of_old_journals_are_problems_that_are_written_as_then() -> None:
             words = [json.loads(line).get("problem") for line in (next(lines), next(lines, "{}"))]
         for fields in filter(None, words):
             problem = operator(path.stem).problem.parse(fields)
-            assert set(problem.words()) - set(fields) <= {"filter_layout"}  # which the first had not yet
+            assert set(problem.to_json()) - set(fields) <= {"filter_layout"}  # which the first had not yet
             seen.add(path.stem)
     assert {"conv2d_hwcn", "conv2d_nchw", "conv2d_nhwc", "conv2d_nchw32"} <= seen
 

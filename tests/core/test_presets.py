@@ -42,7 +42,7 @@ def test_k100_shapes() -> None:
 def test_direct_article() -> None:
     op, problem = resolve("direct-article", {})
     assert op.name == "conv2d_nchw"
-    assert problem.words()["dtype"] == "float32" and problem.flops == 2 * 6 * 763 * 507 * 6 * 36
+    assert problem.to_json()["dtype"] == "float32" and problem.flops == 2 * 6 * 763 * 507 * 6 * 36
 
 
 def test_few_channels() -> None:
@@ -82,7 +82,7 @@ def test_every_preset_is_a_legal_problem(name: str) -> None:
 
 def test_words_replace_fields() -> None:
     _, problem = resolve("tutorial", {"n": "8", "pad": "0"})
-    assert problem.words()["n"] == 8 and problem.words()["pad"] == (0, 0)
+    assert problem.to_json()["n"] == 8 and problem.to_json()["pad"] == (0, 0)
 
 
 def test_an_operator_takes_its_own_words() -> None:

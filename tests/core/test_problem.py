@@ -16,7 +16,7 @@ def test_words_round_trip() -> None:
     problem = HwcnProblem.parse({**TUTORIAL, "stride": "2,1", "pad": "1x0"})
     assert problem.stride == (2, 1)
     assert problem.pad == (1, 0)
-    assert HwcnProblem.parse(problem.words()) == problem
+    assert HwcnProblem.parse(problem.to_json()) == problem
     assert HwcnProblem.parse(dict(word.split("=") for word in str(problem).split())) == problem
 
 

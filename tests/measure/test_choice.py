@@ -144,7 +144,7 @@ def test_build_takes_the_best_and_says_so(run: Run, tmp_path: Path, monkeypatch:
     append(tmp_path, record)
     assert built(run)["source"] == "default"
     found = built(run, "--logs", tmp_path)
-    assert found["source"] == "record" and found["config"] == record.config.words()
+    assert found["source"] == "record" and found["config"] == record.config.to_json()
     assert Record.from_json(found["record"]) == record  # type: ignore[arg-type]
     assert built(run, "--logs", tmp_path, "--default")["source"] == "default"
     given = built(run, "--logs", tmp_path, "--config", "chunk=1")

@@ -78,7 +78,7 @@ def test_a_replayed_trace_is_the_program_that_was_searched(conv: Problem, host: 
     search = AutoSearch(conv, host, 1)
     found: list[AutoConfig] = [candidate.config for candidate in search.ask(4)]  # type: ignore[misc]
     for config in found:
-        replayed = auto.schedule(conv, AutoConfig.parse(json.loads(json.dumps(config.words()))), host)
+        replayed = auto.schedule(conv, AutoConfig.parse(json.loads(json.dumps(config.to_json()))), host)
         assert tvm_ffi.structural_equal(replayed, search._open[str(config)].sch.mod)
     assert len({str(config) for config in found}) == len(found)
 
@@ -227,4 +227,4 @@ def test_a_bundle_of_it_runs(conv: Problem, host: Arch, config: AutoConfig, tmp_
     built(*inputs, *here)
     bundle.load()(*inputs, *there)
     np.testing.assert_array_equal(here, there)
-    assert bundle.manifest["config"] == config.words()
+    assert bundle.manifest["config"] == config.to_json()

@@ -32,7 +32,7 @@ def test_candidates_that_go_wrong_cost_only_themselves(searches: Searches) -> No
     assert "end 30 finished" in out, out[-500:]
     searches.assert_whole(30)
     for record in searches.trials():
-        assert record.outcome == OUTCOMES[record.config.words()["fault"]], record
+        assert record.outcome == OUTCOMES[record.config.to_json()["fault"]], record
         assert record.correct or record.reason
     (winner,) = [record for record in read_journal(searches.journal)[0] if record.more.get("winner")]
     assert winner.correct

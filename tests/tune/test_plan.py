@@ -18,7 +18,7 @@ def test_entries_in_the_order_of_their_priority(tmp_path: Path, host: Arch) -> N
     assert [entry.name for entry in plan.entries] == ["small-conv", "softmax-rows64-cols64"]
     first, second = plan.entries
     assert first.limits == Limits(trials=5) and second.limits == Limits(trials=4)
-    assert first.targets == (host,) and first.problem.words()["kh"] == 3
+    assert first.targets == (host,) and first.problem.to_json()["kh"] == 3
     assert plan.out == Path("out/plan") and plan.minutes is None
 
 

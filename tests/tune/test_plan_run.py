@@ -78,7 +78,7 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plans:
 
 def test_what_fails_costs_no_other_entry(plans: Plans, capfd: pytest.CaptureFixture[str]) -> None:
     def tune(work: Any, *_: Any, **__: Any) -> None:
-        raise TuningError("nothing works") if work.problem.words().get("cols") else RuntimeError("a fault")
+        raise TuningError("nothing works") if work.problem.to_json().get("cols") else RuntimeError("a fault")
 
     first, second = plans.run(tune)
     assert (first.state, first.note) == ("failed", "internal: RuntimeError: a fault")

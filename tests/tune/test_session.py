@@ -81,7 +81,7 @@ def test_what_is_measured_first(host: Arch) -> None:
     far = problem_of("conv2d_hwcn", n=1, h=7, w=7, ci=16, co=512, kh=3, kw=3, pad=1)
     work = Work(problem, host, Limits(trials=1))
     default = first_candidates(work, None, [])[0]
-    configs = [type(default.config).parse({**default.config.words(), "chunk": chunk}) for chunk in (1, 2, 16)]
+    configs = [type(default.config).parse({**default.config.to_json(), "chunk": chunk}) for chunk in (1, 2, 16)]
     known = [
         record_of(where, "conv2d_hwcn", Candidate("cpu", config), us)
         for where, config, us in ((problem, configs[0], 10.0), (near, configs[1], 5.0), (far, configs[2], 1.0))

@@ -23,7 +23,7 @@ def problem() -> Problem:
 
 def us_of(candidate: Candidate) -> float:
     """A landscape of hills: best at 64 outputs and 128 threads a step of 8, where virtual threads are used."""
-    words = candidate.config.words()
+    words = candidate.config.to_json()
     outputs, threads = math.prod(words["tile"]), math.prod(words["num_thread"])
     hills = (
         0.3 * abs(math.log2(outputs / 64))
@@ -108,7 +108,7 @@ def test_failures_are_learned_too(problem: Problem, sm_90a: Arch) -> None:
     search = TemplateSearch(problem, sm_90a, schedules=["tutorial"])
 
     def outcome(candidate: Candidate) -> Record:
-        fails = candidate.config.words()["num_thread"][0] == 16
+        fails = candidate.config.to_json()["num_thread"][0] == 16
         return record_of(problem, "conv2d_hwcn", candidate, None if fails else us_of(candidate), target="cuda:sm_90a")
 
     shares = []

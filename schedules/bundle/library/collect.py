@@ -92,10 +92,10 @@ def entry_of(bundle: Bundle, built: Built, chosen: Choice) -> dict[str, Any]:
     contents = {name: (bundle.path / name).read_bytes() for name in sorted([*bundle.manifest["files"], MANIFEST])}
     return {
         "operator": built.operator.name,
-        "problem": built.problem.words(),
+        "problem": built.problem.to_json(),
         "run_time": run_time_fields(built.problem, built.schedule),
         "schedule": built.schedule.name,
-        "config": built.config.words(),
+        "config": built.config.to_json(),
         "source": chosen.source,
         "why": str(chosen),
         "us": chosen.record.us if chosen.record and chosen.source == "record" else None,
@@ -119,4 +119,4 @@ def run_time_fields(problem: Problem, spec: ScheduleSpec) -> list[str]:
         except ProblemError:
             return False
 
-    return [] if spec.fixed_shape else [name for name, value in problem.words().items() if any_value(name, value)]
+    return [] if spec.fixed_shape else [name for name, value in problem.to_json().items() if any_value(name, value)]

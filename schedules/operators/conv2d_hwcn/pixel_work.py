@@ -15,13 +15,13 @@ from schedules.core.device import Device
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import HopperConfig, blocks, tiles_of
 from schedules.hopper.cost import fastest
+from schedules.hopper.geometry import Load, Work
 from schedules.hopper.pixels import taps_inside
 from schedules.hopper.shared import SharedTile, TensorMap
-from schedules.hopper.work import Load, Work
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, inside_window
 
 if TYPE_CHECKING:
-    from schedules.hopper.work import Taps
+    from schedules.hopper.geometry import Taps
     from schedules.tirx.types import Expr, Index
 
 
@@ -31,7 +31,7 @@ class PixelConfig(HopperConfig):
 
 
 @dataclass(frozen=True)
-class Place:
+class PixelPlace:
     """A block's tile: its output pixel, its first row and column, and the kernel taps it needs."""
 
     pixel: Expr
@@ -42,7 +42,7 @@ class Place:
     taps: Taps
 
 
-class PixelWork(Work[Place]):
+class PixelWork(Work[PixelPlace]):
     """For each output pixel a product of output channels and images, in either order."""
 
     config: PixelConfig
@@ -58,7 +58,7 @@ class PixelWork(Work[Place]):
         self.tiles_n = -(-columns // (config.block_n * config.cluster_n))
         self.clusters = p.out_h * p.out_w * self.tiles_m * self.tiles_n
 
-    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> Place:
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> PixelPlace:
         from tvm.script import tirx as T
 
         from schedules.lowering.order import inside_first
@@ -74,7 +74,7 @@ class PixelWork(Work[Place]):
         at_m, at_n = T.truncmod(tile, self.tiles_m), T.truncmod(T.truncdiv(tile, self.tiles_m), self.tiles_n)
         row = named("row", (at_m * config.cluster_m + rank_m) * config.block_m)
         column = named("column", (at_n * config.cluster_n + rank_n) * config.block_n)
-        return Place(pixel, y, x, row, column, self._taps(y, x))
+        return PixelPlace(pixel, y, x, row, column, self._taps(y, x))
 
     def _taps(self, y: Expr, x: Expr) -> Taps:
         """The taps of the pixel that lie in the image; where none do, one in the padding, which gives the zeros."""
@@ -90,37 +90,37 @@ class PixelWork(Work[Place]):
     def least_taps(self) -> int:
         return 1 if self.config.skip_padding else super().least_taps
 
-    def taps(self, place: Place) -> Taps:
+    def taps(self, place: PixelPlace) -> Taps:
         return place.taps
 
     def tap(self, ry: Expr, rx: Expr) -> Expr:
         """The number of a tap."""
         return ry * self.kernel[1] + rx
 
-    def data_at(self, place: Place, ry: Expr, rx: Expr) -> tuple[Expr, Expr]:
+    def data_at(self, place: PixelPlace, ry: Expr, rx: Expr) -> tuple[Expr, Expr]:
         """(x, y) in the data of the place's pixel under a tap."""
         p = self.problem
         y = place.y * p.stride[0] + ry * p.dilation[0] - p.pad[0]
         x = place.x * p.stride[1] + rx * p.dilation[1] - p.pad[1]
         return x, y
 
-    def channel_at(self, place: Place, part: Index, index: Expr) -> Expr:
+    def channel_at(self, place: PixelPlace, part: Index, index: Expr) -> Expr:
         from tvm import tirx
 
         along_rows = self.channels_along_rows
         channel = self._row(place, part, index) if along_rows else place.column + index
         return tirx.min(channel, self.problem.co - 1)
 
-    def row_start(self, place: Place, part: Index, row: Expr) -> tuple[Expr, Expr]:
+    def row_start(self, place: PixelPlace, part: Index, row: Expr) -> tuple[Expr, Expr]:
         p, at = self.problem, self._row(place, part, row)
         first = place.pixel * (p.co * p.n)
         return (first + at * p.n, at < p.co) if self.channels_along_rows else (first + at, at < p.n)
 
-    def column_start(self, place: Place, part: Index, column: Expr) -> tuple[Expr, Expr]:
+    def column_start(self, place: PixelPlace, part: Index, column: Expr) -> tuple[Expr, Expr]:
         p, at = self.problem, place.column + column
         return (at, at < p.n) if self.channels_along_rows else (at * p.n, at < p.co)
 
-    def _row(self, place: Place, part: Index, row: Expr) -> Expr:
+    def _row(self, place: PixelPlace, part: Index, row: Expr) -> Expr:
         """The output channel or image of row `row` of a part."""
         return place.row + part * self.config.rows + row
 
@@ -156,7 +156,7 @@ def quickest(problem: HwcnProblem, arch: Arch, base: C, work: Callable[[HwcnProb
     none is legal."""
     legal = (config for config in tiles_of(base, arch.device) if config.check(problem, arch) is None)
     found = fastest((work(problem, config) for config in legal), arch)
-    return replace(base, **found.config.words()) if found else base.filling(arch.device)
+    return replace(base, **found.config.to_json()) if found else base.filling(arch.device)
 
 
 def with_and_without_padding(config: type[C], dtype: str, device: Device) -> Sequence[C]:

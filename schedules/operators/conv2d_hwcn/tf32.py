@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 from schedules.core.arch import Arch
 from schedules.core.problem import Argument
 from schedules.hopper.config import ADDRESSING, K_BYTES, WARPGROUP, stage_channels
+from schedules.hopper.geometry import Load, Operand, Output
 from schedules.hopper.shared import Columns, NoStaging, SharedTile, TensorMap
 from schedules.hopper.tf32 import tf32_schedule
-from schedules.hopper.work import Load, Operand, Output
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.operators.conv2d_hwcn.pixel_work import (
     PixelConfig,
+    PixelPlace,
     PixelWork,
-    Place,
     data_map,
     quickest,
     runs_of,
@@ -113,11 +113,11 @@ class Tf32Work(PixelWork):
         columns = Columns("output", p.out_h * p.out_w * p.co * p.n)
         self.output = Output(DTYPE, NoStaging(config.rows, config.block_n), columns)
 
-    def loads_a(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+    def loads_a(self, place: PixelPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         at = (chunk * self.a.tile.k, *self.data_at(place, ry, rx))
         return runs_of(self.a.tile, part, self.config.cluster_n, place.row, at)
 
-    def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+    def loads_b(self, place: PixelPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, rows = self.b.tile, self.config.block_n // self.config.cluster_m
         channel = place.column + part * rows
         return [
@@ -128,10 +128,10 @@ class Tf32Work(PixelWork):
             for run in range(tile.k // tile.run)
         ]
 
-    def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
+    def store_at(self, place: PixelPlace, part: Index, column: int) -> tuple[Index, ...]:
         raise NotImplementedError("its output is no tensor map")
 
-    def columns_at(self, place: Place, part: Index, row: Expr) -> tuple[Expr, int, Expr | None]:
+    def columns_at(self, place: PixelPlace, part: Index, row: Expr) -> tuple[Expr, int, Expr | None]:
         from tvm import tirx
 
         p, config = self.problem, self.config

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.hopper.config import stage_channels
+from schedules.hopper.geometry import Load, Operand, Output
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
-from schedules.hopper.work import Load, Operand, Output
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.operators.conv2d_hwcn.pixel_work import (
     PixelConfig,
+    PixelPlace,
     PixelWork,
-    Place,
     data_map,
     quickest,
     runs_of,
@@ -95,15 +95,15 @@ class HwcnWork(PixelWork):
         )
         self.output = Output(p.dtype, staging, target)
 
-    def loads_a(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+    def loads_a(self, place: PixelPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         at = (chunk * self.a.tile.k, self.tap(ry, rx))
         return runs_of(self.a.tile, part, self.config.cluster_n, place.row, at)
 
-    def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+    def loads_b(self, place: PixelPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         at = (chunk * self.b.tile.k, *self.data_at(place, ry, rx))
         return runs_of(self.b.tile, part, self.config.cluster_m, place.column, at)
 
-    def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
+    def store_at(self, place: PixelPlace, part: Index, column: int) -> tuple[Index, ...]:
         return place.column + column, place.row + part * self.config.rows, place.pixel
 
 

@@ -23,8 +23,8 @@ from schedules.operators.conv2d_nchw.few_tiles import VECTOR, WARP_ROWS, FewWork
 from schedules.tirx.values import named
 
 if TYPE_CHECKING:
-    from schedules.hopper.work import Member
-    from schedules.operators.conv2d_nchw.few_tiles import Place
+    from schedules.hopper.geometry import Member
+    from schedules.operators.conv2d_nchw.few_tiles import FewPlace
     from schedules.tirx.types import Buffer, Expr
 
 # four lanes hold eight columns: `behind` are the first four of the next eight, `ahead` the last four of these
@@ -58,7 +58,7 @@ class FewResults(Results):
     work: FewWork
     memory: Buffer
 
-    def emit(self, place: Place) -> None:
+    def emit(self, place: FewPlace) -> None:
         work, staging, member = self.work, self.work.staging, self.member
         start = named("start", member.consumer * staging.nbytes)
         edges = start + staging.together * staging.store_bytes
@@ -82,7 +82,9 @@ class FewResults(Results):
                 barrier(member.consumer)
                 self._store(place, start, (block + 1) * ROWS)
 
-    def _write(self, sums: _Sums, place: Place, of_rows: Sequence[Along], block: int, group: int, base: Expr) -> None:
+    def _write(
+        self, sums: _Sums, place: FewPlace, of_rows: Sequence[Along], block: int, group: int, base: Expr
+    ) -> None:
         """Put results of 64 pixels and eight channels into the memory, from `base` on."""
         work, staging, member = self.work, self.work.staging, self.member
         channel = group * GROUP
@@ -98,7 +100,7 @@ class FewResults(Results):
         offset = store * staging.store_bytes + staging.chunk(channel + T.truncmod(member.lane, GROUP), at)
         T.evaluate(T.ptx[_STMATRIX](self.memory.ptr_to([base + offset]), *words))
 
-    def _store(self, place: Place, start: Expr, end: int) -> None:
+    def _store(self, place: FewPlace, start: Expr, end: int) -> None:
         """Store a pass, which ends with pixel number `end` of the consumer's."""
         work, staging = self.work, self.work.staging
         form = STORE.format(work.target.rank)

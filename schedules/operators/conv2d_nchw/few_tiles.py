@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from schedules.core.arch import Arch
 from schedules.hopper.config import ROWS, HopperConfig
+from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.pixels import PixelTiles, is_output
 from schedules.hopper.rows import GROUP, RowTiles, output_map, shifts, whole_rows
 from schedules.hopper.shared import STAGING, SharedTile, Staging, TensorMap, aligned
-from schedules.hopper.work import Load, Operand, Output, Product, Work
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.repack import filter_argument, workspace_of
 
@@ -117,13 +117,13 @@ def columns_of(problem: NchwProblem, pitch: int) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class FewPlace:
     """A block's tile: its first output pixel."""
 
     pixel: Pixel
 
 
-class FewWork(Work[Place]):
+class FewWork(Work[FewPlace]):
     config: TmaWgmmaFewConfig
     channels_along_rows = False
 
@@ -182,20 +182,20 @@ class FewWork(Work[Place]):
         self.staging, self.target = staging, target
         self.output = Output(p.dtype, staging, target)
 
-    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> Place:
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> FewPlace:
         from schedules.tirx.values import named
 
         n, y, x = self.tiles.start(named("pixels", tile * self.config.cluster_m + rank_m))
-        return Place((named("n", n), named("y", y), x))
+        return FewPlace((named("n", n), named("y", y), x))
 
-    def loads_a(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+    def loads_a(self, place: FewPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile = self.a.tile
         return [
             Load(offset, (x, chunk * tile.k + channel, y - self.problem.pad[0], n))
             for offset, x, channel, y, n in self.rows.loads(tile, place.pixel, 0, 1)
         ]
 
-    def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+    def loads_b(self, place: FewPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, p = self.b.tile, self.problem
         _, rows, wide, high = self.b.source.box
         loads = []
@@ -207,22 +207,22 @@ class FewWork(Work[Place]):
                 loads.append(Load(offset, (channel, part * rows, tap_x, tap_y)))
         return loads
 
-    def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
+    def store_at(self, place: FewPlace, part: Index, column: int) -> tuple[Index, ...]:
         n, y, x = place.pixel
         down, along = divmod(column, self.width)
         return x + along, 0, y + part * (self.config.rows // self.width) + down, n
 
-    def channel_at(self, place: Place, part: Index, index: Expr) -> Expr:
+    def channel_at(self, place: FewPlace, part: Index, index: Expr) -> Expr:
         from tvm import tirx
 
         p = self.problem
         return index if p.co == self.channels else tirx.min(index, p.co - 1)
 
-    def row_start(self, place: Place, part: Index, row: Expr) -> tuple[Expr, Expr]:
+    def row_start(self, place: FewPlace, part: Index, row: Expr) -> tuple[Expr, Expr]:
         p, (n, y, x) = self.problem, place.pixel
         n, y, x = pixel = self.tiles.pixel((n, y + part * (self.config.rows // self.width), x), row)
         return (n * p.co * p.out_h + y) * p.out_w + x, is_output(p, pixel)
 
-    def column_start(self, place: Place, part: Index, column: Expr) -> tuple[Expr, Expr]:
+    def column_start(self, place: FewPlace, part: Index, column: Expr) -> tuple[Expr, Expr]:
         p = self.problem
         return column * (p.out_h * p.out_w), column < p.co

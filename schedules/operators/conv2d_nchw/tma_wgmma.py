@@ -24,10 +24,10 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import REGISTERS, STAGES, HopperConfig, clusters
-from schedules.hopper.pixels import Place, flattened, is_output, place_pixels
+from schedules.hopper.geometry import Load, Operand, Output, Product, Work
+from schedules.hopper.pixels import TilePlace, flattened, is_output, place_pixels
 from schedules.hopper.rows import GROUP, RowTiles, output_map, row_tiles, shifts
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
-from schedules.hopper.work import Load, Operand, Output, Product, Work
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.repack import filter_argument, repack, workspace_of
 
@@ -97,7 +97,7 @@ class TmaWgmmaConfig(HopperConfig):
         return NchwWork(problem, self, rows).reason(arch)
 
 
-class NchwWork(Work[Place]):
+class NchwWork(Work[TilePlace]):
     config: TmaWgmmaConfig
     channels_along_rows = True
 
@@ -149,14 +149,14 @@ class NchwWork(Work[Place]):
         target = output_map(p, staging, config.rows)
         self.output = Output(p.dtype, staging, target)
 
-    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> Place:
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> TilePlace:
         from schedules.tirx.values import named
 
         cluster = self.config.cluster_n, self.config.cluster_m
         pixel, row = place_pixels(self.rows.tiles, self.channels, cluster, tile, rank_n, rank_m)
-        return Place(pixel, named("channel", row * self.config.block_m))
+        return TilePlace(pixel, named("channel", row * self.config.block_m))
 
-    def loads_a(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+    def loads_a(self, place: TilePlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, rows = self.a.tile, self.config.block_m // self.config.cluster_n
         return [
             Load(
@@ -166,39 +166,39 @@ class NchwWork(Work[Place]):
             for tap, run in product(range(self.a.count), range(tile.k // tile.run))
         ]
 
-    def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+    def loads_b(self, place: TilePlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         p, tile = self.problem, self.b.tile
         return [
             Load(offset, (x, chunk * tile.k + channel, y * p.stride[0] + ry * p.dilation[0] - p.pad[0], n))
             for offset, x, channel, y, n in self.loaded.loads(tile, place.pixel, part, self.config.cluster_m)
         ]
 
-    def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
+    def store_at(self, place: TilePlace, part: Index, column: int) -> tuple[Index, ...]:
         n, y, x = self._first_pixel(place, part)
         _, h, w = self.rows.tiles.part(self.config.consumers_n)
         row = column // w
         return x + column % w, self._channel(place, part, 0), y + row % h, n + row // h
 
-    def _first_pixel(self, place: Place, part: Index) -> Pixel:
+    def _first_pixel(self, place: TilePlace, part: Index) -> Pixel:
         consumers_n = self.config.consumers_n
         if consumers_n == 1:
             return place.pixel
         return self.rows.tiles.of_part(place.pixel, self.part_at(part)[1], consumers_n)
 
-    def _channel(self, place: Place, part: Index, row: Expr) -> Expr:
+    def _channel(self, place: TilePlace, part: Index, row: Expr) -> Expr:
         return place.channel + self.part_at(part)[0] * self.config.rows + row
 
-    def channel_at(self, place: Place, part: Index, index: Expr) -> Expr:
+    def channel_at(self, place: TilePlace, part: Index, index: Expr) -> Expr:
         from tvm import tirx
 
         channel, whole = self._channel(place, part, index), self.config.block_m * self.config.cluster_m
         return channel if self.problem.co % whole == 0 else tirx.min(channel, self.problem.co - 1)
 
-    def row_start(self, place: Place, part: Index, row: Expr) -> tuple[Expr, Expr]:
+    def row_start(self, place: TilePlace, part: Index, row: Expr) -> tuple[Expr, Expr]:
         p, channel = self.problem, self._channel(place, part, row)
         return channel * (p.out_h * p.out_w), channel < p.co
 
-    def column_start(self, place: Place, part: Index, column: Expr) -> tuple[Expr, Expr]:
+    def column_start(self, place: TilePlace, part: Index, column: Expr) -> tuple[Expr, Expr]:
         p = self.problem
         n, y, x = pixel = self.rows.tiles.pixel(self._first_pixel(place, part), column)
         return (n * p.co * p.out_h + y) * p.out_w + x, is_output(p, pixel)

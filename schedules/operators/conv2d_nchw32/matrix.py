@@ -64,7 +64,7 @@ class MatrixConfig(Config):
         return (m * n + (m + n) * atom.k // 2) // atom.wave + 40
 
     def check(self, problem: Nchw32Problem, arch: Arch) -> str | None:
-        for name, value in self.words().items():
+        for name, value in self.to_json().items():
             if value < (name != "min_blocks"):
                 return f"{name}={value} must be at least {int(name != 'min_blocks')}"
         reason = why_no_atom("int8", arch)

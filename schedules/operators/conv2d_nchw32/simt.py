@@ -42,7 +42,7 @@ class SimtConfig(Config):
         return self.tile_m * arch.wave // QUADS * self.warps_m, self.tile_n * QUADS * self.warps_n
 
     def check(self, problem: Nchw32Problem, arch: Arch) -> str | None:
-        for name, value in self.words().items():
+        for name, value in self.to_json().items():
             if value < 1:
                 return f"{name}={value} must be at least 1"
         if self.tile_n % CHANNELS:

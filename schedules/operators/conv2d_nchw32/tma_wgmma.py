@@ -22,6 +22,7 @@ from schedules.core.space import ProductSpace
 from schedules.hopper.config import ROWS, HopperConfig, blocks
 from schedules.hopper.config import SHAPES as BLOCK_SHAPES
 from schedules.hopper.cost import fastest, product_cycles, rounds
+from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.pixels import (
     Box,
     PixelTiles,
@@ -35,15 +36,14 @@ from schedules.hopper.pixels import (
     taps_inside,
 )
 from schedules.hopper.shared import FOLDS, PATTERN, SharedTile, Staging, TensorMap, staging_for
-from schedules.hopper.work import Load, Operand, Output, Product, Work
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.packing import GROUP
 
 if TYPE_CHECKING:
     import tvm
 
+    from schedules.hopper.geometry import Taps
     from schedules.hopper.pixels import Pixel
-    from schedules.hopper.work import Taps
     from schedules.tirx.types import Expr, Index
 
 
@@ -167,14 +167,14 @@ def _at(pixel: Pixel, group: Expr, fold: int) -> tuple[Index, ...]:
 
 
 @dataclass(frozen=True)
-class Place:
+class GroupPlace:
     """A block's tile: its first output pixel, and its first group of output channels."""
 
     pixel: Pixel
     group: Expr
 
 
-class Nchw32Work(Work[Place]):
+class Nchw32Work(Work[GroupPlace]):
     config: TmaWgmmaConfig
     channels_along_rows = False
 
@@ -240,14 +240,14 @@ class Nchw32Work(Work[Place]):
         )
         self.output = Output(p.epilogue.out_dtype, staging, target, p.epilogue.greatest(p.largest_sum))
 
-    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> Place:
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> GroupPlace:
         from schedules.tirx.values import named
 
         cluster = self.config.cluster_m, self.config.cluster_n
         pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
-        return Place(pixel, named("group_out", column * self.groups_out))
+        return GroupPlace(pixel, named("group_out", column * self.groups_out))
 
-    def taps(self, place: Place) -> Taps:
+    def taps(self, place: GroupPlace) -> Taps:
         p = self.problem
         if not self.config.skip_padding:
             return super().taps(place)
@@ -284,7 +284,7 @@ class Nchw32Work(Work[Place]):
             return columns
         return columns * mean(p.h, p.out_h, h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
 
-    def loads_a(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+    def loads_a(self, place: GroupPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         p, tile, config = self.problem, self.a.tile, self.config
         first, (n, y, x) = chunk * config.groups, place.pixel
         offset = part * (tile.nbytes // config.cluster_n)
@@ -303,7 +303,7 @@ class Nchw32Work(Work[Place]):
             for number, line in enumerate(self.classes)
         ]
 
-    def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+    def loads_b(self, place: GroupPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, config = self.b.tile, self.config
         first, line = chunk * config.groups, place.group * (GROUP // tile.fold)
         if config.groups > 1:
@@ -312,22 +312,22 @@ class Nchw32Work(Work[Place]):
             line = line + part * (config.block_n // config.cluster_m // tile.fold)
         return [Load(part * (tile.nbytes // config.cluster_m), (0, line, rx, ry, first))]
 
-    def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
+    def store_at(self, place: GroupPlace, part: Index, column: int) -> tuple[Index, ...]:
         pixel = self.tiles.of_part(place.pixel, part, self.config.parts)
         return _at(pixel, place.group + column // GROUP, self.staging.fold)
 
-    def channel_at(self, place: Place, part: Index, index: Expr) -> Expr:
+    def channel_at(self, place: GroupPlace, part: Index, index: Expr) -> Expr:
         from tvm import tirx
 
         return tirx.min(place.group * GROUP + index, self.problem.co_groups * GROUP - 1)
 
-    def row_start(self, place: Place, part: Index, row: Expr) -> tuple[Expr, Expr]:
+    def row_start(self, place: GroupPlace, part: Index, row: Expr) -> tuple[Expr, Expr]:
         """Where group 0 of the row's pixel begins."""
         p = self.problem
         n, y, x = pixel = self.tiles.pixel(self.tiles.of_part(place.pixel, part, self.config.parts), row)
         return ((n * p.co_groups * p.out_h + y) * p.out_w + x) * GROUP, is_output(p, pixel)
 
-    def column_start(self, place: Place, part: Index, column: Expr) -> tuple[Expr, Expr]:
+    def column_start(self, place: GroupPlace, part: Index, column: Expr) -> tuple[Expr, Expr]:
         from tvm import tirx
 
         p, group = self.problem, place.group + tirx.truncdiv(column, GROUP)

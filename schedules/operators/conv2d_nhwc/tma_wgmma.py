@@ -19,9 +19,9 @@ from schedules.core.problem import numpy_dtype
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import HopperConfig, blocks, stage_channels, tiles_of
 from schedules.hopper.cost import fastest
-from schedules.hopper.pixels import PixelTiles, Place, flattened, is_output, pixel_tiles, place_pixels
+from schedules.hopper.geometry import Load, Operand, Output, Work
+from schedules.hopper.pixels import PixelTiles, TilePlace, flattened, is_output, pixel_tiles, place_pixels
 from schedules.hopper.shared import UNIT, Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
-from schedules.hopper.work import Load, Operand, Output, Work
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class TmaWgmmaConfig(HopperConfig):
 C = TypeVar("C", bound=TmaWgmmaConfig)
 
 
-class NhwcWork(Work[Place]):
+class NhwcWork(Work[TilePlace]):
     config: TmaWgmmaConfig
     channels_along_rows = False
 
@@ -141,14 +141,14 @@ class NhwcWork(Work[Place]):
             target = Runs("output", p.pixels * p.co, 1, math.gcd(most, staging.width, p.co))
         return Output(p.dtype, staging, target)
 
-    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> Place:
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> TilePlace:
         from schedules.tirx.values import named
 
         cluster = self.config.cluster_m, self.config.cluster_n
         pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
-        return Place(pixel, named("channel", column * self.config.block_n))
+        return TilePlace(pixel, named("channel", column * self.config.block_n))
 
-    def loads_a(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+    def loads_a(self, place: TilePlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         p, tile, parts = self.problem, self.a.tile, self.config.cluster_n
         n, y, x = self.tiles.of_part(place.pixel, part, parts)
         at = (
@@ -161,7 +161,7 @@ class NhwcWork(Work[Place]):
             Load(offset + run * tile.slab, (chunk * tile.k + run * tile.run, *at)) for run in range(tile.k // tile.run)
         ]
 
-    def loads_b(self, place: Place, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+    def loads_b(self, place: TilePlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, rows = self.b.tile, self.config.block_n // self.config.cluster_m
         tap = ry * self.kernel[1] + rx
         return [
@@ -172,11 +172,11 @@ class NhwcWork(Work[Place]):
             for run in range(tile.k // tile.run)
         ]
 
-    def store_at(self, place: Place, part: Index, column: int) -> tuple[Index, ...]:
+    def store_at(self, place: TilePlace, part: Index, column: int) -> tuple[Index, ...]:
         n, y, x = self.tiles.of_part(place.pixel, part, self.config.parts)
         return place.channel + column, x, y, n
 
-    def run_at(self, place: Place, part: Index, row: Expr, column: int) -> tuple[Expr, Expr]:
+    def run_at(self, place: TilePlace, part: Index, row: Expr, column: int) -> tuple[Expr, Expr]:
         from tvm import tirx
         from tvm.script import tirx as T
 
@@ -195,18 +195,18 @@ class NhwcWork(Work[Place]):
             inside = tirx.if_then_else(x < p.out_w, p.co - channel, 0)
         return index, named("inside", tirx.if_then_else(there, inside, 0))
 
-    def channel_at(self, place: Place, part: Index, index: Expr) -> Expr:
+    def channel_at(self, place: TilePlace, part: Index, index: Expr) -> Expr:
         from tvm import tirx
 
         channel, whole = place.channel + index, self.problem.co % (self.config.block_n * self.config.cluster_n) == 0
         return channel if whole else tirx.min(channel, self.problem.co - 1)
 
-    def row_start(self, place: Place, part: Index, row: Expr) -> tuple[Expr, Expr]:
+    def row_start(self, place: TilePlace, part: Index, row: Expr) -> tuple[Expr, Expr]:
         p, parts = self.problem, self.config.parts
         n, y, x = pixel = self.tiles.pixel(self.tiles.of_part(place.pixel, part, parts), row)
         return ((n * p.out_h + y) * p.out_w + x) * p.co, is_output(p, pixel)
 
-    def column_start(self, place: Place, part: Index, column: Expr) -> tuple[Expr, Expr]:
+    def column_start(self, place: TilePlace, part: Index, column: Expr) -> tuple[Expr, Expr]:
         channel = place.channel + column
         return channel, channel < self.problem.co
 
@@ -232,7 +232,7 @@ def quickest(problem: NhwcProblem, arch: Arch, base: C) -> C:
     none is legal."""
     legal = (config for config in tiles_of(base, arch.device) if config.check(problem, arch) is None)
     found = fastest((_work(problem, config) for config in legal), arch)
-    return replace(base, **found.config.words()) if found else base.filling(arch.device)
+    return replace(base, **found.config.to_json()) if found else base.filling(arch.device)
 
 
 def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:

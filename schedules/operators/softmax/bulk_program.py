@@ -43,7 +43,7 @@ def program(problem: SoftmaxProblem, config: BulkConfig) -> tvm.IRModule:
     """The module with one function "main" that takes ``problem.arguments()``."""
 
     def emit(tensors: dict[str, Any], rows: Any, block: Any, warp: Any, lane: Any) -> None:
-        Kernel(problem, config, tensors, rows, block, warp, lane).emit()
+        BulkKernel(problem, config, tensors, rows, block, warp, lane).emit()
 
     return module(problem, config.block // 32, partial(blocks, config), config.blocks_sm, emit)
 
@@ -65,7 +65,7 @@ class StagedRow(Row):
     last: Any  # and its last
 
 
-class Kernel(PackKernel[StagedRow]):
+class BulkKernel(PackKernel[StagedRow]):
     """The body of the kernel for one thread; its methods emit statements."""
 
     def __init__(

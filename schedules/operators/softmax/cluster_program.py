@@ -35,12 +35,12 @@ def program(problem: SoftmaxProblem, config: ClusterConfig) -> tvm.IRModule:
         return T.Cast("int32", T.min(rows, T.int64(most)) if most else rows) * config.cluster
 
     def emit(tensors: dict[str, Any], rows: Any, block: Any, warp: Any, lane: Any) -> None:
-        Kernel(problem, config, tensors, rows, warp, lane).emit(block, blocks(rows))
+        ClusterKernel(problem, config, tensors, rows, warp, lane).emit(block, blocks(rows))
 
     return module(problem, config.threads // 32, blocks, config.blocks_sm, emit, config.cluster)
 
 
-class Kernel(LoadedKernel):
+class ClusterKernel(LoadedKernel):
     """The body of the kernel for one thread; its methods emit statements."""
 
     always = True

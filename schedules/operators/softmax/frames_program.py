@@ -24,12 +24,12 @@ def program(problem: SoftmaxProblem, config: FramesConfig) -> tvm.IRModule:
         return T.Cast("int32", T.truncdiv(rows + (of_block - 1), T.int64(of_block)))
 
     def emit(tensors: dict[str, Any], rows: Any, block: Any, warp: Any, lane: Any) -> None:
-        Kernel(problem, config, tensors, rows, warp, lane).emit(block)
+        FramesKernel(problem, config, tensors, rows, warp, lane).emit(block)
 
     return module(problem, config.block // 32, blocks, config.min_blocks, emit)
 
 
-class Kernel(LoadedKernel):
+class FramesKernel(LoadedKernel):
     """The body of the kernel for one thread; its methods emit statements."""
 
     fused = True

@@ -85,7 +85,7 @@ def study_kernel(study: Study, bundles: Sequence[Bundle], sources: bool) -> Repo
         problem=best.problem,
         arch=arch,
         schedule=best.schedule,
-        config=best.config.words(),
+        config=best.config.to_json(),
         origin="built for this report" if resources else "",
         resources=resources,
         story=told,

@@ -262,9 +262,9 @@ def _times_table(study: Study) -> str:
 
 def _config(best: Record, default: Record | None) -> str:
     same = default is not None and default.schedule == best.schedule
-    plain: Mapping[str, Any] = default.config.words() if default and same else {}
+    plain: Mapping[str, Any] = default.config.to_json() if default and same else {}
     rows: list[tuple[str | Html, ...]] = []
-    for name, value in best.config.words().items():
+    for name, value in best.config.to_json().items():
         text = _value(value)
         if same and name in plain and plain[name] != value:
             rows.append((name, Html(f'<span class="changed">{escape(text)}</span>'), _value(plain[name])))

@@ -42,7 +42,7 @@ def problems(report: Report) -> Iterator[Row]:
         yield {
             **_head(entry),
             "schedule": best.schedule if best else None,
-            "config": best.config.words() if best else None,
+            "config": best.config.to_json() if best else None,
             "default_us": summary.default.us if summary.default else None,
             "best_us": best.us if best else None,
             "p10_us": best.p10_us if best else None,

@@ -146,5 +146,5 @@ def test_the_ratio_is_to_the_best_that_counts() -> None:
 )
 def test_layers_are_told_apart(operator: str, fields: dict[str, Any], text: str) -> None:
     problem = problem_of(operator, **{**FIELDS, **fields})
-    assert layer(problem.words()) == text == layer(json.loads(json.dumps(problem.words())))
+    assert layer(problem.to_json()) == text == layer(json.loads(json.dumps(problem.to_json())))
     assert text in name_of(problem) and operator in name_of(problem)

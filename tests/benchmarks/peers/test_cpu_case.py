@@ -22,7 +22,7 @@ LAYER: dict[str, Any] = dict(n=2, h=6, w=5, ci=3, co=4, kh=3, kw=3, pad=1)
 def test_cases_are_all_there_and_each_once() -> None:
     found = cases(["conv2d_nchw", "conv2d_hwcn", "softmax"], [1, 4])
     assert len(found) == len(set(found)) == 2 * 2 * len(LAYERS) + len(ROWS) * len(FUNCTIONS)
-    assert {problem.words()["dtype"] for problem in found} == {"float32"}
+    assert {problem.to_json()["dtype"] for problem in found} == {"float32"}
     assert name_of(found[0]) == "conv2d_nchw 1x224x224 3->64 7x7 stride 2 float32"
     with pytest.raises(UnknownNameError, match="did you mean 'softmax'"):
         cases(["softmx"], [1])

@@ -84,7 +84,7 @@ def test_portable_target() -> None:
 )
 def test_every_field_changes_the_code(host: Arch, field: str, value: Any) -> None:
     base = CpuConfig(block_x=1)
-    assert set(base.words()) == {
+    assert set(base.to_json()) == {
         "lanes", "vector", "block_lanes", "block_rows", "block_x", "tiles_x", "tiles_y", "chunk", "packed"
     }  # fmt: skip
     problem = problem_of("conv2d_hwcn", **PROBLEM)

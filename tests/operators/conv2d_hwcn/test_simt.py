@@ -167,7 +167,7 @@ CHANGES: list[tuple[str, Any]] = [
 
 def test_every_field_changes_the_source(sm_90a: Arch) -> None:
     problem, base = problem_of("conv2d_hwcn", **TUTORIAL), SimtConfig()
-    assert [name for name, _ in CHANGES] == list(base.words())
+    assert [name for name, _ in CHANGES] == list(base.to_json())
     configs = [base, *(replace(base, **{name: value}) for name, value in CHANGES)]
     sources = [str(build(problem, sm_90a, "simt", config, device_code=False).sources["cu"]) for config in configs]
     assert len(set(sources)) == len(configs)

@@ -87,7 +87,7 @@ def test_default_tasks_cover_the_cores(host: Arch) -> None:
 )
 def test_every_field_changes_the_code(host: Arch, field: str, value: Any) -> None:
     base = CpuConfig(vector=4)
-    assert set(base.words()) == {"vector", "block_x", "block_y", "block_f", "tiles_x", "tiles_y", "chunk"}
+    assert set(base.to_json()) == {"vector", "block_x", "block_y", "block_f", "tiles_x", "tiles_y", "chunk"}
     problem = problem_of("conv2d_nchw", **PROBLEM)
     sources = {build(problem, host, "cpu", config).sources["ll"] for config in (base, replace(base, **{field: value}))}
     assert len(sources) == 2

@@ -142,7 +142,7 @@ def test_channels_come_ahead_only_where_that_was_measured(sm_90a: Arch) -> None:
         dict(ci=1), dict(ci=32), dict(co=32), dict(kh=7, kw=7), dict(co=16, kh=5, kw=5),
     ]  # fmt: skip
     for words in others:
-        problem = type(wide).parse({**wide.words(), **words})
+        problem = type(wide).parse({**wide.to_json(), **words})
         assert default(problem, sm_90a).stages == 1, words
     for arch in (parse_arch("sm_75"), parse_arch("gfx942")):
         assert default(wide, arch).stages == 1
@@ -236,7 +236,7 @@ def test_next_channel_is_loaded_before_this_one_is_computed(sm_90a: Arch) -> Non
 def test_whole_rows_are_stored_as_vectors(sm_90a: Arch) -> None:
     built = build(replace(ARTICLE, w=517), sm_90a, "direct", device_code=False)
     source = str(built.sources["cu"])
-    assert built.problem.words()["w"] == 517 and re.search(r"\*\(float4\*\)\(output_ptr", source)
+    assert built.problem.to_json()["w"] == 517 and re.search(r"\*\(float4\*\)\(output_ptr", source)
     assert "float4*)(data_ptr" not in source  # but rows of 517 do not start at 16 bytes
 
 
@@ -255,7 +255,7 @@ def _changes() -> list[tuple[str, Any]]:
 
 
 def test_every_field_is_listed() -> None:
-    assert {name for name, _ in _changes()} == set(DirectConfig().words())
+    assert {name for name, _ in _changes()} == set(DirectConfig().to_json())
 
 
 @pytest.mark.parametrize(("field", "value"), _changes())

@@ -159,7 +159,7 @@ def _changes() -> list[tuple[str, Any]]:
 
 
 def test_every_field_is_listed() -> None:
-    assert {name for name, _ in _changes()} == set(MmaConfig().words())
+    assert {name for name, _ in _changes()} == set(MmaConfig().to_json())
 
 
 @pytest.mark.parametrize(("field", "value"), _changes())

@@ -114,7 +114,7 @@ def _changes() -> list[tuple[str, Any]]:
 
 
 def test_every_field_is_listed() -> None:
-    assert {name for name, _ in _changes()} == set(SimtConfig().words())
+    assert {name for name, _ in _changes()} == set(SimtConfig().to_json())
 
 
 @pytest.mark.parametrize(("field", "value"), _changes())

@@ -155,7 +155,7 @@ def test_the_space_holds_the_default(sm_90a: Arch, fields: dict[str, Any]) -> No
 def test_halo_emulated(emulation: None, shape: str) -> None:
     """The widest tile that each shape has with all kernel rows in a stage."""
     problem, spec = problem_of("conv2d_nchw", **PACKED | SHAPES[shape]), operator("conv2d_nchw").schedule("tma_wgmma")
-    legal = (config for config in spec.legal_space(problem, parse_arch("sm_90a")) if config.words()["halo"])
+    legal = (config for config in spec.legal_space(problem, parse_arch("sm_90a")) if config.to_json()["halo"])
     config = next(legal, None)
     assert (config is None) == (SHAPES[shape]["kh"] == 1)
     if config:

@@ -237,7 +237,7 @@ def test_space_has_the_default_and_legal_neighbours(sm_90a: Arch) -> None:
 )
 def test_illegal_config_says_why(arch: str, config: dict[str, Any], message: str) -> None:
     problem = problem_of("conv2d_nchw32", **SHAPES["whole tiles"])
-    concrete = MatrixConfig(**{**MatrixConfig(stages=2).words(), **config})
+    concrete = MatrixConfig(**{**MatrixConfig(stages=2).to_json(), **config})
     with pytest.raises(ConfigError, match=message):
         concrete.require(problem, parse_arch(arch))
 

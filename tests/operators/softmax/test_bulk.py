@@ -299,7 +299,7 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         "online": (base, dict(online=True)),
         "streaming": (base, dict(streaming="both")),
     }
-    assert changes.keys() == base.words().keys()
+    assert changes.keys() == base.to_json().keys()
     problem = softmax(rows=1, cols=1000)
     for config, change in changes.values():
         assert_changes_the_source(problem, sm_90a, "bulk", config, **change)

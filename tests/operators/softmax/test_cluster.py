@@ -148,7 +148,7 @@ def test_the_default_is_legal_if_a_row_fits(sm_90a: Arch, function: str) -> None
 
 def test_small_clusters_where_rows_are_many() -> None:
     def cluster(rows: int, cols: int) -> int:
-        return SCHEDULE.default(softmax(rows=rows, cols=cols), parse_arch("sm_90a")).words()["cluster"]
+        return SCHEDULE.default(softmax(rows=rows, cols=cols), parse_arch("sm_90a")).to_json()["cluster"]
 
     assert [cluster(rows, 65536) for rows in (1, 8, 32, 132)] == [16, 16, 8, 8]
     assert [cluster(132, cols) for cols in (1000, 50257, 65536, 2**20)] == [2, 8, 8, 16]
@@ -184,7 +184,7 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         "online": dict(online=True),
         "streaming": dict(streaming="evict_last"),
     }
-    assert changes.keys() == base.words().keys()
+    assert changes.keys() == base.to_json().keys()
     problem = softmax(rows=1, cols=4000)
     sources = {
         str(build(problem, sm_90a, "cluster", replace(base, **change), device_code=False).sources["cu"])

@@ -116,7 +116,7 @@ def test_exp2_to_the_last_digits() -> None:
     [("vector", 8), ("unroll", 4), ("rows_per_task", 16), ("keep", False), ("streaming", "stores")],
 )
 def test_every_field_changes_the_code(host: Arch, field: str, value: int) -> None:
-    assert set(CpuConfig().words()) == {"vector", "unroll", "rows_per_task", "keep", "streaming"}
+    assert set(CpuConfig().to_json()) == {"vector", "unroll", "rows_per_task", "keep", "streaming"}
     problem = problem_of("softmax", rows=64, cols=1024)
     configs = (CpuConfig(), replace(CpuConfig(), **{field: value}))
     assert len({build(problem, host, "cpu", config).sources["ll"] for config in configs}) == 2

@@ -126,7 +126,7 @@ def test_defaults_move_packs_and_do_not_spill(cuda_compiler: None, sm_90a: Arch,
     found = summary(material(built))
     if found.counted_in != "SASS":
         pytest.skip("no SASS disassembler; pip install nvidia-cuda-nvdisasm")
-    counts, wide = found.counts, built.config.words()["threads"] > 32
+    counts, wide = found.counts, built.config.to_json()["threads"] > 32
     assert counts["global load 128-bit"] == counts["global store 128-bit"] == rounds
     assert ("barrier" in counts) == ("shared load" in counts) == wide
     if fields["cols"] % 8 == 0:
@@ -151,7 +151,7 @@ def test_packs_of_8_bytes_are_whole(sm_90a: Arch, fields: Fields, config: Fields
 
 def test_rows_of_whole_packs_of_8_bytes_share_none(cuda_compiler: None, sm_90a: Arch) -> None:
     built = build(softmax(rows=49152, cols=100), sm_90a, "frames")
-    assert built.config.words()["access"] == 8
+    assert built.config.to_json()["access"] == 8
     code = cuda.disassemble(bytes(built.sources["cubin"]))  # type: ignore[arg-type]
     assert len(re.findall(r"LDG\.E\.64", code)) == len(re.findall(r"LDG", code)) == 4
     assert len(re.findall(r"STG\.E\.64", code)) == len(re.findall(r"STG", code)) == 4
@@ -236,7 +236,7 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         "access": (base, dict(access=8)),
         "streaming": (base, dict(streaming="evict_last")),
     }
-    assert changes.keys() == base.words().keys()
+    assert changes.keys() == base.to_json().keys()
     problem = softmax(rows=1, cols=1000)
     for config, change in changes.values():
         assert_changes_the_source(problem, sm_90a, "frames", config, **change)

@@ -54,7 +54,7 @@ def case(problem: Problem, ours: float | None, peers: dict[str, Any], **more: An
     words: dict[str, Any] = {"failed": "it hung"} if ours is None else {"us": ours, "p10_us": ours, "p90_us": ours}
     return {
         "operator": operator_of(problem).name,
-        "problem": problem.words(),
+        "problem": problem.to_json(),
         "launch": "stream",
         "date": "2026-11-21T10:00:00+00:00",
         "ours": {"schedule": spec.name, "config": {}, **words},

@@ -89,7 +89,7 @@ def test_a_comparison_counts_before_the_journal(tmp_path: Path) -> None:
 def test_results_that_are_not_understood_are_told(tmp_path: Path) -> None:
     strange = case(SOFTMAX, 5.0, {}) | {"operator": "conv9d"}
     gone = case(SOFTMAX, 5.0, {}) | {"ours": {"schedule": "gone", "us": 5.0}}
-    torn = {"operator": "softmax", "problem": SOFTMAX.words()}
+    torn = {"operator": "softmax", "problem": SOFTMAX.to_json()}
     failed = case(SOFTMAX, None, {"torch": {"us": 3.0}}, copies={"torch": {"us": 1.0, "gbytes_per_s": 100.0}})
     write_results(
         tmp_path / "a.json", [strange, torn, failed, gone], ceilings={"int8": {"tflops": 9.0}, "tf32": {"failed": "no"}}

@@ -23,7 +23,7 @@ def trials(host: Arch) -> list[Record]:
     spec = operator("conv2d_hwcn").schedule("cpu")
     configs = list(itertools.islice(spec.legal_space(CONV, host), 0, None, 5))[: 2 * FEWEST]
     assert len({str(config) for config in configs}) == 2 * FEWEST
-    return [record_of(CONV, 10.0, config.words(), search=SEARCH) for config in configs]
+    return [record_of(CONV, 10.0, config.to_json(), search=SEARCH) for config in configs]
 
 
 def timed(trials: list[Record], times: np.ndarray) -> list[Record]:
@@ -45,7 +45,7 @@ def test_the_field_that_times_hang_on_is_found(trials: list[Record]) -> None:
 
 def varied(trials: list[Record]) -> str:
     """The field with the most values."""
-    counts = {name: len({str(trial.config.words()[name]) for trial in trials}) for name in trials[0].config.words()}
+    counts = {name: len({str(trial.config.to_json()[name]) for trial in trials}) for name in trials[0].config.to_json()}
     return max(counts, key=lambda name: counts[name])
 
 

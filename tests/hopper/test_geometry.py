@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from schedules.hopper.geometry import Load, Operand
 from schedules.hopper.shared import RunStaging, TensorMap
-from schedules.hopper.work import Load, Operand
 from tests.hopper.conftest import WorkOf, in_numbers
 from tests.hopper.works import WORKS
 
