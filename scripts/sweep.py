@@ -33,6 +33,7 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import SchedulesError, UsageError
 from schedules.core.operator import ScheduleSpec
 from schedules.core.parallel import attempt, outcome, processes
+from schedules.core.process import lasting_interrupt
 from schedules.core.registry import operator, operator_of
 from schedules.measure.records import environment, now
 
@@ -170,7 +171,7 @@ def main(words: Sequence[str] | None = None) -> int:
     args = arguments(words)
     arch = on_local(parse_arch(args.target))
     bad = 0
-    with processes(args.workers) as pool:
+    with lasting_interrupt() as check_interrupt, processes(args.workers) as pool:
         for name, spec in wanted(args.schedules, arch):
             start, key = time.monotonic(), f"{name} {spec.name}"
             about = conditions(arch, args.seed) if args.out else {}
@@ -180,6 +181,7 @@ def main(words: Sequence[str] | None = None) -> int:
             for _ in sweep(spec, drawn, arch, pool, tally):
                 if args.out:
                     add_results(args.out, {key: {**asdict(tally), **about, "date": now()}})
+                check_interrupt()
             bad += len(tally.bad)
             print(
                 f"{key}: {tally.right} of {tally.cases} right, worst error {tally.error:.3f} of the tolerance, "

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -44,6 +44,28 @@ def import_tvm_alone() -> None:
         import tvm  # noqa: F401
     finally:
         del sys.modules["torch"]
+
+
+@contextlib.contextmanager
+def lasting_interrupt() -> Iterator[Callable[[], None]]:
+    """In the main thread: Ctrl-C raises KeyboardInterrupt in the body as ever.  The function that this gives raises it
+    again where it was lost, as Python loses what is raised in a finaliser or a callback."""
+    interrupted = False
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def start_worker(parent: int, folder: str, memory: int | None, background: bool = False) -> None:

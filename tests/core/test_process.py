@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from schedules.core.process import WORKER, SpawnContext
+import pytest
+
+from schedules.core.process import WORKER, SpawnContext, lasting_interrupt
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -30,3 +33,20 @@ def test_workers_import_tvm_without_pytorch(tmp_path: Path) -> None:
 def test_workers_know_that_they_are() -> None:
     process = SpawnContext({"OTHER": "x"}).Process()
     assert process.environment == {WORKER: "1", "OTHER": "x"}  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_is_lost_is_raised_again() -> None:
+    class Finalised:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with lasting_interrupt() as check:
+        check()
+        Finalised()
+        with pytest.raises(KeyboardInterrupt):
+            check()
+    assert signal.getsignal(signal.SIGINT) is before
+    with lasting_interrupt(), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
