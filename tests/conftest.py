@@ -56,6 +56,8 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 
 # files that take minutes: begun first, so that none is left to one of the test processes at the end
 LONGEST = (
+    "test_epilogue.py",
+    "test_epilogues.py",
     "test_tma_wgmma.py",
     "test_cluster.py",
     "test_gpu_schedules.py",

@@ -109,9 +109,9 @@ class Fields:
             )
             raise cls.error(f"{cls.noun} {name}={value!r} is not {wanted}") from None
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as plain JSON values; of those in `later`, the ones that are not at their default."""
-        later = _later(typing.cast(Any, type(self)))
+    def to_json(self, every: bool = False) -> dict[str, Any]:
+        """The fields as plain JSON values; of those in `later`, only those not at their default, or `every` one."""
+        later = {} if every else _later(typing.cast(Any, type(self)))
         values = ((name, getattr(self, name)) for name in _names(typing.cast(Any, type(self))))
         return {name: value for name, value in values if name not in later or value != later[name]}
 

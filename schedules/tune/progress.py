@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from schedules.core.problem import Problem
+from schedules.core.registry import operator_of
 from schedules.measure.records import Record
 from schedules.tune.tuner import Result, Status, Watcher
 
@@ -236,8 +237,8 @@ def closing(result: Result) -> str:
 
 
 def operator_name(problem: Problem) -> str:
-    """The operator's name; an operator is named after its folder."""
-    return type(problem).__module__.split(".")[1]
+    """The operator's name."""
+    return operator_of(problem).name
 
 
 def limits_text(status: Status) -> str:

@@ -92,7 +92,7 @@ def entry_of(bundle: Bundle, built: Built, chosen: Choice) -> dict[str, Any]:
     contents = {name: (bundle.path / name).read_bytes() for name in sorted([*bundle.manifest["files"], MANIFEST])}
     return {
         "operator": built.operator.name,
-        "problem": built.problem.to_json(),
+        "problem": built.problem.to_json(every=True),
         "run_time": run_time_fields(built.problem, built.schedule),
         "schedule": built.schedule.name,
         "config": built.config.to_json(),

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx
 
-from schedules.operators.conv2d_hwcn.definition import HwcnProblem, definition, inputs, reference
+from schedules.definitions.implicit import textbook
+from schedules.operators.conv2d_hwcn.definition import HwcnProblem, inputs, reference
 
 
 def naive(problem: HwcnProblem, data: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -42,11 +43,11 @@ def test_reference_is_the_definition(problem: HwcnProblem) -> None:
     assert np.all(expected.magnitude + 1e-12 >= np.abs(expected.values))
 
 
-@pytest.mark.parametrize("tile", [None, (4, 8, 16)], ids=["plain", "rounded up"])
+@pytest.mark.parametrize("tile", [{}, {"ci": 4, "co": 8, "n": 16}], ids=["plain", "rounded up"])
 @given(problem=problems())
 @settings(max_examples=10, deadline=None)
-def test_te_graph_is_the_definition(tile: tuple[int, int, int] | None, problem: HwcnProblem) -> None:
-    function = tirx.build(te.create_prim_func(definition(problem, tile)), "llvm")
+def test_te_graph_is_the_definition(tile: dict[str, int], problem: HwcnProblem) -> None:
+    function = tirx.build(te.create_prim_func(textbook(problem, tile)), "llvm")
     arrays = inputs(problem, np.random.default_rng(1))
     tensors = [tvm.runtime.tensor(array) for array in (*arrays, np.full(problem.arguments()[-1].shape, np.nan, "f4"))]
     function["main"](*tensors)

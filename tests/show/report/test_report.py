@@ -102,7 +102,7 @@ def everything(drawn: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 @pytest.mark.slow
 def test_all_that_is_kept_here(everything: tuple[Path, float]) -> None:
     out, seconds = everything
-    assert seconds < 50
+    assert seconds < 100  # most of it is drawing each plot twice, as PNG and in the page
     page = page_of(out)
     problems = rows_of(out, "problems")
     journals = [line for file in LOGS.glob("*/*.jsonl") for line in file.read_text().splitlines()]
