@@ -107,7 +107,8 @@ def revision(name: str) -> Iterator[Path]:
 
 def sources(tree: Path, options: Sequence[str], kept: Path) -> dict[str, str]:
     """The sources of the package in `tree`, by way of the folder `kept`."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    path = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, str(Path(__file__).resolve()), str(kept), "--write", *options]
     subprocess.run(command, cwd=tree, env=environment, check=True)
     return read(kept)
