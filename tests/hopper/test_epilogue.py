@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.hopper.test_work import places
 
 from schedules.build.builder import build
 from schedules.core.arch import Arch
@@ -18,6 +17,7 @@ from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
 from tests.conftest import caught, problem_of
 from tests.hopper.conftest import WorkOf, in_numbers
+from tests.hopper.test_geometry import places
 from tests.hopper.works import FEW, HALF, HWCN, KERNEL, NCHW, NCHW32, NHWC, PACKED, PLAIN, WORKS, Case
 from tests.hopper_kernels import assert_correct_on, assert_emulated
 
