@@ -1,4 +1,4 @@
-"""Annotations by which a schedule speaks to `schedules.primitives.lowering`; serial verification drops them."""
+"""Annotations by which a schedule speaks to `lowering.annotated`; serial verification drops them."""
 
 from __future__ import annotations
 

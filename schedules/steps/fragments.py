@@ -1,7 +1,7 @@
 """Where matrix instructions keep their operands: for each element of a small matrix, the lane and the register slot.
 
 A fragment buffer has scope "local" and ends in the axes (lane, slot).  A lane only touches its own slots, so that the
-lane axis vanishes when the program is lowered (`schedules.primitives.lowering`); as serial loops it holds them all.
+lane axis vanishes when the program is lowered (`lowering.annotated`); as serial loops it holds them all.
 Sources: PTX ISA, "Matrix Fragments for mma.m16n8k16" and "m16n8k32"; AMD's CDNA2 and CDNA3 ISA guides, "MFMA".
 """
 

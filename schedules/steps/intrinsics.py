@@ -1,7 +1,7 @@
 """Tensor intrinsics: matrix products and fragment loads of NVIDIA's and AMD's matrix cores.
 
 Each has a description (the loops it stands for) and an implementation; `tensorize` puts one in place of a block's
-loops.  Fragments are buffers of scope "local" whose last axes are (lane, slot); see `schedules.primitives.fragments`.
+loops.  Fragments are buffers of scope "local" whose last axes are (lane, slot); see `steps.fragments`.
 
 How to use, for a product of block ``gemm`` with operands in shared memory::
 

@@ -8,7 +8,7 @@ A row that does not start at a multiple of 16 bytes keeps its place among them: 
 first element lies in to the one its last lies in are copied, computed and stored as they lie in memory.  Only those
 two hold elements of other rows, which count as neutral and are not stored.  So any width moves 16 bytes at a time.
 
-Sources: the ring of stages is that of `schedules.hopper`; packs and functors are OneFlow's; with `online` the maximum
+Sources: the ring of stages is that of `hopper`; packs and functors are OneFlow's; with `online` the maximum
 and the sum of each warp are combined at once (Milakov and Gimelshein, "Online normalizer calculation for softmax",
 2018).
 """
