@@ -1,4 +1,4 @@
-"""The steps in which a program is made, told by whoever makes it to whoever listens; `schedules.explain` does.
+"""The steps in which a program is made, told by whoever makes it to whoever listens; `show.explain` does.
 
 A schedule calls `next_step` before the primitives of each of its steps, the first before any primitive at all.  A
 program written in TIRx calls `part` before the statements of each of its parts.  A step lasts until the next one

@@ -1,6 +1,6 @@
 """The auto-scheduler as a search strategy: MetaSchedule's design spaces, evolved under its cost model.
 
-A candidate is a trace; `schedules.auto` replays it.  Each batch is the best, as the model predicts, of some fresh
+A candidate is a trace; `operators.auto` replays it.  Each batch is the best, as the model predicts, of some fresh
 points and of mutants of the fastest programs known, and a few at random.
 Source: Zheng et al., "Ansor"; Shao et al., "Tensor Program Optimization with Probabilistic Programs".
 """

@@ -2,7 +2,7 @@
 
 As `warp` and `block_registers`: `threads` threads share a row, which is read once by ordinary loads, all of a thread's
 in flight before the first is used, and is written from registers.  But packs are those of memory, not of the row (see
-`schedules.softmax.packs`), so rows need not be whole packs.  Only the tensor's last pack, where that is not whole, is
+`packs`), so rows need not be whole packs.  Only the tensor's last pack, where that is not whole, is
 read element by element.
 
 No shared memory but what warps of a row exchange, so that the L1 cache is large, and no cache hints.
