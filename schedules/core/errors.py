@@ -73,6 +73,10 @@ class JournalError(SchedulesError):
     """A journal that another process holds, or that cannot be written."""
 
 
+class MachineError(SchedulesError):
+    """This machine, and no candidate, is at fault: no space, no memory, a stuck process, a device that is lost."""
+
+
 class TuningError(SchedulesError):
     """A search that cannot go on: nothing it tries works."""
 
