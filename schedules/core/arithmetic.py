@@ -11,7 +11,7 @@ class Arithmetic:
 
     `error` bounds what a sum of products may be off, in units of the sum of the absolute products, before the result is
     rounded to the output's dtype.  A tree over n terms is off by log2(n) units in the last place at most; a chain by
-    about sqrt(n) / 2 where all terms are positive, and by less where signs are mixed (Higham, "Accuracy and Stability of
+    about sqrt(n) / 2 where all terms are positive, by less where signs are mixed (Higham, "Accuracy and Stability of
     Numerical Algorithms", ch. 4; Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis").
     """
 
