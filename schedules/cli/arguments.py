@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from schedules.build.toolchain.devices import on_local
 from schedules.core.arch import Arch, parse_arch
+from schedules.core.bounds import excess
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.operator import Operator, ScheduleSpec
 from schedules.core.presets import operator_named, presets, resolve
@@ -34,7 +35,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-    """Options and words in any order.  Raises UsageError; UnknownNameError with the nearest option."""
+    """Options and words in any order; no number of an option is beyond its bound.
+
+    Raises UsageError; UnknownNameError with the nearest option.
+    """
     known = [option for action in parser._actions for option in action.option_strings]
     for word in argv:
         if word == "--":
@@ -44,6 +48,9 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     args, extra = parser.parse_known_intermixed_args(list(argv))
     if extra:
         parser.error(f"unexpected {extra[0]!r}")
+    for name, value in vars(args).items():
+        if isinstance(value, int | float) and (wanted := excess(name, value)):
+            raise UsageError(f"--{name} {value} {wanted}")
     return args
 
 
@@ -103,6 +110,8 @@ def seeds(text: str) -> tuple[int, ...]:
         raise UsageError(f"--seeds {text!r} is not a list of whole numbers; write 0,1,2") from None
     if min(found) < 0:
         raise UsageError(f"--seeds {text!r} has a negative number; write 0,1,2")
+    if wanted := excess("seed", max(found)):
+        raise UsageError(f"--seeds {max(found)} {wanted}")
     return found
 
 
