@@ -33,7 +33,7 @@ SAID = 3  # lines that are named of those that are set aside
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that is not used; `number` counts from 1, and is 0 for a whole file that cannot be read."""
+    """A line that is not used; `number` counts from 1, and is 0 where the whole file cannot be read."""
 
     file: Path
     number: int
@@ -42,16 +42,14 @@ class BadLine:
     torn: bool  # not JSON at all, rather than JSON that this version does not understand
 
     def __str__(self) -> str:
-        return f"{self.file}" + (f" line {self.number}" if self.number else "") + f": {self.reason}"
+        return f"{self.file} line {self.number}: {self.reason}" if self.number else self.reason
 
 
 def told(bad: Sequence[BadLine]) -> str:
-    """The lines that are not used, counted, the first few named, in a line; "" if there are none."""
-    if not bad:
-        return ""
-    count = f"{len(bad)} line{'s' if len(bad) > 1 else ''} not used"
+    """What is not used, counted, the first few named, in a line; "" if there is nothing."""
     more = [f"and {len(bad) - SAID} more"] if len(bad) > SAID else []
-    return f"{count}: " + "; ".join([*map(str, bad[:SAID]), *more])
+    lines = "; ".join([*map(str, bad[:SAID]), *more])
+    return lines and f"of the journals {len(bad)} {'line is' if len(bad) == 1 else 'lines are'} not used: {lines}"
 
 
 def journal_file(folder: str | Path, device: str, operator: str) -> Path:
@@ -127,6 +125,47 @@ def _open_regular(file: Path, flags: int) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file")
     return descriptor
+
+
+@dataclass(frozen=True)
+class Located:
+    """A record and the line that it stands in, counted from 1."""
+
+    record: Record
+    file: Path
+    line: int
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def unused(self, reason: str) -> BadLine:
+        """The line as one that is not used."""
+        return BadLine(self.file, self.line, reason, b"", torn=False)
+
+
+def read_journals(
+    files: Sequence[Path], read: Callable[[Path], tuple[list[tuple[int, Record]], list[BadLine]]] = read_numbered
+) -> tuple[list[Located], list[BadLine]]:
+    """The records of `files` in their order, each file by `read`, and the lines that are none.
+
+    A file that cannot be read is set aside whole.  Raises JournalError if none can be.
+    """
+    found: list[Located] = []
+    bad: list[BadLine] = []
+    failed: list[JournalError] = []
+    for file in files:
+        try:
+            numbered, unread = read(file)
+        except JournalError as error:
+            failed.append(error)
+            bad.append(BadLine(file, 0, str(error), b"", torn=False))
+            continue
+        found += [Located(record, file, line) for line, record in numbered]
+        bad += unread
+    if failed and len(failed) == len(files):
+        raise failed[0]
+    return found, bad
 
 
 class Journal:
@@ -205,7 +244,7 @@ class Journal:
             if descriptor is not None:
                 os.close(descriptor)
             raise JournalError(
-                f"{self.file} was removed or changed and cannot be written again: {error.strerror}; mend this, run again"
+                f"{self.file} was removed or changed, and cannot be written: {error.strerror}; mend this, run again"
             ) from error
         old, self._descriptor = self._descriptor, descriptor
         os.close(old)

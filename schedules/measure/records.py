@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import cache, lru_cache
@@ -26,6 +26,7 @@ from schedules.measure.timer import Measurement
 
 SCHEMA = 1
 Made = TypeVar("Made")
+STRATEGIES = ("template", "random", "auto")  # of searches
 OUTCOMES = ("correct", "compile", "runtime", "timeout", "correctness", "constraints")
 # trial: one candidate of a search; final: a finalist timed again beside the others; bench: asked for by a person
 STAGES = ("trial", "final", "bench")
@@ -57,12 +58,15 @@ class Search:
 
     @classmethod
     def from_json(cls, words: Mapping[str, Any]) -> Search:
-        """Raises UsageError if one is missing, unknown or of another type."""
+        """Raises UsageError if one is missing, unknown, of another type, or of a strategy that is not known."""
         given = _checked(words, cls, _SEARCH_FIELDS, "search")
         for name in given:
             if name not in _SEARCH_FIELDS:
                 raise UnknownNameError("search field", name, _SEARCH_FIELDS)
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+        if given["strategy"] not in STRATEGIES:
+            raise UnknownNameError("search", given["strategy"], STRATEGIES)
+        values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in given.items()}
+        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -98,9 +102,6 @@ class Record:
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES or self.stage not in STAGES:
             raise UsageError(f"a record cannot have outcome {self.outcome!r} and stage {self.stage!r}")
-        times = [us for us in (self.p10_us, self.median_us, self.p90_us) if us is not None]
-        if times != sorted(times) or (self.outcome == "correct" and self.median_us is None):
-            raise UsageError(f"a record cannot be {self.outcome} with p10, median and p90 of {times} us")
 
     @property
     def correct(self) -> bool:
@@ -156,14 +157,17 @@ class Record:
             given["versions"] = _once(_versions, given["versions"])
             if "search" in given:
                 given["search"] = _once(Search.from_json, given["search"])
+                for name in given["search"].schedules:
+                    owner.schedule(name)
         except RecursionError:
             raise UsageError(f"not a record: {_TOO_DEEP}") from None
         given["verified"] = tuple(given.get("verified", ()))
-        more = given.keys() - _names(cls) - {"schema"}
-        return cls(
-            **{name: given[name] for name in given.keys() - more if name != "schema"},
-            more={name: given[name] for name in more},
-        )
+        times = [given[name] for name in ("p10_us", "median_us", "p90_us") if name in given]
+        if times != sorted(times) or (given["outcome"] == "correct" and "median_us" not in given):
+            raise UsageError(f"not a record: {given['outcome']} with p10, median and p90 of {times} us")
+        more = given.keys() - _values() - {"schema"}
+        values = {name: given[name] for name in given.keys() & _values()}
+        return cls(**values, more={name: given[name] for name in given if name in more})
 
 
 @dataclass(frozen=True)
@@ -282,14 +286,15 @@ def _versions(words: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 @cache
-def _names(cls: Any) -> frozenset[str]:
-    return frozenset(f.name for f in dataclasses.fields(cls)) - {"more"}
+def _values() -> frozenset[str]:
+    """The names of a line that are fields of a record."""
+    return frozenset(f.name for f in dataclasses.fields(Record)) - {"more"}
 
 
 @cache
-def _required(cls: Any) -> tuple[str, ...]:
-    missing = dataclasses.MISSING
-    return tuple(f.name for f in dataclasses.fields(cls) if f.default is missing and f.default_factory is missing)
+def _required(cls: Hashable) -> tuple[str, ...]:
+    missing, found = dataclasses.MISSING, dataclasses.fields(cls)  # type: ignore[arg-type]
+    return tuple(f.name for f in found if f.default is missing and f.default_factory is missing)
 
 
 def _checked(words: Mapping[str, Any], cls: Any, kinds: Mapping[str, _Kind], noun: str) -> dict[str, Any]:

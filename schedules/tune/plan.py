@@ -32,7 +32,8 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.presets import operator_named, presets, resolve
 from schedules.core.problem import Problem
-from schedules.tune.session import STRATEGIES, Work
+from schedules.measure.records import STRATEGIES
+from schedules.tune.session import Work
 from schedules.tune.tuner import Limits
 
 if sys.version_info >= (3, 11):
