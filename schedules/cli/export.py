@@ -67,9 +67,11 @@ def _all(args: argparse.Namespace) -> int:
             out = Path(args.out) / slug(row.device) / f"{row.operator}-{row.problem.key}"
             try:
                 made.append((row.best, _export(row.best, out, force=True)))
-            except SchedulesError as error:  # one that fails costs that one
+            except Exception as error:  # whatever it is, it costs this one
                 failed += 1
-                note(f"not exported: {row.operator} {row.problem} for {row.target} on {row.device}: {error}")
+                kind = "" if isinstance(error, SchedulesError) else f"internal: {type(error).__name__}: "
+                what = f"{row.operator} {row.problem} for {row.target} on {row.device}"
+                note(f"not exported: {what}: {kind}{' '.join(str(error).split())}")
     if not (made or failed):
         raise UsageError("nothing in the journals is correct and for a target of this machine")
     _report(made, args.json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -153,6 +154,11 @@ def one_problem(args: argparse.Namespace, words: Sequence[str] | None = None) ->
     if not found:
         raise UsageError(f"no records of {' '.join(words)} here; `schedules status` shows what was measured")
     (problem, *more) = dict.fromkeys(item.record.problem for item in found)
+    if more:
+        with contextlib.suppress(UsageError):  # the words may name a whole problem, its other fields at their defaults
+            whole = resolve(words[0], split_words(words[1:]))[1]
+            found = [item for item in found if item.record.problem == whole] or found
+        (problem, *more) = dict.fromkeys(item.record.problem for item in found)
     if more:
         raise UsageError(f"{problem} and {more[0]} both fit; give more fields")
     (target, *others) = dict.fromkeys(item.record.target for item in found)

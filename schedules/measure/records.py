@@ -280,7 +280,7 @@ def _once(make: Callable[[Any], Made], words: Mapping[str, Any]) -> Made:
 
 
 def _versions(words: Mapping[str, Any]) -> Mapping[str, str]:
-    if not all(map(_is_text, words.values())):
+    if not words or not all(map(_is_text, words.values())):
         raise UsageError(f"not a record: versions={reprlib.repr(words)} is not texts by name")
     return words
 
