@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from schedules.build.toolchain.devices import on_local
+from schedules.cli.output import note
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.bounds import excess
 from schedules.core.errors import UnknownNameError, UsageError
@@ -17,6 +18,7 @@ from schedules.core.operator import Operator, ScheduleSpec
 from schedules.core.presets import operator_named, presets, resolve
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_modules
+from schedules.core.text import printable
 
 if TYPE_CHECKING:
     from schedules.measure.choice import Choice
@@ -186,13 +188,19 @@ def choice(args: argparse.Namespace, work: Job, *, default: bool = False) -> Cho
 
 
 def best(args: argparse.Namespace, problem: Problem, arch: Arch) -> Choice:
-    """The best that was measured, as `add_dispatch` asked for it.  Raises UsageError, JournalError."""
+    """The best that was measured, as `add_dispatch` asked for it; what is not used of the journals is said.
+
+    Raises UsageError, JournalError.
+    """
     from schedules.measure.choice import choose
+    from schedules.measure.journal import told
 
     for folder in args.logs:
         if not os.path.isdir(folder):
             raise UsageError(f"--logs {folder} is not a folder")
-    return choose(problem, arch, args.schedule, folders=args.logs or None, device=args.device)
+    chosen = choose(problem, arch, args.schedule, folders=args.logs or None, device=args.device)
+    note(told(chosen.unused))
+    return chosen
 
 
 def job(args: argparse.Namespace, *, heeds_records: bool = False) -> Job:
@@ -226,4 +234,4 @@ def arch_of(args: argparse.Namespace, operator: Operator) -> Arch:
 def print_choice(work: Job) -> None:
     """With --config best, which config that is and where it comes from."""
     if work.chosen:
-        print(f"{work.spec.name}: {work.config}\n{work.chosen}")
+        print(f"{work.spec.name}: {work.config}\n{printable(str(work.chosen))}")

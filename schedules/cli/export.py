@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import add_json
-from schedules.cli.output import emit_json, table
+from schedules.cli.output import emit_json, note, table
 from schedules.cli.records import WHICH, add_selection, gather, one_problem, pick
 from schedules.core.arch import parse_arch
-from schedules.core.errors import UsageError
+from schedules.core.errors import SchedulesError, UsageError
 from schedules.core.presets import short
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"{args.record} was never measured to be correct; `schedules top` shows what was")
     else:
         known = one_problem(args)
-        from schedules.measure.choice import best_of
-
-        record = best_of([item.record for item in known.everything])
+        record = known.best
         if record is None:
             raise UsageError(f"nothing was correct for {known.problem}; search on: schedules tune")
     path = _export(record, Path(args.out), args.force)
@@ -55,19 +53,29 @@ def _all(args: argparse.Namespace) -> int:
     found = gather(args)
     from schedules.build.present import device_name
     from schedules.core.device import slug
+    from schedules.measure.journal import told
     from schedules.measure.lookup import summaries
 
+    rows = summaries(found)
+    note(told([line for row in rows for line in row.refused]))
     made: list[tuple[Record, Path]] = []
-    for row in summaries(found):
+    failed = 0
+    for row in rows:
         arch = parse_arch(row.target)
         # code for "this CPU" is not for the one of the record
         if row.best and (arch.is_gpu or row.device == device_name(arch)):
             out = Path(args.out) / slug(row.device) / f"{row.operator}-{row.problem.key}"
-            made.append((row.best, _export(row.best, out, force=True)))
-    if not made:
+            try:
+                made.append((row.best, _export(row.best, out, force=True)))
+            except Exception as error:  # whatever it is, it costs this one
+                failed += 1
+                kind = "" if isinstance(error, SchedulesError) else f"internal: {type(error).__name__}: "
+                what = f"{row.operator} {row.problem} for {row.target} on {row.device}"
+                note(f"not exported: {what}: {kind}{' '.join(str(error).split())}")
+    if not (made or failed):
         raise UsageError("nothing in the journals is correct and for a target of this machine")
     _report(made, args.json)
-    return 0
+    return 1 if failed else 0
 
 
 def _export(record: Record, out: Path, force: bool) -> Path:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TRIALS = 256  # of a search that is given no limit
 FOLDER = "tuning_logs"  # `journal.DEFAULT_FOLDER`, whose module takes TVM with it
 LONGEST = 1000  # letters of a config on a command line
+CREW = ("builders", "gpus", "ray", "device", "timeout")  # the options of `add_crew`
 STOPPED = 130  # exit code of a search that a signal ended
 
 

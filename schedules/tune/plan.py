@@ -37,7 +37,8 @@ from schedules.core.bounds import excess
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.presets import operator_named, presets, resolve
 from schedules.core.problem import Problem
-from schedules.tune.session import STRATEGIES, Work
+from schedules.measure.records import STRATEGIES
+from schedules.tune.session import Work
 from schedules.tune.tuner import Limits
 
 if sys.version_info >= (3, 11):

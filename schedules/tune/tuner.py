@@ -20,7 +20,7 @@ from schedules.core.arch import Arch
 from schedules.core.errors import TuningError
 from schedules.core.problem import Problem
 from schedules.core.registry import operator_of
-from schedules.measure.journal import Journal
+from schedules.measure.journal import Journal, told
 from schedules.measure.records import ENVIRONMENT, Record, Search, now
 from schedules.tune import evaluate
 from schedules.tune.crew import Crew, Job
@@ -221,10 +221,10 @@ class Tuner:
         self._watcher.start(self._status)
         if self._new:
             self._watcher.note(f"started over: the schedules {', '.join(self._new)} are new since")
-        for bad in self._journal.bad:
-            self._watcher.note(
-                f"{bad}; " + (f"moved to {bad.file.name}.bad" if bad.torn else "left as it is, not used")
-            )
+        for torn in (True, False):
+            if unused := told([line for line in self._journal.bad if line.torn is torn]):
+                name = f"{self._journal.file.name}.bad"
+                self._watcher.note(f"{unused}; " + (f"moved to {name}" if torn else "left as they are"))
         if not self._limit_reached():
             self._crew.expect(self._problem, (self._seed, *(self._seed + more for more in CONFIRM_SEEDS)))
         why, finished = self._loop()

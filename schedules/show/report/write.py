@@ -20,6 +20,7 @@ from typing import Any
 
 from schedules.core.errors import UsageError
 from schedules.core.files import unwritable
+from schedules.core.text import printable
 from schedules.show.report.make import Report
 from schedules.show.report.page import page_of
 from schedules.show.report.tables import Row, cell, tables
@@ -72,8 +73,8 @@ def _contents(report: Report) -> Iterator[tuple[str, bytes]]:
             yield f"plots/{plot.name}.png", plot.png
     for name, rows in tables(report).items():
         yield f"tables/{name}.json", (json.dumps(rows, indent=1, allow_nan=False) + "\n").encode()
-        yield f"tables/{name}.csv", _csv(rows).encode()
-    yield PAGE, page_of(report).encode()
+        yield f"tables/{name}.csv", printable(_csv(rows), keep="\n\t").encode()
+    yield PAGE, printable(page_of(report), keep="\n\t").encode()
 
 
 def _csv(rows: list[Row]) -> str:
