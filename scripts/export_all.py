@@ -26,8 +26,8 @@ from schedules.build.builder import compiler_of
 from schedules.build.present import device_name
 from schedules.build.toolchain.devices import on_local
 from schedules.bundle.library.collect import Made, Order, collect
-from schedules.bundle.library.package.__main__ import summary
 from schedules.bundle.library.write import Library, build_wheel, write_library
+from schedules.bundle.package.__main__ import summary
 from schedules.cli.output import table
 from schedules.cli.script import run_script
 from schedules.core.arch import parse_arch

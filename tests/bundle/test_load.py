@@ -16,6 +16,7 @@ from schedules.build.builder import build
 from schedules.build.toolchain import cuda, devices
 from schedules.build.toolchain.stub_elf import shared_library
 from schedules.bundle.bundle import Bundle, write_bundle
+from schedules.bundle.package import loader
 from schedules.core.arch import parse_arch
 from schedules.core.threads import THREADS, cores
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, reference
@@ -120,7 +121,7 @@ def test_clean_process_refuses_an_altered_library(folder: Path, bare: Path) -> N
 def test_clean_process_refuses_another_cpu(folder: Path, bare: Path) -> None:
     manifest = json.loads((folder / "kernel.json").read_text())
     manifest["target"]["cpu_features"].append("avx4096")
-    (folder / "kernel.json").write_text(json.dumps(manifest))
+    (folder / "kernel.json").write_text(json.dumps({**manifest, "sha256": loader.digest(manifest)}))
     done = clean_run("load.load()", bare, folder, TVM_LIBRARY_PATH=runtime_libraries())
     assert "this one lacks avx4096" in done.stderr.strip().splitlines()[-1]
 
@@ -163,7 +164,7 @@ class OnGpu:
         return new(ctypes.addressof(self.tensor), b"dltensor", None)
 main = load.load()
 try:
-    main(*[tvm_ffi.from_dlpack(OnGpu(argument["shape"])) for argument in load.KERNEL["arguments"]])
+    main(*[tvm_ffi.from_dlpack(OnGpu(argument["shape"])) for argument in load.manifest()["arguments"]])
 except Exception as error:
     print(error)
 """

@@ -91,3 +91,6 @@ if __name__ == "__main__":
         sys.exit(main())
     except DamagedError as damaged:
         sys.exit(f"error: {damaged}")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
