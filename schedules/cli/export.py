@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedules.cli.arguments import add_json
+from schedules.cli.arguments import add_json, add_sign, key_to_sign
 from schedules.cli.output import emit_json, table
 from schedules.cli.records import WHICH, add_selection, gather, one_problem, pick
 from schedules.core.arch import parse_arch
@@ -14,6 +14,8 @@ from schedules.core.errors import UsageError
 from schedules.core.presets import short
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     from schedules.measure.records import Record
 
 
@@ -25,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--record", metavar="WHICH", help=WHICH)
     parser.add_argument("--all", action="store_true", help="every problem in the journals that this machine can build")
     parser.add_argument("--force", action="store_true", help="replace a bundle of something else")
+    add_sign(parser)
     add_json(parser)
 
 
@@ -33,8 +36,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("give --out DIR, the folder to write")
     if args.all and args.record:
         raise UsageError("--record chooses one record; leave out --all")
+    key = key_to_sign(args)
     if args.all:
-        return _all(args)
+        return _all(args, key)
     if args.record:
         record = pick(args.record, args).record
         if record is None or not record.correct:
@@ -46,12 +50,12 @@ def run(args: argparse.Namespace) -> int:
         record = best_of([item.record for item in known.everything])
         if record is None:
             raise UsageError(f"nothing was correct for {known.problem}; search on: schedules tune")
-    path = _export(record, Path(args.out), args.force)
+    path = _export(record, Path(args.out), args.force, key)
     _report([(record, path)], args.json)
     return 0
 
 
-def _all(args: argparse.Namespace) -> int:
+def _all(args: argparse.Namespace, key: Ed25519PrivateKey | None) -> int:
     found = gather(args)
     from schedules.build.present import device_name
     from schedules.core.device import slug
@@ -63,14 +67,14 @@ def _all(args: argparse.Namespace) -> int:
         # code for "this CPU" is not for the one of the record
         if row.best and (arch.is_gpu or row.device == device_name(arch)):
             out = Path(args.out) / slug(row.device) / f"{row.operator}-{row.problem.key}"
-            made.append((row.best, _export(row.best, out, force=True)))
+            made.append((row.best, _export(row.best, out, True, key)))
     if not made:
         raise UsageError("nothing in the journals is correct and for a target of this machine")
     _report(made, args.json)
     return 0
 
 
-def _export(record: Record, out: Path, force: bool) -> Path:
+def _export(record: Record, out: Path, force: bool, key: Ed25519PrivateKey | None) -> Path:
     from schedules.bundle.bundle import Bundle, check_destination
     from schedules.bundle.export import export_record, holds
     from schedules.core.errors import BundleError
@@ -82,7 +86,7 @@ def _export(record: Record, out: Path, force: bool) -> Path:
         same = False
     if not same:
         check_destination(out, force=force)
-    return export_record(record, arch, out)
+    return export_record(record, arch, out, key)
 
 
 def _report(made: list[tuple[Record, Path]], as_json: bool) -> None:

@@ -80,8 +80,7 @@ class Library:
         Raises BundleError if it is not one, or a file not as it was written; with a `key`, if its owner did not sign
         it, or if there is a file in the package that is not signed.
         """
-        homes = [file.parent for file in (Path(path) / INDEX.name, *sorted(Path(path).glob(f"*/{INDEX.name}")))]
-        home = next((home for home in homes if (home / INDEX.name).is_file()), homes[0])
+        home = cls._home(Path(path)) or Path(path)
         if key is not None:
             require_signed(home / INDEX.name, key)
         try:
@@ -93,6 +92,17 @@ class Library:
         if key is not None and (others := library._others()):
             raise BundleError(f"{home} holds {others[0]}, which is not signed; remove it")
         return library
+
+    @classmethod
+    def is_at(cls, path: str | Path) -> bool:
+        """Whether there is a library in `path`, intact or not."""
+        return cls._home(Path(path)) is not None
+
+    @staticmethod
+    def _home(path: Path) -> Path | None:
+        """The package's folder in or at `path`."""
+        files = (path / INDEX.name, *sorted(path.glob(f"*/{INDEX.name}")))
+        return next((file.parent for file in files if file.exists()), None)
 
     @property
     def bundles(self) -> list[Path]:
