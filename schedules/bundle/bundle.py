@@ -117,7 +117,9 @@ class Bundle:
         except BundleError:
             raise
         except SchedulesError as error:
-            raise BundleError(f"{file} has what this version does not know ({error}); build it again") from None
+            raise BundleError(
+                f"{file} has what this version does not know ({str(error)[:200]}); build it again"
+            ) from None
         if missing := [name for name in TEXTS if name not in self.manifest["files"]]:
             raise BundleError(f"{file} has no checksum of {missing[0]}; build it again")
 

@@ -162,6 +162,10 @@ def manifest(folder: Path = HERE) -> dict[str, Any]:
     for name in (about["library"], "load.py"):
         if name not in about["files"]:
             raise DamagedError(f"{file} has no checksum of {name}; {AGAIN}")
+    launch = about["launch"]
+    sizes = launch and [*launch["block"], *(extent for extent in launch["grid"] if type(extent) is int)]
+    if launch and (not len(launch["grid"]) == len(launch["block"]) == 3 or min(sizes) < 1):
+        raise DamagedError(f"{file} is malformed at 'launch'; {AGAIN}")
     for argument in about["arguments"]:
         axis, extents = argument["runtime_axis"], argument["shape"]
         if not 0 <= (axis or 0) < len(extents) or min(extents) < 1:
