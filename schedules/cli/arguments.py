@@ -21,6 +21,8 @@ from schedules.core.registry import operator_modules
 from schedules.core.text import printable
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     from schedules.measure.choice import Choice
 
 BEST = "best"  # as --config: the best that was measured
@@ -102,6 +104,18 @@ def add_dispatch(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="look for records here; may be repeated (default: SCHEDULES_LOGS, else tuning_logs)",
     )
+
+
+def add_sign(parser: argparse.ArgumentParser) -> None:
+    """``--sign``."""
+    parser.add_argument("--sign", metavar="KEY", help="sign with this private Ed25519 key, a PEM file (docs/trust.md)")
+
+
+def key_to_sign(args: argparse.Namespace) -> Ed25519PrivateKey | None:
+    """The key of --sign, asked for before anything is built.  Raises UsageError, ToolchainError."""
+    from schedules.bundle.signature import signing_key
+
+    return signing_key(args.sign) if args.sign else None
 
 
 def seeds(text: str) -> tuple[int, ...]:
