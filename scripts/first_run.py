@@ -7,6 +7,11 @@ cross-build the tutorial's convolution for CUDA and ROCm.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from schedules.core.interrupts import heed
+
+    heed()  # while the imports below take their seconds, too
+
 import argparse
 import subprocess
 import sys
