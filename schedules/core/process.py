@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -22,6 +22,7 @@ from typing import IO, Any, ClassVar
 SCRATCH = "SCHEDULES_SCRATCH"  # in a worker's environment, the folder that the workers of a crew share
 WORKER = "SCHEDULES_WORKER"  # in a worker's environment from its first instruction: see import_tvm_alone
 BACKGROUND = 10  # what is added to the niceness of processes that build while others measure
+PARTING = 3.0  # seconds for a child to end by itself
 _PR_SET_PDEATHSIG = 1
 # Its own child does the work: a system that ends a process may end the children of it too (Ray does), not theirs
 _JANITOR = """
@@ -59,6 +60,25 @@ def shielded_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def child(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that is over when the body is: asked to end if it is not, and killed if it does not."""
+    with shielded_children():
+        process = subprocess.Popen(command, text=True, **options)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(PARTING)
+            process.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream:
+                stream.close()
 
 
 def start_worker(parent: int, folder: str, memory: int | None, background: bool = False, silent: bool = True) -> None:
