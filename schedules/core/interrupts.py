@@ -26,8 +26,8 @@ ASKING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130  # exit code
 LINE = "schedules: error: interrupted"
 AGAIN = 0.25  # seconds after which a KeyboardInterrupt that was lost is raised again
-GRACE = 4.0  # seconds for what is to be finished first: see Deferred
-PATIENCE = 7.0  # seconds from the signal until the process is ended, wherever it is
+GRACE = 3.5  # seconds for what is to be finished first: see Deferred
+PATIENCE = 6.0  # seconds from the signal until the process is ended, wherever it is
 CLOSING = 1.5  # seconds for its exit functions then, which remove temporary folders
 _NOW = 0  # in the pipe of the signals' numbers: end without waiting
 
