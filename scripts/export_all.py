@@ -12,6 +12,11 @@ failed.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from schedules.core.interrupts import heed
+
+    heed()  # while the imports below take their seconds, too
+
 import argparse
 import fnmatch
 import json

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,14 +69,13 @@ def _parents(out: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _beside(out: Path) -> Iterator[Path]:
     """A temporary folder on the file system of `out`, removed at the end if it is still there."""
-    temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    try:
+    # removed by an exit function, too, should the process end where no `finally` runs
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", ignore_cleanup_errors=True) as made:
+        temporary = Path(made)
         umask = os.umask(0)
         os.umask(umask)
-        temporary.chmod(0o777 & ~umask)  # mkdtemp's folders are for the owner's eyes only
+        temporary.chmod(0o777 & ~umask)  # which is made for the owner's eyes only
         yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _place(temporary: Path, out: Path) -> None:

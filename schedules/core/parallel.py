@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from schedules.core.errors import SchedulesError, ToolchainError
-from schedules.core.process import SpawnContext
+from schedules.core.process import ScratchFolder, SpawnContext, start_worker
 
 try:
     import pebble
@@ -22,18 +23,22 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "TVM_NUM_THREADS": "1"}
 
 @contextlib.contextmanager
 def processes(count: int) -> Iterator[Any]:
-    """A `pebble.ProcessPool` of `count` processes, each started from nothing; stopped at once if the body fails.
+    """A `pebble.ProcessPool` of `count` processes, each started from nothing; stopped at once if the body fails, and
+    gone with this process, their temporary files too.
 
     Raises ToolchainError if pebble is not installed.
     """
     if pebble is None:
         raise ToolchainError(f"pebble, which runs the worker processes, is not installed; {INSTALL}")
-    with pebble.ProcessPool(count, context=SpawnContext(_ONE_THREAD)) as pool:
-        try:
-            yield pool
-        except BaseException:
-            pool.stop()
-            raise
+    with contextlib.closing(ScratchFolder()) as scratch:
+        tied = (os.getpid(), scratch.path, None, False, False)
+        context = SpawnContext(_ONE_THREAD)
+        with pebble.ProcessPool(count, initializer=start_worker, initargs=tied, context=context) as pool:
+            try:
+                yield pool
+            except BaseException:
+                pool.stop()
+                raise
 
 
 def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:

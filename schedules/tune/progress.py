@@ -70,7 +70,7 @@ class PlainView:
 
     def urgent(self, text: str) -> None:
         # not through the stream: the handler may have interrupted a write to it
-        os.write(2, f"\n{text}\n".encode())
+        os.write(2, f"{_after_echo()}{text}\n".encode())
 
     def start(self, status: Status) -> None:
         self.status = status
@@ -118,6 +118,11 @@ class PlainView:
         print(f"{datetime.now():%H:%M:%S}  {printable(text)}", file=self._stream, flush=True)
 
 
+def _after_echo() -> str:
+    """A terminal has written ^C by itself."""
+    return "\n" if os.isatty(2) else ""
+
+
 class LiveView:
     """A view that is redrawn in place; what happens once scrolls by above it."""
 
@@ -134,7 +139,8 @@ class LiveView:
 
     def urgent(self, text: str) -> None:
         # at once, since there may be no redraw for a while; and with a cursor, since the process may end
-        os.write(2, f"\x1b[?25h\n{text}\n".encode())
+        cursor = "\x1b[?25h" if os.isatty(2) else ""
+        os.write(2, f"{cursor}{_after_echo()}{text}\n".encode())
 
     def start(self, status: Status) -> None:
         self.status = status

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
 from schedules.build.toolchain.devices import on_named
 from schedules.core.arch import Arch
 from schedules.core.device import slug
 from schedules.core.errors import ConfigError, UsageError
+from schedules.core.interrupts import Deferred
 from schedules.core.problem import Problem
 from schedules.core.registry import operator_of
 from schedules.measure.choice import best_of, default_choice, nearest
@@ -26,7 +25,6 @@ from schedules.tune.template import TemplateSearch
 from schedules.tune.tuner import Limits, Result, Silent, Tuner, Watcher, environment_of
 
 NEIGHBOURS = 3  # other problems whose best is tried first
-ABORTED = 130  # exit code after a second signal
 
 
 @dataclass(frozen=True)
@@ -157,22 +155,11 @@ def first_candidates(work: Work, incumbent: Record | None, known: Sequence[Recor
     return [c for c in dict.fromkeys(found) if c.schedule in names and c.config.check(problem, arch) is None]
 
 
-@contextlib.contextmanager
-def stopping_signals(note: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM ask to stop; a second one ends the process, and with it its workers, at once."""
-    asked = 0
+def stopping_signals(note: Callable[[str], None]) -> Deferred:
+    """In the body Ctrl-C, SIGTERM and SIGHUP ask to stop, which is told to `note`; the function that the ``with`` gives
+    says so.  A second one ends the process, and with it its workers, at once."""
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked += 1
-        if asked > 1:
-            note("aborted; every trial that was written down is kept")
-            os._exit(ABORTED)
+    def tell(number: int) -> None:
         note(f"{signal.Signals(number).name}: finishing what is being measured; once more to abort")
 
-    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked > 0
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+    return Deferred(tell)
