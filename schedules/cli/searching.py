@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import positive
 from schedules.cli.output import emit_json, fields
-from schedules.core.errors import UsageError
+from schedules.core.errors import MachineError, UsageError
 from schedules.core.problem import Config, Problem
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def search(work: Work, options: CrewOptions, args: argparse.Namespace, again: Se
     from schedules.tune.progress import PlainView
     from schedules.tune.session import stopping_signals, tune, tune_each
 
-    fresh = getattr(args, "fresh", False)
+    fresh, command = getattr(args, "fresh", False), shlex.join(["schedules", *again])
     with view(args.json) as watcher, stopping_signals(watcher.urgent) as stop:
         crews = options.open_all(work.arch, watcher.note)
         try:
@@ -113,10 +113,12 @@ def search(work: Work, options: CrewOptions, args: argparse.Namespace, again: Se
                 results = tune_each(
                     work, crews, folder=args.log, fresh=fresh, watch=lambda crew: PlainView(stream), stop=stop
                 )
+        except MachineError as error:
+            raise MachineError(f"{error} ({command})") from error
         finally:
             for crew in crews:
                 crew.close()
-    return max(report(result, args.json, shlex.join(["schedules", *again])) for result in results)
+    return max(report(result, args.json, command) for result in results)
 
 
 def report(result: Result, as_json: bool, again: str) -> int:
