@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import positive
 from schedules.cli.output import emit_json, fields
-from schedules.core.errors import UsageError
+from schedules.core.errors import MachineError, UsageError
 from schedules.core.problem import Config, Problem
 
 if TYPE_CHECKING:
@@ -141,6 +141,8 @@ def _said(go_on: str, as_json: bool) -> Iterator[None]:
         if not as_json:
             print(STOPPED_LINE.format(go_on))
         raise
+    except MachineError as error:
+        raise MachineError(f"{error} ({go_on})") from error
 
 
 def report(result: Result, as_json: bool, again: str) -> int:

@@ -51,14 +51,11 @@ class Made:
 
 
 def collect(orders: Sequence[Order], workers: int) -> Iterator[Made]:
-    """Build every order by `workers` processes, in order; a build that fails costs no other.
-
-    Raises ToolchainError if pebble is not installed.
-    """
+    """Build every order by `workers` processes, in order; a build that fails costs no other."""
     with processes(workers) as pool:
         tasks = [(order, pool.schedule(attempt, args=[make, order], timeout=SECONDS)) for order in orders]
         for order, task in tasks:
-            made, why = outcome(task, SECONDS)
+            made, why = outcome(task)
             yield made or Made(order.preset, why=why)
 
 
