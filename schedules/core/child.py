@@ -34,7 +34,7 @@ STALL = 1.0  # seconds between two looks count as this at most: this process was
 STOPPED = 10.0  # seconds that a process may be stopped by a signal until it is given up
 STARVED = 9  # times its limit that a call may wait for a core besides
 _PR_SET_PDEATHSIG = 1
-_COMMAND = "import sys; sys.path[:] = {path!r}; from schedules.core.child import serve; serve({descriptor})"
+_COMMAND = "import sys; sys.path[:] = {path!r}; from schedules.core.child import spawn_main; spawn_main({descriptor})"
 
 
 class Ended(Exception):
@@ -100,7 +100,7 @@ class Child:
             raise MachineError(f"no process can be started: {error.strerror or error}; end some others") from error
         preparation = spawn.get_preparation_data("worker")
         del preparation["authkey"]  # which is not to be written anywhere, nor needed
-        self._first = [pickle.dumps(each, protocol=5) for each in (preparation, (os.getpid(), initializer, arguments))]
+        self._first = [pickle.dumps(each, protocol=5) for each in ((preparation, os.getpid()), (initializer, arguments))]
 
     @property
     def pid(self) -> int:
@@ -198,7 +198,7 @@ class Child:
         return Ended(self._popen.returncode if self._popen.returncode is not None else -signal.SIGKILL, words)
 
 
-def serve(descriptor: int) -> None:
+def spawn_main(descriptor: int) -> None:
     """The life of a child: its program's main module, the initializer, then calls, until nobody asks any more."""
     # Ctrl-C goes to every process of the terminal; what becomes of this one is its parent's to say
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -206,31 +206,30 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
-    with contextlib.suppress(EOFError, OSError):
-        preparation = pickle.loads(connection.recv_bytes())
-        parent, *initial = _prepared(preparation, connection)
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)  # it died before the signal was asked for
-        initializer, arguments = initial
-        if initializer:
-            initializer(*arguments)
-        while True:
-            connection.send_bytes(_answer(connection.recv_bytes()))
-    os._exit(0)
-
-
-def _prepared(preparation: dict[str, Any], connection: Connection) -> tuple[Any, ...]:
-    """Import the main module, which what comes next may name."""
+    preparation, parent = pickle.loads(_received(connection))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before the signal was asked for
     current: Any = process.current_process()
     current._inheriting = True  # a main module that starts processes as it is imported is told so
+    spawn.prepare(preparation)  # imports the main module, which what comes next may name
+    del current._inheriting
+    initializer, arguments = pickle.loads(_received(connection))
+    if initializer:
+        initializer(*arguments)
+    while True:
+        answer = _answer(_received(connection))
+        with contextlib.suppress(OSError):
+            connection.send_bytes(answer)
+
+
+def _received(connection: Connection) -> bytes:
+    """The next message; without one, nobody asks any more."""
     try:
-        spawn.prepare(preparation)
-        found: tuple[Any, ...] = pickle.loads(connection.recv_bytes())
-        return found
-    finally:
-        del current._inheriting
+        return connection.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(0)
 
 
 def _answer(message: bytes) -> bytes:

@@ -17,7 +17,7 @@ MEMORY = 32 * 2**20  # bytes that a process must be able to use
 SHORT = 0.02  # of the memory: with less available, a system begins to end processes
 _NUMBERS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN),
-    *(errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ENOENT, errno.ENOTDIR),
+    *(errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ENOENT, errno.ENOTDIR, errno.EFBIG),
 )
 # the linker writes by a mapping, and is ended by SIGBUS where the file finds no room
 _WORDS = (*(os.strerror(number) for number in _NUMBERS), "Bus error", "SIGBUS", "out of disk space", "MemoryError")

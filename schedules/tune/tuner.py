@@ -150,7 +150,7 @@ class _Outage:
 
     error: SchedulesError
     since: float = field(default_factory=time.monotonic)
-    pause: float = FIRST_PAUSE  # before the next try
+    pause: float = field(default_factory=lambda: FIRST_PAUSE)  # before the next try
 
 
 class _StopAsked(Exception):
