@@ -20,6 +20,7 @@ from pathlib import Path
 
 from schedules.core.device import slug
 from schedules.core.errors import JournalError, UsageError
+from schedules.core.text import printable
 from schedules.measure.records import Record
 
 DEFAULT_FOLDER = Path("tuning_logs")
@@ -93,8 +94,7 @@ def read_numbered(file: str | Path) -> tuple[list[tuple[int, Record]], list[BadL
         try:
             records.append((number, _record(line)))
         except UsageError as error:
-            reason = str(error) if len(str(error)) <= 2 * REASON else f"{str(error)[:REASON]}..."
-            bad.append(BadLine(file, number, reason, line, torn=False))
+            bad.append(BadLine(file, number, printable(str(error)[:REASON]), line, torn=False))
         except ValueError as error:
             torn = "cut off in writing" if number == len(lines) else f"not JSON ({error})"
             bad.append(BadLine(file, number, torn, line, torn=True))

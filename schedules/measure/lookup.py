@@ -131,7 +131,7 @@ class Summary:
     device: str
     trials: int
     outcomes: Counter[str]
-    best: Record | None
+    best: Record | None  # an illegal one only where none is legal
     refused: tuple[BadLine, ...]  # those that would be the best, were they legal
     default: Record | None
     last: str
@@ -159,6 +159,9 @@ def _summary(group: Sequence[Located], running: dict[Path, bool]) -> Summary:
     records = [item.record for item in kept]
     last, trials = records[-1], [record for record in records if record.stage == "trial"]
     best, refused = legal_best(kept)
+    if refused and best is None:  # what was measured is told, though nothing can be built of it any more
+        first = (refused[0].file, refused[0].number)
+        best = next(item.record for item in kept if (item.file, item.line) == first)
     return Summary(
         problem=last.problem,
         operator=last.operator,
