@@ -96,6 +96,8 @@ def read_index(file: Path) -> dict[str, Any]:
         )
         if not fits:
             raise DamagedError(f"{file} is malformed at 'kernels.{name}'; {AGAIN}")
+    if found["operators"].keys() != {entry["operator"] for entry in found["kernels"].values()}:
+        raise DamagedError(f"{file} is malformed at 'operators'; {AGAIN}")
     return found
 
 
@@ -126,7 +128,9 @@ def find(name: str, /, **fields: Any) -> str:
             raise NoKernelError(_unknown(f"field of {operator}", word, known))
     ours = {each: entry for each, entry in kernels.items() if entry["operator"] == operator}
     exact = [each for each, entry in ours.items() if not _differing(wanted, entry["problem"])]
-    sizes = {word for word, value in wanted.items() if isinstance(value, Integral) and int(value) > 0}
+    sizes = {
+        word for word, value in wanted.items() if isinstance(value, Integral) and value is not True and int(value) > 0
+    }
     serving = [
         each
         for each, entry in ours.items()
