@@ -102,7 +102,7 @@ def sweep(spec: ScheduleSpec, drawn: Iterable[Case], arch: Arch, pool: Any, tall
     are not right are printed."""
     tasks = [(case, pool.schedule(attempt, args=[checked, case, arch, spec.name], timeout=SECONDS)) for case in drawn]
     for case, task in tasks:
-        result, why = outcome(task, SECONDS)
+        result, why = outcome(task)
         error, wrong = result or (0.0, why)
         again = command(case, arch, spec)
         if wrong:

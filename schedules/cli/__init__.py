@@ -12,6 +12,7 @@ from types import ModuleType
 from schedules.cli.arguments import Parser, parse
 from schedules.core import interrupts
 from schedules.core.errors import SchedulesError, UnknownNameError, UsageError
+from schedules.core.text import printable
 from schedules.core.versions import version_of
 
 
@@ -116,5 +117,5 @@ def command_parser(name: str) -> tuple[ModuleType, Parser]:
 def _fail(message: str, code: int) -> int:
     if interrupts.asked():  # what fails after a signal may well fail by it
         return interrupts.answer(interrupts.LINE)
-    print(f"schedules: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"schedules: error: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code

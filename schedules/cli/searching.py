@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import positive
 from schedules.cli.output import emit_json, fields
-from schedules.core.errors import UsageError
+from schedules.core.errors import MachineError, UsageError
 from schedules.core.problem import Config, Problem
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TRIALS = 256  # of a search that is given no limit
 FOLDER = "tuning_logs"  # `journal.DEFAULT_FOLDER`, whose module takes TVM with it
 LONGEST = 1000  # letters of a config on a command line
+CREW = ("builders", "gpus", "ray", "device", "timeout")  # the options of `add_crew`
 STOPPED = 130  # exit code of a search that a signal ended
 STOPPED_LINE = "stopped; nothing is lost.  Go on with: {}"
 
@@ -140,6 +141,8 @@ def _said(go_on: str, as_json: bool) -> Iterator[None]:
         if not as_json:
             print(STOPPED_LINE.format(go_on))
         raise
+    except MachineError as error:
+        raise MachineError(f"{error} ({go_on})") from error
 
 
 def report(result: Result, as_json: bool, again: str) -> int:

@@ -1,4 +1,4 @@
-"""Folders that come into being whole or not at all."""
+"""Folders that come into being whole or not at all, and names that stay inside of one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,27 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from schedules.core.errors import BundleError
+from schedules.core.errors import BundleError, UsageError
+
+LONGEST = 255  # bytes of a file's name, on Linux's file systems
+
+
+def inside(folder: str | Path, name: object) -> Path:
+    """The path that `name`, which someone else wrote, has in `folder`.
+
+    Raises UsageError for what is no name of a file, or leads outside: an absolute path, `..`, a symbolic link.
+    """
+    if not isinstance(name, str) or not name.isprintable():  # NUL, surrogates and line breaks are not printable
+        raise UsageError(f"{str(name)[:80]!r} is not a file's name; use letters, digits, - and _")
+    parts = Path(name).parts
+    if not parts or parts[0] == "/" or ".." in parts:
+        raise UsageError(f"{name[:80]!r} leads outside {folder}; use a name without / and ..")
+    if max(len(os.fsencode(part)) for part in parts) > LONGEST:
+        raise UsageError(f"{name[:20]}... has {len(name)} letters; use a name of at most {LONGEST}")
+    path = Path(folder) / name
+    if not path.resolve().is_relative_to(Path(folder).resolve()):
+        raise UsageError(f"{path} is a link that leads outside {folder}; remove it")
+    return path
 
 
 @contextlib.contextmanager

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
-import multiprocessing.context
 import os
 import resource
 import shutil
@@ -13,17 +10,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing import resource_tracker
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
+
+from schedules.core.errors import MachineError
 
 SCRATCH = "SCHEDULES_SCRATCH"  # in a worker's environment, the folder that the workers of a crew share
-WORKER = "SCHEDULES_WORKER"  # in a worker's environment from its first instruction: see import_tvm_alone
 BACKGROUND = 10  # what is added to the niceness of processes that build while others measure
 PARTING = 3.0  # seconds for a child to end by itself
-_PR_SET_PDEATHSIG = 1
 # Its own child does the work: a system that ends a process may end the children of it too (Ray does), not theirs
 _JANITOR = """
 import os, shutil, sys, time
@@ -81,22 +76,17 @@ def child(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[s
                 stream.close()
 
 
-def start_worker(parent: int, folder: str, memory: int | None, background: bool = False, silent: bool = True) -> None:
-    """Tie this process to `parent`, send its temporary files to `folder`, and let it go first if memory is short.
+def start_worker(folder: str, memory: int | None, background: bool = False, silent: bool = True) -> None:
+    """Send this process's temporary files to `folder`, and let it go first if memory is short.
 
     `memory` limits its data in bytes; with CUDA none is set, since the driver maps far more than it uses.  A process in
     the `background` leaves the cores to the others.
     """
     if background:
         os.nice(BACKGROUND)
-    # a handler written in Python never runs while native code spins
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
-    if os.getppid() != parent:
-        os._exit(1)  # it died before the signal was asked for
     if memory:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -108,59 +98,30 @@ def start_worker(parent: int, folder: str, memory: int | None, background: bool 
     os.environ["TMPDIR"] = os.environ[SCRATCH] = tempfile.tempdir = folder
 
 
-class _Process(multiprocessing.context.SpawnProcess):
-    """A process that has `environment` from its first instruction.
-
-    The CUDA driver reads CUDA_VISIBLE_DEVICES once, and importing TVM is enough to make it, which a child that imports
-    the program's main module does before any initializer runs.
-    """
-
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-
-    def __init__(self, *arguments: Any, environment: Mapping[str, str], **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.environment = dict(environment)
-
-    def start(self) -> None:
-        with self._lock:
-            before = {name: os.environ.get(name) for name in self.environment}
-            os.environ.update(self.environment)
-            try:
-                with shielded_children():
-                    super().start()
-            finally:
-                for name, value in before.items():
-                    if value is None:
-                        del os.environ[name]
-                    else:
-                        os.environ[name] = value
-
-
-class SpawnContext(multiprocessing.context.SpawnContext):
-    """How worker processes start: from nothing, with `environment` besides what this process has, without PyTorch."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        super().__init__()
-        with shielded_children():  # it speaks of leaks if it is ended before this process
-            resource_tracker.ensure_running()
-        environment = {WORKER: "1", **environment}
-        self.Process = functools.partial(_Process, environment=environment)  # type: ignore[assignment, misc]
-
-
 class ScratchFolder:
     """A folder for temporary files that is gone when this process is, however it ends.
 
     A process that does nothing else waits for its standard input to close, which the kernel does for the dead.
+    Raises MachineError if it cannot be made.
     """
 
     def __init__(self) -> None:
-        self.path = tempfile.mkdtemp(prefix="schedules-tune-")
-        janitor = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _JANITOR, self.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # a signal to the terminal's processes must not reach it
-        )
+        try:
+            self.path = tempfile.mkdtemp(prefix="schedules-tune-")
+        except OSError as error:
+            raise MachineError(
+                f"no temporary folder can be made: {error.strerror or error}; free some space, or set TMPDIR"
+            ) from error
+        try:
+            janitor = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _JANITOR, self.path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # a signal to the terminal's processes must not reach it
+            )
+        except OSError as error:
+            os.rmdir(self.path)
+            raise MachineError(f"no process can be started: {error.strerror or error}; end some others") from error
         self._lifeline: IO[bytes] | None = janitor.stdin
         janitor.wait()
 

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from schedules.core.problem import Problem
 from schedules.core.registry import operator_of
+from schedules.core.text import printable
 from schedules.measure.records import Record
 from schedules.tune.tuner import Result, Status, Watcher
 
@@ -114,7 +115,7 @@ class PlainView:
         return ", ".join(part for part in parts if part)
 
     def _say(self, text: str) -> None:
-        print(f"{datetime.now():%H:%M:%S}  {text}", file=self._stream, flush=True)
+        print(f"{datetime.now():%H:%M:%S}  {printable(text)}", file=self._stream, flush=True)
 
 
 def _after_echo() -> str:
@@ -175,7 +176,7 @@ class LiveView:
             live.stop()
 
     def _print(self, text: Text) -> None:
-        self._console.print(text, soft_wrap=True)
+        self._console.print(Text(printable(text.plain), text.style), soft_wrap=True)
 
     def _draw(self, status: Status, force: bool = False) -> None:
         if self._live and (force or time.monotonic() - self._drawn >= 1 / FRAMES):

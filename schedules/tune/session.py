@@ -18,13 +18,12 @@ from schedules.core.problem import Problem
 from schedules.core.registry import operator_of
 from schedules.measure.choice import best_of, default_choice, nearest
 from schedules.measure.journal import DEFAULT_FOLDER, Journal, journal_file
-from schedules.measure.records import Record
+from schedules.measure.records import STRATEGIES, Record
 from schedules.tune.crew import Crew
 from schedules.tune.strategy import Candidate, Strategy
 from schedules.tune.template import TemplateSearch
-from schedules.tune.tuner import Limits, Result, Tuner, Watcher, environment_of
+from schedules.tune.tuner import Limits, Result, Silent, Tuner, Watcher, environment_of
 
-STRATEGIES = ("template", "random", "auto")
 NEIGHBOURS = 3  # other problems whose best is tried first
 
 
@@ -65,7 +64,8 @@ def tune(
     work = replace(work, arch=on_named(work.arch, crew.device, (crew.device,)))  # what defaults and spaces are for
     file = Path(journal) if journal else journal_file(folder, crew.device, operator_of(work.problem).name)
     strategy = strategy_for(work)
-    with Journal(file, wait=0.1) as opened:  # a command that looks whether it is locked is done by then
+    told = watcher or Silent()
+    with Journal(file, wait=0.1, note=told.note) as opened:  # a command that looks whether it is locked is done by then
         known = [record for record in opened.records if record.environment == environment_of(crew, work.arch)]
         incumbent = best_of((record for record in known if record.problem == work.problem), work.schedules)
         tuner = Tuner(

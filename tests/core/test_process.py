@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from schedules.core.process import WORKER, SpawnContext, child
+from schedules.core.child import WORKER
+from schedules.core.process import child
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -29,11 +30,6 @@ def test_workers_import_tvm_without_pytorch(tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stderr
     assert Path(found.stdout.strip()).parent == package
-
-
-def test_workers_know_that_they_are() -> None:
-    process = SpawnContext({"OTHER": "x"}).Process()
-    assert process.environment == {WORKER: "1", "OTHER": "x"}  # type: ignore[attr-defined]
 
 
 def started(code: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:

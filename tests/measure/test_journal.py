@@ -47,31 +47,33 @@ def test_what_is_appended_is_read(trial: Record, tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [1, 2, 30])
 def test_a_torn_tail_is_set_aside_and_named(trial: Record, tmp_path: Path, cut: int) -> None:
     file = tmp_path / "a.jsonl"
+    trials = [replace(trial, more={"elapsed": float(number)}) for number in range(3)]
     with Journal(file) as journal:
-        journal.append(trial)
-        journal.append(trial)
+        journal.append(trials[0])
+        journal.append(trials[1])
     whole = file.read_bytes()
     file.write_bytes(whole[:-cut])
     with Journal(file) as journal:
         if cut == 1:  # only the newline is missing: nothing is lost
-            assert not journal.bad and journal.records == [trial, trial]
+            assert not journal.bad and journal.records == trials[:2]
         else:
-            assert journal.records == [trial]
+            assert journal.records == trials[:1]
             assert str(journal.bad[0]) == f"{file} line 2: cut off in writing"
             assert (tmp_path / "a.jsonl.bad").read_bytes() == whole.splitlines()[1][: 1 - cut] + b"\n"
-        journal.append(trial)
-    assert read_journal(file) == ([trial, trial, trial][: 3 if cut == 1 else 2], [])
+        journal.append(trials[2])
+    assert read_journal(file) == (trials if cut == 1 else [trials[0], trials[2]], [])
 
 
 def test_bad_lines_in_the_middle(trial: Record, tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     line = json.dumps(trial.to_json())
+    later = replace(trial, runs=6)
     future = json.dumps({**trial.to_json(), "schema": 99})
-    file.write_text(f"{line}\n{line[:20]}\n\n{future}\n\0\0\0\n[1]\n{line}\n")
+    file.write_text(f"{line}\n{line[:20]}\n\n{future}\n\0\0\0\n[1]\n{json.dumps(later.to_json())}\n")
     with Journal(file) as journal:
-        assert journal.records == [trial, trial]
+        assert journal.records == [trial, later]
         assert [bad.number for bad in journal.bad] == [2, 4, 5, 6]
-        journal.append(trial)
+        journal.append(replace(trial, runs=7))
         with pytest.raises(JournalError):
             Journal(file)  # the lock moved to the file that took the place
     # what this version does not understand stays for the one that does
@@ -124,8 +126,9 @@ def test_a_write_that_fails_is_taken_back(trial: Record, tmp_path: Path) -> None
             resource.setrlimit(resource.RLIMIT_FSIZE, old)
             signal.signal(signal.SIGXFSZ, handler)
         assert file.stat().st_size == size
-        journal.append(trial)
-    assert read_journal(file) == ([trial, trial], [])
+        later = replace(trial, runs=6)
+        journal.append(later)
+    assert read_journal(file) == ([trial, later], [])
 
 
 def test_a_folder_that_cannot_be_written(trial: Record, tmp_path: Path) -> None:
