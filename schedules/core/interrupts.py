@@ -149,7 +149,9 @@ class Heeding:
     def end(self) -> NoReturn:
         """End this process at once, and its children: one that is about to start would complain of what is gone."""
         for child in _children():
-            _attempt(os.kill, child, signal.SIGTERM)  # which the tracker of semaphores ignores: it cleans up after us
+            # what a worker runs is of its group; the tracker of semaphores ignores this signal, and cleans up after us
+            _attempt(os.killpg, child, signal.SIGTERM)
+            _attempt(os.kill, child, signal.SIGTERM)
         os._exit(self.answer())
 
 
