@@ -144,6 +144,14 @@ class Heeding:
 
         _thread.start_new_thread(close, ())
         done.acquire(timeout=CLOSING)
+        self.end()
+
+    def end(self) -> NoReturn:
+        """End this process at once, and its children: one that is about to start would complain of what is gone."""
+        for child in _children():
+            # what a worker runs is of its group; the tracker of semaphores ignores this signal, and cleans up after us
+            _attempt(os.killpg, child, signal.SIGTERM)
+            _attempt(os.kill, child, signal.SIGTERM)
         os._exit(self.answer())
 
 
@@ -221,7 +229,7 @@ def _last() -> None:
     for stream in (sys.stdout, sys.stderr):
         _attempt(stream.flush)
     if _current and _current.asked:
-        os._exit(_current.answer())
+        _current.end()
     if _current and _current.code is not None:
         os._exit(_current.code)
 
@@ -240,9 +248,21 @@ def _unwinding() -> bool:
     return error is not None
 
 
-def _attempt(write: Callable[..., object], *arguments: object) -> None:
-    """Call what writes to the terminal, which may be gone."""
+def _children() -> list[int]:
+    """The processes that this one started and that are there yet, as Linux tells."""
+    found = []
+    for thread in os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else []:
+        try:
+            with open(f"/proc/self/task/{thread}/children") as file:
+                found += [int(number) for number in file.read().split()]
+        except OSError:  # the thread ended
+            continue
+    return found
+
+
+def _attempt(tell: Callable[..., object], *arguments: object) -> None:
+    """Call what tells somebody who may be gone."""
     try:
-        write(*arguments)
+        tell(*arguments)
     except (OSError, ValueError):
         return

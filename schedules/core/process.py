@@ -122,6 +122,9 @@ class ScratchFolder:
         except OSError as error:
             os.rmdir(self.path)
             raise MachineError(f"no process can be started: {error.strerror or error}; end some others") from error
+        except BaseException:  # interrupted
+            os.rmdir(self.path)
+            raise
         self._lifeline: IO[bytes] | None = janitor.stdin
         janitor.wait()
 

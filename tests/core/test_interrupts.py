@@ -193,6 +193,10 @@ SPINS = (
 DEAF = "    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))\n" + SPINS
 EXITS = "    atexit.register(lambda: (print('leaving', flush=True), time.sleep(1)))"
 HANGS = "    threading.Thread(target=time.sleep, args=[60]).start()\n" + SLEEPS
+# which holds standard error open for as long as it is there
+PARENT = """    import subprocess
+    subprocess.Popen(["sleep", "60"], stderr=sys.stderr)
+"""
 TWICE = """    import multiprocessing, os
     kept = multiprocessing.get_context("spawn").Lock()
     with interrupts.Deferred(lambda number: os.write(2, b"finishing; once more to abort\\n")):
@@ -213,9 +217,10 @@ def program(main: str, early: str = "") -> str:
         (program(DEAF, "interrupts.PATIENCE = 0.5"), "ready", 1, "stopped; go on"),
         (program(HANGS, "interrupts.PATIENCE = 0.5"), "ready", 1, "stopped; go on"),
         (program(EXITS), "leaving", 1, "stopped; go on"),
+        (program(PARENT + SLEEPS), "ready", 1, "stopped; go on"),
         (program(TWICE), "ready", 2, "finishing; once more to abort"),
     ],
-    ids=["importing", "working", "impatient", "native", "threads", "leaving", "aborted"],
+    ids=["importing", "working", "impatient", "native", "threads", "leaving", "parent", "aborted"],
 )
 def test_processes_end_with_one_line(code: str, word: str, signals: int, line: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
