@@ -160,10 +160,11 @@ def _best_and_refused(
 ) -> tuple[Record | None, list[tuple[Record, str]]]:
     latest: dict[tuple[str, str], Record] = {}
     winners: list[Record] = []
-    for record in records:
+    places: dict[int, int] = {}
+    for place, record in enumerate(records):
         if not record.correct or not may_use(record, asked):
             continue
-        latest[record.key] = record
+        latest[record.key], places[id(record)] = record, place
         if record.more.get("winner"):
             winners.append(record)
     ranked = deque(sorted(latest.items(), key=lambda item: item[1].us))
@@ -176,7 +177,11 @@ def _best_and_refused(
         while winners and winners[-1].key in refused:
             winners.pop()
         winner = winners[-1] if winners else None
-        if winner and (best.date <= winner.date or best.us >= winner.us):
+        if winner and best.search == winner.search:  # one file, whose order no step of the clock changes
+            later = best.stage != "final" and places[id(best)] > places[id(winner)]
+        else:
+            later = winner is None or best.date > winner.date
+        if winner and not (later and best.us < winner.us):
             best = winner
         reason = best.config.check(best.problem, parse_arch(best.target))
         if reason is None:
