@@ -261,8 +261,13 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close, after a last look whether all that was appended is there.  Raises JournalError."""
+        try:
+            if kind is None and not self._is_there():
+                self._make_good(self._lines)
+        finally:
+            self.close()
 
     def _open_locked(self, deadline: float) -> int:
         """Raises JournalError if another process holds the lock at `deadline`, OSError."""

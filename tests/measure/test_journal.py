@@ -201,6 +201,19 @@ def test_what_others_do_to_the_file_costs_no_record(
     assert b'{"schema": 99}' in file.read_bytes()
 
 
+@pytest.mark.parametrize("harm", [gone, folder_gone, replaced, emptied])
+def test_what_others_do_after_the_last_record_costs_none(
+    trial: Record, tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    file, said = tmp_path / "deep" / "a.jsonl", list[str]()
+    with Journal(file, note=said.append) as journal:
+        for number in range(3):
+            journal.append(replace(trial, runs=number))
+        harm(file)
+    assert sorted(record.runs for record in read_journal(file)[0]) == [0, 1, 2]
+    assert len(said) == 1 and "written again" in said[0]
+
+
 def test_a_file_that_cannot_come_back(trial: Record, tmp_path: Path) -> None:
     """The caller is told, and the same record can be appended once the place is there again."""
     file = tmp_path / "deep" / "a.jsonl"
