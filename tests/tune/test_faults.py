@@ -67,14 +67,14 @@ def test_a_torn_journal(searches: Searches) -> None:
 
 def test_workers_that_are_stopped(searches: Searches) -> None:
     """Before they take a candidate, or while they have one: as if somebody had killed them."""
-    process = searches.start(trials=30)
+    process = searches.start(trials=14)
     wait_for(process, "trial", 2)
     for pid in searches.processes():
         if b"spawn_main" in command_of(pid):
             os.kill(pid, signal.SIGSTOP)
     out, _ = process.communicate(timeout=LONG)
-    assert "end 30 finished" in out, out[-500:]
-    searches.assert_whole(30)
+    assert "end 14 finished" in out, out[-500:]
+    searches.assert_whole(14)
     assert all(record.correct for record in searches.trials())
 
 
@@ -97,14 +97,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk(searches: Searches, small_disk: Path) -> None:
     searches.journal = small_disk / "journal.jsonl"
     filler = small_disk / "filler"
-    filler.write_bytes(bytes(48 * 1024))
-    process = searches.start(trials=60)
+    filler.write_bytes(bytes(56 * 1024))
+    process = searches.start(trials=24)
     wait_for(process, "note paused: cannot write")
-    assert 0 < len(searches.trials()) < 60 and searches.journal.read_bytes().endswith(b"\n")
+    assert 0 < len(searches.trials()) < 24 and searches.journal.read_bytes().endswith(b"\n")
     filler.unlink()
     out, _ = process.communicate(timeout=LONG)
-    assert "note the machine is well again" in out and "end 60 finished" in out, out[-500:]
-    searches.assert_whole(60)
+    assert "note the machine is well again" in out and "end 24 finished" in out, out[-500:]
+    searches.assert_whole(24)
 
 
 def test_a_full_temporary_folder(searches: Searches, small_disk: Path) -> None:

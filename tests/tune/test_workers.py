@@ -23,7 +23,7 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Machine:
-    """What the calls of all processes come to: for each function a list of results and errors, the last one for good."""
+    """What the calls of all processes come to: a list of results and errors for each function, the last for good."""
 
     def __init__(self) -> None:
         self.answers: dict[Callable[..., Any], list[Any]] = {}
