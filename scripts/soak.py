@@ -88,8 +88,8 @@ datetime.datetime = Stepped
 class Scene:
     """One episode's folder, what runs in it, and what was seen there.
 
-    `seen` are the lines that the searches wrote into journals, `strange` those that a fault did; `wrong` what is not as
-    it must be.
+    `seen` are the lines that the searches wrote into journals, `excused` those of them that a fault took; `strange` are
+    the lines that a fault wrote; `wrong` is what is not as it must be.
     """
 
     def __init__(self, folder: Path, dice: Random) -> None:
@@ -98,6 +98,7 @@ class Scene:
         for each in (self.temporary, self.logs, self.out):
             each.mkdir()
         self.seen: dict[bytes, None] = {}
+        self.excused: list[bytes] = []
         self.strange: set[bytes] = set()
         self.wrong: list[str] = []
         self.mounted: list[Path] = []
@@ -178,6 +179,13 @@ class Scene:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(folder)], check=True)
         self.mounted.append(folder)
 
+    def excuse(self, lines: Sequence[bytes]) -> None:
+        """Ask no more for these lines: what took them was nobody's to prevent, or the search has said it."""
+        for line in lines:
+            if line in self.seen:
+                del self.seen[line]
+                self.excused.append(line)
+
     def close(self) -> None:
         """End what is left, whatever it is."""
         for pid in self.processes():
@@ -201,7 +209,8 @@ class Fault:
     stays until the run has ended).  `codes` are the exit codes that a run may have for it, beside 0."""
 
     codes: ClassVar[tuple[int, ...]] = ()
-    for_plan: ClassVar[bool] = False
+    for_plan = False  # strikes only what a plan writes
+    at_once = False  # from the run's start
     seconds: float | None = None
     stays = False  # a run that waits for its end may be stopped
 
@@ -310,7 +319,7 @@ class Full(Fault):
     codes = (1,)
 
     def __init__(self, dice: Random, name: str, size: int) -> None:
-        self.name, self.size, self.for_plan = name, size, name == "out"  # type: ignore[misc]
+        self.name, self.size, self.for_plan = name, size, name == "out"
         self.seconds = dice.choice([None, dice.uniform(2, 12)])
         self.stays = self.seconds is None
 
@@ -331,6 +340,22 @@ class Full(Fault):
     def _filler(self, scene: Scene) -> Path:
         folder: Path = getattr(scene, self.name)
         return folder / "filler"
+
+
+class Swept(Fault):
+    """Somebody empties the folder for temporary files."""
+
+    codes = (1,)
+
+    def __init__(self, dice: Random) -> None: ...
+
+    def ready(self, scene: Scene) -> bool:
+        return any(scene.temporary.iterdir())
+
+    def strike(self, scene: Scene) -> str:
+        for path in scene.temporary.iterdir():
+            shutil.rmtree(path, ignore_errors=True)
+        return "temporary emptied"
 
 
 class Damage(Fault):
@@ -360,9 +385,7 @@ class Damage(Fault):
             size = int(self.share * file.stat().st_size)
             os.truncate(file, size)
             kept = set(file.read_bytes().split(b"\n")[:-1])
-            for line in lines:
-                if line not in kept:
-                    scene.seen.pop(line, None)
+            scene.excuse([line for line in lines if line not in kept])
         else:
             line = self._line(lines[int(self.share * len(lines))])
             if line not in lines:
@@ -414,14 +437,16 @@ class Clock(Fault):
 
 
 class Limited(Fault):
-    """The run may have only so much address space, or so many open files."""
+    """The run may have only so much address space, so many open files, or files of such a size."""
 
     codes = (1,)
+    at_once = True
 
     def __init__(self, dice: Random) -> None:
         self.limit, self.value, self.words = dice.choice(
             [(resource.RLIMIT_AS, size << 20, f"{size} MiB of address space") for size in (256, 1024, 2048, 4096)]
             + [(resource.RLIMIT_NOFILE, count, f"{count} open files") for count in (16, 40, 64)]
+            + [(resource.RLIMIT_FSIZE, size << 10, f"files of {size} KiB") for size in (4, 16, 256)]
         )
 
     def prepare(self, scene: Scene) -> None:
@@ -461,6 +486,7 @@ FAULTS: dict[str, Callable[[Random], Fault]] = {
     "worker-stopped": lambda dice: Worker(dice, signal.SIGSTOP),
     "worker-killed": lambda dice: Worker(dice, dice.choice([signal.SIGKILL, signal.SIGTERM])),
     "worker-crashed": lambda dice: Worker(dice, signal.SIGSEGV),
+    "swept-temporary": Swept,
     "full-temporary": lambda dice: Full(dice, "temporary", 24 << 10),
     "full-logs": lambda dice: Full(dice, "logs", 1 << 10),
     "full-export": lambda dice: Full(dice, "out", 1 << 10),
@@ -491,7 +517,8 @@ class Strike:
     @classmethod
     def draw(cls, name: str, dice: Random, trials: int) -> Strike:
         fault = FAULTS[name](dice)
-        return cls(name, fault, dice.randrange(trials) if dice.random() < 0.8 else 0, dice.uniform(0, 1.5))
+        records = dice.randrange(trials - 2) if dice.random() < 0.8 else 0
+        return cls(name, fault, 0, 0.0) if fault.at_once else cls(name, fault, records, dice.uniform(0, 1.5))
 
     def step(self, scene: Scene, written: int) -> None:
         """Strike if it is time, heal if it is time."""
@@ -572,7 +599,7 @@ class Episode:
         for number in range(1 + RUNS):
             scene.start(self.words(scene, number == 0))
             done = self._run(scene, self.strikes if number == 0 else [])
-            after_run(scene, self, number == 0)
+            after_run(scene, self)
             scene.more.pop("SOAK_CLOCK", None)
             if scene.wrong or done:
                 break
@@ -628,11 +655,12 @@ def last_line(scene: Scene) -> str:
     return lines[-1] if lines else "no word"
 
 
-def after_run(scene: Scene, episode: Episode, first: bool) -> None:
+def after_run(scene: Scene, episode: Episode) -> None:
     """What must be true after a run, however it ended."""
     said, code, wrong = scene.text("stderr"), episode.codes[-1], scene.wrong
-    for word in ("Traceback", "internal:", "Exception ignored", "leaked", "Segmentation", "terminate called"):
-        if word in said + scene.text("stdout"):
+    for word in ("Traceback", "internal:", "Exception ignored", "leaked", "terminate called"):
+        # what Python's own helper process says when it outlives one that was killed is not ours
+        if not (word == "leaked" and code == -signal.SIGKILL) and word in said + scene.text("stdout"):
             wrong.append(f"said {word!r}: {next(line for line in said.splitlines() if word in line)}")
     errors = [line for line in said.splitlines() if line.startswith("schedules: error:")]
     if len(errors) > 1 or (errors and code == 0) or (code in (1, 2) and not episode.plan and not errors):
@@ -643,11 +671,9 @@ def after_run(scene: Scene, episode: Episode, first: bool) -> None:
     lost = [line for line in scene.seen if line not in present]
     if lost and not told:
         wrong.append(f"{len(lost)} of {len(scene.seen)} records are gone: {lost[0][:200].decode(errors='replace')}")
-    for line in lost if told else ():
-        del scene.seen[line]
-    wrong += doubled(scene.records())
-    wrong += announced(said, scene.records())
-    wrong += blamed(scene.records())
+    scene.excuse(lost if told else [])
+    records = scene.records()
+    wrong += [*doubled(records), *announced(said, [*records, *map(json.loads, scene.excused)]), *blamed(records)]
     left: list[Any] = []
     deadline = time.monotonic() + MOMENT
     while (left := scene.processes() + list(scene.temporary.iterdir())) and time.monotonic() < deadline:
@@ -734,14 +760,12 @@ def at_end(scene: Scene, episode: Episode) -> None:
 
 def best_of(records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The winner of the last finals, unless a later trial was faster; each config by its latest time."""
-    right = [(at, record) for at, record in enumerate(records) if record["outcome"] == "correct"]
-    winner = max(((at, r) for at, r in right if r.get("winner")), default=None, key=lambda pair: pair[0])
-    latest = {tried(record): (at, record) for at, record in right}
-    fastest = min(latest.values(), default=None, key=lambda pair: float(pair[1]["median_us"]))
-    if winner and fastest:
-        later = is_trial(fastest[1]) and fastest[0] > winner[0]
-        return fastest[1] if later and fastest[1]["median_us"] < winner[1]["median_us"] else winner[1]
-    return fastest[1] if fastest else None
+    right = [record for record in records if record["outcome"] == "correct"]
+    won = max((at for at, record in enumerate(right) if record.get("winner")), default=-1)
+    # who else was in the finals has lost them, however fast
+    rivals = right if won < 0 else [right[won], *(record for record in right[won + 1 :] if is_trial(record))]
+    latest = {tried(record): record for record in rivals}
+    return min(latest.values(), default=None, key=lambda record: float(record["median_us"]))
 
 
 def cli(*words: str) -> tuple[int, str, str]:
@@ -792,9 +816,8 @@ class Tally:
         return {**vars(self), **about}
 
 
-def soak(number: int, seed: int, faults: Sequence[str], folder: Path, tally: Tally, again: str) -> None:
-    """One episode in `folder`, which is removed if nothing was wrong."""
-    episode = Episode.draw(seed, number, faults)
+def soak(episode: Episode, folder: Path, tally: Tally, again: str = "") -> None:
+    """Play an episode in `folder`, which is removed if nothing was wrong."""
     began = time.monotonic()
     folder.mkdir()
     scene = Scene(folder, episode.dice)
@@ -806,7 +829,7 @@ def soak(number: int, seed: int, faults: Sequence[str], folder: Path, tally: Tal
         scene.close()
     episode.seconds = time.monotonic() - began
     tally.add(episode, scene.wrong, again)
-    print(f"{number:4}  {episode}{'' if scene.wrong else '; right'}", flush=True)
+    print(f"{episode.number:4}  {episode}{'' if scene.wrong else '; right'}", flush=True)
     for line in scene.wrong:
         print(f"        WRONG: {line}", flush=True)
     if scene.wrong:
@@ -849,7 +872,7 @@ def main(words: Sequence[str] | None = None) -> int:
             1 if args.episode is not None else args.episodes or 1 << 62
         ):
             again = f"scripts/soak.py --seed {args.seed} --episode {number}{only}"
-            soak(number, args.seed, faults, root / str(number), tally, again)
+            soak(Episode.draw(args.seed, number, faults), root / str(number), tally, again)
             number += 1
             if args.out:
                 args.out.parent.mkdir(parents=True, exist_ok=True)
