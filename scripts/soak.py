@@ -168,11 +168,20 @@ class Scene:
         return found
 
     def workers(self) -> list[int]:
+        """The processes that build and measure: what the search started to work for it."""
         found = []
         for pid in self.processes():
             with contextlib.suppress(OSError):
-                found += [pid] if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                working = b"SCHEDULES_WORKER=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
+                found += [pid] if working and self.command and parent == self.command.pid else []
         return sorted(found)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to every process."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def mount(self, folder: Path, size: int) -> None:
         """Give `folder` a file system of `size` KiB."""
@@ -188,9 +197,7 @@ class Scene:
 
     def close(self) -> None:
         """End what is left, whatever it is."""
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         if self.command:
             self.command.wait()
         while self.mounted:
@@ -277,14 +284,11 @@ class Suspended(Fault):
         self.seconds = dice.uniform(1, 5)
 
     def strike(self, scene: Scene) -> str:
-        assert scene.command
-        os.killpg(scene.command.pid, signal.SIGSTOP)
+        scene.signal(signal.SIGSTOP)
         return f"all stopped for {self.seconds:.1f} s"
 
     def heal(self, scene: Scene) -> None:
-        assert scene.command
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(scene.command.pid, signal.SIGCONT)
+        scene.signal(signal.SIGCONT)
 
 
 class Worker(Fault):
