@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import errno
 import io
 import json
@@ -40,6 +41,7 @@ from typing import Any, ClassVar
 
 from schedules.build.builder import compiler_of
 from schedules.build.present import device_name
+from schedules.cli import INTERRUPTED
 from schedules.cli import main as command_line
 from schedules.cli.script import run_script
 from schedules.core.arch import parse_arch
@@ -51,6 +53,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 300.0  # seconds that a run may take, on a machine that is busy with other things too
 PATIENCE = 20.0  # seconds that a run is given to end by itself once a fault that stays has struck
 MOMENT = 30.0  # seconds in which what is left of a run has to go
+CLONE_NEWNS = 0x20000  # of unshare on Linux: a view of its own of what is mounted
 RUNS = 3  # after the first, to come to the total: each may meet what the one before left behind
 FAULTY = "faulty"  # the operator of tests/tune/faulty.py, whose candidates are wrong on purpose
 BROKEN = {"wrong": "correctness", "refused": "compile", "crash": "compile", "segfault": "runtime", "exit": "runtime"}
@@ -201,7 +204,10 @@ class Scene:
         if self.command:
             self.command.wait()
         while self.mounted:
-            subprocess.run(["umount", "-l", str(self.mounted.pop())], check=True)
+            folder = self.mounted.pop()
+            if self.wrong:
+                shutil.copytree(folder, folder.with_name(f"{folder.name}-kept"))
+            subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def is_record(line: bytes) -> bool:
@@ -536,7 +542,7 @@ class Strike:
             self.heal(scene)
 
     def heal(self, scene: Scene) -> None:
-        if not self.healed:
+        if self.struck is not None and not self.healed:
             self.fault.heal(scene)
             self.healed = True
 
@@ -632,8 +638,7 @@ class Episode:
                 scene.close()
             time.sleep(0.05)
         for strike in strikes:
-            if strike.struck:
-                strike.heal(scene)
+            strike.heal(scene)
         scene.watch()
         code = scene.command.returncode
         self.codes.append(code)
@@ -777,7 +782,15 @@ def cli(*words: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = command_line(words)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
     return code, out.getvalue(), err.getvalue()
+
+
+def own_mounts() -> None:
+    """Have what is mounted from now on seen by this process and its children alone, and gone with them."""
+    if ctypes.CDLL(None).unshare(CLONE_NEWNS) == 0:
+        subprocess.run(["mount", "--make-rprivate", "/"], check=True)
 
 
 def usable(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -831,6 +844,8 @@ def soak(episode: Episode, folder: Path, tally: Tally, again: str = "") -> None:
         for strike in episode.strikes:
             strike.heal(scene)
         scene.close()
+        if not scene.wrong:
+            shutil.rmtree(folder)
     episode.seconds = time.monotonic() - began
     tally.add(episode, scene.wrong, again)
     print(f"{episode.number:4}  {episode}{'' if scene.wrong else '; right'}", flush=True)
@@ -838,8 +853,6 @@ def soak(episode: Episode, folder: Path, tally: Tally, again: str = "") -> None:
         print(f"        WRONG: {line}", flush=True)
     if scene.wrong:
         print(f"        again: {again}; its folder: {folder}", flush=True)
-    else:
-        shutil.rmtree(folder)
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -861,6 +874,7 @@ def main(words: Sequence[str] | None = None) -> int:
     os.environ[EXTRA] = f"{FAULTY}=tests.tune.faulty"
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
+    own_mounts()
     faults, skipped = usable(args.fault or list(FAULTS))
     for name, why in skipped.items():
         print(f"skipped {name}: {why}", flush=True)
