@@ -691,8 +691,13 @@ def after_run(scene: Scene, episode: Episode) -> None:
         wrong.append(f"left behind: {', '.join(map(str, left[:3]))}")
     if not scene.abrupt:
         wrong += [f"left behind: {path}" for path in (*scene.logs.rglob("*"), *scene.out.rglob("*")) if is_litter(path)]
-    if scene.journals() and (found := cli("status", "--logs", str(scene.logs), "--json"))[0]:
-        wrong.append(f"status: exit {found[0]}: {found[2]}")
+    if said.count("paused: ") > len(episode.strikes):
+        wrong.append(f"said {said.count('paused: ')} times that it paused")
+    if scene.journals():
+        code, _, error = cli("status", "--logs", str(scene.logs), "--json")
+        unused = scene.strange.intersection(scene.lines())
+        if code or (error.count("\n"), ".jsonl line " in error) != (bool(unused), bool(unused)):
+            wrong.append(f"status: exit {code}, with {len(unused)} lines that are no records: {error or 'no word'}")
 
 
 def is_litter(path: Path) -> bool:

@@ -109,6 +109,10 @@ def trace(after: After) -> None:
     after.said += "Traceback (most recent call last):\n"
 
 
+def pause_often(after: After) -> None:
+    after.said += 3 * "12:00:01  paused: no space; it goes on by itself when that is mended\n"
+
+
 def fail_twice(after: After) -> None:
     after.said += "schedules: error: one\nschedules: error: two\n"
     after.episode.codes[-1] = 1
@@ -136,6 +140,7 @@ MUTANTS = {
     double: "tried 2 times",
     blame: "runtime (No space left on device)",
     announce: "trial 5 of 3.14 us is in no journal",
+    pause_often: "said 3 times that it paused",
     trace: "said 'Traceback'",
     fail_twice: "exit 1 with 2 errors",
     fail_in_silence: "exit 1 with 0 errors",
@@ -159,11 +164,14 @@ def test_what_is_wrong_is_found(after: After, mutant: Callable[[After], None], f
     assert not after.scene.processes()
 
 
-def test_what_a_fault_did_is_not_held_against_the_search(after: After) -> None:
+def test_what_a_fault_did_is_not_held_against_the_search(after: After, monkeypatch: pytest.MonkeyPatch) -> None:
     strange = json.dumps({**after.records[0], "median_us": -1.0}).encode()
     after.scene.strange.add(strange)
     with after.journal.open("ab") as file:
         file.write(strange + b"\n" + json.dumps(after.records[0]).encode() + b"\n{torn")  # one is there twice
+    assert after.wrong() == "status: exit 0, with 1 lines that are no records: no word"
+    after.scene.wrong.clear()
+    monkeypatch.setattr(soak, "cli", lambda *words: (0, "", "note: faulty.jsonl line 5: not a record\n"))
     assert after.wrong() == ""
 
 
