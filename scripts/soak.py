@@ -37,11 +37,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import Any
 
 from schedules.build.builder import compiler_of
 from schedules.build.present import device_name
-from schedules.cli import INTERRUPTED
 from schedules.cli import main as command_line
 from schedules.cli.script import run_script
 from schedules.core.arch import parse_arch
@@ -53,6 +52,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 300.0  # seconds that a run may take, on a machine that is busy with other things too
 PATIENCE = 20.0  # seconds that a run is given to end by itself once a fault that stays has struck
 MOMENT = 30.0  # seconds in which what is left of a run has to go
+INTERRUPTED = 130  # exit code
 CLONE_NEWNS = 0x20000  # of unshare on Linux: a view of its own of what is mounted
 RUNS = 3  # after the first, to come to the total: each may meet what the one before left behind
 FAULTY = "faulty"  # the operator of tests/tune/faulty.py, whose candidates are wrong on purpose
@@ -221,11 +221,12 @@ class Fault:
     """Something that befalls a run: made ready before it starts, struck while it runs, healed after `seconds` (None: it
     stays until the run has ended).  `codes` are the exit codes that a run may have for it, beside 0."""
 
-    codes: ClassVar[tuple[int, ...]] = ()
+    codes: tuple[int, ...] = ()
     for_plan = False  # strikes only what a plan writes
     at_once = False  # from the run's start
     seconds: float | None = None
     stays = False  # a run that waits for its end may be stopped
+    ends = False  # the run, soon
 
     def prepare(self, scene: Scene) -> None: ...
 
@@ -244,6 +245,7 @@ class Signals(Fault):
     """The search is sent one signal, or two: it alone, or all its processes as by a terminal."""
 
     codes = (130,)
+    ends = True
 
     def __init__(self, dice: Random, numbers: Sequence[signal.Signals], twice: bool = False) -> None:
         self.number, self.all = dice.choice(numbers), dice.random() < 0.5
@@ -530,16 +532,19 @@ class Strike:
         records = dice.randrange(trials - 2) if dice.random() < 0.8 else 0
         return cls(name, fault, 0, 0.0) if fault.at_once else cls(name, fault, records, dice.uniform(0, 1.5))
 
-    def step(self, scene: Scene, written: int) -> None:
-        """Strike if it is time, heal if it is time."""
+    def step(self, scene: Scene, written: int) -> bool:
+        """Strike if it is time, heal if it is time; whether it struck."""
         current = time.monotonic()
-        if self.struck is None:
-            if self.due is None and written >= self.records:
-                self.due = current + self.delay
-            if self.due is not None and current >= self.due and self.fault.ready(scene):
-                self.said, self.struck = self.fault.strike(scene), current
-        elif not self.healed and self.fault.seconds is not None and current >= self.struck + self.fault.seconds:
-            self.heal(scene)
+        if self.struck is not None:
+            if self.fault.seconds is not None and current >= self.struck + self.fault.seconds:
+                self.heal(scene)
+            return False
+        if self.due is None and written >= self.records:
+            self.due = current + self.delay
+        if self.due is None or current < self.due or not self.fault.ready(scene):
+            return False
+        self.said, self.struck = self.fault.strike(scene), current
+        return True
 
     def heal(self, scene: Scene) -> None:
         if self.struck is not None and not self.healed:
@@ -622,19 +627,22 @@ class Episode:
     def _run(self, scene: Scene, strikes: Sequence[Strike]) -> bool:
         """Wait for the run's end with what befalls it meanwhile; whether it came to its end."""
         assert scene.command
-        began, before, asked = time.monotonic(), len(scene.seen), False
+        began, before = time.monotonic(), len(scene.seen)
+        asked: list[float] = []  # when it was asked to end
         while scene.command.poll() is None:
             scene.watch()
             for strike in strikes:
-                if scene.command.poll() is None:
-                    strike.step(scene, len(scene.seen) - before)
+                if scene.command.poll() is None and strike.step(scene, len(scene.seen) - before):
+                    scene.wrong += misread(scene)
+                    asked += [time.monotonic()] if strike.fault.ends else []
             current = time.monotonic()
-            stays = [s.struck for s in strikes if s.struck and s.fault.stays]
+            stays = [strike.struck for strike in strikes if strike.struck and strike.fault.stays]
             if stays and not asked and current > max(stays) + PATIENCE:
-                asked = True
+                asked.append(current)
                 scene.command.send_signal(signal.SIGINT)
-            if current > began + LIMIT:
-                scene.wrong.append(f"did not end in {LIMIT:.0f} s")
+            if current > min([began + LIMIT, *(at + MOMENT for at in asked)]):
+                what = f"{MOMENT:.0f} s after it was asked to" if asked else f"{LIMIT:.0f} s"
+                scene.wrong.append(f"did not end in {what}")
                 scene.close()
             time.sleep(0.05)
         for strike in strikes:
@@ -669,8 +677,9 @@ def after_run(scene: Scene, episode: Episode) -> None:
     said, code, wrong = scene.text("stderr"), episode.codes[-1], scene.wrong
     for word in ("Traceback", "internal:", "Exception ignored", "leaked", "terminate called"):
         # what Python's own helper process says when it outlives one that was killed is not ours
-        if not (word == "leaked" and code == -signal.SIGKILL) and word in said + scene.text("stdout"):
-            wrong.append(f"said {word!r}: {next(line for line in said.splitlines() if word in line)}")
+        if word not in said or (word == "leaked" and code == -signal.SIGKILL):
+            continue
+        wrong.append(f"said {word!r}: {next(line for line in said.splitlines() if word in line)}")
     errors = [line for line in said.splitlines() if line.startswith("schedules: error:")]
     if len(errors) > 1 or (errors and code == 0) or (code in (1, 2) and not episode.plan and not errors):
         wrong.append(f"exit {code} with {len(errors)} errors: {errors[:2]}")
@@ -693,11 +702,18 @@ def after_run(scene: Scene, episode: Episode) -> None:
         wrong += [f"left behind: {path}" for path in (*scene.logs.rglob("*"), *scene.out.rglob("*")) if is_litter(path)]
     if said.count("paused: ") > len(episode.strikes):
         wrong.append(f"said {said.count('paused: ')} times that it paused")
-    if scene.journals():
-        code, _, error = cli("status", "--logs", str(scene.logs), "--json")
-        unused = scene.strange.intersection(scene.lines())
-        if code or (error.count("\n"), ".jsonl line " in error) != (bool(unused), bool(unused)):
-            wrong.append(f"status: exit {code}, with {len(unused)} lines that are no records: {error or 'no word'}")
+    wrong += misread(scene)
+
+
+def misread(scene: Scene) -> Iterator[str]:
+    """What `status` gets wrong of the journals: it must serve what is good, and say in a line what it does not use."""
+    if not scene.journals():
+        return
+    code, _, error = cli("status", "--logs", str(scene.logs), "--json")
+    lines = [line for file in scene.journals() for line in file.read_bytes().split(b"\n") if line.strip()]
+    unused = len(lines) - len({line for line in lines if line not in scene.strange and is_record(line)})
+    if code or (error.count("\n"), ".jsonl line " in error) != (unused > 0, unused > 0):
+        yield f"status: exit {code}, with {unused} lines that are no records: {error or 'no word'}"
 
 
 def is_litter(path: Path) -> bool:

@@ -169,7 +169,7 @@ def test_what_a_fault_did_is_not_held_against_the_search(after: After, monkeypat
     after.scene.strange.add(strange)
     with after.journal.open("ab") as file:
         file.write(strange + b"\n" + json.dumps(after.records[0]).encode() + b"\n{torn")  # one is there twice
-    assert after.wrong() == "status: exit 0, with 1 lines that are no records: no word"
+    assert after.wrong() == "status: exit 0, with 3 lines that are no records: no word"
     after.scene.wrong.clear()
     monkeypatch.setattr(soak, "cli", lambda *words: (0, "", "note: faulty.jsonl line 5: not a record\n"))
     assert after.wrong() == ""
