@@ -244,7 +244,7 @@ class Fault:
 class Signals(Fault):
     """The search is sent one signal, or two: it alone, or all its processes as by a terminal."""
 
-    codes = (130,)
+    codes = (INTERRUPTED,)
     ends = True
 
     def __init__(self, dice: Random, numbers: Sequence[signal.Signals], twice: bool = False) -> None:
@@ -650,7 +650,7 @@ class Episode:
         scene.watch()
         code = scene.command.returncode
         self.codes.append(code)
-        allowed = {0, *([130] if asked else [])}.union(*(s.fault.codes for s in strikes if s.struck))
+        allowed = {0, *([INTERRUPTED] if asked else [])}.union(*(s.fault.codes for s in strikes if s.struck))
         if code not in allowed and not scene.wrong:
             scene.wrong.append(f"exit {code}, allowed are {sorted(allowed)}: {last_line(scene)}")
         return code == 0
