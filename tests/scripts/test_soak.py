@@ -26,7 +26,7 @@ def test_a_short_soak(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(EXTRA, "faulty=tests.tune.faulty")
     dice, tally = random.Random(3), soak.Tally(3)
     strike = soak.Strike(fault, soak.FAULTS[fault](dice), records=1, delay=0.0)
-    episode = soak.Episode(3, 0, "faulty", "random", 6, False, fault == "killed", [strike], dice)
+    episode = soak.Episode(3, 0, "faulty", "random", 4, False, fault == "killed", [strike], dice)
     soak.soak(episode, tmp_path / "0", tally)
     assert not tally.wrong, tally.wrong
     assert tally.faults == {fault: 1} and tally.bundles == 1, str(episode)
