@@ -46,12 +46,13 @@ from schedules.cli.script import run_script
 from schedules.core.arch import parse_arch
 from schedules.core.errors import UsageError
 from schedules.core.registry import EXTRA
-from schedules.measure.records import environment, now
+from schedules.measure.records import Record, environment, now
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 300.0  # seconds that a run may take, on a machine that is busy with other things too
 PATIENCE = 20.0  # seconds that a run is given to end by itself once a fault that stays has struck
 MOMENT = 30.0  # seconds in which what is left of a run has to go
+TIMES = ("median_us", "p10_us")  # of a record: what is said of it is one of these
 INTERRUPTED = 130  # exit code
 CLONE_NEWNS = 0x20000  # of unshare on Linux: a view of its own of what is mounted
 RUNS = 3  # after the first, to come to the total: each may meet what the one before left behind
@@ -740,8 +741,7 @@ def doubled(records: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def announced(said: str, records: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The times that were said of a new best and that are in no record."""
-    times = {f"{record['median_us']:.2f}" for record in records if record.get("median_us")}
-    times |= {f"{record['median_us']:.1f}" for record in records if record.get("median_us")}
+    times = {f"{record.get(name, 0.0):{form}}" for record in records for name in TIMES for form in (".1f", ".2f")}
     for trial, us in re.findall(r"  trial (\d+): ([\d.]+) us", said):
         if us not in times:
             yield f"trial {trial} of {us} us is in no journal"
@@ -795,7 +795,12 @@ def best_of(records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     # who else was in the finals has lost them, however fast
     rivals = right if won < 0 else [right[won], *(record for record in right[won + 1 :] if is_trial(record))]
     latest = {tried(record): record for record in rivals}
-    return min(latest.values(), default=None, key=lambda record: float(record["median_us"]))
+    return min(latest.values(), default=None, key=judged)
+
+
+def judged(record: dict[str, Any]) -> float:
+    """The microseconds that a record is judged by: no matter of this script."""
+    return Record.from_json(record).us
 
 
 def cli(*words: str) -> tuple[int, str, str]:
