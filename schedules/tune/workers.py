@@ -206,11 +206,12 @@ class Worker:
                 return
             except _Killed:
                 self._end()
-            except Stopped as stopped:
+            except (Stopped, _Crashed) as lost:
                 self._end()
                 stops += 1
                 if stops == TRIES:
-                    raise MachineError(f"{stopped}, {TRIES} times in turn; end what stops it") from None
+                    stopped = MachineError(f"{lost}, {TRIES} times in turn; end what stops it")
+                    raise getattr(lost, "fault", stopped) from None
         raise self._fault(
             calls[-1], f"worker processes are killed as they start, {STARTS} times in turn; is there memory left?"
         )
@@ -227,7 +228,8 @@ class Worker:
             self._end()
             begun = call[0] is evaluate.warm_up
             what = "a worker process cannot start" if begun else "the problem's data and reference cannot be prepared"
-            raise self._fault(call, f"{what}: {found.reason}", found.suspect)
+            fault = self._fault(call, f"{what}: {found.reason}", found.suspect)
+            raise _Crashed(fault) if found.suspect == DIED else fault
         self._prepared.add(call)
         self._known.add(call)
 
@@ -312,6 +314,14 @@ class _Killed(Exception):
 
     def __init__(self, how: str = "SIGKILL") -> None:
         super().__init__(f"the process was killed {TRIES} times ({how}); out of memory?")
+
+
+class _Crashed(Exception):
+    """A worker died before it had a candidate; `fault` is what that comes to if the next ones do too."""
+
+    def __init__(self, fault: MachineError | TuningError) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
 
 
 def _waits(suspect: str) -> tuple[float, ...]:

@@ -133,7 +133,7 @@ def test_processes_that_are_killed_or_stopped(machine: Machine, ask: Callable[..
     assert killed.outcome == "compile" and "killed 3 times" in killed.reason and machine.times(work) == TRIES
     with pytest.raises(MachineError, match="stopped by a signal .* 3 times in turn"):
         ask(Stopped())
-    machine.answers[evaluate.warm_up] = [Stopped(), Ended(-9), None]  # as they start
+    machine.answers[evaluate.warm_up] = [Stopped(), Ended(-9), Ended(-11), None]  # as they start
     assert ask(Ended(-9), "built") == "built"
 
 
