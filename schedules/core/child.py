@@ -100,7 +100,9 @@ class Child:
             raise MachineError(f"no process can be started: {error.strerror or error}; end some others") from error
         preparation = spawn.get_preparation_data("worker")
         del preparation["authkey"]  # which is not to be written anywhere, nor needed
-        self._first = [pickle.dumps(each, protocol=5) for each in ((preparation, os.getpid()), (initializer, arguments))]
+        self._first = [
+            pickle.dumps(each, protocol=5) for each in ((preparation, os.getpid()), (initializer, arguments))
+        ]
 
     @property
     def pid(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
+from schedules.core import child
 from schedules.core.arch import parse_arch
 from schedules.core.errors import SchedulesError
 from schedules.core.registry import operator
@@ -17,6 +18,7 @@ from schedules.tune.crew import LocalCrew
 from schedules.tune.session import Work, stopping_signals, tune
 from schedules.tune.tuner import Limits, Result, Silent, Status
 
+child.STOPPED = 2.0
 evaluate.SECONDS = 0.05  # in the workers too, which import this file: no test needs exact times
 
 

@@ -20,7 +20,7 @@ from schedules.measure.records import Record
 
 ROOT = Path(__file__).parents[2]
 TOTAL = 24
-LONG = 120.0  # seconds after which a test that waits has failed
+LONG = 600.0  # seconds after which a test that waits has failed
 
 
 @dataclass

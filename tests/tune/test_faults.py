@@ -65,13 +65,31 @@ def test_a_torn_journal(searches: Searches) -> None:
     searches.assert_whole(20)
 
 
+def test_workers_that_are_stopped(searches: Searches) -> None:
+    """Before they take a candidate, or while they have one: as if somebody had killed them."""
+    process = searches.start(trials=14)
+    wait_for(process, "trial", 2)
+    for pid in searches.processes():
+        if b"spawn_main" in command_of(pid):
+            os.kill(pid, signal.SIGSTOP)
+    out, _ = process.communicate(timeout=LONG)
+    assert "end 14 finished" in out, out[-500:]
+    searches.assert_whole(14)
+    assert all(record.correct for record in searches.trials())
+
+
+def mount(folder: Path, *options: str) -> None:
+    """A disk of 64 KiB at `folder`, or what else the options say; skips where that may not be done."""
+    command = ["mount", "-t", "tmpfs", "-o", ",".join(options or ("size=64k",)), "tmpfs", str(folder)]
+    if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no small tmpfs can be mounted here (not root); stand-ins for a full disk are tried elsewhere")
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if not shutil.which("mount") or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no small tmpfs can be mounted here (not root); a limit on the file's size stands in elsewhere")
+    mount(folder)
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
@@ -79,13 +97,23 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk(searches: Searches, small_disk: Path) -> None:
     searches.journal = small_disk / "journal.jsonl"
     filler = small_disk / "filler"
-    filler.write_bytes(bytes(48 * 1024))
-    out = searches.run(trials=60)
-    assert "error cannot write" in out and "No space left" in out and "earlier trials are safe" in out
-    kept = len(searches.trials())
-    assert 0 < kept < 60 and searches.journal.read_bytes().endswith(b"\n")
-    searches.assert_clean()
+    filler.write_bytes(bytes(56 * 1024))
+    process = searches.start(trials=24)
+    wait_for(process, "note paused: cannot write")
+    assert 0 < len(searches.trials()) < 24 and searches.journal.read_bytes().endswith(b"\n")
     filler.unlink()
-    out = searches.run(trials=30 + kept)
-    assert f"start {kept}" in out and "note" not in out
-    searches.assert_whole(30 + kept)
+    out, _ = process.communicate(timeout=LONG)
+    assert "note the machine is well again" in out and "end 24 finished" in out, out[-500:]
+    searches.assert_whole(24)
+
+
+def test_a_full_temporary_folder(searches: Searches, small_disk: Path) -> None:
+    searches.temporary = small_disk
+    process = searches.start(trials=10)
+    wait_for(process, "note paused: the temporary folder")
+    assert not searches.trials()
+    mount(small_disk, "remount", "size=64m")
+    out, _ = process.communicate(timeout=LONG)
+    assert "note the machine is well again" in out and "end 10 finished" in out, out[-500:]
+    searches.assert_whole(10)
+    assert all(record.correct for record in searches.trials())

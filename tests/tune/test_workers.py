@@ -23,7 +23,7 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Machine:
-    """What the calls of all processes come to: for each function a list of results and errors, the last one for good."""
+    """What the calls of all processes come to: a list of results and errors for each function, the last for good."""
 
     def __init__(self) -> None:
         self.answers: dict[Callable[..., Any], list[Any]] = {}
@@ -92,7 +92,9 @@ def ask(machine: Machine, host: Arch) -> Iterator[Callable[..., Any]]:
 def test_a_failure_on_a_machine_that_is_well(machine: Machine, ask: Callable[..., Any], failure: Failure) -> None:
     assert ask(failure) == failure
     assert machine.times(work) == 1
-    assert machine.times(prove_machine) == (failure.outcome == "compile")  # the others are the candidate's by their kind
+    assert machine.times(prove_machine) == (
+        failure.outcome == "compile"
+    )  # the others are the candidate's by their kind
 
 
 def test_a_failure_on_a_machine_that_is_not(machine: Machine, ask: Callable[..., Any]) -> None:
