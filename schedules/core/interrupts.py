@@ -188,8 +188,8 @@ _current: Heeding | None = None
 def heed() -> None:
     """Heed signals from here on, until `run` ends the process.
 
-    Before this the interpreter starts, and answers in its own ways; where that matters, ``env --block-signal=INT`` before
-    the command keeps for it what comes meanwhile.
+    Before this the interpreter starts, and answers in its own ways; where that matters, ``env --block-signal=INT``
+    before the command keeps for it what comes meanwhile.
     """
     if not _current:
         Heeding(starting=True).install()
