@@ -24,6 +24,7 @@ SCHEMA = 1
 OUTCOMES = ("correct", "compile", "runtime", "timeout", "correctness", "constraints")
 # trial: one candidate of a search; final: a finalist timed again beside the others; bench: asked for by a person
 STAGES = ("trial", "final", "bench")
+Interval = tuple[float, float, float]  # a value, and the two that it lies between
 # What must agree for two times to be comparable, of `versions`: a record of others is kept apart
 ENVIRONMENT = ("apache-tvm", "apache-tvm-ffi", "compiler", "driver")
 
@@ -61,7 +62,9 @@ class Record:
 
     `error` is the worst element's, in units of the tolerance.  `verified` lists what the output was compared on: seeds
     of the random data, and problems as text.  `program` is the SHA-256 of the lowered program.  `more` holds what only
-    some records have: `peers` (name to microseconds), `copy_gbytes_per_s`, `winner`, ...
+    some records have: `peers` (name to microseconds), `copy_gbytes_per_s`, `busy` (what other processes ran or
+    wanted to run meanwhile, in threads for each core); of finals `winner`, `verdict` (a line), `rounds`, and
+    `over_default`: how many times as fast as the default, and what that lies between.
     """
 
     operator: str
@@ -95,8 +98,10 @@ class Record:
 
     @property
     def us(self) -> float:
-        """The median time; infinite unless the outcome is correct."""
-        return self.median_us if self.correct and self.median_us is not None else float("inf")
+        """The time it is judged by; infinite unless the outcome is correct."""
+        if not self.correct or self.median_us is None:
+            return float("inf")
+        return judged_us(self.target, self.median_us, self.p10_us)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -141,6 +146,34 @@ class Record:
             return cls(**values, more=more)
         except (KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"not a record: {type(error).__name__} {error}") from None
+
+
+def judged_us(target: str, median_us: float, p10_us: float | None) -> float:
+    """The time that a kernel for `target` is judged by: its median; on a CPU, where other work only ever adds to it,
+    the 10th percentile."""
+    return p10_us if p10_us is not None and target.partition(":")[0] == "llvm" else median_us
+
+
+def over_default(best: Record, default: Record) -> Interval | None:
+    """How many times as fast as the default `best` is, and what that lies between, if finals timed both in turn."""
+    if best.stage != "final" or (best.stage, best.date) != (default.stage, default.date):
+        return None
+    found = best.more.get("over_default")
+    if not isinstance(found, (list, tuple)) or len(found) != 3 or not all(type(each) is float for each in found):
+        return None
+    value, low, high = found
+    return (value, low, high) if 0 < low <= value <= high < float("inf") else None
+
+
+def speedup(best: Record | None, default: Record | None) -> float | None:
+    """How many times as fast `best` is as the default; 1.0 if finals that timed both in turn found no difference."""
+    if not best or not default or not best.correct or not default.correct:
+        return None
+    found = over_default(best, default)
+    if found is None:
+        return default.us / best.us
+    value, low, high = found
+    return 1.0 if low <= 1 <= high else value
 
 
 def environment(arch: Arch, compiler: str) -> dict[str, str]:

@@ -21,11 +21,12 @@ from schedules.core.errors import TuningError
 from schedules.core.problem import Problem
 from schedules.core.registry import operator_of
 from schedules.measure.journal import Journal
-from schedules.measure.records import ENVIRONMENT, Record, Search, now
+from schedules.measure.records import ENVIRONMENT, Record, Search, judged_us, now, speedup
 from schedules.tune import evaluate
 from schedules.tune.crew import Crew, Job
 from schedules.tune.evaluate import Artifact, Failure, Timing
 from schedules.tune.finals import CONFIRM_SEEDS, hold_finals
+from schedules.tune.noise import NoiseWatch
 from schedules.tune.strategy import Candidate, Strategy
 
 BATCHES = 2  # at work at once, at least
@@ -112,8 +113,12 @@ class Result:
     @property
     def speedup(self) -> float | None:
         """Of the best over the default, timed side by side if there were finals."""
-        default = self.default or self.status.default
-        return default.us / self.best.us if default and default.correct and self.best else None
+        return speedup(self.best, self.default or self.status.default)
+
+    @property
+    def verdict(self) -> str:
+        """What the finals showed, in a line; "" if there were none."""
+        return str(self.best.more.get("verdict", "")) if self.best else ""
 
 
 @dataclass
@@ -189,6 +194,7 @@ class Tuner:
         self._kept: dict[tuple[str, str], float] = {}  # their times
         self._returned: queue.SimpleQueue[_Trial] = queue.SimpleQueue()  # what they waited for is there
         self._waiting = 0  # trials that wait for something
+        self._noise = NoiseWatch()
         self._held: deque[_Trial] = deque()  # built, and measured once nothing else is at work
         others = [
             record
@@ -241,11 +247,17 @@ class Tuner:
                 self._artifacts,
                 self._seed,
                 default=self._status.default,
+                spent=self._status.spent,
+                stop=self._stop,
             )
             done = {"trials": self._status.done}
             finals = [replace(r, search=self._search, more={**r.more, **done}) for r in finals]
             for record in finals:
                 self._journal.append(record)
+            if verdict := next((record.more["verdict"] for record in finals if record.more["winner"]), ""):
+                self._watcher.note(verdict)
+            if self._stop() and not finals:
+                why, finished = "stopped", False
         winner = next((record for record in finals if record.more.get("winner")), None)
         self._status.phase = "done" if finished else "stopped"
         default = next((record for record in finals if record.key == self._default_key), None)
@@ -364,10 +376,10 @@ class Tuner:
             self._await(trial, "measure", self._crew.measure(job))
         elif trial.stage == "measure":
             trial.timing = result
-            if result.median_us >= self._leader_us:
+            if self._us(result) >= self._leader_us:
                 self._finish(trial, None)
                 return
-            self._leader_us = result.median_us
+            self._leader_us = self._us(result)
             trial.odd = odd_problem(self._problem, self._arch, trial.candidate)
             if trial.odd:
                 self._await(trial, "odd", self._crew.build(trial.odd, trial.candidate))
@@ -388,7 +400,7 @@ class Tuner:
 
     def _finish(self, trial: _Trial, failure: Failure | None) -> None:
         trial.pending = None
-        if failure and trial.timing and trial.timing.median_us <= self._leader_us:
+        if failure and trial.timing and self._us(trial.timing) <= self._leader_us:
             self._leader_us = self._status.best.us if self._status.best else float("inf")
         trial.record = self._record(trial, failure)
         self._journal.append(trial.record)
@@ -397,6 +409,8 @@ class Tuner:
         if trial.record.correct and trial.artifact:
             self._keep(trial.record, trial.artifact)
         self._watcher.trial(trial.record, self._status)
+        if trial.timing and (said := self._noise.look(trial.timing)):
+            self._watcher.note(said)
         self._give_up_if_hopeless()
 
     def _keep(self, record: Record, artifact: Artifact) -> None:
@@ -414,6 +428,7 @@ class Tuner:
             more["build_s"] = round(artifact.seconds, 2)
         if trial.timing:
             more["run_s"] = round(trial.timing.seconds, 3)
+            more |= {"busy": round(trial.timing.busy, 2)} if trial.timing.busy else {}
         if artifact and artifact.registers:
             more |= {"registers": artifact.registers, "spilled": artifact.spilled}
         found = Record(
@@ -445,6 +460,9 @@ class Tuner:
             error=timing.error,
             verified=timing.verified,
         )
+
+    def _us(self, timing: Timing) -> float:
+        return judged_us(str(self._arch), timing.median_us, timing.p10_us)
 
     def _count(self, record: Record) -> None:
         status = self._status

@@ -14,7 +14,6 @@ from schedules.core.registry import operator
 from schedules.measure.journal import Journal, read_journal
 from schedules.measure.records import Record
 from schedules.tune.evaluate import Failure
-from schedules.tune.finals import winner
 from schedules.tune.session import Work, tune
 from schedules.tune.strategy import Candidate
 from schedules.tune.tuner import Limits
@@ -188,14 +187,3 @@ def test_bad_lines_are_told(problem: Problem, host: Arch, tmp_path: Path) -> Non
     assert "a.jsonl line" in note and "cut off in writing; moved to a.jsonl.bad" in note
     with Journal(tmp_path / "a.jsonl") as journal:
         assert not journal.bad
-
-
-def test_the_incumbent_stays_unless_clearly_beaten() -> None:
-    import numpy as np
-
-    steady = np.full(9, 100.0)
-    assert winner(np.stack([steady, steady - 1]), incumbent=0) == 1
-    noisy = steady + np.array([-1, -1, -1, -1, -1, -1, -1, 1, 1])  # faster in seven rounds of nine
-    assert winner(np.stack([steady, noisy]), incumbent=0) == 0
-    assert winner(np.stack([steady, noisy]), incumbent=None) == 1
-    assert winner(np.stack([steady, steady + 1, steady - 2]), incumbent=1) == 2
