@@ -103,7 +103,7 @@ def build_all(cases: Mapping[Problem, ScheduleSpec], arch: Arch, args: argparse.
             pool.schedule(attempt, args=[_write, choice, arch, folder], timeout=BUILD_SECONDS) for choice in choices
         ]
         for choice, task in zip(choices, tasks, strict=True):
-            _, why = outcome(task, BUILD_SECONDS)
+            _, why = outcome(task)
             if why:
                 print(f"{name_of(choice.problem)} {choice.schedule}: {why}", flush=True)
     print(f"{len(choices)} kernels of {len(cases)} cases built", flush=True)

@@ -22,6 +22,7 @@ from schedules.cli.script import run_script
 from schedules.core.arch import parse_arch
 from schedules.core.errors import TuningError
 from schedules.core.presets import resolve
+from schedules.core.process import child
 from schedules.measure.records import Record, now
 from schedules.tune.crew import LocalCrew
 from schedules.tune.session import Work, tune
@@ -79,14 +80,16 @@ def stock(words: list[str], target: str, minutes: float, fast_build: bool) -> di
     """TVM's `tune_tir`, in a process of its own."""
     command = [sys.executable, str(STOCK), *words, "--target", target, "--minutes", str(minutes)]
     events: list[dict[str, Any]] = []
-    with subprocess.Popen(
-        [*command, *(["--fast-build"] if fast_build else [])], stdout=subprocess.PIPE, text=True
-    ) as run:
+    command += ["--fast-build"] if fast_build else []
+    with child(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
         assert run.stdout
         for line in run.stdout:
             if line.startswith("{"):
                 events.append(json.loads(line))
                 print(f"  {line.strip()[:160]}", flush=True)
+            else:
+                print(line, end="", file=sys.stderr)
+        run.wait()
     by_name = {event["event"]: event for event in events}
     if "tuned" not in by_name:
         raise TuningError(f"tune_tir ended with exit code {run.returncode} before its time; see above")

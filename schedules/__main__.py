@@ -1,9 +1,16 @@
-"""``python -m schedules``: the command line."""
+"""The command line, as ``schedules`` and as ``python -m schedules``: signals are heeded before all else is imported."""
 
 from __future__ import annotations
 
-import sys
+from schedules.core.interrupts import heed
 
-from schedules.cli import main
 
-sys.exit(main())
+def main() -> None:
+    heed()
+    from schedules.cli import main as command_line
+
+    command_line()
+
+
+if __name__ == "__main__":
+    main()

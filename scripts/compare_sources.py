@@ -16,11 +16,18 @@ The script speaks to the package by its public face alone, `schedules.load`, so 
 
 from __future__ import annotations
 
+import os
+import signal
+
+if __name__ == "__main__":  # while the imports below take their time, too; an old revision's package has no help
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: os.write(2, b"stopped\n") and os._exit(130))
+
 import argparse
 import contextlib
+import ctypes
 import itertools
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -44,6 +51,7 @@ TARGETS = (
 )
 TEXT = {"llvm": "ll", "cuda": "cu", "rocm": "ll"}  # the ending of what is compared, by the target's kind
 KEPT = "sources.json"
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ADDRESS = re.compile(r'!"0x[0-9a-f]+')
 Task = tuple[str, str, str | None]  # preset, target, schedule (None: what the rule chooses)
 
@@ -85,10 +93,16 @@ def tasks(targets: Sequence[str], presets: str, every: bool) -> list[Task]:
     return found
 
 
+def end_with_parent() -> None:
+    """What becomes of a process of the pool is the starting one's to say."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def write(folder: Path, wanted: Sequence[Task], jobs: int) -> None:
     """Keep the sources of the package that Python finds in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(jobs) as pool:
+    with ProcessPoolExecutor(jobs, initializer=end_with_parent) as pool:
         found = dict(pool.map(source_of, wanted, chunksize=8))
     (folder / KEPT).write_text(json.dumps(found, indent=0) + "\n")
 
@@ -110,7 +124,17 @@ def sources(tree: Path, options: Sequence[str], kept: Path) -> dict[str, str]:
     path = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, str(Path(__file__).resolve()), str(kept), "--write", *options]
-    subprocess.run(command, cwd=tree, env=environment, check=True)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        writing = subprocess.Popen(command, cwd=tree, env=environment)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        if code := writing.wait():
+            raise subprocess.CalledProcessError(code, command)
+    finally:
+        writing.kill()
+        writing.wait()
     return read(kept)
 
 
@@ -181,4 +205,10 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    for number in ENDING:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)

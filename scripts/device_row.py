@@ -10,6 +10,11 @@ filled in; timings are another device's until a search ran on this one (docs/dev
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from schedules.core.interrupts import heed
+
+    heed()  # while the imports below take their seconds, too
+
 import argparse
 import ctypes
 import shutil

@@ -12,6 +12,11 @@ failed.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from schedules.core.interrupts import heed
+
+    heed()  # while the imports below take their seconds, too
+
 import argparse
 import fnmatch
 import json
@@ -26,8 +31,9 @@ from schedules.build.builder import compiler_of
 from schedules.build.present import device_name
 from schedules.build.toolchain.devices import on_local
 from schedules.bundle.library.collect import Made, Order, collect
-from schedules.bundle.library.package.__main__ import summary
 from schedules.bundle.library.write import Library, build_wheel, write_library
+from schedules.bundle.package.__main__ import summary
+from schedules.cli.arguments import add_sign, key_to_sign
 from schedules.cli.output import table
 from schedules.cli.script import run_script
 from schedules.core.arch import parse_arch
@@ -62,7 +68,8 @@ def report(made: Made) -> None:
 
 def times_of(library: Library) -> dict[str, object]:
     """How long the library's kernels take to load here, as it says itself."""
-    command = [sys.executable, "-m", library.package, "--times", "--json"]
+    # -B: what lies in a signed library is signed
+    command = [sys.executable, "-B", "-m", library.package, "--times", "--json"]
     done = subprocess.run(command, cwd=library.path, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout))
 
@@ -90,6 +97,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--version", default=versions()["te-schedules"], help="default: that of te-schedules")
     parser.add_argument("--wheel", action="store_true", help="a wheel beside the folder, too")
     parser.add_argument("--force", action="store_true", help="replace a library that is there")
+    add_sign(parser)
     parser.add_argument("--default", action="store_true", help="default configs, whatever was measured")
     parser.add_argument("--device", metavar="NAME", help="build for this device (default: the one that is here)")
     parser.add_argument("--logs", action="append", metavar="DIR", help="look for records here; may be repeated")
@@ -121,8 +129,9 @@ def main(words: Sequence[str] | None = None) -> int:
             found.append(made)
         return found
 
+    key = key_to_sign(args)
     start = time.monotonic()
-    library = write_library(args.out, arch, args.version, make, force=args.force)
+    library = write_library(args.out, arch, args.version, make, force=args.force, key=key)
     took = time.monotonic() - start
     times = times_of(library)
     (library.path / "load_times.json").write_text(json.dumps(times, indent=1) + "\n")

@@ -7,6 +7,11 @@ cross-build the tutorial's convolution for CUDA and ROCm.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from schedules.core.interrupts import heed
+
+    heed()  # while the imports below take their seconds, too
+
 import argparse
 import subprocess
 import sys
@@ -20,8 +25,9 @@ from schedules.bundle.bundle import write_bundle
 from schedules.bundle.export import export_record
 from schedules.cli.script import run_script
 from schedules.core.arch import Arch, parse_arch
-from schedules.core.errors import TuningError
+from schedules.core.errors import TuningError, VerificationError
 from schedules.core.presets import preset
+from schedules.core.process import child
 from schedules.tune.crews import CrewOptions
 from schedules.tune.progress import comparison, watcher_for
 from schedules.tune.session import Work, stopping_signals, tune
@@ -53,7 +59,10 @@ def search_and_export(name: str, arch: Arch, limits: Limits, out: Path) -> Path:
 def run_from_fresh_process(bundle: Path) -> None:
     """Load the bundle and run it on random data in a new interpreter, against the reference."""
     console.print(f"\n[bold]Running {bundle} from a fresh process[/bold]")
-    subprocess.run([sys.executable, "-m", "schedules", "verify", str(bundle)], check=True)
+    with child([sys.executable, "-m", "schedules", "verify", str(bundle)], stderr=subprocess.PIPE) as verifying:
+        _, why = verifying.communicate()
+    if verifying.returncode:
+        raise VerificationError(f"{bundle} cannot be run from a fresh process: {why}")
 
 
 def cross_build(target: str, out: Path) -> None:

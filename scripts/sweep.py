@@ -12,6 +12,11 @@ sweep that was stopped has fewer `cases` there than `asked`, and goes on from th
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from schedules.core.interrupts import heed
+
+    heed()  # while the imports below take their seconds, too
+
 import argparse
 import json
 import os
@@ -33,7 +38,6 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import SchedulesError, UsageError
 from schedules.core.operator import ScheduleSpec
 from schedules.core.parallel import attempt, outcome, processes
-from schedules.core.process import lasting_interrupt
 from schedules.core.registry import operator, operator_of
 from schedules.measure.records import environment, now
 
@@ -98,7 +102,7 @@ def sweep(spec: ScheduleSpec, drawn: Iterable[Case], arch: Arch, pool: Any, tall
     are not right are printed."""
     tasks = [(case, pool.schedule(attempt, args=[checked, case, arch, spec.name], timeout=SECONDS)) for case in drawn]
     for case, task in tasks:
-        result, why = outcome(task, SECONDS)
+        result, why = outcome(task)
         error, wrong = result or (0.0, why)
         again = command(case, arch, spec)
         if wrong:
@@ -171,7 +175,7 @@ def main(words: Sequence[str] | None = None) -> int:
     args = arguments(words)
     arch = on_local(parse_arch(args.target))
     bad = 0
-    with lasting_interrupt() as check_interrupt, processes(args.workers) as pool:
+    with processes(args.workers) as pool:
         for name, spec in wanted(args.schedules, arch):
             start, key = time.monotonic(), f"{name} {spec.name}"
             about = conditions(arch, args.seed) if args.out else {}
@@ -181,7 +185,6 @@ def main(words: Sequence[str] | None = None) -> int:
             for _ in sweep(spec, drawn, arch, pool, tally):
                 if args.out:
                     add_results(args.out, {key: {**asdict(tally), **about, "date": now()}})
-                check_interrupt()
             bad += len(tally.bad)
             print(
                 f"{key}: {tally.right} of {tally.cases} right, worst error {tally.error:.3f} of the tolerance, "

@@ -72,10 +72,10 @@ def test_the_wheel_is_the_package_and_its_journals(distributions: tuple[Path, Pa
         len(journals) >= 5
         and {
             "schedules/core/presets.toml",
-            "schedules/bundle/load.py.in",
+            "schedules/bundle/package/loader.py",
             "schedules/py.typed",
             "schedules/check/emulate/cxx/fiber.h",
-            "schedules/bundle/library/package/__main__.py",
+            "schedules/bundle/package/__main__.py",
         }
         < found
     )

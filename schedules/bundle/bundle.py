@@ -5,12 +5,14 @@ kernel.cu, .ptx ...  the texts it was made from
 scheduled.tir, lowered.tir, definition.txt
 kernel.json          what it is, how to call it, what it was built with, and a checksum of every other file
 load.py              loads it with tvm_ffi and TVM's runtime library alone
+kernel.json.sig      if it is signed, the signature of kernel.json
+
+`package.loader` is what load.py is a copy of, and reads kernel.json here too.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import platform
@@ -25,8 +27,11 @@ from schedules.build.inspect import Material, material
 from schedules.build.toolchain import devices
 from schedules.build.toolchain.cuda import KernelResources
 from schedules.build.toolchain.link import link_library
+from schedules.bundle.package import loader
+from schedules.bundle.package.loader import MANIFEST
+from schedules.bundle.signature import require_signed, sign, signature_of
 from schedules.core.arch import Arch, host_cpu, parse_arch
-from schedules.core.errors import BuildError, BundleError
+from schedules.core.errors import BuildError, BundleError, SchedulesError, ToolchainError
 from schedules.core.folders import whole_folder
 from schedules.core.operator import Operator
 from schedules.core.problem import Argument, Problem
@@ -34,28 +39,13 @@ from schedules.core.registry import operator as find_operator
 from schedules.core.versions import versions
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
     from schedules.build.builder import Built, Launch
 
-SCHEMA = 1
-MANIFEST = "kernel.json"
 LIBRARY = "kernel.so"
+TEXTS = ("definition.txt", "scheduled.tir", "lowered.tir")
 _MACHINES = {"cuda": 190, "rocm": 224}  # e_machine of a cubin and of an HSA code object
-_KEYS: dict[str, type | tuple[type, ...]] = {
-    "operator": str,
-    "problem": dict,
-    "schedule": str,
-    "config": dict,
-    "target": dict,
-    "library": str,
-    "arguments": list,
-    "launch": (dict, type(None)),
-    "resources": list,
-    "compiler": str,
-    "versions": dict,
-    "measured": (dict, type(None)),
-    "built": str,
-    "files": dict,
-}
 
 
 @dataclass(frozen=True)
@@ -89,27 +79,49 @@ class Bundle:
     launch: Launch | None
 
     @classmethod
-    def open(cls, path: str | Path) -> Bundle:
-        """The bundle in the folder `path`.  Raises BundleError if it is not one, or not as it was written."""
+    def open(cls, path: str | Path, key: Ed25519PublicKey | None = None) -> Bundle:
+        """The bundle in the folder `path`.
+
+        Raises BundleError if it is not one, or not as it was written; with a `key`, if its owner did not sign it, or if
+        there is a file that is not signed.
+        """
+        from schedules.build.builder import Launch
+
         path = Path(path)
         if not path.is_dir():
             raise BundleError(f"{path} is not a folder; give the one that `schedules build --out` wrote")
-        manifest = _read_manifest(path)
-        for name, digest in manifest["files"].items():
-            if not (path / name).is_file():
-                raise BundleError(f"{path} lacks {name}; build it again")
-            if _sha256((path / name).read_bytes()) != digest:
-                raise BundleError(f"{path / name} is not what was built (truncated or edited); build it again")
-        from schedules.build.builder import Launch
-
+        if key is not None:
+            require_signed(path / MANIFEST, key)
         try:
-            arguments = tuple(Argument(**{**a, "shape": tuple(a["shape"])}) for a in manifest["arguments"])
-            used = tuple(KernelResources(**r) for r in manifest["resources"])
-            shape = manifest["launch"]
-            launch = shape and Launch(tuple(shape["grid"]), tuple(shape["block"]), shape.get("cluster", 1))
-        except (KeyError, TypeError) as error:
-            raise BundleError(f"{path / MANIFEST} is malformed ({error}); build it again") from None
-        return cls(path, manifest, arguments, used, launch)
+            manifest = loader.manifest(path)
+            loader.require_intact(path, manifest["files"])
+        except loader.DamagedError as error:
+            raise BundleError(str(error)) from None
+        if key is not None and (others := _others(path, manifest)):
+            raise BundleError(f"{path} holds {others[0]}, which is not signed; remove it")
+        arguments = tuple(Argument(**{**a, "shape": tuple(a["shape"])}) for a in manifest["arguments"])
+        used = tuple(KernelResources(**r) for r in manifest["resources"])
+        shape = manifest["launch"]
+        launch = shape and Launch(tuple(shape["grid"]), tuple(shape["block"]), shape.get("cluster", 1))
+        opened = cls(path, manifest, arguments, used, launch)
+        opened._require_known()
+        return opened
+
+    def _require_known(self) -> None:
+        """Raise BundleError unless this version has what the bundle is of, and the bundle the texts that it should."""
+        file, spec = self.path / MANIFEST, self.manifest["schedule"]
+        try:
+            self.operator.schedule(spec).config.parse(self.manifest["config"])
+            if self.problem and self.arch.kind != self.manifest["target"]["kind"]:
+                raise BundleError(f"{file} is malformed at 'target.kind'; build it again")
+        except BundleError:
+            raise
+        except SchedulesError as error:
+            raise BundleError(
+                f"{file} has what this version does not know ({str(error)[:200]}); build it again"
+            ) from None
+        if missing := [name for name in TEXTS if name not in self.manifest["files"]]:
+            raise BundleError(f"{file} has no checksum of {missing[0]}; build it again")
 
     @property
     def operator(self) -> Operator:
@@ -128,23 +140,30 @@ class Bundle:
         return self.path / self.manifest["library"]
 
     def material(self) -> Material:
-        """The bundle's texts, for `schedules.build.inspect`."""
+        """The bundle's texts, for `schedules.build.inspect`.  Raises BundleError if one is no text."""
         sources: dict[str, str | bytes] = {}
         for name in self.manifest["files"]:
             stem, _, ending = name.partition(".")
             if stem == "kernel" and ending != "so":
-                data = (self.path / name).read_bytes()
-                sources[ending] = data if ending in ("cubin", "hsaco") else data.decode()
+                binary = ending in ("cubin", "hsaco")
+                sources[ending] = (self.path / name).read_bytes() if binary else self._text(name)
+        definition, scheduled, lowered = map(self._text, TEXTS)
         return Material(
             title=f"{self.manifest['operator']} {self.problem}, {self.manifest['schedule']} for {self.arch}",
             arch=self.arch,
             launch=self.launch,
             resources=self.resources,
-            definition=(self.path / "definition.txt").read_text(),
-            scheduled=(self.path / "scheduled.tir").read_text(),
-            lowered=(self.path / "lowered.tir").read_text(),
+            definition=definition,
+            scheduled=scheduled,
+            lowered=lowered,
             sources=sources,
         )
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self.path / name).read_text()
+        except (OSError, ValueError) as error:
+            raise BundleError(f"{self.path / name} cannot be read ({error}); build it again") from None
 
     def check_device(self) -> None:
         """Raise BundleError, saying what to do, unless this machine runs what the bundle was built for."""
@@ -182,22 +201,37 @@ class Bundle:
 
         if arch.kind == "rocm" and tvm_ffi.get_global_func("device_api.rocm", allow_missing=True) is None:
             raise BundleError(f"built for {arch}, this TVM has no ROCm runtime; load it with a TVM built with ROCm")
-        return Loaded(problem, arch, self.arguments, load_library(self.library, arch))
+        try:
+            function = load_library(self.library, arch)
+        except ToolchainError:
+            raise
+        except Exception as error:  # tvm_ffi raises many types
+            reason = " ".join(str(error).split())
+            raise BundleError(f"{self.library} does not load ({reason}); build it again") from error
+        return Loaded(problem, arch, self.arguments, function)
 
 
 def write_bundle(
-    built: Built, out: str | Path, *, force: bool = False, measured: dict[str, Any] | None = None
+    built: Built,
+    out: str | Path,
+    *,
+    force: bool = False,
+    measured: dict[str, Any] | None = None,
+    key: Ed25519PrivateKey | None = None,
 ) -> Bundle:
     """Write `built` into the folder `out`, all of it or nothing.
 
     `measured` is what a measurement found, kept in kernel.json.  With `force` a bundle that is there is replaced; any
-    other folder or file never is.  Raises BundleError, or BuildError if the library would need a compiler to load.
+    other folder or file never is.  With a `key` it is signed.  Raises BundleError, or BuildError if the library would
+    need a compiler to load.
     """
     out = Path(out)
     check_destination(out, force=force)
     out = out.resolve()
     with whole_folder(out) as temporary:
         _fill(temporary, built, measured)
+        if key is not None:
+            sign(temporary / MANIFEST, key)
     return Bundle.open(out)
 
 
@@ -205,18 +239,16 @@ def check_destination(out: str | Path, *, force: bool = False) -> None:
     """Raise BundleError unless a bundle may be written to `out`; asked before a build, so that none is wasted."""
     out = Path(out)
     if out.is_dir():
-        entries = {entry.name for entry in out.iterdir()}
-        if not entries:
+        if not any(out.iterdir()):
             return
         try:
-            manifest = _read_manifest(out)
-        except BundleError:
+            manifest = loader.manifest(out)
+        except loader.DamagedError:
             raise BundleError(f"{out} is not empty and not a bundle; choose another --out") from None
-        others = sorted(entries - {*manifest["files"], MANIFEST, "__pycache__"})
-        if others:
+        if others := [name for name in _others(out, manifest) if name != "__pycache__"]:
             raise BundleError(f"{out} holds files that are no part of its bundle ({others[0]}); choose another --out")
         if not force:
-            what = f"{manifest['operator']} for {manifest['target'].get('arch')}"
+            what = f"{manifest['operator']} for {manifest['target']['arch']}"
             raise BundleError(f"{out} holds a bundle ({what}); choose another --out, or pass --force to replace it")
         return
     if out.exists():
@@ -246,7 +278,7 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
     if b"__global__" in library:
         raise BuildError("the library holds CUDA source, to be compiled at load; is TVM's CUDA runtime installed?")
     texts = {"scheduled.tir": made.scheduled, "lowered.tir": made.lowered, "definition.txt": made.definition}
-    texts["load.py"] = resources.files("schedules.bundle").joinpath("load.py.in").read_text()
+    texts["load.py"] = resources.files("schedules.bundle.package").joinpath("loader.py").read_text()
     for name, text in {**texts, **{f"kernel.{ending}": source for ending, source in made.sources.items()}}.items():
         (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     # for a GPU only the launch runs on the CPU, in code for the baseline
@@ -257,7 +289,7 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
         here = devices.cpu_features()
         features = tuple(name for name in features if here is None or name in here)
     manifest = {
-        "schema": SCHEMA,
+        "schema": loader.SCHEMA,
         "operator": built.operator.name,
         "problem": built.problem.to_json(),
         "schedule": built.schedule.name,
@@ -280,37 +312,13 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
         "versions": versions(),
         "measured": measured,
         "built": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "files": {path.name: _sha256(path.read_bytes()) for path in sorted(folder.iterdir())},
+        "files": {path.name: loader.sha256(path.read_bytes()) for path in sorted(folder.iterdir())},
     }
-    manifest["sha256"] = _digest(manifest)
+    manifest["sha256"] = loader.digest(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of the bundle in `path`, its form and its own checksum checked.  Raises BundleError."""
-    file = path / MANIFEST
-    try:
-        manifest = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise BundleError(f"{path} is not a bundle: it has no {MANIFEST}") from None
-    except (ValueError, OSError) as error:
-        raise BundleError(f"{file} cannot be read ({error}); build it again") from None
-    if not isinstance(manifest, dict) or "schema" not in manifest:
-        raise BundleError(f"{file} is not a bundle's; give a folder that `schedules build --out` wrote")
-    if manifest["schema"] != SCHEMA:
-        raise BundleError(f"{file} has schema {manifest['schema']}, this version reads {SCHEMA}; build it again")
-    for key, kind in _KEYS.items():
-        if not isinstance(manifest.get(key), kind):
-            raise BundleError(f"{file} is malformed at {key!r}; build it again")
-    if manifest.get("sha256") != _digest(manifest):
-        raise BundleError(f"{file} is not what was built (truncated or edited); build it again")
-    return manifest
-
-
-def _digest(manifest: dict[str, Any]) -> str:
-    content = {key: value for key, value in manifest.items() if key != "sha256"}
-    return _sha256(json.dumps(content, sort_keys=True).encode())
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _others(folder: Path, manifest: dict[str, Any]) -> list[str]:
+    """What is in the folder of a bundle and no part of it."""
+    known = {*manifest["files"], MANIFEST, signature_of(folder / MANIFEST).name}
+    return sorted(entry.name for entry in folder.iterdir() if entry.name not in known)

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schedules.build.builder import build
 from schedules.bundle.bundle import Bundle, write_bundle
+from schedules.bundle.package.loader import MANIFEST
+from schedules.bundle.signature import sign
 from schedules.core.arch import Arch
 from schedules.core.errors import BundleError
 from schedules.measure.records import Record
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-def export_record(record: Record, arch: Arch, out: Path) -> Path:
-    """The bundle of what `record` is of in the folder `out`; one that is there and the same stays.
+
+def export_record(record: Record, arch: Arch, out: Path, key: Ed25519PrivateKey | None = None) -> Path:
+    """The bundle of what `record` is of in the folder `out`, with a `key` signed; one that is there and the same stays.
 
     Raises BundleError, BuildError, ToolchainError.
     """
     with contextlib.suppress(BundleError):
         if holds(Bundle.open(out), record, arch):
+            if key is not None:
+                sign(out / MANIFEST, key)
             return out
     built = build(record.problem, arch, record.schedule, record.config)
-    return write_bundle(built, out, force=True, measured=record.to_json()).path
+    return write_bundle(built, out, force=True, measured=record.to_json(), key=key).path
 
 
 def holds(bundle: Bundle, record: Record, arch: Arch) -> bool:

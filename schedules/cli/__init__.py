@@ -10,7 +10,9 @@ from importlib import import_module
 from types import ModuleType
 
 from schedules.cli.arguments import Parser, parse
+from schedules.core import interrupts
 from schedules.core.errors import SchedulesError, UnknownNameError, UsageError
+from schedules.core.text import printable
 from schedules.core.versions import version_of
 
 
@@ -41,7 +43,6 @@ COMMANDS = {
     "explain": Command("explain", "a problem's schedule as a story: the program after each step, and what changed"),
     "doctor": Command("doctor", "what is installed, what is missing, and what can be built and run here"),
 }
-INTERRUPTED = 130
 
 
 def usage() -> str:
@@ -60,13 +61,19 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code.  Mistakes are one line on standard error."""
+    """Run one command; returns the exit code.  Mistakes are one line on standard error.
+
+    Without `argv` the command is this process's, which heeds signals and ends with it.
+    """
+    if argv is None:
+        interrupts.heed()
+        interrupts.run(lambda: main(sys.argv[1:]))
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        return _run(list(argv))
     except SchedulesError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+        return interrupts.answer(interrupts.LINE)
     except BrokenPipeError:
         # the reader of our output has seen enough; keep Python from saying so when it closes the stream
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -108,5 +115,7 @@ def command_parser(name: str) -> tuple[ModuleType, Parser]:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"schedules: error: {' '.join(message.split())}", file=sys.stderr)
+    if interrupts.asked():  # what fails after a signal may well fail by it
+        return interrupts.answer(interrupts.LINE)
+    print(f"schedules: error: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code

@@ -10,14 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from schedules.build.toolchain.devices import on_local
+from schedules.cli.output import note
 from schedules.core.arch import Arch, parse_arch
+from schedules.core.bounds import excess
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.operator import Operator, ScheduleSpec
 from schedules.core.presets import operator_named, presets, resolve
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_modules
+from schedules.core.text import printable
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     from schedules.measure.choice import Choice
 
 BEST = "best"  # as --config: the best that was measured
@@ -34,7 +39,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-    """Options and words in any order.  Raises UsageError; UnknownNameError with the nearest option."""
+    """Options and words in any order; no number of an option is beyond its bound.
+
+    Raises UsageError; UnknownNameError with the nearest option.
+    """
     known = [option for action in parser._actions for option in action.option_strings]
     for word in argv:
         if word == "--":
@@ -44,6 +52,9 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     args, extra = parser.parse_known_intermixed_args(list(argv))
     if extra:
         parser.error(f"unexpected {extra[0]!r}")
+    for name, value in vars(args).items():
+        if isinstance(value, int | float) and (wanted := excess(name, value)):
+            raise UsageError(f"--{name} {value} {wanted}")
     return args
 
 
@@ -95,6 +106,18 @@ def add_dispatch(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_sign(parser: argparse.ArgumentParser) -> None:
+    """``--sign``."""
+    parser.add_argument("--sign", metavar="KEY", help="sign with this private Ed25519 key, a PEM file (docs/trust.md)")
+
+
+def key_to_sign(args: argparse.Namespace) -> Ed25519PrivateKey | None:
+    """The key of --sign, asked for before anything is built.  Raises UsageError, ToolchainError."""
+    from schedules.bundle.signature import signing_key
+
+    return signing_key(args.sign) if args.sign else None
+
+
 def seeds(text: str) -> tuple[int, ...]:
     """``0,1,2`` as numbers."""
     try:
@@ -103,6 +126,8 @@ def seeds(text: str) -> tuple[int, ...]:
         raise UsageError(f"--seeds {text!r} is not a list of whole numbers; write 0,1,2") from None
     if min(found) < 0:
         raise UsageError(f"--seeds {text!r} has a negative number; write 0,1,2")
+    if wanted := excess("seed", max(found)):
+        raise UsageError(f"--seeds {max(found)} {wanted}")
     return found
 
 
@@ -177,13 +202,19 @@ def choice(args: argparse.Namespace, work: Job, *, default: bool = False) -> Cho
 
 
 def best(args: argparse.Namespace, problem: Problem, arch: Arch) -> Choice:
-    """The best that was measured, as `add_dispatch` asked for it.  Raises UsageError, JournalError."""
+    """The best that was measured, as `add_dispatch` asked for it; what is not used of the journals is said.
+
+    Raises UsageError, JournalError.
+    """
     from schedules.measure.choice import choose
+    from schedules.measure.journal import told
 
     for folder in args.logs:
         if not os.path.isdir(folder):
             raise UsageError(f"--logs {folder} is not a folder")
-    return choose(problem, arch, args.schedule, folders=args.logs or None, device=args.device)
+    chosen = choose(problem, arch, args.schedule, folders=args.logs or None, device=args.device)
+    note(told(chosen.unused))
+    return chosen
 
 
 def job(args: argparse.Namespace, *, heeds_records: bool = False) -> Job:
@@ -217,4 +248,4 @@ def arch_of(args: argparse.Namespace, operator: Operator) -> Arch:
 def print_choice(work: Job) -> None:
     """With --config best, which config that is and where it comes from."""
     if work.chosen:
-        print(f"{work.spec.name}: {work.config}\n{work.chosen}")
+        print(f"{work.spec.name}: {work.config}\n{printable(str(work.chosen))}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from schedules.cli.arguments import add_json, add_problem, choice, job
+from schedules.cli.arguments import add_json, add_problem, add_sign, choice, job, key_to_sign
 from schedules.cli.output import dimensions, emit_json, fields
 from schedules.core.errors import UsageError
 
@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--default", action="store_true", help="the default config, whatever was measured")
     parser.add_argument("--out", metavar="DIR", help="write a bundle into this folder")
     parser.add_argument("--force", action="store_true", help="replace the bundle that --out holds")
+    add_sign(parser)
     parser.add_argument("--measure", action="store_true", help="time it on its device, and keep the time in the bundle")
     add_json(parser)
 
@@ -22,11 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.force and not args.out:
         raise UsageError("--force replaces the bundle in --out; give --out DIR")
+    if args.sign and not args.out:
+        raise UsageError("--sign signs the bundle in --out; give --out DIR")
     if args.default and args.config:
         raise UsageError("--config replaces fields of the default config already; leave out --default")
     work = job(args, heeds_records=True)
     from schedules.bundle.bundle import check_destination, write_bundle
 
+    key = key_to_sign(args)
     if args.out:
         check_destination(args.out, force=args.force)
     from schedules.build.builder import build
@@ -38,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         from schedules.measure.timer import measure
 
         measured = dataclasses.asdict(measure(built))
-    bundle = write_bundle(built, args.out, force=args.force, measured=measured) if args.out else None
+    bundle = write_bundle(built, args.out, force=args.force, measured=measured, key=key) if args.out else None
     resources = bundle.resources if bundle else built.resources
     if args.json:
         result = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from schedules.cli.arguments import add_json, add_problem, job
 from schedules.cli.output import code, emit_json, heading
 from schedules.core.errors import UsageError
+from schedules.core.text import printable
 
 if TYPE_CHECKING:
     from schedules.show.explain import Step, Story
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"{told.title}\nconfig: {told.config}")
     if work.chosen:
-        print(work.chosen)
+        print(printable(str(work.chosen)))
     for step in steps:
         _print(step, args.full, alone=args.step is not None)
     if args.step is None:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from schedules.core.text import printable
+
 
 def emit_json(value: Any) -> None:
     """`value` as JSON on standard output; infinities and NaN, which JSON lacks, as null."""
@@ -26,21 +28,28 @@ def plain(value: Any) -> Any:
     return value
 
 
+def note(text: str) -> None:
+    """A line beside the result, on standard error; none for ""."""
+    if text:
+        print(f"note: {printable(text)}", file=sys.stderr)
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Rows under headers: a box on a terminal, else columns separated by two spaces or more."""
-    texts = [[str(cell) for cell in row] for row in rows]
+    headers = [printable(header) for header in headers]
+    texts = [[printable(str(cell)) for cell in row] for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console
-        from rich.table import Table
+        from rich.table import Column, Table
         from rich.text import Text
 
-        grid = Table(*headers)
+        grid = Table(*(Column(Text(header)) for header in headers))
         for row in texts:
             grid.add_row(*(Text(cell) for cell in row))
         Console().print(grid)
         return
     widths = [max(len(cell) for cell in column) for column in zip(headers, *texts, strict=True)]
-    for row in [list(headers), *texts]:
+    for row in [headers, *texts]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
@@ -49,7 +58,7 @@ def fields(pairs: Mapping[str, Any]) -> None:
     shown = {name: value for name, value in pairs.items() if value is not None}
     width = max((len(name) for name in shown), default=0)
     for name, value in shown.items():
-        print(f"{name:{width}}  {value}")
+        print(f"{printable(name):{width}}  {printable(str(value))}")
 
 
 def heading(title: str) -> None:

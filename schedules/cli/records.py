@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import split_words
+from schedules.cli.output import note
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.presets import operator_named, presets, resolve
@@ -44,11 +46,38 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 
 
 def gather(args: argparse.Namespace, words: Sequence[str] | None = None) -> list[Located]:
-    """The records that the words, --target and --device leave.  Raises UsageError, JournalError."""
-    from schedules.measure.lookup import journal_files, located
+    """The records that the words, --target and --device leave; what is not used of the journals is said.
+
+    Raises UsageError, JournalError.
+    """
+    from schedules.measure.lookup import journal_files
 
     folders, wanted = folders_of(args), selector(args, words)
-    return [item for item in located(journal_files(folders, args.journal)) if meant(item.record, wanted)]
+    found = read_once(journal_files(folders, args.journal), args)
+    return [item for item in found if meant(item.record, wanted)]
+
+
+def read_once(files: Sequence[Path], args: argparse.Namespace) -> list[Located]:
+    """The records of journals, which are read, and what is not used of them said, once in a command.
+
+    Raises JournalError if none can be read.
+    """
+    from schedules.measure.journal import read_journals, told
+
+    read: dict[tuple[Path, ...], list[Located]] = vars(args).setdefault("read", {})
+    key = tuple(files)
+    if key not in read:
+        read[key], bad = read_journals(files)
+        _say(told(bad), args)
+    return read[key]
+
+
+def _say(text: str, args: argparse.Namespace) -> None:
+    """A note, once in a command."""
+    said: set[str] = vars(args).setdefault("said", set())
+    if text not in said:
+        said.add(text)
+        note(text)
 
 
 Selector = Callable[[str, Problem, str, str], bool]  # of operator, problem, target, device
@@ -107,12 +136,15 @@ class Candidates:
     arch: Arch
     ranked: tuple[Located, ...]
     everything: tuple[Located, ...]  # failures and earlier times too
+    best: Record | None  # what a build uses
 
 
 def one_problem(args: argparse.Namespace, words: Sequence[str] | None = None) -> Candidates:
     """The records of the one problem, target and device that are meant.  Raises UsageError if that is not one."""
     from schedules.build.present import device_name
     from schedules.build.toolchain.devices import on_named
+    from schedules.measure.choice import legal_best
+    from schedules.measure.journal import told
     from schedules.measure.lookup import latest_comparable, ranked
 
     words = args.words if words is None else words
@@ -122,6 +154,11 @@ def one_problem(args: argparse.Namespace, words: Sequence[str] | None = None) ->
     if not found:
         raise UsageError(f"no records of {' '.join(words)} here; `schedules status` shows what was measured")
     (problem, *more) = dict.fromkeys(item.record.problem for item in found)
+    if more:
+        with contextlib.suppress(UsageError):  # the words may name a whole problem, its other fields at their defaults
+            whole = resolve(words[0], split_words(words[1:]))[1]
+            found = [item for item in found if item.record.problem == whole] or found
+        (problem, *more) = dict.fromkeys(item.record.problem for item in found)
     if more:
         raise UsageError(f"{problem} and {more[0]} both fit; give more fields")
     (target, *others) = dict.fromkeys(item.record.target for item in found)
@@ -134,7 +171,11 @@ def one_problem(args: argparse.Namespace, words: Sequence[str] | None = None) ->
         raise UsageError(f"there are records of {' and '.join(devices)}; choose with --device")
     device = here if here in devices else devices[0]
     kept = latest_comparable([item for item in found if item.record.device == device])
-    return Candidates(problem, on_named(arch, device, devices), tuple(ranked(kept)), tuple(kept))
+    best, refused = legal_best(kept)
+    _say(told(refused), args)
+    illegal = {(line.file, line.number) for line in refused}
+    legal = tuple(item for item in ranked(kept) if (item.file, item.line) not in illegal)
+    return Candidates(problem, on_named(arch, device, devices), legal, tuple(kept), best)
 
 
 @dataclass(frozen=True)
@@ -154,7 +195,7 @@ def pick(text: str, args: argparse.Namespace, words: Sequence[str] | None = None
     """What `text` (see WHICH) points at, among the records of the problem that the words name.  Raises UsageError."""
     if at := re.fullmatch(r"(.+):(\d+)", text):
         if Path(at[1]).is_file():
-            return _at_line(text, Path(at[1]), int(at[2]))
+            return _at_line(text, Path(at[1]), int(at[2]), args)
         if "/" in at[1] or at[1].endswith(".jsonl"):
             raise UsageError(f"{at[1]} is not a file")
     known = one_problem(args, words)
@@ -168,10 +209,8 @@ def pick(text: str, args: argparse.Namespace, words: Sequence[str] | None = None
     return _described(text, known)
 
 
-def _at_line(text: str, file: Path, line: int) -> Picked:
-    from schedules.measure.lookup import located
-
-    for item in located([file]):
+def _at_line(text: str, file: Path, line: int, args: argparse.Namespace) -> Picked:
+    for item in read_once([file], args):
         if item.line == line:
             return _picked(text, item)
     raise UsageError(f"{file} has no record in line {line}")

@@ -94,13 +94,11 @@ def _record(args: argparse.Namespace) -> tuple[Record, str]:
             raise UsageError(f"{which} was never measured to be correct; `schedules top` shows what was")
         return picked.record, picked.place
     from schedules.cli.records import one_problem
-    from schedules.measure.choice import best_of
 
     known = one_problem(args)
-    best = best_of([item.record for item in known.everything])
-    if best is None:
+    if known.best is None:
         raise UsageError(f"nothing was correct for {known.problem}; search on: schedules tune")
-    return best, next(item.place for item in known.everything if item.record is best)
+    return known.best, next(item.place for item in known.everything if item.record is known.best)
 
 
 def judged(old: Record, new: Measurement) -> str:

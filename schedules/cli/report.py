@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import add_json
-from schedules.cli.output import emit_json
+from schedules.cli.output import emit_json, note
 from schedules.cli.records import add_selection, folders_of, meant, selector
 from schedules.core.arch import parse_arch
 from schedules.core.errors import UsageError
@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     folders, wanted = folders_of(args), selector(args)
-    from schedules.measure.journal import journals
-    from schedules.measure.lookup import journal_files, read
+    from schedules.measure.journal import journals, read_journals
+    from schedules.measure.lookup import journal_files
     from schedules.show.report import make_report, write_report
     from schedules.show.report.kernels import open_bundles
     from schedules.show.report.plots import require_matplotlib
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         files: list[Path] = []
     else:
         files = journal_files(folders, args.journal)
-    records, bad = read(files)
+    records, bad = read_journals(files)
     found = [item for item in records if meant(item.record, wanted)]
     if not (found or bundles):
         which = f" of {' '.join(args.words)}" if args.words else ""
@@ -89,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
             }
         )
         return 0
-    for note in report.notes:
-        print(note, file=sys.stderr)
+    for each in report.notes:
+        note(each)
     print(f"{Path(args.out) / 'index.html'}: {entries} problems, {len(written)} files")
     return 0
 

@@ -6,12 +6,23 @@ import argparse
 from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import add_json
-from schedules.cli.output import emit_json, table
-from schedules.cli.records import matcher
-from schedules.cli.searching import add_crew, add_limits, add_log, check_log, crew_options, limits, search
+from schedules.cli.output import emit_json, note, table
+from schedules.cli.records import matcher, read_once
+from schedules.cli.searching import (
+    CREW,
+    STOPPED,
+    add_crew,
+    add_limits,
+    add_log,
+    check_log,
+    crew_options,
+    limits,
+    search,
+)
 from schedules.core.arch import parse_arch
-from schedules.core.errors import UsageError
+from schedules.core.errors import SchedulesError, UsageError
 from schedules.core.presets import short
+from schedules.core.text import printable
 
 if TYPE_CHECKING:
     from schedules.measure.lookup import Campaign
@@ -35,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
     check_log(args)
     options, given = crew_options(args), limits(args)
     from schedules.build.builder import operator_of
-    from schedules.measure.lookup import campaigns, journal_files, located
+    from schedules.measure.lookup import campaigns, journal_files
 
-    known = campaigns(located(journal_files([args.log], args.journal)))
+    known = campaigns(read_once(journal_files([args.log], args.journal), args))
     found = [c for c in known if wanted(operator_of(c.problem).name, c.problem) and (args.ray or _is_here(c))]
     if not found:
         what = f" of {' '.join(args.words)}" if args.words else ""
@@ -50,12 +61,19 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             emit_json({"finished": True, "trials": found[0].trials})
         else:
-            print(f"finished: {_text(found[0])}, {found[0].trials} trials; give larger --trials or --minutes")
+            text = f"finished: {_text(found[0])}, {found[0].trials} trials in {found[0].file}"
+            print(printable(f"{text}; give larger --trials or --minutes"))
         return 0
     worst = 0
     for campaign in chosen:
-        worst = max(worst, _continue(campaign, given, options, args))
-        if worst > 1:  # stopped
+        try:
+            worst = max(worst, _continue(campaign, given, options, args))
+        except SchedulesError as error:  # one that cannot go on costs that one
+            if not args.all:
+                raise
+            worst = max(worst, 1)
+            note(f"{_text(campaign)} in {campaign.file}: {error}")
+        if worst == STOPPED:
             break
     return worst
 
@@ -75,6 +93,7 @@ def _goes_further(campaign: Campaign, given: Limits) -> bool:
 
 
 def _continue(campaign: Campaign, given: Limits, options: object, args: argparse.Namespace) -> int:
+    from schedules.build.builder import operator_of
     from schedules.tune.crews import CrewOptions
     from schedules.tune.session import Work
     from schedules.tune.tuner import Limits
@@ -85,7 +104,10 @@ def _continue(campaign: Campaign, given: Limits, options: object, args: argparse
     arch = parse_arch(campaign.target)
     work = Work(campaign.problem, arch, bounds, asked.strategy, asked.schedules, asked.seed, asked.space)
     args.journal = str(campaign.file)
-    again = ["resume", "--journal", args.journal]
+    # with the words, since the journal may hold searches of other problems
+    again = ["resume", operator_of(campaign.problem).name, *str(campaign.problem).split(" "), "--journal", args.journal]
+    asked_for = {name: getattr(args, name) for name in ("trials", "minutes", "patience", *CREW)}
+    again += [word for name, value in asked_for.items() if value is not None for word in (f"--{name}", str(value))]
     return search(work, options, args, again)
 
 
@@ -123,6 +145,6 @@ def _show(found: list[Campaign], as_json: bool) -> None:
     if as_json:
         emit_json(rows)
         return
-    names = ("operator", "problem", "target", "search", "trials", "of", "last")
+    names = ("operator", "problem", "target", "search", "trials", "of", "last", "journal")
     cells = [["" if row[name] is None else row[name] for name in names] for row in rows]
     table((*names, ""), [(*cell, "finished" if row["ended"] else "") for cell, row in zip(cells, rows, strict=True)])

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from schedules.cli import INTERRUPTED
+from schedules.core import interrupts
 from schedules.core.errors import SchedulesError
 
 
@@ -15,11 +15,13 @@ def run_script(main: Callable[[], int], stopped: str = "stopped") -> NoReturn:
 
     The exit code is then the error's, or 130; `stopped` is what Ctrl-C is answered with: what is kept, how to go on.
     """
-    try:
-        sys.exit(main())
-    except SchedulesError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print(stopped, file=sys.stderr)
-        sys.exit(INTERRUPTED)
+
+    def guarded() -> int:
+        try:
+            return main()
+        except SchedulesError as error:
+            if not interrupts.asked():  # what fails after a signal may well fail by it
+                print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            return error.exit_code
+
+    interrupts.run(guarded, stopped)

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import positive
 from schedules.cli.output import emit_json, fields
-from schedules.core.errors import UsageError
+from schedules.core.errors import MachineError, UsageError
 from schedules.core.problem import Config, Problem
 
 if TYPE_CHECKING:
+    from schedules.core.arch import Arch
     from schedules.measure.records import Record
+    from schedules.tune.crew import Crew
     from schedules.tune.crews import CrewOptions
     from schedules.tune.progress import View
     from schedules.tune.session import Work
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 TRIALS = 256  # of a search that is given no limit
 FOLDER = "tuning_logs"  # `journal.DEFAULT_FOLDER`, whose module takes TVM with it
 LONGEST = 1000  # letters of a config on a command line
+CREW = ("builders", "gpus", "ray", "device", "timeout")  # the options of `add_crew`
 STOPPED = 130  # exit code of a search that a signal ended
+STOPPED_LINE = "stopped; nothing is lost.  Go on with: {}"
 
 
 def add_limits(parser: argparse.ArgumentParser, default: str = "") -> None:
@@ -96,27 +100,49 @@ def search(work: Work, options: CrewOptions, args: argparse.Namespace, again: Se
     from schedules.tune.session import stopping_signals, tune, tune_each
 
     fresh = getattr(args, "fresh", False)
-    with view(args.json) as watcher, stopping_signals(watcher.urgent) as stop:
-        crews = options.open_all(work.arch, watcher.note)
-        try:
-            if len(crews) == 1:
-                options_of_one = {"journal": args.journal, "folder": args.log, "fresh": fresh}
-                results = [tune(work, crews[0], **options_of_one, watcher=watcher, stop=stop)]
-            elif args.journal:
-                kinds = ", ".join(crew.device for crew in crews)
-                raise UsageError(
-                    f"--journal is one file, and the cluster has {kinds}; choose with --device, or use --log"
-                )
-            else:
-                # one live view holds one search: several are told in lines
-                stream = sys.stderr
-                results = tune_each(
-                    work, crews, folder=args.log, fresh=fresh, watch=lambda crew: PlainView(stream), stop=stop
-                )
-        finally:
-            for crew in crews:
-                crew.close()
-    return max(report(result, args.json, shlex.join(["schedules", *again])) for result in results)
+    go_on = shlex.join(["schedules", *again])
+    with (
+        _said(go_on, args.json),
+        view(args.json) as watcher,
+        _opened(options, work.arch, watcher) as crews,
+        stopping_signals(watcher.urgent) as stop,
+    ):
+        if len(crews) == 1:
+            options_of_one = {"journal": args.journal, "folder": args.log, "fresh": fresh}
+            results = [tune(work, crews[0], **options_of_one, watcher=watcher, stop=stop)]
+        elif args.journal:
+            kinds = ", ".join(crew.device for crew in crews)
+            raise UsageError(f"--journal is one file, and the cluster has {kinds}; choose with --device, or use --log")
+        else:
+            # one live view holds one search: several are told in lines
+            stream = sys.stderr
+            results = tune_each(
+                work, crews, folder=args.log, fresh=fresh, watch=lambda crew: PlainView(stream), stop=stop
+            )
+    return max(report(result, args.json, go_on) for result in results)
+
+
+@contextmanager
+def _opened(options: CrewOptions, arch: Arch, watcher: View) -> Iterator[Sequence[Crew]]:
+    crews = options.open_all(arch, watcher.note)
+    try:
+        yield crews
+    finally:
+        for crew in crews:
+            crew.close()
+
+
+@contextmanager
+def _said(go_on: str, as_json: bool) -> Iterator[None]:
+    """Say how to go on with a search that is interrupted before it can finish what it measures."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not as_json:
+            print(STOPPED_LINE.format(go_on))
+        raise
+    except MachineError as error:
+        raise MachineError(f"{error} ({go_on})") from error
 
 
 def report(result: Result, as_json: bool, again: str) -> int:
@@ -138,7 +164,7 @@ def report(result: Result, as_json: bool, again: str) -> int:
             }
         )
         if not result.finished:
-            print(f"stopped; nothing is lost.  Go on with: {again}")
+            print(STOPPED_LINE.format(again))
     if not result.finished:
         return STOPPED
     return 0 if result.best else 1

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from schedules.cli.arguments import add_json
-from schedules.cli.output import emit_json, table
+from schedules.cli.output import emit_json, note, table
 from schedules.cli.records import add_selection, gather
 from schedules.core.presets import short
 
@@ -24,28 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     found = gather(args)
+    from schedules.measure.journal import told
     from schedules.measure.lookup import summaries
 
     rows = summaries(found)
+    note(told([line for row in rows for line in row.refused]))
     if args.json:
         emit_json([_as_json(row) for row in rows])
         return 0
     if not rows:
         print("nothing was measured yet" + (f" of {' '.join(args.words)}" if args.words else ""))
         return 0
-    headers = (
-        "operator",
-        "problem",
-        "target",
-        "device",
-        "trials",
-        "failed",
-        "default us",
-        "best us",
-        "speedup",
-        "last",
-    )
-    table((*headers, ""), [_row(row) for row in rows])
+    table(HEADERS, [_row(row) for row in rows])
     return 0
 
 

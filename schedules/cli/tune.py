@@ -120,7 +120,8 @@ def _plan(args: argparse.Namespace) -> int:
     for outcome in outcomes:
         if outcome.note:
             print(f"{outcome.name}: {outcome.note}")
-    print(f"report in {out / 'report.md'}, journals under {args.log}")
+    report = f"report in {out / 'report.md'}" if all(outcome.reported for outcome in outcomes) else "no report"
+    print(f"{report}, journals under {args.log}")
     if code == STOPPED:
         print("stopped; nothing is lost.  The same command goes on" + (", without --fresh" if args.fresh else ""))
     return code

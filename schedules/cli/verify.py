@@ -17,10 +17,15 @@ ROUTES = ("device", "emulated", "serial")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_problem(parser, "an operator or a preset, then its fields; or a bundle's folder")
+    add_problem(parser, "an operator or a preset, then its fields; or the folder of a bundle or a library")
     known = f"{', '.join(ROUTES)} (default: the device, else what is here)"
     parser.add_argument("--route", metavar="ROUTE,...", help=known)
     parser.add_argument("--seeds", default="0", metavar="N,...", help="a run with the random data of each (default: 0)")
+    parser.add_argument(
+        "--key",
+        metavar="KEY",
+        help="refuse a bundle or a library that the owner of this public key, a PEM file, did not sign",
+    )
     add_json(parser)
 
 
@@ -52,8 +57,13 @@ def run(args: argparse.Namespace) -> int:
     for route in routes or ():
         if route not in ROUTES:
             raise UnknownNameError("route", route, ROUTES)
-    bundle = bundle_path(args)
-    title, checks = _bundle_checks(bundle, routes, numbers) if bundle else _problem_checks(args, routes, numbers)
+    folder = bundle_path(args)
+    if args.key and not folder:
+        raise UsageError("--key is for a bundle or a library; give its folder")
+    if folder:
+        title, checks = _folder_checks(folder, args.key, routes, numbers)
+    else:
+        title, checks = _problem_checks(args, routes, numbers)
     passed = bool(checks) and all(check.passed for check in checks)
     if args.json:
         emit_json({**title, "passed": passed, "checks": [as_json(check) for check in checks]})
@@ -74,16 +84,33 @@ def _problem_checks(
     return {"target": str(work.arch), "schedule": work.spec.name, "config": work.config.to_json()}, checks
 
 
-def _bundle_checks(
-    path: Path, routes: list[str] | None, numbers: tuple[int, ...]
+def _folder_checks(
+    path: Path, key: str | None, routes: list[str] | None, numbers: tuple[int, ...]
 ) -> tuple[dict[str, Any], list[Check]]:
-    """A bundle is compiled: the device is the only route."""
+    """A bundle, or every bundle of a library, is compiled: the device is the only route.
+
+    Nothing of it is loaded before all of it was found intact and, with a `key`, signed.
+    """
     from schedules.bundle.bundle import Bundle
+    from schedules.bundle.library.write import Library
+    from schedules.bundle.package.loader import MANIFEST
+    from schedules.bundle.signature import public_key
     from schedules.check.verify import verify_function
 
-    bundle = Bundle.open(path)
+    owner = public_key(key) if key else None
+    if (path / MANIFEST).exists() or not Library.is_at(path):
+        bundles = [Bundle.open(path, owner)]
+        told = {name: bundles[0].manifest[name] for name in ("schedule", "config")}
+    else:
+        bundles = [Bundle.open(folder) for folder in Library.open(path, owner).bundles]
+        told = {"bundles": [str(bundle.path) for bundle in bundles]}
     if routes not in (None, ["device"]):
         raise UsageError(f"{path} is a bundle and runs on its device only; leave out --route")
-    checks = verify_function(bundle.problem, bundle.arch, bundle.load(), numbers, str(bundle.manifest["schedule"]))
-    told = {name: bundle.manifest[name] for name in ("schedule", "config")}
-    return {"target": str(bundle.arch), **told}, checks
+    checks = [
+        check
+        for bundle in bundles
+        for check in verify_function(
+            bundle.problem, bundle.arch, bundle.load(), numbers, str(bundle.manifest["schedule"])
+        )
+    ]
+    return {"target": str(bundles[0].arch), "signed": owner is not None, **told}, checks

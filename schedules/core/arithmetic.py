@@ -9,15 +9,17 @@ from dataclasses import dataclass
 class Arithmetic:
     """How a schedule multiplies and adds.
 
-    `error` bounds what a sum of products may be off, in units of the sum of the absolute products, whatever the order
-    of summation and before the result is rounded to the output's dtype.
+    `error` bounds what a sum of products may be off, in units of the sum of the absolute products, before the result is
+    rounded to the output's dtype.  A tree over n terms is off by log2(n) units in the last place at most; a chain by
+    about sqrt(n) / 2 where all terms are positive, by less where signs are mixed (Higham, "Accuracy and Stability of
+    Numerical Algorithms", ch. 4; Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis").
     """
 
     name: str
     error: float
 
 
-FLOAT32 = Arithmetic("float32", 2.0**-20)  # 16 units in the last place
+FLOAT32 = Arithmetic("float32", 2.0**-20)  # 16 units in the last place: no chain over a long row
 # float32 products as three of bfloat16 parts: see `steps.split`; their sums are float32's
 BF16X3 = Arithmetic("bf16x3", 3 * 2.0**-16 + FLOAT32.error)
 # float32 products of TF32 parts, each operand rounded to 10 bits of mantissa (2^-11 of it); the sums are float32's, of

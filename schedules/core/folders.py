@@ -1,16 +1,35 @@
-"""Folders that come into being whole or not at all."""
+"""Folders that come into being whole or not at all, and names that stay inside of one."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from schedules.core.errors import BundleError
+from schedules.core.errors import BundleError, UsageError
+
+LONGEST = 255  # bytes of a file's name, on Linux's file systems
+
+
+def inside(folder: str | Path, name: object) -> Path:
+    """The path that `name`, which someone else wrote, has in `folder`.
+
+    Raises UsageError for what is no name of a file, or leads outside: an absolute path, `..`, a symbolic link.
+    """
+    if not isinstance(name, str) or not name.isprintable():  # NUL, surrogates and line breaks are not printable
+        raise UsageError(f"{str(name)[:80]!r} is not a file's name; use letters, digits, - and _")
+    parts = Path(name).parts
+    if not parts or parts[0] == "/" or ".." in parts:
+        raise UsageError(f"{name[:80]!r} leads outside {folder}; use a name without / and ..")
+    if max(len(os.fsencode(part)) for part in parts) > LONGEST:
+        raise UsageError(f"{name[:20]}... has {len(name)} letters; use a name of at most {LONGEST}")
+    path = Path(folder) / name
+    if not path.resolve().is_relative_to(Path(folder).resolve()):
+        raise UsageError(f"{path} is a link that leads outside {folder}; remove it")
+    return path
 
 
 @contextlib.contextmanager
@@ -50,14 +69,13 @@ def _parents(out: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _beside(out: Path) -> Iterator[Path]:
     """A temporary folder on the file system of `out`, removed at the end if it is still there."""
-    temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    try:
+    # removed by an exit function, too, should the process end where no `finally` runs
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", ignore_cleanup_errors=True) as made:
+        temporary = Path(made)
         umask = os.umask(0)
         os.umask(umask)
-        temporary.chmod(0o777 & ~umask)  # mkdtemp's folders are for the owner's eyes only
+        temporary.chmod(0o777 & ~umask)  # which is made for the owner's eyes only
         yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _place(temporary: Path, out: Path) -> None:

@@ -3,36 +3,86 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import TimeoutError as FutureTimeout
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
-from schedules.core.errors import SchedulesError, ToolchainError
-from schedules.core.process import SpawnContext
+from schedules.core.child import Child, Ended, Overdue, Stopped
+from schedules.core.errors import MachineError, SchedulesError
+from schedules.core.process import ScratchFolder, start_worker
 
-try:
-    import pebble
-except ImportError:
-    pebble = None
-
-INSTALL = "pip install 'te-schedules[tune]'"
 # a process each: their libraries need no threads of their own
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "TVM_NUM_THREADS": "1"}
+TRIES = 3  # of a task whose process somebody stops
+
+
+class Processes:
+    """Processes that take tasks in the order in which they come, with their temporary files in `folder`; a thread looks
+    after each."""
+
+    def __init__(self, count: int, folder: str) -> None:
+        self._setup = (folder, None, False, False)
+        self._tasks: queue.SimpleQueue[tuple[Future[Any], Any] | None] = queue.SimpleQueue()
+        self._stopped = False
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def schedule(
+        self, function: Callable[..., Any], args: Sequence[Any] = (), timeout: float = float("inf")
+    ) -> Future[Any]:
+        """The future of a call that may take `timeout` seconds once a process has it."""
+        task: Future[Any] = Future()
+        self._tasks.put((task, (function, tuple(args), timeout, lambda: self._stopped)))
+        return task
+
+    def stop(self) -> None:
+        """End every process; what was not done by then never will be."""
+        self._stopped = True
+
+    def join(self) -> None:
+        """Wait until all tasks are done, unless they were stopped, and the processes gone."""
+        for _ in self._threads:
+            self._tasks.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self) -> None:
+        child: Child | None = None
+        while (entry := self._tasks.get()) and not self._stopped:
+            task, call = entry
+            for again in range(TRIES if task.set_running_or_notify_cancel() else 0):
+                try:
+                    child = child or Child(start_worker, self._setup, environment=_ONE_THREAD)
+                    task.set_result(child.call(*call))
+                except (Ended, Overdue, Stopped, CancelledError) as ended:
+                    if child:
+                        child.kill()
+                    child = None
+                    if isinstance(ended, Stopped) and again < TRIES - 1:
+                        continue
+                    task.set_exception(ended)
+                except BaseException as error:
+                    task.set_exception(error)
+                break
+        if child:
+            child.kill()
 
 
 @contextlib.contextmanager
-def processes(count: int) -> Iterator[Any]:
-    """A `pebble.ProcessPool` of `count` processes, each started from nothing; stopped at once if the body fails.
-
-    Raises ToolchainError if pebble is not installed.
-    """
-    if pebble is None:
-        raise ToolchainError(f"pebble, which runs the worker processes, is not installed; {INSTALL}")
-    with pebble.ProcessPool(count, context=SpawnContext(_ONE_THREAD)) as pool:
+def processes(count: int) -> Iterator[Processes]:
+    """`count` processes, each started from nothing; stopped at once if the body fails, and gone with this process,
+    their temporary files too."""
+    with contextlib.closing(ScratchFolder()) as scratch:
+        pool = Processes(count, scratch.path)
         try:
             yield pool
+            pool.join()
         except BaseException:
             pool.stop()
+            pool.join()
             raise
 
 
@@ -50,15 +100,9 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
         return None, f"internal: {type(error).__name__}: {error}"
 
 
-def outcome(task: Any, seconds: float) -> tuple[Any, str]:
-    """What a pool's task of `attempt` came to, as it says, or what became of its process.
-
-    `seconds` is the time that it was given.
-    """
+def outcome(task: Future[tuple[Any, str]]) -> tuple[Any, str]:
+    """What a task of `attempt` came to, as it says, or what became of its process."""
     try:
-        ended: tuple[Any, str] = task.result()
-    except FutureTimeout:
-        return None, f"took longer than {seconds:g} s"
-    except pebble.ProcessExpired as expired:
-        return None, f"the process died: exit code {expired.exitcode}"
-    return ended
+        return task.result()
+    except (Ended, Overdue, Stopped, MachineError) as error:
+        return None, str(error)

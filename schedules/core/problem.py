@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import operator
+import reprlib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, ClassVar, TypeVar
@@ -58,6 +60,7 @@ class Fields:
     # fields that the class did not always have: at their default they are not written, so that names of files and lines
     # of journals are those of before
     later: ClassVar[tuple[str, ...]] = ()
+    most: ClassVar[int] = 2**63 - 1  # of a whole number's size: what a program's int64 holds
 
     @classmethod
     def parse(cls: type[F], words: Mapping[str, Any]) -> F:
@@ -66,16 +69,10 @@ class Fields:
         Raises the class's error for a missing, extra or malformed field, naming it.
         """
         hints = _hints(typing.cast(Any, cls))
-        fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
-        for name in words:
-            if name not in fields:
-                raise UnknownNameError(f"{cls.noun} field", name, fields)
-        missing = [
-            f.name
-            for f in fields.values()
-            if f.name not in words and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        ]
-        if missing:
+        if words.keys() - hints.keys():
+            name = next(name for name in words if name not in hints)
+            raise UnknownNameError(f"{cls.noun} field", name, hints)
+        if missing := [name for name in _required(typing.cast(Any, cls)) if name not in words]:
             raise cls.error(
                 f"missing {cls.noun} {', '.join(missing)}; give {' '.join(name + '=...' for name in missing)}"
             )
@@ -85,29 +82,39 @@ class Fields:
     def _convert(cls, name: str, kind: Any, value: Any) -> Any:
         try:
             if kind == Pair:
-                parts = (
-                    value.replace("x", ",").split(",")
-                    if isinstance(value, str)
-                    else value
-                    if isinstance(value, list | tuple)
-                    else [value]
-                )
-                pair = tuple(int(part) for part in parts)
+                pair = tuple(cls._whole(part) for part in _parts(value))
                 if len(pair) not in (1, 2):
                     raise ValueError
                 return pair * (2 // len(pair))
+            if kind is int:
+                return cls._whole(value)
+            if kind is float and not isinstance(value, bool):
+                return float(value)
             if kind is bool and isinstance(value, str):
                 return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[value.lower()]
-            if kind is int and isinstance(value, float):
-                raise ValueError
-            return kind(value)
+            if kind in (bool, str) and isinstance(value, kind):
+                return value
+            raise ValueError
+        except OverflowError:
+            raise cls.error(f"{cls.noun} {name}={reprlib.repr(value)} is too large; at most {cls.most}") from None
         except (ValueError, TypeError, KeyError):
-            wanted = (
-                "one or two whole numbers (h,w)"
-                if kind == Pair
-                else {int: "a whole number", bool: "true or false"}.get(kind, kind.__name__)
-            )
-            raise cls.error(f"{cls.noun} {name}={value!r} is not {wanted}") from None
+            wanted = {
+                Pair: "one or two whole numbers (h,w)",
+                int: "a whole number",
+                float: "a number",
+                bool: "true or false",
+            }.get(kind, "text")
+            raise cls.error(f"{cls.noun} {name}={reprlib.repr(value)} is not {wanted}") from None
+
+    @classmethod
+    def _whole(cls, value: Any) -> int:
+        """A whole number that is one, or text of one.  Raises ValueError, TypeError, OverflowError."""
+        if isinstance(value, bool):
+            raise ValueError
+        number = int(value) if isinstance(value, str) else operator.index(value)
+        if abs(number) > cls.most:
+            raise OverflowError
+        return number
 
     def to_json(self, every: bool = False) -> dict[str, Any]:
         """The fields as plain JSON values; of those in `later`, only those not at their default, or `every` one."""
@@ -124,6 +131,13 @@ class Fields:
         return " ".join(f"{name}={text(value)}" for name, value in self.to_json().items())
 
 
+def _parts(value: Any) -> Sequence[Any]:
+    """The parts of a pair: of text, a sequence, or the one number for both."""
+    if isinstance(value, str):
+        return value.replace("x", ",").split(",")
+    return value if isinstance(value, list | tuple) else [value]
+
+
 @cache
 def _names(cls: Any) -> tuple[str, ...]:
     """The fields that are given: searches ask for them of every config of a space, several times."""
@@ -137,9 +151,18 @@ def _later(cls: Any) -> dict[str, Any]:
 
 
 @cache
+def _required(cls: Any) -> tuple[str, ...]:
+    """The fields without a default."""
+    fields = (f for f in dataclasses.fields(cls) if f.init and f.default_factory is dataclasses.MISSING)
+    return tuple(f.name for f in fields if f.default is dataclasses.MISSING)
+
+
+@cache
 def _hints(cls: Any) -> dict[str, Any]:
-    """The fields' types: they take longer to find than all else of `parse`, which reads every line of a journal."""
-    return typing.get_type_hints(cls)
+    """The types of the fields that are given: they take longer to find than all else of `parse`, which reads every line
+    of a journal."""
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
 
 
 @dataclass(frozen=True)
@@ -406,6 +429,7 @@ class Config(Fields):
 
     error = ConfigError
     noun = "config"
+    most = 2**31 - 1
 
     def check(self, problem: Any, arch: Any) -> str | None:
         """Why this config is illegal for `problem` on `arch`, in words that name the field; None if it is legal."""

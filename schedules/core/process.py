@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
-import multiprocessing.context
 import os
 import resource
 import shutil
@@ -13,21 +10,24 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
+
+from schedules.core.errors import MachineError
 
 SCRATCH = "SCHEDULES_SCRATCH"  # in a worker's environment, the folder that the workers of a crew share
-WORKER = "SCHEDULES_WORKER"  # in a worker's environment from its first instruction: see import_tvm_alone
 BACKGROUND = 10  # what is added to the niceness of processes that build while others measure
-_PR_SET_PDEATHSIG = 1
+PARTING = 3.0  # seconds for a child to end by itself
 # Its own child does the work: a system that ends a process may end the children of it too (Ray does), not theirs
 _JANITOR = """
-import os, shutil, sys
+import os, shutil, sys, time
 os.fork() and os._exit(0)
 sys.stdin.read()
-shutil.rmtree(sys.argv[1], ignore_errors=True)
+for _ in range(100):  # a compiler that outlives its worker may write once more
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    if not os.path.exists(sys.argv[1]): break
+    time.sleep(0.1)
 """
 
 
@@ -47,49 +47,50 @@ def import_tvm_alone() -> None:
 
 
 @contextlib.contextmanager
-def lasting_interrupt() -> Iterator[Callable[[], None]]:
-    """In the main thread: Ctrl-C raises KeyboardInterrupt in the body as ever.  The function that this gives raises it
-    again where it was lost, as Python loses what is raised in a finaliser or a callback."""
-    interrupted = False
-
-    def interrupt(number: int, frame: Any) -> None:
-        nonlocal interrupted
-        interrupted = True
-        raise KeyboardInterrupt
-
-    def check() -> None:
-        if interrupted:
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, interrupt)
+def shielded_children() -> Iterator[None]:
+    """Processes that start in the body get no signal of the terminal, which goes to every process of it: what becomes
+    of them is the starting one's to say."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
-        yield check
+        yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def start_worker(parent: int, folder: str, memory: int | None, background: bool = False) -> None:
-    """Tie this process to `parent`, send its temporary files to `folder`, and let it go first if memory is short.
+@contextlib.contextmanager
+def child(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that is over when the body is: asked to end if it is not, and killed if it does not."""
+    with shielded_children():
+        process = subprocess.Popen(command, text=True, **options)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(PARTING)
+            process.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream:
+                stream.close()
+
+
+def start_worker(folder: str, memory: int | None, background: bool = False, silent: bool = True) -> None:
+    """Send this process's temporary files to `folder`, and let it go first if memory is short.
 
     `memory` limits its data in bytes; with CUDA none is set, since the driver maps far more than it uses.  A process in
     the `background` leaves the cores to the others.
     """
     if background:
         os.nice(BACKGROUND)
-    # Ctrl-C goes to every process of the terminal; what becomes of the workers is the tuner's to say
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # a handler written in Python never runs while native code spins
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
-    if os.getppid() != parent:
-        os._exit(1)  # it died before the signal was asked for
     if memory:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if not os.environ.get("SCHEDULES_DEBUG"):
+    if silent and not os.environ.get("SCHEDULES_DEBUG"):
         # a candidate's last words (a native stack, a driver's complaint) would tear the progress view apart
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
@@ -97,56 +98,33 @@ def start_worker(parent: int, folder: str, memory: int | None, background: bool 
     os.environ["TMPDIR"] = os.environ[SCRATCH] = tempfile.tempdir = folder
 
 
-class _Process(multiprocessing.context.SpawnProcess):
-    """A process that has `environment` from its first instruction.
-
-    The CUDA driver reads CUDA_VISIBLE_DEVICES once, and importing TVM is enough to make it, which a child that imports
-    the program's main module does before any initializer runs.
-    """
-
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-
-    def __init__(self, *arguments: Any, environment: Mapping[str, str], **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.environment = dict(environment)
-
-    def start(self) -> None:
-        with self._lock:
-            before = {name: os.environ.get(name) for name in self.environment}
-            os.environ.update(self.environment)
-            try:
-                super().start()
-            finally:
-                for name, value in before.items():
-                    if value is None:
-                        del os.environ[name]
-                    else:
-                        os.environ[name] = value
-
-
-class SpawnContext(multiprocessing.context.SpawnContext):
-    """How worker processes start: from nothing, with `environment` besides what this process has, without PyTorch."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        super().__init__()
-        environment = {WORKER: "1", **environment}
-        self.Process = functools.partial(_Process, environment=environment)  # type: ignore[assignment, misc]
-
-
 class ScratchFolder:
     """A folder for temporary files that is gone when this process is, however it ends.
 
     A process that does nothing else waits for its standard input to close, which the kernel does for the dead.
+    Raises MachineError if it cannot be made.
     """
 
     def __init__(self) -> None:
-        self.path = tempfile.mkdtemp(prefix="schedules-tune-")
-        janitor = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _JANITOR, self.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # a signal to the terminal's processes must not reach it
-        )
+        try:
+            self.path = tempfile.mkdtemp(prefix="schedules-tune-")
+        except OSError as error:
+            raise MachineError(
+                f"no temporary folder can be made: {error.strerror or error}; free some space, or set TMPDIR"
+            ) from error
+        try:
+            janitor = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _JANITOR, self.path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # a signal to the terminal's processes must not reach it
+            )
+        except OSError as error:
+            os.rmdir(self.path)
+            raise MachineError(f"no process can be started: {error.strerror or error}; end some others") from error
+        except BaseException:  # interrupted
+            os.rmdir(self.path)
+            raise
         self._lifeline: IO[bytes] | None = janitor.stdin
         janitor.wait()
 

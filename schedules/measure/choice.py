@@ -9,21 +9,22 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from schedules.build.builder import compiler_of
 from schedules.build.present import device_name
 from schedules.build.toolchain.devices import on_local, on_named
-from schedules.core.arch import Arch
+from schedules.core.arch import Arch, parse_arch
 from schedules.core.device import slug
 from schedules.core.errors import ToolchainError
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
 from schedules.core.versions import versions
-from schedules.measure.journal import DEFAULT_FOLDER, read_journal
+from schedules.measure.journal import DEFAULT_FOLDER, BadLine, Located, read_journals, read_numbered
 from schedules.measure.records import Record
 
 VARIABLE = "SCHEDULES_LOGS"
@@ -34,7 +35,8 @@ NEAR = 1.0  # how many doublings of its extents away a problem may be for its co
 class Choice:
     """A schedule and a legal config for a problem; `record` is what they come from, None for the default.
 
-    `passed_over` says in a line what else is known and was not used; `given` that the caller chose.
+    `passed_over` says in a line what else is known and was not used; `given` that the caller chose; `unused` are lines
+    of the journals that no choice can use: damaged ones, and illegal configs that would be the best.
     """
 
     problem: Problem
@@ -43,6 +45,7 @@ class Choice:
     record: Record | None
     passed_over: str = ""
     given: bool = False
+    unused: tuple[BadLine, ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def source(self) -> str:
@@ -77,7 +80,7 @@ def for_device(arch: Arch, device: str | None, operator: str, folders: Sequence[
     `arch`; by default for the one that is here, else as it is.  Raises UnknownNameError, UsageError."""
     if device is None:
         return on_local(arch)
-    known = _records(operator, folders)
+    known = (item.record for item in _records(operator, folders)[0])
     return on_named(arch, device, {record.device for record in known if record.target == str(arch)})
 
 
@@ -100,22 +103,28 @@ def choose(
         arch = for_device(arch, device, op.name, folders)
     if schedule:
         op.schedule(schedule).require_kind(arch)
-    known = [record for record in _records(op.name, folders) if record.target == str(arch) and record.correct]
+    everything, unread = _records(op.name, folders)
     asked = (schedule,) if schedule else ()
-    known = [record for record in known if may_use(record, asked) and schedule in (None, record.schedule)]
+    found = [item for item in everything if item.record.target == str(arch) and item.record.correct]
+    found = [item for item in found if may_use(item.record, asked) and schedule in (None, item.record.schedule)]
+    known = [item.record for item in found]
     device = device or device_name(arch) or _only_device(known)
     here = [record for record in known if device and slug(record.device) == slug(device)]
     usable = [record for record in here if _same_versions(record, arch)]
     note = _passed_over(known, here, usable, device)
-    exact = best_of([record for record in usable if record.problem == problem], asked)
-    if exact and exact.config.check(problem, arch) is None:
-        return Choice(problem, exact.schedule, exact.config, exact)
-    default = default_choice(problem, arch, schedule, note)
+    used = set(map(id, usable))
+    exact, refused = legal_best(
+        [item for item in found if id(item.record) in used and item.record.problem == problem], asked
+    )
+    unused = (*unread, *refused)
+    if exact:
+        return Choice(problem, exact.schedule, exact.config, exact, unused=unused)
+    default = replace(default_choice(problem, arch, schedule, note), unused=unused)
     # a neighbour has a better config, not a better rule: schedules change their order between problems, and one that is
     # best there may be far behind here
     for record in nearest(problem, usable, asked):
         if record.schedule == default.schedule and record.config.check(problem, arch) is None:
-            return Choice(problem, record.schedule, record.config, record)
+            return Choice(problem, record.schedule, record.config, record, unused=unused)
     return default
 
 
@@ -134,20 +143,46 @@ def best_of(records: Iterable[Record], asked: Collection[str] = ()) -> Record | 
     """The record to use, of records of one problem on one device; `asked` are schedules that the user has named.
 
     The winner of the last finals, unless something was faster later.  A config's latest time is its time, since a
-    search's times are each the luckiest of many.
+    search's times are each the luckiest of many.  Those whose config is illegal are passed over.
     """
+    return _best_and_refused(records, asked)[0]
+
+
+def legal_best(found: Sequence[Located], asked: Collection[str] = ()) -> tuple[Record | None, list[BadLine]]:
+    """As `best_of`, and the lines that were passed over since their config is illegal."""
+    best, refused = _best_and_refused((item.record for item in found), asked)
+    places = {id(item.record): item for item in found}
+    return best, [places[id(record)].unused(f"illegal config: {reason}") for record, reason in refused]
+
+
+def _best_and_refused(
+    records: Iterable[Record], asked: Collection[str]
+) -> tuple[Record | None, list[tuple[Record, str]]]:
     latest: dict[tuple[str, str], Record] = {}
-    winner: Record | None = None
+    winners: list[Record] = []
     for record in records:
         if not record.correct or not may_use(record, asked):
             continue
         latest[record.key] = record
         if record.more.get("winner"):
-            winner = record
-    best = min(latest.values(), key=lambda record: record.us, default=None)
-    if winner and best and (best.date <= winner.date or best.us >= winner.us):
-        return winner
-    return best
+            winners.append(record)
+    ranked = deque(sorted(latest.items(), key=lambda item: item[1].us))
+    refused: dict[tuple[str, str], tuple[Record, str]] = {}
+    while ranked:
+        key, best = ranked[0]
+        if key in refused:
+            ranked.popleft()
+            continue
+        while winners and winners[-1].key in refused:
+            winners.pop()
+        winner = winners[-1] if winners else None
+        if winner and (best.date <= winner.date or best.us >= winner.us):
+            best = winner
+        reason = best.config.check(best.problem, parse_arch(best.target))
+        if reason is None:
+            return best, list(refused.values())
+        refused[best.key] = best, reason
+    return None, list(refused.values())
 
 
 def nearest(problem: Problem, records: Sequence[Record], asked: Collection[str] = ()) -> list[Record]:
@@ -174,17 +209,23 @@ def distance(one: Problem, other: Problem) -> float:
     return total
 
 
-def _records(operator: str, folders: Sequence[str | Path] | None) -> list[Record]:
-    found: list[Record] = []
-    for folder in folders if folders is not None else log_folders():
-        for file in sorted(Path(folder).glob(f"*/{operator}.jsonl")):
-            found += _journal(file, file.stat().st_mtime_ns)
-    return found
+def _records(operator: str, folders: Sequence[str | Path] | None) -> tuple[list[Located], list[BadLine]]:
+    folders = folders if folders is not None else log_folders()
+    files = [file for folder in folders for file in sorted(Path(folder).glob(f"*/{operator}.jsonl"))]
+    return read_journals(files, _read)
+
+
+def _read(file: Path) -> tuple[list[tuple[int, Record]], list[BadLine]]:
+    try:
+        found = os.stat(file)
+    except OSError:  # which reading it says better
+        return read_numbered(file)
+    return _read_once(file, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 @lru_cache(maxsize=64)
-def _journal(file: Path, modified: int) -> tuple[Record, ...]:
-    return tuple(read_journal(file)[0])
+def _read_once(file: Path, inode: int, size: int, modified: int) -> tuple[list[tuple[int, Record]], list[BadLine]]:
+    return read_numbered(file)
 
 
 def _only_device(records: Sequence[Record]) -> str | None:

@@ -14,7 +14,9 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import UsageError
 from schedules.core.presets import operator_named, preset, resolve
 from schedules.core.problem import Config, Problem
+from schedules.core.text import printable
 from schedules.measure.choice import Choice, choose, for_device
+from schedules.measure.journal import told
 
 logger = logging.getLogger("schedules")
 
@@ -55,9 +57,21 @@ def load_kernel(
         chosen = Choice(named, spec.name, spec.config_for(named, arch, dict(config)), None, given=True)
     else:
         chosen = choose(named, arch, schedule, folders=logs, device=device)
+    warn_of_unused(chosen)
     kernel = Kernel(_built(named, arch, chosen.schedule, chosen.config), chosen)
     logger.info("%s", kernel)
     return kernel
+
+
+def warn_of_unused(chosen: Choice) -> None:
+    """Log what `chosen` could not use of the journals, each text once."""
+    if chosen.unused:
+        _warn_once(told(chosen.unused))
+
+
+@cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s", printable(text))
 
 
 def problem_named(name: str, problem: Mapping[str, Any] | Problem | str | None) -> Problem:

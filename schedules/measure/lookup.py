@@ -11,40 +11,16 @@ from schedules.build.toolchain.devices import on_named
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError, UsageError
 from schedules.core.problem import Problem
-from schedules.measure.choice import best_of, default_choice
-from schedules.measure.journal import BadLine, is_being_written, journals, read_numbered
+from schedules.measure.choice import default_choice, legal_best
+from schedules.measure.journal import BadLine, Located, is_being_written, journals, read_journals
 from schedules.measure.records import ENVIRONMENT, Record, Search, speedup
 
 Comparable = tuple[str | None, ...]
 
 
-@dataclass(frozen=True)
-class Located:
-    """A record and the line that it stands in, counted from 1."""
-
-    record: Record
-    file: Path
-    line: int
-
-    @property
-    def place(self) -> str:
-        return f"{self.file}:{self.line}"
-
-
 def located(files: Iterable[Path]) -> list[Located]:
-    """Every record of the journals `files`, in their order.  Raises JournalError."""
-    return read(files)[0]
-
-
-def read(files: Iterable[Path]) -> tuple[list[Located], list[BadLine]]:
-    """As `located`, and the lines that were not read."""
-    found: list[Located] = []
-    bad: list[BadLine] = []
-    for file in files:
-        numbered, unread = read_numbered(file)
-        found += [Located(record, file, line) for line, record in numbered]
-        bad += unread
-    return found, bad
+    """Every record of the journals `files`, in their order.  Raises JournalError if none can be read."""
+    return read_journals(list(files))[0]
 
 
 def journal_files(folders: Iterable[str | Path], journal: str | Path | None = None) -> list[Path]:
@@ -155,7 +131,8 @@ class Summary:
     device: str
     trials: int
     outcomes: Counter[str]
-    best: Record | None
+    best: Record | None  # an illegal one only where none is legal
+    refused: tuple[BadLine, ...]  # those that would be the best, were they legal
     default: Record | None
     last: str
     older: int  # records of other versions
@@ -181,6 +158,10 @@ def _summary(group: Sequence[Located], running: dict[Path, bool]) -> Summary:
     kept = latest_comparable(group)
     records = [item.record for item in kept]
     last, trials = records[-1], [record for record in records if record.stage == "trial"]
+    best, refused = legal_best(kept)
+    if refused and best is None:  # what was measured is told, though nothing can be built of it any more
+        first = (refused[0].file, refused[0].number)
+        best = next(item.record for item in kept if (item.file, item.line) == first)
     return Summary(
         problem=last.problem,
         operator=last.operator,
@@ -188,7 +169,8 @@ def _summary(group: Sequence[Located], running: dict[Path, bool]) -> Summary:
         device=last.device,
         trials=len(trials),
         outcomes=Counter(record.outcome for record in trials),
-        best=best_of(records),
+        best=best,
+        refused=tuple(refused),
         default=default_record(records, last.problem, on_named(parse_arch(last.target), last.device, (last.device,))),
         last=max(record.date for record in records),
         older=len(group) - len(kept),

@@ -6,21 +6,27 @@ A record says what was measured, where, when, with what and how it ended.  Words
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+import re
+import reprlib
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from typing import Any
+from datetime import datetime, timedelta, timezone
+from functools import cache, lru_cache
+from typing import Any, TypeVar
 
 from schedules.build.builder import Built
 from schedules.build.toolchain.devices import driver_version
-from schedules.core.arch import Arch
-from schedules.core.errors import UsageError
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator
 from schedules.core.versions import versions
 from schedules.measure.timer import Measurement
 
 SCHEMA = 1
+Made = TypeVar("Made")
+STRATEGIES = ("template", "random", "auto")  # of searches
 OUTCOMES = ("correct", "compile", "runtime", "timeout", "correctness", "constraints")
 # trial: one candidate of a search; final: a finalist timed again beside the others; bench: asked for by a person
 STAGES = ("trial", "final", "bench")
@@ -53,7 +59,15 @@ class Search:
 
     @classmethod
     def from_json(cls, words: Mapping[str, Any]) -> Search:
-        return cls(**{**words, **{name: tuple(words.get(name, ())) for name in ("schedules", "offered")}})
+        """Raises UsageError if one is missing, unknown, of another type, or of a strategy that is not known."""
+        given = _checked(words, cls, _SEARCH_FIELDS, "search")
+        for name in given:
+            if name not in _SEARCH_FIELDS:
+                raise UnknownNameError("search field", name, _SEARCH_FIELDS)
+        if given["strategy"] not in STRATEGIES:
+            raise UnknownNameError("search", given["strategy"], STRATEGIES)
+        values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in given.items()}
+        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -131,21 +145,190 @@ class Record:
 
     @classmethod
     def from_json(cls, words: Mapping[str, Any]) -> Record:
-        """The record of a line.  Raises UsageError if this version does not know what it is of."""
+        """The record of a line.
+
+        Raises UsageError if something is missing, of another type, out of its range, or of a name that this version
+        does not know.  What is null counts as missing; `more` may hold names that this version does not know.
+        """
         if words.get("schema") != SCHEMA:
-            raise UsageError(f"schema {words.get('schema')!r}, this version reads {SCHEMA}")
-        names = {f.name for f in dataclasses.fields(cls)} - {"more"}
-        values = {name: value for name, value in words.items() if name in names}
+            raise UsageError(f"schema {reprlib.repr(words.get('schema'))}, this version reads {SCHEMA}")
         try:
-            owner = operator(values["operator"])
-            values["problem"] = owner.problem.parse(values["problem"])
-            values["config"] = owner.schedule(values["schedule"]).config.parse(values["config"])
-            values["search"] = Search.from_json(values["search"]) if values.get("search") else None
-            values["verified"] = tuple(values.get("verified", ()))
-            more = {name: value for name, value in words.items() if name not in names and name != "schema"}
-            return cls(**values, more=more)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"not a record: {type(error).__name__} {error}") from None
+            given = _checked(words, cls, _FIELDS, "record")
+            owner = operator(given["operator"])
+            schedule = owner.schedule(given["schedule"])
+            schedule.require_kind(_arch(given["target"]))
+            given["problem"] = _once(owner.problem.parse, given["problem"])
+            given["config"] = schedule.config.parse(given["config"])
+            given["versions"] = _once(_versions, given["versions"])
+            if "search" in given:
+                given["search"] = _once(Search.from_json, given["search"])
+                for name in given["search"].schedules:
+                    owner.schedule(name)
+        except RecursionError:
+            raise UsageError(f"not a record: {_TOO_DEEP}") from None
+        given["verified"] = tuple(given.get("verified", ()))
+        times = [given[name] for name in ("p10_us", "median_us", "p90_us") if name in given]
+        if times != sorted(times) or (given["outcome"] == "correct" and "median_us" not in given):
+            raise UsageError(f"not a record: {given['outcome']} with p10, median and p90 of {times} us")
+        more = given.keys() - _values() - {"schema"}
+        values = {name: given[name] for name in given.keys() & _values()}
+        return cls(**values, more={name: given[name] for name in given if name in more})
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a value of a line may be, in words: its types, and a test of those."""
+
+    words: str
+    types: tuple[type, ...]
+    fits: Callable[[Any], bool] = lambda value: True
+
+
+MOST_ONCE = 4096  # problems, versions and searches that are kept
+LEVELS = 8  # of objects and lists within each other
+LETTERS = 2**20  # of a text
+_TOO_DEEP = f"more than {LEVELS} objects or lists within each other"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _is_utc(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).utcoffset() == timedelta(0)
+    except ValueError:
+        return False
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str and _is_plain(value)
+
+
+def _is_plain(value: Any, levels: int = LEVELS) -> bool:
+    """True.  Raises UsageError for what no JSON but Python's holds, or is too deep, long or large to be meant."""
+    kind = type(value)
+    if kind is str:
+        if len(value) > LETTERS:
+            raise UsageError(f"not a record: a text of {len(value)} letters")
+        if not value.isascii() and _SURROGATE.search(value):
+            raise UsageError("not a record: a text with half of a character")
+    elif kind is int:
+        if not -(2**63) < value < 2**63:
+            raise UsageError("not a record: a number of more than 63 bits")
+    elif kind is float:
+        if not -math.inf < value < math.inf:
+            raise UsageError(f"not a record: the number {value}")
+    elif kind in (dict, list, tuple):
+        if not levels:
+            raise UsageError(f"not a record: {_TOO_DEEP}")
+        for item in value:
+            _is_plain(item, levels - 1)
+        if kind is dict:
+            for item in value.values():
+                _is_plain(item, levels - 1)
+    return True
+
+
+_NUMBER = (int, float)
+_TEXT = _Kind("a text", (str,), _is_plain)
+_NAME = _Kind("a name", (str,), lambda text: _is_plain(text) and bool(text.strip()))
+_TEXTS = _Kind("a list of texts", (list, tuple), lambda texts: all(map(_is_text, texts)))
+_TRUTH = _Kind("true or false", (bool,))
+_COUNT = _Kind("a count", (int,), lambda number: 0 <= number < 2**63)
+_ONE_OR_MORE = _Kind("a whole number over 0", (int,), lambda number: 0 < number < 2**63)
+_AMOUNT = _Kind("a finite number of 0 or more", _NUMBER, lambda number: 0 <= number <= 1e15)
+_TIME = _Kind("a finite number over 0", _NUMBER, lambda number: 1e-6 <= number <= 1e15)
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in _TIME.types and _TIME.fits(value)
+
+
+def _is_interval(value: Any) -> bool:
+    return len(value) == 3 and all(map(_is_time, value)) and bool(value[1] <= value[0] <= value[2])
+
+
+# of a line's names; others, which later versions may have, may hold whatever `_is_plain` lets through
+_FIELDS = {
+    **dict.fromkeys(("operator", "schedule", "target", "device", "stage", "outcome"), _NAME),
+    **dict.fromkeys(("problem", "search", "versions"), _Kind("an object", (dict,))),  # `_once` made of them
+    "config": _Kind("an object", (dict,), _is_plain),
+    **dict.fromkeys(("median_us", "p10_us", "p90_us", "default_us", "copy_gbytes_per_s"), _TIME),
+    **dict.fromkeys(("error", "elapsed", "build_s", "run_s", "busy"), _AMOUNT),
+    **dict.fromkeys(("runs", "trials", "registers", "spilled", "rounds"), _COUNT),
+    **dict.fromkeys(("reason", "program", "preset", "replay_of", "verdict"), _TEXT),
+    "date": _Kind("a time in UTC, as 2026-01-31T12:00:00+00:00", (str,), _is_utc),
+    "peers": _Kind("times by name", (dict,), lambda times: _is_plain(times) and all(map(_is_time, times.values()))),
+    "over_default": _Kind("a ratio and the two that it lies between", (list, tuple), _is_interval),
+    "verified": _TEXTS,
+    "winner": _TRUTH,
+}
+_SEARCH_FIELDS = {
+    "strategy": _NAME,
+    "campaign": _ONE_OR_MORE,
+    "seed": _COUNT,
+    "schedules": _TEXTS,
+    "space": _TEXT,
+    "trials": _ONE_OR_MORE,
+    "minutes": _TIME,
+    "patience": _ONE_OR_MORE,
+    "offered": _TEXTS,
+}
+
+
+_once_made: dict[tuple[Callable[[Any], Any], str], Any] = {}
+
+
+def _once(make: Callable[[Any], Made], words: Mapping[str, Any]) -> Made:
+    """What `make` makes of `words`: a journal's lines repeat their problem, versions and search."""
+    key = make, repr(words)
+    if key not in _once_made:
+        _is_plain(words)
+        if len(_once_made) == MOST_ONCE:
+            _once_made.clear()
+        _once_made[key] = make(words)
+    made: Made = _once_made[key]
+    return made
+
+
+def _versions(words: Mapping[str, Any]) -> Mapping[str, str]:
+    if not words or not all(map(_is_text, words.values())):
+        raise UsageError(f"not a record: versions={reprlib.repr(words)} is not texts by name")
+    return words
+
+
+@cache
+def _values() -> frozenset[str]:
+    """The names of a line that are fields of a record."""
+    return frozenset(f.name for f in dataclasses.fields(Record)) - {"more"}
+
+
+@cache
+def _required(cls: Hashable) -> tuple[str, ...]:
+    missing, found = dataclasses.MISSING, dataclasses.fields(cls)  # type: ignore[arg-type]
+    return tuple(f.name for f in found if f.default is missing and f.default_factory is missing)
+
+
+def _checked(words: Mapping[str, Any], cls: Any, kinds: Mapping[str, _Kind], noun: str) -> dict[str, Any]:
+    """What of `words` is not null, for a `cls`.  Raises UsageError if one is missing or not of its kind."""
+    given = {name: value for name, value in words.items() if value is not None}
+    for name in _required(cls):
+        if name not in given:
+            raise UsageError(f"not a {noun}: it has no {name}")
+    for name, value in given.items():
+        kind = kinds.get(name)
+        if kind is None:
+            _is_plain((name, value))
+        elif not (type(value) in kind.types and kind.fits(value)):
+            raise UsageError(f"not a {noun}: {name}={reprlib.repr(value)} is not {kind.words}")
+    return given
+
+
+@lru_cache
+def _arch(target: str) -> Arch:
+    """The arch of a record's target.  Raises UnknownNameError."""
+    arch = parse_arch(target)
+    if str(arch) != target:
+        raise UnknownNameError("target", target, [str(arch)])
+    return arch
 
 
 def judged_us(target: str, median_us: float, p10_us: float | None) -> float:
@@ -158,11 +341,8 @@ def over_default(best: Record, default: Record) -> Interval | None:
     """How many times as fast as the default `best` is, and what that lies between, if finals timed both in turn."""
     if best.stage != "final" or (best.stage, best.date) != (default.stage, default.date):
         return None
-    found = best.more.get("over_default")
-    if not isinstance(found, (list, tuple)) or len(found) != 3 or not all(type(each) is float for each in found):
-        return None
-    value, low, high = found
-    return (value, low, high) if 0 < low <= value <= high < float("inf") else None
+    value, low, high = best.more.get("over_default") or (None, None, None)
+    return (value, low, high) if value else None
 
 
 def speedup(best: Record | None, default: Record | None) -> float | None:

@@ -7,10 +7,8 @@ again, in any process.  There is no default and nothing to enumerate: traces com
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -22,6 +20,7 @@ from schedules.core.frames import quick_frames
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
+from schedules.operators.traces import Steps, pack
 from schedules.steps.story import only_step
 
 if TYPE_CHECKING:
@@ -50,26 +49,17 @@ class AutoConfig(Config):
     @classmethod
     def of(cls, space: str, sch: Schedule) -> AutoConfig:
         """The config that gives the program of `sch`, a schedule of the program of `space`."""
-        text = json.dumps(_plain(sch.trace.as_json()), separators=(",", ":"))
-        return cls(space, base64.b64encode(zlib.compress(text.encode(), 9)).decode())
+        return cls(space, pack(_plain(sch.trace.as_json())))
 
     @cached_property
-    def steps(self) -> list[Any]:
-        """The trace as TVM reads it: instructions, and decisions with the index of theirs.  Raises ConfigError."""
-        try:
-            text = zlib.decompress(base64.b64decode(self.trace, validate=True))
-            instructions, decisions = json.loads(text)
-            for step, decision in decisions:  # TVM would divide by a factor of 0
-                if instructions[step][0] == "SamplePerfectTile" and min(decision) < 1:
-                    raise ValueError
-            return [[step for step in instructions if isinstance(step[0], str)], decisions]
-        except (ValueError, TypeError, IndexError, KeyError, zlib.error):
-            raise ConfigError("trace is not one of a search, or damaged; take the config from a journal") from None
+    def steps(self) -> Steps:
+        """The trace, checked.  Raises ConfigError."""
+        return Steps.unpack(self.trace)
 
     def __str__(self) -> str:
         """Short, and another for each trace."""
         try:
-            text = json.dumps(self.steps)
+            text = json.dumps(self.steps.to_json())
         except ConfigError:
             text = self.trace
         return f"space={self.space} trace={hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -104,22 +94,20 @@ def replayed(problem: Problem, config: AutoConfig, arch: Arch) -> Schedule:
 @lru_cache(maxsize=8)  # a config is checked, then built, then verified
 def _replayed(problem: Problem, config: AutoConfig, as_described: bool) -> Schedule:
     """`as_described` leaves the loops that a tensor intrinsic stands for, which any target can run."""
-    instructions, decisions = config.steps
-    if as_described:
-        instructions = [step for step in instructions if step[0] != "Tensorize"]
-    return replay(program(problem, config.space), [instructions, decisions])
+    steps = config.steps.without("Tensorize") if as_described else config.steps
+    return replay(program(problem, config.space), steps)
 
 
-def replay(mod: tvm.IRModule, steps: list[Any]) -> Schedule:
+def replay(mod: tvm.IRModule, steps: Steps) -> Schedule:
     """`mod` after `steps`.  Raises ConfigError."""
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import Trace
 
-    if any(step[0] == "Tensorize" for step in steps[0]):
+    if any(step[0] == "Tensorize" for step in steps.instructions):
         register_intrinsics()
     sch = Schedule(mod, error_render_level="fast")
     try:
-        Trace.apply_json_to_schedule(steps, sch)
+        Trace.apply_json_to_schedule(steps.to_json(), sch)
     except Exception as error:  # TVM raises many types; whichever it is, the trace is not one of this program
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(f"trace does not replay on this problem ({reason}); tune it again") from error

@@ -14,7 +14,7 @@ from typing import Any
 from schedules.core.arch import Arch
 from schedules.core.errors import SchedulesError
 from schedules.tune.actors import Description
-from schedules.tune.workers import PREPARE_TIMEOUT, TRIES, Order
+from schedules.tune.workers import DOUBTS, PREPARE_TIMEOUT, TRIES, Order
 
 GRACE = 60.0  # seconds that an actor may take beyond its timeouts
 SAME = ("te-schedules", "apache-tvm", "apache-tvm-ffi")  # versions that a node must share with this process
@@ -31,7 +31,8 @@ class Task:
     @property
     def budget(self) -> float:
         """Seconds after which its actor is given up: more than the actor's own timeouts allow."""
-        return (1 + len(self.order.first)) * PREPARE_TIMEOUT + TRIES * self.order.timeout + GRACE
+        calls = TRIES + len(DOUBTS)
+        return (1 + len(self.order.first)) * PREPARE_TIMEOUT + calls * self.order.timeout + sum(DOUBTS) + GRACE
 
 
 @dataclass(eq=False)

@@ -23,8 +23,6 @@ Description = tuple[str, dict[str, str]]  # a device's name, and the versions th
 class WorkerActor:
     """Processes on one node: `builders` that build, or with 0 the one that measures on the device that Ray has made the
     only one to be seen here.
-
-    Raises ToolchainError if pebble is not installed on the node.
     """
 
     def __init__(self, arch: Arch, builders: int) -> None:

@@ -55,7 +55,7 @@ class LocalCrew:
 
     `devices` are the GPUs' numbers as CUDA counts them, by default all; `builders` the processes that build, by default
     one for each core; `memory` the bytes that each process may use, by default its share; timeouts are in seconds.
-    Raises UsageError if there is no device, ToolchainError if pebble is not installed.
+    Raises UsageError if there is no device, MachineError if its processes cannot start.
     """
 
     def __init__(

@@ -22,7 +22,8 @@ import numpy as np
 
 from schedules.core.arch import Arch
 from schedules.core.arithmetic import FLOAT32, Arithmetic
-from schedules.core.errors import BuildError, ConfigError, SchedulesError, ToolchainError, UsageError
+from schedules.core.errors import BuildError, ConfigError, DeviceError, SchedulesError, ToolchainError, UsageError
+from schedules.core.machine import complaint
 from schedules.core.operator import Array, Expected
 from schedules.core.problem import Problem
 from schedules.core.process import SCRATCH
@@ -51,6 +52,7 @@ class Failure:
     reason: str
     error: float | None = None
     fatal: bool = False  # the process that found it must not be used again
+    suspect: str = ""  # why the machine may be at fault, if something says so
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,10 @@ def build_candidate(problem: Problem, arch: Arch, candidate: Candidate) -> Artif
     except ToolchainError:
         raise
     except ConfigError as error:
-        return Failure("constraints", _line(error))
-    except BuildError as error:
-        return Failure("compile", _line(error))
+        return Failure("constraints", line_of(error))
     except Exception as error:  # TVM raises many types while it schedules; ScheduleError is one
-        return Failure("compile", f"{type(error).__name__}: {_line(error)}")
+        text = line_of(error) if isinstance(error, BuildError) else f"{type(error).__name__}: {line_of(error)}"
+        return Failure("compile", text, fatal=isinstance(error, MemoryError), suspect=complaint(error))
     used = built.resources
     return Artifact(
         content,
@@ -175,6 +176,11 @@ def prepare(problem: Problem, arch: Arch, seed: int) -> float:
     start = time.perf_counter()
     _bench(problem, arch, seed)
     return time.perf_counter() - start
+
+
+def prove_device(problem: Problem, arch: Arch, seed: int) -> None:
+    """Have the device write the outputs and give them back.  Raises DeviceError if they come back otherwise."""
+    _bench(problem, arch, seed).prove()
 
 
 def measure_candidate(problem: Problem, arch: Arch, artifact: Artifact, seed: int, best_us: float) -> Timing | Failure:
@@ -315,6 +321,13 @@ class Bench:
                 break
         return Failure("correctness", detail, error), error
 
+    def prove(self) -> None:
+        """Raises DeviceError if the outputs are not what was written to them."""
+        self._poison()
+        for tensor in self._outputs:
+            if (np.frombuffer(tensor.numpy().tobytes(), np.uint8) != 0xFF).any():
+                raise DeviceError("the device does not hold what is written to it")
+
     def _judge_of(self, arithmetic: Arithmetic) -> DeviceJudge:
         from schedules.check.device_judge import DeviceJudge
 
@@ -413,11 +426,11 @@ def _fault(error: Exception) -> Failure:
     """A failed run.  Memory that ran out leaves the process as it was; after anything else it is not to be trusted."""
     if isinstance(error, ToolchainError):
         raise error
-    text = _line(error) if isinstance(error, SchedulesError) else f"{type(error).__name__}: {_line(error)}"
-    return Failure("runtime", text, fatal=True)
+    text = line_of(error) if isinstance(error, SchedulesError) else f"{type(error).__name__}: {line_of(error)}"
+    return Failure("runtime", text, fatal=True, suspect=complaint(error))
 
 
-def _line(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
     """The telling line of a message, not too long for a journal."""
     from schedules.build.builder import telling_line
 

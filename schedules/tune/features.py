@@ -7,6 +7,7 @@ problems of one operator share one table.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,8 @@ def _config_features(candidate: Candidate) -> dict[str, float]:
     config, found = candidate.config, {}
     for name in dir(type(config)):
         if isinstance(getattr(type(config), name), property):
-            found.update(_number(f"config.{name}", getattr(config, name)))
+            with contextlib.suppress(ZeroDivisionError):  # an illegal config, of a journal, need not have every size
+                found.update(_number(f"config.{name}", getattr(config, name)))
     return {**numbers(config, "config."), **found}
 
 

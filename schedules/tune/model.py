@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from schedules.core.errors import ToolchainError
+from schedules.core.errors import MachineError, ToolchainError
 from schedules.core.operator import Array
 
 INSTALL = "pip install 'te-schedules[tune]'"
@@ -36,8 +36,10 @@ class CostModel:
     def __init__(self, seed: int) -> None:
         try:
             import xgboost
-        except ImportError:
+        except ModuleNotFoundError:
             raise ToolchainError(f"xgboost, the cost model, is not installed; {INSTALL}, or --search random") from None
+        except Exception as error:  # what is installed and does not load finds no memory, or no file
+            raise MachineError(f"xgboost, the cost model, cannot be loaded: {error}; or --search random") from error
         self._xgboost = xgboost
         self._seed = seed
         self._booster: Any = None

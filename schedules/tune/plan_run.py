@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from schedules.bundle.export import export_record
 from schedules.core.arch import Arch
-from schedules.core.errors import SchedulesError
+from schedules.core.errors import SchedulesError, UsageError
+from schedules.core.files import unwritable
 from schedules.core.registry import operator_of
 from schedules.measure.choice import best_of
 from schedules.measure.journal import DEFAULT_FOLDER, journal_file, read_journal
@@ -35,15 +37,17 @@ def run_plan(
 ) -> list[Outcome]:
     """Search every entry of `plan` on every of its targets, journals under `folder`, bundles and report in `out`.
 
-    Run again, it goes on where it was: a search that came to its limits takes a moment.  A search that fails is
-    reported and the next one starts; `stop` ends the plan.  Raises OSError if the report cannot be written.
+    Run again, it goes on where it was: a search that came to its limits takes a moment.  A search, an export or a
+    report that fails is noted and the next search starts; `stop` ends the plan.  Raises UsageError if `out` is no place
+    to write to.
     """
     out = Path(out or plan.out)
     # by priority first, then by target: one that ends early has the important ones
     outcomes = [Outcome(entry, arch) for entry in plan.entries for arch in entry.targets]
     deadline = None if plan.minutes is None else time.monotonic() + 60 * plan.minutes
     crews = _Crews(open_crew or CrewOptions().open)
-    write_report(out, plan.file.stem, outcomes)
+    report = _Report(out, plan.file.stem, outcomes, view)
+    report.begin()
     try:
         for number, outcome in enumerate(outcomes):
             if stop():
@@ -58,15 +62,15 @@ def run_plan(
                 until = time.monotonic() + left / (len(outcomes) - number)
             view.heading(f"{number + 1} of {len(outcomes)}: {outcome.name}")
             outcome.state = summary.SEARCHING
-            write_report(out, plan.file.stem, outcomes)
+            report.write()
             _run(outcome, until, crews, Path(folder), fresh, view, stop)
             if outcome.note:
                 view.note(f"{outcome.name}: {outcome.note}")
             _export(outcome, out, view)
-            write_report(out, plan.file.stem, outcomes)
+            report.write()
     finally:
         crews.close()
-        write_report(out, plan.file.stem, outcomes)
+        report.write()
     return outcomes
 
 
@@ -90,11 +94,10 @@ def _run(
         _look_up(outcome, file, crew, result)
         if not outcome.best and result.finished:
             outcome.state, outcome.note = summary.FAILED, "no candidate was correct"
-    except SchedulesError as error:
-        outcome.state, outcome.note = summary.FAILED, str(error)
     except Exception as error:  # a fault of this package must not cost the rest of the plan
-        outcome.state, outcome.note = summary.FAILED, f"internal: {type(error).__name__}: {error}"
-        crews.drop(arch)
+        outcome.state, outcome.note = summary.FAILED, _told(error)
+        if not isinstance(error, SchedulesError):
+            crews.drop(arch)
     finally:
         view.close()
         outcome.status = view.status
@@ -117,9 +120,47 @@ def _export(outcome: Outcome, out: Path, view: View) -> None:
         return
     try:
         outcome.bundle = export_record(outcome.best, outcome.arch, out / outcome.name)
-    except SchedulesError as error:
-        outcome.note = f"not exported: {error}"
+    except Exception as error:  # of the disk, or of this package: the search is done and the next one can start
+        outcome.note = f"not exported: {_told(error)}"
         view.note(f"{outcome.name}: {outcome.note}")
+
+
+def _told(error: Exception) -> str:
+    """`error` in a line."""
+    text = str(error) if isinstance(error, SchedulesError) else f"internal: {type(error).__name__}: {error}"
+    return " ".join(text.split())
+
+
+@dataclass
+class _Report:
+    """The report of a plan in the folder `out`; that it cannot be written is said once and ends nothing."""
+
+    out: Path
+    title: str
+    outcomes: Sequence[Outcome]
+    view: View
+    said: bool = False
+
+    def begin(self) -> None:
+        """Write the first one.  Raises UsageError if there can be none in `out`."""
+        if isinstance(refused := self._write(), UsageError):
+            raise refused
+
+    def write(self) -> None:
+        if (refused := self._write()) and not self.said:
+            self.said = True
+            self.view.note(f"no report: {refused}")
+
+    def _write(self) -> SchedulesError | None:
+        """Returns what the file system said, if it refused."""
+        refused = None
+        try:
+            write_report(self.out, self.title, self.outcomes)
+        except OSError as error:
+            refused = unwritable(self.out, error, "choose another folder: export in the plan's [defaults], or --out")
+        for outcome in self.outcomes:
+            outcome.reported = refused is None
+        return refused
 
 
 class _Crews:
@@ -153,8 +194,9 @@ class _Crews:
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
-    """0 if every search came to its end, 130 if the plan was stopped, else 1."""
+    """0 if every search came to its end and what was asked for is written, 130 if the plan was stopped, else 1."""
     states = {outcome.state for outcome in outcomes}
     if states & {summary.STOPPED, summary.WAITING}:
         return 130
-    return 1 if summary.FAILED in states else 0
+    written = all(o.reported and (o.bundle or not (o.best and o.entry.export)) for o in outcomes)
+    return 0 if written and summary.FAILED not in states else 1

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from schedules.core.problem import Problem
 from schedules.core.registry import operator_of
+from schedules.core.text import printable
 from schedules.measure.records import Record, over_default, speedup
 from schedules.tune.tuner import Result, Status, Watcher
 
@@ -69,7 +70,7 @@ class PlainView:
 
     def urgent(self, text: str) -> None:
         # not through the stream: the handler may have interrupted a write to it
-        os.write(2, f"\n{text}\n".encode())
+        os.write(2, f"{_after_echo()}{text}\n".encode())
 
     def start(self, status: Status) -> None:
         self.status = status
@@ -114,7 +115,12 @@ class PlainView:
         return ", ".join(part for part in parts if part)
 
     def _say(self, text: str) -> None:
-        print(f"{datetime.now():%H:%M:%S}  {text}", file=self._stream, flush=True)
+        print(f"{datetime.now():%H:%M:%S}  {printable(text)}", file=self._stream, flush=True)
+
+
+def _after_echo() -> str:
+    """A terminal has written ^C by itself."""
+    return "\n" if os.isatty(2) else ""
 
 
 class LiveView:
@@ -133,7 +139,8 @@ class LiveView:
 
     def urgent(self, text: str) -> None:
         # at once, since there may be no redraw for a while; and with a cursor, since the process may end
-        os.write(2, f"\x1b[?25h\n{text}\n".encode())
+        cursor = "\x1b[?25h" if os.isatty(2) else ""
+        os.write(2, f"{cursor}{_after_echo()}{text}\n".encode())
 
     def start(self, status: Status) -> None:
         self.status = status
@@ -169,7 +176,7 @@ class LiveView:
             live.stop()
 
     def _print(self, text: Text) -> None:
-        self._console.print(text, soft_wrap=True)
+        self._console.print(Text(printable(text.plain), text.style), soft_wrap=True)
 
     def _draw(self, status: Status, force: bool = False) -> None:
         if self._live and (force or time.monotonic() - self._drawn >= 1 / FRAMES):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from schedules.core.arch import Arch
-from schedules.core.errors import SchedulesError, TuningError, UsageError
+from schedules.core.errors import MachineError, SchedulesError, TuningError, UsageError
 from schedules.core.versions import versions
 from schedules.measure.records import ENVIRONMENT
 from schedules.tune.actor_groups import ActorGroup, Seat, difference, seats_of
@@ -35,7 +35,7 @@ class Lost(Exception):
     """An actor is no more, or cannot go on (`error` says why): no fault of what it ran, as far as can be told from
     once."""
 
-    def __init__(self, why: str, error: TuningError | None = None) -> None:
+    def __init__(self, why: str, error: SchedulesError | None = None) -> None:
         super().__init__(why)
         self.error = error
 
@@ -276,7 +276,7 @@ class Roster:
         try:
             return ray.get(method.remote(*arguments), timeout=timeout)
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, TuningError):
+            if isinstance(error.cause, MachineError | TuningError):
                 raise Lost(str(error.cause), error.cause) from None
             if isinstance(error.cause, SchedulesError):
                 raise error.cause from None

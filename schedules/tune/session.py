@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
 from schedules.build.toolchain.devices import on_named
 from schedules.core.arch import Arch
 from schedules.core.device import slug
 from schedules.core.errors import ConfigError, UsageError
+from schedules.core.interrupts import Deferred
 from schedules.core.problem import Problem
 from schedules.core.registry import operator_of
 from schedules.measure.choice import best_of, default_choice, nearest
 from schedules.measure.journal import DEFAULT_FOLDER, Journal, journal_file
-from schedules.measure.records import Record
+from schedules.measure.records import STRATEGIES, Record
 from schedules.tune.crew import Crew
 from schedules.tune.strategy import Candidate, Strategy
 from schedules.tune.template import TemplateSearch
-from schedules.tune.tuner import Limits, Result, Tuner, Watcher, environment_of
+from schedules.tune.tuner import Limits, Result, Silent, Tuner, Watcher, environment_of
 
-STRATEGIES = ("template", "random", "auto")
 NEIGHBOURS = 3  # other problems whose best is tried first
-ABORTED = 130  # exit code after a second signal
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,8 @@ def tune(
     work = replace(work, arch=on_named(work.arch, crew.device, (crew.device,)))  # what defaults and spaces are for
     file = Path(journal) if journal else journal_file(folder, crew.device, operator_of(work.problem).name)
     strategy = strategy_for(work)
-    with Journal(file, wait=0.1) as opened:  # a command that looks whether it is locked is done by then
+    told = watcher or Silent()
+    with Journal(file, wait=0.1, note=told.note) as opened:  # a command that looks whether it is locked is done by then
         known = [record for record in opened.records if record.environment == environment_of(crew, work.arch)]
         incumbent = best_of((record for record in known if record.problem == work.problem), work.schedules)
         tuner = Tuner(
@@ -157,22 +155,11 @@ def first_candidates(work: Work, incumbent: Record | None, known: Sequence[Recor
     return [c for c in dict.fromkeys(found) if c.schedule in names and c.config.check(problem, arch) is None]
 
 
-@contextlib.contextmanager
-def stopping_signals(note: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM ask to stop; a second one ends the process, and with it its workers, at once."""
-    asked = 0
+def stopping_signals(note: Callable[[str], None]) -> Deferred:
+    """In the body Ctrl-C, SIGTERM and SIGHUP ask to stop, which is told to `note`; the function that the ``with`` gives
+    says so.  A second one ends the process, and with it its workers, at once."""
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked += 1
-        if asked > 1:
-            note("aborted; every trial that was written down is kept")
-            os._exit(ABORTED)
+    def tell(number: int) -> None:
         note(f"{signal.Signals(number).name}: finishing what is being measured; once more to abort")
 
-    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked > 0
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+    return Deferred(tell)

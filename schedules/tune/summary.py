@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from schedules.core.arch import Arch
+from schedules.core.files import write_whole
 from schedules.measure.records import Record, speedup
 from schedules.tune import progress
 from schedules.tune.plan import Entry
@@ -33,10 +32,11 @@ class Outcome:
     default: Record | None = None
     bundle: Path | None = None
     note: str = ""  # what went wrong, in a line
+    reported: bool = True  # whether the report on the disk tells of it as it is
 
     @property
     def name(self) -> str:
-        return f"{self.entry.name}-{self.arch.kind if self.arch.name == 'host' else self.arch.name}"
+        return self.entry.folder(self.arch)
 
     @property
     def speedup(self) -> float | None:
@@ -75,12 +75,12 @@ class Outcome:
 
 
 def write_report(out: Path, title: str, outcomes: Sequence[Outcome]) -> None:
-    """``report.md`` and ``report.json`` in `out`, each replaced in one step."""
+    """``report.md`` and ``report.json`` in `out`, each replaced in one step.  Raises OSError."""
     out.mkdir(parents=True, exist_ok=True)
     rows = [outcome.to_json() for outcome in outcomes]
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    _replace(out / "report.json", json.dumps({"plan": title, "date": date, "entries": rows}, indent=2) + "\n")
-    _replace(out / "report.md", markdown(title, date, outcomes))
+    write_whole(out / "report.json", json.dumps({"plan": title, "date": date, "entries": rows}, indent=2) + "\n")
+    write_whole(out / "report.md", markdown(title, date, outcomes))
 
 
 HEADERS = ("problem", "state", "default us", "best us", "speedup", "of peer", "trials", "failed")
@@ -144,17 +144,3 @@ def _details(outcome: Outcome) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
-
-
-def _replace(file: Path, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(descriptor, "w") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, file)
-    except BaseException:
-        os.unlink(temporary)
-        raise

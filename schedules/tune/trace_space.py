@@ -159,7 +159,11 @@ class TraceSpace:
         self._generator = _template(problem, arch) if space == "template" else _rules(RULES[space])
         self._context = _context(self.mod, self.target, self._generator, threads)
         self._extractor = ms.feature_extractor.PerStoreFeature()
-        made = list(self._generator.generate_design_space(self.mod))
+        try:
+            made = list(self._generator.generate_design_space(self.mod))
+        except Exception as error:  # TVM raises many types; its rules do not know every program
+            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise ConfigError(f"TVM's rules make no space of {problem} ({reason}); use --search template") from error
         if space == "cuda-tensorcore":
             made = [sch for sch in made if _annotated(sch.mod, TENSORIZE)]
             if not made:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from schedules.core.arch import Arch
-from schedules.core.errors import TuningError
+from schedules.core.errors import JournalError, MachineError, SchedulesError, TuningError
 from schedules.core.problem import Problem
 from schedules.core.registry import operator_of
-from schedules.measure.journal import Journal
+from schedules.measure.journal import Journal, told
 from schedules.measure.records import ENVIRONMENT, Record, Search, judged_us, now, speedup
 from schedules.tune import evaluate
 from schedules.tune.crew import Crew, Job
@@ -35,17 +37,23 @@ BATCHES = 2  # at work at once, at least
 AT_WORK = 6
 KEPT = 16  # of the fastest candidates' libraries
 HOPELESS = 16  # candidates that fail alike, with none correct, end a search
+OUTAGE = 300.0  # seconds that a fault of the machine may last
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds until what met a fault of the machine is tried again
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Limits:
     """When a search ends: `trials` or `minutes` in all (earlier runs counted), or `patience` trials without a new best;
-    for this run also at `until`, a time of the monotonic clock.  None is no limit."""
+    for this run also at `until`, a time of the monotonic clock.  None is no limit.  A fault of the machine may last
+    `outage` seconds."""
 
     trials: int | None = None
     minutes: float | None = None
     patience: int | None = None
     until: float | None = None
+    outage: float = OUTAGE
 
 
 @dataclass
@@ -126,6 +134,7 @@ class _Trial:
     """A candidate on its way, and the future it waits for."""
 
     candidate: Candidate
+    order: Callable[[], Future[Any]] | None = None  # asks for what it waits for
     pending: Future[Any] | None = None
     dropped: bool = False  # whatever it comes to is not wanted any more
     stage: str = "build"  # build, measure, odd (building the odd shape), confirm
@@ -133,6 +142,24 @@ class _Trial:
     timing: Timing | None = None
     odd: Problem | None = None
     record: Record | None = None
+
+    @property
+    def needs(self) -> str:
+        """What must work for it to go on."""
+        return "build" if self.stage in ("build", "odd") else "measure"
+
+
+@dataclass
+class _Outage:
+    """A fault of the machine that is waited out."""
+
+    error: SchedulesError
+    since: float = field(default_factory=time.monotonic)
+    pause: float = field(default_factory=lambda: FIRST_PAUSE)  # before the next try
+
+
+class _StopAsked(Exception):
+    """`stop` said so while the search was paused, or in its finals."""
 
 
 class Tuner:
@@ -196,6 +223,7 @@ class Tuner:
         self._waiting = 0  # trials that wait for something
         self._noise = NoiseWatch()
         self._held: deque[_Trial] = deque()  # built, and measured once nothing else is at work
+        self._outages: dict[str, _Outage] = {}  # by what does not work: build, measure, write
         others = [
             record
             for record in journal.records
@@ -221,49 +249,61 @@ class Tuner:
     def run(self) -> Result:
         """Search until a limit is reached, the space is exhausted or `stop` says so.
 
-        Raises TuningError if nothing works, JournalError if a trial cannot be written down, ToolchainError if nothing
-        can be built here.
+        What meets a fault of the machine is neither written down nor counted: the search pauses, says so, and goes on
+        with it.  Raises MachineError if the fault lasts too long, TuningError if nothing works, ToolchainError if
+        nothing can be built here.
         """
         self._watcher.start(self._status)
         if self._new:
             self._watcher.note(f"started over: the schedules {', '.join(self._new)} are new since")
-        for bad in self._journal.bad:
-            self._watcher.note(
-                f"{bad}; " + (f"moved to {bad.file.name}.bad" if bad.torn else "left as it is, not used")
-            )
+        for torn in (True, False):
+            if unused := told([line for line in self._journal.bad if line.torn is torn]):
+                name = f"{self._journal.file.name}.bad"
+                self._watcher.note(f"{unused}; " + (f"moved to {name}" if torn else "left as they are"))
         if not self._limit_reached():
             self._crew.expect(self._problem, (self._seed, *(self._seed + more for more in CONFIRM_SEEDS)))
-        why, finished = self._loop()
-        finals = [record for record in self._finals if record.more.get("trials") == self._status.done]
-        if finished and self._trials and not finals and not self._stop():
-            self._status.phase = "timing the finalists again"
-            self._watcher.tick(self._status)
-            finals = hold_finals(
-                self._problem,
-                self._arch,
-                self._crew,
-                self._trials,
-                self._incumbent,
-                self._artifacts,
-                self._seed,
-                default=self._status.default,
-                spent=self._status.spent,
-                stop=self._stop,
-            )
-            done = {"trials": self._status.done}
-            finals = [replace(r, search=self._search, more={**r.more, **done}) for r in finals]
-            for record in finals:
-                self._journal.append(record)
-            if verdict := next((record.more["verdict"] for record in finals if record.more["winner"]), ""):
-                self._watcher.note(verdict)
-            if self._stop() and not finals:
-                why, finished = "stopped", False
+        try:
+            why, finished = self._loop()
+            finals = self._held_finals(finished)
+        except _StopAsked:
+            why, finished, finals = "stopped", False, []
         winner = next((record for record in finals if record.more.get("winner")), None)
         self._status.phase = "done" if finished else "stopped"
         default = next((record for record in finals if record.key == self._default_key), None)
         result = Result(self._status, winner or self._status.best, tuple(self._trials), why, finished, default)
         self._watcher.finish(result)
         return result
+
+    def _held_finals(self, finished: bool) -> list[Record]:
+        """The finals of the trials so far, held now if they were not before."""
+        finals = [record for record in self._finals if record.more.get("trials") == self._status.done]
+        if finished and self._trials and not finals and not self._stop():
+            self._status.phase = "timing the finalists again"
+            self._watcher.tick(self._status)
+            finals = self._patiently(
+                "measure",
+                lambda: hold_finals(
+                    self._problem,
+                    self._arch,
+                    self._crew,
+                    self._trials,
+                    self._incumbent,
+                    self._artifacts,
+                    self._seed,
+                    default=self._status.default,
+                    spent=self._status.spent,
+                    stop=self._stop,
+                ),
+            )
+            if not finals and self._stop():
+                raise _StopAsked
+            done = {"trials": self._status.done}
+            finals = [replace(r, search=self._search, more={**r.more, **done}) for r in finals]
+            for record in finals:
+                self._write(record)
+            if verdict := next((record.more["verdict"] for record in finals if record.more["winner"]), ""):
+                self._watcher.note(verdict)
+        return finals
 
     def _loop(self) -> tuple[str, bool]:
         """Why the search ended, and whether that was by itself."""
@@ -282,6 +322,7 @@ class Tuner:
             if not batches:
                 return why or self._limit_reached() or "every candidate has been tried", why != "stopped"
             self._advance()
+            self._check_outages()
             while batches and all(trial.record for trial in batches[0]):
                 self._strategy.tell([trial.record for trial in batches.popleft() if trial.record])
             self._status.devices = self._crew.state()
@@ -294,37 +335,94 @@ class Tuner:
         limits, status = self._limits, self._status
         if limits.trials is not None and status.done >= limits.trials:
             return f"{status.done} trials"
+        if time_over := self._time_over():
+            return time_over
+        if limits.patience is not None and status.since_best >= limits.patience and not self._first:
+            return f"no new best in {status.since_best} trials"
+        return ""
+
+    def _time_over(self) -> str:
+        limits, status = self._limits, self._status
         if limits.minutes is not None and status.spent >= 60 * limits.minutes:
             return f"{limits.minutes:g} minutes"
         if limits.until is not None and time.monotonic() >= limits.until:
             return "its share of the time is over"
-        if limits.patience is not None and status.since_best >= limits.patience and not self._first:
-            return f"no new best in {status.since_best} trials"
         return ""
+
+    def _patiently(self, needs: str, work: Callable[[], T]) -> T:
+        """What `work` returns once no fault of the machine is in its way; raises what `_wait_out` does."""
+        while True:
+            try:
+                found = work()
+            except (MachineError, JournalError) as error:
+                self._wait_out(needs, error)
+            else:
+                self._works(needs)
+                return found
+
+    def _wait_out(self, needs: str, error: SchedulesError) -> None:
+        """Pause before the next try of what `error` prevented, each time longer.
+
+        Raises _StopAsked, and what `_check_outages` does.
+        """
+        if not self._outages:
+            self._watcher.note(f"paused: {error}; it goes on by itself when that is mended")
+        outage = self._outages.setdefault(needs, _Outage(error))
+        outage.error = error
+        end = time.monotonic() + outage.pause
+        outage.pause = min(2 * outage.pause, LONGEST_PAUSE)
+        while time.monotonic() < end:
+            if self._stop():
+                raise _StopAsked
+            self._check_outages()
+            if self._status.phase == "searching":
+                self._watcher.tick(self._status)
+            time.sleep(0.05)
+
+    def _check_outages(self) -> None:
+        """Raises MachineError if the machine has been at fault for too long, or the search's time is over meanwhile."""
+        time_over = self._status.phase == "searching" and self._time_over()
+        for outage in self._outages.values():
+            lasted = time.monotonic() - outage.since
+            if lasted >= self._limits.outage or time_over:
+                raise MachineError(
+                    f"{outage.error}; given up after {lasted:.0f} s; what was measured is kept: run it again to go on"
+                )
+
+    def _works(self, needs: str) -> None:
+        if self._outages.pop(needs, None) and not self._outages:
+            self._watcher.note("the machine is well again; going on")
+
+    def _write(self, record: Record) -> None:
+        self._patiently("write", lambda: self._journal.append(record))
 
     def _ask(self, count: int, at_work: int) -> list[_Trial]:
         if self._limits.trials is not None:
             count = min(count, self._limits.trials - self._status.done - at_work)
         found: list[Candidate] = []
         while self._first and len(found) < count:
-            candidate = self._first.popleft()
-            if candidate.key not in self._tried:
-                found.append(candidate)
+            self._take(self._first.popleft(), found)
         while len(found) < count:
             asked = self._strategy.ask(count - len(found))
             if not asked:
                 break
-            found += [candidate for candidate in asked if candidate.key not in self._tried]
-            self._tried.update(candidate.key for candidate in found)
-        self._tried.update(candidate.key for candidate in found)
+            for candidate in asked:
+                self._take(candidate, found)
         trials = [_Trial(candidate) for candidate in found]
         for trial in trials:
-            self._await(trial, "build", self._crew.build(self._problem, trial.candidate))
+            self._await(trial, "build", partial(self._crew.build, self._problem, trial.candidate))
         return trials
 
-    def _await(self, trial: _Trial, stage: str, pending: Future[Any]) -> None:
-        """Have `trial` come back from `pending` by `_returned`."""
-        trial.stage, trial.pending = stage, pending
+    def _take(self, candidate: Candidate, found: list[Candidate]) -> None:
+        """Add `candidate` to those `found`, unless it was tried."""
+        if candidate.key not in self._tried:
+            self._tried.add(candidate.key)
+            found.append(candidate)
+
+    def _await(self, trial: _Trial, stage: str, order: Callable[[], Future[Any]]) -> None:
+        """Have `trial` come back by `_returned` with what `order` asks for."""
+        pending = order()
+        trial.stage, trial.order, trial.pending = stage, order, pending
         self._waiting += 1
         pending.add_done_callback(lambda _: self._returned.put(trial))
 
@@ -336,6 +434,7 @@ class Tuner:
                     trial.dropped = True
                     batch.remove(trial)
         self._held.clear()
+        self._outages.clear()
 
     def _advance(self) -> None:
         """Wait a little, then take every trial that came back one step further.
@@ -348,15 +447,33 @@ class Tuner:
             while True:
                 came.append(self._returned.get_nowait())
         self._waiting -= len(came)
+        stalled: dict[str, list[_Trial]] = {}
         for trial in came:
             if trial.dropped:
                 continue
+            if trial.pending and isinstance(trial.pending.exception(), MachineError):
+                stalled.setdefault(trial.needs, []).append(trial)
+                continue
+            if not self._is_refused(trial):
+                self._works(trial.needs)
             if self._crew.exclusive and trial.stage == "build":
                 self._held.append(trial)
             else:
                 self._go_on(trial)
+        for needs, trials in stalled.items():
+            error = trials[-1].pending and trials[-1].pending.exception()
+            assert isinstance(error, MachineError)
+            self._wait_out(needs, error)
+            for trial in trials:
+                assert trial.order
+                self._await(trial, trial.stage, trial.order)
         while self._held and not self._waiting:
             self._go_on(self._held.popleft())
+
+    def _is_refused(self, trial: _Trial) -> bool:
+        """Whether it came back without anything of the machine having been used."""
+        result = trial.pending.result() if trial.pending else None
+        return isinstance(result, Failure) and result.outcome == "constraints"
 
     def _go_on(self, trial: _Trial) -> None:
         assert trial.pending
@@ -373,7 +490,7 @@ class Tuner:
             trial.artifact = result
             arguments = (result, self._seed, self._leader_us)
             job = Job(evaluate.measure_candidate, self._problem, arguments, seeds=(self._seed,))
-            self._await(trial, "measure", self._crew.measure(job))
+            self._await(trial, "measure", partial(self._crew.measure, job))
         elif trial.stage == "measure":
             trial.timing = result
             if self._us(result) >= self._leader_us:
@@ -382,7 +499,7 @@ class Tuner:
             self._leader_us = self._us(result)
             trial.odd = odd_problem(self._problem, self._arch, trial.candidate)
             if trial.odd:
-                self._await(trial, "odd", self._crew.build(trial.odd, trial.candidate))
+                self._await(trial, "odd", partial(self._crew.build, trial.odd, trial.candidate))
             else:
                 self._confirm(trial, None)
         elif trial.stage == "odd":
@@ -396,14 +513,15 @@ class Tuner:
         seeds = tuple(self._seed + more for more in CONFIRM_SEEDS)
         arguments = (trial.artifact, seeds, (trial.odd, odd) if odd else None)
         job = Job(evaluate.confirm_candidate, self._problem, arguments, seeds=seeds, timeouts=2)
-        self._await(trial, "confirm", self._crew.measure(job))
+        self._await(trial, "confirm", partial(self._crew.measure, job))
 
     def _finish(self, trial: _Trial, failure: Failure | None) -> None:
         trial.pending = None
         if failure and trial.timing and self._us(trial.timing) <= self._leader_us:
             self._leader_us = self._status.best.us if self._status.best else float("inf")
-        trial.record = self._record(trial, failure)
-        self._journal.append(trial.record)
+        record = self._record(trial, failure)
+        self._write(record)
+        trial.record = record
         self._trials.append(trial.record)
         self._count(trial.record)
         if trial.record.correct and trial.artifact:
@@ -477,7 +595,8 @@ class Tuner:
     def _give_up_if_hopeless(self) -> None:
         if self._status.best or len(self._trials) < HOPELESS:
             return
-        kinds = {(record.outcome, record.reason[:60]) for record in self._trials}
+        # one cause has many texts: each names its own file, number or address
+        kinds = {(record.outcome, re.sub(r"\S*[/\d]\S*", "", record.reason)[:60]) for record in self._trials}
         if len(kinds) == 1:
             outcome, _ = kinds.pop()
             raise TuningError(

@@ -6,36 +6,35 @@ A crew has them beside itself (`crew.LocalCrew`) or on other machines (`actors`)
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import queue
 import signal
 import threading
-from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, wait
-from concurrent.futures import TimeoutError as FutureTimeout
-from concurrent.futures.process import BrokenProcessPool
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
 
 from schedules.core.arch import Arch
-from schedules.core.errors import ToolchainError, TuningError
+from schedules.core.child import Child, Ended, Overdue, Stopped
+from schedules.core.errors import MachineError, SchedulesError, TuningError
+from schedules.core.machine import OUT_OF_MEMORY, complaint, prove_machine, prove_memory
 from schedules.core.problem import Problem
-from schedules.core.process import SpawnContext, start_worker
+from schedules.core.process import start_worker
 from schedules.tune import evaluate
 from schedules.tune.evaluate import Failure
 from schedules.tune.strategy import Candidate
 
-try:
-    import pebble
-except ImportError:
-    pebble = None
-
-INSTALL = "pip install 'te-schedules[tune]'"
 PREPARE_TIMEOUT = 600.0  # seconds to compute a reference; no candidate runs meanwhile
-TRIES = 3  # of an order whose process is killed from outside
+TRIES = 3  # of an order whose process is killed or stopped from outside
 STARTS = 10  # of a process that is killed before it is given a candidate
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # how a process ends that something else ended
+OWN_FAULTS = ("constraints", "correctness")  # of a candidate, whatever the machine is like
+DIED = "died"  # what makes a failure doubtful, if the process died: a signal may have come from outside
+# seconds before each new try of what failed in the machine's words though it is well: a disk may be full for a while
+DOUBTS = (0.0, 2.0, 8.0)
+LONGEST_PAUSE = 30.0  # seconds between two looks at a machine that is at fault
 
 
 @dataclass(frozen=True)
@@ -99,126 +98,215 @@ class Setup:
     environment: dict[str, str]
     background: bool = False  # others, which measure, have the cores first
 
-    def pool(self) -> Any:
-        """A pool of one process, which starts from nothing: a copy of this one would share its threads' locks.
+    def child(self) -> Child:
+        """A process that starts from nothing: a copy of this one would share its threads' locks.
 
-        One pool for each process, because a pool whose process is killed at a bad moment is lost as a whole.
-        Raises ToolchainError if pebble is not installed.
+        Raises MachineError if none can be started.
         """
-        if pebble is None:
-            raise ToolchainError(f"pebble, which runs the worker processes, is not installed; {INSTALL}")
-        logging.getLogger("pebble").setLevel(logging.CRITICAL)
-        return pebble.ProcessPool(
-            1,
-            initializer=start_worker,
-            initargs=(os.getpid(), self.folder, self.memory, self.background),
-            context=SpawnContext(self.environment),
+        return Child(
+            start_worker,
+            (self.folder, self.memory, self.background),
+            environment=self.environment,
+            quiet=not os.environ.get("SCHEDULES_DEBUG"),
         )
 
 
 class Worker:
-    """A process, and a thread that hands it one order of `orders` at a time."""
+    """A process, and a thread that hands it one order of `orders` at a time.
+
+    A failure is its candidate's only if the machine is proven well after it.  Otherwise the order ends with a
+    MachineError, and no other is taken until the machine is well.
+    """
 
     def __init__(self, arch: Arch, setup: Setup, orders: Orders) -> None:
         self._arch, self._setup, self._orders = arch, setup, orders
-        self._pool = setup.pool()
-        self._prepared: set[tuple[Any, ...]] = set()
+        self._child: Child | None = None
+        self._prepared: set[tuple[Any, ...]] = set()  # in this process
+        self._known: set[tuple[Any, ...]] = set()  # in any process so far
         self._thread: threading.Thread | None = None
         self.state = "starting"
         self.closed = False
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Begin to serve, after one order of its own."""
+        """Begin to serve, after one order of its own.  Raises MachineError if there is no thread to be had."""
         own, done = Order(function, arguments, PREPARE_TIMEOUT, "runtime"), Future[Any]()
-        self._thread = threading.Thread(target=self._serve, args=(own, done), daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._serve, args=(own, done), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise MachineError(f"no thread can be started ({error}); end some processes") from error
+        self._thread = thread
         return done
 
     def _serve(self, order: Order, done: Future[Any]) -> None:
-        self._answer(order, done)
-        while not self.closed:
-            self.state = "idle"
-            with contextlib.suppress(queue.Empty):
-                self._answer(*self._orders.get(timeout=0.2))
+        try:
+            self._answer(order, done)
+            while not self.closed:
+                self.state = "idle"
+                with contextlib.suppress(queue.Empty):
+                    self._answer(*self._orders.get(timeout=0.2))
+        finally:
+            self._end()
 
     def _answer(self, order: Order, done: Future[Any]) -> None:
         if not done.set_running_or_notify_cancel():
             return
         try:
             done.set_result(self._run(order))
+        except MachineError as error:
+            done.set_exception(error)
+            self._recover(order)
         except BaseException as error:
             done.set_exception(error)
 
     def _run(self, order: Order) -> Any:
-        """The result of `order`; a process that something else killed is replaced, and the order tried again."""
-        for tries in range(1, TRIES + 1):
+        """The result of `order`; a process that something else killed or stopped is replaced, and the order tried
+        again.  Raises MachineError."""
+        lost = 0
+        doubts: Iterator[float] | None = None
+        while True:
             self._get_ready(order)
             try:
                 self.state = "measuring" if order.first else "building"
                 result = self._call(order.function, order.arguments, order.timeout, order.outcome)
-            except _Killed as killed:
-                self._replace()
-                if tries == TRIES:
-                    return Failure(order.outcome, str(killed))
-                continue
-            if isinstance(result, Failure) and result.fatal:
-                self._replace()
-            return result
-        raise AssertionError("unreachable")
+            except (_Killed, Stopped) as error:
+                self._end()
+                lost += 1
+                if lost < TRIES:
+                    continue
+                if isinstance(error, Stopped):
+                    raise MachineError(f"{error}, {TRIES} times in turn; end what stops it") from None
+                result = Failure(order.outcome, str(error))
+            if not isinstance(result, Failure) or result.outcome in OWN_FAULTS:
+                return result
+            if result.fatal:
+                self._end()
+            self._prove(order)
+            doubts = doubts or iter(_waits(result.suspect))
+            wait = next(doubts, None) if result.suspect else None
+            if wait is None:
+                return result
+            self._sleep(wait)
 
     def _get_ready(self, order: Order) -> None:
-        """Start the process and prepare what `order` needs; no candidate is to blame if it is killed meanwhile."""
+        """Start the process and prepare what `order` needs; no candidate is to blame for what happens meanwhile.
+
+        Raises MachineError, and TuningError for what never worked.
+        """
         calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [(evaluate.warm_up, (self._arch,))]
         calls += [(evaluate.prepare, each) for each in order.first]
+        stops = 0
         for _ in range(STARTS):
             try:
+                if not self._child or not self._child.alive:
+                    self._end()
+                    self._child = self._setup.child()
                 for call in calls:
                     if call not in self._prepared:
                         self.state = "preparing"
-                        found = self._call(call[0], call[1], PREPARE_TIMEOUT, order.outcome)
-                        if isinstance(found, Failure):
-                            raise TuningError(f"the problem's data and reference cannot be prepared: {found.reason}")
-                        self._prepared.add(call)
+                        self._prepare(call, order)
                 return
             except _Killed:
-                self._replace()
-        raise TuningError(f"worker processes are killed as they start, {STARTS} times in turn; is there memory left?")
+                self._end()
+            except Stopped as stopped:
+                self._end()
+                stops += 1
+                if stops == TRIES:
+                    raise MachineError(f"{stopped}, {TRIES} times in turn; end what stops it") from None
+        raise self._fault(
+            calls[-1], f"worker processes are killed as they start, {STARTS} times in turn; is there memory left?"
+        )
+
+    def _prepare(self, call: tuple[Callable[..., Any], tuple[Any, ...]], order: Order) -> None:
+        try:
+            found = self._call(call[0], call[1], PREPARE_TIMEOUT, order.outcome)
+        except (SchedulesError, CancelledError, _Killed, Stopped):
+            raise
+        except Exception as error:
+            text = f"{type(error).__name__}: {evaluate.line_of(error)}"
+            found = Failure(order.outcome, text, fatal=True, suspect=complaint(error))
+        if isinstance(found, Failure):
+            self._end()
+            begun = call[0] is evaluate.warm_up
+            what = "a worker process cannot start" if begun else "the problem's data and reference cannot be prepared"
+            raise self._fault(call, f"{what}: {found.reason}", found.suspect)
+        self._prepared.add(call)
+        self._known.add(call)
+
+    def _fault(self, call: tuple[Any, ...], text: str, suspect: str = "") -> MachineError | TuningError:
+        """The machine's, if it could do `call` before, or says so itself.  Raises MachineError if memory is short."""
+        prove_memory()
+        ours = call in self._known or call[0] is evaluate.warm_up or suspect not in ("", DIED, *OUT_OF_MEMORY)
+        return MachineError(text) if ours else TuningError(text)
+
+    def _prove(self, order: Order) -> None:
+        """Raises MachineError unless the machine, and the device that `order` needs, do what they should."""
+        self._get_ready(order)
+        self.state = "preparing"
+        calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [(prove_machine, ())]
+        calls += [(evaluate.prove_device, each) for each in order.first[:1]]
+        for call in calls:
+            try:
+                found = self._call(call[0], call[1], PREPARE_TIMEOUT, order.outcome)
+            except (SchedulesError, CancelledError):
+                raise
+            except Exception as error:
+                found = Failure(order.outcome, f"{type(error).__name__}: {evaluate.line_of(error)}")
+            if isinstance(found, Failure):
+                self._end()
+                raise MachineError(f"what worked before fails without any candidate: {found.reason}")
+
+    def _recover(self, order: Order) -> None:
+        """Wait until the machine is well again."""
+        pause = 1.0
+        while not self.closed:
+            self.state = "waiting"
+            self._sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            try:
+                return self._prove(order)
+            except MachineError:
+                continue
+            except (SchedulesError, CancelledError):
+                return  # the next order says so
+
+    def _sleep(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self.closed and (left := end - time.monotonic()) > 0:
+            time.sleep(min(0.2, left))
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float, outcome: str) -> Any:
-        if self.closed:
+        """What `function` returns; what a candidate did to the process as a Failure.  Raises _Killed and Stopped."""
+        if self.closed or not self._child:
             raise CancelledError
         try:
-            task = self._pool.schedule(function, args=arguments, timeout=timeout)
-        except RuntimeError:  # the pool broke when its process was killed
-            raise _Killed from None
-        while not wait([task], timeout=0.2).done:
-            if self.closed:
-                raise CancelledError  # a pool that is stopped leaves its tasks unanswered
-            if not self._pool.active:
-                raise _Killed
-        return _result(task, timeout, outcome)
+            return self._child.call(function, arguments, timeout, lambda: self.closed)
+        except Overdue as overdue:
+            return Failure("timeout", str(overdue), fatal=True)
+        except Ended as ended:
+            if ended.exitcode in KILLED:
+                raise _Killed(signal.Signals(-ended.exitcode).name) from None
+            return Failure(outcome, str(ended), fatal=True, suspect=complaint(str(ended)) or DIED)
+        except (MemoryError, OSError) as error:
+            text = f"{type(error).__name__}: {error}" if str(error) else "out of memory"
+            return Failure(outcome, text, fatal=True, suspect=complaint(error))
 
-    def _replace(self) -> None:
-        """A new process for the old one, which is gone, or whose device context may be beyond repair."""
-        self.state = "restarting"
-        old, self._pool, self._prepared = self._pool, self._setup.pool(), set()
-        old.stop()
-        old.join()
+    def _end(self) -> None:
+        """End the process, which is gone, or whose device context may be beyond repair."""
+        child, self._child = self._child, None
+        self._prepared = set()
+        if child:
+            self.state = "restarting"
+            child.kill()
 
     def stop(self) -> None:
-        """Begin to end the process; `close` waits for it.
-
-        The pool is told first: the process dies with the thread that started it, and would be replaced.
-        """
+        """Begin to end the process; `close` waits for it."""
         self.closed = True
-        self._pool.stop()
 
     def close(self) -> None:
         self.stop()
         if self._thread:
             self._thread.join()
-        self._pool.stop()  # the thread may have been about to replace it
-        self._pool.join()
 
 
 class _Killed(Exception):
@@ -228,19 +316,6 @@ class _Killed(Exception):
         super().__init__(f"the process was killed {TRIES} times ({how}); out of memory?")
 
 
-def _result(task: Any, timeout: float, outcome: str) -> Any:
-    """What a pool's task came to; what a candidate did to its process as a Failure.  Raises _Killed."""
-    try:
-        return task.result()
-    except FutureTimeout:
-        return Failure("timeout", f"took longer than {timeout:g} s", fatal=True)
-    except pebble.ProcessExpired as expired:
-        code = expired.exitcode
-        if code in KILLED:
-            raise _Killed(signal.Signals(-code).name) from None
-        how = signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
-        return Failure(outcome, f"the process died: {how}", fatal=True)
-    except BrokenProcessPool:
-        raise _Killed from None
-    except (MemoryError, OSError) as error:
-        return Failure(outcome, f"{type(error).__name__}: {error}" if str(error) else "out of memory", fatal=True)
+def _waits(suspect: str) -> tuple[float, ...]:
+    """Seconds to wait before each new try of what failed, with the machine well after it."""
+    return DOUBTS[:1] if suspect in (DIED, *OUT_OF_MEMORY) else DOUBTS

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +18,13 @@ from schedules.build.builder import Built, build
 from schedules.build.toolchain import devices
 from schedules.build.toolchain.devices import LocalDevice
 from schedules.bundle.bundle import Bundle, Loaded, embedded_machines, write_bundle
+from schedules.bundle.package import loader
 from schedules.core import folders
 from schedules.core.arch import parse_arch
 from schedules.core.errors import ArgumentError, BuildError, BundleError
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, reference
 from schedules.show.doctor import examine
+from tests.bundle.hostile import mutants
 
 PROBLEM = HwcnProblem(n=8, h=5, w=4, ci=3, co=6, kh=3, kw=3, pad=(1, 1))
 CUDA, ROCM = "cuda:sm_90a", "rocm:gfx90a"
@@ -266,6 +270,99 @@ def test_altered_manifest_is_refused(folder: Path, alter: Callable[[Path], None]
     with pytest.raises(BundleError, match=reason) as caught:
         Bundle.open(folder)
     assert "\n" not in str(caught.value)
+
+
+def rewrite(folder: Path, manifest: dict[str, Any]) -> None:
+    """As whoever alters a bundle would: with its checksum made anew."""
+    text = json.dumps({**manifest, "sha256": loader.digest(manifest)})
+    (folder / "kernel.json").write_text(text)
+
+
+def test_a_hostile_manifest_is_one_line(folder: Path) -> None:
+    """Any value at any place is refused, or does no harm up to the load."""
+    manifest = json.loads((folder / "kernel.json").read_text())
+    refused = 0
+    for at, mutant in mutants(manifest):
+        rewrite(folder, mutant)
+        try:
+            loader.manifest(folder)
+            opened = Bundle.open(folder)
+        except (loader.DamagedError, BundleError) as error:
+            refused += 1
+            assert str(error).isprintable(), at
+            continue
+        assert opened.library.parent == folder and opened.library.name in opened.manifest["files"]
+        opened.material()
+        with contextlib.suppress(BundleError):
+            opened.load()
+    assert refused > 600
+
+
+@pytest.mark.parametrize("text", ["", "[]", "1", "null", "[" * 100_000, '{"schema": 1}', '{"schema":' + "9" * 9999])
+def test_a_manifest_that_is_none(folder: Path, text: str) -> None:
+    (folder / "kernel.json").write_text(text)
+    with pytest.raises(BundleError) as caught:
+        Bundle.open(folder)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 300
+
+
+def absolute(folder: Path) -> str:
+    outside = folder.parent / "outside.so"
+    shutil.copy(folder / "kernel.so", outside)
+    return str(outside)
+
+
+def upward(folder: Path) -> str:
+    absolute(folder)
+    return "../outside.so"
+
+
+def linked(folder: Path) -> str:
+    (folder / "other.so").symlink_to(absolute(folder))
+    return "other.so"
+
+
+@pytest.mark.parametrize("name", [absolute, upward, linked])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_library_outside_is_never_loaded(folder: Path, name: Callable[[Path], str], listed: bool) -> None:
+    manifest = json.loads((folder / "kernel.json").read_text())
+    digest = manifest["files"]["kernel.so"]
+    manifest["library"] = name(folder)
+    if listed:
+        manifest["files"][manifest["library"]] = digest
+    rewrite(folder, manifest)
+    for load in (lambda: Bundle.open(folder), lambda: loader.load(folder)):
+        with pytest.raises((BundleError, loader.DamagedError), match="malformed|outside|no checksum"):
+            load()
+
+
+@pytest.mark.parametrize("name", ["kernel.so", "load.py", "definition.txt"])
+def test_what_is_loaded_has_a_checksum(folder: Path, name: str) -> None:
+    manifest = json.loads((folder / "kernel.json").read_text())
+    del manifest["files"][name]
+    rewrite(folder, manifest)
+    with pytest.raises(BundleError, match=f"no checksum of {name}"):
+        Bundle.open(folder)
+
+
+def test_a_pipe_is_not_waited_for(folder: Path) -> None:
+    (folder / "kernel.json").unlink()
+    os.mkfifo(folder / "kernel.json")
+    with pytest.raises(BundleError, match="is not a file"):
+        Bundle.open(folder)
+
+
+def test_a_library_that_is_none_is_one_line(folder: Path) -> None:
+    """Its checksum made anew, too."""
+    (folder / "kernel.so").write_bytes(b"no ELF")
+    manifest = json.loads((folder / "kernel.json").read_text())
+    manifest["files"]["kernel.so"] = loader.sha256(b"no ELF")
+    rewrite(folder, manifest)
+    with pytest.raises(BundleError, match="kernel.so does not load") as caught:
+        Bundle.open(folder).load()
+    assert str(caught.value).isprintable()
+    with pytest.raises(loader.LoadError, match="kernel.so does not load"):
+        loader.load(folder)
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from schedules.build.present import cpu_name
 from schedules.bundle.bundle import Bundle
 from schedules.cli.searching import config_text
+from schedules.core.errors import BuildError
 from schedules.core.presets import preset, short
 from schedules.measure.journal import Journal, append, journals
-from schedules.measure.records import Search
+from schedules.measure.records import Record, Search
 from schedules.measure.timer import Measurement
 from tests.command import Run, one_line
 from tests.conftest import problem_of
@@ -169,6 +173,104 @@ def test_diff(run: Run, logs: Path) -> None:
 )
 def test_mistakes_of_diff(run: Run, logs: Path, words: list[str], says: str) -> None:
     assert says in one_line(run("diff", *words, "--logs", logs))
+
+
+def reading(out: Path, logs: Path) -> list[list[str | Path]]:
+    """Every command that reads journals, of the convolution in `logs`."""
+    return [
+        ["status", "--logs", logs],
+        ["best", *WORDS, "--logs", logs],
+        ["build", *WORDS, "--logs", logs],
+        ["top", *WORDS, "--logs", logs],
+        ["diff", *WORDS, "1", "2", "--logs", logs],
+        ["export", *WORDS, "--out", out / "bundle", "--logs", logs],
+        ["export", "--all", "--out", out / "all", "--logs", logs],
+        ["replay", *WORDS, "--logs", logs],
+        ["resume", "--list", "--log", logs],
+        ["report", *WORDS, "--no-source", "--out", out / "report", "--logs", logs],
+    ]
+
+
+def test_bad_records_cost_themselves(run: Run, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is served by every command, and one line names the first of what is not used."""
+    measurement = Measurement(20.0, 19.0, 21.0, 9, cpu_name())
+    monkeypatch.setattr("schedules.measure.timer.measure", lambda *_, **__: measurement)
+    file = next(journals(logs))
+    good = file.read_text().splitlines()
+    words = json.loads(good[1])
+    hostile = [
+        {**words, "target": "cuda:sm_100"},
+        {**words, "median_us": 0},
+        {**words, "median_us": -5.0, "p10_us": -6.0},
+        {**words, "median_us": "fast"},
+        {**words, "config": [1]},
+        {**words, "versions": {"apache-tvm": 3}},
+        {**words, "search": "template"},
+        {**words, "elapsed": "long"},
+        {**words, "reason": {"a": 1}},
+        {**words, "device": "\x1b[31mred", "problem": {**words["problem"], "n": 16}},
+    ]
+    illegal = {**words, "median_us": 1.0, "p10_us": 0.5, "config": {**words["config"], "vector": 0}}
+    lines = [*good, *map(json.dumps, hostile), "[" * 100_000, good[1], json.dumps(illegal), good[0][:50]]
+    file.write_text("\n".join(lines))
+    os.mkfifo(file.parent / "other.jsonl")
+    for command in reading(tmp_path, logs):
+        result = run(*command)
+        assert result.code == 0, (command, result.err)
+        first, *more = result.err.splitlines()
+        # nine records, the brackets, the copy, the torn line; the illegal config where one is chosen; the pipe unless
+        # only the operator's journal is read
+        unused = {"best": 13, "build": 13, "report": 14}.get(command[0], 13)
+        named = f"note: of the journals {unused} lines are not used: {file} line 5: "
+        assert first.startswith(named) and first.endswith(f"and {unused - 3} more"), (command, first)
+        assert all("illegal config: vector=0" in line for line in more)
+        assert "\x1b" not in result.out + result.err
+    assert run("best", *WORDS, "--logs", logs, "--json").json["record"]["median_us"] == 20.0
+    rows = run("status", "--logs", logs, "--json").json
+    assert [row["trials"] for row in rows if row["problem"] == words["problem"]] == [5]
+    assert r"\x1b[31mred" in run("status", "--logs", logs).out
+    assert Bundle.open(tmp_path / "bundle").manifest["measured"]["median_us"] == 20.0
+
+
+def test_an_export_that_fails_costs_that_one(
+    run: Run, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from schedules.bundle import export
+
+    real = export.export_record
+
+    def failing(record: Record, *arguments: Any) -> Path:
+        if record.operator == "conv2d_hwcn":
+            raise BuildError("no luck")
+        return real(record, *arguments)
+
+    monkeypatch.setattr(export, "export_record", failing)
+    result = run("export", "--all", "--out", tmp_path / "all", "--logs", logs)
+    (line,) = result.err.splitlines()
+    assert result.code == 1 and line.startswith("note: not exported: conv2d_hwcn n=32 h=6") and "no luck" in line
+    assert "softmax" in result.out and len(list((tmp_path / "all").rglob("kernel.json"))) == 1
+
+
+def test_a_pipe_in_place_of_a_journal(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "some-cpu").mkdir()
+    os.mkfifo(tmp_path / "some-cpu" / "conv2d_hwcn.jsonl")
+    for command in (["status"], ["best", *WORDS]):
+        assert "is not a regular file" in one_line(run(*command, "--logs", tmp_path), 1)
+
+
+def test_how_to_go_on_with_what_was_resumed(run: Run, logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The problem, the journal, and the limits and workers that were given."""
+    from schedules.cli import resume
+
+    asked: list[list[str]] = []
+    monkeypatch.setattr(resume, "search", lambda work, options, args, again: asked.append(again) or 0)
+    assert run("resume", "--trials", "50", "--builders", "1", "--log", logs).code == 0
+    (words,) = asked
+    file = next(journals(logs))
+    assert words[:2] == ["resume", "conv2d_hwcn"]
+    assert words[-6:] == ["--journal", str(file), "--trials", "50", "--builders", "1"]
+    again = run(*words[:-6], "--list", "--log", logs)
+    assert again.code == 0 and str(file) in again.out
 
 
 def test_a_line_without_a_record(run: Run, logs: Path) -> None:

@@ -79,6 +79,14 @@ def test_config_fields_parse() -> None:
     assert TutorialConfig.parse({"vthread": 2}).vthread == (2, 2)
     with pytest.raises(ConfigError, match="step='few'"):
         TutorialConfig.parse({"step": "few"})
+    for value in (True, 1.0, None, [], "9" * 40, 2**31):
+        with pytest.raises(ConfigError, match="config step="):
+            TutorialConfig.parse({"step": value})
+    for value in ([1, 2, 3], [1.5, 2], [True, 1], {}, [[1]], 2**40):
+        with pytest.raises(ConfigError, match="config tile="):
+            TutorialConfig.parse({"tile": value})
+    with pytest.raises(ProblemError, match="dtype=\\['float32'\\] is not text"):
+        SoftmaxProblem.parse({"rows": 1, "cols": 1, "dtype": ["float32"]})
     with pytest.raises(UnknownNameError, match="did you mean 'tile'"):
         TutorialConfig.parse({"tiles": 8})
 

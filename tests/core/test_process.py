@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from schedules.core.process import WORKER, SpawnContext, lasting_interrupt
+from schedules.core.child import WORKER
+from schedules.core.process import child
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -30,23 +32,32 @@ def test_workers_import_tvm_without_pytorch(tmp_path: Path) -> None:
     assert Path(found.stdout.strip()).parent == package
 
 
-def test_workers_know_that_they_are() -> None:
-    process = SpawnContext({"OTHER": "x"}).Process()
-    assert process.environment == {WORKER: "1", "OTHER": "x"}  # type: ignore[attr-defined]
+def started(code: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    return child([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_that_is_lost_is_raised_again() -> None:
-    class Finalised:
-        def __del__(self) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
+def test_a_child_gets_no_signal_of_the_terminal_and_is_over_with_the_body() -> None:
+    with started("import time; print('ready', flush=True); time.sleep(60)") as running:
+        assert running.stdout and running.stdout.readline() == "ready\n"
+        for number in (signal.SIGINT, signal.SIGHUP):
+            running.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            running.wait(0.1)
+    assert running.returncode == -signal.SIGTERM
+    assert not {signal.SIGINT, signal.SIGHUP} & signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
-    before = signal.getsignal(signal.SIGINT)
-    with lasting_interrupt() as check:
-        check()
-        Finalised()
-        with pytest.raises(KeyboardInterrupt):
-            check()
-    assert signal.getsignal(signal.SIGINT) is before
-    with lasting_interrupt(), pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
+
+def test_a_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedules.core.process.PARTING", 0.1)
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+    )
+    with started(deaf) as running:
+        assert running.stdout and running.stdout.readline() == "ready\n"
+    assert running.returncode == -signal.SIGKILL
+
+
+def test_a_child_that_ended_has_its_own_exit_code() -> None:
+    with started("print('said'); raise SystemExit(3)") as running:
+        assert running.communicate() == ("said\n", "")
+    assert running.returncode == 3

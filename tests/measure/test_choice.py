@@ -9,7 +9,9 @@ from schedules.core.arch import Arch
 from schedules.core.errors import UnknownNameError
 from schedules.core.problem import Problem
 from schedules.measure.choice import Choice, best_of, choose, default_choice, distance, log_folders
-from schedules.measure.journal import append
+from schedules.measure.journal import append, told
+from schedules.measure.loading import warn_of_unused
+from schedules.measure.lookup import located, summaries
 from schedules.measure.records import Record
 from tests.command import Run
 from tests.conftest import problem_of
@@ -47,6 +49,36 @@ def test_a_config_has_its_latest_time_and_the_last_winner_is_kept() -> None:
     later = replace(other, date="2026-11-21T01:00:00+00:00")
     assert best_of([won, later]) is later
     assert best_of([]) is None and best_of([record_of(PROBLEM, None)]) is None
+
+
+def test_an_illegal_best_is_passed_over(host: Arch, tmp_path: Path) -> None:
+    """As every reader has it: the next legal one is used, and the line is named."""
+    legal, slower = record_of(PROBLEM, 10.0, FAST), record_of(PROBLEM, 12.0, SLOW)
+    illegal = replace(legal, config=replace(legal.config, vector=0), median_us=1.0, p10_us=1.0)  # type: ignore[call-arg]
+    won = replace(illegal, median_us=2.0, stage="final", more={"winner": True})
+    for record in (illegal, legal, slower, won):
+        file = append(tmp_path, record)
+    found = chosen(tmp_path, host)
+    assert found.record == legal and str(found).startswith("best record: 10.00 us")
+    (line,) = found.unused
+    assert str(line).startswith(f"{file} line 4: illegal config: vector=0")
+    assert best_of([illegal, legal, slower, won]) is legal and best_of([illegal, won]) is None
+    (summary,) = summaries(located([file]))
+    assert summary.best == legal and summary.refused == (line,)
+    (tmp_path / "other").mkdir()
+    (alone,) = summaries(located([append(tmp_path / "other", illegal)]))
+    assert alone.best == illegal and len(alone.refused) == 1
+
+
+def test_lines_that_are_not_used_are_handed_on(host: Arch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = append(tmp_path, record_of(PROBLEM, 10.0, FAST))
+    with open(file, "a") as opened:
+        opened.write('{"torn')
+    found = chosen(tmp_path, host)
+    assert found.source == "record" and [str(line) for line in found.unused] == [f"{file} line 2: cut off in writing"]
+    for _ in range(2):
+        warn_of_unused(found)
+    assert [each.message for each in caplog.records] == [told(found.unused)]
 
 
 def test_the_nearest_problem_that_is_legal(host: Arch, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def told(candidate: Candidate, problem: Problem, us: float = math.inf, outcome: 
 
 def steps(candidate: Candidate) -> Any:
     assert isinstance(candidate.config, AutoConfig)
-    return candidate.config.steps
+    return candidate.config.steps.to_json()
 
 
 def innermost(candidate: Candidate) -> int:
@@ -177,3 +177,10 @@ def test_learning_from_another_problem_warms_the_model(conv: Problem, host: Arch
     programs = [search._open[candidate.key[1]].features for candidate in search.ask(2)]
     assert search._model.scores(programs) is not None
     assert AutoSearch(conv, host, 1)._model.scores(programs) is None
+
+
+def test_a_program_that_the_rules_fail_on_is_refused_in_one_line() -> None:
+    problem = problem_of("softmax", rows=3, cols=554, function="log_softmax", dtype="float16", mask="cols", keep=0.8)
+    with pytest.raises(ConfigError, match="make no space of softmax|make no space of rows") as caught:
+        AutoSearch(problem, parse_arch("llvm"), 1)
+    assert "\n" not in str(caught.value)

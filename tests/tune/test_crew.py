@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -10,13 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pebble
 import pytest
 
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ToolchainError, TuningError
 from schedules.core.problem import Problem
-from schedules.core.process import BACKGROUND, SCRATCH, SpawnContext
+from schedules.core.process import BACKGROUND, SCRATCH
 from schedules.core.registry import EXTRA, operator
 from schedules.measure import timer
 from schedules.measure.contest import FIRST
@@ -24,7 +24,7 @@ from schedules.tune import evaluate, workers
 from schedules.tune.crew import Job, LocalCrew, visible_devices
 from schedules.tune.evaluate import Artifact, Failure, Timing
 from schedules.tune.strategy import Candidate
-from schedules.tune.workers import Setup, Worker
+from schedules.tune.workers import Setup
 from tests.conftest import problem_of
 from tests.tune.faulty import GPU_OUTCOMES, FaultyConfig, FaultyGpuConfig
 
@@ -154,12 +154,6 @@ def _no_compiler(problem: Problem, arch: Arch) -> None:
     raise ToolchainError("no compiler at all")
 
 
-def test_without_pebble(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "pebble", None)
-    with pytest.raises(ToolchainError, match="pip install 'te-schedules.tune.'"):
-        LocalCrew(parse_arch("llvm"))
-
-
 def test_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     from schedules.build.toolchain import devices
 
@@ -181,58 +175,41 @@ def _environment_at_start(name: str) -> str:
 def test_a_process_sees_its_device_from_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only after an initializer: by then the driver may have looked."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    pools = [Setup(str(tmp_path), None, {"CUDA_VISIBLE_DEVICES": name}).pool() for name in ("3", "5")]
-    try:
-        found = [pool.schedule(_environment_at_start, args=("CUDA_VISIBLE_DEVICES",)) for pool in pools]
-        assert [each.result(60) for each in found] == ["3", "5"]
-        assert "CUDA_VISIBLE_DEVICES" not in os.environ
-        with pytest.raises(pebble.ProcessExpired):
-            pools[0].schedule(os._exit, args=(1,)).result(60)
-        # the one that takes its place sees the same
-        assert pools[0].schedule(_environment_at_start, args=("CUDA_VISIBLE_DEVICES",)).result(60) == "3"
-    finally:
-        for pool in pools:
-            pool.stop()
-            pool.join()
+    children = [Setup(str(tmp_path), None, {"CUDA_VISIBLE_DEVICES": name}).child() for name in ("3", "5")]
+    found = [child.call(_environment_at_start, ("CUDA_VISIBLE_DEVICES",), 60) for child in children]
+    for child in children:
+        child.kill()
+    assert found == ["3", "5"] and "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
-def test_no_process_starts_while_others_end(faulty: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process ends with the thread that started it, which its pool must not take for an accident."""
-    started: list[int] = []
-    start = SpawnContext({}).Process().start.__func__  # type: ignore[attr-defined]
-
-    def counted(process: Any) -> None:
-        started.append(1)
-        start(process)
-
-    monkeypatch.setattr(type(SpawnContext({}).Process()), "start", counted)
-    close = Worker.close
-
-    def slow(worker: Worker) -> None:
-        time.sleep(0.4)  # a pool looks after its process ten times a second
-        close(worker)
-
-    monkeypatch.setattr(Worker, "close", slow)
+def test_a_crew_ends_at_once_whatever_its_processes_are_at(faulty: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is stopped, which no signal but one ends, one busy, one was just killed; none is started in their place."""
     monkeypatch.setattr(workers.Order, "build", lambda *_: workers.Order(time.sleep, (60,), 90.0, "compile"))
-    crew = LocalCrew(parse_arch("llvm"), builders=3)
-    for _ in range(3):
+    crew = LocalCrew(parse_arch("llvm"), builders=2)
+    for _ in range(2):
         crew.build(faulty, Candidate("cpu", FaultyConfig()))
     while any(worker.state != "building" for worker in crew._building):
         time.sleep(0.05)
-    time.sleep(0.5)
+    children = [worker._child for worker in (*crew._building, *crew._measuring)]
+    pids = [child.pid for child in children if child]
+    os.kill(pids[0], signal.SIGSTOP)
+    os.kill(pids[2], signal.SIGKILL)
+    start = time.monotonic()
     crew.close()
-    assert len(started) == 4
+    assert time.monotonic() - start < 10 and len(pids) == 3
+    assert not any(worker._child for worker in (*crew._building, *crew._measuring))
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert not Path(crew._folder.path).exists()
 
 
 def test_builders_leave_the_cores_to_those_that_measure(tmp_path: Path) -> None:
     niceness = []
     for background in (False, True):
-        pool = Setup(str(tmp_path), None, {}, background).pool()
-        try:
-            niceness.append(pool.schedule(os.nice, args=(0,)).result(60))
-        finally:
-            pool.stop()
-            pool.join()
+        child = Setup(str(tmp_path), None, {}, background).child()
+        niceness.append(child.call(os.nice, (0,), 60))
+        child.kill()
     assert niceness == [os.nice(0), min(19, os.nice(0) + BACKGROUND)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from schedules.core.arch import Arch
+from schedules.core.errors import UsageError
 from schedules.core.problem import Problem
 from schedules.core.registry import operator
 from schedules.measure.contest import Contest, hold
@@ -142,6 +144,12 @@ def test_a_speedup_claims_no_more_than_the_finals_saw(host: Arch) -> None:
     assert speedup(unsure, default) == 1.0 and over_default(unsure, default) == (1.2, 0.9, 1.5)
     later = replace(default, date="2031-01-01T00:00:00+00:00")  # not of these finals
     assert over_default(best, later) is None and speedup(best, later) == 1.2
-    for damaged in (None, "1.2", [1.2], [1.2, 1.3, 1.4], ["a", 1.0, 2.0], [1.2, 1.1, float("nan")]):
-        assert over_default(replace(best, more={"over_default": damaged}), default) is None
     assert speedup(None, default) is None and speedup(best, None) is None
+
+
+@pytest.mark.parametrize("damaged", ["1.2", [1.2], [1.2, 1.3, 1.4], ["a", 1.0, 2.0], [1.2, 1.1, 1e999], [0, 0, 0]])
+def test_a_lead_that_is_none_spoils_its_record_only(host: Arch, damaged: object) -> None:
+    words = json.loads(json.dumps(held(host, [60.0, 50.0], default=0)[0].to_json()))
+    assert over_default(Record.from_json(words), Record.from_json(words)) == (1.2, 1.2, 1.2)
+    with pytest.raises(UsageError, match="over_default"):
+        Record.from_json({**words, "over_default": damaged})

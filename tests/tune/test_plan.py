@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -88,12 +89,58 @@ ONE = '[[work]]\nproblem = "tutorial"\ntargets = ["llvm"]\n'
         (ONE.replace("llvm", "lvm"), "targets: unknown target 'lvm'; did you mean 'llvm'?"),
         (ONE + ONE.replace("llvm", "lvm"), "work 2 (tutorial): targets: unknown target"),
         (ONE.replace('["llvm"]', '"llvm"'), "targets = 'llvm' is not a list of texts"),
+        (ONE.replace('["llvm"]', '["llvm", "llvm"]'), "targets = ['llvm', 'llvm'] has one twice"),
+        ("minutes = inf\n" + ONE, "minutes = inf is not a number over 0"),
+        ("minutes = nan\n" + ONE, "minutes = nan is not a number over 0"),
+        ("minutes = 1e308\n" + ONE, "minutes = 1e+308 must be at most 1000000"),
+        (ONE + "priority = nan", "priority = nan is not a number"),
+        (ONE + "trials = 999999999999999999", "trials = 999999999999999999 must be at most 1000000000"),
+        (ONE + "trials = 99999999999999999999", "not TOML: a whole number has more than 64 bits"),
+        (ONE + "set = { n = 0x" + 5000 * "f" + " }", "not TOML: a whole number has more than 64 bits"),
+        (ONE + "seed = " + 5000 * "9", "is not TOML"),
+        (ONE + "seed = 2026-11-22", "seed = datetime.date(2026, 11, 22) is not a whole number"),
+        (ONE + "set = { n = 2026-11-22 }", "problem n=datetime.date(2026, 11, 22) is not a whole number"),
+        (ONE + "set = { n = { n = 1 } }", "problem n={'n': 1} is not a whole number"),
+        (ONE + 'space = "a\\u0000b"\nsearch = "auto"', "space = 'a\\x00b' is not a text"),
+        ("a = " + 5000 * "[" + 5000 * "]", "is not TOML"),
+        ("a" + 5000 * ".a" + " = 1", "is not TOML"),
+        (2**20 * "#" + "\n" + ONE, "longer than 1048576 bytes"),
+        (200 * '[[work]]\nproblem = "*"\ntargets = ["llvm"]\n', "entries; cut it into plans of at most 10000"),
+        ("[defaults]\nexport = 'a\u0085b'\n" + ONE, "is not a text"),
+        (ONE + 'name = "../../x"', "name = '../../x' is not a name of letters"),
+        (ONE + 'name = "/tmp/x"', "name = '/tmp/x' is not a name"),
+        (ONE + 'name = "a/b"', "name = 'a/b' is not a name"),
+        (ONE + 'name = ".."', "name = '..' is not a name"),
+        (ONE + 'name = ""', "name = '' is not a name"),
+        (ONE + 'name = "a\\u0000b"', "is not a name"),
+        (ONE + f'name = "{300 * "n"}"', "... is not a name of letters, digits, _ . + and -, of at most 150 bytes"),
+        (ONE + f'name = "{100 * "é"}"', "is not a name"),
+        ('[[work]]\nproblem = "k100-*"\nname = "x"\ntargets = ["llvm"]', "name is for one problem, and 'k100-*' fits"),
+        (ONE + 'name = "x"\n' + ONE + 'name = "X"', "work 2: name = 'X' is that of"),
     ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_mistakes(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_plan(plan_file(tmp_path, text))
     assert says in str(caught.value) and "plan.toml" in str(caught.value)
+
+
+def test_entries_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
+    """A name that was given is kept, or both are named; others get a number."""
+    named = ONE + 'name = "tutorial-2"\n'
+    plan = read_plan(plan_file(tmp_path, ONE + ONE.replace("llvm", "sm_80") + ONE + named + ONE))
+    assert [entry.name for entry in plan.entries] == ["tutorial", "tutorial", "tutorial-3", "tutorial-2", "tutorial-4"]
+    twice = plan_file(tmp_path, ONE + named + named.replace("llvm", "sm_80") + named)
+    with pytest.raises(UsageError, match="work 4: name = 'tutorial-2' is that of .*work 2, too; give it another"):
+        read_plan(twice)
+
+
+def test_a_plan_that_is_not_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), tmp_path / (300 * "n"), tmp_path / "a\0b"):
+        with pytest.raises(UsageError, match="plan"):
+            read_plan(place)
 
 
 def test_a_plan_that_is_not_there(run: Run, tmp_path: Path) -> None:

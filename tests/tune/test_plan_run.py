@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from schedules.bundle.bundle import Bundle
 from schedules.core.arch import Arch
-from schedules.core.errors import TuningError
-from schedules.tune import plan_run
+from schedules.core.errors import BundleError, TuningError
+from schedules.tune import plan_run, summary
 from schedules.tune.crew import Crew, LocalCrew
 from schedules.tune.plan import read_plan
-from tests.command import Run
+from tests.command import Run, one_line
+from tests.fake import record_of
 from tests.tune.plans import TWO, plan_file
 
 
@@ -128,3 +133,103 @@ def test_the_time_is_shared(plans: Plans) -> None:
     assert [round(share - start, 0) for share in shares] == [30, 60]  # what is left over goes to the later ones
     outcomes = plans.run(tune, text="minutes = 0.0000001\n" + TWO)
     assert {outcome.state for outcome in outcomes} == {"no time left"} and plan_run.exit_code(outcomes) == 0
+
+
+def no_space(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class Found:
+    """In place of `tune`: each search finds a record, and what it was asked for is counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.searches = 0
+        monkeypatch.setattr(plan_run, "_look_up", self.look_up)
+        monkeypatch.setattr(plan_run, "export_record", self.export)
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        self.searches += 1
+        return SimpleNamespace(finished=True, why="4 trials")
+
+    def look_up(self, outcome: summary.Outcome, *_: Any) -> None:
+        outcome.best = record_of(outcome.entry.problem)
+
+    def export(self, record: Any, arch: Arch, out: Path) -> Path:
+        return out
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch, plans: Plans) -> Found:
+    def open_crew(arch: Arch) -> Crew:
+        crew = Plans.open(plans, arch)
+        crew.device = "Some CPU"
+        return crew
+
+    monkeypatch.setattr(plans, "open", open_crew)
+    return Found(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), BundleError("cannot write"), RuntimeError("a fault")]
+)
+def test_an_export_that_fails_costs_itself(
+    plans: Plans, found: Found, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def export(record: Any, arch: Arch, out: Path) -> Path:
+        if out.name == "small-conv-llvm":
+            raise error
+        return out
+
+    monkeypatch.setattr(plan_run, "export_record", export)
+    first, second = plans.run(found)
+    assert found.searches == 2 and [first.state, second.state] == ["done", "done"]
+    assert first.bundle is None and first.note.startswith("not exported: ") and str(error) in first.note
+    assert second.bundle and not second.note and plan_run.exit_code([second]) == 0
+    assert plan_run.exit_code([first, second]) == 1
+    assert entries(plans.folder / "out")["small-conv-llvm"]["note"] == first.note
+    assert capfd.readouterr().out.count("not exported") == 1
+
+
+def test_what_is_not_to_be_exported_is_not_missed(plans: Plans, found: Found) -> None:
+    outcomes = plans.run(found, text=TWO.replace("priority", "export = false\npriority"))
+    assert [outcome.bundle is None for outcome in outcomes] == [True, False] and plan_run.exit_code(outcomes) == 0
+
+
+@pytest.mark.parametrize("writes", [0, 2])
+def test_a_report_that_cannot_be_written_ends_nothing(
+    plans: Plans, found: Found, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], writes: int
+) -> None:
+    left = [summary.write_whole] * 2 * writes
+    monkeypatch.setattr(summary, "write_whole", lambda *words: (left.pop() if left else no_space)(*words))
+    outcomes = plans.run(found)
+    assert found.searches == 2 and all(outcome.bundle and not outcome.reported for outcome in outcomes)
+    assert plan_run.exit_code(outcomes) == 1
+    assert capfd.readouterr().out.count("no report: cannot write") == 1
+
+
+def test_a_report_that_can_be_written_again_is(plans: Plans, found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    first: list[Callable[..., None]] = [no_space]
+    write = summary.write_whole
+    monkeypatch.setattr(summary, "write_whole", lambda *words: (first.pop() if first else write)(*words))
+    assert plan_run.exit_code(plans.run(found)) == 0
+    assert entries(plans.folder / "out")["small-conv-llvm"]["state"] == "done"
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nothing", 300 * "n"])
+def test_no_place_for_a_report(run: Run, tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    words = ["tune", "--plan", plan_file(tmp_path, TWO), "--log", tmp_path / "logs", "--out", tmp_path / place]
+    assert "choose another folder" in one_line(run(*words))
+    assert not (tmp_path / "logs").exists() and (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_command_says_that_there_is_no_report(
+    run: Run, tmp_path: Path, plans: Plans, found: Found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from schedules.tune.crews import CrewOptions
+
+    monkeypatch.setattr(plan_run, "tune", found)
+    monkeypatch.setattr(CrewOptions, "open", lambda options, arch, note: plans.open(arch))
+    monkeypatch.setattr(summary, "write_whole", no_space)
+    result = run("tune", "--plan", plan_file(tmp_path, TWO), "--log", tmp_path / "logs", "--out", tmp_path / "out")
+    assert result.code == 1 and "no report, journals under" in result.out

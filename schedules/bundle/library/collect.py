@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from schedules.build.builder import Built, build
-from schedules.bundle.bundle import LIBRARY, MANIFEST, Bundle, write_bundle
+from schedules.bundle.bundle import LIBRARY, Bundle, write_bundle
+from schedules.bundle.package.loader import MANIFEST, sha256
 from schedules.core.arch import Arch
 from schedules.core.errors import ConfigError, ProblemError
 from schedules.core.operator import ScheduleSpec
@@ -51,14 +51,11 @@ class Made:
 
 
 def collect(orders: Sequence[Order], workers: int) -> Iterator[Made]:
-    """Build every order by `workers` processes, in order; a build that fails costs no other.
-
-    Raises ToolchainError if pebble is not installed.
-    """
+    """Build every order by `workers` processes, in order; a build that fails costs no other."""
     with processes(workers) as pool:
         tasks = [(order, pool.schedule(attempt, args=[make, order], timeout=SECONDS)) for order in orders]
         for order, task in tasks:
-            made, why = outcome(task, SECONDS)
+            made, why = outcome(task)
             yield made or Made(order.preset, why=why)
 
 
@@ -89,7 +86,7 @@ def entry_of(bundle: Bundle, built: Built, chosen: Choice) -> dict[str, Any]:
     `source` is record, nearest or default, `why` the same in words; `run_time` the fields of the problem that may be
     another at each call; `files` has a SHA-256 and the bytes of each.
     """
-    contents = {name: (bundle.path / name).read_bytes() for name in sorted([*bundle.manifest["files"], MANIFEST])}
+    files = described(bundle.path / name for name in sorted([*bundle.manifest["files"], MANIFEST]))
     return {
         "operator": built.operator.name,
         "problem": built.problem.to_json(every=True),
@@ -101,11 +98,15 @@ def entry_of(bundle: Bundle, built: Built, chosen: Choice) -> dict[str, Any]:
         "us": chosen.record.us if chosen.record and chosen.source == "record" else None,
         "compiler": built.compiler,
         "library": LIBRARY,
-        "files": {
-            name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in contents.items()
-        },
-        "bytes": sum(map(len, contents.values())),
+        "files": files,
+        "bytes": sum(about["bytes"] for about in files.values()),
     }
+
+
+def described(files: Iterable[Path]) -> dict[str, Any]:
+    """The checksum and the bytes of each file, by its name."""
+    contents = {file.name: file.read_bytes() for file in files}
+    return {name: {"sha256": sha256(data), "bytes": len(data)} for name, data in contents.items()}
 
 
 def run_time_fields(problem: Problem, spec: ScheduleSpec) -> list[str]:

@@ -10,7 +10,6 @@ te-kernels-llvm-0.1.0/
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import platform
 import re
@@ -22,10 +21,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from schedules.bundle.library.collect import Made
-from schedules.bundle.library.package import INDEX, SCHEMA
+from schedules.bundle.library.collect import Made, described
+from schedules.bundle.package import INDEX, KERNELS, SCHEMA, read_index, require_files
+from schedules.bundle.package.loader import DamagedError, digest
+from schedules.bundle.signature import require_signed, sign, signature_of
 from schedules.core.arch import Arch
 from schedules.core.errors import BuildError, BundleError, ToolchainError, UsageError
 from schedules.core.folders import whole_folder
@@ -33,8 +34,10 @@ from schedules.core.registry import operator
 from schedules.core.versions import versions
 from schedules.measure.records import now
 
-KERNELS = "kernels"
-_CODE = ("__init__.py", "__main__.py")
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+_CODE = ("__init__.py", "__main__.py", "loader.py")
 _PROJECT = """\
 [build-system]
 requires = ["setuptools>=77"]
@@ -52,7 +55,7 @@ packages = ["{package}"]
 include-package-data = false
 
 [tool.setuptools.package-data]
-{package} = ["index.json", "kernels/*/*"]
+{package} = ["index.json*", "kernels/*/*"]
 """
 # the kernels are machine code: the wheel says for which machine, and that any Python will do
 _SETUP = """\
@@ -69,6 +72,49 @@ class Library:
     path: Path
     package: str
     index: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: str | Path, key: Ed25519PublicKey | None = None) -> Library:
+        """The library in `path`, its folder or its package's.
+
+        Raises BundleError if it is not one, or a file not as it was written; with a `key`, if its owner did not sign
+        it, or if there is a file in the package that is not signed.
+        """
+        home = cls._home(Path(path)) or Path(path)
+        if key is not None:
+            require_signed(home / INDEX.name, key)
+        try:
+            index = read_index(home / INDEX.name)
+            require_files(home, index)
+        except DamagedError as error:
+            raise BundleError(str(error)) from None
+        library = cls(home.parent, home.name, index)
+        if key is not None and (others := library._others()):
+            raise BundleError(f"{home} holds {others[0]}, which is not signed; remove it")
+        return library
+
+    @classmethod
+    def is_at(cls, path: str | Path) -> bool:
+        """Whether there is a library in `path`, intact or not."""
+        return cls._home(Path(path)) is not None
+
+    @staticmethod
+    def _home(path: Path) -> Path | None:
+        """The package's folder in or at `path`."""
+        files = (path / INDEX.name, *sorted(path.glob(f"*/{INDEX.name}")))
+        return next((file.parent for file in files if file.exists()), None)
+
+    @property
+    def bundles(self) -> list[Path]:
+        """The folders of its kernels."""
+        return [self.home / entry["folder"] for entry in self.index["kernels"].values()]
+
+    def _others(self) -> list[str]:
+        """What is in the package's folder and no part of it."""
+        kernels = self.index["kernels"].values()
+        known = {*self.index["code"], INDEX.name, signature_of(INDEX).name, KERNELS, *(k["folder"] for k in kernels)}
+        known |= {f"{kernel['folder']}/{name}" for kernel in kernels for name in kernel["files"]}
+        return sorted({str(file.relative_to(self.home)) for file in self.home.rglob("*")} - known)
 
     @property
     def home(self) -> Path:
@@ -88,12 +134,13 @@ def write_library(
     make: Callable[[Path], Sequence[Made]],
     *,
     force: bool = False,
+    key: Ed25519PrivateKey | None = None,
 ) -> Library:
     """Write the library for `arch` into ``folder/<name>-<version>``, all of it or nothing.
 
     `make` builds bundles into the folder that it is given, each into a folder with its preset's name.  With `force` a
-    library that is there is replaced; anything else never is.  Raises UsageError for the version, BundleError,
-    BuildError if no kernel was built.
+    library that is there is replaced; anything else never is.  With a `key` it is signed.  Raises UsageError for the
+    version, BundleError, BuildError if no kernel was built.
     """
     name = library_name(arch)
     package = re.sub(r"[^a-z0-9]+", "_", name.lower())
@@ -108,11 +155,13 @@ def write_library(
         if not any(each.entry for each in made):
             why = next((each.why for each in made), "no preset was asked for")
             raise BuildError(f"no kernel was built for {arch}: {why}")
-        code = resources.files("schedules.bundle.library.package")
+        code = resources.files("schedules.bundle.package")
         for file in _CODE:
             (home / file).write_text(code.joinpath(file).read_text())
-        index = _index(name, version, arch, made)
+        index = _index(name, version, arch, made, described(home / file for file in _CODE))
         (home / INDEX.name).write_text(json.dumps(index, indent=1) + "\n")
+        if key is not None:
+            sign(home / INDEX.name, key)
         (temporary / "pyproject.toml").write_text(_project(index, package))
         (temporary / "setup.cfg").write_text(_SETUP.format(machine=platform.machine()))
     return Library(out, package, index)
@@ -142,7 +191,7 @@ def build_wheel(library: Library, folder: str | Path) -> Path:
     return folder / done.stdout.strip().splitlines()[-1]
 
 
-def _index(name: str, version: str, arch: Arch, made: Sequence[Made]) -> dict[str, Any]:
+def _index(name: str, version: str, arch: Arch, made: Sequence[Made], code: dict[str, Any]) -> dict[str, Any]:
     kernels = {each.preset: {**each.entry, "folder": f"{KERNELS}/{each.preset}"} for each in made if each.entry}
     kinds = {owner: operator(owner).problem for owner in dict.fromkeys(e["operator"] for e in kernels.values())}
     index = {
@@ -155,10 +204,14 @@ def _index(name: str, version: str, arch: Arch, made: Sequence[Made]) -> dict[st
         "versions": versions(),
         "operators": {owner: _fields(kind) for owner, kind in kinds.items()},
         "kernels": kernels,
-        "missing": {each.preset: each.why for each in made if not each.entry},
+        "missing": {each.preset: _printable(each.why) for each in made if not each.entry},
+        "code": code,
     }
-    digest = hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
-    return {**json.loads(json.dumps(index)), "sha256": digest}
+    return {**json.loads(json.dumps(index)), "sha256": digest(index)}
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _fields(kind: Any) -> dict[str, Any]:

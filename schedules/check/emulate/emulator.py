@@ -21,6 +21,7 @@ from schedules.check.emulate.protocol import read_frame, write_frame
 from schedules.check.emulate.tensor_map import TensorMap
 from schedules.check.emulate.toolchain import build_kernels, build_runtime, source_line
 from schedules.core.errors import EmulationError
+from schedules.core.process import shielded_children
 
 _START_TIMEOUT_S = 60.0
 _LAST_WORDS_S = 1.0
@@ -56,13 +57,14 @@ class _Worker:
         command = [sys.executable, "-m", "schedules.check.emulate.worker", *descriptors, str(os.getpid()), str(runtime)]
         self.owner = os.getpid()
         try:
-            self.process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(request_read, response_write),
-            )
+            with shielded_children():
+                self.process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=(request_read, response_write),
+                )
         except OSError:
             os.close(self.requests)
             os.close(self.responses)

@@ -216,7 +216,6 @@ def main(arguments: Sequence[str]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipes
     worker = Worker(Path(arguments[3]))
     worker.runtime.emu_report_crashes(responses)
     worker.serve(requests, responses)

@@ -70,7 +70,10 @@ class Tf32Config(PixelConfig):
             return f"dtype={problem.dtype} is not {DTYPE}; choose another --schedule"
         if problem.n % VECTOR:
             return f"n={problem.n} is not a multiple of {VECTOR}, which TMA needs"
-        reason = self.check_block(problem.dtype, arch, addressing=ADDRESSING + self.fragments)
+        # fragments are of a tile that is whole
+        reason = self.check_block(problem.dtype, arch) or self.check_block(
+            problem.dtype, arch, addressing=ADDRESSING + self.fragments
+        )
         if reason:
             return reason
         if self.block_k == K_BYTES // ITEM:

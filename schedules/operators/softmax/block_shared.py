@@ -51,12 +51,15 @@ class BlockSharedConfig(Config):
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if self.threads < 1 or self.threads % arch.wave:
             return f"threads={self.threads} is not a multiple of the wave, {arch.wave} on {arch}"
+        reason = rows.check(
+            problem, arch, self.packing(problem), self.threads, self.min_blocks, rows_held=0, streaming=self.streaming
+        )
+        if reason:
+            return reason
         needed = self.shared_bytes(problem) + _STAGING
         if needed > arch.shared_block:
             return f"cols={problem.cols} needs {needed} bytes of shared memory, {arch} has {arch.shared_block} a block"
-        return rows.check(
-            problem, arch, self.packing(problem), self.threads, self.min_blocks, rows_held=0, streaming=self.streaming
-        )
+        return None
 
 
 def _stages(problem: SoftmaxProblem, config: BlockSharedConfig) -> rows.Stages:

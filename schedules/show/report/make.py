@@ -9,8 +9,8 @@ from pathlib import Path
 from schedules.bundle.bundle import Bundle
 from schedules.core.errors import ToolchainError
 from schedules.core.versions import versions
-from schedules.measure.journal import BadLine
-from schedules.measure.lookup import Located, summaries
+from schedules.measure.journal import BadLine, Located, told
+from schedules.measure.lookup import summaries
 from schedules.measure.records import now
 from schedules.show.report import kernels, plots
 from schedules.show.report.data import Comparison, Study, comparisons, studies
@@ -72,8 +72,10 @@ def make_report(
     plots.require_matplotlib()
     compared, unread = comparisons(folders)
     compared = [meant(comparison) for comparison in compared]
-    notes = [*map(str, bad), *unread]
-    known = studies(summaries(found), compared)
+    summed = summaries(found)
+    unused = told([*bad, *(line for summary in summed for line in summary.refused)])
+    notes = [*([unused] if unused else []), *unread]
+    known = studies(summed, compared)
     names = dict.fromkeys(
         [*(study.summary.device for study in known), *(each.device for each in compared if each.cases)]
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -405,7 +406,8 @@ def _plot(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_style(name)):
+    with matplotlib.rc_context(_style(name)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name in a journal: a box stands for it
         figure = Figure(figsize=size)
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
@@ -422,6 +424,7 @@ def _plot(
 def _style(name: str) -> dict[str, Any]:
     return {
         "svg.fonttype": "none",
+        "text.parse_math": False,
         "svg.hashsalt": name,
         "font.family": "sans-serif",
         "font.size": 8.0,

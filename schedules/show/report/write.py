@@ -12,11 +12,15 @@ import contextlib
 import csv
 import io
 import json
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from schedules.core.errors import UsageError
+from schedules.core.files import unwritable
+from schedules.core.text import printable
 from schedules.show.report.make import Report
 from schedules.show.report.page import page_of
 from schedules.show.report.tables import Row, cell, tables
@@ -37,7 +41,8 @@ def check_destination(out: str | Path) -> None:
 def write_report(report: Report, out: str | Path) -> list[Path]:
     """Write `report` into the folder `out`, in place of an older one, whose files go.  Returns the files.
 
-    Raises UsageError if `out` holds something else, or cannot be written.
+    All is written beside `out` before anything in it changes.  Raises UsageError if `out` holds something else or
+    cannot be written, MachineError if there is no room.
     """
     out = Path(out)
     check_destination(out)
@@ -45,14 +50,19 @@ def write_report(report: Report, out: str | Path) -> list[Path]:
     manifest = {"date": report.date, "versions": report.versions, "notes": report.notes, "files": sorted(made)}
     made[MANIFEST] = (json.dumps(manifest, indent=1) + "\n").encode()
     try:
-        for name in _files_of(out) or ():
-            if name not in made:
-                (out / name).unlink(missing_ok=True)
-        for name in sorted(made, key=lambda name: (name == PAGE, name)):  # the page last: what it is of is there then
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            (out / name).write_bytes(made[name])
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=f".{out.name[:40]}.") as beside:
+            for name, content in made.items():
+                (Path(beside) / name).parent.mkdir(exist_ok=True)
+                (Path(beside) / name).write_bytes(content)
+            for name in _files_of(out) or ():
+                if name not in made:
+                    (out / name).unlink(missing_ok=True)
+            for name in sorted(made, key=lambda name: (name == PAGE, name)):  # the page last: what it is of is there
+                (out / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(Path(beside) / name, out / name)
     except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}; choose another --out") from error
+        raise unwritable(out, error, "choose another --out") from error
     return [out / name for name in sorted(made)]
 
 
@@ -63,8 +73,8 @@ def _contents(report: Report) -> Iterator[tuple[str, bytes]]:
             yield f"plots/{plot.name}.png", plot.png
     for name, rows in tables(report).items():
         yield f"tables/{name}.json", (json.dumps(rows, indent=1, allow_nan=False) + "\n").encode()
-        yield f"tables/{name}.csv", _csv(rows).encode()
-    yield PAGE, page_of(report).encode()
+        yield f"tables/{name}.csv", printable(_csv(rows), keep="\n\t").encode()
+    yield PAGE, printable(page_of(report), keep="\n\t").encode()
 
 
 def _csv(rows: list[Row]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import importlib
 import json
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from schedules.build.present import cpu_name
 from schedules.bundle.library import collect as collecting
 from schedules.bundle.library.collect import Made, Order, collect, run_time_fields
 from schedules.bundle.library.write import Library, build_wheel, check_destination, write_library
+from schedules.bundle.package.loader import digest, sha256
 from schedules.core.arch import Arch
 from schedules.core.device import slug
 from schedules.core.errors import BundleError, ConfigError, SchedulesError, UnknownNameError, UsageError
@@ -27,6 +29,7 @@ from schedules.core.presets import Preset, preset
 from schedules.core.registry import operator
 from scripts import export_all
 from tests.bare import bare_folder, clean_python, runtime_libraries
+from tests.bundle.hostile import mutants
 from tests.conftest import problem_of
 
 CONV, SOFTMAX = "few-16x1x64x64-16-3x3", ("oneflow-32", "oneflow-100")
@@ -55,14 +58,12 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def library(moved: Path) -> ModuleType:
+def library(moved: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The package of the moved library, in this process."""
-    spec = importlib.util.spec_from_file_location("te_kernels_llvm", moved / "te_kernels_llvm" / "__init__.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["te_kernels_llvm"] = module  # its dataclass looks itself up
-    spec.loader.exec_module(module)
-    return module
+    for name in ("te_kernels_llvm", "te_kernels_llvm.loader"):
+        sys.modules.pop(name, None)
+    monkeypatch.syspath_prepend(str(moved))
+    return importlib.import_module("te_kernels_llvm")
 
 
 USE = """
@@ -198,13 +199,84 @@ def test_a_damaged_index_is_noticed(library: ModuleType, edit: Any) -> None:
     assert done.returncode == 1 and done.stderr.decode().startswith("error: ")
 
 
+def rewrite(file: Path, index: dict[str, Any]) -> None:
+    """As whoever alters a library would: with its checksum made anew."""
+    file.write_text(json.dumps({**index, "sha256": digest(index)}))
+
+
+def test_a_hostile_index_is_one_line(library: ModuleType) -> None:
+    """Any value at any place is refused, or does no harm to who asks for a kernel."""
+    about = json.loads(library.INDEX.read_text())
+    about["kernels"] = {"oneflow-32": about["kernels"]["oneflow-32"]}
+    del about["operators"]["conv2d_nchw"]
+    about["kernels"]["oneflow-32"]["files"] = {
+        name: about["kernels"]["oneflow-32"]["files"][name] for name in ("kernel.json", "kernel.so", "load.py")
+    }
+    refused = 0
+    for at, mutant in mutants(about):
+        rewrite(library.INDEX, mutant)
+        library.index.cache_clear()
+        library._loaded.cache_clear()
+        try:
+            library.index()
+            for name, fields in (("oneflow-32", {}), ("softmax", {"rows": 3}), ("conv2d_nchw", {"n": 1})):
+                with contextlib.suppress(library.NoKernelError):
+                    library.load(name, **fields)
+            library.check()
+        except library.LibraryError as error:
+            refused += 1
+            assert str(error).isprintable(), at
+    assert refused > 500
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", "[" * 100_000, '{"schema": 1}'])
+def test_an_index_that_is_none(library: ModuleType, text: str) -> None:
+    library.INDEX.write_text(text)
+    with pytest.raises(library.DamagedError) as caught:
+        library.load("oneflow-32")
+    assert str(caught.value).isprintable()
+    with pytest.raises(BundleError):
+        Library.open(library.HERE.parent)
+
+
+@pytest.mark.parametrize("folder", ["..", "/tmp", "kernels/../../elsewhere", "kernels/oneflow-100", ""])
+def test_a_kernel_outside_its_folder_is_never_loaded(library: ModuleType, folder: str) -> None:
+    about = json.loads(library.INDEX.read_text())
+    about["kernels"]["oneflow-32"]["folder"] = folder
+    rewrite(library.INDEX, about)
+    with pytest.raises(library.DamagedError, match="malformed at 'kernels.oneflow-32'"):
+        library.load("oneflow-32")
+
+
+@pytest.mark.parametrize("name", [None, 3, [], "", "\0", ("softmax",)])
+def test_a_name_that_is_none(library: ModuleType, name: Any) -> None:
+    with pytest.raises(library.NoKernelError):
+        library.load(name)
+
+
+@pytest.mark.parametrize("rows", [0, -1, 2.5, None, "4", True, [4], {}])
+def test_an_extent_that_is_none(library: ModuleType, rows: Any) -> None:
+    with pytest.raises(library.NoKernelError, match="no kernel of softmax for rows="):
+        library.find("softmax", rows=rows, cols=32)
+    assert library.find("softmax", rows=np.int64(4), cols=32) == "oneflow-32"
+
+
+def test_a_library_is_opened_by_its_folder_or_its_package(library: ModuleType) -> None:
+    for path in (library.HERE.parent, library.HERE):
+        opened = Library.open(path)
+        assert opened.home == library.HERE and len(opened.bundles) == 3
+    (library.HERE / "loader.py").write_text("print('hello')")
+    with pytest.raises(BundleError, match="loader.py is not what was built"):
+        Library.open(library.HERE)
+
+
 def test_another_machine_is_refused(library: ModuleType) -> None:
     """load.py's own reasons come as the library's error."""
     folder = library.HERE / "kernels" / "oneflow-32"
     manifest = json.loads((folder / "kernel.json").read_text())
     manifest["target"]["machine"] = "sparc"
-    (folder / "kernel.json").write_text(json.dumps(manifest))
-    library.index()["kernels"]["oneflow-32"]["files"]["kernel.json"]["sha256"] = library._sha256(
+    (folder / "kernel.json").write_text(json.dumps({**manifest, "sha256": digest(manifest)}))
+    library.index()["kernels"]["oneflow-32"]["files"]["kernel.json"]["sha256"] = sha256(
         (folder / "kernel.json").read_bytes()
     )
     with pytest.raises(library.LoadError, match="oneflow-32: built for sparc"):
@@ -303,9 +375,9 @@ def test_presets_by_pattern() -> None:
 def test_the_code_of_a_library_needs_nothing_of_this_package() -> None:
     import ast
 
-    import schedules.bundle.library.package as package
+    import schedules.bundle.package as package
 
-    allowed = {*sys.stdlib_module_names}
+    allowed = {*sys.stdlib_module_names, "tvm_ffi"}
     for file in Path(str(package.__file__)).parent.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):

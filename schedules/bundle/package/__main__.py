@@ -37,7 +37,7 @@ print(json.dumps({"import_ms": 1000 * imported, "kernels_ms": times, "failed": f
 def load_times() -> dict[str, Any]:
     """Milliseconds, in a fresh process, to import the library and to load each kernel in turn; the first kernel also
     loads tvm_ffi and TVM's runtime library.  `failed` says why a kernel cannot be loaded on this machine."""
-    command = [sys.executable, "-c", _TIMES, str(HERE.parent), HERE.name]
+    command = [sys.executable, "-B", "-c", _TIMES, str(HERE.parent), HERE.name]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -91,3 +91,6 @@ if __name__ == "__main__":
         sys.exit(main())
     except DamagedError as damaged:
         sys.exit(f"error: {damaged}")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -16,6 +21,7 @@ from schedules.build.builder import build
 from schedules.build.toolchain import cuda, devices
 from schedules.build.toolchain.stub_elf import shared_library
 from schedules.bundle.bundle import Bundle, write_bundle
+from schedules.bundle.package import loader
 from schedules.core.arch import parse_arch
 from schedules.core.threads import THREADS, cores
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, reference
@@ -118,9 +124,7 @@ def test_clean_process_refuses_an_altered_library(folder: Path, bare: Path) -> N
 
 @pytest.mark.skipif(devices.cpu_features() is None, reason="this system does not list its CPU's features")
 def test_clean_process_refuses_another_cpu(folder: Path, bare: Path) -> None:
-    manifest = json.loads((folder / "kernel.json").read_text())
-    manifest["target"]["cpu_features"].append("avx4096")
-    (folder / "kernel.json").write_text(json.dumps(manifest))
+    rewrite(folder, target={"cpu_features": ["avx4096"]})
     done = clean_run("load.load()", bare, folder, TVM_LIBRARY_PATH=runtime_libraries())
     assert "this one lacks avx4096" in done.stderr.strip().splitlines()[-1]
 
@@ -134,6 +138,107 @@ def test_load_py_as_a_script_says_what_the_kernel_is(folder: Path) -> None:
         "in  filter float32 3 3 3 6",
         "out output float32 5 4 6 8",
     ]
+
+
+def run_as_a_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(folder / "load.py"), *words], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "said"),
+    [
+        (lambda folder: (folder / "kernel.json").unlink(), 2, "it has no kernel.json"),
+        (lambda folder: (folder / "kernel.json").write_text("[" * 10_000), 2, "cannot be read"),
+        (lambda folder: (folder / "kernel.so").unlink(), 2, "kernel.so cannot be read"),
+        (lambda folder: (folder / "kernel.so").write_bytes(b""), 2, "kernel.so is not what was built"),
+        (lambda folder: rewrite(folder, target={"machine": "sparc"}), 1, "built for sparc"),
+    ],
+)
+def test_a_damaged_bundle_as_a_script(folder: Path, spoil: Callable[[Path], object], code: int, said: str) -> None:
+    spoil(folder)
+    done = run_as_a_script(folder)
+    assert done.returncode == code and said in done.stderr
+    assert done.stderr.startswith("load.py: error: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_a_script_that_is_called_wrongly(folder: Path) -> None:
+    done = run_as_a_script(folder, "--help me")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_ends_the_script_with_one_line(folder: Path) -> None:
+    """While it loads, at once and a little later."""
+    wait = "import time; time.sleep(30)"
+    (folder / "tvm_ffi.py").write_text(f"open({str(folder / 'loading')!r}, 'w').close()\n{wait}")
+    with subprocess.Popen([sys.executable, str(folder / "load.py")], stderr=subprocess.PIPE, text=True) as process:
+        while not (folder / "loading").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130 and process.stderr and process.stderr.read() == "load.py: interrupted\n"
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """With fields changed, of an object inside too, and the checksum made anew."""
+    manifest = json.loads((folder / "kernel.json").read_text())
+    for name, value in changes.items():
+        manifest[name] = {**manifest[name], **value} if isinstance(value, dict) else value
+    (folder / "kernel.json").write_text(json.dumps({**manifest, "sha256": loader.digest(manifest)}))
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("at", "spoil", "reason"),
+    [
+        (0, lambda x: None, "Mismatched type on argument #0"),
+        (0, lambda x: x.tolist(), "argument #0"),
+        (0, lambda x: "x", "argument #0"),
+        (0, lambda x: x[..., :-1].copy(), "argument #0 .* expected"),
+        (0, lambda x: x.astype("float64"), "dtype .*expected float32"),
+        (0, lambda x: np.asfortranarray(x), "argument #0 .*expected"),
+        (0, lambda x: x[::-1], "argument #0 .*expected"),
+        (0, lambda x: x.astype(ml_dtypes.bfloat16), "as a tensor of PyTorch or TVM"),
+        (0, read_only, "pass what can be written"),
+        (2, read_only, "pass what can be written"),
+    ],
+)
+def test_wrong_tensors_raise_before_anything_runs(
+    written: Path, at: int, spoil: Callable[[Any], Any], reason: str
+) -> None:
+    tensors: list[Any] = arrays()
+    out = tensors[-1]
+    tensors[at] = spoil(tensors[at])
+    with pytest.raises(loader.ArgumentError, match=reason) as caught:
+        loader.load(written)(*tensors)
+    assert np.isnan(out).all() and str(caught.value).isprintable()
+
+
+def test_too_few_tensors(written: Path) -> None:
+    with pytest.raises(loader.ArgumentError, match="Expected 3 arguments"):
+        loader.load(written)(*arrays()[1:])
+
+
+def test_a_misaligned_tensor_of_a_gpu_is_refused() -> None:
+    class OnGpu:
+        def data_ptr(self) -> int:
+            return 1028
+
+    kernel = loader.Kernel("k", "softmax", {}, "warp", {}, ({"name": "x"},), {"kind": "cuda"}, pytest.fail)
+    with pytest.raises(loader.ArgumentError, match="x does not start at a multiple of 16 bytes"):
+        kernel(OnGpu())
+
+
+def test_what_fails_as_it_runs_is_one_line() -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("CUDA: out of\n  memory")
+
+    kernel = loader.Kernel("k", "softmax", {}, "warp", {}, (), {"kind": "cuda"}, fail)
+    with pytest.raises(loader.KernelError, match="k failed: CUDA: out of memory"):
+        kernel()
 
 
 # tensors that claim to lie on a GPU, made without one
@@ -163,7 +268,7 @@ class OnGpu:
         return new(ctypes.addressof(self.tensor), b"dltensor", None)
 main = load.load()
 try:
-    main(*[tvm_ffi.from_dlpack(OnGpu(argument["shape"])) for argument in load.KERNEL["arguments"]])
+    main(*[tvm_ffi.from_dlpack(OnGpu(argument["shape"])) for argument in load.manifest()["arguments"]])
 except Exception as error:
     print(error)
 """

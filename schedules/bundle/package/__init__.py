@@ -12,82 +12,99 @@ and nothing of te-schedules.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-import hashlib
-import importlib.util
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cache
+from numbers import Integral
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-__all__ = ["DamagedError", "Kernel", "LibraryError", "LoadError", "NoKernelError", "check", "find", "index", "load"]
+from .loader import MANIFEST as MANIFEST
+from .loader import NAME, SCALAR, SHA256, WORD, DamagedError, Kernel, LoadError, document, require_intact
+from .loader import ArgumentError as ArgumentError
+from .loader import KernelError as LibraryError
+from .loader import load as load_kernel
+
+__all__ = [
+    "ArgumentError",
+    "DamagedError",
+    "Kernel",
+    "LibraryError",
+    "LoadError",
+    "NoKernelError",
+    "check",
+    "find",
+    "index",
+    "load",
+]
 
 HERE = Path(__file__).resolve().parent
 INDEX = HERE / "index.json"
+KERNELS = "kernels"
 SCHEMA = 1
-
-
-class LibraryError(Exception):
-    """Base of the errors of this library."""
+AGAIN = "install the library again"
+FILES = {NAME: {"sha256": SHA256, "bytes": int}}
+KERNEL = {
+    "operator": WORD,
+    "problem": {WORD: SCALAR},
+    "run_time": [WORD],
+    "schedule": WORD,
+    "config": {WORD: SCALAR},
+    "source": WORD,
+    "why": str,
+    "us": (float, int, None),
+    "compiler": str,
+    "library": NAME,
+    "folder": str,
+    "files": FILES,
+    "bytes": int,
+}
+# what index.json holds; `code` are the files of the package itself
+FORM = {
+    "name": WORD,
+    "version": WORD,
+    "target": WORD,
+    "machine": WORD,
+    "built": str,
+    "versions": {WORD: str},
+    "operators": {WORD: {"fields": [WORD], "defaults": {WORD: SCALAR}}},
+    "kernels": {NAME: KERNEL},
+    "missing": {WORD: str},
+    "code": FILES,
+}
 
 
 class NoKernelError(LibraryError, LookupError):
     """What was asked for is not in this library; the message names what is nearest."""
 
 
-class DamagedError(LibraryError):
-    """A file that is missing, or is not what was built."""
-
-
-class LoadError(LibraryError):
-    """A kernel that this machine cannot load: another device, or a library that is not installed."""
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A loaded kernel.
-
-    `arguments` are its tensors in call order, outputs last: name, shape, dtype, output, and runtime_axis, the axis
-    whose extent may be another at each call, or None.
-    """
-
-    name: str
-    operator: str
-    problem: Mapping[str, Any]
-    schedule: str
-    config: Mapping[str, Any]
-    arguments: tuple[Mapping[str, Any], ...]
-    function: Any = field(repr=False)
-
-    def __call__(self, *tensors: Any) -> None:
-        """Run on NumPy, PyTorch or other DLPack tensors of the target's device; outputs are written in place.
-
-        The function itself refuses tensors of another shape, dtype or device, with tvm_ffi's errors.
-        """
-        self.function(*tensors)
+def read_index(file: Path) -> dict[str, Any]:
+    """The contents of a library's index.  Raises DamagedError."""
+    found = document(file, "library", SCHEMA, FORM, AGAIN)
+    for name, entry in found["kernels"].items():
+        kind = found["operators"].get(entry["operator"], {"fields": ()})
+        sizes = [entry["problem"].get(word) for word in entry["run_time"]]
+        fits = (
+            entry["folder"] == f"{KERNELS}/{name}"
+            and {entry["library"], MANIFEST, "load.py"} <= entry["files"].keys()
+            and kind["fields"]
+            and set(kind["fields"]) == entry["problem"].keys() >= set(kind["defaults"])
+            and all(type(size) is int and size > 0 for size in sizes)
+        )
+        if not fits:
+            raise DamagedError(f"{file} is malformed at 'kernels.{name}'; {AGAIN}")
+    if found["operators"].keys() != {entry["operator"] for entry in found["kernels"].values()}:
+        raise DamagedError(f"{file} is malformed at 'operators'; {AGAIN}")
+    return found
 
 
 @cache
 def index() -> dict[str, Any]:
     """The contents of index.json.  Raises DamagedError."""
-    try:
-        found = json.loads(INDEX.read_text())
-        said = found.pop("sha256")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise DamagedError(
-            f"{INDEX} cannot be read ({type(error).__name__}: {error}); install the library again"
-        ) from None
-    if said != _sha256(json.dumps(found, sort_keys=True).encode()):
-        raise DamagedError(f"{INDEX} is not what was built (truncated or edited); install the library again")
-    if found["schema"] != SCHEMA:
-        raise DamagedError(
-            f"{INDEX} has schema {found['schema']}, this module reads {SCHEMA}; install the library again"
-        )
-    return dict(found)
+    return read_index(INDEX)
 
 
 def find(name: str, /, **fields: Any) -> str:
@@ -98,6 +115,7 @@ def find(name: str, /, **fields: Any) -> str:
     NoKernelError.
     """
     kernels, operators = index()["kernels"], index()["operators"]
+    name = str(name)
     if name in kernels:
         operator, wanted = kernels[name]["operator"], {**kernels[name]["problem"], **fields}
     elif name in operators:
@@ -110,7 +128,14 @@ def find(name: str, /, **fields: Any) -> str:
             raise NoKernelError(_unknown(f"field of {operator}", word, known))
     ours = {each: entry for each, entry in kernels.items() if entry["operator"] == operator}
     exact = [each for each, entry in ours.items() if not _differing(wanted, entry["problem"])]
-    serving = [each for each, entry in ours.items() if _differing(wanted, entry["problem"]) <= set(entry["run_time"])]
+    sizes = {
+        word for word, value in wanted.items() if isinstance(value, Integral) and value is not True and int(value) > 0
+    }
+    serving = [
+        each
+        for each, entry in ours.items()
+        if _differing(wanted, entry["problem"]) <= sizes.intersection(entry["run_time"])
+    ]
     if fits := exact or serving:
         unsaid = [word for word in known if word not in wanted and _varies(word, (ours[each] for each in fits))]
         if unsaid:
@@ -134,48 +159,32 @@ def load(name: str, /, **fields: Any) -> Kernel:
 
 def check(name: str | None = None) -> None:
     """Compare every file, or those of one kernel, with its checksum.  Raises DamagedError, NoKernelError."""
-    for each in index()["kernels"] if name is None else [find(name)]:
-        _require_intact(each, index()["kernels"][each]["files"])
+    require_files(HERE, index(), None if name is None else [find(name)])
+
+
+def require_files(home: Path, about: Mapping[str, Any], kernels: Iterable[str] | None = None) -> None:
+    """Compare every file of the library in `home`, or those of `kernels`, with its checksum.  Raises DamagedError."""
+    if kernels is None:
+        require_intact(home, _checksums(about["code"]), AGAIN)
+    for each in about["kernels"] if kernels is None else kernels:
+        entry = about["kernels"][each]
+        require_intact(home / entry["folder"], _checksums(entry["files"]), AGAIN)
 
 
 @cache
 def _loaded(name: str) -> Kernel:
     entry = index()["kernels"][name]
-    _require_intact(name, ("kernel.json", "load.py", entry["library"]))
-    loader = _module(HERE / entry["folder"] / "load.py", f"{__name__}.kernel {name}")
+    folder = HERE / entry["folder"]
+    needed = (MANIFEST, "load.py", entry["library"])
+    require_intact(folder, _checksums({each: entry["files"][each] for each in needed}), AGAIN)
     try:
-        function = loader.load()
-    except ImportError as error:
-        remedy = f"pip install apache-tvm-ffi=={index()['versions']['apache-tvm-ffi']}"
-        raise LoadError(f"{name}: {error}; {remedy}") from error
-    except (RuntimeError, OSError) as error:
+        return dataclasses.replace(load_kernel(folder), problem=entry["problem"])
+    except LoadError as error:
         raise LoadError(f"{name}: {error}") from error
-    arguments = tuple(loader.KERNEL["arguments"])
-    return Kernel(name, entry["operator"], entry["problem"], entry["schedule"], entry["config"], arguments, function)
 
 
-def _module(file: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _require_intact(name: str, files: Iterable[str]) -> None:
-    entry = index()["kernels"][name]
-    for each in files:
-        file = HERE / entry["folder"] / each
-        try:
-            digest = _sha256(file.read_bytes())
-        except OSError as error:
-            raise DamagedError(f"{file} cannot be read ({error.strerror}); install the library again") from None
-        if digest != entry["files"][each]["sha256"]:
-            raise DamagedError(f"{file} is not what was built (truncated or edited); install the library again")
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _checksums(files: Mapping[str, Any]) -> dict[str, str]:
+    return {name: about["sha256"] for name, about in files.items()}
 
 
 def _differing(wanted: Mapping[str, Any], problem: Mapping[str, Any]) -> set[str]:
