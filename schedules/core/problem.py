@@ -9,6 +9,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from random import Random
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -173,8 +174,14 @@ class Problem(Fields):
         raise NotImplementedError
 
     @classmethod
-    def draws(cls) -> dict[str, Draw]:
-        """How the fields of random problems are drawn, by name; fields that are not here keep their defaults.
+    def drawn(cls, r: Random, large: bool = False) -> dict[str, Any]:
+        """Fields of a random problem, which may be none; those that are not here keep their defaults."""
+        return {name: draw(r) for name, draw in cls.draws(large).items()}
+
+    @classmethod
+    def draws(cls, large: bool = False) -> dict[str, Draw]:
+        """How the fields of random problems are drawn, by name: of problems to verify, or `large` ones, as real layers
+        are and larger, only to build.
 
         A field `x` is drawn from the tuple that the class has as `xs` (``dtype`` from ``dtypes``) or, without one, by
         its type: truth values, whole numbers up to MOST, pairs of small ones.  A class with fields of other types, or
@@ -305,15 +312,26 @@ class Conv2dProblem(Problem):
                 )
 
     @classmethod
-    def draws(cls) -> dict[str, Draw]:
-        kernel, step, border = one_of(1, 1, 2, 3, 3, 4, 5, 7), one_of(1, 1, 1, 2, 3), one_of(0, 0, 1, 1, 2, 3)
+    def drawn(cls, r: Random, large: bool = False) -> dict[str, Any]:
+        """Half of them as layers mostly are: of square images and kernels, and as many pixels out as in at stride 1."""
+        found = super().drawn(r, large)
+        if r.random() < 0.5:
+            (stride, _), k = found["stride"], found["kh"]
+            found |= {"w": found["h"], "kw": k, "stride": (stride, stride), "pad": (k // 2, k // 2), "dilation": (1, 1)}
+        return found
+
+    @classmethod
+    def draws(cls, large: bool = False) -> dict[str, Draw]:
+        kernel = one_of(1, 1, 2, 3, 3, 4, 5, 7, *((6, 11) if large else ()))
+        step, border = one_of(1, 1, 1, 2, 3), one_of(0, 0, 1, 1, 2, 3)
+        most = 2048 if large else 300
         return {
-            **super().draws(),
-            "n": multiple_of(one_of(1, 1, 8, 32), up_to(3)),
-            "h": up_to(48),
-            "w": multiple_of(one_of(1, 1, 8), up_to(40)),
-            "ci": channels,
-            "co": channels,
+            **super().draws(large),
+            "n": multiple_of(one_of(1, 1, 8, 32), up_to(8 if large else 3)),
+            "h": multiple_of(one_of(1, 1, 7, 8), up_to(128)) if large else up_to(48),
+            "w": multiple_of(one_of(1, 1, 8), up_to(128 if large else 40)),
+            "ci": channels(most),
+            "co": channels(most),
             "kh": kernel,
             "kw": kernel,
             "stride": pair_of(step),

@@ -127,7 +127,7 @@ def test_a_schedule_that_takes_nothing(sm_90a: Arch, host: Arch, monkeypatch: py
     monkeypatch.setattr(sweep, "REFUSED", 3)
     op = operator("conv2d_nhwc")
     draws = {**op.problem.draws(), "ci": one_of(7)}
-    monkeypatch.setattr(op.problem, "draws", lambda: draws)
+    monkeypatch.setattr(op.problem, "draws", lambda large: draws)
     with pytest.raises(UsageError, match="tma_wgmma takes none of 3 random problems of conv2d_nhwc"):
         next(cases(op, op.schedule("tma_wgmma"), sm_90a))
     with pytest.raises(ConfigError, match="runs on cuda"):
