@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from random import Random
@@ -19,6 +19,8 @@ from schedules.core.epilogue import ACTIVATIONS, Activation, Epilogue, Term
 from schedules.core.errors import ConfigError, ProblemError, UnknownNameError, UsageError
 
 Pair = tuple[int, int]
+LONGEST = 2**31 - 1  # extent of an axis: what a grid, and a coordinate of TMA, reach
+LARGEST = 2**44  # elements of a tensor, what the addresses of 64-bit systems reach with room to spare
 MOST = 1000  # of a whole number that is drawn, where the problem does not say
 F = TypeVar("F", bound="Fields")
 
@@ -205,6 +207,18 @@ class Problem(Fields):
         """A stable name for files and journals."""
         return str(self).replace(" ", "_").replace("=", "").replace(",", "x").replace(":", "_")
 
+    def require_reach(self, extents: Mapping[str, int], shapes: Iterable[tuple[int, ...]]) -> None:
+        """Raise ProblemError for numbers that no index reaches: `extents` by name, or the elements of `shapes`."""
+        for name, extent in extents.items():
+            if extent > LONGEST:
+                raise ProblemError(f"{name}={extent} is more than {LONGEST}, the most along an axis; split the problem")
+        for shape in shapes:
+            if math.prod(shape) > LARGEST:
+                size = " x ".join(map(str, shape))
+                raise ProblemError(
+                    f"a tensor of {size} elements is more than any memory holds ({LARGEST}); split the problem"
+                )
+
     def require_positive(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
@@ -310,6 +324,11 @@ class Conv2dProblem(Problem):
                     f"k{axis}={k} reaches over {reach} pixels but the padded input has {size + 2 * pad}; "
                     f"enlarge {axis} or pad, or use a smaller kernel"
                 )
+        given = {"stride": max(self.stride), "dilation": max(self.dilation)}
+        padded = {"h + 2 * pad": self.h + 2 * self.pad[0], "w + 2 * pad": self.w + 2 * self.pad[1]}
+        axes = {"n": self.n, "ci": self.ci, "co": self.co}
+        products = {"out_h * out_w": self.out_h * self.out_w, "ci * kh * kw": self.ci * self.kh * self.kw}
+        self.require_reach({**given, **padded, **axes, **products}, self.shapes())
 
     @classmethod
     def drawn(cls, r: Random, large: bool = False) -> dict[str, Any]:

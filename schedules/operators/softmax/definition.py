@@ -78,6 +78,7 @@ class SoftmaxProblem(Problem):
             raise ProblemError(f"scale={self.scale} must be finite and not 0, in float32 as well")
         if not SMALLEST <= self.keep <= 1:
             raise ProblemError(f"keep={self.keep} must be over 0, in float32 as well, and at most 1")
+        self.require_reach({}, [(self.rows, self.cols)])
 
     @classmethod
     def draws(cls, large: bool = False) -> dict[str, Draw]:
