@@ -147,12 +147,12 @@ def wanted(words: Sequence[str], arch: Arch, seed: int, build_only: bool) -> Ite
         name, _, schedule = word.partition(":")
         named = operators() if name == "all" else [operator(name)]
         if build_only and not schedule:
-            yield Subject(f"{name} built", rule_cases(named, seed))
+            yield Subject(f"{name} built for {arch}", rule_cases(named, seed))
             continue
         for op in named:
             for spec in [op.schedule(schedule)] if schedule else [s for s in op.schedules if arch.kind in s.kinds]:
                 spec.require_kind(arch)
-                key = f"{op.name} {spec.name}{' built' if build_only else ''}"
+                key = f"{op.name} {spec.name}{f' built for {arch}' if build_only else ''}"
                 yield Subject(key, cases(op, spec, arch, seed, large=build_only))
 
 
