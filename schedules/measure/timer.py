@@ -24,6 +24,7 @@ from schedules.build.builder import Built
 from schedules.build.present import device_name, to_device
 from schedules.core.arch import MOST_CACHE, Arch, last_level_cache
 from schedules.core.errors import DeviceError, UsageError
+from schedules.core.memory import require_memory
 from schedules.measure.neighbours import ahead_of_others
 
 FLUSH_BYTES = 2 * MOST_CACHE  # several times any L2 or last-level cache
@@ -49,6 +50,7 @@ def random_tensors(built: Built, seed: int) -> list[Any]:
     """The arguments of `built` on its device: random inputs, outputs filled with NaN."""
     from schedules.check.verify import poisoned
 
+    require_memory(built.problem)
     inputs = built.operator.inputs(built.problem, np.random.default_rng(seed))
     return [to_device(array, built.arch) for array in (*inputs, *poisoned(built.problem))]
 
