@@ -3,11 +3,16 @@
 
     scripts/sweep.py conv2d_nhwc:tma_wgmma conv2d_hwcn:tma_wgmma --target cuda:sm_90a --count 300
     scripts/sweep.py softmax --count 100 --out tuning_logs/nvidia-h200/sweep.json        # each schedule of the operator
+    scripts/sweep.py all --build-only --target cuda:sm_80 --count 5000                   # 1000 of each operator
 
 On the device if there is one for the target, else by the routes that this machine has: each process builds a case and
 then verifies it, so that some build while others are on the device.  What is wrong, or fails, is printed with the
 command that shows it again, and the exit code is then 1.  --out adds the counts to a JSON file after every case: a
 sweep that was stopped has fewer `cases` there than `asked`, and goes on from them with --resume.
+
+With --build-only problems are as large as real layers and larger, nothing is run, and an operator stands for what its
+rule chooses, with the default config, as `schedules build --default` builds it; OPERATOR:SCHEDULE still for that
+schedule and its configs.  "all" stands for every operator in turn: --count is then of all of them together.
 """
 
 from __future__ import annotations
@@ -22,26 +27,26 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from schedules.build.builder import compiler_of
+from schedules.build.builder import build, compiler_of
 from schedules.build.present import device_name
 from schedules.build.toolchain.devices import on_local
-from schedules.check.sweep import Case, cases
+from schedules.check.sweep import Case, cases, rule_cases
 from schedules.check.verify import verify
 from schedules.cli.script import run_script
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import SchedulesError, UsageError
-from schedules.core.operator import ScheduleSpec
 from schedules.core.parallel import attempt, outcome, processes
-from schedules.core.registry import operator, operator_of
+from schedules.core.registry import operator, operator_of, operators
 from schedules.measure.records import environment, now
 
 SECONDS = 300  # that a case may take
+Work = Callable[[Case, Arch], tuple[float, str]]  # with a case, in a process: its error, and what is wrong with it
 
 
 @dataclass
@@ -53,25 +58,46 @@ class Tally:
     cases: int = 0
     right: int = 0
     error: float = 0.0
+    slowest: float = 0.0  # seconds
+    slowest_command: str = ""
     bad: list[dict[str, str]] = field(default_factory=list)
 
-    def add(self, error: float, wrong: str, command: str) -> None:
-        """Count a case that came to `error`, or to what is `wrong`."""
+    def add(self, error: float, wrong: str, seconds: float, command: str) -> None:
+        """Count a case that came to `error`, or to what is `wrong`, in `seconds`."""
         self.cases += 1
         if wrong:
             self.bad.append({"wrong": wrong, "command": command})
         else:
             self.right, self.error = self.right + 1, max(self.error, error)
+        if seconds > self.slowest:
+            self.slowest, self.slowest_command = seconds, command
 
 
-def checked(case: Case, arch: Arch, schedule: str) -> tuple[float, str]:
+@dataclass(frozen=True)
+class Subject:
+    """What is swept: its name in the results, and its cases without end."""
+
+    name: str
+    cases: Iterator[Case]
+
+
+def compiled(case: Case, arch: Arch) -> tuple[float, str]:
+    """No error, and nothing wrong: a case is built as `schedules build` does, down to its host's machine code.
+
+    A refusal for the sake of a limit is BuildError as much as one of the compiler's: problems are legal.
+    """
+    build(case.problem, arch, case.schedule, case.config).module["main"]
+    return 0.0, ""
+
+
+def verified(case: Case, arch: Arch) -> tuple[float, str]:
     """The worst error of a case by every route there is here, and what is wrong with it.
 
     A GPU that a kernel has made fail serves its process no more: the process says so and ends, and another takes the
     cases after it.
     """
     try:
-        checks = verify(case.problem, arch, schedule, case.config)
+        checks = verify(case.problem, arch, case.schedule, case.config)
     except SchedulesError:
         raise
     except Exception as error:
@@ -83,8 +109,14 @@ def checked(case: Case, arch: Arch, schedule: str) -> tuple[float, str]:
     return worst.error, "" if worst.passed else worst.detail
 
 
-def command(case: Case, arch: Arch, spec: ScheduleSpec) -> str:
-    """What verifies a case again."""
+def timed(work: Work, case: Case, arch: Arch) -> tuple[float, str, float]:
+    """What `work` makes of a case, and its seconds."""
+    start = time.monotonic()
+    return *work(case, arch), time.monotonic() - start
+
+
+def command(case: Case, arch: Arch, verb: str) -> str:
+    """What builds or verifies a case again."""
 
     def words(fields: dict[str, Any]) -> list[str]:
         def text(value: Any) -> str:
@@ -92,36 +124,40 @@ def command(case: Case, arch: Arch, spec: ScheduleSpec) -> str:
 
         return [f"{k}={','.join(map(text, v)) if isinstance(v, list | tuple) else text(v)}" for k, v in fields.items()]
 
-    operator_name, problem = operator_of(case.problem).name, " ".join(words(case.problem.to_json()))
-    config = " ".join(f"--config {word}" for word in words(case.config.to_json()))
-    return f"schedules verify {operator_name} {problem} --target {arch} --schedule {spec.name} {config}"
+    problem = [operator_of(case.problem).name, *words(case.problem.to_json()), "--target", str(arch)]
+    schedule = ["--schedule", case.schedule] if case.schedule else ["--default"]
+    config = [f"--config {word}" for word in words(case.config.to_json())] if case.config else []
+    return " ".join(["schedules", verb, *problem, *schedule, *config])
 
 
-def sweep(spec: ScheduleSpec, drawn: Iterable[Case], arch: Arch, pool: Any, tally: Tally) -> Iterator[Case]:
-    """Verify all of `drawn`, the first while the next are drawn.  Gives each, in order, when `tally` has it; those that
-    are not right are printed."""
-    tasks = [(case, pool.schedule(attempt, args=[checked, case, arch, spec.name], timeout=SECONDS)) for case in drawn]
+def sweep(drawn: Iterable[Case], arch: Arch, pool: Any, tally: Tally, work: Work) -> Iterator[Case]:
+    """Do `work` with all of `drawn`, the first while the next are drawn.  Gives each, in order, when `tally` has it;
+    those that are not right are printed."""
+    verb = "build" if work is compiled else "verify"
+    tasks = [(case, pool.schedule(attempt, args=[timed, work, case, arch], timeout=SECONDS)) for case in drawn]
     for case, task in tasks:
         result, why = outcome(task)
-        error, wrong = result or (0.0, why)
-        again = command(case, arch, spec)
+        error, wrong, seconds = result or (0.0, why, 0.0)
+        again = command(case, arch, verb)
         if wrong:
             print(f"  {wrong}\n    {again}", flush=True)
-        tally.add(error, wrong, again)
+        tally.add(error, wrong, seconds, again)
         yield case
 
 
-def wanted(words: Sequence[str], arch: Arch) -> list[tuple[str, ScheduleSpec]]:
-    """The schedules that "operator" or "operator:schedule" name.  Raises UnknownNameError, ConfigError."""
-    specs = []
+def wanted(words: Sequence[str], arch: Arch, seed: int, build_only: bool) -> Iterator[Subject]:
+    """What "operator", "operator:schedule" and "all" stand for.  Raises UnknownNameError, ConfigError."""
     for word in words:
         name, _, schedule = word.partition(":")
-        op = operator(name)
-        chosen = [op.schedule(schedule)] if schedule else [s for s in op.schedules if arch.kind in s.kinds]
-        specs += [(name, spec) for spec in chosen]
-    for _, spec in specs:
-        spec.require_kind(arch)
-    return specs
+        named = operators() if name == "all" else [operator(name)]
+        if build_only and not schedule:
+            yield Subject(f"{name} built for {arch}", rule_cases(named, seed))
+            continue
+        for op in named:
+            for spec in [op.schedule(schedule)] if schedule else [s for s in op.schedules if arch.kind in s.kinds]:
+                spec.require_kind(arch)
+                key = f"{op.name} {spec.name}{f' built for {arch}' if build_only else ''}"
+                yield Subject(key, cases(op, spec, arch, seed, large=build_only))
 
 
 def conditions(arch: Arch, seed: int) -> dict[str, Any]:
@@ -156,9 +192,15 @@ def started(old: dict[str, Any], about: dict[str, Any], count: int, name: str) -
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("schedules", nargs="+", metavar="OPERATOR[:SCHEDULE]")
+    parser.add_argument("subjects", nargs="+", metavar="OPERATOR[:SCHEDULE]|all")
+    parser.add_argument("--build-only", action="store_true", help="build large problems and run nothing")
     parser.add_argument("--target", default="llvm", help="as of schedules build (default llvm)")
-    parser.add_argument("--count", type=int, default=200, help="cases of each schedule (default 200)")
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=200,
+        help="cases of each schedule (default 200)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the cases drawn")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     parser.add_argument("--out", type=Path, help="a JSON file to add the counts to")
@@ -175,20 +217,22 @@ def main(words: Sequence[str] | None = None) -> int:
     args = arguments(words)
     arch = on_local(parse_arch(args.target))
     bad = 0
+    work = compiled if args.build_only else verified
     with processes(args.workers) as pool:
-        for name, spec in wanted(args.schedules, arch):
-            start, key = time.monotonic(), f"{name} {spec.name}"
+        for subject in list(wanted(args.subjects, arch, args.seed, args.build_only)):
+            start, key = time.monotonic(), subject.name
             about = conditions(arch, args.seed) if args.out else {}
             old = results_in(args.out).get(key) if args.resume else None
             tally = started(old, about, args.count, key) if old else Tally(args.count)
-            drawn = islice(cases(operator(name), spec, arch, args.seed), tally.cases, tally.asked)
-            for _ in sweep(spec, drawn, arch, pool, tally):
+            drawn = islice(subject.cases, tally.cases, tally.asked)
+            for _ in sweep(drawn, arch, pool, tally, work):
                 if args.out:
                     add_results(args.out, {key: {**asdict(tally), **about, "date": now()}})
             bad += len(tally.bad)
+            worst = "" if args.build_only else f", worst error {tally.error:.3f} of the tolerance"
             print(
-                f"{key}: {tally.right} of {tally.cases} right, worst error {tally.error:.3f} of the tolerance, "
-                f"{time.monotonic() - start:.0f} s",
+                f"{key}: {tally.right} of {tally.cases} right{worst}, {time.monotonic() - start:.0f} s\n"
+                f"  slowest {tally.slowest:.1f} s: {tally.slowest_command}",
                 flush=True,
             )
     return 1 if bad else 0

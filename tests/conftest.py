@@ -22,6 +22,7 @@ from schedules.core.frames import outer_frames
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator
 from schedules.core.versions import version_of
+from schedules.tune import finals
 from tests.command import Run
 
 os.environ["TVM_NUM_THREADS"] = "1"  # tests run in as many processes as there are cores
@@ -45,6 +46,14 @@ def short_parses() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspect, "getouterframes", outer_frames)
         patch.setattr(doc, "parse", lru_cache(maxsize=None)(doc.parse))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_finals() -> Iterator[None]:
+    """No test needs to tell near equals apart."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finals, "SECONDS", 0.5)
         yield
 
 

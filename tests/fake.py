@@ -37,7 +37,7 @@ def record_of(
         outcome="correct" if us is not None else "compile",
         reason="" if us is not None else "TVM refused the program",
         median_us=us,
-        p10_us=us and 0.9 * us,
+        p10_us=us,
         p90_us=us and 1.1 * us,
         runs=9 if us else 0,
         error=0.25 if us else None,

@@ -6,6 +6,7 @@ The CLI, the tests, the search and the scripts all build through `build`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
@@ -14,14 +15,15 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import tirx
 
 from schedules.build.toolchain import cuda, link
-from schedules.core.arch import Arch
-from schedules.core.errors import ArgumentError, BuildError, SchedulesError
-from schedules.core.operator import Operator, ScheduleSpec
+from schedules.core.arch import GRID, Arch
+from schedules.core.errors import ArgumentError, BuildError, ConfigError, SchedulesError
+from schedules.core.operator import Array, Operator, ScheduleSpec
 from schedules.core.problem import Argument, Config, Problem
 from schedules.core.quiet import ROCM_WARNINGS, without_lines
 from schedules.core.registry import operator_of
@@ -88,8 +90,8 @@ class Built:
 
         Raises ArgumentError before anything runs if a tensor does not fit.
         """
-        check_arguments(self.schedule.arguments(self.problem), self.arch, tensors)
-        self.module["main"](*tensors)
+        taken = check_arguments(self.schedule.arguments(self.problem), self.arch, tensors)
+        self.module["main"](*taken)
 
 
 def build(
@@ -128,6 +130,12 @@ def build_scheduled(
     launch = launch_of(mod, arch) if arch.is_gpu else None
     if launch and launch.threads > arch.max_threads:
         raise BuildError(f"the schedule launches {launch.threads} threads a block, {arch} allows {arch.max_threads}")
+    for axis, extent, most in zip(AXES, launch.grid if launch else (), GRID, strict=False):
+        if isinstance(extent, int) and extent > most:
+            raise ConfigError(
+                f"{spec.name} launches {extent} blocks along {axis}, GPUs allow {most}; use larger tiles or another "
+                f"--schedule, or split the problem"
+            )
     module, made, lowered = _compile(mod, arch, device_code, instruments)
     return Built(
         operator=op,
@@ -289,13 +297,17 @@ def launch_of(mod: tvm.IRModule, arch: Arch) -> Launch:
     return Launch(grid, block, int(extents.get("clusterCtaIdx.x", 1)))  # type: ignore[arg-type]
 
 
-def check_arguments(arguments: Sequence[Argument], arch: Arch, tensors: Sequence[Any]) -> None:
-    """Raise ArgumentError unless `tensors` are what a function of `arguments` takes, in order."""
+def check_arguments(arguments: Sequence[Argument], arch: Arch, tensors: Sequence[Any]) -> list[Any]:
+    """`tensors` as TVM takes them.  Raises ArgumentError unless they are what a function of `arguments` takes, in
+    order."""
     if len(tensors) != len(arguments):
         wanted = ", ".join(argument.name for argument in arguments)
         raise ArgumentError(f"{len(tensors)} tensors given, {len(arguments)} needed: {wanted}")
     runtime: int | None = None
     for argument, tensor in zip(arguments, tensors, strict=True):
+        if not hasattr(tensor, "__dlpack__"):
+            kind = type(tensor).__name__
+            raise ArgumentError(f"{argument.name} is a {kind}, needed a tensor: of NumPy, TVM or PyTorch, by DLPack")
         shape = tuple(int(extent) for extent in tensor.shape)
         wanted_shape: list[int] = list(argument.shape)
         if argument.runtime_axis is not None and len(shape) == len(wanted_shape):
@@ -303,6 +315,8 @@ def check_arguments(arguments: Sequence[Argument], arch: Arch, tensors: Sequence
             wanted_shape[argument.runtime_axis] = runtime
         if shape != tuple(wanted_shape):
             raise ArgumentError(f"{argument.name} has shape {shape}, needed {tuple(wanted_shape)}")
+        if 0 in shape:
+            raise ArgumentError(f"{argument.name} has shape {shape}, which is empty; every extent must be at least 1")
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype != argument.dtype:
             raise ArgumentError(f"{argument.name} has dtype {dtype}, needed {argument.dtype}")
@@ -313,6 +327,19 @@ def check_arguments(arguments: Sequence[Argument], arch: Arch, tensors: Sequence
             raise ArgumentError(f"{argument.name} lies on {device}, the function was built for {arch}")
         if arch.is_gpu and hasattr(tensor, "data_ptr") and tensor.data_ptr() % VECTOR_BYTES:
             raise ArgumentError(f"{argument.name} does not start at a multiple of {VECTOR_BYTES} bytes; copy it first")
+        if argument.output and isinstance(tensor, np.ndarray) and not tensor.flags.writeable:
+            raise ArgumentError(f"{argument.name} is read-only, and the function writes it; give one that is writable")
+    return [_taken(tensor) if isinstance(tensor, np.ndarray) else tensor for tensor in tensors]
+
+
+def _taken(array: Array) -> Any:
+    """`array` as TVM takes it: its own memory, which NumPy hands out by DLPack only if it is writable and of a dtype
+    that NumPy knows."""
+    if array.flags.writeable and array.dtype.kind != "V":
+        return array
+    memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
+    raw = tvm_ffi.from_dlpack(np.frombuffer(memory, np.uint8))
+    return raw._create_view(array.shape, str(array.dtype))
 
 
 def _contiguous(tensor: Any) -> bool:

@@ -64,8 +64,7 @@ class Loaded:
         """
         from schedules.build.builder import check_arguments
 
-        check_arguments(self.arguments, self.arch, tensors)
-        self.function(*tensors)
+        self.function(*check_arguments(self.arguments, self.arch, tensors))
 
 
 @dataclass(frozen=True)

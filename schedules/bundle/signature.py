@@ -41,8 +41,12 @@ def public_key(file: str | Path) -> Ed25519PublicKey:
 
 
 def sign(manifest: Path, key: Ed25519PrivateKey) -> None:
-    """Write the signature of `manifest` beside it."""
-    signature_of(manifest).write_bytes(key.sign(manifest.read_bytes()))
+    """Write the signature of `manifest` beside it.  Raises BundleError if the file system refuses."""
+    file = signature_of(manifest)
+    try:
+        file.write_bytes(key.sign(manifest.read_bytes()))
+    except OSError as error:
+        raise BundleError(f"cannot write {file}: {error.strerror}; choose another --out") from None
 
 
 def signature_of(manifest: Path) -> Path:

@@ -20,6 +20,7 @@ from schedules.core.arithmetic import FLOAT32, Arithmetic
 from schedules.core.operator import Expected
 from schedules.core.problem import Argument, Problem
 from schedules.core.tolerance import compare, limits
+from schedules.definitions.program import program_of
 
 if TYPE_CHECKING:
     import tvm
@@ -117,7 +118,7 @@ def _program(argument: Argument, period: int, blocks: int) -> tvm.tirx.PrimFunc:
         return tirx.if_then_else(flat < size, judged, tirx.const(0.0, "float64"))
 
     worst = te.compute((threads,), lambda thread: te.max(error(thread), axis=k), name="worst")
-    sch = Schedule(te.create_prim_func([got, values, allowed, worst]))
+    sch = Schedule(program_of([got, values, allowed, worst]))
     block = sch.get_sblock("worst")
     thread, _ = sch.get_loops(block)
     block_index, thread = sch.split(thread, [blocks, THREADS])

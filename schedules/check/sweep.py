@@ -1,14 +1,14 @@
-"""Random problems and configs of a schedule: the shapes that nobody thought of.
+"""Random problems and configs: the shapes that nobody thought of.
 
-A problem says how its fields are drawn (`Problem.draws`).  Every second problem has a config drawn from the schedule's
-search space, the others its default.
+A problem says how its fields are drawn (`Problem.drawn`).  Of a schedule, every second problem has a config drawn from
+its search space, the others its default; of an operator, each has what a user gets, the rule's schedule and default.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 
 from schedules.core.arch import Arch
@@ -27,28 +27,32 @@ CONFIGS = 64  # drawn from the space for a problem, until a legal one is found
 
 @dataclass(frozen=True)
 class Case:
-    """What is to be built and verified."""
+    """What is to be built, and verified or not; without a schedule, what the operator's rule chooses."""
 
     problem: Problem
-    config: Config
+    schedule: str | None = None
+    config: Config | None = None
 
 
-def random_problem(operator: Operator, r: random.Random, near: Problem | None = None) -> Problem:
-    """A problem of `operator` that fits FLOPS and ELEMENTS; most fields of `near` are kept, if there is one.
+def random_problem(
+    operator: Operator, r: random.Random, near: Problem | None = None, *, large: bool = False
+) -> Problem:
+    """A problem of `operator` that fits FLOPS and ELEMENTS, or a `large` one of any size, only to be built; most fields
+    of `near` are kept, if there is one.
 
     Raises UsageError for a field that is neither drawn nor has a default, and if none of TRIES draws is a problem.
     """
     kind = operator.problem
-    draws = kind.draws()
+    drawn = kind.draws(large)
     for field in fields(kind):
-        if field.init and field.name not in draws and field.default is field.default_factory is MISSING:
+        if field.init and field.name not in drawn and field.default is field.default_factory is MISSING:
             raise UsageError(
                 f"{kind.__name__}.{field.name} has no default, and no draw for random problems; "
                 f"add one to {kind.__name__}.draws"
             )
     why = ""
     for _ in range(TRIES):
-        values = {f.name: draws[f.name](r) for f in fields(kind) if f.name in draws}
+        values = kind.drawn(r, large)
         if near:
             values |= {name: getattr(near, name) for name in values if r.random() < KEEP}
         try:
@@ -57,7 +61,7 @@ def random_problem(operator: Operator, r: random.Random, near: Problem | None = 
             why = str(error)
             continue
         largest = max(math.prod(argument.shape) for argument in problem.arguments())
-        if problem.flops <= FLOPS and largest <= ELEMENTS:
+        if large or problem.flops <= FLOPS and largest <= ELEMENTS:
             return problem
         why = f"{problem} takes more than {FLOPS} operations or {ELEMENTS} elements of a tensor"
     raise UsageError(f"none of {TRIES} draws is a problem of {operator.name} ({why}); refine {kind.__name__}.draws")
@@ -70,8 +74,16 @@ def random_config(spec: ScheduleSpec, problem: Problem, arch: Arch, r: random.Ra
     return next((config for config in drawn if config.check(problem, arch) is None), None)
 
 
-def cases(operator: Operator, spec: ScheduleSpec, arch: Arch, seed: int = 0) -> Iterator[Case]:
-    """Cases without end, the same for the same `seed`.
+def rule_cases(operators: Sequence[Operator], seed: int = 0) -> Iterator[Case]:
+    """Large problems of each of `operators` in turn, without end, the same for the same `seed`."""
+    drawing = [(operator, random.Random(f"{operator.name} {seed}")) for operator in operators]
+    while True:
+        for operator, r in drawing:
+            yield Case(random_problem(operator, r, large=True))
+
+
+def cases(operator: Operator, spec: ScheduleSpec, arch: Arch, seed: int = 0, *, large: bool = False) -> Iterator[Case]:
+    """Cases of a schedule without end, the same for the same `seed`; of `large` problems, only to be built.
 
     Raises UsageError if the schedule takes none of REFUSED problems in a row.
     """
@@ -80,12 +92,12 @@ def cases(operator: Operator, spec: ScheduleSpec, arch: Arch, seed: int = 0) -> 
     refused = count = 0
     last: Problem | None = None
     while refused < REFUSED:
-        problem = random_problem(operator, r, last if refused or count % AFRESH else None)
+        problem = random_problem(operator, r, last if refused or count % AFRESH else None, large=large)
         config = random_config(spec, problem, arch, r) if count % 2 else None
         config = config or spec.default(problem, arch)
         if config.check(problem, arch) is None:
             refused, count, last = 0, count + 1, problem
-            yield Case(problem, config)
+            yield Case(problem, spec.name, config)
         else:
             refused += 1
     raise UsageError(f"{spec.name} takes none of {REFUSED} random problems of {operator.name} on {arch}")

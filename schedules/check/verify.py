@@ -32,6 +32,7 @@ from schedules.check.emulate.toolchain import find_cxx
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.arithmetic import FLOAT32, Arithmetic
 from schedules.core.errors import EmulationError, ToolchainError, UnknownNameError, UsageError
+from schedules.core.memory import require_memory
 from schedules.core.operator import Array, Expected, ScheduleSpec
 from schedules.core.problem import Argument, Config, Problem, numpy_dtype
 from schedules.core.registry import operator_of
@@ -162,6 +163,7 @@ def reduced(
 
 def _checks(problem: Problem, runs: Sequence[tuple[str, Run]], seed: int, arithmetic: Arithmetic) -> Iterator[Check]:
     """A check of each run on the same data; the reference is computed once, when a run has come to its end."""
+    require_memory(problem)
     op, expected = operator_of(problem), None
     inputs = op.inputs(problem, np.random.default_rng(seed))
     for route, run in runs:

@@ -78,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader of our output has seen enough; keep Python from saying so when it closes the stream
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except MemoryError as error:
+        return _fail(f"out of memory: {error or 'nothing is left'}; give a smaller problem, or end other programs", 1)
     except Exception as error:  # a fault of this package: reported in one line like any other, with the way to see more
         if os.environ.get("SCHEDULES_DEBUG"):
             raise

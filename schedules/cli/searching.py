@@ -159,6 +159,7 @@ def report(result: Result, as_json: bool, again: str) -> int:
                 "trials": progress.counts(status),
                 "default": default and f"{progress.us_text(default.us)}  {progress.candidate_text(default)}",
                 "best": best and f"{progress.comparison(best, default, status.peers)}  {progress.candidate_text(best)}",
+                "finals": result.verdict or None,
                 "build it": best and reproduction(best),
             }
         )

@@ -21,6 +21,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--count {args.count} must be at least 1")
     known = one_problem(args)
     from schedules.measure.lookup import default_record
+    from schedules.measure.records import speedup
     from schedules.tune.progress import rate_text
 
     default = default_record([item.record for item in known.everything], known.problem, known.arch)
@@ -28,8 +29,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         emit_json(
             [
-                {"rank": rank, "place": item.place, "speedup": default and default.us / item.record.us}
-                | item.record.to_json()
+                {"rank": rank, "place": item.place, "speedup": speedup(item.record, default)} | item.record.to_json()
                 for rank, item in enumerate(shown, 1)
             ]
         )
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     for rank, item in enumerate(shown, 1):
         record = item.record
-        over = f"{default.us / record.us:.2f}" if default else ""
+        over = f"{ratio:.2f}" if (ratio := speedup(record, default)) else ""
         times = (f"{record.us:.2f}", rate_text(record), over)
         rows.append((f"#{rank}", *times, record.schedule, str(record.config), record.date[:10], item.place))
     table(("rank", "us", "rate", "x default", "schedule", "config", "date", "record"), rows)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 KIB = 1024
 MOST_CACHE = 128 * KIB**2
+GRID = (2**31 - 1, 2**16 - 1, 2**16 - 1)  # blocks along x, y and z of a launch at most, on every GPU
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,11 @@ def multiple_of(factor: Draw, number: Draw) -> Draw:
     return lambda r: factor(r) * number(r)
 
 
-def channels(r: Random) -> int:
-    """Up to 300; three of four are multiples of 8, 32 or 64, which most schedules want."""
-    step = r.choice((1, 8, 32, 64))
-    return int(step * up_to(300 // step)(r))
+def channels(most: int) -> Draw:
+    """Up to `most`; three of four are multiples of 8, 32 or 64, which most schedules want."""
+
+    def draw(r: Random) -> int:
+        step = r.choice((1, 8, 32, 64))
+        return int(step * up_to(most // step)(r))
+
+    return draw

@@ -61,7 +61,7 @@ class Heeding:
         os.set_blocking(self._writer, False)
         self._pipe_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         _thread.start_new_thread(self._watch, (reader,))
-        # ``env --block-signal=INT`` keeps for this process what comes while the interpreter starts
+        # what was kept until here: see `heed`
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
 
     def remove(self) -> None:
@@ -186,7 +186,11 @@ _current: Heeding | None = None
 
 
 def heed() -> None:
-    """Heed signals from here on, until `run` ends the process."""
+    """Heed signals from here on, until `run` ends the process.
+
+    Before this the interpreter starts, and answers in its own ways; where that matters, ``env --block-signal=INT``
+    before the command keeps for it what comes meanwhile.
+    """
     if not _current:
         Heeding(starting=True).install()
         atexit.register(_last)  # the first to be registered, and so the last to run

@@ -15,9 +15,10 @@ from schedules.core.errors import MachineError
 FILE = 4 * 2**20  # bytes that must find room in the temporary folder
 MEMORY = 32 * 2**20  # bytes that a process must be able to use
 SHORT = 0.02  # of the memory: with less available, a system begins to end processes
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _NUMBERS = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN),
-    *(errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ENOENT, errno.ENOTDIR, errno.EFBIG),
+    *(*NO_ROOM, errno.EROFS, errno.EAGAIN, errno.ENODEV, errno.ENXIO, errno.ESTALE),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EFBIG),  # in a worker's own folder
 )
 # the linker writes by a mapping, and is ended by SIGBUS where the file finds no room
 _WORDS = (*(os.strerror(number) for number in _NUMBERS), "Bus error", "SIGBUS", "out of disk space", "MemoryError")

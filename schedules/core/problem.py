@@ -8,9 +8,10 @@ import math
 import operator
 import reprlib
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from random import Random
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -20,6 +21,8 @@ from schedules.core.epilogue import ACTIVATIONS, Activation, Epilogue, Term
 from schedules.core.errors import ConfigError, ProblemError, UnknownNameError, UsageError
 
 Pair = tuple[int, int]
+LONGEST = 2**31 - 1  # extent of an axis: what a grid, and a coordinate of TMA, reach
+LARGEST = 2**44  # elements of a tensor, what the addresses of 64-bit systems reach with room to spare
 MOST = 1000  # of a whole number that is drawn, where the problem does not say
 F = TypeVar("F", bound="Fields")
 
@@ -196,8 +199,14 @@ class Problem(Fields):
         raise NotImplementedError
 
     @classmethod
-    def draws(cls) -> dict[str, Draw]:
-        """How the fields of random problems are drawn, by name; fields that are not here keep their defaults.
+    def drawn(cls, r: Random, large: bool = False) -> dict[str, Any]:
+        """Fields of a random problem, which may be none; those that are not here keep their defaults."""
+        return {name: draw(r) for name, draw in cls.draws(large).items()}
+
+    @classmethod
+    def draws(cls, large: bool = False) -> dict[str, Draw]:
+        """How the fields of random problems are drawn, by name: of problems to verify, or `large` ones, as real layers
+        are and larger, only to build.
 
         A field `x` is drawn from the tuple that the class has as `xs` (``dtype`` from ``dtypes``) or, without one, by
         its type: truth values, whole numbers up to MOST, pairs of small ones.  A class with fields of other types, or
@@ -220,6 +229,18 @@ class Problem(Fields):
     def key(self) -> str:
         """A stable name for files and journals."""
         return str(self).replace(" ", "_").replace("=", "").replace(",", "x").replace(":", "_")
+
+    def require_reach(self, extents: Mapping[str, int], shapes: Iterable[tuple[int, ...]]) -> None:
+        """Raise ProblemError for numbers that no index reaches: `extents` by name, or the elements of `shapes`."""
+        for name, extent in extents.items():
+            if extent > LONGEST:
+                raise ProblemError(f"{name}={extent} is more than {LONGEST}, the most along an axis; split the problem")
+        for shape in shapes:
+            if math.prod(shape) > LARGEST:
+                size = " x ".join(map(str, shape))
+                raise ProblemError(
+                    f"a tensor of {size} elements is more than any memory holds ({LARGEST}); split the problem"
+                )
 
     def require_positive(self, *names: str) -> None:
         for name in names:
@@ -326,17 +347,33 @@ class Conv2dProblem(Problem):
                     f"k{axis}={k} reaches over {reach} pixels but the padded input has {size + 2 * pad}; "
                     f"enlarge {axis} or pad, or use a smaller kernel"
                 )
+        given = {"stride": max(self.stride), "dilation": max(self.dilation)}
+        padded = {"h + 2 * pad": self.h + 2 * self.pad[0], "w + 2 * pad": self.w + 2 * self.pad[1]}
+        axes = {"n": self.n, "ci": self.ci, "co": self.co}
+        products = {"out_h * out_w": self.out_h * self.out_w, "ci * kh * kw": self.ci * self.kh * self.kw}
+        self.require_reach({**given, **padded, **axes, **products}, self.shapes())
 
     @classmethod
-    def draws(cls) -> dict[str, Draw]:
-        kernel, step, border = one_of(1, 1, 2, 3, 3, 4, 5, 7), one_of(1, 1, 1, 2, 3), one_of(0, 0, 1, 1, 2, 3)
+    def drawn(cls, r: Random, large: bool = False) -> dict[str, Any]:
+        """Half of them as layers mostly are: of square images and kernels, and as many pixels out as in at stride 1."""
+        found = super().drawn(r, large)
+        if r.random() < 0.5:
+            (stride, _), k = found["stride"], found["kh"]
+            found |= {"w": found["h"], "kw": k, "stride": (stride, stride), "pad": (k // 2, k // 2), "dilation": (1, 1)}
+        return found
+
+    @classmethod
+    def draws(cls, large: bool = False) -> dict[str, Draw]:
+        kernel = one_of(1, 1, 2, 3, 3, 4, 5, 7, *((6, 11) if large else ()))
+        step, border = one_of(1, 1, 1, 2, 3), one_of(0, 0, 1, 1, 2, 3)
+        most = 2048 if large else 300
         return {
-            **super().draws(),
-            "n": multiple_of(one_of(1, 1, 8, 32), up_to(3)),
-            "h": up_to(48),
-            "w": multiple_of(one_of(1, 1, 8), up_to(40)),
-            "ci": channels,
-            "co": channels,
+            **super().draws(large),
+            "n": multiple_of(one_of(1, 1, 8, 32), up_to(8 if large else 3)),
+            "h": multiple_of(one_of(1, 1, 7, 8), up_to(128)) if large else up_to(48),
+            "w": multiple_of(one_of(1, 1, 8), up_to(128 if large else 40)),
+            "ci": channels(most),
+            "co": channels(most),
             "kh": kernel,
             "kw": kernel,
             "stride": pair_of(step),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from schedules.core.problem import Conv2dProblem
 from schedules.definitions.epilogue import ACCUMULATOR, finish, placeholders, terms_at
 from schedules.definitions.padding import select
+from schedules.definitions.program import program_of
 from schedules.definitions.scatter import scatter
 
 if TYPE_CHECKING:
@@ -174,10 +175,10 @@ class Implicit:
         one vector no longer look like neighbours to TVM, which then stores them one by one and by indices that CUDA has
         no vectors for.
         """
-        from tvm import te, tirx
+        from tvm import tirx
 
         p = self.problem
-        func = te.create_prim_func([*self.given.values(), output.tensor])
+        func = program_of([*self.given.values(), output.tensor])
         if output.axes == p.output_axes:
             return func
 

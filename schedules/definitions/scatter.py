@@ -23,7 +23,8 @@ def scatter(func: tirx.PrimFunc, shape: tuple[int, ...], place: Place) -> tirx.P
     from tvm.s_tir.stmt import SBlock
 
     old = func.params[-1]
-    new = tirx.decl_buffer(shape, old.dtype, old.name)
+    index = str(old.shape[0].ty)
+    new = tirx.decl_buffer([tirx.const(extent, index) for extent in shape], old.dtype, old.name)
 
     def store(node: Any) -> Any:
         if not node.buffer.same_as(old):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from schedules.core.problem import Conv2dProblem, Pair
+from schedules.core.problem import LONGEST, Conv2dProblem, Pair
 from schedules.hopper.shared import LONGEST_BOX
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ Box = tuple[int, int, int]
 def flattened(problem: Any, batch: bool, width: int = 1) -> Any:
     """`problem`, or the same with the pixels of an image in one row where none looks beyond itself (1x1, stride 1, no
     padding): then fewer tiles are ragged.  `batch` says that images lie one behind the other, as pixels do: then all
-    of them are one row.  Tiles `width` pixels wide want rows of as many, if these divide an image."""
+    of them are one row, if that is no longer than a coordinate reaches.  Tiles `width` pixels wide want rows of as many, if these divide an image."""
     p = problem
     if (p.kh, p.kw, p.stride, p.pad) != (1, 1, (1, 1), (0, 0)):
         return p
-    if batch:
+    if batch and p.pixels <= LONGEST:
         return replace(p, n=1, h=1, w=p.n * p.h * p.w)
     pixels = p.h * p.w
     return replace(p, h=pixels // width, w=width) if width > 1 and pixels % width == 0 else replace(p, h=1, w=pixels)

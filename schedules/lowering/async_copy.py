@@ -76,9 +76,9 @@ def _source(size: int) -> tuple[str, str]:
     cache = "cg" if size == 16 else "ca"
     # the steps are constants once the loop around is unrolled, and then part of the instruction
     return name, (
-        "template <typename T>\n"
-        f"__device__ __forceinline__ void {name}(T* to, int to_step, const T* from, int offset, int step, bool inside)"
-        " {\n"
+        "template <typename T, typename Offset, typename Step>\n"  # int, or long where the tensor is large
+        f"__device__ __forceinline__ void {name}(T* to, int to_step, const T* from, Offset offset, Step step, "
+        "bool inside) {\n"
         f'  asm volatile("cp.async.{cache}.shared.global [%0], [%1], {size}, %2;\\n"\n'
         '               :: "r"((unsigned)__cvta_generic_to_shared(to) + to_step * (int)sizeof(T)), '
         f'"l"(from + offset + step), "r"(inside ? {size} : 0) : "memory");\n}}\n'

@@ -24,7 +24,9 @@ class Cursor:
         return tirx.BufferLoad(self.buffer, [integer(0)])
 
     def set(self, stage: int) -> Any:
-        return tirx.BufferStore(self.buffer, self.first + stage * self.stride, [integer(0)])
+        # of a large tensor the thread's loops are 64 bits wide, a place in shared memory never is
+        here = tirx.Cast("int32", self.first + stage * self.stride)
+        return tirx.BufferStore(self.buffer, here, [integer(0)])
 
     def turn(self, wraps: Any, stages: int) -> Any:
         """The statement that goes to the next stage, or back to stage 0 if it `wraps`."""

@@ -42,14 +42,19 @@ class Odometer:
         found = tvm.sym.detect_linear_equation(expression, variables) if variables else [expression]
         if not found or not all(isinstance(part, tirx.IntImm) for part in found) or int(found[-1]):
             return None
-        kept = tirx.decl_buffer([1], "int32", "along", scope="local")
+        kept = tirx.decl_buffer([1], str(expression.ty), "along", scope="local")
         self.followed.append((tuple(int(part) for part in found[:-1]), start, kept))
         return tirx.BufferLoad(kept, [integer(0)])
 
     def _follow(self, slot: int, steps: Any) -> list[Any]:
         """Statements that add what `steps` of a wheel add to the numbers that are followed."""
         return [
-            tirx.BufferStore(kept, tirx.BufferLoad(kept, [integer(0)]) + steps * coefficients[slot], [integer(0)])
+            tirx.BufferStore(
+                kept,
+                tirx.BufferLoad(kept, [integer(0)])
+                + tirx.Cast(str(kept.dtype), steps) * tirx.const(coefficients[slot], str(kept.dtype)),
+                [integer(0)],
+            )
             for coefficients, _, kept in self.followed
             if coefficients[slot]
         ]
@@ -76,7 +81,9 @@ class Odometer:
         statements = [piece for axis in self.bounds for piece in self._find_bounds(axis)]
         statements += [self.set(slot, self.first(axis)) for slot, axis in enumerate(self.axes)]
         for coefficients, start, kept in self.followed:
-            here = sum((self.get(slot) * c for slot, c in enumerate(coefficients)), tirx.Cast("int32", start))
+            dtype = str(kept.dtype)  # that of the tensor's indices, not of the wheels
+            turned = (tirx.Cast(dtype, self.get(slot)) * tirx.const(c, dtype) for slot, c in enumerate(coefficients))
+            here = sum(turned, tirx.Cast(dtype, start))
             statements.append(tirx.BufferStore(kept, here, [integer(0)]))
         if self.reach:
             steps = integer(1)

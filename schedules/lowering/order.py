@@ -23,10 +23,13 @@ def reorder(body: Any) -> Any:
         if INSIDE_FIRST not in annotations:
             return loop
         kept = {key: value for key, value in annotations.items() if key != INSIDE_FIRST}
-        block = tirx.Var("block", str(loop.loop_var.ty))
+        turn, block = (tirx.Var(name, str(loop.loop_var.ty)) for name in ("turn", "block"))
         *geometry, lead = (int(value) for value in annotations[INSIDE_FIRST])
-        place = inside_first(loop.loop_var, geometry, lead)
-        inner = joined([tirx.Bind(block, place), substitute(loop.body, {loop.loop_var: block})])
+        index, bound = loop.loop_var, []
+        if lead:  # a variable of its own: it stands dozens of times in the place, which would take TVM 20 s
+            index, bound = turn, [tirx.Bind(turn, _led(index, geometry, lead))]
+        bound.append(tirx.Bind(block, inside_first(index, geometry)))
+        inner = joined([*bound, substitute(loop.body, {loop.loop_var: block})])
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, inner, loop.thread_binding, kept)
 
     return tvm_ffi.structural_map(body, (tirx.For, visit))
@@ -41,10 +44,7 @@ def inside_first(index: Any, geometry: Sequence[int], lead: int = 0) -> Any:
     multiprocessor holds at once no longer end together, so that the last to finish is a smaller part of the work.
     """
     blocks, width, top, rows, left, columns = geometry
-    if lead:
-        inside = rows * columns * blocks
-        after = tirx.Select(index < lead + inside, index - lead, index)
-        index = tirx.Select(index < lead, index + inside, after)
+    index = _led(index, geometry, lead)
     pixel, rest = index // blocks, index % blocks
     beside = width - columns  # pixels of a row that lie outside
     y, x = top + pixel // columns, left + pixel % columns
@@ -59,3 +59,11 @@ def inside_first(index: Any, geometry: Sequence[int], lead: int = 0) -> Any:
     y = tirx.Select(last < 0, y, tirx.Select(row < top, row, row + rows))
     x = tirx.Select(last < 0, x, last % width)
     return (y * width + x) * blocks + rest
+
+
+def _led(index: Any, geometry: Sequence[int], lead: int) -> Any:
+    """The turn without a lead of the block that comes at `index` with it."""
+    blocks, _, _, rows, _, columns = geometry
+    inside = rows * columns * blocks
+    after = tirx.Select(index < lead + inside, index - lead, index)
+    return tirx.Select(index < lead, index + inside, after) if lead else index

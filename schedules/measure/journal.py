@@ -8,11 +8,9 @@ and is not used.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from pathlib import Path
 
 from schedules.core.device import slug
 from schedules.core.errors import JournalError, UsageError
+from schedules.core.files import open_regular, read_regular
 from schedules.core.text import printable
 from schedules.measure.records import Record
 
@@ -74,9 +73,7 @@ def read_numbered(file: str | Path) -> tuple[list[tuple[int, Record]], list[BadL
     """
     file = Path(file)
     try:
-        descriptor = _open_regular(file, os.O_RDONLY)
-        with open(descriptor, "rb") as opened:
-            data = opened.read()
+        data = read_regular(file)
     except FileNotFoundError:
         return [], []
     except OSError as error:
@@ -116,15 +113,6 @@ def _record(line: bytes) -> Record:
     if not isinstance(words, dict):
         raise ValueError("not an object")
     return Record.from_json(words)
-
-
-def _open_regular(file: Path, flags: int) -> int:
-    """A descriptor of the file.  Raises OSError, also if it is a pipe, a device or anything else but a file."""
-    descriptor = os.open(file, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)  # a pipe's open would wait
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    return descriptor
 
 
 @dataclass(frozen=True)
@@ -273,7 +261,7 @@ class Journal:
         """Raises JournalError if another process holds the lock at `deadline`, OSError."""
         while True:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = _open_regular(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            descriptor = open_regular(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -316,7 +304,7 @@ class Journal:
         """Move the torn lines to ``<file>.bad``: first written there, then left out of a copy that takes the place of
         the file."""
         beside = self.file.with_name(self.file.name + ".bad")
-        with open(_open_regular(beside, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as aside:
+        with open(open_regular(beside, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as aside:
             for line in torn:
                 aside.write(line.content + b"\n")
             aside.flush()
@@ -324,7 +312,7 @@ class Journal:
         numbers = {line.number for line in torn}
         kept = [line for number, line in enumerate(self.file.read_bytes().split(b"\n"), 1) if number not in numbers]
         copy = self.file.with_name(self.file.name + ".new")
-        new = _open_regular(copy, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC)
+        new = open_regular(copy, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC)
         try:
             fcntl.flock(new, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held before it has the name: there is no moment between
             with open(os.dup(new), "wb") as file:
@@ -371,7 +359,7 @@ def journals(folder: str | Path) -> Iterator[Path]:
 def is_being_written(file: str | Path) -> bool:
     """Whether a process has the journal open for writing."""
     try:
-        descriptor = _open_regular(Path(file), os.O_RDONLY)
+        descriptor = open_regular(file)
     except OSError:
         return False
     try:

@@ -13,7 +13,7 @@ from schedules.core.errors import ConfigError, UsageError
 from schedules.core.problem import Problem
 from schedules.measure.choice import default_choice, legal_best
 from schedules.measure.journal import BadLine, Located, is_being_written, journals, read_journals
-from schedules.measure.records import ENVIRONMENT, Record, Search
+from schedules.measure.records import ENVIRONMENT, Record, Search, speedup
 
 Comparable = tuple[str | None, ...]
 
@@ -142,7 +142,7 @@ class Summary:
 
     @property
     def speedup(self) -> float | None:
-        return self.default.us / self.best.us if self.default and self.best else None
+        return speedup(self.best, self.default)
 
 
 def summaries(found: Sequence[Located]) -> list[Summary]:

@@ -30,6 +30,7 @@ STRATEGIES = ("template", "random", "auto")  # of searches
 OUTCOMES = ("correct", "compile", "runtime", "timeout", "correctness", "constraints")
 # trial: one candidate of a search; final: a finalist timed again beside the others; bench: asked for by a person
 STAGES = ("trial", "final", "bench")
+Interval = tuple[float, float, float]  # a value, and the two that it lies between
 # What must agree for two times to be comparable, of `versions`: a record of others is kept apart
 ENVIRONMENT = ("apache-tvm", "apache-tvm-ffi", "compiler", "driver")
 
@@ -75,7 +76,9 @@ class Record:
 
     `error` is the worst element's, in units of the tolerance.  `verified` lists what the output was compared on: seeds
     of the random data, and problems as text.  `program` is the SHA-256 of the lowered program.  `more` holds what only
-    some records have: `peers` (name to microseconds), `copy_gbytes_per_s`, `winner`, ...
+    some records have: `peers` (name to microseconds), `copy_gbytes_per_s`, `busy` (what other processes ran or
+    wanted to run meanwhile, in threads for each core); of finals `winner`, `verdict` (a line), `rounds`, and
+    `over_default`: how many times as fast as the default, and what that lies between.
     """
 
     operator: str
@@ -109,8 +112,10 @@ class Record:
 
     @property
     def us(self) -> float:
-        """The median time; infinite unless the outcome is correct."""
-        return self.median_us if self.correct and self.median_us is not None else float("inf")
+        """The time it is judged by; infinite unless the outcome is correct."""
+        if not self.correct or self.median_us is None:
+            return float("inf")
+        return judged_us(self.target, self.median_us, self.p10_us)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -237,17 +242,22 @@ def _is_time(value: Any) -> bool:
     return type(value) in _TIME.types and _TIME.fits(value)
 
 
+def _is_interval(value: Any) -> bool:
+    return len(value) == 3 and all(map(_is_time, value)) and bool(value[1] <= value[0] <= value[2])
+
+
 # of a line's names; others, which later versions may have, may hold whatever `_is_plain` lets through
 _FIELDS = {
     **dict.fromkeys(("operator", "schedule", "target", "device", "stage", "outcome"), _NAME),
     **dict.fromkeys(("problem", "search", "versions"), _Kind("an object", (dict,))),  # `_once` made of them
     "config": _Kind("an object", (dict,), _is_plain),
     **dict.fromkeys(("median_us", "p10_us", "p90_us", "default_us", "copy_gbytes_per_s"), _TIME),
-    **dict.fromkeys(("error", "elapsed", "build_s", "run_s"), _AMOUNT),
-    **dict.fromkeys(("runs", "trials", "registers", "spilled"), _COUNT),
-    **dict.fromkeys(("reason", "program", "preset", "replay_of"), _TEXT),
+    **dict.fromkeys(("error", "elapsed", "build_s", "run_s", "busy"), _AMOUNT),
+    **dict.fromkeys(("runs", "trials", "registers", "spilled", "rounds"), _COUNT),
+    **dict.fromkeys(("reason", "program", "preset", "replay_of", "verdict"), _TEXT),
     "date": _Kind("a time in UTC, as 2026-01-31T12:00:00+00:00", (str,), _is_utc),
     "peers": _Kind("times by name", (dict,), lambda times: _is_plain(times) and all(map(_is_time, times.values()))),
+    "over_default": _Kind("a ratio and the two that it lies between", (list, tuple), _is_interval),
     "verified": _TEXTS,
     "winner": _TRUTH,
 }
@@ -319,6 +329,33 @@ def _arch(target: str) -> Arch:
     if str(arch) != target:
         raise UnknownNameError("target", target, [str(arch)])
     return arch
+
+
+def judged_us(target: str, median_us: float, p10_us: float | None) -> float:
+    """The time that a kernel for `target` is judged by: its median; on a CPU, where other work only ever adds to it,
+    the 10th percentile."""
+    return p10_us if p10_us is not None and target.partition(":")[0] == "llvm" else median_us
+
+
+def over_default(best: Record, default: Record) -> Interval | None:
+    """How many times as fast as the default `best` is, and what that lies between, if finals timed both in turn."""
+    if best.stage != "final" or (best.stage, best.date) != (default.stage, default.date):
+        return None
+    if found := best.more.get("over_default"):
+        value, low, high = found
+        return value, low, high
+    return None
+
+
+def speedup(best: Record | None, default: Record | None) -> float | None:
+    """How many times as fast `best` is as the default; 1.0 if finals that timed both in turn found no difference."""
+    if not best or not default or not best.correct or not default.correct:
+        return None
+    found = over_default(best, default)
+    if found is None:
+        return default.us / best.us
+    value, low, high = found
+    return 1.0 if low <= 1 <= high else value
 
 
 def environment(arch: Arch, compiler: str) -> dict[str, str]:

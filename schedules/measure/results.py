@@ -13,6 +13,7 @@ from typing import Any
 from schedules.core.arithmetic import FLOAT32
 from schedules.core.device import slug
 from schedules.core.errors import UsageError
+from schedules.core.files import read_regular
 from schedules.measure.records import now
 
 SCHEMA = 1
@@ -23,14 +24,15 @@ LANGUAGES = "languages"  # the kind of a comparison of ours in TIRx with ours in
 def read_results(file: str | Path) -> dict[str, Any]:
     """The content of a results file.  Raises UsageError if it is none."""
     try:
-        found = json.loads(Path(file).read_text())
+        found = json.loads(read_regular(file))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"{file} is not JSON; give a file that a comparison (benchmarks/compare_*.py) wrote") from None
-    wanted = {"device", "versions", "cases", "kind"}
+    wanted = {"device": str, "versions": dict, "cases": list, "kind": str}
     schema = found.get("schema") if isinstance(found, dict) else None
-    if schema != SCHEMA or not wanted <= found.keys() or found["kind"] not in (*KINDS, LANGUAGES):
+    typed = schema == SCHEMA and all(isinstance(found.get(name), kind) for name, kind in wanted.items())
+    if not typed or found["kind"] not in (*KINDS, LANGUAGES):
         raise UsageError(
             f"{file} is not a comparison of schema {SCHEMA}; give one that a comparison (benchmarks/compare_*.py) wrote"
         )
@@ -40,10 +42,10 @@ def read_results(file: str | Path) -> dict[str, Any]:
 def is_comparison(file: str | Path) -> bool:
     """Whether `file` says that it compares with other libraries, in whatever schema; other data lie beside them."""
     try:
-        found = json.loads(Path(file).read_text())
-    except (OSError, ValueError):
+        found = json.loads(read_regular(file))
+    except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and found.get("kind") in KINDS and "cases" in found
+    return isinstance(found, dict) and str(found.get("kind")) in KINDS and "cases" in found
 
 
 def arithmetic_of(case: Mapping[str, Any]) -> str:
@@ -57,10 +59,10 @@ def read_costs(file: str | Path, kind: str, content: str) -> dict[str, Any]:
     Raises UsageError if it is none.
     """
     try:
-        found = json.loads(Path(file).read_text())
+        found = json.loads(read_regular(file))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     wanted = {"device", "date", "versions", content}
     if not isinstance(found, dict) or found.get("kind") != kind or not wanted <= found.keys():

@@ -1,4 +1,8 @@
-"""Measuring a built function on its device: medians over many runs, with cold caches.
+"""Measuring a built function on its device: many runs, with cold caches, and what stands for them.
+
+What other work adds to a call's time on a CPU is only ever more, and easily more than the call itself: threads wait for
+each other's turns.  So calls are timed ahead of other work where the system allows that, and kernels are judged by a
+low percentile.  A GPU's times are judged by their median.
 
 On CUDA GPUs each run is timed between two events, after a write that evicts the L2 cache; the write also keeps the GPU
 busy while the launch is queued, so that launch latency stays out of the time.  The method is that of Triton's do_bench,
@@ -20,6 +24,8 @@ from schedules.build.builder import Built
 from schedules.build.present import device_name, to_device
 from schedules.core.arch import MOST_CACHE, Arch, last_level_cache
 from schedules.core.errors import DeviceError, UsageError
+from schedules.core.memory import require_memory
+from schedules.measure.neighbours import ahead_of_others
 
 FLUSH_BYTES = 2 * MOST_CACHE  # several times any L2 or last-level cache
 
@@ -44,6 +50,7 @@ def random_tensors(built: Built, seed: int) -> list[Any]:
     """The arguments of `built` on its device: random inputs, outputs filled with NaN."""
     from schedules.check.verify import poisoned
 
+    require_memory(built.problem)
     inputs = built.operator.inputs(built.problem, np.random.default_rng(seed))
     return [to_device(array, built.arch) for array in (*inputs, *poisoned(built.problem))]
 
@@ -71,6 +78,7 @@ def summary(times: Sequence[float], device: str) -> Measurement:
 class Timer(Protocol):
     """A stopwatch for one kind of device, with the caches overwritten before each call."""
 
+    percentile: int  # of its times, by which a call is judged
     flush_us: float  # about what an overwrite takes
     fewest: int  # calls of one measurement at least
     most: int  # and at most
@@ -125,13 +133,14 @@ def uncertainty(times: Sequence[float]) -> float:
 
 
 class CpuTimer:
-    """Wall-clock time of calls on this machine's CPU: each with the caches evicted before it or, without `evict`, back
-    to back, after some that are not timed.
+    """Wall-clock time of calls on this machine's CPU, ahead of other work: each with the caches evicted before it or,
+    without `evict`, back to back, after some that are not timed.
 
     Threads that wait for work fall asleep while caches are evicted, and a call then begins with waking them; other
     libraries' threads, which wait awake for a while, disturb the first of calls back to back.
     """
 
+    percentile = 10
     fewest, most = 3, 200
     settling = 0.02  # seconds of calls that are not timed
 
@@ -143,16 +152,17 @@ class CpuTimer:
         self.flush_us = (time.perf_counter() - start) * 1e6
 
     def times(self, call: Callable[[], None], count: int) -> list[float]:
-        end = time.perf_counter() + self.settling
-        while not self._trash.size and time.perf_counter() < end:
-            call()
-        found = []
-        for _ in range(count):
-            self._trash += 1
-            start = time.perf_counter()
-            call()
-            found.append((time.perf_counter() - start) * 1e6)
-        return found
+        with ahead_of_others():
+            end = time.perf_counter() + self.settling
+            while not self._trash.size and time.perf_counter() < end:
+                call()
+            found = []
+            for _ in range(count):
+                self._trash += 1
+                start = time.perf_counter()
+                call()
+                found.append((time.perf_counter() - start) * 1e6)
+            return found
 
     def __enter__(self) -> CpuTimer:
         return self
@@ -164,6 +174,7 @@ class CpuTimer:
 class CudaTimer:
     """Time between two events around each call on the default stream, with nothing of an earlier one in L2."""
 
+    percentile = 50
     fewest, most = 10, 1000
     overwrites = 2  # one does for the cache; the host takes longer to queue torch.compile's calls (torch_overhead.json)
     flush_us = overwrites * FLUSH_BYTES / 3e6  # at about 3 TB/s

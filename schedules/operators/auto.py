@@ -20,6 +20,7 @@ from schedules.core.frames import quick_frames
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
+from schedules.definitions.program import program_of
 from schedules.operators.traces import Steps, pack
 from schedules.steps.story import only_step
 
@@ -145,7 +146,7 @@ def program(problem: Problem, space: str) -> tvm.IRModule:
     Raises ConfigError if the operator has no such program.
     """
     import tvm
-    from tvm import te, tirx
+    from tvm import tirx
 
     op = operator_of(problem)
     if space == "template":
@@ -154,7 +155,7 @@ def program(problem: Problem, space: str) -> tvm.IRModule:
         tensors = op.sampled.definition(problem)
     else:
         tensors = op.definition(problem)
-    function = te.create_prim_func(list(tensors))
+    function = program_of(tensors)
     fixed = {
         parameter: tirx.decl_buffer([tirx.IntImm("int64", extent) for extent in argument.shape], argument.dtype)
         for parameter, argument in zip(function.params, problem.arguments(), strict=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schedules.core.arch import GRID
+
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -34,6 +36,14 @@ def bind(sch: Schedule, *pairs: tuple[LoopRV, str]) -> None:
     """Bind each loop to its thread axis."""
     for loop, thread in pairs:
         sch.bind(loop, thread)
+
+
+def bind_grid(sch: Schedule, *loops: LoopRV) -> None:
+    """Bind neighbouring loops, the outermost first, to the axes of the grid, the innermost to x; as one loop to x if
+    the others are too long for the other axes."""
+    if max(int(sch.get(loop).extent) for loop in loops[:-1]) > GRID[1]:
+        loops = (sch.fuse(*loops),)
+    bind(sch, *((loop, f"blockIdx.{axis}") for loop, axis in zip(loops, "zyx"[-len(loops) :], strict=True)))
 
 
 def cooperative_fetch(sch: Schedule, block: SBlockRV, axes: int, threads: tuple[int, int], vector: int) -> None:

@@ -1,24 +1,30 @@
 """The finals of a search: its fastest candidates timed again in turn, beside the one that is used so far.
 
-The time that found a candidate is the luckiest of many; a second look under equal conditions is not.
+The time that found a candidate is the luckiest of many, and was taken at another moment than the others'.  In the
+finals all meet the same machine, and what is used so far stays unless another is ahead of it by more than chance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from schedules.core.arch import Arch
 from schedules.core.problem import Problem
+from schedules.measure.contest import Contest, Ratio
 from schedules.measure.records import Record, now
 from schedules.tune import evaluate
 from schedules.tune.crew import Crew, Job
 from schedules.tune.evaluate import Artifact, Failure
+from schedules.tune.noise import BUSY
 from schedules.tune.strategy import Candidate
 
-FINALISTS = 5
+FINALISTS = 10
+SECONDS = 20.0  # of finals at most, once they have had a first look
 CONFIRM_SEEDS = (1,)  # added to the search's seed for the data that a new best is confirmed on
 
 
@@ -32,64 +38,100 @@ def hold_finals(
     seed: int,
     *,
     default: Record | None = None,
+    spent: float,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Record]:
-    """Records of the fastest FINALISTS of `trials`, the default and the incumbent (else the default), timed in turn;
-    the winner's `more` says so.  None if nothing was correct."""
+    """Records of the fastest FINALISTS of `trials`, the default and the incumbent (else the default), timed in turn
+    for as long as the search took (`spent` seconds), SECONDS at most; the winner's `more` says so, and the verdict in a
+    line.
+
+    None if nothing was correct, or once `stop` says True.
+    """
+
+    def result(pending: Future[Any]) -> Any:
+        while not wait([pending], timeout=0.2).done:
+            if stop():
+                pending.cancel()
+                return Failure("runtime", "stopped")
+        return pending.result()
+
     fastest = sorted((record for record in trials if record.correct), key=lambda record: record.us)
     holder = incumbent or default or next((record for record in trials if record.correct), None)
     finalists = {record.key: record for record in fastest[:FINALISTS]}
     for extra in (default, holder):
         if extra:
             finalists.setdefault(extra.key, extra)
-    built: dict[tuple[str, str], Artifact] = {}
-    for key, record in finalists.items():
-        made = artifacts.get(key) or crew.build(problem, Candidate(record.schedule, record.config)).result()
-        if not isinstance(made, Failure):
-            built[key] = made
+    building = {
+        key: crew.build(problem, Candidate(record.schedule, record.config))
+        for key, record in finalists.items()
+        if key not in artifacts
+    }
+    made = {key: result(building[key]) if key in building else artifacts[key] for key in finalists}
     seeds = (seed, *(seed + more for more in CONFIRM_SEEDS))
-    for key in list(built):
-        # those that never were a new best have been seen on one set of data
-        checked = crew.measure(Job(evaluate.confirm_candidate, problem, (built[key], seeds, None), seeds, 2)).result()
-        if isinstance(checked, Failure):
-            del built[key]
-    entries = [finalists[key] for key in built]
-    job = Job(evaluate.measure_in_turn, problem, (tuple(built.values()), seed), (seed,), timeouts=10)
-    rounds = crew.measure(job).result() if built else Failure("runtime", "no finalist is left")
-    if isinstance(rounds, Failure):
+    # those that never were a new best have been seen on one set of data
+    checking = {
+        key: crew.measure(Job(evaluate.confirm_candidate, problem, (artifact, seeds, None), seeds, 2))
+        for key, artifact in made.items()
+        if not isinstance(artifact, Failure)
+    }
+    built = {key: made[key] for key, checked in checking.items() if not isinstance(result(checked), Failure)}
+    if not built or stop():
         return []
-    times = np.array(rounds)  # (finalist, round)
-    won = winner(times, next((i for i, entry in enumerate(entries) if holder and entry.key == holder.key), None))
-    found = []
-    for index, entry in enumerate(entries):
-        p10, median, p90 = (float(value) for value in np.percentile(times[index], (10, 50, 90)))
-        artifact = built[entry.key]
-        found.append(
+    keys = list(built)
+    first = keys.index(holder.key) if holder and holder.key in built else 0  # the fastest, where the holder is gone
+    known = keys.index(default.key) if default and default.key in built else None
+    seconds = min(SECONDS, max(1.0, spent))
+    arguments = (tuple(built.values()), seed, first, () if known is None else (known,), seconds)
+    job = Job(evaluate.measure_in_turn, problem, arguments, (seed,), timeouts=10, seconds=evaluate.LONGEST)
+    found = result(crew.measure(job))
+    if isinstance(found, Failure):
+        return []
+    contest, busy = found
+    name = "default" if first == known else "earlier best" if incumbent in finalists.values() else "fastest trial"
+    date = now()
+    records = []
+    for index, key in enumerate(keys):
+        p10, median, p90 = (float(value) for value in np.percentile(contest.calls[index], (10, 50, 90)))
+        record = finalists[key]
+        more = {**record.more, "winner": index == contest.winner, "rounds": len(contest.scores[index])}
+        more |= {"busy": round(busy, 2)} if busy else {}
+        if known is not None and index != known and (over := contest.ratio(index, known)).low > 0:
+            more["over_default"] = [round(value, 4) for value in (over.value, over.low, over.high)]
+        if index == contest.winner:
+            more["verdict"] = verdict(contest, name, busy)
+        records.append(
             replace(
-                entry,
+                record,
                 stage="final",
                 device=crew.device,
-                date=now(),
+                date=date,
                 versions=crew.versions,
                 median_us=median,
                 p10_us=p10,
                 p90_us=p90,
-                runs=times.shape[1],
-                verified=tuple(dict.fromkeys((*entry.verified, *(f"seed {used}" for used in seeds)))),
-                program=artifact.program,
-                more={**entry.more, "winner": index == won},
+                runs=len(contest.calls[index]),
+                verified=tuple(dict.fromkeys((*record.verified, *(f"seed {used}" for used in seeds)))),
+                program=built[key].program,
+                more=more,
             )
         )
-    return found
+    return records
 
 
-def winner(times: np.ndarray, incumbent: int | None) -> int:
-    """The index of the finalist to use, from the times (finalist, round).
+def verdict(contest: Contest, holder: str, busy: float = 0.0) -> str:
+    """What a contest showed, in a line; `holder` is what the others had to be ahead of."""
+    rounds = f"in {contest.rounds} rounds"
+    rivals = [contest.ratio(index, contest.holder) for index in range(len(contest.scores)) if index != contest.holder]
+    nearest = max(rivals, key=lambda ratio: ratio.high, default=None)
+    if contest.winner != contest.holder:
+        text = f"ahead of the {holder} {rounds}: {ratio_text(contest.ratio(contest.winner, contest.holder))}"
+    elif nearest and nearest.high >= 1:
+        text = f"no difference was found {rounds}: the {holder} stays; the nearest is {ratio_text(nearest)}"
+    else:
+        text = f"the {holder} stays: it is ahead of all others {rounds}"
+    return f"{text}; the machine was busy, which makes this uncertain" if busy > BUSY else text
 
-    The fastest by its median; the incumbent stays unless the fastest beat it in all rounds but one (a sign test: with
-    nine rounds, two that are equal come out so one time in fifty).
-    """
-    best = int(np.argmin(np.median(times, axis=1)))
-    if incumbent is None or best == incumbent:
-        return best
-    beaten = int(np.sum(times[best] < times[incumbent]))
-    return best if beaten >= times.shape[1] - 1 else incumbent
+
+def ratio_text(ratio: Ratio) -> str:
+    """``1.06 x [1.03, 1.09]``: over 1 is faster."""
+    return f"{ratio.value:.2f} x [{ratio.low:.2f}, {ratio.high:.2f}]"

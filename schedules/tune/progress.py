@@ -20,7 +20,7 @@ from rich.text import Text
 from schedules.core.problem import Problem
 from schedules.core.registry import operator_of
 from schedules.core.text import printable
-from schedules.measure.records import Record
+from schedules.measure.records import Record, over_default, speedup
 from schedules.tune.tuner import Result, Status, Watcher
 
 EVERY = 30.0  # seconds between two status lines
@@ -288,10 +288,12 @@ def best_text(status: Status) -> str:
 
 
 def comparison(best: Record, default: Record | None, peers: Mapping[str, float]) -> str:
-    """``10.1 us, 45.2 TFLOP/s, 1.22 x the default, 0.81 x cudnn``; over 1 is faster."""
+    """``10.1 us, 45.2 TFLOP/s, 1.22 x the default [1.18, 1.27], 0.81 x cudnn``; over 1 is faster, and in brackets is
+    what finals found it to lie between."""
     parts = [f"{us_text(best.us)}", rate_text(best)]
-    if default and default.correct:
-        parts.append(f"{default.us / best.us:.2f} x the default")
+    if default and (ratio := speedup(best, default)):
+        between = over_default(best, default)
+        parts.append(f"{ratio:.2f} x the default" + (f" [{between[1]:.2f}, {between[2]:.2f}]" if between else ""))
     if peers:
         name = min(peers, key=lambda peer: peers[peer])
         parts.append(f"{peers[name] / best.us:.2f} x {name}")
@@ -366,5 +368,6 @@ def as_json(result: Result) -> dict[str, Any]:
         "default": default.to_json() if default else None,
         "best": best.to_json() if best else None,
         "speedup": result.speedup,
+        "verdict": result.verdict,
         "peers": status.peers,
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from schedules.core.arch import Arch
 from schedules.core.files import write_whole
-from schedules.measure.records import Record
+from schedules.measure.records import Record, speedup
 from schedules.tune import progress
 from schedules.tune.plan import Entry
 from schedules.tune.tuner import Status
@@ -40,7 +40,7 @@ class Outcome:
 
     @property
     def speedup(self) -> float | None:
-        return self.default.us / self.best.us if self.default and self.best else None
+        return speedup(self.best, self.default)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

@@ -23,11 +23,12 @@ from schedules.core.errors import JournalError, MachineError, SchedulesError, Tu
 from schedules.core.problem import Problem
 from schedules.core.registry import operator_of
 from schedules.measure.journal import Journal, told
-from schedules.measure.records import ENVIRONMENT, Record, Search, now
+from schedules.measure.records import ENVIRONMENT, Record, Search, judged_us, now, speedup
 from schedules.tune import evaluate
 from schedules.tune.crew import Crew, Job
 from schedules.tune.evaluate import Artifact, Failure, Timing
 from schedules.tune.finals import CONFIRM_SEEDS, hold_finals
+from schedules.tune.noise import NoiseWatch
 from schedules.tune.strategy import Candidate, Strategy
 
 BATCHES = 2  # at work at once, at least
@@ -120,8 +121,12 @@ class Result:
     @property
     def speedup(self) -> float | None:
         """Of the best over the default, timed side by side if there were finals."""
-        default = self.default or self.status.default
-        return default.us / self.best.us if default and default.correct and self.best else None
+        return speedup(self.best, self.default or self.status.default)
+
+    @property
+    def verdict(self) -> str:
+        """What the finals showed, in a line; "" if there were none."""
+        return str(self.best.more.get("verdict", "")) if self.best else ""
 
 
 @dataclass
@@ -154,7 +159,7 @@ class _Outage:
 
 
 class _StopAsked(Exception):
-    """`stop` said so while the search was paused."""
+    """`stop` said so while the search was paused, or in its finals."""
 
 
 class Tuner:
@@ -216,6 +221,7 @@ class Tuner:
         self._kept: dict[tuple[str, str], float] = {}  # their times
         self._returned: queue.SimpleQueue[_Trial] = queue.SimpleQueue()  # what they waited for is there
         self._waiting = 0  # trials that wait for something
+        self._noise = NoiseWatch()
         self._held: deque[_Trial] = deque()  # built, and measured once nothing else is at work
         self._outages: dict[str, _Outage] = {}  # by what does not work: build, measure, write
         others = [
@@ -285,12 +291,18 @@ class Tuner:
                     self._artifacts,
                     self._seed,
                     default=self._status.default,
+                    spent=self._status.spent,
+                    stop=self._stop,
                 ),
             )
+            if not finals and self._stop():
+                raise _StopAsked
             done = {"trials": self._status.done}
             finals = [replace(r, search=self._search, more={**r.more, **done}) for r in finals]
             for record in finals:
                 self._write(record)
+            if verdict := next((record.more["verdict"] for record in finals if record.more["winner"]), ""):
+                self._watcher.note(verdict)
         return finals
 
     def _loop(self) -> tuple[str, bool]:
@@ -481,10 +493,10 @@ class Tuner:
             self._await(trial, "measure", partial(self._crew.measure, job))
         elif trial.stage == "measure":
             trial.timing = result
-            if result.median_us >= self._leader_us:
+            if self._us(result) >= self._leader_us:
                 self._finish(trial, None)
                 return
-            self._leader_us = result.median_us
+            self._leader_us = self._us(result)
             trial.odd = odd_problem(self._problem, self._arch, trial.candidate)
             if trial.odd:
                 self._await(trial, "odd", partial(self._crew.build, trial.odd, trial.candidate))
@@ -505,7 +517,7 @@ class Tuner:
 
     def _finish(self, trial: _Trial, failure: Failure | None) -> None:
         trial.pending = None
-        if failure and trial.timing and trial.timing.median_us <= self._leader_us:
+        if failure and trial.timing and self._us(trial.timing) <= self._leader_us:
             self._leader_us = self._status.best.us if self._status.best else float("inf")
         record = self._record(trial, failure)
         self._write(record)
@@ -515,6 +527,8 @@ class Tuner:
         if trial.record.correct and trial.artifact:
             self._keep(trial.record, trial.artifact)
         self._watcher.trial(trial.record, self._status)
+        if trial.timing and (said := self._noise.look(trial.timing)):
+            self._watcher.note(said)
         self._give_up_if_hopeless()
 
     def _keep(self, record: Record, artifact: Artifact) -> None:
@@ -532,6 +546,7 @@ class Tuner:
             more["build_s"] = round(artifact.seconds, 2)
         if trial.timing:
             more["run_s"] = round(trial.timing.seconds, 3)
+            more |= {"busy": round(trial.timing.busy, 2)} if trial.timing.busy else {}
         if artifact and artifact.registers:
             more |= {"registers": artifact.registers, "spilled": artifact.spilled}
         found = Record(
@@ -563,6 +578,9 @@ class Tuner:
             error=timing.error,
             verified=timing.verified,
         )
+
+    def _us(self, timing: Timing) -> float:
+        return judged_us(str(self._arch), timing.median_us, timing.p10_us)
 
     def _count(self, record: Record) -> None:
         status = self._status

@@ -41,7 +41,7 @@ LONGEST_PAUSE = 30.0  # seconds between two looks at a machine that is at fault
 class Job:
     """A call of a function of `evaluate` on the device: (problem, arch, *arguments).
 
-    `seeds` are prepared before; `timeouts` is how many times a candidate's timeout it may take.
+    `seeds` are prepared before; `timeouts` is how many times a candidate's timeout it may take, beside `seconds`.
     """
 
     function: Callable[..., Any]
@@ -49,6 +49,7 @@ class Job:
     arguments: tuple[Any, ...]
     seeds: tuple[int, ...]
     timeouts: int = 1
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Order:
     @classmethod
     def measure(cls, arch: Arch, job: Job, timeout: float) -> Order:
         first = tuple((job.problem, arch, seed) for seed in job.seeds)
-        return cls(job.function, (job.problem, arch, *job.arguments), job.timeouts * timeout, "runtime", first)
+        limit = job.timeouts * timeout + job.seconds
+        return cls(job.function, (job.problem, arch, *job.arguments), limit, "runtime", first)
 
 
 class Orders:

@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 import pytest
 
 from schedules.check import sweep
-from schedules.check.sweep import cases, random_problem
-from schedules.core.arch import Arch
+from schedules.check.sweep import cases, random_problem, rule_cases
+from schedules.core.arch import Arch, parse_arch
 from schedules.core.draws import one_of
-from schedules.core.errors import ConfigError, ProblemError, UsageError
+from schedules.core.errors import BuildError, ConfigError, ProblemError, UsageError
 from schedules.core.problem import Argument, Pair, Problem
 from schedules.core.registry import operator, operators
 from scripts import sweep as script
@@ -123,11 +123,38 @@ def test_cases_are_legal_and_depend_on_the_seed_alone(sm_90a: Arch, name: str, s
     assert all(defaults[::2]) and not all(defaults)
 
 
+@pytest.mark.parametrize(
+    ("target", "names", "count"),
+    [
+        ("cuda:sm_80", ["conv2d_nchw"], 24),  # with the most schedules that a rule chooses from
+        ("cuda:sm_80", [], 20),
+        ("cuda:sm_90a", [], 20),
+        ("rocm:gfx942", [], 15),
+        ("llvm", [], 30),
+    ],
+)
+def test_what_a_user_gets_builds(
+    cuda_compiler: None, amd_linker: None, target: str, names: list[str], count: int
+) -> None:
+    """Problems as layers have, and odd ones: scripts/sweep.py --build-only builds thousands."""
+    named = [operator(name) for name in names] or operators()
+    for case in islice(rule_cases(named), count):
+        assert script.compiled(case, parse_arch(target)) == (0.0, ""), case
+
+
+def test_large_problems_are_as_layers_are() -> None:
+    drawn = [case.problem for case in islice(rule_cases([operator("conv2d_nhwc")]), 400)]
+    plain = [p for p in drawn if p.kh == p.kw == 1 and p.stride == (1, 1) and p.pad == (0, 0)]  # type: ignore[attr-defined]
+    assert len(plain) > 12 and len(set(drawn)) == 400
+    assert max(p.ci for p in drawn) > 1500 and max(p.h for p in drawn) > 700  # type: ignore[attr-defined]
+    assert drawn == [case.problem for case in islice(rule_cases([operator("conv2d_nhwc")]), 400)]
+
+
 def test_a_schedule_that_takes_nothing(sm_90a: Arch, host: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "REFUSED", 3)
     op = operator("conv2d_nhwc")
     draws = {**op.problem.draws(), "ci": one_of(7)}
-    monkeypatch.setattr(op.problem, "draws", lambda: draws)
+    monkeypatch.setattr(op.problem, "draws", lambda large: draws)
     with pytest.raises(UsageError, match="tma_wgmma takes none of 3 random problems of conv2d_nhwc"):
         next(cases(op, op.schedule("tma_wgmma"), sm_90a))
     with pytest.raises(ConfigError, match="runs on cuda"):
@@ -145,7 +172,7 @@ def test_what_is_verified_is_counted(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_what_is_wrong_is_told_with_its_command(host: Arch, capsys: pytest.CaptureFixture[str]) -> None:
     spec = operator("softmax").schedule("cpu")
     found = list(islice(cases(operator("softmax"), spec, host), 3))
-    ends: list[Any] = [((0.4, ""), ""), ((7.0, "y[0, 1] is 2, not 1"), ""), FutureTimeout()]
+    ends: list[Any] = [((0.4, "", 1.0), ""), ((7.0, "y[0, 1] is 2, not 1", 2.0), ""), FutureTimeout()]
 
     class Task:
         def __init__(self, end: Any) -> None:
@@ -158,9 +185,9 @@ def test_what_is_wrong_is_told_with_its_command(host: Arch, capsys: pytest.Captu
 
     pool = SimpleNamespace(schedule=lambda *_, **__: Task(ends.pop(0)))
     tally = script.Tally(3)
-    counted = [tally.cases for _ in script.sweep(spec, found, host, pool, tally)]
+    counted = [tally.cases for _ in script.sweep(found, host, pool, tally, script.verified)]
     assert counted == [1, 2, 3]
-    assert (tally.cases, tally.right, tally.error) == (3, 1, 0.4)
+    assert (tally.cases, tally.right, tally.error, tally.slowest) == (3, 1, 0.4, 2.0)
     assert [bad["wrong"] for bad in tally.bad] == ["y[0, 1] is 2, not 1", "took longer than 300 s"]
     assert f"cols={found[1].problem.cols} " in capsys.readouterr().out  # type: ignore[attr-defined]
     assert tally.bad[0]["command"].startswith("schedules verify softmax rows=")
@@ -187,13 +214,41 @@ def test_what_was_verified_is_kept_and_gone_on_with(tmp_path: Path) -> None:
     assert json.loads(out.read_text())["softmax cpu"] == found
 
 
+def test_builds_are_counted_with_the_slowest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sweep.json"
+    assert script.main(["all", "--build-only", "--count", "6", "--workers", "1", "--out", str(out)]) == 0
+    found = json.loads(out.read_text())["all built for llvm"]
+    assert (found["cases"], found["right"], found["target"], found["seed"]) == (6, 6, "llvm", 0)
+    assert found["slowest"] > 0 and found["slowest_command"].endswith("--target llvm --default")
+    assert "all built for llvm: 6 of 6 right, " in capsys.readouterr().out
+
+
+def test_what_does_not_build_is_told_with_its_command(
+    host: Arch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: Any) -> Any:
+        raise BuildError("NVRTC refused the generated source")
+
+    class Pool:
+        def schedule(self, function: Any, args: Any, timeout: float) -> Any:
+            return SimpleNamespace(result=lambda: function(*args))
+
+    monkeypatch.setattr(script, "build", refused)
+    tally = script.Tally(2)
+    assert len(list(script.sweep(islice(rule_cases(operators()), 2), host, Pool(), tally, script.compiled))) == 2
+    assert (tally.cases, tally.right) == (2, 0)
+    assert [bad["wrong"] for bad in tally.bad] == ["BuildError: NVRTC refused the generated source"] * 2
+    assert tally.bad[1]["command"].startswith("schedules build conv2d_nchw n=")
+    assert tally.bad[1]["command"] in capsys.readouterr().out
+
+
 def test_resuming_draws_the_cases_after(host: Arch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out, drawn = tmp_path / "sweep.json", []
 
-    def verified(spec: Any, found: Any, arch: Arch, pool: Any, tally: script.Tally) -> Any:
+    def verified(found: Any, arch: Arch, pool: Any, tally: script.Tally, work: Any) -> Any:
         for case in found:
             drawn.append(case)
-            tally.add(0.1, "" if len(drawn) != 2 else "wrong", "command")
+            tally.add(0.1, "" if len(drawn) != 2 else "wrong", 1.0, "command")
             yield case
 
     monkeypatch.setattr(script, "sweep", verified)
@@ -222,7 +277,7 @@ def test_a_gpu_that_failed_serves_its_process_no_more(
     monkeypatch.setattr(os, "_exit", ended)
     op = operator("softmax")
     with pytest.raises(Ended):
-        script.checked(next(cases(op, op.schedule("warp"), sm_90a)), sm_90a, "warp")
+        script.verified(next(cases(op, op.schedule("warp"), sm_90a)), sm_90a)
     assert capsys.readouterr().err == "  RuntimeError: an illegal memory access\n"
     with pytest.raises(RuntimeError):
-        script.checked(next(cases(op, op.schedule("cpu"), host)), host, "cpu")
+        script.verified(next(cases(op, op.schedule("cpu"), host)), host)

@@ -13,7 +13,7 @@ import pytest
 from schedules.build.present import cpu_name
 from schedules.bundle.bundle import Bundle
 from schedules.cli.searching import config_text
-from schedules.core.errors import BuildError
+from schedules.core.errors import BuildError, BundleError
 from schedules.core.presets import preset, short
 from schedules.measure.journal import Journal, append, journals
 from schedules.measure.records import Record, Search
@@ -193,8 +193,12 @@ def reading(out: Path, logs: Path) -> list[list[str | Path]]:
 
 def test_bad_records_cost_themselves(run: Run, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is served by every command, and one line names the first of what is not used."""
-    measurement = Measurement(20.0, 19.0, 21.0, 9, cpu_name())
+    measurement, exported = Measurement(20.0, 19.0, 21.0, 9, cpu_name()), list[float]()
     monkeypatch.setattr("schedules.measure.timer.measure", lambda *_, **__: measurement)
+    monkeypatch.setattr("schedules.cli.diff._text", lambda *_: "")
+    monkeypatch.setattr(
+        "schedules.bundle.export.export_record", lambda record, *_: exported.append(record.us) or tmp_path
+    )
     file = next(journals(logs))
     good = file.read_text().splitlines()
     words = json.loads(good[1])
@@ -229,7 +233,7 @@ def test_bad_records_cost_themselves(run: Run, logs: Path, tmp_path: Path, monke
     rows = run("status", "--logs", logs, "--json").json
     assert [row["trials"] for row in rows if row["problem"] == words["problem"]] == [5]
     assert r"\x1b[31mred" in run("status", "--logs", logs).out
-    assert Bundle.open(tmp_path / "bundle").manifest["measured"]["median_us"] == 20.0
+    assert exported == [20.0, 20.0, 5.0]
 
 
 def test_an_export_that_fails_costs_that_one(
@@ -292,6 +296,23 @@ def test_export(run: Run, logs: Path, tmp_path: Path) -> None:
     found = run("export", "--all", "--out", tmp_path / "all", "--logs", logs, "--json").json
     assert sorted(each["record"]["operator"] for each in found) == ["conv2d_hwcn", "softmax"]
     assert all(Bundle.open(each["bundle"]) for each in found)
+
+
+def test_export_signs(run: Run, logs: Path, tmp_path: Path) -> None:
+    """What it writes, and what is there already."""
+    pytest.importorskip("cryptography")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    key, out = Ed25519PrivateKey.generate(), tmp_path / "out"
+    (tmp_path / "key.pem").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    signed = ("--sign", tmp_path / "key.pem", "--logs", logs)
+    assert run("export", *WORDS, "--out", out, "--logs", logs).code == 0
+    with pytest.raises(BundleError, match="is not signed"):
+        Bundle.open(out, key.public_key())
+    assert run("export", *WORDS, "--out", out, *signed).code == 0
+    Bundle.open(out, key.public_key())
 
 
 def test_replay(run: Run, logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ def test_small_numbers_are_as_likely_as_large_ones() -> None:
 
 def test_most_channels_are_multiples_of_a_vector() -> None:
     r = Random(0)
-    counts = [channels(r) for _ in range(400)]
+    counts = [channels(300)(r) for _ in range(400)]
     assert min(counts) >= 1 and 256 < max(counts) <= 300
     assert 0.7 < sum(count % 8 == 0 for count in counts) / 400 < 0.85
     assert sum(count % 64 == 0 for count in counts) > 80 and sum(count % 2 for count in counts) > 40

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from schedules.core.problem import Problem
+from schedules.measure.contest import hold
 from schedules.measure.records import Record, Search, now
 from schedules.tune import evaluate
 from schedules.tune.crew import Job
@@ -37,8 +38,12 @@ class FakeCrew:
     def measure(self, job: Job) -> Future[Any]:
         self.measured.append(job.function.__name__)
         if job.function is evaluate.measure_in_turn:
-            times = [self.time_us(self._programs[a.program]) for a in job.arguments[0]]
-            return _done([[float(us)] * evaluate.ROUNDS for us in times if not isinstance(us, Failure)])
+            artifacts, seed, holder, kept, seconds = job.arguments
+            times = [self.time_us(self._programs[artifact.program]) for artifact in artifacts]
+            found = hold(
+                lambda index: [times[index]] * 3, len(times), holder=holder, kept=kept, seconds=seconds, longest=1.0
+            )
+            return _done((found, 0.0))
         candidate = self._programs[job.arguments[0].program]
         if job.function is evaluate.confirm_candidate:
             return _done(self.confirm(candidate))

@@ -13,12 +13,13 @@ from schedules.core.arch import parse_arch
 from schedules.core.errors import SchedulesError
 from schedules.core.registry import operator
 from schedules.measure.records import Record
-from schedules.tune import evaluate
+from schedules.tune import evaluate, finals
 from schedules.tune.crew import LocalCrew
 from schedules.tune.session import Work, stopping_signals, tune
 from schedules.tune.tuner import Limits, Result, Silent, Status
 
 child.STOPPED = 2.0
+finals.SECONDS = 0.5
 evaluate.SECONDS = 0.05  # in the workers too, which import this file: no test needs exact times
 
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
 
-from schedules.core.arch import Arch
-from schedules.core.registry import operator
+from schedules.core.arch import ARCHES, Arch
+from schedules.core.operator import Operator
+from schedules.core.registry import operator, operators
 from schedules.tune.features import features, matrix
 from schedules.tune.strategy import Candidate
 from tests.conftest import problem_of
@@ -23,6 +27,29 @@ def test_fields_become_numbers(sm_90a: Arch, host: Arch) -> None:
     assert gpu["config.threads"] == 64 and gpu["config.shared_bytes"] == (64 + 64) * 8 * 4
     cpu = features(problem, Candidate("cpu", op.schedule("cpu").default(problem, host)))
     assert cpu["config.lanes=n"] == 1.0 and cpu["config.packed"] == 1.0 and "config.tile.0" not in cpu
+
+
+def hostile_values(value: Any) -> list[Any]:
+    """In place of a config's whole number or pair."""
+    numbers = [0, -1, 3, 2**31 - 1, -(2**31)]
+    return numbers if type(value) is int else [(n, m) for n in numbers for m in (0, 1)] if type(value) is tuple else []
+
+
+@pytest.mark.parametrize("op", operators(), ids=lambda op: op.name)
+def test_any_numbers_of_a_config(op: Operator) -> None:
+    """Of a journal: `check` says whether it is legal, and what an illegal one lacks is left out."""
+    words = dict(rows=64, cols=1024) if op.name == "softmax" else dict(n=32, h=6, w=6, ci=32, co=32, kh=3, kw=3, pad=1)
+    refused = 0
+    for spec, kind in [(each, kind) for each in op.schedules for kind in each.kinds]:
+        arch = ARCHES[{"llvm": "llvm", "cuda": "cuda:sm_90a", "rocm": "rocm:gfx942"}[kind]]
+        for problem in (op.problem.parse({**words, "dtype": dtype}) for dtype in op.problem.dtypes):
+            config = spec.default(problem, arch)
+            for name, value in config.to_json().items():
+                for other in hostile_values(value):
+                    changed = replace(config, **{name: other})
+                    refused += isinstance(changed.check(problem, arch), str)
+                    features(problem, Candidate(spec.name, changed))
+    assert refused > 100
 
 
 def test_what_a_row_lacks() -> None:

@@ -21,7 +21,6 @@ from schedules.measure.records import Record
 from schedules.tune import tuner
 from schedules.tune.crew import Job
 from schedules.tune.evaluate import Failure
-from schedules.tune.finals import winner
 from schedules.tune.session import Work, tune
 from schedules.tune.strategy import Candidate
 from schedules.tune.template import TemplateSearch
@@ -207,7 +206,9 @@ def test_faults_of_the_machine_are_no_trials(problem: Problem, host: Arch, tmp_p
     assert trials_in(tmp_path / "faulty") == found.records
     assert found.result and quiet.result and found.result.best and quiet.result.best
     assert found.result.best.key == quiet.result.best.key and found.result.best.more["winner"]
-    pauses, ends = found.notes[::2], found.notes[1::2]
+    *paused, verdict = found.notes
+    assert verdict == found.result.verdict
+    pauses, ends = paused[::2], paused[1::2]
     assert pauses and len(pauses) == len(ends)
     assert set(pauses) == {"paused: no space; it goes on by itself when that is mended"}
     assert set(ends) == {"the machine is well again; going on"}
@@ -313,14 +314,3 @@ def test_bad_lines_are_told(problem: Problem, host: Arch, tmp_path: Path) -> Non
     assert "a.jsonl line" in note and "cut off in writing; moved to a.jsonl.bad" in note
     with Journal(tmp_path / "a.jsonl") as journal:
         assert not journal.bad
-
-
-def test_the_incumbent_stays_unless_clearly_beaten() -> None:
-    import numpy as np
-
-    steady = np.full(9, 100.0)
-    assert winner(np.stack([steady, steady - 1]), incumbent=0) == 1
-    noisy = steady + np.array([-1, -1, -1, -1, -1, -1, -1, 1, 1])  # faster in seven rounds of nine
-    assert winner(np.stack([steady, noisy]), incumbent=0) == 0
-    assert winner(np.stack([steady, noisy]), incumbent=None) == 1
-    assert winner(np.stack([steady, steady + 1, steady - 2]), incumbent=1) == 2

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from schedules.core.arch import Arch, physical_cores, vector_unit
 from schedules.core.operator import ScheduleSpec
 from schedules.definitions.implicit import textbook
+from schedules.definitions.program import program_of
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.steps import register_tile
 from schedules.steps.register_tile import TileConfig, accumulate
@@ -71,10 +72,8 @@ def copies(problem: HwcnProblem, config: CpuConfig) -> bool:
 
 def graph(problem: HwcnProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
     """The definition with (x, co, n) in whole register tiles; ``padded`` and ``weights`` are float32."""
-    from tvm import te
-
     co, n = config.block
-    return te.create_prim_func(textbook(problem, {"x": config.block_x, "co": co, "n": n}, wide=True))
+    return program_of(textbook(problem, {"x": config.block_x, "co": co, "n": n}, wide=True))
 
 
 def schedule(problem: HwcnProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:

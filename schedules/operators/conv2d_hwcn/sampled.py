@@ -15,7 +15,7 @@ from schedules.core.problem import numpy_dtype
 from schedules.definitions.implicit import textbook
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.steps.story import next_step
-from schedules.steps.tiles import bind, inline_if_present, widest_vector
+from schedules.steps.tiles import bind, bind_grid, inline_if_present, widest_vector
 
 if TYPE_CHECKING:
     from tvm import te
@@ -54,7 +54,7 @@ def steps(sch: Schedule, problem: HwcnProblem, arch: Arch) -> None:
     block_n, vn, tn, n = sch.split(n, tile_n)
     rco, rci = sch.split(rc, step)
     sch.reorder(pixel, block_f, block_n, vf, vn, tf, tn, rco, ry, rx, rci, f, n)
-    bind(sch, (pixel, "blockIdx.z"), (block_f, "blockIdx.y"), (block_n, "blockIdx.x"))
+    bind_grid(sch, pixel, block_f, block_n)
     bind(sch, (vf, "vthread.y"), (vn, "vthread.x"), (tf, "threadIdx.y"), (tn, "threadIdx.x"))
     sch.annotate(conv, "meta_schedule.thread_extent_low_inclusive", arch.wave)
     sch.annotate(conv, "meta_schedule.thread_extent_high_inclusive", arch.max_threads)

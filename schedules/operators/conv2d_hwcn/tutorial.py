@@ -17,10 +17,11 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Pair
 from schedules.definitions.implicit import textbook
+from schedules.definitions.program import program_of
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.steps.simt import VECTORS, TiledConfig
 from schedules.steps.story import next_step
-from schedules.steps.tiles import bind, cooperative_fetch, inline_if_present, widest_vector
+from schedules.steps.tiles import bind, bind_grid, cooperative_fetch, inline_if_present, widest_vector
 
 if TYPE_CHECKING:
     import tvm
@@ -46,10 +47,8 @@ class TutorialConfig(TiledConfig):
 def graph(problem: HwcnProblem, config: TutorialConfig, arch: Arch) -> tirx.PrimFunc:
     """The definition with (co, n) in whole blocks and ci in whole steps.  Schedules inline ``padded`` and ``weights``
     into their fetch, so that only the first load and the last store are predicated."""
-    from tvm import te
-
     (co, n), ci = config.block, config.step
-    return te.create_prim_func(textbook(problem, {"co": co, "n": n, "ci": ci}))
+    return program_of(textbook(problem, {"co": co, "n": n, "ci": ci}))
 
 
 def schedule(problem: HwcnProblem, config: TutorialConfig, arch: Arch) -> tvm.IRModule:
@@ -73,7 +72,7 @@ def schedule(problem: HwcnProblem, config: TutorialConfig, arch: Arch) -> tvm.IR
     block_n, vn, tn, n = sch.split(n, [None, vthread_n, threads_n, tile_n // vthread_n])
     rco, rci = sch.split(rc, [None, config.step])
     sch.reorder(pixel, block_f, block_n, vf, vn, tf, tn, rco, ry, rx, rci, f, n)
-    bind(sch, (pixel, "blockIdx.z"), (block_f, "blockIdx.y"), (block_n, "blockIdx.x"))
+    bind_grid(sch, pixel, block_f, block_n)
     bind(sch, (vf, "vthread.y"), (vn, "vthread.x"), (tf, "threadIdx.y"), (tn, "threadIdx.x"))
     if config.unroll:
         sch.annotate(tn, "pragma_auto_unroll_max_step", config.unroll)

@@ -28,7 +28,7 @@ from schedules.lowering.annotations import ASYNC, AT_ONCE, PIPELINE
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.steps.launch import MinBlocks
 from schedules.steps.story import next_step
-from schedules.steps.tiles import bind, widest_vector
+from schedules.steps.tiles import bind_grid, widest_vector
 
 if TYPE_CHECKING:
     import tvm
@@ -263,7 +263,7 @@ def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
     block_x, tx, x = sch.split(x, [None, threads_x, pixels_x])
     stage, rc = sch.split(rc, [None, config.channels(problem)])
     sch.reorder(b, block_f, block_y, block_x, ty, tx, stage, rc, ry, rx, f, y, x)
-    bind(sch, (sch.fuse(b, block_f), "blockIdx.z"), (block_y, "blockIdx.y"), (block_x, "blockIdx.x"))
+    bind_grid(sch, sch.fuse(b, block_f), block_y, block_x)
     thread = sch.fuse(ty, tx)
     sch.bind(thread, "threadIdx.x")
     for loop in (*((ry,) if config.unroll_rows else ()), rx, f, y, x):

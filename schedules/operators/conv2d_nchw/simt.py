@@ -20,7 +20,7 @@ from schedules.definitions.implicit import product as matrix_product
 from schedules.operators.conv2d_nchw.definition import NchwProblem, pixel_vector
 from schedules.steps.simt import TiledConfig
 from schedules.steps.story import next_step
-from schedules.steps.tiles import bind, cooperative_fetch, widest_vector
+from schedules.steps.tiles import bind, bind_grid, cooperative_fetch, widest_vector
 
 if TYPE_CHECKING:
     import tvm
@@ -72,7 +72,7 @@ def schedule(problem: NchwProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
     block_p, vp, tp, pixel = sch.split(pixel, [None, vthread_p, threads_p, tile_p // vthread_p])
     ko, ki = sch.split(k, [None, config.step])
     sch.reorder(block_f, block_p, vf, vp, tf, tp, ko, ki, f, pixel)
-    bind(sch, (block_f, "blockIdx.y"), (block_p, "blockIdx.x"))
+    bind_grid(sch, block_f, block_p)
     bind(sch, (vf, "vthread.y"), (vp, "vthread.x"), (tf, "threadIdx.y"), (tp, "threadIdx.x"))
     if config.unroll:
         sch.annotate(tp, "pragma_auto_unroll_max_step", config.unroll)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config
+from schedules.definitions.program import program_of
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem, definition
 from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.steps.story import next_step
@@ -34,9 +35,7 @@ class CpuConfig(Config):
 
 
 def graph(problem: Nchw32Problem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
-    from tvm import te
-
-    return te.create_prim_func(definition(problem))
+    return program_of(definition(problem))
 
 
 def schedule(problem: Nchw32Problem, config: CpuConfig, arch: Arch) -> tvm.IRModule:

@@ -74,9 +74,9 @@ class Nchw32Problem(Conv2dProblem):
             )
 
     @classmethod
-    def draws(cls) -> dict[str, Draw]:
+    def draws(cls, large: bool = False) -> dict[str, Draw]:
         factor = one_of(2.0**-11, 1.0)  # whole where the output is int32
-        return {**super().draws(), "alpha": factor, "beta": factor}
+        return {**super().draws(large), "alpha": factor, "beta": factor}
 
     @property
     def ci_groups(self) -> int:

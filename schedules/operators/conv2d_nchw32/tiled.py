@@ -13,6 +13,7 @@ from schedules.core.epilogue import Term
 from schedules.definitions.epilogue import finish
 from schedules.definitions.implicit import At, Implicit
 from schedules.definitions.padding import select
+from schedules.definitions.program import program_of
 from schedules.definitions.scatter import scatter
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.packing import GROUP
@@ -111,7 +112,7 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
 
     result = te.compute(shape, element, name="result")
     output = te.compute(shape, lambda *at: result(*at), name="output")
-    program = te.create_prim_func([*given.values(), output])
+    program = program_of([*given.values(), output])
 
     def destination(
         m: PrimExpr, lane: PrimExpr, g: PrimExpr, q: PrimExpr, c: PrimExpr

@@ -78,13 +78,14 @@ class SoftmaxProblem(Problem):
             raise ProblemError(f"scale={self.scale} must be finite and not 0, in float32 as well")
         if not SMALLEST <= self.keep <= 1:
             raise ProblemError(f"keep={self.keep} must be over 0, in float32 as well, and at most 1")
+        self.require_reach({}, [(self.rows, self.cols)])
 
     @classmethod
-    def draws(cls) -> dict[str, Draw]:
+    def draws(cls, large: bool = False) -> dict[str, Draw]:
         return {
-            **super().draws(),
-            "rows": up_to(300),
-            "cols": up_to(70000),
+            **super().draws(large),
+            "rows": up_to(2**20 if large else 300),
+            "cols": up_to(2**20 if large else 70000),
             "scale": one_of(1.0, 1.0, 0.125, -0.5),
             "keep": one_of(1.0, 1.0, 0.8),
         }

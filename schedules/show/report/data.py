@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import reprlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -284,12 +285,15 @@ def _comparison(file: Path, notes: list[str]) -> Comparison:
             cases.append(_case(words, file, results["device"]))
         except UsageError as error:  # of an operator or a field that this version does not have
             unread[str(error)] += 1
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             unread[f"not a case: {type(error).__name__} {error}"] += 1
     notes += [
         f"{file}: {count} of {len(results['cases'])} cases not read: {reason}" for reason, count in unread.items()
     ]
-    ceilings = {name: words["tflops"] for name, words in results.get("ceilings", {}).items() if "tflops" in words}
+    given = results.get("ceilings", {})
+    if not (isinstance(given, dict) and all(isinstance(words, dict) for words in given.values())):
+        raise UsageError(f"{file}: its ceilings are not numbers by name")
+    ceilings = {name: _number(words, "tflops") for name, words in given.items() if "tflops" in words}
     bandwidth = max((case.copy_gbytes_per_s for case in cases if case.copy_gbytes_per_s), default=None)
     return Comparison(file, results["device"], ceilings, bandwidth, tuple(cases))
 
@@ -305,14 +309,16 @@ def _case(words: Mapping[str, Any], file: Path, device: str) -> Case:
     if "us" in ours:
         owner.schedule(ours["schedule"])  # one that this version does not have says nothing of its arithmetic
     usual = arithmetic_of(words) == FLOAT32.name
-    rates = [copy["gbytes_per_s"] for copy in copies.values() if "gbytes_per_s" in copy]
+    rates = [_number(copy, "gbytes_per_s") for copy in copies.values() if "gbytes_per_s" in copy]
     return Case(
         operator=words["operator"],
         problem=owner.problem.parse(words["problem"]),
         device=device,
-        beside=Beside(file.name, words["launch"], words["date"], tuple(timings), "" if usual else arithmetic_of(words)),
-        schedule=ours.get("schedule", ""),
-        config=ours.get("config", {}),
+        beside=Beside(
+            file.name, str(words["launch"]), str(words["date"]), tuple(timings), "" if usual else arithmetic_of(words)
+        ),
+        schedule=str(ours.get("schedule", "")),
+        config=dict(ours.get("config", {})),
         copy_gbytes_per_s=max(rates, default=None),
     )
 
@@ -321,4 +327,13 @@ def _told(name: str, kind: str, words: Mapping[str, Any]) -> Timing:
     note = words.get("failed") or words.get("schedule", "")
     if kind == OTHER and words.get("counts") is False:
         note = note or "other arithmetic: not counted"
-    return Timing(name, kind, words.get("us"), words.get("p10_us"), words.get("p90_us"), note)
+    us, p10, p90 = (None if words.get(time) is None else _number(words, time) for time in ("us", "p10_us", "p90_us"))
+    return Timing(name, kind, us, p10, p90, str(note or ""))
+
+
+def _number(words: Mapping[str, Any], name: str) -> float:
+    """Raises UsageError unless it is one, finite and over 0."""
+    value = words[name]
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise UsageError(f"{name}={reprlib.repr(value)} is not a finite number over 0")
+    return float(value)

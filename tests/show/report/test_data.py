@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +13,26 @@ from schedules.measure.records import Search
 from schedules.show.report.data import OTHER, PEER, comparisons, curves, failures, journal_times, pattern
 from tests.fake import record_of
 from tests.show.report.conftest import CONV, DEVICE, SEARCH, SOFTMAX, case, study_of, write_results
+
+
+def test_hostile_comparisons_cost_themselves(tmp_path: Path) -> None:
+    """A case, or a file, that is not as a comparison writes it is told in a line."""
+    problem = {"rows": 64, "cols": 64}
+    ours = {"us": 2.0, "schedule": "warp", "config": {}}
+    case = {"operator": "softmax", "problem": problem, "launch": "stream", "date": "2026", "ours": ours, "peers": {}}
+    whole = {"schema": 1, "kind": "softmax", "device": "A GPU", "versions": {}, "cases": [case]}
+    hostile: list[Any] = [None, "", [], [1], {"a": 1}, -1, 0, True, math.inf, "x", [[[]]]]
+    wrong = [{**case, name: value} for name in ("operator", "problem", "ours", "peers") for value in hostile]
+    wrong += [{**case, "ours": {**ours, name: value}} for name in ("us", "p10_us", "schedule") for value in hostile[1:]]
+    files = [{**whole, "cases": [case, *wrong]}, *({**whole, "cases": value} for value in hostile)]
+    files += [{**whole, name: value} for name in ("device", "versions", "ceilings") for value in hostile]
+    for number, words in enumerate(files):
+        (tmp_path / f"{number}.json").write_text(json.dumps(words))
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    os.mkfifo(tmp_path / "pipe.json")
+    found, notes = comparisons([tmp_path])
+    assert found[0].cases[0].beside.ours and len(notes) > 20
+    assert all(timing.us is None or timing.us > 0 for each in found for c in each.cases for timing in c.beside.timings)
 
 
 def test_curves_are_one_for_each_search() -> None:

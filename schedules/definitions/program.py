@@ -1,0 +1,39 @@
+"""A graph as a program, with indices as wide as its tensors need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tvm import te, tirx
+
+# elements of a tensor from which on indices have 64 bits: half of what 32 bits reach, since tiles at a tensor's end
+# have indices past it, of elements that a test then leaves out
+WIDE = 2**30
+
+
+def program_of(graph: Sequence[te.Tensor]) -> tirx.PrimFunc:
+    """The program, not yet scheduled, of a graph [inputs, outputs].
+
+    A large tensor makes all indices 64 bits wide, of which the lowering narrows those that need not be.  What data is
+    under each tap, ``columns``, lies nowhere in memory and does not count.
+    """
+    from tvm import te
+
+    stages = (stage for stage in _stages(graph) if not stage.op.name.startswith("columns"))
+    large = any(math.prod(map(int, stage.shape)) >= WIDE for stage in stages)
+    return te.create_prim_func(list(graph), "int64" if large else None)
+
+
+def _stages(graph: Sequence[te.Tensor]) -> Iterator[te.Tensor]:
+    """The tensors of the graph and all that they are computed from."""
+    left = list(graph)
+    seen: set[te.Tensor] = set()
+    while left:
+        tensor = left.pop()
+        if tensor not in seen:
+            seen.add(tensor)
+            left.extend(tensor.op.input_tensors)
+            yield tensor
