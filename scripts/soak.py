@@ -16,6 +16,11 @@ printed with the command that does the episode again, its folder is kept, and th
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from schedules.core.interrupts import heed
+
+    heed()  # while the imports below take their seconds, too
+
 import argparse
 import contextlib
 import ctypes
@@ -480,7 +485,8 @@ class Neighbour(Fault):
 
     def strike(self, scene: Scene) -> str:
         count = os.cpu_count() or 1
-        self.busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+        spin = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+        self.busy = [subprocess.Popen([sys.executable, "-c", spin], start_new_session=True) for _ in range(count)]
         return f"{count} busy neighbours"
 
     def heal(self, scene: Scene) -> None:
