@@ -682,7 +682,7 @@ def last_line(scene: Scene) -> str:
 def after_run(scene: Scene, episode: Episode) -> None:
     """What must be true after a run, however it ended."""
     said, code, wrong = scene.text("stderr"), episode.codes[-1], scene.wrong
-    for word in ("Traceback", "internal:", "Exception ignored", "leaked", "terminate called"):
+    for word in ("Traceback", "internal:", "Exception ignored", "leaked", "terminate called", "LLVM ERROR"):
         # what Python's own helper process says when it outlives one that was killed is not ours
         if word not in said or (word == "leaked" and code == -signal.SIGKILL):
             continue

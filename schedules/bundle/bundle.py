@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from schedules.build.inspect import Material, material
 from schedules.build.toolchain import devices
 from schedules.build.toolchain.cuda import KernelResources
-from schedules.build.toolchain.link import link_library
+from schedules.build.toolchain.link import write_library
 from schedules.bundle.package import loader
 from schedules.bundle.package.loader import MANIFEST
 from schedules.bundle.signature import require_signed, sign, signature_of
@@ -270,7 +270,7 @@ def embedded_machines(library: bytes) -> set[int]:
 
 def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
     made = material(built)
-    built.module.export_library(str(folder / LIBRARY), fcompile=link_library)
+    write_library(built.module, folder / LIBRARY)
     library = (folder / LIBRARY).read_bytes()
     if built.arch.is_gpu and _MACHINES[built.arch.kind] not in embedded_machines(library):
         raise BuildError(f"the library holds no code for {built.arch}; build with device code")

@@ -25,7 +25,7 @@ import numpy as np
 
 from schedules.build.builder import Built, build, build_scheduled
 from schedules.build.present import device_name, to_device
-from schedules.build.toolchain.link import link_library
+from schedules.build.toolchain.link import write_library
 from schedules.check.emulate.emulator import EmulationMode, Emulator
 from schedules.check.emulate.serial import serialize
 from schedules.check.emulate.toolchain import find_cxx
@@ -247,7 +247,7 @@ class _HostCode:
     def library(self) -> Path:
         folder = Path(tempfile.mkdtemp())
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self._module.export_library(str(folder / "kernel.so"), fcompile=link_library)
+        write_library(self._module, folder / "kernel.so")
         return folder / "kernel.so"
 
 

@@ -89,14 +89,14 @@ class Timing:
 def build_candidate(problem: Problem, arch: Arch, candidate: Candidate) -> Artifact | Failure:
     """Build `candidate` into a library.  Raises ToolchainError."""
     from schedules.build.builder import build
-    from schedules.build.toolchain.link import link_library
+    from schedules.build.toolchain.link import write_library
 
     start = time.perf_counter()
     try:
         built = build(problem, arch, candidate.schedule, candidate.config)
         with tempfile.TemporaryDirectory() as folder:
             library = Path(folder) / "kernel.so"
-            built.module.export_library(str(library), fcompile=link_library)
+            write_library(built.module, library)
             content = library.read_bytes()
     except ToolchainError:
         raise

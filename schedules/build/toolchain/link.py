@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -57,6 +59,20 @@ def link_library(output: str, objects: Sequence[str], options: Any = None, **_: 
 
 
 link_library.object_format = "o"  # type: ignore[attr-defined]  # read by export_library
+
+
+def write_library(module: Any, library: Path) -> None:
+    """Write a TVM module, and what it imports, as the shared library `library`.
+
+    The object files stay in memory: LLVM ends the process in which it cannot write one.
+    Raises ToolchainError, BuildError (a full disk is one too), OSError.
+    """
+    with contextlib.ExitStack() as held, tempfile.TemporaryDirectory() as folder:
+        for name in ("lib0.o", "devc.o"):  # as `export_library` calls the module's own, and that of the imports
+            descriptor = os.memfd_create(name)
+            held.callback(os.close, descriptor)
+            os.symlink(f"/proc/{os.getpid()}/fd/{descriptor}", f"{folder}/{name}")
+        module.export_library(str(library), fcompile=link_library, workspace_dir=folder)
 
 
 def link_code_object(relocatable: bytes) -> bytes:
