@@ -339,7 +339,7 @@ class Full(Fault):
     def __init__(self, dice: Random, name: str, size: int) -> None:
         self.name, self.size, self.for_plan = name, size, name == "out"
         self.seconds = dice.choice([None, dice.uniform(2, 12)])
-        self.stays = self.seconds is None
+        self.stays = self.seconds is None and name != "out"  # a plan goes on without its exports
 
     def prepare(self, scene: Scene) -> None:
         scene.mount(getattr(scene, self.name), self.size)
