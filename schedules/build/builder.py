@@ -337,7 +337,7 @@ def _taken(array: Array) -> Any:
     that NumPy knows."""
     if array.flags.writeable and array.dtype.kind != "V":
         return array
-    memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
+    memory: Any = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
     raw = tvm_ffi.from_dlpack(np.frombuffer(memory, np.uint8))
     return raw._create_view(array.shape, str(array.dtype))
 
