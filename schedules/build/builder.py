@@ -337,8 +337,8 @@ def _taken(array: Array) -> Any:
     that NumPy knows."""
     if array.flags.writeable and array.dtype.kind != "V":
         return array
-    memory: Any = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
-    raw = tvm_ffi.from_dlpack(np.frombuffer(memory, np.uint8))
+    memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
+    raw = tvm_ffi.from_dlpack(np.ctypeslib.as_array(memory))
     return raw._create_view(array.shape, str(array.dtype))
 
 
