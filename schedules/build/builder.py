@@ -305,7 +305,7 @@ def check_arguments(arguments: Sequence[Argument], arch: Arch, tensors: Sequence
         raise ArgumentError(f"{len(tensors)} tensors given, {len(arguments)} needed: {wanted}")
     runtime: int | None = None
     for argument, tensor in zip(arguments, tensors, strict=True):
-        if not hasattr(tensor, "__dlpack__"):
+        if not hasattr(tensor, "__dlpack_device__"):
             kind = type(tensor).__name__
             raise ArgumentError(f"{argument.name} is a {kind}, needed a tensor: of NumPy, TVM or PyTorch, by DLPack")
         shape = tuple(int(extent) for extent in tensor.shape)
