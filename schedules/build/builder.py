@@ -305,7 +305,7 @@ def check_arguments(arguments: Sequence[Argument], arch: Arch, tensors: Sequence
         raise ArgumentError(f"{len(tensors)} tensors given, {len(arguments)} needed: {wanted}")
     runtime: int | None = None
     for argument, tensor in zip(arguments, tensors, strict=True):
-        if not hasattr(tensor, "__dlpack__"):
+        if not hasattr(tensor, "__dlpack_device__"):
             kind = type(tensor).__name__
             raise ArgumentError(f"{argument.name} is a {kind}, needed a tensor: of NumPy, TVM or PyTorch, by DLPack")
         shape = tuple(int(extent) for extent in tensor.shape)
@@ -338,7 +338,7 @@ def _taken(array: Array) -> Any:
     if array.flags.writeable and array.dtype.kind != "V":
         return array
     memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
-    raw = tvm_ffi.from_dlpack(np.frombuffer(memory, np.uint8))
+    raw = tvm_ffi.from_dlpack(np.ctypeslib.as_array(memory))
     return raw._create_view(array.shape, str(array.dtype))
 
 

@@ -23,6 +23,7 @@ from schedules.core.errors import ConfigError, ProblemError, UnknownNameError, U
 Pair = tuple[int, int]
 LONGEST = 2**31 - 1  # extent of an axis: what a grid, and a coordinate of TMA, reach
 LARGEST = 2**44  # elements of a tensor, what the addresses of 64-bit systems reach with room to spare
+SIDES = (7, 10, 12, 14, 20, 28, 36, 40, 56, 60, 80, 112, 150, 224)  # of images in layers, in pixels
 MOST = 1000  # of a whole number that is drawn, where the problem does not say
 F = TypeVar("F", bound="Fields")
 
@@ -359,7 +360,9 @@ class Conv2dProblem(Problem):
         found = super().drawn(r, large)
         if r.random() < 0.5:
             (stride, _), k = found["stride"], found["kh"]
-            found |= {"w": found["h"], "kw": k, "stride": (stride, stride), "pad": (k // 2, k // 2), "dilation": (1, 1)}
+            side = r.choice(SIDES) if large else found["h"]
+            found |= {"h": side, "w": side, "kw": k, "stride": (stride, stride), "pad": (k // 2, k // 2)}
+            found |= {"dilation": (1, 1)}
         return found
 
     @classmethod

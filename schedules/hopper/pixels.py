@@ -30,7 +30,8 @@ Box = tuple[int, int, int]
 def flattened(problem: Any, batch: bool, width: int = 1) -> Any:
     """`problem`, or the same with the pixels of an image in one row where none looks beyond itself (1x1, stride 1, no
     padding): then fewer tiles are ragged.  `batch` says that images lie one behind the other, as pixels do: then all
-    of them are one row, if that is no longer than a coordinate reaches.  Tiles `width` pixels wide want rows of as many, if these divide an image."""
+    of them are one row, if a coordinate reaches that far.  Tiles `width` pixels wide want rows of as many, if these
+    divide an image."""
     p = problem
     if (p.kh, p.kw, p.stride, p.pad) != (1, 1, (1, 1), (0, 0)):
         return p

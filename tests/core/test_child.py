@@ -108,12 +108,17 @@ class Clock:
         return next(self._times)
 
 
-def test_the_time_of_day_does_not_matter(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
-    for step in (-3600.0, 3600.0):
-        real = time.time
-        monkeypatch.setattr(time, "time", lambda real=real, step=step: real() + step)
-        assert child.call(len, (b"abc",), 30.0) == 3
-        monkeypatch.setattr(time, "time", real)
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+def test_the_time_of_day_does_not_matter(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    """A clock that is set in the midst of a call makes it neither late nor endless."""
+    real = time.time
+    with mortal() as child:
+        child.call(os.getpid)
+        for seconds, limit in ((0.5, 30.0), (20.0, 0.3)):
+            looks = itertools.count()
+            monkeypatch.setattr(time, "time", lambda looks=looks: real() + (step if next(looks) else 0.0))
+            with contextlib.nullcontext() if seconds < limit else pytest.raises(Overdue):
+                assert child.call(time.sleep, (seconds,), limit) is None
 
 
 def test_time_in_which_nobody_ran_does_not_count(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from tests.conftest import problem_of
 from tests.tune.faulty import OUTCOMES, FaultyConfig
 
 ray = pytest.importorskip("ray", reason=f"Ray is not installed; {connection.INSTALL}")
-LONG = 90.0  # seconds after which what a test waits for has failed
+LONG = 600.0  # seconds after which what a test waits for has failed
 LLVM = parse_arch("llvm")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes are tied to their parents on Linux")
