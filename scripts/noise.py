@@ -69,7 +69,7 @@ class RememberingCrew(LocalCrew):
 @contextlib.contextmanager
 def neighbours(seed: int) -> Iterator[None]:
     """Other work while the body runs: a process that spins for each core, and one that comes and goes."""
-    words = [["-c", SPIN]] * (os.cpu_count() or 1) + [["-c", COME_AND_GO, str(seed)]]
+    words = [["-c", SPIN]] * len(os.sched_getaffinity(0)) + [["-c", COME_AND_GO, str(seed)]]
     running = [subprocess.Popen([sys.executable, *each]) for each in words]
     try:
         yield
