@@ -352,7 +352,9 @@ class Conv2dProblem(Problem):
         padded = {"h + 2 * pad": self.h + 2 * self.pad[0], "w + 2 * pad": self.w + 2 * self.pad[1]}
         axes = {"n": self.n, "ci": self.ci, "co": self.co}
         products = {"out_h * out_w": self.out_h * self.out_w, "ci * kh * kw": self.ci * self.kh * self.kw}
-        self.require_reach({**given, **padded, **axes, **products}, self.shapes())
+        image, kernel = self.h * self.w * self.ci, self.kh * self.kw * self.ci
+        tensors = ((self.n, image), (self.co, kernel), (self.pixels, self.co))
+        self.require_reach({**given, **padded, **axes, **products}, tensors)
 
     @classmethod
     def drawn(cls, r: Random, large: bool = False) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 from schedules.check import sweep
 from schedules.check.sweep import cases, random_problem, rule_cases
 from schedules.core.arch import Arch, parse_arch
+from schedules.core.child import Overdue
 from schedules.core.draws import one_of
 from schedules.core.errors import BuildError, ConfigError, ProblemError, UsageError
 from schedules.core.problem import Argument, Pair, Problem
@@ -172,7 +172,7 @@ def test_what_is_verified_is_counted(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_what_is_wrong_is_told_with_its_command(host: Arch, capsys: pytest.CaptureFixture[str]) -> None:
     spec = operator("softmax").schedule("cpu")
     found = list(islice(cases(operator("softmax"), spec, host), 3))
-    ends: list[Any] = [((0.4, "", 1.0), ""), ((7.0, "y[0, 1] is 2, not 1", 2.0), ""), FutureTimeout()]
+    ends: list[Any] = [((0.4, "", 1.0), ""), ((7.0, "y[0, 1] is 2, not 1", 2.0), ""), Overdue(300)]
 
     class Task:
         def __init__(self, end: Any) -> None:

@@ -27,10 +27,12 @@ LONG = 60.0  # seconds after which a test that waits has failed
 @pytest.fixture(autouse=True)
 def handlers_are_put_back() -> Iterator[None]:
     numbers = (*interrupts.ASKING, signal.SIGALRM)
+    outer = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
     before = [signal.getsignal(number) for number in numbers]
     yield
     assert [signal.getsignal(number) for number in numbers] == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0) and not interrupts.asked()
+    signal.signal(signal.SIGHUP, outer)
 
 
 def send(number: int = signal.SIGINT) -> None:
