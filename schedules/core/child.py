@@ -79,6 +79,7 @@ class Child:
     ) -> None:
         self._words = -1
         self._connection: Connection | None = None
+        self._talker: threading.Thread | None = None
         try:
             self._connection, theirs = Pipe()
             with theirs:
@@ -127,7 +128,8 @@ class Child:
         messages = [*self._first, pickle.dumps((function, arguments), protocol=5)]
         self._first = []
         # a process that is stopped neither reads nor writes: what waits for it is not what looks after it
-        threading.Thread(target=self._talk, args=(messages, answers), daemon=True).start()
+        self._talker = threading.Thread(target=self._talk, args=(messages, answers), daemon=True)
+        self._talker.start()
         spent = stopped = 0.0
         last = time.monotonic()
         delays = _core_delays(self.pid)
@@ -171,7 +173,9 @@ class Child:
         self._close()
 
     def _close(self) -> None:
-        if self._connection:
+        if self._talker:
+            self._talker.join(LOOK)  # which the end of the process ends
+        if self._connection and not (self._talker and self._talker.is_alive()):
             self._connection.close()
             self._connection = None
         if self._words >= 0:
