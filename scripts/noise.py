@@ -93,8 +93,8 @@ def side_by_side(work: Work, crew: LocalCrew, chosen: Sequence[Record]) -> Conte
     built = [crew.build(work.problem, Candidate(record.schedule, record.config)).result() for record in chosen]
     arguments = (built, work.seed, 0, range(len(built)), SECONDS)
     job = Job(evaluate.measure_in_turn, work.problem, arguments, (work.seed,), 10, evaluate.LONGEST)
-    found: Contest = crew.measure(job).result()[0]
-    return found
+    found: evaluate.Rounds = crew.measure(job).result()
+    return found.contest
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:

@@ -11,8 +11,8 @@ _TASKS = Path("/proc/self/task")
 
 
 @contextlib.contextmanager
-def ahead_of_others() -> Iterator[None]:
-    """Let the threads of this process run before all ordinary work, as soon as they want to.
+def ahead_of_others() -> Iterator[bool]:
+    """Let the threads of this process run before all ordinary work, as soon as they want to; gives whether they do.
 
     A kernel that shares its cores with other work takes milliseconds where it needs microseconds: its threads wait for
     each other, and each for its turn.  Who may do this is the system's choice (root, CAP_SYS_NICE, a limit on real-time
@@ -26,7 +26,7 @@ def ahead_of_others() -> Iterator[None]:
             os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
             before[thread] = old
     try:
-        yield
+        yield bool(before)
     finally:
         usual = before.get(os.getpid(), (os.SCHED_OTHER, os.sched_param(0)))
         for thread in _threads() if before else ():  # those that were started meanwhile too

@@ -29,7 +29,7 @@ from schedules.core.problem import Problem
 from schedules.core.process import SCRATCH
 from schedules.core.registry import operator_of
 from schedules.measure.contest import Contest, hold
-from schedules.measure.neighbours import others_running
+from schedules.measure.neighbours import ahead_of_others, others_running
 from schedules.tune.strategy import Candidate
 
 if TYPE_CHECKING:
@@ -223,6 +223,16 @@ def confirm_candidate(
     return tuple(passed)
 
 
+@dataclass(frozen=True)
+class Rounds:
+    """A contest; the threads of other processes that ran meanwhile, for each core; whether its calls went ahead of
+    them."""
+
+    contest: Contest
+    busy: float
+    ahead: bool
+
+
 def measure_in_turn(
     problem: Problem,
     arch: Arch,
@@ -231,9 +241,8 @@ def measure_in_turn(
     holder: int,
     kept: Sequence[int],
     seconds: float,
-) -> tuple[Contest, float] | Failure:
-    """A contest of the artifacts (`measure.contest.hold`), and how busy the machine was meanwhile: threads of other
-    processes for each core."""
+) -> Rounds | Failure:
+    """A contest of the artifacts (`measure.contest.hold`)."""
     try:
         bench = _bench(problem, arch, seed)
         functions = [_load(artifact, arch) for artifact in artifacts]
@@ -263,7 +272,8 @@ def measure_in_turn(
         )
     except Exception as fault:
         return _fault(fault)
-    return found, sum(busy) / len(busy)
+    with ahead_of_others() as ahead:
+        return Rounds(found, sum(busy) / len(busy), ahead)
 
 
 def _calls_of_a_turn(timer: Any, run: Callable[[], None]) -> int:

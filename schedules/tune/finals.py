@@ -86,19 +86,21 @@ def hold_finals(
     found = result(crew.measure(job))
     if isinstance(found, Failure):
         return []
-    contest, busy = found
+    contest, busy = found.contest, found.busy
+    told = found.ahead or busy <= BUSY  # else others' turns were timed, and what is fast beside them is not fast alone
+    won = contest.winner if told else contest.holder
     name = "default" if first == known else "earlier best" if incumbent in finalists.values() else "fastest trial"
     date = now()
     records = []
     for index, key in enumerate(keys):
         p10, median, p90 = (float(value) for value in np.percentile(contest.calls[index], (10, 50, 90)))
         record = finalists[key]
-        more = {**record.more, "winner": index == contest.winner, "rounds": len(contest.scores[index])}
+        more = {**record.more, "winner": index == won, "rounds": len(contest.scores[index])}
         more |= {"busy": round(busy, 2)} if busy else {}
         if known is not None and index != known and (over := contest.ratio(index, known)).low > 0:
             more["over_default"] = [round(value, 4) for value in (over.value, over.low, over.high)]
-        if index == contest.winner:
-            more["verdict"] = verdict(contest, name, busy)
+        if index == won:
+            more["verdict"] = verdict(contest, name, busy, told)
         records.append(
             replace(
                 record,
@@ -118,9 +120,12 @@ def hold_finals(
     return records
 
 
-def verdict(contest: Contest, holder: str, busy: float = 0.0) -> str:
-    """What a contest showed, in a line; `holder` is what the others had to be ahead of."""
+def verdict(contest: Contest, holder: str, busy: float = 0.0, told: bool = True) -> str:
+    """What a contest showed, in a line; `holder` is what the others had to be ahead of, `told` whether the machine let
+    it show anything."""
     rounds = f"in {contest.rounds} rounds"
+    if not told:
+        return f"this machine was too busy to tell {rounds}: the {holder} stays; stop the other work, search on"
     rivals = [contest.ratio(index, contest.holder) for index in range(len(contest.scores)) if index != contest.holder]
     nearest = max(rivals, key=lambda ratio: ratio.high, default=None)
     if contest.winner != contest.holder:

@@ -26,6 +26,7 @@ class FakeCrew:
         self.slots, self.builders, self.exclusive = 1, 2, False
         self.built: list[Candidate] = []
         self.measured: list[str] = []
+        self.busy, self.ahead = 0.0, True
         self.confirm: Callable[[Candidate], tuple[str, ...] | Failure] = lambda candidate: ("seed 1",)
         self._programs: dict[str, Candidate] = {}
 
@@ -43,7 +44,7 @@ class FakeCrew:
             found = hold(
                 lambda index: [times[index]] * 3, len(times), holder=holder, kept=kept, seconds=seconds, longest=1.0
             )
-            return _done((found, 0.0))
+            return _done(evaluate.Rounds(found, self.busy, self.ahead))
         candidate = self._programs[job.arguments[0].program]
         if job.function is evaluate.confirm_candidate:
             return _done(self.confirm(candidate))

@@ -120,9 +120,10 @@ def test_a_reference_is_computed_once_for_all(tmp_path: Path, faulty: Problem, m
 
 def test_finalists_are_timed_in_turn(crew: LocalCrew, faulty: Problem) -> None:
     built = [crew.build(faulty, Candidate("cpu", FaultyConfig(number))).result() for number in (0, 1)]
-    found, busy = crew.measure(Job(evaluate.measure_in_turn, faulty, (tuple(built), 0, 0, (1,), 0.1), (0,))).result()
+    rounds = crew.measure(Job(evaluate.measure_in_turn, faulty, (tuple(built), 0, 0, (1,), 0.1), (0,))).result()
+    found = rounds.contest
     assert [len(scores) for scores in found.scores] == [found.rounds] * 2 and found.rounds >= FIRST
-    assert all(us > 0 for calls in found.calls for us in calls) and busy >= 0
+    assert all(us > 0 for calls in found.calls for us in calls) and rounds.busy >= 0
 
 
 def test_a_trial_that_is_noise_is_measured_once_more(monkeypatch: pytest.MonkeyPatch, faulty: Problem) -> None:

@@ -112,6 +112,15 @@ def test_finals_can_be_stopped(host: Arch) -> None:
     assert held(host, [60.0, 50.0], default=0, crew=Crew(lambda candidate: 50.0), stop=stop) == []
 
 
+@pytest.mark.parametrize(("busy", "ahead", "us"), [(1.0, False, 60.0), (1.0, True, 50.0), (0.0, False, 50.0)])
+def test_a_machine_too_busy_to_tell(host: Arch, busy: float, ahead: bool, us: float) -> None:
+    crew = FakeCrew(lambda candidate: 60.0 if candidate == candidates(host, 1)[0] else 50.0)
+    crew.busy, crew.ahead = busy, ahead
+    winner = winner_of(held(host, [60.0, 50.0], default=0, crew=crew))
+    assert winner.us == us
+    assert winner.more["verdict"].startswith("this machine was too busy to tell in 12 rounds: the") == (us == 60.0)
+
+
 def noisy(us: list[float], spread: float) -> Contest:
     draw, turns = random.Random(1), [0]
 
