@@ -18,12 +18,14 @@ def program_of(graph: Sequence[te.Tensor]) -> tirx.PrimFunc:
     """The program, not yet scheduled, of a graph [inputs, outputs].
 
     A large tensor makes all indices 64 bits wide, of which the lowering narrows those that need not be.  What data is
-    under each tap, ``columns``, lies nowhere in memory and does not count.
+    under each tap, ``columns``, lies nowhere in memory and does not count; nor do extents that are only known at run
+    time, which have 64 bits themselves.
     """
-    from tvm import te
+    from tvm import te, tirx
 
     stages = (stage for stage in _stages(graph) if not stage.op.name.startswith("columns"))
-    large = any(math.prod(map(int, stage.shape)) >= WIDE for stage in stages)
+    fixed = ([int(extent) for extent in stage.shape if isinstance(extent, int | tirx.IntImm)] for stage in stages)
+    large = any(math.prod(extents) >= WIDE for extents in fixed)
     return te.create_prim_func(list(graph), "int64" if large else None)
 
 

@@ -110,3 +110,8 @@ def test_the_limit(host: Arch) -> None:
 def test_long_rows_of_softmax(sm_90a: Arch, cols: int) -> None:
     problem = problem_of("softmax", rows=2**10, cols=cols)
     assert not narrow(problem, sm_90a, operator("softmax").schedule_for(problem, sm_90a))
+
+
+def test_extents_of_run_time_have_64_bits_themselves() -> None:
+    func = program.program_of(operator("softmax").definition(problem_of("softmax", rows=4, cols=40)))
+    assert "x: T.Buffer((rows, T.int64(40))" in func.script()
