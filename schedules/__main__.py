@@ -6,6 +6,7 @@ from schedules.core.interrupts import heed
 
 
 def main() -> None:
+    """Run one command and end the process with its exit code."""
     heed()
     from schedules.cli import main as command_line
 

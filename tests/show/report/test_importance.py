@@ -29,7 +29,10 @@ def trials(host: Arch) -> list[Record]:
 def timed(trials: list[Record], times: np.ndarray) -> list[Record]:
     from dataclasses import replace
 
-    return [replace(trial, median_us=float(us)) for trial, us in zip(trials, times, strict=True)]
+    return [
+        replace(trial, median_us=float(us), p10_us=float(us), p90_us=float(us))
+        for trial, us in zip(trials, times, strict=True)
+    ]
 
 
 def test_the_field_that_times_hang_on_is_found(trials: list[Record]) -> None:
