@@ -21,6 +21,7 @@ import fnmatch
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from schedules.core.threads import cores
 from schedules.measure.journal import DEFAULT_FOLDER
 from schedules.measure.timer import CudaTimer, Timer
 
+GOLDEN = 0.6180339887  # multiples of it, modulo 1, fall into the largest gaps that are left
 BUILD_SECONDS = 120.0  # of one layer at most
 
 
@@ -74,7 +76,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def chosen_layers(args: argparse.Namespace) -> list[Layer]:
-    """The layers that `args` ask for, each once."""
+    """The layers that `args` ask for, each once; the first of them are a fair sample of all, whoever ends the run."""
     files = [Path(name) if Path(name).exists() else FOLDER / name for name in args.files] or sorted(
         FOLDER.glob("*.json")
     )
@@ -85,7 +87,11 @@ def chosen_layers(args: argparse.Namespace) -> list[Layer]:
     found = {
         layer.problem: layer for file in reversed(files) for layer in reversed(layers_of(file, wanted, args.every))
     }
-    return list(reversed(found.values()))[args.start :: args.step]
+    runs: dict[tuple[type, str], list[Layer]] = {}
+    for layer in reversed(found.values()):
+        runs.setdefault((type(layer.problem), layer.problem.dtype), []).append(layer)
+    spread = [(place * GOLDEN % 1, layer) for run in runs.values() for place, layer in enumerate(run)]
+    return [layer for _, layer in sorted(spread, key=itemgetter(0))][args.start :: args.step]
 
 
 def built_ahead(layers: Sequence[Layer], arch: Arch, jobs: int) -> Iterator[tuple[Layer, Any, str]]:

@@ -134,7 +134,7 @@ def by_set(files: Sequence[Mapping[str, Any]]) -> str:
     for file in files:
         for dtype in sorted({row["dtype"] for row in timed(file["layers"])}):
             cells = groups((row for row in file["layers"] if row["dtype"] == dtype), "set", "operator")
-            sets, operators = (list(dict.fromkeys(key[at] for key in cells)) for at in (0, 1))
+            sets, operators = (sorted({key[at] for key in cells}) for at in (0, 1))
 
             def cell(name: str, operator: str, cells: Mapping[tuple[str, ...], Sequence[Row]] = cells) -> str:
                 found = cells.get((name, operator))
