@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedules.core.arch import Arch
 from schedules.core.operator import Operator
-from schedules.operators.conv2d_nhwc import cpu, mma, simt, tf32, tma_wgmma, wgmma
+from schedules.operators.conv2d_nhwc import cpu, mma, mma_windows, simt, tf32, tma_wgmma, wgmma
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem, definition, inputs, reference
 from schedules.steps.tensor_core import matrix_schedule
 
@@ -23,6 +23,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(mma.SCHEDULE, mma.MFMA, tma_wgmma.SCHEDULE, wgmma.SCHEDULE, tf32.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
+    schedules=(mma.SCHEDULE, mma.MFMA, mma_windows.SCHEDULE, tma_wgmma.SCHEDULE, wgmma.SCHEDULE, tf32.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
     choose=choose,
 )

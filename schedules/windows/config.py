@@ -1,0 +1,94 @@
+"""The config of `mma_windows`, what is legal, and what is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schedules.core.arch import Arch
+from schedules.core.operator import ScheduleSpec, WrittenInTirx
+from schedules.core.problem import Config, Conv2dProblem
+from schedules.core.space import ProductSpace
+from schedules.windows.geometry import Windows
+
+
+
+@dataclass(frozen=True)
+class WindowsConfig(Config):
+    """A block computes `tile_h` x `tile_w` output pixels of an image and `block_n` output channels, `warps_m` x
+    `warps_n` warps of them; it keeps its filters and goes from tile to tile, `num_stages` - 1 patches ahead.
+
+    `grid` blocks are launched at most, or one to a tile where that is 0; `blocks_sm` of them share a multiprocessor.
+    """
+
+    tile_h: int = 8
+    tile_w: int = 32
+    block_n: int = 64
+    warps_m: int = 4
+    warps_n: int = 1
+    num_stages: int = 2
+    blocks_sm: int = 2
+    grid: int = 264
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        return (self.tile_h, self.tile_w, self.block_n, self.warps_m, self.warps_n, self.num_stages, self.blocks_sm)
+
+    def check(self, problem: Conv2dProblem, arch: Arch) -> str | None:
+        p = problem
+        if "mma" not in arch.features:
+            return f"{arch} has no mma.sync with 16 rows of 32 bytes; use sm_80 or newer"
+        if p.dtype not in ("float16", "bfloat16", "int8"):
+            return f"dtype={p.dtype} is not float16, bfloat16 or int8, which tensor cores take"
+        if p.dilation[1] > 1 and p.kw > 1:
+            return f"dilation={p.dilation[1]} along a row leaves gaps in a window; use dilation 1 along w"
+        for name, least in (("tile_h", 1), ("warps_m", 1), ("warps_n", 1), ("blocks_sm", 1), ("grid", 0)):
+            if getattr(self, name) < least:
+                return f"{name}={getattr(self, name)} must be at least {least}"
+        if self.num_stages not in (1, 2):
+            return f"num_stages={self.num_stages} is not 1 or 2"
+        for name in ("tile_w", "block_n"):
+            if getattr(self, name) < 8 or getattr(self, name) % 8:
+                return f"{name}={getattr(self, name)} is not a multiple of 8, the rows of a fragment"
+        if self.threads > arch.max_threads:
+            return f"warps_m={self.warps_m} x warps_n={self.warps_n} is more than {arch.max_threads // 32} warps"
+        return Windows(p, self).reason(arch)
+
+
+def default(problem: Conv2dProblem, arch: Arch) -> WindowsConfig:
+    return WindowsConfig()
+
+
+def space(problem: Conv2dProblem, arch: Arch) -> Sequence[WindowsConfig]:
+    return ProductSpace(
+        WindowsConfig, (4, 8, 16), (16, 32, 64), (32, 64, 128), (2, 4, 8), (1, 2), (1, 2), (1, 2, 3, 4), (264,)
+    )
+
+
+def windows_schedule(siblings: tuple[str, ...]) -> ScheduleSpec:
+    """The schedule ``mma_windows`` of an operator; `siblings` are its TE schedules of the same problems."""
+
+    def apply(problem: Any, config: Any, arch: Arch) -> Any:
+        from schedules.windows.program import program
+
+        return program(problem, config, arch)
+
+    return ScheduleSpec(
+        name="mma_windows",
+        summary="few input channels on tensor cores: mma.sync reads windows of the image where they lie",
+        kinds=("cuda",),
+        config=WindowsConfig,
+        apply=apply,
+        default=default,
+        space=space,
+        tirx=WrittenInTirx(
+            reason="fragments are read from rows of the image that windows share, at addresses of each lane; the "
+            "schedule language tensorizes tiles that were copied window by window",
+            siblings=siblings,
+        ),
+    )
