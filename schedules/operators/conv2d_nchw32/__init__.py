@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedules.core.arch import Arch
 from schedules.core.operator import Operator
-from schedules.operators.conv2d_nchw32 import cpu, mfma, mma, simt, tma_wgmma
+from schedules.operators.conv2d_nchw32 import cpu, mfma, mma, mma_windows, simt, tma_wgmma
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem, definition, inputs, reference
 
 FEW_GROUPS = 2  # of 32 channels; with 64 on an H200 1.1 to 2.2 times as fast as `mma`, with 32 not measured
@@ -29,6 +29,6 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(mma.SCHEDULE, mfma.SCHEDULE, tma_wgmma.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
+    schedules=(mma.SCHEDULE, mfma.SCHEDULE, mma_windows.SCHEDULE, tma_wgmma.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
     choose=choose,
 )
