@@ -65,9 +65,23 @@ def default(problem: Conv2dProblem, arch: Arch) -> WindowsConfig:
 
 
 def space(problem: Conv2dProblem, arch: Arch) -> Sequence[WindowsConfig]:
-    return ProductSpace(
-        WindowsConfig, (4, 8, 16), (16, 32, 64), (32, 64, 128), (2, 4, 8), (1, 2), (1, 2), (1, 2, 3, 4), (264,)
-    )
+    p = problem
+    rows = [size for size in (2, 4, 8, 16) if size < 2 * p.out_h]
+    channels = [size for size in (16, 32, 64, 128) if size < 2 * p.co]
+
+    def make(blocks_sm: int, **words: int) -> WindowsConfig:
+        return WindowsConfig(**words, blocks_sm=blocks_sm, grid=blocks_sm * arch.device.multiprocessors)
+
+    names = ("tile_h", "tile_w", "block_n", "warps_m", "warps_n", "num_stages", "blocks_sm")
+    axes = (rows, _widths(p.out_w), channels[-3:], (2, 4, 8), (1, 2), (1, 2), (1, 2, 3, 4))
+    return ProductSpace(lambda *values: make(**dict(zip(names, values, strict=True))), *axes)
+
+
+def _widths(out_w: int) -> list[int]:
+    """Widths of tiles that leave few pixels of their last one empty, most of all others."""
+    parts = range(1, out_w // 16 + 2)
+    widths = {-(-(-(-out_w // count)) // 8) * 8 for count in parts}
+    return sorted(widths, key=lambda size: (-(-out_w // size) * size, abs(size - 48)))[:4]
 
 
 def windows_schedule(siblings: tuple[str, ...]) -> ScheduleSpec:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 WORD = 4  # bytes
 OCTET = 8  # rows of a fragment: pixels, or output channels
 STEP = 8  # units of a step of mma.sync
-LONGEST = 32  # steps that are written out; of more, those of a few kernel rows are, in a loop
-LONGEST_PERIOD = 64
+LONGEST = 16  # steps that are written out; of more, those of a few kernel rows are, in a loop
 OTHERS = 40  # registers of a thread beside sums and fragments, about
 
 
@@ -110,26 +109,33 @@ class Windows:
 
     @cached_property
     def row_units(self) -> int:
-        """Units of a kernel row: three at least, so that four reach over two rows at most."""
+        """Units of a kernel row, three at least, so that four reach over two rows at most; in a loop as many as make the
+        fewest steps."""
         units = max(3, -(-(self.lead + self.problem.kw * self.channels) // self.unit))
-        return units if self.steps_for(units) <= LONGEST else self._few_rows(units)
+        if self._steps(units) <= LONGEST:
+            return units
+        return min(range(units, units + STEP), key=lambda n: (self._period(n) > LONGEST, self._looped(n)))
 
-    def _few_rows(self, units: int) -> int:
-        """More of them, if else a loop has too many steps."""
-        return units if units // math.gcd(units, STEP) <= LONGEST else -(-units // STEP) * STEP
-
-    def steps_for(self, row_units: int) -> int:
+    def _steps(self, row_units: int) -> int:
         return -(-self.problem.kh * row_units // STEP)
+
+    def _period(self, row_units: int) -> int:
+        """Steps after which a kernel row ends."""
+        return row_units // math.gcd(row_units, STEP)
+
+    def _looped(self, row_units: int) -> int:
+        period = self._period(row_units)
+        return -(-self._steps(row_units) // period) * period
 
     @cached_property
     def period(self) -> int:
-        """Steps that are written out: all, or those after which a kernel row ends."""
-        steps = self.steps_for(self.row_units)
-        return steps if steps <= LONGEST else self.row_units // math.gcd(self.row_units, STEP)
+        """Steps that are written out: all, or those of a loop."""
+        steps = self._steps(self.row_units)
+        return steps if steps <= LONGEST else self._period(self.row_units)
 
     @property
     def periods(self) -> int:
-        return -(-self.steps_for(self.row_units) // self.period)
+        return -(-self._steps(self.row_units) // self.period)
 
     @property
     def steps(self) -> int:
@@ -248,7 +254,7 @@ class Windows:
         room = shared_room(arch, c.blocks_sm)
         if self.shared_bytes > room:
             return f"the tile needs {self.shared_bytes} bytes of shared memory, blocks_sm={c.blocks_sm} leaves {room}"
-        if self.period > LONGEST_PERIOD:
+        if self.period > 2 * LONGEST:
             return f"kw={p.kw} x ci={p.ci} is more than one step after another can be written out; use another schedule"
         for argument in p.arguments():
             if math.prod(argument.shape) >= 2**31:
