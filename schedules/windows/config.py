@@ -10,7 +10,8 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import Config, Conv2dProblem
 from schedules.core.space import ProductSpace
-from schedules.windows.geometry import Windows
+from schedules.windows.cost import clocks
+from schedules.windows.geometry import STEP, WORD, Windows
 
 
 
@@ -61,7 +62,15 @@ class WindowsConfig(Config):
 
 
 def default(problem: Conv2dProblem, arch: Arch) -> WindowsConfig:
-    return WindowsConfig()
+    """The legal config of the least estimated time; where there is none, one that says why."""
+    legal = (config for config in space(problem, arch) if config.check(problem, arch) is None)
+    return min(legal, key=lambda config: clocks(Windows(problem, config), arch), default=WindowsConfig())
+
+
+def is_few(problem: Conv2dProblem) -> bool:
+    """Whether a pixel's channels are less than a step of the reduction, 32 bytes, which other schedules fill up."""
+    w = Windows(problem, WindowsConfig())
+    return problem.ci * w.item < WORD * STEP
 
 
 def space(problem: Conv2dProblem, arch: Arch) -> Sequence[WindowsConfig]:
