@@ -6,7 +6,7 @@ import math
 
 from schedules.core.arch import Arch
 from schedules.core.problem import numpy_dtype
-from schedules.windows.geometry import OCTET, WORD, Windows
+from schedules.windows.geometry import OCTET, Windows
 
 # of a multiprocessor's clocks, about
 MULTIPLY = 1.6  # for a mma.sync
@@ -25,9 +25,13 @@ def clocks(w: Windows, arch: Arch) -> float:
     shared = warps * w.steps * 2 * (w.pixel_octets + w.weight_octets)
     written = pixels * c.block_n * numpy_dtype(p.epilogue.out_dtype).itemsize
     loaded = math.prod(w.patch) * p.ci * w.item
-    pieces = loaded / w.vector
+    elements = loaded / w.item
+    if w.vector:
+        fetch = loaded / w.vector * 8
+    else:  # through registers
+        fetch = elements * 2 + elements / (w.pixels * p.ci) * 24 if w.pixels > 1 else elements * 24
     issue = warps * w.steps * (2 * w.pixel_octets + w.weight_octets + octets / 2) / 4
-    issue += warps * octets * 6 / 4 + pieces / 32 * (8 if w.vector >= WORD else 24) / 4
+    issue += warps * octets * 6 / 4 + fetch / 32 / 4
     busy = max(multiply, shared, issue, written / BANDWIDTH + loaded / L2_BANDWIDTH)
     blocks = w.rows * w.columns
     together = min(c.blocks_sm, -(-blocks // arch.device.multiprocessors))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,15 +31,20 @@ __device__ __forceinline__ unsigned int windows_load_{0}(const void* from, bool 
   return there ? *(const {1}*)from : 0u;
 }}
 """
-_LOAD_FOUR = """
-__device__ __forceinline__ void windows_load_16(unsigned int& a, unsigned int& b, unsigned int& c, unsigned int& d,
-    const void* from, bool there) {
-  uint4 v = there ? *(const uint4*)from : make_uint4(0, 0, 0, 0);
-  a = v.x; b = v.y; c = v.z; d = v.w;
-}
+_LOAD_WORDS = """
+__device__ __forceinline__ void windows_load_words_{0}({1}, const void* from, bool there) {{
+  {2} v = there ? *(const {2}*)from : make_{2}({3});
+  {4}
+}}
+"""
+_PUT_WORDS = """
+__device__ __forceinline__ void windows_put_words_{0}(void* to, {1}) {{ *({2}*)to = make_{2}({3}); }}
 """
 _PUT = """
 __device__ __forceinline__ void windows_put_{0}(void* to, unsigned int value) {{ *({1}*)to = ({1})value; }}
+"""
+_SET = """
+__device__ __forceinline__ void windows_set(unsigned int& to, unsigned int value) { to = value; }
 """
 _TYPES = {2: "unsigned short", 4: "unsigned int"}
 _ZERO = """
@@ -55,6 +62,33 @@ def _put(nbytes: int, target: Expr, value: Expr) -> None:
     T.evaluate(
         T.cuda.func_call(f"windows_put_{nbytes}", target, value, source_code=_PUT.format(nbytes, _TYPES[nbytes]))
     )
+
+
+def _load_words(words: Sequence[Expr], source: Expr, there: Expr) -> None:
+    """Load 1, 2 or 4 words, or zeros."""
+    if len(words) == 1:
+        T.evaluate(T.cuda.func_call("windows_set", words[0], _load(WORD, source, there), source_code=_SET))
+        return
+    names, kind = "abcd"[: len(words)], f"uint{len(words)}"
+    text = _LOAD_WORDS.format(
+        len(words),
+        ", ".join(f"unsigned int& {name}" for name in names),
+        kind,
+        ", ".join("0" * len(words)),
+        " ".join(f"{name} = v.{part};" for name, part in zip(names, "xyzw", strict=False)),
+    )
+    T.evaluate(T.cuda.func_call(f"windows_load_words_{len(words)}", *words, source, there, source_code=text))
+
+
+def _put_words(target: Expr, words: Sequence[Expr]) -> None:
+    """Store 1, 2 or 4 words."""
+    if len(words) == 1:
+        _put(WORD, target, words[0])
+        return
+    names = "abcd"[: len(words)]
+    parameters = ", ".join(f"unsigned int {name}" for name in names)
+    text = _PUT_WORDS.format(len(words), parameters, f"uint{len(words)}", ", ".join(names))
+    T.evaluate(T.cuda.func_call(f"windows_put_words_{len(words)}", target, *words, source_code=text))
 
 
 def clear(memory: Buffer, nbytes: int, thread: Expr, threads: int) -> None:
@@ -75,62 +109,59 @@ class Place:
     x: Expr
 
 
-@dataclass
 class PatchFetch:
     """The copies of a thread.  The patch is made of lines: rows, or rows of one channel where these lie apart; lines of
-    pieces, which are vectors for cp.async, or elements.
+    pieces: vectors for cp.async, a few pixels that pass through registers, or single elements.
 
     A power of two of threads share a line, piece by piece, which is the fewest pieces for each thread.
     """
 
-    w: Windows
-    tensors: Tensors
-    memory: Buffer  # bytes: stages
-    thread: Expr
-
-    def __post_init__(self) -> None:
-        w, p = self.w, self.w.problem
-        self.rows, columns = w.patch
-        self.copied = w.vector >= WORD
-        self.apart = "li" not in w.data and w.data["ci"] > 1  # channels of a pixel in memory
-        self.per_row = p.ci if self.apart else 1
-        self.lines = self.rows * self.per_row
-        self.piece = w.vector // w.item  # elements
-        if self.apart:
-            self.pieces = columns
-        elif w.channel_axis == "li":
-            self.pieces = columns * (w.channels // self.piece)
-        elif self.copied:
+    def __init__(self, w: Windows, tensors: Tensors, memory: Buffer, thread: Expr) -> None:
+        self.w, self.tensors, self.memory, self.thread = w, tensors, memory, thread
+        p, (self.rows, columns) = w.problem, w.patch
+        self.copied = w.vector > 0
+        self.per_row = 1
+        if self.copied:
             self.pieces = w.pitch * WORD // w.vector
+            if w.channel_axis == "li":
+                self.pieces = columns * w.channels // (w.vector // w.item)
+        elif w.pixels > 1:
+            self.pieces = -(-(w.shift // w.channels + columns) // w.pixels)
         else:
-            self.pieces = columns * p.ci
-        threads = w.config.threads
-        powers = [2**i for i in range(3, 11) if threads % 2**i == 0]
-        self.across = min(powers, key=lambda n: (self.turns(n)[0] * self.turns(n)[1], -n))
+            self.per_row = 1 if w.contiguous else p.ci
+            self.pieces = columns * p.ci // self.per_row
+        self.lines = self.rows * self.per_row
+        powers = [2**i for i in range(3, 11) if w.config.threads % 2**i == 0]
+        self.across = min(powers, key=lambda n: (math.prod(self.turns(n)), -n))
 
     def turns(self, across: int) -> tuple[int, int]:
         """Lines, and pieces of each, of a thread, where `across` threads share a line."""
         return -(-self.lines // (self.w.config.threads // across)), -(-self.pieces // across)
 
     def source(self, place: Place, piece: Expr) -> tuple[Expr, Expr, Expr]:
-        """(elements from the line's start in memory, whether they are there, bytes from the row's start in the patch)
-        of a piece, but for the channel where these are apart."""
+        """(elements from the line's start in memory, whether they are there, bytes from the line's start in the patch)
+        of a piece."""
         w, p = self.w, self.w.problem
         start = place.x * p.stride[1] - p.pad[1]
-        if self.apart:
-            at = start + piece
-            return at * w.data["w"], tirx.all(at >= 0, at < p.w), piece * (w.channels * w.item)
-        if w.channel_axis == "li":
-            parts = w.channels // self.piece
-            pixel, part = T.truncdiv(piece, parts), T.truncmod(piece, parts)
-            at = start + pixel
-            element = at * w.data["w"] + part * self.piece
-            return element, tirx.all(at >= 0, at < p.w), piece * w.vector
+        if self.copied and w.channel_axis == "li":
+            of_piece = w.vector // w.item
+            parts = w.channels // of_piece
+            x = start + T.truncdiv(piece, parts)
+            at = x * w.data["w"] + T.truncmod(piece, parts) * of_piece
+            return at, tirx.all(x >= 0, x < p.w), piece * w.vector
+        # the tile's first pixel is one of whole octets, which are whole pieces
+        octet = T.truncdiv(place.x, OCTET) * (p.stride[1] * OCTET)
         if self.copied:
-            first = (-p.pad[1] * p.ci - w.shift) // self.piece
-            each = p.stride[1] * p.ci * OCTET // self.piece  # a tile starts at whole octets
-            at = T.truncdiv(place.x, OCTET) * each + first + piece
-            return at * self.piece, tirx.all(at >= 0, at < p.w * p.ci // self.piece), piece * w.vector
+            of_piece = w.vector // w.item
+            at = T.truncdiv(octet * p.ci, of_piece) + (-p.pad[1] * p.ci - w.shift) // of_piece + piece
+            return at * of_piece, tirx.all(at >= 0, at < p.w * p.ci // of_piece), piece * w.vector
+        if w.pixels > 1:
+            at = T.truncdiv(octet, w.pixels) + (-p.pad[1] - w.shift // w.channels) // w.pixels + piece
+            inside = tirx.all(at >= 0, at < p.w // w.pixels)
+            return at * (w.pixels * w.data["w"]), inside, piece * (w.pixels * w.channels * w.item)
+        if self.per_row > 1:
+            x = start + piece
+            return x, tirx.all(x >= 0, x < p.w), piece * (w.channels * w.item)
         at = start * p.ci + piece
         pixel, channel = T.truncdiv(piece, p.ci), T.truncmod(piece, p.ci)
         return at, tirx.all(at >= 0, at < p.w * p.ci), (pixel * w.channels + channel) * w.item
@@ -157,36 +188,84 @@ class PatchFetch:
             element, inside, offset = self.source(place, piece)
             held = piece < self.pieces if (i + 1) * self.across > self.pieces else None
             sources.append((named("element", element), named("inside", inside), named("offset", offset), held))
-        together = turns if self.copied else max(1, min(turns, IN_FLIGHT // pieces))
+        words = 0 if self.copied else self.piece_words
+        together = turns if self.copied else max(1, min(turns, IN_FLIGHT // (words * pieces)))
+        sure = -(-turns // together) * together * lanes == self.lines
         with T.serial(-(-turns // together)) as round_:
-            values = None if self.copied else T.alloc_local((together * pieces,), "uint32")
-            for stored in (False, True) if values is not None else (False,):
+            values = None if self.copied else T.alloc_local((together * pieces * words,), "uint32")
+            for stored in (False,) if values is None else (False, True):
                 for k in range(together):
                     number = named("line", first_line + (round_ * together + k) * lanes)
                     start, there, into = self.line(place, number)
                     start, there, into = named("start", start), named("there", there), named("into", base + into)
-                    sure = -(-turns // together) * together * lanes == self.lines
                     for i, (element, inside, offset, held) in enumerate(sources):
                         conditions = ([] if sure else [number < self.lines]) + ([] if held is None else [held])
-                        use = tirx.all(there, inside, *conditions)
-                        source = self.tensors["flat data"].ptr_to([T.Select(use, start + element, 0)])
-                        target = self.memory.ptr_to([into + offset])
-                        with _where(conditions if self.copied or stored else []):
-                            if self.copied:
-                                text = _COPY.format(w.vector, "cg" if w.vector == 16 else "ca")
-                                name = f"windows_copy_{w.vector}"
-                                T.evaluate(T.cuda.func_call(name, target, source, use, source_code=text))
-                            elif stored:
-                                _put(w.item, target, values[k * pieces + i])
+                        use = named("use", tirx.all(there, inside, *conditions))
+                        target, own = into + offset, (k * pieces + i) * words
+                        with _where(conditions if stored or self.copied else []):
+                            if stored:
+                                self._store(target, [values[own + j] for j in range(words)])
+                            elif self.copied:
+                                self._copy(target, start + element, use)
                             else:
-                                T.buffer_store(values, _load(w.item, source, use), [k * pieces + i])
+                                self._load([values[own + j] for j in range(words)], start + element, use, values, own)
         if self.copied:
             T.evaluate(T.ptx.cp.async_.commit_group())
 
+    def _at(self, element: Expr, use: Expr) -> Expr:
+        """The address of an element of the data, or of the first one where it is of no `use`."""
+        return self.tensors["flat data"].ptr_to([T.Select(use, element, 0)])
 
-def _where(conditions: list[Expr]) -> object:
-    import contextlib
+    def _copy(self, target: Expr, element: Expr, use: Expr) -> None:
+        nbytes = self.w.vector
+        text = _COPY.format(nbytes, "cg" if nbytes == 16 else "ca")
+        to, source = self.memory.ptr_to([target]), self._at(element, use)
+        T.evaluate(T.cuda.func_call(f"windows_copy_{nbytes}", to, source, use, source_code=text))
 
+    @property
+    def piece_words(self) -> int:
+        """Registers that hold a piece."""
+        w = self.w
+        return w.pixels * w.problem.ci // w.unit if w.pixels > 1 else 1
+
+    def _load(self, words: list[Expr], element: Expr, use: Expr, values: Buffer, own: int) -> None:
+        w, p = self.w, self.w.problem
+        if w.pixels == 1:
+            T.buffer_store(values, _load(w.item, self._at(element, use), use), [own])
+            return
+        # runs of elements that follow each other: all of the piece's, or those of each channel
+        run = w.pixels * p.ci if w.contiguous else w.pixels
+        each = math.gcd(16 // w.item, run) // w.unit
+        for first in range(0, len(words), each):
+            line, of_line = divmod(first * w.unit, run)
+            at = element + line * w.data["ci"] + of_line
+            _load_words(words[first : first + each], self._at(at, use), use)
+
+    def _store(self, target: Expr, words: list[Expr]) -> None:
+        w, p = self.w, self.w.problem
+        if w.pixels == 1:
+            _put(w.item, self.memory.ptr_to([target]), words[0])
+            return
+
+        def element(number: int) -> Expr:
+            """An element of the piece as it lies in shared memory, in the low half of a word."""
+            pixel, channel = divmod(number, w.channels)
+            if channel >= p.ci:
+                return T.uint32(0)
+            at = pixel * p.ci + channel if w.contiguous else channel * w.pixels + pixel
+            return T.bitwise_and(T.shift_right(words[at // 2], T.uint32(16 * (at % 2))), T.uint32(0xFFFF))
+
+        found = [
+            T.bitwise_or(element(at), T.shift_left(element(at + 1), T.uint32(16)))
+            for at in range(0, w.pixels * w.channels, 2)
+        ]
+        each = math.gcd(4, len(found))
+        for first in range(0, len(found), each):
+            _put_words(self.memory.ptr_to([target + first * WORD]), found[first : first + each])
+
+
+def _where(conditions: list[Expr]) -> contextlib.ExitStack:
+    """A body that runs where all `conditions` hold."""
     stack = contextlib.ExitStack()
     if conditions:
         stack.enter_context(T.If(tirx.all(*conditions)))
@@ -227,11 +306,7 @@ def fetch_filters(w: Windows, tensors: Tensors, memory: Buffer, thread: Expr, fi
                 start = named("from", first * of_filter + at)
                 there = tirx.all(at < total, start < channels * of_filter)
                 source = tensors["flat filter"].ptr_to([T.Select(there, start, 0)])
-                T.evaluate(
-                    T.cuda.func_call(
-                        "windows_load_16", *(held[4 * k + i] for i in range(4)), source, there, source_code=_LOAD_FOUR
-                    )
-                )
+                _load_words([held[4 * k + i] for i in range(4)], source, there)
             else:
                 at = _digits(axes, extents, number)
                 element = first * pitch["co"]

@@ -85,22 +85,35 @@ class Windows:
             channels += 1
         return channels
 
+    @property
+    def contiguous(self) -> bool:
+        """Whether the channels of neighbouring pixels follow each other in memory, and nothing else."""
+        return self.data["w"] == self.problem.ci
+
     @cached_property
     def vector(self) -> int:
-        """Bytes that cp.async copies at once, or of an element where none can be copied."""
+        """Bytes of a piece of a line that cp.async copies; 0 where pixels lie in another way in shared memory, or none
+        is aligned to 4 bytes."""
         p = self.problem
         if self.channel_axis == "li":
             return math.gcd(16, self.channels * self.item)
-        contiguous = self.data["ci"] == 1 and self.channels == p.ci
-        vector = math.gcd(16, p.w * p.ci * self.item) if contiguous else self.item
-        return vector if vector >= WORD else self.item
+        vector = math.gcd(16, p.w * p.ci * self.item)
+        return vector if vector >= WORD and self.contiguous and self.channels == p.ci else 0
+
+    @cached_property
+    def pixels(self) -> int:
+        """Pixels that a thread brings at once by way of registers, as vectors; 1 where it brings single elements."""
+        return 1 if self.vector else math.gcd(OCTET, self.problem.w)
 
     @cached_property
     def shift(self) -> int:
-        """Elements of a row before the tile's first window, so that a vector starts where one does in memory."""
-        if self.channel_axis == "li" or self.vector == self.item:
+        """Elements of a row before the tile's first window, so that the row starts where a vector does in memory."""
+        p = self.problem
+        if self.channel_axis == "li":
             return 0
-        return -self.problem.pad[1] * self.problem.ci % (self.vector // self.item)
+        if self.vector:
+            return -p.pad[1] * p.ci % (self.vector // self.item)
+        return -p.pad[1] % self.pixels * self.channels
 
     @property
     def lead(self) -> int:
@@ -160,10 +173,10 @@ class Windows:
 
     @cached_property
     def pitch(self) -> int:
-        """Words of a row of the patch, whole vectors."""
+        """Words of a row of the patch, whole pieces."""
         reach = (self.shift - self.lead) // self.unit + (self.config.tile_w - 1) * self.pixel_words + self.row_units
         reach = max(reach, -(-(self.shift + self.patch[1] * self.channels) // self.unit))
-        whole = max(self.vector, WORD) // WORD
+        whole = max(1, self.vector // WORD, self.pixels * self.channels // self.unit)
         return -(-reach // whole) * whole
 
     @property
