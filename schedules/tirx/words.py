@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tvm.script import tirx as T
@@ -53,11 +54,11 @@ def pack_16(dtype: str, a: Expr, b: Expr) -> Expr:
     return T.cuda.func_call(f"pack_{kind}", a, b, source_code=_PACK_16.format(kind), return_type="uint32")
 
 
-def pack_8(a: Expr, b: Expr, c: Expr, d: Expr, bound: float) -> Expr:
-    """The word of four float32 numbers rounded to int8, to nearest even, and saturated, `a` in its lowest byte; none is
-    greater than `bound`."""
+def pack_8(values: Sequence[Expr], bound: float) -> Expr:
+    """The word of four float32 numbers rounded to int8, to nearest even, and saturated, the first in its lowest byte;
+    none is greater than `bound`."""
     name = "pack_clamped_s8" if bound > WHOLE else "pack_s8"
-    return T.cuda.func_call(name, a, b, c, d, source_code=_PACK_8, return_type="uint32")
+    return T.cuda.func_call(name, *values, source_code=_PACK_8, return_type="uint32")
 
 
 def widened(value: Expr) -> Expr:

@@ -14,7 +14,6 @@ from schedules.windows.cost import clocks
 from schedules.windows.geometry import STEP, WORD, Windows
 
 
-
 @dataclass(frozen=True)
 class WindowsConfig(Config):
     """A block computes `tile_h` x `tile_w` output pixels of an image and `block_n` output channels, `warps_m` x

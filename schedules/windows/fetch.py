@@ -317,7 +317,9 @@ def fetch_filters(w: Windows, tensors: Tensors, memory: Buffer, thread: Expr, fi
                 T.buffer_store(held, _load(WORD if words else w.item, source, there), [k])
         for k, number in enumerate(numbers):
             for i in range(vector):
-                at = {name.get(axis, axis): value for axis, value in _digits(axes, extents, number * vector + i).items()}
+                at = {
+                    name.get(axis, axis): value for axis, value in _digits(axes, extents, number * vector + i).items()
+                }
                 value = T.shift_right(held[4 * k + i // 2], T.uint32(16 * (i % 2))) if vector > 1 else held[k]
                 element = w.lead + at["kw"] * w.channels + at["c"] * (w.unit if words else 1)
                 word = weight_word(w, at["co"], at["kh"] * w.row_units + T.truncdiv(element, w.unit))

@@ -78,9 +78,7 @@ class Products:
     """The sums of a thread, 8 x 8 for two octets: the lane's two of row lane / 4 of the first side, of the second
     side's columns lane % 4 * 2 and the next."""
 
-    def __init__(
-        self, w: Windows, words: Buffer, memory: Buffer, filters_at: int, warp: WarpPlace, lane: Expr
-    ) -> None:
+    def __init__(self, w: Windows, words: Buffer, memory: Buffer, filters_at: int, warp: WarpPlace, lane: Expr) -> None:
         self.w, self.words, self.memory, self.warp, self.lane = w, words, memory, warp, lane
         self.kind, self.constraint, self.form = _FORMS[w.problem.dtype]
         dtype = "int32" if self.kind == "int" else "float32"
@@ -160,7 +158,10 @@ class Products:
                 targets = [self.weights[vector * words + i] for i in range(words)]
                 T.evaluate(
                     T.cuda.func_call(
-                        f"windows_filters_{words}", *targets, self.memory.ptr_to([word * WORD]), source_code=_LOAD[words]
+                        f"windows_filters_{words}",
+                        *targets,
+                        self.memory.ptr_to([word * WORD]),
+                        source_code=_LOAD[words],
                     )
                 )
             self._multiply()

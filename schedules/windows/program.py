@@ -17,7 +17,7 @@ from schedules.steps.story import part
 from schedules.tirx.values import named
 from schedules.windows.config import WindowsConfig
 from schedules.windows.fetch import PatchFetch, Place, clear, fetch_filters
-from schedules.windows.geometry import OCTET, WORD, Windows
+from schedules.windows.geometry import WORD, Windows
 from schedules.windows.products import Products, WarpPlace
 from schedules.windows.results import Results
 
@@ -94,8 +94,10 @@ class Kernel:
         fetch = PatchFetch(w, self.tensors, memory, thread)
         fetch.emit(self.place(tile[0]), T.int32(0))
         fetch_filters(w, self.tensors, memory, thread, first, filters_at)
-        warps = WarpPlace(named("warp_m", T.truncdiv(self.warp, config.warps_n)),
-                          named("warp_n", T.truncmod(self.warp, config.warps_n)))
+        warps = WarpPlace(
+            named("warp_m", T.truncdiv(self.warp, config.warps_n)),
+            named("warp_n", T.truncmod(self.warp, config.warps_n)),
+        )
         products = Products(w, words, memory, filters_at, warps, self.lane)
         results = Results(w, self.tensors, products, warps, self.lane, first)
 

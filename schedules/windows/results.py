@@ -35,7 +35,9 @@ __device__ __forceinline__ void windows_store_{0}(void* to, {1}) {{ {2} }}
 class Results:
     """The way out for the tiles of a block whose output channels begin at `first`."""
 
-    def __init__(self, w: Windows, tensors: Tensors, products: Products, warp: WarpPlace, lane: Expr, first: Expr) -> None:
+    def __init__(
+        self, w: Windows, tensors: Tensors, products: Products, warp: WarpPlace, lane: Expr, first: Expr
+    ) -> None:
         self.w, self.tensors, self.products, self.warp = w, tensors, products, warp
         self.out = strides(w.problem.output_axes, w.problem.extents)
         self.item = numpy_dtype(w.problem.epilogue.out_dtype).itemsize
@@ -55,9 +57,7 @@ class Results:
         w, p = self.w, self.w.problem
         groups = range(0, w.weight_octets, w.run)
         channels = [named("channel", self.first + group * OCTET + self.quad) for group in groups]
-        terms = [
-            [self._channel_terms(channel + i) for i in range(self.count)] for channel in channels
-        ]
+        terms = [[self._channel_terms(channel + i) for i in range(self.count)] for channel in channels]
         for octet in range(w.pixel_octets):
             row, column = pixel_of(w, self.warp, octet)
             y, x = named("y", place.y + row), named("x", place.x + column + self.row)
@@ -133,7 +133,7 @@ class Results:
             part = [*values[i : i + each]]
             part += [T.float32(0)] * (each - len(part))
             words.append(
-                pack_8(*part, self.w.problem.epilogue.greatest(self.w.problem.largest_sum))
+                pack_8(part, self.w.problem.epilogue.greatest(self.w.problem.largest_sum))
                 if self.item == 1
                 else pack_16(dtype, *part)
             )

@@ -34,9 +34,7 @@ def windows(name: str, config: WindowsConfig, **fields: Any) -> Windows:
         ("conv2d_nchw32", dict(ci=5, pad=1), 8, 0, 6),
     ],
 )
-def test_windows_start_at_whole_words(
-    name: str, fields: dict[str, Any], channels: int, lead: int, units: int
-) -> None:
+def test_windows_start_at_whole_words(name: str, fields: dict[str, Any], channels: int, lead: int, units: int) -> None:
     w = windows(name, WindowsConfig(), **fields)
     assert (w.channels, w.lead, w.row_units) == (channels, lead, units)
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from schedules.core.arch import Arch
 from schedules.core.operator import Operator
-from schedules.operators.conv2d_nchw import cpu, direct, mma, mma_channels_last, mma_windows, simt, tma_wgmma, tma_wgmma_few
+from schedules.operators.conv2d_nchw import (
+    cpu,
+    direct,
+    mma,
+    mma_channels_last,
+    mma_windows,
+    simt,
+    tma_wgmma,
+    tma_wgmma_few,
+)
 from schedules.operators.conv2d_nchw.definition import NchwProblem, definition, inputs, pixel_vector, reference
 from schedules.operators.conv2d_nchw.repack import workspace_of
 from schedules.steps.tensor_core import matrix_schedule

@@ -27,6 +27,15 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(mma.SCHEDULE, mma.MFMA, mma_windows.SCHEDULE, tma_wgmma.SCHEDULE, wgmma.SCHEDULE, tf32.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
+    schedules=(
+        mma.SCHEDULE,
+        mma.MFMA,
+        mma_windows.SCHEDULE,
+        tma_wgmma.SCHEDULE,
+        wgmma.SCHEDULE,
+        tf32.SCHEDULE,
+        simt.SCHEDULE,
+        cpu.SCHEDULE,
+    ),
     choose=choose,
 )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from schedules.core.arch import Arch
-from schedules.core.registry import operator
 from tests.conftest import assert_correct, problem_of
 from tests.windows.kernels import SHAPES, SMALL
+
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_emulated(emulation: None, sm_90a: Arch, shape: str) -> None:
