@@ -42,7 +42,7 @@ _ELEMENTS = {
 }
 # volatile, since the compiler otherwise loads all of a thread's at once, and spills the sums for them
 _READ = """
-__device__ __forceinline__ {0} read_{1}(const void* at, bool inside) {{
+__device__ __forceinline__ {0} read_element_{1}(const void* at, bool inside) {{
   return inside ? {2} : 0;
 }}
 """
@@ -72,4 +72,6 @@ def read(elements: Buffer, at: Expr, inside: Expr) -> Expr:
     kind, stored, wide = _ELEMENTS[dtype]
     source = _READ.format(kind, dtype, wide.format(f"*(const volatile {stored}*)at"))
     result = {"int": "int32", "float": "float32"}[kind]
-    return T.cuda.func_call(f"read_{dtype}", elements.ptr_to([at]), inside, source_code=source, return_type=result)
+    return T.cuda.func_call(
+        f"read_element_{dtype}", elements.ptr_to([at]), inside, source_code=source, return_type=result
+    )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from schedules.core.arch import Arch
-from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import Config, Conv2dProblem
 from schedules.core.space import ProductSpace
 from schedules.windows.cost import clocks
@@ -88,29 +86,5 @@ def space(problem: Conv2dProblem, arch: Arch) -> Sequence[WindowsConfig]:
 def _widths(out_w: int) -> list[int]:
     """Widths of tiles that leave few pixels of their last one empty, most of all others."""
     parts = range(1, out_w // 16 + 2)
-    widths = {-(-(-(-out_w // count)) // 8) * 8 for count in parts}
+    widths = {-(out_w // -(8 * count)) * 8 for count in parts}
     return sorted(widths, key=lambda size: (-(-out_w // size) * size, abs(size - 48)))[:4]
-
-
-def windows_schedule(siblings: tuple[str, ...]) -> ScheduleSpec:
-    """The schedule ``mma_windows`` of an operator; `siblings` are its TE schedules of the same problems."""
-
-    def apply(problem: Any, config: Any, arch: Arch) -> Any:
-        from schedules.windows.program import program
-
-        return program(problem, config, arch)
-
-    return ScheduleSpec(
-        name="mma_windows",
-        summary="few input channels on tensor cores: mma.sync reads windows of the image where they lie",
-        kinds=("cuda",),
-        config=WindowsConfig,
-        apply=apply,
-        default=default,
-        space=space,
-        tirx=WrittenInTirx(
-            reason="fragments are read from rows of the image that windows share, at addresses of each lane; the "
-            "schedule language tensorizes tiles that were copied window by window",
-            siblings=siblings,
-        ),
-    )

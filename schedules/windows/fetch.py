@@ -47,9 +47,6 @@ _SET = """
 __device__ __forceinline__ void windows_set(unsigned int& to, unsigned int value) { to = value; }
 """
 _TYPES = {2: "unsigned short", 4: "unsigned int"}
-_ZERO = """
-__device__ __forceinline__ void windows_zero(void* to) { *(uint4*)to = make_uint4(0, 0, 0, 0); }
-"""
 
 
 def _load(nbytes: int, source: Expr, there: Expr) -> Expr:
@@ -91,13 +88,13 @@ def _put_words(target: Expr, words: Sequence[Expr]) -> None:
     T.evaluate(T.cuda.func_call(f"windows_put_words_{len(words)}", target, *words, source_code=text))
 
 
-def clear(memory: Buffer, nbytes: int, thread: Expr, threads: int) -> None:
-    """Fill whole 16 bytes of `memory` with zeros, by all threads."""
-    count = nbytes // 16
+def clear(memory: Buffer, words: range, thread: Expr, threads: int) -> None:
+    """Fill `words` of `memory`, whole 16 bytes, with zeros, by all threads."""
+    count = len(words) // 4
     with T.serial(-(-count // threads)) as turn:
         at = named("at", turn * threads + thread)
         with T.If(at < count), T.Then():
-            T.evaluate(T.cuda.func_call("windows_zero", memory.ptr_to([at * 16]), source_code=_ZERO))
+            _put_words(memory.ptr_to([words.start * WORD + at * 16]), [T.uint32(0)] * 4)
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ class PatchFetch:
             if w.channel_axis == "li":
                 self.pieces = columns * w.channels // (w.vector // w.item)
         elif w.pixels > 1:
-            self.pieces = -(-(w.shift // w.channels + columns) // w.pixels)
+            self.pieces = w.pitch * w.unit // (w.pixels * w.channels)
         else:
             self.per_row = 1 if w.contiguous else p.ci
             self.pieces = columns * p.ci // self.per_row
@@ -192,8 +189,8 @@ class PatchFetch:
         together = turns if self.copied else max(1, min(turns, IN_FLIGHT // (words * pieces)))
         sure = -(-turns // together) * together * lanes == self.lines
         with T.serial(-(-turns // together)) as round_:
-            values = None if self.copied else T.alloc_local((together * pieces * words,), "uint32")
-            for stored in (False,) if values is None else (False, True):
+            values = T.alloc_local((max(1, together * pieces * words),), "uint32")
+            for stored in (False,) if self.copied else (False, True):
                 for k in range(together):
                     number = named("line", first_line + (round_ * together + k) * lanes)
                     start, there, into = self.line(place, number)
@@ -274,8 +271,8 @@ def _where(conditions: list[Expr]) -> contextlib.ExitStack:
 
 
 def fetch_filters(w: Windows, tensors: Tensors, memory: Buffer, thread: Expr, first: Expr, at_word: int) -> None:
-    """Put the filters of output channels `first` on into `memory` from word `at_word` on, which holds zeros, in the order of fragments: for each
-    step, and each pair of octets of channels, a lane's words side by side.
+    """Put the filters of output channels `first` on into `memory` from word `at_word` on, which holds zeros, in the
+    order of fragments: for each step, and each pair of octets of channels, a lane's words side by side.
 
     They are read in their own order: by vectors where the channels are the slowest axis, else piece by piece.
     """

@@ -11,19 +11,39 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from schedules.core.arch import Arch, shared_room
 from schedules.core.problem import Conv2dProblem, numpy_dtype
-
-if TYPE_CHECKING:
-    from schedules.windows.config import WindowsConfig
 
 WORD = 4  # bytes
 OCTET = 8  # rows of a fragment: pixels, or output channels
 STEP = 8  # units of a step of mma.sync
 LONGEST = 16  # steps that are written out; of more, those of a few kernel rows are, in a loop
 OTHERS = 40  # registers of a thread beside sums and fragments, about
+
+
+class Tile(Protocol):
+    """What a config says: see `config.WindowsConfig`."""
+
+    @property
+    def tile_h(self) -> int: ...
+    @property
+    def tile_w(self) -> int: ...
+    @property
+    def block_n(self) -> int: ...
+    @property
+    def warps_m(self) -> int: ...
+    @property
+    def warps_n(self) -> int: ...
+    @property
+    def num_stages(self) -> int: ...
+    @property
+    def blocks_sm(self) -> int: ...
+    @property
+    def grid(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
 
 
 def strides(axes: tuple[str, ...], extents: dict[str, int]) -> dict[str, int]:
@@ -40,7 +60,7 @@ class Windows:
     """A problem under a config."""
 
     problem: Conv2dProblem
-    config: WindowsConfig
+    config: Tile
 
     # ---- Tensors ----
 
@@ -122,8 +142,8 @@ class Windows:
 
     @cached_property
     def row_units(self) -> int:
-        """Units of a kernel row, three at least, so that four reach over two rows at most; in a loop as many as make the
-        fewest steps."""
+        """Units of a kernel row, three at least, so that four reach over two rows at most; in a loop as many as make
+        the fewest steps."""
         units = max(3, -(-(self.lead + self.problem.kw * self.channels) // self.unit))
         if self._steps(units) <= LONGEST:
             return units
@@ -187,6 +207,12 @@ class Windows:
             rows += (self.periods * self.period_rows + 1 - self.problem.kh) * self.problem.dilation[0]
         return -(-(rows * self.pitch + 2 * STEP) // 4) * 4
 
+    @property
+    def unbrought(self) -> int:
+        """The word of a stage from which on nothing is brought, or not to all words."""
+        every = self.pixels > 1 or (self.vector and self.channel_axis == "ci")
+        return self.patch[0] * self.pitch if every else 0
+
     # ---- Fragments ----
 
     @property
@@ -201,9 +227,12 @@ class Windows:
 
     @cached_property
     def run(self) -> int:
-        """Octets, on the side of the output's neighbours, of which a lane has neighbours: 2 results of each."""
-        octets = (self.weight_octets,) if self.channels_last else (self.pixel_octets, self.config.tile_w // OCTET)
-        return math.gcd(4, *octets)
+        """Octets, on the side of the output's neighbours, of which a lane has neighbours, 2 results of each: what one
+        store takes, where the output is aligned so far."""
+        if self.channels_last:
+            return math.gcd(4, self.weight_octets, -(-math.gcd(8, self.out_channels) // 2))
+        octets = self.pixel_octets, self.config.tile_w // OCTET
+        return math.gcd(4, *octets, -(-math.gcd(8, self.problem.out_w) // 2))
 
     @property
     def pair(self) -> int:

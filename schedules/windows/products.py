@@ -93,7 +93,7 @@ class Products:
         self.start = named("window", start + (w.shift - w.lead) // w.unit + quad)
         # to the next row, for lanes whose unit is of the next kernel row
         further = w.problem.dilation[0] * w.pitch - w.row_units
-        thresholds = {self.unit(number)[0] for number in range(2 * w.period)} - {None, 0}
+        thresholds = {self.unit(number)[0] or 0 for number in range(2 * w.period)} - {0}
         self.further = {
             at: named(f"further_{at}", T.Select(quad >= at, T.int32(further), T.int32(0))) for at in sorted(thresholds)
         }

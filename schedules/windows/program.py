@@ -10,14 +10,12 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from schedules.core.arch import Arch
 from schedules.core.problem import Conv2dProblem
 from schedules.lowering.annotations import TIRX
 from schedules.steps.story import part
 from schedules.tirx.values import named
-from schedules.windows.config import WindowsConfig
 from schedules.windows.fetch import PatchFetch, Place, clear, fetch_filters
-from schedules.windows.geometry import WORD, Windows
+from schedules.windows.geometry import WORD, Tile, Windows
 from schedules.windows.products import Products, WarpPlace
 from schedules.windows.results import Results
 
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from schedules.tirx.types import Buffer, Expr, Handle
 
 
-def program(problem: Conv2dProblem, config: WindowsConfig, arch: Arch) -> tvm.IRModule:
+def program(problem: Conv2dProblem, config: Tile) -> tvm.IRModule:
     """The module with one function "main" that takes ``problem.arguments()``."""
     w, arguments = Windows(problem, config), problem.arguments()
     names = [argument.name for argument in arguments]
@@ -78,7 +76,10 @@ class Kernel:
         words = T.decl_buffer((w.shared_bytes // WORD,), "uint32", data=memory.data, scope="shared.dyn")
         pool.commit()
         thread = named("thread", self.warp * 32 + self.lane)
-        clear(memory, w.shared_bytes, thread, config.threads)
+        for stage in range(config.num_stages):
+            start = stage * w.patch_words
+            clear(memory, range(start + w.unbrought // 4 * 4, start + w.patch_words), thread, config.threads)
+        clear(memory, range(config.num_stages * w.patch_words, w.shared_bytes // WORD), thread, config.threads)
         T.evaluate(T.cuda.cta_sync())
 
         part("The block's channels and its first tile; its filters, which stay")

@@ -25,10 +25,11 @@ FEW_PIXELS = 2**16  # below, tiles of the image are too few to occupy a GPU
 
 
 def choose(problem: NchwProblem, arch: Arch) -> str:
-    """The rule: windows for few input channels on CUDA's tensor cores; else matrix cores for the dtypes that they take: on Hopper, for a packed filter, as one of 1x1 always is,
-    and where TMA reaches, `tma_wgmma`, or `tma_wgmma_few` where half its rows would be empty; else on CUDA `mma` where
-    pixels come by vectors as they lie, else `mma_channels_last`; on AMD `mfma`.  Both of Hopper's take other filters
-    too, by a kernel before that packs them, which was not timed: the rule leaves them alone.
+    """The rule: windows for few input channels; else matrix cores for the dtypes that they take: on Hopper, for a
+    packed filter, as one of 1x1 always is, and where TMA reaches, `tma_wgmma`, or `tma_wgmma_few` where half its rows
+    would be empty; else on CUDA `mma` where pixels come by vectors as they lie, else `mma_channels_last`; on AMD
+    `mfma`.  Both of Hopper's take other filters too, by a kernel before that packs them, which was not timed: the rule
+    leaves them alone.
 
     Else `direct` where a kernel larger than 1x1 has few channels and a large image, so that a thread keeps all filters
     and fetches each pixel once; else `simt`.

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from schedules.windows.config import windows_schedule
+from schedules.windows.schedule import windows_schedule
 
 SCHEDULE = windows_schedule(siblings=("mma",))
