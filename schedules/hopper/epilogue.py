@@ -17,24 +17,10 @@ from schedules.hopper.geometry import Member, Work
 from schedules.hopper.shared import FOLDS, folded
 from schedules.hopper.stores import stores_of
 from schedules.tirx.values import kept, named
+from schedules.tirx.words import read, widened
 
 if TYPE_CHECKING:
     from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
-
-# of an element in memory: how C++ reads it, and makes a 32-bit number of it
-_ELEMENTS = {
-    "int8": ("int", "signed char", "{}"),
-    "int32": ("int", "int", "{}"),
-    "float32": ("float", "float", "{}"),
-    "float16": ("float", "unsigned short", "__half2float(__ushort_as_half({}))"),
-    "bfloat16": ("float", "unsigned short", "__uint_as_float((unsigned int)({}) << 16)"),
-}
-# volatile, since the compiler otherwise loads all of a thread's at once, and spills the sums for them
-_READ = """
-__device__ __forceinline__ {0} hopper_residual_{1}(const void* at, bool inside) {{
-  return inside ? {2} : 0;
-}}
-"""
 
 
 @dataclass(frozen=True)
@@ -98,7 +84,7 @@ class Results:
         if not terms:
             return {}
         channel = self.work.channel_at(place, self.member.part, index)
-        return {term.name: named(term.name, _widened(self.tensors[term.name][channel])) for term in terms}
+        return {term.name: named(term.name, widened(self.tensors[term.name][channel])) for term in terms}
 
     def finish(self, total: Expr, of_row: Along, of_column: Along) -> Expr:
         """The result, not yet rounded, of the sum `total` in a row and a column."""
@@ -109,7 +95,7 @@ class Results:
             else:
                 at, inside = of_row.start + of_column.start, tirx.all(of_row.start >= 0, of_column.inside)
                 # bound, as an activation may name it more than once
-                terms.append(named(term.name, _read(self.tensors[f"flat {term.name}"], at, inside)))
+                terms.append(named(term.name, read(self.tensors[f"flat {term.name}"], at, inside)))
         return unrounded(self.work.epilogue, total, terms)
 
     def emit(self, place: Any) -> None:
@@ -154,17 +140,3 @@ class Results:
 
 def _fragment_row(lane: Expr, below: int) -> Expr:
     return T.truncdiv(lane, 4) + below
-
-
-def _widened(value: Expr) -> Expr:
-    """A number of 16 bits as float32."""
-    return value.astype("float32") if str(value.ty) in ("float16", "bfloat16") else value
-
-
-def _read(elements: Buffer, at: Expr, inside: Expr) -> Expr:
-    """An element as a number of 32 bits, or 0 if not `inside`."""
-    dtype = str(elements.dtype)
-    kind, stored, widened = _ELEMENTS[dtype]
-    source = _READ.format(kind, dtype, widened.format(f"*(const volatile {stored}*)at"))
-    name, wide = f"hopper_residual_{dtype}", {"int": "int32", "float": "float32"}[kind]
-    return T.cuda.func_call(name, elements.ptr_to([at]), inside, source_code=source, return_type=wide)

@@ -22,37 +22,17 @@ from tvm.script import tirx as T
 from schedules.hopper.config import ROWS, WARPGROUP
 from schedules.hopper.fragments import tile_row
 from schedules.hopper.geometry import Member, Output, Work
-from schedules.hopper.instructions import pack_16
 from schedules.hopper.shared import Columns, Runs, RunStaging, Staging, TensorMap
 from schedules.tirx.values import kept, named
+from schedules.tirx.words import pack_8, pack_16
 
 if TYPE_CHECKING:
     from schedules.tirx.types import Buffer, Expr, Tensors, Variable
 
-WHOLE = 2**22 - 1  # float32 up to here are rounded to whole numbers by adding a constant
 Writer = Callable[..., None]
 STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 _STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 _FIRST_BARRIER = 1  # named barriers of the consumers; 0 is the whole block's
-# 1.5 * 2**23: what is added to it is rounded to a whole number, to nearest even, in the lowest bits, if within
-# WHOLE; not to be contracted with the product before it
-_PACK_8 = """
-__device__ __forceinline__ int hopper_whole(float y) {
-  return __float_as_int(__fadd_rn(y, 12582912.f)) - 0x4b400000;
-}
-__device__ __forceinline__ float hopper_clamp(float y) { return fminf(fmaxf(y, -128.f), 127.f); }
-__device__ __forceinline__ unsigned int hopper_pack_s8(float a, float b, float c, float d) {
-  unsigned int high, all;
-  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
-    : "=r"(high) : "r"(hopper_whole(d)), "r"(hopper_whole(c)), "r"(0));
-  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
-    : "=r"(all) : "r"(hopper_whole(b)), "r"(hopper_whole(a)), "r"(high));
-  return all;
-}
-__device__ __forceinline__ unsigned int hopper_clamp_pack_s8(float a, float b, float c, float d) {
-  return hopper_pack_s8(hopper_clamp(a), hopper_clamp(b), hopper_clamp(c), hopper_clamp(d));
-}
-"""
 # u and v are groups of eight columns, two bytes of row lane / 4 and two of the row eight below.  Neighbouring lanes
 # exchange, so that even ones have four bytes of u and odd ones four of v.
 _STORE_8 = """
@@ -274,15 +254,11 @@ def _writer_16(kind: str) -> Writer:
     return write
 
 
-def _writer_8(clamp: bool) -> Writer:
-    pack = "hopper_clamp_pack_s8" if clamp else "hopper_pack_s8"
-
+def _writer_8(bound: float) -> Writer:
     def write(
         staging: Staging, memory: Buffer, base: Expr, values: Sequence[Expr], row: Expr, pair: int, lane: Expr
     ) -> None:
-        words = [
-            T.cuda.func_call(pack, *values[at : at + 4], source_code=_PACK_8, return_type="uint32") for at in (0, 4)
-        ]
+        words = [pack_8(values[at : at + 4], bound) for at in (0, 4)]
         rows = [row + T.truncdiv(lane, 4) + below for below in (0, 8)]
         targets = [memory.ptr_to([base + staging.chunk(at, pair)]) for at in rows]
         T.evaluate(T.cuda.func_call("hopper_store_s8", *words, *targets, lane, source_code=_STORE_8))
@@ -317,7 +293,7 @@ _WRITERS: dict[str, Writer] = {
 
 
 def _writer(output: Output) -> Writer:
-    return _writer_8(output.bound > WHOLE) if output.dtype == "int8" else _WRITERS[output.dtype]
+    return _writer_8(output.bound) if output.dtype == "int8" else _WRITERS[output.dtype]
 
 
 def stores_of(
