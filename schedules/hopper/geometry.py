@@ -75,7 +75,8 @@ class Load:
 class Operand:
     """An operand's tiles in a stage, one behind the other, and the tensor map of the boxes that fill them.
 
-    No box fills the last `spare` rows of a tile, of whose products nothing is stored.
+    No box fills the last `spare` rows of a tile, of whose products nothing is stored, nor the last `spare_k` of the
+    reduction of an MN-major one, which are zeros.
     With `by_registers` the consumers' threads bring operand a to wgmma: see `hopper.fragments`.
     """
 
@@ -84,6 +85,7 @@ class Operand:
     count: int = 1
     by_registers: bool = False
     spare: int = 0
+    spare_k: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +95,9 @@ class Operand:
     @property
     def loaded(self) -> int:
         """Bytes that boxes bring into a stage."""
-        return self.nbytes - self.count * self.spare * self.tile.k * self.tile.item
+        tile = self.tile
+        missing = self.spare * tile.k + (tile.rows - self.spare) * self.spare_k
+        return self.nbytes - self.count * missing * tile.item
 
     def check_loads(self, loads: Sequence[Load], parts: int) -> None:
         """That `loads`, one of `parts` alike, bring as many bytes as a stage expects: its mbarrier counts on them, and
@@ -175,6 +179,11 @@ class Work(ABC, Generic[P]):
     def stage_bytes(self) -> int:
         """Bytes from one stage to the next."""
         return self.b_start if self.config.stationary else aligned(self.b_start + self.b.nbytes)
+
+    @property
+    def mean_taps(self) -> float:
+        """Taps, or groups of them, of a tile on average."""
+        return math.prod(self.kernel)
 
     @property
     def stages(self) -> int:
