@@ -192,9 +192,7 @@ def taps_inside(
     return first, named(f"last_{name}", tirx.max(tap_at(before + size), first + 1))
 
 
-def mean_taps_inside(
-    count: int, extent: int, size: int, k: int, pad: int, stride: int, dilation: int
-) -> float:
+def mean_taps_inside(count: int, extent: int, size: int, k: int, pad: int, stride: int, dilation: int) -> float:
     """How many taps `taps_inside` leaves, on average over `count` places `extent` outputs apart."""
     total = 0
     for place in range(count):

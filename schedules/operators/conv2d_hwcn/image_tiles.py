@@ -114,17 +114,19 @@ def image_tiles(
     places out, if `turned`.  Of equals the one with fewest pixels, whose padding is left out most often.
     """
     best: tuple[tuple[float, int, int], ImageTiles] | None = None
+    sizes = problem.n, problem.out_h, problem.out_w
     for box, run in (_whole if turned else _runs)(problem, places):
         if max(box[0] if turned else run, box[1] * problem.stride[0], box[2] * problem.stride[1]) > LONGEST_BOX:
             continue
         for spread in {(blocks, 1, 1): 0, (1, 1, blocks): 0, (1, blocks, 1): 0}:
-            tiles = ImageTiles(problem, box, run, spread)
-            if not tiles.has_parts(parts, line):
-                continue
             cost = 1 + 1 / run if turned else SHORT_LINES[run]  # results of few images are stored in short pieces
-            key = (math.prod(tiles.counts) * cost, box[1] * box[2], abs(box[1] - box[2]))
+            for size, extent, count in zip(sizes, box, spread, strict=True):
+                cost *= -(-size // (extent * count))
+            key = cost, box[1] * box[2], abs(box[1] - box[2])
             if best is None or key < best[0]:
-                best = key, tiles
+                tiles = ImageTiles(problem, box, run, spread)
+                if tiles.has_parts(parts, line):
+                    best = key, tiles
     return best[1] if best else None
 
 
@@ -141,7 +143,9 @@ def _runs(problem: HwcnProblem, places: int) -> Iterator[tuple[Box, int]]:
 def _whole(problem: HwcnProblem, places: int) -> Iterator[tuple[Box, int]]:
     """Boxes of up to `places`, of which all images are a run."""
     p, unit = problem, math.gcd(problem.n, UNIT)
-    for n in sorted({-(-p.n // parts // unit) * unit for parts in range(1, p.n + 1)}):
+    most = -(-p.n // STEP)
+    for n in sorted({-(-p.n // parts // unit) * unit for parts in range(1, most + 1)}):
         pixels = places // n
-        for w in range(1, min(p.out_w, pixels) + 1):
-            yield (n, min(p.out_h, pixels // w), w), n
+        for w in sorted({-(-p.out_w // parts) for parts in range(1, p.out_w + 1)}):
+            if w <= pixels:
+                yield (n, min(p.out_h, pixels // w), w), n

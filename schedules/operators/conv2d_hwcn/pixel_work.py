@@ -83,9 +83,7 @@ class PixelWork(Work[PixelPlace]):
             rank, rank_channel, cluster = rank_m, rank_n, config.cluster_n
             channel, image = T.truncmod(T.truncdiv(tile, images), channels), T.truncmod(tile, images)
         at = image, T.truncdiv(pixel, columns), T.truncmod(pixel, columns)
-        first = [
-            named(name, number * reach) for name, number, reach in zip("nyx", at, tiles.reach, strict=True)
-        ]
+        first = [named(name, number * reach) for name, number, reach in zip("nyx", at, tiles.reach, strict=True)]
         taps = self._taps(first[1], first[2])
         own = [
             named(name, start + rank * extent) if several > 1 else start

@@ -9,7 +9,7 @@ as one box brings them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -49,6 +49,7 @@ LONGEST_WINDOW = 192  # products of a stage with all taps, at most
 TURNED = (16, 32, 64, 128)  # channels of a stage where they lie inside
 # of a kernel before: microseconds until the next starts, and bytes that it reads or writes in a nanosecond
 STARTED, COPIED = 2.0, 2500.0
+MOST_TILES = 12  # that every cluster is tried with, of those that are best without
 
 
 @dataclass(frozen=True)
@@ -225,8 +226,9 @@ class HwcnWork(PixelWork):
 
         from schedules.tirx.values import named
 
-        (at_channel, is_channel), (at_image, is_image) = self.row_start(place, part, row), self.column_start(
-            place, part, column
+        (at_channel, is_channel), (at_image, is_image) = (
+            self.row_start(place, part, row),
+            self.column_start(place, part, column),
         )
         inside = tirx.if_then_else(tirx.all(is_channel, is_image), self.output.target.vector, 0)
         return named("index", at_channel + at_image), named("inside", inside)
@@ -249,20 +251,27 @@ def estimate(work: HwcnWork, device: Device) -> float:
 
 def default(problem: HwcnProblem, arch: Arch) -> TmaWgmmaConfig:
     """The config of the least estimated time, with the most stages that fit; the plainest if none is legal."""
-    p, device = problem, arch.device
-    best: tuple[float, TmaWgmmaConfig] | None = None
-    for way in ways(p):
-        for shape in shapes(p, way):
-            for words in clusters(1, device):
-                config = TmaWgmmaConfig(**shape, **way, **words, num_stages=STAGES[0])
-                if config.check(p, arch):
-                    continue
-                work = HwcnWork(p, config)
-                work.fill_shared(arch)
-                found = estimate(work, device)
-                if best is None or found < best[0]:
-                    best = found, work.config
-    return best[1] if best else TmaWgmmaConfig().filling(device)
+    alone, *others = clusters(1, arch.device)
+    tiles = [dict(shape, **way) for way in ways(problem) for shape in shapes(problem, way)]
+    found = sorted(_estimated(problem, arch, (dict(tile, **alone) for tile in tiles)), key=_first)[:MOST_TILES]
+    found += _estimated(problem, arch, (config.to_json() | words for _, config in found for words in others))
+    return min(found, key=_first)[1] if found else TmaWgmmaConfig().filling(arch.device)
+
+
+def _first(found: tuple[float, TmaWgmmaConfig]) -> float:
+    return found[0]
+
+
+def _estimated(problem: HwcnProblem, arch: Arch, every: Iterable[dict[str, Any]]) -> list[tuple[float, TmaWgmmaConfig]]:
+    """The estimates of those configs that are legal, each with the most stages that fit."""
+    found = []
+    for words in every:
+        config = TmaWgmmaConfig(**words | dict(num_stages=STAGES[0]))
+        if config.check(problem, arch) is None:
+            work = HwcnWork(problem, config)
+            work.fill_shared(arch)
+            found.append((estimate(work, arch.device), work.config))
+    return found
 
 
 def ways(problem: HwcnProblem) -> list[dict[str, Any]]:
@@ -276,7 +285,7 @@ def ways(problem: HwcnProblem) -> list[dict[str, Any]]:
     if p.ci * max(p.kh, p.kw) > K or p.kh * p.kw == 1:
         found += [dict(block_k=k, skip_padding=skip) for k in channels[:4] for skip in skips]
     if p.kh * p.kw > 1:
-        found += [dict(block_k=k, window=True, skip_padding=skip) for k in window_k(p) for skip in skips]
+        found += [dict(block_k=k, window=True) for k in window_k(p)]
     if p.n % RUN and p.ci >= K:
         inside = [k for k in TURNED if k < 2 * p.ci][-2:]
         found += [dict(block_k=k, turned=True, skip_padding=skip) for k in inside for skip in skips]

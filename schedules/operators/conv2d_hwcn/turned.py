@@ -81,9 +81,7 @@ def copies(problem: HwcnProblem, workspace: Sequence[Argument], tensors: Tensors
         before += count
 
 
-def _pad(
-    problem: HwcnProblem, group: Expr, shape: tuple[int, ...], size: int, source: Buffer, target: Buffer
-) -> None:
+def _pad(problem: HwcnProblem, group: Expr, shape: tuple[int, ...], size: int, source: Buffer, target: Buffer) -> None:
     from tvm.script import tirx as T
 
     groups, vector = shape[-1] // GROUP, math.gcd(size, GROUP)
@@ -93,9 +91,7 @@ def _pad(
     T.evaluate(T.cuda.func_call(f"hwcn_pad_{vector}", taken, to, size - first, source_code=text))
 
 
-def _turn(
-    problem: HwcnProblem, group: Expr, shape: tuple[int, ...], size: int, source: Buffer, target: Buffer
-) -> None:
+def _turn(problem: HwcnProblem, group: Expr, shape: tuple[int, ...], size: int, source: Buffer, target: Buffer) -> None:
     """Of neighbouring threads two write neighbouring groups, a sector, and the next two read the next image."""
     from tvm.script import tirx as T
 
