@@ -295,9 +295,10 @@ class Work(ABC, Generic[P]):
     def store_at(self, place: P, part: Index, column: int) -> tuple[Index, ...]:
         """Coordinates in the output's tensor map of a part's rows and its stored columns from `column` on."""
 
-    def run_at(self, place: P, part: Index, row: Expr, column: int) -> tuple[Expr, Expr]:
+    def run_at(self, place: P, part: Index, row: Expr, column: Index) -> tuple[Expr, Expr]:
         """For an output of runs: where in it the one begins that has row `row` of the consumer's first, in the columns
-        from `column` of the block, and how many elements there are to it, 0 or less if none are inside."""
+        from `column` of the block, and how many elements there are to it, 0 or less if none are inside.  Where staging
+        memory does not hold whole rows of the tensor, each vector of a row is asked for."""
         raise NotImplementedError(f"{type(self).__name__} has no output of runs")
 
     def columns_at(self, place: P, part: Index, row: Expr) -> tuple[Expr, int, Expr | None]:

@@ -1,9 +1,9 @@
 """HWCN convolution on Hopper: for boxes of output pixels, output channels x (images, pixels) by TMA and wgmma.
 
-Both operands have their reduction axis outside (MN-major), in runs of up to 64 rows of 128 bytes.  Where the batch is no
-multiple of 8, a kernel before copies the data with a padded batch, or with the channels inside (`turned`): of those any
-number of images fits a tile.  Of few channels a stage has those of all taps, or of all taps of a kernel row (`window`),
-as one box brings them.
+Both operands have their reduction axis outside (MN-major), in runs of up to 64 rows of 128 bytes.  Where the batch is
+no multiple of 8, a kernel before copies the data with a padded batch, or with the channels inside (`turned`): of those
+any number of images fits a tile.  Of few channels a stage has those of all taps, or of all taps of a kernel row
+(`window`), as one box brings them.
 """
 
 from __future__ import annotations
@@ -226,11 +226,9 @@ class HwcnWork(PixelWork):
 
         from schedules.tirx.values import named
 
-        (at_channel, is_channel), (at_image, is_image) = (
-            self.row_start(place, part, row),
-            self.column_start(place, part, column),
-        )
-        inside = tirx.if_then_else(tirx.all(is_channel, is_image), self.output.target.vector, 0)
+        at_channel, is_channel = self.row_start(place, part, row)
+        at_image, is_image = self.column_start(place, part, column)
+        inside = tirx.if_then_else(tirx.all(is_channel, is_image), 1, 0)
         return named("index", at_channel + at_image), named("inside", inside)
 
 
