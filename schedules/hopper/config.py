@@ -37,6 +37,7 @@ class HopperConfig(Config):
     """Rows m and columns n of the output tile of a block, and how it is worked on."""
 
     granule: ClassVar[int] = 16  # columns that results are stored by
+    k_steps: ClassVar[Sequence[int]] = (1, 2, 4, 8)  # of wgmma that a stage may have
 
     block_m: int = 128
     block_n: int = 256
@@ -125,8 +126,9 @@ class HopperConfig(Config):
         if self.block_n % step or self.columns > 256:
             return f"block_n={self.block_n} is not a multiple of {step} up to {256 * self.consumers_n}"
         k = K_BYTES // numpy_dtype(dtype).itemsize
-        if self.block_k not in (k, 2 * k, 4 * k, 8 * k):
-            return f"block_k={self.block_k} is not {k}, {2 * k}, {4 * k} or {8 * k}"
+        *others, most = (steps * k for steps in self.k_steps)
+        if self.block_k not in (*others, most):
+            return f"block_k={self.block_k} is not {', '.join(map(str, others))} or {most}"
         if self.num_stages < 2:
             return f"num_stages={self.num_stages} must be at least 2"
         if self.cluster not in CLUSTER_SIZES:

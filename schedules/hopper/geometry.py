@@ -75,7 +75,8 @@ class Load:
 class Operand:
     """An operand's tiles in a stage, one behind the other, and the tensor map of the boxes that fill them.
 
-    No box fills the last `spare` rows of a tile, of whose products nothing is stored.
+    No box fills the last `spare` rows of a tile, of whose products nothing is stored, nor the last `spare_k` of the
+    reduction of an MN-major one, which are zeros.
     With `by_registers` the consumers' threads bring operand a to wgmma: see `hopper.fragments`.
     """
 
@@ -84,6 +85,7 @@ class Operand:
     count: int = 1
     by_registers: bool = False
     spare: int = 0
+    spare_k: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +95,9 @@ class Operand:
     @property
     def loaded(self) -> int:
         """Bytes that boxes bring into a stage."""
-        return self.nbytes - self.count * self.spare * self.tile.k * self.tile.item
+        tile = self.tile
+        missing = self.spare * tile.k + (tile.rows - self.spare) * self.spare_k
+        return self.nbytes - self.count * missing * tile.item
 
     def check_loads(self, loads: Sequence[Load], parts: int) -> None:
         """That `loads`, one of `parts` alike, bring as many bytes as a stage expects: its mbarrier counts on them, and
@@ -175,6 +179,11 @@ class Work(ABC, Generic[P]):
     def stage_bytes(self) -> int:
         """Bytes from one stage to the next."""
         return self.b_start if self.config.stationary else aligned(self.b_start + self.b.nbytes)
+
+    @property
+    def mean_taps(self) -> float:
+        """Taps, or groups of them, of a tile on average."""
+        return math.prod(self.kernel)
 
     @property
     def stages(self) -> int:
@@ -286,9 +295,10 @@ class Work(ABC, Generic[P]):
     def store_at(self, place: P, part: Index, column: int) -> tuple[Index, ...]:
         """Coordinates in the output's tensor map of a part's rows and its stored columns from `column` on."""
 
-    def run_at(self, place: P, part: Index, row: Expr, column: int) -> tuple[Expr, Expr]:
+    def run_at(self, place: P, part: Index, row: Expr, column: Index) -> tuple[Expr, Expr]:
         """For an output of runs: where in it the one begins that has row `row` of the consumer's first, in the columns
-        from `column` of the block, and how many elements there are to it, 0 or less if none are inside."""
+        from `column` of the block, and how many elements there are to it, 0 or less if none are inside.  Where staging
+        memory does not hold whole rows of the tensor, each vector of a row is asked for."""
         raise NotImplementedError(f"{type(self).__name__} has no output of runs")
 
     def columns_at(self, place: P, part: Index, row: Expr) -> tuple[Expr, int, Expr | None]:

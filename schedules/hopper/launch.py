@@ -13,15 +13,18 @@ from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.config import WARPGROUP, HopperConfig
 from schedules.hopper.exchange import Exchange
-from schedules.hopper.geometry import ClusterPlace, Work
+from schedules.hopper.geometry import ClusterPlace, Operand, Work
 from schedules.hopper.ring import FILLS, readers
-from schedules.hopper.shared import Columns, Runs, TensorMap
+from schedules.hopper.shared import UNIT, Columns, Runs, TensorMap
 from schedules.steps.story import inside_part
 from schedules.tirx.values import named
 
 if TYPE_CHECKING:
     from schedules.tirx.types import Buffer, Expr, Handle, Tensors, Variable
 
+_CLEAR = """
+__device__ __forceinline__ void hopper_clear(void* at) { *(uint4*)at = make_uint4(0, 0, 0, 0); }
+"""
 NAMES = ("data", "filter", "bias", "residual", "output")  # of the arguments, in their order
 
 
@@ -143,8 +146,13 @@ class SharedMemory:
         pool.commit()
         return memory
 
-    def initialise(self, config: HopperConfig) -> None:
-        """Set the barriers up, for this block's threads, for TMA and for the blocks of its cluster."""
+    def initialise(self, work: Work, thread: Expr) -> None:
+        """Set the barriers up, for this block's threads, of which this is number `thread`, for TMA and for the blocks
+        of its cluster; and zeros where no load brings any."""
+        config = work.config
+        for operand, start in ((work.a, 0), (work.b, work.b_start)):
+            if operand.spare_k:
+                self._clear(work, operand, start, thread)
         self.full.init(FILLS)
         self.empty.init(readers(config))
         if self.turns:
@@ -154,6 +162,19 @@ class SharedMemory:
         T.evaluate(T.ptx.fence.mbarrier_init.release.cluster())
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
         meet(config)
+
+    def _clear(self, work: Work, operand: Operand, start: int, thread: Expr) -> None:
+        """Write the zeros behind the reduction of an operand `start` bytes into every stage."""
+        config, tile = work.config, operand.tile
+        each = operand.spare_k * tile.swizzle // UNIT  # of a slab
+        of_stage = tile.nbytes // tile.slab * each
+        with T.serial(-(-config.num_stages * of_stage // config.threads)) as turn:
+            at = named("at", turn * config.threads + thread)
+            with T.If(at < config.num_stages * of_stage), T.Then():
+                stage, slab = T.truncdiv(at, of_stage), T.truncdiv(T.truncmod(at, of_stage), each)
+                begin = stage * work.stage_bytes + slab * tile.slab + T.truncmod(at, each) * UNIT
+                target = self.stages.ptr_to([begin + (start + tile.slab - operand.spare_k * tile.swizzle)])
+                T.evaluate(T.cuda.func_call("hopper_clear", target, source_code=_CLEAR))
 
 
 def meet(config: HopperConfig) -> None:

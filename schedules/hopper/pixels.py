@@ -192,6 +192,17 @@ def taps_inside(
     return first, named(f"last_{name}", tirx.max(tap_at(before + size), first + 1))
 
 
+def mean_taps_inside(count: int, extent: int, size: int, k: int, pad: int, stride: int, dilation: int) -> float:
+    """How many taps `taps_inside` leaves, on average over `count` places `extent` outputs apart."""
+    total = 0
+    for place in range(count):
+        before = pad - place * extent * stride
+        first = min(k - 1, max(0, before - (extent - 1) * stride + dilation - 1) // dilation)
+        last = min(k, max(0, before + size + dilation - 1) // dilation)
+        total += max(last - first, 1)
+    return total / count
+
+
 def place_pixels(
     tiles: PixelTiles, columns: int, cluster: Pair, tile: Expr, rank_pixel: Index, rank_channel: Index
 ) -> tuple[Pixel, Expr]:

@@ -64,7 +64,7 @@ def program(
         part("Shared memory: a ring of stages, room for the output, and barriers that say who may use a stage")
         pool = T.SMEMPool()
         memory = T.meta_var(SharedMemory.allocated(work, accumulator, pool, tirx.all(group == 0, thread == 0)))
-        memory.initialise(config)
+        memory.initialise(work, group * WARPGROUP + thread)
 
         part("Which tiles are this block's, and where it stands in the ring")
         at = T.meta_var(cluster_place(config, rank))

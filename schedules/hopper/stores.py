@@ -190,12 +190,16 @@ class RunStores(Stores):
             at = named("at", turn * WARPGROUP + self.member.thread)
             run = named("run", T.truncdiv(at, vectors))
             element = named("element", T.truncmod(at, vectors) * target.vector)
-            row = run * target.rows
-            index, inside = self.work.run_at(self.place, self.member.part, row, first * staging.width)
-            stored = element < inside if count % WARPGROUP == 0 else tirx.all(at < count, element < inside)
+            row, column = run * target.rows, first * staging.width
+            if not staging.packed:  # a vector is a run
+                column = column + element
+            index, inside = self.work.run_at(self.place, self.member.part, row, column)
+            if staging.packed:
+                index, inside = index + element, inside - element
+            stored = inside > 0 if count % WARPGROUP == 0 else tirx.all(at < count, inside > 0)
             with T.If(stored), T.Then():
                 source = self.memory.ptr_to([self.start + (row * staging.pitch + element) * staging.item])
-                to = self.output.ptr_to([index + element])
+                to = self.output.ptr_to([index])
                 T.evaluate(T.cuda.func_call(name, to, source, source_code=_COPY.format(nbytes, _VECTORS[nbytes])))
 
 

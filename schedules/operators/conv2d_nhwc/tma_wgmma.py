@@ -176,7 +176,7 @@ class NhwcWork(Work[TilePlace]):
         n, y, x = self.tiles.of_part(place.pixel, part, self.config.parts)
         return place.channel + column, x, y, n
 
-    def run_at(self, place: TilePlace, part: Index, row: Expr, column: int) -> tuple[Expr, Expr]:
+    def run_at(self, place: TilePlace, part: Index, row: Expr, column: Index) -> tuple[Expr, Expr]:
         from tvm import tirx
         from tvm.script import tirx as T
 
