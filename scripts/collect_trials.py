@@ -394,6 +394,12 @@ class Bench:
         return [(sorted(t)[len(t) // 2], sorted(t)[len(t) // 10]) for t in found]
 
 
+def names() -> dict[str, list[str]]:
+    """The fields of each schedule's config, in the order in which lines have their values."""
+    specs = {f"{op}.{spec.name}": spec for op in sorted({op for op, *_ in MIX}) for spec in operator(op).schedules}
+    return {key: [f.name for f in dataclasses.fields(spec.config) if f.init] for key, spec in specs.items()}
+
+
 class Child:
     """A process at the other end of a pipe, which is started again where it ends."""
 
@@ -444,7 +450,7 @@ def main() -> int:
         trials = wrong = 0
         shown = time.time()
         with asked.out.open("a", buffering=1) as out:
-            header = {"versions": versions(), "date": time.strftime("%Y-%m-%d"), "target": asked.target}
+            header = {"versions": versions(), "date": time.strftime("%Y-%m-%d"), "target": asked.target, "fields": names()}
 
             def settle(job: dict[str, Any]) -> None:
                 """Write what is known of a problem."""
@@ -498,7 +504,7 @@ def main() -> int:
                         if "device" not in header:
                             header |= {"device": us, "torch": str(low)}
                             out.write(json.dumps(header) + "\n")
-                            print(header, flush=True)
+                            print(header["device"], header["versions"], flush=True)
                         continue
                     job, rest = held[at], child.job[1]
                     if text == "start":
