@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,9 @@ from schedules.core.problem import Config, Problem
 from schedules.core.space import ProductSpace
 
 FILLED = "num_stages"  # the field that is not searched: as much as there is room for is best
+
+
+MOST = 1500  # configs of a space without axes that are looked at, drawn once for all
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,9 @@ def columns_of_space(spec: ScheduleSpec, problem: Problem, arch: Any) -> Columns
     if not len(space):
         return Columns(0, {}, space.__getitem__)
     if not isinstance(space, ProductSpace):
-        return columns_of(space)
-    space = space.with_least(FILLED)
-    sizes, found = [], {}
+        few = space if len(space) <= MOST else Random(0).sample(space, MOST)
+        return columns_of(few)
+    space, found = space.with_least(FILLED), {}
     parts = [_numbers(made) for made in space.made_by_axis()]
     sizes = [len(next(iter(part.values()))) for part in parts]
     for axis, part in enumerate(parts):
@@ -61,15 +66,13 @@ def columns_of_space(spec: ScheduleSpec, problem: Problem, arch: Any) -> Columns
 
 def _numbers(configs: Sequence[Config]) -> dict[str, Array]:
     """The fields of `configs` that are numbers, truth or pairs of them."""
-    found: dict[str, Array] = {}
-    for field in dataclasses.fields(configs[0]):
-        if not field.init:
-            continue
-        values = np.array([getattr(config, field.name) for config in configs])
-        if values.dtype.kind not in "biuf":
-            continue
-        if values.ndim == 1:
-            found[field.name] = values.astype(np.float64)
-        else:
-            found |= {f"{field.name}.{place}": values[:, place].astype(np.float64) for place in range(values.shape[1])}
+    first = configs[0]
+    names = [f.name for f in dataclasses.fields(first) if f.init and isinstance(getattr(first, f.name), int | float)]
+    rows = list(map(attrgetter(*names), configs))
+    numbers = np.array(rows, np.float64).reshape(len(configs), len(names))
+    found: dict[str, Array] = dict(zip(names, numbers.T, strict=True))
+    for field in dataclasses.fields(first):
+        if field.init and isinstance(getattr(first, field.name), tuple):
+            pairs = np.array(list(map(attrgetter(field.name), configs)), np.float64)
+            found |= {f"{field.name}.{place}": column for place, column in enumerate(pairs.T)}
     return found

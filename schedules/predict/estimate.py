@@ -15,12 +15,11 @@ import numpy as np
 from schedules.core.arch import Arch
 from schedules.core.operator import Array, ScheduleSpec
 from schedules.core.problem import numpy_dtype
-from schedules.predict.configs import Columns
+from schedules.predict.configs import FILLED, Columns
 
 LAUNCH = 4.5  # us of a graph with one short kernel
 FILL = 1.2  # us until a block's first product, and after its last
 NORM = 2.5  # of the parts that overlap
-SUMS_RATE = 0.5  # of the tensor cores' peak that CUDA cores' float32 is, by which others than matrix schedules are scaled
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,8 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     """The estimate for each row of `columns`."""
     p, device = problem, arch.device
     item = numpy_dtype(p.dtype).itemsize
-    rows, reduction_names = _tile(columns)
-    tile_m, tile_n = rows
     matrix = "block_m" in columns.fields
+    tile_m, tile_n = _tile(columns)
     pixel, channel = (tile_n, tile_m) if spec.channels_along_rows else (tile_m, tile_n)
     runs, run = (p.out_h * p.out_w, p.n) if p.output_axes[-1] == "n" else (1, p.pixels)
     along, across = np.ceil(run / pixel), np.ceil(p.co / channel)
@@ -69,7 +67,9 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     stages = columns.get("num_stages", 0.0) + columns.get("stages", 0.0)
     resident = _resident(columns, tile_m, tile_n, block_k, stages, item, arch)
     m, n = columns.get("cluster_m", 1.0), columns.get("cluster_n", 1.0)
-    held = np.array([device.resident(max(1, int(c))) for c in m * n * split]) if matrix else device.multiprocessors
+    held = np.full(columns.count, float(device.multiprocessors))
+    for size in np.unique(m * n * split):
+        held = np.where(m * n * split == size, device.resident(max(1, int(size))), held)
     units = tiles * split
     waves = units / (held * resident)
     turns = np.ceil(waves)
@@ -78,7 +78,7 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     busy = np.minimum(resident, np.ceil(units / device.multiprocessors))
     multiply = turns * busy * products / share
     # wgmma of few columns waits for shared memory
-    if columns.fields.get(_HOPPER) is not None:
+    if FILLED in columns.fields:
         multiply *= np.maximum(1.0, (16 + tile_n / 4) / (tile_n / 2))
     loaded = (tile_m / n + tile_n / m) * block_k * steps * item
     l2 = turns * busy * loaded / (device.timings.loaded * 1000)
@@ -98,22 +98,16 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     return Work(parts, tiles, waves, resident * ones, steps, used)
 
 
-_HOPPER = "num_stages"
-
-
-def _tile(columns: Columns) -> tuple[tuple[Array, Array], bool]:
-    """Rows and columns of the output that a block computes, and whether matrix instructions do."""
+def _tile(columns: Columns) -> tuple[Array, Array]:
+    """Rows and columns of the output that a block computes."""
     known = columns.fields
     if "block_m" in known:
-        return (known["block_m"], known["block_n"]), True
-    if "tile_m" in known:
-        each = columns.get("warps_m", 1.0), columns.get("warps_n", 1.0)
-        return (known["tile_m"] * each[0] * 8, known["tile_n"] * each[1] * 4), False
+        return known["block_m"], known["block_n"]
+    if "tile_m" in known:  # of a warp's threads, eight by four
+        return known["tile_m"] * columns.get("warps_m", 1.0) * 8, known["tile_n"] * columns.get("warps_n", 1.0) * 4
     if "tile.0" in known and "num_thread.0" in known:
-        return (known["tile.0"] * known["num_thread.0"], known["tile.1"] * known["num_thread.1"]), False
-    if "block.0" in known:
-        return (known["block.0"], known["block.1"]), False
-    return (columns.get("rows", 64.0), columns.get("columns", 64.0)), False
+        return known["tile.0"] * known["num_thread.0"], known["tile.1"] * known["num_thread.1"]
+    return columns.get("block.0", 64.0), columns.get("block.1", 64.0)
 
 
 def _resident(

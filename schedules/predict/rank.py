@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -11,9 +10,10 @@ import numpy as np
 
 from schedules.core.arch import Arch
 from schedules.core.operator import Array, Operator, ScheduleSpec
-from schedules.core.problem import Config, Problem
+from schedules.core.problem import Config, Problem, numpy_dtype
 from schedules.core.registry import operator_of
 from schedules.predict import trees
+from schedules.hopper.config import STAGES, STAGING
 from schedules.predict.configs import FILLED, Columns, columns_of, columns_of_space
 from schedules.predict.estimate import Work, work
 from schedules.predict.features import features, table
@@ -21,7 +21,8 @@ from schedules.predict.features import features, table
 KEPT = 48  # legal configs of a schedule that are looked at closely, those of the least estimate
 ALIKE = 4  # of them that compute tiles of one size
 TRIED = 260  # configs that may be illegal before a schedule is given up
-STAGES = tuple(range(8, 1, -1))
+RANKED = 24  # that are filled and handed back
+_SIDES = ("block_m", "block_n", "block.0", "block.1", "tile.0", "tile.1", "tile_m", "tile_n", "num_thread.0", "num_thread.1")
 
 
 @dataclass(frozen=True)
@@ -59,83 +60,94 @@ def ranked(problem: Problem, arch: Arch, schedule: str | None = None) -> tuple[R
         return ()
     specs = [op.schedule(schedule)] if schedule else op.offered(arch)
     specs = [spec for spec in specs if f"is {op.name}.{spec.name}" in known.names and arch.kind in spec.kinds]
-    groups = [(spec, list(candidates(problem, spec, arch))) for spec in specs]
-    groups = [(spec, configs) for spec, configs in groups if configs]
-    if not groups:
-        return ()
-    times, works = predicted(op, problem, groups, arch, known)
-    found, start = [], 0
-    for (spec, configs), made in zip(groups, works, strict=True):
-        for row, config in enumerate(configs):
-            parts = tuple((name, float(part[row])) for name, part in made.parts.items())
-            found.append(Ranked(spec.name, config, float(times[start + row]), made.limit(row), parts))
-        start += len(configs)
-    return tuple(sorted(found, key=lambda each: each.us))
+    found: list[tuple[float, int, ScheduleSpec, Columns, Work]] = []
+    for spec in specs:
+        columns = candidates(problem, spec, arch)
+        if columns.count:
+            made = work(problem, spec, columns, arch)
+            times = predicted(op, problem, spec, columns, made, arch, known)
+            found += [(float(us), row, spec, columns, made) for row, us in enumerate(times)]
+    best = []
+    for us, row, spec, columns, made in sorted(found, key=lambda each: each[0])[:RANKED]:
+        config = filled(columns.make(row), int(columns.get(FILLED)[row]) if FILLED in columns.fields else 0, problem, arch)
+        parts = tuple((name, float(part[row])) for name, part in made.parts.items())
+        best.append(Ranked(spec.name, config, us, made.limit(row), parts))
+    return tuple(best)
 
 
 def predicted(
-    op: Operator,
-    problem: Problem,
-    groups: Iterable[tuple[ScheduleSpec, Sequence[Config]]],
-    arch: Arch,
-    known: trees.Trees,
-) -> tuple[Array, list[Work]]:
-    """Predicted us of the configs of each schedule, one after the other, and their estimates."""
-    parts, counts, works = [], [], []
-    for spec, configs in groups:
-        columns = columns_of(configs)
-        works.append(work(problem, spec, columns, arch))
-        parts.append(features(op.name, problem, spec, columns, works[-1], arch))
-        counts.append(len(configs))
-    total = np.concatenate([each.total for each in works])
-    return total * np.exp(known.predict(table(parts, counts, known.names))), works
+    op: Operator, problem: Problem, spec: ScheduleSpec, columns: Columns, made: Work, arch: Arch, known: trees.Trees
+) -> Array:
+    """Predicted us of configs of a schedule."""
+    parts = features(op.name, problem, spec, columns, made, arch)
+    found: Array = made.total * np.exp(known.predict(table([parts], [columns.count], known.names)))
+    return found
 
 
-def candidates(problem: Problem, spec: ScheduleSpec, arch: Arch) -> Iterator[Config]:
-    """The legal configs of least estimate, few of one tile, with as many stages as there is room for."""
+def predicted_us(problem: Problem, schedule: str, config: Config, arch: Arch) -> float | None:
+    """Predicted us of one config; None where the trees know nothing of such problems or the schedule."""
+    op = operator_of(problem)
+    known, spec = knows(op, problem, arch), op.schedule(schedule)
+    if known is None or f"is {op.name}.{schedule}" not in known.names:
+        return None
+    columns = columns_of([config])
+    return float(predicted(op, problem, spec, columns, work(problem, spec, columns, arch), arch, known)[0])
+
+
+def candidates(problem: Problem, spec: ScheduleSpec, arch: Arch) -> Columns:
+    """The legal configs of least estimate, few of one tile; about as many stages as there is room for."""
     columns = columns_of_space(spec, problem, arch)
     if not columns.count:
-        return
+        return columns
+    columns = roughly_filled(columns, problem, arch)
     made = work(problem, spec, columns, arch)
     seen: dict[tuple[float, ...], int] = {}
-    kept = tried = 0
+    kept: list[int] = []
+    tried = 0
+    tiles = np.stack([columns.fields[name] for name in _SIDES if name in columns.fields], axis=1)
     for row in np.argsort(made.total, kind="stable"):
-        tile = _tile(columns, int(row))
+        tile = tuple(tiles[row])
         if seen.get(tile, 0) >= ALIKE:
             continue
-        config = filled(columns.make(int(row)), problem, arch)
         tried += 1
-        if config is not None:
+        if columns.make(int(row)).check(problem, arch) is None:
             seen[tile] = seen.get(tile, 0) + 1
-            kept += 1
-            yield config
-        if kept >= KEPT or tried >= TRIED:
-            return
+            kept.append(int(row))
+        if len(kept) >= KEPT or tried >= TRIED:
+            break
+    return columns.take(np.array(kept, int))
 
 
-_SIDES = ("block_m", "block_n", "block.0", "block.1", "tile.0", "tile.1", "num_thread.0", "num_thread.1")
+def roughly_filled(columns: Columns, problem: Any, arch: Arch) -> Columns:
+    """The same with about as many stages as there is room for, if there are stages to be filled."""
+    if FILLED not in columns.fields:
+        return columns
+    item = numpy_dtype(problem.dtype).itemsize
+    m, n, blocks_sm = columns.get("block_m"), columns.get("block_n"), columns.get("blocks_sm", 1.0)
+    room = np.minimum(arch.shared_block, arch.shared_sm / blocks_sm - arch.shared_reserved)
+    results = np.minimum(m * n * item, STAGING * columns.get("consumers", 1.0))
+    stages = np.floor((room - results) / ((m + n) * columns.get("block_k") * item))
+    return replace(columns, fields={**columns.fields, FILLED: np.clip(stages, STAGES[0], STAGES[-1])})
 
 
-def _tile(columns: Columns, row: int) -> tuple[float, ...]:
-    return tuple(float(columns.fields[name][row]) for name in _SIDES if name in columns.fields)
+def filled(config: Any, about: int, problem: Any, arch: Arch) -> Config:
+    """The legal `config` with the most stages that are legal, `about` as many, if it has stages to be filled."""
 
+    def deeper(stages: int) -> Any:
+        return replace(config, **{FILLED: stages})
 
-def filled(config: Any, problem: Any, arch: Arch) -> Config | None:
-    """`config` with the most stages that are legal, if it has stages to be filled; None if it is illegal."""
-    if config.check(problem, arch) is not None:
-        return None
-    if not hasattr(config, FILLED):
-        found: Config = config
-        return found
-    low, high = config.num_stages, max(STAGES)
-    best = config
+    if not about:
+        return config  # type: ignore[no-any-return]
+    stages = max(about, STAGES[0])
+    if deeper(stages).check(problem, arch) is None:
+        while stages < STAGES[-1] and deeper(stages + 1).check(problem, arch) is None:
+            stages += 1
+        return deeper(stages)  # type: ignore[no-any-return]
+    low, high = config.num_stages, stages - 1
     while low < high:
         middle = (low + high + 1) // 2
-        deeper = replace(config, **{FILLED: middle})
-        if deeper.check(problem, arch) is None:
-            low, best = middle, deeper
+        if deeper(middle).check(problem, arch) is None:
+            low = middle
         else:
             high = middle - 1
-    return best  # type: ignore[no-any-return]
-
-
+    return deeper(low)  # type: ignore[no-any-return]
