@@ -176,6 +176,12 @@ class Problem(Fields):
     error = ProblemError
     noun = "problem"
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
+    finishing: ClassVar[tuple[str, ...]] = ()  # fields that say what is done to a result, however it was computed
+
+    def bare(self) -> Problem:
+        """The problem without what is done to its result: what makes a config fast is mostly the same."""
+        plain = {f.name: f.default for f in dataclasses.fields(self) if f.name in self.finishing}
+        return dataclasses.replace(self, **plain) if plain else self
 
     @property
     def flops(self) -> int:
@@ -446,6 +452,7 @@ class FusedConv2dProblem(Conv2dProblem):
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16")
     activations: ClassVar[tuple[str, ...]] = ACTIVATIONS
     later: ClassVar[tuple[str, ...]] = ("residual",)
+    finishing: ClassVar[tuple[str, ...]] = ("bias", "activation", "residual")
 
     bias: bool = False
     activation: str = "none"
