@@ -15,7 +15,7 @@ from schedules.hopper.config import WARPGROUP, HopperConfig
 from schedules.hopper.exchange import Exchange
 from schedules.hopper.geometry import ClusterPlace, Work
 from schedules.hopper.ring import FILLS, readers
-from schedules.hopper.shared import Columns, Runs, TensorMap
+from schedules.hopper.shared import Columns, Runs, Slots, TensorMap
 from schedules.steps.story import inside_part
 from schedules.tirx.values import named
 
@@ -91,7 +91,7 @@ class Maps:
                     T.evaluate(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
 
 
-def _encode(name: str, target: TensorMap | Runs | Columns, tensors: Tensors) -> Variable | None:
+def _encode(name: str, target: TensorMap | Runs | Slots | Columns, tensors: Tensors) -> Variable | None:
     if not isinstance(target, TensorMap):
         return None
     variable = named(name, T.tvm_stack_alloca("tensormap", 1))

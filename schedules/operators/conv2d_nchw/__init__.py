@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from schedules.core.arch import Arch
 from schedules.core.operator import Operator
-from schedules.operators.conv2d_nchw import cpu, direct, mma, mma_channels_last, simt, tma_wgmma, tma_wgmma_few
+from schedules.operators.conv2d_nchw import (
+    cpu,
+    direct,
+    mma,
+    mma_channels_last,
+    simt,
+    tma_wgmma,
+    tma_wgmma_few,
+    tma_wgmma_turned,
+)
 from schedules.operators.conv2d_nchw.definition import NchwProblem, definition, inputs, pixel_vector, reference
 from schedules.operators.conv2d_nchw.repack import workspace_of
 from schedules.steps.tensor_core import matrix_schedule
@@ -53,6 +62,7 @@ OPERATOR = Operator(
         mma.MFMA,
         tma_wgmma.SCHEDULE,
         tma_wgmma_few.SCHEDULE,
+        tma_wgmma_turned.SCHEDULE,
         direct.SCHEDULE,
         simt.SCHEDULE,
         cpu.SCHEDULE,
