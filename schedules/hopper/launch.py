@@ -47,6 +47,7 @@ def with_workspace(work: Work, tensors: Tensors, prepare: Callable[[Tensors], No
     tensors = {**tensors, **own}
     title = "A kernel before: what the product takes in another layout is copied into workspace"
     with inside_part(title), T.attr({"tirx.device_entry": True}):
+        T.evaluate(T.ptx["griddepcontrol.launch_dependents"]())  # the product, which waits for what it loads
         prepare(tensors)
     return tensors
 
