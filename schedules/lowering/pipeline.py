@@ -219,6 +219,7 @@ def _wide_zero(vector: Any) -> Any:
     return tirx.op.reinterpret(vector.ty, tirx.Broadcast(tirx.const(0, "int32"), lanes // 4))
 
 
+_LAUNCH = "tirx.kernel_launch_params"
 _DEPENDENT = "tirx.use_programtic_dependent_launch"  # sic
 
 
@@ -228,10 +229,9 @@ def _dependent_launches(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> t
     TVM's runtime has a tag for it, which nothing in 0.27 sets."""
 
     def tagged(function: Any) -> Any:
-        launch = (function.attrs or {}).get("tirx.kernel_launch_params") if isinstance(function, tirx.PrimFunc) else None
-        if launch is None or not _waits(function):
+        if not isinstance(function, tirx.PrimFunc) or _LAUNCH not in function.attrs or not _waits(function):
             return function
-        return function.with_attr("tirx.kernel_launch_params", [_DEPENDENT, *launch])
+        return function.with_attr(_LAUNCH, [_DEPENDENT, *function.attrs[_LAUNCH]])
 
     return tvm.IRModule({name: tagged(function) for name, function in mod.functions.items()}, attrs=mod.attrs)
 
