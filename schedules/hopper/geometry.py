@@ -23,6 +23,8 @@ from schedules.hopper.shared import (
     Runs,
     RunStaging,
     SharedTile,
+    Slots,
+    SlotStaging,
     Staging,
     TensorMap,
     aligned,
@@ -133,8 +135,8 @@ class Output:
     """
 
     dtype: str
-    staging: Staging | RunStaging | NoStaging
-    target: TensorMap | Runs | Columns
+    staging: Staging | RunStaging | SlotStaging | NoStaging
+    target: TensorMap | Runs | Slots | Columns
     bound: float = math.inf
 
 
@@ -300,6 +302,19 @@ class Work(ABC, Generic[P]):
         from `column` of the block, and how many elements there are to it, 0 or less if none are inside.  Where staging
         memory does not hold whole rows of the tensor, each vector of a row is asked for."""
         raise NotImplementedError(f"{type(self).__name__} has no output of runs")
+
+    def slots_at(self, place: P, part: Index) -> tuple[Expr, Expr]:
+        """For an output of slots: the first result of a part that is stored, numbered as channels have them, and the
+        first beyond; a vector begins at multiples of its length."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of slots")
+
+    def slot_of(self, place: P, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        """For an output of slots: the number of row `row` of a part, and whether it is stored."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of slots")
+
+    def slot_start(self, number: Expr) -> Expr:
+        """For an output of slots: where in it result number `number` of the first channel lies."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of slots")
 
     def columns_at(self, place: P, part: Index, row: Expr) -> tuple[Expr, int, Expr | None]:
         """For an output of columns: where in it row `row` of the consumer's lies in the first column of the block, how

@@ -15,7 +15,7 @@ from schedules.hopper.config import WARPGROUP, HopperConfig
 from schedules.hopper.exchange import Exchange
 from schedules.hopper.geometry import ClusterPlace, Operand, Work
 from schedules.hopper.ring import FILLS, readers
-from schedules.hopper.shared import UNIT, Columns, Runs, TensorMap
+from schedules.hopper.shared import UNIT, Columns, Runs, Slots, TensorMap
 from schedules.steps.story import inside_part
 from schedules.tirx.values import named
 
@@ -50,6 +50,7 @@ def with_workspace(work: Work, tensors: Tensors, prepare: Callable[[Tensors], No
     tensors = {**tensors, **own}
     title = "A kernel before: what the product takes in another layout is copied into workspace"
     with inside_part(title), T.attr({"tirx.device_entry": True}):
+        T.evaluate(T.ptx["griddepcontrol.launch_dependents"]())  # the product, which waits for what it loads
         prepare(tensors)
     return tensors
 
@@ -94,7 +95,7 @@ class Maps:
                     T.evaluate(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
 
 
-def _encode(name: str, target: TensorMap | Runs | Columns, tensors: Tensors) -> Variable | None:
+def _encode(name: str, target: TensorMap | Runs | Slots | Columns, tensors: Tensors) -> Variable | None:
     if not isinstance(target, TensorMap):
         return None
     variable = named(name, T.tvm_stack_alloca("tensormap", 1))

@@ -39,6 +39,7 @@ def program(
     producer_registers, consumer_registers = REGISTERS[consumers, config.blocks_sm]
     accumulator = multiply_of(work).accumulator
     stored_by_tma = isinstance(work.output.target, TensorMap)
+    dependent = bool(work.workspace)  # on what the kernel before fills
     wait_stored = T.ptx.cp.async_.bulk.wait_group.read if config.eager else T.ptx.cp.async_.bulk.wait_group
 
     # fmt: off
@@ -81,6 +82,8 @@ def program(
                 T.ptx["setmaxnreg.dec.sync.aligned.u32"](producer_registers)
             if warp == 0:  # noqa: SIM102 (all lanes of the warp elect)
                 if T.cuda.elect_sync():
+                    if dependent:
+                        T.evaluate(T.ptx["griddepcontrol.wait"]())
                     producer = T.meta_var(Producer(work, maps, memory, ring, at, clusters))
                     producer.run(tile)
         else:

@@ -3,7 +3,8 @@
 By boxes: they pass through staging memory, from where TMA stores `width` columns of all of a consumer's rows and clips
 them at the tensor's end.  Several stores make a pass, as many as the memory holds.  By runs: where the tensor's rows
 are not whole 16 bytes apart, which TMA needs, the consumer's threads store them from that memory, in the widest vectors
-that the tensor's alignment allows.  By columns: where neighbours in the tensor are rows of the tile, of which a thread
+that the tensor's alignment allows.  By slots: the same where neighbours in the tensor are rows of the tile, of which
+some may be left out.  By columns: where neighbours in the tensor are rows of the tile, of which a thread
 has two side by side (`fragments`), they are stored from its registers.
 """
 
@@ -22,7 +23,7 @@ from tvm.script import tirx as T
 from schedules.hopper.config import ROWS, WARPGROUP
 from schedules.hopper.fragments import tile_row
 from schedules.hopper.geometry import Member, Output, Work
-from schedules.hopper.shared import Columns, Runs, RunStaging, Staging, TensorMap
+from schedules.hopper.shared import Columns, Runs, RunStaging, Slots, SlotStaging, Staging, TensorMap
 from schedules.tirx.values import kept, named
 from schedules.tirx.words import pack_8, pack_16
 
@@ -64,6 +65,14 @@ __device__ __forceinline__ void hopper_put(unsigned int word, void* at, int ther
 }
 """,
 }
+_PUT_APART = """
+__device__ __forceinline__ void hopper_put_apart_{0}(unsigned int word, void* at, bool there) {{
+  if (there) {{
+    ((unsigned short*)at)[0] = (unsigned short)word;
+    ((unsigned short*)at)[{0}] = (unsigned short)(word >> 16);
+  }}
+}}
+"""
 _COPY = """
 __device__ __forceinline__ void hopper_copy_{0}(void* to, const void* from) {{ *({1}*)to = *(const {1}*)from; }}
 """
@@ -204,6 +213,81 @@ class RunStores(Stores):
 
 
 @dataclass
+class SlotStores(Stores):
+    """Results leave by ordinary stores, a channel's side by side, without the rows that are not stored."""
+
+    memory: Buffer
+
+    def __post_init__(self) -> None:
+        output = self.work.output
+        assert isinstance(output.staging, SlotStaging) and isinstance(output.target, Slots)
+        self.staging, self.target, self.output = output.staging, output.target, self.tensors["flat output"]
+        first, last = self.work.slots_at(self.place, self.member.part)
+        self.first, self.last = named("first_result", first), named("last_result", last)
+        self.base = named("base", T.truncdiv(self.first, self.target.vector) * self.target.vector)
+        self.rows = []
+        for m, below in product(range(self.staging.rows // ROWS), (0, 8)):
+            row = self.row(m) + T.truncdiv(self.member.lane, 4) + below
+            number, there = self.work.slot_of(self.place, self.member.part, row)
+            self.rows.append((kept("slot", number - self.base), named("there", there)))
+        self.left = T.truncmod(self.member.lane, 4) * 2
+
+    def before(self) -> None:
+        barrier(self.member.consumer)
+
+    def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
+        pitch = self.staging.pitch
+        name, source = f"hopper_put_apart_{pitch}", _PUT_APART.format(pitch)
+        for half, below in product(range(2), range(2)):
+            slot, there = self.rows[2 * m + below]
+            at = (self.left + pair * 16 + half * 8) * pitch + slot
+            two = values[4 * half + 2 * below : 4 * half + 2 * below + 2]
+            target = self.memory.ptr_to([self.start + at * self.staging.item])
+            word = pack_16(self.work.output.dtype, *two)
+            T.evaluate(T.cuda.func_call(name, word, target, there, source_code=source))
+
+    def written(self) -> None:
+        barrier(self.member.consumer)
+
+    def store(self, first: int) -> None:
+        vector, ragged = self.target.vector, self.target.ragged and self.target.vector > 1
+        self._copy(first, vector, self.staging.rows // vector + ragged, lambda at: (at * vector, vector))
+        if ragged:
+            # of the vectors that the results begin and end in, what is theirs, one by one
+            begin = self.first - self.base
+            end = named("end", self.last - self.base)
+            last = named("last_vector", T.truncdiv(end, vector) * vector)
+
+            def edge(at: Expr) -> tuple[Expr, Expr]:
+                which, element = T.truncdiv(at, vector), T.truncmod(at, vector)
+                whole = tirx.all(begin == 0, end >= vector)
+                slot = T.Select(which == 0, element, last + element)
+                inside = T.Select(which == 0, tirx.Not(whole), last > 0)
+                return slot, T.Cast("int32", inside)
+
+            self._copy(first, 1, 2 * vector, edge)
+
+    def _copy(self, first: int, vector: int, each: int, of: Callable[[Expr], tuple[Expr, Any]]) -> None:
+        """Store vectors, `each` of them of a column; `of` says where number `at` begins, and 0 if there is none."""
+        staging = self.staging
+        nbytes = vector * staging.item
+        count = staging.width * each
+        with T.serial(-(-count // WARPGROUP)) as turn:
+            at = named("at", turn * WARPGROUP + self.member.thread)
+            column = named("column", T.truncdiv(at, each))
+            slot, present = of(T.truncmod(at, each))
+            slot = named("slot", slot)
+            number = named("number", self.base + slot)
+            channel, inside = self.work.column_start(self.place, self.member.part, first * staging.width + column)
+            stored = tirx.all(at < count, present > 0, number >= self.first, number + vector <= self.last, inside)
+            with T.If(stored), T.Then():
+                source = self.memory.ptr_to([self.start + (column * staging.pitch + slot) * staging.item])
+                to = self.output.ptr_to([self.work.slot_start(number) + channel])
+                name, text = f"hopper_copy_{nbytes}", _COPY.format(nbytes, _VECTORS[nbytes])
+                T.evaluate(T.cuda.func_call(name, to, source, source_code=text))
+
+
+@dataclass
 class ColumnStores(Stores):
     """Results leave a thread's registers at once, two rows of a column side by side."""
 
@@ -304,7 +388,7 @@ def stores_of(
     work: Work, tensors: Tensors, output_map: Variable | None, place: Any, memory: Buffer | None, member: Member
 ) -> Stores:
     """The stores that the work's output needs."""
-    staging = work.output.staging
-    kind = BoxStores if isinstance(staging, Staging) else RunStores if isinstance(staging, RunStaging) else ColumnStores
-    start = named("start", member.consumer * staging.nbytes)
+    kinds: dict[type, type[Stores]] = {Staging: BoxStores, RunStaging: RunStores, SlotStaging: SlotStores}
+    kind = kinds.get(type(work.output.staging), ColumnStores)
+    start = named("start", member.consumer * work.output.staging.nbytes)
     return kind(work, tensors, output_map, place, memory, start, member)

@@ -149,7 +149,7 @@ def test_the_rule_takes_it_for_few_filters(sm_90a: Arch) -> None:
 
     assert chosen() == NAME and chosen(co=4) == NAME
     assert chosen(co=256) == chosen(stride="2,1") == "tma_wgmma"
-    assert chosen(w=60) == "mma_channels_last"
+    assert chosen(w=60) == "tma_wgmma_turned"
 
 
 def test_emulated(emulation: None, fields: dict[str, Any]) -> None:
