@@ -146,6 +146,7 @@ class Work(ABC, Generic[P]):
     channels_along_rows: ClassVar[bool]  # whether the tile's rows are output channels; else its columns are
     kernel: Pair  # taps, or groups of taps of which a stage holds all
     products: tuple[Product, ...] = (Product(0, 0, 0),)  # of each stage
+    slices: int = 1  # of a consumer's columns, each finished by another of the blocks that share a tile's reduction
     margin: int = 0  # columns of a consumer's before the first that is stored, whole groups of eight
     workspace: tuple[Argument, ...] = ()  # tensors of the function's own, which a kernel before fills
     chunks: int  # stages of one tap, or group of them
@@ -188,10 +189,11 @@ class Work(ABC, Generic[P]):
 
     @property
     def exchange_bytes(self) -> int:
-        """Shared memory for the sums that the other blocks of a tile send: of each consumer that this one finishes."""
+        """Shared memory for the sums that the other blocks of a tile send: of each slice that this one finishes."""
         config = self.config
-        finished = -(-config.consumers // config.split_k)
-        return finished * (config.split_k - 1) * self.sums * config.accumulators * WARPGROUP * SUM_BYTES
+        finished = -(-config.consumers * self.slices // config.split_k)
+        each = self.sums * config.accumulators // self.slices * WARPGROUP * SUM_BYTES
+        return finished * (config.split_k - 1) * each
 
     @property
     def beside_stages(self) -> int:
@@ -283,10 +285,10 @@ class Work(ABC, Generic[P]):
         """The same for operand b, in cluster_m parts."""
 
     @abstractmethod
-    def store_at(self, place: P, part: Index, column: int) -> tuple[Index, ...]:
+    def store_at(self, place: P, part: Index, column: Index) -> tuple[Index, ...]:
         """Coordinates in the output's tensor map of a part's rows and its stored columns from `column` on."""
 
-    def run_at(self, place: P, part: Index, row: Expr, column: int) -> tuple[Expr, Expr]:
+    def run_at(self, place: P, part: Index, row: Expr, column: Index) -> tuple[Expr, Expr]:
         """For an output of runs: where in it the one begins that has row `row` of the consumer's first, in the columns
         from `column` of the block, and how many elements there are to it, 0 or less if none are inside."""
         raise NotImplementedError(f"{type(self).__name__} has no output of runs")

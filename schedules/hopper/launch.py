@@ -14,14 +14,16 @@ from tvm.script.ir_builder import IRBuilder
 from schedules.hopper.config import WARPGROUP, HopperConfig
 from schedules.hopper.exchange import Exchange
 from schedules.hopper.geometry import ClusterPlace, Work
-from schedules.hopper.ring import FILLS, readers
+from schedules.hopper.ring import FILLS, readers, writers
 from schedules.hopper.shared import Columns, Runs, TensorMap
 from schedules.steps.story import inside_part
+from schedules.tirx.cluster import say_begun, wait_until_begun
 from schedules.tirx.values import named
 
 if TYPE_CHECKING:
     from schedules.tirx.types import Buffer, Expr, Handle, Tensors, Variable
 
+_BLOCK = 0  # named barrier of a whole block
 NAMES = ("data", "filter", "bias", "residual", "output")  # of the arguments, in their order
 
 
@@ -143,8 +145,10 @@ class SharedMemory:
         pool.commit()
         return memory
 
-    def initialise(self, config: HopperConfig) -> None:
-        """Set the barriers up, for this block's threads, for TMA and for the blocks of its cluster."""
+    def initialise(self, config: HopperConfig, maps: Maps, by: Expr) -> None:
+        """Have the thread for which `by` is true fetch the tensor maps and set the barriers up, for this block's
+        threads, for TMA and for the blocks of its cluster, which `before_loads` and `before_products` wait for."""
+        maps.fetch(by)
         self.full.init(FILLS)
         self.empty.init(readers(config))
         if self.turns:
@@ -153,12 +157,32 @@ class SharedMemory:
             self.exchange.init()
         T.evaluate(T.ptx.fence.mbarrier_init.release.cluster())
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
-        meet(config)
+        if config.cluster > 1:
+            say_begun()
 
 
-def meet(config: HopperConfig) -> None:
-    """Wait for all threads of the cluster."""
-    T.evaluate(T.cuda.cluster_sync() if config.cluster > 1 else T.cuda.cta_sync())
+def before_loads(config: HopperConfig) -> None:
+    """The producer's wait before its first load: for the blocks that it writes into, if there are others; its own
+    warp has set this block up, and does not wait for itself."""
+    if config.cluster == 1:
+        T.evaluate(T.ptx.bar.arrive(T.uint32(_BLOCK), T.uint32(config.threads)))
+    elif writers(config) > 1:
+        wait_until_begun()
+
+
+def after_loads(config: HopperConfig) -> None:
+    """The same behind its last load, where only others wrote into other blocks."""
+    T.evaluate(T.cuda.warp_sync())
+    if config.cluster > 1 and writers(config) == 1:
+        wait_until_begun()
+
+
+def before_products(config: HopperConfig) -> None:
+    """The consumers' wait for the barriers of their block, and of the others of their cluster."""
+    if config.cluster > 1:
+        wait_until_begun()
+    else:
+        T.evaluate(T.ptx.bar.sync(T.uint32(_BLOCK), T.uint32(config.threads)))
 
 
 def cluster_place(config: HopperConfig, rank: Expr) -> ClusterPlace:

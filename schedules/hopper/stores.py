@@ -27,7 +27,7 @@ from schedules.hopper.shared import Columns, Runs, RunStaging, Staging, TensorMa
 from schedules.tirx.values import kept, named
 
 if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Tensors, Variable
+    from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
 
 WHOLE = 2**22 - 1  # float32 up to here are rounded to whole numbers by adding a constant
 Writer = Callable[..., None]
@@ -97,13 +97,14 @@ def barrier(consumer: Expr) -> None:
 
 @dataclass
 class Stores(ABC):
-    """The stores of a consumer's tile at `place`, `member` of whose threads this is; its staging memory begins `start`
-    bytes into `memory`."""
+    """The stores of a consumer's tile at `place`, or of its columns from `begin` on, `member` of whose threads this is;
+    its staging memory begins `start` bytes into `memory`."""
 
     work: Work
     tensors: Tensors
     output_map: Variable | None
     place: Any
+    begin: Index
     memory: Buffer | None
     start: Expr
     member: Member
@@ -159,7 +160,8 @@ class BoxStores(Stores):
         staging = self.staging
         with T.If(self.member.thread == 0), T.Then():
             for store in range(staging.together):
-                to = self.work.store_at(self.place, self.member.part, (first + store) * staging.width)
+                column = self.begin + (first + store) * staging.width
+                to = self.work.store_at(self.place, self.member.part, column)
                 source = self.memory.ptr_to([self.start + store * staging.store_bytes])
                 T.evaluate(T.ptx[self.form](T.address_of(self.output_map), *to, source))
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
@@ -211,7 +213,7 @@ class RunStores(Stores):
             run = named("run", T.truncdiv(at, vectors))
             element = named("element", T.truncmod(at, vectors) * target.vector)
             row = run * target.rows
-            index, inside = self.work.run_at(self.place, self.member.part, row, first * staging.width)
+            index, inside = self.work.run_at(self.place, self.member.part, row, self.begin + first * staging.width)
             stored = element < inside if count % WARPGROUP == 0 else tirx.all(at < count, element < inside)
             with T.If(stored), T.Then():
                 source = self.memory.ptr_to([self.start + (row * staging.pitch + element) * staging.item])
@@ -321,10 +323,16 @@ def _writer(output: Output) -> Writer:
 
 
 def stores_of(
-    work: Work, tensors: Tensors, output_map: Variable | None, place: Any, memory: Buffer | None, member: Member
+    work: Work,
+    tensors: Tensors,
+    output_map: Variable | None,
+    place: Any,
+    begin: Index,
+    memory: Buffer | None,
+    member: Member,
 ) -> Stores:
     """The stores that the work's output needs."""
     staging = work.output.staging
     kind = BoxStores if isinstance(staging, Staging) else RunStores if isinstance(staging, RunStaging) else ColumnStores
     start = named("start", member.consumer * staging.nbytes)
-    return kind(work, tensors, output_map, place, memory, start, member)
+    return kind(work, tensors, output_map, place, begin, memory, start, member)

@@ -47,11 +47,11 @@ class TmaWgmmaConfig(HopperConfig):
 
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
 
-    def staging(self, problem: NhwcProblem) -> Staging | RunStaging:
-        item = _item(problem)
+    def staging(self, problem: NhwcProblem, slices: int) -> Staging | RunStaging:
+        item, columns = _item(problem), self.block_n // slices
         if problem.co % _vector(problem):
-            return run_staging(self.rows, self.block_n, problem.co, item)
-        return staging_for(self.rows, self.block_n, item, LINE // item)
+            return run_staging(self.rows, columns, problem.co, item)
+        return staging_for(self.rows, columns, item, LINE // item)
 
     def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
         if problem.dtype not in self.dtypes:
@@ -116,7 +116,9 @@ class NhwcWork(Work[TilePlace]):
                 to_tf32=to_tf32,
             ),
         )
-        self.output = self._output(config.staging(problem))
+        # pixels that are stored as runs are whole
+        self.slices = 1 if p.co % _vector(p) else config.slices
+        self.output = self._output(config.staging(problem, self.slices))
 
     def _output(self, staging: Staging | RunStaging) -> Output:
         p, item, most = self.problem, _item(self.problem), _vector(self.problem)
@@ -172,11 +174,11 @@ class NhwcWork(Work[TilePlace]):
             for run in range(tile.k // tile.run)
         ]
 
-    def store_at(self, place: TilePlace, part: Index, column: int) -> tuple[Index, ...]:
+    def store_at(self, place: TilePlace, part: Index, column: Index) -> tuple[Index, ...]:
         n, y, x = self.tiles.of_part(place.pixel, part, self.config.parts)
         return place.channel + column, x, y, n
 
-    def run_at(self, place: TilePlace, part: Index, row: Expr, column: int) -> tuple[Expr, Expr]:
+    def run_at(self, place: TilePlace, part: Index, row: Expr, column: Index) -> tuple[Expr, Expr]:
         from tvm import tirx
         from tvm.script import tirx as T
 
