@@ -256,10 +256,14 @@ class Work(ABC, Generic[P]):
         return None
 
     def fill_shared(self, arch: Arch) -> None:
-        """Change the config to the most stages, of those that searches try, that shared memory has room for."""
-        room = shared_room(arch, self.config.blocks_sm) - self.beside_stages
+        """Change the config to the most stages, of those that searches try, that shared memory has room for and a
+        block's tiles have use for."""
+        config = self.config
+        room = shared_room(arch, config.blocks_sm) - self.beside_stages
         fits = room // (self.stage_bytes + BARRIER_PAIR_BYTES)
-        self.config = replace(self.config, num_stages=max(STAGES[0], min(STAGES[-1], fits)))
+        rounds = -(-self.clusters * config.cluster // config.blocks(self.clusters * config.cluster))
+        stages = min(STAGES[-1], fits, self.stages * rounds)
+        self.config = replace(config, num_stages=max(STAGES[0], stages))
 
     def part_at(self, part: Index) -> tuple[Index, Index]:
         """Where a consumer's part of the tile lies, counted in parts along m and n."""

@@ -31,7 +31,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 # what a config says of none of its own, whatever the default for the problem
 PLAIN = dict(
     block_k=64, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1, split_k=1, ping_pong=False, stationary=False,
-    eager=False,
+
 )  # fmt: skip
 CONFIGS: list[dict[str, Any]] = [
     dict(),
@@ -47,7 +47,7 @@ CONFIGS: list[dict[str, Any]] = [
             dict(block_m=128, block_n=64, consumers=2, block_k=16, num_stages=5, cluster_m=1, grid=0),
             dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
             dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
-            dict(block_m=64, block_n=64, consumers=3, num_stages=4, cluster_m=1, grid=5, ping_pong=True, eager=True),
+            dict(block_m=64, block_n=64, consumers=3, num_stages=4, cluster_m=1, grid=5, ping_pong=True),
             dict(
                 block_m=128,
                 block_n=128,
