@@ -243,9 +243,7 @@ def _blocks(
 ) -> Iterator[dict[str, Any]]:
     k = K_BYTES // numpy_dtype(dtype).itemsize
     clustered = [words for blocks_sm in BLOCKS_SM for words in clusters(blocks_sm, device)]
-    for shape, block_k, stages, words in product(
-        _ways_of(shapes, filters), (2 * k, 4 * k, 8 * k), STAGES, clustered
-    ):
+    for shape, block_k, stages, words in product(_ways_of(shapes, filters), (2 * k, 4 * k, 8 * k), STAGES, clustered):
         whole = words["split_k"] == 1
         alone = whole and words["cluster_m"] == words["blocks_sm"] == 1  # what is loaded but once need not be shared
         if (
