@@ -98,8 +98,9 @@ class Results:
                 terms.append(named(term.name, read(self.tensors[f"flat {term.name}"], at, inside)))
         return unrounded(self.work.epilogue, total, terms)
 
-    def emit(self, place: Any) -> None:
-        """Finish the tile at `place` and issue its stores."""
+    def emit(self, place: Any, begin: Index = 0) -> None:
+        """Finish the tile at `place` and issue its stores; if a slice of its columns is stored, it begins at column
+        `begin`, and its sums lie where those of the first slice do."""
         work, tensors, member = self.work, self.tensors, self.member
         warp, lane = member.warp, member.lane
         staging = work.output.staging
@@ -109,7 +110,7 @@ class Results:
         # columns of eight are permuted by XOR with 0 to 3: bit 1 changes which lane has them, bit 0 which register
         lanes = [lane, named("across", T.bitwise_xor(lane, 1))] if b.fold == FOLDS[0] else [lane]
         lefts = [named("left", T.truncmod(at, 4) * 2) for at in lanes]
-        stores = stores_of(work, tensors, self.output_map, place, self.memory, member)
+        stores = stores_of(work, tensors, self.output_map, place, begin, self.memory, member)
 
         of_rows = [
             self.of_row(place, folded(top + m * ROWS, a.fold)) for m in range(staging.rows // ROWS) for top in tops
@@ -123,7 +124,7 @@ class Results:
                     swaps = [folded(column + 8 * half, b.fold) % 8 for half in range(2)]
                     across = swaps[0] // 2  # as swaps[1] // 2: neighbouring eights differ in bit 0
                     columns = [lefts[across] + column + 8 * half + j for half in range(2) for j in range(2)]
-                    of_columns = [self.of_column(place, at) for at in columns]
+                    of_columns = [self.of_column(place, begin + at) for at in columns]
                     for m in range(staging.rows // ROWS):
                         values = []
                         for half, below in product(range(2), range(2)):

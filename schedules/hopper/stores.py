@@ -28,7 +28,7 @@ from schedules.tirx.values import kept, named
 from schedules.tirx.words import pack_8, pack_16
 
 if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Tensors, Variable
+    from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
 
 Writer = Callable[..., None]
 STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
@@ -86,13 +86,14 @@ def barrier(consumer: Expr) -> None:
 
 @dataclass
 class Stores(ABC):
-    """The stores of a consumer's tile at `place`, `member` of whose threads this is; its staging memory begins `start`
-    bytes into `memory`."""
+    """The stores of a consumer's tile at `place`, or of its columns from `begin` on, `member` of whose threads this is;
+    its staging memory begins `start` bytes into `memory`."""
 
     work: Work
     tensors: Tensors
     output_map: Variable | None
     place: Any
+    begin: Index
     memory: Buffer | None
     start: Expr
     member: Member
@@ -148,7 +149,8 @@ class BoxStores(Stores):
         staging = self.staging
         with T.If(self.member.thread == 0), T.Then():
             for store in range(staging.together):
-                to = self.work.store_at(self.place, self.member.part, (first + store) * staging.width)
+                column = self.begin + (first + store) * staging.width
+                to = self.work.store_at(self.place, self.member.part, column)
                 source = self.memory.ptr_to([self.start + store * staging.store_bytes])
                 T.evaluate(T.ptx[self.form](T.address_of(self.output_map), *to, source))
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
@@ -199,7 +201,7 @@ class RunStores(Stores):
             at = named("at", turn * WARPGROUP + self.member.thread)
             run = named("run", T.truncdiv(at, vectors))
             element = named("element", T.truncmod(at, vectors) * target.vector)
-            row, column = run * target.rows, first * staging.width
+            row, column = run * target.rows, self.begin + first * staging.width
             if not staging.packed:  # a vector is a run
                 column = column + element
             index, inside = self.work.run_at(self.place, self.member.part, row, column)
@@ -278,7 +280,8 @@ class SlotStores(Stores):
             slot, present = of(T.truncmod(at, each))
             slot = named("slot", slot)
             number = named("number", self.base + slot)
-            channel, inside = self.work.column_start(self.place, self.member.part, first * staging.width + column)
+            column_of_tile = self.begin + first * staging.width + column
+            channel, inside = self.work.column_start(self.place, self.member.part, column_of_tile)
             stored = tirx.all(at < count, present > 0, number >= self.first, number + vector <= self.last, inside)
             with T.If(stored), T.Then():
                 source = self.memory.ptr_to([self.start + (column * staging.pitch + slot) * staging.item])
@@ -385,10 +388,16 @@ def _writer(output: Output) -> Writer:
 
 
 def stores_of(
-    work: Work, tensors: Tensors, output_map: Variable | None, place: Any, memory: Buffer | None, member: Member
+    work: Work,
+    tensors: Tensors,
+    output_map: Variable | None,
+    place: Any,
+    begin: Index,
+    memory: Buffer | None,
+    member: Member,
 ) -> Stores:
     """The stores that the work's output needs."""
     kinds: dict[type, type[Stores]] = {Staging: BoxStores, RunStaging: RunStores, SlotStaging: SlotStores}
     kind = kinds.get(type(work.output.staging), ColumnStores)
     start = named("start", member.consumer * work.output.staging.nbytes)
-    return kind(work, tensors, output_map, place, memory, start, member)
+    return kind(work, tensors, output_map, place, begin, memory, start, member)
