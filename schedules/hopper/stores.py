@@ -23,37 +23,17 @@ from tvm.script import tirx as T
 from schedules.hopper.config import ROWS, WARPGROUP
 from schedules.hopper.fragments import tile_row
 from schedules.hopper.geometry import Member, Output, Work
-from schedules.hopper.instructions import pack_16
 from schedules.hopper.shared import Columns, Runs, RunStaging, Slots, SlotStaging, Staging, TensorMap
 from schedules.tirx.values import kept, named
+from schedules.tirx.words import pack_8, pack_16
 
 if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Tensors, Variable
+    from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
 
-WHOLE = 2**22 - 1  # float32 up to here are rounded to whole numbers by adding a constant
 Writer = Callable[..., None]
 STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 _STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 _FIRST_BARRIER = 1  # named barriers of the consumers; 0 is the whole block's
-# 1.5 * 2**23: what is added to it is rounded to a whole number, to nearest even, in the lowest bits, if within
-# WHOLE; not to be contracted with the product before it
-_PACK_8 = """
-__device__ __forceinline__ int hopper_whole(float y) {
-  return __float_as_int(__fadd_rn(y, 12582912.f)) - 0x4b400000;
-}
-__device__ __forceinline__ float hopper_clamp(float y) { return fminf(fmaxf(y, -128.f), 127.f); }
-__device__ __forceinline__ unsigned int hopper_pack_s8(float a, float b, float c, float d) {
-  unsigned int high, all;
-  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
-    : "=r"(high) : "r"(hopper_whole(d)), "r"(hopper_whole(c)), "r"(0));
-  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
-    : "=r"(all) : "r"(hopper_whole(b)), "r"(hopper_whole(a)), "r"(high));
-  return all;
-}
-__device__ __forceinline__ unsigned int hopper_clamp_pack_s8(float a, float b, float c, float d) {
-  return hopper_pack_s8(hopper_clamp(a), hopper_clamp(b), hopper_clamp(c), hopper_clamp(d));
-}
-"""
 # u and v are groups of eight columns, two bytes of row lane / 4 and two of the row eight below.  Neighbouring lanes
 # exchange, so that even ones have four bytes of u and odd ones four of v.
 _STORE_8 = """
@@ -106,13 +86,14 @@ def barrier(consumer: Expr) -> None:
 
 @dataclass
 class Stores(ABC):
-    """The stores of a consumer's tile at `place`, `member` of whose threads this is; its staging memory begins `start`
-    bytes into `memory`."""
+    """The stores of a consumer's tile at `place`, or of its columns from `begin` on, `member` of whose threads this is;
+    its staging memory begins `start` bytes into `memory`."""
 
     work: Work
     tensors: Tensors
     output_map: Variable | None
     place: Any
+    begin: Index
     memory: Buffer | None
     start: Expr
     member: Member
@@ -168,7 +149,8 @@ class BoxStores(Stores):
         staging = self.staging
         with T.If(self.member.thread == 0), T.Then():
             for store in range(staging.together):
-                to = self.work.store_at(self.place, self.member.part, (first + store) * staging.width)
+                column = self.begin + (first + store) * staging.width
+                to = self.work.store_at(self.place, self.member.part, column)
                 source = self.memory.ptr_to([self.start + store * staging.store_bytes])
                 T.evaluate(T.ptx[self.form](T.address_of(self.output_map), *to, source))
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
@@ -219,12 +201,16 @@ class RunStores(Stores):
             at = named("at", turn * WARPGROUP + self.member.thread)
             run = named("run", T.truncdiv(at, vectors))
             element = named("element", T.truncmod(at, vectors) * target.vector)
-            row = run * target.rows
-            index, inside = self.work.run_at(self.place, self.member.part, row, first * staging.width)
-            stored = element < inside if count % WARPGROUP == 0 else tirx.all(at < count, element < inside)
+            row, column = run * target.rows, self.begin + first * staging.width
+            if not staging.packed:  # a vector is a run
+                column = column + element
+            index, inside = self.work.run_at(self.place, self.member.part, row, column)
+            if staging.packed:
+                index, inside = index + element, inside - element
+            stored = inside > 0 if count % WARPGROUP == 0 else tirx.all(at < count, inside > 0)
             with T.If(stored), T.Then():
                 source = self.memory.ptr_to([self.start + (row * staging.pitch + element) * staging.item])
-                to = self.output.ptr_to([index + element])
+                to = self.output.ptr_to([index])
                 T.evaluate(T.cuda.func_call(name, to, source, source_code=_COPY.format(nbytes, _VECTORS[nbytes])))
 
 
@@ -294,7 +280,8 @@ class SlotStores(Stores):
             slot, present = of(T.truncmod(at, each))
             slot = named("slot", slot)
             number = named("number", self.base + slot)
-            channel, inside = self.work.column_start(self.place, self.member.part, first * staging.width + column)
+            column_of_tile = self.begin + first * staging.width + column
+            channel, inside = self.work.column_start(self.place, self.member.part, column_of_tile)
             stored = tirx.all(at < count, present > 0, number >= self.first, number + vector <= self.last, inside)
             with T.If(stored), T.Then():
                 source = self.memory.ptr_to([self.start + (column * staging.pitch + slot) * staging.item])
@@ -358,15 +345,11 @@ def _writer_16(kind: str) -> Writer:
     return write
 
 
-def _writer_8(clamp: bool) -> Writer:
-    pack = "hopper_clamp_pack_s8" if clamp else "hopper_pack_s8"
-
+def _writer_8(bound: float) -> Writer:
     def write(
         staging: Staging, memory: Buffer, base: Expr, values: Sequence[Expr], row: Expr, pair: int, lane: Expr
     ) -> None:
-        words = [
-            T.cuda.func_call(pack, *values[at : at + 4], source_code=_PACK_8, return_type="uint32") for at in (0, 4)
-        ]
+        words = [pack_8(values[at : at + 4], bound) for at in (0, 4)]
         rows = [row + T.truncdiv(lane, 4) + below for below in (0, 8)]
         targets = [memory.ptr_to([base + staging.chunk(at, pair)]) for at in rows]
         T.evaluate(T.cuda.func_call("hopper_store_s8", *words, *targets, lane, source_code=_STORE_8))
@@ -401,14 +384,20 @@ _WRITERS: dict[str, Writer] = {
 
 
 def _writer(output: Output) -> Writer:
-    return _writer_8(output.bound > WHOLE) if output.dtype == "int8" else _WRITERS[output.dtype]
+    return _writer_8(output.bound) if output.dtype == "int8" else _WRITERS[output.dtype]
 
 
 def stores_of(
-    work: Work, tensors: Tensors, output_map: Variable | None, place: Any, memory: Buffer | None, member: Member
+    work: Work,
+    tensors: Tensors,
+    output_map: Variable | None,
+    place: Any,
+    begin: Index,
+    memory: Buffer | None,
+    member: Member,
 ) -> Stores:
     """The stores that the work's output needs."""
     kinds: dict[type, type[Stores]] = {Staging: BoxStores, RunStaging: RunStores, SlotStaging: SlotStores}
     kind = kinds.get(type(work.output.staging), ColumnStores)
     start = named("start", member.consumer * work.output.staging.nbytes)
-    return kind(work, tensors, output_map, place, memory, start, member)
+    return kind(work, tensors, output_map, place, begin, memory, start, member)

@@ -9,6 +9,7 @@ from schedules.operators.conv2d_nchw import (
     direct,
     mma,
     mma_channels_last,
+    mma_windows,
     simt,
     tma_wgmma,
     tma_wgmma_few,
@@ -16,6 +17,7 @@ from schedules.operators.conv2d_nchw import (
 )
 from schedules.operators.conv2d_nchw.definition import NchwProblem, definition, inputs, pixel_vector, reference
 from schedules.steps.tensor_core import matrix_schedule
+from schedules.windows.config import is_few
 
 FEW_CHANNELS = 16
 FEW_FILTERS = 32
@@ -23,9 +25,9 @@ FEW_PIXELS = 2**16  # below, tiles of the image are too few to occupy a GPU
 
 
 def choose(problem: NchwProblem, arch: Arch) -> str:
-    """The rule: matrix cores for the dtypes that they take: on Hopper `tma_wgmma` where TMA reaches, or `tma_wgmma_few`
-    where half its rows would be empty, else `tma_wgmma_turned`; else on CUDA `mma` where pixels come by vectors as they
-    lie, else `mma_channels_last`; on AMD `mfma`.
+    """The rule: windows for few input channels; else matrix cores for the dtypes that they take: on Hopper `tma_wgmma`
+    where TMA reaches, or `tma_wgmma_few` where half its rows would be empty, else `tma_wgmma_turned`; else on CUDA `mma`
+    where pixels come by vectors as they lie, else `mma_channels_last`; on AMD `mfma`.
 
     Else `direct` where a kernel larger than 1x1 has few channels and a large image, so that a thread keeps all filters
     and fetches each pixel once; else `simt`.
@@ -33,6 +35,8 @@ def choose(problem: NchwProblem, arch: Arch) -> str:
     if not arch.is_gpu:
         return "cpu"
     p = problem
+    if is_few(p) and mma_windows.SCHEDULE.serves(p, arch):
+        return mma_windows.SCHEDULE.name
     matrix = matrix_schedule(p.dtype, arch)
     fitting = (tma_wgmma_few.SCHEDULE, tma_wgmma.SCHEDULE, tma_wgmma_turned.SCHEDULE)
     for spec in fitting if p.co <= FEW_FILTERS else fitting[1:]:
@@ -56,6 +60,7 @@ OPERATOR = Operator(
     schedules=(
         mma.SCHEDULE,
         mma_channels_last.SCHEDULE,
+        mma_windows.SCHEDULE,
         mma.MFMA,
         tma_wgmma.SCHEDULE,
         tma_wgmma_few.SCHEDULE,

@@ -44,8 +44,8 @@ CONFIGS: list[dict[str, Any]] = [
     dict(block_m=64, consumers=1, num_stages=2, block_k=32, blocks_sm=2, grid=264),
     dict(block_m=64, consumers=1, num_stages=2, block_k=64),
     dict(block_m=256, consumers=2, num_stages=3, block_k=16, split_k=2, grid=4),
-    dict(block_m=128, consumers=3, num_stages=3, block_k=32, ping_pong=True, stationary=True, eager=True, grid=1),
-    dict(block_m=64, consumers=1, num_stages=2, block_k=128, stationary=True, eager=True),
+    dict(block_m=128, consumers=3, num_stages=3, block_k=32, ping_pong=True, stationary=True, grid=1),
+    dict(block_m=64, consumers=1, num_stages=2, block_k=128, stationary=True),
 ]
 ODD = "bfloat16"
 
