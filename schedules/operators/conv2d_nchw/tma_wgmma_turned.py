@@ -111,18 +111,19 @@ class TurnedWork(Work[TurnedPlace]):
                 b.swizzle,
             ),
         )
-        self.output = self._output()
+        self.slices = config.slices
+        self.output = self._output(config.block_n // self.slices)
 
-    def _output(self) -> Output:
+    def _output(self, columns: int) -> Output:
         p, config, positions = self.problem, self.config, self.positions
         if positions.dense and p.out_h * p.out_w == 1 and p.co % VECTOR == 0:
-            boxes = staging_for(config.rows, config.block_n, ITEM, LINE // ITEM)
+            boxes = staging_for(config.rows, columns, ITEM, LINE // ITEM)
             box, line = (boxes.width, boxes.rows), boxes.row_bytes
             to = TensorMap("output", p.dtype, (p.co, p.n), (p.co * ITEM,), box, (1, 1), line, promotion=0)
             return Output(p.dtype, boxes, to)
         vector = math.gcd(VECTOR, positions.piece)
         slots = Slots("output", p.pixels * p.co, vector, ragged=not positions.dense)
-        return Output(p.dtype, slot_staging(config.rows, config.block_n, ITEM), slots)
+        return Output(p.dtype, slot_staging(config.rows, columns, ITEM), slots)
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> TurnedPlace:
         from tvm.script import tirx as T
