@@ -131,6 +131,7 @@ class HwcnWork(PixelWork):
         p, tiles = problem, _tiles(problem, config)
         assert tiles is not None  # checked
         super().__init__(tiles.problem, config, tiles)
+        self.arguments = p.arguments()
         data, weight = turned.data_argument(p, config.turned), turned.filter_argument(p)
         self.workspace = tuple(each for each in (data, weight) if each.name not in ("data", "filter"))
         self.part = tiles.part(config.cluster_m)
@@ -230,10 +231,10 @@ class HwcnWork(PixelWork):
 
         moved, channel = self._moved(place, column), place.channel + part * self.config.rows
         staging = self.output.staging
-        fold = staging.fold if isinstance(staging, Staging) else 1
-        return (
-            (0, T.truncdiv(channel, fold), moved.x, moved.y) if fold > 1 else (moved.image, channel, moved.x, moved.y)
-        )
+        assert isinstance(staging, Staging)
+        if staging.fold > 1:
+            return 0, T.truncdiv(channel, staging.fold), moved.x, moved.y
+        return moved.image, channel, moved.x, moved.y
 
     def run_at(self, place: PixelPlace, part: Index, row: Expr, column: Expr) -> tuple[Expr, Expr]:
         from tvm import tirx
