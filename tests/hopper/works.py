@@ -81,7 +81,7 @@ WORKS: dict[str, Case] = {
         dict(block_m=128, block_n=128, block_k=16, num_stages=2, cluster_m=2, cluster_n=2, grid=120, window=False,
              turned=False),
     ),
-    "few images, few channels": (
+    "images of few channels": (
         "conv2d_hwcn", "tma_wgmma", HWCN | dict(n=16, ci=3),
         PLAIN | dict(block_m=128, block_n=128, block_k=32, window=True, turned=False, cluster_m=2),
     ),
