@@ -28,6 +28,11 @@ WORKS: dict[str, Case] = {
         "conv2d_nhwc", "tma_wgmma", NHWC,
         PLAIN | dict(block_m=64, block_n=32, block_k=16, ping_pong=True, stationary=True, grid=2),
     ),
+    "pixels around a tile": (
+        "conv2d_nhwc", "tma_wgmma", NHWC | dict(stride=1, kh=5),
+        dict(block_m=64, block_n=32, block_k=32, consumers=1, num_stages=2, cluster_m=2, cluster_n=2, grid=4,
+             halo=True),
+    ),
     "pixels of odd channels": (
         "conv2d_nhwc", "tma_wgmma", NHWC | dict(co=27), PLAIN | dict(block_m=128, block_n=32, block_k=16),
     ),
