@@ -20,14 +20,17 @@ K_BYTES = 32  # of the reduction in one wgmma
 REGISTERS: dict[tuple[int, int], tuple[int, int]] = {
     (1, 1): (0, 255),
     (1, 2): (24, 232),
+    (1, 3): (24, 136),
+    (1, 4): (24, 104),
     (2, 1): (40, 232),
+    (2, 2): (24, 104),
     (3, 1): (56, 152),
 }
 INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of those a thread has at the launch
 ADDRESSING = 48  # registers beside the accumulators, about
 SUM_BYTES = 4
 STAGING = 16 * 1024  # most bytes in which a consumer's results wait for their store
-CLUSTER_SIZES = (1, 2, 4)  # blocks
+CLUSTER_SIZES = (1, 2, 4, 8, 16)  # blocks
 
 C = TypeVar("C", bound="HopperConfig")
 
@@ -37,6 +40,7 @@ class HopperConfig(Config):
     """Rows m and columns n of the output tile of a block, and how it is worked on."""
 
     granule: ClassVar[int] = 16  # columns that results are stored by
+    k_steps: ClassVar[Sequence[int]] = (1, 2, 4, 8)  # of wgmma that a stage may have
 
     block_m: int = 128
     block_n: int = 256
@@ -53,9 +57,6 @@ class HopperConfig(Config):
     ping_pong: bool = False
     # operand b, the filters of a tile's whole reduction, is loaded with a block's first tile and stays in shared memory
     stationary: bool = False
-    # tensor maps are fetched while a block sets itself up, and it ends when its last results have left shared memory;
-    # else they are fetched as they are used, and it ends when the results are in global memory
-    eager: bool = False
 
     @property
     def cluster(self) -> int:
@@ -91,6 +92,14 @@ class HopperConfig(Config):
     def threads(self) -> int:
         return WARPGROUP * (self.consumers + 1)
 
+    @property
+    def slices(self) -> int:
+        """Slices of a consumer's columns that different blocks of a tile may finish."""
+        slices = self.split_k
+        while slices > 1 and self.columns % (slices * self.granule):
+            slices //= 2
+        return slices
+
     def blocks(self, tiles: int) -> int:
         """Blocks of the launch for `tiles` output tiles, whole clusters."""
         clusters = -(-tiles // self.cluster)
@@ -125,13 +134,14 @@ class HopperConfig(Config):
         if self.block_n % step or self.columns > 256:
             return f"block_n={self.block_n} is not a multiple of {step} up to {256 * self.consumers_n}"
         k = K_BYTES // numpy_dtype(dtype).itemsize
-        if self.block_k not in (k, 2 * k, 4 * k, 8 * k):
-            return f"block_k={self.block_k} is not {k}, {2 * k}, {4 * k} or {8 * k}"
+        *others, most = (steps * k for steps in self.k_steps)
+        if self.block_k not in (*others, most):
+            return f"block_k={self.block_k} is not {', '.join(map(str, others))} or {most}"
         if self.num_stages < 2:
             return f"num_stages={self.num_stages} must be at least 2"
         if self.cluster not in CLUSTER_SIZES:
             sizes = " x ".join(f"{name}={getattr(self, name)}" for name in ("cluster_m", "cluster_n", "split_k"))
-            return f"{sizes} is not 1, 2 or 4 blocks"
+            return f"{sizes} is not {', '.join(map(str, CLUSTER_SIZES[:-1]))} or {CLUSTER_SIZES[-1]} blocks"
         if self.grid and self.grid < self.cluster:
             return f"grid={self.grid} is less than a cluster of {self.cluster}"
         most = REGISTERS[self.consumers, self.blocks_sm][1]
@@ -193,6 +203,7 @@ PING_PONG = (
     (128, 32, 2),
 )
 STAGES = tuple(range(2, 9))
+BLOCKS_SM = (1, 2, 3, 4)
 # (cluster_m, cluster_n, split_k)
 CLUSTERS = (
     (1, 1, 1),
@@ -205,6 +216,10 @@ CLUSTERS = (
     (2, 1, 2),
     (1, 2, 2),
     (1, 1, 4),
+    (2, 1, 4),
+    (1, 2, 4),
+    (1, 1, 8),
+    (1, 1, 16),
 )
 
 
@@ -229,9 +244,8 @@ def _blocks(
     dtype: str, device: Device, shapes: Sequence[tuple[int, int, int]], filters: bool
 ) -> Iterator[dict[str, Any]]:
     k = K_BYTES // numpy_dtype(dtype).itemsize
-    for shape, block_k, stages, words in product(
-        _ways_of(shapes, filters), (2 * k, 4 * k, 8 * k), STAGES, [*clusters(1, device), *clusters(2, device)]
-    ):
+    clustered = [words for blocks_sm in BLOCKS_SM for words in clusters(blocks_sm, device)]
+    for shape, block_k, stages, words in product(_ways_of(shapes, filters), (2 * k, 4 * k, 8 * k), STAGES, clustered):
         whole = words["split_k"] == 1
         alone = whole and words["cluster_m"] == words["blocks_sm"] == 1  # what is loaded but once need not be shared
         if (

@@ -34,16 +34,16 @@ def microseconds(work: Work, device: Device) -> float:
     finished after it.  `Timings` says what the constants were fitted to.  What `split_k` costs and what `ping_pong` and
     `stationary` save are estimates.
     """
-    config, stages, t = work.config, math.prod(work.kernel) * work.chunks, device.timings
-    nbytes = work.a.tile.k * work.a.tile.item
+    config, stages, t = work.config, work.mean_taps * work.chunks, device.timings
+    nbytes = work.a.tile.k * work.a.tile.item * len(work.products)
     waves = rounds(config, work.clusters, device)
-    own = -(-stages // config.split_k)
+    own = math.ceil(stages / config.split_k)
     cycles = product_cycles(config.block_n) * t.cycle
     multiply = waves * own * config.blocks_sm * config.block_m / ROWS * nbytes / K_BYTES * cycles
     used = waves if config.stationary else 1  # times that operand b is, once loaded
-    rows = config.block_m / config.cluster_n + config.block_n / config.cluster_m / used
-    rate = t.loaded_narrow if work.a.tile.swizzle <= NARROW else t.loaded
-    load = work.clusters * config.cluster / device.multiprocessors * own * rows * nbytes / rate
+    rates = [t.loaded_narrow if each.tile.swizzle <= NARROW else t.loaded for each in (work.a, work.b)]
+    each = work.a.loaded / config.cluster_n / rates[0] + work.b.loaded / config.cluster_m / used / rates[1]
+    load = work.clusters * config.cluster / device.multiprocessors * own * each
     arrive = waves * own * t.latency / (config.num_stages - 1)
     results = config.block_m * config.block_n
     finish = results * t.finish / min(config.split_k, config.consumers)

@@ -23,6 +23,8 @@ from schedules.hopper.shared import (
     Runs,
     RunStaging,
     SharedTile,
+    Slots,
+    SlotStaging,
     Staging,
     TensorMap,
     aligned,
@@ -75,7 +77,8 @@ class Load:
 class Operand:
     """An operand's tiles in a stage, one behind the other, and the tensor map of the boxes that fill them.
 
-    No box fills the last `spare` rows of a tile, of whose products nothing is stored.
+    No box fills the last `spare` rows of a tile, of whose products nothing is stored, nor the last `spare_k` of the
+    reduction of an MN-major one, which are zeros.
     With `by_registers` the consumers' threads bring operand a to wgmma: see `hopper.fragments`.
     """
 
@@ -84,6 +87,7 @@ class Operand:
     count: int = 1
     by_registers: bool = False
     spare: int = 0
+    spare_k: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +97,9 @@ class Operand:
     @property
     def loaded(self) -> int:
         """Bytes that boxes bring into a stage."""
-        return self.nbytes - self.count * self.spare * self.tile.k * self.tile.item
+        tile = self.tile
+        missing = self.spare * tile.k + (tile.rows - self.spare) * self.spare_k
+        return self.nbytes - self.count * missing * tile.item
 
     def check_loads(self, loads: Sequence[Load], parts: int) -> None:
         """That `loads`, one of `parts` alike, bring as many bytes as a stage expects: its mbarrier counts on them, and
@@ -129,8 +135,8 @@ class Output:
     """
 
     dtype: str
-    staging: Staging | RunStaging | NoStaging
-    target: TensorMap | Runs | Columns
+    staging: Staging | RunStaging | SlotStaging | NoStaging
+    target: TensorMap | Runs | Slots | Columns
     bound: float = math.inf
 
 
@@ -146,6 +152,7 @@ class Work(ABC, Generic[P]):
     channels_along_rows: ClassVar[bool]  # whether the tile's rows are output channels; else its columns are
     kernel: Pair  # taps, or groups of taps of which a stage holds all
     products: tuple[Product, ...] = (Product(0, 0, 0),)  # of each stage
+    slices: int = 1  # of a consumer's columns, each finished by another of the blocks that share a tile's reduction
     margin: int = 0  # columns of a consumer's before the first that is stored, whole groups of eight
     workspace: tuple[Argument, ...] = ()  # tensors of the function's own, which a kernel before fills
     chunks: int  # stages of one tap, or group of them
@@ -177,6 +184,11 @@ class Work(ABC, Generic[P]):
         return self.b_start if self.config.stationary else aligned(self.b_start + self.b.nbytes)
 
     @property
+    def mean_taps(self) -> float:
+        """Taps, or groups of them, of a tile on average."""
+        return math.prod(self.kernel)
+
+    @property
     def stages(self) -> int:
         """Stages of the reduction of a tile that a block multiplies, at most."""
         return -(-math.prod(self.kernel) * self.chunks // self.config.split_k)
@@ -188,10 +200,11 @@ class Work(ABC, Generic[P]):
 
     @property
     def exchange_bytes(self) -> int:
-        """Shared memory for the sums that the other blocks of a tile send: of each consumer that this one finishes."""
+        """Shared memory for the sums that the other blocks of a tile send: of each slice that this one finishes."""
         config = self.config
-        finished = -(-config.consumers // config.split_k)
-        return finished * (config.split_k - 1) * self.sums * config.accumulators * WARPGROUP * SUM_BYTES
+        finished = -(-config.consumers * self.slices // config.split_k)
+        each = self.sums * config.accumulators // self.slices * WARPGROUP * SUM_BYTES
+        return finished * (config.split_k - 1) * each
 
     @property
     def beside_stages(self) -> int:
@@ -254,10 +267,14 @@ class Work(ABC, Generic[P]):
         return None
 
     def fill_shared(self, arch: Arch) -> None:
-        """Change the config to the most stages, of those that searches try, that shared memory has room for."""
-        room = shared_room(arch, self.config.blocks_sm) - self.beside_stages
+        """Change the config to the most stages, of those that searches try, that shared memory has room for and a
+        block's tiles have use for."""
+        config = self.config
+        room = shared_room(arch, config.blocks_sm) - self.beside_stages
         fits = room // (self.stage_bytes + BARRIER_PAIR_BYTES)
-        self.config = replace(self.config, num_stages=max(STAGES[0], min(STAGES[-1], fits)))
+        rounds = -(-self.clusters * config.cluster // config.blocks(self.clusters * config.cluster))
+        stages = min(STAGES[-1], fits, self.stages * rounds)
+        self.config = replace(config, num_stages=max(STAGES[0], stages))
 
     def part_at(self, part: Index) -> tuple[Index, Index]:
         """Where a consumer's part of the tile lies, counted in parts along m and n."""
@@ -283,13 +300,27 @@ class Work(ABC, Generic[P]):
         """The same for operand b, in cluster_m parts."""
 
     @abstractmethod
-    def store_at(self, place: P, part: Index, column: int) -> tuple[Index, ...]:
+    def store_at(self, place: P, part: Index, column: Index) -> tuple[Index, ...]:
         """Coordinates in the output's tensor map of a part's rows and its stored columns from `column` on."""
 
-    def run_at(self, place: P, part: Index, row: Expr, column: int) -> tuple[Expr, Expr]:
+    def run_at(self, place: P, part: Index, row: Expr, column: Index) -> tuple[Expr, Expr]:
         """For an output of runs: where in it the one begins that has row `row` of the consumer's first, in the columns
-        from `column` of the block, and how many elements there are to it, 0 or less if none are inside."""
+        from `column` of the block, and how many elements there are to it, 0 or less if none are inside.  Where staging
+        memory does not hold whole rows of the tensor, each vector of a row is asked for."""
         raise NotImplementedError(f"{type(self).__name__} has no output of runs")
+
+    def slots_at(self, place: P, part: Index) -> tuple[Expr, Expr]:
+        """For an output of slots: the first result of a part that is stored, numbered as channels have them, and the
+        first beyond; a vector begins at multiples of its length."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of slots")
+
+    def slot_of(self, place: P, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        """For an output of slots: the number of row `row` of a part, and whether it is stored."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of slots")
+
+    def slot_start(self, number: Expr) -> Expr:
+        """For an output of slots: where in it result number `number` of the first channel lies."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of slots")
 
     def columns_at(self, place: P, part: Index, row: Expr) -> tuple[Expr, int, Expr | None]:
         """For an output of columns: where in it row `row` of the consumer's lies in the first column of the block, how

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -118,7 +118,7 @@ def choose(
     device = device or device_name(arch) or _only_device(known)
     here = [record for record in known if device and slug(record.device) == slug(device)]
     usable = [record for record in here if _same_versions(record, arch)]
-    note = _passed_over(known, here, usable, device)
+    note = _passed_over(known, here, usable, device, folders)
     used = set(map(id, usable))
     exact, refused = legal_best(
         [item for item in found if id(item.record) in used and item.record.problem == problem], asked
@@ -246,9 +246,12 @@ def distance(one: Problem, other: Problem) -> float:
 
 
 def _records(operator: str, folders: Sequence[str | Path] | None) -> tuple[list[Located], list[BadLine]]:
-    folders = folders if folders is not None else log_folders()
-    files = [file for folder in folders for file in sorted(Path(folder).glob(f"*/{operator}.jsonl"))]
-    return read_journals(files, _read)
+    return read_journals(list(_journals(f"*/{operator}", folders)), _read)
+
+
+def _journals(pattern: str, folders: Sequence[str | Path] | None) -> Iterator[Path]:
+    for folder in folders if folders is not None else log_folders():
+        yield from sorted(Path(folder).glob(f"{pattern}.jsonl"))
 
 
 def _read(file: Path) -> tuple[list[tuple[int, Record]], list[BadLine]]:
@@ -279,13 +282,23 @@ def _same_versions(record: Record, arch: Arch) -> bool:
         return True  # then nothing will be built; the build says so better
 
 
-def _passed_over(known: Sequence[Record], here: Sequence[Record], usable: Sequence[Record], device: str | None) -> str:
-    if usable or not known:
+def _passed_over(
+    known: Sequence[Record],
+    here: Sequence[Record],
+    usable: Sequence[Record],
+    device: str | None,
+    folders: Sequence[str | Path] | None,
+) -> str:
+    if usable:
         return ""
+    if not known:
+        if device is None or any(_journals(f"{slug(device)}/*", folders)):
+            return ""
+        return f"no records of {device}; `schedules tune` measures some"
     if here:
         old = here[-1].versions
         return f"records of {old.get('apache-tvm')} with {old.get('compiler')} are not used; tune again"
     names = sorted({record.device for record in known})
     if device is None:
         return f"records of {' and '.join(names)} exist; choose with --device"
-    return f"records of {names[0]} exist, none of {device}"
+    return f"records of {names[0]} exist, none of {device}; `schedules tune` measures some"

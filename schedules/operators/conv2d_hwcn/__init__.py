@@ -10,9 +10,9 @@ from schedules.steps.tensor_core import matrix_schedule
 
 
 def choose(problem: HwcnProblem, arch: Arch) -> str:
-    """The rule: TMA and wgmma where they reach and half of a run of images is there; else matrix cores for the dtypes
-    that they take; else `simt` for float32 where there is cp.async, and `tutorial` on every other GPU."""
-    if 2 * problem.n >= tma_wgmma.RUN and tma_wgmma.SCHEDULE.serves(problem, arch):
+    """The rule: TMA and wgmma where they reach; else matrix cores for the dtypes that they take; else `simt` for
+    float32 where there is cp.async, and `tutorial` on every other GPU."""
+    if tma_wgmma.SCHEDULE.serves(problem, arch):
         return tma_wgmma.SCHEDULE.name
     matrix = matrix_schedule(problem.dtype, arch)
     if matrix or not arch.is_gpu:

@@ -1,4 +1,5 @@
-"""HWCN convolution on Hopper as a matrix product for each output pixel: what its schedules share.
+"""HWCN convolution on Hopper as a matrix product of output channels and images for each output pixel, or for several:
+what its schedules share.
 
 Kernel taps in the padding are left out, and pixels that need all of them come first, so that the last tiles to finish
 are short ones.
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from schedules.core.arch import Arch
 from schedules.core.device import Device
+from schedules.core.problem import Argument
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import HopperConfig, blocks, tiles_of
 from schedules.hopper.cost import fastest
 from schedules.hopper.geometry import Load, Work
-from schedules.hopper.pixels import taps_inside
+from schedules.hopper.pixels import mean_taps_inside, taps_inside
 from schedules.hopper.shared import SharedTile, TensorMap
-from schedules.operators.conv2d_hwcn.definition import HwcnProblem, inside_window
+from schedules.operators.conv2d_hwcn.definition import HwcnProblem
+from schedules.operators.conv2d_hwcn.image_tiles import ImageTiles
 
 if TYPE_CHECKING:
     from schedules.hopper.geometry import Taps
@@ -32,31 +35,34 @@ class PixelConfig(HopperConfig):
 
 @dataclass(frozen=True)
 class PixelPlace:
-    """A block's tile: its output pixel, its first row and column, and the kernel taps it needs."""
+    """A block's tile: its first image and output pixel, its first output channel, and the kernel taps it needs."""
 
-    pixel: Expr
+    image: Expr
     y: Expr
     x: Expr
-    row: Expr
-    column: Expr
+    channel: Expr
     taps: Taps
 
 
 class PixelWork(Work[PixelPlace]):
-    """For each output pixel a product of output channels and images, in either order."""
+    """For each box of output pixels and images a product of these and output channels, in either order."""
 
     config: PixelConfig
+    tiles: ImageTiles
 
-    def __init__(self, problem: HwcnProblem, config: PixelConfig) -> None:
+    def __init__(self, problem: HwcnProblem, config: PixelConfig, tiles: ImageTiles) -> None:
         p = problem
-        rows, columns = (p.co, p.n) if self.channels_along_rows else (p.n, p.co)
-        self.problem, self.config = p, config
+        self.problem, self.config, self.tiles = p, config, tiles
         self.arguments, self.epilogue = p.arguments(), p.epilogue
         self.kernel = (p.kh, p.kw)
         self.chunks = -(-p.ci // config.block_k)
-        self.tiles_m = -(-rows // (config.block_m * config.cluster_m))  # of a cluster
-        self.tiles_n = -(-columns // (config.block_n * config.cluster_n))
-        self.clusters = p.out_h * p.out_w * self.tiles_m * self.tiles_n
+        block, cluster = config.block_n, config.cluster_n
+        if self.channels_along_rows:
+            block, cluster = config.block_m, config.cluster_m
+        self.block_channels = block
+        self.tiles_channels = -(-p.co // (block * cluster))  # of a cluster
+        images, rows, columns = tiles.counts
+        self.clusters = images * rows * columns * self.tiles_channels
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> PixelPlace:
         from tvm.script import tirx as T
@@ -64,31 +70,57 @@ class PixelWork(Work[PixelPlace]):
         from schedules.lowering.order import inside_first
         from schedules.tirx.values import named
 
-        p, config = self.problem, self.config
-        each = self.tiles_m * self.tiles_n
-        window = inside_window(p)
-        if config.skip_padding and window:
-            tile = named("place", inside_first(tile, (each, p.out_w, *window)))
+        config, tiles, channels = self.config, self.tiles, self.tiles_channels
+        images, _, columns = tiles.counts
+        each = channels * images
+        if config.skip_padding and tiles.inside:
+            tile = named("place", inside_first(tile, (each, columns, *tiles.inside)))
         pixel = named("pixel", T.truncdiv(tile, each))
-        y, x = named("y", T.truncdiv(pixel, p.out_w)), named("x", T.truncmod(pixel, p.out_w))
-        at_m, at_n = T.truncmod(tile, self.tiles_m), T.truncmod(T.truncdiv(tile, self.tiles_m), self.tiles_n)
-        row = named("row", (at_m * config.cluster_m + rank_m) * config.block_m)
-        column = named("column", (at_n * config.cluster_n + rank_n) * config.block_n)
-        return PixelPlace(pixel, y, x, row, column, self._taps(y, x))
+        if self.channels_along_rows:
+            rank, rank_channel, cluster = rank_n, rank_m, config.cluster_m
+            channel, image = T.truncmod(tile, channels), T.truncmod(T.truncdiv(tile, channels), images)
+        else:
+            rank, rank_channel, cluster = rank_m, rank_n, config.cluster_n
+            channel, image = T.truncmod(T.truncdiv(tile, images), channels), T.truncmod(tile, images)
+        at = image, T.truncdiv(pixel, columns), T.truncmod(pixel, columns)
+        first = [named(name, number * reach) for name, number, reach in zip("nyx", at, tiles.reach, strict=True)]
+        taps = self._taps(first[1], first[2])
+        own = [
+            named(name, start + rank * extent) if several > 1 else start
+            for name, start, extent, several in zip("nyx", first, tiles.box, tiles.spread, strict=True)
+        ]
+        start = named("channel", (channel * cluster + rank_channel) * self.block_channels)
+        return PixelPlace(own[0], own[1], own[2], start, taps)
+
+    def _axes(self) -> tuple[tuple[int, int, int, int, int, int], ...]:
+        """Of rows and columns: the outputs of a cluster's box, and what tells which taps of them are in the image."""
+        p, (_, h, w) = self.problem, self.tiles.reach
+        return (
+            (h, p.h, p.kh, p.pad[0], p.stride[0], p.dilation[0]),
+            (w, p.w, p.kw, p.pad[1], p.stride[1], p.dilation[1]),
+        )
 
     def _taps(self, y: Expr, x: Expr) -> Taps:
-        """The taps of the pixel that lie in the image; where none do, one in the padding, which gives the zeros."""
-        p = self.problem
-        if not self.config.skip_padding:
-            return 0, p.kh, 0, p.kw
-
-        rows = taps_inside("ry", y, 1, p.h, p.kh, p.pad[0], p.stride[0], p.dilation[0])
-        columns = taps_inside("rx", x, 1, p.w, p.kw, p.pad[1], p.stride[1], p.dilation[1])
+        """The taps that lie in the image for any pixel of a cluster's box; where none do, one in the padding, which
+        gives the zeros."""
+        rows, columns = (
+            taps_inside(name, at, *axis) if self.config.skip_padding and taps > 1 else (0, taps)
+            for name, at, axis, taps in zip(("ry", "rx"), (y, x), self._axes(), self.kernel, strict=True)
+        )
         return *rows, *columns
 
     @property
     def least_taps(self) -> int:
         return 1 if self.config.skip_padding else super().least_taps
+
+    @property
+    def mean_taps(self) -> float:
+        if not self.config.skip_padding:
+            return super().mean_taps
+        mean = 1.0
+        for count, axis, taps in zip(self.tiles.counts[1:], self._axes(), self.kernel, strict=True):
+            mean *= mean_taps_inside(count, *axis) if taps > 1 else taps
+        return mean
 
     def taps(self, place: PixelPlace) -> Taps:
         return place.taps
@@ -97,8 +129,8 @@ class PixelWork(Work[PixelPlace]):
         """The number of a tap."""
         return ry * self.kernel[1] + rx
 
-    def data_at(self, place: PixelPlace, ry: Expr, rx: Expr) -> tuple[Expr, Expr]:
-        """(x, y) in the data of the place's pixel under a tap."""
+    def data_at(self, place: PixelPlace, ry: Index, rx: Index) -> tuple[Expr, Expr]:
+        """(x, y) in the data of the place's first pixel under a tap."""
         p = self.problem
         y = place.y * p.stride[0] + ry * p.dilation[0] - p.pad[0]
         x = place.x * p.stride[1] + rx * p.dilation[1] - p.pad[1]
@@ -108,36 +140,34 @@ class PixelWork(Work[PixelPlace]):
         from tvm import tirx
 
         along_rows = self.channels_along_rows
-        channel = self._row(place, part, index) if along_rows else place.column + index
+        channel = place.channel + (self._row(part, index) if along_rows else index)
         return tirx.min(channel, self.problem.co - 1)
 
     def row_start(self, place: PixelPlace, part: Index, row: Expr) -> tuple[Expr, Expr]:
-        p, at = self.problem, self._row(place, part, row)
-        first = place.pixel * (p.co * p.n)
-        return (first + at * p.n, at < p.co) if self.channels_along_rows else (first + at, at < p.n)
+        at = self._row(part, row)
+        return self._channel_start(place, at) if self.channels_along_rows else self._image_start(place, at)
 
     def column_start(self, place: PixelPlace, part: Index, column: Expr) -> tuple[Expr, Expr]:
-        p, at = self.problem, place.column + column
-        return (at, at < p.n) if self.channels_along_rows else (at * p.n, at < p.co)
+        return self._image_start(place, column) if self.channels_along_rows else self._channel_start(place, column)
 
-    def _row(self, place: PixelPlace, part: Index, row: Expr) -> Expr:
-        """The output channel or image of row `row` of a part."""
-        return place.row + part * self.config.rows + row
+    def _row(self, part: Index, row: Expr) -> Expr:
+        """The block's row that is `row` of a part."""
+        return part * self.config.rows + row
 
+    def _channel_start(self, place: PixelPlace, at: Expr) -> tuple[Expr, Expr]:
+        p, channel = self.problem, place.channel + at
+        return channel * p.n, channel < p.co
 
-def data_map(problem: HwcnProblem, tile: SharedTile, to_tf32: bool = False) -> TensorMap:
-    """The data (h, w, ci, n) in boxes of a run of images by the tile's channels."""
-    p, item = problem, tile.item
-    return TensorMap(
-        "data",
-        p.dtype,
-        (p.n, p.ci, p.w, p.h),
-        (p.n * item, p.ci * p.n * item, p.w * p.ci * p.n * item),
-        (tile.run, tile.k, 1, 1),
-        (1, 1, 1, 1),
-        tile.swizzle,
-        to_tf32=to_tf32,
-    )
+    def _image_start(self, place: PixelPlace, at: Expr) -> tuple[Expr, Expr]:
+        from tvm import tirx
+
+        p = self.problem
+        n, y, x = (start + each for start, each in zip((place.image, place.y, place.x), self.tiles.at(at), strict=True))
+        there = tirx.all(n < p.n, y < p.out_h, x < p.out_w)
+        size = self.config.block_n if self.channels_along_rows else self.config.block_m
+        if self.tiles.places < size:
+            there = tirx.all(there, at < self.tiles.places)
+        return (y * p.out_w + x) * (p.co * p.n) + n, there
 
 
 def runs_of(tile: SharedTile, part: Index, parts: int, start: Expr, at: tuple[Index, ...]) -> list[Load]:
@@ -146,6 +176,18 @@ def runs_of(tile: SharedTile, part: Index, parts: int, start: Expr, at: tuple[In
     count = tile.rows // tile.run // parts
     runs = (part * count + run for run in range(count))
     return [Load(run * tile.slab, (start + run * tile.run, *at)) for run in runs]
+
+
+def data_map(problem: HwcnProblem, tile: SharedTile, data: Argument, box: tuple[int, ...], tap: bool) -> TensorMap:
+    """Data (h, w, .., ..) of which boxes, innermost axis first, lie under one tap of several pixels, or under several
+    taps of one if `tap` is false."""
+    p, (*_, outer, inner) = problem, data.shape
+    item = tile.item
+    sizes = (inner, outer, p.w, p.h)
+    strides = (inner * item, outer * inner * item, p.w * outer * inner * item)
+    steps = p.stride if tap else p.dilation
+    to_tf32 = data.dtype == "float32"
+    return TensorMap(data.name, p.dtype, sizes, strides, box, (1, 1, *steps[::-1]), tile.swizzle, to_tf32=to_tf32)
 
 
 C = TypeVar("C", bound=PixelConfig)

@@ -24,6 +24,7 @@ from schedules.hopper.geometry import Load, Operand, Output
 from schedules.hopper.shared import Columns, NoStaging, SharedTile, TensorMap
 from schedules.hopper.tf32 import tf32_schedule
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
+from schedules.operators.conv2d_hwcn.image_tiles import ImageTiles
 from schedules.operators.conv2d_hwcn.pixel_work import (
     PixelConfig,
     PixelPlace,
@@ -93,13 +94,13 @@ class Tf32Work(PixelWork):
 
     def __init__(self, problem: HwcnProblem, config: Tf32Config) -> None:
         p = problem
-        super().__init__(p, config)
+        super().__init__(p, config, ImageTiles(p, (config.block_m, 1, 1), config.block_m, (config.cluster_m, 1, 1)))
         channels = -(-p.ci // GROUP) * GROUP
         packed = Argument("packed", (p.kh * p.kw, p.co, channels), DTYPE)
         self.workspace = (packed,)
         a = SharedTile(config.block_m, config.block_k, ITEM, RUN, transposed=True)
         b = SharedTile(config.block_n, config.block_k, ITEM, min(RUN, config.block_k))
-        self.a = Operand(a, data_map(p, a, to_tf32=True), by_registers=True)
+        self.a = Operand(a, data_map(p, a, p.arguments()[0], (RUN, config.block_k, 1, 1), True), by_registers=True)
         self.b = Operand(
             b,
             TensorMap(
@@ -118,11 +119,11 @@ class Tf32Work(PixelWork):
 
     def loads_a(self, place: PixelPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         at = (chunk * self.a.tile.k, *self.data_at(place, ry, rx))
-        return runs_of(self.a.tile, part, self.config.cluster_n, place.row, at)
+        return runs_of(self.a.tile, part, self.config.cluster_n, place.image, at)
 
     def loads_b(self, place: PixelPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, rows = self.b.tile, self.config.block_n // self.config.cluster_m
-        channel = place.column + part * rows
+        channel = place.channel + part * rows
         return [
             Load(
                 part * (rows * tile.swizzle) + run * tile.slab,
@@ -138,11 +139,11 @@ class Tf32Work(PixelWork):
         from tvm import tirx
 
         p, config = self.problem, self.config
-        image = place.row + part * config.rows + row
-        start = (place.pixel * p.co + place.column) * p.n + image
+        image = place.image + part * config.rows + row
+        start = ((place.y * p.out_w + place.x) * p.co + place.channel) * p.n + image
         if p.n % (config.block_m * config.cluster_m) == p.co % (config.block_n * config.cluster_n) == 0:
             return start, p.n, None
-        return start, p.n, tirx.if_then_else(image < p.n, p.co - place.column, 0)
+        return start, p.n, tirx.if_then_else(image < p.n, p.co - place.channel, 0)
 
 
 def pack(problem: HwcnProblem, tensors: Tensors) -> None:

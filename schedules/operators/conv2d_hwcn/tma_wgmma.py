@@ -1,64 +1,119 @@
-"""HWCN convolution on Hopper: for each output pixel, output channels x batch by TMA and wgmma.
+"""HWCN convolution on Hopper: for boxes of output pixels, output channels x (images, pixels) by TMA and wgmma.
 
-Both operands have their reduction axis outside (MN-major), in runs of 64 rows of 128 bytes.
+Both operands have their reduction axis outside (MN-major), in runs of up to 64 rows of 128 bytes.  Where the batch is
+no multiple of 8, a kernel before copies the data with a padded batch, or with the channels inside (`turned`): of those
+any number of images fits a tile.  Of few channels a stage has those of all taps, or of all taps of a kernel row
+(`window`), as one box brings them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
-from schedules.hopper.config import stage_channels
+from schedules.core.space import ProductSpace
+from schedules.hopper.config import K_BYTES, PING_PONG, SHAPES, STAGES, clusters
+from schedules.hopper.cost import microseconds
 from schedules.hopper.geometry import Load, Operand, Output
-from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
-from schedules.operators.conv2d_hwcn.definition import HwcnProblem
-from schedules.operators.conv2d_hwcn.pixel_work import (
-    PixelConfig,
-    PixelPlace,
-    PixelWork,
-    data_map,
-    quickest,
-    runs_of,
-    with_and_without_padding,
+from schedules.hopper.shared import (
+    Runs,
+    RunStaging,
+    SharedTile,
+    Staging,
+    TensorMap,
+    beyond_indices,
+    run_staging,
+    staging_for,
 )
+from schedules.operators.conv2d_hwcn import turned
+from schedules.operators.conv2d_hwcn.definition import HwcnProblem
+from schedules.operators.conv2d_hwcn.image_tiles import ImageTiles, image_tiles
+from schedules.operators.conv2d_hwcn.pixel_work import PixelConfig, PixelPlace, PixelWork, data_map, runs_of
 
 if TYPE_CHECKING:
     import tvm
 
+    from schedules.core.device import Device
     from schedules.tirx.types import Expr, Index
 
 DTYPES = ("float16", "bfloat16")
 ITEM = 2  # bytes
-VECTOR = 8  # elements in 16 bytes
+K = K_BYTES // ITEM  # of the reduction in one wgmma
 RUN = 64  # rows of an operand side by side in 128 bytes
+LONGEST_WINDOW = 192  # products of a stage with all taps, at most
+TURNED = (16, 32, 64, 128)  # channels of a stage where they lie inside
+# of a kernel before: microseconds until the next starts, and bytes that it reads or writes in a nanosecond
+STARTED, COPIED = 2.0, 2500.0
+MOST_TILES = 12  # that every cluster is tried with, of those that are best without
 
 
 @dataclass(frozen=True)
 class TmaWgmmaConfig(PixelConfig):
-    """Tiles of (output channels, batch, input channels)."""
+    """Tiles of (output channels, images and pixels, input channels)."""
 
-    def staging(self) -> Staging:
-        return staging_for(self.rows, self.block_n, ITEM, RUN)
+    k_steps: ClassVar[Sequence[int]] = range(1, LONGEST_WINDOW // K + 1)
+
+    window: bool = False  # a stage has the channels of all taps, or of a kernel row's; else of one tap
+    turned: bool = False  # data are copied with their channels inside
+
+    def staging(self, problem: HwcnProblem) -> Staging | RunStaging:
+        if self.turned or problem.n % turned.GROUP:
+            return run_staging(self.rows, self.block_n, problem.n * problem.out_h * problem.out_w + self.block_n, ITEM)
+        tiles = _tiles(problem, self)
+        return staging_for(self.rows, self.block_n, ITEM, tiles.run if tiles else RUN)
 
     def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
         if problem.dtype not in DTYPES:
             return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
-        for name in ("n", "co"):
-            if getattr(problem, name) % VECTOR:
-                return f"{name}={getattr(problem, name)} is not a multiple of {VECTOR}, which TMA needs"
-        reason = self.check_block(problem.dtype, arch)
+        reason = self.check_block(problem.dtype, arch) or self._check_k(problem)
         if reason:
             return reason
-        for name, size, cluster, parts in (
-            ("block_m", self.block_m, "cluster_n", self.cluster_n),
-            ("block_n", self.block_n, "cluster_m", self.cluster_m),
-        ):
-            if size % (RUN * parts):
-                return f"{name}={size} is not {cluster}={parts} times a multiple of {RUN}"
+        if self.block_m % (RUN * self.cluster_n):
+            return f"block_m={self.block_m} is not cluster_n={self.cluster_n} times a multiple of {RUN}"
+        if _tiles(problem, self) is None:
+            return f"block_n={self.block_n} is not cluster_m={self.cluster_m} boxes of images and pixels"
+        for argument in (turned.data_argument(problem, self.turned), problem.arguments()[-1]):
+            reason = beyond_indices(argument.name, math.prod(argument.shape))
+            if reason:
+                return reason
         return HwcnWork(problem, self).reason(arch)
+
+    def _check_k(self, problem: HwcnProblem) -> str | None:
+        """Why a stage's part of the reduction is illegal; None if it is not."""
+        if self.window and self.turned:
+            return "window=true takes taps as they lie, turned=true has the channels between them"
+        if self.window:
+            found = window_k(problem)
+            if self.block_k not in found:
+                known = " or ".join(map(str, found)) or f"over {LONGEST_WINDOW}"
+                return f"block_k={self.block_k} is not {known}, the products of all taps or of a kernel row's"
+        elif self.turned and self.block_k not in TURNED:
+            return f"block_k={self.block_k} is not {', '.join(map(str, TURNED))}, with turned=true"
+        elif self.block_k > TURNED[-1]:
+            return f"block_k={self.block_k} is over {TURNED[-1]}, with window=false"
+        return None
+
+    def kernel_rows(self, problem: HwcnProblem) -> int:
+        """Rows of the kernel that a stage with `window` has."""
+        return problem.kh if problem.kh * problem.kw * problem.ci <= self.block_k else 1
+
+
+def window_k(problem: HwcnProblem) -> list[int]:
+    """What a stage may have of the reduction with `window`: all taps, or those of a kernel row."""
+    rows = sorted({problem.kh, 1}, reverse=True)
+    found = (-(-count * problem.kw * problem.ci // K) * K for count in rows)
+    return [k for k in found if k <= LONGEST_WINDOW]
+
+
+def _tiles(problem: HwcnProblem, config: TmaWgmmaConfig) -> ImageTiles | None:
+    """None if TMA brings no boxes of so many places."""
+    line = -(-RUN // config.block_k) if config.turned else 0
+    return image_tiles(problem, config.block_n, config.cluster_n, config.cluster_m, config.turned, line)
 
 
 class HwcnWork(PixelWork):
@@ -66,45 +121,115 @@ class HwcnWork(PixelWork):
     channels_along_rows = True
 
     def __init__(self, problem: HwcnProblem, config: TmaWgmmaConfig) -> None:
-        p = problem
-        super().__init__(p, config)
+        p, tiles = problem, _tiles(problem, config)
+        assert tiles is not None  # checked
+        super().__init__(p, config, tiles)
+        data, weight = turned.data_argument(p, config.turned), turned.filter_argument(p)
+        self.workspace = tuple(each for each in (data, weight) if each.name not in ("data", "filter"))
+        self.part = tiles.part(config.cluster_m)
+        n, h, w = self.part
+        k, spare_k, taps = config.block_k, 0, p.kh * p.kw
+        if config.window:
+            rows = config.kernel_rows(p)
+            self.kernel, self.chunks = (p.kh // rows, 1), 1
+            taps, of_stage = self.kernel[0], rows * p.kw * p.ci
+            k, spare_k = of_stage, config.block_k - of_stage
+            box = (tiles.run, p.ci, p.kw, rows)
+        else:
+            box = (min(k, RUN), n, w, h) if config.turned else (tiles.run, k, w, h)
+        co = weight.shape[-1]
+        channels = p.kh * p.kw * p.ci // taps
         self.a = Operand(
             SharedTile(config.block_m, config.block_k, ITEM, RUN, transposed=True),
             TensorMap(
-                "filter",
+                weight.name,
                 p.dtype,
-                (p.co, p.ci, p.kh * p.kw),
-                (p.co * ITEM, p.ci * p.co * ITEM),
-                (RUN, config.block_k, 1),
+                (co, channels, taps),
+                (co * ITEM, channels * co * ITEM),
+                (RUN, k, 1),
                 (1, 1, 1),
                 RUN * ITEM,
             ),
+            spare_k=spare_k,
         )
-        b = SharedTile(config.block_n, config.block_k, ITEM, RUN, transposed=True)
-        self.b = Operand(b, data_map(p, b))
-        staging = config.staging()
-        target = TensorMap(
+        run = box[0]
+        b = SharedTile(config.block_n, config.block_k, ITEM, run, transposed=not config.turned)
+        source = data_map(p, b, data, box, tap=not config.window)
+        self.b = Operand(b, source, spare=config.block_n - tiles.places, spare_k=spare_k)
+        staging = config.staging(p)
+        self.output = Output(p.dtype, staging, self._target(staging))
+
+    def _target(self, staging: Staging | RunStaging) -> TensorMap | Runs:
+        p = self.problem
+        if isinstance(staging, RunStaging):
+            vector = math.gcd(turned.GROUP, p.n, self.tiles.run)
+            return Runs("output", math.prod(p.arguments()[-1].shape), 1, vector)
+        return TensorMap(
             "output",
             p.dtype,
-            (p.n, p.co, p.out_h * p.out_w),
-            (p.n * ITEM, p.co * p.n * ITEM),
-            (staging.width, config.rows, 1),
-            (1, 1, 1),
+            (p.n, p.co, p.out_w, p.out_h),
+            (p.n * ITEM, p.co * p.n * ITEM, p.out_w * p.co * p.n * ITEM),
+            (staging.width, self.config.rows, 1, 1),
+            (1, 1, 1, 1),
             staging.row_bytes,
             promotion=0,
         )
-        self.output = Output(p.dtype, staging, target)
+
+    @property
+    def copied(self) -> int:
+        """Bytes that a kernel before reads and writes."""
+        return sum(2 * argument.nbytes for argument in self.workspace)
 
     def loads_a(self, place: PixelPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         at = (chunk * self.a.tile.k, self.tap(ry, rx))
-        return runs_of(self.a.tile, part, self.config.cluster_n, place.row, at)
+        return runs_of(self.a.tile, part, self.config.cluster_n, place.channel, at)
 
     def loads_b(self, place: PixelPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
-        at = (chunk * self.b.tile.k, *self.data_at(place, ry, rx))
-        return runs_of(self.b.tile, part, self.config.cluster_m, place.column, at)
+        tile, tiles, config = self.b.tile, self.tiles, self.config
+        places = tiles.places // config.cluster_m  # of a part
+        if config.window:
+            ry = ry * config.kernel_rows(self.problem)
+            return [
+                self._box(place, ry, rx, 0, part * places + first, part * (places // tile.run) + number)
+                for number, first in enumerate(range(0, places, tile.run))
+            ]
+        if config.turned:
+            channel = chunk * tile.k
+            x, y = self.data_at(self._moved(place, part * places), ry, rx)
+            image = self._moved(place, part * places).image
+            return [
+                Load(part * (places * tile.swizzle) + number * tile.slab, (channel + number * tile.run, image, x, y))
+                for number in range(tile.k // tile.run)
+            ]
+        each = math.prod(self.part[1:]) * tile.run  # of a box
+        return [
+            self._box(place, ry, rx, chunk * tile.k, part * places + first, part * (places // tile.run) + number)
+            for first, number in ((i * each, i * each // tile.run) for i in range(places // each))
+        ]
+
+    def _box(self, place: PixelPlace, ry: Index, rx: Index, channel: Expr, first: Index, run: Index) -> Load:
+        """The box whose first place is number `first` of the tile, into run number `run`."""
+        moved = self._moved(place, first)
+        return Load(run * self.b.tile.slab, (moved.image, channel, *self.data_at(moved, ry, rx)))
+
+    def _moved(self, place: PixelPlace, first: Index) -> PixelPlace:
+        """The place whose first image and pixel are number `first` of `place`."""
+        n, y, x = self.tiles.at(first)
+        return replace(place, image=place.image + n, y=place.y + y, x=place.x + x)
 
     def store_at(self, place: PixelPlace, part: Index, column: int) -> tuple[Index, ...]:
-        return place.column + column, place.row + part * self.config.rows, place.pixel
+        moved = self._moved(place, column)
+        return moved.image, place.channel + part * self.config.rows, moved.x, moved.y
+
+    def run_at(self, place: PixelPlace, part: Index, row: Expr, column: Expr) -> tuple[Expr, Expr]:
+        from tvm import tirx
+
+        from schedules.tirx.values import named
+
+        at_channel, is_channel = self.row_start(place, part, row)
+        at_image, is_image = self.column_start(place, part, column)
+        inside = tirx.if_then_else(tirx.all(is_channel, is_image), 1, 0)
+        return named("index", at_channel + at_image), named("inside", inside)
 
 
 def schedule(problem: HwcnProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
@@ -112,20 +237,87 @@ def schedule(problem: HwcnProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IR
     out_w, co, n)."""
     from schedules.hopper.program import program
 
-    return program(HwcnWork(problem, config))
+    work = HwcnWork(problem, config)
+    return program(work, prepare=partial(turned.copies, problem, work.workspace))
+
+
+def estimate(work: HwcnWork, device: Device) -> float:
+    """About how many microseconds the function takes on `device`."""
+    before = STARTED + work.copied / COPIED / 1000 if work.workspace else 0.0
+    return before + microseconds(work, device)
 
 
 def default(problem: HwcnProblem, arch: Arch) -> TmaWgmmaConfig:
-    return quickest(problem, arch, TmaWgmmaConfig(block_k=stage_channels(problem.ci, 64, 16)), HwcnWork)
+    """The config of the least estimated time, with the most stages that fit; the plainest if none is legal."""
+    alone, *others = clusters(1, arch.device)
+    tiles = [dict(shape, **way) for way in ways(problem) for shape in shapes(problem, way)]
+    found = sorted(_estimated(problem, arch, (dict(tile, **alone) for tile in tiles)), key=_first)[:MOST_TILES]
+    found += _estimated(problem, arch, (config.to_json() | words for _, config in found for words in others))
+    return min(found, key=_first)[1] if found else TmaWgmmaConfig().filling(arch.device)
+
+
+def _first(found: tuple[float, TmaWgmmaConfig]) -> float:
+    return found[0]
+
+
+def _estimated(problem: HwcnProblem, arch: Arch, every: Iterable[dict[str, Any]]) -> list[tuple[float, TmaWgmmaConfig]]:
+    """The estimates of those configs that are legal, each with the most stages that fit."""
+    found = []
+    for words in every:
+        config = TmaWgmmaConfig(**words | dict(num_stages=STAGES[0]))
+        if config.check(problem, arch) is None:
+            work = HwcnWork(problem, config)
+            work.fill_shared(arch)
+            found.append((estimate(work, arch.device), work.config))
+    return found
+
+
+def ways(problem: HwcnProblem) -> list[dict[str, Any]]:
+    """Fields that say what a stage has, for every way worth trying."""
+    p = problem
+    found: list[dict[str, Any]] = []
+    skips = (True, False) if p.pad != (0, 0) else (True,)
+    most = min(TURNED[-1], -(-p.ci // K) * K)
+    stages = range(1, -(-p.ci // min(most, 32)) + 1)
+    channels = sorted({-(-p.ci // count // K) * K or K for count in stages} & set(range(K, most + 1, K)), reverse=True)
+    if p.ci * max(p.kh, p.kw) > K or p.kh * p.kw == 1:
+        found += [dict(block_k=k, skip_padding=skip) for k in channels[:4] for skip in skips]
+    if p.kh * p.kw > 1:
+        found += [dict(block_k=k, window=True) for k in window_k(p)]
+    if p.n % RUN and p.ci >= K:
+        inside = [k for k in TURNED if k < 2 * p.ci][-2:]
+        found += [dict(block_k=k, turned=True, skip_padding=skip) for k in inside for skip in skips]
+    return found
+
+
+def shapes(problem: HwcnProblem, way: dict[str, Any]) -> list[dict[str, int]]:
+    """Fields of the tile: those of `SHAPES`, and others as wide as boxes of all images are."""
+    p, found = problem, [dict(block_m=m, block_n=n, consumers=consumers) for m, n, consumers in SHAPES]
+    unit = p.n if way.get("turned") else -(-p.n // K) * K
+    widths = {-(-unit * pixels // K) * K for pixels in range(1, 17) if 64 <= unit * pixels <= 256}
+    for width in sorted(widths, reverse=True)[:4]:
+        more = [(128, width, 2), (64, width, 1)]
+        found += [dict(block_m=m, block_n=n, consumers=c) for m, n, c in more if (m, n, c) not in SHAPES]
+    return found
 
 
 def space(problem: HwcnProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
-    return with_and_without_padding(TmaWgmmaConfig, problem.dtype, arch.device)
+    """Legal or not, every tile, way, number of stages and cluster."""
+    every = ways(problem)
+    tiles = {tuple(shape.items()) for way in every for shape in shapes(problem, way)}
+    in_turn = (dict(block_m=m, block_n=n, consumers=c, ping_pong=True) for m, n, c in PING_PONG)
+    return ProductSpace(
+        lambda shape, way, stages, words: TmaWgmmaConfig(**shape, **way, num_stages=stages, **words),
+        [*map(dict, sorted(tiles)), *in_turn],
+        every,
+        STAGES,
+        [*clusters(1, arch.device), *clusters(2, arch.device)],
+    )
 
 
 SCHEDULE = ScheduleSpec(
     name="tma_wgmma",
-    summary="a product for each pixel on Hopper: TMA with multicast, mbarrier ring, wgmma, persistent",
+    summary="a product for boxes of pixels on Hopper: TMA with multicast, mbarrier ring, wgmma, persistent",
     kinds=("cuda",),
     config=TmaWgmmaConfig,
     apply=schedule,

@@ -45,7 +45,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 # what a config says of none of its own, whatever the default for the problem
 PLAIN = dict(
     block_k=64, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1, split_k=1, ping_pong=False, stationary=False,
-    eager=False,
+
 )  # fmt: skip
 CONFIGS: list[dict[str, Any]] = [
     dict(),
@@ -150,9 +150,9 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         "block_k=48": "block_k=48 is not 16, 32, 64 or 128",
         "num_stages=1": "num_stages=1 must be at least 2",
         "num_stages=5": "num_stages=5 needs 278608 bytes of shared memory, cuda:sm_90a has 232448",
-        "consumers=4": "consumers=4 and blocks_sm=1 are not 1 and 1, 1 and 2, 2 and 1, 3 and 1",
-        "cluster_m=3": "cluster_m=3 x cluster_n=1 x split_k=1 is not 1, 2 or 4 blocks",
-        "split_k=3": "cluster_m=2 x cluster_n=1 x split_k=3 is not 1, 2 or 4 blocks",
+        "consumers=4": "consumers=4 and blocks_sm=1 are not 1 and 1, 1 and 2, 1 and 3, 1 and 4, 2 and 1",
+        "cluster_m=3": "cluster_m=3 x cluster_n=1 x split_k=1 is not 1, 2, 4, 8 or 16 blocks",
+        "split_k=3": "cluster_m=2 x cluster_n=1 x split_k=3 is not 1, 2, 4, 8 or 16 blocks",
         "split_k=2": "num_stages=4 needs 295008 bytes of shared memory, cuda:sm_90a has 232448",
         "grid=1": "grid=1 is less than a cluster of 2",
         "grid=-1": "grid=-1 must be at least 0",
