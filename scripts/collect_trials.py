@@ -32,7 +32,7 @@ from typing import Any
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import SchedulesError
 from schedules.core.operator import ScheduleSpec
-from schedules.core.problem import Config, Problem
+from schedules.core.problem import Config
 from schedules.core.registry import operator, operator_of
 
 # (operator, dtype, how often)
@@ -71,20 +71,36 @@ def listed(file: Path, r: random.Random) -> list[tuple[str, dict[str, Any]]]:
 
 def drawn(r: random.Random) -> tuple[str, dict[str, Any]]:
     """A layer as networks have them, named after the family that it is like."""
-    side = r.choice((7, 7, 8, 10, 12, 14, 14, 16, 17, 20, 24, 28, 28, 32, 35, 40, 48, 56, 56, 64, 80, 96, 112, 128, 160))
+    side = r.choice(
+        (7, 7, 8, 10, 12, 14, 14, 16, 17, 20, 24, 28, 28, 32, 35, 40, 48, 56, 56, 64, 80, 96, 112, 128, 160)
+    )
     step = 1 if side < 100 else 2
     few = r.choice((1, 3, 3, 3, 4, 6, 9, 12))
     wide = r.choice((16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 120, 128, 144, 160, 192, 224, 240, 256, 288, 320, 384))
     wider = wide * r.choice((1, 1, 1, 2, 2, 3, 4, 4, 6))
     family = r.choice(
-        ("first", "pointwise", "pointwise", "pointwise", "square", "square", "square", "strided", "patches", "squeeze")
+        (
+            "first",
+            "first",
+            "pointwise",
+            "pointwise",
+            "pointwise",
+            "square",
+            "square",
+            "square",
+            "strided",
+            "patches",
+            "squeeze",
+        )
         + ("bottleneck", "dense", "line", "dilated", "odd", "unet", "few")
     )
     words: dict[str, Any] = {"h": side, "w": side, "stride": (1, 1), "dilation": (1, 1)}
     k, ci, co = 3, wide, wider
     if family == "first":
         k, s = r.choice(((3, 2), (3, 1), (5, 2), (7, 2), (7, 2), (11, 4), (4, 4), (5, 1), (9, 1), (16, 16), (14, 14)))
-        size = r.choice((96, 112, 128, 192, 224, 224, 256, 299, 320, 384)) // (1 if s < 14 else s) * (1 if s < 14 else s)
+        size = (
+            r.choice((96, 112, 128, 192, 224, 224, 256, 299, 320, 384)) // (1 if s < 14 else s) * (1 if s < 14 else s)
+        )
         words |= {"h": size, "w": size, "stride": (s, s)}
         ci, co = few, r.choice((16, 24, 32, 32, 40, 48, 64, 64, 96, 128) if s < 14 else (192, 384, 768, 1024))
         pad = r.choice((0, k // 2)) if s < 4 or k == 11 else 0
@@ -172,6 +188,7 @@ def _product(sizes: Any) -> int:
 def rough(problem: Any, config: Any, arch: Arch) -> float:
     """A crude measure of what a config costs, by which one of a few draws is kept."""
     m, n = getattr(config, "block_m", 0), getattr(config, "block_n", 0)
+    m = m or getattr(config, "tile_h", 0) * getattr(config, "tile_w", 0)
     if not m or not n:
         return 0.0
     sides = (problem.pixels, problem.co), (problem.co, problem.pixels)
@@ -197,7 +214,7 @@ def draws(problem: Any, arch: Arch, count: int, r: random.Random) -> list[tuple[
     fitting: list[tuple[ScheduleSpec, float]] = []
     for spec in op.offered(arch):
         if arch.kind in spec.kinds:
-            cores = not {f.name for f in dataclasses.fields(spec.config)} >= {"block_m", "block_n"}
+            cores = not {f.name for f in dataclasses.fields(spec.config)} >= {"block_n"}
             slow = cores and problem.dtype != "float32" and problem.ci > 8
             default = spec.default(problem, arch)
             if default.check(problem, arch) is None:
@@ -282,7 +299,9 @@ def measurer(pipe: Connection, gpu: str, target: str) -> None:
     pipe.send((-1, None, torch.cuda.get_device_name(), torch.__version__, ""))
     while True:
         number, problem, candidates = pipe.recv()
-        for line in bench.run(problem, candidates, number % PEERS == 0, lambda index, n=number: pipe.send((n, index, None, None, "start"))):
+        for line in bench.run(
+            problem, candidates, number % PEERS == 0, lambda index, n=number: pipe.send((n, index, None, None, "start"))
+        ):
             pipe.send((number, *line))
 
 
@@ -456,7 +475,12 @@ def main() -> int:
         trials = wrong = 0
         shown = time.time()
         with asked.out.open("a", buffering=1) as out:
-            header = {"versions": versions(), "date": time.strftime("%Y-%m-%d"), "target": asked.target, "fields": names()}
+            header = {
+                "versions": versions(),
+                "date": time.strftime("%Y-%m-%d"),
+                "target": asked.target,
+                "fields": names(),
+            }
 
             def settle(job: dict[str, Any]) -> None:
                 """Write what is known of a problem."""
@@ -545,7 +569,9 @@ def main() -> int:
                 if time.time() - shown > 20:
                     shown = time.time()
                     left = round(end - shown)
-                    print(f"{left} s left: {number} problems, {trials} trials, {wrong} bad, {len(ready)} wait", flush=True)
+                    print(
+                        f"{left} s left: {number} problems, {trials} trials, {wrong} bad, {len(ready)} wait", flush=True
+                    )
         for child in (*builders, *benches):
             child.process.kill()
     print(f"{trials} trials of {number} problems, {wrong} wrong or not built", flush=True)
