@@ -72,8 +72,8 @@ def is_few(problem: Conv2dProblem) -> bool:
 
 def space(problem: Conv2dProblem, arch: Arch) -> Sequence[WindowsConfig]:
     p = problem
-    rows = [size for size in (2, 4, 8, 16) if size < 2 * p.out_h]
-    channels = [size for size in (16, 32, 64, 128) if size < 2 * p.co]
+    rows = [size for size in (2, 4, 8, 16) if size < 2 * p.out_h] or [2]
+    channels = [size for size in (16, 32, 64, 128) if size < 2 * p.co] or [16]
 
     def make(blocks_sm: int, **words: int) -> WindowsConfig:
         return WindowsConfig(**words, blocks_sm=blocks_sm, grid=blocks_sm * arch.device.multiprocessors)
