@@ -32,7 +32,7 @@ from typing import Any
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import SchedulesError
 from schedules.core.operator import ScheduleSpec
-from schedules.core.problem import Config, Problem
+from schedules.core.problem import Config
 from schedules.core.registry import operator, operator_of
 
 # (operator, dtype, how often)
@@ -49,6 +49,7 @@ MIX = (
 BATCHES = (1, 1, 2, 4, 8, 8, 16, 16, 32, 32, 64)
 MOST_FLOPS, MOST_ELEMENTS = 5e11, 3e8
 TRIES = 60  # draws until a legal config is given up
+PEERS = 3  # of as many problems, cuDNN is timed on one: its search takes longer than all else
 ROUNDS = 13  # replays of each candidate
 SLOW = 5.0  # times the fastest so far: such a candidate is timed three times only
 LATE = 25.0  # seconds without a word after which a process is ended
@@ -70,20 +71,36 @@ def listed(file: Path, r: random.Random) -> list[tuple[str, dict[str, Any]]]:
 
 def drawn(r: random.Random) -> tuple[str, dict[str, Any]]:
     """A layer as networks have them, named after the family that it is like."""
-    side = r.choice((7, 7, 8, 10, 12, 14, 14, 16, 17, 20, 24, 28, 28, 32, 35, 40, 48, 56, 56, 64, 80, 96, 112, 128, 160))
+    side = r.choice(
+        (7, 7, 8, 10, 12, 14, 14, 16, 17, 20, 24, 28, 28, 32, 35, 40, 48, 56, 56, 64, 80, 96, 112, 128, 160)
+    )
     step = 1 if side < 100 else 2
     few = r.choice((1, 3, 3, 3, 4, 6, 9, 12))
     wide = r.choice((16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 120, 128, 144, 160, 192, 224, 240, 256, 288, 320, 384))
     wider = wide * r.choice((1, 1, 1, 2, 2, 3, 4, 4, 6))
     family = r.choice(
-        ("first", "pointwise", "pointwise", "pointwise", "square", "square", "square", "strided", "patches", "squeeze")
+        (
+            "first",
+            "first",
+            "pointwise",
+            "pointwise",
+            "pointwise",
+            "square",
+            "square",
+            "square",
+            "strided",
+            "patches",
+            "squeeze",
+        )
         + ("bottleneck", "dense", "line", "dilated", "odd", "unet", "few")
     )
     words: dict[str, Any] = {"h": side, "w": side, "stride": (1, 1), "dilation": (1, 1)}
     k, ci, co = 3, wide, wider
     if family == "first":
         k, s = r.choice(((3, 2), (3, 1), (5, 2), (7, 2), (7, 2), (11, 4), (4, 4), (5, 1), (9, 1), (16, 16), (14, 14)))
-        size = r.choice((96, 112, 128, 192, 224, 224, 256, 299, 320, 384)) // (1 if s < 14 else s) * (1 if s < 14 else s)
+        size = (
+            r.choice((96, 112, 128, 192, 224, 224, 256, 299, 320, 384)) // (1 if s < 14 else s) * (1 if s < 14 else s)
+        )
         words |= {"h": size, "w": size, "stride": (s, s)}
         ci, co = few, r.choice((16, 24, 32, 32, 40, 48, 64, 64, 96, 128) if s < 14 else (192, 384, 768, 1024))
         pad = r.choice((0, k // 2)) if s < 4 or k == 11 else 0
@@ -171,6 +188,7 @@ def _product(sizes: Any) -> int:
 def rough(problem: Any, config: Any, arch: Arch) -> float:
     """A crude measure of what a config costs, by which one of a few draws is kept."""
     m, n = getattr(config, "block_m", 0), getattr(config, "block_n", 0)
+    m = m or getattr(config, "tile_h", 0) * getattr(config, "tile_w", 0)
     if not m or not n:
         return 0.0
     sides = (problem.pixels, problem.co), (problem.co, problem.pixels)
@@ -196,7 +214,7 @@ def draws(problem: Any, arch: Arch, count: int, r: random.Random) -> list[tuple[
     fitting: list[tuple[ScheduleSpec, float]] = []
     for spec in op.offered(arch):
         if arch.kind in spec.kinds:
-            cores = not {f.name for f in dataclasses.fields(spec.config)} >= {"block_m", "block_n"}
+            cores = not {f.name for f in dataclasses.fields(spec.config)} >= {"block_n"}
             slow = cores and problem.dtype != "float32" and problem.ci > 8
             default = spec.default(problem, arch)
             if default.check(problem, arch) is None:
@@ -273,17 +291,17 @@ def measurer(pipe: Connection, gpu: str, target: str) -> None:
     import torch
 
     from schedules.build.builder import load_library
-    from schedules.core.registry import operator_of as _
 
-    del _
     arch = parse_arch(target)
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark_limit = 0
     bench = Bench(torch, arch, load_library)
     pipe.send((-1, None, torch.cuda.get_device_name(), torch.__version__, ""))
     while True:
         number, problem, candidates = pipe.recv()
-        for line in bench.run(problem, candidates, lambda index, n=number: pipe.send((n, index, None, None, "start"))):
+        for line in bench.run(
+            problem, candidates, number % PEERS == 0, lambda index, n=number: pipe.send((n, index, None, None, "start"))
+        ):
             pipe.send((number, *line))
 
 
@@ -292,7 +310,8 @@ class Bench:
 
     def __init__(self, torch: Any, arch: Arch, load: Any) -> None:
         self.torch, self.arch, self.load = torch, arch, load
-        self.trash = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")
+        self.device = "cuda"
+        self.trash = torch.empty(256 * 2**20, dtype=torch.int8, device=self.device)
 
     def laid(self, plain: Any, axes: tuple[str, ...], names: str) -> Any:
         """`plain`, whose axes are `names`, as a tensor of `axes`; channels in groups of 32 where the axes say so."""
@@ -309,52 +328,58 @@ class Bench:
             plain = torch.nn.functional.pad(plain, [0, 0] * (plain.dim() - 1 - at) + [0, -plain.shape[at] % 32])
         return plain.permute([order.index(axis) for axis in axes]).contiguous()
 
-    def run(self, problem: Any, candidates: Any, starts: Any) -> Any:
+    def run(self, problem: Any, candidates: Any, peer: bool, starts: Any) -> Any:
         torch, p = self.torch, problem
         conv = torch.nn.functional.conv2d
+        torch.backends.cudnn.benchmark = False
         torch.manual_seed(0)
         if p.dtype == "int8":
-            x = torch.randint(-64, 64, (p.n, p.ci, p.h, p.w), device="cuda").to(torch.int8)
-            f = torch.randint(-64, 64, (p.co, p.ci, p.kh, p.kw), device="cuda").to(torch.int8)
+            x = torch.randint(-64, 64, (p.n, p.ci, p.h, p.w), device=self.device).to(torch.int8)
+            f = torch.randint(-64, 64, (p.co, p.ci, p.kh, p.kw), device=self.device).to(torch.int8)
             exact = conv(x.double(), f.double(), None, p.stride, p.pad, p.dilation)
             wanted = (exact * p.alpha).round().clamp(-128, 127)
             peers, eps = (x.half(), f.half()), 0.0
             del exact
         else:
             dtype = getattr(torch, p.dtype)
-            x = torch.randn(p.n, p.ci, p.h, p.w, dtype=dtype, device="cuda")
-            f = torch.randn(p.co, p.ci, p.kh, p.kw, device="cuda").mul((p.ci * p.kh * p.kw) ** -0.5).to(dtype)
+            x = torch.randn(p.n, p.ci, p.h, p.w, dtype=dtype, device=self.device)
+            f = torch.randn(p.co, p.ci, p.kh, p.kw, device=self.device).mul((p.ci * p.kh * p.kw) ** -0.5).to(dtype)
             wanted = conv(x.float(), f.float(), None, p.stride, p.pad, p.dilation)
             peers, eps = (x, f), {"float16": 2**-9, "bfloat16": 2**-6, "float32": 1e-4}[p.dtype]
         data, filters = self.laid(x, p.data_axes, "n ci h w"), self.laid(f, p.filter_axes, "co ci kh kw")
         wanted = self.laid(wanted, p.output_axes, "n co y x")
-        output = torch.empty(p.shapes()[2], dtype=getattr(torch, p.epilogue.out_dtype), device="cuda")
+        output = torch.empty(p.shapes()[2], dtype=getattr(torch, p.epilogue.out_dtype), device=self.device)
         assert data.shape == p.shapes()[0] and filters.shape == p.shapes()[1] and wanted.shape == p.shapes()[2]
         graphs = []
         for index, (library, workspaces) in enumerate(candidates):
             starts(index)
             function = self.load(Path(library), self.arch)
-            more = [torch.empty(shape, dtype=getattr(torch, dtype), device="cuda") for shape, dtype in workspaces]
+            more = [torch.empty(shape, dtype=getattr(torch, dtype), device=self.device) for shape, dtype in workspaces]
             output.view(torch.int8).fill_(-1)
-            function(data, filters, output, *more)
-            torch.cuda.synchronize()
-            error = float(((output.to(wanted.dtype) - wanted).abs() / (eps * wanted.abs() + eps or 0.5)).max())
+            try:
+                function(data, filters, output, *more)
+                torch.cuda.synchronize()
+            except Exception as fault:
+                yield index, None, None, f"{type(fault).__name__}: {str(fault)[:100]}"
+                torch.cuda.synchronize()  # raises, and so ends this process, if the device is lost
+                continue
+            error = float(((output.to(wanted.dtype) - wanted).abs() / (eps * wanted.abs() + (eps or 0.5))).max())
             if not error <= 1:
                 yield index, None, None, f"wrong by {error:.3g}"
                 continue
             graphs.append((index, self.graph(lambda c=function, m=tuple(more): c(data, filters, output, *m))))
-        last = torch.channels_last
-        a, b = peers
-        al, bl = a.contiguous(memory_format=last), b.contiguous(memory_format=last)
         starts(None)
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
-            for each in ((al, bl), (a, b)):
+        if peer:
+            last = tuple(tensor.contiguous(memory_format=torch.channels_last) for tensor in peers)
+            torch.backends.cudnn.benchmark = True
+            for each in (last, peers):
                 graphs.append((-1, self.graph(lambda t=each: conv(*t, None, p.stride, p.pad, p.dilation))))
         found = self.times([graph for _, graph in graphs])
         for (index, _), (median, low) in zip(graphs, found, strict=True):
             if index >= 0:
                 yield index, median, low, ""
-        yield None, min(median for (index, _), (median, _) in zip(graphs, found, strict=True) if index < 0), None, "end"
+        both = [median for (index, _), (median, _) in zip(graphs, found, strict=True) if index < 0]
+        yield None, min(both, default=None), None, "end"
 
     def graph(self, call: Any) -> Any:
         torch = self.torch
@@ -450,7 +475,12 @@ def main() -> int:
         trials = wrong = 0
         shown = time.time()
         with asked.out.open("a", buffering=1) as out:
-            header = {"versions": versions(), "date": time.strftime("%Y-%m-%d"), "target": asked.target, "fields": names()}
+            header = {
+                "versions": versions(),
+                "date": time.strftime("%Y-%m-%d"),
+                "target": asked.target,
+                "fields": names(),
+            }
 
             def settle(job: dict[str, Any]) -> None:
                 """Write what is known of a problem."""
@@ -510,7 +540,7 @@ def main() -> int:
                     if text == "start":
                         job["at"] = None if index is None else rest[index]
                     elif text == "end":
-                        job["cudnn"] = round(us, 2)
+                        job["cudnn"] = us and round(us, 2)
                         child.job = None
                         settle(held.pop(at))
                     elif text:
@@ -539,7 +569,9 @@ def main() -> int:
                 if time.time() - shown > 20:
                     shown = time.time()
                     left = round(end - shown)
-                    print(f"{left} s left: {number} problems, {trials} trials, {wrong} bad, {len(ready)} wait", flush=True)
+                    print(
+                        f"{left} s left: {number} problems, {trials} trials, {wrong} bad, {len(ready)} wait", flush=True
+                    )
         for child in (*builders, *benches):
             child.process.kill()
     print(f"{trials} trials of {number} problems, {wrong} wrong or not built", flush=True)

@@ -155,7 +155,9 @@ def fit(layers: Sequence[Layer], header: dict[str, Any], out: Path, rounds: int)
     }
     model = train(rows, {**header, **more}, rounds)
     model.save(out)
-    print(f"{out}: {out.stat().st_size} bytes, {len(model.roots)} trees of {len(model.feature)} nodes, {len(rows.us)} trials")
+    print(
+        f"{out}: {out.stat().st_size} bytes, {len(model.roots)} trees of {len(model.feature)} nodes, {len(rows.us)} trials"
+    )
     scores = rows.total * np.exp(model.predict(rows.table(model.names)))
     print(told("trained on", rows.regrets(scores)))
 
@@ -177,7 +179,12 @@ def both(files: Iterable[Path]) -> tuple[dict[str, Any], list[Layer]]:
         headers.append(header)
         layers += found
     first = headers[0]
-    return {"target": first["target"], "device": first["device"], "versions": first["versions"], "date": first["date"]}, layers
+    return {
+        "target": first["target"],
+        "device": first["device"],
+        "versions": first["versions"],
+        "date": first["date"],
+    }, layers
 
 
 def main() -> int:

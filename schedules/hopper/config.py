@@ -20,17 +20,14 @@ K_BYTES = 32  # of the reduction in one wgmma
 REGISTERS: dict[tuple[int, int], tuple[int, int]] = {
     (1, 1): (0, 255),
     (1, 2): (24, 232),
-    (1, 3): (24, 136),
-    (1, 4): (24, 104),
     (2, 1): (40, 232),
-    (2, 2): (24, 104),
     (3, 1): (56, 152),
 }
 INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of those a thread has at the launch
 ADDRESSING = 48  # registers beside the accumulators, about
 SUM_BYTES = 4
 STAGING = 16 * 1024  # most bytes in which a consumer's results wait for their store
-CLUSTER_SIZES = (1, 2, 4, 8, 16)  # blocks
+CLUSTER_SIZES = (1, 2, 4, 8)  # blocks
 
 C = TypeVar("C", bound="HopperConfig")
 
@@ -203,7 +200,6 @@ PING_PONG = (
     (128, 32, 2),
 )
 STAGES = tuple(range(2, 9))
-BLOCKS_SM = (1, 2, 3, 4)
 # (cluster_m, cluster_n, split_k)
 CLUSTERS = (
     (1, 1, 1),
@@ -219,7 +215,7 @@ CLUSTERS = (
     (2, 1, 4),
     (1, 2, 4),
     (1, 1, 8),
-    (1, 1, 16),
+    (2, 2, 2),
 )
 
 
@@ -244,7 +240,7 @@ def _blocks(
     dtype: str, device: Device, shapes: Sequence[tuple[int, int, int]], filters: bool
 ) -> Iterator[dict[str, Any]]:
     k = K_BYTES // numpy_dtype(dtype).itemsize
-    clustered = [words for blocks_sm in BLOCKS_SM for words in clusters(blocks_sm, device)]
+    clustered = [words for blocks_sm in (1, 2) for words in clusters(blocks_sm, device)]
     for shape, block_k, stages, words in product(_ways_of(shapes, filters), (2 * k, 4 * k, 8 * k), STAGES, clustered):
         whole = words["split_k"] == 1
         alone = whole and words["cluster_m"] == words["blocks_sm"] == 1  # what is loaded but once need not be shared

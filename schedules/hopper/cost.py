@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from schedules.core.arch import Arch
-from schedules.core.device import Device
+from schedules.core.device import Device, Timings
 from schedules.hopper.config import K_BYTES, ROWS, HopperConfig
-from schedules.hopper.geometry import Work
+from schedules.hopper.geometry import Operand, Work
 
-NARROW = 32  # bytes of a row of a box, of which TMA loads no more than `Timings.loaded_narrow`
+NARROW = 32  # bytes of a row of a box, of which TMA loads no more than `Timings.loaded_narrow`; and of a sector
 
 W = TypeVar("W", bound=Work)
 
@@ -19,6 +19,14 @@ W = TypeVar("W", bound=Work)
 def product_cycles(columns: int) -> float:
     """Of a wgmma: half of one for each column, unless reading its operands from shared memory takes longer."""
     return max(columns / 2, 16 + columns / 4)
+
+
+def _rate(operand: Operand, timings: Timings) -> float:
+    """Bytes of an operand that a multiprocessor gets from L2 in a nanosecond."""
+    line = operand.tile.swizzle
+    rate = timings.loaded_narrow if line <= NARROW else timings.loaded
+    # L2 reads whole sectors, of which a line that begins within one has a part too much
+    return rate * line / (line + NARROW) if operand.source.strides[0] % NARROW else rate
 
 
 def rounds(config: HopperConfig, clusters: int, device: Device) -> int:
@@ -41,8 +49,8 @@ def microseconds(work: Work, device: Device) -> float:
     cycles = product_cycles(config.block_n) * t.cycle
     multiply = waves * own * config.blocks_sm * config.block_m / ROWS * nbytes / K_BYTES * cycles
     used = waves if config.stationary else 1  # times that operand b is, once loaded
-    rates = [t.loaded_narrow if each.tile.swizzle <= NARROW else t.loaded for each in (work.a, work.b)]
-    each = work.a.loaded / config.cluster_n / rates[0] + work.b.loaded / config.cluster_m / used / rates[1]
+    each = work.a.loaded / config.cluster_n / _rate(work.a, t)
+    each += work.b.loaded / config.cluster_m / used / _rate(work.b, t)
     load = work.clusters * config.cluster / device.multiprocessors * own * each
     arrive = waves * own * t.latency / (config.num_stages - 1)
     results = config.block_m * config.block_n

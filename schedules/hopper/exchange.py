@@ -2,8 +2,8 @@
 
 A consumer's columns are ``work.slices`` slices.  Slice j of consumer c of all blocks is finished by block (c * slices +
 j) % split_k along the reduction; the others write their sums of it into that one's shared memory, thread by thread as
-they lie in the registers.  Two mbarriers of a consumer: `arrived` says that all sums are there which this block
-finishes, `free` that all have been read which the blocks of the tile sent last.
+they lie in the registers.  Two mbarriers of a consumer: `arrived` counts the bytes of the sums that this block
+finishes; `free`, where blocks have more than one tile, says that all have been read which they sent last.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tvm.backend.cuda.lang.pipeline import MBarrier
+from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
 
 from schedules.hopper.config import SUM_BYTES, WARPGROUP
 from schedules.hopper.geometry import ClusterPlace, Member, Work
+from schedules.hopper.ring import FILLS
 from schedules.tirx.cluster import in_block, wait_in_cluster
 from schedules.tirx.values import named
 
@@ -23,15 +24,17 @@ if TYPE_CHECKING:
     from schedules.tirx.types import Buffer, Expr, Index
 
 _VECTOR = 4  # sums that move at once
+WARPS = WARPGROUP // 32  # of a consumer
 _ARRIVE = """
 __device__ __forceinline__ void hopper_arrive_in_cluster(unsigned int barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
 """
+# four sums to another block, whose mbarrier counts the bytes: no fence and no arrival beside them
 _SEND = """
-__device__ __forceinline__ void hopper_send({0} a, {0} b, {0} c, {0} d, unsigned int at) {{
-  asm volatile("st.shared::cluster.v4.{1} [%0], {{%1, %2, %3, %4}};"
-    :: "r"(at), "{2}"(a), "{2}"(b), "{2}"(c), "{2}"(d) : "memory");
+__device__ __forceinline__ void hopper_send({0} a, {0} b, {0} c, {0} d, unsigned int at, unsigned int barrier) {{
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.{1} [%0], {{%1, %2, %3, %4}}, [%5];"
+    :: "r"(at), "{2}"(a), "{2}"(b), "{2}"(c), "{2}"(d), "r"(barrier) : "memory");
 }}
 """
 _ADD = """
@@ -53,13 +56,21 @@ class Exchange:
         self.types, self.count = _TYPES[dtype], work.sums * config.accumulators
         self.others = self.split - 1
         self.memory = pool.alloc((work.exchange_bytes,), "uint8", align=16)
-        self.arrived = MBarrier(pool, config.consumers, leader=leader)
-        self.free = MBarrier(pool, config.consumers, leader=leader)
+        self.arrived = TMABar(pool, config.consumers, leader=leader)
+        again = config.blocks(work.clusters * config.cluster) < work.clusters * config.cluster
+        self.free = MBarrier(pool, config.consumers, leader=leader) if again else None
+
+    @property
+    def nbytes(self) -> int:
+        """Of the sums of a slice of a consumer."""
+        return self.count // self.slices * WARPGROUP * SUM_BYTES
 
     def init(self) -> None:
-        """Set the barriers up: all threads of a consumer arrive, of each block that sends, or of each that reads."""
-        self.arrived.init(self.others * WARPGROUP)
-        self.free.init(self.slices * WARPGROUP)
+        """Set the barriers up: the block that finishes a slice arrives with the bytes that it expects; each warp of the
+        blocks that have read."""
+        self.arrived.init(FILLS)
+        if self.free:
+            self.free.init(self.slices * WARPS)
 
     def slice(self, consumer: Expr, rank_k: Index) -> Expr:
         """The slice of the consumer's columns that block `rank_k` along the reduction finishes; none if there are not
@@ -72,23 +83,26 @@ class Exchange:
         """Write the consumer's sums to the blocks that finish them, when what went there before has been read."""
         kind, suffix, constraint = self.types
         source = _SEND.format(kind, suffix, constraint)
-        wait_in_cluster(self.free.ptr_to([member.consumer]), T.bitwise_xor(turn, 1))
+        if self.free:
+            wait_in_cluster(self.free.ptr_to([member.consumer]), T.bitwise_xor(turn, 1))
         for j in range(self.slices):
             owner = named("owner", self._owner(member.consumer, j))
             with T.If(owner != at.rank_k), T.Then():
                 rank = named("owner_rank", self._rank(owner, at))
                 slot = self._slot(member.consumer, _number_of(at.rank_k, owner))
                 to = named("to", in_block(self.memory.ptr_to([slot + member.thread * (_VECTOR * SUM_BYTES)]), rank))
+                arrived = named("there", in_block(self.arrived.ptr_to([member.consumer]), rank))
                 for i, first in enumerate(self._vectors(j)):
                     four = [sums[first + k] for k in range(_VECTOR)]
                     target = to + T.uint32(i * WARPGROUP * _VECTOR * SUM_BYTES)
-                    T.evaluate(T.cuda.func_call("hopper_send", *four, target, source_code=source))
-                _arrive(self.arrived, member.consumer, rank)
+                    T.evaluate(T.cuda.func_call("hopper_send", *four, target, arrived, source_code=source))
 
     def receive(self, sums: Buffer, member: Member, at: ClusterPlace, number: Expr, turn: Expr) -> None:
         """Add the sums of the other blocks, in their order, to those of slice `number`, which go where those of the
         first slice lie; and say that the memory is free."""
         first_slice = list(self._vectors(0))
+        with T.If(member.thread == 0), T.Then():
+            self.arrived.arrive(member.consumer, self.others * self.nbytes)
         for j in range(1, self.slices):
             with T.If(number == j), T.Then():
                 for first, own in zip(first_slice, self._vectors(j), strict=True):
@@ -101,8 +115,11 @@ class Exchange:
                 four = [sums[first + k] for k in range(_VECTOR)]
                 begin = self._slot(member.consumer, other) + (member.thread + i * WARPGROUP) * (_VECTOR * SUM_BYTES)
                 T.evaluate(T.cuda.func_call("hopper_add", *four, self.memory.ptr_to([begin]), source_code=source))
-        for rank_k in range(self.split):
-            _arrive(self.free, member.consumer, self._rank(T.int32(rank_k), at))
+        if self.free:
+            T.evaluate(T.cuda.warp_sync())
+            with T.If(member.lane < self.split), T.Then():
+                at_free = in_block(self.free.ptr_to([member.consumer]), self._rank(member.lane, at))
+                T.evaluate(T.cuda.func_call("hopper_arrive_in_cluster", at_free, source_code=_ARRIVE))
 
     def _owner(self, consumer: Expr, number: int) -> Expr:
         """The block along the reduction that finishes slice `number` of the consumer's columns."""
@@ -113,7 +130,7 @@ class Exchange:
     def _slot(self, consumer: Expr, other: Index) -> Expr:
         """Bytes to the sums of the consumer that sender number `other` writes."""
         mine = T.truncdiv(consumer * self.slices, self.split)
-        return (mine * self.others + other) * (self.count // self.slices * WARPGROUP * SUM_BYTES)
+        return (mine * self.others + other) * self.nbytes
 
     def _rank(self, rank_k: Expr, at: ClusterPlace) -> Expr:
         """In the cluster, of block `rank_k` of those that share the tile of the block at `at`."""
@@ -129,8 +146,3 @@ class Exchange:
 def _number_of(sender: Expr, owner: Expr) -> Expr:
     """Which of those that send to `owner` the sender is, both blocks along the reduction."""
     return T.Select(sender < owner, sender, sender - 1)
-
-
-def _arrive(barrier: MBarrier, number: Expr, rank: Expr) -> None:
-    at = in_block(barrier.ptr_to([number]), rank)
-    T.evaluate(T.cuda.func_call("hopper_arrive_in_cluster", at, source_code=_ARRIVE))

@@ -12,8 +12,8 @@ from schedules.core.arch import Arch
 from schedules.core.operator import Array, Operator, ScheduleSpec
 from schedules.core.problem import Config, Problem, numpy_dtype
 from schedules.core.registry import operator_of
-from schedules.predict import trees
 from schedules.hopper.config import STAGES, STAGING
+from schedules.predict import trees
 from schedules.predict.configs import FILLED, Columns, columns_of, columns_of_space
 from schedules.predict.estimate import Work, work
 from schedules.predict.features import features, table
@@ -22,7 +22,18 @@ KEPT = 48  # legal configs of a schedule that are looked at closely, those of th
 ALIKE = 4  # of them that compute tiles of one size
 TRIED = 260  # configs that may be illegal before a schedule is given up
 RANKED = 24  # that are filled and handed back
-_SIDES = ("block_m", "block_n", "block.0", "block.1", "tile.0", "tile.1", "tile_m", "tile_n", "num_thread.0", "num_thread.1")
+_SIDES = (
+    "block_m",
+    "block_n",
+    "block.0",
+    "block.1",
+    "tile.0",
+    "tile.1",
+    "tile_m",
+    "tile_n",
+    "num_thread.0",
+    "num_thread.1",
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,9 @@ def ranked(problem: Problem, arch: Arch, schedule: str | None = None) -> tuple[R
             found += [(float(us), row, spec, columns, made) for row, us in enumerate(times)]
     best = []
     for us, row, spec, columns, made in sorted(found, key=lambda each: each[0])[:RANKED]:
-        config = filled(columns.make(row), int(columns.get(FILLED)[row]) if FILLED in columns.fields else 0, problem, arch)
+        config = filled(
+            columns.make(row), int(columns.get(FILLED)[row]) if FILLED in columns.fields else 0, problem, arch
+        )
         parts = tuple((name, float(part[row])) for name, part in made.parts.items())
         best.append(Ranked(spec.name, config, us, made.limit(row), parts))
     return tuple(best)

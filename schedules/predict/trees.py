@@ -98,7 +98,12 @@ def from_xgboost(dumped: Sequence[str], base: float, names: Sequence[str], heade
         children = {child["nodeid"]: child for child in node["children"]}
         left = len(nodes)
         nodes.extend([[], []])
-        nodes[at] = [int(node["split"].removeprefix("f")), node["split_condition"], left, node["missing"] == node["yes"]]
+        nodes[at] = [
+            int(node["split"].removeprefix("f")),
+            node["split_condition"],
+            left,
+            node["missing"] == node["yes"],
+        ]
         put(left, children[node["yes"]], depth + 1)
         put(left + 1, children[node["no"]], depth + 1)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tvm import tirx
 from tvm.script import tirx as T
 
-from schedules.tirx.values import named
+from schedules.tirx.values import kept, named
 from schedules.windows.geometry import OCTET, STEP, WORD, Windows, strides
 
 if TYPE_CHECKING:
@@ -176,8 +176,8 @@ class PatchFetch:
         """Bring the patch of the tile at `place` into `stage`, as a group of copies."""
         w = self.w
         lanes, (turns, pieces) = w.config.threads // self.across, self.turns(self.across)
-        first_line = named("first_line", T.truncdiv(self.thread, self.across))
-        first_piece = named("first_piece", T.truncmod(self.thread, self.across))
+        first_line = kept("first_line", T.truncdiv(self.thread, self.across))
+        first_piece = kept("first_piece", T.truncmod(self.thread, self.across))
         base = named("patch", stage * (w.patch_words * WORD))
         sources = []
         for i in range(pieces):
@@ -186,7 +186,7 @@ class PatchFetch:
             held = piece < self.pieces if (i + 1) * self.across > self.pieces else None
             sources.append((named("element", element), named("inside", inside), named("offset", offset), held))
         words = 0 if self.copied else self.piece_words
-        together = turns if self.copied else max(1, min(turns, IN_FLIGHT // (words * pieces)))
+        together = 1 if self.copied else max(1, min(turns, IN_FLIGHT // (words * pieces)))
         sure = -(-turns // together) * together * lanes == self.lines
         with T.serial(-(-turns // together)) as round_:
             values = T.alloc_local((max(1, together * pieces * words),), "uint32")
@@ -296,7 +296,7 @@ def fetch_filters(w: Windows, tensors: Tensors, memory: Buffer, thread: Expr, fi
         held = T.alloc_local((together * (4 if vector > 1 else 1),), "uint32")
         numbers = []
         for k in range(together):
-            number = named("number", (round_ * together + k) * c.threads + thread)
+            number = kept("number", (round_ * together + k) * c.threads + thread)
             numbers.append(number)
             if vector > 1:
                 at = number * vector

@@ -19,6 +19,7 @@ from schedules.core.problem import Conv2dProblem, numpy_dtype
 WORD = 4  # bytes
 OCTET = 8  # rows of a fragment: pixels, or output channels
 STEP = 8  # units of a step of mma.sync
+ALL = (2**32 - 1,) * 4  # bits of four words
 LONGEST = 16  # steps that are written out; of more, those of a few kernel rows are, in a loop
 OTHERS = 40  # registers of a thread beside sums and fragments, about
 
@@ -252,6 +253,19 @@ class Windows:
         """Of a thread, about: its sums, two steps of its fragments, and others."""
         octets = self.pixel_octets + self.weight_octets
         return 2 * self.pixel_octets * self.weight_octets + 2 * octets + OTHERS
+
+    def kept(self, number: int, last: bool) -> tuple[int, ...]:
+        """The bits that are of the window in four units, number `number` of a period, or of the `last` one: what lies
+        between and beyond kernel rows is multiplied by zeros, which an infinity or a NaN would survive."""
+        p, bits, found = self.problem, 8 * self.item, []
+        rows = self.period_rows if self.periods > 1 and not last else p.kh - (self.periods - 1) * self.period_rows
+        for unit in range(4 * number, 4 * number + 4):
+            row, first = divmod(unit, self.row_units)
+            at = [first * self.unit - self.lead + i for i in range(self.unit)]
+            own = [row < rows and 0 <= element < p.kw * self.channels for element in at]
+            found.append(sum(((1 << bits) - 1) << bits * i for i, it in enumerate(own) if it))
+        whole = self.item == 1 and (self.periods > 1 or any(found))
+        return ALL if whole else tuple(found)
 
     # ---- The launch ----
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from schedules.tirx.values import named
-from schedules.windows.geometry import OCTET, STEP, WORD, Windows
+from schedules.windows.geometry import ALL, OCTET, STEP, WORD, Windows
 
 if TYPE_CHECKING:
     from schedules.tirx.types import Buffer, Expr
@@ -97,6 +97,7 @@ class Products:
         self.further = {
             at: named(f"further_{at}", T.Select(quad >= at, T.int32(further), T.int32(0))) for at in sorted(thresholds)
         }
+        self.quad = quad
         own = (warp.n * (w.weight_octets // w.pair) * 32 + lane) * (2 * w.pair)
         self.own = named("own", filters_at + own)
 
@@ -106,12 +107,19 @@ class Products:
         IRBuilder.name(name, array)
         return array
 
+    def _mask(self, lanes: tuple[int, ...]) -> Expr:
+        """The mask of a lane's word, of those of four neighbouring lanes."""
+        mask = T.uint32(lanes[3])
+        for lane in (2, 1, 0):
+            mask = T.Select(self.quad == lane, T.uint32(lanes[lane]), mask)
+        return mask
+
     def unit(self, number: int) -> tuple[int | None, int]:
-        """Of four units of a period, number `number`: (the lane of them whose unit is of the next kernel row, or 0 if
-        none is, or None if all are beyond the last), and the word of the first, from where the window starts."""
+        """Of four units of a period, number `number`: (the first lane of them whose unit is of the next kernel row, or
+        0 if none is, or None if all are beyond the last), and the word of the first, from where the window starts."""
         w, unit = self.w, number * 4
         row = unit // w.row_units
-        if w.periods == 1 and row >= w.problem.kh:
+        if not any(w.kept(number, False)):
             return None, 0
         last = w.periods == 1 and row == w.problem.kh - 1  # what is beyond is multiplied by zeros
         at = (row + 1) * w.row_units - unit
@@ -137,20 +145,36 @@ class Products:
             return
         with T.serial(w.periods) as turn:
             rows = w.period_rows * w.problem.dilation[0] * w.pitch
-            self._period(
-                named("rows", start + turn * rows), named("own", self.own + turn * (w.period * STEP * w.config.block_n))
-            )
+            own = self.own + turn * (w.period * STEP * w.config.block_n)
+            self._period(named("rows", start + turn * rows), named("own", own), turn == w.periods - 1)
 
-    def _period(self, start: Expr, own: Expr) -> None:
+    def _masks(self, last: Expr | None) -> list[Expr | None]:
+        """What is kept of a lane's word of each four units; None where it is all of it."""
         w = self.w
+        found: dict[Any, Expr] = {}
+        masks: list[Expr | None] = []
+        for number in range(2 * w.period):
+            lanes = w.kept(number, False), w.kept(number, True)
+            if lanes not in found and lanes != (ALL, ALL):
+                mask = self._mask(lanes[0])
+                if last is not None and lanes[0] != lanes[1]:
+                    mask = T.Select(last, self._mask(lanes[1]), mask)
+                found[lanes] = named("mask", mask)
+            masks.append(found.get(lanes))
+        return masks
+
+    def _period(self, start: Expr, own: Expr, last: Expr | None = None) -> None:
+        w, masks = self.w, self._masks(last)
         starts = {0: start, **{at: named("next", start + further) for at, further in self.further.items()}}
         for step in range(w.period):
             for half in range(2):
-                at, word = self.unit(2 * step + half)
+                number = 2 * step + half
+                (at, word), mask = self.unit(number), masks[number]
                 for octet in range(w.pixel_octets):
                     value = T.uint32(0)
                     if at is not None:
                         value = self.words[starts[at] + (word + self.offset(octet))]
+                        value = value if mask is None else T.bitwise_and(value, mask)
                     T.buffer_store(self.windows, value, [2 * octet + half])
             words = 2 * w.pair
             for vector in range(w.weight_octets // w.pair):

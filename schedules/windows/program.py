@@ -13,7 +13,7 @@ from tvm.script.ir_builder import IRBuilder
 from schedules.core.problem import Conv2dProblem
 from schedules.lowering.annotations import TIRX
 from schedules.steps.story import part
-from schedules.tirx.values import named
+from schedules.tirx.values import kept, named
 from schedules.windows.fetch import PatchFetch, Place, clear, fetch_filters
 from schedules.windows.geometry import WORD, Tile, Windows
 from schedules.windows.products import Products, WarpPlace
@@ -75,7 +75,7 @@ class Kernel:
         memory = pool.alloc((w.shared_bytes,), "uint8", align=128)
         words = T.decl_buffer((w.shared_bytes // WORD,), "uint32", data=memory.data, scope="shared.dyn")
         pool.commit()
-        thread = named("thread", self.warp * 32 + self.lane)
+        thread = kept("thread", self.warp * 32 + self.lane)
         for stage in range(config.num_stages):
             start = stage * w.patch_words
             clear(memory, range(start + w.unbrought // 4 * 4, start + w.patch_words), thread, config.threads)

@@ -29,7 +29,7 @@ ODD: dict[str, Case] = {
         PLAIN | dict(block_m=128, block_n=32, block_k=16),
     ),
     "NHWC, TF32": ("conv2d_nhwc", "tf32", NHWC | dict(ci=12, co=20, dtype="float32"), SMALL | dict(block_n=32)),
-    "NCHW": ("conv2d_nchw", "tma_wgmma", NCHW | dict(h=5, ci=16), SMALL | dict(block_n=64)),
+    "NCHW": ("conv2d_nchw", "tma_wgmma", NCHW | dict(h=5, ci=16), SMALL | dict(block_n=64, window=False, turned=False)),
     "NCHW, wide": (
         "conv2d_nchw", "tma_wgmma", dict(n=1, h=3, w=200, ci=8, co=40) | KERNEL | HALF, SMALL | dict(block_n=128),
     ),
@@ -45,7 +45,7 @@ ODD: dict[str, Case] = {
         "conv2d_nchw32", "tma_wgmma", NCHW32 | dict(n=3, h=5, ci=33, out_dtype="float32"),
         SMALL | dict(block_n=32, block_k=32, row_pixels=2, tall=False),
     ),
-    "HWCN": ("conv2d_hwcn", "tma_wgmma", HWCN | dict(n=24, h=2, ci=13, co=40), SMALL | dict(block_n=64)),
+    "HWCN": ("conv2d_hwcn", "tma_wgmma", HWCN | dict(n=24, h=2, ci=13, co=40), SMALL | dict(block_n=64, window=False, turned=False)),
     "HWCN, TF32": (
         "conv2d_hwcn", "tf32", dict(n=36, h=2, w=3, ci=5, co=43, kh=2, kw=2, dtype="float32"),
         SMALL | dict(block_n=16),

@@ -28,6 +28,11 @@ WORKS: dict[str, Case] = {
         "conv2d_nhwc", "tma_wgmma", NHWC,
         PLAIN | dict(block_m=64, block_n=32, block_k=16, ping_pong=True, stationary=True, grid=2),
     ),
+    "pixels around a tile": (
+        "conv2d_nhwc", "tma_wgmma", NHWC | dict(stride=1, kh=5),
+        dict(block_m=64, block_n=32, block_k=32, consumers=1, num_stages=2, cluster_m=2, cluster_n=2, grid=4,
+             halo=True),
+    ),
     "pixels of odd channels": (
         "conv2d_nhwc", "tma_wgmma", NHWC | dict(co=27), PLAIN | dict(block_m=128, block_n=32, block_k=16),
     ),
@@ -85,10 +90,21 @@ WORKS: dict[str, Case] = {
         "conv2d_nchw32", "tma_wgmma", NCHW32 | dict(n=64, h=2, w=3),
         PLAIN | dict(block_m=64, consumers=1, block_n=32, block_k=64, row_pixels=1, tall=False, skip_padding=True),
     ),
-    "a pixel": ("conv2d_hwcn", "tma_wgmma", HWCN, PLAIN | dict(block_m=128, block_n=64, block_k=16)),
+    "a pixel": (
+        "conv2d_hwcn", "tma_wgmma", HWCN, PLAIN | dict(block_m=128, block_n=64, block_k=16, window=False, turned=False),
+    ),
     "a pixel, clusters": (
         "conv2d_hwcn", "tma_wgmma", HWCN,
-        dict(block_m=128, block_n=128, block_k=16, num_stages=2, cluster_m=2, cluster_n=2, grid=120),
+        dict(block_m=128, block_n=128, block_k=16, num_stages=2, cluster_m=2, cluster_n=2, grid=120, window=False,
+             turned=False),
+    ),
+    "images of few channels": (
+        "conv2d_hwcn", "tma_wgmma", HWCN | dict(n=16, ci=3),
+        PLAIN | dict(block_m=128, block_n=128, block_k=32, window=True, turned=False, cluster_m=2),
+    ),
+    "images, turned": (
+        "conv2d_hwcn", "tma_wgmma", HWCN | dict(n=26, co=67),
+        PLAIN | dict(block_m=128, block_n=80, block_k=16, window=False, turned=True),
     ),
     "a pixel, TF32": (
         "conv2d_hwcn", "tf32", HWCN | dict(dtype="float32"), PLAIN | dict(block_m=128, block_n=16, block_k=16),

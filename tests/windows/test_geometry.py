@@ -29,7 +29,8 @@ def windows(name: str, config: WindowsConfig, **fields: Any) -> Windows:
         ("conv2d_nhwc", dict(pad=1), 4, 0, 6),  # a window of three channels would start amid a word
         ("conv2d_nhwc", dict(ci=1, pad=1), 2, 0, 3),
         ("conv2d_nhwc", dict(kh=1, kw=1, ci=2), 2, 0, 3),  # four units reach over two rows at most
-        ("conv2d_nchw", dict(stride=2, kh=7, kw=7, pad=3), 3, 0, 11),
+        ("conv2d_nchw", dict(stride=2, kh=7, kw=7, pad=3), 3, 1, 11),
+        ("conv2d_nchw", dict(stride=2, kh=7, kw=7, pad=3, w=49), 3, 0, 11),
         ("conv2d_nchw32", dict(pad=1), 4, 0, 3),
         ("conv2d_nchw32", dict(ci=5, pad=1), 8, 0, 6),
     ],

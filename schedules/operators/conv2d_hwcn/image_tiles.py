@@ -146,6 +146,6 @@ def _whole(problem: HwcnProblem, places: int) -> Iterator[tuple[Box, int]]:
     most = -(-p.n // STEP)
     for n in sorted({-(-p.n // parts // unit) * unit for parts in range(1, most + 1)}):
         pixels = places // n
-        for w in sorted({-(-p.out_w // parts) for parts in range(1, p.out_w + 1)}):
-            if w <= pixels:
+        for w in range(1, min(p.out_w, pixels) + 1):
+            if w == -(-p.out_w // -(-p.out_w // w)):  # else fewer columns make as many tiles
                 yield (n, min(p.out_h, pixels // w), w), n

@@ -239,6 +239,7 @@ def _bind_threads(sch: Schedule, warps: Sequence[LoopRV], lanes: Sequence[LoopRV
 
 # (block, tile, lanes) that defaults are chosen from, in the order of preference
 SHAPES: tuple[tuple[Pair, Pair, Pair], ...] = (
+    ((64, 64), (8, 8), (4, 8)),
     ((128, 64), (8, 8), (4, 8)),
     ((64, 128), (8, 8), (4, 8)),
     ((64, 64), (8, 4), (4, 8)),
@@ -261,8 +262,8 @@ REST = 9.0  # what fetching, waiting and counting cost a thread for each input c
 
 
 def default(problem: HwcnProblem, arch: Arch) -> SimtConfig:
-    """The tile with the least work on the busiest multiprocessor; four stages of sixteen channels, or of as few as
-    there are."""
+    """The tile with the least work on the busiest multiprocessor; three stages of sixteen channels, or of as few as
+    there are.  A thread with few sums has registers for the next operands."""
     p = problem
 
     def cost(shape: tuple[Pair, Pair, Pair]) -> float:
@@ -274,7 +275,7 @@ def default(problem: HwcnProblem, arch: Arch) -> SimtConfig:
 
     block, tile, lanes = min(SHAPES, key=cost)
     step = next((step for step in (4, 8) if p.ci <= step), 16)
-    return SimtConfig(block, tile, lanes, step=step)
+    return SimtConfig(block, tile, lanes, step=step, stages=3, ahead=tile[0] * tile[1] < 64)
 
 
 def space(problem: HwcnProblem, arch: Arch) -> Iterator[SimtConfig]:

@@ -20,6 +20,7 @@ from schedules.core.space import ProductSpace
 from schedules.hopper.config import K_BYTES, PING_PONG, SHAPES, STAGES, clusters
 from schedules.hopper.cost import microseconds
 from schedules.hopper.geometry import Load, Operand, Output
+from schedules.hopper.pixels import flattened
 from schedules.hopper.shared import (
     Runs,
     RunStaging,
@@ -65,7 +66,10 @@ class TmaWgmmaConfig(PixelConfig):
         if self.turned or problem.n % turned.GROUP:
             return run_staging(self.rows, self.block_n, problem.n * problem.out_h * problem.out_w + self.block_n, ITEM)
         tiles = _tiles(problem, self)
-        return staging_for(self.rows, self.block_n, ITEM, tiles.run if tiles else RUN)
+        run = tiles.run if tiles else RUN
+        # channels of a few images are contiguous: several leave as one line
+        fold = RUN // run if run == problem.n and problem.co % (RUN // run) == 0 else 1
+        return staging_for(self.rows, self.block_n, ITEM, run, (fold, 1))
 
     def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
         if problem.dtype not in DTYPES:
@@ -113,7 +117,10 @@ def window_k(problem: HwcnProblem) -> list[int]:
 def _tiles(problem: HwcnProblem, config: TmaWgmmaConfig) -> ImageTiles | None:
     """None if TMA brings no boxes of so many places."""
     line = -(-RUN // config.block_k) if config.turned else 0
-    return image_tiles(problem, config.block_n, config.cluster_n, config.cluster_m, config.turned, line)
+    # a row of all pixels where none looks beyond itself
+    return image_tiles(
+        flattened(problem, batch=False), config.block_n, config.cluster_n, config.cluster_m, config.turned, line
+    )
 
 
 class HwcnWork(PixelWork):
@@ -123,7 +130,8 @@ class HwcnWork(PixelWork):
     def __init__(self, problem: HwcnProblem, config: TmaWgmmaConfig) -> None:
         p, tiles = problem, _tiles(problem, config)
         assert tiles is not None  # checked
-        super().__init__(p, config, tiles)
+        super().__init__(tiles.problem, config, tiles)
+        self.arguments = p.arguments()
         data, weight = turned.data_argument(p, config.turned), turned.filter_argument(p)
         self.workspace = tuple(each for each in (data, weight) if each.name not in ("data", "filter"))
         self.part = tiles.part(config.cluster_m)
@@ -154,7 +162,7 @@ class HwcnWork(PixelWork):
         )
         run = box[0]
         b = SharedTile(config.block_n, config.block_k, ITEM, run, transposed=not config.turned)
-        source = data_map(p, b, data, box, tap=not config.window)
+        source = data_map(tiles.problem, b, data, box, tap=not config.window)
         self.b = Operand(b, source, spare=config.block_n - tiles.places, spare_k=spare_k)
         staging = config.staging(p)
         self.output = Output(p.dtype, staging, self._target(staging))
@@ -164,14 +172,15 @@ class HwcnWork(PixelWork):
         if isinstance(staging, RunStaging):
             vector = math.gcd(turned.GROUP, p.n, self.tiles.run)
             return Runs("output", math.prod(p.arguments()[-1].shape), 1, vector)
+        fold = staging.fold
         return TensorMap(
             "output",
             p.dtype,
-            (p.n, p.co, p.out_w, p.out_h),
-            (p.n * ITEM, p.co * p.n * ITEM, p.out_w * p.co * p.n * ITEM),
-            (staging.width, self.config.rows, 1, 1),
+            (fold * p.n, p.co // fold, p.out_w, p.out_h),
+            (fold * p.n * ITEM, p.co * p.n * ITEM, p.out_w * p.co * p.n * ITEM),
+            (fold * staging.width, self.config.rows // fold, 1, 1),
             (1, 1, 1, 1),
-            staging.row_bytes,
+            fold * staging.row_bytes,
             promotion=0,
         )
 
@@ -218,8 +227,14 @@ class HwcnWork(PixelWork):
         return replace(place, image=place.image + n, y=place.y + y, x=place.x + x)
 
     def store_at(self, place: PixelPlace, part: Index, column: int) -> tuple[Index, ...]:
-        moved = self._moved(place, column)
-        return moved.image, place.channel + part * self.config.rows, moved.x, moved.y
+        from tvm.script import tirx as T
+
+        moved, channel = self._moved(place, column), place.channel + part * self.config.rows
+        staging = self.output.staging
+        assert isinstance(staging, Staging)
+        if staging.fold > 1:
+            return 0, T.truncdiv(channel, staging.fold), moved.x, moved.y
+        return moved.image, channel, moved.x, moved.y
 
     def run_at(self, place: PixelPlace, part: Index, row: Expr, column: Expr) -> tuple[Expr, Expr]:
         from tvm import tirx
@@ -249,7 +264,7 @@ def estimate(work: HwcnWork, device: Device) -> float:
 
 def default(problem: HwcnProblem, arch: Arch) -> TmaWgmmaConfig:
     """The config of the least estimated time, with the most stages that fit; the plainest if none is legal."""
-    alone, *others = clusters(1, arch.device)
+    alone, *others = (*clusters(1, arch.device), *clusters(2, arch.device))
     tiles = [dict(shape, **way) for way in ways(problem) for shape in shapes(problem, way)]
     found = sorted(_estimated(problem, arch, (dict(tile, **alone) for tile in tiles)), key=_first)[:MOST_TILES]
     found += _estimated(problem, arch, (config.to_json() | words for _, config in found for words in others))
@@ -296,7 +311,7 @@ def shapes(problem: HwcnProblem, way: dict[str, Any]) -> list[dict[str, int]]:
     unit = p.n if way.get("turned") else -(-p.n // K) * K
     widths = {-(-unit * pixels // K) * K for pixels in range(1, 17) if 64 <= unit * pixels <= 256}
     for width in sorted(widths, reverse=True)[:4]:
-        more = [(128, width, 2), (64, width, 1)]
+        more = [(256, width, 2), (128, width, 2), (64, width, 1)]
         found += [dict(block_m=m, block_n=n, consumers=c) for m, n, c in more if (m, n, c) not in SHAPES]
     return found
 

@@ -34,7 +34,7 @@ CONFIGS: list[dict[str, Any]] = [
     dict(block=64, tile="8,4", ahead=True, step=8, interleave=2),
     dict(block=128, lanes="8,4", stages=2, vector=2, min_blocks=1, lead=3),
     dict(block="128,64", tile="16,8", lanes="4,8", ahead=True, stages=5),
-    dict(block="64,32", tile=4, step=5, skip_padding=False),
+    dict(block="64,32", tile=4, step=5, ahead=False, skip_padding=False),
     dict(block="32,64", tile=4, ahead=True, step=32, stages=2, skip_padding=False, vector=1),
     dict(block="96,6", tile="3,1", lanes="16,2"),
 ]
@@ -103,7 +103,7 @@ def test_taps_in_the_padding_are_left_out(emulation: None, sm_90a: Arch, skip: b
 
 
 def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
-    built = build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "simt")
+    built = build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "simt", SimtConfig())
     kernel, source = summary(built), str(built.sources["cu"])
     assert kernel.spills == 0 and not any("spill" in name for name in kernel.counts)
     assert (kernel.threads, kernel.shared, kernel.blocks_sm) == (128, 4 * 16 * (128 + 64) * 4, 4)
@@ -140,7 +140,7 @@ def _mutants(source: str) -> dict[str, str]:
 def test_broken_kernels_are_caught(emulation: None, sm_90a: Arch) -> None:
     """Each mutant of the generated CUDA must be wrong in some mode of the emulator; the kernel itself in none."""
     problem = problem_of("conv2d_hwcn", n=64, h=3, w=3, ci=40, co=128, kh=3, kw=3, pad=1)
-    built = build(problem, sm_90a, "simt", device_code=False)
+    built = build(problem, sm_90a, "simt", SimtConfig(), device_code=False)
     source = str(built.sources["cu"])
     inputs = built.operator.inputs(problem, np.random.default_rng(0))
     assert not caught(built, source, inputs)
@@ -183,14 +183,14 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         (dict(step=0), "step=0 must be at least 1"),
         (dict(step=5, ahead=True), "step=5 must be even"),
         (dict(stages=1), "stages=1 must be at least 2"),
-        (dict(stages=20), "stages=20 needs 245760 bytes of shared memory, cuda:sm_90a has 232448"),
+        (dict(stages=20, block="128,64"), "stages=20 needs 245760 bytes of shared memory, cuda:sm_90a has 232448"),
         (dict(vector=8), "vector=8"),
         (dict(block=512), "block=(512, 512) has 4096 threads"),
         (dict(tile=16, block=128), "tile=(16, 16) needs about 320 registers"),
         (dict(min_blocks=-1), "min_blocks=-1"),
         (dict(lead=-1), "lead=-1"),
-        (dict(min_blocks=8), "min_blocks=8 of 128 threads leave too few registers"),
-        (dict(min_blocks=4, stages=5), "min_blocks=4 need more shared memory"),
+        (dict(min_blocks=8, block="128,64"), "min_blocks=8 of 128 threads leave too few registers"),
+        (dict(min_blocks=4, stages=5, block="128,64"), "min_blocks=4 need more shared memory"),
     ],
 )
 def test_illegal_configs_are_refused(sm_90a: Arch, config: dict[str, Any], words: str) -> None:
