@@ -24,9 +24,9 @@ def product_cycles(columns: int) -> float:
 def _rate(operand: Operand, timings: Timings) -> float:
     """Bytes of an operand that a multiprocessor gets from L2 in a nanosecond."""
     line = operand.tile.swizzle
-    rate = min(timings.loaded, timings.loaded_narrow * math.sqrt(max(1.0, line / NARROW)))
-    # L2 reads whole sectors, of which a line that begins within one has a part too much
-    return rate * line / (line + NARROW) if operand.source.strides[0] % NARROW else rate
+    rate = timings.loaded_narrow if line <= NARROW else timings.loaded
+    # L2 reads whole sectors, of which a line that begins within one has parts too much
+    return rate * line / (line + 2 * NARROW) if operand.source.strides[0] % NARROW else rate
 
 
 def rounds(config: HopperConfig, clusters: int, device: Device) -> int:

@@ -52,6 +52,7 @@ LONGEST_WINDOW = 192  # products of a stage with all taps, at most
 TURNED = (16, 32, 64, 128)  # channels of a stage where they lie inside
 # of a kernel before: microseconds until the next starts, and bytes that it reads or writes in a nanosecond
 STARTED, COPIED = 2.0, 2500.0
+BESIDE = 0.93  # of the time that two blocks of a multiprocessor take, of which one multiplies while the other ends
 MOST_TILES = 12  # that every cluster is tried with, of those that are best without
 
 
@@ -269,7 +270,8 @@ def schedule(problem: HwcnProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IR
 def estimate(work: HwcnWork, device: Device) -> float:
     """About how many microseconds the function takes on `device`."""
     before = STARTED + work.copied / COPIED / 1000 if work.workspace else 0.0
-    return before + microseconds(work, device)
+    beside = BESIDE if work.config.blocks_sm > 1 else 1.0
+    return before + microseconds(work, device) * beside
 
 
 def default(problem: HwcnProblem, arch: Arch) -> TmaWgmmaConfig:
