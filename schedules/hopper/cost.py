@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from schedules.core.arch import Arch
 from schedules.core.device import Device, Timings
@@ -25,8 +25,8 @@ def _rate(operand: Operand, timings: Timings) -> float:
     """Bytes of an operand that a multiprocessor gets from L2 in a nanosecond."""
     line = operand.tile.swizzle
     rate = timings.loaded_narrow if line <= NARROW else timings.loaded
-    # L2 reads whole sectors, of which a line that begins within one has a part too much
-    return rate * line / (line + NARROW) if operand.source.strides[0] % NARROW else rate
+    # L2 reads whole sectors, of which a line that begins within one has parts too much
+    return rate * line / (line + 2 * NARROW) if operand.source.strides[0] % NARROW else rate
 
 
 def rounds(config: HopperConfig, clusters: int, device: Device) -> int:
@@ -62,6 +62,19 @@ def microseconds(work: Work, device: Device) -> float:
         alone = finish * config.consumers
         return max(overlapped + alone, waves * finish) / 1000
     return (overlapped + waves * finish) / 1000
+
+
+def estimate_of(
+    make: Callable[[Any, Any], W | None], estimate: Callable[[W, Device], float] = microseconds
+) -> Callable[[Any, Any, Arch], tuple[float, float]]:
+    """A schedule's `estimate`, of the works that `make` makes of a problem and a legal config."""
+
+    def tiles_and_time(problem: Any, config: HopperConfig, arch: Arch) -> tuple[float, float]:
+        work = make(problem, config)
+        assert work is not None  # legal
+        return work.clusters * config.cluster, estimate(work, arch.device)
+
+    return tiles_and_time
 
 
 def fastest(works: Iterable[W | None], arch: Arch, estimate: Callable[[W, Device], float] = microseconds) -> W | None:

@@ -18,7 +18,7 @@ from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import Argument
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import HopperConfig, blocks, stage_channels, tiles_of
-from schedules.hopper.cost import fastest
+from schedules.hopper.cost import estimate_of, fastest
 from schedules.hopper.geometry import Load, Operand, Output, Work
 from schedules.hopper.shared import SharedTile, Slots, TensorMap, beyond_indices, slot_staging, staging_for
 from schedules.operators.conv2d_nchw.definition import NchwProblem
@@ -253,6 +253,7 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    estimate=estimate_of(TurnedWork),
     tirx=WrittenInTirx(
         reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "
         "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",
