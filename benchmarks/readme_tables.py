@@ -14,6 +14,7 @@ The first word says what the table is made of:
                          after it choose cases: those whose field (operator, launch, or one of the problem's) has this
                          value; without any, all.  With tables=N the first N tables
     summary FILE...      the ratios to the best peer of several such files, a row for each operator and dtype
+    layers PART          the summary, the sets or the worst of what compare_layers.py kept on every device
     */NAME               what torch_overhead, packing_cost or export_all kept on every device
     schedules            the schedules of every operator by target and language; with operator=NAME one operator's
     options              the optional fields of the problems of operator=NAME, with defaults and values
@@ -23,11 +24,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.operator_tables import details, matrix, options
+from benchmarks.peers import layers
 from benchmarks.peers.library import library_table, read_library
 from benchmarks.peers.overhead import overhead_table, read_overhead
 from benchmarks.peers.packing_cost import packing_table, read_packing
@@ -85,6 +88,8 @@ def content(table: Marked, folder: Path) -> list[str]:
     try:
         if name == "summary":
             text = _summary(rest, folder)
+        elif name == layers.KIND:
+            text = _layers(rest, folder)
         elif name == "schedules":
             text = _schedules(_fields(rest))
         elif name == "options":
@@ -110,6 +115,14 @@ def _summary(names: Sequence[str], folder: Path) -> str:
     return summary_table([read_results(folder / f"{name}.json") for name in names])
 
 
+def _layers(names: Sequence[str], folder: Path) -> str:
+    if len(names) != 1 or names[0] not in layers.PARTS:
+        raise UsageError(f"layers {' '.join(names)} is no part; name one of {', '.join(layers.PARTS)}")
+    return layers.PARTS[names[0]](
+        _files(f"*/{layers.KIND}", folder, "python -m benchmarks.compare_layers", layers.read_layers)
+    )
+
+
 def _comparison(file: Path, where: dict[str, str]) -> str:
     most = where.pop("tables", None)
     if most is not None and not most.isdecimal():
@@ -126,14 +139,18 @@ def _schedules(where: Mapping[str, str]) -> str:
 def _of_devices(pattern: str, where: Mapping[str, str], folder: Path) -> str:
     if where:
         raise UsageError(f"{next(iter(where))} chooses nothing in a table of every device")
-    files = sorted(folder.glob(f"{pattern}.json"))
     kind = pattern.rsplit("/", 1)[-1]
     if kind not in COSTS:
         raise UsageError(f"there is no table of every device's {kind}, only of {', '.join(COSTS)}")
     read, made, command = COSTS[kind]
+    return made(_files(pattern, folder, command, read))
+
+
+def _files(pattern: str, folder: Path, command: str, read: Callable[[Path], dict[str, Any]]) -> list[dict[str, Any]]:
+    files = sorted(folder.glob(f"{pattern}.json"))
     if not files:
         raise UsageError(f"{folder} has no {pattern}.json; run {command}")
-    return made([read(file) for file in files])
+    return [read(file) for file in files]
 
 
 def updated(text: str, folder: Path) -> tuple[str, list[Marked]]:

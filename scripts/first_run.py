@@ -25,7 +25,7 @@ from schedules.bundle.bundle import write_bundle
 from schedules.bundle.export import export_record
 from schedules.cli.script import run_script
 from schedules.core.arch import Arch, parse_arch
-from schedules.core.errors import TuningError, VerificationError
+from schedules.core.errors import SchedulesError, TuningError
 from schedules.core.presets import preset
 from schedules.core.process import child
 from schedules.tune.crews import CrewOptions
@@ -62,7 +62,7 @@ def run_from_fresh_process(bundle: Path) -> None:
     with child([sys.executable, "-m", "schedules", "verify", str(bundle)], stderr=subprocess.PIPE) as verifying:
         _, why = verifying.communicate()
     if verifying.returncode:
-        raise VerificationError(f"{bundle} cannot be run from a fresh process: {why}")
+        raise SchedulesError(f"{bundle} cannot be run from a fresh process: {why}")
 
 
 def cross_build(target: str, out: Path) -> None:

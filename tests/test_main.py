@@ -17,19 +17,12 @@ from pathlib import Path
 import pytest
 
 from schedules.core.interrupts import ASKING, INTERRUPTED
+from tests.tune.plans import TWO, plan_file
 from tests.tune.searches import ROOT, Searches
 
 SECONDS = 10.0  # that an interrupted process may take to end
 CONVOLUTION = "conv2d_hwcn n=16 h=7 w=7 ci=16 co=16 kh=3 kw=3"
 SOFTMAX = "softmax rows=64 cols=1000"
-PLAN = """
-[defaults]
-targets = ["llvm"]
-trials = 500
-[[work]]
-problem = "softmax"
-set = { rows = 64, cols = 100 }
-"""
 # with how many seconds each takes at least
 COMMANDS = {
     f"-m schedules tune {CONVOLUTION} --trials 500 --builders 1": 8.0,
@@ -52,7 +45,7 @@ def interrupted(words: list[str], dice: random.Random, longest: float, folder: P
     temporary, work = folder / "temporary", folder / "work"
     for made in (temporary, work):
         made.mkdir(parents=True)
-    (work / "plan.toml").write_text(PLAN)
+    plan_file(work, TWO.replace("trials = 4\n", "trials = 500\n"))
     traces = Searches(work / "unused", temporary)
     environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "SEARCH_MARK": traces.mark}
     # as ``env --block-signal=INT`` starts it: before its first line the interpreter would end in ways of its own

@@ -1,4 +1,4 @@
-"""Convolutions by cuDNN: floating point through PyTorch, int8 through cuDNN's own interface.
+"""Convolutions by cuDNN: through PyTorch, and by one algorithm (int8, and float32's direct ones) by cuDNN's interface.
 
 Every peer of `PEERS` takes a problem and its tensors by argument name (PyTorch tensors on the GPU, shapes and dtypes of
 ``problem.arguments()``), brings them into its own layout and dtype, and returns a call on PyTorch's current stream that
@@ -6,7 +6,8 @@ computes the convolution alone, without bias or activation.  Its output is (n, c
 `placed` brings it into the problem's layout.
 
 PyTorch tries the algorithms that cuDNN's heuristics put first (torch.backends.cudnn.benchmark_limit of them) and keeps
-the fastest; the two that take int8 are peers each for itself.
+the fastest.  The two of implicit GEMM are peers each for itself: in int8, which nothing else takes, and in float32,
+where PyTorch's choice may do fewer multiplications (Winograd, FFT).
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ _AXES: Mapping[str, tuple[int, int, int, int]] = {
     "conv2d_hwcn": (3, 2, 0, 1),
 }
 
-_CROSS_CORRELATION, _TENSOR_OP_MATH = 1, 1
+_CROSS_CORRELATION, _TENSOR_OP_MATH, _FMA_MATH = 1, 1, 3
 
 
 @dataclass(frozen=True)
 class Peer:
     """cuDNN's convolution in `layout` (nhwc or nchw) and `arithmetic` for problems of the dtypes `takes`.
 
-    `algorithm` is a cudnnConvolutionFwdAlgo_t, of int8 alone.
+    `algorithm` is a cudnnConvolutionFwdAlgo_t; None where PyTorch chooses.
     """
 
     layout: str
@@ -86,8 +87,12 @@ _FLOATING = [
 ]
 _TF32 = [Peer(layout, TF32.name, ("float32",)) for layout in ("nhwc", "nchw")]
 # implicit GEMM, and the same with precomputed offsets
-_INT8 = [Peer("nhwc", "int8", ("int8",), algorithm) for algorithm in (0, 1)]
-PEERS: dict[str, Peer] = {peer.name: peer for peer in (*_INT8, *_FLOATING, *_TF32)}
+_DIRECT = [
+    Peer(layout, dtype, (dtype,), algorithm)
+    for layout, dtype in (("nhwc", "int8"), ("nhwc", "float32"), ("nchw", "float32"))
+    for algorithm in (0, 1)
+]
+PEERS: dict[str, Peer] = {peer.name: peer for peer in (*_DIRECT, *_FLOATING, *_TF32)}
 
 
 def peers_of(problem: Conv2dProblem, patterns: Sequence[str] = ("*",)) -> list[Peer]:
@@ -111,7 +116,7 @@ def call_of(peer: Peer, problem: Conv2dProblem, tensors: Tensors) -> Call:
     cuDNN, RuntimeError if cuDNN refuses the problem."""
     if not is_plain(problem):
         raise UsageError("cuDNN fuses nothing here; compare without bias, residual and activation")
-    return _integer(peer, problem, tensors) if peer.arithmetic == "int8" else _floating(peer, problem, tensors)
+    return (_by_pytorch if peer.algorithm is None else _by_algorithm)(peer, problem, tensors)
 
 
 def is_plain(problem: Conv2dProblem) -> bool:
@@ -149,7 +154,7 @@ def _require_grouped(name: str) -> None:
         raise UsageError(f"the layout of {name} is not known to the peers; add it to peers/convolution.py")
 
 
-def _floating(peer: Peer, problem: Conv2dProblem, tensors: Tensors) -> Call:
+def _by_pytorch(peer: Peer, problem: Conv2dProblem, tensors: Tensors) -> Call:
     """PyTorch's conv2d.  For a problem of another dtype the data is normal, as inputs of `peer.dtype` would be."""
     torch = cudnn.torch_module()
     p, dtype = problem, getattr(torch, peer.dtype)
@@ -171,30 +176,36 @@ def _floating(peer: Peer, problem: Conv2dProblem, tensors: Tensors) -> Call:
     return call
 
 
-def _integer(peer: Peer, problem: Conv2dProblem, tensors: Tensors) -> Call:
-    """cuDNN's int8 convolution of NHWC data and OHWI filters with int8 output, scaled as the problem's."""
+def _by_algorithm(peer: Peer, problem: Conv2dProblem, tensors: Tensors) -> Call:
+    """cuDNN's convolution by `peer.algorithm`: of int8 with int8 output, scaled as the problem's, or of float32."""
     p, out_dtype = problem, problem.epilogue.out_dtype
-    if out_dtype != "int8":
-        raise UsageError(f"cuDNN's int8 convolution gives int8, not {out_dtype}; compare out_dtype=int8")
+    integer = peer.dtype == "int8"
+    if out_dtype != peer.dtype:
+        raise UsageError(
+            f"cuDNN's {peer.dtype} convolution gives {peer.dtype}, not {out_dtype}; compare that out_dtype"
+        )
     torch, library = cudnn.torch_module(), cudnn.library()
-    x, weight = (tensor.permute(0, 2, 3, 1).contiguous() for tensor in operands(p, tensors))
-    y = torch.empty((p.n, p.out_h, p.out_w, p.co), dtype=torch.int8, device="cuda")
+    last = peer.layout == "nhwc"
+    form, dtype, sums = (
+        cudnn.NHWC if last else cudnn.NCHW,
+        *((cudnn.INT8, cudnn.INT32) if integer else (cudnn.FLOAT,) * 2),
+    )
+    x, weight = ((tensor.permute(0, 2, 3, 1) if last else tensor).contiguous() for tensor in operands(p, tensors))
+    shape = (p.n, p.out_h, p.out_w, p.co) if last else (p.n, p.co, p.out_h, p.out_w)
+    y = torch.empty(shape, dtype=getattr(torch, peer.dtype), device="cuda")
 
     def tensor_of(c: int, h: int, w: int) -> ctypes.c_void_p:
-        return cudnn.descriptor(
-            "cudnnCreateTensorDescriptor", "cudnnSetTensor4dDescriptor", cudnn.NHWC, cudnn.INT8, p.n, c, h, w
-        )
+        return cudnn.descriptor("cudnnCreateTensorDescriptor", "cudnnSetTensor4dDescriptor", form, dtype, p.n, c, h, w)
 
     x_of, y_of = tensor_of(p.ci, p.h, p.w), tensor_of(p.co, p.out_h, p.out_w)
     filter_of = cudnn.descriptor(
-        "cudnnCreateFilterDescriptor", "cudnnSetFilter4dDescriptor",
-        cudnn.INT8, cudnn.NHWC, p.co, p.ci, p.kh, p.kw,
-    )  # fmt: skip
+        "cudnnCreateFilterDescriptor", "cudnnSetFilter4dDescriptor", dtype, form, p.co, p.ci, p.kh, p.kw
+    )
     conv_of = cudnn.descriptor(
         "cudnnCreateConvolutionDescriptor", "cudnnSetConvolution2dDescriptor",
-        *p.pad, *p.stride, *p.dilation, _CROSS_CORRELATION, cudnn.INT32,
+        *p.pad, *p.stride, *p.dilation, _CROSS_CORRELATION, sums,
     )  # fmt: skip
-    cudnn.ok(library.cudnnSetConvolutionMathType(conv_of, _TENSOR_OP_MATH))
+    cudnn.ok(library.cudnnSetConvolutionMathType(conv_of, _TENSOR_OP_MATH if integer else _FMA_MATH))
     size = ctypes.c_size_t(0)
     cudnn.ok(
         library.cudnnGetConvolutionForwardWorkspaceSize(
@@ -203,7 +214,7 @@ def _integer(peer: Peer, problem: Conv2dProblem, tensors: Tensors) -> Call:
     )
     workspace = torch.empty(max(size.value, 1), dtype=torch.int8, device="cuda")
     scale, zero = ctypes.c_float(p.epilogue.scale), ctypes.c_float(0.0)
-    output = y.permute(0, 3, 1, 2)
+    output = y.permute(0, 3, 1, 2) if last else y
 
     def call() -> Sequence[Any]:
         status = library.cudnnConvolutionForward(

@@ -11,7 +11,7 @@ from schedules.core.errors import ToolchainError
 
 INSTALL = "pip install 'te-schedules[torch]'"
 NCHW, NHWC = 0, 1  # cudnnTensorFormat_t
-INT8, INT32 = 3, 4  # cudnnDataType_t
+FLOAT, INT8, INT32 = 0, 3, 4  # cudnnDataType_t
 
 
 def torch_module() -> Any:

@@ -231,8 +231,14 @@ def job(args: argparse.Namespace, *, heeds_records: bool = False) -> Job:
         return Job(operator, problem, arch, operator.schedule(chosen.schedule), chosen.config, chosen)
     if (args.logs or args.device and not arch.is_gpu) and not heeds_records:
         raise UsageError(f"--device and --logs say which records to heed; give --config {BEST} with them")
+    words = config_words(args)
+    if not words:
+        from schedules.measure.choice import default_choice
+
+        default = default_choice(problem, arch, args.schedule)
+        return Job(operator, problem, arch, operator.schedule(default.schedule), default.config)
     spec = operator.schedule_for(problem, arch, args.schedule)
-    return Job(operator, problem, arch, spec, spec.config_for(problem, arch, config_words(args)))
+    return Job(operator, problem, arch, spec, spec.config_for(problem, arch, words))
 
 
 def arch_of(args: argparse.Namespace, operator: Operator) -> Arch:

@@ -14,6 +14,8 @@ from schedules.core.operator import Operator
 from schedules.core.presets import operator_named, presets
 from schedules.core.problem import Argument
 
+RUNNERS_UP = 6  # configs of the ranking that are shown
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problem(parser, "an operator, and its fields for one problem; or a preset")
@@ -28,10 +30,15 @@ def run(args: argparse.Namespace) -> int:
         emit_json(found)
         return 0
     arguments, schedules, definition = found.pop("arguments", None), found.pop("schedules"), found.pop("definition")
+    predicted = found.pop("predicted", [])
     fields({name: _text(value) for name, value in found.items()})
     if arguments:
         print()
         table(("argument", "shape", "dtype", "", "run-time axis"), [_row(Argument(**a)) for a in arguments])
+    if predicted:
+        print()
+        rows = [(f"{p['us']:.1f}", p["limit"], p["schedule"], _text(p["config"])) for p in predicted]
+        table(("predicted us", "limited by", "schedule", "config"), rows)
     print()
     rows = [(s["name"], s["language"], " ".join(s["kinds"]), _text(s["config"]), s["summary"]) for s in schedules]
     table(("schedule", "written in", "targets", "config", "how"), rows)
@@ -66,6 +73,7 @@ def definition_source(definition: Callable[..., Any]) -> str:
 def about_job(work: Job) -> dict[str, Any]:
     """One problem: what the chosen schedule would be built with."""
     from schedules.build.inspect import definition_text
+    from schedules.predict.rank import ranked
 
     space = list(work.spec.space(work.problem, work.arch))
     legal = sum(config.check(work.problem, work.arch) is None for config in space)
@@ -82,6 +90,10 @@ def about_job(work: Job) -> dict[str, Any]:
         "config_space_legal": legal,
         "flops": work.problem.flops,
         "min_bytes": work.problem.min_bytes,
+        "predicted": [
+            {**dataclasses.asdict(each), "config": each.config.to_json(), "parts": dict(each.parts)}
+            for each in ranked(work.problem, work.arch)[:RUNNERS_UP]
+        ],
         "arguments": [dataclasses.asdict(argument) for argument in work.problem.arguments()],
         "schedules": _schedules(work.operator),
         "definition": definition_text(work.operator, work.problem),

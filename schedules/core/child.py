@@ -8,7 +8,6 @@ not run does not count: while this process was stopped as well, or others had th
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pickle
 import queue
@@ -27,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from schedules.core.errors import MachineError, SchedulesError
+from schedules.core.process import die_with
 
 WORKER = "SCHEDULES_WORKER"  # in a child's environment from its first instruction: see process.import_tvm_alone
 LOOK = 0.2  # seconds between two looks at a process that is at work
 STALL = 1.0  # seconds between two looks count as this at most: this process was stopped itself, or all stood still
 STOPPED = 10.0  # seconds that a process may be stopped by a signal until it is given up
 STARVED = 9  # times its limit that a call may wait for a core besides
-_PR_SET_PDEATHSIG = 1
 _COMMAND = "import sys; sys.path[:] = {path!r}; from schedules.core.child import spawn_main; spawn_main({descriptor})"
 
 
@@ -213,10 +212,7 @@ def spawn_main(descriptor: int) -> None:
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     preparation, parent = pickle.loads(_received(connection))
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # it died before the signal was asked for
+    die_with(parent)
     current: Any = process.current_process()
     current._inheriting = True  # a main module that starts processes as it is imported is told so
     spawn.prepare(preparation)  # imports the main module, which what comes next may name

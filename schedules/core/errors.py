@@ -61,10 +61,6 @@ class EmulationError(SchedulesError):
     """Generated CUDA did something on the emulator that no GPU permits, or something the emulator does not know."""
 
 
-class VerificationError(SchedulesError):
-    """A built program computed something else than the reference."""
-
-
 class DeviceError(SchedulesError):
     """The device failed: an illegal access, a launch that was refused, or no memory left."""
 

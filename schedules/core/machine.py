@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -11,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from schedules.core.errors import MachineError
+from schedules.core.memory import memory
 
 FILE = 4 * 2**20  # bytes that must find room in the temporary folder
 MEMORY = 32 * 2**20  # bytes that a process must be able to use
@@ -77,23 +77,6 @@ def prove_machine() -> None:
 
 def prove_memory() -> None:
     """Raises MachineError if so little memory is left that the system is about to end processes."""
-    for left, total in _memory():
+    for left, total in memory():
         if left < SHORT * total:
             raise MachineError(f"only {left >> 20} MiB of {total >> 20} MiB memory are left; end some processes")
-
-
-def _memory() -> list[tuple[int, int]]:
-    """Bytes available and in all: of the machine, and of this process's control group if that is limited."""
-    found = []
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        available, total = (int(lines[name].split()[0]) << 10 for name in ("MemAvailable", "MemTotal"))
-        found.append((available, total))
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        line = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
-        group = Path("/sys/fs/cgroup" + line[3:])
-        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        cached = dict(words.split() for words in (group / "memory.stat").read_text().splitlines())
-        used -= int(cached.get("file", 0)) - int(cached.get("shmem", 0))
-        found.append((limit - used, limit))
-    return found

@@ -1,4 +1,4 @@
-"""Whether this machine holds a problem's tensors."""
+"""The memory of this machine, and whether it holds a problem's tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def require_memory(problem: Problem) -> None:
 
     Linux promises more than it has, and ends the process that takes it at its word.
     """
-    needed, free = COPIES * problem.min_bytes, available()
+    needed = COPIES * problem.min_bytes
+    free = min((left for left, _ in memory()), default=None)
     if free is not None and needed > free:
         raise UsageError(
             f"{problem} needs about {needed / GIB:.0f} GiB of memory, this machine has {free / GIB:.0f} GiB free; "
@@ -25,9 +26,18 @@ def require_memory(problem: Problem) -> None:
         )
 
 
-def available() -> int | None:
-    """Bytes of memory that can be had; None where the system does not tell."""
+def memory() -> list[tuple[int, int]]:
+    """Bytes available and in all: of the machine, and of this process's control group if that is limited."""
+    found = []
     with contextlib.suppress(OSError, ValueError, KeyError):
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    return None
+        available, total = (int(lines[name].split()[0]) << 10 for name in ("MemAvailable", "MemTotal"))
+        found.append((available, total))
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        line = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        group = Path("/sys/fs/cgroup" + line[3:])
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = dict(words.split() for words in (group / "memory.stat").read_text().splitlines())
+        used -= int(cached.get("file", 0)) - int(cached.get("shmem", 0))
+        found.append((limit - used, limit))
+    return found

@@ -70,6 +70,7 @@ class ScheduleSpec:
     fixed_shape: bool = False  # what is built takes the problem's shapes only, run-time axes too
     tirx: WrittenInTirx | None = None  # None for steps of `s_tir.Schedule` on a tensor expression
     arithmetic: Arithmetic = FLOAT32  # that results are held to
+    channels_along_rows: bool = False  # whether the rows of a block's tile (block_m) are output channels, or pixels
     opt_in: bool = False  # used only where a user names it: no rule, record or search of all schedules chooses it
 
     # (problem, config, arch) -> the TE program that `apply` schedules; None where there is none, of programs in TIRx

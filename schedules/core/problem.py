@@ -76,7 +76,7 @@ class Fields:
         if words.keys() - hints.keys():
             name = next(name for name in words if name not in hints)
             raise UnknownNameError(f"{cls.noun} field", name, hints)
-        if missing := [name for name in _required(typing.cast(Any, cls)) if name not in words]:
+        if missing := [name for name in required_fields(typing.cast(Any, cls)) if name not in words]:
             raise cls.error(
                 f"missing {cls.noun} {', '.join(missing)}; give {' '.join(name + '=...' for name in missing)}"
             )
@@ -143,6 +143,13 @@ def _parts(value: Any) -> Sequence[Any]:
 
 
 @cache
+def required_fields(cls: Any) -> tuple[str, ...]:
+    """The fields without a default."""
+    fields = (f for f in dataclasses.fields(cls) if f.init and f.default_factory is dataclasses.MISSING)
+    return tuple(f.name for f in fields if f.default is dataclasses.MISSING)
+
+
+@cache
 def _names(cls: Any) -> tuple[str, ...]:
     """The fields that are given: searches ask for them of every config of a space, several times."""
     return tuple(f.name for f in dataclasses.fields(cls) if f.init)
@@ -152,13 +159,6 @@ def _names(cls: Any) -> tuple[str, ...]:
 def _later(cls: Any) -> dict[str, Any]:
     """The fields in `later` and their defaults."""
     return {f.name: f.default for f in dataclasses.fields(cls) if f.name in cls.later}
-
-
-@cache
-def _required(cls: Any) -> tuple[str, ...]:
-    """The fields without a default."""
-    fields = (f for f in dataclasses.fields(cls) if f.init and f.default_factory is dataclasses.MISSING)
-    return tuple(f.name for f in fields if f.default is dataclasses.MISSING)
 
 
 @cache
@@ -176,6 +176,12 @@ class Problem(Fields):
     error = ProblemError
     noun = "problem"
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
+    finishing: ClassVar[tuple[str, ...]] = ()  # fields that say what is done to a result, however it was computed
+
+    def bare(self) -> Problem:
+        """The problem without what is done to its result: what makes a config fast is mostly the same."""
+        plain = {f.name: f.default for f in dataclasses.fields(self) if f.name in self.finishing}
+        return dataclasses.replace(self, **plain) if plain else self
 
     @property
     def flops(self) -> int:
@@ -446,6 +452,7 @@ class FusedConv2dProblem(Conv2dProblem):
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16")
     activations: ClassVar[tuple[str, ...]] = ACTIVATIONS
     later: ClassVar[tuple[str, ...]] = ("residual",)
+    finishing: ClassVar[tuple[str, ...]] = ("bias", "activation", "residual")
 
     bias: bool = False
     activation: str = "none"

@@ -1,8 +1,9 @@
-"""What every worker process does first, and what is left to do when the tuner is killed."""
+"""What every worker process does first, and what is left to do when its parent is killed."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import shutil
@@ -18,6 +19,7 @@ from schedules.core.errors import MachineError
 
 SCRATCH = "SCHEDULES_SCRATCH"  # in a worker's environment, the folder that the workers of a crew share
 BACKGROUND = 10  # what is added to the niceness of processes that build while others measure
+_PR_SET_PDEATHSIG = 1
 PARTING = 3.0  # seconds for a child to end by itself
 # Its own child does the work: a system that ends a process may end the children of it too (Ray does), not theirs
 _JANITOR = """
@@ -44,6 +46,14 @@ def import_tvm_alone() -> None:
         import tvm  # noqa: F401
     finally:
         del sys.modules["torch"]
+
+
+def die_with(parent: int) -> None:
+    """Have this process killed when `parent`, which started it, ends; it exits at once if that has ended already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
 
 
 @contextlib.contextmanager

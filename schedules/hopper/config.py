@@ -27,7 +27,7 @@ INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of t
 ADDRESSING = 48  # registers beside the accumulators, about
 SUM_BYTES = 4
 STAGING = 16 * 1024  # most bytes in which a consumer's results wait for their store
-CLUSTER_SIZES = (1, 2, 4)  # blocks
+CLUSTER_SIZES = (1, 2, 4, 8)  # blocks
 
 C = TypeVar("C", bound="HopperConfig")
 
@@ -54,9 +54,6 @@ class HopperConfig(Config):
     ping_pong: bool = False
     # operand b, the filters of a tile's whole reduction, is loaded with a block's first tile and stays in shared memory
     stationary: bool = False
-    # tensor maps are fetched while a block sets itself up, and it ends when its last results have left shared memory;
-    # else they are fetched as they are used, and it ends when the results are in global memory
-    eager: bool = False
 
     @property
     def cluster(self) -> int:
@@ -91,6 +88,14 @@ class HopperConfig(Config):
     @property
     def threads(self) -> int:
         return WARPGROUP * (self.consumers + 1)
+
+    @property
+    def slices(self) -> int:
+        """Slices of a consumer's columns that different blocks of a tile may finish."""
+        slices = self.split_k
+        while slices > 1 and self.columns % (slices * self.granule):
+            slices //= 2
+        return slices
 
     def blocks(self, tiles: int) -> int:
         """Blocks of the launch for `tiles` output tiles, whole clusters."""
@@ -133,7 +138,7 @@ class HopperConfig(Config):
             return f"num_stages={self.num_stages} must be at least 2"
         if self.cluster not in CLUSTER_SIZES:
             sizes = " x ".join(f"{name}={getattr(self, name)}" for name in ("cluster_m", "cluster_n", "split_k"))
-            return f"{sizes} is not 1, 2 or 4 blocks"
+            return f"{sizes} is not {', '.join(map(str, CLUSTER_SIZES[:-1]))} or {CLUSTER_SIZES[-1]} blocks"
         if self.grid and self.grid < self.cluster:
             return f"grid={self.grid} is less than a cluster of {self.cluster}"
         most = REGISTERS[self.consumers, self.blocks_sm][1]
@@ -207,6 +212,10 @@ CLUSTERS = (
     (2, 1, 2),
     (1, 2, 2),
     (1, 1, 4),
+    (2, 1, 4),
+    (1, 2, 4),
+    (1, 1, 8),
+    (2, 2, 2),
 )
 
 
@@ -231,9 +240,8 @@ def _blocks(
     dtype: str, device: Device, shapes: Sequence[tuple[int, int, int]], filters: bool
 ) -> Iterator[dict[str, Any]]:
     k = K_BYTES // numpy_dtype(dtype).itemsize
-    for shape, block_k, stages, words in product(
-        _ways_of(shapes, filters), (2 * k, 4 * k, 8 * k), STAGES, [*clusters(1, device), *clusters(2, device)]
-    ):
+    clustered = [words for blocks_sm in (1, 2) for words in clusters(blocks_sm, device)]
+    for shape, block_k, stages, words in product(_ways_of(shapes, filters), (2 * k, 4 * k, 8 * k), STAGES, clustered):
         whole = words["split_k"] == 1
         alone = whole and words["cluster_m"] == words["blocks_sm"] == 1  # what is loaded but once need not be shared
         if (

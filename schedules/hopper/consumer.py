@@ -53,11 +53,11 @@ class Consumer:
             part("The way out: a tile's results leave the registers while the producer fetches the next")
             if self.work.config.split_k > 1:
                 exchange = T.meta_var(self.memory.exchange)
-                if exchange.finishes(self.member.consumer, self.at.rank_k):
-                    exchange.receive(self.products.sums, self.member, self.at, turn)
-                    self.results.emit(place)
-                else:
-                    exchange.send(self.products.sums, self.member, self.at, turn)
+                exchange.send(self.products.sums, self.member, self.at, turn)
+                number = T.meta_var(named("slice", exchange.slice(self.member.consumer, self.at.rank_k)))
+                if number < self.work.slices:
+                    exchange.receive(self.products.sums, self.member, self.at, number, turn)
+                    self.results.emit(place, number * (self.work.config.columns // self.work.slices))
                 turn = turn ^ 1
             else:
                 self.results.emit(place)

@@ -43,15 +43,15 @@ def microseconds(work: Work, device: Device) -> float:
     `stationary` save are estimates.
     """
     config, stages, t = work.config, work.mean_taps * work.chunks, device.timings
-    nbytes = work.a.tile.k * work.a.tile.item
+    nbytes = work.a.tile.k * work.a.tile.item * len(work.products)
     waves = rounds(config, work.clusters, device)
     own = math.ceil(stages / config.split_k)
     cycles = product_cycles(config.block_n) * t.cycle
     multiply = waves * own * config.blocks_sm * config.block_m / ROWS * nbytes / K_BYTES * cycles
     used = waves if config.stationary else 1  # times that operand b is, once loaded
-    each = config.block_m / config.cluster_n / _rate(work.a, t)
-    each += config.block_n / config.cluster_m / used / _rate(work.b, t)
-    load = work.clusters * config.cluster / device.multiprocessors * own * each * nbytes
+    each = work.a.loaded / config.cluster_n / _rate(work.a, t)
+    each += work.b.loaded / config.cluster_m / used / _rate(work.b, t)
+    load = work.clusters * config.cluster / device.multiprocessors * own * each
     arrive = waves * own * t.latency / (config.num_stages - 1)
     results = config.block_m * config.block_n
     finish = results * t.finish / min(config.split_k, config.consumers)

@@ -17,24 +17,10 @@ from schedules.hopper.geometry import Member, Work
 from schedules.hopper.shared import FOLDS, folded
 from schedules.hopper.stores import stores_of
 from schedules.tirx.values import kept, named
+from schedules.tirx.words import read, widened
 
 if TYPE_CHECKING:
     from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
-
-# of an element in memory: how C++ reads it, and makes a 32-bit number of it
-_ELEMENTS = {
-    "int8": ("int", "signed char", "{}"),
-    "int32": ("int", "int", "{}"),
-    "float32": ("float", "float", "{}"),
-    "float16": ("float", "unsigned short", "__half2float(__ushort_as_half({}))"),
-    "bfloat16": ("float", "unsigned short", "__uint_as_float((unsigned int)({}) << 16)"),
-}
-# volatile, since the compiler otherwise loads all of a thread's at once, and spills the sums for them
-_READ = """
-__device__ __forceinline__ {0} hopper_residual_{1}(const void* at, bool inside) {{
-  return inside ? {2} : 0;
-}}
-"""
 
 
 @dataclass(frozen=True)
@@ -98,7 +84,7 @@ class Results:
         if not terms:
             return {}
         channel = self.work.channel_at(place, self.member.part, index)
-        return {term.name: named(term.name, _widened(self.tensors[term.name][channel])) for term in terms}
+        return {term.name: named(term.name, widened(self.tensors[term.name][channel])) for term in terms}
 
     def finish(self, total: Expr, of_row: Along, of_column: Along) -> Expr:
         """The result, not yet rounded, of the sum `total` in a row and a column."""
@@ -109,11 +95,12 @@ class Results:
             else:
                 at, inside = of_row.start + of_column.start, tirx.all(of_row.start >= 0, of_column.inside)
                 # bound, as an activation may name it more than once
-                terms.append(named(term.name, _read(self.tensors[f"flat {term.name}"], at, inside)))
+                terms.append(named(term.name, read(self.tensors[f"flat {term.name}"], at, inside)))
         return unrounded(self.work.epilogue, total, terms)
 
-    def emit(self, place: Any) -> None:
-        """Finish the tile at `place` and issue its stores."""
+    def emit(self, place: Any, begin: Index = 0) -> None:
+        """Finish the tile at `place` and issue its stores; if a slice of its columns is stored, it begins at column
+        `begin`, and its sums lie where those of the first slice do."""
         work, tensors, member = self.work, self.tensors, self.member
         warp, lane = member.warp, member.lane
         staging = work.output.staging
@@ -123,7 +110,7 @@ class Results:
         # columns of eight are permuted by XOR with 0 to 3: bit 1 changes which lane has them, bit 0 which register
         lanes = [lane, named("across", T.bitwise_xor(lane, 1))] if b.fold == FOLDS[0] else [lane]
         lefts = [named("left", T.truncmod(at, 4) * 2) for at in lanes]
-        stores = stores_of(work, tensors, self.output_map, place, self.memory, member)
+        stores = stores_of(work, tensors, self.output_map, place, begin, self.memory, member)
 
         of_rows = [
             self.of_row(place, folded(top + m * ROWS, a.fold)) for m in range(staging.rows // ROWS) for top in tops
@@ -137,7 +124,7 @@ class Results:
                     swaps = [folded(column + 8 * half, b.fold) % 8 for half in range(2)]
                     across = swaps[0] // 2  # as swaps[1] // 2: neighbouring eights differ in bit 0
                     columns = [lefts[across] + column + 8 * half + j for half in range(2) for j in range(2)]
-                    of_columns = [self.of_column(place, at) for at in columns]
+                    of_columns = [self.of_column(place, begin + at) for at in columns]
                     for m in range(staging.rows // ROWS):
                         values = []
                         for half, below in product(range(2), range(2)):
@@ -154,17 +141,3 @@ class Results:
 
 def _fragment_row(lane: Expr, below: int) -> Expr:
     return T.truncdiv(lane, 4) + below
-
-
-def _widened(value: Expr) -> Expr:
-    """A number of 16 bits as float32."""
-    return value.astype("float32") if str(value.ty) in ("float16", "bfloat16") else value
-
-
-def _read(elements: Buffer, at: Expr, inside: Expr) -> Expr:
-    """An element as a number of 32 bits, or 0 if not `inside`."""
-    dtype = str(elements.dtype)
-    kind, stored, widened = _ELEMENTS[dtype]
-    source = _READ.format(kind, dtype, widened.format(f"*(const volatile {stored}*)at"))
-    name, wide = f"hopper_residual_{dtype}", {"int": "int32", "float": "float32"}[kind]
-    return T.cuda.func_call(name, elements.ptr_to([at]), inside, source_code=source, return_type=wide)

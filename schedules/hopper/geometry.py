@@ -24,6 +24,8 @@ from schedules.hopper.shared import (
     Runs,
     RunStaging,
     SharedTile,
+    Slots,
+    SlotStaging,
     Staging,
     TensorMap,
     aligned,
@@ -134,8 +136,8 @@ class Output:
     """
 
     dtype: str
-    staging: Staging | RunStaging | BlockStaging | NoStaging
-    target: TensorMap | Runs | Columns
+    staging: Staging | RunStaging | BlockStaging | SlotStaging | NoStaging
+    target: TensorMap | Runs | Slots | Columns
     bound: float = math.inf
 
 
@@ -151,6 +153,7 @@ class Work(ABC, Generic[P]):
     channels_along_rows: ClassVar[bool]  # whether the tile's rows are output channels; else its columns are
     kernel: Pair  # taps, or groups of taps of which a stage holds all
     products: tuple[Product, ...] = (Product(0, 0, 0),)  # of each stage
+    slices: int = 1  # of a consumer's columns, each finished by another of the blocks that share a tile's reduction
     margin: int = 0  # columns of a consumer's before the first that is stored, whole groups of eight
     workspace: tuple[Argument, ...] = ()  # tensors of the function's own, which a kernel before fills
     chunks: int  # stages of one tap, or group of them
@@ -198,10 +201,11 @@ class Work(ABC, Generic[P]):
 
     @property
     def exchange_bytes(self) -> int:
-        """Shared memory for the sums that the other blocks of a tile send: of each consumer that this one finishes."""
+        """Shared memory for the sums that the other blocks of a tile send: of each slice that this one finishes."""
         config = self.config
-        finished = -(-config.consumers // config.split_k)
-        return finished * (config.split_k - 1) * self.sums * config.accumulators * WARPGROUP * SUM_BYTES
+        finished = -(-config.consumers * self.slices // config.split_k)
+        each = self.sums * config.accumulators // self.slices * WARPGROUP * SUM_BYTES
+        return finished * (config.split_k - 1) * each
 
     @property
     def beside_stages(self) -> int:
@@ -264,10 +268,14 @@ class Work(ABC, Generic[P]):
         return None
 
     def fill_shared(self, arch: Arch) -> None:
-        """Change the config to the most stages, of those that searches try, that shared memory has room for."""
-        room = shared_room(arch, self.config.blocks_sm) - self.beside_stages
+        """Change the config to the most stages, of those that searches try, that shared memory has room for and a
+        block's tiles have use for."""
+        config = self.config
+        room = shared_room(arch, config.blocks_sm) - self.beside_stages
         fits = room // (self.stage_bytes + BARRIER_PAIR_BYTES)
-        self.config = replace(self.config, num_stages=max(STAGES[0], min(STAGES[-1], fits)))
+        rounds = -(-self.clusters * config.cluster // config.blocks(self.clusters * config.cluster))
+        stages = min(STAGES[-1], fits, self.stages * rounds)
+        self.config = replace(config, num_stages=max(STAGES[0], stages))
 
     def part_at(self, part: Index) -> tuple[Index, Index]:
         """Where a consumer's part of the tile lies, counted in parts along m and n."""
@@ -293,7 +301,7 @@ class Work(ABC, Generic[P]):
         """The same for operand b, in cluster_m parts."""
 
     @abstractmethod
-    def store_at(self, place: P, part: Index, column: int) -> tuple[Index, ...]:
+    def store_at(self, place: P, part: Index, column: Index) -> tuple[Index, ...]:
         """Coordinates in the output's tensor map of a part's rows and its stored columns from `column` on."""
 
     def run_at(self, place: P, part: Index, row: Expr, column: Index) -> tuple[Expr, Expr]:
@@ -302,6 +310,19 @@ class Work(ABC, Generic[P]):
         memory does not hold whole rows of the tensor, each vector of a row is asked for; where it has blocks of them,
         block number `row`."""
         raise NotImplementedError(f"{type(self).__name__} has no output of runs")
+
+    def slots_at(self, place: P, part: Index) -> tuple[Expr, Expr]:
+        """For an output of slots: the first result of a part that is stored, numbered as channels have them, and the
+        first beyond; a vector begins at multiples of its length."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of slots")
+
+    def slot_of(self, place: P, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        """For an output of slots: the number of row `row` of a part, and whether it is stored."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of slots")
+
+    def slot_start(self, number: Expr) -> Expr:
+        """For an output of slots: where in it result number `number` of the first channel lies."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of slots")
 
     def columns_at(self, place: P, part: Index, row: Expr) -> tuple[Expr, int, Expr | None]:
         """For an output of columns: where in it row `row` of the consumer's lies in the first column of the block, how

@@ -1,5 +1,4 @@
-"""wgmma as functions of CUDA C++: TVM's own table has not every shape, and passes what it has by other rules; and
-pairs of 16-bit numbers.
+"""wgmma as functions of CUDA C++: TVM's own table has not every shape, and passes what it has by other rules.
 
 D fragment of a consumer: register 4 * g + 2 * half + j of lane l in warp w is the sum of row 16 * w + 8 * half + l // 4
 and column 8 * g + l % 4 * 2 + j (PTX ISA, "Register Fragments for wgmma.mma_async").
@@ -19,11 +18,6 @@ from schedules.hopper.config import K_BYTES, ROWS, WARPGROUP
 if TYPE_CHECKING:
     from schedules.tirx.types import Expr, Index
 
-_PACK_16 = """
-__device__ __forceinline__ unsigned int hopper_pack_{0}(float a, float b) {{
-  unsigned int r; asm("cvt.rn.{0}x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r;
-}}
-"""
 _TYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32", "int8": "s8"}
 FRAGMENT = 4  # 32-bit registers of a thread that hold operand a for one wgmma
 
@@ -102,12 +96,6 @@ __device__ __forceinline__ void {self.name}({parameters},
         )
         for value in sums:
             T.evaluate(T.cuda.func_call("hopper_settle", value, source_code=source))
-
-
-def pack_16(dtype: str, a: Expr, b: Expr) -> Expr:
-    """The word of two float32 numbers rounded to float16 or bfloat16, `a` in its low half."""
-    kind = _TYPES[dtype]
-    return T.cuda.func_call(f"hopper_pack_{kind}", a, b, source_code=_PACK_16.format(kind), return_type="uint32")
 
 
 def row_mask(cluster_n: int, first: Index) -> Expr | None:

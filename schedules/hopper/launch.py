@@ -14,9 +14,10 @@ from tvm.script.ir_builder import IRBuilder
 from schedules.hopper.config import WARPGROUP, HopperConfig
 from schedules.hopper.exchange import Exchange
 from schedules.hopper.geometry import ClusterPlace, Operand, Work
-from schedules.hopper.ring import FILLS, readers
-from schedules.hopper.shared import UNIT, Columns, Runs, TensorMap
+from schedules.hopper.ring import FILLS, readers, writers
+from schedules.hopper.shared import UNIT, Columns, Runs, Slots, TensorMap
 from schedules.steps.story import inside_part
+from schedules.tirx.cluster import say_begun, wait_until_begun
 from schedules.tirx.values import named
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _CLEAR = """
 __device__ __forceinline__ void hopper_clear(void* at) { *(uint4*)at = make_uint4(0, 0, 0, 0); }
 """
+_BLOCK = 0  # named barrier of a whole block
 NAMES = ("data", "filter", "bias", "residual", "output")  # of the arguments, in their order
 
 
@@ -50,6 +52,7 @@ def with_workspace(work: Work, tensors: Tensors, prepare: Callable[[Tensors], No
     tensors = {**tensors, **own}
     title = "A kernel before: what the product takes in another layout is copied into workspace"
     with inside_part(title), T.attr({"tirx.device_entry": True}):
+        T.evaluate(T.ptx["griddepcontrol.launch_dependents"]())  # the product, which waits for what it loads
         prepare(tensors)
     return tensors
 
@@ -94,7 +97,7 @@ class Maps:
                     T.evaluate(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
 
 
-def _encode(name: str, target: TensorMap | Runs | Columns, tensors: Tensors) -> Variable | None:
+def _encode(name: str, target: TensorMap | Runs | Slots | Columns, tensors: Tensors) -> Variable | None:
     if not isinstance(target, TensorMap):
         return None
     variable = named(name, T.tvm_stack_alloca("tensormap", 1))
@@ -146,10 +149,12 @@ class SharedMemory:
         pool.commit()
         return memory
 
-    def initialise(self, work: Work, thread: Expr) -> None:
-        """Set the barriers up, for this block's threads, of which this is number `thread`, for TMA and for the blocks
-        of its cluster; and zeros where no load brings any."""
+    def initialise(self, work: Work, maps: Maps, thread: Expr, by: Expr) -> None:
+        """Have the thread for which `by` is true fetch the tensor maps and set the barriers up, for this block's
+        threads, of which this is number `thread`, for TMA and for the blocks of its cluster, which `before_loads` and
+        `before_products` wait for; and write zeros where no load brings any."""
         config = work.config
+        maps.fetch(by)
         for operand, start in ((work.a, 0), (work.b, work.b_start)):
             if operand.spare_k:
                 self._clear(work, operand, start, thread)
@@ -161,7 +166,8 @@ class SharedMemory:
             self.exchange.init()
         T.evaluate(T.ptx.fence.mbarrier_init.release.cluster())
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
-        meet(config)
+        if config.cluster > 1:
+            say_begun()
 
     def _clear(self, work: Work, operand: Operand, start: int, thread: Expr) -> None:
         """Write the zeros behind the reduction of an operand `start` bytes into every stage."""
@@ -177,9 +183,28 @@ class SharedMemory:
                 T.evaluate(T.cuda.func_call("hopper_clear", target, source_code=_CLEAR))
 
 
-def meet(config: HopperConfig) -> None:
-    """Wait for all threads of the cluster."""
-    T.evaluate(T.cuda.cluster_sync() if config.cluster > 1 else T.cuda.cta_sync())
+def before_loads(config: HopperConfig) -> None:
+    """The producer's wait before its first load: for the blocks that it writes into, if there are others; its own
+    warp has set this block up, and does not wait for itself."""
+    if config.cluster == 1:
+        T.evaluate(T.ptx.bar.arrive(T.uint32(_BLOCK), T.uint32(config.threads)))
+    elif writers(config) > 1:
+        wait_until_begun()
+
+
+def after_loads(config: HopperConfig) -> None:
+    """The same behind its last load, where only others wrote into other blocks."""
+    T.evaluate(T.cuda.warp_sync())
+    if config.cluster > 1 and writers(config) == 1:
+        wait_until_begun()
+
+
+def before_products(config: HopperConfig) -> None:
+    """The consumers' wait for the barriers of their block, and of the others of their cluster."""
+    if config.cluster > 1:
+        wait_until_begun()
+    else:
+        T.evaluate(T.ptx.bar.sync(T.uint32(_BLOCK), T.uint32(config.threads)))
 
 
 def cluster_place(config: HopperConfig, rank: Expr) -> ClusterPlace:

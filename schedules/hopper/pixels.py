@@ -67,6 +67,11 @@ class PixelTiles:
         n, h, w = self.counts
         return n * h * w
 
+    def lengthened(self, lines: int) -> PixelTiles:
+        """The same with so many more lines in a box."""
+        n, h, w = self.box
+        return replace(self, box=(n, h + lines, w))
+
     def part(self, parts: int) -> Box:
         """The box of one of `parts` equal parts of a tile: consecutive rows of it."""
         n, h, w = self.box
@@ -150,9 +155,10 @@ def pixel_tiles(
     line: int = 1,
     prefer: Callable[[Box], tuple[int, ...]] = squarest,
     lines_outside: bool = False,
+    alone: bool = False,
 ) -> PixelTiles | None:
     """The boxes of `rows` pixels that waste least at the borders, `width` wide if given; each is cut in each number of
-    `parts`, and has a multiple of `line` pixels in a line of all its images.
+    `parts`, has a multiple of `line` pixels in a line of all its images, and is of one image if `alone`.
 
     Of equals that for which `prefer` is least.  None if TMA reaches over none: with a stride a box spans more pixels
     than it loads.
@@ -163,7 +169,7 @@ def pixel_tiles(
             n = rows // w // h
             reach = max(w * problem.stride[1], h * problem.stride[0], n)
             tiles = PixelTiles(problem, (n, h, w), lines_outside)
-            if n * w % line or reach > LONGEST_BOX or not all(map(tiles.has_parts, parts)):
+            if n * w % line or (alone and n > 1) or reach > LONGEST_BOX or not all(map(tiles.has_parts, parts)):
                 continue
             key = tiles.count, prefer(tiles.box)
             if best is None or key < best[0]:

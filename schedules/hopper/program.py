@@ -13,7 +13,18 @@ from schedules.hopper.config import REGISTERS, WARPGROUP
 from schedules.hopper.consumer import Consumer
 from schedules.hopper.epilogue import Results
 from schedules.hopper.geometry import Member, Work
-from schedules.hopper.launch import NAMES, Maps, SharedMemory, cluster_place, matched, with_flat, with_workspace
+from schedules.hopper.launch import (
+    NAMES,
+    Maps,
+    SharedMemory,
+    after_loads,
+    before_loads,
+    before_products,
+    cluster_place,
+    matched,
+    with_flat,
+    with_workspace,
+)
 from schedules.hopper.producer import Producer
 from schedules.hopper.products import Products, multiply_of
 from schedules.hopper.ring import Ring
@@ -39,7 +50,7 @@ def program(
     producer_registers, consumer_registers = REGISTERS[consumers, config.blocks_sm]
     accumulator = multiply_of(work).accumulator
     stored_by_tma = isinstance(work.output.target, TensorMap)
-    wait_stored = T.ptx.cp.async_.bulk.wait_group.read if config.eager else T.ptx.cp.async_.bulk.wait_group
+    dependent = bool(work.workspace)  # on what the kernel before fills
 
     # fmt: off
     @T.prim_func
@@ -59,12 +70,11 @@ def program(
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
         thread = T.thread_id_in_wg([WARPGROUP])
-        if config.eager:
-            maps.fetch(tirx.all(group == consumers, thread == 0))
         part("Shared memory: a ring of stages, room for the output, and barriers that say who may use a stage")
         pool = T.SMEMPool()
-        memory = T.meta_var(SharedMemory.allocated(work, accumulator, pool, tirx.all(group == 0, thread == 0)))
-        memory.initialise(work, group * WARPGROUP + thread)
+        first = T.meta_var(tirx.all(group == consumers, thread == 0))
+        memory = T.meta_var(SharedMemory.allocated(work, accumulator, pool, first))
+        memory.initialise(work, maps, group * WARPGROUP + thread, first)
 
         part("Which tiles are this block's, and where it stands in the ring")
         at = T.meta_var(cluster_place(config, rank))
@@ -77,16 +87,22 @@ def program(
         ring = T.meta_var(Ring(config, work.stage_bytes, memory.stages, memory.full, memory.empty, stage, phase))
         if group == consumers:
             part("The producer: one thread has TMA fill every stage that is free, tile after tile")
+            before_loads(config)
             if producer_registers > 0:
                 T.ptx["setmaxnreg.dec.sync.aligned.u32"](producer_registers)
-            if warp == 0:  # noqa: SIM102 (all lanes of the warp elect)
+            if warp == 0:
+                T.cuda.warp_sync()
                 if T.cuda.elect_sync():
+                    if dependent:
+                        T.evaluate(T.ptx["griddepcontrol.wait"]())
                     producer = T.meta_var(Producer(work, maps, memory, ring, at, clusters))
                     producer.run(tile)
+            after_loads(config)
         else:
             part("The consumers: wait for a stage, multiply it by wgmma into registers, and free it")
             if producer_registers > 0:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](consumer_registers)
+            before_products(config)
             member = T.meta_var(Member(group, 0 if config.ping_pong else group, warp, lane, thread))
             products = T.meta_var(Products(work, ring, memory.filters, member))
             results = T.meta_var(way_out(work, views, maps.output, products.sums, memory.staging, member))
@@ -94,7 +110,7 @@ def program(
             consumer.run(tile)
             if stored_by_tma:  # noqa: SIM102 (of the two only the other is the kernel's)
                 if thread == 0:
-                    wait_stored(0)
+                    T.ptx.cp.async_.bulk.wait_group.read(0)
         part("The end: no block leaves while others may write into its shared memory")
         T.cuda.warp_sync()
         if cluster > 1:

@@ -175,6 +175,24 @@ class Columns:
         return beyond_indices(self.tensor, self.elements)
 
 
+@dataclass(frozen=True)
+class Slots:
+    """What ordinary stores are told of the argument `tensor`, for outputs of channels that each have a tile's rows, or
+    some of them, side by side: the work says which slot a row has.
+
+    Slots of a channel are stored in vectors of `vector` elements; where `ragged`, the first and the last may be parts.
+    """
+
+    tensor: str
+    elements: int  # of the tensor
+    vector: int
+    ragged: bool
+
+    def reason(self) -> str | None:
+        """Why slots cannot be stored; None if they can."""
+        return beyond_indices(self.tensor, self.elements)
+
+
 def beyond_indices(tensor: str, elements: int) -> str | None:
     """Why elements of `tensor` cannot be numbered; None if they can."""
     if elements >= 2**31:
@@ -288,6 +306,35 @@ class BlockStaging:
     @property
     def nbytes(self) -> int:
         return self.rows * self.run * self.blocks * self.item
+
+
+@dataclass(frozen=True)
+class SlotStaging:
+    """Where a consumer's results wait for ordinary stores with the columns outside: `width` columns at a time of the
+    block's `columns`, of each as many slots as there are `rows` and a vector more, in which they may begin."""
+
+    rows: int
+    width: int
+    item: int
+    columns: int
+    together: ClassVar[int] = 1
+
+    @property
+    def pitch(self) -> int:
+        """Slots from column to column: eight more than a multiple of 64, which spreads the columns over the banks."""
+        return self.rows + UNIT // self.item
+
+    @property
+    def nbytes(self) -> int:
+        return self.pitch * self.width * self.item
+
+
+def slot_staging(rows: int, columns: int, item: int) -> SlotStaging:
+    """Staging for the results of a consumer, in passes of as many columns as STAGING holds."""
+    width = columns
+    while width % 32 == 0 and SlotStaging(rows, width, item, columns).nbytes > STAGING:
+        width //= 2
+    return SlotStaging(rows, width, item, columns)
 
 
 def run_staging(rows: int, columns: int, size: int, item: int) -> RunStaging:

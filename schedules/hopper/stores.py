@@ -3,9 +3,10 @@
 By boxes: they pass through staging memory, from where TMA stores `width` columns of all of a consumer's rows and clips
 them at the tensor's end.  Several stores make a pass, as many as the memory holds.  By runs: where the tensor's rows
 are not whole 16 bytes apart, which TMA needs, the consumer's threads store them from that memory, in the widest vectors
-that the tensor's alignment allows.  By blocks: the same where they lie in that memory as in the tensor.  By columns:
-where neighbours in the tensor are rows of the tile, of which a thread has two side by side (`fragments`), they are
-stored from its registers.
+that the tensor's alignment allows.  By blocks: the same where they lie in that memory as in the tensor.  By slots: the
+same where neighbours in the tensor are rows of the tile, of which some may be left out.  By columns: where neighbours
+in the tensor are rows of the tile, of which a thread has two side by side (`fragments`), they are stored from its
+registers.
 """
 
 from __future__ import annotations
@@ -23,37 +24,17 @@ from tvm.script import tirx as T
 from schedules.hopper.config import ROWS, WARPGROUP
 from schedules.hopper.fragments import tile_row
 from schedules.hopper.geometry import Member, Output, Work
-from schedules.hopper.instructions import pack_16
-from schedules.hopper.shared import BlockStaging, Columns, NoStaging, Runs, RunStaging, Staging, TensorMap
+from schedules.hopper.shared import BlockStaging, Columns, Runs, RunStaging, Slots, SlotStaging, Staging, TensorMap
 from schedules.tirx.values import kept, named
+from schedules.tirx.words import pack_8, pack_16
 
 if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Pointer, Tensors, Variable
+    from schedules.tirx.types import Buffer, Expr, Index, Pointer, Tensors, Variable
 
-WHOLE = 2**22 - 1  # float32 up to here are rounded to whole numbers by adding a constant
 Writer = Callable[..., None]
 STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 _STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 _FIRST_BARRIER = 1  # named barriers of the consumers; 0 is the whole block's
-# 1.5 * 2**23: what is added to it is rounded to a whole number, to nearest even, in the lowest bits, if within
-# WHOLE; not to be contracted with the product before it
-_PACK_8 = """
-__device__ __forceinline__ int hopper_whole(float y) {
-  return __float_as_int(__fadd_rn(y, 12582912.f)) - 0x4b400000;
-}
-__device__ __forceinline__ float hopper_clamp(float y) { return fminf(fmaxf(y, -128.f), 127.f); }
-__device__ __forceinline__ unsigned int hopper_pack_s8(float a, float b, float c, float d) {
-  unsigned int high, all;
-  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
-    : "=r"(high) : "r"(hopper_whole(d)), "r"(hopper_whole(c)), "r"(0));
-  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
-    : "=r"(all) : "r"(hopper_whole(b)), "r"(hopper_whole(a)), "r"(high));
-  return all;
-}
-__device__ __forceinline__ unsigned int hopper_clamp_pack_s8(float a, float b, float c, float d) {
-  return hopper_pack_s8(hopper_clamp(a), hopper_clamp(b), hopper_clamp(c), hopper_clamp(d));
-}
-"""
 # u and v are groups of eight columns, two bytes of row lane / 4 and two of the row eight below.  Neighbouring lanes
 # exchange, so that even ones have four bytes of u and odd ones four of v.
 _STORE_8 = """
@@ -84,13 +65,21 @@ __device__ __forceinline__ void hopper_put(unsigned int word, void* at, int ther
   if (there > 1) ((unsigned short*)at)[1] = (unsigned short)(word >> 16);
 }
 """,
-    "hopper_put_apart": """
-__device__ __forceinline__ void hopper_put_apart(unsigned int word, void* at, void* next, int there) {
+    "hopper_put_each": """
+__device__ __forceinline__ void hopper_put_each(unsigned int word, void* at, void* next, int there) {
   if (there > 0) *(unsigned short*)at = (unsigned short)word;
   if (there > 1) *(unsigned short*)next = (unsigned short)(word >> 16);
 }
 """,
 }
+_PUT_APART = """
+__device__ __forceinline__ void hopper_put_apart_{0}(unsigned int word, void* at, bool there) {{
+  if (there) {{
+    ((unsigned short*)at)[0] = (unsigned short)word;
+    ((unsigned short*)at)[{0}] = (unsigned short)(word >> 16);
+  }}
+}}
+"""
 _COPY = """
 __device__ __forceinline__ void hopper_copy_{0}(void* to, const void* from) {{ *({1}*)to = *(const {1}*)from; }}
 """
@@ -109,13 +98,14 @@ def barrier(consumer: Expr) -> None:
 
 @dataclass
 class Stores(ABC):
-    """The stores of a consumer's tile at `place`, `member` of whose threads this is; its staging memory begins `start`
-    bytes into `memory`."""
+    """The stores of a consumer's tile at `place`, or of its columns from `begin` on, `member` of whose threads this is;
+    its staging memory begins `start` bytes into `memory`."""
 
     work: Work
     tensors: Tensors
     output_map: Variable | None
     place: Any
+    begin: Index
     memory: Buffer | None
     start: Expr
     member: Member
@@ -171,7 +161,8 @@ class BoxStores(Stores):
         staging = self.staging
         with T.If(self.member.thread == 0), T.Then():
             for store in range(staging.together):
-                to = self.work.store_at(self.place, self.member.part, (first + store) * staging.width)
+                column = self.begin + (first + store) * staging.width
+                to = self.work.store_at(self.place, self.member.part, column)
                 source = self.memory.ptr_to([self.start + store * staging.store_bytes])
                 T.evaluate(T.ptx[self.form](T.address_of(self.output_map), *to, source))
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
@@ -220,7 +211,7 @@ class RunStores(Stores):
             at = named("at", turn * WARPGROUP + self.member.thread)
             run = named("run", T.truncdiv(at, vectors))
             element = named("element", T.truncmod(at, vectors) * target.vector)
-            row, column = run * target.rows, first * staging.width
+            row, column = run * target.rows, self.begin + first * staging.width
             if not staging.packed:  # a vector is a run
                 column = column + element
             index, inside = self.work.run_at(self.place, self.member.part, row, column)
@@ -249,7 +240,7 @@ class BlockStores(Stores):
     def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
         staging = self.staging
         apart, last = staging.run % 2, staging.run * staging.blocks
-        name = "hopper_put_apart" if apart else "hopper_put_two"
+        name = "hopper_put_each" if apart else "hopper_put_two"
         for half in range(2):
             group = pair * 16 + half * 8
             if group >= last:
@@ -282,6 +273,81 @@ class BlockStores(Stores):
             with T.If(tirx.all(block < staging.blocks, element < inside)), T.Then():
                 source = self.memory.ptr_to([self.start + at * staging.item])
                 _copy(vector * staging.item, self.output.ptr_to([index + element]), source)
+
+
+@dataclass
+class SlotStores(Stores):
+    """Results leave by ordinary stores, a channel's side by side, without the rows that are not stored."""
+
+    memory: Buffer
+
+    def __post_init__(self) -> None:
+        output = self.work.output
+        assert isinstance(output.staging, SlotStaging) and isinstance(output.target, Slots)
+        self.staging, self.target, self.output = output.staging, output.target, self.tensors["flat output"]
+        first, last = self.work.slots_at(self.place, self.member.part)
+        self.first, self.last = named("first_result", first), named("last_result", last)
+        self.base = named("base", T.truncdiv(self.first, self.target.vector) * self.target.vector)
+        self.rows = []
+        for m, below in product(range(self.staging.rows // ROWS), (0, 8)):
+            row = self.row(m) + T.truncdiv(self.member.lane, 4) + below
+            number, there = self.work.slot_of(self.place, self.member.part, row)
+            self.rows.append((kept("slot", number - self.base), named("there", there)))
+        self.left = T.truncmod(self.member.lane, 4) * 2
+
+    def before(self) -> None:
+        barrier(self.member.consumer)
+
+    def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
+        pitch = self.staging.pitch
+        name, source = f"hopper_put_apart_{pitch}", _PUT_APART.format(pitch)
+        for half, below in product(range(2), range(2)):
+            slot, there = self.rows[2 * m + below]
+            at = (self.left + pair * 16 + half * 8) * pitch + slot
+            two = values[4 * half + 2 * below : 4 * half + 2 * below + 2]
+            target = self.memory.ptr_to([self.start + at * self.staging.item])
+            word = pack_16(self.work.output.dtype, *two)
+            T.evaluate(T.cuda.func_call(name, word, target, there, source_code=source))
+
+    def written(self) -> None:
+        barrier(self.member.consumer)
+
+    def store(self, first: int) -> None:
+        vector, ragged = self.target.vector, self.target.ragged and self.target.vector > 1
+        self._copy(first, vector, self.staging.rows // vector + ragged, lambda at: (at * vector, vector))
+        if ragged:
+            # of the vectors that the results begin and end in, what is theirs, one by one
+            begin = self.first - self.base
+            end = named("end", self.last - self.base)
+            last = named("last_vector", T.truncdiv(end, vector) * vector)
+
+            def edge(at: Expr) -> tuple[Expr, Expr]:
+                which, element = T.truncdiv(at, vector), T.truncmod(at, vector)
+                whole = tirx.all(begin == 0, end >= vector)
+                slot = T.Select(which == 0, element, last + element)
+                inside = T.Select(which == 0, tirx.Not(whole), last > 0)
+                return slot, T.Cast("int32", inside)
+
+            self._copy(first, 1, 2 * vector, edge)
+
+    def _copy(self, first: int, vector: int, each: int, of: Callable[[Expr], tuple[Expr, Any]]) -> None:
+        """Store vectors, `each` of them of a column; `of` says where number `at` begins, and 0 if there is none."""
+        staging = self.staging
+        nbytes = vector * staging.item
+        count = staging.width * each
+        with T.serial(-(-count // WARPGROUP)) as turn:
+            at = named("at", turn * WARPGROUP + self.member.thread)
+            column = named("column", T.truncdiv(at, each))
+            slot, present = of(T.truncmod(at, each))
+            slot = named("slot", slot)
+            number = named("number", self.base + slot)
+            column_of_tile = self.begin + first * staging.width + column
+            channel, inside = self.work.column_start(self.place, self.member.part, column_of_tile)
+            stored = tirx.all(at < count, present > 0, number >= self.first, number + vector <= self.last, inside)
+            with T.If(stored), T.Then():
+                source = self.memory.ptr_to([self.start + (column * staging.pitch + slot) * staging.item])
+                to = self.output.ptr_to([self.work.slot_start(number) + channel])
+                _copy(nbytes, to, source)
 
 
 @dataclass
@@ -339,15 +405,11 @@ def _writer_16(kind: str) -> Writer:
     return write
 
 
-def _writer_8(clamp: bool) -> Writer:
-    pack = "hopper_clamp_pack_s8" if clamp else "hopper_pack_s8"
-
+def _writer_8(bound: float) -> Writer:
     def write(
         staging: Staging, memory: Buffer, base: Expr, values: Sequence[Expr], row: Expr, pair: int, lane: Expr
     ) -> None:
-        words = [
-            T.cuda.func_call(pack, *values[at : at + 4], source_code=_PACK_8, return_type="uint32") for at in (0, 4)
-        ]
+        words = [pack_8(values[at : at + 4], bound) for at in (0, 4)]
         rows = [row + T.truncdiv(lane, 4) + below for below in (0, 8)]
         targets = [memory.ptr_to([base + staging.chunk(at, pair)]) for at in rows]
         T.evaluate(T.cuda.func_call("hopper_store_s8", *words, *targets, lane, source_code=_STORE_8))
@@ -382,15 +444,25 @@ _WRITERS: dict[str, Writer] = {
 
 
 def _writer(output: Output) -> Writer:
-    return _writer_8(output.bound > WHOLE) if output.dtype == "int8" else _WRITERS[output.dtype]
+    return _writer_8(output.bound) if output.dtype == "int8" else _WRITERS[output.dtype]
 
 
 def stores_of(
-    work: Work, tensors: Tensors, output_map: Variable | None, place: Any, memory: Buffer | None, member: Member
+    work: Work,
+    tensors: Tensors,
+    output_map: Variable | None,
+    place: Any,
+    begin: Index,
+    memory: Buffer | None,
+    member: Member,
 ) -> Stores:
     """The stores that the work's output needs."""
-    staging = work.output.staging
-    kinds = {Staging: BoxStores, RunStaging: RunStores, BlockStaging: BlockStores, NoStaging: ColumnStores}
-    kind: Any = kinds[type(staging)]
-    start = named("start", member.consumer * staging.nbytes)
-    return kind(work, tensors, output_map, place, memory, start, member)
+    kinds: dict[type, type[Stores]] = {
+        Staging: BoxStores,
+        RunStaging: RunStores,
+        BlockStaging: BlockStores,
+        SlotStaging: SlotStores,
+    }
+    kind = kinds.get(type(work.output.staging), ColumnStores)
+    start = named("start", member.consumer * work.output.staging.nbytes)
+    return kind(work, tensors, output_map, place, begin, memory, start, member)

@@ -219,6 +219,34 @@ def _wide_zero(vector: Any) -> Any:
     return tirx.op.reinterpret(vector.ty, tirx.Broadcast(tirx.const(0, "int32"), lanes // 4))
 
 
+_LAUNCH = "tirx.kernel_launch_params"
+_DEPENDENT = "tirx.use_programtic_dependent_launch"  # sic
+
+
+@tvm.transform.module_pass(opt_level=0, name="schedules.dependent_launches")
+def _dependent_launches(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    """Kernels that wait for the one before by themselves are launched while it runs (programmatic dependent launch):
+    TVM's runtime has a tag for it, which nothing in 0.27 sets."""
+
+    def tagged(function: Any) -> Any:
+        if not isinstance(function, tirx.PrimFunc) or _LAUNCH not in function.attrs or not _waits(function):
+            return function
+        return function.with_attr(_LAUNCH, [_DEPENDENT, *function.attrs[_LAUNCH]])
+
+    return tvm.IRModule({name: tagged(function) for name, function in mod.functions.items()}, attrs=mod.attrs)
+
+
+def _waits(function: tirx.PrimFunc) -> bool:
+    found: list[bool] = []
+
+    def visit(call: Any) -> None:
+        if str(getattr(call.op, "name", "")) == "tirx.ptx.griddepcontrol":
+            found.append(call.args[0].value == "wait")
+
+    tvm_ffi.structural_walk(function.body, (ir.Call, visit))
+    return any(found)
+
+
 def _tirx_pipeline() -> tuple[Any, Any, Any]:
     """TVM's pipeline "tirx" without common-subexpression elimination, which leaves unused variables in the source."""
     _, finalize_host, finalize_device = tirx_pipeline()
@@ -236,6 +264,7 @@ def _tirx_pipeline() -> tuple[Any, Any, Any]:
         tirx.transform.VerifyMemory(),
         tirx.transform.AnnotateEntryFunc(),
         tirx.transform.SplitHostDevice(),
+        _dependent_launches,
         tirx.transform.MakePackedAPI(),
         tirx.transform.BF16StorageLegalize(),
     ]

@@ -1,5 +1,6 @@
-"""Which schedule and config a problem is built with: the best that was measured, else the config of the nearest problem
-for the schedule that the rule chooses, else the default.
+"""Which schedule and config a problem is built with: the best that was measured, for the problem or for the same with
+another epilogue; else what is predicted to be the fastest, or the config of a near problem that is predicted to be as
+fast; else, where nothing is known of such problems, what the operator's rule chooses.
 
 A record is used only if it was measured on the device the build is for, with the same TVM and compiler.
 """
@@ -10,7 +11,7 @@ import dataclasses
 import math
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,8 +27,10 @@ from schedules.core.registry import operator_of
 from schedules.core.versions import versions
 from schedules.measure.journal import DEFAULT_FOLDER, BadLine, Located, read_journals, read_numbered
 from schedules.measure.records import Record
+from schedules.predict.rank import Ranked, predicted_us, ranked
 
 VARIABLE = "SCHEDULES_LOGS"
+AS_FAST = 1.02  # times the predicted time of the default, which a near problem's config may take
 NEAR = 1.0  # how many doublings of its extents away a problem may be for its config to be taken over
 
 
@@ -46,6 +49,7 @@ class Choice:
     passed_over: str = ""
     given: bool = False
     unused: tuple[BadLine, ...] = dataclasses.field(default=(), repr=False)
+    predicted: Ranked | None = None  # what a default was chosen by; None for an operator's rule
 
     @property
     def source(self) -> str:
@@ -58,10 +62,13 @@ class Choice:
         if self.given:
             return "as given"
         if self.record is None:
-            return "default config" + (f" ({self.passed_over})" if self.passed_over else "")
+            told = f", predicted {self.predicted.us:.1f} us" if self.predicted else ""
+            return f"default config{told}" + (f" ({self.passed_over})" if self.passed_over else "")
         where = f"{self.record.us:.2f} us on {self.record.device}, {self.record.date[:10]}"
         if self.record.problem == self.problem:
             return f"best record: {where}"
+        if self.record.problem.bare() == self.problem.bare():
+            return f"record of another epilogue, {self.record.problem}: {where}"
         return f"record of the nearest problem, {self.record.problem}: {where}"
 
 
@@ -111,7 +118,7 @@ def choose(
     device = device or device_name(arch) or _only_device(known)
     here = [record for record in known if device and slug(record.device) == slug(device)]
     usable = [record for record in here if _same_versions(record, arch)]
-    note = _passed_over(known, here, usable, device)
+    note = _passed_over(known, here, usable, device, folders)
     used = set(map(id, usable))
     exact, refused = legal_best(
         [item for item in found if id(item.record) in used and item.record.problem == problem], asked
@@ -119,17 +126,27 @@ def choose(
     unused = (*unread, *refused)
     if exact:
         return Choice(problem, exact.schedule, exact.config, exact, unused=unused)
+    for record in same_but_finish(problem, usable, asked):
+        if record.config.check(problem, arch) is None:
+            return Choice(problem, record.schedule, record.config, record, unused=unused)
     default = replace(default_choice(problem, arch, schedule, note), unused=unused)
     # a neighbour has a better config, not a better rule: schedules change their order between problems, and one that is
     # best there may be far behind here
     for record in nearest(problem, usable, asked):
         if record.schedule == default.schedule and record.config.check(problem, arch) is None:
-            return Choice(problem, record.schedule, record.config, record, unused=unused)
+            us = predicted_us(problem, record.schedule, record.config, arch) if default.predicted else None
+            if us is None or default.predicted is None or us <= AS_FAST * default.predicted.us:
+                return Choice(problem, record.schedule, record.config, record, unused=unused)
     return default
 
 
 def default_choice(problem: Problem, arch: Arch, schedule: str | None = None, note: str = "") -> Choice:
-    """What the operator's rule chooses, whatever was measured.  Raises ConfigError, UnknownNameError."""
+    """What is predicted to be the fastest, or else what the operator's rule chooses, whatever was measured.
+
+    Raises ConfigError, UnknownNameError.
+    """
+    for best in ranked(problem, arch, schedule)[:1]:
+        return Choice(problem, best.schedule, best.config, None, note, predicted=best)
     spec = operator_of(problem).schedule_for(problem, arch, schedule)
     return Choice(problem, spec.name, spec.config_for(problem, arch), None, note)
 
@@ -200,6 +217,22 @@ def nearest(problem: Problem, records: Sequence[Record], asked: Collection[str] 
     return [record for record in best if record]
 
 
+def same_but_finish(problem: Problem, records: Sequence[Record], asked: Collection[str] = ()) -> list[Record]:
+    """The best record of each problem that differs only in what is done to the result; in the fewest fields first."""
+    found: dict[Problem, list[Record]] = {}
+    for record in records:
+        if record.problem != problem and record.problem.bare() == problem.bare():
+            found.setdefault(record.problem, []).append(record)
+
+    def fields_apart(other: Problem) -> int:
+        return sum(getattr(problem, name) != getattr(other, name) for name in problem.finishing)
+
+    best = (
+        best_of(found[other], asked) for other in sorted(found, key=lambda other: (fields_apart(other), str(other)))
+    )
+    return [record for record in best if record]
+
+
 def distance(one: Problem, other: Problem) -> float:
     """How many doublings of extents lie between two problems of an operator; infinite if they differ in more than
     extents (dtype, stride, padding, what is fused)."""
@@ -215,9 +248,12 @@ def distance(one: Problem, other: Problem) -> float:
 
 
 def _records(operator: str, folders: Sequence[str | Path] | None) -> tuple[list[Located], list[BadLine]]:
-    folders = folders if folders is not None else log_folders()
-    files = [file for folder in folders for file in sorted(Path(folder).glob(f"*/{operator}.jsonl"))]
-    return read_journals(files, _read)
+    return read_journals(list(_journals(f"*/{operator}", folders)), _read)
+
+
+def _journals(pattern: str, folders: Sequence[str | Path] | None) -> Iterator[Path]:
+    for folder in folders if folders is not None else log_folders():
+        yield from sorted(Path(folder).glob(f"{pattern}.jsonl"))
 
 
 def _read(file: Path) -> tuple[list[tuple[int, Record]], list[BadLine]]:
@@ -248,13 +284,23 @@ def _same_versions(record: Record, arch: Arch) -> bool:
         return True  # then nothing will be built; the build says so better
 
 
-def _passed_over(known: Sequence[Record], here: Sequence[Record], usable: Sequence[Record], device: str | None) -> str:
-    if usable or not known:
+def _passed_over(
+    known: Sequence[Record],
+    here: Sequence[Record],
+    usable: Sequence[Record],
+    device: str | None,
+    folders: Sequence[str | Path] | None,
+) -> str:
+    if usable:
         return ""
+    if not known:
+        if device is None or any(_journals(f"{slug(device)}/*", folders)):
+            return ""
+        return f"no records of {device}; `schedules tune` measures some"
     if here:
         old = here[-1].versions
         return f"records of {old.get('apache-tvm')} with {old.get('compiler')} are not used; tune again"
     names = sorted({record.device for record in known})
     if device is None:
         return f"records of {' and '.join(names)} exist; choose with --device"
-    return f"records of {names[0]} exist, none of {device}"
+    return f"records of {names[0]} exist, none of {device}; `schedules tune` measures some"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,16 +57,18 @@ def load_kernel(
         chosen = Choice(named, spec.name, spec.config_for(named, arch, dict(config)), None, given=True)
     else:
         chosen = choose(named, arch, schedule, folders=logs, device=device)
-    warn_of_unused(chosen)
+    chosen = warned(chosen)
     kernel = Kernel(_built(named, arch, chosen.schedule, chosen.config), chosen)
     logger.info("%s", kernel)
     return kernel
 
 
-def warn_of_unused(chosen: Choice) -> None:
-    """Log what `chosen` could not use of the journals, each text once."""
-    if chosen.unused:
-        _warn_once(told(chosen.unused))
+def warned(chosen: Choice) -> Choice:
+    """`chosen` without what it says of journals that it could not use, which is logged, each text once."""
+    for text in (told(chosen.unused), chosen.passed_over):
+        if text:
+            _warn_once(text)
+    return replace(chosen, unused=(), passed_over="")
 
 
 @cache

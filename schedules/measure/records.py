@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 import reprlib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import cache, lru_cache
@@ -19,7 +19,7 @@ from schedules.build.builder import Built
 from schedules.build.toolchain.devices import driver_version
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import UnknownNameError, UsageError
-from schedules.core.problem import Config, Problem
+from schedules.core.problem import Config, Problem, required_fields
 from schedules.core.registry import operator
 from schedules.core.versions import versions
 from schedules.measure.timer import Measurement
@@ -301,16 +301,10 @@ def _values() -> frozenset[str]:
     return frozenset(f.name for f in dataclasses.fields(Record)) - {"more"}
 
 
-@cache
-def _required(cls: Hashable) -> tuple[str, ...]:
-    missing, found = dataclasses.MISSING, dataclasses.fields(cls)  # type: ignore[arg-type]
-    return tuple(f.name for f in found if f.default is missing and f.default_factory is missing)
-
-
 def _checked(words: Mapping[str, Any], cls: Any, kinds: Mapping[str, _Kind], noun: str) -> dict[str, Any]:
     """What of `words` is not null, for a `cls`.  Raises UsageError if one is missing or not of its kind."""
     given = {name: value for name, value in words.items() if value is not None}
-    for name in _required(cls):
+    for name in required_fields(cls):
         if name not in given:
             raise UsageError(f"not a {noun}: it has no {name}")
     for name, value in given.items():

@@ -26,7 +26,7 @@ from schedules.core.errors import ArgumentError, BundleError, DeviceError, Usage
 from schedules.core.problem import Argument, Problem
 from schedules.core.registry import operator_of
 from schedules.measure.choice import Choice, choose, distance
-from schedules.measure.loading import warn_of_unused
+from schedules.measure.loading import warned
 
 logger = logging.getLogger("schedules")
 
@@ -119,8 +119,7 @@ def kernel_for(problem: Problem, device: torch.device) -> TorchKernel:
         bundle = _bundle_for(problem, device)
         if bundle is not None:
             return _ready((bundle.path, device), problem, lambda: _loaded(bundle), "as exported")
-        chosen = choose(problem, arch, device=torch.cuda.get_device_name(device) if arch.is_gpu else None)
-        warn_of_unused(chosen)
+        chosen = warned(choose(problem, arch, device=torch.cuda.get_device_name(device) if arch.is_gpu else None))
         fixed = operator_of(problem).schedule(chosen.schedule).fixed_shape
         served = problem if fixed else problem.any_extent()
         key = (served, chosen.schedule, chosen.config, device)

@@ -19,12 +19,14 @@ from schedules.core.registry import operator_of
 from schedules.measure.choice import best_of, default_choice, nearest
 from schedules.measure.journal import DEFAULT_FOLDER, Journal, journal_file
 from schedules.measure.records import STRATEGIES, Record
+from schedules.predict.rank import ranked
 from schedules.tune.crew import Crew
 from schedules.tune.strategy import Candidate, Strategy
 from schedules.tune.template import TemplateSearch
 from schedules.tune.tuner import Limits, Result, Silent, Tuner, Watcher, environment_of
 
 NEIGHBOURS = 3  # other problems whose best is tried first
+PROMISING = 8  # of the configs that are predicted to be fastest, which a search begins with
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,8 @@ def offered_to(work: Work) -> tuple[str, ...]:
 
 
 def first_candidates(work: Work, incumbent: Record | None, known: Sequence[Record]) -> list[Candidate]:
-    """What is measured before any other: the default of the rule's schedule, the best known of this problem and of the
-    nearest others, the defaults of the other schedules."""
+    """What is measured before any other: the default, the best known of this problem, what is predicted to be fastest
+    after the default, the best known of the nearest problems, the defaults of the other schedules."""
     if work.search == "auto":
         return []
     problem, arch, op = work.problem, work.arch, operator_of(work.problem)
@@ -146,8 +148,12 @@ def first_candidates(work: Work, incumbent: Record | None, known: Sequence[Recor
     with contextlib.suppress(ConfigError):  # a rule's schedule need not be among `names`
         ruled = default_choice(problem, arch, names[0] if work.schedules else None)
         found.append(Candidate(ruled.schedule, ruled.config))
-    bests = [*([incumbent] if incumbent else []), *nearest(problem, known, work.schedules)[:NEIGHBOURS]]
-    found += [Candidate(record.schedule, record.config) for record in bests]
+    if incumbent:
+        found.append(Candidate(incumbent.schedule, incumbent.config))
+    promising = [each for each in ranked(problem, arch) if each.schedule in names]
+    found += [Candidate(each.schedule, each.config) for each in promising[:PROMISING]]
+    near = nearest(problem, known, work.schedules)[:NEIGHBOURS]
+    found += [Candidate(record.schedule, record.config) for record in near]
     for name in names:
         with contextlib.suppress(ConfigError):
             other = default_choice(problem, arch, name)

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from schedules.core.arch import Arch
-from schedules.core.errors import JournalError, MachineError, SchedulesError, TuningError
+from schedules.core.errors import MachineError, TuningError
 from schedules.core.problem import Problem
 from schedules.core.registry import operator_of
 from schedules.measure.journal import Journal, told
@@ -29,6 +29,7 @@ from schedules.tune.crew import Crew, Job
 from schedules.tune.evaluate import Artifact, Failure, Timing
 from schedules.tune.finals import CONFIRM_SEEDS, hold_finals
 from schedules.tune.noise import NoiseWatch
+from schedules.tune.outages import OUTAGE, Outages, StopAsked
 from schedules.tune.strategy import Candidate, Strategy
 
 BATCHES = 2  # at work at once, at least
@@ -37,10 +38,6 @@ BATCHES = 2  # at work at once, at least
 AT_WORK = 6
 KEPT = 16  # of the fastest candidates' libraries
 HOPELESS = 16  # candidates that fail alike, with none correct, end a search
-OUTAGE = 300.0  # seconds that a fault of the machine may last
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds until what met a fault of the machine is tried again
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -149,19 +146,6 @@ class _Trial:
         return "build" if self.stage in ("build", "odd") else "measure"
 
 
-@dataclass
-class _Outage:
-    """A fault of the machine that is waited out."""
-
-    error: SchedulesError
-    since: float = field(default_factory=time.monotonic)
-    pause: float = field(default_factory=lambda: FIRST_PAUSE)  # before the next try
-
-
-class _StopAsked(Exception):
-    """`stop` said so while the search was paused, or in its finals."""
-
-
 class Tuner:
     """One search for `problem` on `arch`: its candidates from `strategy`, its work by `crew`, its memory in `journal`.
 
@@ -223,7 +207,13 @@ class Tuner:
         self._waiting = 0  # trials that wait for something
         self._noise = NoiseWatch()
         self._held: deque[_Trial] = deque()  # built, and measured once nothing else is at work
-        self._outages: dict[str, _Outage] = {}  # by what does not work: build, measure, write
+        self._outages = Outages(
+            limits.outage,
+            self._watcher.note,
+            self._tick_outage,
+            self._stop,
+            lambda: self._status.phase == "searching" and bool(self._time_over()),
+        )
         others = [
             record
             for record in journal.records
@@ -265,7 +255,7 @@ class Tuner:
         try:
             why, finished = self._loop()
             finals = self._held_finals(finished)
-        except _StopAsked:
+        except StopAsked:
             why, finished, finals = "stopped", False, []
         winner = next((record for record in finals if record.more.get("winner")), None)
         self._status.phase = "done" if finished else "stopped"
@@ -280,7 +270,7 @@ class Tuner:
         if finished and self._trials and not finals and not self._stop():
             self._status.phase = "timing the finalists again"
             self._watcher.tick(self._status)
-            finals = self._patiently(
+            finals = self._outages.patiently(
                 "measure",
                 lambda: hold_finals(
                     self._problem,
@@ -296,7 +286,7 @@ class Tuner:
                 ),
             )
             if not finals and self._stop():
-                raise _StopAsked
+                raise StopAsked
             done = {"trials": self._status.done}
             finals = [replace(r, search=self._search, more={**r.more, **done}) for r in finals]
             for record in finals:
@@ -322,7 +312,7 @@ class Tuner:
             if not batches:
                 return why or self._limit_reached() or "every candidate has been tried", why != "stopped"
             self._advance()
-            self._check_outages()
+            self._outages.check()
             while batches and all(trial.record for trial in batches[0]):
                 self._strategy.tell([trial.record for trial in batches.popleft() if trial.record])
             self._status.devices = self._crew.state()
@@ -349,52 +339,12 @@ class Tuner:
             return "its share of the time is over"
         return ""
 
-    def _patiently(self, needs: str, work: Callable[[], T]) -> T:
-        """What `work` returns once no fault of the machine is in its way; raises what `_wait_out` does."""
-        while True:
-            try:
-                found = work()
-            except (MachineError, JournalError) as error:
-                self._wait_out(needs, error)
-            else:
-                self._works(needs)
-                return found
-
-    def _wait_out(self, needs: str, error: SchedulesError) -> None:
-        """Pause before the next try of what `error` prevented, each time longer.
-
-        Raises _StopAsked, and what `_check_outages` does.
-        """
-        if not self._outages:
-            self._watcher.note(f"paused: {error}; it goes on by itself when that is mended")
-        outage = self._outages.setdefault(needs, _Outage(error))
-        outage.error = error
-        end = time.monotonic() + outage.pause
-        outage.pause = min(2 * outage.pause, LONGEST_PAUSE)
-        while time.monotonic() < end:
-            if self._stop():
-                raise _StopAsked
-            self._check_outages()
-            if self._status.phase == "searching":
-                self._watcher.tick(self._status)
-            time.sleep(0.05)
-
-    def _check_outages(self) -> None:
-        """Raises MachineError if the machine has been at fault for too long, or the search's time is over meanwhile."""
-        time_over = self._status.phase == "searching" and self._time_over()
-        for outage in self._outages.values():
-            lasted = time.monotonic() - outage.since
-            if lasted >= self._limits.outage or time_over:
-                raise MachineError(
-                    f"{outage.error}; given up after {lasted:.0f} s; what was measured is kept: run it again to go on"
-                )
-
-    def _works(self, needs: str) -> None:
-        if self._outages.pop(needs, None) and not self._outages:
-            self._watcher.note("the machine is well again; going on")
+    def _tick_outage(self) -> None:
+        if self._status.phase == "searching":
+            self._watcher.tick(self._status)
 
     def _write(self, record: Record) -> None:
-        self._patiently("write", lambda: self._journal.append(record))
+        self._outages.patiently("write", lambda: self._journal.append(record))
 
     def _ask(self, count: int, at_work: int) -> list[_Trial]:
         if self._limits.trials is not None:
@@ -455,7 +405,7 @@ class Tuner:
                 stalled.setdefault(trial.needs, []).append(trial)
                 continue
             if not self._is_refused(trial):
-                self._works(trial.needs)
+                self._outages.works(trial.needs)
             if self._crew.exclusive and trial.stage == "build":
                 self._held.append(trial)
             else:
@@ -463,7 +413,7 @@ class Tuner:
         for needs, trials in stalled.items():
             error = trials[-1].pending and trials[-1].pending.exception()
             assert isinstance(error, MachineError)
-            self._wait_out(needs, error)
+            self._outages.wait_out(needs, error)
             for trial in trials:
                 assert trial.order
                 self._await(trial, trial.stage, trial.order)

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.peers.comparison import Results, Times
 from benchmarks.peers.convolution_case import case_result
+from benchmarks.peers.layers import Layers
 from schedules.core.errors import UsageError
 from tests.conftest import problem_of
 
@@ -84,6 +85,20 @@ def test_summaries_and_schedules_are_tables_too(readme_tables: ModuleType, tmp_p
     assert "| `mask` | none | none, full, cols |" in options
 
 
+def test_the_parts_of_the_layers(readme_tables: ModuleType, tmp_path: Path) -> None:
+    row = {"set": "net", "operator": "conv2d_nhwc", "dtype": "float16", "layer": "1x8x8 8->8 3x3", "schedule": "mma"}
+    for device in ("one", "two"):
+        Layers(tmp_path / device / "layers.json", device, {}).put({**row, "us": 2.0, "cudnn": 3.0, "first_s": 0.5})
+    file = tmp_path / "README.md"
+    file.write_text("\n".join(f"<!-- table layers {part} -->\n{END}" for part in ("summary", "sets", "worst")))
+    words = ["--file", str(file), "--log", str(tmp_path)]
+    assert readme_tables.main(words) == 0 and readme_tables.main([*words, "--check"]) == 0
+    summary, sets, worst, _ = file.read_text().split(END)
+    assert "| one | `conv2d_nhwc` | float16 | 1 | 1.50 |" in summary and "| two |" in summary
+    assert sets.count("| net | 1: 1.50, 1.50, 100% |") == 2
+    assert worst.count("| 1x8x8 8->8 3x3 | 2.0 | 3.0 | `mma` | 1.50 |") == 2
+
+
 def test_documents_in_docs_are_kept_current() -> None:
     from benchmarks.readme_tables import FILES, ROOT
 
@@ -111,6 +126,9 @@ def test_documents_in_docs_are_kept_current() -> None:
         (f"<!-- table summary gpu/other -->\n{END}\n", "line 1, summary gpu/other: cannot read"),
         (f"<!-- table schedules dtype=int8 -->\n{END}\n", "dtype chooses nothing in a table of schedules"),
         (f"<!-- table schedules operator=softmux -->\n{END}\n", "operator 'softmux'; did you mean 'softmax'"),
+        (f"<!-- table layers all -->\n{END}\n", "layers all is no part; name one of summary, sets, worst"),
+        (f"<!-- table layers -->\n{END}\n", "is no part; name one of"),
+        (f"<!-- table layers sets -->\n{END}\n", r"has no \*/layers.json; run python -m benchmarks.compare_layers"),
         (f"<!-- table gpu/conv int4 -->\n{END}\n", "line 1, gpu/conv int4: int4 is not FIELD=VALUE"),
     ],
 )

@@ -6,10 +6,13 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from functools import partialmethod
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,6 +91,39 @@ def test_one_that_is_stopped_is_told_apart() -> None:
         with pytest.raises(Stopped):
             child.call(len, (bytes(2**20),), 0.5)
         assert not child.alive
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(("method", "does"), [("_send", "write"), ("_recv", "read")])
+def test_nobody_talks_by_a_descriptor_that_is_closed(method: str, does: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that talks to a process is slow to see that it was killed.  The number of a descriptor that is closed
+    is the next one's that is opened, and what the thread reads or writes by it would be another's."""
+    killed, kill, system_call = threading.Event(), os.killpg, getattr(os, does)
+
+    def killpg(group: int, number: int) -> None:
+        kill(group, number)
+        killed.set()
+
+    def late(descriptor: int, what: Any) -> Any:
+        assert killed.wait(20)
+        time.sleep(0.05)
+        return system_call(descriptor, what)
+
+    with mortal() as child, contextlib.ExitStack() as opened:
+        child.call(os.getpid)
+        monkeypatch.setattr(os, "killpg", killpg)
+        monkeypatch.setattr(Connection, method, partialmethod(getattr(Connection, method), **{does: late}))
+        with pytest.raises(Overdue):
+            child.call(time.sleep, (60,), 0.1)
+        pairs = [socket.socketpair() for _ in range(8)]
+        for end in itertools.chain(*pairs):
+            opened.enter_context(end)
+            end.send(b"ours")
+        assert child._talker and child._connection is None
+        talking = child._talker.is_alive()
+        child._talker.join(10)
+        assert not talking
+        assert [end.recv(100, socket.MSG_DONTWAIT) for end in itertools.chain(*pairs)] == [b"ours"] * 16
 
 
 def test_one_that_goes_on_is_none_the_worse() -> None:

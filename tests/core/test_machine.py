@@ -56,8 +56,8 @@ def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "MEMORY", 2**60)
     with pytest.raises(MachineError, match="MiB of memory cannot be had"):
         prove_machine()
-    assert machine._memory()
-    monkeypatch.setattr(machine, "_memory", lambda: [(10**9, 10**10), (2**20, 2**30)])
+    assert machine.memory()
+    monkeypatch.setattr(machine, "memory", lambda: [(10**9, 10**10), (2**20, 2**30)])
     with pytest.raises(MachineError, match="only 1 MiB of 1024 MiB memory are left"):
         prove_memory()
 

@@ -61,3 +61,17 @@ def test_a_child_that_ended_has_its_own_exit_code() -> None:
     with started("print('said'); raise SystemExit(3)") as running:
         assert running.communicate() == ("said\n", "")
     assert running.returncode == 3
+
+
+def test_a_process_ends_with_the_one_that_started_it() -> None:
+    """Killed with it; at once where that has ended before it could be asked for."""
+    orphan = "import os, time; from schedules.core.process import die_with; die_with({}); print('on', flush=True)"
+    code = f"{orphan.format('os.getppid()')}; time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}]).wait()"
+    with started(parent) as running:
+        assert running.stdout and running.stdout.readline() == "on\n"
+        running.kill()
+        assert running.stdout.read() == ""  # whose last writer is gone
+    with started(orphan.format(os.getpid() + 1)) as late:
+        out, err = late.communicate()
+    assert (late.returncode, out, err) == (1, "", "")

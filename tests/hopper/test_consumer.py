@@ -14,7 +14,7 @@ from tests.conftest import caught, problem_of
 
 IN_TURN: dict[str, Any] = dict(
     block_m=64, block_n=32, block_k=32, num_stages=5, consumers=2, cluster_m=1, cluster_n=1, grid=1, blocks_sm=1,
-    split_k=1, ping_pong=True, stationary=True, eager=False, row_pixels=1, tall=False, skip_padding=False,
+    split_k=1, ping_pong=True, stationary=True, row_pixels=1, tall=False, skip_padding=False,
 )  # fmt: skip
 MUTANTS = {
     "a turn not waited for": (r"tvm_builtin_cuda_mbarrier_wait\([^;]*turn_ptr[^;]*;", ""),

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import tirx
 
 from schedules.hopper.geometry import Load, Operand
-from schedules.hopper.shared import BlockStaging, RunStaging, TensorMap
+from schedules.hopper.shared import BlockStaging, RunStaging, SlotStaging, TensorMap
 from tests.hopper.conftest import WorkOf, in_numbers
 from tests.hopper.works import WORKS
 
@@ -109,6 +110,25 @@ def stored_in_columns(work: Any) -> np.ndarray:
     return count
 
 
+def stored_in_slots(work: Any) -> np.ndarray:
+    target, staging = work.output.target, work.output.staging
+    count = np.zeros(target.elements, "int32")
+    for place, part in product(places(work, range(work.clusters)), range(work.config.parts)):
+        first, last = map(number, work.slots_at(place, part))
+        slots = [tuple(map(number, work.slot_of(place, part, row))) for row in range(staging.rows)]
+        # what is stored follows each other, wherever what is not stands between
+        assert [at for at, there in slots if there] == list(range(first, last))
+        assert target.ragged or first == last or first % target.vector == last % target.vector == 0
+        starts = {at: number(work.slot_start(tirx.IntImm("int32", at))) for at in range(first, last)}
+        for at, start in starts.items():
+            assert start - at % target.vector == starts.get(at - at % target.vector, start - at % target.vector)
+        channels = [tuple(map(number, work.column_start(place, part, column))) for column in range(staging.columns)]
+        for (channel, inside), start in product(channels, starts.values()):
+            if inside:
+                count[start + channel] += 1
+    return count
+
+
 @pytest.mark.parametrize("name", WORKS)
 def test_each_result_is_stored_once(work_of: WorkOf, name: str) -> None:
     work = work_of(*WORKS[name])
@@ -120,6 +140,8 @@ def test_each_result_is_stored_once(work_of: WorkOf, name: str) -> None:
         count = stored_in_runs(work)
     elif isinstance(staging, BlockStaging):
         count = stored_in_blocks(work)
+    elif isinstance(staging, SlotStaging):
+        count = stored_in_slots(work)
     else:
         count = stored_in_columns(work)
     assert (count == 1).all()

@@ -17,7 +17,7 @@ from tests.conftest import caught, problem_of
 PROBLEM: dict[str, Any] = dict(n=4, h=8, w=8, ci=32, co=64, kh=3, kw=3, pad=1, dtype="float16")
 WORDS: dict[str, Any] = dict(
     block_m=128, block_n=32, block_k=16, num_stages=3, consumers=2, cluster_m=2, cluster_n=1, grid=2, blocks_sm=1,
-    split_k=1, ping_pong=False, stationary=False, eager=False,
+    split_k=1, ping_pong=False, stationary=False,
 )  # fmt: skip
 INIT = r"(mbarrier_init_init_shared_b64\(.*, \(uint\))(\d+)(\);)"
 

@@ -28,6 +28,11 @@ WORKS: dict[str, Case] = {
         "conv2d_nhwc", "tma_wgmma", NHWC,
         PLAIN | dict(block_m=64, block_n=32, block_k=16, ping_pong=True, stationary=True, grid=2),
     ),
+    "pixels around a tile": (
+        "conv2d_nhwc", "tma_wgmma", NHWC | dict(stride=1, kh=5),
+        dict(block_m=64, block_n=32, block_k=32, consumers=1, num_stages=2, cluster_m=2, cluster_n=2, grid=4,
+             halo=True),
+    ),
     "pixels of odd channels": (
         "conv2d_nhwc", "tma_wgmma", NHWC | dict(co=27), PLAIN | dict(block_m=128, block_n=32, block_k=16),
     ),
@@ -56,6 +61,14 @@ WORKS: dict[str, Case] = {
     "few, half groups": ("conv2d_nchw", "tma_wgmma_few", FEW, PLAIN | dict(block_m=256, block_n=88, block_k=64)),
     "few, clusters": (
         "conv2d_nchw", "tma_wgmma_few", FEW, PLAIN | dict(block_m=128, block_n=96, block_k=16, cluster_m=2),
+    ),
+    "a line of pixels": (
+        "conv2d_nchw", "tma_wgmma_turned", NHWC | dict(ci=20, co=41),
+        PLAIN | dict(block_m=128, block_n=32, block_k=16, lines_outside=False),
+    ),
+    "a line of pixels, clusters": (
+        "conv2d_nchw", "tma_wgmma_turned", NHWC,
+        dict(block_m=128, block_n=32, block_k=32, cluster_m=2, cluster_n=2, grid=120, lines_outside=True),
     ),
     "groups": (
         "conv2d_nchw32", "tma_wgmma", NCHW32, PLAIN | dict(block_m=128, block_n=64, block_k=64, row_pixels=1),

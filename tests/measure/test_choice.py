@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import pytest
 from schedules.core.arch import Arch
 from schedules.core.errors import UnknownNameError
 from schedules.core.problem import Problem
+from schedules.measure import choice as module
 from schedules.measure.choice import Choice, best_of, choose, default_choice, distance, log_folders
 from schedules.measure.journal import append, told
-from schedules.measure.loading import warn_of_unused
+from schedules.measure.loading import warned
 from schedules.measure.lookup import located, summaries
 from schedules.measure.records import Record
 from tests.command import Run
@@ -81,7 +83,7 @@ def test_lines_that_are_not_used_are_handed_on(host: Arch, tmp_path: Path, caplo
     found = chosen(tmp_path, host)
     assert found.source == "record" and [str(line) for line in found.unused] == [f"{file} line 2: cut off in writing"]
     for _ in range(2):
-        warn_of_unused(found)
+        warned(found)
     assert [each.message for each in caplog.records] == [told(found.unused)]
 
 
@@ -139,7 +141,7 @@ def test_a_neighbour_too_far_or_with_another_schedule_is_passed_over(sm_90a: Arc
 def test_records_that_do_not_hold_here(host: Arch, tmp_path: Path, change: dict[str, object], says: str) -> None:
     append(tmp_path, replace(record_of(PROBLEM, 1.0, FAST), **change))  # type: ignore[arg-type]
     found = chosen(tmp_path, host)
-    assert found.source == "default" and says in str(found)
+    assert found.source == "default" and says in found.passed_over
     assert found.config == default_choice(PROBLEM, host).config
 
 
@@ -161,8 +163,24 @@ def test_where_journals_are_looked_for(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv("SCHEDULES_LOGS")
     monkeypatch.chdir(tmp_path)
     (beside,) = log_folders()
+    assert beside == Path(module.__file__).parents[2] / "tuning_logs" and beside.is_absolute()
     (tmp_path / "tuning_logs").mkdir()
-    assert len(log_folders()) == 2 and beside.name == "tuning_logs"
+    assert log_folders() == [Path("tuning_logs"), beside]
+
+
+def test_a_device_without_records_says_so_once(
+    run: Run, host: Arch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "device_name", lambda _: "A new CPU")
+    says = "no records of A new CPU; `schedules tune` measures some"
+    other = problem_of("softmax", rows=4, cols=8)
+    with caplog.at_level(logging.WARNING, "schedules"):
+        for problem in (PROBLEM, other, PROBLEM):
+            assert str(warned(chosen(tmp_path, host, problem))) == "default config"
+    assert [each.message for each in caplog.records] == [says]
+    assert f"default config ({says})" in run("best", *WORDS, "--logs", tmp_path).out
+    append(tmp_path, record_of(PROBLEM, 1.0, FAST, device="A new CPU"))
+    assert chosen(tmp_path, host).passed_over == chosen(tmp_path, host, other).passed_over == ""
 
 
 # ---- schedules build

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.module import script
-
-compare_sources = script("compare_sources")
+from scripts import compare_sources
 
 
 def test_what_changed_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from schedules.core.registry import EXTRA
-from tests.scripts.module import script
-
-soak = script("soak")
+from scripts import soak
+from scripts.soaking import checks
+from scripts.soaking.episode import PROBLEMS, Episode
+from scripts.soaking.faults import FAULTS, Clock, Full, Strike
+from scripts.soaking.scene import Scene
 
 
 @pytest.mark.slow
@@ -25,26 +27,35 @@ soak = script("soak")
 def test_a_short_soak(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(EXTRA, "faulty=tests.tune.faulty")
     dice, tally = random.Random(3), soak.Tally(3)
-    strike = soak.Strike(fault, soak.FAULTS[fault](dice), records=1, delay=0.0)
-    episode = soak.Episode(3, 0, "faulty", "random", 4, False, fault == "killed", [strike], dice)
+    strike = Strike(fault, FAULTS[fault](dice), records=1, delay=0.0)
+    episode = Episode(3, 0, "faulty", "random", 4, False, fault == "killed", [strike], dice)
     soak.soak(episode, tmp_path / "0", tally)
     assert not tally.wrong, tally.wrong
     assert tally.faults == {fault: 1} and tally.bundles == 1, str(episode)
     assert episode.codes == ([-signal.SIGKILL, 0] if fault == "killed" else [0])
 
 
+def test_what_is_wrong_names_no_folder_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        soak, "play", lambda episode, scene: scene.wrong.append(f"left behind: {scene.temporary / 'x'}")
+    )
+    tally = soak.Tally(0)
+    soak.soak(Episode(0, 0, "faulty", "random", 6, False, False, [], random.Random(0)), tmp_path / "0", tally)
+    assert tally.wrong[0]["wrong"] == ["left behind: tmp/x"]
+
+
 def test_an_episode_is_drawn_again() -> None:
-    names = list(soak.FAULTS)
-    drawn = [soak.Episode.draw(5, number, names) for number in range(len(names))]
+    names = list(FAULTS)
+    drawn = [Episode.draw(5, number, names) for number in range(len(names))]
     assert {episode.strikes[0].name for episode in drawn} == set(names)  # each in its turn
-    assert {episode.operator for episode in drawn} == set(soak.PROBLEMS)
+    assert {episode.operator for episode in drawn} == set(PROBLEMS)
 
     def facts(episode: Any) -> list[Any]:
         strikes = [(each.name, each.records, each.delay, vars(each.fault)) for each in episode.strikes]
         return [episode.operator, episode.search, episode.trials, episode.plan, episode.resumes, strikes]
 
-    assert [facts(episode) for episode in drawn] == [facts(soak.Episode.draw(5, n, names)) for n in range(len(names))]
-    assert facts(drawn[3]) != facts(soak.Episode.draw(6, 3, names))
+    assert [facts(episode) for episode in drawn] == [facts(Episode.draw(5, n, names)) for n in range(len(names))]
+    assert facts(drawn[3]) != facts(Episode.draw(6, 3, names))
 
 
 def record(number: int, **more: Any) -> dict[str, Any]:
@@ -60,8 +71,8 @@ class After:
     """A scene after a run that wrote `lines` and said `said`."""
 
     def __init__(self, folder: Path) -> None:
-        self.scene = soak.Scene(folder, random.Random(0))
-        self.episode = soak.Episode(0, 0, "faulty", "random", 6, False, False, [], random.Random(0), codes=[0])
+        self.scene = Scene(folder, random.Random(0))
+        self.episode = Episode(0, 0, "faulty", "random", 6, False, False, [], random.Random(0), codes=[0])
         self.journal = self.scene.logs / "device" / "faulty.jsonl"
         self.journal.parent.mkdir()
         self.records = [record(number) for number in range(4)]
@@ -75,14 +86,14 @@ class After:
     def wrong(self) -> str:
         (self.scene.folder / "stderr").write_text(self.said)
         (self.scene.folder / "stdout").write_text("{}")
-        soak.after_run(self.scene, self.episode)
+        checks.after_run(self.scene, self.episode)
         return "; ".join(self.scene.wrong)
 
 
 @pytest.fixture
 def after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> After:
-    monkeypatch.setattr(soak, "MOMENT", 0.1)
-    monkeypatch.setattr(soak, "cli", lambda *words: (0, "", ""))
+    monkeypatch.setattr(checks, "MOMENT", 0.1)
+    monkeypatch.setattr(checks, "cli", lambda *words: (0, "", ""))
     return After(tmp_path)
 
 
@@ -171,26 +182,26 @@ def test_what_a_fault_did_is_not_held_against_the_search(after: After, monkeypat
         file.write(strange + b"\n" + json.dumps(after.records[0]).encode() + b"\n{torn")  # one is there twice
     assert after.wrong() == "status: exit 0, with 3 lines that are no records: no word"
     after.scene.wrong.clear()
-    monkeypatch.setattr(soak, "cli", lambda *words: (0, "", "note: faulty.jsonl line 5: not a record\n"))
+    monkeypatch.setattr(checks, "cli", lambda *words: (0, "", "note: faulty.jsonl line 5: not a record\n"))
     assert after.wrong() == ""
 
 
 def test_the_best_is_reckoned_from_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soak, "judged", lambda record: record["median_us"])
+    monkeypatch.setattr(checks, "judged", lambda record: record["median_us"])
     trials = [record(number) for number in range(3)]
-    assert soak.best_of(trials) == trials[0]
+    assert checks.best_of(trials) == trials[0]
     finals = [record(1, stage="final", median_us=9.0), record(0, stage="final", median_us=12.0, winner=True)]
     # the holder stays although another was faster in the same finals; what is tried later and is faster, is better
-    assert soak.best_of([*trials, *finals]) == finals[1]
+    assert checks.best_of([*trials, *finals]) == finals[1]
     later = record(7, median_us=11.0)
-    assert soak.best_of([*trials, *finals, later]) == later
-    assert soak.best_of([*trials, *finals, record(8, median_us=13.0)]) == finals[1]
-    assert soak.best_of([record(1, outcome="runtime")]) is None
+    assert checks.best_of([*trials, *finals, later]) == later
+    assert checks.best_of([*trials, *finals, record(8, median_us=13.0)]) == finals[1]
+    assert checks.best_of([record(1, outcome="runtime")]) is None
 
 
 def test_the_clock_steps_in_every_process_of_python(tmp_path: Path) -> None:
-    scene = soak.Scene(tmp_path, random.Random(0))
-    clock = soak.Clock(random.Random(0))
+    scene = Scene(tmp_path, random.Random(0))
+    clock = Clock(random.Random(0))
     clock.step = 3600
     clock.prepare(scene)
     program = (
@@ -215,8 +226,8 @@ def test_a_full_folder_is_full(tmp_path: Path) -> None:
     usable, _ = soak.usable(["full-logs"])
     if not usable:
         pytest.skip("no small tmpfs can be mounted here")
-    scene = soak.Scene(tmp_path, random.Random(0))
-    full = soak.Full(random.Random(0), "logs", 64)
+    scene = Scene(tmp_path, random.Random(0))
+    full = Full(random.Random(0), "logs", 64)
     try:
         full.prepare(scene)
         full.strike(scene)
@@ -230,7 +241,7 @@ def test_a_full_folder_is_full(tmp_path: Path) -> None:
 
 
 def test_exit_codes_of_signals() -> None:
-    drawn = soak.FAULTS["aborted"](random.Random(1))
+    drawn = FAULTS["aborted"](random.Random(1))
     assert (
         drawn.codes == (130,)
         and drawn.gap is not None

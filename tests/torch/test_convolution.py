@@ -46,6 +46,13 @@ def test_conv2d_in_both_formats(
     assert y.is_contiguous(memory_format=LAST if channels_last and not x.is_contiguous() else torch.contiguous_format)
 
 
+def test_images_of_one_pixel_are_channels_last_too() -> None:
+    x, weight, added = random(3, 5, 1, 1), random(6, 5, 1, 1, seed=1), random(3, 6, 1, 1, seed=2)
+    y = kernels.conv2d(x, weight, residual=added)
+    torch.testing.assert_close(y, torch.nn.functional.conv2d(x, weight) + added, rtol=1e-4, atol=1e-4)
+    assert y.is_contiguous() and y.is_contiguous(memory_format=LAST)
+
+
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "relu6": torch.nn.functional.relu6,
     "silu": torch.nn.functional.silu,

@@ -40,7 +40,7 @@ class Printer(Silent):
 
 def main(journal: str, trials: int, faults: str) -> int:
     # not by tests.conftest: every worker imports what this file does, and that would be pytest too
-    problem = operator("faulty").problem.parse(dict(n=1000, faults=faults, good=200 if faults == "none" else 19))
+    problem = operator("faulty").problem.parse(dict(n=1000, faults=faults, good=200 if faults == "none" else 7))
     arch = parse_arch("llvm")
     try:
         builders = 1 if faults == "none" else 2  # each takes seconds to start

@@ -19,7 +19,7 @@ from schedules.measure.journal import read_journal
 from schedules.measure.records import Record
 
 ROOT = Path(__file__).parents[2]
-TOTAL = 24
+TOTAL = 14
 LONG = 600.0  # seconds after which a test that waits has failed
 
 

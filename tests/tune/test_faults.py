@@ -29,8 +29,8 @@ def command_of(pid: int) -> bytes:
 def test_candidates_that_go_wrong_cost_only_themselves(searches: Searches) -> None:
     faults = [fault for fault in OUTCOMES if fault != "none"]
     out = searches.run(trials=1000, faults="+".join(faults))
-    assert "end 30 finished" in out, out[-500:]
-    searches.assert_whole(30)
+    assert "end 18 finished" in out, out[-500:]
+    searches.assert_whole(18)
     for record in searches.trials():
         assert record.outcome == OUTCOMES[record.config.to_json()["fault"]], record
         assert record.correct or record.reason
@@ -41,40 +41,40 @@ def test_candidates_that_go_wrong_cost_only_themselves(searches: Searches) -> No
 def test_workers_killed_from_outside(searches: Searches) -> None:
     """Nobody's fault: their trials are done again, and none counts as failed."""
     dice = random.Random(3)
-    process = searches.start(trials=60)
+    process = searches.start(trials=24)
     wait_for(process, "trial", 2)
-    for _ in range(3):
+    for _ in range(2):
         time.sleep(0.7)
         workers = [pid for pid in searches.processes() if b"spawn_main" in command_of(pid)]
         os.kill(dice.choice(workers), signal.SIGKILL)
     out, _ = process.communicate(timeout=LONG)
-    assert "end 60 finished" in out, out[-500:]
-    searches.assert_whole(60)
+    assert "end 24 finished" in out, out[-500:]
+    searches.assert_whole(24)
     assert all(record.correct for record in searches.trials())
 
 
 def test_a_torn_journal(searches: Searches) -> None:
-    searches.run(trials=12)
+    searches.run(trials=5)
     whole = searches.journal.read_bytes()
     lines = whole.splitlines(keepends=True)
     trials = [index for index, line in enumerate(lines) if json.loads(line)["stage"] == "trial"]
     searches.journal.write_bytes(b"".join(lines[: trials[-1]]) + lines[trials[-1]][:40])
-    out = searches.run(trials=20)
+    out = searches.run(trials=7)
     assert f"line {trials[-1] + 1}: cut off in writing; moved to journal.jsonl.bad" in out
-    assert "start 11" in out and "end 20 finished" in out
-    searches.assert_whole(20)
+    assert "start 4" in out and "end 7 finished" in out
+    searches.assert_whole(7)
 
 
 def test_workers_that_are_stopped(searches: Searches) -> None:
     """Before they take a candidate, or while they have one: as if somebody had killed them."""
-    process = searches.start(trials=14)
+    process = searches.start(trials=8)
     wait_for(process, "trial", 2)
     for pid in searches.processes():
         if b"spawn_main" in command_of(pid):
             os.kill(pid, signal.SIGSTOP)
     out, _ = process.communicate(timeout=LONG)
-    assert "end 14 finished" in out, out[-500:]
-    searches.assert_whole(14)
+    assert "end 8 finished" in out, out[-500:]
+    searches.assert_whole(8)
     assert all(record.correct for record in searches.trials())
 
 
@@ -97,14 +97,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk(searches: Searches, small_disk: Path) -> None:
     searches.journal = small_disk / "journal.jsonl"
     filler = small_disk / "filler"
-    filler.write_bytes(bytes(56 * 1024))
-    process = searches.start(trials=24)
+    filler.write_bytes(bytes(60 * 1024))
+    process = searches.start(trials=12)
     wait_for(process, "note paused: cannot write")
-    assert 0 < len(searches.trials()) < 24 and searches.journal.read_bytes().endswith(b"\n")
+    assert 0 < len(searches.trials()) < 12 and searches.journal.read_bytes().endswith(b"\n")
     filler.unlink()
     out, _ = process.communicate(timeout=LONG)
-    assert "note the machine is well again" in out and "end 24 finished" in out, out[-500:]
-    searches.assert_whole(24)
+    assert "note the machine is well again" in out and "end 12 finished" in out, out[-500:]
+    searches.assert_whole(12)
 
 
 def test_a_full_temporary_folder(searches: Searches, small_disk: Path) -> None:

@@ -63,8 +63,8 @@ def test_a_search_beats_a_poor_default(
     memory, problem = Memory(), problem_of(operator, **fields)
     spec = operator_named(operator).schedule("cpu")
     default_of(spec, spec.config_for(problem, host, poor))
-    result = tune(Work(problem, host, Limits(trials=16)), crew, folder=tmp_path, watcher=memory)
-    assert result.finished and len(memory.records) == 16
+    result = tune(Work(problem, host, Limits(trials=8)), crew, folder=tmp_path, watcher=memory)
+    assert result.finished and len(memory.records) == 8
     assert all(record.correct for record in memory.records)
     assert result.best and result.best.more["winner"] and result.best.config != result.status.default
     # the default was a finalist too, timed in turn with the winner, which beat it in all rounds but one at most

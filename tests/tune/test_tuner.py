@@ -18,7 +18,7 @@ from schedules.core.problem import Problem
 from schedules.core.registry import operator
 from schedules.measure.journal import Journal, read_journal
 from schedules.measure.records import Record
-from schedules.tune import tuner
+from schedules.tune import outages
 from schedules.tune.crew import Job
 from schedules.tune.evaluate import Failure
 from schedules.tune.session import Work, tune
@@ -191,7 +191,7 @@ class FaultyCrew(FakeCrew):
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(outages, "FIRST_PAUSE", 0.001)
 
 
 @pytest.mark.usefixtures("short_pauses")

@@ -49,12 +49,14 @@ class KernelSignature:
         """
         shape = LaunchShape()
         axes = {"blockIdx": shape.grid, "threadIdx": shape.block, "clusterCtaIdx": shape.cluster}
-        for tag, extent in zip(self.launch_tags, extents, strict=True):
+        # a flag, sic, which no value is passed for; without effect where kernels run one after the other
+        tags = [tag for tag in self.launch_tags if not tag.endswith("use_programtic_dependent_launch")]
+        for tag, extent in zip(tags, extents, strict=True):
             if tag in _LAUNCH_AXES:
                 axes[tag[:-2]]["xyz".index(tag[-1])] = extent
             elif tag.endswith("use_dyn_shared_memory"):
                 shape.dynamic_shared = extent
-            elif not tag.endswith("use_programtic_dependent_launch"):  # sic; without effect on one kernel
+            else:
                 raise ValueError(f"a launch with {tag!r} is not emulated")
         return shape
 

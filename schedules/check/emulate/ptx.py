@@ -306,7 +306,7 @@ def _warp_barrier(emitter: Emitter, match: re.Match[str], operands: Sequence[Ope
     return f"emu::sync_warp({emitter.value(operands[0])}, {emitter.line});"
 
 
-@defines(r"(?:fence(?!\.proxy\.async|\.mbarrier_init)|membar|prefetch|prefetchu)(?:\.[\w:]+)*")
+@defines(r"(?:fence(?!\.proxy\.async|\.mbarrier_init)|membar|prefetch|prefetchu|griddepcontrol)(?:\.[\w:]+)*")
 def _nothing(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     return ""
 

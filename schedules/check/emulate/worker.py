@@ -10,8 +10,6 @@ import _ctypes
 import contextlib
 import ctypes
 import importlib.util
-import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,8 +26,8 @@ from schedules.check.emulate.device_module import (
 )
 from schedules.check.emulate.protocol import read_frame, write_frame
 from schedules.check.emulate.tensor_map import TensorMap, encode_tiled
+from schedules.core.process import die_with
 
-_PR_SET_PDEATHSIG = 1
 _ORDERS = {"forward": 0, "reverse": 1, "strided": 2}
 _MESSAGE_BYTES = 1024
 _MAP_BYTES = 128
@@ -213,9 +211,7 @@ def _one_line(error: Exception) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Serve the requests of the parent: file descriptors of both pipes, its process id, and a folder."""
     requests, responses, parent = (int(argument) for argument in arguments[:3])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        return
+    die_with(parent)
     worker = Worker(Path(arguments[3]))
     worker.runtime.emu_report_crashes(responses)
     worker.serve(requests, responses)

@@ -144,6 +144,7 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    channels_along_rows=True,
     arithmetic=BF16X3,
     opt_in=True,
     graph=graph,

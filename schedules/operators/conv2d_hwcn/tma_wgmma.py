@@ -350,6 +350,7 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    channels_along_rows=True,
     tirx=WrittenInTirx(
         reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "
         "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",

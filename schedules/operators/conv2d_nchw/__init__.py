@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from schedules.core.arch import Arch
 from schedules.core.operator import Operator
-from schedules.operators.conv2d_nchw import cpu, direct, mma, mma_channels_last, simt, tma_wgmma, tma_wgmma_few
+from schedules.operators.conv2d_nchw import (
+    cpu,
+    direct,
+    mma,
+    mma_channels_last,
+    mma_windows,
+    simt,
+    tma_wgmma,
+    tma_wgmma_few,
+    tma_wgmma_turned,
+)
 from schedules.operators.conv2d_nchw.definition import NchwProblem, definition, inputs, pixel_vector, reference
-from schedules.operators.conv2d_nchw.repack import workspace_of
 from schedules.steps.tensor_core import matrix_schedule
+from schedules.windows.config import is_few
 
 FEW_CHANNELS = 16
 FEW_FILTERS = 32
@@ -15,10 +25,9 @@ FEW_PIXELS = 2**16  # below, tiles of the image are too few to occupy a GPU
 
 
 def choose(problem: NchwProblem, arch: Arch) -> str:
-    """The rule: matrix cores for the dtypes that they take: on Hopper, for a packed filter, as one of 1x1 always is,
-    and where TMA reaches, `tma_wgmma`, or `tma_wgmma_few` where half its rows would be empty; else on CUDA `mma` where
-    pixels come by vectors as they lie, else `mma_channels_last`; on AMD `mfma`.  Both of Hopper's take other filters
-    too, by a kernel before that packs them, which was not timed: the rule leaves them alone.
+    """The rule: windows for few input channels; else matrix cores for the dtypes that they take: on Hopper `tma_wgmma`
+    where TMA reaches, or `tma_wgmma_few` where half its rows would be empty, else `tma_wgmma_turned`; else on CUDA `mma`
+    where pixels come by vectors as they lie, else `mma_channels_last`; on AMD `mfma`.
 
     Else `direct` where a kernel larger than 1x1 has few channels and a large image, so that a thread keeps all filters
     and fetches each pixel once; else `simt`.
@@ -26,12 +35,13 @@ def choose(problem: NchwProblem, arch: Arch) -> str:
     if not arch.is_gpu:
         return "cpu"
     p = problem
+    if is_few(p) and mma_windows.SCHEDULE.serves(p, arch):
+        return mma_windows.SCHEDULE.name
     matrix = matrix_schedule(p.dtype, arch)
-    if not workspace_of(p):
-        fitting = (tma_wgmma_few.SCHEDULE, tma_wgmma.SCHEDULE)
-        for spec in fitting if p.co <= FEW_FILTERS else fitting[1:]:
-            if spec.serves(p, arch):
-                return spec.name
+    fitting = (tma_wgmma_few.SCHEDULE, tma_wgmma.SCHEDULE, tma_wgmma_turned.SCHEDULE)
+    for spec in fitting if p.co <= FEW_FILTERS else fitting[1:]:
+        if spec.serves(p, arch):
+            return spec.name
     if matrix == "mma":
         return "mma" if pixel_vector(p, 8) > 1 else "mma_channels_last"
     if matrix:
@@ -50,9 +60,11 @@ OPERATOR = Operator(
     schedules=(
         mma.SCHEDULE,
         mma_channels_last.SCHEDULE,
+        mma_windows.SCHEDULE,
         mma.MFMA,
         tma_wgmma.SCHEDULE,
         tma_wgmma_few.SCHEDULE,
+        tma_wgmma_turned.SCHEDULE,
         direct.SCHEDULE,
         simt.SCHEDULE,
         cpu.SCHEDULE,

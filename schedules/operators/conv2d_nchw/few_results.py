@@ -16,11 +16,11 @@ from tvm.script import tirx as T
 
 from schedules.hopper.config import ROWS
 from schedules.hopper.epilogue import Along, Results
-from schedules.hopper.instructions import pack_16
 from schedules.hopper.rows import GROUP, shifts
 from schedules.hopper.stores import STORE, barrier
 from schedules.operators.conv2d_nchw.few_tiles import VECTOR, WARP_ROWS, FewWork
 from schedules.tirx.values import named
+from schedules.tirx.words import pack_16
 
 if TYPE_CHECKING:
     from schedules.hopper.geometry import Member

@@ -54,13 +54,35 @@ __device__ __forceinline__ void nchw_repack_{0}(const void* from, void* to) {{
 """
 
 
+# channels that may not all exist: of {0} taps, {2} elements apart, those of a channel {3} apart
+_RAGGED = """
+__device__ __forceinline__ void nchw_repack_{0}(const void* from, void* to, int there) {{
+  const unsigned short* v = (const unsigned short*)from;
+#pragma unroll 1
+  for (int tap = 0; tap < {0}; ++tap) {{
+    unsigned int o[4] = {{0, 0, 0, 0}};
+#pragma unroll
+    for (int c = 0; c < 8; ++c)
+      if (c < there) o[c / 2] |= (unsigned int)v[c * {3} + tap * {2}] << c % 2 * 16;
+    *(uint4*)((char*)to + tap * {1}) = make_uint4(o[0], o[1], o[2], o[3]);
+  }}
+}}
+"""
+
+
+def _groups(problem: NchwProblem) -> int:
+    """Of an output channel's input channels."""
+    return -(-problem.ci // GROUP)
+
+
 def filter_argument(problem: NchwProblem) -> Argument:
-    """The tensor of the filter (kh, kw, co, ci), or of its bytes: the problem's own, or workspace named "packed"."""
+    """The tensor of the filter (kh, kw, co, ci), or of its bytes: the problem's own, or workspace named "packed", in
+    which ci is lengthened to a multiple of 8 with zeros."""
     p = problem
     weight = next(argument for argument in p.arguments() if argument.name == "filter")
-    if p.packed or p.kh * p.kw == 1:
+    if p.ci % GROUP == 0 and (p.packed or p.kh * p.kw == 1):
         return weight
-    return Argument("packed", (p.kh, p.kw, p.co, p.ci), p.dtype)
+    return Argument("packed", (p.kh, p.kw, p.co, _groups(p) * GROUP), p.dtype)
 
 
 def workspace_of(problem: NchwProblem) -> tuple[Argument, ...]:
@@ -69,21 +91,40 @@ def workspace_of(problem: NchwProblem) -> tuple[Argument, ...]:
     return (argument,) if argument.name == "packed" else ()
 
 
-def repack(problem: NchwProblem, tensors: Tensors) -> None:
-    """Emit the kernel that fills "packed" from "filter"; ci is a multiple of 8, elements have 16 bits."""
+def pack_threads(problem: NchwProblem) -> int:
+    """Threads that pack the filter."""
+    return problem.co * _groups(problem)
+
+
+def pack_at(problem: NchwProblem, tensors: Tensors, at: Expr) -> None:
+    """Emit what thread number `at` packs; elements have 16 bits."""
     from tvm.script import tirx as T
 
     from schedules.tirx.values import named
 
-    p, taps = problem, problem.kh * problem.kw
-    groups = p.ci // GROUP
-    count = p.co * groups
+    p, taps, groups = problem, problem.kh * problem.kw, _groups(problem)
+    filter_: Expr = named("filter_", T.truncdiv(at, groups))
+    first = named("first", T.truncmod(at, groups) * GROUP)
+    start = filter_ * p.ci + first  # counted whatever the shape
+    taken = tensors["filter"].ptr_to([0, 0, 0, start if p.packed else start * taps])
+    to = tensors["packed"].ptr_to([0, 0, filter_, first])
+    whole = p.ci % GROUP == 0
+    source = _RAGGED if not whole else _AT_ONCE if taps <= IN_REGISTERS else _ONE_BY_ONE
+    apart = (p.co * p.ci, 1) if p.packed else (1, taps)
+    text = source.format(taps, p.co * groups * GROUP * 2, *apart)
+    there = [] if whole else [p.ci - first]
+    T.evaluate(T.cuda.func_call(f"nchw_repack_{taps}", taken, to, *there, source_code=text))
+
+
+def repack(problem: NchwProblem, tensors: Tensors) -> None:
+    """Emit the kernel that fills "packed" from "filter"."""
+    from tvm.script import tirx as T
+
+    from schedules.tirx.values import named
+
+    count = pack_threads(problem)
     block = T.cta_id([-(-count // WARPGROUP)])
     thread = T.thread_id([WARPGROUP])
     at = named("at", block * WARPGROUP + thread)
-    source = (_AT_ONCE if taps <= IN_REGISTERS else _ONE_BY_ONE).format(taps, p.co * p.ci * 2)
     with T.If(at < count), T.Then():
-        filter_: Expr = named("filter_", T.truncdiv(at, groups))
-        first = named("first", T.truncmod(at, groups) * GROUP)
-        taken, to = tensors["filter"].ptr_to([filter_, first, 0, 0]), tensors["packed"].ptr_to([0, 0, filter_, first])
-        T.evaluate(T.cuda.func_call(f"nchw_repack_{taps}", taken, to, source_code=source))
+        pack_at(problem, tensors, at)

@@ -142,5 +142,6 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    channels_along_rows=True,
     graph=graph,
 )

@@ -279,6 +279,7 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    channels_along_rows=True,
     tirx=WrittenInTirx(
         reason="one warp loads by TMA while others multiply by wgmma and add sums out of other threads' registers; "
         "the schedule language gives all threads the same loops, and no thread a value of another",

@@ -65,10 +65,9 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaFewConfig:
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaFewConfig]:
     return ProductSpace(
-        lambda config, stages, eager: replace(config, num_stages=stages, eager=eager),
+        lambda config, stages: replace(config, num_stages=stages),
         list(_ways(problem, arch.device)),
         STAGES,
-        (False, True),
     )
 
 

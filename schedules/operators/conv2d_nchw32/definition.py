@@ -47,6 +47,7 @@ class Nchw32Problem(Conv2dProblem):
     output_axes = ("n", "go", "y", "x", "lo")
     out_dtypes: ClassVar[tuple[str, ...]] = OUT_DTYPES
     activations: ClassVar[tuple[str, ...]] = ACTIVATIONS
+    finishing = ("out_dtype", "alpha", "beta", "gamma", "bias", "residual", "activation")
 
     dtype: str = "int8"
     out_dtype: str = "int8"

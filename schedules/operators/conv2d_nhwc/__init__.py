@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from schedules.core.arch import Arch
 from schedules.core.operator import Operator
-from schedules.operators.conv2d_nhwc import cpu, mma, simt, tf32, tma_wgmma, wgmma
+from schedules.operators.conv2d_nhwc import cpu, mma, mma_windows, simt, tf32, tma_wgmma, wgmma
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem, definition, inputs, reference
 from schedules.steps.tensor_core import matrix_schedule
+from schedules.windows.config import is_few
 
 
 def choose(problem: NhwcProblem, arch: Arch) -> str:
-    """The rule: TMA and wgmma where they reach; else matrix cores for the dtypes that they take; else CUDA cores."""
+    """The rule: windows for few input channels; TMA and wgmma where they reach; else matrix cores for the dtypes that
+    they take; else CUDA cores."""
+    if is_few(problem) and mma_windows.SCHEDULE.serves(problem, arch):
+        return mma_windows.SCHEDULE.name
     if tma_wgmma.SCHEDULE.serves(problem, arch):
         return tma_wgmma.SCHEDULE.name
     return matrix_schedule(problem.dtype, arch) or ("simt" if arch.is_gpu else "cpu")
@@ -23,6 +27,15 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(mma.SCHEDULE, mma.MFMA, tma_wgmma.SCHEDULE, wgmma.SCHEDULE, tf32.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
+    schedules=(
+        mma.SCHEDULE,
+        mma.MFMA,
+        mma_windows.SCHEDULE,
+        tma_wgmma.SCHEDULE,
+        wgmma.SCHEDULE,
+        tf32.SCHEDULE,
+        simt.SCHEDULE,
+        cpu.SCHEDULE,
+    ),
     choose=choose,
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from schedules.core.arch import Arch
@@ -19,9 +20,19 @@ from schedules.core.problem import numpy_dtype
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import HopperConfig, blocks, stage_channels, tiles_of
 from schedules.hopper.cost import fastest
-from schedules.hopper.geometry import Load, Operand, Output, Work
+from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.pixels import PixelTiles, TilePlace, flattened, is_output, pixel_tiles, place_pixels
-from schedules.hopper.shared import UNIT, Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
+from schedules.hopper.shared import (
+    PATTERN,
+    UNIT,
+    Runs,
+    RunStaging,
+    SharedTile,
+    Staging,
+    TensorMap,
+    run_staging,
+    staging_for,
+)
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 
 if TYPE_CHECKING:
@@ -47,11 +58,14 @@ class TmaWgmmaConfig(HopperConfig):
 
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
 
-    def staging(self, problem: NhwcProblem) -> Staging | RunStaging:
-        item = _item(problem)
+    # a stage has the pixels of one tap along a row, and the rows that the kernel's others look at; else of one tap
+    halo: bool = False
+
+    def staging(self, problem: NhwcProblem, slices: int) -> Staging | RunStaging:
+        item, columns = _item(problem), self.block_n // slices
         if problem.co % _vector(problem):
-            return run_staging(self.rows, self.block_n, problem.co, item)
-        return staging_for(self.rows, self.block_n, item, LINE // item)
+            return run_staging(self.rows, columns, problem.co, item)
+        return staging_for(self.rows, columns, item, LINE // item)
 
     def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
         if problem.dtype not in self.dtypes:
@@ -61,9 +75,16 @@ class TmaWgmmaConfig(HopperConfig):
         reason = self.check_block(problem.dtype, arch)
         if reason:
             return reason
+        p = flattened(problem, batch=True)
+        if self.halo and (p.kh == 1 or p.stride[0] != 1):
+            return f"halo=true is for kernels of several rows at stride 1, not of {p.kh} at {p.stride[0]}"
         work = _work(problem, self)
+        if work is None and self.halo:
+            return f"halo=true has no box of an image with block_m={self.block_m} pixels in lines of whole eights"
         if work is None:
             return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
+        if self.halo and work.loaded.box[1] % self.cluster_n:
+            return f"cluster_n={self.cluster_n} does not divide the {work.loaded.box[1]} lines of a stage"
         if self.block_n % (8 * self.cluster_m):
             return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
         return work.reason(arch)
@@ -81,15 +102,20 @@ class NhwcWork(Work[TilePlace]):
         self.problem, self.config, self.tiles = p, config, tiles
         item, to_tf32 = _item(p), p.dtype == "float32"
         self.arguments, self.epilogue = problem.arguments(), p.epilogue
-        self.kernel = (p.kh, p.kw)
+        # rows of the kernel by stages, and in a stage
+        self.kernel, rows = ((1, p.kw), p.kh) if config.halo else ((p.kh, p.kw), 1)
+        _, _, w = tiles.box
+        down = p.dilation[0] * w  # rows of operand a from one kernel row to the next
+        self.loaded = tiles.lengthened((rows - 1) * p.dilation[0])
         self.chunks = -(-p.ci // config.block_k)
         self.columns = -(-p.co // (config.block_n * config.cluster_n))  # tiles of a cluster along the channels
         self.clusters = -(-tiles.count // config.cluster_m) * self.columns
         run = min(config.block_k, LINE // item)
-        a = SharedTile(config.block_m, config.block_k, item, run)
+        a = SharedTile(config.block_m + (rows - 1) * down, config.block_k, item, run)
         b = SharedTile(config.block_n, config.block_k, item, run)
-        n, h, w = tiles.part(config.cluster_n)
+        n, h, w = self.loaded.part(config.cluster_n)
         taps = p.kh * p.kw
+        self.products = tuple(Product(0, row * down * a.swizzle, row * b.nbytes) for row in range(rows))
         self.a = Operand(
             a,
             TensorMap(
@@ -115,8 +141,11 @@ class NhwcWork(Work[TilePlace]):
                 b.swizzle,
                 to_tf32=to_tf32,
             ),
+            rows,
         )
-        self.output = self._output(config.staging(problem))
+        # pixels that are stored as runs are whole
+        self.slices = 1 if p.co % _vector(p) else config.slices
+        self.output = self._output(config.staging(problem, self.slices))
 
     def _output(self, staging: Staging | RunStaging) -> Output:
         p, item, most = self.problem, _item(self.problem), _vector(self.problem)
@@ -150,7 +179,7 @@ class NhwcWork(Work[TilePlace]):
 
     def loads_a(self, place: TilePlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         p, tile, parts = self.problem, self.a.tile, self.config.cluster_n
-        n, y, x = self.tiles.of_part(place.pixel, part, parts)
+        n, y, x = self.loaded.of_part(place.pixel, part, parts)
         at = (
             x * p.stride[1] + rx * p.dilation[1] - p.pad[1],
             y * p.stride[0] + ry * p.dilation[0] - p.pad[0],
@@ -163,16 +192,15 @@ class NhwcWork(Work[TilePlace]):
 
     def loads_b(self, place: TilePlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, rows = self.b.tile, self.config.block_n // self.config.cluster_m
-        tap = ry * self.kernel[1] + rx
         return [
             Load(
-                part * (rows * tile.swizzle) + run * tile.slab,
-                (chunk * tile.k + run * tile.run, tap, place.channel + part * rows),
+                row * tile.nbytes + part * (rows * tile.swizzle) + run * tile.slab,
+                (chunk * tile.k + run * tile.run, (ry + row) * self.kernel[1] + rx, place.channel + part * rows),
             )
-            for run in range(tile.k // tile.run)
+            for row, run in product(range(self.b.count), range(tile.k // tile.run))
         ]
 
-    def store_at(self, place: TilePlace, part: Index, column: int) -> tuple[Index, ...]:
+    def store_at(self, place: TilePlace, part: Index, column: Index) -> tuple[Index, ...]:
         n, y, x = self.tiles.of_part(place.pixel, part, self.config.parts)
         return place.channel + column, x, y, n
 
@@ -213,7 +241,8 @@ class NhwcWork(Work[TilePlace]):
 
 def _work(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
     """None if TMA does not reach over a tile's pixels."""
-    tiles = pixel_tiles(flattened(problem, batch=True), config.block_m, (config.parts, config.cluster_n))
+    p, parts = flattened(problem, batch=True), (config.parts, config.cluster_n)
+    tiles = pixel_tiles(p, config.block_m, parts, line=PATTERN if config.halo else 1, alone=config.halo)
     return NhwcWork(problem, config, tiles) if tiles else None
 
 
@@ -240,7 +269,11 @@ def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
-    return ProductSpace(lambda words: TmaWgmmaConfig(**words), blocks(problem.dtype, arch.device, filters=True))
+    return ProductSpace(
+        lambda words, halo: TmaWgmmaConfig(**words, halo=halo),
+        blocks(problem.dtype, arch.device, filters=True),
+        (False, True) if problem.kh > 1 and problem.stride[0] == 1 else (False,),
+    )
 
 
 SCHEDULE = ScheduleSpec(

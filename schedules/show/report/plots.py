@@ -357,12 +357,21 @@ def of_comparisons(device: str, comparisons: Sequence[Comparison]) -> Plot | Non
                 groups.setdefault(f"{case.operator} {used} ({case.beside.launch})", []).append(case.beside.ratio)
     if not groups:
         return None
-    ordered = sorted(groups.items())
-    labels = [f"{name}, {len(ratios)}" for name, ratios in ordered]
+    return of_ratios(
+        f"peers-{_slug(device)}",
+        "Ours beside the best peer",
+        "A dot for each problem that was timed in turn with its peers; the bar is the geometric mean.",
+        dict(sorted(groups.items())),
+    )
+
+
+def of_ratios(name: str, title: str, caption: str, groups: Mapping[str, Sequence[float]]) -> Plot:
+    """For each group a dot for each time of the best peer as a multiple of ours, and a bar at the geometric mean."""
+    labels = [f"{group}, {len(ratios)}" for group, ratios in groups.items()]
 
     def draw(axes: Axes) -> None:
         axes.axvline(1.0, color=_hex("ink"), linewidth=1.0)
-        for y, (_, ratios) in enumerate(ordered):
+        for y, ratios in enumerate(groups.values()):
             mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
             lifts = [0.16 * ((index % 5) - 2) / 2 for index in range(len(ratios))]
             axes.scatter(
@@ -376,14 +385,7 @@ def of_comparisons(device: str, comparisons: Sequence[Comparison]) -> Plot | Non
         axes.set_xlabel("time of the best peer as a multiple of ours: right of 1 ours is faster")
         axes.grid(axis="y", visible=False)
 
-    return _plot(
-        f"peers-{_slug(device)}",
-        "Ours beside the best peer",
-        "A dot for each problem that was timed in turn with its peers; the bar is the geometric mean.",
-        draw,
-        (WIDE[0], 0.7 + 0.36 * len(groups)),
-        left=_words(labels),
-    )
+    return _plot(name, title, caption, draw, (WIDE[0], 0.7 + 0.36 * len(groups)), left=_words(labels))
 
 
 def _plot(

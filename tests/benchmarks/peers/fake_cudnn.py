@@ -1,4 +1,4 @@
-"""Enough of cuDNN's interface for int8 convolutions: descriptors are dictionaries, pointers are addresses."""
+"""Enough of cuDNN's interface for convolutions by algorithm: descriptors are dictionaries, pointers are addresses."""
 
 from __future__ import annotations
 
@@ -56,19 +56,27 @@ class Library:
         y_form, y_dtype, _, co, out_h, out_w = self._descriptors[y_of.value]
         # the order that cuDNN documents: data type before format for filters, format before data type for tensors
         w_dtype, w_form, *filters = self._descriptors[w_of.value]
-        assert {form, y_form, w_form} == {cudnn.NHWC} and {dtype, y_dtype, w_dtype} == {cudnn.INT8}
+        assert form == y_form == w_form and dtype == y_dtype == w_dtype
+        kind, totals = {cudnn.INT8: (ctypes.c_int8, cudnn.INT32), cudnn.FLOAT: (ctypes.c_float, cudnn.FLOAT)}[dtype]
         conv = self._descriptors[conv_of.value]
         pad, stride, dilation, mode, sums = conv[:2], conv[2:4], conv[4:6], conv[6], conv[7]
-        assert (mode, sums) == (1, cudnn.INT32)
+        assert (mode, sums) == (1, totals)
         problem = Conv2dProblem(n, h, width, ci, co, filters[2], filters[3], stride, pad, dilation)
         assert (problem.out_h, problem.out_w) == (out_h, out_w) and filters[:2] == [co, ci]
         scale = alpha._obj.value
 
+        def lying(c: int, h: int, w: int, images: int) -> tuple[int, ...]:
+            return (images, h, w, c) if form == cudnn.NHWC else (images, c, h, w)
+
         def work() -> None:
-            data = _at(x, (n, h, width, ci)).transpose(0, 3, 1, 2)
-            weight = _at(w, (co, filters[2], filters[3], ci)).transpose(0, 3, 1, 2)
-            sums = convolve(problem, data, weight)[0].transpose(0, 2, 3, 1)
-            _at(y, (n, out_h, out_w, co))[...] = np.rint(np.clip(scale * sums, -128, 127))
+            data = _at(x, lying(ci, h, width, n), kind)
+            weight = _at(w, lying(ci, filters[2], filters[3], co), kind)
+            if form == cudnn.NHWC:
+                data, weight = data.transpose(0, 3, 1, 2), weight.transpose(0, 3, 1, 2)
+            sums = scale * convolve(problem, data, weight)[0]
+            sums = sums.transpose(0, 2, 3, 1) if form == cudnn.NHWC else sums
+            sums = np.rint(np.clip(sums, -128, 127)) if dtype == cudnn.INT8 else sums
+            _at(y, lying(co, out_h, out_w, n), kind)[...] = sums
 
         machine.launch(work)
         return 0
@@ -84,8 +92,8 @@ class _Named:
         return self.function(*values)
 
 
-def _at(pointer: ctypes.c_void_p, shape: tuple[int, ...]) -> Any:
-    return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int8)), shape)
+def _at(pointer: ctypes.c_void_p, shape: tuple[int, ...], kind: Any) -> Any:
+    return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(kind)), shape)
 
 
 def install(patch: pytest.MonkeyPatch) -> Library:

@@ -43,8 +43,15 @@ class Tensor(np.ndarray):
         self[...] = value
         return self
 
+    def mul_(self, factor: float) -> Tensor:
+        self *= factor
+        return self
+
     def is_floating_point(self) -> bool:
         return self.dtype.kind == "f"
+
+    def abs(self) -> Tensor:
+        return np.abs(self)
 
     def isnan(self) -> Tensor:
         return np.isnan(self)
@@ -144,7 +151,8 @@ class OutOfMemoryError(RuntimeError):
 
 def _module() -> Any:
     made: Any = ModuleType("torch")
-    made.float16, made.float32, made.int8, made.uint8 = np.float16, np.float32, np.int8, np.uint8
+    made.float16, made.float32, made.float64 = np.float16, np.float32, np.float64
+    made.int8, made.uint8 = np.int8, np.uint8
     made.channels_last, made.contiguous_format = CHANNELS_LAST, CONTIGUOUS
     made.OutOfMemoryError = OutOfMemoryError
     made.from_numpy = tensor

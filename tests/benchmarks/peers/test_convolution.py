@@ -61,6 +61,12 @@ def test_int8_in_groups_of_32(machine: Any, ci: int, co: int) -> None:
     assert output.shape == (3, co, problem.out_h, problem.out_w) and np.isfinite(output).all()
 
 
+@pytest.mark.parametrize("operator", ["conv2d_nchw", "conv2d_nhwc"])
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_direct_float32_by_its_algorithm(machine: Any, operator: str, layout: str) -> None:
+    assert error_of(f"cudnn {layout} fp32 algo 0", problem_of(operator, **ODD)) <= 1
+
+
 def test_tf32_is_set_when_it_is_called(machine: Any) -> None:
     problem = problem_of("conv2d_nhwc", **ODD)
     tensors = {a.name: fake_torch.tensor(np.ones(a.shape, a.dtype)) for a in problem.arguments()}
@@ -78,8 +84,12 @@ def test_which_peers_a_problem_has() -> None:
     assert names("float16") == ["cudnn nhwc fp16", "cudnn nchw fp16"]
     assert names("bfloat16") == ["cudnn nhwc bf16", "cudnn nchw bf16"]
     assert names("int8") == ["cudnn nhwc int8 algo 0", "cudnn nhwc int8 algo 1", "cudnn nhwc fp16"]
-    assert names("float32") == ["cudnn nhwc fp32", "cudnn nchw fp32", "cudnn nhwc tf32", "cudnn nchw tf32"]
-    assert names("float32", "*nhwc*", "*tf32") == ["cudnn nhwc fp32", "cudnn nhwc tf32", "cudnn nchw tf32"]
+    direct = [f"cudnn {layout} fp32 algo {number}" for layout in ("nhwc", "nchw") for number in (0, 1)]
+    assert names("float32") == [
+        *direct,
+        *(f"cudnn {how}" for how in ("nhwc fp32", "nchw fp32", "nhwc tf32", "nchw tf32")),
+    ]
+    assert names("float32", "*nhwc fp32", "*tf32") == ["cudnn nhwc fp32", "cudnn nhwc tf32", "cudnn nchw tf32"]
     tf32 = ["cudnn nhwc tf32", "cudnn nchw tf32"]
     for ours, left_out in ((FLOAT32, tf32), (BF16X3, tf32), (TF32, [])):
         assert [name for name, peer in PEERS.items() if not peer.counts(ours)] == left_out

@@ -115,7 +115,7 @@ def test_without_tvm_ffi_the_remedy_is_named(moved: Path) -> None:
 def test_what_the_script_says(written: tuple[Path, str]) -> None:
     folder, said = written
     assert f"{folder}: 3 kernels, " in said and "0 skipped, 0 failed" in said
-    assert "oneflow-32: cpu, default config; " in said
+    assert "oneflow-32: cpu, default config (no records of " in said
     assert "import " in said and "first kernel " in said and "each of 2 more: " in said
     times = json.loads((folder / "load_times.json").read_text())
     assert times["import_ms"] > 0 and not times["failed"]

@@ -37,7 +37,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 # what a config says of none of its own, whatever the default for the problem
 PLAIN = dict(
     block_k=64, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1, split_k=1, ping_pong=False, stationary=False,
-    eager=False, skip_padding=True, window=False, turned=False,
+    skip_padding=True, window=False, turned=False,
 )  # fmt: skip
 CONFIGS: list[dict[str, Any]] = [
     dict(),
@@ -55,7 +55,7 @@ CONFIGS: list[dict[str, Any]] = [
             dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
             dict(block_m=128, block_n=96, consumers=2, num_stages=4, turned=True, cluster_m=1),
             dict(block_m=128, block_n=128, consumers=2, num_stages=3, block_k=32, cluster_m=1, cluster_n=2),
-            dict(block_m=64, block_n=64, consumers=3, num_stages=4, cluster_m=1, grid=5, ping_pong=True, eager=True),
+            dict(block_m=64, block_n=64, consumers=3, num_stages=4, cluster_m=1, grid=5, ping_pong=True),
             dict(
                 block_m=128,
                 block_n=128,

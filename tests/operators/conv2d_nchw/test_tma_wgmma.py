@@ -60,7 +60,7 @@ CONFIGS: list[dict[str, Any]] = [
     dict(block_m=64, block_n=32, consumers=1, consumers_n=1, block_k=16, num_stages=2, cluster_m=1, cluster_n=1,
          split_k=2, grid=4, halo=True),
     dict(block_m=64, block_n=64, consumers=2, consumers_n=1, block_k=16, num_stages=3, cluster_m=1, cluster_n=2,
-         grid=2, halo=True, ping_pong=True, eager=True),
+         grid=2, halo=True, ping_pong=True),
 ]  # fmt: skip
 CONFIGS = [dict(block_k=64, split_k=1, halo=False) | words for words in CONFIGS]
 ODD = "ragged, stride 2 down"

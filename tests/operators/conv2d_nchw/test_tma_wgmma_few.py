@@ -44,8 +44,8 @@ CONFIGS: list[dict[str, Any]] = [
     dict(block_m=64, consumers=1, num_stages=2, block_k=32, blocks_sm=2, grid=264),
     dict(block_m=64, consumers=1, num_stages=2, block_k=64),
     dict(block_m=256, consumers=2, num_stages=3, block_k=16, split_k=2, grid=4),
-    dict(block_m=128, consumers=3, num_stages=3, block_k=32, ping_pong=True, stationary=True, eager=True, grid=1),
-    dict(block_m=64, consumers=1, num_stages=2, block_k=128, stationary=True, eager=True),
+    dict(block_m=128, consumers=3, num_stages=3, block_k=32, ping_pong=True, stationary=True, grid=1),
+    dict(block_m=64, consumers=1, num_stages=2, block_k=128, stationary=True),
 ]
 ODD = "bfloat16"
 
@@ -149,7 +149,7 @@ def test_the_rule_takes_it_for_few_filters(sm_90a: Arch) -> None:
 
     assert chosen() == NAME and chosen(co=4) == NAME
     assert chosen(co=256) == chosen(stride="2,1") == "tma_wgmma"
-    assert chosen(w=60) == "mma_channels_last"
+    assert chosen(w=60) == "tma_wgmma_turned"
 
 
 def test_emulated(emulation: None, fields: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ SHAPES: dict[str, dict[str, Any]] = ALL_SHAPES | {
 }
 PLAIN: dict[str, Any] = dict(
     block_m=128, block_n=256, block_k=128, num_stages=4, consumers=2, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1,
-    split_k=1, ping_pong=False, stationary=False, eager=False, row_pixels=1, tall=False, skip_padding=False,
+    split_k=1, ping_pong=False, stationary=False, row_pixels=1, tall=False, skip_padding=False,
 )  # fmt: skip
 _CONFIGS: list[dict[str, Any]] = [
     dict(block_m=128, block_n=256, block_k=128, consumers=2, num_stages=4),
@@ -54,7 +54,7 @@ _SPLIT: list[dict[str, Any]] = [
 LAYER: dict[str, Any] = dict(n=256, h=28, w=28, ci=128, co=128, kh=3, kw=3, pad=1)
 _TURNS: list[dict[str, Any]] = [
     dict(block_m=128, block_n=128, block_k=64, num_stages=4, row_pixels=4, tall=True, ping_pong=True, stationary=True),
-    dict(block_m=128, block_n=128, block_k=64, num_stages=4, cluster_m=2, cluster_n=1, ping_pong=True, eager=True),
+    dict(block_m=128, block_n=128, block_k=64, num_stages=4, cluster_m=2, cluster_n=1, ping_pong=True),
     dict(block_m=64, block_n=64, block_k=64, num_stages=3, consumers=3, cluster_n=2, ping_pong=True, stationary=True),
 ]
 TURNS = [PLAIN | dict(cluster_m=1) | words for words in _TURNS]
@@ -85,7 +85,7 @@ PADDED: dict[str, dict[str, Any]] = {
 }
 # tiles in turn on few blocks, of which some compute more tiles than others, or with consumers to spare
 _IN_TURN: list[tuple[str, dict[str, Any]]] = [
-    ("tall, many images", dict(_TURNS[0], block_m=64, block_n=32, num_stages=3, cluster_n=2, grid=4, eager=True)),
+    ("tall, many images", dict(_TURNS[0], block_m=64, block_n=32, num_stages=3, cluster_n=2, grid=4)),
     ("ragged everything, stride 2", dict(_TURNS[2], grid=10, block_n=32)),
     ("ragged everything, stride 2", dict(_TURNS[1], grid=2, block_m=64, block_n=32, block_k=32)),
     ("padded, a place a tile", dict(block_m=64, block_n=32, num_stages=3, ping_pong=True, skip_padding=True, grid=2)),
@@ -126,7 +126,7 @@ def test_tiles_in_turn_and_filters_that_stay(cuda_compiler: None, sm_90a: Arch, 
     built = build(problem_of("conv2d_nchw32", **fields), sm_90a, "tma_wgmma", words)
     assert_well_made(built, "IGMMA")
     source = str(built.sources["cu"])
-    assert ("position" in source) == words["ping_pong"] and ("prefetch_tensormap" in source) == words["eager"]
+    assert ("position" in source) == words["ping_pong"]
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
@@ -134,7 +134,7 @@ def test_epilogues(cuda_compiler: None, sm_90a: Arch, epilogue: str) -> None:
     fields = WORK | EPILOGUES[epilogue]
     built = build(problem_of("conv2d_nchw32", **fields), sm_90a, "tma_wgmma", CONFIGS[1])
     assert_well_made(built, "IGMMA")
-    assert ("hopper_residual" in str(built.sources["cu"])) == fields.get("residual", False)
+    assert ("read_element" in str(built.sources["cu"])) == fields.get("residual", False)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

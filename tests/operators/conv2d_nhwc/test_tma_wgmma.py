@@ -40,12 +40,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     "many odd channels": dict(n=2, h=5, w=3, ci=24, co=331, kh=1, kw=1, bias=True, activation="relu",
                               dtype="float16"),
     "1x1, few channels": dict(n=3, h=5, w=7, ci=72, co=3, kh=1, kw=1, dtype="bfloat16"),
+    "taller than wide": dict(
+        n=2, h=17, w=13, ci=40, co=72, kh=3, kw=2, pad=1, stride="1,2", dilation="2,1", bias=True, dtype="float16"
+    ),
     "many tiles": dict(n=64, h=14, w=14, ci=64, co=512, kh=3, kw=3, pad=1, bias=True, dtype="float16"),
 }  # fmt: skip
 # what a config says of none of its own, whatever the default for the problem
 PLAIN = dict(
     block_k=64, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1, split_k=1, ping_pong=False, stationary=False,
-    eager=False,
+    halo=False,
 )  # fmt: skip
 CONFIGS: list[dict[str, Any]] = [
     dict(),
@@ -83,6 +86,15 @@ CONFIGS: list[dict[str, Any]] = [
 IN_TURN = PLAIN | dict(
     block_m=64, block_n=32, block_k=16, num_stages=3, consumers=3, cluster_m=1, grid=2, ping_pong=True, stationary=True
 )
+
+# kernel rows that look at the pixels of one stage: parts of a stage, blocks that share a tile, filters that stay, runs
+HALO: list[dict[str, Any]] = [
+    dict(block_m=128, block_n=64, block_k=32, consumers=2, num_stages=3, cluster_m=1, cluster_n=2, grid=4),
+    dict(block_m=128, block_n=48, consumers=2, num_stages=2, cluster_m=1, split_k=2),
+    dict(block_m=64, block_n=32, block_k=16, consumers=3, num_stages=2, cluster_m=1, grid=6, ping_pong=True,
+         stationary=True),
+    dict(block_m=64, block_n=16, block_k=128, consumers=1, num_stages=2),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +162,9 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         "block_k=48": "block_k=48 is not 16, 32, 64 or 128",
         "num_stages=1": "num_stages=1 must be at least 2",
         "num_stages=5": "num_stages=5 needs 278608 bytes of shared memory, cuda:sm_90a has 232448",
-        "consumers=4": "consumers=4 and blocks_sm=1 are not 1 and 1, 1 and 2, 2 and 1, 3 and 1",
-        "cluster_m=3": "cluster_m=3 x cluster_n=1 x split_k=1 is not 1, 2 or 4 blocks",
-        "split_k=3": "cluster_m=2 x cluster_n=1 x split_k=3 is not 1, 2 or 4 blocks",
+        "consumers=4": "consumers=4 and blocks_sm=1 are not 1 and 1, 1 and 2, 2 and 1",
+        "cluster_m=3": "cluster_m=3 x cluster_n=1 x split_k=1 is not 1, 2, 4 or 8 blocks",
+        "split_k=3": "cluster_m=2 x cluster_n=1 x split_k=3 is not 1, 2, 4 or 8 blocks",
         "split_k=2": "num_stages=4 needs 295008 bytes of shared memory, cuda:sm_90a has 232448",
         "grid=1": "grid=1 is less than a cluster of 2",
         "grid=-1": "grid=-1 must be at least 0",
@@ -168,6 +180,16 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     ):
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem_of("conv2d_nhwc", **WORK | fields), sm_90a)
+    for fields, words, reason in (
+        (dict(kh=1), dict(), "halo=true is for kernels of several rows at stride 1, not of 1 at 1"),
+        (dict(stride=2), dict(), "halo=true is for kernels of several rows at stride 1, not of 3 at 2"),
+        (
+            dict(kh=4), dict(block_m=64, block_n=64, cluster_m=1, cluster_n=2, consumers=1),
+            "cluster_n=2 does not divide the 11 lines of a stage",
+        ),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=reason):
+            spec.config_for(problem_of("conv2d_nhwc", **WORK | fields), sm_90a, words | dict(halo=True))
     small = problem_of("conv2d_nhwc", **WORK | dict(ci=16, co=64, kh=1, kw=1))
     with pytest.raises(ConfigError, match="split_k=2 blocks share a tile of 1 stages; lower split_k or block_k"):
         spec.config_for(small, sm_90a, dict(block_n=64, cluster_m=1, split_k=2))
@@ -208,6 +230,7 @@ def test_a_bundle_and_its_views(work: Built, tmp_path: Any) -> None:
         *(("whole tiles", words) for words in CONFIGS[1:] if words["split_k"] > 1),
         ("few channels", PLAIN | dict(block_m=64, block_n=32, consumers=1, num_stages=3, cluster_m=1, split_k=2)),
         ("odd channels, ragged", IN_TURN),
+        *(("taller than wide", PLAIN | words | dict(halo=True)) for words in HALO),
     ],
 )
 def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
@@ -215,7 +238,7 @@ def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("words", CONFIGS, ids=str)
+@pytest.mark.parametrize("words", [*CONFIGS, *(PLAIN | words | dict(halo=True) for words in HALO)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_on_a_device(gpu: Arch, shape: str, words: dict[str, Any]) -> None:
     assert_correct_on(gpu, "conv2d_nhwc", SHAPES[shape], words)

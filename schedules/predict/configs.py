@@ -1,0 +1,78 @@
+"""Configs as columns of numbers: thousands at once, made one by one only where they are wanted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from schedules.core.operator import Array, ScheduleSpec
+from schedules.core.problem import Config, Problem
+from schedules.core.space import ProductSpace
+
+FILLED = "num_stages"  # the field that is not searched: as much as there is room for is best
+
+
+MOST = 1500  # configs of a space without axes that are looked at, drawn once for all
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Fields of `count` configs by name; pairs as two columns, ``tile.0`` and ``tile.1``.  `make` gives one of them."""
+
+    count: int
+    fields: Mapping[str, Array]
+    make: Callable[[int], Config]
+
+    def get(self, name: str, default: float = np.nan) -> Array:
+        """The column `name`, or `default` in every row."""
+        found = self.fields.get(name)
+        return np.full(self.count, default) if found is None else found
+
+    def take(self, rows: Sequence[int] | Array) -> Columns:
+        at = np.asarray(rows)
+        return Columns(len(at), {name: c[at] for name, c in self.fields.items()}, lambda row: self.make(int(at[row])))
+
+
+def columns_of(configs: Sequence[Config]) -> Columns:
+    """Columns of configs of one class."""
+    return Columns(len(configs), _numbers(configs), configs.__getitem__)
+
+
+def columns_of_space(spec: ScheduleSpec, problem: Problem, arch: Any) -> Columns:
+    """Those of a schedule's space, legal or not, with the fewest stages where stages are to be filled up."""
+    space = spec.numbered_space(problem, arch)
+    if not len(space):
+        return Columns(0, {}, space.__getitem__)
+    if not isinstance(space, ProductSpace):
+        few = space if len(space) <= MOST else Random(0).sample(space, MOST)
+        return columns_of(few)
+    space, found = space.with_least(FILLED), {}
+    parts = [_numbers(made) for made in space.made_by_axis()]
+    sizes = [len(next(iter(part.values()))) for part in parts]
+    for axis, part in enumerate(parts):
+        shape = [1] * len(sizes)
+        shape[axis] = sizes[axis]
+        for name, values in part.items():
+            if axis == 0 or (values != values[0]).any():
+                found[name] = np.broadcast_to(values.reshape(shape), sizes).reshape(-1)
+    return Columns(len(space), found, space.__getitem__)
+
+
+def _numbers(configs: Sequence[Config]) -> dict[str, Array]:
+    """The fields of `configs` that are numbers, truth or pairs of them."""
+    first = configs[0]
+    names = [f.name for f in dataclasses.fields(first) if f.init and isinstance(getattr(first, f.name), int | float)]
+    rows = list(map(attrgetter(*names), configs))
+    numbers = np.array(rows, np.float64).reshape(len(configs), len(names))
+    found: dict[str, Array] = dict(zip(names, numbers.T, strict=True))
+    for field in dataclasses.fields(first):
+        if field.init and isinstance(getattr(first, field.name), tuple):
+            pairs = np.array(list(map(attrgetter(field.name), configs)), np.float64)
+            found |= {f"{field.name}.{place}": column for place, column in enumerate(pairs.T)}
+    return found

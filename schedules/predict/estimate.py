@@ -1,0 +1,131 @@
+"""What a device has to do for a config, in microseconds: the same few parts for every schedule.
+
+A multiprocessor multiplies, fetches its tiles from L2, waits for what it fetched, and writes results; memory gives the
+tensors once; a launch takes a while whatever it does.  The parts overlap as in `hopper.cost`.  All of it is in units of
+the device (`core.device`), so that what was learned on one of an arch serves the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schedules.core.arch import Arch
+from schedules.core.operator import Array, ScheduleSpec
+from schedules.core.problem import numpy_dtype
+from schedules.predict.configs import FILLED, Columns
+
+LAUNCH = 4.5  # us of a graph with one short kernel
+FILL = 1.2  # us until a block's first product, and after its last
+NORM = 2.5  # of the parts that overlap
+
+
+@dataclass(frozen=True)
+class Work:
+    """An estimate: parts in us, and the shape of the launch."""
+
+    parts: dict[str, Array]  # multiply, l2, memory, latency, finish, launch
+    tiles: Array
+    waves: Array  # of blocks, not rounded
+    resident: Array  # blocks of a multiprocessor
+    steps: Array  # of the reduction, of one block
+    used: Array  # share of the products that are of the problem
+
+    @property
+    def total(self) -> Array:
+        overlapping = ("multiply", "l2", "memory", "latency")
+        together: Array = sum(self.parts[name] ** NORM for name in overlapping) ** (1 / NORM)  # type: ignore[assignment]
+        return together + self.parts["finish"] + self.parts["launch"]
+
+    def limit(self, row: int) -> str:
+        """The part that takes longest."""
+        return max(self.parts, key=lambda name: float(self.parts[name][row]))
+
+
+def peak(problem: Any, arch: Arch, matrix: bool) -> float:
+    """Multiply-adds that the device does in a microsecond."""
+    dtype = problem.dtype if matrix else "float32"
+    rate = arch.device.peaks.get("tf32" if matrix and dtype == "float32" else dtype, 60.0)
+    return rate * 1e6 / 2
+
+
+def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work:
+    """The estimate for each row of `columns`."""
+    p, device = problem, arch.device
+    item = numpy_dtype(p.dtype).itemsize
+    matrix = "block_m" in columns.fields
+    tile_m, tile_n = _tile(columns)
+    pixel, channel = (tile_n, tile_m) if spec.channels_along_rows else (tile_m, tile_n)
+    runs, run = (p.out_h * p.out_w, p.n) if p.output_axes[-1] == "n" else (1, p.pixels)
+    along, across = np.ceil(run / pixel), np.ceil(p.co / channel)
+    tiles = runs * along * across
+    block_k = np.minimum(columns.get("block_k", 8.0), 4096) if matrix else columns.get("step", 8.0)
+    split = columns.get("split_k", 1.0)
+    steps = np.maximum(1.0, p.kh * p.kw * np.ceil(p.ci / block_k) / split)
+    stages = columns.get("num_stages", 0.0) + columns.get("stages", 0.0)
+    resident = _resident(columns, tile_m, tile_n, block_k, stages, item, arch)
+    m, n = columns.get("cluster_m", 1.0), columns.get("cluster_n", 1.0)
+    held = np.full(columns.count, float(device.multiprocessors))
+    for size in np.unique(m * n * split):
+        held = np.where(m * n * split == size, device.resident(max(1, int(size))), held)
+    units = tiles * split
+    waves = units / (held * resident)
+    turns = np.ceil(waves)
+    products = tile_m * tile_n * block_k * steps
+    share = peak(p, arch, matrix) / device.multiprocessors
+    busy = np.minimum(resident, np.ceil(units / device.multiprocessors))
+    multiply = turns * busy * products / share
+    # wgmma of few columns waits for shared memory
+    if FILLED in columns.fields:
+        multiply *= np.maximum(1.0, (16 + tile_n / 4) / (tile_n / 2))
+    loaded = (tile_m / n + tile_n / m) * block_k * steps * item
+    l2 = turns * busy * loaded / (device.timings.loaded * 1000)
+    latency = turns * steps * device.timings.latency / 1000 / np.maximum(1.0, stages - 1)
+    finish = turns * busy * tile_m * tile_n * device.timings.finish / 1000 / np.minimum(split, 2) / 2 + FILL
+    finish = finish + (split > 1) * device.timings.exchange / 1000
+    ones = np.ones(columns.count)
+    parts = {
+        "multiply": multiply,
+        "l2": l2,
+        "memory": ones * p.min_bytes / ((device.bandwidth or 1000) * 1e3),
+        "latency": latency,
+        "finish": finish,
+        "launch": ones * LAUNCH,
+    }
+    used = (run / (along * pixel)) * (p.co / (across * channel)) * (p.ci / (np.ceil(p.ci / block_k) * block_k))
+    return Work(parts, tiles, waves, resident * ones, steps, used)
+
+
+def _tile(columns: Columns) -> tuple[Array, Array]:
+    """Rows and columns of the output that a block computes."""
+    known = columns.fields
+    if "block_m" in known:
+        return known["block_m"], known["block_n"]
+    if "tile_m" in known:  # of a warp's threads, eight by four
+        return known["tile_m"] * columns.get("warps_m", 1.0) * 8, known["tile_n"] * columns.get("warps_n", 1.0) * 4
+    if "tile.0" in known and "num_thread.0" in known:
+        return known["tile.0"] * known["num_thread.0"], known["tile.1"] * known["num_thread.1"]
+    return columns.get("block.0", 64.0), columns.get("block.1", 64.0)
+
+
+def _resident(
+    columns: Columns, tile_m: Array, tile_n: Array, block_k: Array, stages: Array, item: int, arch: Arch
+) -> Array:
+    """Blocks that a multiprocessor holds."""
+    if "blocks_sm" in columns.fields:
+        return columns.get("blocks_sm")
+    shared = np.maximum(np.maximum(stages, 1) * (tile_m + tile_n) * block_k, tile_m * tile_n) * item
+    if "warps_m" in columns.fields:
+        threads = 32 * columns.get("warps_m") * columns.get("warps_n", 1.0)
+    elif "block_m" in columns.fields:
+        threads = 2 * tile_m
+    else:
+        threads = columns.get("num_thread.0", 16.0) * columns.get("num_thread.1", 16.0)
+    registers = np.minimum(tile_m * tile_n / threads * 1.3 + 60, 255)
+    least = np.maximum(1.0, columns.get("min_blocks", 1.0))
+    by_registers = np.maximum(np.floor(arch.registers_sm / (registers * threads)), least)
+    by_shared = np.floor(arch.shared_sm / (shared + arch.shared_reserved))
+    found: Array = np.maximum(1.0, np.minimum(np.minimum(by_registers, by_shared), np.floor(arch.threads_sm / threads)))
+    return found

@@ -1,0 +1,77 @@
+"""A problem and configs for it as a table of numbers, which the trees are trained on and evaluated with.
+
+Sizes are logarithms of ratios: parts of the estimate to its total, tiles to what the device holds.  What a config does
+not have is NaN, which trees take as "missing".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from schedules.core.arch import Arch
+from schedules.core.operator import Array, ScheduleSpec
+from schedules.core.problem import numpy_dtype
+from schedules.predict.configs import Columns
+from schedules.predict.estimate import Work
+
+DIGITS = 4  # that decisions are made by: the last bits of a logarithm are not the same on every machine
+
+
+def features(
+    operator: str, problem: Any, spec: ScheduleSpec, columns: Columns, work: Work, arch: Arch
+) -> dict[str, Array | float]:
+    """Named columns; a number stands for a column of it."""
+    p, total = problem, work.total
+    item = numpy_dtype(p.dtype).itemsize
+    inside = p.n if p.output_axes[-1] == "n" else p.out_w
+    turns = np.ceil(work.waves)
+    found: dict[str, Array | float] = {
+        f"is {operator}.{spec.name}": 1.0,
+        "flops": math.log2(2e-6 * p.flops / 2 / arch.device.peaks.get(p.dtype, 60.0)),
+        "bytes": math.log2(p.min_bytes / (arch.device.bandwidth or 1000) / 1e3),
+        "pixels": math.log2(p.pixels),
+        "run": math.log2(inside),
+        "run 8": float(math.gcd(inside, 64)),
+        "image": math.log2(p.out_h * p.out_w),
+        "co": math.log2(p.co),
+        "co 2": float(math.gcd(p.co, 64)),
+        "ci": math.log2(p.ci),
+        "ci 2": float(math.gcd(p.ci, 64)),
+        "taps": float(p.kh * p.kw),
+        "kw": float(p.kw),
+        "stride": float(p.stride[0] * p.stride[1]),
+        "item": float(item),
+        "estimate": np.log2(total),
+        "tiles": np.log2(work.tiles),
+        "waves": np.log2(work.waves),
+        "idle": turns / work.waves,
+        "turns": np.minimum(turns, 64.0),
+        "resident": work.resident,
+        "steps": np.log2(work.steps),
+        "used": work.used,
+    }
+    for name, part in work.parts.items():
+        found[f"part {name}"] = np.log2(part / total)
+    for name, values in columns.fields.items():
+        if name not in ("grid",):
+            found[name] = values
+    return found
+
+
+def table(parts: Sequence[dict[str, Array | float]], counts: Sequence[int], names: Sequence[str]) -> Array:
+    """Columns `names` of all rows of `parts` as one table (row, column) of float32; 0 for a schedule that a row is not
+    of, NaN for what it does not have."""
+    found = np.full((sum(counts), len(names)), np.nan, np.float32)
+    start = 0
+    for part, count in zip(parts, counts, strict=True):
+        for place, name in enumerate(names):
+            if name in part:
+                found[start : start + count, place] = np.round(part[name], DIGITS)
+            elif name.startswith("is "):
+                found[start : start + count, place] = 0.0
+        start += count
+    return found

@@ -1,0 +1,166 @@
+"""The configs of an operator's schedules for a problem, the fastest first as far as can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from schedules.core.arch import Arch
+from schedules.core.operator import Array, Operator, ScheduleSpec
+from schedules.core.problem import Config, Problem, numpy_dtype
+from schedules.core.registry import operator_of
+from schedules.hopper.config import STAGES, STAGING
+from schedules.predict import trees
+from schedules.predict.configs import FILLED, Columns, columns_of, columns_of_space
+from schedules.predict.estimate import Work, work
+from schedules.predict.features import features, table
+
+KEPT = 48  # legal configs of a schedule that are looked at closely, those of the least estimate
+ALIKE = 4  # of them that compute tiles of one size
+TRIED = 260  # configs that may be illegal before a schedule is given up
+RANKED = 24  # that are filled and handed back
+_SIDES = (
+    "block_m",
+    "block_n",
+    "block.0",
+    "block.1",
+    "tile.0",
+    "tile.1",
+    "tile_m",
+    "tile_n",
+    "num_thread.0",
+    "num_thread.1",
+)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A legal config, its predicted time in us, the estimate's parts in us, and which of them limits it."""
+
+    schedule: str
+    config: Config
+    us: float
+    limit: str
+    parts: tuple[tuple[str, float], ...]
+
+
+def knows(operator: Operator, problem: Any, arch: Arch) -> trees.Trees | None:
+    """The shipped trees, if they were trained on problems as this one for `arch`."""
+    found = trees.load()
+    if found is None or str(arch) != found.header["target"]:
+        return None
+    return found if kind_of(operator, problem) in found.header["kinds"] else None
+
+
+def kind_of(operator: Operator, problem: Any) -> str:
+    """What must agree for trials of one problem to tell of another: bfloat16 is as fast as float16."""
+    dtype = getattr(problem, "dtype", "")
+    return f"{operator.name} {'float16' if dtype == 'bfloat16' else dtype}"
+
+
+@lru_cache(maxsize=512)
+def ranked(problem: Problem, arch: Arch, schedule: str | None = None) -> tuple[Ranked, ...]:
+    """Legal configs for `problem`, of `schedule` or of all schedules offered on `arch`, the fastest first; none where
+    the trees know nothing of such problems."""
+    op = operator_of(problem)
+    known = knows(op, problem, arch)
+    if known is None:
+        return ()
+    specs = [op.schedule(schedule)] if schedule else op.offered(arch)
+    specs = [spec for spec in specs if f"is {op.name}.{spec.name}" in known.names and arch.kind in spec.kinds]
+    found: list[tuple[float, int, ScheduleSpec, Columns, Work]] = []
+    for spec in specs:
+        columns = candidates(problem, spec, arch)
+        if columns.count:
+            made = work(problem, spec, columns, arch)
+            times = predicted(op, problem, spec, columns, made, arch, known)
+            found += [(float(us), row, spec, columns, made) for row, us in enumerate(times)]
+    best = []
+    for us, row, spec, columns, made in sorted(found, key=lambda each: each[0])[:RANKED]:
+        config = filled(
+            columns.make(row), int(columns.get(FILLED)[row]) if FILLED in columns.fields else 0, problem, arch
+        )
+        parts = tuple((name, float(part[row])) for name, part in made.parts.items())
+        best.append(Ranked(spec.name, config, us, made.limit(row), parts))
+    return tuple(best)
+
+
+def predicted(
+    op: Operator, problem: Problem, spec: ScheduleSpec, columns: Columns, made: Work, arch: Arch, known: trees.Trees
+) -> Array:
+    """Predicted us of configs of a schedule."""
+    parts = features(op.name, problem, spec, columns, made, arch)
+    found: Array = made.total * np.exp(known.predict(table([parts], [columns.count], known.names)))
+    return found
+
+
+def predicted_us(problem: Problem, schedule: str, config: Config, arch: Arch) -> float | None:
+    """Predicted us of one config; None where the trees know nothing of such problems or the schedule."""
+    op = operator_of(problem)
+    known, spec = knows(op, problem, arch), op.schedule(schedule)
+    if known is None or f"is {op.name}.{schedule}" not in known.names:
+        return None
+    columns = columns_of([config])
+    return float(predicted(op, problem, spec, columns, work(problem, spec, columns, arch), arch, known)[0])
+
+
+def candidates(problem: Problem, spec: ScheduleSpec, arch: Arch) -> Columns:
+    """The legal configs of least estimate, few of one tile; about as many stages as there is room for."""
+    columns = columns_of_space(spec, problem, arch)
+    if not columns.count:
+        return columns
+    columns = roughly_filled(columns, problem, arch)
+    made = work(problem, spec, columns, arch)
+    seen: dict[tuple[float, ...], int] = {}
+    kept: list[int] = []
+    tried = 0
+    tiles = np.stack([columns.fields[name] for name in _SIDES if name in columns.fields], axis=1)
+    for row in np.argsort(made.total, kind="stable"):
+        tile = tuple(tiles[row])
+        if seen.get(tile, 0) >= ALIKE:
+            continue
+        tried += 1
+        if columns.make(int(row)).check(problem, arch) is None:
+            seen[tile] = seen.get(tile, 0) + 1
+            kept.append(int(row))
+        if len(kept) >= KEPT or tried >= TRIED:
+            break
+    return columns.take(np.array(kept, int))
+
+
+def roughly_filled(columns: Columns, problem: Any, arch: Arch) -> Columns:
+    """The same with about as many stages as there is room for, if there are stages to be filled."""
+    if FILLED not in columns.fields:
+        return columns
+    item = numpy_dtype(problem.dtype).itemsize
+    m, n, blocks_sm = columns.get("block_m"), columns.get("block_n"), columns.get("blocks_sm", 1.0)
+    room = np.minimum(arch.shared_block, arch.shared_sm / blocks_sm - arch.shared_reserved)
+    results = np.minimum(m * n * item, STAGING * columns.get("consumers", 1.0))
+    stages = np.floor((room - results) / ((m + n) * columns.get("block_k") * item))
+    return replace(columns, fields={**columns.fields, FILLED: np.clip(stages, STAGES[0], STAGES[-1])})
+
+
+def filled(config: Any, about: int, problem: Any, arch: Arch) -> Config:
+    """The legal `config` with the most stages that are legal, `about` as many, if it has stages to be filled."""
+
+    def deeper(stages: int) -> Any:
+        return replace(config, **{FILLED: stages})
+
+    if not about:
+        return config  # type: ignore[no-any-return]
+    stages = max(about, STAGES[0])
+    if deeper(stages).check(problem, arch) is None:
+        while stages < STAGES[-1] and deeper(stages + 1).check(problem, arch) is None:
+            stages += 1
+        return deeper(stages)  # type: ignore[no-any-return]
+    low, high = config.num_stages, stages - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if deeper(middle).check(problem, arch) is None:
+            low = middle
+        else:
+            high = middle - 1
+    return deeper(low)  # type: ignore[no-any-return]

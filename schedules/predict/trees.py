@@ -1,0 +1,125 @@
+"""Gradient-boosted trees as a table of their nodes, evaluated by NumPy: xgboost grows them, nothing needs it later."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schedules.core.operator import Array
+
+SHIPPED = Path(__file__).parent / "trees.npz"
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Every tree's nodes in one table; a node's children follow each other, a leaf's are itself.
+
+    `names` are the columns of the table that the trees are evaluated for; `header` says in words what they were
+    trained on.
+    """
+
+    names: tuple[str, ...]
+    header: Mapping[str, Any]
+    roots: Array
+    feature: Array  # of a node
+    threshold: Array  # a row goes left below it; of a leaf, its value
+    left: Array  # the left child; the right one follows
+    missing_left: Array  # whether a row without the feature goes left
+    depth: int
+    base: float
+
+    def predict(self, table: Array) -> Array:
+        """A number for each row of `table` (row, column)."""
+        rows = np.arange(len(table))[:, None]
+        at = np.broadcast_to(self.roots, (len(table), len(self.roots)))
+        for _ in range(self.depth):
+            values = table[rows, self.feature[at]]
+            with np.errstate(invalid="ignore"):
+                below = np.where(np.isnan(values), self.missing_left[at], values < self.threshold[at])
+            left = self.left[at]
+            at = np.where(left == at, at, left + ~below)
+        sums: Array = self.threshold[at].astype(np.float64).sum(axis=1) + self.base
+        return sums
+
+    def save(self, file: Path) -> None:
+        """Write them as `load` reads them."""
+        parts = {
+            "roots": self.roots.astype(np.int32),
+            "feature": self.feature.astype(np.uint8),
+            "threshold": self.threshold.astype(np.float32),
+            "left": (self.left - np.arange(len(self.left))).astype(np.int16),
+            "missing_left": self.missing_left,
+        }
+        words = json.dumps({"names": self.names, "depth": self.depth, "base": self.base, **self.header})
+        content = io.BytesIO()
+        np.savez_compressed(content, words=np.frombuffer(words.encode(), np.uint8), **parts)  # type: ignore[arg-type]
+        file.write_bytes(content.getvalue())
+
+
+@lru_cache
+def load(file: Path = SHIPPED) -> Trees | None:
+    """The trees of `file`, by default those that the package ships; None if there is no such file."""
+    if not file.is_file():
+        return None
+    with np.load(file) as parts:
+        header = json.loads(parts["words"].tobytes())
+        left = parts["left"].astype(np.int64)
+        return Trees(
+            tuple(header.pop("names")),
+            depth=header.pop("depth"),
+            base=header.pop("base"),
+            header=header,
+            roots=parts["roots"],
+            feature=parts["feature"].astype(np.int64),
+            threshold=parts["threshold"],
+            left=left + np.arange(len(left)),
+            missing_left=parts["missing_left"],
+        )
+
+
+def from_xgboost(dumped: Sequence[str], base: float, names: Sequence[str], header: Mapping[str, Any]) -> Trees:
+    """The trees of ``Booster.get_dump(dump_format="json")`` without names of features, which are columns of `names`."""
+    nodes: list[list[Any]] = []  # feature, threshold, left, missing_left
+    roots, deepest = [], 0
+
+    def put(at: int, node: Mapping[str, Any], depth: int) -> None:
+        nonlocal deepest
+        deepest = max(deepest, depth)
+        if "leaf" in node:
+            nodes[at] = [0, node["leaf"], at, False]
+            return
+        children = {child["nodeid"]: child for child in node["children"]}
+        left = len(nodes)
+        nodes.extend([[], []])
+        nodes[at] = [
+            int(node["split"].removeprefix("f")),
+            node["split_condition"],
+            left,
+            node["missing"] == node["yes"],
+        ]
+        put(left, children[node["yes"]], depth + 1)
+        put(left + 1, children[node["no"]], depth + 1)
+
+    for text in dumped:
+        roots.append(len(nodes))
+        nodes.append([])
+        put(roots[-1], json.loads(text), 0)
+    feature, threshold, left, missing = zip(*nodes, strict=True)
+    return Trees(
+        tuple(names),
+        header,
+        np.array(roots),
+        np.array(feature),
+        np.array(threshold, np.float32),
+        np.array(left),
+        np.array(missing),
+        deepest,
+        base,
+    )

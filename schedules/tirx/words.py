@@ -1,0 +1,77 @@
+"""Numbers of 8 and 16 bits as parts of 32-bit words, in TIRx programs: rounded and packed, read and widened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tvm.script import tirx as T
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Buffer, Expr
+
+_PACK_16 = """
+__device__ __forceinline__ unsigned int pack_{0}(float a, float b) {{
+  unsigned int r; asm("cvt.rn.{0}x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r;
+}}
+"""
+_KINDS_16 = {"float16": "f16", "bfloat16": "bf16"}
+# 1.5 * 2**23: what is added to it is rounded to a whole number, to nearest even, in the lowest bits, if within
+# WHOLE; not to be contracted with the product before it
+_PACK_8 = """
+__device__ __forceinline__ int pack_whole(float y) { return __float_as_int(__fadd_rn(y, 12582912.f)) - 0x4b400000; }
+__device__ __forceinline__ float pack_clamp(float y) { return fminf(fmaxf(y, -128.f), 127.f); }
+__device__ __forceinline__ unsigned int pack_s8(float a, float b, float c, float d) {
+  unsigned int high, all;
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(high) : "r"(pack_whole(d)), "r"(pack_whole(c)), "r"(0));
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(all) : "r"(pack_whole(b)), "r"(pack_whole(a)), "r"(high));
+  return all;
+}
+__device__ __forceinline__ unsigned int pack_clamped_s8(float a, float b, float c, float d) {
+  return pack_s8(pack_clamp(a), pack_clamp(b), pack_clamp(c), pack_clamp(d));
+}
+"""
+WHOLE = 2**22 - 1  # float32 up to here are rounded to whole numbers by adding a constant
+# of an element in memory: how C++ reads it, and makes a 32-bit number of it
+_ELEMENTS = {
+    "int8": ("int", "signed char", "{}"),
+    "int32": ("int", "int", "{}"),
+    "float32": ("float", "float", "{}"),
+    "float16": ("float", "unsigned short", "__half2float(__ushort_as_half({}))"),
+    "bfloat16": ("float", "unsigned short", "__uint_as_float((unsigned int)({}) << 16)"),
+}
+# volatile, since the compiler otherwise loads all of a thread's at once, and spills the sums for them
+_READ = """
+__device__ __forceinline__ {0} read_element_{1}(const void* at, bool inside) {{
+  return inside ? {2} : 0;
+}}
+"""
+
+
+def pack_16(dtype: str, a: Expr, b: Expr) -> Expr:
+    """The word of two float32 numbers rounded to float16 or bfloat16, `a` in its low half."""
+    kind = _KINDS_16[dtype]
+    return T.cuda.func_call(f"pack_{kind}", a, b, source_code=_PACK_16.format(kind), return_type="uint32")
+
+
+def pack_8(values: Sequence[Expr], bound: float) -> Expr:
+    """The word of four float32 numbers rounded to int8, to nearest even, and saturated, the first in its lowest byte;
+    none is greater than `bound`."""
+    name = "pack_clamped_s8" if bound > WHOLE else "pack_s8"
+    return T.cuda.func_call(name, *values, source_code=_PACK_8, return_type="uint32")
+
+
+def widened(value: Expr) -> Expr:
+    """A number of 16 bits as float32."""
+    return value.astype("float32") if str(value.ty) in ("float16", "bfloat16") else value
+
+
+def read(elements: Buffer, at: Expr, inside: Expr) -> Expr:
+    """An element as a number of 32 bits, or 0 if not `inside`."""
+    dtype = str(elements.dtype)
+    kind, stored, wide = _ELEMENTS[dtype]
+    source = _READ.format(kind, dtype, wide.format(f"*(const volatile {stored}*)at"))
+    result = {"int": "int32", "float": "float32"}[kind]
+    return T.cuda.func_call(
+        f"read_element_{dtype}", elements.ptr_to([at]), inside, source_code=source, return_type=result
+    )

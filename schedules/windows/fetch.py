@@ -1,0 +1,350 @@
+"""How a block brings a patch of the image, and its filters, into shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from schedules.tirx.values import kept, named
+from schedules.windows.geometry import OCTET, STEP, WORD, Windows, strides
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Buffer, Expr, Tensors
+
+IN_FLIGHT = 24  # elements that a thread loads before it stores them
+# zeros where it is not there
+_COPY = """
+__device__ __forceinline__ void windows_copy_{0}(void* to, const void* from, bool there) {{
+  unsigned int at = (unsigned int)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.{1}.shared.global [%0], [%1], {0}, %2;" :: "r"(at), "l"(from), "r"(there ? {0} : 0)
+    : "memory");
+}}
+"""
+_LOAD = """
+__device__ __forceinline__ unsigned int windows_load_{0}(const void* from, bool there) {{
+  return there ? *(const {1}*)from : 0u;
+}}
+"""
+_LOAD_WORDS = """
+__device__ __forceinline__ void windows_load_words_{0}({1}, const void* from, bool there) {{
+  {2} v = there ? *(const {2}*)from : make_{2}({3});
+  {4}
+}}
+"""
+_PUT_WORDS = """
+__device__ __forceinline__ void windows_put_words_{0}(void* to, {1}) {{ *({2}*)to = make_{2}({3}); }}
+"""
+_PUT = """
+__device__ __forceinline__ void windows_put_{0}(void* to, unsigned int value) {{ *({1}*)to = ({1})value; }}
+"""
+_SET = """
+__device__ __forceinline__ void windows_set(unsigned int& to, unsigned int value) { to = value; }
+"""
+_TYPES = {2: "unsigned short", 4: "unsigned int"}
+
+
+def _load(nbytes: int, source: Expr, there: Expr) -> Expr:
+    """A number of `nbytes`, widened, or 0."""
+    text = _LOAD.format(nbytes, _TYPES[nbytes])
+    return T.cuda.func_call(f"windows_load_{nbytes}", source, there, source_code=text, return_type="uint32")
+
+
+def _put(nbytes: int, target: Expr, value: Expr) -> None:
+    T.evaluate(
+        T.cuda.func_call(f"windows_put_{nbytes}", target, value, source_code=_PUT.format(nbytes, _TYPES[nbytes]))
+    )
+
+
+def _load_words(words: Sequence[Expr], source: Expr, there: Expr) -> None:
+    """Load 1, 2 or 4 words, or zeros."""
+    if len(words) == 1:
+        T.evaluate(T.cuda.func_call("windows_set", words[0], _load(WORD, source, there), source_code=_SET))
+        return
+    names, kind = "abcd"[: len(words)], f"uint{len(words)}"
+    text = _LOAD_WORDS.format(
+        len(words),
+        ", ".join(f"unsigned int& {name}" for name in names),
+        kind,
+        ", ".join("0" * len(words)),
+        " ".join(f"{name} = v.{part};" for name, part in zip(names, "xyzw", strict=False)),
+    )
+    T.evaluate(T.cuda.func_call(f"windows_load_words_{len(words)}", *words, source, there, source_code=text))
+
+
+def _put_words(target: Expr, words: Sequence[Expr]) -> None:
+    """Store 1, 2 or 4 words."""
+    if len(words) == 1:
+        _put(WORD, target, words[0])
+        return
+    names = "abcd"[: len(words)]
+    parameters = ", ".join(f"unsigned int {name}" for name in names)
+    text = _PUT_WORDS.format(len(words), parameters, f"uint{len(words)}", ", ".join(names))
+    T.evaluate(T.cuda.func_call(f"windows_put_words_{len(words)}", target, *words, source_code=text))
+
+
+def clear(memory: Buffer, words: range, thread: Expr, threads: int) -> None:
+    """Fill `words` of `memory`, whole 16 bytes, with zeros, by all threads."""
+    count = len(words) // 4
+    with T.serial(-(-count // threads)) as turn:
+        at = named("at", turn * threads + thread)
+        with T.If(at < count), T.Then():
+            _put_words(memory.ptr_to([words.start * WORD + at * 16]), [T.uint32(0)] * 4)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tile: its image, and its first output pixel."""
+
+    n: Expr
+    y: Expr
+    x: Expr
+
+
+class PatchFetch:
+    """The copies of a thread.  The patch is made of lines: rows, or rows of one channel where these lie apart; lines of
+    pieces: vectors for cp.async, a few pixels that pass through registers, or single elements.
+
+    A power of two of threads share a line, piece by piece, which is the fewest pieces for each thread.
+    """
+
+    def __init__(self, w: Windows, tensors: Tensors, memory: Buffer, thread: Expr) -> None:
+        self.w, self.tensors, self.memory, self.thread = w, tensors, memory, thread
+        p, (self.rows, columns) = w.problem, w.patch
+        self.copied = w.vector > 0
+        self.per_row = 1
+        if self.copied:
+            self.pieces = w.pitch * WORD // w.vector
+            if w.channel_axis == "li":
+                self.pieces = columns * w.channels // (w.vector // w.item)
+        elif w.pixels > 1:
+            self.pieces = w.pitch * w.unit // (w.pixels * w.channels)
+        else:
+            self.per_row = 1 if w.contiguous else p.ci
+            self.pieces = columns * p.ci // self.per_row
+        self.lines = self.rows * self.per_row
+        powers = [2**i for i in range(3, 11) if w.config.threads % 2**i == 0]
+        self.across = min(powers, key=lambda n: (math.prod(self.turns(n)), -n))
+
+    def turns(self, across: int) -> tuple[int, int]:
+        """Lines, and pieces of each, of a thread, where `across` threads share a line."""
+        return -(-self.lines // (self.w.config.threads // across)), -(-self.pieces // across)
+
+    def source(self, place: Place, piece: Expr) -> tuple[Expr, Expr, Expr]:
+        """(elements from the line's start in memory, whether they are there, bytes from the line's start in the patch)
+        of a piece."""
+        w, p = self.w, self.w.problem
+        start = place.x * p.stride[1] - p.pad[1]
+        if self.copied and w.channel_axis == "li":
+            of_piece = w.vector // w.item
+            parts = w.channels // of_piece
+            x = start + T.truncdiv(piece, parts)
+            at = x * w.data["w"] + T.truncmod(piece, parts) * of_piece
+            return at, tirx.all(x >= 0, x < p.w), piece * w.vector
+        # the tile's first pixel is one of whole octets, which are whole pieces
+        octet = T.truncdiv(place.x, OCTET) * (p.stride[1] * OCTET)
+        if self.copied:
+            of_piece = w.vector // w.item
+            at = T.truncdiv(octet * p.ci, of_piece) + (-p.pad[1] * p.ci - w.shift) // of_piece + piece
+            return at * of_piece, tirx.all(at >= 0, at < p.w * p.ci // of_piece), piece * w.vector
+        if w.pixels > 1:
+            at = T.truncdiv(octet, w.pixels) + (-p.pad[1] - w.shift // w.channels) // w.pixels + piece
+            inside = tirx.all(at >= 0, at < p.w // w.pixels)
+            return at * (w.pixels * w.data["w"]), inside, piece * (w.pixels * w.channels * w.item)
+        if self.per_row > 1:
+            x = start + piece
+            return x, tirx.all(x >= 0, x < p.w), piece * (w.channels * w.item)
+        at = start * p.ci + piece
+        pixel, channel = T.truncdiv(piece, p.ci), T.truncmod(piece, p.ci)
+        return at, tirx.all(at >= 0, at < p.w * p.ci), (pixel * w.channels + channel) * w.item
+
+    def line(self, place: Place, number: Expr) -> tuple[Expr, Expr, Expr]:
+        """(element where it starts in memory, whether it is there, bytes into the patch) of a line."""
+        w, p = self.w, self.w.problem
+        row: Expr = T.truncdiv(number, self.per_row) if self.per_row > 1 else number
+        channel: Expr = T.truncmod(number, self.per_row) if self.per_row > 1 else 0
+        y = place.y * p.stride[0] - p.pad[0] + row
+        element = place.n * w.data["n"] + y * w.data["h"] + channel * w.data[w.channel_axis]
+        return element, tirx.all(y >= 0, y < p.h), row * (w.pitch * WORD) + channel * w.item
+
+    def emit(self, place: Place, stage: Expr) -> None:
+        """Bring the patch of the tile at `place` into `stage`, as a group of copies."""
+        w = self.w
+        lanes, (turns, pieces) = w.config.threads // self.across, self.turns(self.across)
+        first_line = kept("first_line", T.truncdiv(self.thread, self.across))
+        first_piece = kept("first_piece", T.truncmod(self.thread, self.across))
+        base = named("patch", stage * (w.patch_words * WORD))
+        sources = []
+        for i in range(pieces):
+            piece = first_piece + i * self.across
+            element, inside, offset = self.source(place, piece)
+            held = piece < self.pieces if (i + 1) * self.across > self.pieces else None
+            sources.append((named("element", element), named("inside", inside), named("offset", offset), held))
+        words = 0 if self.copied else self.piece_words
+        together = 1 if self.copied else max(1, min(turns, IN_FLIGHT // (words * pieces)))
+        sure = -(-turns // together) * together * lanes == self.lines
+        with T.serial(-(-turns // together)) as round_:
+            values = T.alloc_local((max(1, together * pieces * words),), "uint32")
+            for stored in (False,) if self.copied else (False, True):
+                for k in range(together):
+                    number = named("line", first_line + (round_ * together + k) * lanes)
+                    start, there, into = self.line(place, number)
+                    start, there, into = named("start", start), named("there", there), named("into", base + into)
+                    for i, (element, inside, offset, held) in enumerate(sources):
+                        conditions = ([] if sure else [number < self.lines]) + ([] if held is None else [held])
+                        use = named("use", tirx.all(there, inside, *conditions))
+                        target, own = into + offset, (k * pieces + i) * words
+                        with _where(conditions if stored or self.copied else []):
+                            if stored:
+                                self._store(target, [values[own + j] for j in range(words)])
+                            elif self.copied:
+                                self._copy(target, start + element, use)
+                            else:
+                                self._load([values[own + j] for j in range(words)], start + element, use, values, own)
+        if self.copied:
+            T.evaluate(T.ptx.cp.async_.commit_group())
+
+    def _at(self, element: Expr, use: Expr) -> Expr:
+        """The address of an element of the data, or of the first one where it is of no `use`."""
+        return self.tensors["flat data"].ptr_to([T.Select(use, element, 0)])
+
+    def _copy(self, target: Expr, element: Expr, use: Expr) -> None:
+        nbytes = self.w.vector
+        text = _COPY.format(nbytes, "cg" if nbytes == 16 else "ca")
+        to, source = self.memory.ptr_to([target]), self._at(element, use)
+        T.evaluate(T.cuda.func_call(f"windows_copy_{nbytes}", to, source, use, source_code=text))
+
+    @property
+    def piece_words(self) -> int:
+        """Registers that hold a piece."""
+        w = self.w
+        return w.pixels * w.problem.ci // w.unit if w.pixels > 1 else 1
+
+    def _load(self, words: list[Expr], element: Expr, use: Expr, values: Buffer, own: int) -> None:
+        w, p = self.w, self.w.problem
+        if w.pixels == 1:
+            T.buffer_store(values, _load(w.item, self._at(element, use), use), [own])
+            return
+        # runs of elements that follow each other: all of the piece's, or those of each channel
+        run = w.pixels * p.ci if w.contiguous else w.pixels
+        each = math.gcd(16 // w.item, run) // w.unit
+        for first in range(0, len(words), each):
+            line, of_line = divmod(first * w.unit, run)
+            at = element + line * w.data["ci"] + of_line
+            _load_words(words[first : first + each], self._at(at, use), use)
+
+    def _store(self, target: Expr, words: list[Expr]) -> None:
+        w, p = self.w, self.w.problem
+        if w.pixels == 1:
+            _put(w.item, self.memory.ptr_to([target]), words[0])
+            return
+
+        def element(number: int) -> Expr:
+            """An element of the piece as it lies in shared memory, in the low half of a word."""
+            pixel, channel = divmod(number, w.channels)
+            if channel >= p.ci:
+                return T.uint32(0)
+            at = pixel * p.ci + channel if w.contiguous else channel * w.pixels + pixel
+            return T.bitwise_and(T.shift_right(words[at // 2], T.uint32(16 * (at % 2))), T.uint32(0xFFFF))
+
+        found = [
+            T.bitwise_or(element(at), T.shift_left(element(at + 1), T.uint32(16)))
+            for at in range(0, w.pixels * w.channels, 2)
+        ]
+        each = math.gcd(4, len(found))
+        for first in range(0, len(found), each):
+            _put_words(self.memory.ptr_to([target + first * WORD]), found[first : first + each])
+
+
+def _where(conditions: list[Expr]) -> contextlib.ExitStack:
+    """A body that runs where all `conditions` hold."""
+    stack = contextlib.ExitStack()
+    if conditions:
+        stack.enter_context(T.If(tirx.all(*conditions)))
+        stack.enter_context(T.Then())
+    return stack
+
+
+def fetch_filters(w: Windows, tensors: Tensors, memory: Buffer, thread: Expr, first: Expr, at_word: int) -> None:
+    """Put the filters of output channels `first` on into `memory` from word `at_word` on, which holds zeros, in the
+    order of fragments: for each step, and each pair of octets of channels, a lane's words side by side.
+
+    They are read in their own order: by vectors where the channels are the slowest axis, else piece by piece.
+    """
+    p, c = w.problem, w.config
+    words = w.channel_axis == "li"  # pieces are words of channels, or elements
+    axes = [axis for axis in p.filter_axes if axis != "gi"]
+    pitch = strides(p.filter_axes, p.extents)
+    name = {"li": "c", "ci": "c"}
+    extents = {"co": c.block_n, "kh": p.kh, "kw": p.kw, "ci": p.ci, "li": w.channels // w.unit}
+    total = math.prod(extents[axis] for axis in axes)
+    of_filter = p.kh * p.kw * p.ci
+    vector = math.gcd(8, p.co * of_filter) if axes[0] == "co" and not words else 1
+    vector = vector if vector == 8 else 1
+    count = -(-total // vector)
+    together = 4 if vector > 1 else IN_FLIGHT
+    rounds = -(-count // c.threads)
+    together = min(together, rounds)
+    channels = w.problem.extents["co"]
+
+    with T.serial(-(-rounds // together)) as round_:
+        held = T.alloc_local((together * (4 if vector > 1 else 1),), "uint32")
+        numbers = []
+        for k in range(together):
+            number = kept("number", (round_ * together + k) * c.threads + thread)
+            numbers.append(number)
+            if vector > 1:
+                at = number * vector
+                start = named("from", first * of_filter + at)
+                there = tirx.all(at < total, start < channels * of_filter)
+                source = tensors["flat filter"].ptr_to([T.Select(there, start, 0)])
+                _load_words([held[4 * k + i] for i in range(4)], source, there)
+            else:
+                at = _digits(axes, extents, number)
+                element = first * pitch["co"]
+                for axis in axes:
+                    element = element + at[axis] * (pitch[axis] * (w.unit if axis == "li" else 1))
+                there = tirx.all(number < total, first + at["co"] < channels)
+                source = tensors["flat filter"].ptr_to([T.Select(there, element, 0)])
+                T.buffer_store(held, _load(WORD if words else w.item, source, there), [k])
+        for k, number in enumerate(numbers):
+            for i in range(vector):
+                at = {
+                    name.get(axis, axis): value for axis, value in _digits(axes, extents, number * vector + i).items()
+                }
+                value = T.shift_right(held[4 * k + i // 2], T.uint32(16 * (i % 2))) if vector > 1 else held[k]
+                element = w.lead + at["kw"] * w.channels + at["c"] * (w.unit if words else 1)
+                word = weight_word(w, at["co"], at["kh"] * w.row_units + T.truncdiv(element, w.unit))
+                target = memory.ptr_to([(word + at_word) * WORD + T.truncmod(element, w.unit) * w.item])
+                with T.If(number * vector + i < total), T.Then():
+                    _put(WORD if words else w.item, target, value)
+
+
+def _digits(axes: list[str], extents: dict[str, int], number: Expr) -> dict[str, Expr]:
+    """The place along each axis of element `number` in their order."""
+    found: dict[str, Expr] = {}
+    for axis in reversed(axes[1:]):
+        found[axis] = named(axis, T.truncmod(number, extents[axis]))
+        number = named("rest", T.truncdiv(number, extents[axis]))
+    found[axes[0]] = number
+    return found
+
+
+def weight_word(w: Windows, channel: Expr, unit: Expr) -> Expr:
+    """The word of a block's channel and unit of the reduction among its filters."""
+    if w.channels_last:  # a lane has 2 x run neighbours
+        of_run = T.truncmod(channel, OCTET * w.run)
+        octet = T.truncdiv(channel, OCTET * w.run) * w.run + T.truncdiv(T.truncmod(of_run, 2 * w.run), 2)
+        row = T.truncdiv(of_run, 2 * w.run) * 2 + T.truncmod(channel, 2)
+    else:
+        octet, row = T.truncdiv(channel, OCTET), T.truncmod(channel, OCTET)
+    step, of_step = T.truncdiv(unit, STEP), T.truncmod(unit, STEP)
+    half, lane = T.truncdiv(of_step, 4), row * 4 + T.truncmod(of_step, 4)
+    octets, pair = w.config.block_n // OCTET, w.pair
+    vector = (step * (octets // pair) + T.truncdiv(octet, pair)) * 32 + lane
+    return vector * (2 * pair) + T.truncmod(octet, pair) * 2 + half

@@ -1,0 +1,139 @@
+"""The kernel: blocks that keep their filters and go from tile to tile."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import tvm
+from tvm import tirx
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+
+from schedules.core.problem import Conv2dProblem
+from schedules.lowering.annotations import TIRX
+from schedules.steps.story import part
+from schedules.tirx.values import kept, named
+from schedules.windows.fetch import PatchFetch, Place, clear, fetch_filters
+from schedules.windows.geometry import WORD, Tile, Windows
+from schedules.windows.products import Products, WarpPlace
+from schedules.windows.results import Results
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Buffer, Expr, Handle
+
+
+def program(problem: Conv2dProblem, config: Tile) -> tvm.IRModule:
+    """The module with one function "main" that takes ``problem.arguments()``."""
+    w, arguments = Windows(problem, config), problem.arguments()
+    names = [argument.name for argument in arguments]
+
+    def matched(handles: list[Handle]) -> dict[str, Buffer]:
+        tensors = {}
+        for argument, handle in zip(arguments, handles, strict=False):
+            buffer = T.match_buffer(handle, argument.shape, argument.dtype, align=16)
+            IRBuilder.name(argument.name, buffer)
+            tensors[argument.name] = buffer
+        return tensors
+
+    def flat(tensors: dict[str, Buffer]) -> dict[str, Buffer]:
+        views = {}
+        for argument in arguments:
+            view = T.decl_buffer((math.prod(argument.shape),), argument.dtype, data=tensors[argument.name].data)
+            IRBuilder.name(f"flat_{argument.name}", view)
+            views[f"flat {argument.name}"] = view
+        return {**tensors, **views}
+
+    # fmt: off
+    @T.prim_func
+    def main(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
+        tensors = T.meta_var(matched([a, b, c, d, e]))
+        T.device_entry()
+        part("The launch: blocks, warps and lanes")
+        views = T.meta_var(flat(tensors))
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": config.blocks_sm})
+        block = T.cta_id([w.rows * w.columns])
+        warp = T.warp_id([config.threads // 32])
+        lane = T.lane_id([32])
+        Kernel(w, views, block, warp, lane).emit()
+    # fmt: on
+
+    function = tirx.PrimFunc(main.params[: len(names)], main.body, main.ret_type, main.attrs)
+    return tvm.IRModule({"main": function.with_attr("global_symbol", "main").with_attr(TIRX, 1)})
+
+
+class Kernel:
+    """The body of the kernel for one thread; its methods emit statements."""
+
+    def __init__(self, w: Windows, tensors: dict[str, Buffer], block: Expr, warp: Expr, lane: Expr) -> None:
+        self.w, self.tensors, self.block, self.warp, self.lane = w, tensors, block, warp, lane
+
+    def emit(self) -> None:
+        w, config = self.w, self.w.config
+        part("Shared memory: patches, and the filters in the order of fragments; zeros where nothing is brought")
+        pool = T.SMEMPool()
+        memory = pool.alloc((w.shared_bytes,), "uint8", align=128)
+        words = T.decl_buffer((w.shared_bytes // WORD,), "uint32", data=memory.data, scope="shared.dyn")
+        pool.commit()
+        thread = kept("thread", self.warp * 32 + self.lane)
+        for stage in range(config.num_stages):
+            start = stage * w.patch_words
+            clear(memory, range(start + w.unbrought // 4 * 4, start + w.patch_words), thread, config.threads)
+        clear(memory, range(config.num_stages * w.patch_words, w.shared_bytes // WORD), thread, config.threads)
+        T.evaluate(T.cuda.cta_sync())
+
+        part("The block's channels and its first tile; its filters, which stay")
+        column = named("column", T.truncmod(self.block, w.columns)) if w.columns > 1 else T.int32(0)
+        first = named("first", column * config.block_n)
+        tile = T.alloc_local((1,), "int32")
+        stage = T.alloc_local((1,), "int32")
+        IRBuilder.name("tile", tile)
+        IRBuilder.name("stage", stage)
+        T.buffer_store(tile, T.truncdiv(self.block, w.columns), [0])
+        T.buffer_store(stage, 0, [0])
+        filters_at = config.num_stages * w.patch_words
+        fetch = PatchFetch(w, self.tensors, memory, thread)
+        fetch.emit(self.place(tile[0]), T.int32(0))
+        fetch_filters(w, self.tensors, memory, thread, first, filters_at)
+        warps = WarpPlace(
+            named("warp_m", T.truncdiv(self.warp, config.warps_n)),
+            named("warp_n", T.truncmod(self.warp, config.warps_n)),
+        )
+        products = Products(w, words, memory, filters_at, warps, self.lane)
+        results = Results(w, self.tensors, products, warps, self.lane, first)
+
+        part("Tile after tile: the next patch is on its way while one is multiplied")
+        count = math.prod(w.tiles)
+        ahead = config.num_stages == 2
+        with T.While(tile[0] < count):
+            following = named("following", tile[0] + w.rows)
+            if ahead:
+                with T.If(following < count), T.Then():
+                    fetch.emit(self.place(following), 1 - stage[0])
+                if fetch.copied:
+                    with T.If(following < count):
+                        with T.Then():
+                            T.evaluate(T.ptx.cp.async_.wait_group(1))
+                        with T.Else():
+                            T.evaluate(T.ptx.cp.async_.wait_group(0))
+            elif fetch.copied:
+                T.evaluate(T.ptx.cp.async_.wait_group(0))
+            T.evaluate(T.cuda.cta_sync())
+            products.emit(stage[0] * w.patch_words)
+            T.evaluate(T.cuda.cta_sync())
+            if not ahead:
+                with T.If(following < count), T.Then():
+                    fetch.emit(self.place(following), T.int32(0))
+            results.emit(self.place(tile[0]))
+            T.buffer_store(tile, following, [0])
+            if ahead:
+                T.buffer_store(stage, 1 - stage[0], [0])
+
+    def place(self, tile: Expr) -> Place:
+        """Where tile number `tile` lies."""
+        _, high, wide = self.w.tiles
+        c = self.w.config
+        x = named("x0", T.truncmod(tile, wide) * c.tile_w)
+        rest = named("rest", T.truncdiv(tile, wide))
+        y = named("y0", T.truncmod(rest, high) * c.tile_h)
+        return Place(named("n", T.truncdiv(rest, high)), y, x)

@@ -1,0 +1,138 @@
+"""From a warp's sums to the output: neighbours that a lane has are finished, packed, and stored as vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from schedules.core.problem import numpy_dtype
+from schedules.definitions.epilogue import unrounded
+from schedules.tirx.values import named
+from schedules.tirx.words import pack_8, pack_16, read, widened
+from schedules.windows.fetch import Place
+from schedules.windows.geometry import OCTET, Windows, strides
+from schedules.windows.products import Products, WarpPlace, pixel_of
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Expr, Tensors
+
+_STORES = {
+    16: "*(uint4*)to = make_uint4(a, b, c, d);",
+    8: "*(uint2*)to = make_uint2(a, b);",
+    4: "*(unsigned int*)to = a;",
+    2: "*(unsigned short*)to = (unsigned short)a;",
+    1: "*(unsigned char*)to = (unsigned char)a;",
+}
+_STORE = """
+__device__ __forceinline__ void windows_store_{0}(void* to, {1}) {{ {2} }}
+"""
+
+
+class Results:
+    """The way out for the tiles of a block whose output channels begin at `first`."""
+
+    def __init__(
+        self, w: Windows, tensors: Tensors, products: Products, warp: WarpPlace, lane: Expr, first: Expr
+    ) -> None:
+        self.w, self.tensors, self.products, self.warp = w, tensors, products, warp
+        self.out = strides(w.problem.output_axes, w.problem.extents)
+        self.item = numpy_dtype(w.problem.epilogue.out_dtype).itemsize
+        self.count = 2 * w.run  # neighbours of a lane
+        p = w.problem
+        self.bound = p.epilogue.greatest(p.ci * p.kh * p.kw * 2.0**14)  # of sums of int8
+        self.row, self.quad = named("row", T.truncdiv(lane, 4)), named("left", T.truncmod(lane, 4) * self.count)
+        self.first = named("channel", first + warp.n * (w.weight_octets * OCTET))
+
+    def emit(self, place: Place) -> None:
+        """Finish and store the tile at `place`."""
+        if self.w.channels_last:
+            self._pixels(place)
+        else:
+            self._channels(place)
+
+    def _pixels(self, place: Place) -> None:
+        """A lane's pixel of each octet, and there of neighbouring channels."""
+        w, p = self.w, self.w.problem
+        groups = range(0, w.weight_octets, w.run)
+        channels = [named("channel", self.first + group * OCTET + self.quad) for group in groups]
+        terms = [[self._channel_terms(channel + i) for i in range(self.count)] for channel in channels]
+        for octet in range(w.pixel_octets):
+            row, column = pixel_of(w, self.warp, octet)
+            y, x = named("y", place.y + row), named("x", place.x + column + self.row)
+            start = named("start", place.n * self.out["n"] + y * self.out["y"] + x * self.out["x"])
+            inside = named("inside", tirx.all(y < p.out_h, x < p.out_w))
+            for group, channel, given in zip(groups, channels, terms, strict=True):
+                sums = [self.products.sum_of(octet, group + i // 2, i % 2) for i in range(self.count)]
+                self._store(self._at(start, channel), sums, given, inside, w.out_channels - channel)
+
+    def _at(self, start: Expr, channel: Expr) -> Expr:
+        """The element of a channel of the pixel that starts there."""
+        if "go" not in self.out:
+            return start + channel * self.out["co"]
+        size = self.w.problem.extents["lo"]
+        return start + T.truncdiv(channel, size) * self.out["go"] + T.truncmod(channel, size)
+
+    def _channels(self, place: Place) -> None:
+        """A lane's channel of each octet, and there of neighbouring pixels."""
+        w, p = self.w, self.w.problem
+        for octet in range(w.weight_octets):
+            channel = named("channel", self.first + octet * OCTET + self.row)
+            given = [self._channel_terms(channel)] * self.count
+            start = named("start", place.n * self.out["n"] + channel * self.out["co"])
+            for group in range(0, w.pixel_octets, w.run):
+                row, column = pixel_of(w, self.warp, group)
+                y, x = named("y", place.y + row), named("x", place.x + column + self.quad)
+                inside = tirx.all(y < p.out_h, channel < w.out_channels)
+                sums = [self.products.sum_of(group + i // 2, octet, i % 2) for i in range(self.count)]
+                self._store(start + y * self.out["y"] + x, sums, given, inside, p.out_w - x)
+
+    def _channel_terms(self, channel: Expr) -> dict[str, Expr]:
+        terms = self.w.problem.epilogue.of_axis("channel")
+        at = tirx.min(channel, self.w.out_channels - 1)
+        return {term.name: named(term.name, widened(self.tensors[term.name][at])) for term in terms}
+
+    def _store(
+        self, at: Expr, sums: Sequence[Expr], given: Sequence[dict[str, Expr]], inside: Expr, there: Expr
+    ) -> None:
+        """Store neighbours from element `at` on, if `inside`, and of these the first `there`."""
+        w, e, dtype = self.w, self.w.problem.epilogue, self.w.problem.epilogue.out_dtype
+        at = named("at", at)
+        # how far elements of the output are aligned, and how many there may be
+        along = w.out_channels if w.channels_last else w.problem.out_w
+        whole = math.gcd(self.count, along)
+        vector = math.gcd(whole, 16 // self.item)
+        values = []
+        for i, (total, of_channel) in enumerate(zip(sums, given, strict=True)):
+            terms = []
+            for term in e.terms:
+                if term.axis == "channel":
+                    terms.append(of_channel[term.name])
+                else:
+                    exists = tirx.all(inside, i < there)
+                    element = named("element", T.Select(exists, at + i, 0))
+                    terms.append(named(term.name, read(self.tensors[f"flat {term.name}"], element, exists)))
+            values.append(unrounded(e, total, terms))
+        for i in range(0, self.count, vector):
+            words = self._packed(dtype, values[i : i + vector])
+            nbytes = vector * self.item
+            names = "abcd"[: len(words)]
+            text = _STORE.format(nbytes, ", ".join(f"unsigned int {name}" for name in names), _STORES[nbytes])
+            target = self.tensors["flat output"].ptr_to([at + i])
+            with T.If(tirx.all(inside, i < there)), T.Then():
+                T.evaluate(T.cuda.func_call(f"windows_store_{nbytes}", target, *words, source_code=text))
+
+    def _packed(self, dtype: str, values: Sequence[Expr]) -> list[Expr]:
+        """The words of as many neighbours, the last one filled up."""
+        if self.item == 4:
+            return [T.reinterpret("uint32", value) for value in values]
+        each = 4 // self.item
+        words = []
+        for i in range(0, len(values), each):
+            part = [*values[i : i + each]]
+            part += [T.float32(0)] * (each - len(part))
+            words.append(pack_8(part, self.bound) if self.item == 1 else pack_16(dtype, *part))
+        return words

@@ -1,0 +1,38 @@
+"""The schedule `mma_windows`, whatever the operator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schedules.core.arch import Arch
+from schedules.core.operator import ScheduleSpec, WrittenInTirx
+from schedules.core.problem import Conv2dProblem
+from schedules.windows.config import WindowsConfig, default, space
+
+if TYPE_CHECKING:
+    import tvm
+
+
+def _apply(problem: Conv2dProblem, config: WindowsConfig, arch: Arch) -> tvm.IRModule:
+    from schedules.windows.program import program
+
+    return program(problem, config)
+
+
+def windows_schedule(siblings: tuple[str, ...]) -> ScheduleSpec:
+    """The schedule ``mma_windows`` of an operator; `siblings` are its TE schedules of the same problems."""
+
+    return ScheduleSpec(
+        name="mma_windows",
+        summary="few input channels on tensor cores: mma.sync reads windows of the image where they lie",
+        kinds=("cuda",),
+        config=WindowsConfig,
+        apply=_apply,
+        default=default,
+        space=space,
+        tirx=WrittenInTirx(
+            reason="fragments are read from rows of the image that windows share, at addresses of each lane; the "
+            "schedule language tensorizes tiles that were copied window by window",
+            siblings=siblings,
+        ),
+    )

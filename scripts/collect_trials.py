@@ -1,0 +1,582 @@
+#!/usr/bin/env python3
+"""Trials of many layers, for the choice of configs to learn from: drawn, built, verified and timed on the GPUs here.
+
+    scripts/collect_trials.py OUT.jsonl --shapes SHAPES.json --seconds 240 --builders 30
+
+Of each problem: the choice of today, the default of every schedule that serves it, and configs at random, mostly good
+ones; cuDNN's best time of either layout beside them.  Each is compared with PyTorch's float32 convolution (int8: with
+float64, exactly) before it is timed.  Times are medians of CUDA graphs with L2 overwritten before each replay.
+Builders are processes of their own, as is what measures on each GPU: one that dies costs a candidate.
+
+SHAPES.json: a list of layers (set, n, ci, h, w, co, kh, kw, stride, pad, dilation, groups); others are drawn.
+A line of OUT: {"op", "p" the problem, "set", "cudnn" us, "t": [[schedule, values of the config's fields, us, p10 us]],
+"bad": [[schedule, values, reason]]}; its first line says device, versions and date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import SchedulesError
+from schedules.core.operator import ScheduleSpec
+from schedules.core.problem import Config
+from schedules.core.registry import operator, operator_of
+
+# (operator, dtype, how often)
+MIX = (
+    ("conv2d_nhwc", "float16", 42),
+    ("conv2d_nchw", "float16", 26),
+    ("conv2d_hwcn", "float16", 10),
+    ("conv2d_nchw32", "int8", 12),
+    ("conv2d_nhwc", "float32", 3),
+    ("conv2d_nchw", "float32", 3),
+    ("conv2d_hwcn", "float32", 3),
+)
+# networks of SHAPES.json are traced with one image; what they are trained or served with
+BATCHES = (1, 1, 2, 4, 8, 8, 16, 16, 32, 32, 64)
+MOST_FLOPS, MOST_ELEMENTS = 5e11, 3e8
+TRIES = 60  # draws until a legal config is given up
+PEERS = 3  # of as many problems, cuDNN is timed on one: its search takes longer than all else
+ROUNDS = 13  # replays of each candidate
+SLOW = 5.0  # times the fastest so far: such a candidate is timed three times only
+LATE = 25.0  # seconds without a word after which a process is ended
+DEPTHS = ("num_stages", "stages")  # the field that is mostly filled up
+
+
+def listed(file: Path, r: random.Random) -> list[tuple[str, dict[str, Any]]]:
+    """The layers of `file`, each with the batch of its set or another."""
+    found = {}
+    for layer in json.loads(file.read_text()):
+        if layer["op"] not in ("conv2d", "conv2d_fwd") or layer["groups"] != 1:
+            continue
+        words = {name: layer[name] for name in ("h", "w", "ci", "co", "kh", "kw")}
+        words |= {name: tuple(layer[name]) for name in ("stride", "pad", "dilation")}
+        for n in {layer["n"], r.choice(BATCHES)} if layer["n"] == 1 else {layer["n"]}:
+            found[json.dumps([n, words])] = layer["set"], {"n": n, **words}
+    return list(found.values())
+
+
+def drawn(r: random.Random) -> tuple[str, dict[str, Any]]:
+    """A layer as networks have them, named after the family that it is like."""
+    side = r.choice(
+        (7, 7, 8, 10, 12, 14, 14, 16, 17, 20, 24, 28, 28, 32, 35, 40, 48, 56, 56, 64, 80, 96, 112, 128, 160)
+    )
+    step = 1 if side < 100 else 2
+    few = r.choice((1, 3, 3, 3, 4, 6, 9, 12))
+    wide = r.choice((16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 120, 128, 144, 160, 192, 224, 240, 256, 288, 320, 384))
+    wider = wide * r.choice((1, 1, 1, 2, 2, 3, 4, 4, 6))
+    family = r.choice(
+        (
+            "first",
+            "first",
+            "pointwise",
+            "pointwise",
+            "pointwise",
+            "square",
+            "square",
+            "square",
+            "strided",
+            "patches",
+            "squeeze",
+        )
+        + ("bottleneck", "dense", "line", "dilated", "odd", "unet", "few")
+    )
+    words: dict[str, Any] = {"h": side, "w": side, "stride": (1, 1), "dilation": (1, 1)}
+    k, ci, co = 3, wide, wider
+    if family == "first":
+        k, s = r.choice(((3, 2), (3, 1), (5, 2), (7, 2), (7, 2), (11, 4), (4, 4), (5, 1), (9, 1), (16, 16), (14, 14)))
+        size = (
+            r.choice((96, 112, 128, 192, 224, 224, 256, 299, 320, 384)) // (1 if s < 14 else s) * (1 if s < 14 else s)
+        )
+        words |= {"h": size, "w": size, "stride": (s, s)}
+        ci, co = few, r.choice((16, 24, 32, 32, 40, 48, 64, 64, 96, 128) if s < 14 else (192, 384, 768, 1024))
+        pad = r.choice((0, k // 2)) if s < 4 or k == 11 else 0
+        return family, {**words, "ci": ci, "co": co, "kh": k, "kw": k, "pad": (pad, pad)}
+    if family in ("pointwise", "bottleneck"):
+        k = 1
+        if family == "bottleneck":
+            ci, co = r.choice((256, 512, 1024, 2048)), r.choice((64, 128, 256, 512))
+            words |= {"stride": (r.choice((1, 1, 2)),) * 2}
+        if r.random() < 0.5:
+            ci, co = co, ci
+    elif family == "patches":
+        k = r.choice((2, 2, 4))
+        words |= {"stride": (k, k), "h": max(side, k), "w": max(side, k)}
+    elif family == "squeeze":
+        k, ci, co = 1, wider, max(4, wide // r.choice((4, 8, 16)))
+        words |= {"h": 1, "w": 1}
+        if r.random() < 0.5:
+            ci, co = co, ci
+    elif family == "strided":
+        k = r.choice((3, 3, 3, 5, 1))
+        words |= {"stride": (2, 2)}
+    elif family == "dense":
+        k = r.choice((1, 3))
+        ci, co = (32 * r.randint(2, 32), 128) if k == 1 else (128, 32)
+    elif family == "line":
+        k = r.choice((3, 5, 7))
+        words |= {"kh": 1, "kw": k} if r.random() < 0.5 else {"kh": k, "kw": 1}
+    elif family == "dilated":
+        d = r.choice((2, 2, 4, 6, 12))
+        words |= {"dilation": (d, d)}
+    elif family == "odd":
+        k, ci, co = r.choice((1, 3, 3, 5)), r.randint(8, 300), r.randint(8, 300)
+        words |= {"h": r.randint(5, 80), "w": r.randint(5, 80)}
+    elif family == "unet":
+        ci, co = 32 * r.choice((4, 5, 8, 10, 15, 20, 30, 40, 60)), 32 * r.choice((4, 5, 8, 10, 20, 40))
+        words |= {"h": (s := r.choice((8, 16, 32, 64))), "w": s}
+        k = r.choice((1, 3, 3))
+    elif family == "few":
+        co = r.choice((1, 2, 3, 4, 6, 8, 12, 18, 21, 27, 36))
+        k = r.choice((1, 3, 3))
+    elif family == "square" and r.random() < 0.15:
+        k = r.choice((5, 7))
+    if side >= 100 and family not in ("first",):
+        ci, co = min(ci, 128), min(co, 128)
+    kh, kw = words.get("kh", k), words.get("kw", k)
+    d = words["dilation"][0]
+    pad = (0, 0) if family == "patches" or r.random() < 0.05 else (kh // 2 * d, kw // 2 * d)
+    return family, {**words, "ci": ci, "co": co, "kh": kh, "kw": kw, "pad": pad, "stride": words["stride"] or step}
+
+
+def problems(file: Path | None, seed: int) -> Any:
+    """(set, problem) without end: operators by MIX, half of them layers of the list while it lasts."""
+    r = random.Random(seed)
+    known = listed(file, r) if file else []
+    seen: set[tuple[str, str]] = set()
+    queues: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
+    for op, dtype, _ in MIX:
+        queues[op, dtype] = r.sample(known, len(known))
+    while True:
+        op, dtype, _ = r.choices(MIX, [often for *_, often in MIX])[0]
+        name, words = queues[op, dtype].pop() if queues[op, dtype] and r.random() < 0.55 else drawn(r)
+        n = words.get("n") or r.choice(BATCHES)
+        if op == "conv2d_hwcn":
+            n = r.choice((8, 16, 32, 64, 64, 96, 100, 128, 130, 256))
+        try:
+            problem = operator(op).problem(**{**words, "n": n}, dtype=dtype)
+        except (SchedulesError, TypeError):
+            continue
+        elements = [size for shape in problem.shapes() for size in [_product(shape)]]
+        if problem.flops > MOST_FLOPS / (8 if dtype == "float32" else 1) or max(elements) > MOST_ELEMENTS:
+            continue
+        if (op, str(problem)) not in seen:
+            seen.add((op, str(problem)))
+            yield name, problem
+
+
+def _product(sizes: Any) -> int:
+    found = 1
+    for size in sizes:
+        found *= size
+    return found
+
+
+def rough(problem: Any, config: Any, arch: Arch) -> float:
+    """A crude measure of what a config costs, by which one of a few draws is kept."""
+    m, n = getattr(config, "block_m", 0), getattr(config, "block_n", 0)
+    m = m or getattr(config, "tile_h", 0) * getattr(config, "tile_w", 0)
+    if not m or not n:
+        return 0.0
+    sides = (problem.pixels, problem.co), (problem.co, problem.pixels)
+    tiles = min(-(-rows // m) * -(-columns // n) for rows, columns in sides) * getattr(config, "split_k", 1)
+    resident = arch.device.multiprocessors * max(1, getattr(config, "blocks_sm", 1))
+    own = (m * n + 48 * (m + n)) / getattr(config, "split_k", 1) + 4000
+    return -(-tiles // resident) * own
+
+
+def draws(problem: Any, arch: Arch, count: int, r: random.Random) -> list[tuple[str, Config]]:
+    """The choice of today, every schedule's default, and `count` in all with those at random."""
+    from schedules.measure.choice import default_choice
+
+    op = operator_of(problem)
+    found: dict[tuple[str, str], tuple[str, Config]] = {}
+
+    def add(name: str, config: Config) -> None:
+        found.setdefault((name, str(config)), (name, config))
+
+    with contextlib.suppress(SchedulesError):
+        today = default_choice(problem, arch)
+        add(today.schedule, today.config)
+    fitting: list[tuple[ScheduleSpec, float]] = []
+    for spec in op.offered(arch):
+        if arch.kind in spec.kinds:
+            cores = not {f.name for f in dataclasses.fields(spec.config)} >= {"block_n"}
+            slow = cores and problem.dtype != "float32" and problem.ci > 8
+            default = spec.default(problem, arch)
+            if default.check(problem, arch) is None:
+                fitting.append((spec, 0.1 if slow else 0.4 if cores else 1.0))
+                if not slow or r.random() < 0.1:
+                    add(spec.name, default)
+    spaces: dict[str, Any] = {}
+    for _ in range(4 * count):
+        if len(found) >= count or not fitting:
+            break
+        spec = r.choices([spec for spec, _ in fitting], [weight for _, weight in fitting])[0]
+        space = spaces.setdefault(spec.name, spec.numbered_space(problem, arch))
+        few = [c for c in (one(space, problem, arch, r) for _ in range(r.choice((1, 3, 6)))) if c]
+        if few:
+            add(spec.name, min(few, key=lambda config: rough(problem, config, arch)))
+    return list(found.values())[:count]
+
+
+def one(space: Any, problem: Any, arch: Arch, r: random.Random) -> Config | None:
+    """A legal config of `space` at random, mostly with all the stages that there is room for; None if there is none."""
+    for _ in range(TRIES if len(space) else 0):
+        config = space[r.randrange(len(space))]
+        changes: dict[str, Any] = {}
+        if hasattr(config, "eager") and r.random() < 0.85:
+            changes["eager"] = True
+        depth = next((name for name in DEPTHS if hasattr(config, name)), None)
+        if depth and r.random() < 0.8:
+            for stages in (8, 6, 5, 4, 3, 2):
+                deeper = dataclasses.replace(config, **changes, **{depth: stages})
+                if deeper.check(problem, arch) is None:
+                    return deeper
+        elif (plain := dataclasses.replace(config, **changes)).check(problem, arch) is None:
+            return plain
+    return None
+
+
+def builder(pipe: Connection, target: str, folder: str) -> None:
+    """A process that draws and builds: takes (number, problem, count, seed), sends (number, schedule, config, library,
+    workspaces) or a failure, and None where the problem is through."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from schedules.build.builder import build_scheduled
+    from schedules.build.toolchain.link import write_library
+    from schedules.build.workspace import workspaces_as_arguments
+
+    arch = parse_arch(target)
+    while True:
+        number, problem, count, seed, until = pipe.recv()
+        op = operator_of(problem)
+        try:
+            candidates = draws(problem, arch, count, random.Random(seed))
+        except Exception as error:
+            pipe.send((number, "draw", None, f"{type(error).__name__}: {error}"[:200], ()))
+            candidates = []
+        for index, (name, config) in enumerate(candidates):
+            if time.time() > until:
+                break
+            spec = op.schedule(name)
+            try:
+                scheduled, workspaces = workspaces_as_arguments(spec.apply(problem, config, arch))
+                built = build_scheduled(op, problem, spec, config, arch, scheduled)
+                library = Path(folder) / f"{number}-{index}.so"
+                write_library(built.module, library)
+                made = tuple((argument.shape, argument.dtype) for argument in workspaces)
+                pipe.send((number, name, config, str(library), made))
+            except Exception as error:
+                pipe.send((number, name, config, f"! {type(error).__name__}: {str(error)[-150:]}", ()))
+        pipe.send((number, None, None, None, ()))
+
+
+def measurer(pipe: Connection, gpu: str, target: str) -> None:
+    """A process with a GPU: takes (number, problem, candidates), sends (number, index, us, p10 us, reason) of each and
+    (number, None, us of cuDNN, ...) last."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    import torch
+
+    from schedules.build.builder import load_library
+
+    arch = parse_arch(target)
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark_limit = 0
+    bench = Bench(torch, arch, load_library)
+    pipe.send((-1, None, torch.cuda.get_device_name(), torch.__version__, ""))
+    while True:
+        number, problem, candidates = pipe.recv()
+        for line in bench.run(
+            problem, candidates, number % PEERS == 0, lambda index, n=number: pipe.send((n, index, None, None, "start"))
+        ):
+            pipe.send((number, *line))
+
+
+class Bench:
+    """Tensors of one problem on the device, the reference, and the times of what was built for it."""
+
+    def __init__(self, torch: Any, arch: Arch, load: Any) -> None:
+        self.torch, self.arch, self.load = torch, arch, load
+        self.device = "cuda"
+        self.trash = torch.empty(256 * 2**20, dtype=torch.int8, device=self.device)
+
+    def laid(self, plain: Any, axes: tuple[str, ...], names: str) -> Any:
+        """`plain`, whose axes are `names`, as a tensor of `axes`; channels in groups of 32 where the axes say so."""
+        torch, order = self.torch, names.split()
+        for index, name in enumerate(order):
+            group = {"ci": ("gi", "li"), "co": ("go", "lo")}.get(name)
+            if group and name not in axes:
+                size = plain.shape[index]
+                spare = [0, 0] * (plain.dim() - 1 - index) + [0, -size % 32]
+                plain = torch.nn.functional.pad(plain, spare).unflatten(index, (-1, 32))
+                order[index : index + 1] = group
+        if "co" in axes and "li" in axes:  # filters of padded channels
+            at = order.index("co")
+            plain = torch.nn.functional.pad(plain, [0, 0] * (plain.dim() - 1 - at) + [0, -plain.shape[at] % 32])
+        return plain.permute([order.index(axis) for axis in axes]).contiguous()
+
+    def run(self, problem: Any, candidates: Any, peer: bool, starts: Any) -> Any:
+        torch, p = self.torch, problem
+        conv = torch.nn.functional.conv2d
+        torch.backends.cudnn.benchmark = False
+        torch.manual_seed(0)
+        if p.dtype == "int8":
+            x = torch.randint(-64, 64, (p.n, p.ci, p.h, p.w), device=self.device).to(torch.int8)
+            f = torch.randint(-64, 64, (p.co, p.ci, p.kh, p.kw), device=self.device).to(torch.int8)
+            exact = conv(x.double(), f.double(), None, p.stride, p.pad, p.dilation)
+            wanted = (exact * p.alpha).round().clamp(-128, 127)
+            peers, eps = (x.half(), f.half()), 0.0
+            del exact
+        else:
+            dtype = getattr(torch, p.dtype)
+            x = torch.randn(p.n, p.ci, p.h, p.w, dtype=dtype, device=self.device)
+            f = torch.randn(p.co, p.ci, p.kh, p.kw, device=self.device).mul((p.ci * p.kh * p.kw) ** -0.5).to(dtype)
+            wanted = conv(x.float(), f.float(), None, p.stride, p.pad, p.dilation)
+            peers, eps = (x, f), {"float16": 2**-9, "bfloat16": 2**-6, "float32": 1e-4}[p.dtype]
+        data, filters = self.laid(x, p.data_axes, "n ci h w"), self.laid(f, p.filter_axes, "co ci kh kw")
+        wanted = self.laid(wanted, p.output_axes, "n co y x")
+        output = torch.empty(p.shapes()[2], dtype=getattr(torch, p.epilogue.out_dtype), device=self.device)
+        assert data.shape == p.shapes()[0] and filters.shape == p.shapes()[1] and wanted.shape == p.shapes()[2]
+        graphs = []
+        for index, (library, workspaces) in enumerate(candidates):
+            starts(index)
+            function = self.load(Path(library), self.arch)
+            more = [torch.empty(shape, dtype=getattr(torch, dtype), device=self.device) for shape, dtype in workspaces]
+            output.view(torch.int8).fill_(-1)
+            try:
+                function(data, filters, output, *more)
+                torch.cuda.synchronize()
+            except Exception as fault:
+                yield index, None, None, f"{type(fault).__name__}: {str(fault)[:100]}"
+                torch.cuda.synchronize()  # raises, and so ends this process, if the device is lost
+                continue
+            error = float(((output.to(wanted.dtype) - wanted).abs() / (eps * wanted.abs() + (eps or 0.5))).max())
+            if not error <= 1:
+                yield index, None, None, f"wrong by {error:.3g}"
+                continue
+            graphs.append((index, self.graph(lambda c=function, m=tuple(more): c(data, filters, output, *m))))
+        starts(None)
+        if peer:
+            last = tuple(tensor.contiguous(memory_format=torch.channels_last) for tensor in peers)
+            torch.backends.cudnn.benchmark = True
+            for each in (last, peers):
+                graphs.append((-1, self.graph(lambda t=each: conv(*t, None, p.stride, p.pad, p.dilation))))
+        found = self.times([graph for _, graph in graphs])
+        for (index, _), (median, low) in zip(graphs, found, strict=True):
+            if index >= 0:
+                yield index, median, low, ""
+        both = [median for (index, _), (median, _) in zip(graphs, found, strict=True) if index < 0]
+        yield None, min(both, default=None), None, "end"
+
+    def graph(self, call: Any) -> Any:
+        torch = self.torch
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            call()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            kept = call()
+        graph.keep = call, kept
+        return graph
+
+    def times(self, graphs: Any) -> list[tuple[float, float]]:
+        """(median, lowest tenth) in us of each."""
+        torch = self.torch
+        found: list[list[float]] = [[] for _ in graphs]
+        for turn in range(ROUNDS):
+            best = min((sorted(t)[len(t) // 2] for t in found if t), default=0.0)
+            events = []
+            for index, graph in enumerate(graphs):
+                if turn > 2 and sorted(found[index])[len(found[index]) // 2] > SLOW * best:
+                    continue
+                self.trash.zero_()
+                start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
+                start.record()
+                graph.replay()
+                stop.record()
+                events.append((index, start, stop))
+            torch.cuda.synchronize()
+            for index, start, stop in events:
+                found[index].append(start.elapsed_time(stop) * 1e3)
+            if turn == 0:  # the first brings code onto the device
+                found = [[] for _ in graphs] if ROUNDS > 1 else found
+        return [(sorted(t)[len(t) // 2], sorted(t)[len(t) // 10]) for t in found]
+
+
+def names() -> dict[str, list[str]]:
+    """The fields of each schedule's config, in the order in which lines have their values."""
+    specs = {f"{op}.{spec.name}": spec for op in sorted({op for op, *_ in MIX}) for spec in operator(op).schedules}
+    return {key: [f.name for f in dataclasses.fields(spec.config) if f.init] for key, spec in specs.items()}
+
+
+class Child:
+    """A process at the other end of a pipe, which is started again where it ends."""
+
+    def __init__(self, work: Any, *arguments: Any) -> None:
+        self.work, self.arguments = work, arguments
+        self.start()
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=self.work, args=(theirs, *self.arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.job: Any = None
+        self.heard = time.time() + 60  # its imports take a while
+
+    def restart(self) -> None:
+        self.process.kill()
+        self.process.join(5)
+        self.start()
+
+    def send(self, what: Any, job: Any) -> None:
+        self.pipe.send(what)
+        self.job, self.heard = job, max(self.heard, time.time())
+
+
+def main() -> int:
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words.add_argument("out", type=Path)
+    words.add_argument("--shapes", type=Path)
+    words.add_argument("--seconds", type=float, default=240)
+    words.add_argument("--builders", type=int, default=(os.cpu_count() or 2) - 2)
+    words.add_argument("--gpus", default=os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
+    words.add_argument("--count", type=int, default=14, help="candidates of a problem")
+    words.add_argument("--seed", type=int, default=0)
+    words.add_argument("--target", default="cuda:sm_90a")
+    asked = words.parse_args()
+    end = time.time() + asked.seconds
+    stop_drawing, stop_building = end - 22, end - 12
+    from schedules.core.versions import versions
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        builders = [Child(builder, asked.target, folder) for _ in range(asked.builders)]
+        benches = [Child(measurer, gpu, asked.target) for gpu in asked.gpus.split(",")]
+        source, number = problems(asked.shapes, asked.seed), 0
+        held: dict[int, dict[str, Any]] = {}  # by number: what is known of a problem under way
+        ready: list[int] = []
+        trials = wrong = 0
+        shown = time.time()
+        with asked.out.open("a", buffering=1) as out:
+            header = {
+                "versions": versions(),
+                "date": time.strftime("%Y-%m-%d"),
+                "target": asked.target,
+                "fields": names(),
+            }
+
+            def settle(job: dict[str, Any]) -> None:
+                """Write what is known of a problem."""
+                nonlocal trials, wrong
+                for path, _ in job["built"]:
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+                done = [[*job["names"][i], us, low] for i, (us, low) in sorted(job["times"].items())]
+                trials, wrong = trials + len(done), wrong + len(job["bad"])
+                if done or job["bad"]:
+                    p = job["problem"]
+                    line = {"op": operator_of(p).name, "p": str(p), "set": job["set"], "cudnn": job["cudnn"]}
+                    out.write(json.dumps({**line, "t": done, "bad": job["bad"]}, separators=(",", ":")) + "\n")
+
+            while time.time() < end:
+                for child in builders:
+                    if child.job is None and time.time() < stop_drawing and len(ready) < 40:
+                        name, problem = next(source)
+                        number += 1
+                        held[number] = dict(problem=problem, set=name, built=[], names=[], bad=[], times={}, cudnn=None)
+                        child.send((number, problem, asked.count, f"{asked.seed} {number}", stop_building), number)
+                for child in benches:
+                    if child.job is None and ready and child.heard <= time.time():
+                        job = held[ready[0]]
+                        rest = [i for i in range(len(job["built"])) if i not in job["times"] and i not in job["skip"]]
+                        child.send((ready[0], job["problem"], [job["built"][i] for i in rest]), (ready.pop(0), rest))
+                pipes = {child.pipe: child for child in (*builders, *benches)}
+                for pipe in wait(list(pipes), 0.2):
+                    child = pipes[pipe]  # type: ignore[index]
+                    try:
+                        message = child.pipe.recv()
+                    except (EOFError, OSError):
+                        child.heard = 0.0
+                        continue
+                    child.heard = time.time()
+                    if child in builders:
+                        at, name, config, made, spaces = message
+                        job = held[at]
+                        if name is None:
+                            child.job = None
+                            job["skip"] = set()
+                            (ready.append if job["built"] else lambda n: settle(held.pop(n)))(at)
+                        elif config is None or made.startswith("! "):
+                            job["bad"].append([name, list(config.to_json(True).values()) if config else [], made])
+                        else:
+                            job["names"].append([name, list(config.to_json(True).values())])
+                            job["built"].append((made, spaces))
+                        continue
+                    at, index, us, low, text = message
+                    if at == -1:
+                        if "device" not in header:
+                            header |= {"device": us, "torch": str(low)}
+                            out.write(json.dumps(header) + "\n")
+                            print(header["device"], header["versions"], flush=True)
+                        continue
+                    job, rest = held[at], child.job[1]
+                    if text == "start":
+                        job["at"] = None if index is None else rest[index]
+                    elif text == "end":
+                        job["cudnn"] = us and round(us, 2)
+                        child.job = None
+                        settle(held.pop(at))
+                    elif text:
+                        job["skip"].add(rest[index])
+                        job["bad"].append([*job["names"][rest[index]], text])
+                    else:
+                        job["times"][rest[index]] = round(us, 2), round(low, 2)
+                for child in (*builders, *benches):
+                    if (child.job is not None and time.time() - child.heard > LATE) or not child.process.is_alive():
+                        job_of, child.job = child.job, None
+                        print("ended:", child.work.__name__, job_of, child.process.exitcode, flush=True)
+                        if child in benches and job_of is not None and job_of[0] in held:
+                            at = job_of[0]
+                            job = held[at]
+                            failed = job.get("at")
+                            if failed is None:  # in the timing, or in cuDNN: whose fault it was is not known
+                                settle(held.pop(at))
+                            else:
+                                job["skip"].add(failed)
+                                job["bad"].append([*job["names"][failed], "crashed"])
+                                ready.append(at)
+                        elif child in builders and job_of in held:
+                            held[job_of]["skip"] = set()
+                            (ready.append if held[job_of]["built"] else held.pop)(job_of)
+                        child.restart()
+                if time.time() - shown > 20:
+                    shown = time.time()
+                    left = round(end - shown)
+                    print(
+                        f"{left} s left: {number} problems, {trials} trials, {wrong} bad, {len(ready)} wait", flush=True
+                    )
+        for child in (*builders, *benches):
+            child.process.kill()
+    print(f"{trials} trials of {number} problems, {wrong} wrong or not built", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

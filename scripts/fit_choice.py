@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Train the trees that the choice is made by on recorded trials, and score a choice on them.
+
+    scripts/fit_choice.py fit tuning_logs/nvidia-h200/layers/*.xz      # writes schedules/predict/trees.npz
+    scripts/fit_choice.py score tuning_logs/nvidia-h200/layers/*.xz    # replays the trials with the shipped trees
+
+Regret is the time of what is chosen of a layer's trials by that of the fastest of them.  `fit` first trains on four
+fifths of the networks and families and scores the rest, each fifth in turn; that is the score it states, and what it
+writes into the table's header.  Needs xgboost; `score` does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schedules.core.operator import Array
+from schedules.predict import trees
+from schedules.predict.configs import columns_of
+from schedules.predict.estimate import work
+from schedules.predict.features import features, table
+from schedules.predict.rank import kind_of
+from schedules.predict.trials import Layer, read
+
+FOLDS = 5
+FEWEST = 200  # trials of a kind of problem, below which the rule decides
+SHOWN = 8  # layers with the most regret that are named
+PARAMETERS = {
+    "objective": "reg:squarederror",
+    "max_depth": 7,
+    "eta": 0.06,
+    "min_child_weight": 3,
+    "subsample": 0.8,
+    "colsample_bytree": 0.6,
+    "lambda": 2.0,
+    "tree_method": "hist",
+    "nthread": 2,
+    "verbosity": 0,
+    "seed": 0,
+}
+ROUNDS = 350
+
+
+class Rows:
+    """All trials of layers as rows: features by parts, logarithms of (us / estimate), and where layers begin."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers = list(layers)
+        self.parts: list[Any] = []
+        self.counts: list[int] = []
+        self.us: list[float] = []
+        self.bounds = [0]
+        totals = []
+        for layer in self.layers:
+            for name in sorted({name for name, *_ in layer.trials}):
+                spec = layer.operator.schedule(name)
+                own = [(config, us) for schedule, config, us in layer.trials if schedule == name]
+                columns = columns_of([config for config, _ in own])
+                made = work(layer.problem, spec, columns, layer.arch)
+                self.parts.append(features(layer.operator.name, layer.problem, spec, columns, made, layer.arch))
+                self.counts.append(len(own))
+                self.us += [us for _, us in own]
+                totals.append(made.total)
+            self.bounds.append(len(self.us))
+        self.total = np.concatenate(totals)
+        self.target = np.log(np.array(self.us) / self.total)
+
+    def names(self) -> list[str]:
+        return sorted({name for part in self.parts for name in part})
+
+    def table(self, names: Sequence[str]) -> Array:
+        return table(self.parts, self.counts, names)
+
+    def weights(self) -> Array:
+        """Fast configs matter, slow ones only need to be known as such; layers count alike."""
+        found = np.ones(len(self.us))
+        us = np.array(self.us)
+        for start, stop in zip(self.bounds, self.bounds[1:], strict=False):
+            found[start:stop] = (us[start:stop].min() / us[start:stop]) ** 1.5 + 0.05
+        return found
+
+    def regrets(self, scores: Array, among: int = 1) -> Array:
+        """Of each layer, the fastest of the `among` best by `scores` (us, less is better) over the fastest."""
+        us, found = np.array(self.us), []
+        for start, stop in zip(self.bounds, self.bounds[1:], strict=False):
+            order = start + np.argsort(scores[start:stop], kind="stable")[:among]
+            found.append(us[order].min() / us[start:stop].min())
+        return np.array(found)
+
+
+def fold_of(layer: Layer) -> int:
+    return zlib.crc32(layer.network.encode()) % FOLDS
+
+
+def train(rows: Rows, header: dict[str, Any], rounds: int = ROUNDS) -> trees.Trees:
+    import xgboost
+
+    names = rows.names()
+    base = float(np.mean(rows.target))
+    data = xgboost.DMatrix(rows.table(names), rows.target - base, weight=rows.weights())
+    booster = xgboost.train({**PARAMETERS, "base_score": 0.0}, data, rounds)
+    return trees.from_xgboost(booster.get_dump(dump_format="json"), base, names, header)
+
+
+def told(what: str, regrets: Array) -> str:
+    mean = math.exp(float(np.log(regrets).mean()))
+    worst = np.percentile(regrets, (90, 95, 100))
+    return f"{what:34s} {len(regrets):5d} layers  mean {mean:.3f}  p90 {worst[0]:.2f}  p95 {worst[1]:.2f}  worst {worst[2]:.2f}"
+
+
+def report(layers: Sequence[Layer], chosen: Array, eight: Array) -> None:
+    kinds = [kind_of(layer.operator, layer.problem) for layer in layers]
+    for kind in sorted(set(kinds)):
+        at = np.array([each == kind for each in kinds])
+        print(told(kind, chosen[at]), f" best of 8: {math.exp(float(np.log(eight[at]).mean())):.3f}")
+    print(told("all", chosen), f" best of 8: {math.exp(float(np.log(eight).mean())):.3f}")
+    for row in np.argsort(-chosen)[:SHOWN]:
+        print(f"  {chosen[row]:.2f} {kinds[row]} {layers[row].network}: {layers[row].problem}")
+
+
+def fit(layers: Sequence[Layer], header: dict[str, Any], out: Path, rounds: int) -> None:
+    folds = [fold_of(layer) for layer in layers]
+    order, chosen, eight = [], [], []
+    for fold in range(FOLDS):
+        held = [layer for layer, place in zip(layers, folds, strict=True) if place == fold]
+        if not held or len(held) == len(layers):
+            continue
+        model = train(Rows([layer for layer, place in zip(layers, folds, strict=True) if place != fold]), {}, rounds)
+        rows = Rows(held)
+        scores = rows.total * np.exp(model.predict(rows.table(model.names)))
+        order += held
+        chosen.append(rows.regrets(scores))
+        eight.append(rows.regrets(scores, 8))
+    print("networks that were held out:")
+    held_out = np.concatenate(chosen)
+    report(order, held_out, np.concatenate(eight))
+    rows = Rows(layers)
+    counts: dict[str, int] = {}
+    for layer in layers:
+        kind = kind_of(layer.operator, layer.problem)
+        counts[kind] = counts.get(kind, 0) + len(layer.trials)
+    more = {
+        "kinds": {kind: count for kind, count in sorted(counts.items()) if count >= FEWEST},
+        "trials": len(rows.us),
+        "layers": len(layers),
+        "held_out": {"mean": round(math.exp(float(np.log(held_out).mean())), 4), "worst": round(held_out.max(), 3)},
+    }
+    model = train(rows, {**header, **more}, rounds)
+    model.save(out)
+    print(
+        f"{out}: {out.stat().st_size} bytes, {len(model.roots)} trees of {len(model.feature)} nodes, {len(rows.us)} trials"
+    )
+    scores = rows.total * np.exp(model.predict(rows.table(model.names)))
+    print(told("trained on", rows.regrets(scores)))
+
+
+def score(layers: Sequence[Layer], file: Path) -> None:
+    model = trees.load(file)
+    assert model is not None
+    start = time.time()
+    rows = Rows(layers)
+    scores = rows.total * np.exp(model.predict(rows.table(model.names)))
+    report(layers, rows.regrets(scores), rows.regrets(scores, 8))
+    print(f"{time.time() - start:.1f} s")
+
+
+def both(files: Iterable[Path]) -> tuple[dict[str, Any], list[Layer]]:
+    headers, layers = [], []
+    for file in files:
+        header, found = read(file)
+        headers.append(header)
+        layers += found
+    first = headers[0]
+    return {
+        "target": first["target"],
+        "device": first["device"],
+        "versions": first["versions"],
+        "date": first["date"],
+    }, layers
+
+
+def main() -> int:
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words.add_argument("what", choices=("fit", "score"))
+    words.add_argument("files", nargs="+", type=Path)
+    words.add_argument("--out", type=Path, default=trees.SHIPPED)
+    words.add_argument("--rounds", type=int, default=ROUNDS)
+    asked = words.parse_args()
+    header, layers = both(asked.files)
+    if asked.what == "fit":
+        fit(layers, header, asked.out, asked.rounds)
+    else:
+        score(layers, asked.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""NCHW convolution from a turned copy: what it is made of, what it refuses, and whether it is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedules.build.builder import build
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import ConfigError
+from schedules.core.registry import operator
+from tests.conftest import problem_of
+from tests.hopper_kernels import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
+
+NAME = "tma_wgmma_turned"
+WORK: dict[str, Any] = dict(n=8, h=14, w=14, ci=128, co=128, kh=3, kw=3, pad=1)
+# vectors of 8, 4, 2 and 1 pixels are turned, and of as many results stored
+SHAPES: dict[str, dict[str, Any]] = {
+    "whole vectors": dict(n=2, h=8, w=8, ci=64, co=64, kh=3, kw=3, pad=1),
+    "vectors of four, stride 2": dict(n=3, h=14, w=14, ci=24, co=40, kh=3, kw=3, pad=1, stride=2, bias=True),
+    "single pixels": dict(n=3, h=7, w=7, ci=16, co=70, kh=3, kw=3, pad=1, bias=True, activation="relu"),
+    "ragged channels, remainders of different sizes": dict(
+        n=2, h=9, w=13, ci=20, co=33, kh=3, kw=3, pad=1, stride=2, residual=True
+    ),
+    "remainders that no tap looks at": dict(
+        n=2, h=11, w=10, ci=16, co=24, kh=3, kw=2, pad="2,1", stride="2,3", dilation="2,1"
+    ),
+    "a 1x1 kernel that leaves pixels out": dict(n=2, h=14, w=14, ci=32, co=48, kh=1, kw=1, stride=2),
+    "1x1": dict(n=3, h=7, w=7, ci=32, co=48, kh=1, kw=1, bias=True),
+    "one pixel": dict(n=5, h=1, w=1, ci=32, co=48, kh=1, kw=1, bias=True),
+    "one pixel, ragged": dict(n=5, h=1, w=1, ci=12, co=10, kh=1, kw=1, residual=True),
+    "the whole image": dict(n=5, h=3, w=3, ci=8, co=48, kh=3, kw=3),
+    "the whole image, ragged": dict(n=5, h=3, w=3, ci=5, co=10, kh=3, kw=3),
+    "packed, ragged": dict(n=2, h=8, w=8, ci=12, co=24, kh=3, kw=3, pad=1, filter_layout="hwoi"),
+    "padding wider than the image": dict(n=2, h=2, w=3, ci=8, co=16, kh=5, kw=7, pad="4,6"),
+    "bfloat16": dict(n=1, h=12, w=10, ci=16, co=24, kh=3, kw=3, pad=1, dtype="bfloat16", bias=True, residual=True),
+}
+CONFIGS: list[dict[str, Any]] = [
+    dict(block_m=128, block_n=64, block_k=32, consumers=2, cluster_m=1, cluster_n=1, grid=4, lines_outside=True),
+    dict(block_m=128, block_n=64, block_k=32, consumers=2, cluster_m=1, cluster_n=1, grid=4, lines_outside=False),
+    dict(block_m=256, block_n=32, block_k=16, consumers=2, cluster_m=2, cluster_n=2, grid=4, lines_outside=True),
+    dict(block_m=64, block_n=48, block_k=16, consumers=1, cluster_m=1, cluster_n=4, grid=4, lines_outside=False),
+    dict(block_m=128, block_n=32, block_k=16, consumers=2, cluster_m=1, cluster_n=1, split_k=2, grid=4,
+         lines_outside=True),
+    dict(block_m=64, block_n=32, block_k=16, consumers=2, cluster_m=1, cluster_n=1, ping_pong=True, grid=2,
+         lines_outside=False),
+    dict(block_m=64, block_n=64, block_k=16, consumers=1, cluster_m=1, cluster_n=1, blocks_sm=2, grid=3,
+         stationary=True, lines_outside=True, num_stages=2),
+]  # fmt: skip
+CONFIGS = [dict(num_stages=3, split_k=1) | words for words in CONFIGS]
+ODD = dict(n=3, h=9, w=13, ci=24, co=40, kh=3, kw=3, pad=1, stride="2,1", bias=True)
+
+
+@pytest.fixture(params=SHAPES)
+def fields(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return dict(dtype="float16") | SHAPES[request.param]
+
+
+def test_emulated(emulation: None, fields: dict[str, Any]) -> None:
+    assert_emulated("conv2d_nchw", fields, {}, NAME)
+
+
+@pytest.mark.parametrize("words", CONFIGS, ids=str)
+def test_configs_emulated(emulation: None, words: dict[str, Any]) -> None:
+    small = dict(co=32, ci=16) if words.get("stationary") else {}
+    assert_emulated("conv2d_nchw", dict(dtype="float16") | ODD | small, words, NAME)
+
+
+@pytest.mark.parametrize("lines_outside", [False, True])
+def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch, lines_outside: bool) -> None:
+    words = CONFIGS[0] | dict(grid=0, lines_outside=lines_outside)
+    built = build(problem_of("conv2d_nchw", **WORK, dtype="float16"), sm_90a, NAME, words)
+    assert_well_made(built, "HGMMA", stored_by_tma=False)
+    source = str(built.sources["cu"])
+    assert len(built.resources) == 2 and all(each.stack == 0 for each in built.resources)
+    # an image of 196 pixels comes in vectors of four, and leaves so, or by lines of 14 in vectors of two
+    assert "nchw_turn_4(" in source and f"hopper_copy_{4 if lines_outside else 8}(" in source
+    # the product is launched while the copy is made, and waits before it loads
+    assert source.count("griddepcontrol_launch_dependents();") == source.count("griddepcontrol_wait();") == 1
+    lines = 14 * 15 if lines_outside else 15 * 15
+    assert built.launch and built.launch.grid[0] == -(-8 * lines // 128) * 2
+
+
+@pytest.mark.parametrize("shape", ["one pixel", "the whole image"])
+def test_what_lies_in_line_is_one_kernel(cuda_compiler: None, sm_90a: Arch, shape: str) -> None:
+    built = build(problem_of("conv2d_nchw", dtype="float16", **SHAPES[shape]), sm_90a, NAME)
+    assert_well_made(built, "HGMMA")
+    assert len(built.resources) == 1 and "griddepcontrol" not in str(built.sources["cu"])
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    n=st.integers(1, 9), h=st.integers(1, 30), w=st.integers(1, 30), ci=st.integers(1, 100), co=st.integers(1, 300),
+    kh=st.integers(1, 3), kw=st.integers(1, 9), stride=st.integers(1, 4), dilation=st.integers(1, 3),
+    words=st.sampled_from([{}, *CONFIGS]),
+)  # fmt: skip
+def test_check_and_build_agree(
+    cuda_compiler: None, n: int, h: int, w: int, ci: int, co: int, kh: int, kw: int, stride: int, dilation: int,
+    words: dict[str, Any],
+) -> None:  # fmt: skip
+    h, w = h + dilation * kh, w + dilation * kw
+    fields = dict(n=n, h=h, w=w, ci=ci, co=co, kh=kh, kw=kw, pad=(kh // 2, kw // 2), stride=(stride, 1))
+    assert_builds_or_says_why("conv2d_nchw", fields | dict(dilation=dilation, dtype="float16"), words, NAME)
+
+
+def test_illegal_configs_say_why(sm_90a: Arch) -> None:
+    spec, problem = operator("conv2d_nchw").schedule(NAME), problem_of("conv2d_nchw", **WORK, dtype="float16")
+    for words, reason in (
+        (dict(block_n=48, cluster_m=4), "block_n=48 is not 4 times a multiple of 8 rows"),
+        (dict(block_m=96), "block_m=96 gives each of 2 consumers no multiple of 64 rows"),
+        (dict(num_stages=40), "num_stages=40 needs"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            spec.config_for(problem, sm_90a, CONFIGS[0] | words)
+    with pytest.raises(ConfigError, match="dtype=float32 is not float16 or bfloat16"):
+        spec.config_for(problem_of("conv2d_nchw", **WORK), sm_90a)
+    with pytest.raises(ConfigError, match="turned has 2\\*\\*31 elements or more"):
+        huge = dict(WORK, n=4096, h=56, w=56, ci=256)
+        spec.config_for(problem_of("conv2d_nchw", **huge, dtype="float16"), sm_90a)
+    with pytest.raises(ConfigError, match="cuda:sm_80 has no tma and no wgmma"):
+        spec.config_for(problem, parse_arch("sm_80"))
+
+
+@pytest.mark.parametrize("fields", [dict(), dict(n=1, w=56, h=56), dict(kh=1, kw=1, pad=0, stride=2)], ids=str)
+def test_the_space_holds_the_default(sm_90a: Arch, fields: dict[str, Any]) -> None:
+    problem, spec = problem_of("conv2d_nchw", dtype="float16", **WORK | fields), operator("conv2d_nchw").schedule(NAME)
+    assert spec.config_for(problem, sm_90a) in spec.space(problem, sm_90a)
+
+
+def test_the_rule_takes_it_where_rows_cannot_be_loaded(sm_90a: Arch) -> None:
+    def chosen(**changes: Any) -> str:
+        problem = problem_of("conv2d_nchw", dtype="float16", **WORK | changes)
+        return operator("conv2d_nchw").choose(problem, sm_90a)
+
+    assert chosen() == chosen(w=16, stride=2) == chosen(w=16, ci=20) == NAME
+    assert chosen(w=16) == "tma_wgmma"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("words", [{}, *CONFIGS], ids=str)
+def test_on_a_device(gpu: Arch, fields: dict[str, Any], words: dict[str, Any]) -> None:
+    assert_correct_on(gpu, "conv2d_nchw", fields, words, NAME)
