@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from inspect import signature
 from itertools import product, starmap
 from typing import Any, Generic, TypeVar, overload
 
@@ -39,25 +38,30 @@ class ProductSpace(Sequence[C], Generic[C]):
         return self._make(*reversed(chosen))
 
     def with_least(self, name: str) -> ProductSpace[C]:
-        """The part of the space that has the least value of the field `name`, where an axis sets that alone or by
-        mappings of words."""
-        least: list[Sequence[Any]] = []
-        names = list(signature(self._make).parameters)
-        for parameter, axis in zip(names, self._axes, strict=True):
-            if name.endswith(parameter):
-                least.append((min(axis),))
-            elif isinstance(axis[0], Mapping) and name in axis[0]:
-                value = min(words[name] for words in axis)
-                least.append([words for words in axis if words[name] == value])
+        """The part of the space whose configs have the least value of the field `name`, if one axis sets it."""
+        axes = list(self._axes)
+        for number, axis in enumerate(axes):
+            if isinstance(axis[0], Mapping):
+                values = [words.get(name) for words in axis]
             else:
-                least.append(axis)
-        return ProductSpace(self._make, *least)
+                values = [getattr(config, name, None) for config in self._made_along(number)]
+            if None not in values and len(set(values)) > 1:
+                least = min(values)
+                axes[number] = [value for value, found in zip(axis, values, strict=True) if found == least]
+        return ProductSpace(self._make, *axes)
 
-    def made_by_axis(self) -> Iterator[list[C]]:
-        """For each axis a config of each of its values, with the first values of all others."""
-        first = [axis[0] for axis in self._axes]
+    def axes_as_words(self) -> Iterator[Sequence[Mapping[str, Any]]]:
+        """For each axis the fields of a config of each of its values, with the first values of all others; of an axis
+        of mappings these themselves, which may leave out what is at its default."""
         for number, axis in enumerate(self._axes):
-            yield [self._make(*first[:number], value, *first[number + 1 :]) for value in axis]
+            if isinstance(axis[0], Mapping):
+                yield axis
+            else:
+                yield [vars(config) for config in self._made_along(number)]
+
+    def _made_along(self, number: int) -> list[C]:
+        first = [axis[0] for axis in self._axes]
+        return [self._make(*first[:number], value, *first[number + 1 :]) for value in self._axes[number]]
 
     def __iter__(self) -> Iterator[C]:
         return starmap(self._make, product(*self._axes))

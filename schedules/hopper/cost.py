@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from schedules.core.arch import Arch
 from schedules.core.device import Device, Timings
@@ -62,6 +62,19 @@ def microseconds(work: Work, device: Device) -> float:
         alone = finish * config.consumers
         return max(overlapped + alone, waves * finish) / 1000
     return (overlapped + waves * finish) / 1000
+
+
+def estimate_of(
+    make: Callable[[Any, Any], W | None], estimate: Callable[[W, Device], float] = microseconds
+) -> Callable[[Any, Any, Arch], tuple[float, float]]:
+    """A schedule's `estimate`, of the works that `make` makes of a problem and a legal config."""
+
+    def tiles_and_time(problem: Any, config: HopperConfig, arch: Arch) -> tuple[float, float]:
+        work = make(problem, config)
+        assert work is not None  # legal
+        return work.clusters * config.cluster, estimate(work, arch.device)
+
+    return tiles_and_time
 
 
 def fastest(works: Iterable[W | None], arch: Arch, estimate: Callable[[W, Device], float] = microseconds) -> W | None:

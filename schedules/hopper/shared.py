@@ -287,28 +287,6 @@ class RunStaging:
 
 
 @dataclass(frozen=True)
-class BlockStaging:
-    """Where a consumer's results wait for ordinary stores as they lie in the tensor, all in one pass: a block for each
-    `run` of columns, of `rows` rows of so many elements of `item` bytes.  Columns behind the last block's are
-    dropped."""
-
-    rows: int
-    columns: int  # of the consumer
-    run: int
-    blocks: int
-    item: int
-    together: ClassVar[int] = 1
-
-    @property
-    def width(self) -> int:
-        return self.columns
-
-    @property
-    def nbytes(self) -> int:
-        return self.rows * self.run * self.blocks * self.item
-
-
-@dataclass(frozen=True)
 class SlotStaging:
     """Where a consumer's results wait for ordinary stores with the columns outside: `width` columns at a time of the
     block's `columns`, of each as many slots as there are `rows` and a vector more, in which they may begin."""
@@ -335,6 +313,28 @@ def slot_staging(rows: int, columns: int, item: int) -> SlotStaging:
     while width % 32 == 0 and SlotStaging(rows, width, item, columns).nbytes > STAGING:
         width //= 2
     return SlotStaging(rows, width, item, columns)
+
+
+@dataclass(frozen=True)
+class BlockStaging:
+    """Where a consumer's results wait for ordinary stores as they lie in the tensor, all in one pass: a block for each
+    `run` of columns, of `rows` rows of so many elements of `item` bytes.  Columns behind the last block's are
+    dropped."""
+
+    rows: int
+    columns: int  # of the consumer
+    run: int
+    blocks: int
+    item: int
+    together: ClassVar[int] = 1
+
+    @property
+    def width(self) -> int:
+        return self.columns
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.run * self.blocks * self.item
 
 
 def run_staging(rows: int, columns: int, size: int, item: int) -> RunStaging:

@@ -24,7 +24,17 @@ from tvm.script import tirx as T
 from schedules.hopper.config import ROWS, WARPGROUP
 from schedules.hopper.fragments import tile_row
 from schedules.hopper.geometry import Member, Output, Work
-from schedules.hopper.shared import BlockStaging, Columns, Runs, RunStaging, Slots, SlotStaging, Staging, TensorMap
+from schedules.hopper.shared import (
+    BlockStaging,
+    Columns,
+    NoStaging,
+    Runs,
+    RunStaging,
+    Slots,
+    SlotStaging,
+    Staging,
+    TensorMap,
+)
 from schedules.tirx.values import kept, named
 from schedules.tirx.words import pack_8, pack_16
 
@@ -65,8 +75,8 @@ __device__ __forceinline__ void hopper_put(unsigned int word, void* at, int ther
   if (there > 1) ((unsigned short*)at)[1] = (unsigned short)(word >> 16);
 }
 """,
-    "hopper_put_each": """
-__device__ __forceinline__ void hopper_put_each(unsigned int word, void* at, void* next, int there) {
+    "hopper_put_apart": """
+__device__ __forceinline__ void hopper_put_apart(unsigned int word, void* at, void* next, int there) {
   if (there > 0) *(unsigned short*)at = (unsigned short)word;
   if (there > 1) *(unsigned short*)next = (unsigned short)(word >> 16);
 }
@@ -240,7 +250,7 @@ class BlockStores(Stores):
     def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
         staging = self.staging
         apart, last = staging.run % 2, staging.run * staging.blocks
-        name = "hopper_put_each" if apart else "hopper_put_two"
+        name = "hopper_put_apart" if apart else "hopper_put_two"
         for half in range(2):
             group = pair * 16 + half * 8
             if group >= last:
@@ -269,7 +279,7 @@ class BlockStores(Stores):
             at = named("at", (turn * WARPGROUP + self.member.thread) * vector)
             block = named("block", T.truncdiv(at, elements))
             element = named("element", T.truncmod(at, elements))
-            index, inside = self.work.run_at(self.place, self.member.part, block, first)
+            index, inside = self.work.run_at(self.place, self.member.part, block, self.begin + first)
             with T.If(tirx.all(block < staging.blocks, element < inside)), T.Then():
                 source = self.memory.ptr_to([self.start + at * staging.item])
                 _copy(vector * staging.item, self.output.ptr_to([index + element]), source)
@@ -457,12 +467,14 @@ def stores_of(
     member: Member,
 ) -> Stores:
     """The stores that the work's output needs."""
-    kinds: dict[type, type[Stores]] = {
+    staging = work.output.staging
+    kinds = {
         Staging: BoxStores,
         RunStaging: RunStores,
         BlockStaging: BlockStores,
         SlotStaging: SlotStores,
+        NoStaging: ColumnStores,
     }
-    kind = kinds.get(type(work.output.staging), ColumnStores)
-    start = named("start", member.consumer * work.output.staging.nbytes)
+    kind: Any = kinds[type(staging)]
+    start = named("start", member.consumer * staging.nbytes)
     return kind(work, tensors, output_map, place, begin, memory, start, member)

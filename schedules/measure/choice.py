@@ -227,7 +227,9 @@ def same_but_finish(problem: Problem, records: Sequence[Record], asked: Collecti
     def fields_apart(other: Problem) -> int:
         return sum(getattr(problem, name) != getattr(other, name) for name in problem.finishing)
 
-    best = (best_of(found[other], asked) for other in sorted(found, key=lambda other: (fields_apart(other), str(other))))
+    best = (
+        best_of(found[other], asked) for other in sorted(found, key=lambda other: (fields_apart(other), str(other)))
+    )
     return [record for record in best if record]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from random import Random
 from typing import Any
 
@@ -18,7 +17,7 @@ from schedules.core.space import ProductSpace
 FILLED = "num_stages"  # the field that is not searched: as much as there is room for is best
 
 
-MOST = 1500  # configs of a space without axes that are looked at, drawn once for all
+MOST = 800  # configs of a space without axes that are looked at, drawn once for all
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,13 @@ class Columns:
         return np.full(self.count, default) if found is None else found
 
     def take(self, rows: Sequence[int] | Array) -> Columns:
-        at = np.asarray(rows)
+        at = np.asarray(rows, int)
         return Columns(len(at), {name: c[at] for name, c in self.fields.items()}, lambda row: self.make(int(at[row])))
 
 
 def columns_of(configs: Sequence[Config]) -> Columns:
     """Columns of configs of one class."""
-    return Columns(len(configs), _numbers(configs), configs.__getitem__)
+    return Columns(len(configs), _numbers([vars(config) for config in configs], configs[0]), configs.__getitem__)
 
 
 def columns_of_space(spec: ScheduleSpec, problem: Problem, arch: Any) -> Columns:
@@ -53,7 +52,8 @@ def columns_of_space(spec: ScheduleSpec, problem: Problem, arch: Any) -> Columns
         few = space if len(space) <= MOST else Random(0).sample(space, MOST)
         return columns_of(few)
     space, found = space.with_least(FILLED), {}
-    parts = [_numbers(made) for made in space.made_by_axis()]
+    first = space[0]
+    parts = [_numbers(words, first) for words in space.axes_as_words()]
     sizes = [len(next(iter(part.values()))) for part in parts]
     for axis, part in enumerate(parts):
         shape = [1] * len(sizes)
@@ -64,15 +64,19 @@ def columns_of_space(spec: ScheduleSpec, problem: Problem, arch: Any) -> Columns
     return Columns(len(space), found, space.__getitem__)
 
 
-def _numbers(configs: Sequence[Config]) -> dict[str, Array]:
-    """The fields of `configs` that are numbers, truth or pairs of them."""
-    first = configs[0]
-    names = [f.name for f in dataclasses.fields(first) if f.init and isinstance(getattr(first, f.name), int | float)]
-    rows = list(map(attrgetter(*names), configs))
-    numbers = np.array(rows, np.float64).reshape(len(configs), len(names))
-    found: dict[str, Array] = dict(zip(names, numbers.T, strict=True))
-    for field in dataclasses.fields(first):
-        if field.init and isinstance(getattr(first, field.name), tuple):
-            pairs = np.array(list(map(attrgetter(field.name), configs)), np.float64)
-            found |= {f"{field.name}.{place}": column for place, column in enumerate(pairs.T)}
+def _numbers(words: Sequence[Mapping[str, Any]], like: Config) -> dict[str, Array]:
+    """The fields of configs of the class of `like` that are numbers, truth or pairs of them; what none of `words` has is
+    as in `like`, what only some leave out is at the class's default."""
+    found: dict[str, Array] = {}
+    given = set().union(*words)
+    for field in dataclasses.fields(like):
+        value, name = getattr(like, field.name), field.name
+        if not field.init or not isinstance(value, int | float | tuple):
+            continue
+        default = field.default if name in given else value
+        column = np.array([each.get(name, default) for each in words], np.float64)
+        if column.ndim == 1:
+            found[name] = column
+        else:
+            found |= {f"{name}.{place}": part for place, part in enumerate(column.T)}
     return found

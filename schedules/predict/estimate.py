@@ -55,15 +55,22 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     """The estimate for each row of `columns`."""
     p, device = problem, arch.device
     item = numpy_dtype(p.dtype).itemsize
-    matrix = "block_m" in columns.fields
-    tile_m, tile_n = _tile(columns)
+    matrix = "block_n" in columns.fields
+    tile_m, tile_n = tile_of(columns)
     pixel, channel = (tile_n, tile_m) if spec.channels_along_rows else (tile_m, tile_n)
-    runs, run = (p.out_h * p.out_w, p.n) if p.output_axes[-1] == "n" else (1, p.pixels)
+    # images of a pixel fill a tile's side, or, by TMA, those of a few pixels
+    apart = p.output_axes[-1] == "n" and FILLED not in columns.fields
+    runs, run = (p.out_h * p.out_w, p.n) if apart else (1, p.pixels)
     along, across = np.ceil(run / pixel), np.ceil(p.co / channel)
+    if "tile_h" in columns.fields:  # tiles do not reach over the end of a row, nor into the next image
+        along = p.n * np.ceil(p.out_h / columns.get("tile_h")) * np.ceil(p.out_w / columns.get("tile_w"))
     tiles = runs * along * across
-    block_k = np.minimum(columns.get("block_k", 8.0), 4096) if matrix else columns.get("step", 8.0)
-    split = columns.get("split_k", 1.0)
-    steps = np.maximum(1.0, p.kh * p.kw * np.ceil(p.ci / block_k) / split)
+    split, taps, channels = columns.get("split_k", 1.0), p.kh * p.kw, p.ci
+    block_k = columns.get("block_k" if matrix else "step", 8.0)
+    if matrix and "block_k" not in columns.fields:  # a row of the kernel at once
+        taps, channels = p.kh, p.kw * p.ci
+        block_k = np.full(columns.count, -(-channels // 16) * 16.0)
+    steps = np.maximum(1.0, taps * np.ceil(channels / block_k) / split)
     stages = columns.get("num_stages", 0.0) + columns.get("stages", 0.0)
     resident = _resident(columns, tile_m, tile_n, block_k, stages, item, arch)
     m, n = columns.get("cluster_m", 1.0), columns.get("cluster_n", 1.0)
@@ -94,15 +101,17 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
         "finish": finish,
         "launch": ones * LAUNCH,
     }
-    used = (run / (along * pixel)) * (p.co / (across * channel)) * (p.ci / (np.ceil(p.ci / block_k) * block_k))
+    used = (run / (along * pixel)) * (p.co / (across * channel)) * (channels / (np.ceil(channels / block_k) * block_k))
     return Work(parts, tiles, waves, resident * ones, steps, used)
 
 
-def _tile(columns: Columns) -> tuple[Array, Array]:
+def tile_of(columns: Columns) -> tuple[Array, Array]:
     """Rows and columns of the output that a block computes."""
     known = columns.fields
     if "block_m" in known:
         return known["block_m"], known["block_n"]
+    if "tile_h" in known:
+        return known["tile_h"] * known["tile_w"], known["block_n"]
     if "tile_m" in known:  # of a warp's threads, eight by four
         return known["tile_m"] * columns.get("warps_m", 1.0) * 8, known["tile_n"] * columns.get("warps_n", 1.0) * 4
     if "tile.0" in known and "num_thread.0" in known:
@@ -119,7 +128,7 @@ def _resident(
     shared = np.maximum(np.maximum(stages, 1) * (tile_m + tile_n) * block_k, tile_m * tile_n) * item
     if "warps_m" in columns.fields:
         threads = 32 * columns.get("warps_m") * columns.get("warps_n", 1.0)
-    elif "block_m" in columns.fields:
+    elif "block_m" in columns.fields:  # warpgroups, which have 64 rows each
         threads = 2 * tile_m
     else:
         threads = columns.get("num_thread.0", 16.0) * columns.get("num_thread.1", 16.0)

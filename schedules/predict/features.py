@@ -54,6 +54,13 @@ def features(
         "steps": np.log2(work.steps),
         "used": work.used,
     }
+    if spec.estimate is not None:
+        own = np.array([spec.estimate(p, columns.make(row), arch) for row in range(columns.count)])
+        waves = work.waves * own[:, 0] / work.tiles
+        found["own tiles"] = np.log2(own[:, 0] / work.tiles)
+        found["own us"] = np.log2(own[:, 1] / total)
+        found["own idle"] = np.ceil(waves) / waves
+        found["own turns"] = np.minimum(np.ceil(waves), 64.0)
     for name, part in work.parts.items():
         found[f"part {name}"] = np.log2(part / total)
     for name, values in columns.fields.items():

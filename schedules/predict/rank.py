@@ -15,25 +15,14 @@ from schedules.core.registry import operator_of
 from schedules.hopper.config import STAGES, STAGING
 from schedules.predict import trees
 from schedules.predict.configs import FILLED, Columns, columns_of, columns_of_space
-from schedules.predict.estimate import Work, work
+from schedules.predict.estimate import Work, tile_of, work
 from schedules.predict.features import features, table
 
-KEPT = 48  # legal configs of a schedule that are looked at closely, those of the least estimate
-ALIKE = 4  # of them that compute tiles of one size
-TRIED = 260  # configs that may be illegal before a schedule is given up
-RANKED = 24  # that are filled and handed back
-_SIDES = (
-    "block_m",
-    "block_n",
-    "block.0",
-    "block.1",
-    "tile.0",
-    "tile.1",
-    "tile_m",
-    "tile_n",
-    "num_thread.0",
-    "num_thread.1",
-)
+HOPELESS = 3.0  # times the least estimate of all schedules, beyond which one is not looked at
+KEPT = 32  # legal configs of a schedule that are looked at closely, those of the least estimate
+ALIKE = 3  # of them that compute tiles of one size
+TRIED = 160  # configs that may be illegal before a schedule is given up
+RANKED = 16  # that are filled and handed back
 
 
 @dataclass(frozen=True)
@@ -71,18 +60,23 @@ def ranked(problem: Problem, arch: Arch, schedule: str | None = None) -> tuple[R
         return ()
     specs = [op.schedule(schedule)] if schedule else op.offered(arch)
     specs = [spec for spec in specs if f"is {op.name}.{spec.name}" in known.names and arch.kind in spec.kinds]
+    spaces = {spec: columns_of_space(spec, problem, arch) for spec in specs}
+    works = {spec: work(problem, spec, columns, arch) for spec, columns in spaces.items() if columns.count}
+    least = min((made.total.min() for made in works.values()), default=0.0)
     found: list[tuple[float, int, ScheduleSpec, Columns, Work]] = []
-    for spec in specs:
-        columns = candidates(problem, spec, arch)
+    for spec, made in works.items():
+        columns = (
+            candidates(problem, spec, spaces[spec], arch)
+            if made.total.min() < HOPELESS * least
+            else spaces[spec].take([])
+        )
         if columns.count:
             made = work(problem, spec, columns, arch)
             times = predicted(op, problem, spec, columns, made, arch, known)
             found += [(float(us), row, spec, columns, made) for row, us in enumerate(times)]
     best = []
     for us, row, spec, columns, made in sorted(found, key=lambda each: each[0])[:RANKED]:
-        config = filled(
-            columns.make(row), int(columns.get(FILLED)[row]) if FILLED in columns.fields else 0, problem, arch
-        )
+        config = filled(columns.make(row), problem, arch)
         parts = tuple((name, float(part[row])) for name, part in made.parts.items())
         best.append(Ranked(spec.name, config, us, made.limit(row), parts))
     return tuple(best)
@@ -107,23 +101,21 @@ def predicted_us(problem: Problem, schedule: str, config: Config, arch: Arch) ->
     return float(predicted(op, problem, spec, columns, work(problem, spec, columns, arch), arch, known)[0])
 
 
-def candidates(problem: Problem, spec: ScheduleSpec, arch: Arch) -> Columns:
-    """The legal configs of least estimate, few of one tile; about as many stages as there is room for."""
-    columns = columns_of_space(spec, problem, arch)
-    if not columns.count:
-        return columns
-    columns = roughly_filled(columns, problem, arch)
+def candidates(problem: Problem, spec: ScheduleSpec, least: Columns, arch: Arch) -> Columns:
+    """The legal configs of least estimate of a space, few of one tile; with about as many stages as there is room
+    for, where `least` has the fewest."""
+    columns = roughly_filled(least, problem, arch)
     made = work(problem, spec, columns, arch)
     seen: dict[tuple[float, ...], int] = {}
     kept: list[int] = []
     tried = 0
-    tiles = np.stack([columns.fields[name] for name in _SIDES if name in columns.fields], axis=1)
+    tiles = np.stack(tile_of(columns), axis=1)
     for row in np.argsort(made.total, kind="stable"):
         tile = tuple(tiles[row])
         if seen.get(tile, 0) >= ALIKE:
             continue
         tried += 1
-        if columns.make(int(row)).check(problem, arch) is None:
+        if least.make(int(row)).check(problem, arch) is None:
             seen[tile] = seen.get(tile, 0) + 1
             kept.append(int(row))
         if len(kept) >= KEPT or tried >= TRIED:
@@ -136,31 +128,30 @@ def roughly_filled(columns: Columns, problem: Any, arch: Arch) -> Columns:
     if FILLED not in columns.fields:
         return columns
     item = numpy_dtype(problem.dtype).itemsize
-    m, n, blocks_sm = columns.get("block_m"), columns.get("block_n"), columns.get("blocks_sm", 1.0)
+    (m, n), blocks_sm = tile_of(columns), columns.get("blocks_sm", 1.0)
     room = np.minimum(arch.shared_block, arch.shared_sm / blocks_sm - arch.shared_reserved)
     results = np.minimum(m * n * item, STAGING * columns.get("consumers", 1.0))
-    stages = np.floor((room - results) / ((m + n) * columns.get("block_k") * item))
-    return replace(columns, fields={**columns.fields, FILLED: np.clip(stages, STAGES[0], STAGES[-1])})
+    stages = np.floor((room - results) / ((m + n) * columns.get("block_k", 64.0) * item))
+    stages = np.clip(stages, STAGES[0], STAGES[-1])
+
+    def make(row: int) -> Config:
+        return replace(columns.make(row), **{FILLED: int(stages[row])})
+
+    return replace(columns, fields={**columns.fields, FILLED: stages}, make=make)
 
 
-def filled(config: Any, about: int, problem: Any, arch: Arch) -> Config:
-    """The legal `config` with the most stages that are legal, `about` as many, if it has stages to be filled."""
-
-    def deeper(stages: int) -> Any:
-        return replace(config, **{FILLED: stages})
-
-    if not about:
+def filled(config: Any, problem: Any, arch: Arch) -> Config:
+    """The config, which has about the most stages that are legal, with the most that are, if it has stages."""
+    if not hasattr(config, FILLED):
         return config  # type: ignore[no-any-return]
-    stages = max(about, STAGES[0])
-    if deeper(stages).check(problem, arch) is None:
-        while stages < STAGES[-1] and deeper(stages + 1).check(problem, arch) is None:
+
+    def legal(stages: int) -> bool:
+        return replace(config, **{FILLED: stages}).check(problem, arch) is None
+
+    stages = getattr(config, FILLED)
+    if legal(stages):
+        while stages < STAGES[-1] and legal(stages + 1):
             stages += 1
-        return deeper(stages)  # type: ignore[no-any-return]
-    low, high = config.num_stages, stages - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if deeper(middle).check(problem, arch) is None:
-            low = middle
-        else:
-            high = middle - 1
-    return deeper(low)  # type: ignore[no-any-return]
+    else:
+        stages = next(fewer for fewer in range(stages - 1, 0, -1) if fewer == 1 or legal(fewer))
+    return replace(config, **{FILLED: stages})  # type: ignore[no-any-return]

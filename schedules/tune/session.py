@@ -17,9 +17,9 @@ from schedules.core.interrupts import Deferred
 from schedules.core.problem import Problem
 from schedules.core.registry import operator_of
 from schedules.measure.choice import best_of, default_choice, nearest
-from schedules.predict.rank import ranked
 from schedules.measure.journal import DEFAULT_FOLDER, Journal, journal_file
 from schedules.measure.records import STRATEGIES, Record
+from schedules.predict.rank import ranked
 from schedules.tune.crew import Crew
 from schedules.tune.strategy import Candidate, Strategy
 from schedules.tune.template import TemplateSearch

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import Conv2dProblem
 from schedules.windows.config import WindowsConfig, default, space
+from schedules.windows.cost import clocks
+from schedules.windows.geometry import Windows
 
 if TYPE_CHECKING:
     import tvm
@@ -17,6 +20,11 @@ def _apply(problem: Conv2dProblem, config: WindowsConfig, arch: Arch) -> tvm.IRM
     from schedules.windows.program import program
 
     return program(problem, config)
+
+
+def _estimate(problem: Conv2dProblem, config: WindowsConfig, arch: Arch) -> tuple[float, float]:
+    w = Windows(problem, config)
+    return math.prod(w.tiles) * w.columns, clocks(w, arch) * arch.device.timings.cycle / 1000
 
 
 def windows_schedule(siblings: tuple[str, ...]) -> ScheduleSpec:
@@ -30,6 +38,7 @@ def windows_schedule(siblings: tuple[str, ...]) -> ScheduleSpec:
         apply=_apply,
         default=default,
         space=space,
+        estimate=_estimate,
         tirx=WrittenInTirx(
             reason="fragments are read from rows of the image that windows share, at addresses of each lane; the "
             "schedule language tensorizes tiles that were copied window by window",

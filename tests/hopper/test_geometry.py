@@ -138,10 +138,10 @@ def test_each_result_is_stored_once(work_of: WorkOf, name: str) -> None:
         count = stored_in_boxes(work)
     elif isinstance(staging, RunStaging):
         count = stored_in_runs(work)
-    elif isinstance(staging, BlockStaging):
-        count = stored_in_blocks(work)
     elif isinstance(staging, SlotStaging):
         count = stored_in_slots(work)
+    elif isinstance(staging, BlockStaging):
+        count = stored_in_blocks(work)
     else:
         count = stored_in_columns(work)
     assert (count == 1).all()

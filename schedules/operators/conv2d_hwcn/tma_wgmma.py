@@ -18,7 +18,7 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import K_BYTES, PING_PONG, SHAPES, STAGES, clusters
-from schedules.hopper.cost import microseconds
+from schedules.hopper.cost import estimate_of, microseconds
 from schedules.hopper.geometry import Load, Operand, Output
 from schedules.hopper.pixels import flattened
 from schedules.hopper.shared import (
@@ -350,6 +350,7 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    estimate=estimate_of(HwcnWork, estimate),
     channels_along_rows=True,
     tirx=WrittenInTirx(
         reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "

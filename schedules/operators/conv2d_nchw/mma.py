@@ -97,7 +97,7 @@ def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:
         apply=schedule,
         default=default,
         space=space,
-    channels_along_rows=True,
+        channels_along_rows=True,
         graph=graph,
     )
 

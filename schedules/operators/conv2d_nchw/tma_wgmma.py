@@ -24,6 +24,7 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import REGISTERS, STAGES, HopperConfig, clusters
+from schedules.hopper.cost import estimate_of
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.pixels import TilePlace, flattened, is_output, place_pixels
 from schedules.hopper.rows import GROUP, RowTiles, output_map, row_tiles, shifts
@@ -204,6 +205,12 @@ class NchwWork(Work[TilePlace]):
         return (n * p.co * p.out_h + y) * p.out_w + x, is_output(p, pixel)
 
 
+def _work(problem: NchwProblem, config: TmaWgmmaConfig) -> NchwWork | None:
+    """None if there are no such tiles."""
+    rows = config.rows_of(problem)
+    return NchwWork(problem, config, rows) if rows else None
+
+
 def schedule(problem: NchwProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
     """The TIRx program for data (n, ci, h, w), filter (kh, kw, co, ci) or (co, ci, kh, kw), the terms of the
     epilogue, output (n, co, out_h, out_w)."""
@@ -279,6 +286,7 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    estimate=estimate_of(_work),
     channels_along_rows=True,
     tirx=WrittenInTirx(
         reason="one warp loads by TMA while others multiply by wgmma and add sums out of other threads' registers; "

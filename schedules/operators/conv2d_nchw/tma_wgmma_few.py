@@ -18,6 +18,7 @@ from schedules.core.device import Device
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import REGISTERS, ROWS, STAGES, clusters
+from schedules.hopper.cost import estimate_of
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.few_tiles import FewWork, TmaWgmmaFewConfig, channels_of, columns_of, pitches
 from schedules.operators.conv2d_nchw.repack import repack
@@ -93,6 +94,7 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    estimate=estimate_of(FewWork),
     tirx=WrittenInTirx(
         reason="one warp loads by TMA while others multiply by wgmma and add sums out of other threads' registers; "
         "the schedule language gives all threads the same loops, and no thread a value of another",

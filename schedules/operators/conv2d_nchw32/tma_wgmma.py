@@ -21,7 +21,7 @@ from schedules.core.problem import Pair, numpy_dtype
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import ROWS, HopperConfig, blocks
 from schedules.hopper.config import SHAPES as BLOCK_SHAPES
-from schedules.hopper.cost import fastest, product_cycles, rounds
+from schedules.hopper.cost import estimate_of, fastest, product_cycles, rounds
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.pixels import (
     Box,
@@ -422,6 +422,7 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    estimate=estimate_of(_work, microseconds),
     tirx=WrittenInTirx(
         reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "
         "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",

@@ -19,7 +19,7 @@ from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import numpy_dtype
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import HopperConfig, blocks, stage_channels, tiles_of
-from schedules.hopper.cost import fastest
+from schedules.hopper.cost import estimate_of, fastest
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.pixels import PixelTiles, TilePlace, flattened, is_output, pixel_tiles, place_pixels
 from schedules.hopper.shared import (
@@ -284,6 +284,7 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    estimate=estimate_of(_work),
     tirx=WrittenInTirx(
         reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "
         "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",

@@ -1,0 +1,54 @@
+"""What is ranked is legal, the fastest first, and the same for all that the trees cannot tell apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from schedules.core.arch import parse_arch
+from schedules.core.device import H100
+from schedules.core.presets import resolve
+from schedules.measure.choice import default_choice
+from schedules.predict.rank import predicted_us, ranked
+
+ARCH = parse_arch("cuda:sm_90a")
+LAYER = {"n": "3", "h": "14", "w": "14", "ci": "48", "co": "37", "kh": "3", "kw": "3", "pad": "1", "dtype": "float16"}
+
+
+@pytest.mark.parametrize("name", ["conv2d_nhwc", "conv2d_nchw", "conv2d_hwcn", "conv2d_nchw32"])
+def test_the_fastest_come_first_and_all_are_legal(name: str) -> None:
+    operator, problem = resolve(name, {**LAYER, "dtype": "int8" if name == "conv2d_nchw32" else "float16"})
+    found = ranked(problem, ARCH)
+    assert len(found) > 8 and [each.us for each in found] == sorted(each.us for each in found)
+    assert len({(each.schedule, str(each.config)) for each in found}) == len(found)
+    for each in found:
+        assert each.config.check(problem, ARCH) is None
+        assert not operator.opt_in(each.schedule) and each.limit in dict(each.parts)
+    best = default_choice(problem, ARCH)
+    assert (best.schedule, best.config, best.predicted) == (found[0].schedule, found[0].config, found[0])
+    assert "predicted" in str(best)
+
+
+def test_of_one_schedule_only() -> None:
+    _, problem = resolve("conv2d_nhwc", LAYER)
+    found = ranked(problem, ARCH, "mma")
+    assert found and {each.schedule for each in found} == {"mma"}
+    told = predicted_us(problem, "mma", found[0].config, ARCH)
+    assert told == pytest.approx(found[0].us)
+
+
+def test_bfloat16_is_as_float16_and_another_device_has_its_own() -> None:
+    _, problem = resolve("conv2d_nhwc", LAYER)
+    wide = replace(problem, dtype="bfloat16")
+    assert [e.config for e in ranked(wide, ARCH)] == [e.config for e in ranked(problem, ARCH)]
+    assert ranked(problem, ARCH.on(H100))
+
+
+def test_what_the_trees_have_not_seen_is_left_to_the_rule() -> None:
+    _, problem = resolve("conv2d_nhwc", LAYER)
+    for arch in (parse_arch("cuda:sm_80"), parse_arch("rocm:gfx942"), parse_arch("llvm")):
+        assert ranked(problem, arch) == ()
+        assert default_choice(problem, arch).predicted is None
+    _, rows = resolve("softmax", {"rows": "8", "cols": "100", "dtype": "float16"})
+    assert ranked(rows, ARCH) == ()
