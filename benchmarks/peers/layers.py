@@ -23,6 +23,7 @@ from schedules.measure.results import read_costs
 KIND = "layers"
 FOLDER = Path(__file__).resolve().parents[1] / "layers"
 WORST = 25  # layers that are told by name
+MANY = 50  # layers of an operator and dtype whose sets are drawn apart
 Row = Mapping[str, Any]
 
 
@@ -194,12 +195,16 @@ def line_of(row: Row) -> str:
 
 
 def picture(files: Sequence[Mapping[str, Any]]) -> bytes:
-    """The ratios of each operator, dtype and set as a PNG: a dot for each layer, a bar for the geometric mean."""
+    """The ratios as a PNG: a dot for each layer, a bar for the geometric mean.
+
+    A line for each set of an operator and dtype that has MANY layers, for all of one that has fewer.
+    """
     from schedules.show.report.plots import of_ratios
 
-    ratios = {
-        ", ".join([file["device"]] * (len(files) > 1) + [f"{operator} {dtype}", name]): list(map(ratio, found))
-        for file in files
-        for (operator, dtype, name), found in sorted(groups(file["layers"], "operator", "dtype", "set").items())
-    }
+    ratios: dict[str, list[float]] = {}
+    for file in files:
+        for (operator, dtype), found in sorted(groups(file["layers"], "operator", "dtype").items()):
+            for row in sorted(found, key=lambda row: str(row["set"])):
+                names = [f"{operator} {dtype}", *([row["set"]] if len(found) >= MANY else [])]
+                ratios.setdefault(", ".join([file["device"]] * (len(files) > 1) + names), []).append(ratio(row))
     return of_ratios("layers", "Layers at their first call beside cuDNN", "", ratios).png
