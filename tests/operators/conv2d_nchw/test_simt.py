@@ -72,7 +72,7 @@ def test_any_shape_is_correct(sm_90a: Arch, n: int, h: int, w: int, ci: int, co:
 
 
 def test_source(sm_90a: Arch) -> None:
-    built = build(problem_of("conv2d_nchw", **LAYER), sm_90a, "simt", device_code=False)
+    built = build(problem_of("conv2d_nchw", **LAYER), sm_90a, "simt", SimtConfig(stages=2), device_code=False)
     source = str(built.sources["cu"])
     assert built.launch and built.launch.block == (16, 16, 1) and built.launch.grid == (128, 2, 1)
     loop = source[source.index("for (int step = 0") :]
