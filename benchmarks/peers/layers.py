@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
@@ -120,12 +121,14 @@ SHARES = ("layers", "geometric mean", "least", "ahead")
 
 
 def summary(files: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each device, operator and dtype."""
-    rows = (
-        [file["device"], f"`{operator}`", dtype, *shares(found)]
-        for file in files
-        for (operator, dtype), found in sorted(groups(file["layers"], "operator", "dtype").items())
-    )
+    """A row for each device, operator and dtype; layers that failed are counted beside those that were timed."""
+    rows = []
+    for file in files:
+        failures = Counter((row["operator"], row["dtype"]) for row in file["layers"] if "failed" in row)
+        for (operator, dtype), found in sorted(groups(file["layers"], "operator", "dtype").items()):
+            count, *rest = shares(found)
+            count += f" and {lost} failed" if (lost := failures[operator, dtype]) else ""
+            rows.append([file["device"], f"`{operator}`", dtype, count, *rest])
     return "\n\n".join([table(["device", "operator", "dtype", *SHARES], rows), *sources(files)])
 
 
