@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from schedules.core.registry import operator_of
 from schedules.hopper.config import STAGES, STAGING
 from schedules.predict import trees
 from schedules.predict.configs import FILLED, Columns, columns_of, columns_of_space
-from schedules.predict.estimate import Work, tile_of, work
+from schedules.predict.estimate import LAUNCH, Work, peak, tile_of, work
 from schedules.predict.features import OWN, features, table
 
 HOPELESS = 4.0  # times the least estimate of all schedules, beyond which one is not looked at
@@ -60,6 +60,7 @@ def ranked(problem: Problem, arch: Arch, schedule: str | None = None) -> tuple[R
         return ()
     specs = [op.schedule(schedule)] if schedule else op.offered(arch)
     specs = [spec for spec in specs if f"is {op.name}.{spec.name}" in known.names and arch.kind in spec.kinds]
+    specs = [spec for spec in specs if worth_a_look(problem, spec, arch)]
     spaces = {spec: columns_of_space(spec, problem, arch) for spec in specs}
     works = {spec: work(problem, spec, columns, arch) for spec, columns in spaces.items() if columns.count}
     least = min((made.total.min() for made in works.values()), default=0.0)
@@ -80,6 +81,14 @@ def ranked(problem: Problem, arch: Arch, schedule: str | None = None) -> tuple[R
         parts = tuple((name, float(part[row])) for name, part in made.parts.items())
         best.append(Ranked(spec.name, config, us, made.limit(row), parts))
     return tuple(best)
+
+
+def worth_a_look(problem: Any, spec: ScheduleSpec, arch: Arch) -> bool:
+    """Whether the schedule can be near the fastest: CUDA cores only where a launch takes as long as their products."""
+    if problem.dtype == "float32" or any(field.name == "block_n" for field in fields(spec.config)):
+        return True
+    memory = problem.min_bytes / ((arch.device.bandwidth or 1000) * 1e3)
+    return problem.flops / 2 / peak(problem, arch, matrix=False) < HOPELESS * (LAUNCH + memory)
 
 
 def predicted(
