@@ -25,6 +25,7 @@ LONGEST = 2**31 - 1  # extent of an axis: what a grid, and a coordinate of TMA, 
 LARGEST = 2**44  # elements of a tensor, what the addresses of 64-bit systems reach with room to spare
 SIDES = (7, 10, 12, 14, 20, 28, 36, 40, 56, 60, 80, 112, 150, 224)  # of images in layers, in pixels
 MOST = 1000  # of a whole number that is drawn, where the problem does not say
+WORD = 100  # letters of a text at most
 F = TypeVar("F", bound="Fields")
 
 
@@ -96,7 +97,9 @@ class Fields:
                 return float(value)
             if kind is bool and isinstance(value, str):
                 return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[value.lower()]
-            if kind in (bool, str) and isinstance(value, kind):
+            if kind is bool and isinstance(value, bool):
+                return value
+            if kind is str and isinstance(value, str) and value.isprintable() and len(value) <= WORD:
                 return value
             raise ValueError
         except OverflowError:
@@ -107,7 +110,7 @@ class Fields:
                 int: "a whole number",
                 float: "a number",
                 bool: "true or false",
-            }.get(kind, "text")
+            }.get(kind, "a word")
             raise cls.error(f"{cls.noun} {name}={reprlib.repr(value)} is not {wanted}") from None
 
     @classmethod

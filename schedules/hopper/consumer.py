@@ -57,11 +57,19 @@ class Consumer:
                 number = T.meta_var(named("slice", exchange.slice(self.member.consumer, self.at.rank_k)))
                 if number < self.work.slices:
                     exchange.receive(self.products.sums, self.member, self.at, number, turn)
-                    self.results.emit(place, number * (self.work.config.columns // self.work.slices))
+                    self.emit_slice(place, number)
                 turn = turn ^ 1
             else:
                 self.results.emit(place)
             tile = tile + self.clusters
+
+    def emit_slice(self, place: Any, number: Expr) -> None:
+        """Finish slice `number` of the tile's columns; all of them if there is but one."""
+        slices = self.work.slices
+        if slices > 1:
+            self.results.emit(place, number * (self.work.config.columns // slices))
+        else:
+            self.results.emit(place)
 
     @T.inline
     def pass_by(self, tile: Variable) -> None:

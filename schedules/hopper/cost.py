@@ -25,8 +25,8 @@ def _rate(operand: Operand, timings: Timings) -> float:
     """Bytes of an operand that a multiprocessor gets from L2 in a nanosecond."""
     line = operand.tile.swizzle
     rate = timings.loaded_narrow if line <= NARROW else timings.loaded
-    # L2 reads whole sectors, of which a line that begins within one has a part too much
-    return rate * line / (line + NARROW) if operand.source.strides[0] % NARROW else rate
+    # L2 reads whole sectors, of which a line that begins within one has parts too much
+    return rate * line / (line + 2 * NARROW) if operand.source.strides[0] % NARROW else rate
 
 
 def rounds(config: HopperConfig, clusters: int, device: Device) -> int:

@@ -18,6 +18,7 @@ from schedules.hopper.config import (
     HopperConfig,
 )
 from schedules.hopper.shared import (
+    BlockStaging,
     Columns,
     NoStaging,
     Runs,
@@ -135,7 +136,7 @@ class Output:
     """
 
     dtype: str
-    staging: Staging | RunStaging | SlotStaging | NoStaging
+    staging: Staging | RunStaging | BlockStaging | SlotStaging | NoStaging
     target: TensorMap | Runs | Slots | Columns
     bound: float = math.inf
 
@@ -306,7 +307,8 @@ class Work(ABC, Generic[P]):
     def run_at(self, place: P, part: Index, row: Expr, column: Index) -> tuple[Expr, Expr]:
         """For an output of runs: where in it the one begins that has row `row` of the consumer's first, in the columns
         from `column` of the block, and how many elements there are to it, 0 or less if none are inside.  Where staging
-        memory does not hold whole rows of the tensor, each vector of a row is asked for."""
+        memory does not hold whole rows of the tensor, each vector of a row is asked for; where it has blocks of them,
+        block number `row`."""
         raise NotImplementedError(f"{type(self).__name__} has no output of runs")
 
     def slots_at(self, place: P, part: Index) -> tuple[Expr, Expr]:

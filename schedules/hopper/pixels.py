@@ -74,8 +74,8 @@ class PixelTiles:
 
     def part(self, parts: int) -> Box:
         """The box of one of `parts` equal parts of a tile: consecutive rows of it."""
-        n, h, w = self.box
-        return (n // parts, h, w) if self._outermost == 0 else (n, h // parts, w)
+        n, h, w = (size // (parts if axis == self._outermost else 1) for axis, size in enumerate(self.box))
+        return n, h, w
 
     def has_parts(self, parts: int) -> bool:
         """Whether a tile is so many equal boxes."""
@@ -83,9 +83,11 @@ class PixelTiles:
 
     @property
     def _outermost(self) -> int:
-        """The axis of the box that parts cut: images (0), or lines (1)."""
+        """The axis of the box that parts cut: images (0), lines (1), or the pixels of one line (2)."""
         n, h, _ = self.box
-        return int(h > 1) if self.lines_outside else int(n == 1)
+        if self.lines_outside:
+            return int(h > 1)
+        return 0 if n > 1 else 1 if h > 1 else 2
 
     def start(self, tile: Expr) -> Pixel:
         """First output pixel (n, y, x) of tile number `tile`."""
@@ -104,11 +106,9 @@ class PixelTiles:
 
     def of_part(self, start: Pixel, part: Index, parts: int) -> Pixel:
         """First pixel of part number `part`."""
-        n, y, x = start
-        size = self.part(parts)
-        if size[0] < self.box[0]:
-            return n + part * size[0], y, x
-        return n, y + part * size[1], x
+        size, axis = self.part(parts), self._outermost
+        n, y, x = (first + part * size[axis] if axis == at else first for at, first in enumerate(start))
+        return n, y, x
 
     def pixel(self, start: Pixel, row: Expr) -> Pixel:
         """Pixel number `row` of a tile, or of a part of it, whose first is `start`."""

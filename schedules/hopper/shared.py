@@ -315,6 +315,28 @@ def slot_staging(rows: int, columns: int, item: int) -> SlotStaging:
     return SlotStaging(rows, width, item, columns)
 
 
+@dataclass(frozen=True)
+class BlockStaging:
+    """Where a consumer's results wait for ordinary stores as they lie in the tensor, all in one pass: a block for each
+    `run` of columns, of `rows` rows of so many elements of `item` bytes.  Columns behind the last block's are
+    dropped."""
+
+    rows: int
+    columns: int  # of the consumer
+    run: int
+    blocks: int
+    item: int
+    together: ClassVar[int] = 1
+
+    @property
+    def width(self) -> int:
+        return self.columns
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.run * self.blocks * self.item
+
+
 def run_staging(rows: int, columns: int, size: int, item: int) -> RunStaging:
     """Staging for the results of a consumer where a row of the tensor has `size` elements."""
     if size <= columns and rows * size * item <= STAGING:

@@ -3,9 +3,10 @@
 By boxes: they pass through staging memory, from where TMA stores `width` columns of all of a consumer's rows and clips
 them at the tensor's end.  Several stores make a pass, as many as the memory holds.  By runs: where the tensor's rows
 are not whole 16 bytes apart, which TMA needs, the consumer's threads store them from that memory, in the widest vectors
-that the tensor's alignment allows.  By slots: the same where neighbours in the tensor are rows of the tile, of which
-some may be left out.  By columns: where neighbours in the tensor are rows of the tile, of which a thread
-has two side by side (`fragments`), they are stored from its registers.
+that the tensor's alignment allows.  By blocks: the same where they lie in that memory as in the tensor.  By slots: the
+same where neighbours in the tensor are rows of the tile, of which some may be left out.  By columns: where neighbours
+in the tensor are rows of the tile, of which a thread has two side by side (`fragments`), they are stored from its
+registers.
 """
 
 from __future__ import annotations
@@ -23,12 +24,22 @@ from tvm.script import tirx as T
 from schedules.hopper.config import ROWS, WARPGROUP
 from schedules.hopper.fragments import tile_row
 from schedules.hopper.geometry import Member, Output, Work
-from schedules.hopper.shared import Columns, Runs, RunStaging, Slots, SlotStaging, Staging, TensorMap
+from schedules.hopper.shared import (
+    BlockStaging,
+    Columns,
+    NoStaging,
+    Runs,
+    RunStaging,
+    Slots,
+    SlotStaging,
+    Staging,
+    TensorMap,
+)
 from schedules.tirx.values import kept, named
 from schedules.tirx.words import pack_8, pack_16
 
 if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
+    from schedules.tirx.types import Buffer, Expr, Index, Pointer, Tensors, Variable
 
 Writer = Callable[..., None]
 STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
@@ -64,6 +75,12 @@ __device__ __forceinline__ void hopper_put(unsigned int word, void* at, int ther
   if (there > 1) ((unsigned short*)at)[1] = (unsigned short)(word >> 16);
 }
 """,
+    "hopper_put_apart": """
+__device__ __forceinline__ void hopper_put_apart(unsigned int word, void* at, void* next, int there) {
+  if (there > 0) *(unsigned short*)at = (unsigned short)word;
+  if (there > 1) *(unsigned short*)next = (unsigned short)(word >> 16);
+}
+""",
 }
 _PUT_APART = """
 __device__ __forceinline__ void hopper_put_apart_{0}(unsigned int word, void* at, bool there) {{
@@ -77,6 +94,11 @@ _COPY = """
 __device__ __forceinline__ void hopper_copy_{0}(void* to, const void* from) {{ *({1}*)to = *(const {1}*)from; }}
 """
 _VECTORS = {2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
+
+
+def _copy(nbytes: int, to: Pointer, source: Pointer) -> None:
+    text = _COPY.format(nbytes, _VECTORS[nbytes])
+    T.evaluate(T.cuda.func_call(f"hopper_copy_{nbytes}", to, source, source_code=text))
 
 
 def barrier(consumer: Expr) -> None:
@@ -195,8 +217,6 @@ class RunStores(Stores):
         elements = target.rows * staging.pitch if staging.packed else staging.width
         vectors = elements // target.vector
         count = staging.rows // target.rows * vectors
-        nbytes = target.vector * staging.item
-        name = f"hopper_copy_{nbytes}"
         with T.serial(-(-count // WARPGROUP)) as turn:
             at = named("at", turn * WARPGROUP + self.member.thread)
             run = named("run", T.truncdiv(at, vectors))
@@ -210,8 +230,59 @@ class RunStores(Stores):
             stored = inside > 0 if count % WARPGROUP == 0 else tirx.all(at < count, inside > 0)
             with T.If(stored), T.Then():
                 source = self.memory.ptr_to([self.start + (row * staging.pitch + element) * staging.item])
-                to = self.output.ptr_to([index])
-                T.evaluate(T.cuda.func_call(name, to, source, source_code=_COPY.format(nbytes, _VECTORS[nbytes])))
+                _copy(target.vector * staging.item, self.output.ptr_to([index]), source)
+
+
+@dataclass
+class BlockStores(Stores):
+    """Results leave as they lie in the tensor, by vectors of 16 bytes where it allows them."""
+
+    memory: Buffer
+
+    def __post_init__(self) -> None:
+        output = self.work.output
+        assert isinstance(output.staging, BlockStaging) and isinstance(output.target, Runs) and self.output_map is None
+        self.staging, self.target, self.output = output.staging, output.target, self.tensors["flat output"]
+
+    def before(self) -> None:
+        barrier(self.member.consumer)  # the stores before were done when their instructions were
+
+    def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
+        staging = self.staging
+        apart, last = staging.run % 2, staging.run * staging.blocks
+        name = "hopper_put_apart" if apart else "hopper_put_two"
+        for half in range(2):
+            group = pair * 16 + half * 8
+            if group >= last:
+                continue
+            column = group + T.truncmod(lane, 4) * 2
+            for below in range(2):
+                row = self.row(m) + T.truncdiv(lane, 4) + 8 * below
+                targets = [self._at(row, column + i) for i in range(1 + apart)]
+                word = pack_16(self.work.output.dtype, *values[4 * half + 2 * below : 4 * half + 2 * below + 2])
+                there = T.int32(2) if group + 8 <= last else last - column
+                T.evaluate(T.cuda.func_call(name, word, *targets, there, source_code=_PUT[name]))
+
+    def _at(self, row: Expr, column: Expr) -> Pointer:
+        staging = self.staging
+        block, element = T.truncdiv(column, staging.run), T.truncmod(column, staging.run)
+        at = (block * staging.rows + row) * staging.run + element
+        return self.memory.ptr_to([self.start + at * staging.item])
+
+    def written(self) -> None:
+        barrier(self.member.consumer)
+
+    def store(self, first: int) -> None:
+        staging, vector = self.staging, self.target.vector
+        elements = staging.rows * staging.run
+        with T.serial(-(-staging.blocks * elements // vector // WARPGROUP)) as turn:
+            at = named("at", (turn * WARPGROUP + self.member.thread) * vector)
+            block = named("block", T.truncdiv(at, elements))
+            element = named("element", T.truncmod(at, elements))
+            index, inside = self.work.run_at(self.place, self.member.part, block, self.begin + first)
+            with T.If(tirx.all(block < staging.blocks, element < inside)), T.Then():
+                source = self.memory.ptr_to([self.start + at * staging.item])
+                _copy(vector * staging.item, self.output.ptr_to([index + element]), source)
 
 
 @dataclass
@@ -286,8 +357,7 @@ class SlotStores(Stores):
             with T.If(stored), T.Then():
                 source = self.memory.ptr_to([self.start + (column * staging.pitch + slot) * staging.item])
                 to = self.output.ptr_to([self.work.slot_start(number) + channel])
-                name, text = f"hopper_copy_{nbytes}", _COPY.format(nbytes, _VECTORS[nbytes])
-                T.evaluate(T.cuda.func_call(name, to, source, source_code=text))
+                _copy(nbytes, to, source)
 
 
 @dataclass
@@ -397,7 +467,14 @@ def stores_of(
     member: Member,
 ) -> Stores:
     """The stores that the work's output needs."""
-    kinds: dict[type, type[Stores]] = {Staging: BoxStores, RunStaging: RunStores, SlotStaging: SlotStores}
-    kind = kinds.get(type(work.output.staging), ColumnStores)
-    start = named("start", member.consumer * work.output.staging.nbytes)
+    staging = work.output.staging
+    kinds = {
+        Staging: BoxStores,
+        RunStaging: RunStores,
+        BlockStaging: BlockStores,
+        SlotStaging: SlotStores,
+        NoStaging: ColumnStores,
+    }
+    kind: Any = kinds[type(staging)]
+    start = named("start", member.consumer * staging.nbytes)
     return kind(work, tensors, output_map, place, begin, memory, start, member)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from schedules.core.arch import Arch
 from schedules.core.problem import Config, Conv2dProblem
@@ -33,10 +34,6 @@ class WindowsConfig(Config):
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_n
 
-    @property
-    def words(self) -> tuple[int, ...]:
-        return (self.tile_h, self.tile_w, self.block_n, self.warps_m, self.warps_n, self.num_stages, self.blocks_sm)
-
     def check(self, problem: Conv2dProblem, arch: Arch) -> str | None:
         p = problem
         if "mma" not in arch.features:
@@ -58,9 +55,10 @@ class WindowsConfig(Config):
         return Windows(p, self).reason(arch)
 
 
+@lru_cache(maxsize=256)
 def default(problem: Conv2dProblem, arch: Arch) -> WindowsConfig:
-    """The legal config of the least estimated time; where there is none, one that says why."""
-    legal = (config for config in space(problem, arch) if config.check(problem, arch) is None)
+    """The legal config, without patches ahead, of the least estimated time; where there is none, one that says why."""
+    legal = (config for config in _configs(problem, arch, (1,)) if config.check(problem, arch) is None)
     return min(legal, key=lambda config: clocks(Windows(problem, config), arch), default=WindowsConfig())
 
 
@@ -71,20 +69,26 @@ def is_few(problem: Conv2dProblem) -> bool:
 
 
 def space(problem: Conv2dProblem, arch: Arch) -> Sequence[WindowsConfig]:
+    return _configs(problem, arch, (1, 2))
+
+
+def _configs(problem: Conv2dProblem, arch: Arch, stages: tuple[int, ...]) -> Sequence[WindowsConfig]:
     p = problem
-    rows = [size for size in (2, 4, 8, 16) if size < 2 * p.out_h]
-    channels = [size for size in (16, 32, 64, 128) if size < 2 * p.co]
+    rows = [size for size in (2, 4, 8, 16) if size < 2 * p.out_h] or [2]
+    channels = [size for size in (16, 32, 64, 128) if size < 2 * p.co] or [16]
 
-    def make(blocks_sm: int, **words: int) -> WindowsConfig:
-        return WindowsConfig(**words, blocks_sm=blocks_sm, grid=blocks_sm * arch.device.multiprocessors)
+    def make(
+        tile_h: int, tile_w: int, block_n: int, warps: tuple[int, int], num_stages: int, blocks_sm: int
+    ) -> WindowsConfig:
+        grid = blocks_sm * arch.device.multiprocessors
+        return WindowsConfig(tile_h, tile_w, block_n, *warps, num_stages, blocks_sm, grid)
 
-    names = ("tile_h", "tile_w", "block_n", "warps_m", "warps_n", "num_stages", "blocks_sm")
-    axes = (rows, _widths(p.out_w), channels[-3:], (2, 4, 8), (1, 2), (1, 2), (1, 2, 3, 4))
-    return ProductSpace(lambda *values: make(**dict(zip(names, values, strict=True))), *axes)
+    warps = ((2, 1), (4, 1), (8, 1), (4, 2))
+    return ProductSpace(make, rows, _widths(p.out_w), channels[-3:], warps, stages, (1, 2, 3, 4))
 
 
 def _widths(out_w: int) -> list[int]:
     """Widths of tiles that leave few pixels of their last one empty, most of all others."""
     parts = range(1, out_w // 16 + 2)
     widths = {-(out_w // -(8 * count)) * 8 for count in parts}
-    return sorted(widths, key=lambda size: (-(-out_w // size) * size, abs(size - 48)))[:4]
+    return sorted(widths, key=lambda size: (-(-out_w // size) * size, abs(size - 48)))[:3]

@@ -270,69 +270,48 @@ def _where(conditions: list[Expr]) -> contextlib.ExitStack:
     return stack
 
 
-def fetch_filters(w: Windows, tensors: Tensors, memory: Buffer, thread: Expr, first: Expr, at_word: int) -> None:
-    """Put the filters of output channels `first` on into `memory` from word `at_word` on, which holds zeros, in the
-    order of fragments: for each step, and each pair of octets of channels, a lane's words side by side.
+def fetch_filters(w: Windows, tensors: Tensors, memory: Buffer, warp: Expr, lane: Expr, first: Expr, at: int) -> None:
+    """Put the filters of output channels `first` on into `memory` from word `at` on, in the order of fragments: for
+    each step and pair of octets of channels a lane's words side by side; zeros where there are no filters.
 
-    They are read in their own order: by vectors where the channels are the slowest axis, else piece by piece.
+    A warp has some of the channels, its lanes neighbouring units, whose places in a filter are found once for all.
     """
     p, c = w.problem, w.config
-    words = w.channel_axis == "li"  # pieces are words of channels, or elements
-    axes = [axis for axis in p.filter_axes if axis != "gi"]
+    channel_axis = w.channel_axis
     pitch = strides(p.filter_axes, p.extents)
-    name = {"li": "c", "ci": "c"}
-    extents = {"co": c.block_n, "kh": p.kh, "kw": p.kw, "ci": p.ci, "li": w.channels // w.unit}
-    total = math.prod(extents[axis] for axis in axes)
-    of_filter = p.kh * p.kw * p.ci
-    vector = math.gcd(8, p.co * of_filter) if axes[0] == "co" and not words else 1
-    vector = vector if vector == 8 else 1
-    count = -(-total // vector)
-    together = 4 if vector > 1 else IN_FLIGHT
-    rounds = -(-count // c.threads)
-    together = min(together, rounds)
-    channels = w.problem.extents["co"]
-
-    with T.serial(-(-rounds // together)) as round_:
-        held = T.alloc_local((together * (4 if vector > 1 else 1),), "uint32")
-        numbers = []
-        for k in range(together):
-            number = kept("number", (round_ * together + k) * c.threads + thread)
-            numbers.append(number)
-            if vector > 1:
-                at = number * vector
-                start = named("from", first * of_filter + at)
-                there = tirx.all(at < total, start < channels * of_filter)
-                source = tensors["flat filter"].ptr_to([T.Select(there, start, 0)])
-                _load_words([held[4 * k + i] for i in range(4)], source, there)
-            else:
-                at = _digits(axes, extents, number)
-                element = first * pitch["co"]
-                for axis in axes:
-                    element = element + at[axis] * (pitch[axis] * (w.unit if axis == "li" else 1))
-                there = tirx.all(number < total, first + at["co"] < channels)
-                source = tensors["flat filter"].ptr_to([T.Select(there, element, 0)])
-                T.buffer_store(held, _load(WORD if words else w.item, source, there), [k])
-        for k, number in enumerate(numbers):
-            for i in range(vector):
-                at = {
-                    name.get(axis, axis): value for axis, value in _digits(axes, extents, number * vector + i).items()
-                }
-                value = T.shift_right(held[4 * k + i // 2], T.uint32(16 * (i % 2))) if vector > 1 else held[k]
-                element = w.lead + at["kw"] * w.channels + at["c"] * (w.unit if words else 1)
-                word = weight_word(w, at["co"], at["kh"] * w.row_units + T.truncdiv(element, w.unit))
-                target = memory.ptr_to([(word + at_word) * WORD + T.truncmod(element, w.unit) * w.item])
-                with T.If(number * vector + i < total), T.Then():
-                    _put(WORD if words else w.item, target, value)
-
-
-def _digits(axes: list[str], extents: dict[str, int], number: Expr) -> dict[str, Expr]:
-    """The place along each axis of element `number` in their order."""
-    found: dict[str, Expr] = {}
-    for axis in reversed(axes[1:]):
-        found[axis] = named(axis, T.truncmod(number, extents[axis]))
-        number = named("rest", T.truncdiv(number, extents[axis]))
-    found[axes[0]] = number
-    return found
+    warps, units, channels = c.threads // 32, w.steps * STEP, p.extents["co"]
+    whole = channel_axis == "li"  # units are words of channels in memory, as they are where channels are even
+    along = p.filter_axes[-1] == "ci" and w.channels == p.ci
+    whole = whole or (along and w.lead % w.unit == 0 and p.kw * p.ci % w.unit == 0)
+    of_warp = -(-c.block_n // warps)
+    together = min(of_warp, IN_FLIGHT // (1 if whole else w.unit))
+    with T.serial(-(-units // 32)) as chunk:
+        unit = kept("unit", chunk * 32 + lane)
+        row, element = named("row", T.truncdiv(unit, w.row_units)), T.truncmod(unit, w.row_units) * w.unit - w.lead
+        found = []
+        for i in range(1 if whole else w.unit):
+            column, channel = T.truncdiv(element + i, w.channels), T.truncmod(element + i, w.channels)
+            inside = [row < p.kh, element + i >= 0, element + i < p.kw * w.channels, channel < p.ci]
+            place = row * pitch["kh"] + column * pitch["kw"] + channel * pitch[channel_axis]
+            found.append((named("place", place), named("inside", tirx.all(*inside))))
+        with T.serial(-(-of_warp // together)) as turn:
+            values = T.alloc_local((together * len(found),), "uint32")
+            numbers = [named("number", (turn * together + k) * warps + warp) for k in range(together)]
+            for k, number in enumerate(numbers):
+                start = named("start", (first + number) * pitch["co"])
+                for i, (place, inside) in enumerate(found):
+                    use = tirx.all(inside, first + number < channels)
+                    source = tensors["flat filter"].ptr_to([T.Select(use, start + place, 0)])
+                    nbytes = WORD if whole else w.item
+                    T.buffer_store(values, _load(nbytes, source, use), [k * len(found) + i])
+            for k, number in enumerate(numbers):
+                value = values[k * len(found)]
+                for i in range(1, len(found)):
+                    shift = T.uint32(8 * w.item * i)
+                    value = T.bitwise_or(value, T.shift_left(values[k * len(found) + i], shift))
+                target = memory.ptr_to([(at + weight_word(w, number, unit)) * WORD])
+                with T.If(tirx.all(number < c.block_n, unit < units)), T.Then():
+                    _put(WORD, target, value)
 
 
 def weight_word(w: Windows, channel: Expr, unit: Expr) -> Expr:

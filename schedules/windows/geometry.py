@@ -21,7 +21,7 @@ OCTET = 8  # rows of a fragment: pixels, or output channels
 STEP = 8  # units of a step of mma.sync
 ALL = (2**32 - 1,) * 4  # bits of four words
 LONGEST = 16  # steps that are written out; of more, those of a few kernel rows are, in a loop
-OTHERS = 40  # registers of a thread beside sums and fragments, about
+OTHERS = 60  # registers of a thread beside sums and fragments, about
 
 
 class Tile(Protocol):

@@ -79,8 +79,8 @@ class Kernel:
         for stage in range(config.num_stages):
             start = stage * w.patch_words
             clear(memory, range(start + w.unbrought // 4 * 4, start + w.patch_words), thread, config.threads)
-        clear(memory, range(config.num_stages * w.patch_words, w.shared_bytes // WORD), thread, config.threads)
-        T.evaluate(T.cuda.cta_sync())
+        if w.unbrought == 0 or w.unbrought % 4:  # else nothing is brought where zeros are
+            T.evaluate(T.cuda.cta_sync())
 
         part("The block's channels and its first tile; its filters, which stay")
         column = named("column", T.truncmod(self.block, w.columns)) if w.columns > 1 else T.int32(0)
@@ -94,7 +94,7 @@ class Kernel:
         filters_at = config.num_stages * w.patch_words
         fetch = PatchFetch(w, self.tensors, memory, thread)
         fetch.emit(self.place(tile[0]), T.int32(0))
-        fetch_filters(w, self.tensors, memory, thread, first, filters_at)
+        fetch_filters(w, self.tensors, memory, self.warp, self.lane, first, filters_at)
         warps = WarpPlace(
             named("warp_m", T.truncdiv(self.warp, config.warps_n)),
             named("warp_n", T.truncmod(self.warp, config.warps_n)),

@@ -85,7 +85,7 @@ def test_config_fields_parse() -> None:
     for value in ([1, 2, 3], [1.5, 2], [True, 1], {}, [[1]], 2**40):
         with pytest.raises(ConfigError, match="config tile="):
             TutorialConfig.parse({"tile": value})
-    with pytest.raises(ProblemError, match="dtype=\\['float32'\\] is not text"):
+    with pytest.raises(ProblemError, match="dtype=\\['float32'\\] is not a word"):
         SoftmaxProblem.parse({"rows": 1, "cols": 1, "dtype": ["float32"]})
     with pytest.raises(UnknownNameError, match="did you mean 'tile'"):
         TutorialConfig.parse({"tiles": 8})

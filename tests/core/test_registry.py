@@ -65,6 +65,8 @@ def sample_for(found: Operator, spec: ScheduleSpec) -> Problem:
     fields = dict(SAMPLES[found.name])
     if spec.name in ("mma", "mfma", "mma_channels_last") and "float16" in found.problem.dtypes:
         fields["dtype"] = "float16"
+    if spec.name == "mma_windows":
+        fields |= dict(ci=3, dtype="int8" if found.problem.dtypes == ("int8",) else "float16")
     if spec.name.startswith("tma_wgmma"):  # TMA moves multiples of 16 bytes
         fields |= dict(n=8, ci=32, co=32, dtype="int8" if found.problem.dtypes == ("int8",) else "float16")
     if spec.name == "tf32":

@@ -45,7 +45,10 @@ ODD: dict[str, Case] = {
         "conv2d_nchw32", "tma_wgmma", NCHW32 | dict(n=3, h=5, ci=33, out_dtype="float32"),
         SMALL | dict(block_n=32, block_k=32, row_pixels=2, tall=False),
     ),
-    "HWCN": ("conv2d_hwcn", "tma_wgmma", HWCN | dict(n=24, h=2, ci=13, co=40), SMALL | dict(block_n=64, window=False, turned=False)),
+    "HWCN": (
+        "conv2d_hwcn", "tma_wgmma", HWCN | dict(n=24, h=2, ci=13, co=40),
+        SMALL | dict(block_n=64, window=False, turned=False),
+    ),
     "HWCN, TF32": (
         "conv2d_hwcn", "tf32", dict(n=36, h=2, w=3, ci=5, co=43, kh=2, kw=2, dtype="float32"),
         SMALL | dict(block_n=16),

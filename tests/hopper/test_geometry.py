@@ -11,7 +11,7 @@ import pytest
 from tvm import tirx
 
 from schedules.hopper.geometry import Load, Operand
-from schedules.hopper.shared import RunStaging, SlotStaging, TensorMap
+from schedules.hopper.shared import BlockStaging, RunStaging, SlotStaging, TensorMap
 from tests.hopper.conftest import WorkOf, in_numbers
 from tests.hopper.works import WORKS
 
@@ -49,7 +49,8 @@ def test_loads_fill_a_stage_once(work_of: WorkOf, name: str) -> None:
     ):
         tile = operand.tile
         at = np.arange(operand.nbytes) % tile.nbytes
-        spare = at % tile.slab // tile.swizzle >= tile.rows - operand.spare
+        line, spare_lines = at % tile.slab // tile.swizzle, operand.spare_k if tile.transposed else operand.spare
+        spare = line >= tile.slab // tile.swizzle - spare_lines
         for place, where in product(places(work, [0, work.clusters - 1]), ([0, 0, 0], last)):
             boxes = [load for part in range(parts) for load in loads(place, *where, part)]
             count = filled(operand, boxes)
@@ -81,6 +82,18 @@ def stored_in_runs(work: Any) -> np.ndarray:
             for element in range(0, min(of_run, inside), target.vector):
                 assert (index + element) % target.vector == 0
                 count[index + element : index + element + target.vector] += 1
+    return count
+
+
+def stored_in_blocks(work: Any) -> np.ndarray:
+    target, staging = work.output.target, work.output.staging
+    count = np.zeros(target.elements, "int32")
+    for place, part in product(places(work, range(work.clusters)), range(work.config.parts)):
+        for block in range(staging.blocks):
+            index, inside = map(number, work.run_at(place, part, block, 0))
+            stored = max(0, min(staging.rows * staging.run, inside))
+            assert index % target.vector == stored % target.vector == 0
+            count[index : index + stored] += 1
     return count
 
 
@@ -127,6 +140,8 @@ def test_each_result_is_stored_once(work_of: WorkOf, name: str) -> None:
         count = stored_in_runs(work)
     elif isinstance(staging, SlotStaging):
         count = stored_in_slots(work)
+    elif isinstance(staging, BlockStaging):
+        count = stored_in_blocks(work)
     else:
         count = stored_in_columns(work)
     assert (count == 1).all()
@@ -144,7 +159,7 @@ def test_taps_left_out_see_padding_only(work_of: WorkOf, name: str) -> None:
     _, h, w = work.tiles.box if hasattr(work, "tiles") else (1, 1, 1)
     left_out = 0
     for place in places(work, range(work.clusters)):
-        y, x = place.pixel[1:] if isinstance(place.pixel, tuple) else (place.y, place.x)
+        y, x = place.pixel[1:] if hasattr(place, "pixel") else (place.y, place.x)
         first_ry, last_ry, first_rx, last_rx = map(number, work.taps(place))
         rows = {tap for tap in range(p.kh) if inside(number(y), h, p.out_h, tap, 0)}
         columns = {tap for tap in range(p.kw) if inside(number(x), w, p.out_w, tap, 1)}

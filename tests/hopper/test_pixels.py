@@ -17,7 +17,7 @@ def numbers(pixel: tuple[Any, ...]) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("images_first", [False, True])
 @pytest.mark.parametrize("lines_outside", [False, True])
-@pytest.mark.parametrize("box", [(1, 4, 4), (2, 2, 8), (4, 1, 2)])
+@pytest.mark.parametrize("box", [(1, 4, 4), (2, 2, 8), (4, 1, 2), (1, 1, 8)])
 def test_every_pixel_is_one_row_of_one_tile(box: tuple[int, int, int], lines_outside: bool, images_first: bool) -> None:
     from tvm.script import tirx as T
 

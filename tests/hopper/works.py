@@ -70,6 +70,10 @@ WORKS: dict[str, Case] = {
         "conv2d_nchw", "tma_wgmma_turned", NHWC,
         dict(block_m=128, block_n=32, block_k=32, cluster_m=2, cluster_n=2, grid=120, lines_outside=True),
     ),
+    "what each output looks at": (
+        "conv2d_nchw", "tma_wgmma_turned", NHWC,
+        PLAIN | dict(block_m=128, block_n=32, block_k=64, gathered=True, lines_outside=False),
+    ),
     "groups": (
         "conv2d_nchw32", "tma_wgmma", NCHW32, PLAIN | dict(block_m=128, block_n=64, block_k=64, row_pixels=1),
     ),

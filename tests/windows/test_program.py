@@ -30,12 +30,13 @@ def built_for_emulation(name: str, shape: str, num_stages: int = 2, **fields: An
 def test_mutants_are_caught(emulation: None) -> None:
     built = built_for_emulation("conv2d_nhwc", "7x7, stride 2", num_stages=1)
     mutants = {
-        "filters beside zeros": (BARRIER + r"(?=[\s\S]*while)", ""),
         "a patch before its copies": (r"tvm_builtin_ptx_cp_async_wait_group\w*\(\);", ""),
         "a patch before other threads' copies": (r"(while[\s\S]*?)" + BARRIER, r"\1"),
         "a patch over one that is read": (r"(while[\s\S]*cta_sync[\s\S]*)" + BARRIER, r"\1"),
     }
     assert_mutants_caught(built, mutants)
+    built = built_for_emulation("conv2d_nhwc", "3x3", w=41)  # whose pixels have a fourth channel of zeros
+    assert_mutants_caught(built, {"elements beside zeros": (BARRIER + r"(?=[\s\S]*while)", "")})
 
 
 @pytest.mark.parametrize(

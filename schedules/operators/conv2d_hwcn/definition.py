@@ -47,8 +47,14 @@ def definition(problem: HwcnProblem) -> list[te.Tensor]:
 
 def pixel_product(problem: HwcnProblem, tile: tuple[int, int, int]) -> tirx.PrimFunc:
     """A matrix product for each pixel: ``conv`` (y, x, co, n) sums ``weights`` (kh, kw, ci, co) x ``columns`` (y, x,
-    kh, kw, ci, n), with (co, n, ci) in whole `tile`; see `definitions.implicit`."""
-    return product(problem, COLUMNS, WEIGHTS, CONV, dict(zip(("co", "n", "ci"), tile, strict=True)))
+    kh, kw, ci, n), with (co, n, ci) in whole `tile`; see `definitions.implicit`.  Channels so few that most of a tile
+    would be zeros are one axis with the taps."""
+    p, (co, n, k) = problem, tile
+    taps, columns, weights = p.kh * p.kw, COLUMNS, WEIGHTS
+    one = 2 * -(-taps * p.ci // k) <= taps * -(-p.ci // k)
+    if one:
+        columns, weights = (axes.replace("kh kw ci", "k") for axes in (columns, weights))
+    return product(p, columns, weights, CONV, {"co": co, "n": n, "k" if one else "ci": k})
 
 
 def inside_window(problem: HwcnProblem) -> tuple[int, ...] | None:

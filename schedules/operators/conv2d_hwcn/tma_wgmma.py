@@ -22,6 +22,7 @@ from schedules.hopper.cost import estimate_of, microseconds
 from schedules.hopper.geometry import Load, Operand, Output
 from schedules.hopper.pixels import flattened
 from schedules.hopper.shared import (
+    BlockStaging,
     Runs,
     RunStaging,
     SharedTile,
@@ -46,10 +47,12 @@ DTYPES = ("float16", "bfloat16")
 ITEM = 2  # bytes
 K = K_BYTES // ITEM  # of the reduction in one wgmma
 RUN = 64  # rows of an operand side by side in 128 bytes
+LARGEST_BLOCKS = 36 * 1024  # bytes of a consumer's results in blocks, at most
 LONGEST_WINDOW = 192  # products of a stage with all taps, at most
 TURNED = (16, 32, 64, 128)  # channels of a stage where they lie inside
 # of a kernel before: microseconds until the next starts, and bytes that it reads or writes in a nanosecond
 STARTED, COPIED = 2.0, 2500.0
+BESIDE = 0.93  # of the time that two blocks of a multiprocessor take, of which one multiplies while the other ends
 MOST_TILES = 12  # that every cluster is tried with, of those that are best without
 
 
@@ -62,10 +65,12 @@ class TmaWgmmaConfig(PixelConfig):
     window: bool = False  # a stage has the channels of all taps, or of a kernel row's; else of one tap
     turned: bool = False  # data are copied with their channels inside
 
-    def staging(self, problem: HwcnProblem) -> Staging | RunStaging:
+    def staging(self, problem: HwcnProblem) -> Staging | RunStaging | BlockStaging:
+        tiles = _tiles(problem, self)
+        if self.turned and tiles and tiles.run == problem.n and self.rows * tiles.places * ITEM <= LARGEST_BLOCKS:
+            return BlockStaging(self.rows, self.block_n, tiles.run, tiles.places // tiles.run, ITEM)
         if self.turned or problem.n % turned.GROUP:
             return run_staging(self.rows, self.block_n, problem.n * problem.out_h * problem.out_w + self.block_n, ITEM)
-        tiles = _tiles(problem, self)
         run = tiles.run if tiles else RUN
         # channels of a few images are contiguous: several leave as one line
         fold = RUN // run if run == problem.n and problem.co % (RUN // run) == 0 else 1
@@ -167,11 +172,11 @@ class HwcnWork(PixelWork):
         staging = config.staging(p)
         self.output = Output(p.dtype, staging, self._target(staging))
 
-    def _target(self, staging: Staging | RunStaging) -> TensorMap | Runs:
+    def _target(self, staging: Staging | RunStaging | BlockStaging) -> TensorMap | Runs:
         p = self.problem
-        if isinstance(staging, RunStaging):
-            vector = math.gcd(turned.GROUP, p.n, self.tiles.run)
-            return Runs("output", math.prod(p.arguments()[-1].shape), 1, vector)
+        if not isinstance(staging, Staging):
+            run = p.co * p.n if isinstance(staging, BlockStaging) else math.gcd(p.n, self.tiles.run)
+            return Runs("output", math.prod(p.arguments()[-1].shape), 1, math.gcd(turned.GROUP, run))
         fold = staging.fold
         return TensorMap(
             "output",
@@ -241,6 +246,12 @@ class HwcnWork(PixelWork):
 
         from schedules.tirx.values import named
 
+        p, staging = self.problem, self.output.staging
+        if isinstance(staging, BlockStaging):
+            channel = place.channel + part * self.config.rows
+            at_image, is_image = self.column_start(place, part, row * staging.run)
+            inside = tirx.if_then_else(is_image, (p.co - channel) * p.n, 0)
+            return named("index", at_image + channel * p.n), named("inside", inside)
         at_channel, is_channel = self.row_start(place, part, row)
         at_image, is_image = self.column_start(place, part, column)
         inside = tirx.if_then_else(tirx.all(is_channel, is_image), 1, 0)
@@ -259,7 +270,8 @@ def schedule(problem: HwcnProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IR
 def estimate(work: HwcnWork, device: Device) -> float:
     """About how many microseconds the function takes on `device`."""
     before = STARTED + work.copied / COPIED / 1000 if work.workspace else 0.0
-    return before + microseconds(work, device)
+    beside = BESIDE if work.config.blocks_sm > 1 else 1.0
+    return before + microseconds(work, device) * beside
 
 
 def default(problem: HwcnProblem, arch: Arch) -> TmaWgmmaConfig:

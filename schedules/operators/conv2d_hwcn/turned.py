@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 GROUP = 8  # elements of a thread, 16 bytes
 _VECTORS = {1: "unsigned short", 2: "unsigned int", 4: "uint2"}
+SIDE_BY_SIDE = 4  # images of a thread that turns, at most
 
 # eight elements side by side, of which `left` are there, by vectors of {0}
 _PAD = """
@@ -30,15 +31,24 @@ __device__ __forceinline__ void hwcn_pad_{0}(const void* from, void* to, int lef
   *(uint4*)to = v.all;
 }}
 """
-# the same of elements `apart` from each other
+# of {0} images eight channels, {2} elements apart, of which `left` are there; images are {3} elements apart in `to`
 _TURN = """
-__device__ __forceinline__ void hwcn_turn(const void* from, void* to, int apart, int left) {
-  union { uint4 all; unsigned short each[8]; } v;
-  v.all = make_uint4(0, 0, 0, 0);
+__device__ __forceinline__ void hwcn_turn_{0}(const void* from, void* to, int left) {{
+  union {{ {1} all; unsigned short each[{0}]; }} v[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) if (i < left) v.each[i] = ((const unsigned short*)from)[i * apart];
-  *(uint4*)to = v.all;
-}
+  for (int i = 0; i < 8; ++i) {{
+#pragma unroll
+    for (int j = 0; j < {0}; ++j) v[i].each[j] = 0;
+    if (i < left) v[i].all = *(const {1}*)((const unsigned short*)from + i * {2});
+  }}
+#pragma unroll
+  for (int j = 0; j < {0}; ++j) {{
+    unsigned int w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = v[2 * i].each[j] | (unsigned int)v[2 * i + 1].each[j] << 16;
+    *(uint4*)((unsigned short*)to + j * {3}) = make_uint4(w[0], w[1], w[2], w[3]);
+  }}
+}}
 """
 
 
@@ -67,13 +77,17 @@ def copies(problem: HwcnProblem, workspace: Sequence[Argument], tensors: Tensors
 
     from schedules.tirx.values import named
 
-    counts = [math.prod(argument.shape) // GROUP for argument in workspace]
+    beside = math.gcd(problem.n, SIDE_BY_SIDE)
+    # threads for each
+    counts = [
+        math.prod(argument.shape) // GROUP // (beside if argument.name == "turned" else 1) for argument in workspace
+    ]
     block = T.cta_id([-(-sum(counts) // WARPGROUP)])
     thread = T.thread_id([WARPGROUP])
     at, before = named("at", block * WARPGROUP + thread), 0
     for argument, count in zip(workspace, counts, strict=True):
         source = tensors["filter" if argument.name == "filters" else "data"]
-        to = T.decl_buffer((count * GROUP,), argument.dtype, data=tensors[argument.name].data)
+        to = T.decl_buffer((math.prod(argument.shape),), argument.dtype, data=tensors[argument.name].data)
         from_ = T.decl_buffer((math.prod(map(int, source.shape)),), argument.dtype, data=source.data)
         with T.If(T.And(at >= before, at < before + count)), T.Then():
             copy = _turn if argument.name == "turned" else _pad
@@ -92,15 +106,17 @@ def _pad(problem: HwcnProblem, group: Expr, shape: tuple[int, ...], size: int, s
 
 
 def _turn(problem: HwcnProblem, group: Expr, shape: tuple[int, ...], size: int, source: Buffer, target: Buffer) -> None:
-    """Of neighbouring threads two write neighbouring groups, a sector, and the next two read the next image."""
+    """Of neighbouring threads two write neighbouring groups, a sector, and the next two read the next images."""
     from tvm.script import tirx as T
 
-    channels = shape[-1] // GROUP
+    channels, images = shape[-1] // GROUP, math.gcd(size, SIDE_BY_SIDE)
     beside = math.gcd(channels, 2)
-    outer, image = T.truncdiv(group, beside), T.truncmod(T.truncdiv(group, beside), size)
-    outer = T.truncdiv(outer, size)
+    outer = T.truncdiv(group, beside)
+    image = T.truncmod(outer, size // images) * images
+    outer = T.truncdiv(outer, size // images)
     pixel = T.truncdiv(outer, channels // beside)
     first = (T.truncmod(outer, channels // beside) * beside + T.truncmod(group, beside)) * GROUP
     taken = source.ptr_to([(pixel * problem.ci + first) * size + image])
     to = target.ptr_to([(pixel * size + image) * (channels * GROUP) + first])
-    T.evaluate(T.cuda.func_call("hwcn_turn", taken, to, size, problem.ci - first, source_code=_TURN))
+    text = _TURN.format(images, _VECTORS[images], size, channels * GROUP)
+    T.evaluate(T.cuda.func_call(f"hwcn_turn_{images}", taken, to, problem.ci - first, source_code=text))

@@ -26,8 +26,8 @@ FEW_PIXELS = 2**16  # below, tiles of the image are too few to occupy a GPU
 
 def choose(problem: NchwProblem, arch: Arch) -> str:
     """The rule: windows for few input channels; else matrix cores for the dtypes that they take: on Hopper `tma_wgmma`
-    where TMA reaches, or `tma_wgmma_few` where half its rows would be empty, else `tma_wgmma_turned`; else on CUDA `mma`
-    where pixels come by vectors as they lie, else `mma_channels_last`; on AMD `mfma`.
+    where TMA reaches, or `tma_wgmma_few` where half its rows would be empty, else `tma_wgmma_turned`; else on CUDA
+    `mma` where pixels come by vectors as they lie, else `mma_channels_last`; on AMD `mfma`.
 
     Else `direct` where a kernel larger than 1x1 has few channels and a large image, so that a thread keeps all filters
     and fetches each pixel once; else `simt`.

@@ -25,7 +25,7 @@ from schedules.tirx.words import pack_16
 if TYPE_CHECKING:
     from schedules.hopper.geometry import Member
     from schedules.operators.conv2d_nchw.few_tiles import FewPlace
-    from schedules.tirx.types import Buffer, Expr
+    from schedules.tirx.types import Buffer, Expr, Index
 
 # four lanes hold eight columns: `behind` are the first four of the next eight, `ahead` the last four of these
 _MIDDLE = """
@@ -58,7 +58,7 @@ class FewResults(Results):
     work: FewWork
     memory: Buffer
 
-    def emit(self, place: FewPlace) -> None:
+    def emit(self, place: FewPlace, begin: Index = 0) -> None:
         work, staging, member = self.work, self.work.staging, self.member
         start = named("start", member.consumer * staging.nbytes)
         edges = start + staging.together * staging.store_bytes

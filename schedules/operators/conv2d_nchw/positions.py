@@ -107,6 +107,13 @@ def simplest(problem: NchwProblem) -> NchwProblem:
     return found
 
 
+def gathered(problem: NchwProblem) -> NchwProblem:
+    """The 1x1 convolution of what every output looks at, in the filter's order (ci, kh, kw)."""
+    p = problem
+    ones = (1, 1)
+    return replace(p, h=1, w=p.out_h * p.out_w, ci=p.reduction, kh=1, kw=1, stride=ones, pad=(0, 0), dilation=ones)
+
+
 @dataclass(frozen=True)
 class Positions:
     """The line of `problem`, of the simplest kind."""

@@ -22,7 +22,7 @@ from schedules.hopper.cost import estimate_of, fastest
 from schedules.hopper.geometry import Load, Operand, Output, Work
 from schedules.hopper.shared import SharedTile, Slots, TensorMap, beyond_indices, slot_staging, staging_for
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.positions import Positions, simplest
+from schedules.operators.conv2d_nchw.positions import Positions, gathered, simplest
 from schedules.operators.conv2d_nchw.repack import filter_argument, workspace_of
 from schedules.operators.conv2d_nchw.turn import turn
 
@@ -43,6 +43,8 @@ class TmaWgmmaTurnedConfig(HopperConfig):
 
     # the copy has a line of all images after the other, with no zeros below an image; else image after image
     lines_outside: bool = False
+    # the copy has all that an output looks at, in the filter's order, so that filters are taken as they lie
+    gathered: bool = False
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
         if problem.dtype not in DTYPES:
@@ -52,6 +54,11 @@ class TmaWgmmaTurnedConfig(HopperConfig):
             return reason
         if self.block_n % (8 * self.cluster_m):
             return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
+        if self.gathered:
+            if self.lines_outside:
+                return f"gathered={self.gathered} has no zeros between lines, lines_outside must be false"
+            if problem.packed or problem.kh * problem.kw == 1:
+                return f"gathered={self.gathered} is for filters of several taps as they lie, (co, ci, kh, kw)"
         work = TurnedWork(problem, self)
         for argument in (*work.workspace, *problem.arguments()):
             reason = beyond_indices(argument.name, math.prod(argument.shape))
@@ -73,12 +80,13 @@ class TurnedWork(Work[TurnedPlace]):
     channels_along_rows = False
 
     def __init__(self, problem: NchwProblem, config: TmaWgmmaTurnedConfig) -> None:
-        p = simplest(problem)
+        p = gathered(problem) if config.gathered else simplest(problem)
         self.problem, self.config = p, config
         self.positions = positions = Positions(p, config.lines_outside)
         self.arguments, self.epilogue = problem.arguments(), p.epilogue
         turned = Argument("turned", (positions.planes, positions.data, positions.channels), p.dtype)
-        self.workspace = (() if positions.as_they_lie else (turned,)) + workspace_of(p)
+        as_they_lie = positions.as_they_lie and not config.gathered
+        self.workspace = (() if as_they_lie else (turned,)) + workspace_of(p)
         self.kernel = (p.kh, p.kw)
         self.chunks = -(-p.ci // config.block_k)
         self.columns = -(-p.co // (config.block_n * config.cluster_n))  # tiles of a cluster along the channels
@@ -90,7 +98,7 @@ class TurnedWork(Work[TurnedPlace]):
         self.a = Operand(
             a,
             TensorMap(
-                "data" if positions.as_they_lie else "turned",
+                "data" if as_they_lie else "turned",
                 p.dtype,
                 (positions.channels, positions.data, positions.planes),
                 (line, positions.data * line),
@@ -204,17 +212,26 @@ def schedule(problem: NchwProblem, config: TmaWgmmaTurnedConfig, arch: Arch) -> 
     work = TurnedWork(problem, config)
 
     def prepare(tensors: Tensors) -> None:
-        turn(work.problem, work.positions, tensors)
+        turn(problem, work.positions, tensors, config.gathered)
 
     return program(work, prepare=prepare)
+
+
+def _copied(problem: NchwProblem, gathers: bool) -> int:
+    """Elements that the kernel before reads and writes; those that it gathers, it reads one by one."""
+    p = problem
+    data, filters = p.n * p.ci * p.h * p.w, p.co * p.reduction
+    return data + 2 * p.pixels * p.reduction if gathers else 2 * (data + filters)
 
 
 def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaTurnedConfig:
     """The tile and the cluster of the least estimated time and the most stages that fit."""
     p = simplest(problem)
+    gathers = p.kh * p.kw > 1 and not p.packed and _copied(p, True) < _copied(p, False)
     # pieces of whole vectors leave as fast as whole images
-    lines = p.n == 1 or p.out_w % VECTOR == 0
-    base = TmaWgmmaTurnedConfig(block_k=stage_channels(p.ci, 64, 16), lines_outside=lines)
+    lines = not gathers and (p.n == 1 or p.out_w % VECTOR == 0)
+    channels = p.reduction if gathers else p.ci
+    base = TmaWgmmaTurnedConfig(block_k=stage_channels(channels, 64, 16), lines_outside=lines, gathered=gathers)
     legal = (config for config in tiles_of(base, arch.device) if config.check(problem, arch) is None)
     found = fastest((TurnedWork(problem, config) for config in legal), arch)
     return replace(base, **found.config.to_json()) if found else base.filling(arch.device)
@@ -222,9 +239,9 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaTurnedConfig:
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaTurnedConfig]:
     return ProductSpace(
-        lambda words, lines: TmaWgmmaTurnedConfig(**words, lines_outside=lines),
+        lambda words, copy: TmaWgmmaTurnedConfig(**words, **copy),
         blocks(problem.dtype, arch.device, filters=True),
-        (False, True),
+        [dict(), dict(lines_outside=True), dict(gathered=True)],
     )
 
 

@@ -1,8 +1,9 @@
 """The kernel before `tma_wgmma_turned`: images as `Positions`, channels last, and the filter packed.
 
 A thread turns eight channels of as many neighbouring pixels as a load may bring, up to eight, in registers: whole
-sectors are read along pixels and written along channels.  Other blocks of the launch write the zeros between rows and
-images, and others the filter (`repack`).
+sectors are read along pixels and written along channels.  Or it gathers eight of what an output looks at, in the
+filter's order: the larger copy, where filters then need none.  Other blocks of the launch write the zeros between rows
+and images, and others the filter (`repack`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ WARP = 32
 LANES = {8: 4, 4: 8, 2: 8, 1: 16}
 
 _WORDS = {8: "uint4", 4: "uint2", 2: "unsigned int", 1: "unsigned short"}
+# read for the last time: what comes from memory gives way in L2 to what is written, which the product reads;
 # {0} pixels of eight channels, {2} elements apart, of which `there` exist: eight channels of each pixel
 _TURN = """
 __device__ __forceinline__ void nchw_turn_{0}(const void* from, int there, void* to) {{
@@ -30,7 +32,7 @@ __device__ __forceinline__ void nchw_turn_{0}(const void* from, int there, void*
 #pragma unroll
   for (int c = 0; c < 8; ++c) {{
     {1} word = {{}};
-    if (c < there) word = *(const {1}*)((const unsigned short*)from + c * {2});
+    if (c < there) word = __ldcs((const {1}*)((const unsigned short*)from + c * {2}));
     *({1}*)v[c] = word;
   }}
 #pragma unroll
@@ -47,9 +49,26 @@ __device__ __forceinline__ void nchw_put(void* to, unsigned int a, unsigned int 
 """
 
 
-def turn(problem: NchwProblem, positions: Positions, tensors: Tensors) -> None:
+_GATHER = """
+__device__ __forceinline__ void nchw_gather(const void* image, int k, int y, int x, void* to) {{
+  const unsigned short* v = (const unsigned short*)image;
+  unsigned int o[4] = {{0, 0, 0, 0}};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {{
+    int c = (k + i) / {taps}, tap = (k + i) % {taps};
+    int at_y = y + tap / {kw} * {down}, at_x = x + tap % {kw} * {across};
+    if (k + i < {count} && at_y >= 0 && at_y < {h} && at_x >= 0 && at_x < {w})
+      o[i / 2] |= (unsigned int)v[(c * {h} + at_y) * {w} + at_x] << i % 2 * 16;
+  }}
+  *(uint4*)to = make_uint4(o[0], o[1], o[2], o[3]);
+}}
+"""
+GATHERED = 4  # lanes of a warp along what an output looks at: 64 bytes
+
+
+def turn(problem: NchwProblem, positions: Positions, tensors: Tensors, gather: bool = False) -> None:
     """Emit the kernel that fills "turned" from "data", unless they lie so, and "packed" from "filter", if that is
-    workspace."""
+    workspace.  With `gather` positions are those of the `gathered` problem."""
     from tvm.script import tirx as T
     from tvm.script.ir_builder import IRBuilder
 
@@ -60,9 +79,11 @@ def turn(problem: NchwProblem, positions: Positions, tensors: Tensors) -> None:
     each = WARPGROUP // across  # loads of a block along pixels
     vectors = p.h * p.w // vector
     counts = [-(-groups // across), -(-vectors // each)]
-    turned = 0 if positions.as_they_lie else p.n * math.prod(counts)
-    zeros = 0 if positions.as_they_lie else positions.planes * p.n * groups * _zeros(positions)
-    packed = pack_threads(problem) if workspace_of(problem) else 0
+    turned = p.n * math.prod(counts) if "turned" in tensors else 0
+    zeros = positions.planes * p.n * groups * _zeros(positions) if "turned" in tensors else 0
+    if gather:
+        turned = -(-groups // GATHERED) * -(-p.pixels // (WARPGROUP // GATHERED))
+    packed = pack_threads(p) if workspace_of(p) else 0
     grid = turned - (-zeros // WARPGROUP) - (-packed // WARPGROUP)
     block = T.cta_id([grid])
     thread = T.thread_id([WARPGROUP])
@@ -75,7 +96,10 @@ def turn(problem: NchwProblem, positions: Positions, tensors: Tensors) -> None:
 
     if turned:
         with T.If(block < turned), T.Then():
-            _turn_block(positions, vector, (across, each), (counts[0], counts[1]), views, block, thread)
+            if gather:
+                _gather_block(problem, positions, views, block, thread)
+            else:
+                _turn_block(positions, vector, (across, each), (counts[0], counts[1]), views, block, thread)
     if zeros:
         at = (block - turned) * WARPGROUP + thread
         with T.If(_all(block >= turned, at < zeros)), T.Then():
@@ -83,7 +107,7 @@ def turn(problem: NchwProblem, positions: Positions, tensors: Tensors) -> None:
     if packed:
         at = (block - (turned - (-zeros // WARPGROUP))) * WARPGROUP + thread
         with T.If(_all(at >= 0, at < packed)), T.Then():
-            pack_at(problem, tensors, at)
+            pack_at(p, tensors, at)
 
 
 def _all(*conditions: Expr) -> Expr:
@@ -137,6 +161,29 @@ def _turn_block(
                 to = views["turned"].ptr_to([place * positions.channels + group * GROUP])
                 four = [words[4 * j + k] for k in range(4)]
                 T.evaluate(T.cuda.func_call("nchw_put", to, *four, source_code=_PUT))
+
+
+def _gather_block(problem: NchwProblem, positions: Positions, views: Tensors, block: Expr, thread: Expr) -> None:
+    from tvm import tirx
+    from tvm.script import tirx as T
+
+    from schedules.tirx.values import named
+
+    p, groups = problem, positions.channels // GROUP
+    count = -(-groups // GATHERED)
+    group = named("group", T.truncmod(block, count) * GATHERED + T.truncmod(thread, GATHERED))
+    output = T.truncdiv(block, count) * (WARPGROUP // GATHERED) + T.truncdiv(thread, GATHERED)
+    output = named("output_pixel", output)
+    image, pixel = T.truncdiv(output, p.out_h * p.out_w), T.truncmod(output, p.out_h * p.out_w)
+    y = named("y", T.truncdiv(pixel, p.out_w) * p.stride[0] - p.pad[0])
+    x = named("x", T.truncmod(pixel, p.out_w) * p.stride[1] - p.pad[1])
+    source = _GATHER.format(
+        taps=p.kh * p.kw, kw=p.kw, down=p.dilation[0], across=p.dilation[1], count=p.reduction, h=p.h, w=p.w
+    )
+    with T.If(tirx.all(group < groups, output < p.pixels)), T.Then():
+        taken = views["data"].ptr_to([image * (p.ci * p.h * p.w)])
+        to = views["turned"].ptr_to([output * positions.channels + group * GROUP])
+        T.evaluate(T.cuda.func_call("nchw_gather", taken, group * GROUP, y, x, to, source_code=source))
 
 
 def _split(at: Expr, stride: int) -> tuple[Expr, Expr]:

@@ -22,6 +22,7 @@ from schedules.core.errors import ProblemError
 from schedules.core.operator import Array, Expected
 from schedules.core.problem import Conv2dProblem
 from schedules.core.reference import finished
+from schedules.core.tolerance import LARGEST
 from schedules.definitions.implicit import textbook
 from schedules.operators.conv2d_nchw32.packing import GROUP, groups, pack_data, pack_filter
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 OUT_DTYPES = ("int8", "int32", "float32")
 PART = 2**21  # output elements that the reference computes at a time: what a cache holds
 LONGEST_SUM = 2**31 // 128**2  # products of two int8 whose sum an int32 always holds
+FLOAT32 = LARGEST["float32"]
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,9 @@ class Nchw32Problem(Conv2dProblem):
         object.__setattr__(self, "activation", str(self.epilogue.activation))
         for name, used in (("alpha", True), ("beta", self.bias), ("gamma", self.residual)):
             value = getattr(self, name)
-            if not math.isfinite(value) or float(np.float32(value)) != value:
-                raise ProblemError(f"{name}={value} is not a float32; give {float(np.float32(value))!r}")
+            nearest = float(np.float32(np.clip(np.nan_to_num(value, nan=1.0), -FLOAT32, FLOAT32)))
+            if nearest != value:
+                raise ProblemError(f"{name}={value} is not a float32; give {nearest!r}")
             if used and self.out_dtype == "int32" and (value != int(value) or abs(value) >= 2**31):
                 raise ProblemError(f"{name}={value} is not whole, as int32 output needs; give {name}=1")
         if self.ci * self.kh * self.kw > LONGEST_SUM:

@@ -23,6 +23,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         n=3, h=9, w=6, ci=5, co=7, kh=5, kw=3, pad="2,0", stride="3,1", dilation="1,2"
     ),
     "kernel in the padding": dict(n=2, h=1, w=1, ci=2, co=3, kh=3, kw=3, pad=2),
+    "few channels": dict(n=24, h=9, w=8, ci=3, co=40, kh=7, kw=5, pad=3, stride=2),
     "1x1": dict(n=66, h=2, w=3, ci=72, co=40, kh=1, kw=1),
 }
 

@@ -49,8 +49,10 @@ CONFIGS: list[dict[str, Any]] = [
          lines_outside=False),
     dict(block_m=64, block_n=64, block_k=16, consumers=1, cluster_m=1, cluster_n=1, blocks_sm=2, grid=3,
          stationary=True, lines_outside=True, num_stages=2),
+    dict(block_m=128, block_n=32, block_k=64, consumers=2, cluster_m=2, cluster_n=1, grid=4, lines_outside=False,
+         gathered=True),
 ]  # fmt: skip
-CONFIGS = [dict(num_stages=3, split_k=1) | words for words in CONFIGS]
+CONFIGS = [dict(num_stages=3, split_k=1, gathered=False) | words for words in CONFIGS]
 ODD = dict(n=3, h=9, w=13, ci=24, co=40, kh=3, kw=3, pad=1, stride="2,1", bias=True)
 
 
@@ -106,15 +108,38 @@ def test_check_and_build_agree(
     assert_builds_or_says_why("conv2d_nchw", fields | dict(dilation=dilation, dtype="float16"), words, NAME)
 
 
+@pytest.mark.parametrize(
+    "shape", ["single pixels", "remainders that no tap looks at", "ragged channels, remainders of different sizes",
+              "the whole image, ragged", "bfloat16"],
+)  # fmt: skip
+def test_gathered_emulated(emulation: None, shape: str) -> None:
+    assert_emulated("conv2d_nchw", dict(dtype="float16") | SHAPES[shape], CONFIGS[-1], NAME)
+
+
+def test_filters_larger_than_the_data_are_taken_as_they_lie(cuda_compiler: None, sm_90a: Arch) -> None:
+    few = problem_of("conv2d_nchw", dtype="float16", n=2, h=8, w=8, ci=1280, co=1280, kh=3, kw=3, pad=1)
+    built = build(few, sm_90a, NAME)
+    config: Any = built.config
+    assert config.gathered and "nchw_repack" not in str(built.sources["cu"])
+    default: Any = (
+        operator("conv2d_nchw").schedule(NAME).config_for(problem_of("conv2d_nchw", dtype="float16", **WORK), sm_90a)
+    )
+    assert not default.gathered
+
+
 def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     spec, problem = operator("conv2d_nchw").schedule(NAME), problem_of("conv2d_nchw", **WORK, dtype="float16")
     for words, reason in (
         (dict(block_n=48, cluster_m=4), "block_n=48 is not 4 times a multiple of 8 rows"),
         (dict(block_m=96), "block_m=96 gives each of 2 consumers no multiple of 64 rows"),
         (dict(num_stages=40), "num_stages=40 needs"),
+        (dict(gathered=True), "gathered=True has no zeros between lines, lines_outside must be false"),
     ):
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem, sm_90a, CONFIGS[0] | words)
+    for fields in (dict(filter_layout="hwoi"), dict(kh=1, kw=1)):
+        with pytest.raises(ConfigError, match="gathered=True is for filters of several taps as they lie"):
+            spec.config_for(problem_of("conv2d_nchw", **WORK | fields, dtype="float16"), sm_90a, CONFIGS[-1])
     with pytest.raises(ConfigError, match="dtype=float32 is not float16 or bfloat16"):
         spec.config_for(problem_of("conv2d_nchw", **WORK), sm_90a)
     with pytest.raises(ConfigError, match="turned has 2\\*\\*31 elements or more"):

@@ -216,8 +216,9 @@ def test_searches_have_some_hundred_configs(sm_90a: Arch, cols: int) -> None:
         assert 100 < len(set(legal)) == len(legal) < 2000
 
 
-@pytest.mark.parametrize("function", ["softmax", "softmax_grad"])
-@pytest.mark.parametrize("cols", [100, 1000, 1023, 32768])
+@pytest.mark.parametrize(
+    ("cols", "function"), [(100, "softmax"), (1000, "softmax_grad"), (1023, "softmax"), (32768, "softmax_grad")]
+)
 def test_defaults_move_packs_and_do_not_spill(cuda_compiler: None, sm_90a: Arch, function: str, cols: int) -> None:
     problem = softmax(rows=49152, cols=cols, function=function)
     built = build(problem, sm_90a, "bulk")
