@@ -171,11 +171,12 @@ def fit(layers: Sequence[Layer], header: dict[str, Any], out: Path, rounds: int)
     model = train(rows, {**header, **more}, rounds)
     train(rows, {"target": header["target"]}, coarse=True).save(out.with_name(trees.COARSE.name))
     again = replayed(model, layers)
-    model = replace(model, header={**model.header, "replayed": {"mean": round(mean(again), 4), "worst": round(float(again.max()), 3)}})
-    model.save(out)
-    print(
-        f"{out}: {out.stat().st_size} bytes, {len(model.roots)} trees, {len(model.feature)} nodes"
+    model = replace(
+        model,
+        header={**model.header, "replayed": {"mean": round(mean(again), 4), "worst": round(float(again.max()), 3)}},
     )
+    model.save(out)
+    print(f"{out}: {out.stat().st_size} bytes, {len(model.roots)} trees, {len(model.feature)} nodes")
     scores = rows.total * np.exp(model.predict(rows.table(model.names)))
     print(told("trained on", rows.regrets(scores)))
 
