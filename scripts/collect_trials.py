@@ -4,9 +4,10 @@
     scripts/collect_trials.py OUT.jsonl --shapes SHAPES.json --seconds 240 --builders 30
 
 Of each problem: the choice of the operator's rule, what is predicted to be fastest, the default of every schedule that
-serves it, and configs at random, mostly good ones; cuDNN's best time of either layout beside them.  Each is compared with PyTorch's float32 convolution (int8: with
-float64, exactly) before it is timed.  Times are medians of CUDA graphs with L2 overwritten before each replay.
-Builders are processes of their own, as is what measures on each GPU: one that dies costs a candidate.
+serves it, and configs at random, mostly good ones; for one problem in three cuDNN's best time of either layout too.
+Each is compared with PyTorch's float32 convolution (int8: with float64, exactly) before it is timed.  Times are medians
+of CUDA graphs with L2 overwritten before each replay.  Builders are processes of their own, as is what measures on each
+GPU: one that dies costs a candidate.
 
 SHAPES.json: a list of layers (set, n, ci, h, w, co, kh, kw, stride, pad, dilation, groups); others are drawn.
 A line of OUT: {"op", "p" the problem, "set", "cudnn" us, "t": [[schedule, values of the config's fields, us, p10 us]],
