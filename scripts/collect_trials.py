@@ -3,10 +3,11 @@
 
     scripts/collect_trials.py OUT.jsonl --shapes SHAPES.json --seconds 240 --builders 30
 
-Of each problem: the choice of today, the default of every schedule that serves it, and configs at random, mostly good
-ones; cuDNN's best time of either layout beside them.  Each is compared with PyTorch's float32 convolution (int8: with
-float64, exactly) before it is timed.  Times are medians of CUDA graphs with L2 overwritten before each replay.
-Builders are processes of their own, as is what measures on each GPU: one that dies costs a candidate.
+Of each problem: the choice of the operator's rule, what is predicted to be fastest, the default of every schedule that
+serves it, and configs at random, mostly good ones; for one problem in three cuDNN's best time of either layout too.
+Each is compared with PyTorch's float32 convolution (int8: with float64, exactly) before it is timed.  Times are medians
+of CUDA graphs with L2 overwritten before each replay.  Builders are processes of their own, as is what measures on each
+GPU: one that dies costs a candidate.
 
 SHAPES.json: a list of layers (set, n, ci, h, w, co, kh, kw, stride, pad, dilation, groups); others are drawn.
 A line of OUT: {"op", "p" the problem, "set", "cudnn" us, "t": [[schedule, values of the config's fields, us, p10 us]],
@@ -25,6 +26,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,7 @@ MIX = (
 # networks of SHAPES.json are traced with one image; what they are trained or served with
 BATCHES = (1, 1, 2, 4, 8, 8, 16, 16, 32, 32, 64)
 MOST_FLOPS, MOST_ELEMENTS = 5e11, 3e8
+PREDICTED = 4  # configs of the ranking, whatever it learned so far
 TRIES = 60  # draws until a legal config is given up
 PEERS = 3  # of as many problems, cuDNN is timed on one: its search takes longer than all else
 ROUNDS = 13  # replays of each candidate
@@ -152,7 +155,13 @@ def drawn(r: random.Random) -> tuple[str, dict[str, Any]]:
     return family, {**words, "ci": ci, "co": co, "kh": kh, "kw": kw, "pad": pad, "stride": words["stride"] or step}
 
 
-def problems(file: Path | None, seed: int) -> Any:
+def sort_of(problem: Any) -> str:
+    """What sort of layer it is: few (channels), flat (1x1, every pixel for itself), or other."""
+    flat = (problem.kh, problem.kw, problem.stride) == (1, 1, (1, 1))
+    return "few" if problem.ci <= 16 else "flat" if flat else "other"
+
+
+def problems(file: Path | None, seed: int, sorts: Sequence[str]) -> Any:
     """(set, problem) without end: operators by MIX, half of them layers of the list while it lasts."""
     r = random.Random(seed)
     known = listed(file, r) if file else []
@@ -173,7 +182,7 @@ def problems(file: Path | None, seed: int) -> Any:
         elements = [size for shape in problem.shapes() for size in [_product(shape)]]
         if problem.flops > MOST_FLOPS / (8 if dtype == "float32" else 1) or max(elements) > MOST_ELEMENTS:
             continue
-        if (op, str(problem)) not in seen:
+        if (op, str(problem)) not in seen and sort_of(problem) in sorts:
             seen.add((op, str(problem)))
             yield name, problem
 
@@ -199,8 +208,9 @@ def rough(problem: Any, config: Any, arch: Arch) -> float:
 
 
 def draws(problem: Any, arch: Arch, count: int, r: random.Random) -> list[tuple[str, Config]]:
-    """The choice of today, every schedule's default, and `count` in all with those at random."""
-    from schedules.measure.choice import default_choice
+    """The choice of the operator's rule, what is predicted to be fastest, every schedule's default, and `count` in all
+    with those at random."""
+    from schedules.predict.rank import ranked
 
     op = operator_of(problem)
     found: dict[tuple[str, str], tuple[str, Config]] = {}
@@ -209,8 +219,10 @@ def draws(problem: Any, arch: Arch, count: int, r: random.Random) -> list[tuple[
         found.setdefault((name, str(config)), (name, config))
 
     with contextlib.suppress(SchedulesError):
-        today = default_choice(problem, arch)
-        add(today.schedule, today.config)
+        ruled = op.schedule_for(problem, arch)
+        add(ruled.name, ruled.config_for(problem, arch))
+    for each in ranked(problem, arch)[:PREDICTED]:
+        add(each.schedule, each.config)
     fitting: list[tuple[ScheduleSpec, float]] = []
     for spec in op.offered(arch):
         if arch.kind in spec.kinds:
@@ -459,6 +471,7 @@ def main() -> int:
     words.add_argument("--builders", type=int, default=(os.cpu_count() or 2) - 2)
     words.add_argument("--gpus", default=os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
     words.add_argument("--count", type=int, default=14, help="candidates of a problem")
+    words.add_argument("--sorts", default="few,flat,other", help="of layers: few channels, flat (1x1), other")
     words.add_argument("--seed", type=int, default=0)
     words.add_argument("--target", default="cuda:sm_90a")
     asked = words.parse_args()
@@ -469,7 +482,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         builders = [Child(builder, asked.target, folder) for _ in range(asked.builders)]
         benches = [Child(measurer, gpu, asked.target) for gpu in asked.gpus.split(",")]
-        source, number = problems(asked.shapes, asked.seed), 0
+        source, number = problems(asked.shapes, asked.seed, asked.sorts.split(",")), 0
         held: dict[int, dict[str, Any]] = {}  # by number: what is known of a problem under way
         ready: list[int] = []
         trials = wrong = 0

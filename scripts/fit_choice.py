@@ -27,7 +27,7 @@ from schedules.core.operator import Array
 from schedules.predict import trees
 from schedules.predict.configs import columns_of
 from schedules.predict.estimate import work
-from schedules.predict.features import features, table
+from schedules.predict.features import OWN, features, table
 from schedules.predict.rank import kind_of
 from schedules.predict.trials import Layer, read
 
@@ -47,7 +47,8 @@ PARAMETERS = {
     "verbosity": 0,
     "seed": 0,
 }
-ROUNDS = 350
+ROUNDS = 250
+LESS, LESS_ROUNDS = {"max_depth": 5, "eta": 0.15}, 90  # of the coarse trees
 
 
 class Rows:
@@ -101,13 +102,14 @@ def fold_of(layer: Layer) -> int:
     return zlib.crc32(layer.network.encode()) % FOLDS
 
 
-def train(rows: Rows, header: dict[str, Any], rounds: int = ROUNDS) -> trees.Trees:
+def train(rows: Rows, header: dict[str, Any], rounds: int = ROUNDS, coarse: bool = False) -> trees.Trees:
     import xgboost
 
-    names = rows.names()
+    names = [name for name in rows.names() if not (coarse and name.startswith(OWN))]
     base = float(np.mean(rows.target))
     data = xgboost.DMatrix(rows.table(names), rows.target - base, weight=rows.weights())
-    booster = xgboost.train({**PARAMETERS, "base_score": 0.0}, data, rounds)
+    parameters = {**PARAMETERS, **(LESS if coarse else {}), "base_score": 0.0}
+    booster = xgboost.train(parameters, data, LESS_ROUNDS if coarse else rounds)
     return trees.from_xgboost(booster.get_dump(dump_format="json"), base, names, header)
 
 
@@ -167,12 +169,14 @@ def fit(layers: Sequence[Layer], header: dict[str, Any], out: Path, rounds: int)
         "held_out": {"mean": round(mean(held_out), 4), "worst": round(float(held_out.max()), 3)},
     }
     model = train(rows, {**header, **more}, rounds)
+    train(rows, {"target": header["target"]}, coarse=True).save(out.with_name(trees.COARSE.name))
     again = replayed(model, layers)
-    model = replace(model, header={**model.header, "replayed": {"mean": round(mean(again), 4)}})
-    model.save(out)
-    print(
-        f"{out}: {out.stat().st_size} bytes, {len(model.roots)} trees of {len(model.feature)} nodes, {len(rows.us)} trials"
+    model = replace(
+        model,
+        header={**model.header, "replayed": {"mean": round(mean(again), 4), "worst": round(float(again.max()), 3)}},
     )
+    model.save(out)
+    print(f"{out}: {out.stat().st_size} bytes, {len(model.roots)} trees, {len(model.feature)} nodes")
     scores = rows.total * np.exp(model.predict(rows.table(model.names)))
     print(told("trained on", rows.regrets(scores)))
 

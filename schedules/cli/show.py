@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
         table(("argument", "shape", "dtype", "", "run-time axis"), [_row(Argument(**a)) for a in arguments])
     if predicted:
         print()
-        rows = [(f"{p['us']:.1f}", p["limit"], p["schedule"], _text(p["config"])) for p in predicted]
-        table(("predicted us", "limited by", "schedule", "config"), rows)
+        times = [(f"{p['us']:.1f}", p["limit"], p["schedule"], _text(p["config"])) for p in predicted]
+        table(("predicted us", "limited by", "schedule", "config"), times)
     print()
     rows = [(s["name"], s["language"], " ".join(s["kinds"]), _text(s["config"]), s["summary"]) for s in schedules]
     table(("schedule", "written in", "targets", "config", "how"), rows)

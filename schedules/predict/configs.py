@@ -65,8 +65,8 @@ def columns_of_space(spec: ScheduleSpec, problem: Problem, arch: Any) -> Columns
 
 
 def _numbers(words: Sequence[Mapping[str, Any]], like: Config) -> dict[str, Array]:
-    """The fields of configs of the class of `like` that are numbers, truth or pairs of them; what none of `words` has is
-    as in `like`, what only some leave out is at the class's default."""
+    """The fields of configs of the class of `like` that are numbers, truth or pairs; what none of `words` has is as in
+    `like`, what only some leave out is at the class's default."""
     found: dict[str, Array] = {}
     given = set().union(*words)
     for field in dataclasses.fields(like):

@@ -18,13 +18,21 @@ from schedules.core.problem import numpy_dtype
 from schedules.predict.configs import Columns
 from schedules.predict.estimate import Work
 
+OWN = "own "  # what the names of columns begin with that are of a schedule's own estimate
 DIGITS = 4  # that decisions are made by: the last bits of a logarithm are not the same on every machine
 
 
 def features(
-    operator: str, problem: Any, spec: ScheduleSpec, columns: Columns, work: Work, arch: Arch
+    operator: str,
+    problem: Any,
+    spec: ScheduleSpec,
+    columns: Columns,
+    work: Work,
+    arch: Arch,
+    own_estimate: bool = True,
 ) -> dict[str, Array | float]:
-    """Named columns; a number stands for a column of it."""
+    """Named columns; a number stands for a column of it.  With `own_estimate` those that begin with OWN too, of the
+    schedule's own estimate, which is made config by config."""
     p, total = problem, work.total
     item = numpy_dtype(p.dtype).itemsize
     inside = p.n if p.output_axes[-1] == "n" else p.out_w
@@ -54,7 +62,7 @@ def features(
         "steps": np.log2(work.steps),
         "used": work.used,
     }
-    if spec.estimate is not None:
+    if spec.estimate is not None and own_estimate:
         own = np.array([spec.estimate(p, columns.make(row), arch) for row in range(columns.count)])
         waves = work.waves * own[:, 0] / work.tiles
         found["own tiles"] = np.log2(own[:, 0] / work.tiles)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,13 +15,13 @@ from schedules.core.registry import operator_of
 from schedules.hopper.config import STAGES, STAGING
 from schedules.predict import trees
 from schedules.predict.configs import FILLED, Columns, columns_of, columns_of_space
-from schedules.predict.estimate import Work, tile_of, work
-from schedules.predict.features import features, table
+from schedules.predict.estimate import LAUNCH, Work, peak, tile_of, work
+from schedules.predict.features import OWN, features, table
 
-HOPELESS = 3.0  # times the least estimate of all schedules, beyond which one is not looked at
-KEPT = 32  # legal configs of a schedule that are looked at closely, those of the least estimate
-ALIKE = 3  # of them that compute tiles of one size
-TRIED = 160  # configs that may be illegal before a schedule is given up
+HOPELESS = 4.0  # times the least estimate of all schedules, beyond which one is not looked at
+SIFTED = 1000  # configs of a schedule that the coarse trees put in order, those of the least estimate
+KEPT = 32  # legal ones of them that all trees look at
+TRIED = 260  # configs that may be illegal before a schedule is given up
 RANKED = 16  # that are filled and handed back
 
 
@@ -60,13 +60,14 @@ def ranked(problem: Problem, arch: Arch, schedule: str | None = None) -> tuple[R
         return ()
     specs = [op.schedule(schedule)] if schedule else op.offered(arch)
     specs = [spec for spec in specs if f"is {op.name}.{spec.name}" in known.names and arch.kind in spec.kinds]
+    specs = [spec for spec in specs if worth_a_look(problem, spec, arch)]
     spaces = {spec: columns_of_space(spec, problem, arch) for spec in specs}
     works = {spec: work(problem, spec, columns, arch) for spec, columns in spaces.items() if columns.count}
     least = min((made.total.min() for made in works.values()), default=0.0)
     found: list[tuple[float, int, ScheduleSpec, Columns, Work]] = []
     for spec, made in works.items():
         columns = (
-            candidates(problem, spec, spaces[spec], arch)
+            candidates(op, problem, spec, spaces[spec], arch)
             if made.total.min() < HOPELESS * least
             else spaces[spec].take([])
         )
@@ -82,11 +83,19 @@ def ranked(problem: Problem, arch: Arch, schedule: str | None = None) -> tuple[R
     return tuple(best)
 
 
+def worth_a_look(problem: Any, spec: ScheduleSpec, arch: Arch) -> bool:
+    """Whether the schedule can be near the fastest: CUDA cores only where a launch takes as long as their products."""
+    if problem.dtype == "float32" or any(field.name == "block_n" for field in fields(spec.config)):
+        return True
+    memory = problem.min_bytes / ((arch.device.bandwidth or 1000) * 1e3)
+    return problem.flops / 2 / peak(problem, arch, matrix=False) < HOPELESS * (LAUNCH + memory)
+
+
 def predicted(
     op: Operator, problem: Problem, spec: ScheduleSpec, columns: Columns, made: Work, arch: Arch, known: trees.Trees
 ) -> Array:
     """Predicted us of configs of a schedule."""
-    parts = features(op.name, problem, spec, columns, made, arch)
+    parts = features(op.name, problem, spec, columns, made, arch, any(name.startswith(OWN) for name in known.names))
     found: Array = made.total * np.exp(known.predict(table([parts], [columns.count], known.names)))
     return found
 
@@ -101,26 +110,23 @@ def predicted_us(problem: Problem, schedule: str, config: Config, arch: Arch) ->
     return float(predicted(op, problem, spec, columns, work(problem, spec, columns, arch), arch, known)[0])
 
 
-def candidates(problem: Problem, spec: ScheduleSpec, least: Columns, arch: Arch) -> Columns:
-    """The legal configs of least estimate of a space, few of one tile; with about as many stages as there is room
-    for, where `least` has the fewest."""
-    columns = roughly_filled(least, problem, arch)
+def candidates(op: Operator, problem: Problem, spec: ScheduleSpec, least: Columns, arch: Arch) -> Columns:
+    """The legal configs of a space that the coarse trees take for the fastest, with about as many stages as there is
+    room for, where `least` has the fewest."""
+    columns, coarse = roughly_filled(least, problem, arch), trees.load(trees.COARSE)
     made = work(problem, spec, columns, arch)
-    seen: dict[tuple[float, ...], int] = {}
+    order = np.argsort(made.total, kind="stable")[:SIFTED]
+    if coarse is not None:
+        sifted = columns.take(order)
+        times = predicted(op, problem, spec, sifted, work(problem, spec, sifted, arch), arch, coarse)
+        order = order[np.argsort(times, kind="stable")]
     kept: list[int] = []
-    tried = 0
-    tiles = np.stack(tile_of(columns), axis=1)
-    for row in np.argsort(made.total, kind="stable"):
-        tile = tuple(tiles[row])
-        if seen.get(tile, 0) >= ALIKE:
-            continue
-        tried += 1
+    for row in order[:TRIED]:
         if least.make(int(row)).check(problem, arch) is None:
-            seen[tile] = seen.get(tile, 0) + 1
             kept.append(int(row))
-        if len(kept) >= KEPT or tried >= TRIED:
-            break
-    return columns.take(np.array(kept, int))
+            if len(kept) == KEPT:
+                break
+    return columns.take(kept)
 
 
 def roughly_filled(columns: Columns, problem: Any, arch: Arch) -> Columns:

@@ -15,6 +15,7 @@ import numpy as np
 from schedules.core.operator import Array
 
 SHIPPED = Path(__file__).parent / "trees.npz"
+COARSE = Path(__file__).parent / "coarse.npz"  # fewer and shallower, of what is told of thousands of configs at once
 
 
 @dataclass(frozen=True)

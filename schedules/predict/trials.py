@@ -40,8 +40,7 @@ class Layer:
 
 def read(file: Path) -> tuple[Mapping[str, Any], list[Layer]]:
     """The header and the layers of `file`; configs that no longer are of their schedule are left out."""
-    opened = lzma.open(file, "rt") if file.suffix == ".xz" else file.open()
-    with opened as lines:
+    with lzma.open(file, "rt") if file.suffix == ".xz" else file.open() as lines:
         header = json.loads(next(lines))
         found = list(_layers(lines, header))
     return header, found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +11,24 @@ from schedules.core.arch import parse_arch
 from schedules.core.device import H100
 from schedules.core.presets import resolve
 from schedules.measure.choice import default_choice
+from schedules.predict import trees
 from schedules.predict.rank import predicted_us, ranked
+from scripts import fit_choice
 
+ROOT = Path(__file__).parents[2]
 ARCH = parse_arch("cuda:sm_90a")
 LAYER = {"n": "3", "h": "14", "w": "14", "ci": "48", "co": "37", "kh": "3", "kw": "3", "pad": "1", "dtype": "float16"}
+
+
+def test_the_shipped_trees_choose_as_well_as_when_they_were_shipped() -> None:
+    """Replays every fourth layer of the trials in the repository."""
+    shipped = trees.load()
+    assert shipped and shipped.header["held_out"]["mean"] < 1.06
+    told = shipped.header["replayed"]
+    files = sorted(ROOT.glob("tuning_logs/nvidia-h200/layers/*.xz"))
+    _, layers = fit_choice.both(files)
+    regrets = fit_choice.replayed(shipped, layers)
+    assert fit_choice.mean(regrets) < told["mean"] + 0.005 and regrets.max() < told["worst"] + 0.05
 
 
 @pytest.mark.parametrize("name", ["conv2d_nhwc", "conv2d_nchw", "conv2d_hwcn", "conv2d_nchw32"])
