@@ -30,7 +30,10 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         (dict(tile_h=5, tile_w=48, warps_m=6), "tile_w=48 and the 40 pixels of a warp do not divide one another"),
         (dict(tile_h=2), "tile_h=2 leaves a warp 8 rows, not a multiple of 16"),
         (dict(blocks_sm=4), "blocks_sm=4 of 128 threads with about 220 registers do not fit"),
-        (dict(tile_h=2, warps_m=2, block_n=2048, warps_n=16, blocks_sm=1), "bytes of shared memory, blocks_sm=1"),
+        (
+            dict(tile_h=1, tile_w=32, warps_m=1, block_n=768, warps_n=16, blocks_sm=1),
+            "bytes of shared memory, blocks_sm=1",
+        ),
     ):
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem_of("conv2d_nhwc", **STEM, dtype="float16"), sm_90a, base | words)
