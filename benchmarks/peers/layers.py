@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
@@ -23,6 +24,7 @@ from schedules.measure.results import read_costs
 KIND = "layers"
 FOLDER = Path(__file__).resolve().parents[1] / "layers"
 WORST = 25  # layers that are told by name
+MANY = 50  # layers of an operator and dtype whose sets are drawn apart
 Row = Mapping[str, Any]
 
 
@@ -119,12 +121,14 @@ SHARES = ("layers", "geometric mean", "least", "ahead")
 
 
 def summary(files: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each device, operator and dtype."""
-    rows = (
-        [file["device"], f"`{operator}`", dtype, *shares(found)]
-        for file in files
-        for (operator, dtype), found in sorted(groups(file["layers"], "operator", "dtype").items())
-    )
+    """A row for each device, operator and dtype; layers that failed are counted beside those that were timed."""
+    rows = []
+    for file in files:
+        failures = Counter((row["operator"], row["dtype"]) for row in file["layers"] if "failed" in row)
+        for (operator, dtype), found in sorted(groups(file["layers"], "operator", "dtype").items()):
+            count, *rest = shares(found)
+            count += f" and {lost} failed" if (lost := failures[operator, dtype]) else ""
+            rows.append([file["device"], f"`{operator}`", dtype, count, *rest])
     return "\n\n".join([table(["device", "operator", "dtype", *SHARES], rows), *sources(files)])
 
 
@@ -194,12 +198,16 @@ def line_of(row: Row) -> str:
 
 
 def picture(files: Sequence[Mapping[str, Any]]) -> bytes:
-    """The ratios of each operator, dtype and set as a PNG: a dot for each layer, a bar for the geometric mean."""
+    """The ratios as a PNG: a dot for each layer, a bar for the geometric mean.
+
+    A line for each set of an operator and dtype that has MANY layers, for all of one that has fewer.
+    """
     from schedules.show.report.plots import of_ratios
 
-    ratios = {
-        ", ".join([file["device"]] * (len(files) > 1) + [f"{operator} {dtype}", name]): list(map(ratio, found))
-        for file in files
-        for (operator, dtype, name), found in sorted(groups(file["layers"], "operator", "dtype", "set").items())
-    }
+    ratios: dict[str, list[float]] = {}
+    for file in files:
+        for (operator, dtype), found in sorted(groups(file["layers"], "operator", "dtype").items()):
+            for row in sorted(found, key=lambda row: str(row["set"])):
+                names = [f"{operator} {dtype}", *([row["set"]] if len(found) >= MANY else [])]
+                ratios.setdefault(", ".join([file["device"]] * (len(files) > 1) + names), []).append(ratio(row))
     return of_ratios("layers", "Layers at their first call beside cuDNN", "", ratios).png

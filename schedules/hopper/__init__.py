@@ -3,11 +3,11 @@
 A block is one producer warpgroup, of which one thread issues TMA loads, and `consumers` warpgroups that multiply with
 wgmma.  Between them a ring of `num_stages` tiles of the reduction in shared memory, each with a full and an empty
 mbarrier.  Blocks of a cluster compute neighbouring tiles and load what they share once, each a part, by multicast.
-With `split_k`, blocks of a cluster take turns at the stages of one tile, and add their sums through distributed shared
-memory.  Each block computes tile after tile of the grid; while the consumers finish one, the ring fills with the next.
-With `ping_pong` consumers take turns at whole tiles, so that one finishes its tile while the next multiplies (CUTLASS's
-sm90 "pingpong" kernels).  Where they fit, the filters of a tile may stay in shared memory (`stationary`), and the ring
-has pixels only.
+With `split_k`, blocks of a cluster take turns at the stages of one tile, send each other their sums through distributed
+shared memory, and finish each a slice of its columns.  Each block computes tile after tile of the grid; while the
+consumers finish one, the ring fills with the next.  With `ping_pong` consumers take turns at whole tiles, so that one
+finishes its tile while the next multiplies (CUTLASS's sm90 "pingpong" kernels).  Where they fit, the filters of a tile
+may stay in shared memory (`stationary`), and the ring has pixels only.
 
 Geometry, which emits nothing: what is a tile, and where does it lie
     config    the constants, and what they may be whatever the operator

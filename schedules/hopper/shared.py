@@ -317,15 +317,16 @@ def slot_staging(rows: int, columns: int, item: int) -> SlotStaging:
 
 @dataclass(frozen=True)
 class BlockStaging:
-    """Where a consumer's results wait for ordinary stores as they lie in the tensor, all in one pass: a block for each
-    `run` of columns, of `rows` rows of so many elements of `item` bytes.  Columns behind the last block's are
-    dropped."""
+    """Where a consumer's results wait for ordinary stores as they lie in the tensor, all in one pass: `blocks` of
+    `rows` rows of `run` elements of `item` bytes.  Columns count `piece` elements of a run side by side, then blocks,
+    then pieces; those behind the end of a run are dropped."""
 
     rows: int
     columns: int  # of the consumer
     run: int
     blocks: int
     item: int
+    piece: int
     together: ClassVar[int] = 1
 
     @property

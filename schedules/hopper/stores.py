@@ -76,9 +76,9 @@ __device__ __forceinline__ void hopper_put(unsigned int word, void* at, int ther
 }
 """,
     "hopper_put_apart": """
-__device__ __forceinline__ void hopper_put_apart(unsigned int word, void* at, void* next, int there) {
+__device__ __forceinline__ void hopper_put_apart(unsigned int word, void* at, int there, void* next, int there_too) {
   if (there > 0) *(unsigned short*)at = (unsigned short)word;
-  if (there > 1) *(unsigned short*)next = (unsigned short)(word >> 16);
+  if (there_too > 0) *(unsigned short*)next = (unsigned short)(word >> 16);
 }
 """,
 }
@@ -249,25 +249,24 @@ class BlockStores(Stores):
 
     def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
         staging = self.staging
-        apart, last = staging.run % 2, staging.run * staging.blocks
+        apart = staging.piece % 2 or staging.run % 2
         name = "hopper_put_apart" if apart else "hopper_put_two"
-        for half in range(2):
-            group = pair * 16 + half * 8
-            if group >= last:
-                continue
-            column = group + T.truncmod(lane, 4) * 2
-            for below in range(2):
-                row = self.row(m) + T.truncdiv(lane, 4) + 8 * below
-                targets = [self._at(row, column + i) for i in range(1 + apart)]
-                word = pack_16(self.work.output.dtype, *values[4 * half + 2 * below : 4 * half + 2 * below + 2])
-                there = T.int32(2) if group + 8 <= last else last - column
-                T.evaluate(T.cuda.func_call(name, word, *targets, there, source_code=_PUT[name]))
+        for half, below in product(range(2), range(2)):
+            column = pair * 16 + half * 8 + T.truncmod(lane, 4) * 2
+            row = self.row(m) + T.truncdiv(lane, 4) + 8 * below
+            word = pack_16(self.work.output.dtype, *values[4 * half + 2 * below : 4 * half + 2 * below + 2])
+            at = [each for i in range(2 if apart else 1) for each in self._at(row, column + i)]
+            T.evaluate(T.cuda.func_call(name, word, *at, source_code=_PUT[name]))
 
-    def _at(self, row: Expr, column: Expr) -> Pointer:
+    def _at(self, row: Expr, column: Expr) -> tuple[Pointer, Expr]:
+        """Where the element of a row and a column waits, and whether there is one, or two side by side."""
         staging = self.staging
-        block, element = T.truncdiv(column, staging.run), T.truncmod(column, staging.run)
+        outer = T.truncdiv(column, staging.piece)
+        block = T.truncmod(outer, staging.blocks)
+        element = T.truncdiv(outer, staging.blocks) * staging.piece + T.truncmod(column, staging.piece)
         at = (block * staging.rows + row) * staging.run + element
-        return self.memory.ptr_to([self.start + at * staging.item])
+        there = T.Cast("int32", element < staging.run)
+        return self.memory.ptr_to([self.start + at * staging.item]), there
 
     def written(self) -> None:
         barrier(self.member.consumer)

@@ -104,7 +104,9 @@ def test_documents_in_docs_are_kept_current() -> None:
 
     assert {ROOT / "README.md", ROOT / "RESULTS.md", *(ROOT / "docs").glob("*.md")} == set(FILES)
     texts = {file.name: file.read_text() for file in FILES}
-    assert "<!-- table summary" in texts["README.md"] and "<!-- table schedules -->" in texts["README.md"]
+    assert "<!-- table layers summary -->" in texts["README.md"] and "<!-- table summary" in texts["RESULTS.md"]
+    assert all(f"<!-- table layers {part} -->" in texts["RESULTS.md"] for part in ("sets", "worst"))
+    assert "<!-- table schedules -->" in texts["README.md"]
     assert "<!-- table schedules operator=" in texts["operators.md"]
 
 

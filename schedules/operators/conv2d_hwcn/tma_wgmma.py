@@ -67,9 +67,12 @@ class TmaWgmmaConfig(PixelConfig):
 
     def staging(self, problem: HwcnProblem) -> Staging | RunStaging | BlockStaging:
         tiles = _tiles(problem, self)
-        if self.turned and tiles and tiles.run == problem.n and self.rows * tiles.places * ITEM <= LARGEST_BLOCKS:
-            return BlockStaging(self.rows, self.block_n, tiles.run, tiles.places // tiles.run, ITEM)
         if self.turned or problem.n % turned.GROUP:
+            if tiles and tiles.box[0] >= problem.n:
+                blocks = tiles.box[1] * tiles.box[2]
+                staging = BlockStaging(self.rows, self.block_n, problem.n, blocks, ITEM, tiles.run)
+                if staging.nbytes <= LARGEST_BLOCKS:
+                    return staging
             return run_staging(self.rows, self.block_n, problem.n * problem.out_h * problem.out_w + self.block_n, ITEM)
         run = tiles.run if tiles else RUN
         # channels of a few images are contiguous: several leave as one line
@@ -249,7 +252,7 @@ class HwcnWork(PixelWork):
         p, staging = self.problem, self.output.staging
         if isinstance(staging, BlockStaging):
             channel = place.channel + part * self.config.rows
-            at_image, is_image = self.column_start(place, part, row * staging.run)
+            at_image, is_image = self.column_start(place, part, row * staging.piece)
             inside = tirx.if_then_else(is_image, (p.co - channel) * p.n, 0)
             return named("index", at_image + channel * p.n), named("inside", inside)
         at_channel, is_channel = self.row_start(place, part, row)

@@ -1,7 +1,8 @@
 """Tensors as TMA can move them, where their own rows are no whole 16 bytes or few: a kernel before copies them.
 
-``padded`` (h, w, ci, n') is data with more images, ``turned`` (h, w, n, ci') data with its channels inside, and
-``filters`` (kh, kw, ci, co') a filter with more output channels; what is more is zeros, up to a multiple of eight.
+``padded`` (h, w, ci, n') is data with more images, up to a multiple of 16, ``turned`` (h, w, n, ci') data with its
+channels inside, and ``filters`` (kh, kw, ci, co') a filter with more output channels, these up to a multiple of 8; what
+is more is zeros.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ __device__ __forceinline__ void hwcn_turn_{0}(const void* from, void* to, int le
 """
 
 
-def whole(size: int) -> int:
+def whole(size: int, group: int = GROUP) -> int:
     """`size` in whole groups."""
-    return -(-size // GROUP) * GROUP
+    return -(-size // group) * group
 
 
 def data_argument(problem: HwcnProblem, turned: bool) -> Argument:
@@ -62,7 +63,9 @@ def data_argument(problem: HwcnProblem, turned: bool) -> Argument:
     p = problem
     if turned:
         return Argument("turned", (p.h, p.w, p.n, whole(p.ci)), p.dtype)
-    return Argument("padded" if p.n % GROUP else "data", (p.h, p.w, p.ci, whole(p.n)), p.dtype)
+    # copied, whole sectors of L2
+    padded = p.n % GROUP > 0
+    return Argument("padded" if padded else "data", (p.h, p.w, p.ci, whole(p.n, 2 * GROUP) if padded else p.n), p.dtype)
 
 
 def filter_argument(problem: HwcnProblem) -> Argument:

@@ -59,6 +59,7 @@ class FewResults(Results):
     memory: Buffer
 
     def emit(self, place: FewPlace, begin: Index = 0) -> None:
+        """Of a whole tile, as sums of neighbouring pixels make a result."""
         work, staging, member = self.work, self.work.staging, self.member
         start = named("start", member.consumer * staging.nbytes)
         edges = start + staging.together * staging.store_bytes

@@ -3,7 +3,8 @@
 A tile of pixels is a box (n, h, w), which TMA reads shifted by a kernel tap, padding as zeros and strides as element
 strides, and writes clipped; where the output channels of a pixel are no multiple of 16 bytes, which TMA needs, ordinary
 stores write the pixels, which are contiguous.  The filter (co, kh, kw, ci) has its channels last as the data: both
-operands are K-major.
+operands are K-major.  With `halo` a box has the lines below it too that the kernel's further rows look at: these are
+offsets into it, of whole eights of pixels, after which a swizzle begins anew.
 """
 
 from __future__ import annotations
@@ -259,7 +260,9 @@ def schedule(problem: NhwcProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IR
 def quickest(problem: NhwcProblem, arch: Arch, base: C) -> C:
     """`base` with the tile and the cluster of the least estimated time and the most stages that fit; `base` itself if
     none is legal."""
-    legal = (config for config in tiles_of(base, arch.device) if config.check(problem, arch) is None)
+    bases = (base, replace(base, halo=True))
+    configs = (config for each in bases for config in tiles_of(each, arch.device))
+    legal = (config for config in configs if config.check(problem, arch) is None)
     found = fastest((_work(problem, config) for config in legal), arch)
     return replace(base, **found.config.to_json()) if found else base.filling(arch.device)
 

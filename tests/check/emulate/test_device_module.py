@@ -30,6 +30,8 @@ def test_signature_and_launch_shape() -> None:
     assert dynamic.launch_shape((32, 4096)) == LaunchShape(block=[32, 1, 1], dynamic_shared=4096)
     cluster = KernelSignature((), ("clusterCtaIdx.y", "blockIdx.x"))
     assert cluster.launch_shape((2, 8)) == LaunchShape([8, 1, 1], cluster=[1, 2, 1])
+    flagged = KernelSignature((), ("tirx.use_programtic_dependent_launch", "blockIdx.x"))
+    assert flagged.launch_shape((8,)) == LaunchShape([8, 1, 1])
 
 
 def test_arguments_that_are_tensor_maps() -> None:

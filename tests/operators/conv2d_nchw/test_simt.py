@@ -72,12 +72,12 @@ def test_any_shape_is_correct(sm_90a: Arch, n: int, h: int, w: int, ci: int, co:
 
 
 def test_source(sm_90a: Arch) -> None:
-    built = build(problem_of("conv2d_nchw", **LAYER), sm_90a, "simt", device_code=False)
+    built = build(problem_of("conv2d_nchw", **LAYER), sm_90a, "simt", SimtConfig(stages=2), device_code=False)
     source = str(built.sources["cu"])
     assert built.launch and built.launch.block == (16, 16, 1) and built.launch.grid == (128, 2, 1)
-    assert source.count("__syncthreads()") == 2
-    loop = source[source.index("__syncthreads", source.index("columns_shared_ptr[(")) :]
-    assert "if (" not in loop  # whole tiles: no test after the fetch
+    loop = source[source.index("for (int step = 0") :]
+    products = loop[: loop.index("__syncthreads()")]
+    assert "if (" not in products and products.count("+ (weights") == 4  # whole tiles: no test after the fetch
     assert len(re.findall(r"\*\(float4\*\)\(output_ptr", source)) == 4
 
 
@@ -93,7 +93,7 @@ def test_pixels_of_a_1x1_kernel_are_fetched_as_vectors(sm_90a: Arch) -> None:
 def test_resources(cuda_compiler: None, sm_90a: Arch, dtype: str) -> None:
     built = build(problem_of("conv2d_nchw", **LAYER, dtype=dtype), sm_90a, "simt")
     (kernel,) = built.resources
-    assert kernel.shared <= SimtConfig().shared_bytes
+    assert kernel.shared == built.config.shared_bytes
     assert kernel.spill_stores == kernel.spill_loads == kernel.stack == 0
     found = summary(material(built))
     # both operands of a thread come as vectors of four, and its 64 products of one k need no other load
@@ -110,7 +110,8 @@ def test_few_channels_do_not_waste_a_tile(sm_90a: Arch, co: int) -> None:
 
 
 def _changes() -> list[tuple[str, Any]]:
-    return [("tile", (4, 8)), ("num_thread", (8, 16)), ("vthread", (1, 2)), ("step", 4), ("vector", 2), ("unroll", 64)]
+    tiles: list[tuple[str, Any]] = [("tile", (4, 8)), ("num_thread", (8, 16)), ("vthread", (1, 2))]
+    return [*tiles, ("step", 4), ("vector", 2), ("stages", 1), ("ahead", True), ("unroll", 64)]
 
 
 def test_every_field_is_listed() -> None:
@@ -120,7 +121,7 @@ def test_every_field_is_listed() -> None:
 @pytest.mark.parametrize(("field", "value"), _changes())
 def test_every_field_changes_the_source(sm_90a: Arch, field: str, value: Any) -> None:
     problem = problem_of("conv2d_nchw", **LAYER)
-    assert_changes_the_source(problem, sm_90a, "simt", SimtConfig(), **{field: value})
+    assert_changes_the_source(problem, sm_90a, "simt", SimtConfig(stages=2), **{field: value})
 
 
 @pytest.mark.parametrize(
@@ -128,12 +129,15 @@ def test_every_field_changes_the_source(sm_90a: Arch, field: str, value: Any) ->
     [
         (dict(tile=6, vthread=4), "tile=6 is not a multiple of vthread=4"),
         (dict(num_thread=33), "num_thread=(33, 33) makes blocks of 1089, cuda:sm_90a allows 1024"),
-        (dict(step=128), "step=128 needs 133120 bytes of shared memory"),
-        (dict(tile=16), "tile=(16, 16) needs about 328 registers"),
+        (dict(step=128), "step=128 needs 196608 bytes of shared memory"),
+        (dict(tile=16, num_thread=8, step=8), "tile=(16, 16) needs about 360 registers"),
         (dict(vector=3), "vector=3"),
         (dict(step=0), "step=0"),
         (dict(vthread=0), "vthread=(0, 0)"),
         (dict(unroll=-1), "unroll=-1"),
+        (dict(stages=3), "stages=3 is not 1, or 2"),
+        (dict(stages=1, ahead=True), "ahead=true needs stages=2 and an even step, not stages=1"),
+        (dict(step=5, ahead=True), "ahead=true needs stages=2 and an even step, not stages=2 and step=5"),
     ],
 )
 def test_illegal_configs_are_refused(sm_90a: Arch, config: dict[str, Any], words: str) -> None:

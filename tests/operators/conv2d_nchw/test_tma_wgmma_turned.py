@@ -82,6 +82,7 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch, lines_outside: bo
     assert "nchw_turn_4(" in source and f"hopper_copy_{4 if lines_outside else 8}(" in source
     # the product is launched while the copy is made, and waits before it loads
     assert source.count("griddepcontrol_launch_dependents();") == source.count("griddepcontrol_wait();") == 1
+    assert built.lowered.count("use_programtic_dependent_launch") == 1  # sic
     lines = 14 * 15 if lines_outside else 15 * 15
     assert built.launch and built.launch.grid[0] == -(-8 * lines // 128) * 2
 
@@ -91,6 +92,7 @@ def test_what_lies_in_line_is_one_kernel(cuda_compiler: None, sm_90a: Arch, shap
     built = build(problem_of("conv2d_nchw", dtype="float16", **SHAPES[shape]), sm_90a, NAME)
     assert_well_made(built, "HGMMA")
     assert len(built.resources) == 1 and "griddepcontrol" not in str(built.sources["cu"])
+    assert "dependent_launch" not in built.lowered
 
 
 @settings(max_examples=10, deadline=None)

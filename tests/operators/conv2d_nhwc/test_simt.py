@@ -7,6 +7,7 @@ import pytest
 from schedules.build.builder import build
 from schedules.build.inspect import summary
 from schedules.core.arch import Arch, parse_arch
+from schedules.operators.conv2d_nhwc.simt import default
 from tests.amd import assert_fits
 from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_correct, problem_of
 from tests.operators.conv2d_nhwc.shapes import K100, SHAPES
@@ -32,6 +33,26 @@ def test_schedule_is_correct(arch: Arch) -> None:
 def test_other_configs_are_correct(emulation: None, sm_90a: Arch, config: dict[str, Any]) -> None:
     problem = problem_of("conv2d_nhwc", **SHAPES["1x1"])
     assert_correct(problem, sm_90a, "simt", config, ["serial", "emulated"])
+
+
+@pytest.mark.parametrize("config", [dict(stages=1), dict(stages=2), dict(stages=2, ahead=True)], ids=str)
+@pytest.mark.parametrize("ci", [3, 16, 20])  # a step is values of (ci, kh, kw), channels, channels but for the last
+def test_every_way_through_the_reduction_is_correct(
+    emulation: None, sm_90a: Arch, config: dict[str, Any], ci: int
+) -> None:
+    problem = problem_of("conv2d_nhwc", n=2, h=6, w=5, ci=ci, co=20, kh=3, kw=2, pad=1, stride=2)
+    assert default(problem, sm_90a).by_taps(problem) == (ci != 3)
+    assert_correct(problem, sm_90a, "simt", {"tile": 4, "vthread": 1, "num_thread": 8, **config}, ["emulated"])
+
+
+def test_the_default_keeps_the_device_busy(sm_90a: Arch) -> None:
+    for size in (7, 14, 28, 56):
+        problem = problem_of("conv2d_nhwc", n=1, h=size, w=size, ci=256, co=256, kh=3, kw=3, pad=1)
+        config = default(problem, sm_90a)
+        rows, columns = config.block
+        blocks = -(-problem.pixels // rows) * -(-problem.co // columns)
+        assert config.check(problem, sm_90a) is None
+        assert blocks >= sm_90a.device.multiprocessors * 0.6 or config.block == (32, 32), (size, config)
 
 
 def test_loads_and_stores_are_wide(cuda_compiler: None, sm_90a: Arch) -> None:
