@@ -102,6 +102,20 @@ def test_the_nearest_problem_that_is_legal(host: Arch, tmp_path: Path) -> None:
     assert "nearest problem, n=64" in str(found)
 
 
+def test_a_record_of_the_same_convolution_with_another_epilogue(host: Arch, tmp_path: Path) -> None:
+    """It comes before any neighbour, whatever schedule it is of; the fewer fields differ, the better."""
+    plain, fused = PROBLEM, replace(PROBLEM, bias=True, residual=True)  # type: ignore[call-arg]
+    biased = replace(PROBLEM, bias=True)  # type: ignore[call-arg]
+    append(tmp_path, record_of(replace(PROBLEM, n=33), 8.0, FAST))  # type: ignore[call-arg]
+    append(tmp_path, record_of(plain, 12.0, SLOW))
+    found = chosen(tmp_path, host, fused)
+    assert found.source == "nearest" and found.record and found.record.problem == plain
+    assert found.config == record_of(plain, 12.0, SLOW).config and "another epilogue" in str(found)
+    append(tmp_path, record_of(biased, 11.0, FAST))
+    again = chosen(tmp_path, host, fused).record
+    assert again and again.problem == biased
+
+
 def test_an_illegal_config_of_a_neighbour_is_passed_over(
     host: Arch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
