@@ -222,7 +222,8 @@ def _zero(positions: Positions, groups: int, views: Tensors, at: Expr) -> None:
     bx = T.truncmod(plane, x_axis.planes) if x_axis.planes > 1 else next(iter(x_axis.moves))
     is_image = tirx.all(y < y_axis.real(by), x < x_axis.real(bx))
     with T.If(tirx.Not(is_image)), T.Then():
-        place = plane * positions.data + positions.at(image, y, x)
-        to = views["turned"].ptr_to([place * positions.channels + group * GROUP])
+        place = named("place", plane * positions.data + positions.at(image, y, x))
+        # in 64 bits: the bound that TVM has of a large image's zeros does not fit into 32
+        to = views["turned"].ptr_to([T.Cast("int64", place) * positions.channels + group * GROUP])
         zero = T.uint32(0)
         T.evaluate(T.cuda.func_call("nchw_put", to, zero, zero, zero, zero, source_code=_PUT))
