@@ -197,7 +197,7 @@ class Windows:
         """Words of a row of the patch, whole pieces."""
         reach = (self.shift - self.lead) // self.unit + (self.config.tile_w - 1) * self.pixel_words + self.row_units
         reach = max(reach, -(-(self.shift + self.patch[1] * self.channels) // self.unit))
-        whole = max(1, self.vector // WORD, self.pixels * self.channels // self.unit)
+        whole = self.pixels * self.channels // self.unit if self.pixels > 1 else max(1, self.vector // WORD)
         return -(-reach // whole) * whole
 
     @property

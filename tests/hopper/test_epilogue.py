@@ -29,7 +29,7 @@ ODD: dict[str, Case] = {
         PLAIN | dict(block_m=128, block_n=32, block_k=16),
     ),
     "NHWC, TF32": ("conv2d_nhwc", "tf32", NHWC | dict(ci=12, co=20, dtype="float32"), SMALL | dict(block_n=32)),
-    "NCHW": ("conv2d_nchw", "tma_wgmma", NCHW | dict(h=5, ci=16), SMALL | dict(block_n=64, window=False, turned=False)),
+    "NCHW": ("conv2d_nchw", "tma_wgmma", NCHW | dict(h=5, ci=16), SMALL | dict(block_n=64)),
     "NCHW, wide": (
         "conv2d_nchw", "tma_wgmma", dict(n=1, h=3, w=200, ci=8, co=40) | KERNEL | HALF, SMALL | dict(block_n=128),
     ),

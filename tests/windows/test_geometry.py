@@ -56,16 +56,16 @@ def test_long_kernels_are_loops(fields: dict[str, Any], period: int, periods: in
 
 @settings(max_examples=150, deadline=None)
 @given(
-    name=st.sampled_from(sorted(OPERATORS)), ci=st.integers(1, 6), k=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    name=st.sampled_from(sorted(OPERATORS)), ci=st.integers(1, 14), k=st.tuples(st.integers(1, 12), st.integers(1, 12)),
     stride=st.integers(1, 5), pad=st.integers(0, 4), dilation=st.integers(1, 2), tile_h=st.integers(1, 6),
-    octets=st.integers(1, 4), warps_m=st.sampled_from([1, 2, 4]),
+    octets=st.integers(1, 4), warps_m=st.sampled_from([1, 2, 4]), width=st.integers(40, 48),
 )  # fmt: skip
 def test_what_lanes_read_lies_in_the_stage(
     name: str, ci: int, k: tuple[int, int], stride: int, pad: int, dilation: int, tile_h: int, octets: int,
-    warps_m: int,
+    warps_m: int, width: int,
 ) -> None:  # fmt: skip
     config = WindowsConfig(tile_h, 8 * octets, 64, warps_m, 1, 1, 1, 0)
-    fields = dict(ci=ci, kh=k[0], kw=k[1], stride=stride, pad=pad, dilation=f"{dilation},1")
+    fields = dict(w=width, ci=ci, kh=k[0], kw=k[1], stride=stride, pad=pad, dilation=f"{dilation},1")
     w = windows(name, config, **fields)
     assume(config.check(w.problem, parse_arch("sm_90a")) is None)
     p, last = w.problem, 0
@@ -80,6 +80,8 @@ def test_what_lanes_read_lies_in_the_stage(
         row = (tile_h - 1) * p.stride[0] + ry * p.dilation[0]
         last = max(last, row * w.pitch + base + (config.tile_w - 1) * w.pixel_words + of_row)
     assert last < w.patch_words and base >= 0
+    whole = w.pixels * w.channels * w.item if w.pixels > 1 else max(4, w.vector)  # bytes of a piece
+    assert w.pitch * 4 % whole == 0 and w.patch_words % 4 == 0
     # a kernel row's elements are those of its window, and rows do not run into each other
     reach = base * w.unit + w.lead + ((config.tile_w - 1) * p.stride[1] + p.kw) * w.channels
     assert reach <= w.pitch * w.unit and w.lead + p.kw * w.channels <= w.row_units * w.unit

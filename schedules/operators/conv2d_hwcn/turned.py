@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from schedules.tirx.types import Buffer, Expr, Tensors
 
 GROUP = 8  # elements of a thread, 16 bytes
-_VECTORS = {1: "unsigned short", 2: "unsigned int", 4: "uint2"}
-SIDE_BY_SIDE = 4  # images of a thread that turns, at most
+_VECTORS = {1: "unsigned short", 2: "unsigned int", 4: "uint2", 8: "uint4"}
+SIDE_BY_SIDE = 8  # images of a thread that turns, at most
 
 # eight elements side by side, of which `left` are there, by vectors of {0}
 _PAD = """
@@ -32,6 +32,7 @@ __device__ __forceinline__ void hwcn_pad_{0}(const void* from, void* to, int lef
   *(uint4*)to = v.all;
 }}
 """
+# read for the last time: it gives way in L2 to what is written;
 # of {0} images eight channels, {2} elements apart, of which `left` are there; images are {3} elements apart in `to`
 _TURN = """
 __device__ __forceinline__ void hwcn_turn_{0}(const void* from, void* to, int left) {{
@@ -40,7 +41,7 @@ __device__ __forceinline__ void hwcn_turn_{0}(const void* from, void* to, int le
   for (int i = 0; i < 8; ++i) {{
 #pragma unroll
     for (int j = 0; j < {0}; ++j) v[i].each[j] = 0;
-    if (i < left) v[i].all = *(const {1}*)((const unsigned short*)from + i * {2});
+    if (i < left) v[i].all = __ldcs((const {1}*)((const unsigned short*)from + i * {2}));
   }}
 #pragma unroll
   for (int j = 0; j < {0}; ++j) {{

@@ -38,8 +38,12 @@ def choose(problem: NchwProblem, arch: Arch) -> str:
     if is_few(p) and mma_windows.SCHEDULE.serves(p, arch):
         return mma_windows.SCHEDULE.name
     matrix = matrix_schedule(p.dtype, arch)
-    fitting = (tma_wgmma_few.SCHEDULE, tma_wgmma.SCHEDULE, tma_wgmma_turned.SCHEDULE)
-    for spec in fitting if p.co <= FEW_FILTERS else fitting[1:]:
+    fitting = [tma_wgmma.SCHEDULE, tma_wgmma_turned.SCHEDULE]
+    if tma_wgmma_turned.gathers_less(p):  # the filter, which others would have packed, outweighs the data
+        del fitting[0]
+    elif p.co <= FEW_FILTERS:
+        fitting.insert(0, tma_wgmma_few.SCHEDULE)
+    for spec in fitting:
         if spec.serves(p, arch):
             return spec.name
     if matrix == "mma":

@@ -224,10 +224,16 @@ def _copied(problem: NchwProblem, gathers: bool) -> int:
     return data + 2 * p.pixels * p.reduction if gathers else 2 * (data + filters)
 
 
+def gathers_less(problem: NchwProblem) -> bool:
+    """Whether all that outputs look at is less to copy than the data and the filter."""
+    p = simplest(problem)
+    return p.kh * p.kw > 1 and not p.packed and _copied(p, True) < _copied(p, False)
+
+
 def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaTurnedConfig:
     """The tile and the cluster of the least estimated time and the most stages that fit."""
     p = simplest(problem)
-    gathers = p.kh * p.kw > 1 and not p.packed and _copied(p, True) < _copied(p, False)
+    gathers = gathers_less(problem)
     # pieces of whole vectors leave as fast as whole images
     lines = not gathers and (p.n == 1 or p.out_w % VECTOR == 0)
     channels = p.reduction if gathers else p.ci

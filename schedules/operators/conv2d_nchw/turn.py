@@ -24,7 +24,6 @@ WARP = 32
 LANES = {8: 4, 4: 8, 2: 8, 1: 16}
 
 _WORDS = {8: "uint4", 4: "uint2", 2: "unsigned int", 1: "unsigned short"}
-# read for the last time: what comes from memory gives way in L2 to what is written, which the product reads;
 # {0} pixels of eight channels, {2} elements apart, of which `there` exist: eight channels of each pixel
 _TURN = """
 __device__ __forceinline__ void nchw_turn_{0}(const void* from, int there, void* to) {{
@@ -32,7 +31,7 @@ __device__ __forceinline__ void nchw_turn_{0}(const void* from, int there, void*
 #pragma unroll
   for (int c = 0; c < 8; ++c) {{
     {1} word = {{}};
-    if (c < there) word = __ldcs((const {1}*)((const unsigned short*)from + c * {2}));
+    if (c < there) word = *(const {1}*)((const unsigned short*)from + c * {2});
     *({1}*)v[c] = word;
   }}
 #pragma unroll

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from schedules.core.arch import Arch
-from schedules.core.space import ProductSpace
-from schedules.hopper.config import blocks, stage_channels
+from schedules.hopper.config import stage_channels
 from schedules.hopper.tf32 import tf32_schedule
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
-from schedules.operators.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, quickest, schedule
+from schedules.operators.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, configs, quickest, schedule
 
 VECTOR = 4  # channels in 16 bytes
 
@@ -39,7 +38,7 @@ def default(problem: NhwcProblem, arch: Arch) -> Tf32Config:
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Sequence[Tf32Config]:
-    return ProductSpace(lambda words: Tf32Config(**words), blocks("float32", arch.device, filters=True))
+    return configs(problem, arch, Tf32Config)
 
 
 SCHEDULE = tf32_schedule(Tf32Config, schedule, default, space, siblings=("simt",))

@@ -261,8 +261,8 @@ def quickest(problem: NhwcProblem, arch: Arch, base: C) -> C:
     """`base` with the tile and the cluster of the least estimated time and the most stages that fit; `base` itself if
     none is legal."""
     bases = (base, replace(base, halo=True))
-    configs = (config for each in bases for config in tiles_of(each, arch.device))
-    legal = (config for config in configs if config.check(problem, arch) is None)
+    tried = (config for each in bases for config in tiles_of(each, arch.device))
+    legal = (config for config in tried if config.check(problem, arch) is None)
     found = fastest((_work(problem, config) for config in legal), arch)
     return replace(base, **found.config.to_json()) if found else base.filling(arch.device)
 
@@ -271,12 +271,15 @@ def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
     return quickest(problem, arch, TmaWgmmaConfig(block_k=stage_channels(problem.ci, 64, 16)))
 
 
+def configs(problem: NhwcProblem, arch: Arch, kind: type[C]) -> Sequence[C]:
+    """Every config of `kind` worth trying, legal or not."""
+    halos = (False, True) if problem.kh > 1 and problem.stride[0] == 1 else (False,)
+    tiles = blocks(problem.dtype, arch.device, filters=True)
+    return ProductSpace(lambda words, halo: kind(**words, halo=halo), tiles, halos)
+
+
 def space(problem: NhwcProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
-    return ProductSpace(
-        lambda words, halo: TmaWgmmaConfig(**words, halo=halo),
-        blocks(problem.dtype, arch.device, filters=True),
-        (False, True) if problem.kh > 1 and problem.stride[0] == 1 else (False,),
-    )
+    return configs(problem, arch, TmaWgmmaConfig)
 
 
 SCHEDULE = ScheduleSpec(

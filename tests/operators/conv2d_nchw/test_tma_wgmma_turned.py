@@ -163,7 +163,7 @@ def test_the_rule_takes_it_where_rows_cannot_be_loaded(sm_90a: Arch) -> None:
         return operator("conv2d_nchw").choose(problem, sm_90a)
 
     assert chosen() == chosen(w=16, stride=2) == chosen(w=16, ci=20) == NAME
-    assert chosen(w=16) == "tma_wgmma"
+    assert chosen(w=16) == "tma_wgmma" and chosen(n=2, h=8, w=8, ci=1280, co=1280) == NAME
 
 
 @pytest.mark.gpu
