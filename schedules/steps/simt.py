@@ -164,8 +164,9 @@ def schedule_tiles(
     for name, block in shared.items():
         along_k, vector = along[name]
         if along_k:
-            sch.reorder(*reversed(sch.get_loops(block)[-2:]))
-            if int(sch.get(block).writes[0].source.shape[-1]) % VECTORS[-1] == 0:  # rows are whole 128-bit vectors
+            reduced, side = sch.get_loops(block)[-2:]
+            sch.reorder(side, reduced)
+            if int(sch.get(side).extent) % VECTORS[-1] == 0:  # rows of the tile are whole 128-bit vectors
                 sch.annotate(block, SWIZZLE, 1)
         cooperative_fetch(sch, block, 2, config.num_thread, vector)
     store = widest_vector(store, widest_vector(config.tile[1] // config.vthread[1], config.vector))
