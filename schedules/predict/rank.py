@@ -19,9 +19,9 @@ from schedules.predict.estimate import LAUNCH, Work, peak, tile_of, work
 from schedules.predict.features import OWN, features, table
 
 HOPELESS = 4.0  # times the least estimate of all schedules, beyond which one is not looked at
-SIFTED = 1000  # configs of a schedule that the coarse trees put in order, those of the least estimate
-KEPT = 32  # legal ones of them that all trees look at
-TRIED = 260  # configs that may be illegal before a schedule is given up
+SIFTED = 1200  # configs of a schedule that the coarse trees put in order, those of the least estimate
+KEPT = 48  # legal ones of them that all trees look at
+TRIED = 500  # configs that may be illegal before a schedule is given up
 RANKED = 16  # that are filled and handed back
 
 
