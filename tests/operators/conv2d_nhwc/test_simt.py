@@ -27,7 +27,12 @@ def test_schedule_is_correct(arch: Arch) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [dict(tile="4x1", num_thread="8x16", vthread=1), dict(tile="8x4", step=4, vector=1), dict(tile=4, vthread=1)],
+    [
+        dict(tile="4x1", num_thread="8x16", vthread=1),
+        dict(tile="8x4", step=4, vector=1),
+        dict(tile=4, vthread=1),
+        dict(tile="1x4", num_thread="2x64", vthread=1, step=4, stages=2),
+    ],
     ids=str,
 )
 def test_other_configs_are_correct(emulation: None, sm_90a: Arch, config: dict[str, Any]) -> None:
