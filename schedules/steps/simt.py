@@ -119,8 +119,8 @@ def schedule_tiles(
 ) -> tvm.IRModule:
     """Schedule the product that `SimtConfig.product` describes.
 
-    `along` says of ``columns`` and ``weights`` whether neighbouring threads fetch neighbours along the reduction, and
-    of how many elements a load is; `store` of how many a store may be.
+    `along` says of ``columns`` and ``weights``, that with the rows first, whether neighbouring threads fetch neighbours
+    along the reduction, and of how many elements a load is; `store` of how many a store may be.
     """
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
     next_step(sch, "Memory hierarchy: operands go through shared memory into registers, the sums stay in registers")
@@ -161,12 +161,10 @@ def schedule_tiles(
         sch.compute_at(block, [ko, *taps][-1], preserve_unit_loops=True)
 
     next_step(sch, "All threads fetch both tiles as they lie in memory, and each stores its own outputs")
-    for name, block in shared.items():
-        along_k, vector = along[name]
+    for block, (along_k, vector), side in zip(shared.values(), along.values(), config.block, strict=True):
         if along_k:
-            reduced, side = sch.get_loops(block)[-2:]
-            sch.reorder(side, reduced)
-            if int(sch.get(side).extent) % VECTORS[-1] == 0:  # rows of the tile are whole 128-bit vectors
+            sch.reorder(*reversed(sch.get_loops(block)[-2:]))
+            if side % VECTORS[-1] == 0:  # rows are whole 128-bit vectors
                 sch.annotate(block, SWIZZLE, 1)
         cooperative_fetch(sch, block, 2, config.num_thread, vector)
     store = widest_vector(store, widest_vector(config.tile[1] // config.vthread[1], config.vector))

@@ -28,7 +28,7 @@ def schedule(problem: NchwProblem, config: SimtConfig, arch: Arch) -> tvm.IRModu
     """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), output (n, co, out_h, out_w)."""
     from tvm.s_tir import Schedule
 
-    along = {"columns": (False, pixel_vector(problem, config.vector)), "weights": (True, 1)}
+    along = {"weights": (True, 1), "columns": (False, pixel_vector(problem, config.vector))}
     return simt.schedule_tiles(Schedule(graph(problem, config, arch)), config, along, problem.out_w)
 
 

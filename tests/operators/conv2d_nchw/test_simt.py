@@ -53,6 +53,7 @@ def test_generated_cuda_is_correct_on(emulation: None, arch: Arch, dtype: str) -
         dict(tile="8x4", num_thread="2x16", vthread="1x4", step=3),
         dict(vector=1, unroll=64, tile="1x4", num_thread="3x16", vthread=1),
         dict(tile=2, num_thread="3x5", vthread=1, step=5, vector=2),
+        dict(tile="1x4", num_thread="2x64", vthread=1, step=8, stages=2),  # rows of half a vector
     ],
     ids=str,
 )

@@ -31,7 +31,7 @@ def test_schedule_is_correct(arch: Arch) -> None:
         dict(tile="4x1", num_thread="8x16", vthread=1),
         dict(tile="8x4", step=4, vector=1),
         dict(tile=4, vthread=1),
-        dict(tile="1x4", num_thread="2x64", vthread=1, step=4),  # rows of two in shared memory
+        dict(tile="1x4", num_thread="2x64", vthread=1, step=4, stages=2),
     ],
     ids=str,
 )
