@@ -1,0 +1,31 @@
+"""What trials are collected of: layers of the sorts that are asked for, and legal configs, the rule's first."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+from schedules.core.arch import parse_arch
+from schedules.core.registry import operator_of
+from schedules.predict.rank import ranked
+from scripts import collect_trials
+
+ARCH = parse_arch("cuda:sm_90a")
+
+
+def test_layers_are_of_the_sorts_asked_for() -> None:
+    found = [problem for _, problem in islice(collect_trials.problems(None, 0, ["few", "flat"]), 40)]
+    assert {collect_trials.sort_of(problem) for problem in found} == {"few", "flat"}
+    assert len({(type(problem), str(problem)) for problem in found}) == 40
+    assert {problem.dtype for problem in found} > {"float16", "int8"}
+
+
+def test_the_rule_then_what_is_predicted_then_others() -> None:
+    problem = next(p for _, p in collect_trials.problems(None, 0, ["other"]) if p.dtype == "float16")
+    op, drawn = operator_of(problem), collect_trials.draws(problem, ARCH, 12, random.Random(0))
+    assert len(drawn) == 12 == len({(name, str(config)) for name, config in drawn})
+    assert all(config.check(problem, ARCH) is None and not op.opt_in(name) for name, config in drawn)
+    rule = op.schedule_for(problem, ARCH)
+    assert drawn[0] == (rule.name, rule.default(problem, ARCH))
+    best = ranked(problem, ARCH)[0]
+    assert (best.schedule, best.config) in drawn[:2]
