@@ -67,7 +67,7 @@ needs_rocm = pytest.mark.skipif(not STATES["rocm:gfx90a"].build, reason=STATES["
         (["build", "tutorial", "dtype=int4"], "dtype=int4 is not one this operator takes; use float32"),
         (
             ["build", "tutorial", "--target", "cuda:sm_80", "--config", "tile=7"],
-            "illegal config: block=128 is not a multiple",
+            "illegal config: block=64 is not a multiple",
         ),
         (
             ["build", "tutorial", "--target", "cuda:sm_80", "--config", "til=8"],
