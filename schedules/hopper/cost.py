@@ -37,9 +37,9 @@ def rounds(config: HopperConfig, clusters: int, device: Device) -> int:
 def microseconds(work: Work, device: Device) -> float:
     """About how long the kernel takes on `device`, to compare configs by.
 
-    A multiprocessor multiplies, all of them load from L2, and the loads of a stage take a while to arrive, however
-    small: the three overlap the better the more the longest of them stands out (a norm), and each tile's results are
-    finished after it.  `Timings` says what the constants were fitted to.  What `split_k` costs and what `ping_pong` and
+    A multiprocessor multiplies, all of them load from L2, and a stage is loaded, takes a while to arrive, however small,
+    and is multiplied before its memory is free: the three overlap the better the more the longest of them stands out (a
+    norm), and each tile's results are finished after it.  `Timings` says what the constants were fitted to.  What `split_k` costs and what `ping_pong` and
     `stationary` save are estimates.
     """
     config, stages, t = work.config, work.mean_taps * work.chunks, device.timings
@@ -52,12 +52,13 @@ def microseconds(work: Work, device: Device) -> float:
     each = work.a.loaded / config.cluster_n / _rate(work.a, t)
     each += work.b.loaded / config.cluster_m / used / _rate(work.b, t)
     load = work.clusters * config.cluster / device.multiprocessors * own * each
-    arrive = waves * own * t.latency / (config.num_stages - 1)
+    # a stage is loaded, arrives and is multiplied before it is loaded again
+    turn = (multiply + load + waves * own * t.latency) / config.num_stages
     results = config.block_m * config.block_n
     finish = results * t.finish / min(config.split_k, config.consumers)
     if config.split_k > 1:
         finish += t.exchange + results * t.sent * (config.split_k - 1) / config.split_k
-    overlapped = sum(part**t.overlap for part in (multiply, load, arrive)) ** (1 / t.overlap)
+    overlapped = sum(part**t.overlap for part in (multiply, load, turn)) ** (1 / t.overlap)
     if config.ping_pong:
         alone = finish * config.consumers
         return max(overlapped + alone, waves * finish) / 1000

@@ -22,7 +22,8 @@ HOPELESS = 4.0  # times the least estimate of all schedules, beyond which one is
 SIFTED = 1200  # configs of a schedule that the coarse trees put in order, those of the least estimate
 KEPT = 48  # legal ones of them that all trees look at
 TRIED = 500  # configs that may be illegal before a schedule is given up
-RANKED = 16  # that are filled and handed back
+HALO = 1.25  # times the pixels of a tile that a stage with a halo has, about
+RANKED = 16  # that are handed back
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,8 @@ def ranked(problem: Problem, arch: Arch, schedule: str | None = None) -> tuple[R
             found += [(float(us), row, spec, columns, made) for row, us in enumerate(times)]
     best = []
     for us, row, spec, columns, made in sorted(found, key=lambda each: each[0])[:RANKED]:
-        config = filled(columns.make(row), problem, arch)
         parts = tuple((name, float(part[row])) for name, part in made.parts.items())
-        best.append(Ranked(spec.name, config, us, made.limit(row), parts))
+        best.append(Ranked(spec.name, columns.make(row), us, made.limit(row), parts))
     return tuple(best)
 
 
@@ -111,25 +111,25 @@ def predicted_us(problem: Problem, schedule: str, config: Config, arch: Arch) ->
 
 
 def candidates(op: Operator, problem: Problem, spec: ScheduleSpec, least: Columns, arch: Arch) -> Columns:
-    """The legal configs of a space that the coarse trees take for the fastest, with about as many stages as there is
-    room for, where `least` has the fewest."""
-    columns, coarse = roughly_filled(least, problem, arch), trees.load(trees.COARSE)
+    """The legal configs of a space that the coarse trees take for the fastest, with as many stages as there is room
+    for, where `least` has the fewest."""
+    columns, coarse = roughly_filled(least, problem, spec, arch), trees.load(trees.COARSE)
     made = work(problem, spec, columns, arch)
     order = np.argsort(made.total, kind="stable")[:SIFTED]
     if coarse is not None:
         sifted = columns.take(order)
         times = predicted(op, problem, spec, sifted, work(problem, spec, sifted, arch), arch, coarse)
         order = order[np.argsort(times, kind="stable")]
-    kept: list[int] = []
+    kept: list[Config] = []
     for row in order[:TRIED]:
         if least.make(int(row)).check(problem, arch) is None:
-            kept.append(int(row))
+            kept.append(filled(columns.make(int(row)), problem, arch))
             if len(kept) == KEPT:
                 break
-    return columns.take(kept)
+    return columns_of(kept) if kept else columns.take([])
 
 
-def roughly_filled(columns: Columns, problem: Any, arch: Arch) -> Columns:
+def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arch) -> Columns:
     """The same with about as many stages as there is room for, if there are stages to be filled."""
     if FILLED not in columns.fields:
         return columns
@@ -137,7 +137,10 @@ def roughly_filled(columns: Columns, problem: Any, arch: Arch) -> Columns:
     (m, n), blocks_sm = tile_of(columns), columns.get("blocks_sm", 1.0)
     room = np.minimum(arch.shared_block, arch.shared_sm / blocks_sm - arch.shared_reserved)
     results = np.minimum(m * n * item, STAGING * columns.get("consumers", 1.0))
-    stages = np.floor((room - results) / ((m + n) * columns.get("block_k", 64.0) * item))
+    halo = columns.get("halo", 0.0) > 0  # a stage has the filters of all kernel rows, and pixels for them
+    pixels, channels = (n, m) if spec.channels_along_rows else (m, n)
+    side = pixels * np.where(halo, HALO, 1.0) + channels * np.where(halo, problem.kh, 1.0)
+    stages = np.floor((room - results) / (side * columns.get("block_k", 64.0) * item))
     stages = np.clip(stages, STAGES[0], STAGES[-1])
 
     def make(row: int) -> Config:
