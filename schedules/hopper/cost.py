@@ -37,10 +37,10 @@ def rounds(config: HopperConfig, clusters: int, device: Device) -> int:
 def microseconds(work: Work, device: Device) -> float:
     """About how long the kernel takes on `device`, to compare configs by.
 
-    A multiprocessor multiplies, all of them load from L2, and a stage is loaded, takes a while to arrive, however small,
-    and is multiplied before its memory is free: the three overlap the better the more the longest of them stands out (a
-    norm), and each tile's results are finished after it.  `Timings` says what the constants were fitted to.  What `split_k` costs and what `ping_pong` and
-    `stationary` save are estimates.
+    A multiprocessor multiplies, all of them load from L2, and a stage is loaded, takes a while to arrive, however
+    small, and is multiplied before its memory is free: the three overlap the better the more the longest of them stands
+    out (a norm), and each tile's results are finished after it.  `Timings` says what the constants were fitted to.
+    What `split_k` costs and what `ping_pong` and `stationary` save are estimates.
     """
     config, stages, t = work.config, work.mean_taps * work.chunks, device.timings
     nbytes = work.a.tile.k * work.a.tile.item * len(work.products)

@@ -68,7 +68,8 @@ WORKS: dict[str, Case] = {
     ),
     "a line of pixels, clusters": (
         "conv2d_nchw", "tma_wgmma_turned", NHWC,
-        dict(block_m=128, block_n=32, block_k=32, cluster_m=2, cluster_n=2, grid=120, lines_outside=True, gathered=False),
+        dict(block_m=128, block_n=32, block_k=32, cluster_m=2, cluster_n=2, grid=120, lines_outside=True,
+             gathered=False),
     ),
     "what each output looks at": (
         "conv2d_nchw", "tma_wgmma_turned", NHWC,
