@@ -25,7 +25,6 @@ LONGEST = 2**31 - 1  # extent of an axis: what a grid, and a coordinate of TMA, 
 LARGEST = 2**44  # elements of a tensor, what the addresses of 64-bit systems reach with room to spare
 SIDES = (7, 10, 12, 14, 20, 28, 36, 40, 56, 60, 80, 112, 150, 224)  # of images in layers, in pixels
 MOST = 1000  # of a whole number that is drawn, where the problem does not say
-WORD = 100  # letters of a text at most
 F = TypeVar("F", bound="Fields")
 
 
@@ -62,6 +61,7 @@ class Fields:
 
     error: ClassVar[type[UsageError]] = UsageError
     noun: ClassVar[str] = "value"
+    letters: ClassVar[int] = 100  # of a text at most
     # fields that the class did not always have: at their default they are not written, so that names of files and lines
     # of journals are those of before
     later: ClassVar[tuple[str, ...]] = ()
@@ -99,7 +99,7 @@ class Fields:
                 return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[value.lower()]
             if kind is bool and isinstance(value, bool):
                 return value
-            if kind is str and isinstance(value, str) and value.isprintable() and len(value) <= WORD:
+            if kind is str and isinstance(value, str) and value.isprintable() and len(value) <= cls.letters:
                 return value
             raise ValueError
         except OverflowError:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.errors import ConfigError, UnknownNameError
@@ -21,7 +21,7 @@ from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
 from schedules.definitions.program import program_of
-from schedules.operators.traces import Steps, pack
+from schedules.operators.traces import MOST_BYTES, Steps, pack
 from schedules.steps.story import only_step
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ SPACES: dict[str, tuple[str, ...]] = {
 class AutoConfig(Config):
     """`space` names the design space and with it the unscheduled program; `trace` is TVM's JSON of a trace, compressed:
     of the tensor-core spaces it is 30 KB."""
+
+    letters: ClassVar[int] = MOST_BYTES
 
     space: str
     trace: str
