@@ -249,17 +249,14 @@ def one(space: Any, problem: Any, arch: Arch, r: random.Random) -> Config | None
     """A legal config of `space` at random, mostly with all the stages that there is room for; None if there is none."""
     for _ in range(TRIES if len(space) else 0):
         config = space[r.randrange(len(space))]
-        changes: dict[str, Any] = {}
-        if hasattr(config, "eager") and r.random() < 0.85:
-            changes["eager"] = True
         depth = next((name for name in DEPTHS if hasattr(config, name)), None)
         if depth and r.random() < 0.8:
             for stages in (8, 6, 5, 4, 3, 2):
-                deeper = dataclasses.replace(config, **changes, **{depth: stages})
+                deeper = dataclasses.replace(config, **{depth: stages})
                 if deeper.check(problem, arch) is None:
                     return deeper
-        elif (plain := dataclasses.replace(config, **changes)).check(problem, arch) is None:
-            return plain
+        elif config.check(problem, arch) is None:
+            return config
     return None
 
 

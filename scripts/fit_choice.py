@@ -120,7 +120,7 @@ def mean(regrets: Array) -> float:
 
 def replayed(model: trees.Trees, layers: Sequence[Layer]) -> Array:
     """Regrets on every REPLAYED-th layer with the trees as they are shipped, a check that takes a second."""
-    rows = Rows(layers[::REPLAYED])
+    rows = Rows([layer for layer in layers if len(layer.trials) > 1][::REPLAYED])
     return rows.regrets(rows.total * np.exp(model.predict(rows.table(model.names))))
 
 
@@ -144,7 +144,8 @@ def fit(layers: Sequence[Layer], header: dict[str, Any], out: Path, rounds: int)
     folds = [fold_of(layer) for layer in layers]
     order, chosen, eight = [], [], []
     for fold in range(FOLDS):
-        held = [layer for layer, place in zip(layers, folds, strict=True) if place == fold]
+        # of a layer with one trial there is nothing to choose
+        held = [layer for layer, own in zip(layers, folds, strict=True) if own == fold and len(layer.trials) > 1]
         if not held or len(held) == len(layers):
             continue
         model = train(Rows([layer for layer, place in zip(layers, folds, strict=True) if place != fold]), {}, rounds)

@@ -29,8 +29,8 @@ class LineTimings:
 class Timings:
     """Constants of the estimates that defaults of Hopper's kernels are chosen by, in nanoseconds and bytes.
 
-    Fitted to 210 trials of four 3x3 convolutions of NHWC data in float16 on an H200 (mean error 7%; of the configs
-    tried the one chosen is 1.5% slower than the best), the rate of 32-byte rows to 900 of NCHW32 in int8.  `exchange`
+    Fitted to 210 trials of four 3x3 convolutions of NHWC data in float16 on an H200, before the estimate counted the
+    turn of a stage; the rate of 32-byte rows to 900 of NCHW32 in int8.  `exchange`
     and `sent` are estimates.  `hopper.cost.microseconds` says what each is for.
     """
 
