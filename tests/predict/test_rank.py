@@ -31,6 +31,14 @@ def test_the_shipped_trees_choose_as_well_as_when_they_were_shipped() -> None:
     assert fit_choice.mean(regrets) < told["mean"] + 0.005 and regrets.max() < told["worst"] + 0.05
 
 
+@pytest.mark.parametrize("name", ["conv2d_nhwc", "conv2d_nchw"])
+def test_what_is_predicted_is_of_the_config_that_is_handed_back(name: str) -> None:
+    """A stage with a halo is larger: its config has fewer stages than its tile suggests."""
+    _, problem = resolve(name, {**LAYER, "h": "64", "w": "64", "ci": "128", "co": "128"})
+    for each in ranked(problem, ARCH):
+        assert predicted_us(problem, each.schedule, each.config, ARCH) == pytest.approx(each.us, rel=1e-6)
+
+
 @pytest.mark.parametrize("name", ["conv2d_nhwc", "conv2d_nchw", "conv2d_hwcn", "conv2d_nchw32"])
 def test_the_fastest_come_first_and_all_are_legal(name: str) -> None:
     operator, problem = resolve(name, {**LAYER, "dtype": "int8" if name == "conv2d_nchw32" else "float16"})
