@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.peers.bench import Bench
 from benchmarks.peers.comparison import GRAPH, Times, compare, head_of
 from benchmarks.peers.graphs import launching
+from benchmarks.peers.layers import FOLDER, layers_of
 from benchmarks.peers.softmax_case import WIDTHS, distinct_rows
 from benchmarks.peers.softmax_case import cases as softmax_cases
 from schedules.core.arch import Arch
@@ -27,6 +28,7 @@ from schedules.measure.timer import Timer
 from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
 
 KIND = LANGUAGES
+LAYERS = {"first": 12, "networks": 100}  # files of layers, and that every how many of them are compared
 
 
 def program_for(problem: Problem, arch: Arch) -> ScheduleSpec | None:
@@ -42,7 +44,8 @@ def program_for(problem: Problem, arch: Arch) -> ScheduleSpec | None:
 
 def cases(arch: Arch, operators: Sequence[str]) -> dict[Problem, ScheduleSpec]:
     """The problems of `operators` that are compared, each with its program in TIRx: of the presets, in their dtype and
-    in float32, and of softmax's widths in bfloat16, odd ones, and few long rows, those that have one."""
+    in float32, of softmax's widths in bfloat16, odd ones, and few long rows, and of layers of networks, those that
+    have one."""
     known = (problem for problem in dict.fromkeys(_problems()) if operator_of(problem).name in operators)
     programs = {problem: program_for(problem, arch) for problem in known}
     return {problem: program for problem, program in programs.items() if program}
@@ -58,6 +61,8 @@ def _problems() -> Iterator[Problem]:
     yield from softmax_cases(["widths"], WIDTHS, ["softmax"], "bfloat16")
     yield from softmax_cases(["odd"], WIDTHS, FUNCTIONS, "float16")
     yield from softmax_cases(["few"], WIDTHS, ["softmax"], "float16")
+    for name, step in LAYERS.items():
+        yield from (each.problem for each in layers_of(FOLDER / f"{name}.json", every=step))
 
 
 def name_of(problem: Problem) -> str:

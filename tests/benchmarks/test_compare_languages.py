@@ -32,7 +32,7 @@ from schedules.operators.softmax.definition import SoftmaxProblem
         ("--missing --fresh", "give one of them"),
         ("--builds /nonexistent", "make it with --build-only"),
         ("--build-only x --target cuda:sm_1", "unknown target"),
-        ("--build-only x --target cuda:sm_80 --operators conv2d_nhwc", "no problem has such a program in TIRx on"),
+        ("--build-only x --target cuda:sm_80 --operators conv2d_hwcn", "no problem has such a program in TIRx on"),
         ("--build-only x --schedule simt", "no problem has such a program in TIRx on cuda:sm_90a"),
     ],
 )
