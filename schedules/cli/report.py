@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a bundle, or a folder that holds bundles; may be repeated",
     )
     parser.add_argument(
-        "--no-source", action="store_true", help="build nothing and leave the sources out: a small page"
+        "--source", action="store_true", help="build the best kernels: their resources and sources, a page for each"
     )
     add_json(parser)
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         bad=bad,
         folders=sorted({file.parent for file in files}),
         bundles=bundles,
-        sources=not args.no_source,
+        sources=args.source,
         meant=chosen,
         tell=_tell,
     )

@@ -187,7 +187,7 @@ def reading(out: Path, logs: Path) -> list[list[str | Path]]:
         ["export", "--all", "--out", out / "all", "--logs", logs],
         ["replay", *WORDS, "--logs", logs],
         ["resume", "--list", "--log", logs],
-        ["report", *WORDS, "--no-source", "--out", out / "report", "--logs", logs],
+        ["report", *WORDS, "--out", out / "report", "--logs", logs],
     ]
 
 

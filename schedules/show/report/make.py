@@ -70,8 +70,8 @@ def make_report(
     if matplotlib is not installed.
     """
     plots.require_matplotlib()
-    compared, unread = comparisons(folders)
-    compared = [meant(comparison) for comparison in compared]
+    read, unread = comparisons(folders)
+    compared = [meant(comparison) for comparison in read]
     summed = summaries(found)
     unused = told([*bad, *(line for summary in summed for line in summary.refused)])
     notes = [*([unused] if unused else []), *unread]
@@ -79,7 +79,7 @@ def make_report(
     names = dict.fromkeys(
         [*(study.summary.device for study in known), *(each.device for each in compared if each.cases)]
     )
-    roofs = {name: roofline(name, known, compared) for name in names}
+    roofs = {name: roofline(name, known, read, meant) for name in names}
     made: dict[str, list[Entry]] = {name: [] for name in names}
     used: set[str] = set()
     for number, study in enumerate(known, 1):

@@ -1,9 +1,10 @@
-"""A report as one page of HTML: nothing is loaded from elsewhere, nothing needs a script."""
+"""A report as a page of HTML, and one for each kernel that was built: nothing is loaded, nothing needs a script."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -24,18 +25,27 @@ main{max-width:78rem}
 h2{overflow-wrap:anywhere}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr));gap:1rem 1.5rem}
 .plots figure{margin:0;min-width:0;align-self:start}
-.plots figure.wide{grid-column:1/-1;overflow-x:auto}
+.plots figure.wide{grid-column:1/-1}
+.scroll,.plots figure.wide{overflow-x:auto;background:
+linear-gradient(to right,var(--paper) 40%,transparent) 0/2.5rem 100% no-repeat local,
+linear-gradient(to left,var(--paper) 40%,transparent) 100%/2.5rem 100% no-repeat local,
+linear-gradient(to right,var(--line),transparent) 0/.8rem 100% no-repeat scroll,
+linear-gradient(to left,var(--line),transparent) 100%/.8rem 100% no-repeat scroll}
 .plots figure svg{display:block;width:100%;height:auto;max-width:34rem}
 .plots figure.wide svg{max-width:70rem;min-width:36rem}
 .plots h3{margin:.6rem 0 .2rem;font-size:.95rem}
 .plots figcaption{font-size:.8rem;color:var(--quiet);max-width:44rem}
-.scroll{overflow-x:auto;margin:.5rem 0}
+.scroll{margin:.5rem 0}
 .scroll table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
 .scroll th,.scroll td{padding:.2rem .6rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
 .scroll th{white-space:nowrap;font-weight:600}
 .scroll .n{text-align:right;white-space:nowrap}
 .scroll .changed{font-weight:600}
 .scroll td.reason{min-width:16rem}
+.bar{display:inline-block;height:.7em;min-width:1px;background:var(--plot-grid)}
+.bar.default{background:var(--plot-soft)}
+.bar.ours{background:var(--plot-series-0)}
+.bar.peer{background:var(--plot-series-1)}
 .lead{font-size:1.05rem}
 .problem{margin-top:2.5rem;padding-top:.5rem;border-top:1px solid var(--line)}
 .quiet{color:var(--quiet);font-size:.85rem}
@@ -67,7 +77,7 @@ def _head(report: Report) -> str:
     links = " · ".join(f'<a href="#{slug(device.name)}">{escape(device.name)}</a>' for device in report.devices)
     return (
         f'<p class="quiet">{escape(report.date[:16].replace("T", " "))} UTC; made with '
-        f"{escape(versions)}.  The plots are beside this page as PNG, the tables as CSV and JSON.</p>"
+        f"{escape(versions)}.  Beside this page are the devices' plots as PNG, and the tables as CSV and JSON.</p>"
         + (f"<p>{links}</p>" if len(report.devices) > 1 else "")
         + (f"<details open><summary>Not read</summary><ul>{notes}</ul></details>" if notes else "")
     )
@@ -126,7 +136,7 @@ def _ceilings(roof: Roofline) -> str:
 
 
 def _points(roof: Roofline) -> str:
-    headers = ("operator", "problem", "arithmetic", "schedule", *POINTS, "from")
+    headers = ("operator", "problem", "arithmetic", "schedule", *POINTS, "from", "above its roof because")
     rows = [
         (
             point.operator,
@@ -139,6 +149,7 @@ def _points(roof: Roofline) -> str:
             _number(point.tflops / point.intensity * 1e3),
             _percent(point.share),
             point.source,
+            roof.reason(point),
         )
         for point in roof.points
     ]
@@ -185,10 +196,10 @@ def _entry(entry: Entry) -> str:
         f'<p class="lead">{escape(_lead(entry))}</p>',
         _plots(entry.plots),
         _importance_notes(entry),
-        _failures(study),
         _times_table(study),
+        _failures(study),
         _config(best, study.summary.default) if best else "",
-        _kernel(entry.kernel, best) if entry.kernel else "",
+        _kernel(entry.kernel, study.key, best) if entry.kernel else "",
     ]
     return f'<section class="problem" id="{study.key}">{"".join(parts)}</section>'
 
@@ -247,17 +258,24 @@ def _failures(study: Study) -> str:
 
 
 def _times_table(study: Study) -> str:
-    headers = ("timed in", "what", "us", "10% to 90%", "times ours", "")
-    rows = []
+    """What was timed; only times under one heading were measured in one run, and their bars are to one scale."""
+    headers = ("timed in", "what", "us", "10% to 90%", "times ours", "", "")
+    rows: list[tuple[str | Html, ...]] = []
     for run in study.beside:
         ours = run.ours.us if run.ours else None
+        longest = max((timing.us for timing in run.timings if timing.us), default=math.inf)
         for timing in run.timings:
             spread = f"{_us(timing.p10_us)} to {_us(timing.p90_us)}" if timing.p10_us and timing.p90_us else ""
             over = timing.us / ours if timing.us and ours and timing.us is not ours else None
             note = timing.note if timing.us or timing.kind == OTHER else f"failed: {timing.note}"
             place = f"{run.place}, {run.date[:10]}"
-            rows.append((place, timing.name, _us(timing.us), spread, _times(over), note))
-    return _details("Times", _table(headers, rows, numbers=("us", "10% to 90%", "times ours"))) if rows else ""
+            bar = f'<span class="bar {timing.kind}" style="width:{12 * (timing.us or 0.0) / longest:.2f}rem"></span>'
+            rows.append((place, timing.name, _us(timing.us), spread, _times(over), Html(bar), note))
+    return (
+        _details("Times", _table(headers, rows, numbers=("us", "10% to 90%", "times ours")), opened=True)
+        if rows
+        else ""
+    )
 
 
 def _config(best: Record, default: Record | None) -> str:
@@ -279,14 +297,36 @@ def _config(best: Record, default: Record | None) -> str:
     return _details(f"Config of {best.schedule}", _table(headers, rows) + other)
 
 
-def _kernel(kernel: ReportedKernel, best: Record | None = None) -> str:
+def _kernel(kernel: ReportedKernel, key: str, best: Record | None = None) -> str:
     parts = [_resources(kernel, best)]
     parts += [f'<p class="quiet">{escape(note)}</p>' for note in kernel.notes]
-    if kernel.story:
-        parts.append(_details("From the definition to the source, step by step", story_html(kernel.story, brief=True)))
-    elif kernel.source:
-        parts.append(_details("Generated source", f'<pre class="source">{escape(kernel.source)}</pre>'))
+    if kernel.story or kernel.source:
+        what = "From the definition to the source, step by step" if kernel.story else "Generated source"
+        parts.append(f'<p><a href="{kernel_file(key)}">{what}</a></p>')
     return "".join(parts)
+
+
+def kernel_file(key: str) -> str:
+    """Where the page of a kernel lies, beside the report's."""
+    return f"kernels/{key}.html"
+
+
+def kernel_pages(report: Report) -> Iterator[tuple[str, str]]:
+    """The names of files and the pages of the kernels that have a story or a source."""
+    studies = ((entry.study.key, entry.kernel) for device in report.devices for entry in device.entries)
+    loose = ((bundle_key(kernel), kernel) for kernel in report.bundles)
+    for key, kernel in (*studies, *loose):
+        if kernel and kernel.story:
+            yield kernel_file(key), page(str(kernel.problem), [story_html(kernel.story, brief=True)])
+        elif kernel and kernel.source:
+            source = f'<pre class="source">{escape(kernel.source)}</pre>'
+            yield kernel_file(key), page(str(kernel.problem), [source], style=STYLE)
+
+
+def bundle_key(kernel: ReportedKernel) -> str:
+    """A name for files: no other bundle of a report has it."""
+    digest = hashlib.sha256(f"{kernel.origin} {kernel.problem}".encode()).hexdigest()[:8]
+    return f"{slug(f'{kernel.operator} {kernel.schedule}')[:80]}-{digest}"
 
 
 def _resources(kernel: ReportedKernel, best: Record | None) -> str:
@@ -326,7 +366,7 @@ def _bundle(kernel: ReportedKernel) -> str:
     return (
         f'<section class="problem"><h2>{escape(kernel.operator)} {escape(str(kernel.problem))}</h2>'
         f'<p class="quiet">{escape(kernel.schedule)} for {escape(str(kernel.arch))}</p><p class="lead">{timed}.</p>'
-        f"{_details(f'Config of {kernel.schedule}', config)}{_kernel(kernel)}</section>"
+        f"{_details(f'Config of {kernel.schedule}', config)}{_kernel(kernel, bundle_key(kernel))}</section>"
     )
 
 
@@ -339,8 +379,8 @@ def _plots(plots: Sequence[Plot]) -> str:
     return f'<div class="plots">{figures}</div>' if figures else ""
 
 
-def _details(title: str, body: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>{body}</details>"
+def _details(title: str, body: str, opened: bool = False) -> str:
+    return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary>{body}</details>"
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[str | Html]], numbers: Sequence[str] = ()) -> str:

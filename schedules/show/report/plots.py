@@ -1,4 +1,4 @@
-"""The plots of a report, each drawn once: as SVG for the page, where CSS chooses the colours, and as PNG."""
+"""The plots of a report: SVG for the page, where CSS chooses the colours; those of a whole device as PNG too."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from schedules.core.errors import ToolchainError
-from schedules.show.report.data import DEFAULT, JOURNAL, OURS, PEER, Beside, Comparison, Failures, Study, Timing
+from schedules.show.report.data import DEFAULT, JOURNAL, OURS, PEER, Comparison, Study, Timing
 from schedules.show.report.importance import Importance
 from schedules.show.report.roofline import Roofline
 
@@ -39,20 +39,25 @@ SMALL, WIDE = (4.6, 2.9), (9.4, 4.6)  # inches of a plot beside others, and of o
 LEGEND, WIDE_LEGEND = 3, 5  # names in a line of the legend above a plot
 BOTTOM = 0.45  # inches for the axis under a plot
 SHOWN_FIELDS = 10
-SHOWN_FAILURES = 8
-CLIPPED = 5.0  # a bar ends at so many times ours; its number says how long it is
 
 
 @dataclass(frozen=True)
 class Plot:
-    """`name` is the file's, `title` and `caption` say what is seen; `svg` is a fragment for a page."""
+    """`name` is the file's, `title` and `caption` say what is seen; `svg` is a fragment for a page.
+
+    `png` is the same as a picture, empty where the plot is one of many.
+    """
 
     name: str
     title: str
     caption: str
     svg: str
-    png: bytes
-    wide: bool = False
+    png: bytes = b""
+
+    @property
+    def wide(self) -> bool:
+        """Whether it stands alone."""
+        return bool(self.png)
 
 
 def style_rules() -> str:
@@ -71,20 +76,15 @@ def require_matplotlib() -> None:
 
 
 def study_plots(study: Study, importances: Sequence[Importance]) -> list[Plot]:
-    """The plots of one problem: progress over trials and time, times side by side, failures, importance."""
+    """The plots of one problem: progress over trials and time, importance."""
     made = []
     if any(len(curve.us) > 1 and math.isfinite(min(curve.us)) for curve in study.curves):
         made += [_progress(study, "trials"), _progress(study, "time")]
-    runs = [run for run in study.beside if sum(timing.us is not None for timing in run.timings) > 1]
-    if runs:
-        made.append(_times(study, runs))
-    if study.failures:
-        made.append(_failures(study, study.failures))
     return made + [_importance(study, item) for item in importances if item.fields]
 
 
 def _progress(study: Study, over: str) -> Plot:
-    """The fastest so far, and every trial, over the trials or the seconds of each search."""
+    """The fastest so far over the trials, with each of them, or over the seconds of each search."""
     timed = over == "time"
 
     def draw(axes: Axes) -> None:
@@ -95,7 +95,8 @@ def _progress(study: Study, over: str) -> Plot:
         for curve, colour in zip(study.curves, _cycle(len(study.curves)), strict=True):
             x = curve.seconds if timed else range(1, len(curve.us) + 1)
             failed = [at for at, us in zip(x, curve.us, strict=True) if math.isinf(us)]
-            axes.scatter(x, curve.us, s=4, color=colour, alpha=0.35, linewidths=0)
+            if not timed:
+                axes.scatter(x, curve.us, s=4, color=colour, alpha=0.35, linewidths=0)
             axes.step(x, curve.best, where="post", color=colour, linewidth=1.8, label=curve.name)
             top = axes.get_xaxis_transform()
             axes.plot(failed, [0.985] * len(failed), "x", color=_hex("series-1"), markersize=3, transform=top)
@@ -123,7 +124,7 @@ def _progress(study: Study, over: str) -> Plot:
     return _plot(
         f"{study.key}-{over}",
         f"Best so far over {over}",
-        f"Lines: the fastest so far; dots: every trial; crosses: failures; slower than 12 times is cut off.{clock}",
+        f"Lines: the fastest so far;{'' if timed else ' dots: every trial;'} crosses: failures.{clock}",
         draw,
         (SMALL[0], SMALL[1] + 0.16 * lines),
         top=0.12 + 0.16 * lines,
@@ -141,93 +142,9 @@ def _marks(study: Study) -> list[Timing]:
     return marks + sorted(peers, key=lambda timing: timing.us or math.inf)[:1]
 
 
-def _times(study: Study, runs: Sequence[Beside]) -> Plot:
-    """Bars of everything that was timed, run by run; the whisker goes from the 10th to the 90th percentile."""
-    rows = [(run, timing) for run in runs for timing in run.timings if timing.us is not None]
-    colours = {DEFAULT: "soft", OURS: "series-0", PEER: "series-1"}
-
-    def draw(axes: Axes) -> None:
-        ours = min((timing.us or math.inf for _, timing in rows if timing.kind in (OURS, DEFAULT)), default=math.inf)
-        if math.isinf(ours):
-            ours = min(timing.us or math.inf for _, timing in rows)
-        longest = min(max(timing.us or 0.0 for _, timing in rows), CLIPPED * ours)
-        y, ticks, before = 0.0, [], None
-        for run, timing in rows:
-            assert timing.us is not None
-            if run is not before:
-                y += 0.9 if before else 0.0
-                axes.text(0, y - 0.05, run.place, fontsize=6.5, color=_hex("soft"), va="center")
-                y, before = y + 0.95, run
-            colour, cut = _hex(colours.get(timing.kind, "grid")), timing.us > longest
-            axes.barh(y, min(timing.us, longest), height=0.7, color=colour)
-            if timing.p10_us and timing.p90_us and timing.p90_us <= longest:
-                axes.plot([timing.p10_us, timing.p90_us], [y, y], color=_hex("ink"), linewidth=0.8)
-            more = " (cut off)" if cut else ""
-            end = max(min(timing.us, longest), min(timing.p90_us or 0.0, longest))
-            axes.text(end + 0.012 * longest, y, f"{timing.us:.4g}{more}", fontsize=6.5, va="center")
-            ticks.append((y, _label(timing)))
-            y += 1
-        axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks])
-        axes.set_ylim(y - 0.2, -0.6)
-        axes.set_xlim(0, 1.22 * longest)
-        axes.set_xlabel("microseconds")
-        axes.grid(axis="y", visible=False)
-
-    height = 0.6 + 0.19 * (len(rows) + 1.8 * len(runs))
-    return _plot(
-        f"{study.key}-times",
-        "Default, tuned and peers",
-        "Only bars under one heading were measured in one run.",
-        draw,
-        (SMALL[0], height),
-        left=_words([_label(timing) for _, timing in rows]),
-    )
-
-
-def _label(timing: Timing) -> str:
-    return f"{timing.name}: {timing.note}" if timing.kind in (OURS, DEFAULT) and timing.note else timing.name
-
-
 def _words(labels: Iterable[str]) -> float:
     """Inches that the longest of `labels` takes left of the axes."""
     return 0.2 + 0.061 * max(map(len, labels))
-
-
-def _failures(study: Study, failures: Sequence[Failures]) -> Plot:
-    shown = failures[:SHOWN_FAILURES]
-    labels = [_cut(f"{item.schedule}: {item.reason}", 36) for item in shown]
-    outcomes = list(dict.fromkeys(item.outcome for item in failures))
-
-    lines = -(-len(outcomes) // LEGEND)
-
-    def draw(axes: Axes) -> None:
-        from matplotlib.ticker import MaxNLocator
-
-        colours = dict(zip(outcomes, _cycle(len(outcomes), 1), strict=True))
-        labelled: set[str] = set()
-        for y, item in enumerate(shown):
-            label = None if item.outcome in labelled else item.outcome
-            labelled.add(item.outcome)
-            axes.barh(y, item.count, height=0.7, color=colours[item.outcome], label=label)
-            axes.text(item.count, y, f" {item.count}", fontsize=6.5, va="center")
-        axes.set_yticks(range(len(shown)), labels)
-        axes.set_ylim(len(shown) - 0.4, -0.6)
-        axes.set_xlim(0, 1.15 * max(item.count for item in shown))
-        axes.set_xlabel("failed trials")
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        axes.grid(axis="y", visible=False)
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=LEGEND, fontsize=7, frameon=False)
-
-    more = f"  The {len(shown)} most frequent of {len(failures)}." if len(failures) > len(shown) else ""
-    return _plot(
-        f"{study.key}-failures",
-        "Where failures went",
-        f"By outcome, schedule and reason.{more}",
-        draw,
-        (SMALL[0], 0.6 + 0.22 * len(shown) + 0.16 * lines),
-        left=_words(labels),
-        top=0.12 + 0.16 * lines,
-    )
 
 
 def _importance(study: Study, item: Importance) -> Plot:
@@ -419,8 +336,9 @@ def _plot(
         figure.subplots_adjust(left / width, BOTTOM / height, 1 - right / width, 1 - top / height)
         svg, png = io.StringIO(), io.BytesIO()
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-        figure.savefig(png, format="png", dpi=DPI)
-    return Plot(name, title, caption, _fragment(svg.getvalue(), title), png.getvalue(), size[0] == WIDE[0])
+        if size[0] == WIDE[0]:
+            figure.savefig(png, format="png", dpi=DPI)
+    return Plot(name, title, caption, _fragment(svg.getvalue(), title), png.getvalue())
 
 
 def _style(name: str) -> dict[str, Any]:
@@ -455,11 +373,13 @@ def _fragment(svg: str, title: str) -> str:
     for name, (light, _) in COLOURS.items():
         body = body.replace(light, f"var(--plot-{name})")
     body = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", body)
+    body = re.sub(r"font-family: [^;\"]*;? ?|transform=\"rotate\(-0 [^)]*\)\"", "", body)
     used = set(re.findall(r"(?:href=\"#|url\(#)([^\")]+)", body))
     body = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", body)
     # a style in one drawing is one of the whole page: `style_rules` has it once
     body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.S)
     body = re.sub(r"\n\s*", "\n", body)
+    body = re.sub(r"(\d\.\d{2})\d+", r"\1", body)  # a hundredth of a point is not seen
     head = re.match(r"<svg[^>]*>", body)
     assert head
     box = re.search(r'viewBox="[^"]*"', head[0])
@@ -476,7 +396,7 @@ def _with_titles(plot: Plot, told: Sequence[str]) -> Plot:
         return f"{link[0]}<title>{escape(next(texts, ''))}</title>"
 
     svg = re.sub(r"<a xlink:href=\"#[^\"]*\"[^>]*>", titled, plot.svg)
-    return Plot(plot.name, plot.title, plot.caption, svg, plot.png, plot.wide)
+    return replace(plot, svg=svg)
 
 
 def _hex(name: str) -> str:
@@ -501,10 +421,6 @@ def _plain_log(axis: Any, limits: tuple[float, float]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _slug(device: str) -> str:

@@ -8,17 +8,18 @@ fastest plain copy; the datasheet's peak only where no product was measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schedules.core.arithmetic import FLOAT32
-from schedules.core.device import GENERIC, find_device
+from schedules.core.device import GENERIC, MIB, find_device
 from schedules.core.presets import short
 from schedules.core.problem import Problem
 from schedules.core.registry import operator
 from schedules.show.report.data import Comparison, Study
 
 # an arithmetic that makes one product of several: whose ceiling bounds it, and how many
+PARTLY = 4  # times the L2 cache: of so many bytes a part is still there
 PRODUCTS: Mapping[str, tuple[str, int]] = {"bf16x3": ("bfloat16", 3)}
 
 
@@ -40,7 +41,8 @@ class Ceiling:
 class Point:
     """One kernel: operations for a byte, T(FL)OP/s reached, and the roof there (None where none is known).
 
-    `key` is that of its study, "" if it is known from a comparison only; `source` says where its time is from.
+    `key` is that of its study, "" if it is known from a comparison only; `source` says where its time is from, `read`
+    and `written` how many bytes it must.
     """
 
     operator: str
@@ -53,6 +55,8 @@ class Point:
     tflops: float
     roof: float | None
     source: str
+    read: int
+    written: int
 
     @property
     def share(self) -> float | None:
@@ -78,6 +82,24 @@ class Roofline:
         parts = (found.measured, found.datasheet)
         return Ceiling(arithmetic, *(value / products if value else None for value in parts))
 
+    def reason(self, point: Point) -> str:
+        """Why `point` is above its roof; "" if it is not."""
+        if not point.share or point.share <= 1:
+            return ""
+        ceiling = self.ceiling(point.arithmetic)
+        if ceiling and point.roof == ceiling.tflops:
+            peak = ceiling.datasheet
+            told = f"; this is {point.tflops / peak:.0%} of the datasheet's {peak:.4g}" if peak else ""
+            return f"the library's product reaches {ceiling.tflops:.4g}{told}"
+        moved, l2_bytes = point.read + point.written, (find_device(self.device) or GENERIC).l2_bytes or 0
+        if moved <= l2_bytes:
+            return f"its {moved / MIB:.3g} MiB fit the L2 cache of {l2_bytes / MIB:.0f}, the copy's do not"
+        if moved <= PARTLY * l2_bytes:
+            return f"part of its {moved / MIB:.0f} MiB stays in the L2 cache of {l2_bytes / MIB:.0f}"
+        if point.read > point.written:
+            return f"it reads {point.read / point.written:.2g} bytes for each that it writes, a copy 1"
+        return f"the copy was timed in another run; by {point.share - 1:.1%}"
+
     def roof(self, arithmetic: str, intensity: float) -> float | None:
         """T(FL)OP/s that `arithmetic` may reach at `intensity` operations for a byte; None if nothing is known."""
         ceiling = self.ceiling(arithmetic)
@@ -85,9 +107,17 @@ class Roofline:
         return min([*slopes, *([ceiling.tflops] if ceiling else [])], default=None)
 
 
-def roofline(device: str, studies: Sequence[Study], comparisons: Sequence[Comparison]) -> Roofline:
+def roofline(
+    device: str,
+    studies: Sequence[Study],
+    comparisons: Sequence[Comparison],
+    meant: Callable[[Comparison], Comparison] = lambda comparison: comparison,
+) -> Roofline:
     """The roofline of `device` with the best kernel of each of its problems, and of each arithmetic: of the study's
-    best record, else of the newest comparison."""
+    best record, else of the newest comparison.
+
+    `meant` leaves of a comparison the cases that are wanted; the roof is of all of them, whichever are.
+    """
     here = [comparison for comparison in comparisons if comparison.device == device]
     empty = Roofline(device, tuple(_ceilings(device, here)), _bandwidth(device, studies, here), ())
     points: dict[tuple[str, Problem, str], Point] = {}
@@ -95,7 +125,7 @@ def roofline(device: str, studies: Sequence[Study], comparisons: Sequence[Compar
     def put(point: Point, problem: Problem) -> None:
         points[point.operator, problem, point.arithmetic] = point
 
-    cases = [case for comparison in here for case in comparison.cases if case.beside.ours]
+    cases = [case for comparison in map(meant, here) for case in comparison.cases if case.beside.ours]
     for case in sorted(cases, key=lambda case: case.beside.date):
         assert case.beside.ours and case.beside.ours.us
         us, place = case.beside.ours.us, case.beside.place
@@ -111,6 +141,7 @@ def roofline(device: str, studies: Sequence[Study], comparisons: Sequence[Compar
 def _point(roofline: Roofline, owner: str, problem: Problem, schedule: str, us: float, key: str, source: str) -> Point:
     arithmetic = arithmetic_of(owner, problem, schedule)
     intensity = problem.flops / problem.min_bytes
+    written = sum(argument.nbytes for argument in problem.arguments() if argument.output)
     return Point(
         operator=owner,
         name=short(owner, problem),
@@ -122,6 +153,8 @@ def _point(roofline: Roofline, owner: str, problem: Problem, schedule: str, us: 
         tflops=problem.flops / us / 1e6,
         roof=roofline.roof(arithmetic, intensity),
         source=source,
+        read=problem.min_bytes - written,
+        written=written,
     )
 
 
@@ -141,8 +174,8 @@ def _ceilings(device: str, comparisons: Sequence[Comparison]) -> list[Ceiling]:
 
 
 def _bandwidth(device: str, studies: Sequence[Study], comparisons: Sequence[Comparison]) -> float | None:
-    copies = [comparison.bandwidth for comparison in comparisons]
-    for study in studies:
-        if study.summary.device == device:
-            copies += [record.more.get("copy_gbytes_per_s") for record in study.summary.records]
-    return max((copy for copy in copies if copy), default=None)
+    """The fastest copy beside the device's comparisons, else beside the records that are shown."""
+    here = [study for study in studies if study.summary.device == device]
+    beside = (comparison.bandwidth for comparison in comparisons)
+    noted = (record.more.get("copy_gbytes_per_s") for study in here for record in study.summary.records)
+    return max(filter(None, beside), default=None) or max(filter(None, noted), default=None)

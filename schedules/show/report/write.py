@@ -1,7 +1,8 @@
 """A report's folder.
 
 index.html           the page, which needs no other file
-plots/*.png          its plots
+kernels/*.html       a page for each kernel that was built, or read from a bundle
+plots/*.png          the plots of devices
 tables/*.csv, .json  its tables
 manifest.json        when it was made, with which versions, what could not be read, and the files of the report
 """
@@ -22,7 +23,7 @@ from schedules.core.errors import UsageError
 from schedules.core.files import unwritable
 from schedules.core.text import printable
 from schedules.show.report.make import Report
-from schedules.show.report.page import page_of
+from schedules.show.report.page import kernel_pages, page_of
 from schedules.show.report.tables import Row, cell, tables
 
 MANIFEST = "manifest.json"
@@ -69,12 +70,17 @@ def write_report(report: Report, out: str | Path) -> list[Path]:
 def _contents(report: Report) -> Iterator[tuple[str, bytes]]:
     """Name and content of each file."""
     for device in report.devices:
-        for plot in (*device.plots, *(plot for entry in device.entries for plot in entry.plots)):
-            yield f"plots/{plot.name}.png", plot.png
+        yield from ((f"plots/{plot.name}.png", plot.png) for plot in device.plots)
     for name, rows in tables(report).items():
-        yield f"tables/{name}.json", (json.dumps(rows, indent=1, allow_nan=False) + "\n").encode()
+        yield f"tables/{name}.json", _json(rows).encode()
         yield f"tables/{name}.csv", printable(_csv(rows), keep="\n\t").encode()
-    yield PAGE, printable(page_of(report), keep="\n\t").encode()
+    for name, text in (*kernel_pages(report), (PAGE, page_of(report))):
+        yield name, printable(text, keep="\n\t").encode()
+
+
+def _json(rows: list[Row]) -> str:
+    """A list with a row to a line."""
+    return "[" + ",\n".join(json.dumps(row, allow_nan=False, separators=(",", ":")) for row in rows) + "]\n"
 
 
 def _csv(rows: list[Row]) -> str:

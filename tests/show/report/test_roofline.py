@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from schedules.show.report.roofline import Ceiling, Roofline, arithmetic_of, roofline
+from schedules.show.report.roofline import Ceiling, Point, Roofline, arithmetic_of, roofline
 from tests.conftest import problem_of
 from tests.fake import record_of
 from tests.show.report.conftest import CONV, DEVICE, SOFTMAX, case, study_of, write_results
@@ -56,12 +58,41 @@ def test_points_come_from_records_before_comparisons(tmp_path: Path) -> None:
     record = record_of(SOFTMAX, 4.0, device=DEVICE, more={"copy_gbytes_per_s": 300.0})
     study = study_of(tmp_path / "logs", [record], compared)
     found = roofline(DEVICE, [study], compared)
-    assert found.bandwidth == 300.0 and found.ceilings == (Ceiling("float32", 40.0, None),)
+    assert found.bandwidth == 250.0 and found.ceilings == (Ceiling("float32", 40.0, None),)
     points = {point.name: point for point in found.points}
     assert len(points) == 2
     assert (points["rows=64 cols=64"].us, points["rows=64 cols=64"].key) == (4.0, study.key)
     assert (points["rows=8 cols=8"].us, points["rows=8 cols=8"].source) == (3.0, "a.json, graph")  # the newest
-    assert points["rows=64 cols=64"].share == pytest.approx(SOFTMAX.min_bytes / 4e3 / 300)
+    assert points["rows=64 cols=64"].share == pytest.approx(SOFTMAX.min_bytes / 4e3 / 250)
+    assert roofline(DEVICE, [study], []).bandwidth == 300.0
+
+
+def test_the_roof_is_the_same_whichever_problems_are_meant(tmp_path: Path) -> None:
+    cases = [
+        case(SOFTMAX, 1.0, {}, copies={"torch": {"us": 1.0, "gbytes_per_s": 250.0}}),
+        case(problem_of("softmax", rows=8, cols=8), 3.0, {}),
+    ]
+    compared = write_results(tmp_path / "a.json", cases)
+    found = roofline(DEVICE, [], compared, lambda whole: replace(whole, cases=whole.cases[1:]))
+    assert found.bandwidth == 250.0 and [point.name for point in found.points] == ["rows=8 cols=8"]
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (dict(tflops=60.0, roof=50.0), "the library's product reaches 50; this is 90% of the datasheet's 67"),
+        (dict(read=2**20, written=2**20), "its 2 MiB fit the L2 cache of 60, the copy's do not"),
+        (dict(read=2**26, written=2**26), "part of its 128 MiB stays in the L2 cache of 60"),
+        (dict(read=2**30, written=2**29), "it reads 2 bytes for each that it writes"),
+        (dict(read=2**30, written=2**30), "the copy was timed in another run; by 10.0%"),
+        (dict(roof=12.0), ""),
+        (dict(roof=None), ""),
+    ],
+)
+def test_a_point_above_its_roof_has_a_reason(more: dict[str, Any], reason: str) -> None:
+    point = Point("conv2d_nhwc", "a", "", "float32", "simt", 1.0, 10.0, 11.0, 10.0, "journal", 1, 1)
+    assert replace(ROOF, device="NVIDIA H200").reason(replace(point, **more)).startswith(reason or "")
+    assert bool(replace(ROOF, device="NVIDIA H200").reason(replace(point, **more))) == bool(reason)
 
 
 def test_each_arithmetic_of_a_problem_is_a_point(tmp_path: Path) -> None:
