@@ -136,7 +136,7 @@ def build_scheduled(
                 f"{spec.name} launches {extent} blocks along {axis}, GPUs allow {most}; use larger tiles or another "
                 f"--schedule, or split the problem"
             )
-    module, made, lowered = _compile(mod, arch, device_code, instruments)
+    module, made, lowered = _compile(_bounded(mod, spec.arguments(problem)), arch, device_code, instruments)
     return Built(
         operator=op,
         problem=problem,
@@ -153,6 +153,22 @@ def build_scheduled(
         seconds=time.perf_counter() - start,
         binaries=made.binaries(),
     )
+
+
+def _bounded(mod: tvm.IRModule, arguments: Sequence[Argument]) -> tvm.IRModule:
+    """`mod`, whose function refuses what lies outside of the range of a run-time extent before anything runs."""
+    ranged = [(at, argument) for at, argument in enumerate(arguments) if argument.least is not None]
+    if not ranged:
+        return mod
+    (at, argument), function = ranged[0], mod["main"]
+    axis, least = argument.runtime_axis or 0, argument.least
+    extent, most = function.params[at].shape[axis], argument.shape[axis]
+    told = f"{argument.name}.shape[{axis}] must be {least} to {most}, the range that this kernel was built for"
+    inside = tirx.AssertStmt(
+        tirx.all(extent >= least, extent <= most), tvm.ir.StringImm("ValueError"), [tvm.ir.StringImm(told)]
+    )
+    body = tirx.SeqStmt([inside, function.body])
+    return tvm.IRModule({"main": tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)})
 
 
 def _llvm() -> str:
@@ -312,6 +328,12 @@ def check_arguments(arguments: Sequence[Argument], arch: Arch, tensors: Sequence
         wanted_shape: list[int] = list(argument.shape)
         if argument.runtime_axis is not None and len(shape) == len(wanted_shape):
             runtime = shape[argument.runtime_axis] if runtime is None else runtime
+            most = wanted_shape[argument.runtime_axis]
+            if argument.least is not None and not argument.least <= runtime <= most:
+                raise ArgumentError(
+                    f"{argument.name} has shape {shape}, needed {argument.least} to {most} along axis "
+                    f"{argument.runtime_axis}, the range that this kernel was built for"
+                )
             wanted_shape[argument.runtime_axis] = runtime
         if shape != tuple(wanted_shape):
             raise ArgumentError(f"{argument.name} has shape {shape}, needed {tuple(wanted_shape)}")

@@ -77,6 +77,7 @@ def verify(
     """Build `problem` and compare it with the reference by each of `routes`, once for each seed.
 
     By default: the device if there is one for `arch`, else every route that this machine has and the schedule takes.
+    What is built for a range of extents is compared at its ends and between, by one build.
     On the CPU routes a problem too large for them is replaced by a smaller one of its kind, with the same config; the
     checks say which.  Raises what `build` raises, and UsageError for a route that cannot be taken here.
     """
@@ -90,7 +91,12 @@ def verify(
             raise UsageError(f"schedule {spec.name} has no route {route}: {spec.no_routes[route]}")
         target = problem if route == "device" else reduced(problem, arch, schedule, config, route)
         runs = list(RUNNERS[route](target, arch, schedule, config))
-        checks += [check for seed in seeds for check in _checks(target, runs, seed, spec.arithmetic)]
+        checks += [
+            check
+            for instance in target.instances()
+            for seed in seeds
+            for check in _checks(instance, runs, seed, spec.arithmetic)
+        ]
     return checks
 
 
@@ -105,7 +111,8 @@ def verify_function(
     reference, within the tolerance of the `schedule` that it was built with."""
     arithmetic = operator_of(problem).schedule(schedule).arithmetic if schedule else FLOAT32
     runs = [("device", on_device(function, problem, arch))]
-    return [check for seed in seeds for check in _checks(problem, runs, seed, arithmetic)]
+    instances = problem.instances()
+    return [check for each in instances for seed in seeds for check in _checks(each, runs, seed, arithmetic)]
 
 
 def on_device(function: Callable[..., None], problem: Problem, arch: Arch) -> Run:

@@ -21,7 +21,7 @@ from schedules.build.present import device_name
 from schedules.build.toolchain.devices import on_local, on_named
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.device import slug
-from schedules.core.errors import ToolchainError
+from schedules.core.errors import ConfigError, ToolchainError
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
 from schedules.core.versions import versions
@@ -106,6 +106,8 @@ def choose(
     Raises ConfigError, UnknownNameError, UsageError.
     """
     op = operator_of(problem)
+    if (fixed := problem.representative()) != problem:
+        return _for_range(problem, choose(fixed, arch, schedule, folders=folders, device=device), arch, schedule)
     if device:
         arch = for_device(arch, device, op.name, folders)
     if schedule:
@@ -145,10 +147,25 @@ def default_choice(problem: Problem, arch: Arch, schedule: str | None = None, no
 
     Raises ConfigError, UnknownNameError.
     """
+    if (fixed := problem.representative()) != problem:
+        return _for_range(problem, default_choice(fixed, arch, schedule, note), arch, schedule)
     for best in ranked(problem, arch, schedule)[:1]:
         return Choice(problem, best.schedule, best.config, None, note, predicted=best)
     spec = operator_of(problem).schedule_for(problem, arch, schedule)
     return Choice(problem, spec.name, spec.config_for(problem, arch), None, note)
+
+
+def _for_range(problem: Problem, fixed: Choice, arch: Arch, schedule: str | None) -> Choice:
+    """For a range of extents, what is chosen for its representative; where that takes one shape only, the default of
+    the first schedule that takes a range.  Raises ConfigError if none does."""
+    op = operator_of(problem)
+    if schedule or not op.schedule(fixed.schedule).fixed_shape:
+        op.schedule(fixed.schedule).require_shape(problem)
+        return replace(fixed, problem=problem)
+    for spec in op.offered(arch):
+        if not spec.fixed_shape and spec.serves(problem.representative(), arch):
+            return default_choice(problem, arch, spec.name)
+    raise ConfigError(f"no schedule for {arch} takes a range of extents for {problem}; leave out the range")
 
 
 def may_use(record: Record, asked: Collection[str] = ()) -> bool:
