@@ -23,7 +23,6 @@ from schedules.core.errors import ConfigError, ProblemError, UnknownNameError, U
 
 Pair = tuple[int, int]
 LONGEST = 2**31 - 1  # extent of an axis: what a grid, and a coordinate of TMA, reach
-SMALL = 2**30  # elements of a tensor whose numbers have room in 32 bits, also of tiles beyond its end
 LARGEST = 2**44  # elements of a tensor, what the addresses of 64-bit systems reach with room to spare
 SIDES = (7, 10, 12, 14, 20, 28, 36, 40, 56, 60, 80, 112, 150, 224)  # of images in layers, in pixels
 MOST = 1000  # of a whole number that is drawn, where the problem does not say
@@ -401,24 +400,26 @@ class Conv2dProblem(Problem):
         if {self.data_axes[0], self.output_axes[0]} != {"n"}:
             raise ProblemError(f"n_from={self.n_from}: images are not the first axis of this layout; leave out n_from")
         if not self._has_small_numbers():
-            raise ProblemError(f"n_from={self.n_from}: n={self.n} images have 2**30 elements or more; leave out n_from")
+            raise ProblemError(f"n_from={self.n_from}: n={self.n} images are 2 GiB or more; leave out n_from")
         if self.n_from == self.n:
             object.__setattr__(self, "n_from", 0)
 
     def _has_small_numbers(self) -> bool:
-        return max(map(math.prod, self.shapes())) < SMALL
+        """Whether 32 bits number the bytes of every tensor, and the elements of tiles beyond its end."""
+        return max(map(math.prod, self.shapes())) * max(2, numpy_dtype(self.dtype).itemsize) < 2**31
 
-    def of_images(self: C, n: Any) -> C:
-        """The same of `n` images, which may be an expression; nothing is checked."""
+    def unchecked(self: C, **sizes: Any) -> C:
+        """The same with other `sizes`, which may be expressions of TVM; nothing is checked."""
         other = copy.copy(self)
         other.__dict__.pop("extents", None)
-        object.__setattr__(other, "n", n)
+        for name, size in sizes.items():
+            object.__setattr__(other, name, size)
         return other
 
     def widened(self) -> Conv2dProblem:
         """The same for every batch from one more than the last power of two to the next."""
         most = 1 << (self.n - 1).bit_length()
-        if self.n_from or self.data_axes[0] != "n" or not self.of_images(most)._has_small_numbers():
+        if self.n_from or self.data_axes[0] != "n" or not self.unchecked(n=most)._has_small_numbers():
             return self
         return dataclasses.replace(self, n=most, n_from=most // 2 + 1) if most > 2 else self
 

@@ -42,7 +42,7 @@ def at_run_time(problem: P) -> P:
     """`problem`, whose number of images is a variable if a built function takes any."""
     from tvm import te
 
-    return problem.of_images(te.var("n", "int32")) if problem.n_from else problem
+    return problem.unchecked(n=te.var("n", "int32")) if problem.n_from else problem
 
 
 @dataclass(frozen=True)

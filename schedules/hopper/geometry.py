@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from schedules.core.arch import Arch, shared_room
 from schedules.core.epilogue import Epilogue
@@ -141,6 +141,7 @@ class Output:
     bound: float = math.inf
 
 
+W = TypeVar("W", bound="Work[Any]")
 P = TypeVar("P")  # whatever the operator makes of a tile's number: where the tile lies
 
 
@@ -163,6 +164,17 @@ class Work(ABC, Generic[P]):
     a: Operand
     b: Operand
     output: Output
+    most_clusters: int = 0  # the most of `clusters`, where these are an expression of the images at run time
+
+    def at_run_time(self: W, n: Expr) -> W:
+        """The same for `n` images, where the problem leaves them open; `n` is what the first argument has."""
+        return self
+
+    @property
+    def again(self) -> bool:
+        """Whether a block may have a second tile."""
+        tiles = (self.most_clusters or self.clusters) * self.config.cluster
+        return self.config.blocks(tiles) < tiles
 
     @property
     def dtype(self) -> str:
