@@ -141,13 +141,13 @@ class Output:
     bound: float = math.inf
 
 
-W = TypeVar("W", bound="Work[Any]")
 P = TypeVar("P")  # whatever the operator makes of a tile's number: where the tile lies
 
 
 class Work(ABC, Generic[P]):
     """A convolution as tiles of a matrix product.  Coordinates are int32 expressions."""
 
+    problem: Any  # with its pixels as tiles count them
     config: HopperConfig
     arguments: tuple[Argument, ...]
     epilogue: Epilogue  # what becomes of a sum before it is stored
@@ -166,9 +166,17 @@ class Work(ABC, Generic[P]):
     output: Output
     most_clusters: int = 0  # the most of `clusters`, where these are an expression of the images at run time
 
-    def at_run_time(self: W, n: Expr) -> W:
-        """The same for `n` images, where the problem leaves them open; `n` is what the first argument has."""
-        return self
+    def at_run_time(self, n: Expr) -> Work[P]:
+        """The same for as many images as the first argument has, `n`, if the problem leaves them open."""
+        if not self.problem.n_from:
+            return self
+        made = self.of_images(n)
+        made.most_clusters = self.clusters
+        return made
+
+    def of_images(self, n: Expr) -> Work[P]:
+        """The same for `n` images, an expression."""
+        raise NotImplementedError(f"{type(self).__name__} is for one number of images")
 
     @property
     def again(self) -> bool:

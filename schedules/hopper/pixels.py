@@ -173,7 +173,7 @@ def pixel_tiles(
     """The boxes of `rows` pixels that waste least at the borders, `width` wide if given; each is cut in each number of
     `parts`, has a multiple of `line` pixels in a line of all its images, and is of one image if `alone`.
 
-    Of equals that for which `prefer` is least.  None if TMA reaches over none: with a stride a box spans more pixels
+    Of equals those that waste least with the fewest images of a range, then that for which `prefer` is least.  None if TMA reaches over none: with a stride a box spans more pixels
     than it loads.
     """
     best: tuple[Any, PixelTiles] | None = None
@@ -184,7 +184,8 @@ def pixel_tiles(
             tiles = PixelTiles(problem, (n, h, w), lines_outside)
             if n * w % line or (alone and n > 1) or reach > LONGEST_BOX or not all(map(tiles.has_parts, parts)):
                 continue
-            key = tiles.count, prefer(tiles.box)
+            fewest = replace(tiles, problem=problem.unchecked(n=problem.n_from)).count if problem.n_from else 0
+            key = tiles.count, fewest, prefer(tiles.box)
             if best is None or key < best[0]:
                 best = key, tiles
     return best[1] if best else None

@@ -156,15 +156,18 @@ def default_choice(problem: Problem, arch: Arch, schedule: str | None = None, no
 
 
 def _for_range(problem: Problem, fixed: Choice, arch: Arch, schedule: str | None) -> Choice:
-    """For a range of extents, what is chosen for its representative; where that takes one shape only, the default of
-    the first schedule that takes a range.  Raises ConfigError if none does."""
+    """For a range of extents, what is chosen for its representative; where that takes no range, the default of the first
+    schedule that does.  Raises ConfigError if none does."""
     op = operator_of(problem)
-    if schedule or not op.schedule(fixed.schedule).fixed_shape:
-        op.schedule(fixed.schedule).require_shape(problem)
+    chosen = op.schedule(fixed.schedule)
+    if schedule:
+        chosen.require_shape(problem)
+        fixed.config.require(problem, arch)
+    if schedule or (not chosen.fixed_shape and fixed.config.check(problem, arch) is None):
         return replace(fixed, problem=problem)
     for spec in op.offered(arch):
-        if not spec.fixed_shape and spec.serves(problem.representative(), arch):
-            return default_choice(problem, arch, spec.name)
+        if not spec.fixed_shape and spec.serves(problem, arch):
+            return Choice(problem, spec.name, spec.default(problem, arch), None)
     raise ConfigError(f"no schedule for {arch} takes a range of extents for {problem}; leave out the range")
 
 

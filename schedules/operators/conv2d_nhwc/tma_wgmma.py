@@ -172,13 +172,9 @@ class NhwcWork(Work[TilePlace]):
             target = Runs("output", p.pixels * p.co, 1, math.gcd(most, staging.width, p.co))
         return Output(p.dtype, staging, target)
 
-    def at_run_time(self, n: Expr) -> NhwcWork:
-        if not self.given.n_from:
-            return self
+    def of_images(self, n: Expr) -> NhwcWork:
         given = self.given.unchecked(n=n)
-        made = NhwcWork(given, self.config, replace(self.tiles, problem=flattened(given, batch=True)))
-        made.most_clusters = self.clusters
-        return made
+        return NhwcWork(given, self.config, replace(self.tiles, problem=flattened(given, batch=True)))
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> TilePlace:
         from schedules.tirx.values import named
