@@ -136,7 +136,7 @@ def build_scheduled(
                 f"{spec.name} launches {extent} blocks along {axis}, GPUs allow {most}; use larger tiles or another "
                 f"--schedule, or split the problem"
             )
-    module, made, lowered = _compile(_bounded(mod, spec.arguments(problem)), arch, device_code, instruments)
+    module, made, lowered = _compile(mod, arch, device_code, instruments, spec.arguments(problem))
     return Built(
         operator=op,
         problem=problem,
@@ -153,22 +153,6 @@ def build_scheduled(
         seconds=time.perf_counter() - start,
         binaries=made.binaries(),
     )
-
-
-def _bounded(mod: tvm.IRModule, arguments: Sequence[Argument]) -> tvm.IRModule:
-    """`mod`, whose function refuses what lies outside of the range of a run-time extent before anything runs."""
-    ranged = [(at, argument) for at, argument in enumerate(arguments) if argument.least is not None]
-    if not ranged:
-        return mod
-    (at, argument), function = ranged[0], mod["main"]
-    axis, least = argument.runtime_axis or 0, argument.least
-    extent, most = function.params[at].shape[axis], argument.shape[axis]
-    told = f"{argument.name}.shape[{axis}] must be {least} to {most}, the range that this kernel was built for"
-    inside = tirx.AssertStmt(
-        tirx.all(extent >= least, extent <= most), tvm.ir.StringImm("ValueError"), [tvm.ir.StringImm(told)]
-    )
-    body = tirx.SeqStmt([inside, function.body])
-    return tvm.IRModule({"main": tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)})
 
 
 def _llvm() -> str:
@@ -201,13 +185,17 @@ def load_library(path: Path, arch: Arch) -> Any:
 
 
 def _compile(
-    mod: tvm.IRModule, arch: Arch, device_code: bool, instruments: Sequence[Any] = ()
+    mod: tvm.IRModule,
+    arch: Arch,
+    device_code: bool,
+    instruments: Sequence[Any] = (),
+    arguments: Sequence[Argument] = (),
 ) -> tuple[Any, _Made, str]:
     """The runtime module of `mod`, what the device compiler made, and the lowered program as text."""
     target = arch.target()
     if arch.kind == "llvm":
         use_every_core()
-    with _callbacks(arch, device_code) as made, pipeline.lowering(mod) as state:
+    with _callbacks(arch, device_code) as made, pipeline.lowering(mod, arguments) as state:
         try:
             with (
                 without_lines(ROCM_WARNINGS if arch.kind == "rocm" else ()),

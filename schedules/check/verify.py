@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm
 
 from schedules.build.builder import Built, build, build_scheduled
 from schedules.build.present import device_name, to_device
@@ -37,6 +38,7 @@ from schedules.core.operator import Array, Expected, ScheduleSpec
 from schedules.core.problem import Argument, Config, Problem, numpy_dtype
 from schedules.core.registry import operator_of
 from schedules.core.tolerance import Difference, compare
+from schedules.definitions.program import of_shapes
 from schedules.steps.intrinsics import as_described
 
 Run = Callable[[Sequence[Array]], list[Array]]  # inputs and poisoned outputs -> the outputs
@@ -233,8 +235,19 @@ def _serial(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> 
     host = replace(parse_arch("llvm"), features=frozenset({"plain"}))
     with as_described():
         scheduled = spec.apply(problem, concrete, arch)
-    mod = serialize(scheduled)
-    yield "serial", on_device(build_scheduled(op, problem, spec, concrete, host, mod), problem, host)
+    serialized = serialize(scheduled)
+
+    @lru_cache
+    def built(instance: Problem) -> Run:
+        # memory that a GPU has for each block is as large as all of them need together, which must be a number
+        mod = tvm.IRModule({"main": of_shapes(serialized["main"], instance.arguments())}) if instance != problem else serialized
+        return on_device(build_scheduled(op, instance, spec, concrete, host, mod), instance, host)
+
+    def run(arrays: Sequence[Array]) -> list[Array]:
+        shape = arrays[0].shape
+        return built(next(each for each in problem.instances() if each.arguments()[0].shape == shape))(arrays)
+
+    yield "serial", run
 
 
 def _emulated(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> Iterator[tuple[str, Run]]:
