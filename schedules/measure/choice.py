@@ -155,17 +155,32 @@ def default_choice(problem: Problem, arch: Arch, schedule: str | None = None, no
     return Choice(problem, spec.name, spec.config_for(problem, arch), None, note)
 
 
+def choose_widened(problem: Problem, arch: Arch, *, device: str | None = None) -> Choice:
+    """What to build so that it serves `problem` and its like (`Problem.widened`): for the range, if what is chosen for
+    its representative takes one, else for the problem alone.  Raises as `choose`."""
+    wide = problem.widened()
+    if wide != problem:
+        chosen = choose(wide.representative(), arch, device=device)
+        if _takes(chosen, wide, arch):
+            return replace(chosen, problem=wide)
+    return choose(problem, arch, device=device)
+
+
+def _takes(chosen: Choice, problem: Problem, arch: Arch) -> bool:
+    """Whether what is chosen can be built for a range of extents."""
+    spec = operator_of(problem).schedule(chosen.schedule)
+    return not spec.fixed_shape and chosen.config.check(problem, arch) is None
+
+
 def _for_range(problem: Problem, fixed: Choice, arch: Arch, schedule: str | None) -> Choice:
     """For a range of extents, what is chosen for its representative; where that takes no range, the default of the first
     schedule that does.  Raises ConfigError if none does."""
-    op = operator_of(problem)
-    chosen = op.schedule(fixed.schedule)
     if schedule:
-        chosen.require_shape(problem)
+        operator_of(problem).schedule(schedule).require_shape(problem)
         fixed.config.require(problem, arch)
-    if schedule or (not chosen.fixed_shape and fixed.config.check(problem, arch) is None):
+    if _takes(fixed, problem, arch):
         return replace(fixed, problem=problem)
-    for spec in op.offered(arch):
+    for spec in operator_of(problem).offered(arch):
         if not spec.fixed_shape and spec.serves(problem, arch):
             return Choice(problem, spec.name, spec.default(problem, arch), None)
     raise ConfigError(f"no schedule for {arch} takes a range of extents for {problem}; leave out the range")

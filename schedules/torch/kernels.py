@@ -25,7 +25,7 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ArgumentError, BundleError, DeviceError, UsageError
 from schedules.core.problem import Argument, Problem
 from schedules.core.registry import operator_of
-from schedules.measure.choice import Choice, choose, distance
+from schedules.measure.choice import Choice, choose_widened, distance
 from schedules.measure.loading import warned
 
 logger = logging.getLogger("schedules")
@@ -119,9 +119,10 @@ def kernel_for(problem: Problem, device: torch.device) -> TorchKernel:
         bundle = _bundle_for(problem, device)
         if bundle is not None:
             return _ready((bundle.path, device), problem, lambda: _loaded(bundle), "as exported")
-        chosen = warned(choose(problem, arch, device=torch.cuda.get_device_name(device) if arch.is_gpu else None))
+        named = torch.cuda.get_device_name(device) if arch.is_gpu else None
+        chosen = warned(choose_widened(problem, arch, device=named))
         fixed = operator_of(problem).schedule(chosen.schedule).fixed_shape
-        served = problem if fixed else problem.any_extent()
+        served = chosen.problem if fixed else chosen.problem.any_extent()
         key = (served, chosen.schedule, chosen.config, device)
         return _ready(key, problem, lambda: _built(chosen, arch), str(chosen))
 
