@@ -304,7 +304,7 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
             "cpu_features": list(features),
         },
         "library": LIBRARY,
-        "arguments": [dataclasses.asdict(argument) for argument in built.schedule.arguments(built.problem)],
+        "arguments": [_described(argument) for argument in built.schedule.arguments(built.problem)],
         "launch": built.launch and dataclasses.asdict(built.launch),
         "resources": [dataclasses.asdict(used) for used in made.resources],
         "compiler": built.compiler,
@@ -315,6 +315,11 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
     }
     manifest["sha256"] = loader.digest(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def _described(argument: Argument) -> dict[str, Any]:
+    """An argument as kernel.json has it: `least` only where the run-time extent has a range."""
+    return {name: value for name, value in dataclasses.asdict(argument).items() if (name, value) != ("least", None)}
 
 
 def _others(folder: Path, manifest: dict[str, Any]) -> list[str]:

@@ -184,6 +184,7 @@ class Problem(Fields):
     noun = "problem"
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
     finishing: ClassVar[tuple[str, ...]] = ()  # fields that say what is done to a result, however it was computed
+    run_time: ClassVar[tuple[str, ...]] = ()  # fields of which a built function may take other values at each call
 
     def bare(self) -> Problem:
         """The problem without what is done to its result: what makes a config fast is mostly the same."""
@@ -243,6 +244,10 @@ class Problem(Fields):
         """What to build for this problem, so that the function serves its like too."""
         return self
 
+    def covers(self, other: Problem) -> bool:
+        """Whether a function built for this problem takes the tensors of the `other`."""
+        return self in (other, other.any_extent())
+
     def representative(self) -> Problem:
         """The problem of fixed extents that a config is chosen for."""
         return self
@@ -290,6 +295,7 @@ class Conv2dProblem(Problem):
     """
 
     later: ClassVar[tuple[str, ...]] = ("n_from",)
+    run_time: ClassVar[tuple[str, ...]] = ("n",)
 
     n: int
     h: int
@@ -422,6 +428,11 @@ class Conv2dProblem(Problem):
         if self.n_from or self.data_axes[0] != "n" or not self.unchecked(n=most)._has_small_numbers():
             return self
         return dataclasses.replace(self, n=most, n_from=most // 2 + 1) if most > 2 else self
+
+    def covers(self, other: Problem) -> bool:
+        if not self.n_from or not isinstance(other, type(self)) or other.n_from:
+            return self == other
+        return self.n_from <= other.n <= self.n and dataclasses.replace(other, n=self.n) == self.representative()
 
     def representative(self) -> Conv2dProblem:
         return dataclasses.replace(self, n_from=0) if self.n_from else self

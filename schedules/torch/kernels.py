@@ -204,9 +204,9 @@ def _served(bundle: Bundle) -> Problem:
 
 def _bundle_for(problem: Problem, device: torch.device) -> Bundle | None:
     here = _as_device(device)
-    known = (*_bundles.get(problem, ()), *_bundles.get(problem.any_extent(), ())) if _bundles else ()
+    known = [bundle for served, found in _bundles.items() if served.covers(problem) for bundle in found]
     fitting = [bundle for bundle in known if here.runs(bundle.arch)]
-    return min(fitting, key=lambda bundle: distance(problem, bundle.problem), default=None)
+    return min(fitting, key=lambda bundle: distance(problem, bundle.problem.representative()), default=None)
 
 
 def _unfit(bundle: Bundle) -> str | None:

@@ -56,7 +56,9 @@ KERNEL = {
         "cpu_features": [WORD],
     },
     "library": NAME,
-    "arguments": [{"name": WORD, "shape": [int], "dtype": WORD, "output": bool, "runtime_axis": (int, None)}],
+    "arguments": [
+        {"name": WORD, "shape": [int], "dtype": WORD, "output": bool, "runtime_axis": (int, None), "least?": int}
+    ],
     "launch": ({"grid": [(int, str)], "block": [int], "cluster?": int}, None),
     "resources": [
         {"name": WORD, "registers": int, "shared": int, "stack": int, "spill_stores": int, "spill_loads": int}
@@ -90,7 +92,7 @@ class Kernel:
     """A loaded kernel.
 
     `arguments` are its tensors in call order, outputs last: name, shape, dtype, output, and runtime_axis, the axis
-    whose extent may be another at each call, or None.
+    whose extent may be another at each call, or None; with `least`, one from that to the shape's.
     """
 
     name: str
@@ -168,7 +170,8 @@ def manifest(folder: Path = HERE) -> dict[str, Any]:
         raise DamagedError(f"{file} is malformed at 'launch'; {AGAIN}")
     for argument in about["arguments"]:
         axis, extents = argument["runtime_axis"], argument["shape"]
-        if not 0 <= (axis or 0) < len(extents) or min(extents) < 1:
+        within = 0 <= (axis or 0) < len(extents) and min(extents) >= 1
+        if not within or not 1 <= argument.get("least", 1) <= extents[axis or 0]:
             raise DamagedError(f"{file} is malformed at 'arguments' ({argument['name']}); {AGAIN}")
     return about
 
@@ -312,8 +315,10 @@ def main(words: list[str]) -> int:
         print(about["operator"], " ".join(f"{name}={value}" for name, value in about["problem"].items()))
         print(f"schedule {about['schedule']}, built for {about['target']['arch']}")
         for argument in about["arguments"]:
-            axis = argument["runtime_axis"]
-            shape = ["any" if at == axis else extent for at, extent in enumerate(argument["shape"])]
+            axis, least = argument["runtime_axis"], argument.get("least")
+            shape = list(map(str, argument["shape"]))
+            if axis is not None:
+                shape[axis] = f"{least}-{shape[axis]}" if least else "any"
             print("out" if argument["output"] else "in ", argument["name"], argument["dtype"], *shape)
         sys.stdout.flush()
         load()

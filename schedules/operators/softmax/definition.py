@@ -56,6 +56,7 @@ class SoftmaxProblem(Problem):
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
     functions: ClassVar[tuple[str, ...]] = FUNCTIONS
     masks: ClassVar[tuple[str, ...]] = MASKS
+    run_time: ClassVar[tuple[str, ...]] = ("rows",)
 
     rows: int
     cols: int
