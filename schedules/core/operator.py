@@ -127,7 +127,8 @@ class ScheduleSpec:
 
     def serves(self, problem: Problem, arch: Arch) -> bool:
         """Whether its default config is legal."""
-        return arch.kind in self.kinds and self.default(problem, arch).check(problem, arch) is None
+        takes = not self.fixed_shape or problem.representative() == problem
+        return takes and arch.kind in self.kinds and self.default(problem, arch).check(problem, arch) is None
 
     def require_shape(self, problem: Problem) -> None:
         """Raise ConfigError for a problem with a range of extents, if what is built takes one only."""
