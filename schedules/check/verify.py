@@ -239,8 +239,9 @@ def _serial(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> 
 
     @lru_cache
     def built(instance: Problem) -> Run:
-        # memory that a GPU has for each block is as large as all of them need together, which must be a number
-        mod = tvm.IRModule({"main": of_shapes(serialized["main"], instance.arguments())}) if instance != problem else serialized
+        mod = serialized
+        if instance != problem:  # memory for what all blocks of a GPU have must be a number here
+            mod = tvm.IRModule({"main": of_shapes(serialized["main"], instance.arguments())})
         return on_device(build_scheduled(op, instance, spec, concrete, host, mod), instance, host)
 
     def run(arrays: Sequence[Array]) -> list[Array]:

@@ -43,8 +43,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 class Argument:
     """One tensor argument of a built function, in the order of the call.
 
-    `shape` is the concrete shape for the problem; axis `runtime_axis` may have another extent at each call, from `least`
-    to the shape's; any where `least` is None.
+    `shape` is the concrete shape for the problem; axis `runtime_axis` may have another extent at each call: any, or,
+    with `least`, one from that to the shape's.
     """
 
     name: str

@@ -69,8 +69,9 @@ def stage(name: str, axes: Sequence[str], extents: Sequence[Any], element: Calla
 
 @dataclass(frozen=True)
 class Implicit:
-    """The stages of one problem, as `at_run_time` has it.  `tile` is what the extents of axes are rounded up to multiples
-    of; with `wide`, operands are cast to the accumulator's dtype as they are fetched, else as they are multiplied."""
+    """The stages of one problem, as `at_run_time` has it.  `tile` is what the extents of axes are rounded up to
+    multiples of; with `wide`, operands are cast to the accumulator's dtype as they are fetched, else as they are
+    multiplied."""
 
     problem: Conv2dProblem
     tile: Mapping[str, int] = field(default_factory=dict)
@@ -168,8 +169,8 @@ class Implicit:
         finished = conv
         if staged:
             finished = self._stage("finished", " ".join(conv.axes), lambda at: self.finish(conv(at), at))
-        # beyond an end that is known at run time only, `program` leaves out the store: TVM cannot prove that whole tiles
-        # cover what they are rounded up from
+        # beyond an end that is known at run time only, `program` leaves out the store: TVM cannot prove that whole
+        # tiles cover what they are rounded up from
         extents = [self.extent(axis) if self._open(axis) else self.real(axis) for axis in conv.axes]
         return stage("output", conv.axes, extents, lambda at: finished(at) if staged else self.finish(conv(at), at))
 

@@ -37,7 +37,10 @@ def of_shapes(function: tirx.PrimFunc, arguments: Sequence[Argument]) -> tirx.Pr
 
     fixed = {
         parameter: tirx.decl_buffer(
-            [tirx.IntImm(str(wanted.ty), extent) for wanted, extent in zip(parameter.shape, argument.shape, strict=True)],
+            [
+                tirx.IntImm(str(wanted.ty), extent)
+                for wanted, extent in zip(parameter.shape, argument.shape, strict=True)
+            ],
             argument.dtype,
         )
         for parameter, argument in zip(function.params, arguments, strict=True)

@@ -173,8 +173,8 @@ def pixel_tiles(
     """The boxes of `rows` pixels that waste least at the borders, `width` wide if given; each is cut in each number of
     `parts`, has a multiple of `line` pixels in a line of all its images, and is of one image if `alone`.
 
-    Of equals those that waste least with the fewest images of a range, then that for which `prefer` is least.  None if TMA reaches over none: with a stride a box spans more pixels
-    than it loads.
+    Of equals those that waste least with the fewest images of a range, then that for which `prefer` is least.  None if
+    TMA reaches over none: with a stride a box spans more pixels than it loads.
     """
     best: tuple[Any, PixelTiles] | None = None
     for w in [width] if width else _divisors(rows):

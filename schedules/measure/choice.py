@@ -173,8 +173,8 @@ def _takes(chosen: Choice, problem: Problem, arch: Arch) -> bool:
 
 
 def _for_range(problem: Problem, fixed: Choice, arch: Arch, schedule: str | None) -> Choice:
-    """For a range of extents, what is chosen for its representative; where that takes no range, the default of the first
-    schedule that does.  Raises ConfigError if none does."""
+    """For a range of extents, what is chosen for its representative; where that takes no range, the default of the
+    first schedule that does.  Raises ConfigError if none does."""
     if schedule:
         operator_of(problem).schedule(schedule).require_shape(problem)
         fixed.config.require(problem, arch)

@@ -111,8 +111,8 @@ def find(name: str, /, **fields: Any) -> str:
     """The name of the kernel for a problem: an operator and its fields, or a preset and fields in place of its own.
 
     A field that is left out has its default, or, without one, the value that only one kernel has.  A kernel that takes
-    other extents of a field at run time (`run_time` in the index) serves every value of it, of `n` from `n_from` on; the
-    nearest is taken.  Raises NoKernelError.
+    other extents of a field at run time (`run_time` in the index) serves every value of it, of `n` from `n_from` to its
+    own; the nearest is taken.  Raises NoKernelError.
     """
     kernels, operators = index()["kernels"], index()["operators"]
     name = str(name)
