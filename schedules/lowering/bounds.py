@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import tvm
 from tvm import tirx
 
-from schedules.core.errors import ConfigError
+from schedules.core.errors import BuildError
 from schedules.core.problem import Argument
 
 
 def bounded(mod: tvm.IRModule, arguments: Sequence[Argument]) -> tvm.IRModule:
     """`mod`, whose function takes `arguments`, with a test of the range of their extent at run time if it has one.
 
-    The function raises ValueError.  Raises ConfigError if the program takes one extent only.
+    The function raises ValueError.  Raises BuildError if the program takes one extent only.
     """
     at, argument = next(((at, a) for at, a in enumerate(arguments) if a.least is not None), (0, None))
     if argument is None or argument.runtime_axis is None or argument.least is None:
@@ -22,7 +22,7 @@ def bounded(mod: tvm.IRModule, arguments: Sequence[Argument]) -> tvm.IRModule:
     function, axis = mod["main"], argument.runtime_axis
     extent, least, most = function.params[at].shape[axis], argument.least, argument.shape[axis]
     if isinstance(extent, tirx.IntImm):
-        raise ConfigError(f"the schedule is built for one shape, not for {least} to {most} along axis {axis}")
+        raise BuildError(f"the schedule is built for one shape, not for {least} to {most} along axis {axis}")
     told = f"{argument.name}.shape[{axis}] must be {least} to {most}, the range that this kernel was built for"
     test = tirx.AssertStmt(
         tirx.all(extent >= least, extent <= most), tvm.ir.StringImm("ValueError"), [tvm.ir.StringImm(told)]
