@@ -308,6 +308,7 @@ def check_arguments(arguments: Sequence[Argument], arch: Arch, tensors: Sequence
         wanted = ", ".join(argument.name for argument in arguments)
         raise ArgumentError(f"{len(tensors)} tensors given, {len(arguments)} needed: {wanted}")
     runtime: int | None = None
+    ranged: int | None = None
     for argument, tensor in zip(arguments, tensors, strict=True):
         if not hasattr(tensor, "__dlpack_device__"):
             kind = type(tensor).__name__
@@ -316,13 +317,16 @@ def check_arguments(arguments: Sequence[Argument], arch: Arch, tensors: Sequence
         wanted_shape: list[int] = list(argument.shape)
         if argument.runtime_axis is not None and len(shape) == len(wanted_shape):
             runtime = shape[argument.runtime_axis] if runtime is None else runtime
-            most = wanted_shape[argument.runtime_axis]
-            if argument.least is not None and not argument.least <= runtime <= most:
+            wanted_shape[argument.runtime_axis] = runtime
+        if argument.ranged_axis is not None and argument.least is not None and len(shape) == len(wanted_shape):
+            ranged = shape[argument.ranged_axis] if ranged is None else ranged
+            most = wanted_shape[argument.ranged_axis]
+            if not argument.least <= ranged <= most:
                 raise ArgumentError(
                     f"{argument.name} has shape {shape}, needed {argument.least} to {most} along axis "
-                    f"{argument.runtime_axis}, the range that this kernel was built for"
+                    f"{argument.ranged_axis}, the range that this kernel was built for"
                 )
-            wanted_shape[argument.runtime_axis] = runtime
+            wanted_shape[argument.ranged_axis] = ranged
         if shape != tuple(wanted_shape):
             raise ArgumentError(f"{argument.name} has shape {shape}, needed {tuple(wanted_shape)}")
         if 0 in shape:

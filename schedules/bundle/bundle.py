@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from schedules.build.builder import Built, Launch
 
 LIBRARY = "kernel.so"
+RANGE = ("ranged_axis", "least")
 TEXTS = ("definition.txt", "scheduled.tir", "lowered.tir")
 _MACHINES = {"cuda": 190, "rocm": 224}  # e_machine of a cubin and of an HSA code object
 
@@ -318,8 +319,9 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
 
 
 def _described(argument: Argument) -> dict[str, Any]:
-    """An argument as kernel.json has it: `least` only where the run-time extent has a range."""
-    return {name: value for name, value in dataclasses.asdict(argument).items() if (name, value) != ("least", None)}
+    """An argument as kernel.json has it: of a range only where there is one."""
+    told = dataclasses.asdict(argument)
+    return told if argument.ranged_axis is not None else {k: v for k, v in told.items() if k not in RANGE}
 
 
 def _others(folder: Path, manifest: dict[str, Any]) -> list[str]:

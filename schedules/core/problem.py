@@ -43,8 +43,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 class Argument:
     """One tensor argument of a built function, in the order of the call.
 
-    `shape` is the concrete shape for the problem; axis `runtime_axis` may have another extent at each call: any, or,
-    with `least`, one from that to the shape's.
+    `shape` is the concrete shape for the problem; axis `runtime_axis` may have any other extent at each call, and
+    `ranged_axis` one from `least` to the shape's.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Argument:
     dtype: str
     output: bool = False
     runtime_axis: int | None = None
+    ranged_axis: int | None = None
     least: int | None = None
 
     @property
@@ -184,7 +185,7 @@ class Problem(Fields):
     noun = "problem"
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
     finishing: ClassVar[tuple[str, ...]] = ()  # fields that say what is done to a result, however it was computed
-    run_time: ClassVar[tuple[str, ...]] = ()  # fields of which a built function may take other values at each call
+    alone: ClassVar[int] = 0  # problems that are alike but for a range that are each built alone, before one is for all
 
     def bare(self) -> Problem:
         """The problem without what is done to its result: what makes a config fast is mostly the same."""
@@ -239,6 +240,11 @@ class Problem(Fields):
     def any_extent(self) -> Problem:
         """The problem that stands for all that differ in run-time extents only; one built function takes them all."""
         return self
+
+    @property
+    def run_time(self) -> tuple[str, ...]:
+        """Fields of which a built function takes other values at each call, of `x` with an `x_from` those from it on."""
+        return ()
 
     def widened(self) -> Problem:
         """What to build for this problem, so that the function serves its like too."""
@@ -295,7 +301,6 @@ class Conv2dProblem(Problem):
     """
 
     later: ClassVar[tuple[str, ...]] = ("n_from",)
-    run_time: ClassVar[tuple[str, ...]] = ("n",)
 
     n: int
     h: int
@@ -360,7 +365,7 @@ class Conv2dProblem(Problem):
         """An argument whose first axis are the images, as far as there may be others at run time."""
         if not self.n_from:
             return Argument(name, shape, dtype, output)
-        return Argument(name, shape, dtype, output, runtime_axis=0, least=self.n_from)
+        return Argument(name, shape, dtype, output, ranged_axis=0, least=self.n_from)
 
     def _term(self, term: Term) -> Argument:
         """A term of the epilogue: of the output's shape, a pixel's axes of it, or its channels as one axis."""
@@ -421,6 +426,10 @@ class Conv2dProblem(Problem):
         for name, size in sizes.items():
             object.__setattr__(other, name, size)
         return other
+
+    @property
+    def run_time(self) -> tuple[str, ...]:
+        return ("n",) if self.n_from else ()
 
     def widened(self) -> Conv2dProblem:
         """The same for every batch from one more than the last power of two to the next."""

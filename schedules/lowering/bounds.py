@@ -17,9 +17,9 @@ def bounded(mod: tvm.IRModule, arguments: Sequence[Argument]) -> tvm.IRModule:
     The function raises ValueError.  Raises BuildError if the program takes one extent only.
     """
     at, argument = next(((at, a) for at, a in enumerate(arguments) if a.least is not None), (0, None))
-    if argument is None or argument.runtime_axis is None or argument.least is None:
+    if argument is None or argument.ranged_axis is None or argument.least is None:
         return mod
-    function, axis = mod["main"], argument.runtime_axis
+    function, axis = mod["main"], argument.ranged_axis
     extent, least, most = function.params[at].shape[axis], argument.least, argument.shape[axis]
     if isinstance(extent, tirx.IntImm):
         raise BuildError(f"the schedule is built for one shape, not for {least} to {most} along axis {axis}")

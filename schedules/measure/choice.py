@@ -159,7 +159,7 @@ def choose_widened(problem: Problem, arch: Arch, *, device: str | None = None) -
     """What to build so that it serves `problem` and its like (`Problem.widened`): for the range, if what is chosen for
     its representative takes one, else for the problem alone.  Raises as `choose`."""
     wide = problem.widened()
-    if wide != problem:
+    if wide != problem and any(spec.takes_range(wide) for spec in operator_of(problem).offered(arch)):
         chosen = choose(wide.representative(), arch, device=device)
         if _takes(chosen, wide, arch):
             return replace(chosen, problem=wide)
@@ -169,7 +169,7 @@ def choose_widened(problem: Problem, arch: Arch, *, device: str | None = None) -
 def _takes(chosen: Choice, problem: Problem, arch: Arch) -> bool:
     """Whether what is chosen can be built for a range of extents."""
     spec = operator_of(problem).schedule(chosen.schedule)
-    return not spec.fixed_shape and chosen.config.check(problem, arch) is None
+    return spec.takes_range(problem) and chosen.config.check(problem, arch) is None
 
 
 def _for_range(problem: Problem, fixed: Choice, arch: Arch, schedule: str | None) -> Choice:
@@ -181,7 +181,7 @@ def _for_range(problem: Problem, fixed: Choice, arch: Arch, schedule: str | None
     if _takes(fixed, problem, arch):
         return replace(fixed, problem=problem)
     for spec in operator_of(problem).offered(arch):
-        if not spec.fixed_shape and spec.serves(problem, arch):
+        if spec.serves(problem, arch):
             return Choice(problem, spec.name, spec.default(problem, arch), None)
     raise ConfigError(f"no schedule for {arch} takes a range of extents for {problem}; leave out the range")
 

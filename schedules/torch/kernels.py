@@ -25,7 +25,7 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ArgumentError, BundleError, DeviceError, UsageError
 from schedules.core.problem import Argument, Problem
 from schedules.core.registry import operator_of
-from schedules.measure.choice import Choice, choose_widened, distance
+from schedules.measure.choice import Choice, choose, choose_widened, distance
 from schedules.measure.loading import warned
 
 logger = logging.getLogger("schedules")
@@ -73,8 +73,11 @@ class TorchKernel:
             raise
 
     def _extent(self, tensors: tuple[torch.Tensor, ...]) -> int | None:
-        along = zip(self.arguments, tensors, strict=True)
-        return next((tensor.shape[a.runtime_axis] for a, tensor in along if a.runtime_axis is not None), None)
+        for argument, tensor in zip(self.arguments, tensors, strict=True):
+            axis = argument.runtime_axis if argument.ranged_axis is None else argument.ranged_axis
+            if axis is not None:
+                return tensor.shape[axis]
+        return None
 
     def memory(self, device: torch.device, extent: int | None) -> list[torch.Tensor]:
         """Workspaces for one call, whose run-time extent is `extent`."""
@@ -110,7 +113,8 @@ def remembered(function: F) -> F:
 def kernel_for(problem: Problem, device: torch.device) -> TorchKernel:
     """The kernel for `problem` on a device: of a bundle in use that takes it, else as `schedules.load` chooses.
 
-    Equal programs are built or loaded once for each device, whatever run-time extents they are for.
+    Equal programs are built or loaded once for each device, whatever run-time extents they are for.  Problems that are
+    alike but for a range (`Problem.widened`) share a build, after the first `Problem.alone` of them.
     Raises DeviceError for a device without kernels, UsageError if a CUDA graph is being captured and the kernel is not
     there yet, and what `schedules.load` raises.
     """
@@ -120,7 +124,12 @@ def kernel_for(problem: Problem, device: torch.device) -> TorchKernel:
         if bundle is not None:
             return _ready((bundle.path, device), problem, lambda: _loaded(bundle), "as exported")
         named = torch.cuda.get_device_name(device) if arch.is_gpu else None
-        chosen = warned(choose_widened(problem, arch, device=named))
+        alike = _alone.setdefault((problem.widened(), device), set())
+        if len(alike - {problem.any_extent()}) < problem.alone:
+            alike.add(problem.any_extent())
+            chosen = warned(choose(problem, arch, device=named))
+        else:
+            chosen = warned(choose_widened(problem, arch, device=named))
         fixed = operator_of(problem).schedule(chosen.schedule).fixed_shape
         served = chosen.problem if fixed else chosen.problem.any_extent()
         key = (served, chosen.schedule, chosen.config, device)
@@ -169,6 +178,7 @@ def arch_of(device: torch.device) -> Arch:
 _lock = threading.RLock()  # TVM's compile callbacks are one set for the process
 _remembered: list[Any] = []
 _kernels: dict[Any, TorchKernel] = {}
+_alone: dict[Any, set[Problem]] = {}  # problems built for themselves, by what would serve them all
 _bundles: dict[Problem, list[Bundle]] = {}  # by what they serve
 
 

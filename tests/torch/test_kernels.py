@@ -32,7 +32,8 @@ def softmax_problem(rows: int, cols: int, **fields: Any) -> SoftmaxProblem:
 
 
 @pytest.fixture
-def forgetful() -> Iterator[None]:
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(dispatch, "_alone", {})  # widths that other tests have asked for
     kernels.use_bundles()
     yield
     kernels.use_bundles()
@@ -50,6 +51,18 @@ def test_one_build_serves_all_numbers_of_rows(forgetful: None, monkeypatch: pyte
     assert len(built) == 1
     kernels.softmax(torch.randn(3, 41), scale=0.5)
     assert len(built) == 2
+
+
+def test_one_build_serves_all_short_rows_but_of_the_first_widths(
+    forgetful: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Any] = []
+    make = dispatch._built
+    monkeypatch.setattr(dispatch, "_built", lambda *given: built.append(given) or make(*given))
+    for count, cols in ((1, 5), (2, 6), (2, 5), (3, 1), (3, 77), (3, 31), (3, 1024), (4, 1025)):
+        x = torch.randn(4, cols)
+        torch.testing.assert_close(kernels.softmax(x, scale=0.375), torch.softmax(x * 0.375, -1))
+        assert len(built) == count
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

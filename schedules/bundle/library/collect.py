@@ -110,5 +110,4 @@ def described(files: Iterable[Path]) -> dict[str, Any]:
 
 def run_time_fields(problem: Problem, spec: ScheduleSpec) -> list[str]:
     """The fields of `problem` that a function built with `spec` takes other values of."""
-    any_value = any(argument.runtime_axis is not None for argument in spec.arguments(problem))
-    return list(problem.run_time) if any_value else []
+    return [] if spec.fixed_shape else list(problem.run_time)

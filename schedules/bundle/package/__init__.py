@@ -111,8 +111,8 @@ def find(name: str, /, **fields: Any) -> str:
     """The name of the kernel for a problem: an operator and its fields, or a preset and fields in place of its own.
 
     A field that is left out has its default, or, without one, the value that only one kernel has.  A kernel that takes
-    other extents of a field at run time (`run_time` in the index) serves every value of it, of `n` from `n_from` to its
-    own; the nearest is taken.  Raises NoKernelError.
+    other extents of a field at run time (`run_time` in the index) serves every value of it, of `n` from its `n_from`
+    to its own; the nearest is taken.  Raises NoKernelError.
     """
     kernels, operators = index()["kernels"], index()["operators"]
     name = str(name)
@@ -197,10 +197,10 @@ def _serves(entry: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     sizes = {word: wanted[word] for word in free & wanted.keys()}
     if not all(isinstance(value, Integral) and value is not True and int(value) > 0 for value in sizes.values()):
         return False
-    if "n" in free and problem.get("n_from"):
-        if not problem["n_from"] <= int(wanted.get("n", problem["n"])) <= problem["n"]:
+    for word, size in sizes.items():
+        if (least := problem.get(f"{word}_from")) and not least <= int(size) <= problem[word]:
             return False
-        free.add("n_from")
+    free |= {f"{word}_from" for word in free}
     return _differing(wanted, problem) <= free
 
 
