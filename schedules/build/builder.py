@@ -136,7 +136,7 @@ def build_scheduled(
                 f"{spec.name} launches {extent} blocks along {axis}, GPUs allow {most}; use larger tiles or another "
                 f"--schedule, or split the problem"
             )
-    module, made, lowered = _compile(mod, arch, device_code, instruments)
+    module, made, lowered = _compile(mod, arch, device_code, instruments, spec.arguments(problem))
     return Built(
         operator=op,
         problem=problem,
@@ -185,13 +185,17 @@ def load_library(path: Path, arch: Arch) -> Any:
 
 
 def _compile(
-    mod: tvm.IRModule, arch: Arch, device_code: bool, instruments: Sequence[Any] = ()
+    mod: tvm.IRModule,
+    arch: Arch,
+    device_code: bool,
+    instruments: Sequence[Any] = (),
+    arguments: Sequence[Argument] = (),
 ) -> tuple[Any, _Made, str]:
     """The runtime module of `mod`, what the device compiler made, and the lowered program as text."""
     target = arch.target()
     if arch.kind == "llvm":
         use_every_core()
-    with _callbacks(arch, device_code) as made, pipeline.lowering(mod) as state:
+    with _callbacks(arch, device_code) as made, pipeline.lowering(mod, arguments) as state:
         try:
             with (
                 without_lines(ROCM_WARNINGS if arch.kind == "rocm" else ()),
@@ -304,6 +308,7 @@ def check_arguments(arguments: Sequence[Argument], arch: Arch, tensors: Sequence
         wanted = ", ".join(argument.name for argument in arguments)
         raise ArgumentError(f"{len(tensors)} tensors given, {len(arguments)} needed: {wanted}")
     runtime: int | None = None
+    ranged: int | None = None
     for argument, tensor in zip(arguments, tensors, strict=True):
         if not hasattr(tensor, "__dlpack_device__"):
             kind = type(tensor).__name__
@@ -313,6 +318,15 @@ def check_arguments(arguments: Sequence[Argument], arch: Arch, tensors: Sequence
         if argument.runtime_axis is not None and len(shape) == len(wanted_shape):
             runtime = shape[argument.runtime_axis] if runtime is None else runtime
             wanted_shape[argument.runtime_axis] = runtime
+        if argument.ranged_axis is not None and argument.least is not None and len(shape) == len(wanted_shape):
+            ranged = shape[argument.ranged_axis] if ranged is None else ranged
+            most = wanted_shape[argument.ranged_axis]
+            if not argument.least <= ranged <= most:
+                raise ArgumentError(
+                    f"{argument.name} has shape {shape}, needed {argument.least} to {most} along axis "
+                    f"{argument.ranged_axis}, the range that this kernel was built for"
+                )
+            wanted_shape[argument.ranged_axis] = ranged
         if shape != tuple(wanted_shape):
             raise ArgumentError(f"{argument.name} has shape {shape}, needed {tuple(wanted_shape)}")
         if 0 in shape:

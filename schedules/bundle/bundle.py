@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from schedules.build.builder import Built, Launch
 
 LIBRARY = "kernel.so"
+RANGE = ("ranged_axis", "least")
 TEXTS = ("definition.txt", "scheduled.tir", "lowered.tir")
 _MACHINES = {"cuda": 190, "rocm": 224}  # e_machine of a cubin and of an HSA code object
 
@@ -304,7 +305,7 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
             "cpu_features": list(features),
         },
         "library": LIBRARY,
-        "arguments": [dataclasses.asdict(argument) for argument in built.schedule.arguments(built.problem)],
+        "arguments": [_described(argument) for argument in built.schedule.arguments(built.problem)],
         "launch": built.launch and dataclasses.asdict(built.launch),
         "resources": [dataclasses.asdict(used) for used in made.resources],
         "compiler": built.compiler,
@@ -315,6 +316,12 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
     }
     manifest["sha256"] = loader.digest(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def _described(argument: Argument) -> dict[str, Any]:
+    """An argument as kernel.json has it: of a range only where there is one."""
+    told = dataclasses.asdict(argument)
+    return told if argument.ranged_axis is not None else {k: v for k, v in told.items() if k not in RANGE}
 
 
 def _others(folder: Path, manifest: dict[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm
 
 from schedules.build.builder import Built, build, build_scheduled
 from schedules.build.present import device_name, to_device
@@ -37,6 +38,7 @@ from schedules.core.operator import Array, Expected, ScheduleSpec
 from schedules.core.problem import Argument, Config, Problem, numpy_dtype
 from schedules.core.registry import operator_of
 from schedules.core.tolerance import Difference, compare
+from schedules.definitions.program import of_shapes
 from schedules.steps.intrinsics import as_described
 
 Run = Callable[[Sequence[Array]], list[Array]]  # inputs and poisoned outputs -> the outputs
@@ -77,6 +79,7 @@ def verify(
     """Build `problem` and compare it with the reference by each of `routes`, once for each seed.
 
     By default: the device if there is one for `arch`, else every route that this machine has and the schedule takes.
+    What is built for a range of extents is compared at its ends and between, by one build.
     On the CPU routes a problem too large for them is replaced by a smaller one of its kind, with the same config; the
     checks say which.  Raises what `build` raises, and UsageError for a route that cannot be taken here.
     """
@@ -90,7 +93,12 @@ def verify(
             raise UsageError(f"schedule {spec.name} has no route {route}: {spec.no_routes[route]}")
         target = problem if route == "device" else reduced(problem, arch, schedule, config, route)
         runs = list(RUNNERS[route](target, arch, schedule, config))
-        checks += [check for seed in seeds for check in _checks(target, runs, seed, spec.arithmetic)]
+        checks += [
+            check
+            for instance in target.instances()
+            for seed in seeds
+            for check in _checks(instance, runs, seed, spec.arithmetic)
+        ]
     return checks
 
 
@@ -105,7 +113,8 @@ def verify_function(
     reference, within the tolerance of the `schedule` that it was built with."""
     arithmetic = operator_of(problem).schedule(schedule).arithmetic if schedule else FLOAT32
     runs = [("device", on_device(function, problem, arch))]
-    return [check for seed in seeds for check in _checks(problem, runs, seed, arithmetic)]
+    instances = problem.instances()
+    return [check for each in instances for seed in seeds for check in _checks(each, runs, seed, arithmetic)]
 
 
 def on_device(function: Callable[..., None], problem: Problem, arch: Arch) -> Run:
@@ -226,8 +235,20 @@ def _serial(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> 
     host = replace(parse_arch("llvm"), features=frozenset({"plain"}))
     with as_described():
         scheduled = spec.apply(problem, concrete, arch)
-    mod = serialize(scheduled)
-    yield "serial", on_device(build_scheduled(op, problem, spec, concrete, host, mod), problem, host)
+    serialized = serialize(scheduled)
+
+    @lru_cache
+    def built(instance: Problem) -> Run:
+        mod = serialized
+        if instance != problem:  # memory for what all blocks of a GPU have must be a number here
+            mod = tvm.IRModule({"main": of_shapes(serialized["main"], instance.arguments())})
+        return on_device(build_scheduled(op, instance, spec, concrete, host, mod), instance, host)
+
+    def run(arrays: Sequence[Array]) -> list[Array]:
+        shape = arrays[0].shape
+        return built(next(each for each in problem.instances() if each.arguments()[0].shape == shape))(arrays)
+
+    yield "serial", run
 
 
 def _emulated(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> Iterator[tuple[str, Run]]:

@@ -125,4 +125,6 @@ def _text(value: Any) -> str:
 
 def _row(argument: Argument) -> tuple[str, ...]:
     axis = "" if argument.runtime_axis is None else str(argument.runtime_axis)
+    if argument.ranged_axis is not None:
+        axis += f" {argument.ranged_axis}: {argument.least} to {argument.shape[argument.ranged_axis]}"
     return argument.name, str(tuple(argument.shape)), argument.dtype, "output" if argument.output else "input", axis

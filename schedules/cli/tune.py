@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     name = subject(args)
     operator_named(name)  # an unknown operator is named first, whatever else is wrong
     operator, problem = resolve(name, split_words(args.words[1:]))
+    if (fixed := problem.representative()) != problem:
+        raise UsageError(f"a search measures fixed extents, and serves the ranges around them; search {fixed}")
     arch = parse_arch(args.target)
     for schedule in args.schedule:
         operator.schedule(schedule).require_kind(arch)

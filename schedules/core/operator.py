@@ -67,7 +67,8 @@ class ScheduleSpec:
     default: Callable[[Any, Arch], Config]  # where none is legal, one whose check says what is wrong
     # every config worth trying, legal or not; of a sequence (`space.ProductSpace`) only those drawn need be made
     space: Callable[[Any, Arch], Iterable[Config]]
-    fixed_shape: bool = False  # what is built takes the problem's shapes only, run-time axes too
+    fixed_shape: bool = False  # what is built takes the problem's shapes only, without run-time extents
+    ranges: bool = True  # whether what is built may take a range of extents at run time
     tirx: WrittenInTirx | None = None  # None for steps of `s_tir.Schedule` on a tensor expression
     arithmetic: Arithmetic = FLOAT32  # that results are held to
     channels_along_rows: bool = False  # whether the rows of a block's tile (block_m) are output channels, or pixels
@@ -101,6 +102,10 @@ class ScheduleSpec:
         arguments = problem.arguments()
         return tuple(replace(a, runtime_axis=None) for a in arguments) if self.fixed_shape else arguments
 
+    def takes_range(self, problem: Problem) -> bool:
+        """Whether what is built takes the range of extents that `problem` may have."""
+        return (self.ranges and not self.fixed_shape) or problem.representative() == problem
+
     def numbered_space(self, problem: Problem, arch: Arch) -> Sequence[Config]:
         """The search space, legal or not, to be drawn from by number."""
         space = self.space(problem, arch)
@@ -115,6 +120,7 @@ class ScheduleSpec:
         Raises ConfigError or UnknownNameError.
         """
         self.require_kind(arch)
+        self.require_shape(problem)
         if isinstance(overrides, Config):
             overrides.require(problem, arch)
             return overrides
@@ -126,7 +132,17 @@ class ScheduleSpec:
 
     def serves(self, problem: Problem, arch: Arch) -> bool:
         """Whether its default config is legal."""
-        return arch.kind in self.kinds and self.default(problem, arch).check(problem, arch) is None
+        if not self.takes_range(problem) or arch.kind not in self.kinds:
+            return False
+        return self.default(problem, arch).check(problem, arch) is None
+
+    def require_shape(self, problem: Problem) -> None:
+        """Raise ConfigError for a problem with a range of extents, if what is built takes one only."""
+        if not self.takes_range(problem):
+            raise ConfigError(
+                f"schedule {self.name} is built for one shape, not for {problem}; choose another --schedule, or leave "
+                f"out the range"
+            )
 
     def require_kind(self, arch: Arch) -> None:
         if arch.kind not in self.kinds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import math
 import operator
@@ -26,6 +27,7 @@ LARGEST = 2**44  # elements of a tensor, what the addresses of 64-bit systems re
 SIDES = (7, 10, 12, 14, 20, 28, 36, 40, 56, 60, 80, 112, 150, 224)  # of images in layers, in pixels
 MOST = 1000  # of a whole number that is drawn, where the problem does not say
 F = TypeVar("F", bound="Fields")
+C = TypeVar("C", bound="Conv2dProblem")
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -41,7 +43,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 class Argument:
     """One tensor argument of a built function, in the order of the call.
 
-    `shape` is the concrete shape for the problem; axis `runtime_axis` may have another extent at each call.
+    `shape` is the concrete shape for the problem; axis `runtime_axis` may have any other extent at each call, and
+    `ranged_axis` one from `least` to the shape's.
     """
 
     name: str
@@ -49,6 +52,8 @@ class Argument:
     dtype: str
     output: bool = False
     runtime_axis: int | None = None
+    ranged_axis: int | None = None
+    least: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -180,6 +185,7 @@ class Problem(Fields):
     noun = "problem"
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
     finishing: ClassVar[tuple[str, ...]] = ()  # fields that say what is done to a result, however it was computed
+    alone: ClassVar[int] = 0  # problems that are alike but for a range that are each built alone, before one is for all
 
     def bare(self) -> Problem:
         """The problem without what is done to its result: what makes a config fast is mostly the same."""
@@ -236,6 +242,27 @@ class Problem(Fields):
         return self
 
     @property
+    def run_time(self) -> tuple[str, ...]:
+        """Fields of which a built function takes other values at each call, of `x` with an `x_from` those from it on."""
+        return ()
+
+    def widened(self) -> Problem:
+        """What to build for this problem, so that the function serves its like too."""
+        return self
+
+    def covers(self, other: Problem) -> bool:
+        """Whether a function built for this problem takes the tensors of the `other`."""
+        return self in (other, other.any_extent())
+
+    def representative(self) -> Problem:
+        """The problem of fixed extents that a config is chosen for."""
+        return self
+
+    def instances(self) -> tuple[Problem, ...]:
+        """Problems of fixed extents to verify one built function with: the ends of what it takes, and between."""
+        return (self,)
+
+    @property
     def key(self) -> str:
         """A stable name for files and journals."""
         return str(self).replace(" ", "_").replace("=", "").replace(",", "x").replace(":", "_")
@@ -269,8 +296,11 @@ class Conv2dProblem(Problem):
     """The geometry that every convolution shares; layouts belong to the operators.
 
     `n` images of `h` x `w` pixels and `ci` channels, `co` filters of `kh` x `kw`; `stride`, `pad` and `dilation` are
-    one number or "h,w".  Padding is the same on both sides.
+    one number or "h,w".  Padding is the same on both sides.  With `n_from`, the built function takes any number of
+    images from that to `n` at run time, and its config is chosen for `n`.
     """
+
+    later: ClassVar[tuple[str, ...]] = ("n_from",)
 
     n: int
     h: int
@@ -283,6 +313,7 @@ class Conv2dProblem(Problem):
     pad: Pair = (0, 0)
     dilation: Pair = (1, 1)
     dtype: str = "float32"
+    n_from: int = dataclasses.field(default=0, kw_only=True)  # 0: n images only
 
     # how the tensors lie, by the names that `definitions.implicit` has for axes
     data_axes: ClassVar[tuple[str, ...]]
@@ -324,20 +355,25 @@ class Conv2dProblem(Problem):
         """data, filter, the epilogue's terms in order, output."""
         data, weight, output = self.shapes()
         return (
-            Argument("data", data, self.dtype),
+            self._with_images("data", data, self.dtype),
             Argument("filter", weight, self.dtype),
-            *(Argument(term.name, self.term_shape(term), term.dtype) for term in self.epilogue.terms),
-            Argument("output", output, self.epilogue.out_dtype, output=True),
+            *(self._term(term) for term in self.epilogue.terms),
+            self._with_images("output", output, self.epilogue.out_dtype, output=True),
         )
 
-    def term_shape(self, term: Term) -> tuple[int, ...]:
-        """The shape of a term of the epilogue: the output's, a pixel's axes of it, or its channels as one axis."""
+    def _with_images(self, name: str, shape: tuple[int, ...], dtype: str, output: bool = False) -> Argument:
+        """An argument whose first axis are the images, as far as there may be others at run time."""
+        if not self.n_from:
+            return Argument(name, shape, dtype, output)
+        return Argument(name, shape, dtype, output, ranged_axis=0, least=self.n_from)
+
+    def _term(self, term: Term) -> Argument:
+        """A term of the epilogue: of the output's shape, a pixel's axes of it, or its channels as one axis."""
         output = self.shapes()[2]
         if term.axis == "channel":
-            return (math.prod(output[axis] for axis in self.channel_axes),)
-        return tuple(
-            size for axis, size in enumerate(output) if term.axis == "element" or axis not in self.channel_axes
-        )
+            return Argument(term.name, (math.prod(output[axis] for axis in self.channel_axes),), term.dtype)
+        kept = [size for axis, size in enumerate(output) if term.axis == "element" or axis not in self.channel_axes]
+        return self._with_images(term.name, tuple(kept), term.dtype)
 
     def __post_init__(self) -> None:
         for name in ("stride", "pad", "dilation"):
@@ -364,6 +400,59 @@ class Conv2dProblem(Problem):
         image, kernel = self.h * self.w * self.ci, self.kh * self.kw * self.ci
         tensors = ((self.n, image), (self.co, kernel), (self.pixels, self.co))
         self.require_reach({**given, **padded, **axes, **products}, tensors)
+        if self.n_from:
+            self._require_range()
+
+    def _require_range(self) -> None:
+        """Raise ProblemError unless the images are outside in each tensor, and all their elements have small numbers;
+        of a range of one number, make that number."""
+        if not 1 <= self.n_from <= self.n:
+            raise ProblemError(f"n_from={self.n_from} is not 1 to n={self.n}; leave it out to take n images only")
+        if {self.data_axes[0], self.output_axes[0]} != {"n"}:
+            raise ProblemError(f"n_from={self.n_from}: images are not the first axis of this layout; leave out n_from")
+        if not self._has_small_numbers():
+            raise ProblemError(f"n_from={self.n_from}: n={self.n} images are 2 GiB or more; leave out n_from")
+        if self.n_from == self.n:
+            object.__setattr__(self, "n_from", 0)
+
+    def _has_small_numbers(self) -> bool:
+        """Whether 32 bits number the bytes of every tensor, and the elements of tiles beyond its end."""
+        return max(map(math.prod, self.shapes())) * max(2, numpy_dtype(self.dtype).itemsize) < 2**31
+
+    def unchecked(self: C, **sizes: Any) -> C:
+        """The same with other `sizes`, which may be expressions of TVM; nothing is checked."""
+        other = copy.copy(self)
+        other.__dict__.pop("extents", None)
+        for name, size in sizes.items():
+            object.__setattr__(other, name, size)
+        return other
+
+    @property
+    def run_time(self) -> tuple[str, ...]:
+        return ("n",) if self.n_from else ()
+
+    def widened(self) -> Conv2dProblem:
+        """The same for every batch from one more than the last power of two to the next."""
+        most = 1 << (self.n - 1).bit_length()
+        if self.n_from or self.data_axes[0] != "n" or not self.unchecked(n=most)._has_small_numbers():
+            return self
+        return dataclasses.replace(self, n=most, n_from=most // 2 + 1) if most > 2 else self
+
+    def covers(self, other: Problem) -> bool:
+        if not self.n_from or not isinstance(other, type(self)) or other.n_from:
+            return self == other
+        return self.n_from <= other.n <= self.n and dataclasses.replace(other, n=self.n) == self.representative()
+
+    def representative(self) -> Conv2dProblem:
+        return dataclasses.replace(self, n_from=0) if self.n_from else self
+
+    def instances(self) -> tuple[Conv2dProblem, ...]:
+        """For the ends of a range, and an odd number between if there is one."""
+        if not self.n_from:
+            return (self,)
+        middle = (self.n_from + self.n) // 2 | 1
+        numbers = sorted({self.n_from, min(middle, self.n), self.n})
+        return tuple(dataclasses.replace(self, n=n, n_from=0) for n in numbers)
 
     @classmethod
     def drawn(cls, r: Random, large: bool = False) -> dict[str, Any]:
@@ -384,6 +473,7 @@ class Conv2dProblem(Problem):
         return {
             **super().draws(large),
             "n": multiple_of(one_of(1, 1, 8, 32), up_to(8 if large else 3)),
+            "n_from": one_of(0),
             "h": multiple_of(one_of(1, 1, 7, 8), up_to(128)) if large else up_to(48),
             "w": multiple_of(one_of(1, 1, 8), up_to(128 if large else 40)),
             "ci": channels(most),
@@ -397,11 +487,13 @@ class Conv2dProblem(Problem):
 
     @property
     def out_h(self) -> int:
-        return (self.h + 2 * self.pad[0] - self.dilation[0] * (self.kh - 1) - 1) // self.stride[0] + 1
+        around = 2 * self.pad[0] - self.dilation[0] * (self.kh - 1) - 1
+        return (self.h + (around + self.stride[0])) // self.stride[0]  # an expression stays as it is where it can
 
     @property
     def out_w(self) -> int:
-        return (self.w + 2 * self.pad[1] - self.dilation[1] * (self.kw - 1) - 1) // self.stride[1] + 1
+        around = 2 * self.pad[1] - self.dilation[1] * (self.kw - 1) - 1
+        return (self.w + (around + self.stride[1])) // self.stride[1]
 
     @property
     def flops(self) -> int:
@@ -419,7 +511,7 @@ class Conv2dProblem(Problem):
         for step in (1, 2, 4, 8, 16, 32):
             ci, co = multiple(self.ci, step, max(45, 3 * step)), multiple(self.co, step, max(75, 3 * step))
             with contextlib.suppress(ProblemError):
-                yield dataclasses.replace(self, n=3, h=h, w=w, ci=ci, co=co)
+                yield dataclasses.replace(self, n=3, n_from=min(self.n_from, 1), h=h, w=w, ci=ci, co=co)
 
     def smaller(self) -> Iterator[Conv2dProblem]:
         """Halve the longest of images, pixels and channels, each no further than a little over one tile of most
@@ -440,7 +532,10 @@ class Conv2dProblem(Problem):
             if size == sizes[name]:
                 least[name] = size
                 continue
-            problem = dataclasses.replace(problem, **{name: size})
+            sizes = {name: size}
+            if name == "n" and problem.n_from:
+                sizes["n_from"] = max(1, problem.n_from * size // problem.n)
+            problem = dataclasses.replace(problem, **sizes)
             yield problem
 
 
@@ -454,7 +549,7 @@ class FusedConv2dProblem(Conv2dProblem):
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16")
     activations: ClassVar[tuple[str, ...]] = ACTIVATIONS
-    later: ClassVar[tuple[str, ...]] = ("residual",)
+    later: ClassVar[tuple[str, ...]] = ("n_from", "residual")
     finishing: ClassVar[tuple[str, ...]] = ("bias", "activation", "residual")
 
     bias: bool = False

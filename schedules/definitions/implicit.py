@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from schedules.core.problem import Conv2dProblem
 from schedules.definitions.epilogue import ACCUMULATOR, finish, placeholders, terms_at
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimExpr
 
 At = Mapping[str, "PrimExpr"]  # the index along each axis
+P = TypeVar("P", bound=Conv2dProblem)
 
 # what loops are called; those of a reduction
 LOOPS = {
@@ -35,6 +36,13 @@ LOOPS = {
 }
 REDUCED = {**LOOPS, "ci": "rc", "gi": "rg", "li": "rc"}
 CHANNELS = ("ci", "gi", "li", "k")  # of the reduction
+
+
+def at_run_time(problem: P) -> P:
+    """`problem`, whose number of images is a variable if a built function takes any."""
+    from tvm import te
+
+    return problem.unchecked(n=te.var("n", "int32")) if problem.n_from else problem
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class Stage:
         return self.tensor(*(at[axis] for axis in self.axes))
 
 
-def stage(name: str, axes: Sequence[str], extents: Sequence[int], element: Callable[[At], PrimExpr]) -> Stage:
+def stage(name: str, axes: Sequence[str], extents: Sequence[Any], element: Callable[[At], PrimExpr]) -> Stage:
     """A stage of `element` over `axes`."""
     from tvm import te
 
@@ -61,8 +69,9 @@ def stage(name: str, axes: Sequence[str], extents: Sequence[int], element: Calla
 
 @dataclass(frozen=True)
 class Implicit:
-    """The stages of one problem.  `tile` is what the extents of axes are rounded up to multiples of; with `wide`,
-    operands are cast to the accumulator's dtype as they are fetched, else as they are multiplied."""
+    """The stages of one problem, as `at_run_time` has it.  `tile` is what the extents of axes are rounded up to
+    multiples of; with `wide`, operands are cast to the accumulator's dtype as they are fetched, else as they are
+    multiplied."""
 
     problem: Conv2dProblem
     tile: Mapping[str, int] = field(default_factory=dict)
@@ -87,12 +96,17 @@ class Implicit:
 
     def extent(self, axis: str) -> int:
         """The same in whole tiles."""
-        tile = self.tile.get(axis, 1)
-        return -(-self.real(axis) // tile) * tile
+        tile, real = self.tile.get(axis, 1), self.real(axis)
+        return (real + (tile - 1)) // tile * tile if self.ragged(axis) else real
+
+    def ragged(self, axis: str) -> bool:
+        """Whether an axis is no whole tiles, as far as is known before run time."""
+        tile, real = self.tile.get(axis, 1), self.real(axis)
+        return real % tile > 0 if isinstance(real, int) else tile > 1
 
     def _ends(self, at: At, *axes: str) -> list[tuple[bool, PrimExpr]]:
         """Tests that `at` is within the ends of those of `axes` that it has."""
-        return [(self.extent(axis) > self.real(axis), at[axis] < self.real(axis)) for axis in axes if axis in at]
+        return [(self.ragged(axis), at[axis] < self.real(axis)) for axis in axes if axis in at]
 
     def apart(self, at: At) -> dict[str, PrimExpr]:
         """The index with what its ``pixel``, ``k`` and group of channels are made of."""
@@ -155,8 +169,14 @@ class Implicit:
         finished = conv
         if staged:
             finished = self._stage("finished", " ".join(conv.axes), lambda at: self.finish(conv(at), at))
-        real = [self.real(axis) for axis in conv.axes]
-        return stage("output", conv.axes, real, lambda at: finished(at) if staged else self.finish(conv(at), at))
+        # beyond an end that is known at run time only, `program` leaves out the store: TVM cannot prove that whole
+        # tiles cover what they are rounded up from
+        extents = [self.extent(axis) if self._open(axis) else self.real(axis) for axis in conv.axes]
+        return stage("output", conv.axes, extents, lambda at: finished(at) if staged else self.finish(conv(at), at))
+
+    def _open(self, axis: str) -> bool:
+        """Whether what is stored along an axis ends at a number that is known at run time only, within a tile."""
+        return self.ragged(axis) and not isinstance(self.real(axis), int)
 
     def finish(self, total: PrimExpr, at: At) -> PrimExpr:
         """The element `at` of the output, of the sum `total`.  Beyond the ends there are no terms to read; what stands
@@ -164,7 +184,7 @@ class Implicit:
         from tvm import te
 
         p = self.problem
-        ragged = [axis for axis in at if self.extent(axis) > self.real(axis)]
+        ragged = [axis for axis in at if self.ragged(axis)]
         full = self.apart({**at, **{axis: te.min(at[axis], self.real(axis) - 1) for axis in ragged}})
         return finish(p.epilogue, total, terms_at(p, self.given, [full[axis] for axis in p.output_axes]))
 
@@ -179,15 +199,18 @@ class Implicit:
 
         p = self.problem
         func = program_of([*self.given.values(), output.tensor])
-        if output.axes == p.output_axes:
+        opened = [axis for axis in output.axes if self._open(axis)]
+        if output.axes == p.output_axes and not opened:
             return func
 
-        def place(*index: PrimExpr) -> tuple[None, tuple[PrimExpr, ...]]:
-            full = self.apart(dict(zip(output.axes, index, strict=True)))
+        def place(*index: PrimExpr) -> tuple[PrimExpr | None, tuple[PrimExpr, ...]]:
+            at = dict(zip(output.axes, index, strict=True))
+            inside = tirx.all(*(at[axis] < self.real(axis) for axis in opened)) if opened else None
+            full = self.apart(at)
             if "pixel" in full and p.output_axes[-1] == "x":
                 pixel = full["pixel"]
                 full |= {"y": tirx.const(0, str(pixel.ty)), "x": pixel % (p.out_h * p.out_w)}
-            return None, tuple(full[axis] for axis in p.output_axes)
+            return inside, tuple(full[axis] for axis in p.output_axes)
 
         return scatter(func, p.shapes()[2], place)
 
@@ -226,7 +249,7 @@ def product(
 ) -> tirx.PrimFunc:
     """The matrix product of ``columns`` and ``weights`` over these axes, for each of the outer axes of ``conv``; the
     operand that has the rows comes first.  See `Implicit` for the rest."""
-    graph = Implicit(problem, tile, wide)
+    graph = Implicit(at_run_time(problem), tile, wide)
     operands = graph.columns(columns), graph.weights(weights)
     row = conv.split()[-2]
     pair = operands if row in operands[0].axes else operands[::-1]
@@ -243,7 +266,8 @@ def textbook(
     """
     from tvm import te
 
-    p, graph = problem, Implicit(problem, tile or {}, wide)
+    p = at_run_time(problem)
+    graph = Implicit(p, tile or {}, wide)
     (top, left), channels = p.pad, [axis for axis in p.data_axes if axis not in "hwn"]
     size = {
         "h": (graph.extent("y") - 1) * p.stride[0] + (p.kh - 1) * p.dilation[0] + 1,
@@ -260,10 +284,10 @@ def textbook(
         return graph._fetched(select(tests, graph.data({**at, "h": y - top, "w": x - left})))
 
     data, weights = graph.data, graph.filter
-    if wide or p.pad != (0, 0) or any(graph.extent(axis) > graph.real(axis) for axis in (*channels, "n", "x", "y")):
+    if wide or p.pad != (0, 0) or any(map(graph.ragged, (*channels, "n", "x", "y"))):
         extents = [size.get(axis) or graph.extent(axis) for axis in p.data_axes]
         data = stage("padded", p.data_axes, extents, pixel)
-    if wide or any(graph.extent(axis) > graph.real(axis) for axis in (*channels, "co")):
+    if wide or any(map(graph.ragged, (*channels, "co"))):
         weights = graph.weights(" ".join(p.filter_axes))
     taps = {"h": "kh", "w": "kw"}
     reduced = graph._reductions([taps.get(axis, axis) for axis in p.data_axes if axis != "n"])

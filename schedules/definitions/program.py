@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from schedules.core.problem import Argument
+
 if TYPE_CHECKING:
     from tvm import te, tirx
 
@@ -27,6 +29,24 @@ def program_of(graph: Sequence[te.Tensor]) -> tirx.PrimFunc:
     fixed = ([int(extent) for extent in stage.shape if isinstance(extent, int | tirx.IntImm)] for stage in stages)
     large = any(math.prod(extents) >= WIDE for extents in fixed)
     return te.create_prim_func(list(graph), "int64" if large else None)
+
+
+def of_shapes(function: tirx.PrimFunc, arguments: Sequence[Argument]) -> tirx.PrimFunc:
+    """`function`, which takes `arguments`, for their shapes alone: without run-time extents."""
+    from tvm import tirx
+
+    fixed = {
+        parameter: tirx.decl_buffer(
+            [
+                tirx.IntImm(str(wanted.ty), extent)
+                for wanted, extent in zip(parameter.shape, argument.shape, strict=True)
+            ],
+            argument.dtype,
+        )
+        for parameter, argument in zip(function.params, arguments, strict=True)
+        if not all(isinstance(extent, tirx.IntImm) for extent in parameter.shape)
+    }
+    return function.specialize(fixed) if fixed else function
 
 
 def _stages(graph: Sequence[te.Tensor]) -> Iterator[te.Tensor]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 Place = Callable[..., "tuple[tirx.PrimExpr | None, tuple[tirx.PrimExpr, ...]]"]
 
 
-def scatter(func: tirx.PrimFunc, shape: tuple[int, ...], place: Place) -> tirx.PrimFunc:
+def scatter(func: tirx.PrimFunc, shape: tuple[Any, ...], place: Place) -> tirx.PrimFunc:
     """`func` (not scheduled) with its last argument of `shape`, and each element of it stored where `place` says.
 
     `place` takes the element's index and returns the condition under which it is stored (None: always), and its index
@@ -24,7 +24,8 @@ def scatter(func: tirx.PrimFunc, shape: tuple[int, ...], place: Place) -> tirx.P
 
     old = func.params[-1]
     index = str(old.shape[0].ty)
-    new = tirx.decl_buffer([tirx.const(extent, index) for extent in shape], old.dtype, old.name)
+    extents = [tirx.const(extent, index) if isinstance(extent, int) else extent for extent in shape]
+    new = tirx.decl_buffer(extents, old.dtype, old.name)
 
     def store(node: Any) -> Any:
         if not node.buffer.same_as(old):

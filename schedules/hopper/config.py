@@ -102,6 +102,14 @@ class HopperConfig(Config):
         clusters = -(-tiles // self.cluster)
         return self.cluster * (min(clusters, self.grid // self.cluster) if self.grid else clusters)
 
+    def launched(self, clusters: Any) -> Any:
+        """Clusters of the launch for as many `clusters` of tiles, which may be an expression."""
+        if isinstance(clusters, int) or not self.grid:
+            return clusters if not self.grid else min(clusters, self.grid // self.cluster)
+        from tvm import tirx
+
+        return tirx.min(clusters, self.grid // self.cluster)
+
     def filling(self: C, device: Device) -> C:
         """The same with as many blocks as `device` holds at once."""
         return replace(self, grid=device.resident(self.cluster) * self.blocks_sm)

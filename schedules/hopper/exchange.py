@@ -57,8 +57,7 @@ class Exchange:
         self.others = self.split - 1
         self.memory = pool.alloc((work.exchange_bytes,), "uint8", align=16)
         self.arrived = TMABar(pool, config.consumers, leader=leader)
-        again = config.blocks(work.clusters * config.cluster) < work.clusters * config.cluster
-        self.free = MBarrier(pool, config.consumers, leader=leader) if again else None
+        self.free = MBarrier(pool, config.consumers, leader=leader) if work.again else None
 
     @property
     def nbytes(self) -> int:

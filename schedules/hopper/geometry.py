@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from schedules.core.arch import Arch, shared_room
 from schedules.core.epilogue import Epilogue
@@ -147,6 +147,7 @@ P = TypeVar("P")  # whatever the operator makes of a tile's number: where the ti
 class Work(ABC, Generic[P]):
     """A convolution as tiles of a matrix product.  Coordinates are int32 expressions."""
 
+    problem: Any  # with its pixels as tiles count them
     config: HopperConfig
     arguments: tuple[Argument, ...]
     epilogue: Epilogue  # what becomes of a sum before it is stored
@@ -163,6 +164,25 @@ class Work(ABC, Generic[P]):
     a: Operand
     b: Operand
     output: Output
+    most_clusters: int = 0  # the most of `clusters`, where these are an expression of the images at run time
+
+    def at_run_time(self, n: Expr) -> Work[P]:
+        """The same for as many images as the first argument has, `n`, if the problem leaves them open."""
+        if not self.problem.n_from:
+            return self
+        made = self.of_images(n)
+        made.most_clusters = self.clusters
+        return made
+
+    def of_images(self, n: Expr) -> Work[P]:
+        """The same for `n` images, an expression."""
+        raise NotImplementedError(f"{type(self).__name__} is for one number of images")
+
+    @property
+    def again(self) -> bool:
+        """Whether a block may have a second tile."""
+        tiles = (self.most_clusters or self.clusters) * self.config.cluster
+        return self.config.blocks(tiles) < tiles
 
     @property
     def dtype(self) -> str:

@@ -35,10 +35,21 @@ def flattened(problem: Any, batch: bool, width: int = 1) -> Any:
     p = problem
     if (p.kh, p.kw, p.stride, p.pad) != (1, 1, (1, 1), (0, 0)):
         return p
-    if batch and p.pixels <= LONGEST:
-        return replace(p, n=1, h=1, w=p.n * p.h * p.w)
+    if batch and (p.n_from or p.pixels <= LONGEST):
+        return p.unchecked(n=1, h=1, w=p.n * (p.h * p.w))
     pixels = p.h * p.w
-    return replace(p, h=pixels // width, w=width) if width > 1 and pixels % width == 0 else replace(p, h=1, w=pixels)
+    if width > 1 and pixels % width == 0:
+        return p.unchecked(h=pixels // width, w=width)
+    return p.unchecked(h=1, w=pixels)
+
+
+def whole(size: Index, tile: int) -> Index:
+    """How many tiles `size` is rounded up to."""
+    if isinstance(size, int):
+        return -(-size // tile)
+    from tvm.script import tirx as T
+
+    return T.truncdiv(size + (tile - 1), tile)
 
 
 @dataclass(frozen=True)
@@ -56,14 +67,14 @@ class PixelTiles:
     images_first: bool = False
 
     @property
-    def counts(self) -> Box:
+    def counts(self) -> tuple[Any, Any, Any]:
         """Tiles along (n, h, w)."""
         p = self.problem
-        n, h, w = (-(-size // tile) for size, tile in zip((p.n, p.out_h, p.out_w), self.box, strict=True))
+        n, h, w = (whole(size, tile) for size, tile in zip((p.n, p.out_h, p.out_w), self.box, strict=True))
         return n, h, w
 
     @property
-    def count(self) -> int:
+    def count(self) -> Any:
         n, h, w = self.counts
         return n * h * w
 
@@ -95,6 +106,8 @@ class PixelTiles:
 
         images, rows, columns = self.counts
         n, h, w = self.box
+        if images == rows == 1 and not isinstance(columns, int):  # spare the division
+            return 0, 0, tile * w
         if self.images_first:
             place = T.truncdiv(tile, images)
             return T.truncmod(tile, images) * n, T.truncdiv(place, columns) * h, T.truncmod(place, columns) * w
@@ -160,8 +173,8 @@ def pixel_tiles(
     """The boxes of `rows` pixels that waste least at the borders, `width` wide if given; each is cut in each number of
     `parts`, has a multiple of `line` pixels in a line of all its images, and is of one image if `alone`.
 
-    Of equals that for which `prefer` is least.  None if TMA reaches over none: with a stride a box spans more pixels
-    than it loads.
+    Of equals those that waste least with the fewest images of a range, then that for which `prefer` is least.  None if
+    TMA reaches over none: with a stride a box spans more pixels than it loads.
     """
     best: tuple[Any, PixelTiles] | None = None
     for w in [width] if width else _divisors(rows):
@@ -171,7 +184,8 @@ def pixel_tiles(
             tiles = PixelTiles(problem, (n, h, w), lines_outside)
             if n * w % line or (alone and n > 1) or reach > LONGEST_BOX or not all(map(tiles.has_parts, parts)):
                 continue
-            key = tiles.count, prefer(tiles.box)
+            fewest = replace(tiles, problem=problem.unchecked(n=problem.n_from)).count if problem.n_from else 0
+            key = tiles.count, fewest, prefer(tiles.box)
             if best is None or key < best[0]:
                 best = key, tiles
     return best[1] if best else None

@@ -43,10 +43,8 @@ def program(
 
     `prepare` is the body of a kernel before, which fills ``work.workspace``.
     """
-    config = work.config
+    config, fixed = work.config, work
     consumers, cluster = config.consumers, config.cluster
-    grid = config.blocks(work.clusters * cluster)
-    clusters = grid // cluster
     producer_registers, consumer_registers = REGISTERS[consumers, config.blocks_sm]
     accumulator = multiply_of(work).accumulator
     stored_by_tma = isinstance(work.output.target, TensorMap)
@@ -56,6 +54,9 @@ def program(
     @T.prim_func
     def main(data: T.handle, weight: T.handle, bias: T.handle, residual: T.handle, result: T.handle) -> None:
         part("Tensor maps: the host describes to TMA where tiles of the operands and of the output lie")
+        n = T.int32()  # images, where the problem leaves them open
+        work = T.meta_var(fixed.at_run_time(n))
+        clusters = T.meta_var(config.launched(work.clusters))
         handles = T.meta_var(dict(zip(NAMES, (data, weight, bias, residual, result), strict=True)))
         tensors = T.meta_var(with_workspace(work, matched(work, handles), prepare))
         maps = T.meta_var(Maps.encoded(work, tensors))
@@ -65,7 +66,7 @@ def program(
         views = T.meta_var(with_flat(work, tensors))
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": config.blocks_sm})
         rank = T.cta_id_in_cluster([cluster])
-        block = T.cta_id([grid])
+        block = T.cta_id([clusters * cluster])
         group = T.warpgroup_id([consumers + 1])
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
@@ -117,7 +118,7 @@ def program(
             T.cuda.cluster_sync()
     # fmt: on
 
-    taken = {argument.name for argument in work.arguments}
+    taken = {argument.name for argument in fixed.arguments}
     parameters = [parameter for parameter, name in zip(main.params, NAMES, strict=True) if name in taken]
     function = tirx.PrimFunc(parameters, main.body, main.ret_type, main.attrs)
     return tvm.IRModule({"main": function.with_attr("global_symbol", "main").with_attr(TIRX, 1)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +15,11 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_host_passes
 from tvm.s_tir.stmt import SBlock
 from tvm.tirx.compilation_pipeline import PIPELINE_MAP, tirx_pipeline
 
+from schedules.core.problem import Argument
 from schedules.lowering import annotated
 from schedules.lowering.accesses import whole_accesses
 from schedules.lowering.annotations import APART, MIN_BLOCKS, STREAM, TIRX
+from schedules.lowering.bounds import bounded
 from schedules.lowering.lone_task import lone_tasks_in_caller
 from schedules.lowering.past_caches import stores_past_caches
 
@@ -29,6 +31,7 @@ TIRX_NAME = "te_schedules_tirx"
 class Lowering:
     """What one run of the pipeline leaves behind: the lowered program as text, and what the device passes need."""
 
+    arguments: Sequence[Argument] = ()  # with extents at run time that are to be tested
     min_blocks: int = 0
     stream: str = ""
     lowered: str = ""
@@ -39,10 +42,10 @@ _current: ContextVar[Lowering] = ContextVar("lowering")
 
 
 @contextlib.contextmanager
-def lowering(mod: tvm.IRModule) -> Iterator[Lowering]:
-    """Collect what the pipeline sees while `mod` is built."""
+def lowering(mod: tvm.IRModule, arguments: Sequence[Argument] = ()) -> Iterator[Lowering]:
+    """Collect what the pipeline sees while `mod`, whose function takes `arguments`, is built."""
     attrs = dict(mod["main"].attrs or {})
-    state = Lowering(min_blocks=int(attrs.get(MIN_BLOCKS, 0)), stream=str(attrs.get(STREAM, "")))
+    state = Lowering(arguments, min_blocks=int(attrs.get(MIN_BLOCKS, 0)), stream=str(attrs.get(STREAM, "")))
     token = _current.set(state)
     try:
         yield state
@@ -117,6 +120,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
     def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if annotated.needed(mod):
             mod = annotated.lower(mod)
+        mod = bounded(mod, _current.get().arguments)
         mod = _explicit_fma(_without_alignment(lower(mod)))
         if _all_on(mod, "llvm"):
             mod = lone_tasks_in_caller(stores_past_caches(mod) if _current.get().stream == "stores" else mod)
@@ -271,6 +275,7 @@ def _tirx_pipeline() -> tuple[Any, Any, Any]:
 
     @tvm.transform.module_pass(opt_level=0, name="schedules.lower_tirx")
     def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        mod = bounded(mod, _current.get().arguments)
         mod = _explicit_fma(tvm.ir.transform.Sequential(passes)(mod))
         _current.get().lowered = mod.script()
         return mod

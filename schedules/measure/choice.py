@@ -21,7 +21,7 @@ from schedules.build.present import device_name
 from schedules.build.toolchain.devices import on_local, on_named
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.device import slug
-from schedules.core.errors import ToolchainError
+from schedules.core.errors import ConfigError, ToolchainError
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
 from schedules.core.versions import versions
@@ -106,6 +106,8 @@ def choose(
     Raises ConfigError, UnknownNameError, UsageError.
     """
     op = operator_of(problem)
+    if (fixed := problem.representative()) != problem:
+        return _for_range(problem, choose(fixed, arch, schedule, folders=folders, device=device), arch, schedule)
     if device:
         arch = for_device(arch, device, op.name, folders)
     if schedule:
@@ -145,10 +147,43 @@ def default_choice(problem: Problem, arch: Arch, schedule: str | None = None, no
 
     Raises ConfigError, UnknownNameError.
     """
+    if (fixed := problem.representative()) != problem:
+        return _for_range(problem, default_choice(fixed, arch, schedule, note), arch, schedule)
     for best in ranked(problem, arch, schedule)[:1]:
         return Choice(problem, best.schedule, best.config, None, note, predicted=best)
     spec = operator_of(problem).schedule_for(problem, arch, schedule)
     return Choice(problem, spec.name, spec.config_for(problem, arch), None, note)
+
+
+def choose_widened(problem: Problem, arch: Arch, *, device: str | None = None) -> Choice:
+    """What to build so that it serves `problem` and its like (`Problem.widened`): for the range, if what is chosen for
+    its representative takes one, else for the problem alone.  Raises as `choose`."""
+    wide = problem.widened()
+    if wide != problem and any(spec.takes_range(wide) for spec in operator_of(problem).offered(arch)):
+        chosen = choose(wide.representative(), arch, device=device)
+        if _takes(chosen, wide, arch):
+            return replace(chosen, problem=wide)
+    return choose(problem, arch, device=device)
+
+
+def _takes(chosen: Choice, problem: Problem, arch: Arch) -> bool:
+    """Whether what is chosen can be built for a range of extents."""
+    spec = operator_of(problem).schedule(chosen.schedule)
+    return spec.takes_range(problem) and chosen.config.check(problem, arch) is None
+
+
+def _for_range(problem: Problem, fixed: Choice, arch: Arch, schedule: str | None) -> Choice:
+    """For a range of extents, what is chosen for its representative; where that takes no range, the default of the
+    first schedule that does.  Raises ConfigError if none does."""
+    if schedule:
+        operator_of(problem).schedule(schedule).require_shape(problem)
+        fixed.config.require(problem, arch)
+    if _takes(fixed, problem, arch):
+        return replace(fixed, problem=problem)
+    for spec in operator_of(problem).offered(arch):
+        if spec.serves(problem, arch):
+            return Choice(problem, spec.name, spec.default(problem, arch), None)
+    raise ConfigError(f"no schedule for {arch} takes a range of extents for {problem}; leave out the range")
 
 
 def may_use(record: Record, asked: Collection[str] = ()) -> bool:

@@ -20,7 +20,7 @@ from schedules.core.frames import quick_frames
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
-from schedules.definitions.program import program_of
+from schedules.definitions.program import of_shapes, program_of
 from schedules.operators.traces import MOST_BYTES, Steps, pack
 from schedules.steps.story import only_step
 
@@ -148,7 +148,6 @@ def program(problem: Problem, space: str) -> tvm.IRModule:
     Raises ConfigError if the operator has no such program.
     """
     import tvm
-    from tvm import tirx
 
     op = operator_of(problem)
     if space == "template":
@@ -157,15 +156,7 @@ def program(problem: Problem, space: str) -> tvm.IRModule:
         tensors = op.sampled.definition(problem)
     else:
         tensors = op.definition(problem)
-    function = program_of(tensors)
-    fixed = {
-        parameter: tirx.decl_buffer([tirx.IntImm("int64", extent) for extent in argument.shape], argument.dtype)
-        for parameter, argument in zip(function.params, problem.arguments(), strict=True)
-        if argument.runtime_axis is not None
-    }
-    if fixed:
-        function = function.specialize(fixed)
-    return tvm.IRModule({"main": function})
+    return tvm.IRModule({"main": of_shapes(program_of(tensors), problem.arguments())})
 
 
 def _no_default(problem: Any, arch: Arch) -> Config:

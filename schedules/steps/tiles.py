@@ -40,8 +40,11 @@ def bind(sch: Schedule, *pairs: tuple[LoopRV, str]) -> None:
 
 def bind_grid(sch: Schedule, *loops: LoopRV) -> None:
     """Bind neighbouring loops, the outermost first, to the axes of the grid, the innermost to x; as one loop to x if
-    the others are too long for the other axes."""
-    if max(int(sch.get(loop).extent) for loop in loops[:-1]) > GRID[1]:
+    the others are too long for the other axes, or that is not known before run time."""
+    from tvm import tirx
+
+    extents = [sch.get(loop).extent for loop in loops[:-1]]
+    if any(not isinstance(extent, tirx.IntImm) or int(extent) > GRID[1] for extent in extents):
         loops = (sch.fuse(*loops),)
     bind(sch, *((loop, f"blockIdx.{axis}") for loop, axis in zip(loops, "zyx"[-len(loops) :], strict=True)))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from schedules.core.errors import ArgumentError, DerivativeError
-from schedules.core.problem import Problem
+from schedules.core.problem import Argument, Problem
 from schedules.core.registry import operator
 from schedules.torch.kernels import DTYPES, TorchKernel, dtype_name, kernel_for, prepared, remembered
 from schedules.torch.operators import custom_operator
@@ -179,8 +179,11 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
     count = len(convolution.optional)
 
     @remembered
-    def kernel(data: Shape, filter: Shape, dtype: torch.dtype, device: torch.device, *rest: Any) -> TorchKernel:
-        return kernel_for(convolution.problem(data, filter, dtype, rest[:count], rest[count:]), device)
+    def kernel(
+        data: Shape, filter: Shape, dtype: torch.dtype, device: torch.device, *rest: Any
+    ) -> tuple[TorchKernel, Argument]:
+        problem = convolution.problem(data, filter, dtype, rest[:count], rest[count:])
+        return kernel_for(problem, device), problem.arguments()[-1]
 
     def parts(rest: Sequence[Any]) -> Iterator[Any]:
         """Whether each optional tensor is given, then the options, in a form that can be compared."""
@@ -189,8 +192,7 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
 
     def run(data: Tensor, filter: Tensor, *rest: Any) -> Tensor:
         device = data.device
-        chosen = kernel(data.shape, filter.shape, data.dtype, device, *parts(rest))
-        result = chosen.arguments[-1]
+        chosen, result = kernel(data.shape, filter.shape, data.dtype, device, *parts(rest))
         output = torch.empty(result.shape, dtype=DTYPES[result.dtype], device=device)
         chosen(*[prepared(tensor) for tensor in (data, filter, *rest[:count]) if tensor is not None], output)
         return output

@@ -25,7 +25,7 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ArgumentError, BundleError, DeviceError, UsageError
 from schedules.core.problem import Argument, Problem
 from schedules.core.registry import operator_of
-from schedules.measure.choice import Choice, choose, distance
+from schedules.measure.choice import Choice, choose, choose_widened, distance
 from schedules.measure.loading import warned
 
 logger = logging.getLogger("schedules")
@@ -73,8 +73,11 @@ class TorchKernel:
             raise
 
     def _extent(self, tensors: tuple[torch.Tensor, ...]) -> int | None:
-        along = zip(self.arguments, tensors, strict=True)
-        return next((tensor.shape[a.runtime_axis] for a, tensor in along if a.runtime_axis is not None), None)
+        for argument, tensor in zip(self.arguments, tensors, strict=True):
+            axis = argument.runtime_axis if argument.ranged_axis is None else argument.ranged_axis
+            if axis is not None:
+                return tensor.shape[axis]
+        return None
 
     def memory(self, device: torch.device, extent: int | None) -> list[torch.Tensor]:
         """Workspaces for one call, whose run-time extent is `extent`."""
@@ -110,7 +113,8 @@ def remembered(function: F) -> F:
 def kernel_for(problem: Problem, device: torch.device) -> TorchKernel:
     """The kernel for `problem` on a device: of a bundle in use that takes it, else as `schedules.load` chooses.
 
-    Equal programs are built or loaded once for each device, whatever run-time extents they are for.
+    Equal programs are built or loaded once for each device, whatever run-time extents they are for.  Problems that are
+    alike but for a range (`Problem.widened`) share a build, after the first `Problem.alone` of them.
     Raises DeviceError for a device without kernels, UsageError if a CUDA graph is being captured and the kernel is not
     there yet, and what `schedules.load` raises.
     """
@@ -119,9 +123,15 @@ def kernel_for(problem: Problem, device: torch.device) -> TorchKernel:
         bundle = _bundle_for(problem, device)
         if bundle is not None:
             return _ready((bundle.path, device), problem, lambda: _loaded(bundle), "as exported")
-        chosen = warned(choose(problem, arch, device=torch.cuda.get_device_name(device) if arch.is_gpu else None))
+        named = torch.cuda.get_device_name(device) if arch.is_gpu else None
+        alike = _alone.setdefault((problem.widened(), device), set())
+        if len(alike - {problem.any_extent()}) < problem.alone:
+            alike.add(problem.any_extent())
+            chosen = warned(choose(problem, arch, device=named))
+        else:
+            chosen = warned(choose_widened(problem, arch, device=named))
         fixed = operator_of(problem).schedule(chosen.schedule).fixed_shape
-        served = problem if fixed else problem.any_extent()
+        served = chosen.problem if fixed else chosen.problem.any_extent()
         key = (served, chosen.schedule, chosen.config, device)
         return _ready(key, problem, lambda: _built(chosen, arch), str(chosen))
 
@@ -168,6 +178,7 @@ def arch_of(device: torch.device) -> Arch:
 _lock = threading.RLock()  # TVM's compile callbacks are one set for the process
 _remembered: list[Any] = []
 _kernels: dict[Any, TorchKernel] = {}
+_alone: dict[Any, set[Problem]] = {}  # problems built for themselves, by what would serve them all
 _bundles: dict[Problem, list[Bundle]] = {}  # by what they serve
 
 
@@ -203,9 +214,9 @@ def _served(bundle: Bundle) -> Problem:
 
 def _bundle_for(problem: Problem, device: torch.device) -> Bundle | None:
     here = _as_device(device)
-    known = (*_bundles.get(problem, ()), *_bundles.get(problem.any_extent(), ())) if _bundles else ()
+    known = [bundle for served, found in _bundles.items() if served.covers(problem) for bundle in found]
     fitting = [bundle for bundle in known if here.runs(bundle.arch)]
-    return min(fitting, key=lambda bundle: distance(problem, bundle.problem), default=None)
+    return min(fitting, key=lambda bundle: distance(problem, bundle.problem.representative()), default=None)
 
 
 def _unfit(bundle: Bundle) -> str | None:

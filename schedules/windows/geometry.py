@@ -11,10 +11,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from schedules.core.arch import Arch, shared_room
 from schedules.core.problem import Conv2dProblem, numpy_dtype
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Index
 
 WORD = 4  # bytes
 OCTET = 8  # rows of a fragment: pixels, or output channels
@@ -286,6 +289,18 @@ class Windows:
         count = math.prod(self.tiles)
         most = min(count, max(1, self.config.grid // self.columns)) if self.config.grid else count
         return -(-count // -(-count // most))
+
+    def count(self, images: Index) -> Index:
+        """Tiles of so many images."""
+        return images * (self.tiles[1] * self.tiles[2])
+
+    def launched(self, images: Index) -> Index:
+        """Blocks that share the tiles of a column, each of which has one, for so many images."""
+        if isinstance(images, int):
+            return self.rows
+        from tvm import tirx
+
+        return tirx.min(self.rows, self.count(images))
 
     def reason(self, arch: Arch) -> str | None:
         """Why the config is not legal."""

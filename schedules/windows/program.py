@@ -20,15 +20,18 @@ from schedules.windows.products import Products, WarpPlace
 from schedules.windows.results import Results
 
 if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Handle
+    from collections.abc import Sequence
+
+    from schedules.core.problem import Argument
+    from schedules.tirx.types import Buffer, Expr, Handle, Index
 
 
 def program(problem: Conv2dProblem, config: Tile) -> tvm.IRModule:
     """The module with one function "main" that takes ``problem.arguments()``."""
-    w, arguments = Windows(problem, config), problem.arguments()
-    names = [argument.name for argument in arguments]
+    w, ranged = Windows(problem, config), problem.n_from > 0
+    names = [argument.name for argument in problem.arguments()]
 
-    def matched(handles: list[Handle]) -> dict[str, Buffer]:
+    def matched(handles: list[Handle], arguments: Sequence[Argument]) -> dict[str, Buffer]:
         tensors = {}
         for argument, handle in zip(arguments, handles, strict=False):
             buffer = T.match_buffer(handle, argument.shape, argument.dtype, align=16)
@@ -36,7 +39,7 @@ def program(problem: Conv2dProblem, config: Tile) -> tvm.IRModule:
             tensors[argument.name] = buffer
         return tensors
 
-    def flat(tensors: dict[str, Buffer]) -> dict[str, Buffer]:
+    def flat(tensors: dict[str, Buffer], arguments: Sequence[Argument]) -> dict[str, Buffer]:
         views = {}
         for argument in arguments:
             view = T.decl_buffer((math.prod(argument.shape),), argument.dtype, data=tensors[argument.name].data)
@@ -47,15 +50,18 @@ def program(problem: Conv2dProblem, config: Tile) -> tvm.IRModule:
     # fmt: off
     @T.prim_func
     def main(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
-        tensors = T.meta_var(matched([a, b, c, d, e]))
+        n = T.int32()  # images, where the problem leaves them open
+        images = T.meta_var(n if ranged else problem.n)
+        arguments = T.meta_var(problem.unchecked(n=images).arguments())
+        tensors = T.meta_var(matched([a, b, c, d, e], arguments))
         T.device_entry()
         part("The launch: blocks, warps and lanes")
-        views = T.meta_var(flat(tensors))
+        views = T.meta_var(flat(tensors, arguments))
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": config.blocks_sm})
-        block = T.cta_id([w.rows * w.columns])
+        block = T.cta_id([w.launched(images) * w.columns])
         warp = T.warp_id([config.threads // 32])
         lane = T.lane_id([32])
-        Kernel(w, views, block, warp, lane).emit()
+        Kernel(w, views, w.count(images), block, warp, lane).emit()
     # fmt: on
 
     function = tirx.PrimFunc(main.params[: len(names)], main.body, main.ret_type, main.attrs)
@@ -65,8 +71,11 @@ def program(problem: Conv2dProblem, config: Tile) -> tvm.IRModule:
 class Kernel:
     """The body of the kernel for one thread; its methods emit statements."""
 
-    def __init__(self, w: Windows, tensors: dict[str, Buffer], block: Expr, warp: Expr, lane: Expr) -> None:
-        self.w, self.tensors, self.block, self.warp, self.lane = w, tensors, block, warp, lane
+    def __init__(
+        self, w: Windows, tensors: dict[str, Buffer], count: Index, block: Expr, warp: Expr, lane: Expr
+    ) -> None:
+        self.w, self.tensors, self.count = w, tensors, count  # of tiles
+        self.block, self.warp, self.lane = block, warp, lane
 
     def emit(self) -> None:
         w, config = self.w, self.w.config
@@ -103,7 +112,7 @@ class Kernel:
         results = Results(w, self.tensors, products, warps, self.lane, first)
 
         part("Tile after tile: the next patch is on its way while one is multiplied")
-        count = math.prod(w.tiles)
+        count = self.count
         ahead = config.num_stages == 2
         with T.While(tile[0] < count):
             following = named("following", tile[0] + w.rows)

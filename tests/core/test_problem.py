@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from schedules.core.errors import ConfigError, ProblemError, UnknownNameError
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.operators.conv2d_hwcn.tutorial import TutorialConfig
+from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 from schedules.operators.softmax.definition import SoftmaxProblem
 
 TUTORIAL = dict(n=256, h=14, w=14, ci=256, co=512, kh=3, kw=3, pad=1)
@@ -111,3 +114,40 @@ def test_smaller_problems_stay_legal_and_shrink(n: int, h: int, ci: int, co: int
     rows = [smaller.rows for smaller in SoftmaxProblem(n, ci).smaller()]
     assert rows == sorted(rows, reverse=True)
     assert n == 1 or rows[-1] == 1
+
+
+def test_a_range_of_batches() -> None:
+    words = dict(n="8", n_from="5", h=7, w=7, ci=4, co=4, kh=1, kw=1)
+    problem = NhwcProblem.parse(words)
+    assert "n_from=5" in str(problem) and "n_from" not in str(problem.representative())
+    assert NhwcProblem.parse(problem.to_json()) == problem
+    assert NhwcProblem.parse({**words, "n_from": 8}) == problem.representative()  # a range of one number is none
+    assert [each.n for each in problem.instances()] == [5, 7, 8]
+    assert [argument.least for argument in problem.arguments()] == [5, None, 5]
+    for n in (4, 5, 8, 9):
+        assert problem.covers(replace(problem, n=n, n_from=0)) is (5 <= n <= 8)
+    assert not problem.covers(replace(problem, n=6, n_from=0, co=5))
+    for smaller in replace(problem, n=300, n_from=150).smaller():
+        assert 1 <= smaller.n_from < smaller.n
+    assert all(odd.n_from == 1 for odd in problem.odd())
+
+
+@pytest.mark.parametrize(("n", "least", "most"), [(1, 0, 1), (2, 0, 2), (3, 3, 4), (4, 3, 4), (5, 5, 8), (33, 33, 64)])
+def test_batches_are_built_by_powers_of_two(n: int, least: int, most: int) -> None:
+    wide = NhwcProblem(n, 7, 7, 4, 4, 1, 1).widened()
+    assert (wide.n_from, wide.n) == (least, most)
+    assert wide.covers(NhwcProblem(n, 7, 7, 4, 4, 1, 1))
+
+
+def test_what_has_no_range_is_built_alone() -> None:
+    for problem in (HwcnProblem(5, 7, 7, 4, 4, 1, 1), NhwcProblem(5, 4096, 4096, 8, 8, 1, 1, dtype="float16")):
+        assert problem.widened() == problem
+    for fields, words in (
+        (dict(n=4, n_from=5), "n_from=5 is not 1 to n=4"),
+        (dict(n=4, n_from=-1), "n_from=-1 is not"),
+        (dict(n=2**20, n_from=1), "2 GiB or more"),
+    ):
+        with pytest.raises(ProblemError, match=words):
+            NhwcProblem(**{**dict(h=32, w=32, ci=4, co=4, kh=1, kw=1), **fields})
+    with pytest.raises(ProblemError, match="images are not the first axis"):
+        HwcnProblem(8, 7, 7, 4, 4, 1, 1, n_from=5)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schedules.core.arch import Arch
-from schedules.core.errors import UnknownNameError
+from schedules.core.errors import ConfigError, UnknownNameError
 from schedules.core.problem import Problem
 from schedules.measure import choice as module
 from schedules.measure.choice import Choice, best_of, choose, default_choice, distance, log_folders
@@ -162,6 +162,33 @@ def test_records_that_do_not_hold_here(host: Arch, tmp_path: Path, change: dict[
 def test_another_device_by_name(host: Arch, tmp_path: Path) -> None:
     append(tmp_path, record_of(PROBLEM, 1.0, FAST, device="Other CPU"))
     assert chosen(tmp_path, host, device="other-cpu").source == "record"
+
+
+def test_a_record_serves_the_range_around_it(host: Arch, tmp_path: Path) -> None:
+    fixed = problem_of("conv2d_nhwc", n=8, h=6, w=6, ci=16, co=32, kh=1, kw=1)
+    append(tmp_path, record_of(fixed, 3.0, {"block_rows": 3}))
+    ranged = problem_of("conv2d_nhwc", **{**fixed.to_json(), "n_from": 5})
+    found = chosen(tmp_path, host, ranged)
+    assert found.problem == ranged and found.source == "nearest" and "3.00 us" in str(found)
+    assert found.config == chosen(tmp_path, host, fixed).config != default_choice(ranged, host).config
+
+
+def test_a_range_has_a_schedule_that_takes_it(sm_90a: Arch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = dict(h=8, w=8, ci=16, co=16, kh=3, kw=3, pad=1, stride=2, dtype="float16")
+    problem = problem_of("conv2d_nchw", n=3, **fields)
+    ranged = problem_of("conv2d_nchw", n=4, n_from=3, **fields)
+    monkeypatch.setenv("SCHEDULES_LOGS", str(tmp_path))
+    for schedule, kept in (("tma_wgmma_turned", problem), ("mma", ranged)):
+        named = default_choice(ranged.representative(), sm_90a, schedule)
+        monkeypatch.setattr(module, "default_choice", lambda asked, *_, named=named: replace(named, problem=asked))
+        assert module.choose_widened(problem, sm_90a).problem == kept
+    monkeypatch.undo()
+    monkeypatch.setenv("SCHEDULES_LOGS", str(tmp_path))
+    turned = default_choice(ranged.representative(), sm_90a, "tma_wgmma_turned")
+    other = module._for_range(ranged, turned, sm_90a, None)
+    assert other.schedule != "tma_wgmma_turned" and other.problem == ranged
+    with pytest.raises(ConfigError, match="built for one shape"):
+        choose(ranged, sm_90a, "tma_wgmma_turned")
 
 
 def test_one_schedule_only(host: Arch, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from schedules.core.arch import Arch, parse_arch  # noqa: E402
 from schedules.core.errors import ArgumentError, BundleError, DeviceError, UsageError  # noqa: E402
 from schedules.measure.choice import default_choice  # noqa: E402
 from schedules.measure.journal import append  # noqa: E402
+from schedules.operators.conv2d_nhwc.definition import NhwcProblem as ConvProblem  # noqa: E402
 from schedules.operators.softmax import OPERATOR, cpu  # noqa: E402
 from schedules.operators.softmax.definition import SoftmaxProblem  # noqa: E402
 from schedules.torch import kernels as dispatch  # noqa: E402
@@ -31,7 +32,8 @@ def softmax_problem(rows: int, cols: int, **fields: Any) -> SoftmaxProblem:
 
 
 @pytest.fixture
-def forgetful() -> Iterator[None]:
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(dispatch, "_alone", {})  # widths that other tests have asked for
     kernels.use_bundles()
     yield
     kernels.use_bundles()
@@ -49,6 +51,42 @@ def test_one_build_serves_all_numbers_of_rows(forgetful: None, monkeypatch: pyte
     assert len(built) == 1
     kernels.softmax(torch.randn(3, 41), scale=0.5)
     assert len(built) == 2
+
+
+def test_one_build_serves_all_short_rows_but_of_the_first_widths(
+    forgetful: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Any] = []
+    make = dispatch._built
+    monkeypatch.setattr(dispatch, "_built", lambda *given: built.append(given) or make(*given))
+    for count, cols in ((1, 5), (2, 6), (2, 5), (3, 1), (3, 77), (3, 31), (3, 1024), (4, 1025)):
+        x = torch.randn(4, cols)
+        torch.testing.assert_close(kernels.softmax(x, scale=0.375), torch.softmax(x * 0.375, -1))
+        assert len(built) == count
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_one_build_serves_the_batches_up_to_a_power_of_two(
+    forgetful: None, monkeypatch: pytest.MonkeyPatch, memory_format: Any
+) -> None:
+    built: list[Any] = []
+    make = dispatch._built
+    monkeypatch.setattr(dispatch, "_built", lambda *given: built.append(given) or make(*given))
+    filters = torch.randn(5, 3, 3, 3).to(memory_format=memory_format)
+    for count, batches in enumerate(((1,), (2,), (4, 3), (7, 5, 8, 6)), start=1):
+        for n in batches:
+            x = torch.randn(n, 3, 6, 7).to(memory_format=memory_format)
+            torch.testing.assert_close(kernels.conv2d(x, filters), torch.conv2d(x, filters))
+            assert len(built) == count
+
+
+def test_a_bundle_of_a_range_serves_its_batches(forgetful: None, host: Arch, tmp_path: Path) -> None:
+    problem = ConvProblem(6, 5, 5, 3, 4, 3, 3, n_from=2)
+    write_bundle(build(problem, host), tmp_path / "range")
+    (bundle,) = kernels.use_bundles(tmp_path)
+    for n, served in ((1, False), (2, True), (5, True), (6, True), (7, False)):
+        made = dispatch.kernel_for(dataclasses.replace(problem, n=n, n_from=0), CPU).made
+        assert (made == f"bundle {bundle.path}") is served
 
 
 def test_the_best_record_is_used(

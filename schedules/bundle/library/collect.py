@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from schedules.build.builder import Built, build
 from schedules.bundle.bundle import LIBRARY, Bundle, write_bundle
 from schedules.bundle.package.loader import MANIFEST, sha256
 from schedules.core.arch import Arch
-from schedules.core.errors import ConfigError, ProblemError
+from schedules.core.errors import ConfigError
 from schedules.core.operator import ScheduleSpec
 from schedules.core.parallel import attempt, outcome, processes
 from schedules.core.presets import Preset, preset
@@ -110,14 +109,5 @@ def described(files: Iterable[Path]) -> dict[str, Any]:
 
 
 def run_time_fields(problem: Problem, spec: ScheduleSpec) -> list[str]:
-    """The fields of `problem` that a function built with `spec` takes any value of."""
-
-    def any_value(name: str, value: Any) -> bool:
-        if type(value) is not int:
-            return False
-        try:
-            return dataclasses.replace(problem, **{name: value + 1}).any_extent() == problem.any_extent()
-        except ProblemError:
-            return False
-
-    return [] if spec.fixed_shape else [name for name, value in problem.to_json().items() if any_value(name, value)]
+    """The fields of `problem` that a function built with `spec` takes other values of."""
+    return [] if spec.fixed_shape else list(problem.run_time)

@@ -111,8 +111,8 @@ def find(name: str, /, **fields: Any) -> str:
     """The name of the kernel for a problem: an operator and its fields, or a preset and fields in place of its own.
 
     A field that is left out has its default, or, without one, the value that only one kernel has.  A kernel that takes
-    any extent of a field at run time (`run_time` in the index) serves every value of it; the nearest is taken.  Raises
-    NoKernelError.
+    other extents of a field at run time (`run_time` in the index) serves every value of it, of `n` from its `n_from`
+    to its own; the nearest is taken.  Raises NoKernelError.
     """
     kernels, operators = index()["kernels"], index()["operators"]
     name = str(name)
@@ -128,14 +128,7 @@ def find(name: str, /, **fields: Any) -> str:
             raise NoKernelError(_unknown(f"field of {operator}", word, known))
     ours = {each: entry for each, entry in kernels.items() if entry["operator"] == operator}
     exact = [each for each, entry in ours.items() if not _differing(wanted, entry["problem"])]
-    sizes = {
-        word for word, value in wanted.items() if isinstance(value, Integral) and value is not True and int(value) > 0
-    }
-    serving = [
-        each
-        for each, entry in ours.items()
-        if _differing(wanted, entry["problem"]) <= sizes.intersection(entry["run_time"])
-    ]
+    serving = [each for each, entry in ours.items() if _serves(entry, wanted)]
     if fits := exact or serving:
         unsaid = [word for word in known if word not in wanted and _varies(word, (ours[each] for each in fits))]
         if unsaid:
@@ -196,6 +189,19 @@ def _differing(wanted: Mapping[str, Any], problem: Mapping[str, Any]) -> set[str
         return list(value) if isinstance(value, (list, tuple)) else [value] * len(like)
 
     return {word for word, value in wanted.items() if plain(value, problem[word]) != problem[word]}
+
+
+def _serves(entry: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a kernel takes what is wanted, its run-time extents put aside."""
+    problem, free = entry["problem"], set(entry["run_time"])
+    sizes = {word: wanted[word] for word in free & wanted.keys()}
+    if not all(isinstance(value, Integral) and value is not True and int(value) > 0 for value in sizes.values()):
+        return False
+    for word, size in sizes.items():
+        if (least := problem.get(f"{word}_from")) and not least <= int(size) <= problem[word]:
+            return False
+    free |= {f"{word}_from" for word in free}
+    return _differing(wanted, problem) <= free
 
 
 def _distance(wanted: Mapping[str, Any], entry: Mapping[str, Any]) -> float:

@@ -33,7 +33,7 @@ class HwcnProblem(FusedConv2dProblem):
     data_axes = ("h", "w", "ci", "n")
     filter_axes = ("kh", "kw", "ci", "co")
     output_axes = ("y", "x", "co", "n")
-    later = ("bias", "activation", "residual")
+    later = ("n_from", "bias", "activation", "residual")
 
 
 def definition(problem: HwcnProblem) -> list[te.Tensor]:

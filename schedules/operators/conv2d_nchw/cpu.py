@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from schedules.core.arch import Arch, physical_cores, vector_unit
 from schedules.core.operator import ScheduleSpec
 from schedules.definitions.epilogue import ACCUMULATOR
-from schedules.definitions.implicit import At, Implicit, stage
+from schedules.definitions.implicit import At, Implicit, at_run_time, stage
 from schedules.definitions.padding import select
 from schedules.operators.conv2d_nchw.definition import NchwProblem, image_of
 from schedules.steps import register_tile
@@ -67,7 +67,7 @@ def graph(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
     """
     from tvm import te
 
-    p, image = problem, image_of(problem)
+    p, image = at_run_time(problem), image_of(problem)
     tile = config.block_f, config.block_y, config.panel
     made = Implicit(p)
     data = made.given["data"]

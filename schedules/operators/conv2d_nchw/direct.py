@@ -22,7 +22,7 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Pair, numpy_dtype
 from schedules.definitions.epilogue import ACCUMULATOR
-from schedules.definitions.implicit import Implicit, Stage
+from schedules.definitions.implicit import Implicit, Stage, at_run_time
 from schedules.definitions.padding import select
 from schedules.lowering.annotations import ASYNC, AT_ONCE, PIPELINE
 from schedules.operators.conv2d_nchw.definition import NchwProblem
@@ -165,7 +165,7 @@ def graph(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tirx.PrimFu
     """
     from tvm import te
 
-    p = problem
+    p = at_run_time(problem)
     lanes, channels, steps, filters = config.lanes(p), config.channels(p), config.steps(p), config.filters
     fetchers, by_registers = config.fetchers(p), config.stages == 1
     rows, columns = config.halo(p)

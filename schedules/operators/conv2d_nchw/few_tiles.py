@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from schedules.core.arch import Arch
 from schedules.hopper.config import ROWS, HopperConfig
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
-from schedules.hopper.pixels import PixelTiles, is_output
+from schedules.hopper.pixels import PixelTiles, is_output, whole
 from schedules.hopper.rows import GROUP, RowTiles, output_map, shifts, whole_rows
 from schedules.hopper.shared import STAGING, SharedTile, Staging, TensorMap, aligned
 from schedules.operators.conv2d_nchw.definition import NchwProblem
@@ -140,7 +140,7 @@ class FewWork(Work[FewPlace]):
         self.channels = channels_of(p)
         self.columns = 1
         self.tiles = PixelTiles(p, (1, config.block_m // width, width))
-        self.clusters = -(-self.tiles.count // config.cluster_m)
+        self.clusters = whole(self.tiles.count, config.cluster_m)
         self.rows = RowTiles(self.tiles, width, (0, 0), run).with_halo()
         self.a = Operand(
             SharedTile(self.rows.pixels, config.block_k, ITEM, run, transposed=True),
@@ -181,6 +181,9 @@ class FewWork(Work[FewPlace]):
         target = output_map(p, staging, self.channels)
         self.staging, self.target = staging, target
         self.output = Output(p.dtype, staging, target)
+
+    def of_images(self, n: Expr) -> FewWork:
+        return FewWork(self.problem.unchecked(n=n), self.config)
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> FewPlace:
         from schedules.tirx.values import named

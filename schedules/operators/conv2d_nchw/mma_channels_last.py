@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
-from schedules.definitions.implicit import Implicit, Stage
+from schedules.definitions.implicit import Implicit, Stage, at_run_time
 from schedules.definitions.implicit import stage as stage_of
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.steps.story import next_step
@@ -44,7 +44,7 @@ def graph(problem: NchwProblem, config: MmaChannelsLastConfig, arch: Arch) -> ti
     ``columns`` (kh, kw, pixel, ci)."""
     from tvm import te
 
-    p = problem
+    p = at_run_time(problem)
     made = Implicit(p, dict(zip(("co", "pixel", "ci"), config.tile, strict=True)))
     data = made.given["data"]
     images = te.compute((p.n, p.ci, p.h * p.w), lambda b, c, q: data[b, c, q // p.w, q % p.w], name="images")

@@ -26,7 +26,7 @@ from schedules.core.space import ProductSpace
 from schedules.hopper.config import REGISTERS, STAGES, HopperConfig, clusters
 from schedules.hopper.cost import estimate_of
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
-from schedules.hopper.pixels import TilePlace, flattened, is_output, place_pixels
+from schedules.hopper.pixels import TilePlace, flattened, is_output, place_pixels, whole
 from schedules.hopper.rows import GROUP, RowTiles, output_map, row_tiles, shifts
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
 from schedules.operators.conv2d_nchw.definition import NchwProblem
@@ -104,7 +104,7 @@ class NchwWork(Work[TilePlace]):
 
     def __init__(self, problem: NchwProblem, config: TmaWgmmaConfig, rows: RowTiles) -> None:
         p = flattened(problem, batch=False)
-        self.problem, self.config, self.rows = p, config, rows
+        self.given, self.problem, self.config, self.rows = problem, p, config, rows
         self.arguments, self.epilogue = problem.arguments(), p.epilogue
         self.workspace = workspace_of(problem)
         self.loaded = config.loaded(rows)
@@ -113,7 +113,7 @@ class NchwWork(Work[TilePlace]):
         self.margin = rows.margins[0]
         self.chunks = -(-p.ci // config.block_k)
         self.channels = -(-p.co // (config.block_m * config.cluster_m))  # tiles of a cluster along the channels
-        self.clusters = -(-rows.tiles.count // config.cluster_n) * self.channels
+        self.clusters = whole(rows.tiles.count, config.cluster_n) * self.channels
         run = min(config.block_k, 128 // ITEM)
         self.a = Operand(
             SharedTile(config.block_m, config.block_k, ITEM, run),
@@ -149,6 +149,10 @@ class NchwWork(Work[TilePlace]):
         staging = config.staging(rows)
         target = output_map(p, staging, config.rows)
         self.output = Output(p.dtype, staging, target)
+
+    def of_images(self, n: Expr) -> NchwWork:
+        tiles = replace(self.rows.tiles, problem=self.problem.unchecked(n=n))
+        return NchwWork(self.given.unchecked(n=n), self.config, replace(self.rows, tiles=tiles))
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> TilePlace:
         from schedules.tirx.values import named

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from schedules.core.epilogue import Term
 from schedules.definitions.epilogue import finish
-from schedules.definitions.implicit import At, Implicit
+from schedules.definitions.implicit import At, Implicit, at_run_time
 from schedules.definitions.padding import select
 from schedules.definitions.program import program_of
 from schedules.definitions.scatter import scatter
@@ -68,12 +68,12 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
     """
     from tvm import te, tirx
 
-    p, r = problem, rounding
+    p, r = at_run_time(problem), rounding
     made = Implicit(p, {"pixel": r.pixels, "co": r.channels, "gi": r.chunk})
     given, pixels, channels = made.given, made.extent("pixel"), made.extent("co")
 
     def within(m: PrimExpr, g: PrimExpr) -> list[tuple[bool, PrimExpr]]:
-        return [(pixels > p.pixels, m < p.pixels), (channels > p.co_groups * GROUP, g < p.co_groups)]
+        return [(made.ragged("pixel"), m < p.pixels), (channels > p.co_groups * GROUP, g < p.co_groups)]
 
     def place(m: PrimExpr, g: PrimExpr, f: PrimExpr) -> tuple[PrimExpr, ...]:
         at = made.apart({"pixel": m})

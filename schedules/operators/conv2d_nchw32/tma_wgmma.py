@@ -34,6 +34,7 @@ from schedules.hopper.pixels import (
     place_pixels,
     squarest,
     taps_inside,
+    whole,
 )
 from schedules.hopper.shared import FOLDS, PATTERN, SharedTile, Staging, TensorMap, staging_for
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
@@ -94,9 +95,11 @@ class TmaWgmmaConfig(HopperConfig):
             return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
         if self.skip_padding and problem.pad == (0, 0):
             return "skip_padding=true is for kernels that reach into the padding, here is none"
-        if self.skip_padding and work.tiles.counts[0] % self.cluster_m:
-            images = work.tiles.counts[0]
-            return f"skip_padding=true needs tiles of images in {self.cluster_m}s (cluster_m), not {images}"
+        if self.skip_padding and self.cluster_m > 1:
+            fewest = replace(work.tiles, problem=work.problem.unchecked(n=problem.n_from or problem.n))
+            images = [tiles.counts[0] for tiles in (fewest, work.tiles)]
+            if images[0] != images[1] or images[0] % self.cluster_m:
+                return f"skip_padding=true needs tiles of images in {self.cluster_m}s (cluster_m), not {images[0]}"
         return work.reason(arch)
 
 
@@ -180,18 +183,18 @@ class Nchw32Work(Work[GroupPlace]):
 
     def __init__(self, problem: Nchw32Problem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
         p: Any = tiles.problem
-        self.problem, self.config, self.tiles = p, config, tiles
+        self.given, self.problem, self.config, self.tiles = problem, p, config, tiles
         self.arguments, self.epilogue = problem.arguments(), p.epilogue
         self.classes, taps = _lines(p) if config.tall else ([0], [(0, 0)])
         self.kernel = (p.kh // len(taps), p.kw)
         self.groups_out = config.block_n // GROUP
         self.chunks = -(-p.ci_groups // config.groups)
         self.columns = -(-p.co_groups // (self.groups_out * config.cluster_n))  # tiles of a cluster along the channels
-        self.clusters = -(-tiles.count // config.cluster_m) * self.columns
+        self.clusters = whole(tiles.count, config.cluster_m) * self.columns
         # each of a cluster loads some of the groups, or some of the rows of the only one
-        whole = config.groups > 1
+        dealt = config.groups > 1
         fold = config.fold(problem)
-        n, h, w = tiles.box if whole else tiles.part(config.cluster_n)
+        n, h, w = tiles.box if dealt else tiles.part(config.cluster_n)
         more = max(down for _, down in taps)  # lines
         tile = SharedTile(config.block_m + more * n * w, config.block_k, 1, GROUP, fold=fold)
         self.a = Operand(
@@ -202,7 +205,7 @@ class Nchw32Work(Work[GroupPlace]):
                 (p.n, p.h, p.w),
                 p.ci_groups,
                 (n, h + more, w),
-                config.groups // config.cluster_n if whole else 1,
+                config.groups // config.cluster_n if dealt else 1,
                 p.stride,
                 fold,
             ),
@@ -212,7 +215,7 @@ class Nchw32Work(Work[GroupPlace]):
             Product(0, number * tile.nbytes + down * n * w * GROUP, tap * config.block_n * GROUP)
             for tap, (number, down) in enumerate(taps)
         )
-        rows = config.block_n if whole else config.block_n // config.cluster_m
+        rows = config.block_n if dealt else config.block_n // config.cluster_m
         fold = next(fold for fold in FOLDS if rows % (PATTERN * fold) == 0)
         channels = p.co_groups * GROUP
         self.b = Operand(
@@ -222,7 +225,7 @@ class Nchw32Work(Work[GroupPlace]):
                 p.dtype,
                 (GROUP * fold, channels // fold, p.kw, p.kh, p.ci_groups),
                 (GROUP * fold, channels * GROUP, p.kw * channels * GROUP, p.kh * p.kw * channels * GROUP),
-                (GROUP * fold, rows // fold, 1, len(taps), config.groups // config.cluster_m if whole else 1),
+                (GROUP * fold, rows // fold, 1, len(taps), config.groups // config.cluster_m if dealt else 1),
                 (1, 1, 1, 1, 1),
                 GROUP * fold,
             ),
@@ -239,6 +242,10 @@ class Nchw32Work(Work[GroupPlace]):
             promotion=0,
         )
         self.output = Output(p.epilogue.out_dtype, staging, target, p.epilogue.greatest(p.largest_sum))
+
+    def of_images(self, n: Expr) -> Nchw32Work:
+        tiles = replace(self.tiles, problem=self.problem.unchecked(n=n))
+        return Nchw32Work(self.given.unchecked(n=n), self.config, tiles)
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> GroupPlace:
         from schedules.tirx.values import named

@@ -22,7 +22,7 @@ from schedules.core.space import ProductSpace
 from schedules.hopper.config import HopperConfig, blocks, stage_channels, tiles_of
 from schedules.hopper.cost import estimate_of, fastest
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
-from schedules.hopper.pixels import PixelTiles, TilePlace, flattened, is_output, pixel_tiles, place_pixels
+from schedules.hopper.pixels import PixelTiles, TilePlace, flattened, is_output, pixel_tiles, place_pixels, whole
 from schedules.hopper.shared import (
     PATTERN,
     UNIT,
@@ -100,7 +100,7 @@ class NhwcWork(Work[TilePlace]):
 
     def __init__(self, problem: NhwcProblem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
         p = flattened(problem, batch=True)
-        self.problem, self.config, self.tiles = p, config, tiles
+        self.given, self.problem, self.config, self.tiles = problem, p, config, tiles
         item, to_tf32 = _item(p), p.dtype == "float32"
         self.arguments, self.epilogue = problem.arguments(), p.epilogue
         # rows of the kernel by stages, and in a stage
@@ -110,7 +110,7 @@ class NhwcWork(Work[TilePlace]):
         self.loaded = tiles.lengthened((rows - 1) * p.dilation[0])
         self.chunks = -(-p.ci // config.block_k)
         self.columns = -(-p.co // (config.block_n * config.cluster_n))  # tiles of a cluster along the channels
-        self.clusters = -(-tiles.count // config.cluster_m) * self.columns
+        self.clusters = whole(tiles.count, config.cluster_m) * self.columns
         run = min(config.block_k, LINE // item)
         a = SharedTile(config.block_m + (rows - 1) * down, config.block_k, item, run)
         b = SharedTile(config.block_n, config.block_k, item, run)
@@ -165,11 +165,16 @@ class NhwcWork(Work[TilePlace]):
             )
         elif staging.packed:
             # pixels of a row of the tile; where the tile or the image ends, whole pixels are left out
-            vector = math.gcd(most, w * p.co, p.out_w * p.co)
+            line = p.out_w if p is self.given or not p.n_from else self.given.out_h * self.given.out_w
+            vector = math.gcd(most, w * p.co, line * p.co)
             target = Runs("output", p.pixels * p.co, w, vector)
         else:
             target = Runs("output", p.pixels * p.co, 1, math.gcd(most, staging.width, p.co))
         return Output(p.dtype, staging, target)
+
+    def of_images(self, n: Expr) -> NhwcWork:
+        given = self.given.unchecked(n=n)
+        return NhwcWork(given, self.config, replace(self.tiles, problem=flattened(given, batch=True)))
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> TilePlace:
         from schedules.tirx.values import named

@@ -107,5 +107,6 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    ranges=False,
     graph=graph,
 )

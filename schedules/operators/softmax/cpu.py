@@ -20,7 +20,15 @@ from schedules.core.arch import Arch, last_level_cache, physical_cores, vector_u
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, numpy_dtype
 from schedules.lowering.annotations import LEAST, STREAM, check_streaming
-from schedules.operators.softmax.definition import Reduction, SoftmaxProblem, Values, column, placeholders, row_program
+from schedules.operators.softmax.definition import (
+    Reduction,
+    SoftmaxProblem,
+    Values,
+    column,
+    definition,
+    placeholders,
+    row_program,
+)
 from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
@@ -51,6 +59,8 @@ class CpuConfig(Config):
             return f"vector={self.vector} is not a power of two from 2 to 64"
         if self.unroll < 1 or self.rows_per_task < 1:
             return f"unroll={self.unroll} and rows_per_task={self.rows_per_task} must be at least 1"
+        if problem.cols_from and (self.streaming != "no" or problem.cols > BLOCK * self.vector):
+            return f"cols_from={problem.cols_from} is for rows of {BLOCK} vectors that are not streamed; leave it out"
         if self.streaming != "no" and problem.cols * numpy_dtype(problem.dtype).itemsize % LEAST:
             return f"streaming={self.streaming} is for rows of whole {LEAST} bytes"
         if self.streaming != "no" and problem.has_dropout and not problem.is_grad:
@@ -103,13 +113,22 @@ def _program(stages: _Stages) -> tirx.PrimFunc:
 
 
 def graph(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
+    from tvm import te
+
+    if problem.cols_from:
+        return te.create_prim_func(definition(problem))
     return _program(_stages(problem, config))
 
 
 def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
-    """The scheduled program for x or y, dy (rows, cols), run-time rows."""
+    """The scheduled program for x or y, dy (rows, cols), run-time rows, and columns of a range."""
     import tvm
     from tvm.s_tir import Schedule
+
+    if problem.cols_from:
+        from schedules.operators.softmax.cpu_widths import program
+
+        return program(problem, config, row_program(problem, exp2))
 
     stages = _stages(problem, config)
     sch = Schedule(_program(stages))

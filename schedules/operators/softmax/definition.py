@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -43,6 +43,7 @@ MASKS = ("none", "full", "cols")
 LOG2E = math.log2(math.e)
 SMALLEST = 2.0**-126  # float32's last number that no GPU flushes to 0
 DISTINCT_ELEMENTS = 2**23
+SHORT = 1024  # columns up to which rows of any width may share a build
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,15 @@ class SoftmaxProblem(Problem):
     """A function of rows.  `rows` only sizes tests and measurements: the built function takes any number of rows.
 
     `scale` multiplies the input; `mask` is added to it: "full" (rows, cols) or "cols" (cols,), of x's dtype.  `keep`
-    < 1 adds dropout: a uint8 tensor of zeros and ones (rows, cols) is given, kept values are divided by `keep`.
+    < 1 adds dropout: a uint8 tensor of zeros and ones (rows, cols) is given, kept values are divided by `keep`.  With
+    `cols_from`, it takes any number of columns from that to `cols` too.
     """
 
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
     functions: ClassVar[tuple[str, ...]] = FUNCTIONS
     masks: ClassVar[tuple[str, ...]] = MASKS
+    later: ClassVar[tuple[str, ...]] = ("cols_from",)
+    alone: ClassVar[int] = 2
 
     rows: int
     cols: int
@@ -64,6 +68,7 @@ class SoftmaxProblem(Problem):
     scale: float = 1.0
     mask: str = "none"
     keep: float = 1.0
+    cols_from: int = field(default=0, kw_only=True)  # 0: cols columns only
 
     def __post_init__(self) -> None:
         self.require_positive("rows", "cols")
@@ -79,6 +84,12 @@ class SoftmaxProblem(Problem):
         if not SMALLEST <= self.keep <= 1:
             raise ProblemError(f"keep={self.keep} must be over 0, in float32 as well, and at most 1")
         self.require_reach({}, [(self.rows, self.cols)])
+        if self.cols_from and not 1 <= self.cols_from <= self.cols:
+            raise ProblemError(
+                f"cols_from={self.cols_from} is not 1 to cols={self.cols}; leave it out to take cols only"
+            )
+        if self.cols_from == self.cols:
+            object.__setattr__(self, "cols_from", 0)
 
     @classmethod
     def draws(cls, large: bool = False) -> dict[str, Draw]:
@@ -88,6 +99,7 @@ class SoftmaxProblem(Problem):
             "cols": up_to(2**20 if large else 70000),
             "scale": one_of(1.0, 1.0, 0.125, -0.5),
             "keep": one_of(1.0, 1.0, 0.8),
+            "cols_from": one_of(0),
         }
 
     @property
@@ -110,7 +122,7 @@ class SoftmaxProblem(Problem):
     def odd(self) -> Iterator[SoftmaxProblem]:
         """Thirteen rows, one column less if the config takes that."""
         if self.cols > 1:
-            yield replace(self, rows=13, cols=self.cols - 1)
+            yield replace(self, rows=13, cols=self.cols - 1, cols_from=min(self.cols_from, self.cols - 1))
         yield replace(self, rows=13)
 
     def smaller(self) -> Iterator[SoftmaxProblem]:
@@ -124,17 +136,42 @@ class SoftmaxProblem(Problem):
         """The same of one row."""
         return replace(self, rows=1)
 
+    @property
+    def run_time(self) -> tuple[str, ...]:
+        return ("rows", "cols") if self.cols_from else ("rows",)
+
+    def widened(self) -> SoftmaxProblem:
+        """The same for every short row."""
+        return self if self.cols_from or self.cols > SHORT else replace(self, rows=1, cols=SHORT, cols_from=1)
+
+    def covers(self, other: Problem) -> bool:
+        if not self.cols_from or not isinstance(other, SoftmaxProblem) or other.cols_from:
+            return super().covers(other)
+        alike = replace(other, cols=self.cols, cols_from=self.cols_from)
+        return self.cols_from <= other.cols <= self.cols and self in (alike, alike.any_extent())
+
+    def representative(self) -> SoftmaxProblem:
+        return replace(self, cols_from=0) if self.cols_from else self
+
+    def instances(self) -> tuple[SoftmaxProblem, ...]:
+        """Of a range of columns, its ends and the odd number between."""
+        if not self.cols_from:
+            return (self,)
+        middle = min((self.cols_from + self.cols) // 2 | 1, self.cols)
+        return tuple(replace(self, cols=cols, cols_from=0) for cols in sorted({self.cols_from, middle, self.cols}))
+
     def arguments(self) -> tuple[Argument, ...]:
         shape = (self.rows, self.cols)
+        least = self.cols_from or None
 
         def rows(name: str, dtype: str = self.dtype, output: bool = False) -> Argument:
-            return Argument(name, shape, dtype, output, runtime_axis=0)
+            return Argument(name, shape, dtype, output, 0, 1 if least else None, least)
 
         arguments = [rows("y"), rows("dy")] if self.is_grad else [rows("x")]
         if self.mask == "full":
             arguments.append(rows("mask"))
         elif self.mask == "cols":
-            arguments.append(Argument("mask", (self.cols,), self.dtype))
+            arguments.append(Argument("mask", (self.cols,), self.dtype, False, None, 0 if least else None, least))
         if self.has_dropout:
             arguments.append(rows("drop", "uint8"))
         if self.is_grad:
@@ -311,7 +348,7 @@ def placeholders(problem: SoftmaxProblem) -> tuple[PrimExpr, dict[str, te.Tensor
     from tvm import te, tirx
 
     rows = te.var("rows", "int64")
-    cols = tirx.IntImm("int64", problem.cols)
+    cols = te.var("cols", "int64") if problem.cols_from else tirx.IntImm("int64", problem.cols)
     inputs = {
         argument.name: te.placeholder(
             (cols,) if argument.runtime_axis is None else (rows, cols), name=argument.name, dtype=argument.dtype
@@ -333,7 +370,7 @@ def definition(problem: SoftmaxProblem) -> list[te.Tensor]:
 
     rows, inputs = placeholders(problem)
     program = row_program(problem)
-    cols = tirx.IntImm("int64", problem.cols)
+    cols = next(iter(inputs.values())).shape[1]
     results: dict[str, te.Tensor] = {}
 
     def at(i: PrimExpr, j: PrimExpr) -> tuple[Values, Values]:

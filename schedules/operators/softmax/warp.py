@@ -103,5 +103,6 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    ranges=False,
     graph=graph,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import shutil
@@ -163,6 +164,19 @@ def test_what_is_not_there_is_named(library: ModuleType, name: str, fields: dict
     with pytest.raises(library.NoKernelError, match=message):
         library.find(name, **fields)
     assert issubclass(library.NoKernelError, LookupError)
+
+
+def test_a_range_of_batches_is_found_by_each(library: ModuleType) -> None:
+    kernels = library.index()["kernels"]
+    ranged = json.loads(json.dumps(kernels[CONV]))
+    ranged |= {"problem": ranged["problem"] | {"n": 8, "n_from": 5}, "run_time": ["n"]}
+    kernels["ranged"] = ranged
+    geometry = dict(ci=1, h=64, w=64, co=16, kh=3, kw=3, pad=1)
+    assert [library.find("conv2d_nchw", **geometry, n=n) for n in (5, 7, 8, 16)] == ["ranged"] * 3 + [CONV]
+    for n in (4, 9, 5.5):
+        with pytest.raises(library.NoKernelError, match="no kernel of conv2d_nchw for n="):
+            library.find("conv2d_nchw", **geometry, n=n)
+    assert library.find("conv2d_nchw", **geometry) == CONV  # the one that has no range
 
 
 def test_the_nearest_run_time_extent_is_taken(library: ModuleType) -> None:
@@ -341,6 +355,9 @@ def test_run_time_fields(host: Arch) -> None:
     assert run_time_fields(softmax, operator("softmax").schedule("auto")) == []
     conv = preset(CONV).problem()
     assert run_time_fields(conv, operator("conv2d_nchw").schedule("cpu")) == []
+    ranged = dataclasses.replace(conv, n_from=9)
+    assert run_time_fields(ranged, operator("conv2d_nchw").schedule("cpu")) == ["n"]
+    assert run_time_fields(ranged, operator("conv2d_nchw").schedule("tma_wgmma_turned")) == []
 
 
 def test_a_library_is_never_put_over_something_else(host: Arch, tmp_path: Path) -> None:

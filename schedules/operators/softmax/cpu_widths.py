@@ -1,0 +1,161 @@
+"""Softmax on the CPU for rows of any number of columns up to one: what `cpu` builds for a range of widths.
+
+The program is written out, for TVM cannot prove of a width that it does not know what steps of `s_tir.Schedule` ask of
+it.  A row's columns are whole vectors, then ever shorter ones, each under a test of one bit of the width; reductions
+keep a partial result for each lane, into whose first lanes the shorter vectors go, and join them by halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import tvm
+from tvm import tirx
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+
+from schedules.core.problem import Argument
+from schedules.operators.softmax.definition import Reduction, RowProgram, SoftmaxProblem, Values
+
+if TYPE_CHECKING:
+    from schedules.operators.softmax.cpu import CpuConfig
+    from schedules.tirx.types import Buffer, Expr, Index
+
+FIRST = {"max": -3.4028234663852886e38, "sum": 0.0}  # of a lane; the lowest finite float32, as in `definition`
+Each = Callable[[Any, Any, int], None]  # of (first column, its number in the row's buffer, how many)
+
+
+def program(problem: SoftmaxProblem, config: CpuConfig, formulas: RowProgram) -> tvm.IRModule:
+    """The module with one function "main" that takes ``problem.arguments()``, run-time rows and columns."""
+    arguments = problem.arguments()
+
+    def matched(handles: list[Any], rows: Expr, cols: Expr) -> dict[str, Buffer]:
+        tensors = {}
+        for argument, handle in zip(arguments, handles, strict=False):
+            buffer = T.match_buffer(handle, _shape(argument, rows, cols), argument.dtype)
+            IRBuilder.name(argument.name, buffer)
+            tensors[argument.name] = buffer
+        return tensors
+
+    # fmt: off
+    @T.prim_func(s_tir=True)
+    def main(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
+        rows = T.int64()
+        cols = T.int64()
+        tensors = T.meta_var(matched([a, b, c, d, e], rows, cols))
+        for task in T.parallel((rows + (config.rows_per_task - 1)) // config.rows_per_task):
+            for turn in T.serial(T.int64(config.rows_per_task)):
+                if task * config.rows_per_task + turn < rows:
+                    row = T.meta_var(_Row(problem, config, formulas, tensors, cols))
+                    row.emit(task * config.rows_per_task + turn)
+    # fmt: on
+
+    function = tirx.PrimFunc(main.params[: len(arguments)], main.body, main.ret_type, main.attrs)
+    return tvm.IRModule({"main": function.with_attr("tirx.noalias", True)})
+
+
+def _shape(argument: Argument, rows: Expr, cols: Expr) -> tuple[Expr, ...]:
+    return (rows, cols) if len(argument.shape) == 2 else (cols,)
+
+
+class _Row:
+    """The body for one row; its methods emit statements."""
+
+    def __init__(
+        self,
+        problem: SoftmaxProblem,
+        config: CpuConfig,
+        formulas: RowProgram,
+        tensors: dict[str, Buffer],
+        cols: Expr,
+    ) -> None:
+        self.problem, self.config, self.formulas, self.tensors, self.cols = problem, config, formulas, tensors, cols
+        self.inputs = [argument for argument in problem.arguments() if not argument.output]
+        self.outputs = [argument for argument in problem.arguments() if argument.output]
+        self.results: dict[str, Buffer] = {}
+        self.kept: Buffer | None = None
+
+    def emit(self, row: Index) -> None:
+        formulas = self.formulas
+        for step in formulas.reductions:
+            if self.config.keep and formulas.from_element is not None and step is formulas.reductions[-1]:
+                self.kept = self._local("kept", self.problem.cols)
+            self._reduce(step, row)
+        for name, formula in formulas.derived:
+            self._result(name, formula(self._found()))
+
+        def write(column: Any, lane: Any) -> None:
+            if self.kept is not None and formulas.from_element is not None:
+                value = formulas.from_element(self.kept[column], self._found())
+            else:
+                value = formulas.output(self._columns(row, column), self._found())
+            value = value.astype(self.problem.dtype)
+            T.buffer_store(self.tensors[self.outputs[0].name], value, [row, column])
+            if formulas.dropped is not None:
+                drop = self.tensors["drop"][row, column].astype("float32")
+                dropped = formulas.dropped(value.astype("float32"), drop).astype(self.problem.dtype)
+                T.buffer_store(self.tensors[self.outputs[1].name], dropped, [row, column])
+
+        self._each(write)
+
+    def _reduce(self, step: Reduction, row: Index) -> None:
+        """The number of a row that `step` is, kept in `results`."""
+        vector = self.config.vector
+        lanes = self._local(f"{step.name}_lanes", vector)
+        with T.vectorized(vector) as lane:
+            T.buffer_store(lanes, T.float32(FIRST[step.kind]), [lane])
+        join = tirx.max if step.kind == "max" else lambda a, b: a + b
+        keep = self.kept if step is self.formulas.reductions[-1] else None
+
+        def add(column: Any, lane: Any) -> None:
+            element = step.element(self._columns(row, column), self._found())
+            if keep is not None:
+                T.buffer_store(keep, element, [column])
+                element = keep[column]
+            T.buffer_store(lanes, join(lanes[lane], element), [lane])
+
+        self._each(add)
+        width = vector
+        while width > 1:
+            width //= 2
+            with T.vectorized(width) as lane:
+                T.buffer_store(lanes, join(lanes[lane], lanes[lane + width]), [lane])
+        self._result(step.name, lanes[0])
+
+    def _each(self, statement: Callable[[Any, Any], None]) -> None:
+        """`statement` of every (column, lane): whole vectors, then shorter ones."""
+        vector = self.config.vector
+        with T.serial(self.cols // vector) as number, T.vectorized(vector) as lane:
+            statement(number * vector + lane, lane)
+        width = vector
+        while width > 1:
+            width //= 2
+            with T.If(self.cols // width % 2 == 1), T.Then():
+                first = self.cols // (2 * width) * (2 * width)
+                if width == 1:
+                    statement(first, T.int32(0))
+                else:
+                    with T.vectorized(width) as lane:
+                        statement(first + lane, lane)
+
+    def _columns(self, row: Index, column: Any) -> Values:
+        """The inputs of a column, in float32."""
+        return {
+            argument.name: self.tensors[argument.name][(row, column) if len(argument.shape) == 2 else (column,)].astype(
+                "float32"
+            )
+            for argument in self.inputs
+        }
+
+    def _found(self) -> Values:
+        return {name: buffer[0] for name, buffer in self.results.items()}
+
+    def _result(self, name: str, value: Expr) -> None:
+        self.results[name] = self._local(name, 1)
+        T.buffer_store(self.results[name], value, [0])
+
+    def _local(self, name: str, size: int) -> Buffer:
+        buffer = T.alloc_buffer((size,), "float32", scope="local")
+        IRBuilder.name(name, buffer)
+        return buffer
