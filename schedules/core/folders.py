@@ -9,9 +9,18 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 from schedules.core.errors import BundleError, UsageError
 
+CACHE = "SCHEDULES_CACHE"
 LONGEST = 255  # bytes of a file's name, on Linux's file systems
+
+
+def cache_folder() -> Path:
+    """Where this user's files that can be made again are kept: what SCHEDULES_CACHE names, else the system's place."""
+    named = os.environ.get(CACHE)
+    return Path(named).absolute() if named else user_cache_path("te-schedules", appauthor=False)
 
 
 def inside(folder: str | Path, name: object) -> Path:
