@@ -97,8 +97,7 @@ class Disk:
             _make_private(self.folder)
             write_whole(self.folder / name, body + _TAIL.pack(len(text), hashlib.sha256(body).digest(), _MARK))
         except OSError as error:
-            warn_once(f"kernels are not kept in {self.folder}: {error.strerror or error}; they are built again next time")
-            return
+            return self.refuse(error.strerror or str(error))
         self._keep_to_limit()
 
     def takes_files(self) -> bool:
@@ -109,6 +108,10 @@ class Disk:
         except OSError:
             return False
         return not self.trouble()
+
+    def refuse(self, why: str) -> None:
+        """Log, once, why kernels are not kept."""
+        warn_once(f"kernels are not kept in {self.folder}: {why}")
 
     def drop(self, name: str, why: str) -> None:
         """Remove a file that is no use, and log it."""
@@ -153,19 +156,19 @@ class Disk:
                     opened.seek(-_TAIL.size - length, os.SEEK_END)
                     yield Entry(file, json.loads(opened.read(length)), found.st_size, found.st_mtime)
 
-    def clear(self, unused: float = 0.0) -> list[Path]:
-        """Remove the files that were not used for so many seconds; which."""
-        before, removed = time.time() - unused, []
+    def clear(self, unused: float = 0.0) -> int:
+        """Remove the files that were not used for so many seconds; their bytes.  Raises OSError."""
+        before, nbytes = time.time() - unused, 0
         for file, found in self._files():
             if found.st_mtime <= before:
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError):  # another process does the same
                     file.unlink()
-                    removed.append(file)
-        return removed
+                    nbytes += found.st_size
+        return nbytes
 
     def _usable(self) -> bool:
         if why := self.trouble():
-            warn_once(f"kernels are not kept in {self.folder}: {why}")
+            self.refuse(why)
         return not why
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
@@ -181,12 +184,11 @@ class Disk:
     def _keep_to_limit(self) -> None:
         files = sorted(self._files(), key=lambda item: item[1].st_mtime)
         total = sum(found.st_size for _, found in files)
-        if total <= self.limit:
-            return
+        room = self.limit if total <= self.limit else KEPT * self.limit
         for file, found in files:
-            if total <= KEPT * self.limit:
+            if total <= room:
                 return
-            with contextlib.suppress(FileNotFoundError):  # another process does the same
+            with contextlib.suppress(FileNotFoundError):
                 file.unlink()
             total -= found.st_size
 

@@ -101,7 +101,7 @@ def chosen_for(problem: Problem, arch: Arch, device: str | None, disk: Disk) -> 
     kept = disk.find(name)
     if kept is None:
         found = choose(problem, arch, device=device)
-        about = {
+        about: dict[str, Any] = {
             "schedule": found.schedule,
             "config": found.config.to_json(),
             "made": f"{found.schedule} {found.config} for {arch}",
@@ -217,5 +217,5 @@ def _built(name: str, chosen: Chosen, disk: Disk) -> Kernel:
             write_library(made.module, Path(folder) / name)
             disk.add(name, about, (Path(folder) / name).read_bytes())
     except (ToolchainError, BuildError, OSError) as error:  # no linker, or no room
-        warn_once(f"kernels are not kept in {disk.folder}: {error}; they are built again next time")
+        disk.refuse(str(error))
     return kernel
