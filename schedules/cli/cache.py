@@ -48,7 +48,7 @@ def _clear(disk: Disk, unused: float, as_json: bool) -> int:
     if as_json:
         emit_json({"folder": str(disk.folder), "removed": before - left, "left": left, "bytes": nbytes})
     else:
-        print(f"{before - left} kernels ({_size(nbytes)}) removed from {disk.folder}, {left} left")
+        print(f"{disk.folder}: {_size(nbytes)} removed; kernels: {before - left} removed, {left} left")
     return 0
 
 

@@ -9,8 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 from schedules.core.errors import BundleError, UsageError
 
 CACHE = "SCHEDULES_CACHE"
@@ -19,8 +17,13 @@ LONGEST = 255  # bytes of a file's name, on Linux's file systems
 
 def cache_folder() -> Path:
     """Where this user's files that can be made again are kept: what SCHEDULES_CACHE names, else the system's place."""
-    named = os.environ.get(CACHE)
-    return Path(named).absolute() if named else user_cache_path("te-schedules", appauthor=False)
+    if named := os.environ.get(CACHE):
+        return Path(named).absolute()
+    try:
+        from platformdirs import user_cache_path
+    except ModuleNotFoundError:  # a checkout whose requirements were not installed
+        return Path(tempfile.gettempdir()) / f"te-schedules-{os.getuid()}"
+    return user_cache_path("te-schedules", appauthor=False)
 
 
 def inside(folder: str | Path, name: object) -> Path:

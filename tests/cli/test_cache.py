@@ -37,7 +37,7 @@ def test_what_is_kept(run: Run, here: Disk) -> None:
 
 
 def test_clear(run: Run, here: Disk) -> None:
-    assert "1 kernels (1.0 MiB) removed" in run("cache", "clear", "--older-than", "30").out
+    assert "1.0 MiB removed; kernels: 1 removed, 2 left" in run("cache", "clear", "--older-than", "30").out
     assert run("cache", "clear", "--json").json | {"bytes": 0} == {
         "folder": str(here.folder),
         "removed": 2,

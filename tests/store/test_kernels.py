@@ -19,7 +19,6 @@ from schedules.core.device import find_device
 from schedules.core.errors import ToolchainError, UsageError
 from schedules.core.parallel import processes
 from schedules.measure.journal import append
-from schedules.operators.softmax import cpu
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.store import kernels as module
 from schedules.store.disk import Disk
@@ -80,6 +79,11 @@ def test_kernels_of_one_shape_are_kept_by_it(here: Disk, host: Arch, monkeypatch
     assert fixed.key != replace(fixed, problem=replace(SOFTMAX, rows=5)).key
 
 
+def other_version(patch: pytest.MonkeyPatch, name: str) -> None:
+    told = module.versions()
+    patch.setattr(module, "versions", lambda: {**told, name: "0.0"})
+
+
 CHANGES: dict[str, Callable[[pytest.MonkeyPatch, Any], Any]] = {
     "problem": lambda patch, chosen: replace(chosen, problem=replace(SOFTMAX, cols=42)),
     "schedule": lambda patch, chosen: replace(chosen, schedule="other"),
@@ -90,12 +94,9 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch, Any], Any]] = {
     "cpu": lambda patch, chosen: patch.setattr(module, "cpu_name", lambda: "another"),
     "flags": lambda patch, chosen: patch.setattr(module.devices, "cpu_features", lambda: frozenset({"avx1024"})),
     "cache": lambda patch, chosen: patch.setattr(module, "last_level_cache", lambda: 7),
-    **{
-        name: lambda patch, chosen, name=name: patch.setattr(
-            module, "versions", lambda told=module.versions(): {**told, name: "0.0"}
-        )
-        for name in ("te-schedules", "apache-tvm", "apache-tvm-ffi")
-    },
+    "package": lambda patch, chosen: other_version(patch, "te-schedules"),
+    "tvm": lambda patch, chosen: other_version(patch, "apache-tvm"),
+    "tvm_ffi": lambda patch, chosen: other_version(patch, "apache-tvm-ffi"),
     "sources": lambda patch, chosen: patch.setattr(module, "sources", lambda name: "edited"),
 }
 
