@@ -118,7 +118,7 @@ def chosen_for(problem: Problem, arch: Arch, device: str | None, disk: Disk) -> 
 
 
 def kernel_of(chosen: Chosen, disk: Disk) -> Kernel:
-    """The kernel from `disk`; else built, and written there.
+    """The kernel from `disk`, where it is written to if it has to be built.
 
     Several processes that need the same one wait for the first.  Raises ConfigError, ToolchainError, BuildError.
     """
@@ -126,7 +126,11 @@ def kernel_of(chosen: Chosen, disk: Disk) -> Kernel:
     found = _loaded(name, chosen, disk)
     if found is None:
         with disk.alone(name):
-            found = _loaded(name, chosen, disk) or _built(name, chosen, disk)
+            found = _loaded(name, chosen, disk)
+            if found is None:
+                built = _built(name, chosen, disk)
+                # to load what was written is quicker than to have LLVM make it once more, for this process
+                found = _loaded(name, chosen, disk) or built()
     return found
 
 
@@ -160,7 +164,12 @@ def build_all(
 
 def _make(problem: Problem, arch: Arch, device: str | None, disk: Disk) -> None:
     """In a worker process."""
-    kernel_of(chosen_for(problem, arch, device, disk), disk)
+    chosen = chosen_for(problem, arch, device, disk)
+    name = f"{chosen.key}.so"
+    if disk.find(name) is None:
+        with disk.alone(name):
+            if disk.find(name) is None:
+                _built(name, chosen, disk)
 
 
 def _choice_name(problem: Problem, arch: Arch, device: str | None) -> str:
@@ -190,7 +199,8 @@ def _loaded(name: str, chosen: Chosen, disk: Disk) -> Kernel | None:
     return Kernel(arguments, workspaces, function)
 
 
-def _built(name: str, chosen: Chosen, disk: Disk) -> Kernel:
+def _built(name: str, chosen: Chosen, disk: Disk) -> Callable[[], Kernel]:
+    """Build the kernel and write it; what is returned makes it callable where it could not be written."""
     from schedules.build.builder import build_scheduled
     from schedules.build.workspace import workspaces_as_arguments
 
@@ -203,13 +213,13 @@ def _built(name: str, chosen: Chosen, disk: Disk) -> Kernel:
     if arch.is_gpu:  # on a CPU, calls are over when they return
         scheduled, workspaces = workspaces_as_arguments(scheduled)
     made = build_scheduled(operator, problem, spec, config, arch, scheduled)
-    kernel = Kernel(spec.arguments(problem), workspaces, made.module["main"])
+    arguments = spec.arguments(problem)
     about = {
         "operator": operator.name,
         "problem": str(problem),
         "arch": str(arch),
         "made": chosen.made,
-        "arguments": [dataclasses.asdict(argument) for argument in kernel.arguments],
+        "arguments": [dataclasses.asdict(argument) for argument in arguments],
         "workspaces": [dataclasses.asdict(workspace) for workspace in workspaces],
     }
     try:
@@ -218,4 +228,4 @@ def _built(name: str, chosen: Chosen, disk: Disk) -> Kernel:
             disk.add(name, about, (Path(folder) / name).read_bytes())
     except (ToolchainError, BuildError, OSError) as error:  # no linker, or no room
         disk.refuse(str(error))
-    return kernel
+    return lambda: Kernel(arguments, workspaces, made.module["main"])
