@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -187,6 +189,23 @@ def test_prepared_kernels_are_not_built_again(
         torch.testing.assert_close(kernels.softmax(x), torch.softmax(x, -1))
     kernels.prepare(problems, CPU)
     assert not built and not capfd.readouterr().err
+
+
+SECOND = """
+import sys, torch
+import schedules.torch as kernels
+x, data, filter = torch.randn(5, 71), torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)
+torch.testing.assert_close(kernels.softmax(x), torch.softmax(x, -1))
+torch.testing.assert_close(kernels.conv2d(data, filter), torch.conv2d(data, filter), rtol=1e-4, atol=1e-4)
+print([name for name in ("tvm", "rich", "xgboost") if name in sys.modules])
+"""
+
+
+def test_a_second_process_imports_no_compiler() -> None:
+    kernels.softmax(torch.randn(5, 71))
+    kernels.conv2d(torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3))
+    done = subprocess.run([sys.executable, "-c", SECOND], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
 def test_a_folder_that_takes_no_files_costs_only_the_next_process(
