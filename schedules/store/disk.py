@@ -95,10 +95,12 @@ class Disk:
         body = code + text
         try:
             _make_private(self.folder)
-            write_whole(self.folder / name, body + _TAIL.pack(len(text), hashlib.sha256(body).digest(), _MARK))
+            tail = _TAIL.pack(len(text), hashlib.sha256(body).digest(), _MARK)
+            write_whole(self.folder / name, body + tail, lasting=False)
         except OSError as error:
             return self.refuse(error.strerror or str(error))
-        self._keep_to_limit()
+        if code:  # what has none is small, and goes with the next that has some
+            self._keep_to_limit()
 
     def takes_files(self) -> bool:
         """Whether files can be written."""

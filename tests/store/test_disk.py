@@ -79,7 +79,7 @@ def test_files_that_were_never_finished_go(here: Disk) -> None:
     for name, age in ((".b.torn", 2 * module.ABANDONED), (".c.new", 0)):
         (here.folder / name).write_bytes(b"half")
         os.utime(here.folder / name, (time.time() - age,) * 2)
-    here.add("d", {})
+    here.add("d", {}, b"code")
     assert not (here.folder / ".b.torn").exists() and (here.folder / ".c.new").exists()
     assert len(list(here.entries())) == 2
 
@@ -90,7 +90,7 @@ def test_a_folder_that_takes_nothing_costs_only_that(
 ) -> None:
     here.add("old", ABOUT)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(module, "write_whole", refuse)
