@@ -40,7 +40,8 @@ from schedules.store.disk import Disk
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a problem is built with, as plain data; `why` says where that comes from."""
+    """What serves a problem, `problem` itself or one that takes its tensors too, and as plain data what that is built
+    with; `why` says where that comes from."""
 
     problem: Problem
     arch: Arch
@@ -102,6 +103,7 @@ def chosen_for(problem: Problem, arch: Arch, device: str | None, disk: Disk) -> 
     if kept is None:
         found = choose(problem, arch, device=device)
         about: dict[str, Any] = {
+            "problem": found.problem.to_json(every=True),
             "schedule": found.schedule,
             "config": found.config.to_json(),
             "made": f"{found.schedule} {found.config} for {arch}",
@@ -114,7 +116,7 @@ def chosen_for(problem: Problem, arch: Arch, device: str | None, disk: Disk) -> 
         about, warnings = kept.about["chosen"], kept.about["warnings"]
     for text in warnings:
         warn_once(text)
-    return Chosen(problem, arch, **about)
+    return _chosen(problem, arch, about)
 
 
 def kernel_of(chosen: Chosen, disk: Disk) -> Kernel:
@@ -137,27 +139,27 @@ def kernel_of(chosen: Chosen, disk: Disk) -> Kernel:
 def is_kept(problem: Problem, arch: Arch, device: str | None, disk: Disk) -> bool:
     """Whether `disk` has all that is needed, so that nothing would be chosen or built."""
     kept = disk.find(_choice_name(problem, arch, device))
-    return kept is not None and (disk.folder / f"{Chosen(problem, arch, **kept.about['chosen']).key}.so").exists()
+    return kept is not None and (disk.folder / f"{_chosen(problem, arch, kept.about['chosen']).key}.so").exists()
 
 
 def build_all(
     problems: Sequence[Problem], arch: Arch, device: str | None, disk: Disk, done: Callable[[], None] = lambda: None
-) -> list[SchedulesError]:
+) -> dict[Problem, SchedulesError]:
     """Have all cores choose and build the kernels of `problems`, in processes of their own, and write them to `disk`;
     `done` is called after each.  What is there is not built again.
 
     Returns the errors of those that cannot be built.
     """
-    failed: list[SchedulesError] = []
+    failed: dict[Problem, SchedulesError] = {}
     with processes(min(cores() or 1, len(problems)), main=False) as pool:
         tasks = {pool.schedule(_make, (problem, arch, device, disk)): problem for problem in problems}
         for task in as_completed(tasks):
             try:
                 task.result()
             except SchedulesError as error:
-                failed.append(error)
+                failed[tasks[task]] = error
             except (Ended, Overdue, Stopped) as ended:
-                failed.append(BuildError(f"{tasks[task]} cannot be built: {ended}"))
+                failed[tasks[task]] = BuildError(f"the build of {tasks[task]} ended: {ended}")
             done()
     return failed
 
@@ -170,6 +172,10 @@ def _make(problem: Problem, arch: Arch, device: str | None, disk: Disk) -> None:
         with disk.alone(name):
             if disk.find(name) is None:
                 _built(name, chosen, disk)
+
+
+def _chosen(problem: Problem, arch: Arch, about: Mapping[str, Any]) -> Chosen:
+    return Chosen(**{**about, "problem": type(problem).parse(about["problem"]), "arch": arch})
 
 
 def _choice_name(problem: Problem, arch: Arch, device: str | None) -> str:

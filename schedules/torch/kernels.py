@@ -52,6 +52,7 @@ class TorchKernel:
     workspaces: tuple[Argument, ...]
     made: str
     function: Callable[..., None] = field(repr=False)
+    why: str = ""  # it was chosen, in words
 
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Run on contiguous tensors of one device, outputs given too.
@@ -125,24 +126,25 @@ def prepare(problems: Iterable[Problem], device: torch.device, progress: bool | 
     """Have the kernels for `problems` on a device ready, so that their calls build nothing: all cores build at once
     what is in no bundle and was not built before.
 
-    `progress` shows a bar on standard error; by default on a terminal only.  Raises what `kernel_for` raises for the
-    first that cannot be built, once the others are ready.
+    `progress` shows a bar on standard error; by default on a terminal only.  What cannot be built is logged, and its
+    call raises the error.  Raises DeviceError for a device without kernels.
     """
     arch, problems, name = arch_of(device), list(dict.fromkeys(problems)), _name(device)
-    failed: list[SchedulesError] = []
     with contextlib.ExitStack() as held:
         kept = disk() if disk().takes_files() else held.enter_context(private_disk())
         missing = [p for p in problems if _bundle_for(p, device) is None and not is_kept(p, arch, name, kept)]
+        failed: dict[Problem, SchedulesError] = {}
         if len(missing) > 1:  # one is sooner built here than a process is started
             with _bar(len(missing), progress) as done:
                 failed = build_all(missing, arch, name, kept, done)
         for problem in problems:
             try:
-                _kernel_for(problem, device, kept)
+                if problem not in failed:
+                    _kernel_for(problem, device, kept)
             except SchedulesError as error:
-                failed.append(error)
-    if failed:
-        raise failed[0]
+                failed[problem] = error
+    for problem, why in failed.items():
+        logger.warning("no kernel for %s: %s", problem, why)
 
 
 def _kernel_for(problem: Problem, device: torch.device, kept: Disk) -> TorchKernel:
@@ -211,7 +213,7 @@ def _ready(key: tuple[Any, ...], problem: Problem, make: Callable[[], TorchKerne
 
 def _made(chosen: Chosen, kept: Disk) -> TorchKernel:
     found = kernel_of(chosen, kept)
-    return TorchKernel(chosen.arch, found.arguments, found.workspaces, chosen.made, found.function)
+    return TorchKernel(chosen.arch, found.arguments, found.workspaces, chosen.made, found.function, chosen.why)
 
 
 @contextlib.contextmanager

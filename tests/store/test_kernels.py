@@ -240,8 +240,9 @@ def test_all_at_once(here: Disk, host: Arch, builds: list[str]) -> None:
     """What cannot be built costs no other."""
     problems = [replace(SOFTMAX, cols=cols) for cols in (41, 43)]
     done: list[None] = []
-    (failed,) = build_all([*problems, Nobodys(2, 3)], host, None, here, lambda: done.append(None))
-    assert isinstance(failed, UsageError) and len(done) == 3
+    failed = build_all([*problems, Nobodys(2, 3)], host, None, here, lambda: done.append(None))
+    assert {type(problem): type(error) for problem, error in failed.items()} == {Nobodys: UsageError}
+    assert len(done) == 3
     assert all(is_kept(problem, host, None, here) for problem in problems)
     for problem in problems:
         made(problem, host, here)

@@ -222,12 +222,21 @@ def test_a_folder_that_takes_no_files_costs_only_the_next_process(
     assert len(built) == 1
 
 
-def test_what_cannot_be_prepared_is_said_when_the_rest_is_ready(
-    built: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_prepared_is_said_and_raised_by_its_call(
+    built: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(dispatch, "build_all", lambda *given: [BuildError("refused")])
+    make = store._built
+
+    def refuse(name: str, chosen: Any, kept: Any) -> Any:
+        if chosen.problem.cols == 69:
+            raise BuildError("refused")
+        return make(name, chosen, kept)
+
+    monkeypatch.setattr(store, "_built", refuse)
+    monkeypatch.setattr(dispatch, "build_all", lambda *given: {})
+    kernels.prepare([softmax_problem(3, cols) for cols in (69, 67)], CPU)
+    assert "no kernel for rows=3 cols=69" in caplog.text and "refused" in caplog.text and len(built) == 1
     with pytest.raises(BuildError, match="refused"):
-        kernels.prepare([softmax_problem(3, cols) for cols in (67, 69)], CPU)
-    assert len(built) == 2
+        kernels.softmax(torch.randn(3, 69))
     kernels.softmax(torch.randn(3, 67))
-    assert len(built) == 2
+    assert len(built) == 1
