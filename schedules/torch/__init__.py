@@ -8,14 +8,15 @@
 
 Each is a custom operator of PyTorch (``torch.ops.schedules``): autograd, ``torch.compile`` without graph breaks, fake
 tensors and CUDA graphs work.  The first call of a shape chooses and builds its kernel as `schedules.load` does, or
-takes it from the bundles named by `use_bundles`; make that call before a CUDA graph is captured.
+takes it from the bundles named by `use_bundles`; make that call before a CUDA graph is captured.  What was built is
+kept on disk for the processes that come after, and `prepare` builds many at once.
 
 Every function raises ArgumentError for tensors that it does not take, and what `schedules.load` raises for shapes that
 cannot be meant or built.
 """
 
 from schedules.torch.convolution import conv2d, conv2d_hwcn, conv2d_nchw, conv2d_nchw32, conv2d_nhwc
-from schedules.torch.kernels import use_bundles
+from schedules.torch.kernels import prepare, use_bundles
 from schedules.torch.softmax import dropout_softmax, log_softmax, softmax
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "conv2d_nhwc",
     "dropout_softmax",
     "log_softmax",
+    "prepare",
     "softmax",
     "use_bundles",
 ]
