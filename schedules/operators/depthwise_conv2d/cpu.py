@@ -1,9 +1,9 @@
 """Depthwise convolution on the CPU: the contiguous axis in vector lanes, a register tile of sums.
 
 A task owns some output rows of some channels of an image.  It copies the input under them into a buffer that stays in
-cache, in float32, where borders end and columns that a stride skips lie apart; every tap then finds its operands next to
-each other.  With channels last, lanes are channels, and the filter is turned first; else lanes are the columns of a row,
-and a task's channels follow one another.
+cache, in float32, where borders end, and where columns that a stride skips lie apart: so every tap finds its operands
+next to each other.  With channels last, lanes are channels, and the filter is turned first.  Else lanes are the columns
+of a row, and a task's channels follow one another.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def schedule(problem: DepthwiseProblem, config: CpuConfig, arch: Arch) -> tvm.IR
     last_tile, vector, lane = sch.split(at[last], [None, config.block_vectors, config.vector])
     before_tile, row = sch.split(at[before], [None, config.block_rows])
     tasks, tiles = {}, {"y": at["y"], "co": at["co"]} | {last: last_tile, before: before_tile}
-    for axis, share in (("y", config.task_rows // (1 if p.channels_last else config.block_rows)), ("co", config.chunk)):
+    rows_high = 1 if p.channels_last else config.block_rows
+    for axis, share in (("y", -(-config.task_rows // rows_high)), ("co", config.chunk)):
         extent = int(sch.get(tiles[axis]).extent)
         tasks[axis], tiles[axis] = sch.split(tiles[axis], [None, min(share or extent, extent)])
     sch.reorder(at["n"], *tasks.values(), tiles["co"], tiles["y"], tiles["x"], ry, rx, row, vector, lane)
@@ -128,6 +129,10 @@ def schedule(problem: DepthwiseProblem, config: CpuConfig, arch: Arch) -> tvm.IR
     next_step(sch, "The rows that a task reads, copied into its cache; sums in registers, and the way out of each tile")
     sch.compute_at(padded, task if p.channels_last else tiles["co"], preserve_unit_loops=True)
     sch.reverse_compute_at(output, tiles["x"], preserve_unit_loops=True)
+    *_, phase, column = sch.get_loops(padded)
+    if not p.channels_last and p.stride[1] > 1:  # else LLVM copies element by element, and looks for the border at each
+        sch.unroll(phase)
+        sch.annotate(column, "pragma_loop_partition_hint", 1)
     for loop in (ry, rx):
         sch.unroll(loop)
     accumulate(sch, conv, ry, (row, vector), lane)

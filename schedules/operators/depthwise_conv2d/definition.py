@@ -7,8 +7,8 @@ PyTorch's (ci, 1, kh, kw), which is the same in both of its formats.  All in `dt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np

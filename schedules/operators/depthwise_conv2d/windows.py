@@ -204,9 +204,7 @@ LATENCY = 800  # from a load to its use, about
 CLOCK = 1.7  # GHz
 LINE = 128  # bytes that the first-level cache reads in a clock
 FARTHER = 0.5  # what a byte from the second-level cache costs, of one from memory
-TILES = (
-    *((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (4, 8), (7, 1), (7, 2), (8, 2), (8, 4)),
-)
+TILES = (*((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (4, 8), (7, 1), (7, 2), (8, 2), (8, 4)),)
 
 
 def clocks(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> float:

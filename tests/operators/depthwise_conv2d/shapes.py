@@ -15,3 +15,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "7x7": dict(n=1, h=9, w=12, ci=6, kh=7, kw=7, pad=3, bias=True, residual=True, activation="hardswish"),
 }
 LAYOUTS = ("nchw", "nhwc")
+LAYERS: list[dict[str, Any]] = [  # of MobileNetV2, EfficientNet-B0 and ConvNeXt, without n
+    dict(h=size, w=size, ci=ci, kh=k, kw=k, pad=k // 2, stride=stride)
+    for ci, size, k, stride in [
+        (96, 112, 3, 2),
+        (144, 56, 3, 1),
+        (240, 28, 5, 1),
+        (960, 7, 3, 1),
+        (96, 56, 7, 1),
+    ]
+]
