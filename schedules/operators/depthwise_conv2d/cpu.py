@@ -103,8 +103,8 @@ def schedule(problem: DepthwiseProblem, config: CpuConfig, arch: Arch) -> tvm.IR
     p = problem
     sch = Schedule(graph(p, config, arch))
     padded, weights, conv, output = (sch.get_sblock(name) for name in ("padded", "weights", "conv", "output"))
+    next_step(sch, "The filter: turned first, so that channels are contiguous, or read as it lies")
     if p.channels_last:
-        next_step(sch, "Turn the filter first: channels contiguous")
         sch.parallel(sch.fuse(*sch.get_loops(weights)[:2]))
     else:
         sch.compute_inline(weights)
