@@ -57,15 +57,16 @@ class WindowsConfig(MinBlocks, Config):
         return 1 if problem.channels_last else widest_vector(math.gcd(problem.w, self.across(problem)[1]), self.vector)
 
     def stored(self, problem: DepthwiseProblem) -> int:
-        """Elements of one store."""
+        """Elements of one store; an epilogue's tests of more are more than CUDA has vectors for."""
         if problem.channels_last:
-            return self.channels(problem)
-        return widest_vector(math.gcd(problem.out_w, self.tile[1]), self.vector)
+            return min(self.channels(problem), 4)
+        return widest_vector(math.gcd(problem.out_w, self.tile[1]), min(self.vector, 4))
 
     def weight_vector(self, problem: DepthwiseProblem) -> int:
-        """Weights of one load: a thread's channels lie together, each with all its taps."""
-        most = VECTOR_BYTES // numpy_dtype(problem.dtype).itemsize
-        return widest_vector(self.channels(problem) * problem.kh * problem.kw, most)
+        """Weights of one load: a thread's channels lie together, each with all its taps.  Of an even number of taps
+        TVM 0.27 does not see that they are neighbours."""
+        taps, most = problem.kh * problem.kw, VECTOR_BYTES // numpy_dtype(problem.dtype).itemsize
+        return widest_vector(self.channels(problem) * taps, most) if taps % 2 else 1
 
     def across(self, problem: DepthwiseProblem) -> Pair:
         """Input rows and columns from a tile to the next."""
