@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from schedules.core.arch import KIB, Arch, physical_cores, vector_unit
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config
+from schedules.definitions.epilogue import ACCUMULATOR
 from schedules.definitions.implicit import At, Implicit, stage
 from schedules.definitions.padding import select
 from schedules.operators.depthwise_conv2d.definition import DepthwiseProblem
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 CACHED = 128 * KIB  # bytes that a task copies: part of the second-level cache of a core
 TASKS = 4  # for each core
+MOST_UNROLLED = 512  # multiply-adds of a register tile
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def graph(problem: DepthwiseProblem, config: CpuConfig, arch: Arch) -> tirx.Prim
             (left > 0 or extents["column"] * phases > p.w, te.all(x >= 0, x < p.w)),
             (extents["co"] > p.co, at["co"] < p.co),
         ]
-        return select(inside, made.data({**at, "h": y, "w": x})).astype("float32")
+        return select(inside, made.data({**at, "h": y, "w": x})).astype(ACCUMULATOR)
 
     padded = stage("padded", axes, [extents[axis] for axis in axes], element)
     weights = made.weights("kh kw co" if p.channels_last else "co kh kw")
@@ -133,8 +135,9 @@ def schedule(problem: DepthwiseProblem, config: CpuConfig, arch: Arch) -> tvm.IR
     if not p.channels_last and p.stride[1] > 1:  # else LLVM copies element by element, and looks for the border at each
         sch.unroll(phase)
         sch.annotate(column, "pragma_loop_partition_hint", 1)
-    for loop in (ry, rx):
-        sch.unroll(loop)
+    sch.unroll(rx)
+    if p.kh * p.kw * config.block_rows * config.block_vectors <= MOST_UNROLLED:
+        sch.unroll(ry)
     accumulate(sch, conv, ry, (row, vector), lane)
     return sch.mod
 

@@ -21,7 +21,8 @@ from schedules.core.arch import Arch, occupancy
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Pair, numpy_dtype
 from schedules.core.space import ProductSpace
-from schedules.definitions.implicit import At, Implicit, Stage, stage
+from schedules.definitions.epilogue import ACCUMULATOR
+from schedules.definitions.implicit import At, Implicit, stage
 from schedules.definitions.padding import select
 from schedules.operators.depthwise_conv2d.definition import DepthwiseProblem
 from schedules.steps.launch import MinBlocks
@@ -46,6 +47,7 @@ class WindowsConfig(MinBlocks, Config):
     vector: int = 2  # channels of a thread, or columns of one load, as far as the problem's rows keep them aligned
     steps: int = 1  # tiles of a thread, one below the other
     threads: int = 256  # of a block
+    by_rows: bool = False  # one kernel row of window and filter in registers at a time, for kernels too large for more
     min_blocks: int = 0  # blocks that a multiprocessor must hold, which bounds the registers; 0: no bound
 
     def channels(self, problem: DepthwiseProblem) -> int:
@@ -66,7 +68,7 @@ class WindowsConfig(MinBlocks, Config):
         """Weights of one load: a thread's channels lie together, each with all its taps.  Of an even number of taps
         TVM 0.27 does not see that they are neighbours."""
         taps, most = problem.kh * problem.kw, VECTOR_BYTES // numpy_dtype(problem.dtype).itemsize
-        return widest_vector(self.channels(problem) * taps, most) if taps % 2 else 1
+        return widest_vector(self.channels(problem) * taps, most) if taps % 2 and not self.by_rows else 1
 
     def across(self, problem: DepthwiseProblem) -> Pair:
         """Input rows and columns from a tile to the next."""
@@ -83,6 +85,11 @@ class WindowsConfig(MinBlocks, Config):
         columns = right - p.stride[1] + (p.kw - 1) * p.dilation[1] + 1 + self.shift(p)
         return rows, -(-columns // self.columns(p))
 
+    def fetched(self, problem: DepthwiseProblem) -> Pair:
+        """Rows and vectors of the window that are in registers at once."""
+        rows, vectors = self.window(problem)
+        return rows - (problem.kh - 1) * problem.dilation[0] if self.by_rows else rows, vectors
+
     def tiles(self, problem: DepthwiseProblem) -> Pair:
         """Threads along an image's rows and columns."""
         return -(-problem.out_h // (self.tile[0] * self.steps)), -(-problem.out_w // self.tile[1])
@@ -92,8 +99,9 @@ class WindowsConfig(MinBlocks, Config):
 
     def registers(self, problem: DepthwiseProblem) -> int:
         """An estimate for each thread: sums, window and filter as they lie in memory, and addressing."""
-        rows, vectors = self.window(problem)
-        elements = rows * vectors * self.columns(problem) + problem.kh * problem.kw
+        rows, vectors = self.fetched(problem)
+        taps = problem.kw if self.by_rows else problem.kh * problem.kw
+        elements = rows * vectors * self.columns(problem) + taps
         words = max(1, self.channels(problem) * numpy_dtype(problem.dtype).itemsize / 4)
         return self.channels(problem) * math.prod(self.tile) + math.ceil(elements * words) + 24
 
@@ -112,7 +120,7 @@ class WindowsConfig(MinBlocks, Config):
         if self.registers(problem) > arch.registers_thread:
             return (
                 f"tile={self.tile} of {self.channels(problem)} channels needs about {self.registers(problem)} "
-                f"registers, {arch} has {arch.registers_thread}; use a smaller tile or vector"
+                f"registers, {arch} has {arch.registers_thread}; use a smaller tile or vector, or by_rows=true"
             )
         return None
 
@@ -148,11 +156,11 @@ def graph(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> tirx.
             **{"tile_y": at["y"] // config.tile[0], "row": at["y"] % config.tile[0] * p.stride[0] + ry * p.dilation[0]},
             **{"tile_x": at["x"] // config.tile[1], "vector": column // lanes, "lane": column % lanes},
         }
-        factors = window({**at, **of_window}), made.filter({**at, "kh": ry, "kw": rx})
-        return made._sum([factors], [ry, rx])
+        value, weight = window({**at, **of_window}), made.filter({**at, "kh": ry, "kw": rx})
+        return te.sum(value.astype(ACCUMULATOR) * weight.astype(ACCUMULATOR), axis=[ry, rx])
 
     conv = stage("conv", p.output_axes, [made.extent(axis) for axis in p.output_axes], total)
-    return made.program(made.output(Stage(conv.tensor, conv.axes)))
+    return made.program(made.output(conv))
 
 
 def schedule(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> tvm.IRModule:
@@ -176,14 +184,14 @@ def schedule(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> tv
     bind(sch, (block, "blockIdx.x"), (thread, "threadIdx.x"))
 
     next_step(sch, "The filter once, the window of each step, and the way out, by vectors")
-    sch.compute_at(weights, thread, preserve_unit_loops=True)
-    sch.compute_at(window, step, preserve_unit_loops=True)
+    sch.compute_at(weights, ry if config.by_rows else thread, preserve_unit_loops=True)
+    sch.compute_at(window, ry if config.by_rows else step, preserve_unit_loops=True)
     sch.reverse_compute_at(output, step, preserve_unit_loops=True)
-    whole = sch.fuse(*sch.get_loops(weights)[-3:])
-    _unroll(sch, [whole], config.weight_vector(problem))
-    _unroll(sch, sch.get_loops(window)[3:], max(config.channels(problem), config.columns(problem)))
+    _unroll(sch, [sch.fuse(*sch.get_loops(weights)[-3:])], config.weight_vector(problem))
+    outer = 4 if config.by_rows else 3  # block, thread, step, and the kernel's rows
+    _unroll(sch, sch.get_loops(window)[outer:], max(config.channels(problem), config.columns(problem)))
     _unroll(sch, sch.get_loops(output)[3:], config.stored(problem))
-    _unroll(sch, [ry, rx, y, x, c])
+    _unroll(sch, [*(() if config.by_rows else (ry,)), rx, y, x, c])
     sch.decompose_reduction(conv, ry)
     sch.annotate(thread, "pragma_unroll_explicit", 0)  # by the compiler: of large windows there are thousands of lines
     return config.finish(sch.mod)
@@ -205,14 +213,18 @@ LATENCY = 800  # from a load to its use, about
 CLOCK = 1.7  # GHz
 LINE = 128  # bytes that the first-level cache reads in a clock
 FARTHER = 0.5  # what a byte from the second-level cache costs, of one from memory
-TILES = (*((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (4, 8), (7, 1), (7, 2), (8, 2), (8, 4)),)
+TILES = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (4, 8), (7, 1), (7, 2), (8, 2), (8, 4))
 
 
 def clocks(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> float:
     """About what the busiest multiprocessor takes: it issues instructions, reads its cache, and waits for memory."""
     p, device, item = problem, arch.device, numpy_dtype(problem.dtype).itemsize
-    (rows, vectors), lanes, channels = config.window(p), config.columns(p), config.channels(p)
-    outputs, taps, loads = channels * math.prod(config.tile), p.kh * p.kw, rows * vectors
+    (rows, vectors), lanes, channels = config.fetched(p), config.columns(p), config.channels(p)
+    outputs, taps, loads = (
+        channels * math.prod(config.tile),
+        p.kh * p.kw,
+        rows * vectors * (p.kh if config.by_rows else 1),
+    )
     widened = 0 if item == 4 else loads * lanes * channels + outputs // 2
     each = outputs * taps + widened + FETCH * loads + outputs / config.stored(p) + 1
     filters = taps * channels * (2 if item < 4 else 1)
@@ -222,7 +234,7 @@ def clocks(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> floa
     issued = warps / 4 * (config.steps * each + filters + REST)
     apart = channels * item if p.channels_last else config.across(p)[1] * item  # from thread to thread
     cached = warps * config.steps * loads * min(arch.wave, max(1, apart * arch.wave / LINE))
-    again = (rows - config.across(p)[0]) / (config.across(p)[0] * config.steps) if p.channels_last else 0
+    again = (config.window(p)[0] - config.across(p)[0]) / (config.across(p)[0] * config.steps) if p.channels_last else 0
     moved = p.min_bytes + FARTHER * again * p.n * p.h * p.w * p.ci * item
     memory = moved / ((device.bandwidth or 2000) / CLOCK)
     resident = occupancy(arch, config.threads, min(config.registers(p), arch.registers_thread), 0)[0]
@@ -234,13 +246,14 @@ def clocks(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> floa
 def default(problem: DepthwiseProblem, arch: Arch) -> WindowsConfig:
     """The config that takes fewest `clocks`; where none is legal, the smallest."""
     legal = [config for config in space(problem, arch) if config.threads == 128 and not config.check(problem, arch)]
-    return min(legal, key=lambda config: clocks(problem, config, arch), default=WindowsConfig((1, 1), 1, threads=64))
+    whole = [config for config in legal if not config.by_rows] or legal
+    return min(whole, key=lambda config: clocks(problem, config, arch), default=WindowsConfig((1, 1), 1, by_rows=True))
 
 
 def space(problem: DepthwiseProblem, arch: Arch) -> Sequence[WindowsConfig]:
     # of four 16-bit elements TVM 0.27 selects each one by itself, and so does the compiler of one
     vectors = (1, 2, 4) if problem.dtype == "float32" else (2, 8)
-    return ProductSpace(WindowsConfig, TILES, vectors, (1, 2, 4, 8), (64, 128, 256))
+    return ProductSpace(WindowsConfig, TILES, vectors, (1, 2, 4, 8), (64, 128, 256), (False, True))
 
 
 SCHEDULE = ScheduleSpec(

@@ -13,6 +13,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     ),
     "kernel in the padding": dict(n=2, h=1, w=2, ci=20, kh=3, kw=3, pad=2, residual=True),
     "7x7": dict(n=1, h=9, w=12, ci=6, kh=7, kw=7, pad=3, bias=True, residual=True, activation="hardswish"),
+    "31x3, dilated": dict(n=1, h=38, w=17, ci=2, kh=31, kw=3, pad="15,3", dilation="1,3"),
 }
 LAYOUTS = ("nchw", "nhwc")
 LAYERS: list[dict[str, Any]] = [  # of MobileNetV2, EfficientNet-B0 and ConvNeXt, without n

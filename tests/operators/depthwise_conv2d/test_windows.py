@@ -34,9 +34,10 @@ def test_schedule_is_correct(arch: Arch) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        dict(tile="1x8", vector=8, steps=2, threads=64),  # vectors of columns that begin before the image
+        dict(tile="1x4", vector=8, steps=2, threads=64),  # vectors of columns that begin before the image
         dict(tile=1, vector=1),
         dict(tile="2x4", vector=4, threads=96),
+        dict(tile="2x4", vector=2, steps=2, by_rows=True),
         dict(tile="7x2", vector=2, steps=3, min_blocks=2),
     ],
     ids=str,
@@ -44,9 +45,8 @@ def test_schedule_is_correct(arch: Arch) -> None:
 def test_other_configs_are_correct(emulation: None, sm_90a: Arch, config: dict[str, Any], layout: str) -> None:
     problem = problem_of("depthwise_conv2d", n=2, h=11, w=16, ci=24, kh=3, kw=3, pad=1, dtype="float16", layout=layout)
     assert_correct(problem, sm_90a, "windows", config, ["emulated"])
-    strided = problem_of(
-        "depthwise_conv2d", n=1, h=9, w=16, ci=4, kh=2, kw=5, pad="0,2", stride="1,2", dtype="float16", layout=layout
-    )
+    even = dict(n=1, h=9, w=16, ci=24, kh=2, kw=5, pad="0,2", stride="1,2", residual=True, activation="relu")
+    strided = problem_of("depthwise_conv2d", **even, dtype="float16", layout=layout)
     assert_correct(strided, sm_90a, "windows", config, ["emulated"])
 
 
