@@ -424,7 +424,9 @@ class Conv2dProblem(Problem):
 
         for step in (1, 2, 4, 8, 16, 32):
             most = {name: max(45 if name == "ci" else 75, 3 * step) for name in ("ci", "co") if self.is_given(name)}
-            channels = {name: multiple(getattr(self, name), step, limit) for name, limit in most.items()}
+            channels: dict[str, Any] = {
+                name: multiple(getattr(self, name), step, limit) for name, limit in most.items()
+            }
             with contextlib.suppress(ProblemError):
                 yield dataclasses.replace(self, n=3, h=h, w=w, **channels)
 
