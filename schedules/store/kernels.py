@@ -28,6 +28,7 @@ from schedules.build.toolchain.link import write_library
 from schedules.core.arch import Arch, last_level_cache
 from schedules.core.child import Ended, Overdue, Stopped
 from schedules.core.errors import BuildError, SchedulesError, ToolchainError
+from schedules.core.frames import quick_frames
 from schedules.core.parallel import processes
 from schedules.core.problem import Argument, Problem
 from schedules.core.registry import operator_modules, operator_of
@@ -222,7 +223,8 @@ def _built(name: str, chosen: Chosen, disk: Disk) -> Callable[[], Kernel]:
     operator = operator_of(problem)
     spec = operator.schedule_for(problem, arch, chosen.schedule)
     config = spec.config.parse(chosen.config)
-    scheduled = spec.apply(problem, config, arch)
+    with quick_frames():
+        scheduled = spec.apply(problem, config, arch)
     workspaces: tuple[Argument, ...] = ()
     if arch.is_gpu:  # on a CPU, calls are over when they return
         scheduled, workspaces = workspaces_as_arguments(scheduled)

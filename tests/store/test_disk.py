@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -191,6 +192,9 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SCHEDULES_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert disk().folder == tmp_path / "xdg" / "te-schedules" / "kernels"
+    monkeypatch.setitem(sys.modules, "platformdirs", None)  # a checkout whose requirements were not installed
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert disk().folder == tmp_path / f"te-schedules-{os.getuid()}" / "kernels"
     with private_disk() as other:
         other.add("a", {})
         assert other.find("a") is not None
