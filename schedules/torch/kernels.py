@@ -136,7 +136,7 @@ def prepare(problems: Iterable[Problem], device: torch.device, progress: bool | 
     arch, problems, name = arch_of(device), list(dict.fromkeys(problems)), _name(device)
     with contextlib.ExitStack() as held:
         kept = disk() if disk().takes_files() else held.enter_context(private_disk())
-        shared = {p: _shared(p, device) for p in problems if _bundle_for(p, device) is None}
+        shared = {p: _shared(p, arch, device, kept) for p in problems if _bundle_for(p, device) is None}
         missing = {p: shares for p, shares in shared.items() if not is_kept(p, arch, name, kept, shares)}
         failed: dict[Problem, SchedulesError] = {}
         if len(missing) > 1:  # one is sooner built here than a process is started
@@ -158,17 +158,19 @@ def _kernel_for(problem: Problem, device: torch.device, kept: Disk) -> TorchKern
         bundle = _bundle_for(problem, device)
         if bundle is not None:
             return _ready((bundle.path, device), problem, lambda: _loaded(bundle), "as exported")
-        chosen = chosen_for(problem, arch, _name(device), kept, _shared(problem, device))
+        chosen = chosen_for(problem, arch, _name(device), kept, _shared(problem, arch, device, kept))
         return _ready((chosen.key, device), problem, lambda: _made(chosen, kept), chosen.why)
 
 
-def _shared(problem: Problem, device: torch.device) -> bool:
-    """Whether `problem` is to share a build with its like."""
-    alike = _alone.setdefault((problem.widened(), device), set())
-    if len(alike - {problem.any_extent()}) < problem.alone:
-        alike.add(problem.any_extent())
-        return False
-    return True
+def _shared(problem: Problem, arch: Arch, device: torch.device, kept: Disk) -> bool:
+    """Whether `problem` is to share a build with its like: after the first of them, or as another process had it."""
+    alike, name = _alone.setdefault((problem.widened(), device), set()), _name(device)
+    if len(alike - {problem.any_extent()}) >= problem.alone:
+        return True
+    if is_kept(problem, arch, name, kept, True) and not is_kept(problem, arch, name, kept):
+        return True
+    alike.add(problem.any_extent())
+    return False
 
 
 def use_bundles(*folders: str | Path) -> tuple[Bundle, ...]:
