@@ -243,7 +243,7 @@ class Problem(Fields):
 
     @property
     def run_time(self) -> tuple[str, ...]:
-        """Fields of which a built function takes other values at each call; of `x`, with `x_from`, from that on."""
+        """Fields of which a built function takes other values at a call: of `x` with an `x_from`, those from it on."""
         return ()
 
     def widened(self) -> Problem:
