@@ -34,9 +34,14 @@ def softmax_problem(rows: int, cols: int, **fields: Any) -> SoftmaxProblem:
     return SoftmaxProblem(rows, cols, dtype="float32", **fields)
 
 
+@pytest.fixture(autouse=True)
+def first_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other tests have asked for."""
+    monkeypatch.setattr(dispatch, "_alone", {})
+
+
 @pytest.fixture
-def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(dispatch, "_alone", {})  # widths that other tests have asked for
+def forgetful() -> Iterator[None]:
     kernels.use_bundles()
     yield
     kernels.use_bundles()

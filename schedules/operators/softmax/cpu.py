@@ -128,7 +128,8 @@ def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRMo
     if problem.cols_from:
         from schedules.operators.softmax.cpu_widths import program
 
-        return program(problem, config, row_program(problem, exp2))
+        formulas = row_program(problem, exp2)
+        return program(problem, formulas, config.vector, config.rows_per_task, config.keep)
 
     stages = _stages(problem, config)
     sch = Schedule(_program(stages))

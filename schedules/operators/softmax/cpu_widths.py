@@ -19,15 +19,15 @@ from schedules.core.problem import Argument
 from schedules.operators.softmax.definition import Reduction, RowProgram, SoftmaxProblem, Values
 
 if TYPE_CHECKING:
-    from schedules.operators.softmax.cpu import CpuConfig
     from schedules.tirx.types import Buffer, Expr, Index
 
 FIRST = {"max": -3.4028234663852886e38, "sum": 0.0}  # of a lane; the lowest finite float32, as in `definition`
 Each = Callable[[Any, Any, int], None]  # of (first column, its number in the row's buffer, how many)
 
 
-def program(problem: SoftmaxProblem, config: CpuConfig, formulas: RowProgram) -> tvm.IRModule:
-    """The module with one function "main" that takes ``problem.arguments()``, run-time rows and columns."""
+def program(problem: SoftmaxProblem, formulas: RowProgram, vector: int, rows_per_task: int, keep: bool) -> tvm.IRModule:
+    """The module with one function "main" that takes ``problem.arguments()``, run-time rows and columns; the rest is
+    `cpu`'s config."""
     arguments = problem.arguments()
 
     def matched(handles: list[Any], rows: Expr, cols: Expr) -> dict[str, Buffer]:
@@ -44,11 +44,11 @@ def program(problem: SoftmaxProblem, config: CpuConfig, formulas: RowProgram) ->
         rows = T.int64()
         cols = T.int64()
         tensors = T.meta_var(matched([a, b, c, d, e], rows, cols))
-        for task in T.parallel((rows + (config.rows_per_task - 1)) // config.rows_per_task):
-            for turn in T.serial(T.int64(config.rows_per_task)):
-                if task * config.rows_per_task + turn < rows:
-                    row = T.meta_var(_Row(problem, config, formulas, tensors, cols))
-                    row.emit(task * config.rows_per_task + turn)
+        for task in T.parallel((rows + (rows_per_task - 1)) // rows_per_task):
+            for turn in T.serial(T.int64(rows_per_task)):
+                if task * rows_per_task + turn < rows:
+                    row = T.meta_var(_Row(problem, formulas, vector, keep, tensors, cols))
+                    row.emit(task * rows_per_task + turn)
     # fmt: on
 
     function = tirx.PrimFunc(main.params[: len(arguments)], main.body, main.ret_type, main.attrs)
@@ -65,12 +65,14 @@ class _Row:
     def __init__(
         self,
         problem: SoftmaxProblem,
-        config: CpuConfig,
         formulas: RowProgram,
+        vector: int,
+        keep: bool,
         tensors: dict[str, Buffer],
         cols: Expr,
     ) -> None:
-        self.problem, self.config, self.formulas, self.tensors, self.cols = problem, config, formulas, tensors, cols
+        self.problem, self.formulas, self.vector, self.keep = problem, formulas, vector, keep
+        self.tensors, self.cols = tensors, cols
         self.inputs = [argument for argument in problem.arguments() if not argument.output]
         self.outputs = [argument for argument in problem.arguments() if argument.output]
         self.results: dict[str, Buffer] = {}
@@ -79,7 +81,7 @@ class _Row:
     def emit(self, row: Index) -> None:
         formulas = self.formulas
         for step in formulas.reductions:
-            if self.config.keep and formulas.from_element is not None and step is formulas.reductions[-1]:
+            if self.keep and formulas.from_element is not None and step is formulas.reductions[-1]:
                 self.kept = self._local("kept", self.problem.cols)
             self._reduce(step, row)
         for name, formula in formulas.derived:
@@ -101,7 +103,7 @@ class _Row:
 
     def _reduce(self, step: Reduction, row: Index) -> None:
         """The number of a row that `step` is, kept in `results`."""
-        vector = self.config.vector
+        vector = self.vector
         lanes = self._local(f"{step.name}_lanes", vector)
         with T.vectorized(vector) as lane:
             T.buffer_store(lanes, T.float32(FIRST[step.kind]), [lane])
@@ -125,7 +127,7 @@ class _Row:
 
     def _each(self, statement: Callable[[Any, Any], None]) -> None:
         """`statement` of every (column, lane): whole vectors, then shorter ones."""
-        vector = self.config.vector
+        vector = self.vector
         with T.serial(self.cols // vector) as number, T.vectorized(vector) as lane:
             statement(number * vector + lane, lane)
         width = vector

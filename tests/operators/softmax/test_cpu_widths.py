@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from schedules.build.builder import build
 from schedules.core.arch import Arch
@@ -38,13 +36,14 @@ def built(host: Arch) -> Any:
     return build(SoftmaxProblem(1, 100, dtype="float32", cols_from=2), host, "cpu", {"vector": 8, "rows_per_task": 3})
 
 
-@given(rows=st.integers(1, 7), cols=st.integers(2, 100))
-def test_each_width(built: Any, rows: int, cols: int) -> None:
-    x = np.random.default_rng(cols).standard_normal((rows, cols), dtype=np.float32)
-    y = np.full_like(x, np.nan)
-    built.module["main"](x, y)
-    power = np.exp(x - x.max(axis=1, keepdims=True), dtype=np.float64)
-    np.testing.assert_allclose(y, power / power.sum(axis=1, keepdims=True), rtol=1e-5, atol=1e-9)
+def test_each_width(built: Any) -> None:
+    for cols in range(2, 101):
+        rows = 1 + cols % 7
+        x = np.random.default_rng(cols).standard_normal((rows, cols), dtype=np.float32)
+        y = np.full_like(x, np.nan)
+        built.module["main"](x, y)
+        power = np.exp(x - x.max(axis=1, keepdims=True), dtype=np.float64)
+        np.testing.assert_allclose(y, power / power.sum(axis=1, keepdims=True), rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("keep", ["true", "false"])
