@@ -21,13 +21,13 @@ import tvm_ffi
 from tvm import tirx
 
 from schedules.build.toolchain import cuda, link
+from schedules.core import threads
 from schedules.core.arch import GRID, Arch
 from schedules.core.errors import ArgumentError, BuildError, ConfigError, SchedulesError
 from schedules.core.operator import Array, Operator, ScheduleSpec
 from schedules.core.problem import Argument, Config, Problem
 from schedules.core.quiet import ROCM_WARNINGS, without_lines
 from schedules.core.registry import operator_of
-from schedules.core.threads import use_every_core
 from schedules.lowering import pipeline
 
 AXES = ("x", "y", "z")
@@ -177,11 +177,10 @@ def load_library(path: Path, arch: Arch) -> Any:
 
     Raises ToolchainError if the CUDA runtime is missing.
     """
-    if arch.kind == "llvm":
-        use_every_core()
-    elif arch.kind == "cuda":
+    if arch.kind == "cuda":
         cuda.ensure_runtime()
-    return tvm_ffi.load_module(str(path))["main"]
+    module = tvm_ffi.load_module(str(path))
+    return (threads.share(module) if arch.kind == "llvm" else module)["main"]
 
 
 def _compile(
@@ -189,8 +188,6 @@ def _compile(
 ) -> tuple[Any, _Made, str]:
     """The runtime module of `mod`, what the device compiler made, and the lowered program as text."""
     target = arch.target()
-    if arch.kind == "llvm":
-        use_every_core()
     with _callbacks(arch, device_code) as made, pipeline.lowering(mod) as state:
         try:
             with (
@@ -198,7 +195,8 @@ def _compile(
                 target,
                 tvm.transform.PassContext(config=pipeline.config(arch.kind, mod), instruments=instruments),
             ):
-                return tirx.build(mod, target=target, pipeline=pipeline.name_for(mod)), made, state.lowered
+                module = tirx.build(mod, target=target, pipeline=pipeline.name_for(mod))
+                return threads.share(module) if arch.kind == "llvm" else module, made, state.lowered
         except SchedulesError:
             raise
         except Exception as error:  # TVM raises many types; whichever it is, the build failed and says so
