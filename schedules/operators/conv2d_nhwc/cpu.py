@@ -86,9 +86,9 @@ def graph(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
 
     source = made.data
     if copies(p):
-        extents = p.n, *((out - 1) * step + (k - 1) * apart + 1 for out, step, k, apart in zip(
-            (p.out_h, p.out_w), p.stride, (p.kh, p.kw), p.dilation, strict=True)), p.ci  # fmt: skip
-        source = stage("padded", p.data_axes, extents, border)
+        sizes = zip((p.out_h, p.out_w), p.stride, (p.kh, p.kw), p.dilation, strict=True)
+        rows_and_columns = ((out - 1) * step + (k - 1) * gap + 1 for out, step, k, gap in sizes)
+        source = stage("padded", p.data_axes, (p.n, *rows_and_columns, p.ci), border)
     ry, rx, rc = (te.reduce_axis((0, extent), name) for name, extent in (("ry", p.kh), ("rx", p.kw), ("rc", p.ci)))
 
     def element(b: PrimExpr, y: PrimExpr, x: PrimExpr, f: PrimExpr) -> PrimExpr:
@@ -167,7 +167,12 @@ def default(problem: NhwcProblem, arch: Arch) -> CpuConfig:
 
     def cycles(config: CpuConfig) -> float:
         rows, columns, channels = config.counts(p)
-        return rows * columns * channels * register_tile.step_cycles(unit, config.vector, config.block_lanes, config.block_x)
+        return (
+            rows
+            * columns
+            * channels
+            * register_tile.step_cycles(unit, config.vector, config.block_lanes, config.block_x)
+        )
 
     best = min(_tiles(p, arch), key=cycles)
     counts = best.counts(p)
