@@ -34,7 +34,7 @@ def tasks():
 """
 # on one thread no other is started; on several, neither by us nor by PyTorch after us more than PyTorch's own
 COUNT = """
-more = torch.get_num_threads() + 2
+more = torch.get_num_threads() + 1
 torch.set_num_threads(1)
 assert right()  # and is built
 idle = tasks()
@@ -79,19 +79,16 @@ def ran(then: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "TVM_"))}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-c", PROCESS + then], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PROCESS + then], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def test_the_threads_are_pytorchs_and_as_many_as_it_is_told() -> None:
-    assert ran(COUNT) == "2 2"
-
-
-@pytest.mark.parametrize(("then", "said"), [(FORK, "0 True True"), (LOADER, "True"), (TOGETHER, "[True, True]")])
-def test_forked_children_and_two_threads_at_once_are_served(then: str, said: str) -> None:
-    assert ran(then) == said
+def test_the_threads_are_pytorchs_and_children_and_other_threads_are_served() -> None:
+    """In one process, since PyTorch is slow to import."""
+    said = ran(COUNT + TOGETHER + FORK + LOADER).splitlines()
+    assert said == ["1 1", "[True, True]", "0 True True", "True"]
 
 
 @pytest.fixture
