@@ -1,12 +1,13 @@
 """Our CPU convolutions and softmax beside PyTorch's, in turn on the same cores in one run.
 
-    python -m benchmarks.compare_cpu  # both convolutions, batch 1 and 16, and softmax
+    python -m benchmarks.compare_cpu  # convolutions, batch 1 and 16, and softmax
     python -m benchmarks.compare_cpu --operators conv2d_nchw --batches 4      # add these to the same file
     python -m benchmarks.compare_cpu --search 60  # search each case first; the best are records
 
-Both sides have --threads threads.  PyTorch convolves NCHW and channels-last copies; its faster one is the peer.  Every
-result is compared with the float64 reference before it is timed.  A result is written after every case; --missing goes
-on where a run was cut off.  python -m benchmarks.results_table prints it as tables.
+Both sides run on PyTorch's --threads threads, alone and right after an operator of PyTorch's.  PyTorch convolves NCHW
+and channels-last copies; its faster one is the peer.  Every result is compared with the float64 reference before it is
+timed.  A result is written after every case; --missing goes on where a run was cut off.  python -m
+benchmarks.results_table prints it as tables.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from benchmarks.peers import cpu_case
 from benchmarks.peers.comparison import Results
 from benchmarks.peers.cpu_case import BATCHES, KIND, OPERATORS, case_result, cases, line_of, name_of
+from benchmarks.peers.cudnn import torch_module
 from benchmarks.peers.runs import Comparison, add_arguments, check_arguments, run_cases, search_of
 from schedules.build.present import device_name
 from schedules.cli.script import run_script
@@ -49,7 +51,7 @@ def chosen(problem: Problem, arch: Arch, args: argparse.Namespace) -> Choice:
 
 def run_all(problems: Sequence[Problem], args: argparse.Namespace) -> None:
     arch = parse_arch("llvm")
-    cpu_case.share_cores(args.threads)
+    torch_module().set_num_threads(args.threads)  # of our kernels too
     cpu_case.keep_freed_memory()
     device = str(device_name(arch))
     out = args.out or args.log / slug(device) / "cpu_compare.json"

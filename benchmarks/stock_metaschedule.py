@@ -15,6 +15,7 @@ import argparse
 import functools
 import importlib.util
 import json
+import os
 import sys
 import tempfile
 import time
@@ -33,7 +34,7 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import BuildError, ConfigError, ToolchainError, UsageError
 from schedules.core.presets import resolve
 from schedules.core.problem import Problem
-from schedules.core.threads import use_every_core
+from schedules.core.threads import THREADS, cores
 from schedules.measure.timer import measure
 from schedules.operators import auto
 from schedules.operators.auto import AutoConfig
@@ -124,7 +125,7 @@ def emit(event: str, **values: Any) -> None:
 
 def tune(problem: Problem, arch: Arch, space: str, args: argparse.Namespace, folder: str) -> tuple[Any, Any]:
     """Run `tune_tir` until the time is up or the trials are used.  Returns its database and the `Watch`."""
-    use_every_core()  # its runner's processes inherit the number
+    os.environ.setdefault(THREADS, str(cores() or os.cpu_count()))  # its runner's processes inherit the number
     initializer = functools.partial(prepare_worker, arch.kind, arch.name, ROOT)
     builder = ms.builder.LocalBuilder(
         initializer=initializer, max_workers=args.workers, f_build=FAST_BUILD if args.fast_build else None

@@ -1,20 +1,20 @@
 """Our CPU kernels beside PyTorch's on the same cores: the cases, and one of them run.
 
-A results file of kind "cpu"; see `comparison`.  Both sides have as many threads, and their calls lie apart by a write
-over the caches, after which neither's threads spin any more.
+A results file of kind "cpu"; see `comparison`.  Both sides run on PyTorch's threads.  Each is timed alone, and between
+PyTorch's operators: right after a torch.relu of the output, as in a network.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from benchmarks.peers import convolution, convolution_case, softmax, softmax_case
 from benchmarks.peers.bench import Bench
-from benchmarks.peers.comparison import STREAM, Call, Entrant, Times, compare, head_of
+from benchmarks.peers.comparison import STREAM, Call, Entrant, Times, compare, head_of, time_in_turn
 from benchmarks.peers.cudnn import torch_module
 from schedules.build.builder import compiler_of
 from schedules.core.arch import Arch
@@ -23,9 +23,10 @@ from schedules.core.problem import Conv2dProblem, Problem
 from schedules.core.registry import operator_of
 from schedules.measure.choice import Choice
 from schedules.measure.records import environment
-from schedules.measure.timer import Timer
+from schedules.measure.timer import CpuTimer
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.operators.conv2d_nchw.definition import NchwProblem
+from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
 
 KIND = "cpu"
@@ -43,7 +44,11 @@ LAYERS = (
     (256, 8, 8, 3, 1),
 )
 ROWS = ((16384, 8), (4096, 100), (4096, 1000), (4096, 1024), (1024, 4096), (256, 32768), (8, 262144))
-CONVOLUTIONS: Mapping[str, type[Conv2dProblem]] = {"conv2d_nchw": NchwProblem, "conv2d_hwcn": HwcnProblem}
+CONVOLUTIONS: Mapping[str, type[Conv2dProblem]] = {
+    "conv2d_nchw": NchwProblem,
+    "conv2d_nhwc": NhwcProblem,
+    "conv2d_hwcn": HwcnProblem,
+}
 FAR = 100.0  # an error in units of the tolerance beyond which a peer computes something else; long sums reach a few
 OPERATORS = (*CONVOLUTIONS, "softmax")
 
@@ -66,22 +71,13 @@ def cases(operators: Sequence[str], batches: Sequence[int]) -> list[Problem]:
         if name in CONVOLUTIONS:
             for n in batches:
                 for size, ci, co, k, stride in LAYERS:
-                    fields = {"stride": (stride, stride), "pad": (k // 2, k // 2)}
+                    fields = {"stride": (stride, stride), "pad": (k // 2, k // 2), "dtype": "float32"}
                     found.append(CONVOLUTIONS[name](n, size, size, ci, co, k, k, **fields))  # type: ignore[arg-type]
         elif name == "softmax":
             found += [SoftmaxProblem(*shape, function, "float32") for shape in ROWS for function in FUNCTIONS]
         else:
             raise UnknownNameError("operator of the comparison", name, OPERATORS)
     return found
-
-
-def share_cores(threads: int) -> None:
-    """Give PyTorch and TVM `threads` threads each, before TVM first runs anything in parallel.
-
-    Raises ToolchainError without PyTorch.
-    """
-    os.environ["TVM_NUM_THREADS"] = str(threads)
-    torch_module().set_num_threads(threads)
 
 
 def keep_freed_memory() -> None:
@@ -108,7 +104,7 @@ def peers_of(problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Callable
     def in_layout(peer: convolution.Peer, problem: Conv2dProblem) -> Callable[[], Call]:
         return lambda: convolution.call_of(peer, problem, tensors)
 
-    if isinstance(problem, NchwProblem | HwcnProblem):
+    if isinstance(problem, tuple(CONVOLUTIONS.values())):
         return {name: in_layout(peer, problem) for name, peer in LAYOUTS.items()}
     if isinstance(problem, SoftmaxProblem):
         rows = problem
@@ -117,17 +113,29 @@ def peers_of(problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Callable
 
 
 def run_case(
-    problem: Problem, arch: Arch, choice: Choice, timer: Timer, seconds: float, *, seed: int = 0
+    problem: Problem, arch: Arch, choice: Choice, timer: CpuTimer, seconds: float, *, seed: int = 0
 ) -> dict[str, Any]:
     """Compare `choice` with PyTorch; what `case_result` says.  Raises ToolchainError without PyTorch."""
     distinct = None
     if isinstance(problem, SoftmaxProblem):
         distinct = replace(problem, rows=softmax_case.distinct_rows(problem))
     bench = Bench(problem, arch, seed, distinct)
-    entrants = {"ours": bench.ours(choice)}
+    ours = bench.ours(choice)
+    entrants = {"ours": replace(ours, make=cache(ours.make))}
     for name, make in peers_of(problem, bench.tensors).items():
-        entrants[name] = Entrant(make, {}, most=FAR, adapt=lambda outputs: _placed(problem, outputs))
-    return case_result(problem, compare(entrants, timer, bench.judge, bench.poison, seconds))
+        entrants[name] = Entrant(cache(make), {}, most=FAR, adapt=lambda outputs: _placed(problem, outputs))
+    found = compare(entrants, timer, bench.judge, bench.poison, seconds)
+    calls = {name: entrants[name].make() for name, (times, _) in found.items() if times}
+    return case_result(problem, found, _between(calls, timer, bench, seconds))
+
+
+def _between(calls: Mapping[str, Call], timer: CpuTimer, bench: Bench, seconds: float) -> dict[str, Times]:
+    relu, output = torch_module().relu, bench.tensors[bench.outputs[0].name]
+    timer.before = lambda: relu(output)
+    try:
+        return time_in_turn(timer, calls, seconds)
+    finally:
+        timer.before = lambda: None
 
 
 def _placed(problem: Problem, outputs: Sequence[Any]) -> list[Any]:
@@ -136,18 +144,27 @@ def _placed(problem: Problem, outputs: Sequence[Any]) -> list[Any]:
     return list(outputs)
 
 
-def case_result(problem: Problem, found: Mapping[str, tuple[Times | None, dict[str, Any]]]) -> dict[str, Any]:
-    """One case as plain data.  Names in `found`: "ours" and the peers'.
+def case_result(
+    problem: Problem,
+    found: Mapping[str, tuple[Times | None, dict[str, Any]]],
+    between: Mapping[str, Times] | None = None,
+) -> dict[str, Any]:
+    """One case as plain data.  Names in `found` and `between`: "ours" and the peers'.
 
-    `ratio` is the time of `best`, the fastest peer, as a multiple of ours: over 1 ours is faster.
+    `ratio` is the time of `best`, the fastest peer, as a multiple of ours: over 1 ours is faster.  `between_us` and
+    `between_ratio` are the same between PyTorch's operators.
     """
     told = {name: {**about, **(times.to_json() if times else {})} for name, (times, about) in found.items()}
+    for name, times in (between or {}).items():
+        told[name]["between_us"] = round(times.us, 3)
     ours = told.pop("ours")
     case = {**head_of(problem, STREAM), "flops": problem.flops, "ours": ours, "peers": told}
     timed = {name: words["us"] for name, words in told.items() if "us" in words}
     if timed and "us" in ours:
         best = min(timed, key=lambda name: timed[name])
         case |= {"best": best, "ratio": round(timed[best] / ours["us"], 4)}
+    if beside := [words["between_us"] for words in told.values() if "between_us" in words and "between_us" in ours]:
+        case["between_ratio"] = round(min(beside) / ours["between_us"], 4)
     return case
 
 
@@ -169,4 +186,8 @@ def line_of(case: Mapping[str, Any]) -> str:
         parts.append(f"FAILED: {ours.get('failed', 'not run')}")
     for name, peer in case["peers"].items():
         parts.append(f"{name} {peer['us']:.1f}" if "us" in peer else f"{name} - ({peer.get('failed', 'not run')})")
-    return "  ".join([*parts, *([f"{case['ratio']:.2f} of {case['best']}"] if "ratio" in case else [])])
+    if "ratio" in case:
+        parts.append(f"{case['ratio']:.2f} of {case['best']}")
+    if "between_ratio" in case:
+        parts.append(f"{case['between_ratio']:.2f} between PyTorch's operators")
+    return "  ".join(parts)

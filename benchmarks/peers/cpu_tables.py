@@ -28,18 +28,26 @@ def sections(results: Mapping[str, Any]) -> list[str]:
 
 
 def _summary(cases: Sequence[Case]) -> str:
-    """The least, the mean and the largest ratio of each operator by number of images, or function."""
-    found: dict[str, list[float]] = {}
+    """The least, the mean and the largest ratio of each operator by number of images, or function; and the least and
+    the mean between PyTorch's operators."""
+    found: dict[str, list[Case]] = {}
     for case in cases:
         p = case["problem"]
         name = p["function"] if case["operator"] == "softmax" else f"{case['operator']} n={p['n']}"
-        found.setdefault(f"{name}, {p['dtype']}", []).extend([case["ratio"]] if "ratio" in case else [])
-    rows = (
-        [name, str(len(ratios)), f"{min(ratios):.2f}", f"{geometric_mean(ratios):.2f}", f"{max(ratios):.2f}"]
-        for name, ratios in found.items()
-        if ratios
-    )
-    return table(["", "problems", "least", "geometric mean", "most"], rows)
+        found.setdefault(f"{name}, {p['dtype']}", []).extend([case] if "ratio" in case else [])
+
+    there = any("between_ratio" in case for case in cases)
+
+    def row(name: str, those: Sequence[Case]) -> list[str]:
+        alone = [case["ratio"] for case in those]
+        beside = [case["between_ratio"] for case in those if "between_ratio" in case]
+        numbers = [min(alone), geometric_mean(alone), max(alone)]
+        numbers += [min(beside), geometric_mean(beside)] if beside else []
+        return [name, str(len(those)), *(f"{number:.2f}" for number in numbers), *[""] * (2 * (there and not beside))]
+
+    headers = ["", "problems", "least", "geometric mean", "most"]
+    headers += ["least between operators", "mean between operators"] if there else []
+    return table(headers, [row(name, those) for name, those in found.items() if those])
 
 
 def _layers(cases: Sequence[Case]) -> str:
@@ -48,9 +56,12 @@ def _layers(cases: Sequence[Case]) -> str:
     def row(case: Case) -> list[str]:
         rate = f"{case['flops'] / case['ours']['us'] / 1e3:.0f}" if "us" in case["ours"] else ""
         times = [_us(case["peers"].get(peer, {})) for peer in peers]
-        return [layer(case["problem"]), _us(case["ours"]), rate, *times, _ratio(case)]
+        beside = [f"{case['between_ratio']:.2f}" if "between_ratio" in case else ""] if there else []
+        return [layer(case["problem"]), _us(case["ours"]), rate, *times, _ratio(case), *beside]
 
+    there = any("between_ratio" in case for case in cases)
     headers = ["layer", "us", "GFLOP/s", *(f"{peer} us" for peer in peers), "of the best peer"]
+    headers += ["between operators"] if there else []
     return table(headers, map(row, cases))
 
 

@@ -21,6 +21,7 @@ from tvm import tirx
 
 from schedules.build.library import VECTOR_BYTES, Launch
 from schedules.build.toolchain import cuda, link
+from schedules.core import threads
 from schedules.core.arch import GRID, Arch
 from schedules.core.errors import ArgumentError, BuildError, ConfigError, SchedulesError
 from schedules.core.frames import quick_frames
@@ -28,7 +29,6 @@ from schedules.core.operator import Array, Operator, ScheduleSpec
 from schedules.core.problem import Argument, Config, Problem
 from schedules.core.quiet import ROCM_WARNINGS, without_lines
 from schedules.core.registry import operator_of
-from schedules.core.threads import use_every_core
 from schedules.lowering import pipeline
 
 AXES = ("x", "y", "z")
@@ -167,8 +167,6 @@ def _compile(
 ) -> tuple[Any, _Made, str]:
     """The runtime module of `mod`, what the device compiler made, and the lowered program as text."""
     target = arch.target()
-    if arch.kind == "llvm":
-        use_every_core()
     with _callbacks(arch, device_code) as made, pipeline.lowering(mod, arguments) as state:
         try:
             with (
@@ -176,7 +174,8 @@ def _compile(
                 target,
                 tvm.transform.PassContext(config=pipeline.config(arch.kind, mod), instruments=instruments),
             ):
-                return tirx.build(mod, target=target, pipeline=pipeline.name_for(mod)), made, state.lowered
+                module = tirx.build(mod, target=target, pipeline=pipeline.name_for(mod))
+                return threads.share(module) if arch.kind == "llvm" else module, made, state.lowered
         except SchedulesError:
             raise
         except Exception as error:  # TVM raises many types; whichever it is, the build failed and says so

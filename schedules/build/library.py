@@ -8,8 +8,8 @@ from typing import Any
 
 from schedules.build.toolchain import cuda
 from schedules.build.toolchain.runtime import load_runtime
+from schedules.core import threads
 from schedules.core.arch import Arch
-from schedules.core.threads import use_every_core
 
 VECTOR_BYTES = 16  # of the widest load; a GPU faults on one that is not aligned to its size
 ALLOCATION = b"TVMBackendAllocWorkspace"  # what the host code of a function with workspaces of its own calls
@@ -43,9 +43,8 @@ def load_library(path: Path, arch: Arch) -> Any:
     """
     import tvm_ffi
 
-    if arch.kind == "llvm":
-        use_every_core()
     load_runtime()
     if arch.kind == "cuda":
         cuda.ensure_runtime()
-    return tvm_ffi.load_module(str(path))["main"]
+    module = tvm_ffi.load_module(str(path))
+    return (threads.share(module) if arch.kind == "llvm" else module)["main"]

@@ -7,7 +7,7 @@ kernel.json          what it is, how to call it, what it was built with, and a c
 load.py              loads it with tvm_ffi and TVM's runtime library alone
 kernel.json.sig      if it is signed, the signature of kernel.json
 
-`package.loader` is what load.py is a copy of, and reads kernel.json here too.
+load.py is `package.loader`, which reads kernel.json here too, as `source` makes it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import struct
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -257,6 +258,14 @@ def check_destination(out: str | Path, *, force: bool = False) -> None:
         raise BundleError(f"{parent} is not writable; choose another --out")
 
 
+def source(file: str) -> str:
+    """A module of `package` as it stands alone: with what it imports of the rest of this package in its place."""
+    text = resources.files("schedules.bundle.package").joinpath(file).read_text()
+    threads = resources.files("schedules.core").joinpath("threads.py").read_text()
+    _, _, threads = threads.partition("from __future__ import annotations\n\n")  # after the docstring
+    return re.sub(r"^from schedules\.core\.threads import .*\n", lambda _: threads, text, flags=re.MULTILINE)
+
+
 def embedded_machines(library: bytes) -> set[int]:
     """The e_machine of every ELF image inside `library`."""
     found, at = set(), library.find(b"\x7fELF", 1)
@@ -275,7 +284,7 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
     if b"__global__" in library:
         raise BuildError("the library holds CUDA source, to be compiled at load; is TVM's CUDA runtime installed?")
     texts = {"scheduled.tir": made.scheduled, "lowered.tir": made.lowered, "definition.txt": made.definition}
-    texts["load.py"] = resources.files("schedules.bundle.package").joinpath("loader.py").read_text()
+    texts["load.py"] = source("loader.py")
     for name, text in {**texts, **{f"kernel.{ending}": source for ending, source in made.sources.items()}}.items():
         (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     # for a GPU only the launch runs on the CPU, in code for the baseline

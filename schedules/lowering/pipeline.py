@@ -19,9 +19,11 @@ from schedules.core.problem import Argument
 from schedules.lowering import annotated
 from schedules.lowering.accesses import whole_accesses
 from schedules.lowering.annotations import APART, MIN_BLOCKS, STREAM, TIRX
+from schedules.lowering.border_copies import borders_apart
 from schedules.lowering.bounds import bounded
 from schedules.lowering.lone_task import lone_tasks_in_caller
 from schedules.lowering.past_caches import stores_past_caches
+from schedules.lowering.shared_threads import on_shared_threads
 
 NAME = "te_schedules"
 TIRX_NAME = "te_schedules_tirx"
@@ -124,8 +126,9 @@ def _pipeline() -> tuple[Any, Any, Any]:
         mod = _explicit_fma(_without_alignment(lower(mod)))
         if _all_on(mod, "llvm"):
             mod = lone_tasks_in_caller(stores_past_caches(mod) if _current.get().stream == "stores" else mod)
+            mod = borders_apart(mod)
         _current.get().lowered = mod.script()
-        return mod
+        return on_shared_threads(mod) if _all_on(mod, "llvm") else mod
 
     @tvm.transform.module_pass(opt_level=0, name="schedules.launch_bounds")
     def launch_bounds(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:

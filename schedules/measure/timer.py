@@ -145,6 +145,7 @@ class CpuTimer:
     settling = 0.02  # seconds of calls that are not timed
 
     def __init__(self, evict: bool = True) -> None:
+        self.before: Callable[[], object] = lambda: None  # what runs before each call, untimed: a neighbour's work
         self._trash = np.zeros(2 * last_level_cache() // 8 if evict else 0)
         self._trash += 1  # the first touch, which the system answers with pages, takes several times as long
         start = time.perf_counter()
@@ -159,6 +160,7 @@ class CpuTimer:
             found = []
             for _ in range(count):
                 self._trash += 1
+                self.before()
                 start = time.perf_counter()
                 call()
                 found.append((time.perf_counter() - start) * 1e6)

@@ -7,6 +7,7 @@ After Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 MOST_SUMS = 1024
 CACHED = 384 * KIB  # what a task may keep of the data: less than the second-level cache of a core
 FARTHER = 10  # a task that keeps as much takes longer by this part of its time than one that keeps little
+WAYS, WAY = 8, 4 * KIB  # of the nearest cache: ways, and bytes of each
 LATENCY = 4  # cycles from a multiply-add to the next of the same sum
 CROSSING = 1.5  # times a load costs whose vectors seldom begin with a cache line
 COPIED, STREAMED = 2, 4  # elements that a core copies in a cycle, and that it reads from afar
@@ -92,6 +94,13 @@ def step_cycles(unit: VectorUnit, vector: int, vectors: int, broadcasts: int) ->
 def fits(unit: VectorUnit, sums: int, vectors: int) -> bool:
     """Whether a tile leaves registers for its operands and for what the compiler moves ahead."""
     return sums <= unit.registers * 3 // 4 and sums + vectors + 1 <= unit.registers
+
+
+def crowded(rows: int, apart: int) -> bool:
+    """Whether rows that lie `apart` bytes from each other and are read together drive each other out of the nearest
+    cache: more of them in one set than half of its ways."""
+    sets = WAY // math.gcd(apart, WAY)
+    return -(-rows // sets) > WAYS // 2
 
 
 def shares(count: int) -> list[int]:

@@ -11,20 +11,55 @@ from schedules.build.builder import build
 from schedules.bundle.bundle import write_bundle
 from schedules.core import threads
 from schedules.core.arch import parse_arch
-from schedules.operators.softmax.definition import SoftmaxProblem
+from schedules.operators.conv2d_nchw.definition import NchwProblem
 
 ROOT = Path(__file__).parents[2]
-# each door to a CPU kernel, in a process that has run none
+# each door to a CPU kernel, in a process that has run none: `call` runs it
 DOORS = {
-    "build": "schedules.load('softmax', dict(rows=2, cols=8))",
-    "load": "from schedules.bundle.bundle import Bundle; Bundle.open(sys.argv[1]).load()",
+    "build": "import schedules; call = schedules.load('conv2d_nchw', dict(PROBLEM))",
+    "open": "from schedules.bundle.bundle import Bundle; call = Bundle.open(sys.argv[1]).load()",
+    "load.py": "sys.path.insert(0, sys.argv[1]); from load import load; call = load()",
 }
+PROBLEM = {"n": 1, "ci": 4, "h": 16, "w": 16, "co": 16, "kh": 3, "kw": 3}
 CODE = """
-import sys
-import schedules
+import os, sys, threading
+import numpy as np
+PROBLEM = {problem}
+before = dict(os.environ)
 {door}
-from tvm import get_global_func
-print(get_global_func("runtime.NumThreads")())
+x, w = np.random.rand(1, 4, 16, 16).astype("float32"), np.random.rand(16, 4, 3, 3).astype("float32")
+
+def run():
+    y = np.full((1, 16, 14, 14), np.nan, "float32")
+    call(x, w, y)
+    return y
+
+def affinity(task):
+    return os.sched_getaffinity(int(task))
+
+first = run()
+{then}
+assert dict(os.environ) == before
+"""
+COUNT = """
+import tvm_ffi
+tasks = [affinity(task) for task in os.listdir("/proc/self/task")]
+print(tvm_ffi.get_global_func("runtime.NumThreads")(), all(task == os.sched_getaffinity(0) for task in tasks))
+"""
+FORK = """
+child = os.fork()
+if not child:
+    os._exit(0 if (run() == first).all() else 1)
+print(os.waitpid(child, 0)[1], (run() == first).all())
+"""
+TOGETHER = """
+same = []
+callers = [threading.Thread(target=lambda: same.append(all((run() == first).all() for _ in range(20)))) for _ in "ab"]
+for caller in callers:
+    caller.start()
+for caller in callers:
+    caller.join()
+print(same)
 """
 
 
@@ -46,37 +81,48 @@ def test_processors_that_share_a_core_count_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, siblings: dict[int, str], cores: int
 ) -> None:
     machine(monkeypatch, tmp_path, siblings)
-    monkeypatch.delenv(threads.THREADS, raising=False)
-    threads.use_every_core()
-    assert os.environ[threads.THREADS] == str(cores)
+    assert threads.cores() == cores
 
 
-def test_what_is_set_stays_and_what_is_not_known_is_left_to_tvm(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_cores_that_the_system_does_not_tell_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine(monkeypatch, tmp_path, {0: "0", 1: "1"})
-    monkeypatch.setenv(threads.THREADS, "7")
-    threads.use_every_core()
-    assert os.environ[threads.THREADS] == "7"
-    monkeypatch.delenv(threads.THREADS)
     monkeypatch.setattr(threads, "_TOPOLOGY", tmp_path / "nowhere")
-    threads.use_every_core()
-    assert threads.THREADS not in os.environ
+    assert threads.cores() is None
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    problem = SoftmaxProblem(rows=2, cols=8)
-    return write_bundle(build(problem, parse_arch("llvm")), tmp_path_factory.mktemp("threads") / "bundle").path
+    built = build(NchwProblem(**PROBLEM), parse_arch("llvm"))
+    return write_bundle(built, tmp_path_factory.mktemp("threads") / "bundle").path
 
 
-@pytest.mark.parametrize("given", [None, "1"])
-@pytest.mark.parametrize("door", DOORS)
-def test_tvm_takes_every_core_unless_it_is_told(bundle: Path, door: str, given: str | None) -> None:
-    if threads.cores() is None:
-        pytest.skip("this system does not tell its cores")
-    environment = {name: value for name, value in os.environ.items() if name != threads.THREADS}
-    environment |= {"PYTHONPATH": str(ROOT)} | ({threads.THREADS: given} if given else {})
-    command = [sys.executable, "-c", CODE.format(door=DOORS[door]), str(bundle)]
+def ran(bundle: Path, door: str, then: str, **given: str) -> str:
+    """What a process prints that comes in by `door`, runs the kernel and then this code."""
+    own = (threads.THREADS, threads.BIND, "PYTHONPATH")
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    environment |= given | ({} if door == "load.py" else {"PYTHONPATH": str(ROOT)})
+    command = [sys.executable, "-c", CODE.format(problem=PROBLEM, door=DOORS[door], then=then), str(bundle)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == (given or str(threads.cores())), done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(threads.cores() is None, reason="this system does not tell its cores")
+@pytest.mark.parametrize(("door", "given"), [*((door, None) for door in DOORS), ("load.py", "1"), ("load.py", "2")])
+def test_tvm_takes_every_core_unless_it_is_told(bundle: Path, door: str, given: str | None) -> None:
+    count, free = ran(bundle, door, COUNT, **({threads.THREADS: given} if given else {})).split()
+    assert count == (given or str(threads.cores())) and (free == "True" or door != "load.py")
+
+
+@pytest.mark.skipif((threads.cores() or 1) < 2, reason="there are no threads to bind")
+def test_threads_of_an_exported_kernel_stay_bound_where_that_is_asked_for(bundle: Path) -> None:
+    assert ran(bundle, "load.py", COUNT, **{threads.BIND: "1"}).endswith("False")
+
+
+@pytest.mark.parametrize("door", ["build", "load.py"])
+def test_a_forked_child_runs_kernels_that_its_parent_ran(bundle: Path, door: str) -> None:
+    assert ran(bundle, door, FORK) == "0 True"
+
+
+def test_two_threads_call_a_kernel_at_once(bundle: Path) -> None:
+    assert ran(bundle, "load.py", TOGETHER) == "[True, True]"

@@ -19,10 +19,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from schedules.bundle.bundle import source
 from schedules.bundle.library.collect import Made, described
 from schedules.bundle.package import INDEX, KERNELS, SCHEMA, read_index, require_files
 from schedules.bundle.package.loader import DamagedError, digest
@@ -155,9 +155,8 @@ def write_library(
         if not any(each.entry for each in made):
             why = next((each.why for each in made), "no preset was asked for")
             raise BuildError(f"no kernel was built for {arch}: {why}")
-        code = resources.files("schedules.bundle.package")
         for file in _CODE:
-            (home / file).write_text(code.joinpath(file).read_text())
+            (home / file).write_text(source(file))
         index = _index(name, version, arch, made, described(home / file for file in _CODE))
         (home / INDEX.name).write_text(json.dumps(index, indent=1) + "\n")
         if key is not None:

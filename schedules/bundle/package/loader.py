@@ -4,6 +4,9 @@
     kernel = load()
     kernel(*tensors)  # in the order that `python load.py` prints; outputs are written in place
 
+A CPU kernel's parallel loops run on PyTorch's threads where it is loaded, as many as torch.set_num_threads says; else
+on TVM's, one for each core or as many as TVM_NUM_THREADS says, bound to cores only if TVM_BIND_THREADS is set.
+
 Loading runs the machine code of this folder.  Its checksums tell damage; they do not tell who made it.
 """
 
@@ -30,6 +33,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from schedules.core.threads import before_call, share
 
 HERE = Path(__file__).resolve().parent
 MANIFEST = "kernel.json"
@@ -113,7 +118,9 @@ class Kernel:
 
         Raises ArgumentError before anything runs if they do not fit, KernelError if the kernel fails.
         """
-        if self.target["kind"] != "llvm":
+        if self.target["kind"] == "llvm":
+            before_call()
+        else:
             for argument, tensor in zip(self.arguments, tensors, strict=False):
                 if hasattr(tensor, "data_ptr") and tensor.data_ptr() % VECTOR_BYTES:
                     raise ArgumentError(f"{argument['name']} does not start at a multiple of {VECTOR_BYTES} bytes")
@@ -145,8 +152,6 @@ def load(folder: str | Path = HERE) -> Kernel:
     except ImportError as error:
         wanted = about["versions"].get("apache-tvm-ffi")
         raise LoadError(f"{_line(error)}; pip install apache-tvm-ffi{f'=={wanted}' if wanted else ''}") from None
-    if target["kind"] == "llvm":
-        _use_every_core()
     _open("libtvm_runtime.so", "tvm", "lib", "pip install apache-tvm, or set TVM_LIBRARY_PATH to its folder")
     if target["kind"] == "cuda":
         _open("libcudart.so.13", "nvidia", "cu13/lib", "pip install nvidia-cuda-runtime")
@@ -154,7 +159,8 @@ def load(folder: str | Path = HERE) -> Kernel:
     elif target["kind"] == "rocm":
         _open("libtvm_runtime_rocm.so", "tvm", "lib", "it needs a TVM built with ROCm")
     try:
-        function = tvm_ffi.load_module(str(folder / library))["main"]
+        module = tvm_ffi.load_module(str(folder / library))
+        function = (share(module) if target["kind"] == "llvm" else module)["main"]
     except Exception as error:  # tvm_ffi raises many types
         raise LoadError(f"{folder / library} does not load ({_line(error)})") from error
     words = {key: about[key] for key in ("operator", "problem", "schedule", "config", "target")}
@@ -294,19 +300,6 @@ def _open(name: str, package: str, places: str, remedy: str) -> None:
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise LoadError(f"{name} does not load ({_line(error)}); {remedy}") from None
-
-
-def _use_every_core() -> None:
-    """A thread of parallel loops for each core of this process, unless TVM_NUM_THREADS is set: TVM itself takes half of
-    the processors, which is half of the cores where no two share one, as in many virtual machines."""
-    if "TVM_NUM_THREADS" in os.environ or not hasattr(os, "sched_getaffinity"):
-        return
-    siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-    try:
-        cores = {Path(siblings.format(cpu)).read_text() for cpu in os.sched_getaffinity(0)}
-    except OSError:
-        return
-    os.environ["TVM_NUM_THREADS"] = str(len(cores))
 
 
 def main(words: list[str]) -> int:

@@ -159,11 +159,13 @@ def default(problem: NchwProblem, arch: Arch) -> CpuConfig:
 
 
 def _tiles(problem: NchwProblem, arch: Arch) -> Iterator[CpuConfig]:
-    """Register tiles that the registers hold and the problem does not fall short of."""
+    """Register tiles that the registers hold and the problem does not fall short of, whose filters the nearest cache
+    holds side by side."""
     unit, (out_h, out_w) = vector_unit(arch), image_of(problem).out
     for vector in register_tile.vectors_for(unit, out_w):
         for block_x, block_y, block_f in product(VECTORS, ROWS, CHANNELS):
             short = vector * (block_x - 1) >= out_w or block_y > out_h or block_f > problem.co
+            short |= register_tile.crowded(block_f, 4 * problem.reduction)
             if not short and register_tile.fits(unit, block_x * block_y * block_f, block_x * block_y):
                 yield CpuConfig(vector, block_x=block_x, block_y=block_y, block_f=block_f)
 

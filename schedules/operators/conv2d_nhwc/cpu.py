@@ -1,55 +1,120 @@
-"""NHWC convolution on the CPU: implicit GEMM with output channels in vector lanes and pixels in registers.
+"""NHWC convolution on the CPU: output channels in vector lanes, sums of a few pixels of a row in registers.
 
-The filters are first turned so that output channels are contiguous.  A task owns a few pixels: it gathers their columns
-(kh, kw, pixels, ci) into a buffer that stays in cache, where borders, strides and dilation end, then multiplies them by
-the filters, a register tile of pixels x channels at a time.
+Filters are packed by register tiles, output channels side by side, once for each call.  A task owns some rows and
+columns of an image and some channels: it copies the data that it reads into a buffer that stays in cache, where borders
+end (data without a border is read as it lies), then broadcasts pixels against vectors of filters, one register tile
+after the other; a tile's filters stay in cache for all of the task's pixels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedules.core.arch import Arch, physical_cores
+from schedules.core.arch import Arch, physical_cores, vector_unit
 from schedules.core.operator import ScheduleSpec
-from schedules.core.problem import Config
-from schedules.operators.conv2d_nhwc.definition import NhwcProblem, matrix_product
+from schedules.definitions.epilogue import ACCUMULATOR
+from schedules.definitions.implicit import At, Implicit, stage
+from schedules.definitions.padding import select
+from schedules.operators.conv2d_nhwc.definition import NhwcProblem
+from schedules.steps import register_tile
+from schedules.steps.register_tile import TileConfig, accumulate
 from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
     import tvm
     from tvm import tirx
+    from tvm.tirx import PrimExpr
+
+LANES = (1, 2, 3, 4)  # vectors of a register tile
+PIXELS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
+LINE = 16  # elements of a cache line
 
 
 @dataclass(frozen=True)
-class CpuConfig(Config):
-    vector: int = 16  # output channels of a vector
-    block_vectors: int = 2  # vectors of a register tile
-    block_rows: int = 6  # pixels of a register tile
-    chunk: int = 0  # register tiles along the channels that one parallel task computes; 0: all of them
+class CpuConfig(TileConfig):
+    block_lanes: int = 2  # vectors of output channels in a register tile
+    block_x: int = 6  # pixels of a row
 
     @property
     def panel(self) -> int:
         """Output channels of a register tile."""
-        return self.vector * self.block_vectors
+        return self.vector * self.block_lanes
+
+    @property
+    def sums(self) -> int:
+        return self.block_x * self.block_lanes
+
+    def counts(self, problem: NhwcProblem) -> tuple[int, int, int]:
+        """Register tiles along an image's rows and columns and along the output channels."""
+        _, rows, columns = rows_of(problem)
+        return rows, -(-columns // self.block_x), -(-problem.co // self.panel)
 
     def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
-        if self.vector not in (1, 2, 4, 8, 16, 32):
-            return f"vector={self.vector} is not a power of two up to 32"
-        for name in ("block_vectors", "block_rows"):
-            if getattr(self, name) < 1:
-                return f"{name}={getattr(self, name)} must be at least 1"
-        if self.chunk < 0:
-            return f"chunk={self.chunk} must not be negative"
-        if self.panel * self.block_rows > 1024:
-            return f"block_rows={self.block_rows} x block_vectors={self.block_vectors} vectors hold over 1024 sums"
-        return None
+        return self.check_tile("block_lanes", "block_x")
+
+
+def rows_of(problem: NhwcProblem) -> tuple[int, int, int]:
+    """Images, and rows and columns of their pixels; where every output pixel is an input pixel, all are one row."""
+    p = problem
+    if p.kh == p.kw == 1 and p.stride == (1, 1) and p.pad == (0, 0):
+        return 1, 1, p.pixels
+    return p.n, p.out_h, p.out_w
 
 
 def graph(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
-    return matrix_product(problem, (config.block_rows, config.panel, 1), staged=False)
+    """``weights`` and, if tasks copy their data, ``padded`` (with its border) in float32; ``conv`` (image, row, pixel,
+    co) of `rows_of`, the sum over kh, kw, ci; ``output``.
+
+    Extents of (pixel, co) are rounded up to whole register tiles: beyond the last pixel stands that pixel once more.
+    """
+    from tvm import te
+
+    p, (images, rows, columns) = problem, rows_of(problem)
+    made = Implicit(p, {"co": config.panel}, wide=True)
+    weights = made.weights("co kh kw ci")
+    wide = -(-columns // config.block_x) * config.block_x
+    apart = (images, rows, columns) != (p.n, p.out_h, p.out_w)
+
+    def border(at: At) -> PrimExpr:
+        y, x = at["h"] - p.pad[0], at["w"] - p.pad[1]
+        tests = [(True, te.all(y >= 0, y < p.h)), (True, te.all(x >= 0, x < p.w))]
+        return select(tests, made.data({**at, "h": y, "w": x})).astype(ACCUMULATOR)
+
+    source = made.data
+    if copies(p):
+        sizes = zip((p.out_h, p.out_w), p.stride, (p.kh, p.kw), p.dilation, strict=True)
+        rows_and_columns = ((out - 1) * step + (k - 1) * gap + 1 for out, step, k, gap in sizes)
+        source = stage("padded", p.data_axes, (p.n, *rows_and_columns, p.ci), border)
+    ry, rx, rc = (te.reduce_axis((0, extent), name) for name, extent in (("ry", p.kh), ("rx", p.kw), ("rc", p.ci)))
+
+    def element(b: PrimExpr, y: PrimExpr, x: PrimExpr, f: PrimExpr) -> PrimExpr:
+        x = te.min(x, columns - 1) if wide > columns else x
+        image = {"n": b, "y": y, "x": x}
+        if apart:
+            image = {"n": x // (p.out_h * p.out_w), "y": x // p.out_w % p.out_h, "x": x % p.out_w}
+        at = {
+            "n": image["n"], "ci": rc, "kh": ry, "kw": rx, "co": f,
+            "h": image["y"] * p.stride[0] + ry * p.dilation[0], "w": image["x"] * p.stride[1] + rx * p.dilation[1],
+        }  # fmt: skip
+        return te.sum(source(at).astype(ACCUMULATOR) * weights(at), axis=[ry, rx, rc])
+
+    conv = te.compute((images, rows, wide, made.extent("co")), element, name="conv")
+
+    def finished(at: At) -> PrimExpr:
+        b, y, x, f = at.values()
+        total = conv[0, 0, (b * p.out_h + y) * p.out_w + x, f] if apart else conv[b, y, x, f]
+        return made.finish(total, at)
+
+    return made.program(stage("output", p.output_axes, p.shapes()[2], finished))
+
+
+def copies(problem: NhwcProblem) -> bool:
+    """Whether tasks copy their data: for a border, or to convert it once."""
+    return problem.pad != (0, 0) or problem.dtype != "float32"
 
 
 def schedule(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
@@ -57,56 +122,100 @@ def schedule(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     out_w, co)."""
     from tvm.s_tir import Schedule
 
-    sch = Schedule(graph(problem, config, arch))
-    conv, output, columns, weights = (sch.get_sblock(name) for name in ("conv", "output", "columns", "weights"))
-    next_step(sch, "Turn the filters first: output channels contiguous")
-    sch.transform_layout(weights, ("write", 0), lambda ry, rx, f, c: [ry, rx, c, f])
-    ry, rx, f, c = sch.get_loops(weights)
-    sch.reorder(ry, rx, c, f)
-    sch.parallel(sch.fuse(ry, rx))
+    p, panel = problem, config.panel
+    sch = Schedule(graph(p, config, arch))
+    conv, output, weights = (sch.get_sblock(name) for name in ("conv", "output", "weights"))
+    if rows_of(p) != (p.n, p.out_h, p.out_w):
+        next_step(sch, "All pixels in one row, where every output pixel is an input pixel")
+        sch.transform_block_layout(output, lambda b, y, x, f: [(b * p.out_h + y) * p.out_w + x, f])
+    next_step(sch, "The filters of a register tile side by side, read a cache line at a time")
+    sch.transform_layout(weights, ("write", 0), lambda f, ry, rx, c: [f // panel, ry, rx, c, f % panel])
+    f, ry, rx, c = sch.get_loops(weights)
+    tile, lane = sch.split(f, [None, panel])
+    c, line = sch.split(c, [None, min(LINE, p.ci)])
+    sch.reorder(tile, ry, rx, c, lane, line)
+    sch.parallel(sch.fuse(tile, ry, rx))
 
-    next_step(sch, "A parallel task for each few pixels and chunk of channels, and register tiles in it")
-    for block in (conv, columns):
-        sch.set_scope(block, 0, "local")
-    pixel, f, ry, rx, rc = sch.get_loops(conv)
-    tiles = -(-problem.co // config.panel)
-    rows, pixel = sch.split(pixel, [None, config.block_rows])
-    chunk, tile, f, lane = sch.split(f, [None, min(config.chunk or tiles, tiles), config.block_vectors, config.vector])
-    sch.reorder(rows, chunk, tile, ry, rx, rc, pixel, f, lane)
-    task = sch.fuse(rows, chunk)
+    next_step(sch, "A parallel task for some rows and columns of an image and some channels; sums in registers")
+    sch.set_scope(conv, 0, "local")
+    n, y, x, f, ry, rx, rc = sch.get_loops(conv)
+    rows, columns, channels = config.counts(p)
+    y_task, y = sch.split(y, [None, min(config.tiles_y, rows)])
+    x_task, xo, x = sch.split(x, [None, min(config.tiles_x, columns), config.block_x])
+    share = min(config.chunk or channels, channels)
+    chunk, fo, f, lane = sch.split(f, [None, share, config.block_lanes, config.vector])
+    # channels are the outer loop of a task: a tile's filters are read again from the nearest cache
+    sch.reorder(n, y_task, x_task, chunk, fo, y, xo, ry, rx, rc, x, f, lane)
+    task = sch.fuse(n, y_task, x_task, chunk)
     sch.parallel(task)
 
-    next_step(sch, "Gather a task's columns once; vectors; the way out")
-    sch.compute_at(columns, task, preserve_unit_loops=True)
-    sch.reverse_compute_at(output, tile, preserve_unit_loops=True)
-    for loop in (pixel, f):
-        sch.unroll(loop)
-    sch.vectorize(lane)
-    sch.vectorize(sch.get_loops(sch.decompose_reduction(conv, ry))[-1])
+    if copies(p):
+        next_step(sch, "The data that a task reads, copied into its cache, where borders end")
+        padded = sch.get_sblock("padded")
+        sch.set_scope(padded, 0, "local")
+        sch.compute_at(padded, task, preserve_unit_loops=True)
+    next_step(sch, "Register tiles, channels in vector lanes, and the way out of each")
+    sch.reverse_compute_at(output, xo, preserve_unit_loops=True)
+    accumulate(sch, conv, ry, (x, f), lane)
     return sch.mod
 
 
+@lru_cache
 def default(problem: NhwcProblem, arch: Arch) -> CpuConfig:
-    """Vectors no wider than the problem, and a few tasks for each core."""
-    vector, block_vectors = 16, 2
-    while vector > 1 and vector > problem.co:
-        vector //= 2
-    if vector >= problem.co:
-        block_vectors = 1
-    rows = min(6 if block_vectors == 2 else 12, problem.pixels)
-    tiles = -(-problem.co // (vector * block_vectors))
-    shares = min(tiles, max(1, 4 * physical_cores() // -(-problem.pixels // rows)))
-    return CpuConfig(vector, block_vectors, rows, -(-tiles // shares))
+    """The register tile that wastes least, and tasks that keep every core busy and their data in its cache."""
+    p, unit = problem, vector_unit(arch)
+
+    def cycles(config: CpuConfig) -> float:
+        rows, columns, channels = config.counts(p)
+        return (
+            rows
+            * columns
+            * channels
+            * register_tile.step_cycles(unit, config.vector, config.block_lanes, config.block_x)
+        )
+
+    best = min(_tiles(p, arch), key=cycles)
+    counts = best.counts(p)
+
+    def copied(tiles_y: int, tiles_x: int) -> int:
+        if not copies(p):
+            return 0
+        rows = (tiles_y - 1) * p.stride[0] + (p.kh - 1) * p.dilation[0] + 1
+        columns = (tiles_x * best.block_x - 1) * p.stride[1] + (p.kw - 1) * p.dilation[1] + 1
+        return p.ci * rows * columns
+
+    reduction = p.ci * p.kh * p.kw
+    tile = cycles(best) / (counts[0] * counts[1] * counts[2]) * reduction + register_tile.STORED * best.sums
+    task = register_tile.tasks(counts, rows_of(p)[0], physical_cores(), tile, copied, best.panel * reduction)
+    return CpuConfig(best.vector, task.tiles_x, task.tiles_y, task.chunk, best.block_lanes, best.block_x)
+
+
+def _tiles(problem: NhwcProblem, arch: Arch) -> Iterator[CpuConfig]:
+    """Register tiles that the registers hold and the problem does not fall short of."""
+    p, unit = problem, vector_unit(arch)
+    for vector in register_tile.vectors_for(unit, p.co):
+        for block_lanes, block_x in product(LANES, PIXELS):
+            short = vector * (block_lanes - 1) >= p.co or block_x > rows_of(p)[2]
+            if not short and register_tile.fits(unit, block_lanes * block_x, block_lanes):
+                yield CpuConfig(vector, block_lanes=block_lanes, block_x=block_x)
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Iterator[CpuConfig]:
-    for fields in product((4, 8, 16), (1, 2, 4), (1, 2, 4, 6, 8, 12), (0, 1, 4)):
-        yield CpuConfig(*fields)
+    """The default, and tiles of half the sums that the registers hold at least, where the problem has as many."""
+    tiles = list(_tiles(problem, arch))
+    enough = min(vector_unit(arch).registers // 2, max(tile.sums for tile in tiles))
+    found = [
+        CpuConfig(tile.vector, tiles_x, tiles_y, chunk, tile.block_lanes, tile.block_x)
+        for tile in tiles
+        if tile.sums >= enough
+        for tiles_x, tiles_y, chunk in product((1, 4), (1, 4, 16), (0, 1, 4))
+    ]
+    yield from dict.fromkeys([default(problem, arch), *found])
 
 
 SCHEDULE = ScheduleSpec(
     name="cpu",
-    summary="implicit GEMM: output channels in vector lanes, gathered pixels in registers, parallel over pixels",
+    summary="output channels in vector lanes, register tiles of pixels of a row, parallel over rows and channels",
     kinds=("llvm",),
     config=CpuConfig,
     apply=schedule,

@@ -14,6 +14,7 @@ class FakeTimer:
     def __init__(self) -> None:
         self.turns: list[str] = []
         self.current = ("", 0.0)
+        self.before: Callable[[], object] = lambda: None
 
     def function(self, name: str, us: float) -> Callable[[], Sequence[Any]]:
         def call() -> Sequence[Any]:

@@ -6,7 +6,18 @@ from typing import Any
 import pytest
 
 from benchmarks.peers.comparison import Times
-from benchmarks.peers.cpu_case import LAYERS, LAYOUTS, ROWS, case_result, cases, line_of, name_of, peers_of, run_case
+from benchmarks.peers.cpu_case import (
+    CONVOLUTIONS,
+    LAYERS,
+    LAYOUTS,
+    ROWS,
+    case_result,
+    cases,
+    line_of,
+    name_of,
+    peers_of,
+    run_case,
+)
 from benchmarks.peers.tables import tables
 from schedules.core.arch import Arch
 from schedules.core.errors import ProblemError, UnknownNameError, UsageError
@@ -30,14 +41,16 @@ def test_cases_are_all_there_and_each_once() -> None:
         cases(["conv2d_nchw"], [0])
 
 
-@pytest.mark.parametrize("operator", ["conv2d_nchw", "conv2d_hwcn"])
+@pytest.mark.parametrize("operator", CONVOLUTIONS)
 def test_both_layouts_of_pytorch_are_verified_and_timed(
     monkeypatch: pytest.MonkeyPatch, host: Arch, operator: str
 ) -> None:
     machine = fake_torch.install(monkeypatch)
-    problem = problem_of(operator, **LAYER)
+    problem = problem_of(operator, **LAYER, dtype="float32")
     case = run_case(problem, host, default_choice(problem, host), Clock(), 0.001)
     assert case["ours"]["error"] <= 1 and case["ours"]["us"] > 0
+    assert machine.relus and all("between_us" in words for words in (case["ours"], *case["peers"].values()))
+    assert case["between_ratio"] > 0
     assert list(case["peers"]) == list(LAYOUTS)
     assert all(words["error"] <= 1 for words in case["peers"].values())
     assert {call["format"] for call in machine.convolutions} == {fake_torch.CHANNELS_LAST, fake_torch.CONTIGUOUS}
@@ -66,14 +79,15 @@ def test_only_what_is_known_is_compared() -> None:
         peers_of(problem_of("conv2d_nchw32", **{**LAYER, "ci": 32, "co": 32}), {})
 
 
-def timed(problem: Any, ours: float | None, **peers: float) -> dict[str, Any]:
+def timed(problem: Any, ours: float | None, beside: dict[str, float] | None = None, **peers: float) -> dict[str, Any]:
     def times(us: float) -> Times:
         return Times(us, us, us, 9)
 
     about: dict[str, Any] = {"schedule": "cpu", "chosen": "default"}
     mine = (times(ours), about) if ours else (None, {**about, "failed": "why"})
     others = {name.replace("_", " ", 1): (times(us), {}) for name, us in peers.items()}
-    return {**case_result(problem, {"ours": mine, **others}), "date": "2026-11-21T10:00:00+00:00"}
+    between = {name: times(us) for name, us in (beside or {}).items()}
+    return {**case_result(problem, {"ours": mine, **others}, between), "date": "2026-11-21T10:00:00+00:00"}
 
 
 def test_lines_and_tables() -> None:
@@ -117,3 +131,17 @@ def test_lines_and_tables() -> None:
             "CPU x2, 2026-11-21; torch 2, threads 2",
         ]
     )
+
+
+def test_ratios_between_operators_have_columns_of_their_own() -> None:
+    conv, rows = problem_of("conv2d_hwcn", **LAYER), problem_of("softmax", rows=8, cols=100, dtype="float32")
+    found = [
+        timed(conv, 10.0, {"ours": 12.0, "torch nchw": 24.0, "torch channels_last": 18.0}, torch_nchw=20.0,
+              torch_channels_last=15.0),
+        timed(rows, 4.0, torch=5.0),
+    ]  # fmt: skip
+    assert line_of(found[0]).endswith("1.50 of torch channels_last  1.50 between PyTorch's operators")
+    text = tables({"kind": "cpu", "device": "CPU x2", "versions": {"torch": "2", "threads": "2"}, "cases": found})
+    assert "| conv2d_hwcn n=2, float32 | 1 | 1.50 | 1.50 | 1.50 | 1.50 | 1.50 |" in text
+    assert "| softmax, float32 | 1 | 1.25 | 1.25 | 1.25 |  |  |" in text
+    assert "| 2x6x5 3->4 3x3 | 10.0 | 1 | 20.0 | 15.0 | 1.50 | 1.50 |" in text

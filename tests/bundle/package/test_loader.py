@@ -23,7 +23,6 @@ from schedules.build.toolchain.stub_elf import shared_library
 from schedules.bundle.bundle import Bundle, write_bundle
 from schedules.bundle.package import loader
 from schedules.core.arch import parse_arch
-from schedules.core.threads import THREADS, cores
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, reference
 from schedules.show.doctor import examine
 from tests.bare import bare_folder, clean_python, runtime_libraries
@@ -73,15 +72,6 @@ spec.loader.exec_module(load)
 
 def clean_run(code: str, bare: Path, bundle: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return clean_python(PROLOGUE + code, bare, bundle, **environment)
-
-
-@pytest.mark.skipif(cores() is None, reason="the system does not tell what its cores are")
-@pytest.mark.parametrize("given", [None, "7"])
-def test_parallel_loops_take_every_core(folder: Path, bare: Path, given: str | None) -> None:
-    """Unless the environment says how many."""
-    environment = {"TVM_LIBRARY_PATH": runtime_libraries()} | ({THREADS: given} if given else {})
-    done = clean_run(f"load.load()\nimport os; print(os.environ[{THREADS!r}])", bare, folder, **environment)
-    assert done.returncode == 0 and done.stdout.strip() == (given or str(cores())), done.stderr
 
 
 @pytest.mark.parametrize("offset", [0, 4, 16])

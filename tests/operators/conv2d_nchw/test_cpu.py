@@ -105,3 +105,11 @@ def test_every_field_changes_the_code(host: Arch, field: str, value: Any) -> Non
 def test_illegal_configs_are_refused(host: Arch, config: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build(problem_of("conv2d_nchw", **PROBLEM), host, "cpu", config)
+
+
+def test_filters_that_share_a_set_of_the_cache_are_read_a_few_at_a_time() -> None:
+    """Rows of 2048 channels lie two times 4 KiB apart: eight ways of one set would hold all of them."""
+    arch = parse_arch("llvm:x86-64-v3")
+    fields = dict(n=1, h=7, w=7, co=512, kh=1, kw=1)
+    far, near = (default(problem_of("conv2d_nchw", ci=ci, **fields), arch) for ci in (2048, 2032))
+    assert far.block_f <= 4 < near.block_f

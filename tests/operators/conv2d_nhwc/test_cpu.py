@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from schedules.core.arch import Arch
+from schedules.build.builder import build
+from schedules.core.arch import Arch, parse_arch, physical_cores, vector_unit
+from schedules.operators.conv2d_nhwc.cpu import default, rows_of
 from tests.conftest import assert_correct, problem_of
 from tests.operators.conv2d_nhwc.shapes import SHAPES
 
@@ -15,8 +19,50 @@ def test_it_is_correct(host: Arch, shape: str, dtype: str) -> None:
     assert_correct(problem_of("conv2d_nhwc", **SHAPES[shape], dtype=dtype), host, "cpu")
 
 
+@pytest.mark.parametrize("shape", ["1x1", "ragged, stride 2", "asymmetric, stride 3, dilated"])
 @pytest.mark.parametrize(
-    "config", [dict(vector=4, block_vectors=3, block_rows=5), dict(vector=8, chunk=1), dict(vector=1)], ids=str
+    "config",
+    [
+        dict(vector=4, block_lanes=3, block_x=5, tiles_x=2, chunk=1),
+        dict(vector=8, block_x=1, tiles_y=3, chunk=2),
+        dict(vector=1),
+    ],
+    ids=str,
 )
-def test_other_configs_are_correct(host: Arch, config: dict[str, Any]) -> None:
-    assert_correct(problem_of("conv2d_nhwc", **SHAPES["1x1"]), host, "cpu", config)
+def test_other_configs_are_correct(host: Arch, shape: str, config: dict[str, Any]) -> None:
+    assert_correct(problem_of("conv2d_nhwc", **SHAPES[shape]), host, "cpu", config)
+
+
+def test_default_fits_the_registers_and_the_problem(host: Arch) -> None:
+    problem = problem_of("conv2d_nhwc", n=1, h=14, w=14, ci=8, co=64, kh=3, kw=3, pad=1, dtype="float32")
+    for target, vector in (("llvm:x86-64-v4", 16), ("llvm:x86-64-v3", 8), ("llvm:x86-64", 4)):
+        arch = parse_arch(target)
+        config = default(problem, arch)
+        assert config.vector == vector and config.sums * 4 <= vector_unit(arch).registers * 3
+    short = default(problem_of("conv2d_nhwc", n=1, h=3, w=3, ci=8, co=3, kh=3, kw=3), host)
+    assert short.panel <= 8 and short.block_x == 1
+
+
+def test_sums_stay_in_registers() -> None:
+    """No store and no spill in the inner loop."""
+    problem = problem_of("conv2d_nhwc", n=1, h=12, w=12, ci=64, co=32, kh=3, kw=3, pad=1, dtype="float32")
+    config = dict(vector=8, block_lanes=2, block_x=4)
+    built = build(problem, parse_arch("llvm:x86-64-v3"), "cpu", config)
+    blocks = re.split(r"^\.LBB\w+:", str(built.sources["s"]), flags=re.M)
+    loop = max((text.split("\tj")[0] for text in blocks), key=lambda text: text.count("vfmadd"))
+    assert loop.count("vfmadd") % 8 == 0 and "rsp" not in loop and not re.search(r"vmovups\s+%ymm\d+, ", loop)
+
+
+@pytest.mark.parametrize("size", [dict(kh=1, kw=1), dict(kh=3, kw=3, pad=1)], ids=str)
+def test_default_tasks_cover_the_cores(host: Arch, size: dict[str, int]) -> None:
+    small = problem_of("conv2d_nhwc", n=1, h=7, w=7, ci=512, co=512, dtype="float32", **size)
+    config = default(small, host)
+    rows, columns, channels = config.counts(small)
+    tasks = -(-rows // config.tiles_y) * -(-columns // config.tiles_x) * -(-channels // (config.chunk or channels))
+    assert tasks >= physical_cores()
+
+
+def test_pixels_of_pointwise_layers_are_one_row(host: Arch) -> None:
+    problem = problem_of("conv2d_nhwc", n=3, h=5, w=7, ci=4, co=8, kh=1, kw=1, dtype="float32")
+    assert rows_of(problem) == (1, 1, 105)
+    assert rows_of(replace(problem, stride=(2, 1))) == (3, 3, 7)
