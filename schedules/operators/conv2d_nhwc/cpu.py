@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from schedules.core.arch import Arch, physical_cores, vector_unit
 from schedules.core.operator import ScheduleSpec
 from schedules.definitions.epilogue import ACCUMULATOR
-from schedules.definitions.implicit import At, Implicit, stage
+from schedules.definitions.implicit import At, Implicit, at_run_time, stage
 from schedules.definitions.padding import select
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 from schedules.steps import register_tile
@@ -58,10 +58,11 @@ class CpuConfig(TileConfig):
 
 
 def rows_of(problem: NhwcProblem) -> tuple[int, int, int]:
-    """Images, and rows and columns of their pixels; where every output pixel is an input pixel, all are one row."""
+    """Images, and rows and columns of their pixels; where every output pixel is an input pixel, all are one row, or
+    those of each image where there is any number of images."""
     p = problem
     if p.kh == p.kw == 1 and p.stride == (1, 1) and p.pad == (0, 0):
-        return 1, 1, p.pixels
+        return (p.n, 1, p.h * p.w) if p.n_from else (1, 1, p.pixels)
     return p.n, p.out_h, p.out_w
 
 
@@ -73,11 +74,12 @@ def graph(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
     """
     from tvm import te
 
-    p, (images, rows, columns) = problem, rows_of(problem)
+    p = at_run_time(problem)
+    images, rows, columns = rows_of(p)
     made = Implicit(p, {"co": config.panel}, wide=True)
     weights = made.weights("co kh kw ci")
     wide = -(-columns // config.block_x) * config.block_x
-    apart = (images, rows, columns) != (p.n, p.out_h, p.out_w)
+    flat = (rows, columns) != (p.out_h, p.out_w)
 
     def border(at: At) -> PrimExpr:
         y, x = at["h"] - p.pad[0], at["w"] - p.pad[1]
@@ -94,8 +96,8 @@ def graph(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
     def element(b: PrimExpr, y: PrimExpr, x: PrimExpr, f: PrimExpr) -> PrimExpr:
         x = te.min(x, columns - 1) if wide > columns else x
         image = {"n": b, "y": y, "x": x}
-        if apart:
-            image = {"n": x // (p.out_h * p.out_w), "y": x // p.out_w % p.out_h, "x": x % p.out_w}
+        if flat:
+            image = {"n": b + x // (p.out_h * p.out_w), "y": x // p.out_w % p.out_h, "x": x % p.out_w}
         at = {
             "n": image["n"], "ci": rc, "kh": ry, "kw": rx, "co": f,
             "h": image["y"] * p.stride[0] + ry * p.dilation[0], "w": image["x"] * p.stride[1] + rx * p.dilation[1],
@@ -106,8 +108,9 @@ def graph(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
 
     def finished(at: At) -> PrimExpr:
         b, y, x, f = at.values()
-        total = conv[0, 0, (b * p.out_h + y) * p.out_w + x, f] if apart else conv[b, y, x, f]
-        return made.finish(total, at)
+        if flat:
+            b, y, x = (b, 0, y * p.out_w + x) if p.n_from else (0, 0, (b * p.out_h + y) * p.out_w + x)
+        return made.finish(conv[b, y, x, f], at)
 
     return made.program(stage("output", p.output_axes, p.shapes()[2], finished))
 
@@ -125,9 +128,12 @@ def schedule(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     p, panel = problem, config.panel
     sch = Schedule(graph(p, config, arch))
     conv, output, weights = (sch.get_sblock(name) for name in ("conv", "output", "weights"))
-    if rows_of(p) != (p.n, p.out_h, p.out_w):
+    if rows_of(p)[1:] != (p.out_h, p.out_w):
         next_step(sch, "All pixels in one row, where every output pixel is an input pixel")
-        sch.transform_block_layout(output, lambda b, y, x, f: [(b * p.out_h + y) * p.out_w + x, f])
+        sch.transform_block_layout(
+            output,
+            lambda b, y, x, f: [b, y * p.out_w + x, f] if p.n_from else [(b * p.out_h + y) * p.out_w + x, f],
+        )
     next_step(sch, "The filters of a register tile side by side, read a cache line at a time")
     sch.transform_layout(weights, ("write", 0), lambda f, ry, rx, c: [f // panel, ry, rx, c, f % panel])
     f, ry, rx, c = sch.get_loops(weights)
