@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.config import K_BYTES, ROWS
-from schedules.hopper.fragments import SETS, Fragments
-from schedules.hopper.geometry import Member, Work
+from schedules.hopper.fragments import SETS, fragments_of
+from schedules.hopper.geometry import ClusterPlace, Member, Work
 from schedules.hopper.instructions import Multiply
 from schedules.hopper.ring import Ring
 from schedules.hopper.shared import UNIT, SharedTile, aligned
-from schedules.tirx.values import kept, named
+from schedules.tirx.values import named
 
 if TYPE_CHECKING:
     from schedules.hopper.geometry import Product
-    from schedules.tirx.types import Buffer, Expr, Pointer
+    from schedules.tirx.types import Buffer, Expr, Index, Pointer
 
 
 def multiply_of(work: Work) -> Multiply:
@@ -31,24 +31,24 @@ def multiply_of(work: Work) -> Multiply:
 class Products:
     """The sums of a consumer, `member` of whose threads this is, and where it finds its operands.
 
-    Operand a is a descriptor of the consumer's rows; or, by way of registers, the memory of their `fragments` and the
-    addresses that the thread reads these from.  Descriptors and addresses are those of the first stage.
+    Operand a is a descriptor of the consumer's rows; or, by way of registers, the memory of their `fragments`.
+    Descriptors are those of the first stage; the block stands at `at`.
     """
 
-    def __init__(self, work: Work, ring: Ring, filters: Buffer, member: Member) -> None:
-        self.work, self.config, self.ring = work, work.config, ring
+    def __init__(self, work: Work, ring: Ring, filters: Buffer, member: Member, at: ClusterPlace) -> None:
+        self.work, self.config, self.ring, self.at = work, work.config, ring, at
         self.multiply = multiply_of(work)
         self.blocks_m = self.config.rows // ROWS
-        self.fragments = Fragments(work.a.tile, self.blocks_m) if work.a.by_registers else None
+        self.fragments = fragments_of(work.a, self.blocks_m)
         consumer_m, consumer_n = work.part_at(member.part)
         self.sums = T.alloc_local((self.count,), self.multiply.accumulator)
         IRBuilder.name("sums", self.sums)
-        rows = ring.memory.ptr_to([consumer_m * work.a.tile.row_offset(self.config.rows)])
         if self.fragments:
             self.a = T.alloc_local((self.fragments.registers,), "uint32")
             IRBuilder.name("fragments", self.a)
-            self.addresses = _addresses(self.fragments, rows, member)
+            self.fragments.locate(ring.memory.ptr_to([0]), consumer_m * self.config.rows, member)
         else:
+            rows = ring.memory.ptr_to([consumer_m * work.a.tile.row_offset(self.config.rows)])
             self.a = _descriptor("a_tile", work.a.tile, rows)
         columns = consumer_n * work.b.tile.row_offset(self.config.columns)
         start = columns if self.config.stationary else work.b_start + columns
@@ -67,12 +67,26 @@ class Products:
             return [self.fragments.of_set(number) for number in range(SETS)]
         return [range(self.work.a.tile.k * self.work.a.tile.item // K_BYTES)]
 
+    def begin_tile(self, place: Any) -> None:
+        """Go to the tile at `place`."""
+        if self.fragments:
+            self.fragments.begin_tile(self.work.position_at(place))
+
+    def _tap(self, step: Expr) -> tuple[Index, Index]:
+        """The tap of the block's stage number `step` of a tile that needs all of them."""
+        number = self.at.rank_k + step * self.config.split_k
+        tap = T.truncdiv(number, self.work.chunks)
+        kh, kw = self.work.kernel
+        ry = named("ry", T.truncdiv(tap, kw)) if kh > 1 else 0
+        return ry, named("rx", T.truncmod(tap, kw)) if kw > 1 else 0
+
     def multiply_stage(self, step: Expr, release_last: Callable[[], None]) -> None:
         """Multiply the ring's stage, number `step` of a tile; `release_last` frees the one before, once it is read."""
-        begin = named("begin", self.ring.start) if self.fragments else 0
+        if self.fragments:
+            self.fragments.begin_stage(self.ring.start, *self._tap(step))
         for number, steps in enumerate(self.parts):
             if self.fragments:
-                self.fragments.read(self.a, [address + begin for address in self.addresses], steps)
+                self.fragments.read(self.a, steps)
             T.evaluate(T.ptx.wgmma.fence.sync.aligned())
             self._multiply(steps, step)
             T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
@@ -129,9 +143,3 @@ def _descriptor(name: str, tile: SharedTile, pointer: Pointer) -> Expr:
     T.evaluate(T.cuda.wgmma.encode_matrix_descriptor(T.address_of(cell[0]), pointer, *tile.descriptor))
     return cell[0]
 
-
-def _addresses(fragments: Fragments, rows: Pointer, member: Member) -> list[Expr]:
-    """Where a thread reads the even k of its first step, and the odd, of the consumer's `rows`."""
-    first = T.Cast("int32", T.cuda.cvta_generic_to_shared(rows))
-    offsets = fragments.offsets(member.warp, member.lane)
-    return [kept(name, first + offset) for name, offset in zip(("even", "odd"), offsets, strict=True)]

@@ -22,7 +22,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.config import ROWS, WARPGROUP
-from schedules.hopper.fragments import tile_row
+from schedules.hopper.fragments import row_of, tile_row
 from schedules.hopper.geometry import Member, Output, Work
 from schedules.hopper.shared import (
     BlockStaging,
@@ -299,7 +299,7 @@ class SlotStores(Stores):
         self.base = named("base", T.truncdiv(self.first, self.target.vector) * self.target.vector)
         self.rows = []
         for m, below in product(range(self.staging.rows // ROWS), (0, 8)):
-            row = self.row(m) + T.truncdiv(self.member.lane, 4) + below
+            row = self.row(m) + row_of(self.work.a, self.member.lane, below)
             number, there = self.work.slot_of(self.place, self.member.part, row)
             self.rows.append((kept("slot", number - self.base), named("there", there)))
         self.left = T.truncmod(self.member.lane, 4) * 2
