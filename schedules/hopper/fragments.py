@@ -121,8 +121,11 @@ class Fragments(ABC):
         """Go to the tile that begins with output pixel number `position`, if its place matters."""
 
     @abstractmethod
-    def begin_stage(self, start: Expr, ry: Index, rx: Index) -> None:
-        """Go to the stage `start` bytes into the memory, of a tap."""
+    def begin_stage(self, start: Expr, ry: Index) -> None:
+        """Go to the stage `start` bytes into the memory, of row `ry` of the kernel, if the stage has its taps."""
+
+    def begin_product(self, number: int) -> None:
+        """Go to what the stage's product number `number` takes."""
 
     @abstractmethod
     def read(self, memory: Buffer, steps: Iterable[int]) -> None:
@@ -160,7 +163,7 @@ class Tf32Fragments(Fragments):
             offsets.append(T.truncdiv(warp, 2) * self.tile.slab + swizzled)
         return offsets
 
-    def begin_stage(self, start: Expr, ry: Index, rx: Index) -> None:
+    def begin_stage(self, start: Expr, ry: Index) -> None:
         start = named("begin", start)
         self.at = [address + start for address in self.addresses]
 
@@ -184,8 +187,10 @@ class LineFragments(Fragments):
     channel: int | Expr = 0  # bytes to the first channel that it reads
     places: list[Expr] = field(default_factory=list)  # of these rows' pixels, were there no tap and one stage
     pixels: list[tuple[Expr, Expr, Expr]] = field(default_factory=list)  # their line, and pixel (y, x) of it
-    at: list[Expr] = field(default_factory=list)  # their pixels in the present stage
-    orders: list[Expr] = field(default_factory=list)
+    at: list[Expr] = field(default_factory=list)  # what the present stage's first tap looks at there
+    y: list[Expr] = field(default_factory=list)  # and its row of the image
+    moved: int = 0  # bytes from there to what the present product takes
+    orders: list[Expr] = field(default_factory=list)  # of bytes, of its rows
 
     def locate(self, rows: Pointer, first: Index, member: Member) -> None:
         self.memory = T.Cast("int32", T.cuda.cvta_generic_to_shared(rows))
@@ -208,19 +213,23 @@ class LineFragments(Fragments):
             y, x = T.truncdiv(pixel, lines.problem.out_w), T.truncmod(pixel, lines.problem.out_w)
             self.pixels.append((line, named("y", y), named("x", x)) if lines.padded else (line, pixel, pixel))
 
-    def begin_stage(self, start: Expr, ry: Index, rx: Index) -> None:
-        lines, p = self.lines, self.lines.problem
-        start = named("begin", start)
-        self.at, self.orders = [], []
-        for place, (line, y, x) in zip(self.places, self.pixels, strict=True):
-            at = place + start + beyond(lines.begin(line, ry, rx)) * HALF
+    def begin_stage(self, start: Expr, ry: Index) -> None:
+        lines, start = self.lines, named("begin", start)
+        self.at, self.y = [], []
+        for place, (line, y, _) in zip(self.places, self.pixels, strict=True):
+            at = place + start + beyond(lines.begin(line, ry)) * HALF
             self.at.append(named("from_row", T.Cast("uint32", at)))
-            if not lines.padded:
+            self.y.append(named("y", y * lines.problem.stride[0] + lines.row(line, ry)))
+
+    def begin_product(self, number: int) -> None:
+        p, moved = self.lines.problem, number * self.lines.problem.dilation[1]
+        self.moved, self.orders = moved * HALF, []
+        for y, (_, _, x) in zip(self.y, self.pixels, strict=True):
+            if not self.lines.padded:
                 self.orders.append(T.uint32(_INSIDE))
                 continue
-            down = y * p.stride[0] + lines.row(line, ry)
-            right = x * p.stride[1] + (rx * p.dilation[1] - p.pad[1])
-            inside = tirx.all(down >= 0, down < p.h, right >= 0, right < p.w)
+            x = x * p.stride[1] + (moved - p.pad[1])
+            inside = tirx.all(y >= 0, y < p.h, x >= 0, x < p.w)
             self.orders.append(named("order", T.Select(inside, T.uint32(_INSIDE), T.uint32(_OUTSIDE))))
 
     def read(self, memory: Buffer, steps: Iterable[int]) -> None:
@@ -229,7 +238,7 @@ class LineFragments(Fragments):
         for step in steps:
             for m in range(self.blocks_m):
                 registers = self.of(memory, step, m)
-                more = T.uint32(step * 16 * pitch)
+                more = T.uint32(step * 16 * pitch + self.moved)
                 if self.lines.paired:
                     call, source = [self.at[m] + more], _PAIRED
                 else:

@@ -58,7 +58,8 @@ def beyond(at: Index) -> Index:
 
 @dataclass(frozen=True)
 class Lines:
-    """What `rows` neighbouring output pixels of `problem` look at for one tap, of `k` channels; `tensor` is its data.
+    """What `rows` neighbouring output pixels of `problem` look at by one row of the kernel, of `k` channels; `tensor` is
+    its data.
 
     The unit is an element.  Lines stand `apart` in shared memory, of which a copy never brings parts of two, channels
     `pitch`.  A tile's first line begins before its memory does, by a multiple of VECTOR.
@@ -92,6 +93,11 @@ class Lines:
         return self.problem.stride[1]
 
     @property
+    def reach(self) -> int:
+        """From what the first tap of a row looks at to what the last one does."""
+        return (self.problem.kw - 1) * self.problem.dilation[1]
+
+    @property
     def plane(self) -> int:
         """A channel of an image in the tensor."""
         return self.problem.h * self.problem.w
@@ -99,7 +105,7 @@ class Lines:
     @property
     def apart(self) -> int:
         # up to VECTOR - 1 before the first pixel, and no copy has both the last and what the next line has
-        return _up((self.length - 1) * self.step + 2 * VECTOR - 1)
+        return _up((self.length - 1) * self.step + self.reach + 2 * VECTOR - 1)
 
     @property
     def crossed(self) -> int:
@@ -111,7 +117,7 @@ class Lines:
     def units(self) -> int:
         """Copies that a channel of a tile may need."""
         between = max(0, self.apart - self.length * self.step)
-        span = (self.rows - 1) * self.step + self.crossed * between + 2 * VECTOR - 1
+        span = (self.rows - 1) * self.step + self.reach + self.crossed * between + 2 * VECTOR - 1
         return _up(span + VECTOR - 1) // VECTOR
 
     @cached_property
@@ -135,7 +141,7 @@ class Lines:
     @property
     def loaded(self) -> int:
         """Bytes that are copied, about."""
-        return self.k * min(self.units, _up(self.rows * self.step + self.crossed * VECTOR) // VECTOR + 1) * UNIT
+        return self.k * min(self.units, _up(self.rows * self.step + self.reach + self.crossed * VECTOR) // VECTOR + 1) * UNIT
 
     @property
     def padded(self) -> bool:
@@ -156,17 +162,16 @@ class Lines:
         return beyond_indices(self.tensor, p.n * p.ci * self.plane)
 
     def row(self, line: Expr, ry: Index) -> Index:
-        """The image row that a tap of the first output row of a line looks at."""
+        """The image row that a row of the kernel looks at for the first output row of a line."""
         from tvm.script import tirx as T
 
         p = self.problem
         first = 0 if self.whole else T.truncmod(line, p.out_h) * p.stride[0]
         return first + ry * p.dilation[0] - p.pad[0]
 
-    def begin(self, line: Expr, ry: Index, rx: Index) -> Index:
-        """Where what a tap looks at begins in its channel's plane."""
-        p = self.problem
-        return self.row(line, ry) * p.w + (rx * p.dilation[1] - p.pad[1])
+    def begin(self, line: Expr, ry: Index) -> Index:
+        """Where what a row of the kernel looks at begins in its channel's plane."""
+        return self.row(line, ry) * self.problem.w - self.problem.pad[1]
 
     def start(self, position: Expr) -> tuple[Expr, Expr, Expr]:
         """Of the tile that begins with output pixel number `position`: its line, its first pixel there, and how much of
@@ -180,14 +185,14 @@ class Lines:
         self,
         source: Buffer,
         position: Expr,
-        tap: tuple[Index, Index],
+        ry: Index,
         chunk: Expr,
         to: Buffer,
         start: Expr,
         thread: Expr,
     ) -> None:
         """Issue the copies of a thread of the producer for the tile that begins with output pixel number `position`, a
-        tap and a chunk of the channels, to `start` bytes into `to`."""
+        row of the kernel and a chunk of the channels, to `start` bytes into `to`."""
         from tvm import tirx
         from tvm.script import tirx as T
 
@@ -206,16 +211,16 @@ class Lines:
             crossed = named("crossed", T.truncdiv(at, self.apart))
             line, rest = named("line", line_0 + crossed), named("rest", at - crossed * self.apart)
             image = line if self.whole else T.truncdiv(line, p.out_h)
-            begin = named("begin", self.begin(line, *tap))
+            begin = named("begin", self.begin(line, ry))
             # the last output pixel of the tile, or of the line
             last = tirx.min(self.length - 1, first + (self.rows - 1) - crossed * self.length)
             wanted = tirx.all(
                 unit < self.units,
                 line < self.lines,
-                rest <= beyond(begin) + (VECTOR - 1) + last * self.step,
+                rest <= beyond(begin) + (VECTOR - 1) + self.reach + last * self.step,
             )
             if not self.whole:
-                row = named("row", self.row(line, tap[0]))
+                row = named("row", self.row(line, ry))
                 wanted = tirx.all(wanted, row >= 0, row < p.h)
             wanted = named("wanted", wanted)
             taken = named("taken", image * (p.ci * self.plane) + down(begin) + rest + from_channel)

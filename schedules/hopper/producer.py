@@ -57,7 +57,7 @@ class Producer:
                         if isinstance(self.work.a.source, Lines):
                             if self.thread == 0:
                                 self.load_boxes(place, tile, ry, rx, chunk)
-                            self.copy_lines(place, ry, rx, chunk)
+                            self.copy_lines(place, ry, chunk)
                         else:
                             self.load_boxes(place, tile, ry, rx, chunk)
                         self.ring.advance()
@@ -74,14 +74,13 @@ class Producer:
             self.load_a(self.work.loads_a(place, ry, rx, chunk, self.at.rank_n))
         self.load_b(self.work.loads_b(place, ry, rx, chunk, self.at.rank_m), tile, ry, rx, chunk)
 
-    def copy_lines(self, place: Any, ry: Expr, rx: Expr, chunk: Expr) -> None:
+    def copy_lines(self, place: Any, ry: Expr, chunk: Expr) -> None:
         """Copy this thread's part of operand a, and have it arrive when it is there."""
         lines, position = self.work.a.source, self.work.position_at(place)
         assert isinstance(lines, Lines) and position is not None
-        kh, kw = self.work.kernel
-        tap = ry if kh > 1 else 0, rx if kw > 1 else 0
+        row = ry if self.work.kernel[0] > 1 else 0
         source = self.tensors[f"flat {lines.tensor}"]
-        lines.copy(source, position, tap, chunk, self.memory.stages, self.ring.start, self.thread)
+        lines.copy(source, position, row, chunk, self.memory.stages, self.ring.start, self.thread)
         T.evaluate(T.ptx[_COPIED](self.ring.arrived))
 
     def expected(self, tile: Expr) -> Index:

@@ -60,44 +60,48 @@ class Products:
         return self.work.sums * self.blocks_m * self.multiply.registers
 
     @property
-    def parts(self) -> Sequence[range]:
-        """The steps of a stage along the reduction, in parts each of which is waited for while the next is
-        multiplied."""
+    def parts(self) -> Sequence[tuple[range, range]]:
+        """The products of a stage and their steps along the reduction, in parts each of which is waited for while the
+        next is multiplied."""
+        products = len(self.work.products)
         if self.fragments:
-            return [self.fragments.of_set(number) for number in range(SETS)]
-        return [range(self.work.a.tile.k * self.work.a.tile.item // K_BYTES)]
+            sets = [self.fragments.of_set(number) for number in range(SETS)]
+            return [(range(number, number + 1), steps) for number, steps in product(range(products), sets)]
+        return [(range(products), range(self.work.a.tile.k * self.work.a.tile.item // K_BYTES))]
 
     def begin_tile(self, place: Any) -> None:
         """Go to the tile at `place`."""
         if self.fragments:
             self.fragments.begin_tile(self.work.position_at(place))
 
-    def _tap(self, step: Expr) -> tuple[Index, Index]:
-        """The tap of the block's stage number `step` of a tile that needs all of them."""
+    def _kernel_row(self, step: Expr) -> Index:
+        """Of the taps of the block's stage number `step` of a tile that needs all stages."""
+        if self.work.kernel[0] == 1:
+            return 0
         number = self.at.rank_k + step * self.config.split_k
-        tap = T.truncdiv(number, self.work.chunks)
-        kh, kw = self.work.kernel
-        ry = named("ry", T.truncdiv(tap, kw)) if kh > 1 else 0
-        return ry, named("rx", T.truncmod(tap, kw)) if kw > 1 else 0
+        return named("ry", T.truncdiv(number, self.work.kernel[1] * self.work.chunks))
 
     def multiply_stage(self, step: Expr, release_last: Callable[[], None]) -> None:
         """Multiply the ring's stage, number `step` of a tile; `release_last` frees the one before, once it is read."""
         if self.fragments:
-            self.fragments.begin_stage(self.ring.start, *self._tap(step))
-        for number, steps in enumerate(self.parts):
+            self.fragments.begin_stage(self.ring.start, self._kernel_row(step))
+        for number, (products, steps) in enumerate(self.parts):
             if self.fragments:
+                if steps.start == 0:
+                    self.fragments.begin_product(products.start)
                 self.fragments.read(self.a, steps)
             T.evaluate(T.ptx.wgmma.fence.sync.aligned())
-            self._multiply(steps, step)
+            self._multiply(products, steps, step)
             T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
             T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(1))
             if number == 0:
                 with T.If(step > 0), T.Then():
                     release_last()
 
-    def _multiply(self, steps: range, stage_step: Expr) -> None:
-        """Issue the products of some steps of a stage."""
-        for step, (number, each), m in product(steps, enumerate(self.work.products), range(self.blocks_m)):
+    def _multiply(self, products: range, steps: range, stage_step: Expr) -> None:
+        """Issue some products of some steps of a stage."""
+        for step, number, m in product(steps, products, range(self.blocks_m)):
+            each = self.work.products[number]
             # of the products that a stage adds to the same sums, the first may begin them anew
             others = (other.sums for other in self.work.products[:number])
             begins = step == 0 and each.sums not in others

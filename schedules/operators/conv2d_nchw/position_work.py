@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 from schedules.hopper.config import HopperConfig
-from schedules.hopper.geometry import Load, Operand, Output, Work
+from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.shared import SharedTile, Slots, TensorMap, slot_staging, staging_for
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.positions import Positions
@@ -31,14 +32,15 @@ class PositionPlace:
 
 
 class PositionWork(Work[PositionPlace]):
-    """The product of `p`, in tiles of `positions` of its output; operand a is its own."""
+    """The product of `p`, in tiles of `positions` of its output, with so many `taps` of a row of the kernel in a stage;
+    operand a is its own."""
 
     channels_along_rows = False
 
-    def __init__(self, p: NchwProblem, config: HopperConfig, positions: Positions) -> None:
+    def __init__(self, p: NchwProblem, config: HopperConfig, positions: Positions, taps: int = 1) -> None:
         self.problem, self.config, self.positions = p, config, positions
         self.epilogue, self.workspace = p.epilogue, workspace_of(p)
-        self.kernel = (p.kh, p.kw)
+        self.kernel = (p.kh, p.kw // taps)
         self.chunks = -(-p.ci // config.block_k)
         self.columns = -(-p.co // (config.block_n * config.cluster_n))  # tiles of a cluster along the channels
         self.clusters = -(-positions.outputs // (config.block_m * config.cluster_m)) * self.columns
@@ -57,7 +59,9 @@ class PositionWork(Work[PositionPlace]):
                 (1, 1, 1),
                 b.swizzle,
             ),
+            taps,
         )
+        self.products = tuple(Product(0, 0, tap * b.nbytes) for tap in range(taps))
         self.slices = config.slices
         self.output = self._output(config.block_n // self.slices)
 
@@ -84,13 +88,13 @@ class PositionWork(Work[PositionPlace]):
 
     def loads_b(self, place: PositionPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, rows = self.b.tile, self.config.block_n // self.config.cluster_m
-        tap = ry * self.kernel[1] + rx
+        first = ry * self.problem.kw + rx
         return [
             Load(
-                part * (rows * tile.swizzle) + run * tile.slab,
-                (chunk * tile.k + run * tile.run, place.channel + part * rows, tap),
+                tap * tile.nbytes + part * (rows * tile.swizzle) + run * tile.slab,
+                (chunk * tile.k + run * tile.run, place.channel + part * rows, first + tap),
             )
-            for run in range(tile.k // tile.run)
+            for tap, run in product(range(self.b.count), range(tile.k // tile.run))
         ]
 
     def store_at(self, place: PositionPlace, part: Index, column: int) -> tuple[Index, ...]:

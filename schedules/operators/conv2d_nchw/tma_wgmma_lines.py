@@ -1,7 +1,7 @@
 """NCHW convolution on Hopper from the data as they lie, of any stride and width: pixels x output channels by wgmma.
 
 TMA reads NCHW data only where image rows are whole 16 bytes apart, and unshifted.  Here threads copy the lines that a
-tile looks at into shared memory, and others read each pixel of a tap there, wherever it stands (`hopper.lines`): no
+tile looks at into shared memory, once for all taps of a row of the kernel, and others read each pixel of a tap there, wherever it stands (`hopper.lines`): no
 copy of the data comes before, and of pixels between strides only rows that are looked at are read.  Filters come by
 TMA, packed by a kernel before unless they are of 1x1.  Results leave as those of `tma_wgmma_turned`.
 """
@@ -64,7 +64,7 @@ class TmaWgmmaLinesConfig(HopperConfig):
 class LinesWork(PositionWork):
     def __init__(self, problem: NchwProblem, config: TmaWgmmaLinesConfig) -> None:
         p = simplest(problem)
-        super().__init__(p, config, Positions(gathered(p), lines_outside=False))
+        super().__init__(p, config, Positions(gathered(p), lines_outside=False), p.kw)
         self.arguments = problem.arguments()
         tile = SharedTile(config.block_m, config.block_k, ITEM, config.block_m, transposed=True)
         self.a = Operand(tile, Lines("data", p, config.block_m, config.block_k), by_registers=True)
