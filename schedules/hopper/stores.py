@@ -308,15 +308,25 @@ class SlotStores(Stores):
         barrier(self.member.consumer)
 
     def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
-        pitch = self.staging.pitch
+        pitch, dtype = self.staging.pitch, self.work.output.dtype
         name, source = f"hopper_put_apart_{pitch}", _PUT_APART.format(pitch)
+
+        def target(column: int, slot: Expr) -> Pointer:
+            return self.memory.ptr_to([self.start + ((self.left + pair * 16 + column) * pitch + slot) * self.staging.item])
+
+        if self.work.a.by_registers:  # rows are neighbours, and so are their slots
+            slot, there = self.rows[2 * m]
+            for half, j in product(range(2), range(2)):
+                word = pack_16(dtype, values[4 * half + j], values[4 * half + 2 + j])
+                two = T.Select(there, T.int32(2), T.int32(0))
+                call = ("hopper_put_two", word, target(half * 8 + j, slot), two)
+                T.evaluate(T.cuda.func_call(*call, source_code=_PUT["hopper_put_two"]))
+            return
         for half, below in product(range(2), range(2)):
             slot, there = self.rows[2 * m + below]
-            at = (self.left + pair * 16 + half * 8) * pitch + slot
             two = values[4 * half + 2 * below : 4 * half + 2 * below + 2]
-            target = self.memory.ptr_to([self.start + at * self.staging.item])
-            word = pack_16(self.work.output.dtype, *two)
-            T.evaluate(T.cuda.func_call(name, word, target, there, source_code=source))
+            word = pack_16(dtype, *two)
+            T.evaluate(T.cuda.func_call(name, word, target(half * 8, slot), there, source_code=source))
 
     def written(self) -> None:
         barrier(self.member.consumer)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from schedules.hopper.config import HopperConfig
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
@@ -36,6 +36,7 @@ class PositionWork(Work[PositionPlace]):
     operand a is its own."""
 
     channels_along_rows = False
+    in_order: ClassVar[bool] = True  # whether neighbouring rows of the tile are neighbouring rows of the sums
 
     def __init__(self, p: NchwProblem, config: HopperConfig, positions: Positions, taps: int = 1) -> None:
         self.problem, self.config, self.positions = p, config, positions
@@ -67,7 +68,7 @@ class PositionWork(Work[PositionPlace]):
 
     def _output(self, columns: int) -> Output:
         p, config, positions = self.problem, self.config, self.positions
-        if positions.dense and p.out_h * p.out_w == 1 and p.co % VECTOR == 0:
+        if self.in_order and positions.dense and p.out_h * p.out_w == 1 and p.co % VECTOR == 0:
             boxes = staging_for(config.rows, columns, ITEM, LINE // ITEM)
             box, line = (boxes.width, boxes.rows), boxes.row_bytes
             to = TensorMap("output", p.dtype, (p.co, p.n), (p.co * ITEM,), box, (1, 1), line, promotion=0)

@@ -62,6 +62,8 @@ class TmaWgmmaLinesConfig(HopperConfig):
 
 
 class LinesWork(PositionWork):
+    in_order = False
+
     def __init__(self, problem: NchwProblem, config: TmaWgmmaLinesConfig) -> None:
         p = simplest(problem)
         super().__init__(p, config, Positions(gathered(p), lines_outside=False), p.kw)
