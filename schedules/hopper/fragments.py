@@ -117,13 +117,15 @@ class Fragments(ABC):
         """Find where the thread of `member` reads in the first stage, where `rows` is; the consumer's rows are the
         tile's from number `first` on."""
 
+    @abstractmethod
     def begin_tile(self, position: Any) -> None:
-        """Go to the tile that begins with output pixel number `position`, if its place matters."""
+        """Go to the tile that begins with output pixel number `position`, where its pixels lie in lines."""
 
     @abstractmethod
     def begin_stage(self, start: Expr, ry: Index) -> None:
         """Go to the stage `start` bytes into the memory, of row `ry` of the kernel, if the stage has its taps."""
 
+    @abstractmethod
     def begin_product(self, number: int) -> None:
         """Go to what the stage's product number `number` takes."""
 
@@ -148,9 +150,7 @@ class Tf32Fragments(Fragments):
     def locate(self, rows: Pointer, first: Index, member: Member) -> None:
         start = T.Cast("int32", T.cuda.cvta_generic_to_shared(rows)) + first // RUN * self.tile.slab
         offsets = self.offsets(member.warp, member.lane)
-        self.addresses = [
-            kept(name, start + offset) for name, offset in zip(("even", "odd"), offsets, strict=True)
-        ]
+        self.addresses = [kept(name, start + offset) for name, offset in zip(("even", "odd"), offsets, strict=True)]
 
     def offsets(self, warp: Expr, lane: Expr) -> list[Expr]:
         """Bytes from a consumer's first row to what a thread reads in its first step: the even k, and the odd."""
@@ -162,6 +162,12 @@ class Tf32Fragments(Fragments):
             swizzled = k * _LINE + T.bitwise_xor(chunk, k) * 16 + T.truncmod(row, 4) * ITEM
             offsets.append(T.truncdiv(warp, 2) * self.tile.slab + swizzled)
         return offsets
+
+    def begin_tile(self, position: Any) -> None:
+        """All tiles lie alike."""
+
+    def begin_product(self, number: int) -> None:
+        """All products take the same."""
 
     def begin_stage(self, start: Expr, ry: Index) -> None:
         start = named("begin", start)

@@ -93,6 +93,12 @@ class Operand:
     spare_k: int = 0
 
     @property
+    def boxes(self) -> TensorMap:
+        """The map of the boxes that TMA brings."""
+        assert isinstance(self.source, TensorMap)
+        return self.source
+
+    @property
     def nbytes(self) -> int:
         """Of a stage's shared memory."""
         return self.source.nbytes if isinstance(self.source, Lines) else self.count * self.tile.nbytes
@@ -113,11 +119,10 @@ class Operand:
         Raises:
             ValueError: if they do not.
         """
-        assert isinstance(self.source, TensorMap)
-        brought = parts * len(loads) * self.source.box_bytes
+        brought = parts * len(loads) * self.boxes.box_bytes
         if brought != self.loaded:
             raise ValueError(
-                f"{parts} x {len(loads)} boxes of {self.source.tensor} bring {brought} bytes of a stage's"
+                f"{parts} x {len(loads)} boxes of {self.boxes.tensor} bring {brought} bytes of a stage's"
                 f" {self.loaded}; mend the schedule's loads or its box"
             )
 

@@ -31,15 +31,11 @@ SIDE_BY_SIDE = 8  # threads of the producer whose copies are neighbours
 TOGETHER = WARPGROUP // SIDE_BY_SIDE  # channels that they copy at once, a multiple of VECTOR
 BANKS = 32
 
-_COPY = """
-__device__ __forceinline__ void hopper_copy_line(void* to, const void* from, int bytes) {
-  unsigned int at = (unsigned int)__cvta_generic_to_shared(to);
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at), "l"(from), "r"(bytes) : "memory");
-}
-"""
+_COPY = "cp.async.cg.shared.global"
 
-def _up(size: int, unit: int = VECTOR) -> int:
-    return -(-size // unit) * unit
+
+def _up(size: int) -> int:
+    return -(-size // VECTOR) * VECTOR
 
 
 def down(at: Index) -> Index:
@@ -58,8 +54,8 @@ def beyond(at: Index) -> Index:
 
 @dataclass(frozen=True)
 class Lines:
-    """What `rows` neighbouring output pixels of `problem` look at by one row of the kernel, of `k` channels; `tensor` is
-    its data.
+    """What `rows` neighbouring output pixels of `problem`, whose data are `tensor`, look at by one row of the kernel,
+    of `k` channels.
 
     The unit is an element.  Lines stand `apart` in shared memory, of which a copy never brings parts of two, channels
     `pitch`.  A tile's first line begins before its memory does, by a multiple of VECTOR.
@@ -141,7 +137,8 @@ class Lines:
     @property
     def loaded(self) -> int:
         """Bytes that are copied, about."""
-        return self.k * min(self.units, _up(self.rows * self.step + self.reach + self.crossed * VECTOR) // VECTOR + 1) * UNIT
+        span = self.rows * self.step + self.reach + (self.crossed + 1) * VECTOR
+        return self.k * min(self.units, _up(span) // VECTOR) * UNIT
 
     @property
     def padded(self) -> bool:
@@ -228,14 +225,10 @@ class Lines:
             for more in range(0, self.k, TOGETHER):
                 element = taken + more * self.plane
                 exists = tirx.all(element >= 0, element < p.n * p.ci * self.plane)
-                nbytes: Index = UNIT
+                nbytes: list[Expr] = []
                 if p.ci % self.k:  # zeros beyond the last channel
                     exists = tirx.any(there <= more, exists)
-                    nbytes = T.Select(there > more, T.int32(UNIT), T.int32(0))
+                    nbytes = [T.Select(there > more, T.uint32(UNIT), T.uint32(0))]
                 with T.If(tirx.all(wanted, exists)), T.Then():
                     place = to.ptr_to([target + more * self.pitch * ITEM])
-                    T.evaluate(
-                        T.cuda.func_call(
-                            "hopper_copy_line", place, source.ptr_to([element]), nbytes, source_code=_COPY
-                        )
-                    )
+                    T.evaluate(T.ptx[_COPY](place, source.ptr_to([element]), UNIT, *nbytes))

@@ -118,8 +118,7 @@ class Producer:
         self, operand: Operand, tensor_map: Variable, loads: Sequence[Load], memory: Buffer, start: Expr, mask: Expr
     ) -> None:
         """Issue `loads` to `start` bytes into `memory`; with a `mask`, of every block of the cluster that it names."""
-        assert isinstance(operand.source, TensorMap)
-        form = _LOAD.format(operand.source.rank) + (".multicast::cluster" if mask is not None else "")
+        form = _LOAD.format(operand.boxes.rank) + (".multicast::cluster" if mask is not None else "")
         last = [] if mask is None else [mask]
         for load in loads:
             target = memory.ptr_to([start + load.offset])

@@ -146,4 +146,3 @@ def _descriptor(name: str, tile: SharedTile, pointer: Pointer) -> Expr:
     IRBuilder.name(name, cell)
     T.evaluate(T.cuda.wgmma.encode_matrix_descriptor(T.address_of(cell[0]), pointer, *tile.descriptor))
     return cell[0]
-

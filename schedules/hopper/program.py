@@ -94,8 +94,8 @@ def program(
             before_loads(work)
             producer = T.meta_var(Producer(work, maps, memory, ring, at, clusters, thread, views))
             if copied:
-                if dependent:  # what threads copy was there before the kernel before began
-                    if thread == 0:
+                if dependent:  # noqa: SIM102 (of the two only the other is the kernel's)
+                    if thread == 0:  # what threads copy was there before the kernel before began
                         T.evaluate(T.ptx["griddepcontrol.wait"]())
                 producer.run(tile)
             elif warp == 0:

@@ -312,14 +312,14 @@ class SlotStores(Stores):
         name, source = f"hopper_put_apart_{pitch}", _PUT_APART.format(pitch)
 
         def target(column: int, slot: Expr) -> Pointer:
-            return self.memory.ptr_to([self.start + ((self.left + pair * 16 + column) * pitch + slot) * self.staging.item])
+            at = (self.left + pair * 16 + column) * pitch + slot
+            return self.memory.ptr_to([self.start + at * self.staging.item])
 
         if self.work.a.by_registers:  # rows are neighbours, and so are their slots
             slot, there = self.rows[2 * m]
             for half, j in product(range(2), range(2)):
                 word = pack_16(dtype, values[4 * half + j], values[4 * half + 2 + j])
-                two = T.Select(there, T.int32(2), T.int32(0))
-                call = ("hopper_put_two", word, target(half * 8 + j, slot), two)
+                call = "hopper_put_two", word, target(half * 8 + j, slot), T.Select(there, T.int32(2), T.int32(0))
                 T.evaluate(T.cuda.func_call(*call, source_code=_PUT["hopper_put_two"]))
             return
         for half, below in product(range(2), range(2)):

@@ -37,7 +37,7 @@ def test_a_tile_lies_in_what_is_copied(
                 for moved in (0, lines.reach):
                     slot = (line - line_0) * lines.apart + pixel * lines.step - before + begin + moved
                     unit = (slot + shift) // VECTOR
-                    assert 0 <= slot and unit < lines.units
+                    assert slot >= 0 and unit < lines.units
                     owners.setdefault(unit, set()).add(line - line_0)
                     # the line that the producer takes the copy for
                     assert (before + unit * VECTOR) // lines.apart == line - line_0

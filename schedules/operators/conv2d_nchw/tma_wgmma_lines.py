@@ -1,9 +1,10 @@
 """NCHW convolution on Hopper from the data as they lie, of any stride and width: pixels x output channels by wgmma.
 
 TMA reads NCHW data only where image rows are whole 16 bytes apart, and unshifted.  Here threads copy the lines that a
-tile looks at into shared memory, once for all taps of a row of the kernel, and others read each pixel of a tap there, wherever it stands (`hopper.lines`): no
-copy of the data comes before, and of pixels between strides only rows that are looked at are read.  Filters come by
-TMA, packed by a kernel before unless they are of 1x1.  Results leave as those of `tma_wgmma_turned`.
+tile looks at into shared memory, once for all taps of a row of the kernel, and others read each pixel of a tap there,
+wherever it stands (`hopper.lines`): no copy of the data comes before, and with a stride only rows that are looked at
+are read.  Filters come by TMA, packed by a kernel before unless they are of 1x1.  Results leave as those of
+`tma_wgmma_turned`.
 """
 
 from __future__ import annotations
@@ -104,9 +105,7 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaLinesConfig:
 
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaLinesConfig]:
-    return ProductSpace(
-        lambda words: TmaWgmmaLinesConfig(**words), blocks(problem.dtype, arch.device, filters=True)
-    )
+    return ProductSpace(lambda words: TmaWgmmaLinesConfig(**words), blocks(problem.dtype, arch.device, filters=True))
 
 
 SCHEDULE = ScheduleSpec(
