@@ -55,6 +55,13 @@ def assert_well_made(built: Built, multiply: str, stored_by_tma: bool = True) ->
     return found
 
 
+def producer_registers(built: Built) -> tuple[int, int]:
+    """How many registers a producer keeps, and the highest that its code has, which stands last in the SASS."""
+    kernel = next(text for text in view(built, "sass").split("\n.text.") if "USETMAXREG" in text)
+    kept, code = kernel.split("USETMAXREG.DEALLOC.CTAPOOL ")[1].split(" ;", 1)
+    return int(kept, 16), max(int(number) for number in re.findall(r"\bR(\d+)\b", code))
+
+
 def to_tf32(array: Array) -> Array:
     """Finite float32 rounded to 10 bits of mantissa, to nearest and to even of two."""
     bits = np.ascontiguousarray(array).view("uint32")
