@@ -23,7 +23,7 @@ REGISTERS: dict[tuple[int, int], tuple[int, int]] = {
     (2, 1): (40, 232),
     (3, 1): (56, 152),
 }
-COPYING = {**REGISTERS, (1, 2): (56, 200), (2, 1): (56, 224)}  # of producers whose threads copy
+COPYING = {(1, 1): (0, 255), (1, 2): (72, 184), (2, 1): (72, 216), (3, 1): (80, 144)}  # where the producer copies
 INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of those a thread has at the launch
 ADDRESSING = 48  # registers beside the accumulators, about
 SUM_BYTES = 4

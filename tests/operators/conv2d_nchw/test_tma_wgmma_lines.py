@@ -13,13 +13,7 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
 from tests.conftest import problem_of
-from tests.hopper_kernels import (
-    assert_builds_or_says_why,
-    assert_correct_on,
-    assert_emulated,
-    assert_well_made,
-    producer_registers,
-)
+from tests.hopper_kernels import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
 
 NAME = "tma_wgmma_lines"
 WORK: dict[str, Any] = dict(n=8, h=14, w=14, ci=128, co=128, kh=1, kw=1)
@@ -92,8 +86,6 @@ def test_data_are_copied_before_filters_are_packed(cuda_compiler: None, sm_90a: 
     found = assert_well_made(built, "HGMMA", stored_by_tma=False)
     source = str(built.sources["cu"])
     assert len(built.resources) == 2 and source.count("griddepcontrol_wait();") == 1
-    kept, highest = producer_registers(built)
-    assert highest < kept
     # of a stage: the boxes of the taps of a row, and lines that they share
     assert found["UTMALDG"] == 3 and found["LDGSTS"]
 
