@@ -54,7 +54,7 @@ def assert_well_made(built: Built, multiply: str, stored_by_tma: bool = True) ->
     assert bool(found["USETMAXREG"]) == (config.threads * config.blocks_sm > 256)
     if found["USETMAXREG"]:
         kept, highest = producer_registers(built)
-        assert highest < kept  # ptxas does not see to it
+        assert highest < kept
     return found
 
 
