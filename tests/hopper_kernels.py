@@ -52,7 +52,31 @@ def assert_well_made(built: Built, multiply: str, stored_by_tma: bool = True) ->
     assert kernel.registers and kernel.registers * config.threads * config.blocks_sm <= built.arch.registers_sm
     assert kernel.blocks_sm and kernel.blocks_sm >= config.blocks_sm
     assert bool(found["USETMAXREG"]) == (config.threads * config.blocks_sm > 256)
+    if found["USETMAXREG"]:
+        kept, highest = producer_registers(built)
+        assert highest < kept
     return found
+
+
+def producer_registers(built: Built) -> tuple[int, int]:
+    """How many registers a producer keeps, and the highest that the SASS has which it can come to."""
+    kernel = next(text for text in view(built, "sass").split("\n.text.") if "USETMAXREG" in text)
+    lines = [line.strip() for line in kernel.splitlines()]
+    labels = {line[:-1]: at for at, line in enumerate(lines) if line.startswith(".L_") and line.endswith(":")}
+    begin = next(at for at, line in enumerate(lines) if "USETMAXREG.DEALLOC" in line)
+    highest, seen, left = 0, {begin}, [begin + 1]
+    while left:
+        at = left.pop()
+        if at in seen or at >= len(lines):
+            continue
+        seen.add(at)
+        code = lines[at].split(";")[0]
+        registers = re.findall(r"\bR(\d+)(\.64)?", code)
+        highest = max([highest, *(int(number) + bool(pair) for number, pair in registers)])
+        left += [labels[target] for target in re.findall(r"\((\.L_\w+)\)", code)]
+        if not re.search(r"\*/\s+(EXIT|BRA) ", code):  # without a condition
+            left.append(at + 1)
+    return int(lines[begin].split("CTAPOOL ")[1].split(" ")[0], 16), highest
 
 
 def to_tf32(array: Array) -> Array:

@@ -1,13 +1,14 @@
 """Convolutions for Hopper (sm_90a) in the style of CUTLASS's warp-specialised persistent kernels, written in TIRx.
 
 A block is one producer warpgroup, of which one thread issues TMA loads, and `consumers` warpgroups that multiply with
-wgmma.  Between them a ring of `num_stages` tiles of the reduction in shared memory, each with a full and an empty
-mbarrier.  Blocks of a cluster compute neighbouring tiles and load what they share once, each a part, by multicast.
-With `split_k`, blocks of a cluster take turns at the stages of one tile, send each other their sums through distributed
-shared memory, and finish each a slice of its columns.  Each block computes tile after tile of the grid; while the
-consumers finish one, the ring fills with the next.  With `ping_pong` consumers take turns at whole tiles, so that one
-finishes its tile while the next multiplies (CUTLASS's sm90 "pingpong" kernels).  Where they fit, the filters of a tile
-may stay in shared memory (`stationary`), and the ring has pixels only.
+wgmma; what TMA cannot reach, all of the producer's threads copy.  Between them a ring of `num_stages` tiles of the
+reduction in shared memory, each with a full and an empty mbarrier.  Blocks of a cluster compute neighbouring tiles and
+load what they share once, each a part, by multicast.  With `split_k`, blocks of a cluster take turns at the stages of
+one tile, send each other their sums through distributed shared memory, and finish each a slice of its columns.  Each
+block computes tile after tile of the grid; while the consumers finish one, the ring fills with the next.  With
+`ping_pong` consumers take turns at whole tiles, so that one finishes its tile while the next multiplies (CUTLASS's sm90
+"pingpong" kernels).  Where they fit, the filters of a tile may stay in shared memory (`stationary`), and the ring has
+pixels only.
 
 Geometry, which emits nothing: what is a tile, and where does it lie
     config    the constants, and what they may be whatever the operator
@@ -16,6 +17,7 @@ Geometry, which emits nothing: what is a tile, and where does it lie
     cost      how long a kernel takes on a device, about, to compare configs by
     pixels    tiles of output pixels as boxes (n, h, w), for NHWC and NCHW32
     rows      tiles of image rows, whose sums are shifted where loads cannot be, for NCHW
+    lines     tiles of any pixels of NCHW data, which threads copy as they lie
 
 Mechanism: who loads, waits and multiplies
     program   the kernel, which puts the parts together
@@ -24,7 +26,7 @@ Mechanism: who loads, waits and multiplies
     producer  the loads
     consumer  tile after tile: wait, multiply, free, and on to the way out
     products  what a consumer multiplies of a stage
-    fragments operand a by way of registers, for float32 that lies MN-major (TF32)
+    fragments operand a by way of registers: float32 that lies MN-major (TF32), pixels in lines
     instructions  wgmma, and words of two numbers
     exchange  sums from block to block where several share a tile's reduction
 

@@ -23,6 +23,7 @@ REGISTERS: dict[tuple[int, int], tuple[int, int]] = {
     (2, 1): (40, 232),
     (3, 1): (56, 152),
 }
+COPYING = {(1, 1): (0, 255), (1, 2): (72, 184), (2, 1): (72, 216), (3, 1): (80, 144)}  # where the producer copies
 INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of those a thread has at the launch
 ADDRESSING = 48  # registers beside the accumulators, about
 SUM_BYTES = 4
@@ -38,6 +39,7 @@ class HopperConfig(Config):
 
     granule: ClassVar[int] = 16  # columns that results are stored by
     k_steps: ClassVar[Sequence[int]] = (1, 2, 4, 8)  # of wgmma that a stage may have
+    registers: ClassVar[dict[tuple[int, int], tuple[int, int]]] = REGISTERS
 
     block_m: int = 128
     block_n: int = 256
@@ -149,7 +151,7 @@ class HopperConfig(Config):
             return f"{sizes} is not {', '.join(map(str, CLUSTER_SIZES[:-1]))} or {CLUSTER_SIZES[-1]} blocks"
         if self.grid and self.grid < self.cluster:
             return f"grid={self.grid} is less than a cluster of {self.cluster}"
-        most = REGISTERS[self.consumers, self.blocks_sm][1]
+        most = self.registers[self.consumers, self.blocks_sm][1]
         needed = sums * self.accumulators + addressing
         if needed > most:
             return f"block_m={self.block_m} x block_n={self.block_n} needs about {needed} registers, there are {most}"

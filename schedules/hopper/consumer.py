@@ -84,6 +84,7 @@ class Consumer:
     def multiply_tile(self, place: Any, peer: Expr, turn: Variable) -> None:
         """Multiply the stages of the tile at `place`, and free them."""
         count = T.meta_var(named("count", self.stages_of(place)))
+        self.products.begin_tile(place)
         before: T.int32
         before = 0
         for step in T.serial(count):

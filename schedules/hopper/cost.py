@@ -10,19 +10,31 @@ from schedules.core.arch import Arch
 from schedules.core.device import Device, Timings
 from schedules.hopper.config import K_BYTES, ROWS, HopperConfig
 from schedules.hopper.geometry import Operand, Work
+from schedules.hopper.lines import Lines
 
 NARROW = 32  # bytes of a row of a box, of which TMA loads no more than `Timings.loaded_narrow`; and of a sector
 
 W = TypeVar("W", bound=Work)
 
 
-def product_cycles(columns: int) -> float:
-    """Of a wgmma: half of one for each column, unless reading its operands from shared memory takes longer."""
-    return max(columns / 2, 16 + columns / 4)
+def product_cycles(columns: int, rows: float = 16) -> float:
+    """Of a wgmma: half of one for each column, unless shared memory takes longer to give its operands, `rows` of it
+    for operand a."""
+    return max(columns / 2, rows + columns / 4)
+
+
+def _row_cycles(operand: Operand) -> float:
+    """Cycles in which shared memory gives operand a of a wgmma: 128 bytes in each; of lines a word, or half of one, to
+    each thread, after it has taken them in."""
+    if not isinstance(operand.source, Lines):
+        return 16
+    return 16 + 4 * (4 if operand.source.paired else 8)
 
 
 def _rate(operand: Operand, timings: Timings) -> float:
     """Bytes of an operand that a multiprocessor gets from L2 in a nanosecond."""
+    if isinstance(operand.source, Lines):
+        return timings.loaded
     line = operand.tile.swizzle
     rate = timings.loaded_narrow if line <= NARROW else timings.loaded
     # L2 reads whole sectors, of which a line that begins within one has parts too much
@@ -46,7 +58,7 @@ def microseconds(work: Work, device: Device) -> float:
     nbytes = work.a.tile.k * work.a.tile.item * len(work.products)
     waves = rounds(config, work.clusters, device)
     own = math.ceil(stages / config.split_k)
-    cycles = product_cycles(config.block_n) * t.cycle
+    cycles = product_cycles(config.block_n, _row_cycles(work.a)) * t.cycle
     multiply = waves * own * config.blocks_sm * config.block_m / ROWS * nbytes / K_BYTES * cycles
     used = waves if config.stationary else 1  # times that operand b is, once loaded
     each = work.a.loaded / config.cluster_n / _rate(work.a, t)

@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 
 from schedules.definitions.epilogue import unrounded
 from schedules.hopper.config import ROWS
-from schedules.hopper.fragments import tile_row
+from schedules.hopper.fragments import row_of
 from schedules.hopper.geometry import Member, Work
 from schedules.hopper.shared import FOLDS, folded
 from schedules.hopper.stores import stores_of
@@ -105,8 +105,7 @@ class Results:
         warp, lane = member.warp, member.lane
         staging = work.output.staging
         a, b = work.a.tile, work.b.tile
-        row_of = tile_row if work.a.by_registers else _fragment_row
-        tops = [named("top", warp * 16 + row_of(lane, below)) for below in (0, 8)]
+        tops = [named("top", warp * 16 + row_of(work.a, lane, below)) for below in (0, 8)]
         # columns of eight are permuted by XOR with 0 to 3: bit 1 changes which lane has them, bit 0 which register
         lanes = [lane, named("across", T.bitwise_xor(lane, 1))] if b.fold == FOLDS[0] else [lane]
         lefts = [named("left", T.truncmod(at, 4) * 2) for at in lanes]
@@ -137,7 +136,3 @@ class Results:
                         stores.write(store, values, m, pair, lanes[across])
             stores.written()
             stores.store(first)
-
-
-def _fragment_row(lane: Expr, below: int) -> Expr:
-    return T.truncdiv(lane, 4) + below

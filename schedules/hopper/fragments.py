@@ -1,34 +1,37 @@
-"""Operand a by way of registers, for float32 tiles that lie MN-major: of TF32 wgmma takes only K-major ones from shared
-memory.
+"""Operand a by way of registers, where it does not lie in shared memory as wgmma takes it: float32 that is MN-major, as
+of TF32 wgmma takes only K-major tiles, and pixels of 16 bits in `lines`.
 
-The consumers' threads read a stage's tile.  Lane l of warp w has, of each step of eight along the
-reduction, rows 16 * w + l // 4 and the eighth below, of k = l % 4 and of the fourth further (PTX ISA, "Register
-Fragments for wgmma.mma_async", .tf32).  What a row or a k stands for is free, as long as the results and operand b
-agree: here the two rows are neighbours of the tile, so that one read of 64 bits brings both (`tile_row`), and so are
-the two k (`reduction_at`).  Then the lanes of half a warp read 32 bytes of each of four lines that TMA's swizzle put
-into different banks.
+The consumers' threads read a stage's tile.  Lane l of warp w has rows 16 * w + l // 4 and the eighth below (PTX ISA,
+"Register Fragments for wgmma.mma_async").  What a row stands for is free, as long as the results agree: here the two
+rows are neighbours of the tile (`tile_row`), so that one read may bring both.
 
 The registers of a stage are SETS parts: while wgmma multiplies one, the next is read.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.config import K_BYTES, ROWS
+from schedules.hopper.geometry import Member, Operand
 from schedules.hopper.instructions import FRAGMENT
+from schedules.hopper.lines import Lines, beyond
 from schedules.hopper.shared import SharedTile
+from schedules.tirx.values import kept, named
 
 if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr
+    from schedules.tirx.types import Buffer, Expr, Index, Pointer
 
 SETS = 2
 GROUP = 8  # of the reduction in a step
-ITEM = 4  # bytes
+ITEM = 4  # bytes of float32
+HALF = 2  # of float16 and bfloat16
 RUN = 32  # rows of a tile side by side in 128 bytes
 _LINE = RUN * ITEM
 
@@ -40,10 +43,47 @@ __device__ __forceinline__ void hopper_fragment(unsigned int& a0, unsigned int& 
 }
 """
 
+# of two rows the channels k, k + 1, k + 8, k + 9; a register has two channels of a row, in the order of bytes given
+_ONE_BY_ONE = """
+__device__ __forceinline__ void hopper_line_fragment(unsigned int& a0, unsigned int& a1, unsigned int& a2,
+    unsigned int& a3, unsigned int upper, unsigned int lower, unsigned int upper_order, unsigned int lower_order) {{
+  unsigned int u0, u1, u8, u9, v0, v1, v8, v9;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=r"(u0) : "r"(upper));
+  asm volatile("ld.shared.u16 %0, [%1+{0}];" : "=r"(u1) : "r"(upper));
+  asm volatile("ld.shared.u16 %0, [%1+{1}];" : "=r"(u8) : "r"(upper));
+  asm volatile("ld.shared.u16 %0, [%1+{2}];" : "=r"(u9) : "r"(upper));
+  asm volatile("ld.shared.u16 %0, [%1];" : "=r"(v0) : "r"(lower));
+  asm volatile("ld.shared.u16 %0, [%1+{0}];" : "=r"(v1) : "r"(lower));
+  asm volatile("ld.shared.u16 %0, [%1+{1}];" : "=r"(v8) : "r"(lower));
+  asm volatile("ld.shared.u16 %0, [%1+{2}];" : "=r"(v9) : "r"(lower));
+  a0 = __byte_perm(u0, u1, upper_order); a1 = __byte_perm(v0, v1, lower_order);
+  a2 = __byte_perm(u8, u9, upper_order); a3 = __byte_perm(v8, v9, lower_order);
+}}
+"""
+_INSIDE, _OUTSIDE = 0x5410, 0x3232  # both channels, or twice the upper half of the first, which is zero
+# the same of two rows that share an aligned word
+_PAIRED = """
+__device__ __forceinline__ void hopper_line_fragment(unsigned int& a0, unsigned int& a1, unsigned int& a2,
+    unsigned int& a3, unsigned int rows) {{
+  unsigned int w0, w1, w8, w9;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(w0) : "r"(rows));
+  asm volatile("ld.shared.b32 %0, [%1+{0}];" : "=r"(w1) : "r"(rows));
+  asm volatile("ld.shared.b32 %0, [%1+{1}];" : "=r"(w8) : "r"(rows));
+  asm volatile("ld.shared.b32 %0, [%1+{2}];" : "=r"(w9) : "r"(rows));
+  a0 = __byte_perm(w0, w1, 0x5410); a1 = __byte_perm(w0, w1, 0x7632);
+  a2 = __byte_perm(w8, w9, 0x5410); a3 = __byte_perm(w8, w9, 0x7632);
+}}
+"""
+
 
 def tile_row(lane: Expr, below: int) -> Expr:
     """The tile's row, of the sixteen of a warp, that stands in row lane // 4 + `below` (0 or 8) of a fragment."""
     return T.truncdiv(lane, 4) * 2 + below // 8
+
+
+def row_of(operand: Operand, lane: Expr, below: int) -> Expr:
+    """The tile's row, of the sixteen of a warp, whose sums stand in row lane // 4 + `below` (0 or 8) of a fragment."""
+    return tile_row(lane, below) if operand.by_registers else T.truncdiv(lane, 4) + below
 
 
 def reduction_at(position: int) -> int:
@@ -51,16 +91,12 @@ def reduction_at(position: int) -> int:
     return position % 4 * 2 + position // 4
 
 
-@dataclass(frozen=True)
-class Fragments:
-    """The registers of a consumer's thread for a stage of `tile`, `blocks_m` times ROWS of its rows."""
+@dataclass
+class Fragments(ABC):
+    """The registers of a consumer's thread for a stage of `steps` of the reduction and `blocks_m` times ROWS rows."""
 
-    tile: SharedTile
+    steps: int
     blocks_m: int
-
-    @property
-    def steps(self) -> int:
-        return self.tile.k * self.tile.item // K_BYTES
 
     @property
     def registers(self) -> int:
@@ -76,6 +112,46 @@ class Fragments:
         first = (step * self.blocks_m + m) * FRAGMENT
         return [memory[first + i] for i in range(FRAGMENT)]
 
+    @abstractmethod
+    def locate(self, rows: Pointer, first: Index, member: Member) -> None:
+        """Find where the thread of `member` reads in the first stage, where `rows` is; the consumer's rows are the
+        tile's from number `first` on."""
+
+    @abstractmethod
+    def begin_tile(self, position: Any) -> None:
+        """Go to the tile that begins with output pixel number `position`, where its pixels lie in lines."""
+
+    @abstractmethod
+    def begin_stage(self, start: Expr, ry: Index) -> None:
+        """Go to the stage `start` bytes into the memory, of row `ry` of the kernel, if the stage has its taps."""
+
+    @abstractmethod
+    def begin_product(self, number: int) -> None:
+        """Go to what the stage's product number `number` takes."""
+
+    @abstractmethod
+    def read(self, memory: Buffer, steps: Iterable[int]) -> None:
+        """Fill the registers of `steps` from the stage."""
+
+
+@dataclass
+class Tf32Fragments(Fragments):
+    """Of `tile`, float32 that TMA brought MN-major.
+
+    Of each step of eight along the reduction a lane has k = l % 4 and the fourth further; what they stand for is free
+    too, and they are neighbours (`reduction_at`).  Then the lanes of half a warp read 32 bytes of each of four lines
+    that TMA's swizzle put into different banks.
+    """
+
+    tile: SharedTile
+    addresses: list[Expr] = field(default_factory=list)  # in the first stage: of the even k, and of the odd
+    at: list[Expr] = field(default_factory=list)  # in the present one
+
+    def locate(self, rows: Pointer, first: Index, member: Member) -> None:
+        start = T.Cast("int32", T.cuda.cvta_generic_to_shared(rows)) + first // RUN * self.tile.slab
+        offsets = self.offsets(member.warp, member.lane)
+        self.addresses = [kept(name, start + offset) for name, offset in zip(("even", "odd"), offsets, strict=True)]
+
     def offsets(self, warp: Expr, lane: Expr) -> list[Expr]:
         """Bytes from a consumer's first row to what a thread reads in its first step: the even k, and the odd."""
         row = T.truncmod(warp, 2) * 16 + tile_row(lane, 0)
@@ -87,11 +163,103 @@ class Fragments:
             offsets.append(T.truncdiv(warp, 2) * self.tile.slab + swizzled)
         return offsets
 
-    def read(self, memory: Buffer, addresses: list[Expr], steps: Iterable[int]) -> None:
-        """Fill the registers of `steps` from the stage that begins at `addresses`, in shared memory, less `offsets`."""
+    def begin_tile(self, position: Any) -> None:
+        """All tiles lie alike."""
+
+    def begin_product(self, number: int) -> None:
+        """All products take the same."""
+
+    def begin_stage(self, start: Expr, ry: Index) -> None:
+        start = named("begin", start)
+        self.at = [address + start for address in self.addresses]
+
+    def read(self, memory: Buffer, steps: Iterable[int]) -> None:
         for step in steps:
             for m in range(self.blocks_m):
                 apart = step * GROUP * _LINE + m * self.tile.row_offset(ROWS)
-                at = [address + apart for address in addresses]
                 registers = self.of(memory, step, m)
+                at = [address + apart for address in self.at]
                 T.evaluate(T.cuda.func_call("hopper_fragment", *registers, *at, source_code=_READ))
+
+
+@dataclass
+class LineFragments(Fragments):
+    """Of pixels that lie in `lines`, of 16 bits: those of neighbouring rows are read at once where they share an
+    aligned word."""
+
+    lines: Lines
+    memory: int | Expr = 0  # where the first stage begins
+    rows: list[Expr] = field(default_factory=list)  # of the tile, which the thread reads
+    channel: int | Expr = 0  # bytes to the first channel that it reads
+    places: list[Expr] = field(default_factory=list)  # of these rows' pixels, were there no tap and one stage
+    pixels: list[tuple[Expr, Expr, Expr]] = field(default_factory=list)  # their line, and pixel (y, x) of it
+    at: list[Expr] = field(default_factory=list)  # what the present stage's first tap looks at there
+    y: list[Expr] = field(default_factory=list)  # and its row of the image
+    moved: int = 0  # bytes from there to what the present product takes
+    orders: list[Expr] = field(default_factory=list)  # of bytes, of its rows
+
+    def locate(self, rows: Pointer, first: Index, member: Member) -> None:
+        self.memory = T.Cast("int32", T.cuda.cvta_generic_to_shared(rows))
+        self.channel = T.truncmod(member.lane, 4) * (2 * self.lines.pitch * HALF)
+        self.rows = [
+            first + m * ROWS + member.warp * 16 + tile_row(member.lane, below)
+            for m in range(self.blocks_m)
+            for below in ((0,) if self.lines.paired else (0, 8))
+        ]
+
+    def begin_tile(self, position: Any) -> None:
+        lines = self.lines
+        line_0, _, before = (named("start", value) for value in lines.start(position))
+        self.places, self.pixels = [], []
+        for row in self.rows:
+            line = named("line", T.truncdiv(position + row, lines.length))
+            pixel = named("pixel", position + row - line * lines.length)
+            slot = (line - line_0) * lines.apart + pixel * lines.step - before
+            self.places.append(kept("place", self.memory + self.channel + slot * HALF))
+            y, x = T.truncdiv(pixel, lines.problem.out_w), T.truncmod(pixel, lines.problem.out_w)
+            self.pixels.append((line, named("y", y), named("x", x)) if lines.padded else (line, pixel, pixel))
+
+    def begin_stage(self, start: Expr, ry: Index) -> None:
+        lines, start = self.lines, named("begin", start)
+        self.at, self.y = [], []
+        for place, (line, y, _) in zip(self.places, self.pixels, strict=True):
+            at = place + start + beyond(lines.begin(line, ry)) * HALF
+            self.at.append(named("from_row", T.Cast("uint32", at)))
+            self.y.append(named("y", y * lines.problem.stride[0] + lines.row(line, ry)))
+
+    def begin_product(self, number: int) -> None:
+        p, moved = self.lines.problem, number * self.lines.problem.dilation[1]
+        self.moved, self.orders = moved * HALF, []
+        for y, (_, _, x) in zip(self.y, self.pixels, strict=True):
+            if not self.lines.padded:
+                self.orders.append(T.uint32(_INSIDE))
+                continue
+            x = x * p.stride[1] + (moved - p.pad[1])
+            inside = tirx.all(y >= 0, y < p.h, x >= 0, x < p.w)
+            self.orders.append(named("order", T.Select(inside, T.uint32(_INSIDE), T.uint32(_OUTSIDE))))
+
+    def read(self, memory: Buffer, steps: Iterable[int]) -> None:
+        pitch = self.lines.pitch * HALF
+        apart = [pitch, 8 * pitch, 9 * pitch]
+        for step in steps:
+            for m in range(self.blocks_m):
+                registers = self.of(memory, step, m)
+                more = T.uint32(step * 16 * pitch + self.moved)
+                if self.lines.paired:
+                    call, source = [self.at[m] + more], _PAIRED
+                else:
+                    call = [at + more for at in self.at[2 * m : 2 * m + 2]] + self.orders[2 * m : 2 * m + 2]
+                    source = _ONE_BY_ONE
+                T.evaluate(
+                    T.cuda.func_call("hopper_line_fragment", *registers, *call, source_code=source.format(*apart))
+                )
+
+
+def fragments_of(operand: Operand, blocks_m: int) -> Fragments | None:
+    """How operand a comes by way of registers; None if it does not."""
+    if not operand.by_registers:
+        return None
+    steps = operand.tile.k * operand.tile.item // K_BYTES
+    if isinstance(operand.source, Lines):
+        return LineFragments(steps, blocks_m, operand.source)
+    return Tf32Fragments(steps, blocks_m, operand.tile)

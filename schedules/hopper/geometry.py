@@ -17,6 +17,7 @@ from schedules.hopper.config import (
     WARPGROUP,
     HopperConfig,
 )
+from schedules.hopper.lines import Lines
 from schedules.hopper.shared import (
     BlockStaging,
     Columns,
@@ -76,7 +77,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand's tiles in a stage, one behind the other, and the tensor map of the boxes that fill them.
+    """An operand's tiles in a stage, one behind the other, and the tensor map of the boxes that fill them; or the lines
+    that operand a's rows lie in, which threads copy.
 
     No box fills the last `spare` rows of a tile, of whose products nothing is stored, nor the last `spare_k` of the
     reduction of an MN-major one, which are zeros.
@@ -84,20 +86,28 @@ class Operand:
     """
 
     tile: SharedTile
-    source: TensorMap
+    source: TensorMap | Lines
     count: int = 1
     by_registers: bool = False
     spare: int = 0
     spare_k: int = 0
 
     @property
+    def boxes(self) -> TensorMap:
+        """The map of the boxes that TMA brings."""
+        assert isinstance(self.source, TensorMap)
+        return self.source
+
+    @property
     def nbytes(self) -> int:
         """Of a stage's shared memory."""
-        return self.count * self.tile.nbytes
+        return self.source.nbytes if isinstance(self.source, Lines) else self.count * self.tile.nbytes
 
     @property
     def loaded(self) -> int:
-        """Bytes that boxes bring into a stage."""
+        """Bytes that come into a stage: by boxes all of them, by threads about as many."""
+        if isinstance(self.source, Lines):
+            return self.source.loaded
         tile = self.tile
         missing = self.spare * tile.k + (tile.rows - self.spare) * self.spare_k
         return self.nbytes - self.count * missing * tile.item
@@ -109,10 +119,10 @@ class Operand:
         Raises:
             ValueError: if they do not.
         """
-        brought = parts * len(loads) * self.source.box_bytes
+        brought = parts * len(loads) * self.boxes.box_bytes
         if brought != self.loaded:
             raise ValueError(
-                f"{parts} x {len(loads)} boxes of {self.source.tensor} bring {brought} bytes of a stage's"
+                f"{parts} x {len(loads)} boxes of {self.boxes.tensor} bring {brought} bytes of a stage's"
                 f" {self.loaded}; mend the schedule's loads or its box"
             )
 
@@ -307,6 +317,10 @@ class Work(ABC, Generic[P]):
     @abstractmethod
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> P:
         """Where tile number `tile` of a cluster lies, for the block at (rank_m, rank_n) of it."""
+
+    def position_at(self, place: P) -> Expr | None:
+        """The number of the tile's first output pixel, where its pixels lie in lines."""
+        return None
 
     def taps(self, place: P) -> Taps:
         """First and last (exclusive) ry, first and last rx that a tile needs; at least one tap."""

@@ -14,6 +14,7 @@ from tvm.script.ir_builder import IRBuilder
 from schedules.hopper.config import WARPGROUP, HopperConfig
 from schedules.hopper.exchange import Exchange
 from schedules.hopper.geometry import ClusterPlace, Operand, Work
+from schedules.hopper.lines import Lines
 from schedules.hopper.ring import FILLS, readers, writers
 from schedules.hopper.shared import UNIT, Columns, Runs, Slots, TensorMap
 from schedules.steps.story import inside_part
@@ -61,6 +62,8 @@ def with_flat(work: Work, tensors: Tensors) -> Tensors:
     """`tensors`, and as "flat ..." the elements without a shape of those that the epilogue reads or writes one by one,
     as a problem with flattened pixels counts them."""
     names = [term.name for term in work.epilogue.of_axis("element")]
+    if isinstance(work.a.source, Lines):
+        names.append(work.a.source.tensor)
     if not isinstance(work.output.target, TensorMap):
         names.append("output")
     flat = {}
@@ -74,9 +77,9 @@ def with_flat(work: Work, tensors: Tensors) -> Tensors:
 
 @dataclass(frozen=True)
 class Maps:
-    """The tensor maps of operands a and b, and of the output if it leaves by TMA."""
+    """The tensor maps of the operands that TMA brings, and of the output if it leaves by TMA."""
 
-    a: Variable
+    a: Variable | None
     b: Variable
     output: Variable | None
 
@@ -97,7 +100,7 @@ class Maps:
                     T.evaluate(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
 
 
-def _encode(name: str, target: TensorMap | Runs | Slots | Columns, tensors: Tensors) -> Variable | None:
+def _encode(name: str, target: TensorMap | Lines | Runs | Slots | Columns, tensors: Tensors) -> Variable | None:
     if not isinstance(target, TensorMap):
         return None
     variable = named(name, T.tvm_stack_alloca("tensormap", 1))
@@ -158,7 +161,7 @@ class SharedMemory:
         for operand, start in ((work.a, 0), (work.b, work.b_start)):
             if operand.spare_k:
                 self._clear(work, operand, start, thread)
-        self.full.init(FILLS)
+        self.full.init(FILLS + (WARPGROUP if isinstance(work.a.source, Lines) else 0))
         self.empty.init(readers(config))
         if self.turns:
             self.turns.init(WARPGROUP)
@@ -183,19 +186,23 @@ class SharedMemory:
                 T.evaluate(T.cuda.func_call("hopper_clear", target, source_code=_CLEAR))
 
 
-def before_loads(config: HopperConfig) -> None:
-    """The producer's wait before its first load: for the blocks that it writes into, if there are others; its own
-    warp has set this block up, and does not wait for itself."""
-    if config.cluster == 1:
+def before_loads(work: Work) -> None:
+    """The producer's wait before its first load: for the blocks that it writes into, if there are others; the warp that
+    issues TMA's loads has set this block up, and does not wait for itself, but others that copy lines do."""
+    config = work.config
+    if isinstance(work.a.source, Lines):
+        before_products(config)
+    elif config.cluster == 1:
         T.evaluate(T.ptx.bar.arrive(T.uint32(_BLOCK), T.uint32(config.threads)))
     elif writers(config) > 1:
         wait_until_begun()
 
 
-def after_loads(config: HopperConfig) -> None:
+def after_loads(work: Work) -> None:
     """The same behind its last load, where only others wrote into other blocks."""
+    config = work.config
     T.evaluate(T.cuda.warp_sync())
-    if config.cluster > 1 and writers(config) == 1:
+    if config.cluster > 1 and writers(config) == 1 and not isinstance(work.a.source, Lines):
         wait_until_begun()
 
 

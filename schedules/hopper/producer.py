@@ -1,28 +1,31 @@
-"""The producer: one thread that has TMA fill every stage of the ring that is free, tile after tile."""
+"""The producer: one thread that has TMA fill every stage of the ring that is free, tile after tile; beside it, where
+operand a lies in lines, all threads of its warpgroup that copy these."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvm.script import tirx as T
 
 from schedules.hopper.geometry import ClusterPlace, Load, Operand, Work
 from schedules.hopper.instructions import column_mask, row_mask
 from schedules.hopper.launch import Maps, SharedMemory
+from schedules.hopper.lines import Lines
 from schedules.hopper.ring import Ring
-from schedules.hopper.shared import aligned
+from schedules.hopper.shared import TensorMap, aligned
 
 if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Index, Variable
+    from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
 
+_COPIED = "cp.async.mbarrier.arrive.noinc.shared.b64"
 _LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
 @dataclass(frozen=True)
 class Producer:
-    """The loads of a block, which stands at `at` of one of `clusters`."""
+    """The loads of a block, which stands at `at` of one of `clusters`, by `thread` of the producer."""
 
     work: Work
     maps: Maps
@@ -30,6 +33,8 @@ class Producer:
     ring: Ring
     at: ClusterPlace
     clusters: int
+    thread: Expr
+    tensors: Tensors
 
     @T.inline
     def run(self, tile: Variable) -> None:
@@ -49,9 +54,12 @@ class Producer:
                 while rx < window[3]:
                     while chunk < self.work.chunks:
                         self.ring.wait_empty()
-                        self.ring.expect(self.expected(tile))
-                        self.load_a(self.work.loads_a(place, ry, rx, chunk, self.at.rank_n))
-                        self.load_b(self.work.loads_b(place, ry, rx, chunk, self.at.rank_m), tile, ry, rx, chunk)
+                        if isinstance(self.work.a.source, Lines):
+                            if self.thread == 0:
+                                self.load_boxes(place, tile, ry, rx, chunk)
+                            self.copy_lines(place, ry, chunk)
+                        else:
+                            self.load_boxes(place, tile, ry, rx, chunk)
                         self.ring.advance()
                         chunk = chunk + self.work.config.split_k
                     chunk = chunk - self.work.chunks
@@ -59,9 +67,26 @@ class Producer:
                 ry = ry + 1
             tile = tile + self.clusters
 
+    def load_boxes(self, place: Any, tile: Expr, ry: Expr, rx: Expr, chunk: Expr) -> None:
+        """Have TMA fill the stage."""
+        self.ring.expect(self.expected(tile))
+        if isinstance(self.work.a.source, TensorMap):
+            self.load_a(self.work.loads_a(place, ry, rx, chunk, self.at.rank_n))
+        self.load_b(self.work.loads_b(place, ry, rx, chunk, self.at.rank_m), tile, ry, rx, chunk)
+
+    def copy_lines(self, place: Any, ry: Expr, chunk: Expr) -> None:
+        """Copy this thread's part of operand a, and have it arrive when it is there."""
+        lines, position = self.work.a.source, self.work.position_at(place)
+        assert isinstance(lines, Lines) and position is not None
+        row = ry if self.work.kernel[0] > 1 else 0
+        source = self.tensors[f"flat {lines.tensor}"]
+        lines.copy(source, position, row, chunk, self.memory.stages, self.ring.start, self.thread)
+        T.evaluate(T.ptx[_COPIED](self.ring.arrived))
+
     def expected(self, tile: Expr) -> Index:
-        """Bytes that a stage gets."""
-        a, both = self.work.a.loaded, self.work.a.loaded + self.work.b.loaded
+        """Bytes that TMA brings into a stage."""
+        a = self.work.a.loaded if isinstance(self.work.a.source, TensorMap) else 0
+        both = a + self.work.b.loaded
         return T.Select(self.is_first(tile), both, a) if self.work.config.stationary else both
 
     def is_first(self, tile: Expr) -> Expr:
@@ -93,7 +118,7 @@ class Producer:
         self, operand: Operand, tensor_map: Variable, loads: Sequence[Load], memory: Buffer, start: Expr, mask: Expr
     ) -> None:
         """Issue `loads` to `start` bytes into `memory`; with a `mask`, of every block of the cluster that it names."""
-        form = _LOAD.format(operand.source.rank) + (".multicast::cluster" if mask is not None else "")
+        form = _LOAD.format(operand.boxes.rank) + (".multicast::cluster" if mask is not None else "")
         last = [] if mask is None else [mask]
         for load in loads:
             target = memory.ptr_to([start + load.offset])

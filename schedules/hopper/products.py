@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.config import K_BYTES, ROWS
-from schedules.hopper.fragments import SETS, Fragments
-from schedules.hopper.geometry import Member, Work
+from schedules.hopper.fragments import SETS, fragments_of
+from schedules.hopper.geometry import ClusterPlace, Member, Work
 from schedules.hopper.instructions import Multiply
 from schedules.hopper.ring import Ring
 from schedules.hopper.shared import UNIT, SharedTile, aligned
-from schedules.tirx.values import kept, named
+from schedules.tirx.values import named
 
 if TYPE_CHECKING:
     from schedules.hopper.geometry import Product
-    from schedules.tirx.types import Buffer, Expr, Pointer
+    from schedules.tirx.types import Buffer, Expr, Index, Pointer
 
 
 def multiply_of(work: Work) -> Multiply:
@@ -31,24 +31,24 @@ def multiply_of(work: Work) -> Multiply:
 class Products:
     """The sums of a consumer, `member` of whose threads this is, and where it finds its operands.
 
-    Operand a is a descriptor of the consumer's rows; or, by way of registers, the memory of their `fragments` and the
-    addresses that the thread reads these from.  Descriptors and addresses are those of the first stage.
+    Operand a is a descriptor of the consumer's rows; or, by way of registers, the memory of their `fragments`.
+    Descriptors are those of the first stage; the block stands at `at`.
     """
 
-    def __init__(self, work: Work, ring: Ring, filters: Buffer, member: Member) -> None:
-        self.work, self.config, self.ring = work, work.config, ring
+    def __init__(self, work: Work, ring: Ring, filters: Buffer, member: Member, at: ClusterPlace) -> None:
+        self.work, self.config, self.ring, self.at = work, work.config, ring, at
         self.multiply = multiply_of(work)
         self.blocks_m = self.config.rows // ROWS
-        self.fragments = Fragments(work.a.tile, self.blocks_m) if work.a.by_registers else None
+        self.fragments = fragments_of(work.a, self.blocks_m)
         consumer_m, consumer_n = work.part_at(member.part)
         self.sums = T.alloc_local((self.count,), self.multiply.accumulator)
         IRBuilder.name("sums", self.sums)
-        rows = ring.memory.ptr_to([consumer_m * work.a.tile.row_offset(self.config.rows)])
         if self.fragments:
             self.a = T.alloc_local((self.fragments.registers,), "uint32")
             IRBuilder.name("fragments", self.a)
-            self.addresses = _addresses(self.fragments, rows, member)
+            self.fragments.locate(ring.memory.ptr_to([0]), consumer_m * self.config.rows, member)
         else:
+            rows = ring.memory.ptr_to([consumer_m * work.a.tile.row_offset(self.config.rows)])
             self.a = _descriptor("a_tile", work.a.tile, rows)
         columns = consumer_n * work.b.tile.row_offset(self.config.columns)
         start = columns if self.config.stationary else work.b_start + columns
@@ -60,30 +60,48 @@ class Products:
         return self.work.sums * self.blocks_m * self.multiply.registers
 
     @property
-    def parts(self) -> Sequence[range]:
-        """The steps of a stage along the reduction, in parts each of which is waited for while the next is
-        multiplied."""
+    def parts(self) -> Sequence[tuple[range, range]]:
+        """The products of a stage and their steps along the reduction, in parts each of which is waited for while the
+        next is multiplied."""
+        products = len(self.work.products)
         if self.fragments:
-            return [self.fragments.of_set(number) for number in range(SETS)]
-        return [range(self.work.a.tile.k * self.work.a.tile.item // K_BYTES)]
+            sets = [self.fragments.of_set(number) for number in range(SETS)]
+            return [(range(number, number + 1), steps) for number, steps in product(range(products), sets)]
+        return [(range(products), range(self.work.a.tile.k * self.work.a.tile.item // K_BYTES))]
+
+    def begin_tile(self, place: Any) -> None:
+        """Go to the tile at `place`."""
+        if self.fragments:
+            self.fragments.begin_tile(self.work.position_at(place))
+
+    def _kernel_row(self, step: Expr) -> Index:
+        """Of the taps of the block's stage number `step` of a tile that needs all stages."""
+        if self.work.kernel[0] == 1:
+            return 0
+        number = self.at.rank_k + step * self.config.split_k
+        return named("ry", T.truncdiv(number, self.work.kernel[1] * self.work.chunks))
 
     def multiply_stage(self, step: Expr, release_last: Callable[[], None]) -> None:
         """Multiply the ring's stage, number `step` of a tile; `release_last` frees the one before, once it is read."""
-        begin = named("begin", self.ring.start) if self.fragments else 0
-        for number, steps in enumerate(self.parts):
+        if self.fragments:
+            self.fragments.begin_stage(self.ring.start, self._kernel_row(step))
+        for number, (products, steps) in enumerate(self.parts):
             if self.fragments:
-                self.fragments.read(self.a, [address + begin for address in self.addresses], steps)
+                if steps.start == 0:
+                    self.fragments.begin_product(products.start)
+                self.fragments.read(self.a, steps)
             T.evaluate(T.ptx.wgmma.fence.sync.aligned())
-            self._multiply(steps, step)
+            self._multiply(products, steps, step)
             T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
             T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(1))
             if number == 0:
                 with T.If(step > 0), T.Then():
                     release_last()
 
-    def _multiply(self, steps: range, stage_step: Expr) -> None:
-        """Issue the products of some steps of a stage."""
-        for step, (number, each), m in product(steps, enumerate(self.work.products), range(self.blocks_m)):
+    def _multiply(self, products: range, steps: range, stage_step: Expr) -> None:
+        """Issue some products of some steps of a stage."""
+        for step, number, m in product(steps, products, range(self.blocks_m)):
+            each = self.work.products[number]
             # of the products that a stage adds to the same sums, the first may begin them anew
             others = (other.sums for other in self.work.products[:number])
             begins = step == 0 and each.sums not in others
@@ -128,10 +146,3 @@ def _descriptor(name: str, tile: SharedTile, pointer: Pointer) -> Expr:
     IRBuilder.name(name, cell)
     T.evaluate(T.cuda.wgmma.encode_matrix_descriptor(T.address_of(cell[0]), pointer, *tile.descriptor))
     return cell[0]
-
-
-def _addresses(fragments: Fragments, rows: Pointer, member: Member) -> list[Expr]:
-    """Where a thread reads the even k of its first step, and the odd, of the consumer's `rows`."""
-    first = T.Cast("int32", T.cuda.cvta_generic_to_shared(rows))
-    offsets = fragments.offsets(member.warp, member.lane)
-    return [kept(name, first + offset) for name, offset in zip(("even", "odd"), offsets, strict=True)]

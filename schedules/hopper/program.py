@@ -9,7 +9,7 @@ import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
-from schedules.hopper.config import REGISTERS, WARPGROUP
+from schedules.hopper.config import WARPGROUP
 from schedules.hopper.consumer import Consumer
 from schedules.hopper.epilogue import Results
 from schedules.hopper.geometry import Member, Work
@@ -25,6 +25,7 @@ from schedules.hopper.launch import (
     with_flat,
     with_workspace,
 )
+from schedules.hopper.lines import Lines
 from schedules.hopper.producer import Producer
 from schedules.hopper.products import Products, multiply_of
 from schedules.hopper.ring import Ring
@@ -45,7 +46,8 @@ def program(
     """
     config, fixed = work.config, work
     consumers, cluster = config.consumers, config.cluster
-    producer_registers, consumer_registers = REGISTERS[consumers, config.blocks_sm]
+    copied = isinstance(work.a.source, Lines)  # by all of the producer's threads
+    producer_registers, consumer_registers = config.registers[consumers, config.blocks_sm]
     accumulator = multiply_of(work).accumulator
     stored_by_tma = isinstance(work.output.target, TensorMap)
     dependent = bool(work.workspace)  # on what the kernel before fills
@@ -88,24 +90,29 @@ def program(
         ring = T.meta_var(Ring(config, work.stage_bytes, memory.stages, memory.full, memory.empty, stage, phase))
         if group == consumers:
             part("The producer: one thread has TMA fill every stage that is free, tile after tile")
-            before_loads(config)
             if producer_registers > 0:
                 T.ptx["setmaxnreg.dec.sync.aligned.u32"](producer_registers)
-            if warp == 0:
+            before_loads(work)
+            producer = T.meta_var(Producer(work, maps, memory, ring, at, clusters, thread, views))
+            if copied:
+                if dependent:  # noqa: SIM102 (of the two only the other is the kernel's)
+                    if thread == 0:  # what threads copy was there before the kernel before began
+                        T.evaluate(T.ptx["griddepcontrol.wait"]())
+                producer.run(tile)
+            elif warp == 0:
                 T.cuda.warp_sync()
                 if T.cuda.elect_sync():
                     if dependent:
                         T.evaluate(T.ptx["griddepcontrol.wait"]())
-                    producer = T.meta_var(Producer(work, maps, memory, ring, at, clusters))
                     producer.run(tile)
-            after_loads(config)
+            after_loads(work)
         else:
             part("The consumers: wait for a stage, multiply it by wgmma into registers, and free it")
             if producer_registers > 0:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](consumer_registers)
             before_products(config)
             member = T.meta_var(Member(group, 0 if config.ping_pong else group, warp, lane, thread))
-            products = T.meta_var(Products(work, ring, memory.filters, member))
+            products = T.meta_var(Products(work, ring, memory.filters, member, at))
             results = T.meta_var(way_out(work, views, maps.output, products.sums, memory.staging, member))
             consumer = T.meta_var(Consumer(work, memory, ring, at, clusters, member, products, results))
             consumer.run(tile)

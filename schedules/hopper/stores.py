@@ -22,7 +22,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.config import ROWS, WARPGROUP
-from schedules.hopper.fragments import tile_row
+from schedules.hopper.fragments import row_of, tile_row
 from schedules.hopper.geometry import Member, Output, Work
 from schedules.hopper.shared import (
     BlockStaging,
@@ -299,7 +299,7 @@ class SlotStores(Stores):
         self.base = named("base", T.truncdiv(self.first, self.target.vector) * self.target.vector)
         self.rows = []
         for m, below in product(range(self.staging.rows // ROWS), (0, 8)):
-            row = self.row(m) + T.truncdiv(self.member.lane, 4) + below
+            row = self.row(m) + row_of(self.work.a, self.member.lane, below)
             number, there = self.work.slot_of(self.place, self.member.part, row)
             self.rows.append((kept("slot", number - self.base), named("there", there)))
         self.left = T.truncmod(self.member.lane, 4) * 2
@@ -308,15 +308,25 @@ class SlotStores(Stores):
         barrier(self.member.consumer)
 
     def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
-        pitch = self.staging.pitch
+        pitch, dtype = self.staging.pitch, self.work.output.dtype
         name, source = f"hopper_put_apart_{pitch}", _PUT_APART.format(pitch)
+
+        def target(column: int, slot: Expr) -> Pointer:
+            at = (self.left + pair * 16 + column) * pitch + slot
+            return self.memory.ptr_to([self.start + at * self.staging.item])
+
+        if self.work.a.by_registers:  # rows are neighbours, and so are their slots
+            slot, there = self.rows[2 * m]
+            for half, j in product(range(2), range(2)):
+                word = pack_16(dtype, values[4 * half + j], values[4 * half + 2 + j])
+                call = "hopper_put_two", word, target(half * 8 + j, slot), T.Select(there, T.int32(2), T.int32(0))
+                T.evaluate(T.cuda.func_call(*call, source_code=_PUT["hopper_put_two"]))
+            return
         for half, below in product(range(2), range(2)):
             slot, there = self.rows[2 * m + below]
-            at = (self.left + pair * 16 + half * 8) * pitch + slot
             two = values[4 * half + 2 * below : 4 * half + 2 * below + 2]
-            target = self.memory.ptr_to([self.start + at * self.staging.item])
-            word = pack_16(self.work.output.dtype, *two)
-            T.evaluate(T.cuda.func_call(name, word, target, there, source_code=source))
+            word = pack_16(dtype, *two)
+            T.evaluate(T.cuda.func_call(name, word, target(half * 8, slot), there, source_code=source))
 
     def written(self) -> None:
         barrier(self.member.consumer)

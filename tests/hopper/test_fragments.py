@@ -22,10 +22,10 @@ WORDS: dict[str, Any] = dict(
 def test_every_number_is_read_once() -> None:
     from tvm.script import tirx as T
 
-    from schedules.hopper.fragments import GROUP, RUN, Fragments
+    from schedules.hopper.fragments import GROUP, RUN, Tf32Fragments
 
     tile = SharedTile(128, 16, 4, RUN, transposed=True)
-    fragments = Fragments(tile, 2)
+    fragments = Tf32Fragments(2, 2, tile)
     read = np.zeros(tile.nbytes, "int32")
     for warp, lane, step, m in np.ndindex(4, 32, fragments.steps, 2):
         for offset in fragments.offsets(T.int32(warp), T.int32(lane)):
@@ -34,6 +34,36 @@ def test_every_number_is_read_once() -> None:
             read[at : at + 8] += 1
     assert (read == 1).all()
     assert [*fragments.of_set(0), *fragments.of_set(1)] == list(range(fragments.steps))
+
+
+LINES: dict[str, Any] = dict(n=3, h=6, w=7, ci=40, co=20, kh=3, kw=3, pad=1, dtype="float16")
+LINES_WORDS: dict[str, Any] = dict(
+    block_m=64, block_n=32, block_k=32, num_stages=2, consumers=1, cluster_m=1, cluster_n=1, grid=1, blocks_sm=1,
+    split_k=1, ping_pong=False, stationary=False,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lines_built(emulation: None) -> Built:
+    problem = problem_of("conv2d_nchw", **LINES)
+    return build(problem, parse_arch("sm_90a"), "tma_wgmma_lines", LINES_WORDS, device_code=False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("u0, u1, upper_order", "u1, u0, upper_order"),  # channels exchanged
+        ("v8, v9, lower_order", "v8, v9, upper_order"),  # zeros of another row
+        ("(uint)12850", "(uint)21520"),  # padding as it lies
+        ("(uint)16 : (uint)0", "(uint)16 : (uint)16"),  # no zeros beyond the last channel
+        ("(uint)129)", "(uint)1)"),  # copies not waited for
+        ("  tvm_builtin_ptx_cp_async_mbarrier_arrive_async_mbarrier_arrive_noinc_shared_b64(", "  (void)("),
+    ],
+)
+def test_mutants_of_lines_are_caught(lines_built: Built, old: str, new: str) -> None:
+    built = lines_built
+    source, arrays = str(built.sources["cu"]), built.operator.inputs(built.problem, np.random.default_rng(0))
+    assert old in source and caught(built, source.replace(old, new), arrays)
 
 
 @pytest.fixture(scope="module")

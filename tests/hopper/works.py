@@ -71,6 +71,14 @@ WORKS: dict[str, Case] = {
         dict(block_m=128, block_n=32, block_k=32, cluster_m=2, cluster_n=2, grid=120, lines_outside=True,
              gathered=False),
     ),
+    "lines of pixels as they lie": (
+        "conv2d_nchw", "tma_wgmma_lines", NHWC | dict(co=41),
+        PLAIN | dict(block_m=128, block_n=32, block_k=32),
+    ),
+    "lines of pixels as they lie, clusters": (
+        "conv2d_nchw", "tma_wgmma_lines", NHWC | dict(stride=1),
+        dict(block_m=64, consumers=1, block_n=32, block_k=32, cluster_m=2, cluster_n=1, grid=120),
+    ),
     "what each output looks at": (
         "conv2d_nchw", "tma_wgmma_turned", NHWC,
         PLAIN | dict(block_m=128, block_n=32, block_k=64, gathered=True, lines_outside=False),

@@ -13,6 +13,7 @@ from schedules.operators.conv2d_nchw import (
     simt,
     tma_wgmma,
     tma_wgmma_few,
+    tma_wgmma_lines,
     tma_wgmma_turned,
 )
 from schedules.operators.conv2d_nchw.definition import NchwProblem, definition, inputs, pixel_vector, reference
@@ -68,6 +69,7 @@ OPERATOR = Operator(
         mma.MFMA,
         tma_wgmma.SCHEDULE,
         tma_wgmma_few.SCHEDULE,
+        tma_wgmma_lines.SCHEDULE,
         tma_wgmma_turned.SCHEDULE,
         direct.SCHEDULE,
         simt.SCHEDULE,

@@ -200,7 +200,7 @@ class FewWork(Work[FewPlace]):
 
     def loads_b(self, place: FewPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, p = self.b.tile, self.problem
-        _, rows, wide, high = self.b.source.box
+        _, rows, wide, high = self.b.boxes.box
         loads = []
         for run in range(tile.k // tile.run):
             channel = chunk * tile.k + run * tile.run

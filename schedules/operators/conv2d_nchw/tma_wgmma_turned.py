@@ -19,11 +19,11 @@ from schedules.core.problem import Argument
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import HopperConfig, blocks, stage_channels, tiles_of
 from schedules.hopper.cost import estimate_of, fastest
-from schedules.hopper.geometry import Load, Operand, Output, Work
-from schedules.hopper.shared import SharedTile, Slots, TensorMap, beyond_indices, slot_staging, staging_for
+from schedules.hopper.geometry import Load, Operand
+from schedules.hopper.shared import SharedTile, TensorMap, beyond_indices
 from schedules.operators.conv2d_nchw.definition import NchwProblem
+from schedules.operators.conv2d_nchw.position_work import ITEM, VECTOR, PositionPlace, PositionWork
 from schedules.operators.conv2d_nchw.positions import Positions, gathered, simplest
-from schedules.operators.conv2d_nchw.repack import filter_argument, workspace_of
 from schedules.operators.conv2d_nchw.turn import turn
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from schedules.tirx.types import Expr, Index, Tensors
 
 DTYPES = ("float16", "bfloat16")
-ITEM = 2  # bytes
-VECTOR = 8  # elements in 16 bytes
-LINE = 128  # bytes of a swizzled row, at most
 
 
 @dataclass(frozen=True)
@@ -67,33 +64,16 @@ class TmaWgmmaTurnedConfig(HopperConfig):
         return work.reason(arch)
 
 
-@dataclass(frozen=True)
-class TurnedPlace:
-    """A block's tile: its first position, and its first output channel."""
-
-    position: Expr
-    channel: Expr
-
-
-class TurnedWork(Work[TurnedPlace]):
-    config: TmaWgmmaTurnedConfig
-    channels_along_rows = False
-
+class TurnedWork(PositionWork):
     def __init__(self, problem: NchwProblem, config: TmaWgmmaTurnedConfig) -> None:
         p = gathered(problem) if config.gathered else simplest(problem)
-        self.problem, self.config = p, config
-        self.positions = positions = Positions(p, config.lines_outside)
-        self.arguments, self.epilogue = problem.arguments(), p.epilogue
+        positions = Positions(p, config.lines_outside)
+        super().__init__(p, config, positions)
+        self.arguments = problem.arguments()
         turned = Argument("turned", (positions.planes, positions.data, positions.channels), p.dtype)
         as_they_lie = positions.as_they_lie and not config.gathered
-        self.workspace = (() if as_they_lie else (turned,)) + workspace_of(p)
-        self.kernel = (p.kh, p.kw)
-        self.chunks = -(-p.ci // config.block_k)
-        self.columns = -(-p.co // (config.block_n * config.cluster_n))  # tiles of a cluster along the channels
-        self.clusters = -(-positions.outputs // (config.block_m * config.cluster_m)) * self.columns
-        run = min(config.block_k, LINE // ITEM)
-        a = SharedTile(config.block_m, config.block_k, ITEM, run)
-        b = SharedTile(config.block_n, config.block_k, ITEM, run)
+        self.workspace = (() if as_they_lie else (turned,)) + self.workspace
+        a = SharedTile(config.block_m, config.block_k, ITEM, self.run)
         line = positions.channels * ITEM
         self.a = Operand(
             a,
@@ -102,48 +82,13 @@ class TurnedWork(Work[TurnedPlace]):
                 p.dtype,
                 (positions.channels, positions.data, positions.planes),
                 (line, positions.data * line),
-                (run, config.block_m // config.cluster_n, 1),
+                (self.run, config.block_m // config.cluster_n, 1),
                 (1, 1, 1),
                 a.swizzle,
             ),
         )
-        self.b = Operand(
-            b,
-            TensorMap(
-                filter_argument(p).name,
-                p.dtype,
-                (positions.channels, p.co, p.kh * p.kw),
-                (line, p.co * line),
-                (run, config.block_n // config.cluster_m, 1),
-                (1, 1, 1),
-                b.swizzle,
-            ),
-        )
-        self.slices = config.slices
-        self.output = self._output(config.block_n // self.slices)
 
-    def _output(self, columns: int) -> Output:
-        p, config, positions = self.problem, self.config, self.positions
-        if positions.dense and p.out_h * p.out_w == 1 and p.co % VECTOR == 0:
-            boxes = staging_for(config.rows, columns, ITEM, LINE // ITEM)
-            box, line = (boxes.width, boxes.rows), boxes.row_bytes
-            to = TensorMap("output", p.dtype, (p.co, p.n), (p.co * ITEM,), box, (1, 1), line, promotion=0)
-            return Output(p.dtype, boxes, to)
-        vector = math.gcd(VECTOR, positions.piece)
-        slots = Slots("output", p.pixels * p.co, vector, ragged=not positions.dense)
-        return Output(p.dtype, slot_staging(config.rows, columns, ITEM), slots)
-
-    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> TurnedPlace:
-        from tvm.script import tirx as T
-
-        from schedules.tirx.values import named
-
-        config = self.config
-        column = T.truncmod(tile, self.columns) * config.cluster_n + rank_n
-        row = T.truncdiv(tile, self.columns) * config.cluster_m + rank_m
-        return TurnedPlace(named("position", row * config.block_m), named("channel", column * config.block_n))
-
-    def loads_a(self, place: TurnedPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+    def loads_a(self, place: PositionPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, rows = self.a.tile, self.config.block_m // self.config.cluster_n
         plane, moved = self.positions.of_tap(ry, rx)
         at = place.position + moved + part * rows
@@ -151,57 +96,6 @@ class TurnedWork(Work[TurnedPlace]):
             Load(part * (rows * tile.swizzle) + run * tile.slab, (chunk * tile.k + run * tile.run, at, plane))
             for run in range(tile.k // tile.run)
         ]
-
-    def loads_b(self, place: TurnedPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
-        tile, rows = self.b.tile, self.config.block_n // self.config.cluster_m
-        tap = ry * self.kernel[1] + rx
-        return [
-            Load(
-                part * (rows * tile.swizzle) + run * tile.slab,
-                (chunk * tile.k + run * tile.run, place.channel + part * rows, tap),
-            )
-            for run in range(tile.k // tile.run)
-        ]
-
-    def store_at(self, place: TurnedPlace, part: Index, column: int) -> tuple[Index, ...]:
-        return place.channel + column, self._first(place, part)
-
-    def _first(self, place: TurnedPlace, part: Index) -> Expr:
-        return place.position + part * self.config.rows
-
-    def slots_at(self, place: TurnedPlace, part: Index) -> tuple[Expr, Expr]:
-        first = self._first(place, part)
-        return self.positions.number(first), self.positions.number(first + self.config.rows)
-
-    def slot_of(self, place: TurnedPlace, part: Index, row: Expr) -> tuple[Expr, Expr]:
-        position = self._first(place, part) + row
-        return self.positions.number(position), self._is_output(position)
-
-    def _is_output(self, position: Expr) -> Expr:
-        from tvm import tirx
-
-        p = self.problem
-        if self.positions.dense:
-            return position < p.pixels
-        n, y, x = self.positions.pixel(position)
-        return tirx.all(n < p.n, y < p.out_h, x < p.out_w)
-
-    def slot_start(self, number: Expr) -> Expr:
-        return self.positions.element(number)
-
-    def channel_at(self, place: TurnedPlace, part: Index, index: Expr) -> Expr:
-        from tvm import tirx
-
-        channel, whole = place.channel + index, self.problem.co % (self.config.block_n * self.config.cluster_n) == 0
-        return channel if whole else tirx.min(channel, self.problem.co - 1)
-
-    def row_start(self, place: TurnedPlace, part: Index, row: Expr) -> tuple[Expr, Expr]:
-        position = self._first(place, part) + row
-        return self.positions.element(self.positions.number(position)), self._is_output(position)
-
-    def column_start(self, place: TurnedPlace, part: Index, column: Expr) -> tuple[Expr, Expr]:
-        channel = place.channel + column
-        return channel * (self.problem.out_h * self.problem.out_w), channel < self.problem.co
 
 
 def schedule(problem: NchwProblem, config: TmaWgmmaTurnedConfig, arch: Arch) -> tvm.IRModule:

@@ -1,0 +1,139 @@
+"""Tiles of output pixels in a line, of whatever images and rows: results leave in vectors along pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, ClassVar
+
+from schedules.hopper.config import HopperConfig
+from schedules.hopper.geometry import Load, Operand, Output, Product, Work
+from schedules.hopper.shared import SharedTile, Slots, TensorMap, slot_staging, staging_for
+from schedules.operators.conv2d_nchw.definition import NchwProblem
+from schedules.operators.conv2d_nchw.positions import Positions
+from schedules.operators.conv2d_nchw.repack import filter_argument, workspace_of
+
+if TYPE_CHECKING:
+    from schedules.tirx.types import Expr, Index
+
+ITEM = 2  # bytes
+VECTOR = 8  # elements in 16 bytes
+LINE = 128  # bytes of a swizzled row, at most
+
+
+@dataclass(frozen=True)
+class PositionPlace:
+    """A block's tile: its first position, and its first output channel."""
+
+    position: Expr
+    channel: Expr
+
+
+class PositionWork(Work[PositionPlace]):
+    """The product of `p`, in tiles of `positions` of its output, with so many `taps` of a row of the kernel in a stage;
+    operand a is its own."""
+
+    channels_along_rows = False
+    in_order: ClassVar[bool] = True  # whether neighbouring rows of the tile are neighbouring rows of the sums
+
+    def __init__(self, p: NchwProblem, config: HopperConfig, positions: Positions, taps: int = 1) -> None:
+        self.problem, self.config, self.positions = p, config, positions
+        self.epilogue, self.workspace = p.epilogue, workspace_of(p)
+        self.kernel = (p.kh, p.kw // taps)
+        self.chunks = -(-p.ci // config.block_k)
+        self.columns = -(-p.co // (config.block_n * config.cluster_n))  # tiles of a cluster along the channels
+        self.clusters = -(-positions.outputs // (config.block_m * config.cluster_m)) * self.columns
+        self.run = min(config.block_k, LINE // ITEM)
+        b = SharedTile(config.block_n, config.block_k, ITEM, self.run)
+        channels = -(-p.ci // VECTOR) * VECTOR
+        line = channels * ITEM
+        self.b = Operand(
+            b,
+            TensorMap(
+                filter_argument(p).name,
+                p.dtype,
+                (channels, p.co, p.kh * p.kw),
+                (line, p.co * line),
+                (self.run, config.block_n // config.cluster_m, 1),
+                (1, 1, 1),
+                b.swizzle,
+            ),
+            taps,
+        )
+        self.products = tuple(Product(0, 0, tap * b.nbytes) for tap in range(taps))
+        self.slices = config.slices
+        self.output = self._output(config.block_n // self.slices)
+
+    def _output(self, columns: int) -> Output:
+        p, config, positions = self.problem, self.config, self.positions
+        if self.in_order and positions.dense and p.out_h * p.out_w == 1 and p.co % VECTOR == 0:
+            boxes = staging_for(config.rows, columns, ITEM, LINE // ITEM)
+            box, line = (boxes.width, boxes.rows), boxes.row_bytes
+            to = TensorMap("output", p.dtype, (p.co, p.n), (p.co * ITEM,), box, (1, 1), line, promotion=0)
+            return Output(p.dtype, boxes, to)
+        vector = math.gcd(VECTOR, positions.piece)
+        slots = Slots("output", p.pixels * p.co, vector, ragged=not positions.dense)
+        return Output(p.dtype, slot_staging(config.rows, columns, ITEM), slots)
+
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> PositionPlace:
+        from tvm.script import tirx as T
+
+        from schedules.tirx.values import named
+
+        config = self.config
+        column = T.truncmod(tile, self.columns) * config.cluster_n + rank_n
+        row = T.truncdiv(tile, self.columns) * config.cluster_m + rank_m
+        return PositionPlace(named("position", row * config.block_m), named("channel", column * config.block_n))
+
+    def loads_b(self, place: PositionPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+        tile, rows = self.b.tile, self.config.block_n // self.config.cluster_m
+        first = ry * self.problem.kw + rx
+        return [
+            Load(
+                tap * tile.nbytes + part * (rows * tile.swizzle) + run * tile.slab,
+                (chunk * tile.k + run * tile.run, place.channel + part * rows, first + tap),
+            )
+            for tap, run in product(range(self.b.count), range(tile.k // tile.run))
+        ]
+
+    def store_at(self, place: PositionPlace, part: Index, column: int) -> tuple[Index, ...]:
+        return place.channel + column, self._first(place, part)
+
+    def _first(self, place: PositionPlace, part: Index) -> Expr:
+        return place.position + part * self.config.rows
+
+    def slots_at(self, place: PositionPlace, part: Index) -> tuple[Expr, Expr]:
+        first = self._first(place, part)
+        return self.positions.number(first), self.positions.number(first + self.config.rows)
+
+    def slot_of(self, place: PositionPlace, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        position = self._first(place, part) + row
+        return self.positions.number(position), self._is_output(position)
+
+    def _is_output(self, position: Expr) -> Expr:
+        from tvm import tirx
+
+        p = self.problem
+        if self.positions.dense:
+            return position < p.pixels
+        n, y, x = self.positions.pixel(position)
+        return tirx.all(n < p.n, y < p.out_h, x < p.out_w)
+
+    def slot_start(self, number: Expr) -> Expr:
+        return self.positions.element(number)
+
+    def channel_at(self, place: PositionPlace, part: Index, index: Expr) -> Expr:
+        from tvm import tirx
+
+        channel, whole = place.channel + index, self.problem.co % (self.config.block_n * self.config.cluster_n) == 0
+        return channel if whole else tirx.min(channel, self.problem.co - 1)
+
+    def row_start(self, place: PositionPlace, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        position = self._first(place, part) + row
+        return self.positions.element(self.positions.number(position)), self._is_output(position)
+
+    def column_start(self, place: PositionPlace, part: Index, column: Expr) -> tuple[Expr, Expr]:
+        channel = place.channel + column
+        return channel * (self.problem.out_h * self.problem.out_w), channel < self.problem.co

@@ -1,0 +1,126 @@
+"""NCHW convolution on Hopper from the data as they lie, of any stride and width: pixels x output channels by wgmma.
+
+TMA reads NCHW data only where image rows are whole 16 bytes apart, and unshifted.  Here threads copy the lines that a
+tile looks at into shared memory, once for all taps of a row of the kernel, and others read each pixel of a tap there,
+wherever it stands (`hopper.lines`): no copy of the data comes before, and with a stride only rows that are looked at
+are read.  Filters come by TMA, packed by a kernel before unless they are of 1x1.  Results leave as those of
+`tma_wgmma_turned`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from schedules.core.arch import Arch
+from schedules.core.operator import ScheduleSpec, WrittenInTirx
+from schedules.core.space import ProductSpace
+from schedules.hopper.config import ADDRESSING, COPYING, WARPGROUP, HopperConfig, blocks, stage_channels, tiles_of
+from schedules.hopper.cost import estimate_of, fastest
+from schedules.hopper.geometry import Load, Operand
+from schedules.hopper.lines import Lines
+from schedules.hopper.shared import SharedTile, beyond_indices
+from schedules.operators.conv2d_nchw.definition import NchwProblem
+from schedules.operators.conv2d_nchw.position_work import ITEM, PositionPlace, PositionWork
+from schedules.operators.conv2d_nchw.positions import Positions, gathered, simplest
+from schedules.operators.conv2d_nchw.repack import repack
+
+if TYPE_CHECKING:
+    import tvm
+
+    from schedules.tirx.types import Expr, Index, Tensors
+
+DTYPES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class TmaWgmmaLinesConfig(HopperConfig):
+    """Tiles of (pixels, output channels, input channels)."""
+
+    k_steps = (2, 4, 8)  # two sets of fragments take turns
+    registers = COPYING
+
+    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+        if problem.dtype not in DTYPES:
+            return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
+        # a word has two numbers of a fragment; fragments are of a tile that is whole
+        reason = self.check_block(problem.dtype, arch) or self.check_block(
+            problem.dtype, arch, addressing=ADDRESSING + self.rows * self.block_k // WARPGROUP // 2
+        )
+        if reason:
+            return reason
+        if self.block_n % (8 * self.cluster_m):
+            return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
+        if self.cluster_n > 1:
+            return f"cluster_n={self.cluster_n} would share pixels, which threads copy for their own block; give 1"
+        for argument in problem.arguments():
+            reason = beyond_indices(argument.name, math.prod(argument.shape))
+            if reason:
+                return reason
+        return LinesWork(problem, self).reason(arch)
+
+
+class LinesWork(PositionWork):
+    in_order = False
+
+    def __init__(self, problem: NchwProblem, config: TmaWgmmaLinesConfig) -> None:
+        p = simplest(problem)
+        super().__init__(p, config, Positions(gathered(p), lines_outside=False), p.kw)
+        self.arguments = problem.arguments()
+        tile = SharedTile(config.block_m, config.block_k, ITEM, config.block_m, transposed=True)
+        self.a = Operand(tile, Lines("data", p, config.block_m, config.block_k), by_registers=True)
+
+    def position_at(self, place: PositionPlace) -> Expr:
+        return place.position
+
+    def loads_a(self, place: PositionPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+        raise NotImplementedError("its pixels come by no tensor map")
+
+
+def schedule(problem: NchwProblem, config: TmaWgmmaLinesConfig, arch: Arch) -> tvm.IRModule:
+    """The TIRx program for data (n, ci, h, w), filter (co, ci, kh, kw) or (kh, kw, co, ci), the terms of the epilogue,
+    output (n, co, out_h, out_w)."""
+    from schedules.hopper.program import program
+
+    work = LinesWork(problem, config)
+
+    def prepare(tensors: Tensors) -> None:
+        repack(work.problem, tensors)
+
+    return program(work, prepare=prepare)
+
+
+def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaLinesConfig:
+    """The tile and the cluster of the least estimated time and the most stages that fit."""
+    found = []
+    for block_k in {stage_channels(simplest(problem).ci, most, 32) for most in (64, 32)}:
+        base = TmaWgmmaLinesConfig(block_k=block_k)
+        legal = (config for config in tiles_of(base, arch.device) if config.check(problem, arch) is None)
+        found += [fastest((LinesWork(problem, config) for config in legal), arch)]
+    best = fastest(found, arch)
+    base = TmaWgmmaLinesConfig()
+    return replace(base, **best.config.to_json()) if best else base.filling(arch.device)
+
+
+def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaLinesConfig]:
+    return ProductSpace(lambda words: TmaWgmmaLinesConfig(**words), blocks(problem.dtype, arch.device, filters=True))
+
+
+SCHEDULE = ScheduleSpec(
+    name="tma_wgmma_lines",
+    summary="implicit GEMM on Hopper from the data as they lie: any stride and width, cp.async, TMA, wgmma, persistent",
+    kinds=("cuda",),
+    config=TmaWgmmaLinesConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+    estimate=estimate_of(LinesWork),
+    ranges=False,
+    tirx=WrittenInTirx(
+        reason="some warps copy while others read what they need of it and multiply by wgmma; "
+        "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",
+        siblings=("mma", "mma_channels_last"),
+    ),
+)
