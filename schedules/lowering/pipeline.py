@@ -19,6 +19,7 @@ from schedules.lowering import annotated
 from schedules.lowering.accesses import whole_accesses
 from schedules.lowering.annotations import APART, MIN_BLOCKS, STREAM, TIRX
 from schedules.lowering.lone_task import lone_tasks_in_caller
+from schedules.lowering.order import reordered
 from schedules.lowering.past_caches import stores_past_caches
 
 NAME = "te_schedules"
@@ -117,7 +118,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
     def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if annotated.needed(mod):
             mod = annotated.lower(mod)
-        mod = _explicit_fma(_without_alignment(lower(mod)))
+        mod = reordered(_explicit_fma(_without_alignment(lower(mod))))
         if _all_on(mod, "llvm"):
             mod = lone_tasks_in_caller(stores_past_caches(mod) if _current.get().stream == "stores" else mod)
         _current.get().lowered = mod.script()
