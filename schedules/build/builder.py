@@ -23,6 +23,7 @@ from tvm import tirx
 from schedules.build.toolchain import cuda, link
 from schedules.core.arch import GRID, Arch
 from schedules.core.errors import ArgumentError, BuildError, ConfigError, SchedulesError
+from schedules.core.frames import quick_frames
 from schedules.core.operator import Array, Operator, ScheduleSpec
 from schedules.core.problem import Argument, Config, Problem
 from schedules.core.quiet import ROCM_WARNINGS, without_lines
@@ -111,7 +112,9 @@ def build(
     op = operator_of(problem)
     spec = op.schedule_for(problem, arch, schedule)
     config = spec.config_for(problem, arch, config)
-    return build_scheduled(op, problem, spec, config, arch, spec.apply(problem, config, arch), device_code=device_code)
+    with quick_frames():
+        mod = spec.apply(problem, config, arch)
+    return build_scheduled(op, problem, spec, config, arch, mod, device_code=device_code)
 
 
 def build_scheduled(
