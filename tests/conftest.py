@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from tvm.script.parser.core import doc
 
 from schedules.build.builder import Built, build
@@ -26,6 +27,9 @@ from schedules.tune import finals
 from tests.command import Run
 
 os.environ["TVM_NUM_THREADS"] = "1"  # tests run in as many processes as there are cores
+# the suite draws the same problems each time; `scripts/sweep.py` draws others, by the thousand
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.load_profile("suite")
 
 CUDA_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "cuda"]
 ROCM_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "rocm"]
