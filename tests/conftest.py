@@ -192,13 +192,13 @@ def is_right(built: Built, rows: int, mode: int) -> bool:
     return judge(problem, arrays, call([*arrays, *poisoned(problem)])).passed
 
 
-def assert_mutants_caught(built: Built, mutants: Mapping[str, tuple[str, str]]) -> None:
+def assert_mutants_caught(built: Built, mutants: Mapping[str, tuple[str, str]], within: str = "main_kernel(") -> None:
     """The kernel is right, and is no more once the matches of any (pattern, replacement) of `mutants` are replaced.
 
-    Only the kernel's body is changed, not the functions that it calls.
+    Only what comes after the last `within` is changed: the kernel's body, not the functions that it calls.
     """
     source = str(built.sources["cu"])
-    body = source.rindex("main_kernel(")
+    body = source.rindex(within) if within else 0
     arrays = list(built.operator.inputs(built.problem, np.random.default_rng(0)))
     assert not caught(built, source, arrays)
     for name, (pattern, replacement) in mutants.items():

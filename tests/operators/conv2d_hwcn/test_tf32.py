@@ -73,7 +73,7 @@ def test_other_configs(cuda_compiler: None, sm_90a: Arch, words: dict[str, Any])
     assert_well_made(built, "HGMMA", stored_by_tma=False)
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(
     n=st.integers(1, 40), h=st.integers(1, 20), ci=st.integers(1, 100), co=st.integers(1, 300), k=st.integers(1, 4),
     stride=st.integers(1, 9), words=st.sampled_from(CONFIGS), ragged=st.booleans(),

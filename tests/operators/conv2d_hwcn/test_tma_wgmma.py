@@ -80,7 +80,7 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
     assert "first_ry" not in str(whole.sources["cu"])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8)
 @given(
     n=st.integers(1, 40), h=st.integers(1, 20), ci=st.integers(1, 100), co=st.integers(1, 40), k=st.integers(1, 4),
     stride=st.integers(1, 9), dilation=st.integers(1, 3), words=st.sampled_from(CONFIGS), ragged=st.booleans(),

@@ -61,7 +61,7 @@ def test_other_configs_are_correct(emulation: None, sm_90a: Arch, config: dict[s
     assert_correct(problem, sm_90a, "tutorial", config, ["serial", "emulated"])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     n=st.integers(1, 70), h=st.integers(1, 5), ci=st.integers(1, 18), co=st.integers(1, 70), k=st.integers(1, 3),
     stride=st.integers(1, 3),

@@ -92,7 +92,7 @@ def test_generated_cuda_is_correct_on(emulation: None, arch: Arch) -> None:
     assert_correct(problem, arch, "direct", routes=["emulated"])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     n=st.integers(1, 2), h=st.integers(1, 14), w=st.integers(1, 20), ci=st.integers(1, 5), co=st.integers(1, 7),
     kh=st.integers(1, 4), kw=st.integers(1, 4), stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
@@ -148,7 +148,7 @@ def test_channels_come_ahead_only_where_that_was_measured(sm_90a: Arch) -> None:
         assert default(wide, arch).stages == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     n=st.integers(1, 4), h=st.integers(8, 2000), w=st.integers(8, 500).map(lambda w: 4 * w), ci=st.integers(1, 20),
     co=st.integers(1, 20), kh=st.integers(1, 7), kw=st.integers(1, 7), pad=st.integers(0, 3),

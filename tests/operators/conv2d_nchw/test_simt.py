@@ -62,7 +62,7 @@ def test_other_configs_are_correct(emulation: None, sm_90a: Arch, config: dict[s
     assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), sm_90a, "simt", config, ["serial", "emulated"])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     n=st.integers(1, 3), h=st.integers(1, 9), w=st.integers(1, 9), ci=st.integers(1, 9), co=st.integers(1, 70),
     k=st.integers(1, 3), stride=st.integers(1, 3),

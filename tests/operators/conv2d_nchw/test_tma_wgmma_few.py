@@ -78,7 +78,7 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
     assert found["HGMMA"] % (4 * 3 * 2) == 0 and found["UTMALDG"] == 2
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8)
 @given(
     n=st.integers(1, 20), h=st.integers(1, 20), w=st.integers(1, 20), ci=st.integers(1, 20), co=st.integers(1, 100),
     kh=st.integers(1, 3), kw=st.integers(1, 9), dilation=st.integers(1, 3), left=st.integers(0, 9),

@@ -122,15 +122,7 @@ def test_tiles_in_turn_and_filters_that_stay(cuda_compiler: None, sm_90a: Arch, 
     assert ("position" in source) == words["ping_pong"]
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES)
-def test_epilogues(cuda_compiler: None, sm_90a: Arch, epilogue: str) -> None:
-    fields = WORK | EPILOGUES[epilogue]
-    built = build(problem_of("conv2d_nchw32", **fields), sm_90a, "tma_wgmma", CONFIGS[1])
-    assert_well_made(built, "IGMMA")
-    assert ("read_element" in str(built.sources["cu"])) == fields.get("residual", False)
-
-
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8)
 @given(
     n=st.integers(1, 40), h=st.integers(1, 40), ci=st.integers(1, 300), co=st.integers(1, 300), k=st.integers(1, 4),
     stride=st.integers(1, 9), dilation=st.integers(1, 3), words=st.sampled_from(CONFIGS), residual=st.booleans(),
@@ -221,7 +213,7 @@ def test_on_a_device(gpu: Arch, shape: str, words: dict[str, Any]) -> None:
     assert_correct_on(gpu, "conv2d_nchw32", (SHAPES | TALL | PADDED)[shape], words)
 
 
-# every epilogue by the default config at every shape, and by either of the others at one
+# every epilogue by the default config at one shape, and some by each config at each shape
 @pytest.mark.parametrize(
     ("epilogue", "fields", "words"),
     [
@@ -229,11 +221,17 @@ def test_on_a_device(gpu: Arch, shape: str, words: dict[str, Any]) -> None:
         for i, epilogue in enumerate(EPILOGUES)
         for j, fields in enumerate(EPILOGUE_SHAPES)
         for k, words in enumerate([{}, *ROWS[:2]])
-        if k == 0 or (i + j + k) % 3 == 0
+        if j == k == 0 or (i + 2 * j + k) % 4 == 0
     ],
 )
-def test_epilogues_emulated(emulation: None, epilogue: str, fields: dict[str, Any], words: dict[str, Any]) -> None:
-    assert_emulated("conv2d_nchw32", fields | EPILOGUES[epilogue], words)
+def test_epilogues(
+    emulation: None, cuda_compiler: None, epilogue: str, fields: dict[str, Any], words: dict[str, Any]
+) -> None:
+    usual = fields is EPILOGUE_SHAPE and not words
+    built = assert_emulated("conv2d_nchw32", fields | EPILOGUES[epilogue], words, compiled=usual)
+    assert ("read_element" in str(built.sources["cu"])) == EPILOGUES[epilogue].get("residual", False)
+    if usual:
+        assert_well_made(built, "IGMMA")
 
 
 @pytest.mark.gpu

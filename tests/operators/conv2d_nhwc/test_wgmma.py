@@ -49,7 +49,7 @@ def test_other_configs_are_correct(emulation: None, sm_90a: Arch, config: dict[s
     assert_correct(problem, sm_90a, "wgmma", config, ["serial", "emulated"])
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     n=st.integers(1, 3), h=st.integers(1, 5), ci=st.integers(1, 40), co=st.integers(1, 40), k=st.integers(1, 3),
     stride=st.integers(1, 3),

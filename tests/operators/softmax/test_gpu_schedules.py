@@ -155,7 +155,7 @@ def test_the_rule_splits_long_rows_that_are_few() -> None:
     assert chosen(1, 2**20, "sm_90a") == chosen(8, 2**22, "sm_90a") == "split"  # too few, too long for a cluster
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     rows=st.integers(1, 9), cols=st.integers(1, 700), function=st.sampled_from(FUNCTIONS),
     dtype=st.sampled_from(SoftmaxProblem.dtypes), choice=st.sampled_from(CONFIGS),
