@@ -18,7 +18,6 @@ from schedules.core.operator import Array
 from schedules.core.registry import operator
 from tests.conftest import problem_of
 
-
 # of the machine's opcodes that matter, what they are in PTX: a disassembler takes three times as long as the compiler
 OPCODES = {
     "HGMMA": r"wgmma\.mma_async\S*\.f32\.",

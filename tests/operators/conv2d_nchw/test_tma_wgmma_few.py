@@ -147,9 +147,7 @@ def test_shapes(emulation: None, cuda_compiler: None, fields: dict[str, Any]) ->
 def test_configs(emulation: None, cuda_compiler: None, words: dict[str, Any]) -> None:
     # biases are kept in registers, of which the widest tile has none to spare
     fields = PACKED | SHAPES[ODD] | dict(co=27, bias=words["block_m"] < 512)
-    assert_well_made(
-        assert_emulated("conv2d_nchw", fields, words | dict(block_n=96), NAME, compiled=True), "HGMMA"
-    )
+    assert_well_made(assert_emulated("conv2d_nchw", fields, words | dict(block_n=96), NAME, compiled=True), "HGMMA")
 
 
 @pytest.mark.parametrize("name", HALVES)
