@@ -32,6 +32,8 @@ settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
 
 CUDA_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "cuda"]
+# whose generated code differs: those between are as sm_80
+EMULATED_ARCHES = [arch for arch in CUDA_ARCHES if arch.name in ("sm_75", "sm_80", "sm_90a")]
 ROCM_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "rocm"]
 
 

@@ -23,7 +23,7 @@ from schedules.measure.journal import read_journal
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.direct import DirectConfig, default, space
 from tests.amd import assert_fits
-from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_changes_the_source, assert_correct, caught, problem_of
+from tests.conftest import EMULATED_ARCHES, ROCM_ARCHES, assert_changes_the_source, assert_correct, caught, problem_of
 from tests.documents import ROOT
 from tests.operators.conv2d_nchw.shapes import SHAPES
 
@@ -86,7 +86,7 @@ def test_generated_cuda_is_correct_with_other_copies(
     assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), sm_90a, "direct", config, ["emulated"])
 
 
-@pytest.mark.parametrize("arch", CUDA_ARCHES, ids=str)
+@pytest.mark.parametrize("arch", EMULATED_ARCHES, ids=str)
 def test_generated_cuda_is_correct_on(emulation: None, arch: Arch) -> None:
     problem = problem_of("conv2d_nchw", n=2, h=20, w=40, ci=6, co=6, kh=6, kw=6)
     assert_correct(problem, arch, "direct", routes=["emulated"])

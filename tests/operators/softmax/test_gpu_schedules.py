@@ -19,7 +19,7 @@ from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
 from schedules.lowering.annotations import STREAMING
 from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
-from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_changes_the_source, assert_correct, caught, problem_of
+from tests.conftest import EMULATED_ARCHES, ROCM_ARCHES, assert_changes_the_source, assert_correct, caught, problem_of
 
 GPU_SCHEDULES = ["warp", "block_registers", "block_shared", "block_streaming", "split"]
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
@@ -89,7 +89,7 @@ def test_generated_cuda_is_correct(
     assert_correct(problem_of("softmax", rows=7, **fields), sm_90a, schedule, config, ["emulated"])
 
 
-@pytest.mark.parametrize("arch", CUDA_ARCHES, ids=str)
+@pytest.mark.parametrize("arch", EMULATED_ARCHES, ids=str)
 @pytest.mark.parametrize("schedule", GPU_SCHEDULES)
 def test_every_cuda_arch(emulation: None, arch: Arch, schedule: str) -> None:
     assert_correct(problem_of("softmax", rows=5, cols=300), arch, schedule, routes=["emulated"])
