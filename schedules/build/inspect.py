@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from schedules.build.toolchain import cuda
@@ -169,8 +169,14 @@ def summary(kernel: Built | HasMaterial | Material) -> Summary:
     """Resources, occupancy and instruction counts of a kernel."""
     made = material(kernel)
     counted_in, counts, notes = _count(made)
+    return replace(limits(made), counted_in=counted_in, counts=counts, notes=notes)
+
+
+def limits(kernel: Built | HasMaterial | Material) -> Summary:
+    """Resources and occupancy of a kernel; its instructions are not counted, which takes a disassembler."""
+    made = material(kernel)
     if made.launch is None:
-        return Summary(made.title, counted_in=counted_in, counts=counts, notes=notes)
+        return Summary(made.title)
     fields: dict[str, Any] = {}
     if made.resources:
         shared = max(r.shared for r in made.resources) + dynamic_shared(made.lowered)
@@ -184,16 +190,7 @@ def summary(kernel: Built | HasMaterial | Material) -> Summary:
             "occupancy": blocks * made.launch.threads / made.arch.threads_sm,
             "limit": limit,
         }
-    return Summary(
-        made.title,
-        threads=made.launch.threads,
-        grid=made.launch.grid,
-        block=made.launch.block,
-        counted_in=counted_in,
-        counts=counts,
-        notes=notes,
-        **fields,
-    )
+    return Summary(made.title, threads=made.launch.threads, grid=made.launch.grid, block=made.launch.block, **fields)
 
 
 def dynamic_shared(lowered: str) -> int:

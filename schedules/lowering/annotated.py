@@ -17,7 +17,7 @@ from tvm.s_tir.stmt import SBlock, SBlockRealize
 
 from schedules.lowering.annotations import PER_THREAD, PREFIX, SWIZZLE
 from schedules.lowering.multistage import MAIN_LOOP, multistage
-from schedules.lowering.order import reorder
+from schedules.lowering.order import marked
 
 BANK_BYTES, VECTOR_BYTES = 128, 16  # of one row over all banks of shared memory, of the widest access
 
@@ -71,7 +71,7 @@ def lower(mod: tvm.IRModule) -> tvm.IRModule:
             _pass("relayout", _relayout),
             _pass("multistage", multistage),
             _pass("share", lambda body: _hide_pointers(_share(body))),
-            _pass("order", reorder),
+            _pass("order", marked),
         ]
     )(mod)
     return mod

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import tirx
 
@@ -15,24 +16,55 @@ from schedules.lowering.annotations import INSIDE_FIRST
 from schedules.lowering.statements import joined, substitute
 
 
-def reorder(body: Any) -> Any:
-    """`body` with the blocks of every annotated loop over blockIdx.x in the order that the annotation asks for."""
+def marked(body: Any) -> Any:
+    """`body` with what the annotation of a loop over blockIdx.x asks for kept within it, for `reordered`."""
 
     def visit(loop: Any) -> Any:
-        annotations = dict(loop.annotations)
-        if INSIDE_FIRST not in annotations:
+        kept = dict(loop.annotations)
+        asked = kept.pop(INSIDE_FIRST, None)
+        if asked is None:
             return loop
-        kept = {key: value for key, value in annotations.items() if key != INSIDE_FIRST}
-        turn, block = (tirx.Var(name, str(loop.loop_var.ty)) for name in ("turn", "block"))
-        *geometry, lead = (int(value) for value in annotations[INSIDE_FIRST])
-        index, bound = loop.loop_var, []
-        if lead:  # a variable of its own: it stands dozens of times in the place, which would take TVM 20 s
-            index, bound = turn, [tirx.Bind(turn, _led(index, geometry, lead))]
-        bound.append(tirx.Bind(block, inside_first(index, geometry)))
-        inner = joined([*bound, substitute(loop.body, {loop.loop_var: block})])
+        inner = tirx.AttrStmt(asked, INSIDE_FIRST, tirx.const(0), loop.body)
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, inner, loop.thread_binding, kept)
 
     return tvm_ffi.structural_map(body, (tirx.For, visit))
+
+
+def reordered(mod: tvm.IRModule) -> tvm.IRModule:
+    """Lowered kernels with their blocks in the order that they were `marked` with.
+
+    The place of a block has many cases.  TVM's analysis would look at all of them wherever it looks at an index, and
+    take five times as long: hence here, where no pass is left that does.
+    """
+
+    def function(kernel: Any) -> Any:
+        asked: list[int] = []
+        if isinstance(kernel, tirx.PrimFunc):
+            tvm_ffi.structural_walk(kernel.body, (tirx.AttrStmt, lambda scope: asked.extend(_asked(scope))))
+        if not asked:
+            return kernel
+        *geometry, lead = asked
+
+        def visit(scope: Any) -> Any:
+            if scope.attr_key == INSIDE_FIRST:
+                return scope.body
+            if scope.attr_key != "thread_extent" or str(scope.node.thread_tag) != "blockIdx.x":
+                return scope
+            index, bound = scope.node.var, []
+            turn, block = (tirx.Var(name, str(index.ty)) for name in ("turn", "block"))
+            body = substitute(scope.body, {index: block})
+            if lead:  # a variable of its own: it stands dozens of times in the place
+                bound, index = [tirx.Bind(turn, _led(index, geometry, lead))], turn
+            bound.append(tirx.Bind(block, inside_first(index, geometry)))
+            return tirx.AttrStmt(scope.node, scope.attr_key, scope.value, joined([*bound, body]))
+
+        return kernel.with_body(tvm_ffi.structural_map(kernel.body, (tirx.AttrStmt, visit)))
+
+    return tvm.IRModule({name: function(kernel) for name, kernel in mod.functions.items()}, attrs=mod.attrs)
+
+
+def _asked(scope: Any) -> list[int]:
+    return [int(value) for value in scope.node] if scope.attr_key == INSIDE_FIRST else []
 
 
 def inside_first(index: Any, geometry: Sequence[int], lead: int = 0) -> Any:

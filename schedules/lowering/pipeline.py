@@ -22,6 +22,7 @@ from schedules.lowering.annotations import APART, MIN_BLOCKS, STREAM, TIRX
 from schedules.lowering.border_copies import borders_apart
 from schedules.lowering.bounds import bounded
 from schedules.lowering.lone_task import lone_tasks_in_caller
+from schedules.lowering.order import reordered
 from schedules.lowering.past_caches import stores_past_caches
 from schedules.lowering.shared_threads import on_shared_threads
 
@@ -123,7 +124,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
         if annotated.needed(mod):
             mod = annotated.lower(mod)
         mod = bounded(mod, _current.get().arguments)
-        mod = _explicit_fma(_without_alignment(lower(mod)))
+        mod = reordered(_explicit_fma(_without_alignment(lower(mod))))
         if _all_on(mod, "llvm"):
             mod = lone_tasks_in_caller(stores_past_caches(mod) if _current.get().stream == "stores" else mod)
             mod = borders_apart(mod)

@@ -61,7 +61,7 @@ def made(name: str, given: dict[str, Any]) -> Conv2dProblem:
 
 @pytest.mark.parametrize("name", ["conv2d_hwcn", "conv2d_nchw", "conv2d_nhwc"])
 @given(given=fields(), form=st.sampled_from(sorted(FORMS)), options=st.tuples(*[st.booleans()] * 3))
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 def test_forms(name: str, given: dict[str, Any], form: str, options: tuple[bool, bool, bool]) -> None:
     tiled, wide, staged = options
     if (form == "for each pixel") != (name == "conv2d_hwcn"):
@@ -72,7 +72,7 @@ def test_forms(name: str, given: dict[str, Any], form: str, options: tuple[bool,
 
 @pytest.mark.parametrize("name", ["conv2d_hwcn", "conv2d_nchw", "conv2d_nhwc", "conv2d_nchw32"])
 @given(given=fields(), wide=st.booleans())
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=4)
 def test_textbook(name: str, given: dict[str, Any], wide: bool) -> None:
     problem = made(name, given)
     tiles = {axis: size for axis, size in TILES.items() if axis in problem.output_axes or axis in problem.data_axes}

@@ -31,7 +31,7 @@ def random(*shape: int, seed: int = 0) -> Any:
     channels_last=st.booleans(),
     bias=st.booleans(),
 )
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6)
 def test_conv2d_in_both_formats(
     sizes: tuple[int, int, int], kernel: Any, stride: Any, dilation: int, channels_last: bool, bias: bool
 ) -> None:

@@ -80,8 +80,9 @@ def test_the_same_seed_asks_the_same(problem: Problem, sm_90a: Arch) -> None:
 
 def test_none_is_asked_twice_and_none_is_left_out(sm_90a: Arch) -> None:
     small = problem_of("softmax", rows=64, cols=1000)
-    space = candidates(small, sm_90a)
-    search = TemplateSearch(small, sm_90a)
+    named = ("block_shared", "split", "cluster")
+    space = candidates(small, sm_90a, named)
+    search = TemplateSearch(small, sm_90a, schedules=named)
     assert search.size == len(space)
     # what was told before, by an earlier run, is not asked at all
     search.tell([record_of(small, "softmax", candidate, 5.0, target="cuda:sm_90a") for candidate in space[:7]])

@@ -54,7 +54,7 @@ def test_long_kernels_are_loops(fields: dict[str, Any], period: int, periods: in
     assert periods == 1 or w.period * STEP == w.period_rows * w.row_units
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     name=st.sampled_from(sorted(OPERATORS)), ci=st.integers(1, 14), k=st.tuples(st.integers(1, 12), st.integers(1, 12)),
     stride=st.integers(1, 5), pad=st.integers(0, 4), dilation=st.integers(1, 2), tile_h=st.integers(1, 6),

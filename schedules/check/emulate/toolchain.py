@@ -7,6 +7,7 @@ everything that went into it, and files appear by renaming, so any number of pro
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -29,7 +30,7 @@ _COMMON_FLAGS = ("-std=c++17", "-g1", "-fPIC", "-shared", "-w")
 # No contraction: g++ would fuse a multiply and an add only where the CPU can.  Signed overflow wraps, as on the GPU.
 _KERNEL_FLAGS = (
     *_COMMON_FLAGS,
-    "-O1",
+    "-Og",  # kernels run for less time than they take to compile, which is a quarter less than with -O1
     "-fvisibility=hidden",
     "-fno-strict-aliasing",
     "-fno-delete-null-pointer-checks",
@@ -95,15 +96,20 @@ def _compile(name: str, flags: Sequence[str], inputs: Sequence[str], source: str
         os.utime(target)  # the cache drops what was not used for longest
         return target
     target.parent.mkdir(exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(prefix=".", suffix=target.name, dir=target.parent)
-    os.close(descriptor)
-    try:
-        command = [cxx, *flags, *inputs, "-o", partial]
-        subprocess.run(command, input=source, capture_output=True, text=True, check=True)
-        os.replace(partial, target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(partial)
+    with open(cache_folder() / ".lock", "w") if not source else contextlib.nullcontext() as lock:
+        if lock:  # what is the same for all kernels takes seconds: processes that begin together wait for one
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if target.exists():
+                return target
+        descriptor, partial = tempfile.mkstemp(prefix=".", suffix=target.name, dir=target.parent)
+        os.close(descriptor)
+        try:
+            command = [cxx, *flags, *inputs, "-o", partial]
+            subprocess.run(command, input=source, capture_output=True, text=True, check=True)
+            os.replace(partial, target)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(partial)
     return target
 
 

@@ -41,7 +41,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Pipeline: the main loop fetches the tiles of later steps while it multiplies",
         ("schedules.multistage", "s_tir.InjectSoftwarePipeline"),
     ),
-    ("Shared memory is used again, and the order of the blocks is set", ("schedules.share", "schedules.order")),
+    ("Shared memory is used again", ("schedules.share", "schedules.order")),
     (
         "Blocks dissolve: what is left are loops, buffers and statements",
         (
@@ -85,7 +85,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("tirx.ConvertSSA", "tirx.SplitHostDevice", "tirx.MakePackedAPI"),
     ),
     ("bfloat16 is kept as 16-bit integers", ("tirx.BF16StorageLegalize",)),
-    ("No promise of alignment that an argument might break, and fused multiply-adds spelled out", LOWERED),
+    ("No promise of alignment that an argument might break, fused multiply-adds spelled out, blocks in order", LOWERED),
 )
 _TITLES = {name: title for title, names in _GROUPS for name in names}
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_a_kernel_is_compiled_once_and_nothing_else_stays(cxx: str, cache: Path)
     assert toolchain.build_kernels(KERNEL.replace("1;", "2;")) != first
     with pytest.raises(EmulationError, match="does not compile"):
         toolchain.build_kernels(KERNEL.replace("1;", "nonsense;"))
-    kept = [path for path in cache.rglob("*") if path.is_file() and path.name != "emulator.h.gch"]
+    kept = [path for path in cache.rglob("*") if path.is_file() and path.name not in ("emulator.h.gch", ".lock")]
     assert sorted(path.name.split("-")[0] for path in kept) == ["kernel", "kernel"]
 
 
@@ -71,6 +72,25 @@ def test_gcc_reads_the_headers_compiled(cxx: str, cache: Path, monkeypatch: pyte
         os.utime(cache / f"header-{name}" / "emulator.h.gch", (1, 1))
     toolchain.build_kernels(KERNEL.replace("1;", "3;"))
     assert list(cache.glob("header-*/emulator.h.gch")) == [header]
+
+
+COMPILER = """#!/bin/sh
+if [ "$1" = --version ]; then echo Free Software Foundation; exit; fi
+echo compiled >> {log}; sleep 0.2
+for output; do :; done
+echo > "$output"
+"""
+
+
+def test_what_all_kernels_need_is_compiled_once(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, log = tmp_path / "compiler", tmp_path / "log"
+    compiler.write_text(COMPILER.format(log=log))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with ThreadPoolExecutor() as threads:
+        begun = [threads.submit(toolchain.build_runtime) for _ in range(3)]
+        assert len({each.result() for each in begun}) == 1
+    assert log.read_text() == "compiled\n"
 
 
 def test_old_kernels_are_dropped(cxx: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

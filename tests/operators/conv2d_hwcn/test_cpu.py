@@ -25,7 +25,7 @@ def test_schedule_is_correct(host: Arch, shape: str, config: dict[str, Any]) -> 
     assert_correct(problem_of("conv2d_hwcn", **SHAPES[shape]), host, "cpu", config)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     n=st.integers(1, 20), size=st.integers(1, 9), ci=st.integers(1, 9), co=st.integers(1, 20), k=st.integers(1, 3),
     stride=st.integers(1, 3), pad=st.integers(0, 2), lanes=st.sampled_from(LANES), packed=st.booleans(),

@@ -35,7 +35,7 @@ def problems(draw: st.DrawFn) -> HwcnProblem:
 
 
 @given(problems())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_reference_is_the_definition(problem: HwcnProblem) -> None:
     arrays = inputs(problem, np.random.default_rng(0))
     (expected,) = reference(problem, arrays)
@@ -45,7 +45,7 @@ def test_reference_is_the_definition(problem: HwcnProblem) -> None:
 
 @pytest.mark.parametrize("tile", [{}, {"ci": 4, "co": 8, "n": 16}], ids=["plain", "rounded up"])
 @given(problem=problems())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_te_graph_is_the_definition(tile: dict[str, int], problem: HwcnProblem) -> None:
     function = tirx.build(te.create_prim_func(textbook(problem, tile)), "llvm")
     arrays = inputs(problem, np.random.default_rng(1))

@@ -73,7 +73,7 @@ def test_every_default_shape_is_correct(sm_90a: Arch, shape: Any) -> None:
     assert_correct(problem, sm_90a, "simt", SimtConfig(*shape, step=4), ["serial"])
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     n=st.integers(1, 70), h=st.integers(1, 4), ci=st.integers(1, 40), co=st.integers(1, 70), k=st.integers(1, 3),
     pad=st.integers(0, 3), stride=st.integers(1, 3), dilation=st.integers(1, 2), ahead=st.booleans(),

@@ -27,7 +27,7 @@ def test_schedule_is_correct(host: Arch, shape: str, config: dict[str, Any]) -> 
     assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), host, "cpu", config)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     n=st.integers(1, 3), h=st.integers(1, 9), w=st.integers(1, 20), ci=st.integers(1, 9), co=st.integers(1, 20),
     k=st.integers(1, 3), stride=st.integers(1, 3), dilation=st.integers(1, 2), pad=st.integers(0, 2),

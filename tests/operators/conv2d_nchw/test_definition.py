@@ -54,7 +54,7 @@ def problems(draw: st.DrawFn) -> NchwProblem:
 
 
 @given(problems())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_reference_is_the_definition(problem: NchwProblem) -> None:
     arrays = inputs(problem, np.random.default_rng(0))
     (expected,) = reference(problem, arrays)
@@ -71,7 +71,7 @@ GRAPHS: dict[str, Callable[[NchwProblem], tirx.PrimFunc]] = {
 
 @pytest.mark.parametrize("graph", GRAPHS)
 @given(problem=problems())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_te_graphs_are_the_definition(graph: str, problem: NchwProblem) -> None:
     function = tirx.build(GRAPHS[graph](problem), "llvm")
     arrays = inputs(problem, np.random.default_rng(1))

@@ -23,7 +23,7 @@ from schedules.measure.journal import read_journal
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.direct import DirectConfig, default, space
 from tests.amd import assert_fits
-from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, assert_changes_the_source, assert_correct, caught, problem_of
+from tests.conftest import EMULATED_ARCHES, ROCM_ARCHES, assert_changes_the_source, assert_correct, caught, problem_of
 from tests.documents import ROOT
 from tests.operators.conv2d_nchw.shapes import SHAPES
 
@@ -86,13 +86,13 @@ def test_generated_cuda_is_correct_with_other_copies(
     assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), sm_90a, "direct", config, ["emulated"])
 
 
-@pytest.mark.parametrize("arch", CUDA_ARCHES, ids=str)
+@pytest.mark.parametrize("arch", EMULATED_ARCHES, ids=str)
 def test_generated_cuda_is_correct_on(emulation: None, arch: Arch) -> None:
     problem = problem_of("conv2d_nchw", n=2, h=20, w=40, ci=6, co=6, kh=6, kw=6)
     assert_correct(problem, arch, "direct", routes=["emulated"])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     n=st.integers(1, 2), h=st.integers(1, 14), w=st.integers(1, 20), ci=st.integers(1, 5), co=st.integers(1, 7),
     kh=st.integers(1, 4), kw=st.integers(1, 4), stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
@@ -148,7 +148,7 @@ def test_channels_come_ahead_only_where_that_was_measured(sm_90a: Arch) -> None:
         assert default(wide, arch).stages == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     n=st.integers(1, 4), h=st.integers(8, 2000), w=st.integers(8, 500).map(lambda w: 4 * w), ci=st.integers(1, 20),
     co=st.integers(1, 20), kh=st.integers(1, 7), kw=st.integers(1, 7), pad=st.integers(0, 3),

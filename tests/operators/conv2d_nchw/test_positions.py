@@ -17,7 +17,7 @@ from tests.conftest import problem_of
 small, step = st.integers(1, 7), st.integers(1, 3)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     n=st.integers(1, 3), h=small, w=small, k=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     stride=st.tuples(step, step), pad=st.tuples(st.integers(0, 3), st.integers(0, 3)), dilation=st.tuples(step, step),

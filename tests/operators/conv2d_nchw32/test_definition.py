@@ -100,7 +100,7 @@ def test_channels_added_by_packing_compute_zero() -> None:
     assert output[..., : p.co].any()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(n=st.integers(1, 3), c=st.integers(1, 70), h=st.integers(1, 4), w=st.integers(1, 4))
 def test_packed_data_comes_back(n: int, c: int, h: int, w: int) -> None:
     data = np.random.default_rng(c).integers(-128, 128, (n, c, h, w), dtype="int8")
@@ -111,7 +111,7 @@ def test_packed_data_comes_back(n: int, c: int, h: int, w: int) -> None:
     assert packed[:, c // 32, :, :, c % 32 :].any() == 0 if c % 32 else True
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(co=st.integers(1, 70), ci=st.integers(1, 70), kh=st.integers(1, 3), kw=st.integers(1, 3))
 def test_packed_filter_is_in_the_order_of_the_reduction(co: int, ci: int, kh: int, kw: int) -> None:
     weight = np.random.default_rng(co).integers(-128, 128, (co, ci, kh, kw), dtype="int8")
@@ -122,7 +122,7 @@ def test_packed_filter_is_in_the_order_of_the_reduction(co: int, ci: int, kh: in
     assert np.count_nonzero(packed) == np.count_nonzero(weight)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     a=st.floats(-4, 4, width=32),
     b=st.integers(-(2**31), 2**31 - 1),

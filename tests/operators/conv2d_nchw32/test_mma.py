@@ -51,7 +51,7 @@ def test_other_configs_are_exact(emulation: None, sm_90a: Arch, config: dict[str
     assert_correct(problem, sm_90a, "mma", config, ALL)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_any_shape_is_exact(emulation: None, data: st.DataObject) -> None:
     def number(low: int, high: int) -> int:

@@ -113,13 +113,6 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
     assert not found["LDG"] and not found["STG"] and "bias" not in source and "residual" not in source
 
 
-@pytest.mark.parametrize("words", [*CONFIGS, *SPLIT], ids=str)
-def test_other_configs(cuda_compiler: None, sm_90a: Arch, words: dict[str, Any]) -> None:
-    high = words.get("block_m") == 512  # too many for a residual
-    fields = WORK | dict(bias=True, residual=not high, activation="relu")
-    assert_well_made(build(problem_of("conv2d_nchw32", **fields), sm_90a, "tma_wgmma", words), "IGMMA")
-
-
 @pytest.mark.parametrize("words", TURNS[:2], ids=str)
 def test_tiles_in_turn_and_filters_that_stay(cuda_compiler: None, sm_90a: Arch, words: dict[str, Any]) -> None:
     fields = LAYER | dict(bias=True, activation="relu")
@@ -129,20 +122,7 @@ def test_tiles_in_turn_and_filters_that_stay(cuda_compiler: None, sm_90a: Arch, 
     assert ("position" in source) == words["ping_pong"]
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES)
-def test_epilogues(cuda_compiler: None, sm_90a: Arch, epilogue: str) -> None:
-    fields = WORK | EPILOGUES[epilogue]
-    built = build(problem_of("conv2d_nchw32", **fields), sm_90a, "tma_wgmma", CONFIGS[1])
-    assert_well_made(built, "IGMMA")
-    assert ("read_element" in str(built.sources["cu"])) == fields.get("residual", False)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_shapes(cuda_compiler: None, sm_90a: Arch, shape: str) -> None:
-    assert_well_made(build(problem_of("conv2d_nchw32", **SHAPES[shape]), sm_90a, "tma_wgmma"), "IGMMA")
-
-
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8)
 @given(
     n=st.integers(1, 40), h=st.integers(1, 40), ci=st.integers(1, 300), co=st.integers(1, 300), k=st.integers(1, 4),
     stride=st.integers(1, 9), dilation=st.integers(1, 3), words=st.sampled_from(CONFIGS), residual=st.booleans(),
@@ -203,7 +183,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
 
 def test_the_space_holds_the_default(sm_90a: Arch) -> None:
     problem, spec = problem_of("conv2d_nchw32", **WORK), operator("conv2d_nchw32").schedule("tma_wgmma")
-    assert spec.config_for(problem, sm_90a) in set(spec.legal_space(problem, sm_90a))
+    assert spec.config_for(problem, sm_90a) in spec.space(problem, sm_90a)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +194,9 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
         *((shape, words) for i, shape, j, words in IN_TALL if i % 3 != j),
     ],
 )
-def test_emulated(emulation: None, shape: str, words: dict[str, Any]) -> None:
-    assert_emulated("conv2d_nchw32", (SHAPES | TALL | PADDED)[shape], words)
+def test_right_and_well_made(emulation: None, cuda_compiler: None, shape: str, words: dict[str, Any]) -> None:
+    fields = (SHAPES | TALL | PADDED)[shape]
+    assert_well_made(assert_emulated("conv2d_nchw32", fields, words, compiled=True), "IGMMA")
 
 
 @pytest.mark.gpu
@@ -232,7 +213,7 @@ def test_on_a_device(gpu: Arch, shape: str, words: dict[str, Any]) -> None:
     assert_correct_on(gpu, "conv2d_nchw32", (SHAPES | TALL | PADDED)[shape], words)
 
 
-# every epilogue by the default config at every shape, and by either of the others at one
+# every epilogue by the default config at one shape, and some by each config at each shape
 @pytest.mark.parametrize(
     ("epilogue", "fields", "words"),
     [
@@ -240,11 +221,17 @@ def test_on_a_device(gpu: Arch, shape: str, words: dict[str, Any]) -> None:
         for i, epilogue in enumerate(EPILOGUES)
         for j, fields in enumerate(EPILOGUE_SHAPES)
         for k, words in enumerate([{}, *ROWS[:2]])
-        if k == 0 or (i + j + k) % 3 == 0
+        if j == k == 0 or (i + 2 * j + k) % 4 == 0
     ],
 )
-def test_epilogues_emulated(emulation: None, epilogue: str, fields: dict[str, Any], words: dict[str, Any]) -> None:
-    assert_emulated("conv2d_nchw32", fields | EPILOGUES[epilogue], words)
+def test_epilogues(
+    emulation: None, cuda_compiler: None, epilogue: str, fields: dict[str, Any], words: dict[str, Any]
+) -> None:
+    usual = fields is EPILOGUE_SHAPE and not words
+    built = assert_emulated("conv2d_nchw32", fields | EPILOGUES[epilogue], words, compiled=usual)
+    assert ("read_element" in str(built.sources["cu"])) == EPILOGUES[epilogue].get("residual", False)
+    if usual:
+        assert_well_made(built, "IGMMA")
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
 from schedules.operators.conv2d_nhwc.mma import MmaConfig, space
 from tests.amd import assert_fits, loops
-from tests.conftest import CUDA_ARCHES, assert_correct, problem_of
+from tests.conftest import EMULATED_ARCHES, assert_correct, problem_of
 from tests.operators.conv2d_nhwc.shapes import K100, SHAPES
 
 SMALL: dict[str, Any] = dict(block_m=32, block_n=32, block_k=32, warps_m=2, warps_n=1)
@@ -59,7 +59,7 @@ def test_other_configs_are_correct(emulation: None, sm_90a: Arch, config: dict[s
     assert_correct(problem, sm_90a, "mma", config, ["serial", "emulated"])
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     n=st.integers(1, 3), h=st.integers(1, 5), ci=st.integers(1, 40), co=st.integers(1, 40), k=st.integers(1, 3),
     stride=st.integers(1, 3),
@@ -90,7 +90,7 @@ def test_what_it_is_made_of(article: Built) -> None:
     assert re.search(r"half weights_shared_dyn_local_ptr\[64\]", source)
 
 
-@pytest.mark.parametrize("arch", [arch for arch in CUDA_ARCHES if arch.name in ("sm_75", "sm_80", "sm_90a")], ids=str)
+@pytest.mark.parametrize("arch", EMULATED_ARCHES, ids=str)
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_defaults_do_not_spill(cuda_compiler: None, arch: Arch, number: int) -> None:
     kernel = summary(build(problem_of("conv2d_nhwc", **K100[number]), arch, "mma"))

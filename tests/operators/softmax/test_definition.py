@@ -59,7 +59,7 @@ def named(problem: SoftmaxProblem, arrays: list[np.ndarray]) -> dict[str, np.nda
 
 
 @given(problems())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_reference_is_the_definition(problem: SoftmaxProblem) -> None:
     arrays = inputs(problem, np.random.default_rng(0))
     with np.errstate(all="ignore"):
@@ -70,7 +70,7 @@ def test_reference_is_the_definition(problem: SoftmaxProblem) -> None:
 
 
 @given(problems())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_te_graph_is_the_definition(problem: SoftmaxProblem) -> None:
     function = tirx.build(te.create_prim_func(definition(problem)), "llvm")
     arrays = inputs(problem, np.random.default_rng(1))
