@@ -68,7 +68,7 @@ class ScheduleSpec:
     # every config worth trying, legal or not; of a sequence (`space.ProductSpace`) only those drawn need be made
     space: Callable[[Any, Arch], Iterable[Config]]
     fixed_shape: bool = False  # what is built takes the problem's shapes only, without run-time extents
-    ranges: bool = True  # whether what is built may take a range of extents at run time
+    ranges: bool = False  # whether what is built may take a range of extents at run time, as its problem says
     tirx: WrittenInTirx | None = None  # None for steps of `s_tir.Schedule` on a tensor expression
     arithmetic: Arithmetic = FLOAT32  # that results are held to
     channels_along_rows: bool = False  # whether the rows of a block's tile (block_m) are output channels, or pixels

@@ -30,6 +30,7 @@ def tf32_schedule(
         apply=apply,
         default=default,
         space=space,
+        ranges=True,
         tirx=WrittenInTirx(
             reason="a warp loads by TMA, which rounds to TF32, while others multiply by wgmma; the schedule language "
             "gives all threads the same loops, and has neither mbarriers nor clusters",

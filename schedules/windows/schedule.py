@@ -38,6 +38,7 @@ def windows_schedule(siblings: tuple[str, ...]) -> ScheduleSpec:
         apply=_apply,
         default=default,
         space=space,
+        ranges=True,
         estimate=_estimate,
         tirx=WrittenInTirx(
             reason="fragments are read from rows of the image that windows share, at addresses of each lane; the "

@@ -191,5 +191,6 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    ranges=True,
     graph=graph,
 )

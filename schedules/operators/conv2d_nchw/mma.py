@@ -97,6 +97,7 @@ def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:
         apply=schedule,
         default=default,
         space=space,
+        ranges=True,
         channels_along_rows=True,
         graph=graph,
     )

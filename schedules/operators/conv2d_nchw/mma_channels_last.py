@@ -124,6 +124,7 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    ranges=True,
     channels_along_rows=True,
     graph=graph,
 )

@@ -48,6 +48,7 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    ranges=True,
     channels_along_rows=True,
     graph=graph,
 )

@@ -290,6 +290,7 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    ranges=True,
     estimate=estimate_of(_work),
     channels_along_rows=True,
     tirx=WrittenInTirx(

@@ -94,6 +94,7 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    ranges=True,
     estimate=estimate_of(FewWork),
     tirx=WrittenInTirx(
         reason="one warp loads by TMA while others multiply by wgmma and add sums out of other threads' registers; "

@@ -149,7 +149,6 @@ SCHEDULE = ScheduleSpec(
     name="tma_wgmma_turned",
     summary="implicit GEMM on Hopper from a turned copy of the data: any stride and width, TMA, wgmma, persistent",
     kinds=("cuda",),
-    ranges=False,
     config=TmaWgmmaTurnedConfig,
     apply=schedule,
     default=default,

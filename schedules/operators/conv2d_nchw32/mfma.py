@@ -33,5 +33,6 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    ranges=True,
     graph=graph,
 )

@@ -429,6 +429,7 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    ranges=True,
     estimate=estimate_of(_work, microseconds),
     tirx=WrittenInTirx(
         reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "

@@ -63,6 +63,7 @@ def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:
         apply=schedule,
         default=default,
         space=space,
+        ranges=True,
         graph=graph,
     )
 

@@ -295,6 +295,7 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
+    ranges=True,
     estimate=estimate_of(_work),
     tirx=WrittenInTirx(
         reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "

@@ -59,5 +59,6 @@ SCHEDULE = ScheduleSpec(
     apply=mma.schedule,
     default=default,
     space=space,
+    ranges=True,
     graph=mma.graph,
 )

@@ -107,6 +107,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
-    ranges=False,
     graph=graph,
 )

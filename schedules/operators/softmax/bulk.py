@@ -135,7 +135,6 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
-    ranges=False,
     tirx=WrittenInTirx(
         reason="bulk copies, counted by an mbarrier, bring rows, as the 16-byte packs they lie in, while others are "
         "computed; the schedule language has no mbarriers, and its packs start where rows start",

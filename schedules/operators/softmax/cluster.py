@@ -111,7 +111,6 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
-    ranges=False,
     tirx=WrittenInTirx(
         reason="the blocks of a cluster exchange a row's maximum and sum through distributed shared memory; the "
         "schedule language has no blocks that wait for one another",

@@ -102,7 +102,6 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
-    ranges=False,
     tirx=WrittenInTirx(
         reason="rows are read and kept as the packs of 16 bytes they lie in, which neighbours share; packs of the "
         "schedule language start where rows start, and what registers hold is left to the compiler",

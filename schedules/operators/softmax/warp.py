@@ -103,6 +103,5 @@ SCHEDULE = ScheduleSpec(
     apply=schedule,
     default=default,
     space=space,
-    ranges=False,
     graph=graph,
 )
