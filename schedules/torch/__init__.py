@@ -15,10 +15,13 @@ cannot be meant or built.
 """
 
 from schedules.torch.convolution import conv2d, conv2d_hwcn, conv2d_nchw, conv2d_nchw32, conv2d_nhwc
-from schedules.torch.kernels import use_bundles
+from schedules.torch.kernels import prepare, use_bundles
+from schedules.torch.network import Report, backend, optimize, problems
 from schedules.torch.softmax import dropout_softmax, log_softmax, softmax
 
 __all__ = [
+    "Report",
+    "backend",
     "conv2d",
     "conv2d_hwcn",
     "conv2d_nchw",
@@ -26,6 +29,9 @@ __all__ = [
     "conv2d_nhwc",
     "dropout_softmax",
     "log_softmax",
+    "optimize",
+    "prepare",
+    "problems",
     "softmax",
     "use_bundles",
 ]

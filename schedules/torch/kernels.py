@@ -6,9 +6,10 @@ memory comes from PyTorch: outputs, and the workspaces of functions of several k
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +23,7 @@ from schedules.build.toolchain.devices import LocalDevice
 from schedules.build.workspace import allocates, workspaces_as_arguments
 from schedules.bundle.bundle import MANIFEST, Bundle
 from schedules.core.arch import Arch, parse_arch
-from schedules.core.errors import ArgumentError, BundleError, DeviceError, UsageError
+from schedules.core.errors import ArgumentError, BundleError, DeviceError, SchedulesError, UsageError
 from schedules.core.problem import Argument, Problem
 from schedules.core.registry import operator_of
 from schedules.measure.choice import Choice, choose, distance
@@ -51,6 +52,7 @@ class TorchKernel:
     workspaces: tuple[Argument, ...]
     made: str
     function: Callable[..., None] = field(repr=False)
+    why: str = ""  # it was chosen, in words
 
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Run on contiguous tensors of one device, outputs given too.
@@ -126,6 +128,13 @@ def kernel_for(problem: Problem, device: torch.device) -> TorchKernel:
         return _ready(key, problem, lambda: _built(chosen, arch), str(chosen))
 
 
+def prepare(problems: Iterable[Problem], device: torch.device, progress: bool | None = None) -> None:
+    """Build the kernels for `problems` on a device, so that calls build nothing."""
+    for problem in dict.fromkeys(problems):
+        with contextlib.suppress(SchedulesError):  # calls raise it again
+            kernel_for(problem, device)
+
+
 def use_bundles(*folders: str | Path) -> tuple[Bundle, ...]:
     """Serve the problems of the bundles in `folders`, at any depth, with them, whatever was measured; return these.
 
@@ -189,7 +198,7 @@ def _built(chosen: Choice, arch: Arch) -> TorchKernel:
         scheduled, workspaces = workspaces_as_arguments(scheduled)
     made = build_scheduled(op, problem, spec, chosen.config, arch, scheduled)
     text = f"{spec.name} {chosen.config} for {arch}"
-    return TorchKernel(arch, spec.arguments(problem), workspaces, text, made.module["main"])
+    return TorchKernel(arch, spec.arguments(problem), workspaces, text, made.module["main"], str(chosen))
 
 
 def _loaded(bundle: Bundle) -> TorchKernel:
