@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import logging
 import operator
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +65,7 @@ FUNCTIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "mul": ("input other", (operator.mul, torch.mul, "mul")),
     "div": ("input other", (operator.truediv, torch.div, "div")),
     "cast": ("input dtype", ("to",)),
-    "attention": ("input", (F.scaled_dot_product_attention,)),
+    "attention": ("input", (F.scaled_dot_product_attention, F.multi_head_attention_forward)),
     "convolution": ("input weight", (torch.conv1d, torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d,
                                      torch.conv_transpose3d)),
 }  # fmt: skip
@@ -196,7 +197,9 @@ class Layer:
     norm: Affine | None = None
     adds: int = 0  # the number of the node that adds a tensor
     activation: str = "none"
+    constant: bool = False  # its filter and bias are frozen
     last: bool = False  # channels
+    packed: bool = False  # its filter, once
     dropout: float = 0.0
     scale: float = 1.0
     problem: Problem | None = None
@@ -228,7 +231,7 @@ def module_of(node: Node) -> str:
     """The path of the module that a node was called in, or the node's own name."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     _, dot, path = stack[-1][0].partition("].") if stack else ("", "", "")
-    return path.replace("_modules.", "") if dot else node.name
+    return re.sub(r"__dict__\['_modules'\]\['(\w+)'\]", r"\1", path) if dot else node.name
 
 
 def _given(node: Node) -> dict[str, Any]:
@@ -250,6 +253,8 @@ def out_of_place(graph: Graph) -> None:
         if call is None or not call.inplace:
             continue
         target, other = call.given.get("input"), example(call.given.get("other"))
+        if not isinstance(target, Node):
+            continue
         made, value = read(target), example(target)
         if made is None or made.inplace or made.kind not in FRESH or value is None:
             continue
@@ -305,6 +310,8 @@ class Reader:
                 continue
             layer = Layer([node], call)
             if call.kind == "conv2d":
+                weight, bias = call.given["weight"], call.given.get("bias")
+                layer.constant = weight in self.frozen.tensors and (bias is None or bias in self.frozen.tensors)
                 self._follow(layer, taken)
             elif call.kind in ("softmax", "log_softmax"):
                 self._surround(layer)
@@ -354,8 +361,8 @@ class Reader:
     def _affine(self, layer: Layer, call: Call) -> Affine | None:
         given, frozen = call.given, self.frozen.tensors
         mean, variance, weight, bias = (given.get(name) for name in ("running_mean", "running_var", "weight", "bias"))
-        used = [layer.call.given["weight"], layer.call.given.get("bias"), mean, variance, weight, bias]
-        constant = all(node in frozen for node in used if node is not None) and None not in (mean, variance)
+        used = [node for node in (mean, variance, weight, bias) if node is not None]
+        constant = layer.constant and mean and variance and all(node in frozen for node in used)
         if given.get("input") is not layer.nodes[-1] or given.get("training", False) is not False or not constant:
             return None
         return Affine(mean, variance, weight, bias, given.get("eps", 1e-5))
@@ -364,15 +371,19 @@ class Reader:
         """The scale before a softmax, and the dropout, or the way back to the dtype of its input, after it."""
         before = layer.call.given.get("input")
         call, value = read(before), example(before)
-        if call and call.kind in ("mul", "div") and len(before.users) == 1 and not layer.call.given.get("dtype"):
+        if (
+            isinstance(before, Node)
+            and call
+            and call.kind in ("mul", "div")
+            and len(before.users) == 1
+            and not layer.call.given.get("dtype")
+        ):
             number, data = call.number("other"), example(call.given.get("input"))
             if number and data is not None and value is not None and data.dtype == value.dtype:
                 layer.scale = number if call.kind == "mul" else 1 / number
                 layer.nodes.insert(0, before)
-        data, made = example(layer.call.given.get("input")), example(layer.nodes[-1])
-        after = self._next(layer, dtype=False)
-        changed = data is not None and made is not None and data.dtype != made.dtype
-        if changed and after and after.kind == "cast" and after.given.get("dtype") is data.dtype:
+        data, after = example(layer.call.given.get("input")), self._next(layer, dtype=False)
+        if after and data is not None and after.kind == "cast" and after.given.get("dtype") is data.dtype:
             self._take(layer)
             after = self._next(layer)
         if after and after.kind == "dropout" and layer.call.kind == "softmax":
@@ -429,7 +440,11 @@ def _settle_convolution(layer: Layer, data: Tensor, made: Tensor, memory_format:
         data_sizes, filter_sizes = ((shape[0], *shape[2:], shape[1]) for shape in (data_sizes, filter_sizes))
         layer.problem = NHWC.problem(data_sizes, filter_sizes, made.dtype, terms, options)
     else:
-        layer.problem = NCHW.problem(data_sizes, filter_sizes, made.dtype, terms, [*options, "oihw"])
+        layer.packed = layer.constant and made.device.type == "cuda"  # a CPU's kernels read filters as they lie
+        if layer.packed:
+            filter_sizes = (*filter_sizes[2:], *filter_sizes[:2])
+        layout = "hwoi" if layer.packed else "oihw"
+        layer.problem = NCHW.problem(data_sizes, filter_sizes, made.dtype, terms, [*options, layout])
 
 
 def _settle_softmax(layer: Layer, data: Tensor, made: Tensor, memory_format: Any) -> None:
@@ -444,20 +459,19 @@ def _settle_softmax(layer: Layer, data: Tensor, made: Tensor, memory_format: Any
 
 def put(module: GraphModule, layer: Layer, frozen: Frozen) -> None:
     """Replace a layer by its kernel, or, where PyTorch keeps it, fold its batch norm only."""
-    made = example(layer.nodes[-1])
-    assert made is not None
-    if layer.call.kind == "conv2d":
-        nodes = layer.nodes if not layer.why else layer.nodes[:2] if layer.norm else []
-        insert = _put_convolution
-    else:
-        nodes, insert = layer.nodes if not layer.why else [], _put_softmax
-    if not nodes:
+    convolves, count = layer.call.kind == "conv2d", len(layer.nodes)
+    if layer.why:
+        count = 2 if layer.norm else 0
+    if not count:
         return
-    with module.graph.inserting_before(nodes[-1]):
-        new = insert(module, layer, frozen, made.dtype)
-    new.meta = {name: nodes[-1].meta[name] for name in ("example_value", "nn_module_stack") if name in nodes[-1].meta}
-    nodes[-1].replace_all_uses_with(new)
-    for node in reversed(nodes):
+    last = layer.nodes[count - 1]
+    value = example(last)
+    assert value is not None
+    with module.graph.inserting_before(last):
+        new = (_put_convolution if convolves else _put_softmax)(module, layer, frozen, value.dtype)
+    new.meta = {name: last.meta[name] for name in ("example_value", "nn_module_stack") if name in last.meta}
+    last.replace_all_uses_with(new)
+    for node in reversed(layer.nodes[:count]):
         module.graph.erase_node(node)
 
 
@@ -473,9 +487,7 @@ def _put_convolution(module: GraphModule, layer: Layer, frozen: Frozen, dtype: t
     graph, norm, last = module.graph, layer.norm, layer.last
     given = _given(layer.nodes[0])  # as it is now: layers before have been replaced
     weight, bias, ours = given["weight"], given.get("bias"), not layer.why
-    packed = layer.device.type == "cuda" and not last  # a CPU's kernels read filters as they lie
-    order = (0, 2, 3, 1) if last else (2, 3, 0, 1) if packed else (0, 1, 2, 3)
-    constant = weight in frozen.tensors and (bias is None or bias in frozen.tensors)
+    order = (0, 2, 3, 1) if last else (2, 3, 0, 1) if layer.packed else (0, 1, 2, 3)
 
     def filters(tensors: dict[Node, Tensor]) -> Tensor:
         tensor = norm.filter(tensors[weight], tensors) if norm else tensors[weight]
@@ -488,7 +500,7 @@ def _put_convolution(module: GraphModule, layer: Layer, frozen: Frozen, dtype: t
         assert tensor is not None
         return tensor.detach().to(dtype)
 
-    if constant:
+    if layer.constant:
         sources = weight, bias, *(norm.sources if norm else ())
         new_filter = frozen.constant(module, ("filter", ours and order, dtype), sources, filters)
         new_bias = frozen.constant(module, ("bias", dtype), sources, terms) if bias is not None or norm else None
@@ -500,7 +512,7 @@ def _put_convolution(module: GraphModule, layer: Layer, frozen: Frozen, dtype: t
         rest = [given.get(name, default) for name, default in zip(NAMES[3:], (1, 0, 1, 1), strict=True)]
         return graph.call_function(torch.conv2d, (given["input"], new_filter, new_bias, *rest))
     steps = [getattr(layer.problem, name) for name in ("stride", "pad", "dilation")]
-    layout = "hwoi" if packed and constant else "oihw"
+    layout = "hwoi" if layer.packed else "oihw"
     data = _cast(graph, given["input"], dtype)
     residual = None
     if layer.adds:

@@ -49,11 +49,9 @@ class Report:
         return [row for row in self.rows if row.kernel]
 
     def add(self, rows: Sequence[tuple[Row, Problem | None]]) -> None:
-        for row, problem in rows:
-            if row not in self.rows:
-                self.rows.append(row)
-            if problem is not None:
-                self.problems.append(problem)
+        known = set(self.rows)  # from a graph of the same layers
+        self.rows += [row for row, _ in rows if row not in known]
+        self.problems += [problem for row, problem in rows if problem is not None and row not in known]
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -99,9 +97,12 @@ class Backend:
         run = module.forward
         devices = {value.device.type for value in examples if isinstance(value, Tensor)}
         if self.builds and self.rest != "eager" and (self.rest or has_compiler(devices)):
+            from torch._dynamo.source import ConstantSource
             from torch._inductor import list_mode_options
             from torch._inductor.compile_fx import compile_fx
 
+            # tensors that dynamo has not put there need a source of their own
+            getattr(module, "_param_name_to_source", {}).update((name, ConstantSource(name)) for name in frozen.made)
             patches = {**(list_mode_options(self.mode) if self.mode else {}), **self.options}
             run = compile_fx(module, list(examples), config_patches=patches)
         return _guarded(run, module, frozen, list(given)) if frozen.made else run
@@ -204,7 +205,7 @@ def problems(
 
 def _same(model: Model) -> Model:
     """Another module with the same parameters, buffers and modules."""
-    result = type(model).__new__(type(model))
+    result: Model = object.__new__(type(model))
     result.__dict__ = {**model.__dict__, "_compiled_call_impl": None}
     return result
 
