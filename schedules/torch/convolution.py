@@ -56,18 +56,16 @@ def conv2d(
     """
     if groups != 1:
         return by_pytorch(x, weight, bias, residual, stride, padding, dilation, groups, activation)
-    pads = padding_of(padding, weight.shape[2:], dilation)
-    if pads is None:
-        ends = [
-            total for size in zip(weight.shape[2:], pair(dilation), strict=True) for total in [(size[0] - 1) * size[1]]
-        ]
-        x, pads = F.pad(x, [part for total in reversed(ends) for part in (total // 2, total - total // 2)]), (0, 0)
-    if padding == "same" and pair(stride) != (1, 1):
+    kernel, steps, pads = weight.shape[2:], pair(stride), padding_of(padding, weight.shape, dilation)
+    if padding == "same" and steps != (1, 1):
         raise ArgumentError(f'padding="same" is for stride=1, and stride is {stride}; give the pixels to pad')
-    last = is_last(x, weight.shape[2:], pads)
+    if pads is None:
+        total = [(size - 1) * step for size, step in zip(kernel, pair(dilation), strict=True)]
+        x, pads = F.pad(x, [part for size in reversed(total) for part in (size // 2, size - size // 2)]), (0, 0)
+    last = is_last(x, kernel, pads)
     if last:
         weight = weight.permute(0, 2, 3, 1)
-    return in_layout(x, weight, bias, residual, pair(stride), pads, pair(dilation), activation, last, "oihw")
+    return in_layout(x, weight, bias, residual, steps, pads, pair(dilation), activation, last, "oihw")
 
 
 def in_layout(
@@ -112,8 +110,9 @@ def by_pytorch(
 
 def is_last(x: Tensor, kernel: Shape = (), pads: Shape = ()) -> bool:
     """Whether `conv2d` takes `x` as channels last.  Images of one pixel, whose results are too, lie alike in both."""
-    pixels = x.shape[2:] == kernel == (1, 1) and pads == (0, 0)
-    return (pixels or not x.is_contiguous()) and x.is_contiguous(memory_format=LAST)
+    if x.is_contiguous() and not (pads == (0, 0) and x.shape[2:] == kernel == (1, 1)):
+        return False
+    return x.is_contiguous(memory_format=LAST)
 
 
 def pair(size: Size) -> tuple[int, int]:
@@ -125,15 +124,18 @@ def pair(size: Size) -> tuple[int, int]:
     return size[0], size[-1]
 
 
-def padding_of(padding: Padding, kernel: Shape, dilation: Size) -> tuple[int, int] | None:
-    """Pixels on both sides of rows and columns; None where "same" needs more on one side.  Raises ArgumentError."""
+def padding_of(padding: Padding, filter: Shape, dilation: Size) -> tuple[int, int] | None:
+    """Pixels on both sides of rows and columns, of a filter (co, ci, kh, kw); None where "same" needs more on one side.
+
+    Raises ArgumentError.
+    """
     if not isinstance(padding, str):
         return pair(padding)
     if padding == "valid":
         return 0, 0
     if padding != "same":
         raise ArgumentError(f'padding={padding!r} is not "same", "valid" or pixels')
-    rows, columns = ((size - 1) * step for size, step in zip(kernel, pair(dilation), strict=True))
+    rows, columns = ((size - 1) * step for size, step in zip(filter[2:], pair(dilation), strict=True))
     return None if rows % 2 or columns % 2 else (rows // 2, columns // 2)
 
 
@@ -278,22 +280,26 @@ class _Convolution:
 
 def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
     count = len(convolution.optional)
-    options = count + len(SIZES)
 
     @remembered
     def kernel(data: Shape, filter: Shape, dtype: torch.dtype, device: torch.device, *rest: Any) -> TorchKernel:
         return kernel_for(convolution.problem(data, filter, dtype, rest[:count], rest[count:]), device)
 
     def run(data: Tensor, filter: Tensor, *rest: Any) -> Tensor:
-        given = [part is not None for part in rest[:count]]
-        chosen = kernel(
-            data.shape, filter.shape, data.dtype, data.device, *given, *map(tuple, rest[count:options]), *rest[options:]
-        ) if data.numel() else None  # fmt: skip
-        if chosen is None:
+        if not data.numel():
             return convolution.empty(data, filter, rest[count:])
+        fields = rest[count:]
+        if type(fields[0]) is list:  # from PyTorch's dispatcher
+            fields = (*map(tuple, fields[: len(SIZES)]), *fields[len(SIZES) :])
+        given = [tensor is not None for tensor in rest[:count]]
+        chosen = kernel(data.shape, filter.shape, data.dtype, data.device, *given, *fields)
+        tensors = [prepared(data), prepared(filter)]
+        for tensor in rest[:count]:
+            if tensor is not None:
+                tensors.append(prepared(tensor))
         result = chosen.arguments[-1]
-        output = torch.empty(result.shape, dtype=DTYPES[result.dtype], device=data.device)
-        chosen(*[prepared(tensor) for tensor in (data, filter, *rest[:count]) if tensor is not None], output)
+        output = data.new_empty(result.shape, dtype=DTYPES[result.dtype])
+        chosen(*tensors, output)
         return output
 
     def fake(data: Tensor, filter: Tensor, *rest: Any) -> Tensor:

@@ -427,7 +427,7 @@ def _settle_convolution(layer: Layer, data: Tensor, made: Tensor, memory_format:
         raise ProblemError(f"{groups} groups")
     dilation = given.get("dilation", 1)
     data_sizes, filter_sizes = sizes_of(data), sizes_of(weight)
-    pads = padding_of(given.get("padding", 0), filter_sizes[2:], dilation)
+    pads = padding_of(given.get("padding", 0), filter_sizes, dilation)
     if pads is None:
         raise ProblemError("padding is not the same on both sides")
     half = made.dtype is not torch.float32 and made.device.type == "cuda"

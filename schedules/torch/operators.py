@@ -19,7 +19,6 @@ from torch.autograd import Function, forward_ad
 
 from schedules.core.errors import DerivativeError
 
-PLAIN = (Tensor, torch.nn.Parameter)  # types whose operations nobody overrides
 LOWER = "lower"  # what autocast computes with, as opposed to float32
 
 
@@ -39,7 +38,8 @@ _RELEVANT = ~(_AUTOGRAD | _bits("ADInplaceOrView", "BackendSelect", "AutocastCPU
 _keys_of = torch._C._dispatch_keys
 _included = torch._C._dispatch_tls_local_include_set
 _excluded = torch._C._dispatch_tls_local_exclude_set
-_function_mode = torch._C._is_torch_function_mode_enabled
+_overridden = torch._C._has_torch_function  # by a mode, or the class of a tensor
+_grad_enabled = torch.is_grad_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
 _profiling = torch.autograd._profiler_enabled
 _compiling = torch.compiler.is_dynamo_compiling
@@ -82,17 +82,15 @@ def custom_operator(
     record = super(Function, recorded).apply  # type: ignore[misc]
 
     def call(*arguments: Any) -> Any:
-        if _compiling():
+        if _compiling() or autocast and _any_autocast():
             return registered(*arguments)
-        given = arguments[:tensors]
-        if autocast and _any_autocast():
-            return registered(*arguments)
+        given = [tensor for tensor in arguments[:tensors] if tensor is not None]
         if not _nothing_between(given):
             _refuse_tangents(name, given)
             return registered(*arguments)
-        if torch.is_grad_enabled():
+        if _grad_enabled():
             for tensor in given:
-                if tensor is not None and tensor.requires_grad:
+                if tensor.requires_grad:
                     # in the kernel of another operator, autograd is left out
                     return (run if _excluded().raw_repr() & _AUTOGRAD else record)(*arguments)
         return run(*arguments)
@@ -118,21 +116,20 @@ def _casting(registered: Any, tensors: int, autocast: str, device: str) -> Calla
     return call
 
 
-def _nothing_between(tensors: Sequence[Tensor | None]) -> bool:
+def _nothing_between(tensors: Sequence[Tensor]) -> bool:
     """Whether PyTorch's dispatcher, given these tensors now, would do no more than record the call for autograd and
     call the kernel."""
-    if _function_mode() or _profiling() or forward_ad._current_level >= 0:
+    if _overridden(tensors) or _profiling() or forward_ad._current_level >= 0:
         return False
-    keys = _included().raw_repr()
+    keys = _included()
     for tensor in tensors:
-        if tensor is not None:
-            if type(tensor) not in PLAIN:
-                return False
-            keys |= _keys_of(tensor).raw_repr()
-    return keys & _RELEVANT in _KERNELS
+        if not isinstance(tensor, Tensor):
+            return False
+        keys = keys | _keys_of(tensor)
+    return keys.raw_repr() & _RELEVANT in _KERNELS
 
 
-def _refuse_tangents(name: str, tensors: Sequence[Tensor | None]) -> None:
+def _refuse_tangents(name: str, tensors: Sequence[Tensor]) -> None:
     """PyTorch would leave them out of the result without a word."""
     if forward_ad._current_level < 0:
         return

@@ -120,19 +120,24 @@ def _call(
     """The outputs of the kernel for `inputs` of shape (*, cols), but for a mask "cols", which is the second."""
     x = prepared(inputs[0])
     shape = x.shape
+    if not x.numel():
+        return [torch.empty_like(x) for _ in range(outputs)]
+    kernel = _kernel(function, shape, x.dtype, scale, mask, keep, x.device)
+    if len(inputs) == outputs == 1 and len(shape) == 2:  # nothing to check, and nothing to view
+        y = torch.empty_like(x)
+        kernel(x, y)
+        return [y]
     tensors, row = [x], 1 if mask == "cols" else None  # the tensor that has one row
     for tensor in inputs[1:]:
         if tensor.shape != (shape[-1:] if len(tensors) == row else shape):
             raise ArgumentError(f"a tensor of shape {tuple(tensor.shape)} beside one of {tuple(shape)}")
         tensors.append(prepared(tensor))
     made = [torch.empty_like(x) for _ in range(outputs)]
-    if not x.numel():
-        return made
     tensors += made
     if len(shape) != 2:
         as_rows = -1, shape[-1]
         tensors = [tensor if index == row else tensor.view(as_rows) for index, tensor in enumerate(tensors)]
-    _kernel(function, shape, x.dtype, scale, mask, keep, x.device)(*tensors)
+    kernel(*tensors)
     return made
 
 
