@@ -299,7 +299,7 @@ def measurer(pipe: Connection, gpu: str, target: str) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     import torch
 
-    from schedules.build.builder import load_library
+    from schedules.build.library import load_library
 
     arch = parse_arch(target)
     torch.backends.cudnn.allow_tf32 = False

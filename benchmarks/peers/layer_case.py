@@ -110,7 +110,7 @@ def run_layer(layer: Layer, arch: Arch, made: Prebuilt, timer: Timer, seconds: f
     output = tensors[problem.arguments()[-1].name]
 
     def ours() -> Call:
-        from schedules.build.builder import load_library
+        from schedules.build.library import load_library
 
         function = load_library(made.library, arch)
         spaces = [torch.empty(s.shape, dtype=getattr(torch, s.dtype), device="cuda") for s in made.workspaces]

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from schedules.build.library import VECTOR_BYTES, Launch
 from schedules.build.toolchain import cuda, link
 from schedules.core.arch import GRID, Arch
 from schedules.core.errors import ArgumentError, BuildError, ConfigError, SchedulesError
@@ -31,23 +31,6 @@ from schedules.core.threads import use_every_core
 from schedules.lowering import pipeline
 
 AXES = ("x", "y", "z")
-VECTOR_BYTES = 16  # of the widest load; a GPU faults on one that is not aligned to its size
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Block and grid of the kernel; a grid axis that depends on a run-time extent is its formula as text.
-
-    `cluster` blocks share their shared memory.
-    """
-
-    grid: tuple[int | str, int | str, int | str]
-    block: tuple[int, int, int]
-    cluster: int = 1
-
-    @property
-    def threads(self) -> int:
-        return self.block[0] * self.block[1] * self.block[2]
 
 
 @dataclass(frozen=True)
@@ -170,18 +153,6 @@ def compiler_of(arch: Arch) -> str:
 def compiled(mod: tvm.IRModule, arch: Arch) -> Any:
     """The runtime module of a scheduled program that belongs to no operator.  Raises what `build` raises."""
     return _compile(mod, arch, device_code=True)[0]
-
-
-def load_library(path: Path, arch: Arch) -> Any:
-    """The function of a build for `arch` that was exported to the shared library `path`.
-
-    Raises ToolchainError if the CUDA runtime is missing.
-    """
-    if arch.kind == "llvm":
-        use_every_core()
-    elif arch.kind == "cuda":
-        cuda.ensure_runtime()
-    return tvm_ffi.load_module(str(path))["main"]
 
 
 def _compile(

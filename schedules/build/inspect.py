@@ -20,7 +20,8 @@ from schedules.core.problem import Problem
 if TYPE_CHECKING:
     from tvm import tirx
 
-    from schedules.build.builder import Built, Launch
+    from schedules.build.builder import Built
+    from schedules.build.library import Launch
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import tvm
-
 from schedules.build.toolchain.devices import on_local
 from schedules.core.arch import ARCHES, Arch, physical_cores
 from schedules.core.errors import ToolchainError
@@ -15,6 +13,8 @@ from schedules.core.operator import Array
 
 def tvm_device(arch: Arch) -> Any:
     """TVM's first device for `arch`."""
+    import tvm
+
     return {"llvm": tvm.cpu, "cuda": tvm.cuda, "rocm": tvm.rocm}[arch.kind](0)
 
 
@@ -32,8 +32,11 @@ def device_name(arch: Arch) -> str | None:
             cuda.ensure_runtime()
         except ToolchainError:
             return None
-    elif not tvm.runtime.enabled("rocm"):
-        return None
+    else:
+        import tvm
+
+        if not tvm.runtime.enabled("rocm"):
+            return None
     device = tvm_device(arch)
     if not device.exist:
         return None
@@ -65,4 +68,6 @@ def cpu_name() -> str:
 
 def to_device(array: Array, arch: Arch) -> Any:
     """A tensor on the arch's device with `array`'s contents."""
+    import tvm
+
     return tvm.runtime.tensor(array, tvm_device(arch))

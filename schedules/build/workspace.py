@@ -18,13 +18,6 @@ from schedules.core.errors import BuildError
 from schedules.core.problem import Argument
 from schedules.lowering.pipeline import is_tirx
 
-ALLOCATION = b"TVMBackendAllocWorkspace"  # what the host code of a function with workspaces of its own calls
-
-
-def allocates(library: bytes) -> bool:
-    """Whether the code of an exported library, or its text, has TVM allocate workspaces."""
-    return ALLOCATION in library
-
 
 def workspaces_as_arguments(mod: tvm.IRModule) -> tuple[tvm.IRModule, tuple[Argument, ...]]:
     """A program for a GPU whose workspaces are arguments after all others, and these arguments.

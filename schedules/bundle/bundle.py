@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schedules.build.inspect import Material, material
+from schedules.build.library import Launch, load_library
 from schedules.build.toolchain import devices
 from schedules.build.toolchain.cuda import KernelResources
 from schedules.build.toolchain.link import write_library
@@ -41,7 +42,7 @@ from schedules.core.versions import versions
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-    from schedules.build.builder import Built, Launch
+    from schedules.build.builder import Built
 
 LIBRARY = "kernel.so"
 TEXTS = ("definition.txt", "scheduled.tir", "lowered.tir")
@@ -84,8 +85,6 @@ class Bundle:
         Raises BundleError if it is not one, or not as it was written; with a `key`, if its owner did not sign it, or if
         there is a file that is not signed.
         """
-        from schedules.build.builder import Launch
-
         path = Path(path)
         if not path.is_dir():
             raise BundleError(f"{path} is not a folder; give the one that `schedules build --out` wrote")
@@ -195,8 +194,6 @@ class Bundle:
             was = self.manifest["versions"].get("te-schedules")
             raise BundleError(f"{self.path} was written by te-schedules {was} with other arguments; build it again")
         import tvm_ffi
-
-        from schedules.build.builder import load_library
 
         if arch.kind == "rocm" and tvm_ffi.get_global_func("device_api.rocm", allow_missing=True) is None:
             raise BundleError(f"built for {arch}, this TVM has no ROCm runtime; load it with a TVM built with ROCm")

@@ -41,6 +41,7 @@ COMMANDS = {
     "report": Command("report", "a page of what journals and bundles hold: curves, times, failures, roofline, sources"),
     "inspect": Command("inspect", "resources and texts of a bundle or a problem: TIR, CUDA, PTX, SASS, AMDGCN"),
     "explain": Command("explain", "a problem's schedule as a story: the program after each step, and what changed"),
+    "cache": Command("cache", "the kernels that PyTorch's calls built before, kept on disk: how many, or remove them"),
     "doctor": Command("doctor", "what is installed, what is missing, and what can be built and run here"),
 }
 

@@ -64,7 +64,8 @@ class Child:
 
     It has `environment` from its first instruction, besides what this process has: a driver may read a variable once,
     and importing the program's main module, which comes before any call, is enough to make it.  With `quiet` its output
-    is kept for the errors' text until the initializer sends it elsewhere.  It ends with the thread that made it.
+    is kept for the errors' text until the initializer sends it elsewhere.  Without `main` it does not import the
+    program's main module, and can be asked for nothing that is defined there.  It ends with the thread that made it.
     Raises MachineError if no process can be started.
     """
 
@@ -75,6 +76,7 @@ class Child:
         *,
         environment: Mapping[str, str] | None = None,
         quiet: bool = False,
+        main: bool = True,
     ) -> None:
         self._words = -1
         self._connection: Connection | None = None
@@ -100,6 +102,8 @@ class Child:
             raise MachineError(f"no process can be started: {error.strerror or error}; end some others") from error
         preparation = spawn.get_preparation_data("worker")
         del preparation["authkey"]  # which is not to be written anywhere, nor needed
+        if not main:
+            preparation = {key: value for key, value in preparation.items() if not key.startswith("init_main")}
         self._first = [
             pickle.dumps(each, protocol=5) for each in ((preparation, os.getpid()), (initializer, arguments))
         ]

@@ -12,14 +12,16 @@ from schedules.core.errors import MachineError, SchedulesError, UsageError
 from schedules.core.machine import NO_ROOM
 
 
-def write_whole(file: Path, content: str | bytes) -> None:
-    """Make `content` that of `file`, all of it or nothing.  Raises OSError."""
+def write_whole(file: Path, content: str | bytes, lasting: bool = True) -> None:
+    """Make `content` that of `file`, all of it or nothing, and `lasting` whatever becomes of the machine now.  Raises
+    OSError."""
     descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name[:40]}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content.encode() if isinstance(content, str) else content)
             stream.flush()
-            os.fsync(stream.fileno())
+            if lasting:
+                os.fsync(stream.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, file)
     except BaseException:

@@ -11,7 +11,19 @@ from pathlib import Path
 
 from schedules.core.errors import BundleError, UsageError
 
+CACHE = "SCHEDULES_CACHE"
 LONGEST = 255  # bytes of a file's name, on Linux's file systems
+
+
+def cache_folder() -> Path:
+    """Where this user's files that can be made again are kept: what SCHEDULES_CACHE names, else the system's place."""
+    if named := os.environ.get(CACHE):
+        return Path(named).absolute()
+    try:
+        from platformdirs import user_cache_path
+    except ModuleNotFoundError:  # a checkout whose requirements were not installed
+        return Path(tempfile.gettempdir()) / f"te-schedules-{os.getuid()}"
+    return user_cache_path("te-schedules", appauthor=False)
 
 
 def inside(folder: str | Path, name: object) -> Path:

@@ -22,7 +22,8 @@ class Processes:
     """Processes that take tasks in the order in which they come, with their temporary files in `folder`; a thread looks
     after each."""
 
-    def __init__(self, count: int, folder: str) -> None:
+    def __init__(self, count: int, folder: str, main: bool) -> None:
+        self._main = main
         self._setup = (folder, None, False, False)
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Any] | None] = queue.SimpleQueue()
         self._stopped = False
@@ -55,7 +56,7 @@ class Processes:
             task, call = entry
             for again in range(TRIES if task.set_running_or_notify_cancel() else 0):
                 try:
-                    child = child or Child(start_worker, self._setup, environment=_ONE_THREAD)
+                    child = child or Child(start_worker, self._setup, environment=_ONE_THREAD, main=self._main)
                     task.set_result(child.call(*call))
                 except (Ended, Overdue, Stopped, CancelledError) as ended:
                     if child:
@@ -72,11 +73,11 @@ class Processes:
 
 
 @contextlib.contextmanager
-def processes(count: int) -> Iterator[Processes]:
-    """`count` processes, each started from nothing; stopped at once if the body fails, and gone with this process,
-    their temporary files too."""
+def processes(count: int, main: bool = True) -> Iterator[Processes]:
+    """`count` processes, each started from nothing, and without `main` without the program's main module; stopped at
+    once if the body fails, and gone with this process, their temporary files too."""
     with contextlib.closing(ScratchFolder()) as scratch:
-        pool = Processes(count, scratch.path)
+        pool = Processes(count, scratch.path, main)
         try:
             yield pool
             pool.join()

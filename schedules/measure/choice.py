@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from schedules.build.builder import compiler_of
 from schedules.build.present import device_name
 from schedules.build.toolchain.devices import on_local, on_named
 from schedules.core.arch import Arch, parse_arch
@@ -25,7 +24,7 @@ from schedules.core.errors import ToolchainError
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
 from schedules.core.versions import versions
-from schedules.measure.journal import DEFAULT_FOLDER, BadLine, Located, read_journals, read_numbered
+from schedules.measure.journal import DEFAULT_FOLDER, BadLine, Located, read_journals, read_numbered, told
 from schedules.measure.records import Record
 from schedules.predict.rank import Ranked, predicted_us, ranked
 
@@ -50,6 +49,11 @@ class Choice:
     given: bool = False
     unused: tuple[BadLine, ...] = dataclasses.field(default=(), repr=False)
     predicted: Ranked | None = None  # what a default was chosen by; None for an operator's rule
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What it says of journals that it could not use."""
+        return tuple(text for text in (told(self.unused), self.passed_over) if text)
 
     @property
     def source(self) -> str:
@@ -251,6 +255,11 @@ def _records(operator: str, folders: Sequence[str | Path] | None) -> tuple[list[
     return read_journals(list(_journals(f"*/{operator}", folders)), _read)
 
 
+def journals_of(operator: str) -> Iterator[Path]:
+    """The journals, of every device, that a choice for problems of an operator may depend on."""
+    return _journals(f"*/{operator}", None)
+
+
 def _journals(pattern: str, folders: Sequence[str | Path] | None) -> Iterator[Path]:
     for folder in folders if folders is not None else log_folders():
         yield from sorted(Path(folder).glob(f"{pattern}.jsonl"))
@@ -278,6 +287,8 @@ def _same_versions(record: Record, arch: Arch) -> bool:
     ours = versions()
     if any(record.versions.get(name) != ours[name] for name in ("apache-tvm", "apache-tvm-ffi")):
         return False
+    from schedules.build.builder import compiler_of
+
     try:
         return record.versions.get("compiler") == compiler_of(arch)
     except ToolchainError:

@@ -14,9 +14,8 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import UsageError
 from schedules.core.presets import operator_named, preset, resolve
 from schedules.core.problem import Config, Problem
-from schedules.core.text import printable
+from schedules.core.text import warn_once
 from schedules.measure.choice import Choice, choose, for_device
-from schedules.measure.journal import told
 
 logger = logging.getLogger("schedules")
 
@@ -65,15 +64,9 @@ def load_kernel(
 
 def warned(chosen: Choice) -> Choice:
     """`chosen` without what it says of journals that it could not use, which is logged, each text once."""
-    for text in (told(chosen.unused), chosen.passed_over):
-        if text:
-            _warn_once(text)
+    for text in chosen.warnings:
+        warn_once(text)
     return replace(chosen, unused=(), passed_over="")
-
-
-@cache
-def _warn_once(text: str) -> None:
-    logger.warning("%s", printable(text))
 
 
 def problem_named(name: str, problem: Mapping[str, Any] | Problem | str | None) -> Problem:

@@ -13,16 +13,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import cache, lru_cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from schedules.build.builder import Built
 from schedules.build.toolchain.devices import driver_version
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.problem import Config, Problem, required_fields
 from schedules.core.registry import operator
 from schedules.core.versions import versions
-from schedules.measure.timer import Measurement
+
+if TYPE_CHECKING:
+    from schedules.build.builder import Built
+    from schedules.measure.timer import Measurement
 
 SCHEMA = 1
 Made = TypeVar("Made")

@@ -13,6 +13,7 @@ from schedules.build.toolchain.devices import LocalDevice
 from schedules.core.arch import ARCHES, Arch
 from schedules.core.errors import ToolchainError
 from schedules.core.versions import version_of
+from schedules.store.disk import disk
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def _packages() -> list[Part]:
         parts.append(_part(name, found, "everything", f"pip install '{name}{wanted}'", ok))
     for name, distributions, serves, extra in (
         ("xgboost", ("xgboost-cpu", "xgboost"), "cost model of the tuner", "tune"),
-        ("torch", ("torch",), "comparison with other libraries", "torch"),
+        ("torch", ("torch",), "the operators for PyTorch, comparison with it", "torch"),
         ("matplotlib", ("matplotlib",), "plots", "plot"),
     ):
         versions = [version for distribution in distributions if (version := version_of(distribution))]
@@ -124,7 +125,16 @@ def _tools() -> list[Part]:
         _part(CPU_LINKER, compiler or lld_text, "bundles", f"install a C compiler, or {link.INSTALL}"),
         _part(CXX, _cxx(), "verifying cuda on the CPU", "install g++ (apt-get install g++) or set CXX"),
         _part(DRIVER, _driver(), "running on NVIDIA GPUs", "install NVIDIA's driver (nothing else here needs it)"),
+        _kept_kernels(),
     ]
+
+
+def _kept_kernels() -> Part:
+    folder = disk()
+    size = sum(entry.nbytes for entry in folder.entries()) / 2**20
+    remedy = folder.trouble() or "set SCHEDULES_CACHE to a folder that takes files"
+    found = f"{folder.folder}, {size:.1f} MiB"
+    return _part("kernels kept", found, "the first calls of a process", remedy, folder.takes_files())
 
 
 def _cuda_compiler() -> str | None:

@@ -8,7 +8,8 @@
 
 Each is a custom operator of PyTorch (``torch.ops.schedules``): autograd, ``torch.compile`` without graph breaks, fake
 tensors and CUDA graphs work.  The first call of a shape chooses and builds its kernel as `schedules.load` does, or
-takes it from the bundles named by `use_bundles`; make that call before a CUDA graph is captured.
+takes it from the bundles named by `use_bundles`; make that call before a CUDA graph is captured.  What was built is
+kept on disk for the processes that come after, and `prepare` builds many at once.
 
 Every function raises ArgumentError for tensors that it does not take, and what `schedules.load` raises for shapes that
 cannot be meant or built.

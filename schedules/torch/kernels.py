@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -17,17 +18,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from schedules.build.builder import VECTOR_BYTES, build_scheduled, check_arguments
+from schedules.build.library import VECTOR_BYTES, allocates
 from schedules.build.toolchain import devices
 from schedules.build.toolchain.devices import LocalDevice
-from schedules.build.workspace import allocates, workspaces_as_arguments
 from schedules.bundle.bundle import MANIFEST, Bundle
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ArgumentError, BundleError, DeviceError, SchedulesError, UsageError
 from schedules.core.problem import Argument, Problem
-from schedules.core.registry import operator_of
-from schedules.measure.choice import Choice, choose, distance
-from schedules.measure.loading import warned
+from schedules.measure.choice import distance
+from schedules.store.disk import Disk, disk, private_disk
+from schedules.store.kernels import Chosen, build_all, chosen_for, is_kept, kernel_of
 
 logger = logging.getLogger("schedules")
 
@@ -69,6 +69,8 @@ class TorchKernel:
             else:
                 self.function(*tensors)
         except (TypeError, ValueError):  # of the function's own checks
+            from schedules.build.builder import check_arguments
+
             check_arguments(self.arguments, self.arch, tensors)
             if len(places := {str(tensor.device) for tensor in tensors}) > 1:
                 raise ArgumentError(f"tensors lie on {' and '.join(sorted(places))}; move them to one") from None
@@ -112,27 +114,46 @@ def remembered(function: F) -> F:
 def kernel_for(problem: Problem, device: torch.device) -> TorchKernel:
     """The kernel for `problem` on a device: of a bundle in use that takes it, else as `schedules.load` chooses.
 
-    Equal programs are built or loaded once for each device, whatever run-time extents they are for.
+    It comes from this user's folder of kernels, or is built and written there.  Equal programs are built or loaded once
+    for each device, whatever run-time extents they are for.
     Raises DeviceError for a device without kernels, UsageError if a CUDA graph is being captured and the kernel is not
     there yet, and what `schedules.load` raises.
     """
+    return _kernel_for(problem, device, disk())
+
+
+def prepare(problems: Iterable[Problem], device: torch.device, progress: bool | None = None) -> None:
+    """Have the kernels for `problems` on a device ready, so that their calls build nothing: all cores build at once
+    what is in no bundle and was not built before.
+
+    `progress` shows a bar on standard error; by default on a terminal only.  Raises what `kernel_for` raises for the
+    first that cannot be built, once the others are ready.
+    """
+    arch, problems, name = arch_of(device), list(dict.fromkeys(problems)), _name(device)
+    failed: list[SchedulesError] = []
+    with contextlib.ExitStack() as held:
+        kept = disk() if disk().takes_files() else held.enter_context(private_disk())
+        missing = [p for p in problems if _bundle_for(p, device) is None and not is_kept(p, arch, name, kept)]
+        if len(missing) > 1:  # one is sooner built here than a process is started
+            with _bar(len(missing), progress) as done:
+                failed = build_all(missing, arch, name, kept, done)
+        for problem in problems:
+            try:
+                _kernel_for(problem, device, kept)
+            except SchedulesError as error:
+                failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def _kernel_for(problem: Problem, device: torch.device, kept: Disk) -> TorchKernel:
     arch = arch_of(device)
     with _lock:
         bundle = _bundle_for(problem, device)
         if bundle is not None:
             return _ready((bundle.path, device), problem, lambda: _loaded(bundle), "as exported")
-        chosen = warned(choose(problem, arch, device=torch.cuda.get_device_name(device) if arch.is_gpu else None))
-        fixed = operator_of(problem).schedule(chosen.schedule).fixed_shape
-        served = problem if fixed else problem.any_extent()
-        key = (served, chosen.schedule, chosen.config, device)
-        return _ready(key, problem, lambda: _built(chosen, arch), str(chosen))
-
-
-def prepare(problems: Iterable[Problem], device: torch.device, progress: bool | None = None) -> None:
-    """Build the kernels for `problems` on a device, so that calls build nothing."""
-    for problem in dict.fromkeys(problems):
-        with contextlib.suppress(SchedulesError):  # calls raise it again
-            kernel_for(problem, device)
+        chosen = chosen_for(problem, arch, _name(device), kept)
+        return _ready((chosen.key, device), problem, lambda: _made(chosen, kept), chosen.why)
 
 
 def use_bundles(*folders: str | Path) -> tuple[Bundle, ...]:
@@ -189,16 +210,28 @@ def _ready(key: tuple[Any, ...], problem: Problem, make: Callable[[], TorchKerne
     return _kernels[key]
 
 
-def _built(chosen: Choice, arch: Arch) -> TorchKernel:
-    problem, op = chosen.problem, operator_of(chosen.problem)
-    spec = op.schedule_for(problem, arch, chosen.schedule)
-    scheduled = spec.apply(problem, chosen.config, arch)
-    workspaces: tuple[Argument, ...] = ()
-    if arch.is_gpu:  # on a CPU, calls are over when they return
-        scheduled, workspaces = workspaces_as_arguments(scheduled)
-    made = build_scheduled(op, problem, spec, chosen.config, arch, scheduled)
-    text = f"{spec.name} {chosen.config} for {arch}"
-    return TorchKernel(arch, spec.arguments(problem), workspaces, text, made.module["main"], str(chosen))
+def _made(chosen: Chosen, kept: Disk) -> TorchKernel:
+    found = kernel_of(chosen, kept)
+    return TorchKernel(chosen.arch, found.arguments, found.workspaces, chosen.made, found.function, chosen.why)
+
+
+@contextlib.contextmanager
+def _bar(count: int, shown: bool | None) -> Iterator[Callable[[], None]]:
+    """What is to be called after each of `count` builds."""
+    if not (sys.stderr.isatty() if shown is None else shown):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("building kernels"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=count)
+        yield lambda: bar.advance(task)
+
+
+def _name(device: torch.device) -> str | None:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def _loaded(bundle: Bundle) -> TorchKernel:

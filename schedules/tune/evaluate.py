@@ -419,7 +419,7 @@ def _timer(arch: Arch) -> Any:
 
 
 def _load(artifact: Artifact, arch: Arch) -> Any:
-    from schedules.build.builder import load_library
+    from schedules.build.library import load_library
 
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "kernel.so"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from schedules.build.builder import Built, build, build_scheduled
-from schedules.build.workspace import allocates, workspaces_as_arguments
+from schedules.build.library import allocates
+from schedules.build.workspace import workspaces_as_arguments
 from schedules.check.verify import emulated_runs, judge, poisoned
 from schedules.core.arch import Arch
 from schedules.core.problem import Argument, Problem

@@ -11,6 +11,7 @@ torch: Any = pytest.importorskip("torch", reason="no PyTorch here; make test-tor
 import schedules.torch as kernels  # noqa: E402
 from schedules.core.errors import ArgumentError, UsageError  # noqa: E402
 from schedules.operators.softmax.definition import SoftmaxProblem  # noqa: E402
+from schedules.store import kernels as store  # noqa: E402
 from schedules.torch import kernels as dispatch  # noqa: E402
 from schedules.torch import operators  # noqa: E402
 
@@ -173,7 +174,7 @@ def test_each_device_has_its_kernels() -> None:
 
 def test_records_of_this_device_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    choose = dispatch.choose
-    monkeypatch.setattr(dispatch, "choose", lambda *a, **named: asked.append(named) or choose(*a, **named))
+    choose = store.choose
+    monkeypatch.setattr(store, "choose", lambda *a, **named: asked.append(named) or choose(*a, **named))
     dispatch.kernel_for(SoftmaxProblem(4, 100), torch.device("cuda", 0))
     assert asked == [{"device": torch.cuda.get_device_name(0)}]

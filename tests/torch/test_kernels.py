@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,11 +17,12 @@ import schedules.torch as kernels  # noqa: E402
 from schedules.build.builder import build  # noqa: E402
 from schedules.bundle.bundle import write_bundle  # noqa: E402
 from schedules.core.arch import Arch, parse_arch  # noqa: E402
-from schedules.core.errors import ArgumentError, BundleError, DeviceError, UsageError  # noqa: E402
-from schedules.measure.choice import default_choice  # noqa: E402
+from schedules.core.errors import ArgumentError, BuildError, BundleError, DeviceError, UsageError  # noqa: E402
 from schedules.measure.journal import append  # noqa: E402
 from schedules.operators.softmax import OPERATOR, cpu  # noqa: E402
 from schedules.operators.softmax.definition import SoftmaxProblem  # noqa: E402
+from schedules.store import kernels as store  # noqa: E402
+from schedules.store.disk import disk  # noqa: E402
 from schedules.torch import kernels as dispatch  # noqa: E402
 from tests.fake import record_of  # noqa: E402
 
@@ -37,10 +40,16 @@ def forgetful() -> Iterator[None]:
     kernels.use_bundles()
 
 
-def test_one_build_serves_all_numbers_of_rows(forgetful: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[Any] = []
-    make = dispatch._built
-    monkeypatch.setattr(dispatch, "_built", lambda *given: built.append(given) or make(*given))
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is built in this process."""
+    found: list[Any] = []
+    make = store._built
+    monkeypatch.setattr(store, "_built", lambda *given: found.append(given) or make(*given))
+    return found
+
+
+def test_one_build_serves_all_numbers_of_rows(forgetful: None, built: list[Any]) -> None:
     for rows in (1, 3, 2, 3):  # few enough for one default config
         x = torch.randn(rows, 41)
         torch.testing.assert_close(kernels.softmax(x), torch.softmax(x, -1))
@@ -67,7 +76,7 @@ def test_programs_of_one_shape_are_kept_by_it(monkeypatch: pytest.MonkeyPatch) -
     """What the auto-scheduler finds takes the rows that it was found for, and no other."""
 
     fixed = dataclasses.replace(OPERATOR, schedules=(dataclasses.replace(cpu.SCHEDULE, fixed_shape=True),))
-    monkeypatch.setattr(dispatch, "operator_of", lambda problem: fixed)
+    monkeypatch.setattr(store, "operator_of", lambda problem: fixed)
     first, second = (dispatch.kernel_for(softmax_problem(rows, 47), CPU) for rows in (2, 3))
     assert first is not second and first.arguments[0].shape == (2, 47)
     assert dispatch.kernel_for(softmax_problem(2, 47), CPU) is first
@@ -101,7 +110,8 @@ def test_bundles_that_cannot_serve_streams_are_left_out(
 
 
 def test_workspaces_come_from_pytorch(cuda_compiler: None, sm_90a: Arch) -> None:
-    made = dispatch._built(default_choice(SoftmaxProblem(4, 2**19), sm_90a), sm_90a)
+    kept = disk()
+    made = dispatch._made(store.chosen_for(SoftmaxProblem(4, 2**19), sm_90a, None, kept), kept)
     assert [space.name for space in made.workspaces] == ["partials"]
     (memory,) = made.memory(CPU, 7)
     assert memory.shape == (7, *made.workspaces[0].shape[1:]) and memory.dtype is torch.float32
@@ -157,14 +167,67 @@ def test_devices_without_kernels() -> None:
         torch.ops.schedules.softmax(torch.randn(2, 3).to_sparse(), None, "softmax", 1.0)
 
 
-def test_threads_share_one_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_one_build(built: list[Any]) -> None:
     """A backward pass on a GPU runs, and builds its first kernels, in a thread of PyTorch's."""
-    built: list[Any] = []
-    make = dispatch._built
-    monkeypatch.setattr(dispatch, "_built", lambda *given: built.append(given) or make(*given))
     x = torch.randn(6, 53)
     with ThreadPoolExecutor(3) as threads:
         results = list(threads.map(lambda _: kernels.softmax(x), range(3)))
     assert len(built) == 1
     for y in results:
         torch.testing.assert_close(y, torch.softmax(x, -1))
+
+
+def test_prepared_kernels_are_not_built_again(
+    built: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SCHEDULES_CACHE", str(tmp_path))
+    problems = [softmax_problem(3, cols) for cols in (57, 59, 57)]
+    kernels.prepare(problems, CPU, progress=True)
+    assert "building kernels" in (bar := capfd.readouterr().err) and "2/2" in bar
+    for cols in (57, 59):
+        x = torch.randn(3, cols)
+        torch.testing.assert_close(kernels.softmax(x), torch.softmax(x, -1))
+    kernels.prepare(problems, CPU)
+    assert not built and not capfd.readouterr().err
+
+
+SECOND = """
+import sys, torch
+import schedules.torch as kernels
+x, data, filter = torch.randn(5, 71), torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)
+torch.testing.assert_close(kernels.softmax(x), torch.softmax(x, -1))
+torch.testing.assert_close(kernels.conv2d(data, filter), torch.conv2d(data, filter), rtol=1e-4, atol=1e-4)
+print([name for name in ("tvm", "rich", "xgboost") if name in sys.modules])
+"""
+
+
+def test_a_second_process_imports_no_compiler() -> None:
+    kernels.softmax(torch.randn(5, 71))
+    kernels.conv2d(torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3))
+    done = subprocess.run([sys.executable, "-c", SECOND], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_a_folder_that_takes_no_files_costs_only_the_next_process(
+    built: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SCHEDULES_CACHE", str(tmp_path / "file"))
+    kernels.prepare([softmax_problem(3, cols) for cols in (61, 63)], CPU)
+    for cols in (61, 63):
+        x = torch.randn(3, cols)
+        torch.testing.assert_close(kernels.softmax(x), torch.softmax(x, -1))
+    assert not built
+    kernels.softmax(torch.randn(3, 65))
+    assert len(built) == 1
+
+
+def test_what_cannot_be_prepared_is_said_when_the_rest_is_ready(
+    built: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "build_all", lambda *given: [BuildError("refused")])
+    with pytest.raises(BuildError, match="refused"):
+        kernels.prepare([softmax_problem(3, cols) for cols in (67, 69)], CPU)
+    assert len(built) == 2
+    kernels.softmax(torch.randn(3, 67))
+    assert len(built) == 2

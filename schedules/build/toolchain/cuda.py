@@ -18,8 +18,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from schedules.build.toolchain.nvrtc_headers import stand_ins
+from schedules.build.toolchain.runtime import load_runtime
 from schedules.build.toolchain.stub_elf import shared_library
 from schedules.core.errors import BuildError, ToolchainError
+from schedules.core.versions import version_of
 
 INSTALL = "pip install 'te-schedules[cuda]'"
 # what libtvm_runtime_cuda.so needs of the driver
@@ -229,9 +231,9 @@ def ensure_runtime() -> None:
     Without a driver the library only loads beside a stand-in for ``libcuda.so.1``, whose functions answer "no device".
     Raises ToolchainError if the CUDA runtime library is not installed.
     """
-    import tvm
     import tvm_ffi
 
+    load_runtime()
     if tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True) is not None:
         return
     if not driver_present():
@@ -240,7 +242,7 @@ def ensure_runtime() -> None:
         ctypes.CDLL(f"/proc/self/fd/{descriptor}", ctypes.RTLD_GLOBAL)
         os.close(descriptor)
     load_cudart()
-    ctypes.CDLL(str(Path(tvm.__file__).parent / "lib" / "libtvm_runtime_cuda.so"), ctypes.RTLD_GLOBAL)
+    load_runtime("libtvm_runtime_cuda.so")
     if tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True) is None:
         raise ToolchainError(
             "libtvm_runtime_cuda.so does not register a CUDA module; this TVM is not one that was tried"
@@ -263,6 +265,12 @@ def load_cudart() -> None:
         except DynamicLibNotFoundError:
             pass  # reported below, with the remedy
     raise ToolchainError(f"libcudart.so.13 not found; {INSTALL}")
+
+
+def compiler_installed() -> str:
+    """What `compile_cuda` would use, as far as that can be told without loading it."""
+    nvcc = shutil.which("nvcc")
+    return f"nvrtc {version_of('nvidia-cuda-nvrtc')}, nvcc {nvcc and os.stat(nvcc).st_mtime}"
 
 
 def find_tool(name: str) -> str | None:

@@ -1,6 +1,6 @@
 """Compiles the emulator's runtime library, headers and translated kernels; keeps the results in a per-user cache.
 
-The cache folder is `$XDG_CACHE_HOME/te-schedules/emulate` (or below `~/.cache`).  A file's name holds a hash of
+The cache folder is `emulate` in that of `core.folders`.  A file's name holds a hash of
 everything that went into it, and files appear by renaming, so any number of processes may share the folder.
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from schedules.check.emulate.translate import translate
 from schedules.core.errors import EmulationError, ToolchainError
+from schedules.core.folders import cache_folder
 
 CXX_FOLDER = Path(__file__).parent / "cxx"
 
@@ -58,10 +59,9 @@ def find_cxx() -> str:
     raise ToolchainError(f"{missing} was not found; install g++ (for example `apt-get install g++`) or set $CXX")
 
 
-def cache_folder() -> Path:
+def emulator_folder() -> Path:
     """The folder of compiled files, created if it does not exist."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "te-schedules" / "emulate"
+    folder = cache_folder() / "emulate"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -90,7 +90,7 @@ def _compile(name: str, flags: Sequence[str], inputs: Sequence[str], source: str
     cxx = find_cxx()
     parts = [_compiler_identity(cxx), _header_hash(), *flags, source, *key]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    target = cache_folder() / name.format(digest[:32])
+    target = emulator_folder() / name.format(digest[:32])
     with contextlib.suppress(FileNotFoundError):
         os.utime(target)  # the cache drops what was not used for longest
         return target

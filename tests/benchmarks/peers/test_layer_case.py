@@ -64,15 +64,15 @@ def test_what_is_wrong_is_not_timed(machine: Any, host: Arch, tmp_path: Path, mo
     other = replace(layer.problem, pad=(0, 1), h=layer.problem.h + 2, w=layer.problem.w - 2)  # of the same output
     assert other.arguments()[-1].shape == layer.problem.arguments()[-1].shape
     made = prebuild(layer.problem, host, tmp_path / "layer.so")
-    from schedules.build import builder
+    from schedules.build import library
 
-    right = builder.load_library(made.library, host)
+    right = library.load_library(made.library, host)
 
     def wrong(data: Any, weight: Any, output: Any) -> None:
         right(data, weight, output)
         np.from_dlpack(output)[0, 0, 0, 0] += np.float16(0.5)
 
-    monkeypatch.setattr(builder, "load_library", lambda library, arch: wrong)
+    monkeypatch.setattr(library, "load_library", lambda library, arch: wrong)
     row = run_layer(layer, host, made, Clock(), 0.001, STREAM)
     assert row["failed"].startswith("wrong: ") and "us" not in row
 
