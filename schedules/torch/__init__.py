@@ -19,6 +19,7 @@ from schedules.torch.convolution import conv2d, conv2d_hwcn, conv2d_nchw, conv2d
 from schedules.torch.kernels import prepare, use_bundles
 from schedules.torch.network import Report, backend, optimize, problems
 from schedules.torch.softmax import dropout_softmax, log_softmax, softmax
+from schedules.torch.work import export, plan, tune
 
 __all__ = [
     "Report",
@@ -29,10 +30,13 @@ __all__ = [
     "conv2d_nchw32",
     "conv2d_nhwc",
     "dropout_softmax",
+    "export",
     "log_softmax",
     "optimize",
+    "plan",
     "prepare",
     "problems",
     "softmax",
+    "tune",
     "use_bundles",
 ]

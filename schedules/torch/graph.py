@@ -212,6 +212,11 @@ class Layer:
         assert value is not None
         return value.device
 
+    @property
+    def on_gpu(self) -> bool:
+        value = example(self.nodes[0])
+        return value is not None and value.device.type == "cuda"
+
 
 def example(node: Any) -> Tensor | None:
     """The fake tensor that was seen where the graph was captured."""
@@ -397,7 +402,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return a.dim() == b.dim() and all(str(x) == str(y) for x, y in zip(a.shape, b.shape, strict=True))
 
 
-def settle(layer: Layer, memory_format: torch.memory_format | None) -> None:
+def settle(layer: Layer, memory_format: torch.memory_format | None, on_gpu: bool) -> None:
     """Find a layer's problem, or say why PyTorch keeps it."""
     made, kind = example(layer.nodes[-1]), layer.call.kind
     data = example(layer.call.given.get("input"))
@@ -411,13 +416,15 @@ def settle(layer: Layer, memory_format: torch.memory_format | None) -> None:
         if made.dtype not in FLOATS:
             raise ProblemError(f"dtype {dtype_name(made.dtype)}")
         layer.symbolic = not all(isinstance(size, int) for size in data.shape)
-        (_settle_convolution if kind == "conv2d" else _settle_softmax)(layer, data, made, memory_format)
+        (_settle_convolution if kind == "conv2d" else _settle_softmax)(layer, data, made, memory_format, on_gpu)
         arch_of(made.device)
     except UNFIT as error:
         layer.why = str(error)
 
 
-def _settle_convolution(layer: Layer, data: Tensor, made: Tensor, memory_format: torch.memory_format | None) -> None:
+def _settle_convolution(
+    layer: Layer, data: Tensor, made: Tensor, memory_format: torch.memory_format | None, on_gpu: bool
+) -> None:
     given, weight = layer.call.given, example(layer.call.given["weight"])
     if weight is None or data.dim() != 4:
         raise ProblemError("not a batch of images")
@@ -430,7 +437,7 @@ def _settle_convolution(layer: Layer, data: Tensor, made: Tensor, memory_format:
     pads = padding_of(given.get("padding", 0), filter_sizes, dilation)
     if pads is None:
         raise ProblemError("padding is not the same on both sides")
-    half = made.dtype is not torch.float32 and made.device.type == "cuda"
+    half = on_gpu and made.dtype is not torch.float32
     layer.last = memory_format is torch.channels_last or memory_format is None and half
     if not layer.last:  # as PyTorch's own would have it
         layer.last = is_last(made) or is_last(data, weight.shape[2:], pads)
@@ -440,14 +447,14 @@ def _settle_convolution(layer: Layer, data: Tensor, made: Tensor, memory_format:
         data_sizes, filter_sizes = ((shape[0], *shape[2:], shape[1]) for shape in (data_sizes, filter_sizes))
         layer.problem = NHWC.problem(data_sizes, filter_sizes, made.dtype, terms, options)
     else:
-        layer.packed = layer.constant and made.device.type == "cuda"  # a CPU's kernels read filters as they lie
+        layer.packed = layer.constant and on_gpu  # a CPU's kernels read filters as they lie
         if layer.packed:
             filter_sizes = (*filter_sizes[2:], *filter_sizes[:2])
         layout = "hwoi" if layer.packed else "oihw"
         layer.problem = NCHW.problem(data_sizes, filter_sizes, made.dtype, terms, [*options, layout])
 
 
-def _settle_softmax(layer: Layer, data: Tensor, made: Tensor, memory_format: Any) -> None:
+def _settle_softmax(layer: Layer, data: Tensor, made: Tensor, *_: Any) -> None:
     dim = layer.call.given.get("dim")
     if dim not in (-1, data.dim() - 1) or not data.dim():
         raise ProblemError(f"dim={dim} is not the last axis")
@@ -573,14 +580,18 @@ def words_of(layer: Layer) -> str:
 
 
 def kernels_in(
-    module: GraphModule, frozen: Frozen, memory_format: torch.memory_format | None, prepares: bool = True
+    module: GraphModule,
+    frozen: Frozen,
+    memory_format: torch.memory_format | None,
+    on_gpu: bool | None = None,
+    prepares: bool = True,
 ) -> list[tuple[Row, Problem | None]]:
     """Put kernels into a captured graph, built for the sizes it was captured with; a line for each of its layers, and
-    the problem if it has one."""
+    the problem if it has one.  `on_gpu` is whether kernels are for a GPU, by default as the layers are."""
     out_of_place(module.graph)
     found = list(Reader(module.graph, frozen).layers())
     for layer in found:
-        settle(layer, memory_format)
+        settle(layer, memory_format, layer.on_gpu if on_gpu is None else on_gpu)
     rows: list[tuple[Row, Problem | None]] = []
     served = [layer for layer in found if layer.problem is not None and not layer.why]
     for device in {layer.device for layer in served} if prepares else ():

@@ -82,6 +82,7 @@ class Backend:
     options: Mapping[str, Any] = field(default_factory=dict)
     report: Report = field(default_factory=Report)
     builds: bool = True
+    on_gpu: bool | None = None  # whether kernels are for a GPU; None: as the graph is
 
     def __post_init__(self) -> None:
         if self.rest not in ("", *RESTS):
@@ -92,7 +93,7 @@ class Backend:
         frozen = Frozen({})
         if self.freeze and not torch.is_grad_enabled():
             frozen.tensors.update((node, value) for node, value in given.items() if _is_of_module(node))
-        rows = kernels_in(module, frozen, self.memory_format, self.builds)
+        rows = kernels_in(module, frozen, self.memory_format, self.on_gpu, self.builds)
         self.report.add(rows)
         run = module.forward
         devices = {value.device.type for value in examples if isinstance(value, Tensor)}
@@ -193,11 +194,18 @@ def optimize(
 
 
 def problems(
-    model: nn.Module, example_inputs: Any, *, memory_format: torch.memory_format | None = None
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    memory_format: torch.memory_format | None = None,
+    on_gpu: bool | None = None,
 ) -> dict[Problem, int]:
-    """The problems that `optimize` would serve with kernels, and how many layers each has.  Nothing is built."""
+    """The problems that `optimize` would serve with kernels, and how many layers each has.  Nothing is built.
+
+    `on_gpu` is whether the kernels would be for a GPU, by default as the model is.
+    """
     report, result = Report(), _same(model)
-    found = Backend("eager", True, memory_format, report=report, builds=False)
+    found = Backend("eager", True, memory_format, report=report, builds=False, on_gpu=on_gpu)
     result.__dict__["forward"] = _Forward(result, result.forward, [found])
     _called(result, example_inputs, report)
     return {problem: report.problems.count(problem) for problem in report.problems}
