@@ -106,7 +106,15 @@ def again(args: argparse.Namespace, trials: int | None) -> list[str]:
 
 def _plan(args: argparse.Namespace) -> int:
     """Search every entry of a plan, or the layers of a model."""
-    single = ["words", "schedule", "trials", "patience", "space", "journal", *(["minutes"] if args.plan else ["plan"])]
+    single = [
+        "words",
+        "schedule",
+        "trials",
+        "patience",
+        "space",
+        "journal",
+        *(["minutes", "model"] if args.plan else []),
+    ]
     if given := [name for name in single if getattr(args, name)]:
         name = args.words[0] if given[0] == "words" else f"--{given[0]}"
         where = "write it into the plan, or leave out --plan" if args.plan else "leave it or --model out"

@@ -236,6 +236,7 @@ def module_of(node: Node) -> str:
     """The path of the module that a node was called in, or the node's own name."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     _, dot, path = stack[-1][0].partition("].") if stack else ("", "", "")
+    path = path.removeprefix("__self__.")
     return re.sub(r"__dict__\['_modules'\]\['(\w+)'\]", r"\1", path) if dot else node.name
 
 

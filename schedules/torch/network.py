@@ -200,14 +200,21 @@ def problems(
     memory_format: torch.memory_format | None = None,
     on_gpu: bool | None = None,
 ) -> dict[Problem, int]:
-    """The problems that `optimize` would serve with kernels, and how many layers each has.  Nothing is built.
+    """The problems that `optimize` would serve with kernels in evaluation, and how many layers each has.  Nothing is
+    built.
 
     `on_gpu` is whether the kernels would be for a GPU, by default as the model is.
     """
     report, result = Report(), _same(model)
     found = Backend("eager", True, memory_format, report=report, builds=False, on_gpu=on_gpu)
     result.__dict__["forward"] = _Forward(result, result.forward, [found])
-    _called(result, example_inputs, report)
+    training = [module for module in result.modules() if module.training]
+    try:
+        with torch.no_grad():
+            _called(result.eval(), example_inputs, report)
+    finally:
+        for module in training:
+            module.training = True
     return {problem: report.problems.count(problem) for problem in report.problems}
 
 
