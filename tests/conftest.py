@@ -143,6 +143,11 @@ def problem_of(name: str, /, **fields: Any) -> Problem:
     return operator(name).problem.parse(fields)
 
 
+def of_problem(name: str, fields: Mapping[str, Any]) -> Problem:
+    """The problem of those of `fields` that the operator called `name` takes."""
+    return problem_of(name, **{field: value for field, value in fields.items() if operator(name).problem.is_given(field)})
+
+
 def assert_correct(
     problem: Problem, arch: Arch, schedule: str | None = None, config: Any = None, routes: list[str] | None = None
 ) -> list[Check]:

@@ -114,6 +114,11 @@ class Fields:
             raise cls.error(f"{cls.noun} {name}={reprlib.repr(value)} is not {wanted}") from None
 
     @classmethod
+    def is_given(cls, name: str) -> bool:
+        """Whether the field `name` is one that is written, rather than derived from others."""
+        return name in _names(typing.cast(Any, cls))
+
+    @classmethod
     def _whole(cls, value: Any) -> int:
         """A whole number that is one, or text of one.  Raises ValueError, TypeError, OverflowError."""
         if isinstance(value, bool):
@@ -381,7 +386,7 @@ class Conv2dProblem(Problem):
         kernel = one_of(1, 1, 2, 3, 3, 4, 5, 7, *((6, 11) if large else ()))
         step, border = one_of(1, 1, 1, 2, 3), one_of(0, 0, 1, 1, 2, 3)
         most = 2048 if large else 300
-        return {
+        draws = {
             **super().draws(large),
             "n": multiple_of(one_of(1, 1, 8, 32), up_to(8 if large else 3)),
             "h": multiple_of(one_of(1, 1, 7, 8), up_to(128)) if large else up_to(48),
@@ -394,6 +399,7 @@ class Conv2dProblem(Problem):
             "pad": pair_of(border),
             "dilation": pair_of(step),
         }
+        return {name: draw for name, draw in draws.items() if cls.is_given(name)}
 
     @property
     def out_h(self) -> int:
@@ -417,14 +423,18 @@ class Conv2dProblem(Problem):
             return step * (count - 1 + count % 2)
 
         for step in (1, 2, 4, 8, 16, 32):
-            ci, co = multiple(self.ci, step, max(45, 3 * step)), multiple(self.co, step, max(75, 3 * step))
+            most = {name: max(45 if name == "ci" else 75, 3 * step) for name in ("ci", "co") if self.is_given(name)}
+            channels: dict[str, Any] = {
+                name: multiple(getattr(self, name), step, limit) for name, limit in most.items()
+            }
             with contextlib.suppress(ProblemError):
-                yield dataclasses.replace(self, n=3, h=h, w=w, ci=ci, co=co)
+                yield dataclasses.replace(self, n=3, h=h, w=w, **channels)
 
     def smaller(self) -> Iterator[Conv2dProblem]:
         """Halve the longest of images, pixels and channels, each no further than a little over one tile of most
         schedules, so that full tiles and edges both remain."""
-        least = {"n": 68, "co": 68, "ci": 20, "h": 3, "w": 3}
+        floors = {"n": 68, "co": 68, "ci": 20, "h": 3, "w": 3}
+        least = {name: size for name, size in floors.items() if self.is_given(name)}
         problem = self
         while True:
             sizes = {name: getattr(problem, name) for name in least}

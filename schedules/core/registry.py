@@ -23,6 +23,7 @@ OPERATORS = {
     "conv2d_nchw": "schedules.operators.conv2d_nchw",
     "conv2d_nchw32": "schedules.operators.conv2d_nchw32",
     "conv2d_nhwc": "schedules.operators.conv2d_nhwc",
+    "depthwise_conv2d": "schedules.operators.depthwise_conv2d",
     "softmax": "schedules.operators.softmax",
 }
 

@@ -266,7 +266,7 @@ def textbook(
     if wide or any(graph.extent(axis) > graph.real(axis) for axis in (*channels, "co")):
         weights = graph.weights(" ".join(p.filter_axes))
     taps = {"h": "kh", "w": "kw"}
-    reduced = graph._reductions([taps.get(axis, axis) for axis in p.data_axes if axis != "n"])
+    reduced = graph._reductions([taps.get(axis, axis) for axis in p.data_axes if axis not in p.output_axes])
 
     def element(at: At) -> PrimExpr:
         full = graph.apart({**at, **reduced})

@@ -21,6 +21,7 @@ SAMPLES = {
     "conv2d_nchw": dict(n=5, h=4, w=4, ci=3, co=6, kh=3, kw=3, pad=1),
     "conv2d_nchw32": dict(n=2, h=4, w=4, ci=40, co=33, kh=3, kw=3, pad=1),
     "conv2d_nhwc": dict(n=2, h=4, w=4, ci=8, co=6, kh=3, kw=3, pad=1, dtype="float16"),
+    "depthwise_conv2d": dict(n=2, h=4, w=4, ci=8, kh=3, kw=3, pad=1, layout="nhwc"),
     "softmax": dict(rows=5, cols=100),
 }
 

@@ -16,7 +16,7 @@ from schedules.core.problem import Problem
 from schedules.core.registry import operator, operator_of, operators
 from schedules.definitions import program
 from schedules.operators.conv2d_nhwc import cpu
-from tests.conftest import assert_correct, problem_of
+from tests.conftest import assert_correct, of_problem, problem_of
 
 LARGE: dict[str, Any] = dict(
     n=2**13 + 8, h=63, w=67, ci=66, co=68, kh=1, kw=2
@@ -25,7 +25,7 @@ SCHEDULES = [
     (op, spec)
     for op in operators()
     for spec in op.schedules
-    if op.name.startswith("conv") and not spec.tirx and not spec.opt_in
+    if "conv2d" in op.name and not spec.tirx and not spec.opt_in
 ]
 
 
@@ -76,7 +76,7 @@ def narrow(problem: Problem, arch: Arch, spec: ScheduleSpec) -> list[str]:
 @pytest.mark.parametrize(("op", "spec"), SCHEDULES, ids=lambda item: item.name)
 def test_every_element_is_reached(op: Operator, spec: ScheduleSpec) -> None:
     arch = arch_for(spec)
-    problems = [problem_of(op.name, dtype=dtype, **LARGE) for dtype in op.problem.dtypes]
+    problems = [of_problem(op.name, {**LARGE, "dtype": dtype}) for dtype in op.problem.dtypes]
     assert not narrow(next(problem for problem in problems if spec.serves(problem, arch)), arch, spec)
 
 
@@ -87,13 +87,14 @@ def test_every_element_is_reached(op: Operator, spec: ScheduleSpec) -> None:
         ("conv2d_nchw", "mma_channels_last", "float16"),
         ("conv2d_hwcn", "simt", "float32"),
         ("conv2d_nchw32", "mma", "int8"),
+        ("depthwise_conv2d", "windows", "float16"),
     ],
 )
 def test_wide_indices_compute_the_same(
     emulation: None, monkeypatch: pytest.MonkeyPatch, name: str, schedule: str, dtype: str
 ) -> None:
     monkeypatch.setattr(program, "WIDE", 1)
-    problem = problem_of(name, dtype=dtype, n=3, h=6, w=5, ci=20, co=36, kh=3, kw=2, pad=1)
+    problem = of_problem(name, dict(dtype=dtype, n=3, h=6, w=5, ci=20, co=36, kh=3, kw=2, pad=1))
     assert_correct(problem, parse_arch("sm_80"), schedule, routes=["emulated"])
 
 

@@ -14,9 +14,9 @@ from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Conv2dProblem
 from schedules.core.registry import operator
 from schedules.definitions import epilogue as expressions
-from tests.conftest import assert_correct, problem_of
+from tests.conftest import assert_correct, of_problem
 
-CONVOLUTIONS = ("conv2d_hwcn", "conv2d_nchw", "conv2d_nhwc", "conv2d_nchw32")
+CONVOLUTIONS = ("conv2d_hwcn", "conv2d_nchw", "conv2d_nhwc", "depthwise_conv2d", "conv2d_nchw32")
 TARGETS = {"cuda": "cuda:sm_90a", "rocm": "rocm:gfx942", "llvm": "llvm"}
 ODD: dict[str, Any] = dict(n=3, h=7, w=6, ci=5, co=13, kh=3, kw=2, pad="1,0", stride="2,1")
 ONE: dict[str, Any] = dict(n=1, h=1, w=1, ci=1, co=1, kh=1, kw=1)
@@ -41,7 +41,7 @@ CASES = [
 def served(name: str, schedule: str, epilogue: str) -> tuple[ScheduleSpec, Conv2dProblem, Arch]:
     """A schedule, a problem with that epilogue and a target; skips where the schedule has no such dtype."""
     spec = operator(name).schedule(schedule)
-    problem = problem_of(name, **(ODD | EPILOGUES[epilogue]))
+    problem = of_problem(name, ODD | EPILOGUES[epilogue])
     assert isinstance(problem, Conv2dProblem)
     arch = parse_arch(TARGETS[spec.kinds[0]])
     reason = spec.default(problem, arch).check(problem, arch)
@@ -69,10 +69,10 @@ def test_every_schedule_computes_it(name: str, schedule: str, epilogue: str) -> 
 def test_generated_code_computes_it(emulation: None, name: str, schedule: str) -> None:
     epilogue = "int8" if name == "conv2d_nchw32" else "float32"
     spec = operator(name).schedule(schedule)
-    problem = problem_of(name, **(ODD | EPILOGUES[epilogue]))
+    problem = of_problem(name, ODD | EPILOGUES[epilogue])
     arch = parse_arch("cuda:sm_90a")
     if spec.default(problem, arch).check(problem, arch):
-        problem = problem_of(name, **(ODD | EPILOGUES["float32"] | {"dtype": "float16"}))
+        problem = of_problem(name, ODD | EPILOGUES["float32"] | {"dtype": "float16"})
     assert_correct(problem, arch, schedule, routes=["emulated"])
 
 
@@ -89,5 +89,5 @@ def test_what_a_kernel_leaves_out_is_noticed(name: str, lost: str, monkeypatch: 
 
     monkeypatch.setattr(expressions, "unrounded", without)
     whole = name == "conv2d_nchw32"
-    problem = problem_of(name, **(ODD | EPILOGUES["int8" if whole else "float32"]))
+    problem = of_problem(name, ODD | EPILOGUES["int8" if whole else "float32"])
     assert not any(check.passed for check in verify(problem, parse_arch("llvm"), "cpu", routes=["device"]))

@@ -12,7 +12,7 @@ from schedules.core.operator import Operator
 from schedules.core.registry import operator, operators
 from schedules.tune.features import features, matrix
 from schedules.tune.strategy import Candidate
-from tests.conftest import problem_of
+from tests.conftest import of_problem, problem_of
 
 
 def test_fields_become_numbers(sm_90a: Arch, host: Arch) -> None:
@@ -42,7 +42,7 @@ def test_any_numbers_of_a_config(op: Operator) -> None:
     refused = 0
     for spec, kind in [(each, kind) for each in op.schedules for kind in each.kinds]:
         arch = ARCHES[{"llvm": "llvm", "cuda": "cuda:sm_90a", "rocm": "rocm:gfx942"}[kind]]
-        for problem in (op.problem.parse({**words, "dtype": dtype}) for dtype in op.problem.dtypes):
+        for problem in (of_problem(op.name, {**words, "dtype": dtype}) for dtype in op.problem.dtypes):
             config = spec.default(problem, arch)
             for name, value in config.to_json().items():
                 for other in hostile_values(value):

@@ -1,0 +1,268 @@
+"""Depthwise convolution on a GPU: a thread reads the window under a tile of outputs into registers, once.
+
+A thread computes `tile` outputs (rows, columns) of `vector` channels where channels are last, else of one channel, one
+tile below the other for `steps` tiles; its filter stays in registers.  Neighbouring threads have neighbouring channels,
+or columns, so that a warp's loads are contiguous; windows overlap in the first-level cache.  Nothing is shared and no
+thread waits for another: what counts are bytes from memory and instructions for each output.
+
+Where columns are last, a window begins at a multiple of the vectors that rows keep aligned, so that a vector is either
+inside the image or all border.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from schedules.core.arch import Arch, occupancy
+from schedules.core.operator import ScheduleSpec
+from schedules.core.problem import Config, Pair, numpy_dtype
+from schedules.core.space import ProductSpace
+from schedules.definitions.epilogue import ACCUMULATOR
+from schedules.definitions.implicit import At, Implicit, stage
+from schedules.definitions.padding import select
+from schedules.operators.depthwise_conv2d.definition import DepthwiseProblem
+from schedules.steps.launch import MinBlocks
+from schedules.steps.story import next_step
+from schedules.steps.tiles import bind, widest_vector
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm import tirx
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV
+    from tvm.tirx import PrimExpr
+
+VECTOR_BYTES = 16  # of the widest access
+
+
+@dataclass(frozen=True)
+class WindowsConfig(MinBlocks, Config):
+    """Pairs are (height, width)."""
+
+    tile: Pair = (4, 4)  # outputs of a thread and step, of each channel
+    vector: int = 2  # channels of a thread, or columns of one load, as far as the problem's rows keep them aligned
+    steps: int = 1  # tiles of a thread, one below the other
+    threads: int = 256  # of a block
+    by_rows: bool = False  # one kernel row of window and filter in registers at a time, for kernels too large for more
+    min_blocks: int = 0  # blocks that a multiprocessor must hold, which bounds the registers; 0: no bound
+
+    def channels(self, problem: DepthwiseProblem) -> int:
+        """Channels of a thread."""
+        return widest_vector(problem.ci, self.vector) if problem.channels_last else 1
+
+    def columns(self, problem: DepthwiseProblem) -> int:
+        """Columns of one load: no row and no tile may start inside a vector."""
+        return 1 if problem.channels_last else widest_vector(math.gcd(problem.w, self.across(problem)[1]), self.vector)
+
+    def stored(self, problem: DepthwiseProblem) -> int:
+        """Elements of one store; an epilogue's tests of more are more than CUDA has vectors for."""
+        if problem.channels_last:
+            return min(self.channels(problem), 4)
+        return widest_vector(math.gcd(problem.out_w, self.tile[1]), min(self.vector, 4))
+
+    def weight_vector(self, problem: DepthwiseProblem) -> int:
+        """Weights of one load: a thread's channels lie together, each with all its taps.  Of an even number of taps
+        TVM 0.27 does not see that they are neighbours."""
+        taps, most = problem.kh * problem.kw, VECTOR_BYTES // numpy_dtype(problem.dtype).itemsize
+        return widest_vector(self.channels(problem) * taps, most) if taps % 2 and not self.by_rows else 1
+
+    def across(self, problem: DepthwiseProblem) -> Pair:
+        """Input rows and columns from a tile to the next."""
+        return self.tile[0] * problem.stride[0], self.tile[1] * problem.stride[1]
+
+    def shift(self, problem: DepthwiseProblem) -> int:
+        """Columns by which the border on the left is widened to whole vectors."""
+        return -problem.pad[1] % self.columns(problem)
+
+    def window(self, problem: DepthwiseProblem) -> Pair:
+        """Rows and vectors of columns under a tile."""
+        p, (down, right) = problem, self.across(problem)
+        rows = down - p.stride[0] + (p.kh - 1) * p.dilation[0] + 1
+        columns = right - p.stride[1] + (p.kw - 1) * p.dilation[1] + 1 + self.shift(p)
+        return rows, -(-columns // self.columns(p))
+
+    def fetched(self, problem: DepthwiseProblem) -> Pair:
+        """Rows and vectors of the window that are in registers at once."""
+        rows, vectors = self.window(problem)
+        return rows - (problem.kh - 1) * problem.dilation[0] if self.by_rows else rows, vectors
+
+    def tiles(self, problem: DepthwiseProblem) -> Pair:
+        """Threads along an image's rows and columns."""
+        return -(-problem.out_h // (self.tile[0] * self.steps)), -(-problem.out_w // self.tile[1])
+
+    def all_threads(self, problem: DepthwiseProblem) -> int:
+        return problem.n * math.prod(self.tiles(problem)) * problem.ci // self.channels(problem)
+
+    def registers(self, problem: DepthwiseProblem) -> int:
+        """An estimate for each thread: sums, window and filter as they lie in memory, and addressing."""
+        rows, vectors = self.fetched(problem)
+        taps = problem.kw if self.by_rows else problem.kh * problem.kw
+        elements = rows * vectors * self.columns(problem) + taps
+        words = max(1, self.channels(problem) * numpy_dtype(problem.dtype).itemsize / 4)
+        return self.channels(problem) * math.prod(self.tile) + math.ceil(elements * words) + 24
+
+    def check(self, problem: DepthwiseProblem, arch: Arch) -> str | None:
+        for name in ("tile", "steps", "threads"):
+            value = getattr(self, name)
+            if min(value if isinstance(value, tuple) else (value,)) < 1:
+                return f"{name}={value} must be at least 1"
+        item = numpy_dtype(problem.dtype).itemsize
+        if self.vector not in (1, 2, 4, 8) or self.vector * item > VECTOR_BYTES:
+            return f"vector={self.vector} is no power of two up to {VECTOR_BYTES // item} ({VECTOR_BYTES} bytes)"
+        if self.threads > arch.max_threads:
+            return f"threads={self.threads} is over {arch.max_threads}, the most of a block of {arch}"
+        if self.min_blocks < 0:
+            return f"min_blocks={self.min_blocks} must not be negative"
+        if self.registers(problem) > arch.registers_thread:
+            return (
+                f"tile={self.tile} of {self.channels(problem)} channels needs about {self.registers(problem)} "
+                f"registers, {arch} has {arch.registers_thread}; use a smaller tile or vector, or by_rows=true"
+            )
+        return None
+
+
+def graph(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> tirx.PrimFunc:
+    """The TE graph: ``window``, the input under each tile, zero in the border; ``conv``, the sum over kh and kw of
+    whole tiles; ``output``, the part that was asked for."""
+    from tvm import te
+
+    p, lanes, (rows, vectors) = problem, config.columns(problem), config.window(problem)
+    made = Implicit(p, {"y": config.tile[0] * config.steps, "x": config.tile[1]})
+    (down, right), top, left = config.across(p), p.pad[0], (p.pad[1] + config.shift(p)) // lanes
+    tiles = made.extent("y") // config.tile[0], made.extent("x") // config.tile[1]
+    bottom, last = (tiles[0] - 1) * down + rows - top, (tiles[1] - 1) * right // lanes + vectors - left
+
+    def element(at: At) -> PrimExpr:
+        y, x = at["tile_y"] * down + at["row"] - top, at["tile_x"] * (right // lanes) + at["vector"] - left
+        inside = [
+            (top > 0, y >= 0), (bottom > p.h, y < p.h), (left > 0, x >= 0), (last > p.w // lanes, x < p.w // lanes)
+        ]  # fmt: skip
+        return select(inside, made.data({**at, "h": y, "w": x * lanes + at["lane"]}))
+
+    extents = {"n": p.n, "co": p.co, "tile_y": tiles[0], "tile_x": tiles[1], "row": rows, "vector": vectors}
+    extents["lane"] = lanes
+    axes = [axis for axis in extents if axis != "co"]
+    axes.insert(len(axes) if p.channels_last else 1, "co")
+    window = stage("window", axes, [extents[axis] for axis in axes], element)
+    ry, rx = te.reduce_axis((0, p.kh), "ry"), te.reduce_axis((0, p.kw), "rx")
+
+    def total(at: At) -> PrimExpr:
+        column = at["x"] % config.tile[1] * p.stride[1] + rx * p.dilation[1] + config.shift(p)
+        of_window = {
+            **{"tile_y": at["y"] // config.tile[0], "row": at["y"] % config.tile[0] * p.stride[0] + ry * p.dilation[0]},
+            **{"tile_x": at["x"] // config.tile[1], "vector": column // lanes, "lane": column % lanes},
+        }
+        value, weight = window({**at, **of_window}), made.filter({**at, "kh": ry, "kw": rx})
+        return te.sum(value.astype(ACCUMULATOR) * weight.astype(ACCUMULATOR), axis=[ry, rx])
+
+    conv = stage("conv", p.output_axes, [made.extent(axis) for axis in p.output_axes], total)
+    return made.program(made.output(conv))
+
+
+def schedule(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program for data, filter (ci, kh, kw), the epilogue's terms, output."""
+    from tvm.s_tir import Schedule
+
+    sch = Schedule(graph(problem, config, arch))
+    window, conv, output = (sch.get_sblock(name) for name in ("window", "conv", "output"))
+    next_step(sch, "A thread for each tile of outputs and its channels; sums, window and filter in registers")
+    for block in (window, conv):
+        sch.set_scope(block, 0, "local")
+    weights = sch.cache_read(conv, 1, "local")
+    at = dict(zip(problem.output_axes, sch.get_loops(conv), strict=False))
+    ry, rx = sch.get_loops(conv)[-2:]
+    rows, step, y = sch.split(at["y"], [None, config.steps, config.tile[0]])
+    columns, x = sch.split(at["x"], [None, config.tile[1]])
+    channels, c = sch.split(at["co"], [None, config.channels(problem)])
+    across = (rows, columns, channels) if problem.channels_last else (channels, rows, columns)
+    sch.reorder(at["n"], *across, step, ry, rx, y, x, c)
+    block, thread = sch.split(sch.fuse(at["n"], *across), [None, config.threads])
+    bind(sch, (block, "blockIdx.x"), (thread, "threadIdx.x"))
+
+    next_step(sch, "The filter once, the window of each step, and the way out, by vectors")
+    sch.compute_at(weights, ry if config.by_rows else thread, preserve_unit_loops=True)
+    sch.compute_at(window, ry if config.by_rows else step, preserve_unit_loops=True)
+    sch.reverse_compute_at(output, step, preserve_unit_loops=True)
+    _unroll(sch, [sch.fuse(*sch.get_loops(weights)[-3:])], config.weight_vector(problem))
+    outer = 4 if config.by_rows else 3  # block, thread, step, and the kernel's rows
+    _unroll(sch, sch.get_loops(window)[outer:], max(config.channels(problem), config.columns(problem)))
+    _unroll(sch, sch.get_loops(output)[3:], config.stored(problem))
+    _unroll(sch, [*(() if config.by_rows else (ry,)), rx, y, x, c])
+    sch.decompose_reduction(conv, ry)
+    sch.annotate(thread, "pragma_unroll_explicit", 0)  # by the compiler: of large windows there are thousands of lines
+    return config.finish(sch.mod)
+
+
+def _unroll(sch: Schedule, loops: Sequence[LoopRV], lanes: int = 1) -> None:
+    """Unroll `loops`, the last of which goes by vectors of `lanes`."""
+    *outer, last = loops
+    if lanes > 1:
+        last, lane = sch.split(last, [None, lanes])
+        sch.vectorize(lane)
+    for loop in (*outer, last):
+        sch.unroll(loop)
+
+
+# in clocks of a multiprocessor, from counts of instructions in sm_90a's machine code; not fitted to times
+FETCH, REST = 3, 60  # instructions for a load with its tests, and for what else a thread does
+LATENCY = 800  # from a load to its use, about
+CLOCK = 1.7  # GHz
+LINE = 128  # bytes that the first-level cache reads in a clock
+FARTHER = 0.5  # what a byte from the second-level cache costs, of one from memory
+TILES = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (4, 8), (7, 1), (7, 2), (8, 2), (8, 4))
+
+
+def clocks(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> float:
+    """About what the busiest multiprocessor takes: it issues instructions, reads its cache, and waits for memory."""
+    p, device, item = problem, arch.device, numpy_dtype(problem.dtype).itemsize
+    (rows, vectors), lanes, channels = config.fetched(p), config.columns(p), config.channels(p)
+    outputs, taps, loads = (
+        channels * math.prod(config.tile),
+        p.kh * p.kw,
+        rows * vectors * (p.kh if config.by_rows else 1),
+    )
+    widened = 0 if item == 4 else loads * lanes * channels + outputs // 2
+    each = outputs * taps + widened + FETCH * loads + outputs / config.stored(p) + 1
+    filters = taps * channels * (2 if item < 4 else 1)
+    blocks = -(-config.all_threads(p) // config.threads)
+    busiest = -(-blocks // device.multiprocessors)
+    warps = busiest * -(-config.threads // arch.wave)
+    issued = warps / 4 * (config.steps * each + filters + REST)
+    apart = channels * item if p.channels_last else config.across(p)[1] * item  # from thread to thread
+    cached = warps * config.steps * loads * min(arch.wave, max(1, apart * arch.wave / LINE))
+    again = (config.window(p)[0] - config.across(p)[0]) / (config.across(p)[0] * config.steps) if p.channels_last else 0
+    moved = p.min_bytes + FARTHER * again * p.n * p.h * p.w * p.ci * item
+    memory = moved / ((device.bandwidth or 2000) / CLOCK)
+    resident = occupancy(arch, config.threads, min(config.registers(p), arch.registers_thread), 0)[0]
+    waited = -(-busiest // max(1, resident)) * config.steps * (LATENCY + each)
+    return LATENCY + math.hypot(issued, cached, memory, waited)
+
+
+@lru_cache
+def default(problem: DepthwiseProblem, arch: Arch) -> WindowsConfig:
+    """The config that takes fewest `clocks`; where none is legal, the smallest."""
+    legal = [config for config in space(problem, arch) if config.threads == 128 and not config.check(problem, arch)]
+    whole = [config for config in legal if not config.by_rows] or legal
+    return min(whole, key=lambda config: clocks(problem, config, arch), default=WindowsConfig((1, 1), 1, by_rows=True))
+
+
+def space(problem: DepthwiseProblem, arch: Arch) -> Sequence[WindowsConfig]:
+    # of four 16-bit elements TVM 0.27 selects each one by itself, and so does the compiler of one
+    vectors = (1, 2, 4) if problem.dtype == "float32" else (2, 8)
+    return ProductSpace(WindowsConfig, TILES, vectors, (1, 2, 4, 8), (64, 128, 256), (False, True))
+
+
+SCHEDULE = ScheduleSpec(
+    name="windows",
+    summary="a thread reads the window under a tile of outputs into registers once; no shared memory",
+    kinds=("cuda", "rocm"),
+    config=WindowsConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+    graph=graph,
+)
