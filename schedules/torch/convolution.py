@@ -52,9 +52,10 @@ def conv2d(
 
     x (n, ci, h, w), weight (co, ci / groups, kh, kw), bias (co,); residual and the result (n, co, out_h, out_w), which
     is in the format of `x`.  Give `weight` and `residual` in it too: others are copied at each call.  `padding` may be
-    "same" or "valid".  Convolutions in groups are PyTorch's own.
+    "same" or "valid".  Each channel may be a group, with one filter; convolutions in other groups are PyTorch's own.
     """
-    if groups != 1:
+    depthwise = is_depthwise(x.shape, weight.shape, groups)
+    if groups != 1 and not depthwise:
         return by_pytorch(x, weight, bias, residual, stride, padding, dilation, groups, activation)
     kernel, steps, pads = weight.shape[2:], pair(stride), padding_of(padding, weight.shape, dilation)
     if padding == "same" and steps != (1, 1):
@@ -63,9 +64,12 @@ def conv2d(
         total = [(size - 1) * step for size, step in zip(kernel, pair(dilation), strict=True)]
         x, pads = F.pad(x, [part for size in reversed(total) for part in (size // 2, size - size // 2)]), (0, 0)
     last = is_last(x, kernel, pads)
-    if last:
+    if depthwise:
+        weight = weight.squeeze(1)
+    elif last:
         weight = weight.permute(0, 2, 3, 1)
-    return in_layout(x, weight, bias, residual, steps, pads, pair(dilation), activation, last, "oihw")
+    layout = "" if depthwise else "oihw"
+    return in_layout(x, weight, bias, residual, steps, pads, pair(dilation), activation, last, layout)
 
 
 def in_layout(
@@ -80,11 +84,16 @@ def in_layout(
     last: bool,
     filter_layout: str,
 ) -> Tensor:
-    """`conv2d` by `conv2d_nhwc`, if `last`, or `conv2d_nchw`, whose filters these are, in any format of `x`."""
+    """`conv2d` by `conv2d_nhwc`, if `last`, or `conv2d_nchw`, whose filters these are, in any format of `x`; without a
+    `filter_layout` of depthwise filters (ci, kh, kw)."""
+    depthwise = not filter_layout
+    if not last and depthwise:
+        return _depthwise_nchw(x, filter, bias, residual, stride, pad, dilation, activation)
     if not last:
         return _conv2d_nchw(x, filter, bias, residual, stride, pad, dilation, activation, filter_layout)
     added = None if residual is None else residual.permute(0, 2, 3, 1)
-    output = _conv2d_nhwc(x.permute(0, 2, 3, 1), filter, bias, added, stride, pad, dilation, activation)
+    convolve = _depthwise_nhwc if depthwise else _conv2d_nhwc
+    output = convolve(x.permute(0, 2, 3, 1), filter, bias, added, stride, pad, dilation, activation)
     return output.permute(0, 3, 1, 2)
 
 
@@ -106,6 +115,11 @@ def by_pytorch(
         return known(y)
     clamp = Activation.parse(activation)
     return y.clamp(clamp.low, clamp.high)
+
+
+def is_depthwise(data: Shape, filter: Shape, groups: int) -> bool:
+    """Whether each channel of the data (n, ci, h, w) has one filter of (co, 1, kh, kw)."""
+    return groups != 1 and len(data) == len(filter) == 4 and data[1] == groups == filter[0]
 
 
 def is_last(x: Tensor, kernel: Shape = (), pads: Shape = ()) -> bool:
@@ -233,6 +247,8 @@ class _Convolution:
     result: str
     options: tuple[tuple[str, str], ...]
     optional: tuple[str, ...] = ("bias", "residual")
+    of: str = ""  # the operator, if it has another name
+    layout: str = ""  # a field of its problem
 
     @property
     def schema(self) -> str:
@@ -264,7 +280,8 @@ class _Convolution:
         if "groups" in sizes:
             sizes["ci"] = sizes.pop("groups") * sizes.pop("lanes")
         fields |= dict(zip(self.optional, given, strict=True)) | {"dtype": dtype_name(dtype)}
-        return operator(self.name).problem(**sizes, **fields)
+        fields |= {"layout": self.layout} if self.layout else {}
+        return operator(self.of or self.name).problem(**sizes, **fields)
 
     def empty(self, data: Tensor, filter: Tensor, options: Sequence[Any]) -> Tensor:
         """Memory for the output; extents may be symbolic."""
@@ -273,7 +290,7 @@ class _Convolution:
         for axis, number, kernel in (("h", 0, "kh"), ("w", 1, "kw")):
             stride, pad, dilation = (fields[name][number] for name in SIZES)
             sizes[f"out_{axis}"] = (sizes[axis] + 2 * pad - dilation * (sizes[kernel] - 1) - 1) // stride + 1
-        sizes["groups"] = sizes["co"] // sizes.get("lanes", 1)
+        sizes["groups"] = sizes.get("co", 0) // sizes.get("lanes", 1)
         dtype = DTYPES.get(fields.get("out_dtype", ""), data.dtype)
         return data.new_empty([sizes[axis] for axis in self.result.split()], dtype=dtype)
 
@@ -282,8 +299,12 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
     count = len(convolution.optional)
 
     @remembered
-    def kernel(data: Shape, filter: Shape, dtype: torch.dtype, device: torch.device, *rest: Any) -> TorchKernel:
-        return kernel_for(convolution.problem(data, filter, dtype, rest[:count], rest[count:]), device)
+    def kernel(
+        data: Shape, filter: Shape, dtype: torch.dtype, device: torch.device, *rest: Any
+    ) -> tuple[TorchKernel, tuple[int, ...], torch.dtype]:
+        problem = convolution.problem(data, filter, dtype, rest[:count], rest[count:])
+        result = problem.arguments()[-1]
+        return kernel_for(problem, device), result.shape, DTYPES[result.dtype]
 
     def run(data: Tensor, filter: Tensor, *rest: Any) -> Tensor:
         if not data.numel():
@@ -292,13 +313,12 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
         if type(fields[0]) is list:  # from PyTorch's dispatcher
             fields = (*map(tuple, fields[: len(SIZES)]), *fields[len(SIZES) :])
         given = [tensor is not None for tensor in rest[:count]]
-        chosen = kernel(data.shape, filter.shape, data.dtype, data.device, *given, *fields)
+        chosen, shape, dtype = kernel(data.shape, filter.shape, data.dtype, data.device, *given, *fields)
         tensors = [prepared(data), prepared(filter)]
         for tensor in rest[:count]:
             if tensor is not None:
                 tensors.append(prepared(tensor))
-        result = chosen.arguments[-1]
-        output = data.new_empty(result.shape, dtype=DTYPES[result.dtype])
+        output = data.new_empty(shape, dtype=dtype)
         chosen(*tensors, output)
         return output
 
@@ -320,4 +340,11 @@ HWCN = _Convolution("conv2d_hwcn", "h w ci n", "kh kw ci co", "out_h out_w co n"
 NCHW32 = _Convolution(
     "conv2d_nchw32", "n groups h w lanes", "groups kh kw co lanes", "n groups out_h out_w lanes", _EPILOGUE
 )
+DEPTHWISE_NCHW, DEPTHWISE_NHWC = (
+    _Convolution(
+        f"depthwise_conv2d_{layout}", axes, "ci kh kw", result, _ACTIVATION, of="depthwise_conv2d", layout=layout
+    )
+    for layout, axes, result in (("nchw", "n ci h w", "n ci out_h out_w"), ("nhwc", "n h w ci", "n out_h out_w ci"))
+)
 _conv2d_nchw, _conv2d_nhwc, _conv2d_hwcn, _conv2d_nchw32 = map(_operator, (NCHW, NHWC, HWCN, NCHW32))
+_depthwise_nchw, _depthwise_nhwc = map(_operator, (DEPTHWISE_NCHW, DEPTHWISE_NHWC))

@@ -25,7 +25,18 @@ from torch.fx import Graph, GraphModule, Node
 from schedules.core.epilogue import Activation
 from schedules.core.errors import ArgumentError, BuildError, ConfigError, DeviceError, ProblemError, ToolchainError
 from schedules.core.problem import Problem
-from schedules.torch.convolution import NCHW, NHWC, by_pytorch, in_layout, is_last, padding_of, pair
+from schedules.torch.convolution import (
+    DEPTHWISE_NCHW,
+    DEPTHWISE_NHWC,
+    NCHW,
+    NHWC,
+    by_pytorch,
+    in_layout,
+    is_depthwise,
+    is_last,
+    padding_of,
+    pair,
+)
 from schedules.torch.kernels import DTYPES, arch_of, dtype_name, kernel_for, prepare
 from schedules.torch.softmax import dropout_softmax, log_softmax, problem_of, softmax
 
@@ -72,6 +83,8 @@ FUNCTIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
 WRITING = "iadd iand iconcat ifloordiv ilshift imod imul imatmul ior ipow irshift isub itruediv ixor setitem delitem"
 OUT_OF_PLACE = {operator.iadd: operator.add, torch.relu_: torch.relu, torch.clamp_: torch.clamp}
 KINDS = {target: (kind.strip(), names.split()) for kind, (names, targets) in FUNCTIONS.items() for target in targets}
+# of the axes of a filter (co, ci, kh, kw), by `filter_layout` and whether channels are last
+ORDERS = {("oihw", False): (0, 1, 2, 3), ("hwoi", False): (2, 3, 0, 1), ("oihw", True): (0, 2, 3, 1)}
 # whose results lie in memory of their own
 FRESH = {"conv2d", "batch_norm", "add", "relu", "relu6", "hardtanh", "clamp", "silu", "hardswish", "gelu", "softmax"}
 
@@ -200,6 +213,7 @@ class Layer:
     constant: bool = False  # its filter and bias are frozen
     last: bool = False  # channels
     packed: bool = False  # its filter, once
+    depthwise: bool = False
     dropout: float = 0.0
     scale: float = 1.0
     problem: Problem | None = None
@@ -431,7 +445,9 @@ def _settle_convolution(
         raise ProblemError("not a batch of images")
     if made.requires_grad:
         raise ProblemError("gradients are recorded, which our convolutions do not have")
-    if (groups := given.get("groups", 1)) != 1:
+    groups = given.get("groups", 1)
+    depthwise = is_depthwise(data.shape, weight.shape, groups)
+    if groups != 1 and not depthwise:
         raise ProblemError(f"{groups} groups")
     dilation = given.get("dilation", 1)
     data_sizes, filter_sizes = sizes_of(data), sizes_of(weight)
@@ -444,7 +460,14 @@ def _settle_convolution(
         layer.last = is_last(made) or is_last(data, weight.shape[2:], pads)
     options = [pair(given.get("stride", 1)), pads, pair(dilation), layer.activation]
     terms = given.get("bias") is not None or layer.norm is not None, layer.adds > 0
-    if layer.last:
+    if depthwise:
+        layer.depthwise = True
+        filter_sizes = (filter_sizes[0], *filter_sizes[2:])
+        if layer.last:
+            data_sizes = (data_sizes[0], *data_sizes[2:], data_sizes[1])
+        kind = DEPTHWISE_NHWC if layer.last else DEPTHWISE_NCHW
+        layer.problem = kind.problem(data_sizes, filter_sizes, made.dtype, terms, options)
+    elif layer.last:
         data_sizes, filter_sizes = ((shape[0], *shape[2:], shape[1]) for shape in (data_sizes, filter_sizes))
         layer.problem = NHWC.problem(data_sizes, filter_sizes, made.dtype, terms, options)
     else:
@@ -495,12 +518,13 @@ def _put_convolution(module: GraphModule, layer: Layer, frozen: Frozen, dtype: t
     graph, norm, last = module.graph, layer.norm, layer.last
     given = _given(layer.nodes[0])  # as it is now: layers before have been replaced
     weight, bias, ours = given["weight"], given.get("bias"), not layer.why
-    order = (0, 2, 3, 1) if last else (2, 3, 0, 1) if layer.packed else (0, 1, 2, 3)
+    order = (0, 1, 2, 3) if layer.depthwise else ORDERS["hwoi" if layer.packed else "oihw", last]
 
     def filters(tensors: dict[Node, Tensor]) -> Tensor:
         tensor = norm.filter(tensors[weight], tensors) if norm else tensors[weight]
         tensor = tensor.detach().to(dtype)
-        return tensor.permute(order).contiguous() if ours else tensor
+        tensor = tensor.permute(order).contiguous() if ours else tensor
+        return tensor.squeeze(1) if ours and layer.depthwise else tensor
 
     def terms(tensors: dict[Node, Tensor]) -> Tensor:
         tensor = tensors[bias] if bias is not None else None
@@ -514,13 +538,15 @@ def _put_convolution(module: GraphModule, layer: Layer, frozen: Frozen, dtype: t
         new_bias = frozen.constant(module, ("bias", dtype), sources, terms) if bias is not None or norm else None
     else:
         new_filter, new_bias = _cast(graph, weight, dtype), _cast(graph, bias, dtype) if bias is not None else None
-        if ours and last:
+        if ours and layer.depthwise:
+            new_filter = graph.call_method("squeeze", (new_filter, 1))
+        elif ours and last:
             new_filter = graph.call_method("permute", (new_filter, order))
     if not ours:
         rest = [given.get(name, default) for name, default in zip(NAMES[3:], (1, 0, 1, 1), strict=True)]
         return graph.call_function(torch.conv2d, (given["input"], new_filter, new_bias, *rest))
     steps = [getattr(layer.problem, name) for name in ("stride", "pad", "dilation")]
-    layout = "hwoi" if layer.packed else "oihw"
+    layout = "" if layer.depthwise else "hwoi" if layer.packed else "oihw"
     data = _cast(graph, given["input"], dtype)
     residual = None
     if layer.adds:
@@ -554,7 +580,9 @@ def convolution(
         return in_layout(*arguments)
     except UNFIT as error:
         logger.warning("a convolution of %s is left to PyTorch: %s", tuple(x.shape), error)
-    order = (0, 3, 1, 2) if last else (2, 3, 0, 1) if filter_layout == "hwoi" else (0, 1, 2, 3)
+    if not filter_layout:
+        return by_pytorch(x, filter.unsqueeze(1), bias, residual, stride, pad, dilation, len(filter), activation)
+    order = (0, 3, 1, 2) if last else ORDERS[filter_layout, last]  # hwoi is its own way back
     return by_pytorch(x, filter.permute(order), bias, residual, stride, pad, dilation, 1, activation)
 
 

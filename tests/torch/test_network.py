@@ -39,6 +39,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def convolution(x: Any, filter: Any, bias: Any, residual: Any, *rest: Any) -> Any:
         *steps, activation, last, layout = rest
+        if not layout:
+            return by_pytorch(x, filter[:, None], bias, residual, *steps, len(filter), activation)
         order = (0, 3, 1, 2) if last else (2, 3, 0, 1) if layout == "hwoi" else (0, 1, 2, 3)
         return by_pytorch(x, filter.permute(order), bias, residual, *steps, activation=activation)
 
@@ -135,6 +137,18 @@ def test_kernels_compute_what_the_model_does() -> None:
         optimized = kernels.optimize(model.to(memory_format=memory_format), x.to(memory_format=memory_format))
         assert not optimized.report.notes and len(optimized.report.replaced) == 2
         close(model, optimized, x.to(memory_format=memory_format))
+
+
+def test_each_channel_may_be_a_group() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.BatchNorm2d(4), nn.ReLU6()).eval()
+    for memory_format in (torch.contiguous_format, LAST):
+        x = random(2, 4, 7, 6).to(memory_format=memory_format)
+        optimized = kernels.optimize(model, x)
+        assert [row.layer.split(" + ", 1)[1] for row in optimized.report.replaced] == ["batch norm + relu6, float32"]
+        close(model, optimized, x)
+        assert optimized(x).is_contiguous(memory_format=memory_format)
+        y = kernels.conv2d(x, model[0].weight.detach(), model[0].bias.detach(), padding=1, groups=4)
+        torch.testing.assert_close(y, model[0](x).detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_formats_are_kept_or_chosen(stand_in: None) -> None:
