@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,13 +78,24 @@ def test_a_library_serves_the_model(tmp_path: Path) -> None:
         torch.testing.assert_close(optimized(x), network(x), rtol=1e-4, atol=1e-5)
 
 
-def test_the_command_takes_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_takes_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    searched: list[Any] = []
+
+    def run_plan(plan: Any, view: Any, **options: Any) -> list[Any]:
+        searched.append((plan, options))
+        return []
+
     (tmp_path / "some_model.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
-    words = ["tune", "--model", "some_model:model", "--minutes", "0.02", "--log", "logs", "--builders", "1"]
-    done = subprocess.run([sys.executable, "-m", "schedules", *words], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "conv2d_nchw-n1_h6" in done.stdout and list(tmp_path.glob("logs/**/*.jsonl"))
+    monkeypatch.setattr("schedules.tune.plan_run.run_plan", run_plan)
+    args = parse(command_parser("tune")[1], ["--model", "some_model:model", "--minutes", "3", "--log", "logs"])
+    assert command.run(args) == 0 and "out/some_model-model/report.md" in capsys.readouterr().out
+    ((plan, options),) = searched
+    (entry,) = plan.entries
+    assert (entry.problem.h, entry.problem.activation, entry.limits.minutes) == (6, "relu", 3)
+    assert options["folder"] == "logs" and str(tmp_path) not in sys.path
 
 
 @pytest.mark.parametrize(
