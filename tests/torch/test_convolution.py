@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 torch: Any = pytest.importorskip("torch", reason="no PyTorch here; make test-torch installs it and runs these tests")
@@ -31,7 +31,8 @@ def random(*shape: int, seed: int = 0) -> Any:
     channels_last=st.booleans(),
     bias=st.booleans(),
 )
-@settings(max_examples=6, deadline=None, derandomize=True)
+# kernels are built between draws
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_conv2d_in_both_formats(
     sizes: tuple[int, int, int], kernel: Any, stride: Any, dilation: int, channels_last: bool, bias: bool
 ) -> None:
