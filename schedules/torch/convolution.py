@@ -54,22 +54,26 @@ def conv2d(
     is in the format of `x`.  Give `weight` and `residual` in it too: others are copied at each call.  `padding` may be
     "same" or "valid".  Each channel may be a group, with one filter; convolutions in other groups are PyTorch's own.
     """
-    depthwise = is_depthwise(x.shape, weight.shape, groups)
+    depthwise = groups != 1 and is_depthwise(x.shape, weight.shape, groups)
     if groups != 1 and not depthwise:
         return by_pytorch(x, weight, bias, residual, stride, padding, dilation, groups, activation)
-    kernel, steps, pads = weight.shape[2:], pair(stride), padding_of(padding, weight.shape, dilation)
-    if padding == "same" and steps != (1, 1):
-        raise ArgumentError(f'padding="same" is for stride=1, and stride is {stride}; give the pixels to pad')
-    if pads is None:
-        total = [(size - 1) * step for size, step in zip(kernel, pair(dilation), strict=True)]
-        x, pads = F.pad(x, [part for size in reversed(total) for part in (size // 2, size - size // 2)]), (0, 0)
-    last = is_last(x, kernel, pads)
+    steps, spread = pair(stride), pair(dilation)
+    if isinstance(padding, str):
+        if padding == "same" and steps != (1, 1):
+            raise ArgumentError(f'padding="same" is for stride=1, and stride is {stride}; give the pixels to pad')
+        pads = padding_of(padding, weight.shape, dilation)
+        if pads is None:
+            total = [(size - 1) * step for size, step in zip(weight.shape[2:], spread, strict=True)]
+            x, pads = F.pad(x, [part for size in reversed(total) for part in (size // 2, size - size // 2)]), (0, 0)
+    else:
+        pads = pair(padding)
+    last = is_last(x, weight, pads)
     if depthwise:
         weight = weight.squeeze(1)
     elif last:
         weight = weight.permute(0, 2, 3, 1)
     layout = "" if depthwise else "oihw"
-    return in_layout(x, weight, bias, residual, steps, pads, pair(dilation), activation, last, layout)
+    return in_layout(x, weight, bias, residual, steps, pads, spread, activation, last, layout)
 
 
 def in_layout(
@@ -122,9 +126,9 @@ def is_depthwise(data: Shape, filter: Shape, groups: int) -> bool:
     return groups != 1 and len(data) == len(filter) == 4 and data[1] == groups == filter[0]
 
 
-def is_last(x: Tensor, kernel: Shape = (), pads: Shape = ()) -> bool:
+def is_last(x: Tensor, filter: Tensor, pads: Shape) -> bool:
     """Whether `conv2d` takes `x` as channels last.  Images of one pixel, whose results are too, lie alike in both."""
-    if x.is_contiguous() and not (pads == (0, 0) and x.shape[2:] == kernel == (1, 1)):
+    if x.is_contiguous() and not (pads == (0, 0) and x.shape[2:] == filter.shape[2:] == (1, 1)):
         return False
     return x.is_contiguous(memory_format=LAST)
 
@@ -301,10 +305,12 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
     @remembered
     def kernel(
         data: Shape, filter: Shape, dtype: torch.dtype, device: torch.device, *rest: Any
-    ) -> tuple[TorchKernel, tuple[int, ...], torch.dtype]:
+    ) -> tuple[TorchKernel, tuple[int, ...], tuple[int, ...], torch.dtype]:
+        """The kernel, and its result's shape, strides and dtype."""
         problem = convolution.problem(data, filter, dtype, rest[:count], rest[count:])
         result = problem.arguments()[-1]
-        return kernel_for(problem, device), result.shape, DTYPES[result.dtype]
+        strides = torch.empty(result.shape, device="meta").stride()
+        return kernel_for(problem, device), result.shape, strides, DTYPES[result.dtype]
 
     def run(data: Tensor, filter: Tensor, *rest: Any) -> Tensor:
         if not data.numel():
@@ -313,12 +319,12 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
         if type(fields[0]) is list:  # from PyTorch's dispatcher
             fields = (*map(tuple, fields[: len(SIZES)]), *fields[len(SIZES) :])
         given = [tensor is not None for tensor in rest[:count]]
-        chosen, shape, dtype = kernel(data.shape, filter.shape, data.dtype, data.device, *given, *fields)
+        chosen, shape, strides, dtype = kernel(data.shape, filter.shape, data.dtype, data.device, *given, *fields)
         tensors = [prepared(data), prepared(filter)]
         for tensor in rest[:count]:
             if tensor is not None:
                 tensors.append(prepared(tensor))
-        output = data.new_empty(shape, dtype=dtype)
+        output = data.new_empty_strided(shape, strides, dtype=dtype)  # in half the time of new_empty
         chosen(*tensors, output)
         return output
 

@@ -457,7 +457,7 @@ def _settle_convolution(
     half = on_gpu and made.dtype is not torch.float32
     layer.last = memory_format is torch.channels_last or memory_format is None and half
     if not layer.last:  # as PyTorch's own would have it
-        layer.last = is_last(made) or is_last(data, weight.shape[2:], pads)
+        layer.last = is_last(made, weight, (1, 1)) or is_last(data, weight, pads)
     options = [pair(given.get("stride", 1)), pads, pair(dilation), layer.activation]
     terms = given.get("bias") is not None or layer.norm is not None, layer.adds > 0
     if depthwise:
