@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import add_json, split_words, subject
 from schedules.cli.output import emit_json, table
@@ -23,6 +27,10 @@ from schedules.core.arch import parse_arch
 from schedules.core.errors import UsageError
 from schedules.core.presets import operator_named, resolve
 
+if TYPE_CHECKING:
+    from schedules.tune.plan import Plan
+
+MINUTES = 60.0  # of a model
 SEARCHES = ("template", "random", "auto")
 
 
@@ -45,15 +53,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fresh", action="store_true", help="start over; earlier trials stay in the journal")
     add_crew(parser)
     parser.add_argument("--plan", metavar="FILE", help="search every problem of a plan; `--out` is for its results")
-    parser.add_argument("--out", metavar="DIR", help="of a plan: bundles and report (default: as the plan says)")
+    parser.add_argument(
+        "--model",
+        metavar="MODULE:FUNCTION",
+        help="search the layers of a PyTorch model, for --minutes in all: the function returns it and its inputs",
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", help="of a plan or a model: bundles and report (default: as the plan says)"
+    )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.plan:
+    if args.plan or args.model:
         return _plan(args)
     if args.out:
-        raise UsageError("--out is for a --plan; `schedules export` writes the best of a problem into a folder")
+        raise UsageError(
+            "--out is for a --plan or a --model; `schedules export` writes the best of a problem into a folder"
+        )
     name = subject(args)
     operator_named(name)  # an unknown operator is named first, whatever else is wrong
     operator, problem = resolve(name, split_words(args.words[1:]))
@@ -90,11 +107,20 @@ def again(args: argparse.Namespace, trials: int | None) -> list[str]:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    """Search every entry of a plan."""
-    single = ("words", "schedule", "trials", "minutes", "patience", "space", "journal")
+    """Search every entry of a plan, or the layers of a model."""
+    single = [
+        "words",
+        "schedule",
+        "trials",
+        "patience",
+        "space",
+        "journal",
+        *(["minutes", "model"] if args.plan else []),
+    ]
     if given := [name for name in single if getattr(args, name)]:
         name = args.words[0] if given[0] == "words" else f"--{given[0]}"
-        raise UsageError(f"{name} is for a single search; write it into the plan, or leave out --plan")
+        where = "write it into the plan, or leave out --plan" if args.plan else "leave it or --model out"
+        raise UsageError(f"{name} is for a single search; {where}")
     check_log(args)
     options = crew_options(args)
     from schedules.tune import summary
@@ -102,7 +128,7 @@ def _plan(args: argparse.Namespace) -> int:
     from schedules.tune.plan_run import exit_code, run_plan
     from schedules.tune.session import stopping_signals
 
-    plan = read_plan(args.plan)
+    plan = read_plan(args.plan) if args.plan else _plan_of_model(args)
     out = Path(args.out or plan.out)
     with view(args.json) as watcher, stopping_signals(watcher.urgent) as stop:
         outcomes = run_plan(
@@ -127,3 +153,24 @@ def _plan(args: argparse.Namespace) -> int:
     if code == STOPPED:
         print("stopped; nothing is lost.  The same command goes on" + (", without --fresh" if args.fresh else ""))
     return code
+
+
+def _plan_of_model(args: argparse.Namespace) -> Plan:
+    """For the layers of the model that --model names.  Raises UsageError."""
+    name, _, function = args.model.partition(":")
+    sys.path.insert(0, os.getcwd())  # as python -m has it
+    try:
+        make = getattr(importlib.import_module(name), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"--model {args.model}: {error}; give MODULE:FUNCTION, as in models:resnet") from None
+    finally:
+        sys.path.pop(0)
+    try:
+        from schedules.torch.work import plan
+    except ImportError as error:
+        raise UsageError(f"--model needs PyTorch: {error}; pip install 'te-schedules[torch]'") from None
+    made = make()
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise UsageError(f"--model {args.model}: {function}() returns a {type(made).__name__}, not (model, inputs)")
+    out = args.out or Path("out") / f"{name}-{function}"
+    return plan(*made, args.minutes or MINUTES, target=args.target, out=out)

@@ -17,17 +17,26 @@ cannot be meant or built.
 
 from schedules.torch.convolution import conv2d, conv2d_hwcn, conv2d_nchw, conv2d_nchw32, conv2d_nhwc
 from schedules.torch.kernels import prepare, use_bundles
+from schedules.torch.network import Report, backend, optimize, problems
 from schedules.torch.softmax import dropout_softmax, log_softmax, softmax
+from schedules.torch.work import export, plan, tune
 
 __all__ = [
+    "Report",
+    "backend",
     "conv2d",
     "conv2d_hwcn",
     "conv2d_nchw",
     "conv2d_nchw32",
     "conv2d_nhwc",
     "dropout_softmax",
+    "export",
     "log_softmax",
+    "optimize",
+    "plan",
     "prepare",
+    "problems",
     "softmax",
+    "tune",
     "use_bundles",
 ]

@@ -3,24 +3,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from schedules.core.epilogue import Activation
 from schedules.core.errors import ArgumentError, DerivativeError
-from schedules.core.problem import Argument, Problem
+from schedules.core.problem import Problem
 from schedules.core.registry import operator
 from schedules.torch.kernels import DTYPES, TorchKernel, dtype_name, kernel_for, prepared, remembered
-from schedules.torch.operators import custom_operator
+from schedules.torch.operators import LOWER, custom_operator
 
 Size = int | Sequence[int]
+Padding = Size | str
 Shape = Sequence[int]
 
 SIZES = ("stride", "pad", "dilation")
 PACKED = "kh kw co ci"
+LAST = torch.channels_last
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda y: y,
+    "relu": torch.relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda y: F.gelu(y, approximate="tanh"),
+    "hardswish": F.hardswish,
+}  # as PyTorch computes them
 
 
 def conv2d(
@@ -28,26 +41,120 @@ def conv2d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Size = 1,
-    padding: Size = 0,
+    padding: Padding = 0,
     dilation: Size = 1,
+    groups: int = 1,
     *,
     residual: Tensor | None = None,
     activation: str = "none",
 ) -> Tensor:
     """`conv2d_nchw` or, where `x` is in PyTorch's channels-last format, `conv2d_nhwc` on the same memory.
 
-    x (n, ci, h, w), weight (co, ci, kh, kw), bias (co,); residual and the result (n, co, out_h, out_w), which is in the
-    format of `x`.  Give `weight` and `residual` in it too: others are copied at each call.
+    x (n, ci, h, w), weight (co, ci / groups, kh, kw), bias (co,); residual and the result (n, co, out_h, out_w), which
+    is in the format of `x`.  Give `weight` and `residual` in it too: others are copied at each call.  `padding` may be
+    "same" or "valid".  Each channel may be a group, with one filter; convolutions in other groups are PyTorch's own.
     """
-    last = torch.channels_last
-    # images of one pixel, whose results are too, lie alike in both formats
-    pixels = x.shape[2:] == weight.shape[2:] == (1, 1) and _pair(padding) == (0, 0)
-    if (x.is_contiguous() and not pixels) or not x.is_contiguous(memory_format=last):
-        return conv2d_nchw(x, weight, bias, stride, padding, dilation, residual=residual, activation=activation)
-    data, filters = x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)
+    depthwise = groups != 1 and is_depthwise(x.shape, weight.shape, groups)
+    if groups != 1 and not depthwise:
+        return by_pytorch(x, weight, bias, residual, stride, padding, dilation, groups, activation)
+    steps, spread = pair(stride), pair(dilation)
+    if isinstance(padding, str):
+        if padding == "same" and steps != (1, 1):
+            raise ArgumentError(f'padding="same" is for stride=1, and stride is {stride}; give the pixels to pad')
+        pads = padding_of(padding, weight.shape, dilation)
+        if pads is None:
+            total = [(size - 1) * step for size, step in zip(weight.shape[2:], spread, strict=True)]
+            x, pads = F.pad(x, [part for size in reversed(total) for part in (size // 2, size - size // 2)]), (0, 0)
+    else:
+        pads = pair(padding)
+    last = is_last(x, weight, pads)
+    if depthwise:
+        weight = weight.squeeze(1)
+    elif last:
+        weight = weight.permute(0, 2, 3, 1)
+    layout = "" if depthwise else "oihw"
+    return in_layout(x, weight, bias, residual, steps, pads, spread, activation, last, layout)
+
+
+def in_layout(
+    x: Tensor,
+    filter: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    stride: tuple[int, int],
+    pad: tuple[int, int],
+    dilation: tuple[int, int],
+    activation: str,
+    last: bool,
+    filter_layout: str,
+) -> Tensor:
+    """`conv2d` by `conv2d_nhwc`, if `last`, or `conv2d_nchw`, whose filters these are, in any format of `x`; without a
+    `filter_layout` of depthwise filters (ci, kh, kw)."""
+    depthwise = not filter_layout
+    if not last and depthwise:
+        return _depthwise_nchw(x, filter, bias, residual, stride, pad, dilation, activation)
+    if not last:
+        return _conv2d_nchw(x, filter, bias, residual, stride, pad, dilation, activation, filter_layout)
     added = None if residual is None else residual.permute(0, 2, 3, 1)
-    output = conv2d_nhwc(data, filters, bias, stride, padding, dilation, residual=added, activation=activation)
+    convolve = _depthwise_nhwc if depthwise else _conv2d_nhwc
+    output = convolve(x.permute(0, 2, 3, 1), filter, bias, added, stride, pad, dilation, activation)
     return output.permute(0, 3, 1, 2)
+
+
+def by_pytorch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    stride: Size,
+    padding: Padding,
+    dilation: Size,
+    groups: int = 1,
+    activation: str = "none",
+) -> Tensor:
+    """What `conv2d` computes, by PyTorch's functions."""
+    y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    y = y if residual is None else y + residual
+    if known := ACTIVATIONS.get(activation):
+        return known(y)
+    clamp = Activation.parse(activation)
+    return y.clamp(clamp.low, clamp.high)
+
+
+def is_depthwise(data: Shape, filter: Shape, groups: int) -> bool:
+    """Whether each channel of the data (n, ci, h, w) has one filter of (co, 1, kh, kw)."""
+    return groups != 1 and len(data) == len(filter) == 4 and data[1] == groups == filter[0]
+
+
+def is_last(x: Tensor, filter: Tensor, pads: Shape) -> bool:
+    """Whether `conv2d` takes `x` as channels last.  Images of one pixel, whose results are too, lie alike in both."""
+    if x.is_contiguous() and not (pads == (0, 0) and x.shape[2:] == filter.shape[2:] == (1, 1)):
+        return False
+    return x.is_contiguous(memory_format=LAST)
+
+
+def pair(size: Size) -> tuple[int, int]:
+    """Of rows and columns, as PyTorch takes it: a number, or a sequence of one or two."""
+    if isinstance(size, int):
+        return size, size
+    if len(size) not in (1, 2):
+        raise ArgumentError(f"{tuple(size)} is neither a number nor one for rows and one for columns")
+    return size[0], size[-1]
+
+
+def padding_of(padding: Padding, filter: Shape, dilation: Size) -> tuple[int, int] | None:
+    """Pixels on both sides of rows and columns, of a filter (co, ci, kh, kw); None where "same" needs more on one side.
+
+    Raises ArgumentError.
+    """
+    if not isinstance(padding, str):
+        return pair(padding)
+    if padding == "valid":
+        return 0, 0
+    if padding != "same":
+        raise ArgumentError(f'padding={padding!r} is not "same", "valid" or pixels')
+    rows, columns = ((size - 1) * step for size, step in zip(filter[2:], pair(dilation), strict=True))
+    return None if rows % 2 or columns % 2 else (rows // 2, columns // 2)
 
 
 def conv2d_nchw(
@@ -70,7 +177,7 @@ def conv2d_nchw(
 
     Raises ArgumentError, ProblemError; DerivativeError in a backward pass.
     """
-    sizes = _pair(stride), _pair(padding), _pair(dilation)
+    sizes = pair(stride), pair(padding), pair(dilation)
     return _conv2d_nchw(data, filter, bias, residual, *sizes, activation, filter_layout)
 
 
@@ -86,7 +193,7 @@ def conv2d_nhwc(
     activation: str = "none",
 ) -> Tensor:
     """As `conv2d_nchw` of data (n, h, w, ci), filter (co, kh, kw, ci): (n, out_h, out_w, co)."""
-    sizes = _pair(stride), _pair(padding), _pair(dilation)
+    sizes = pair(stride), pair(padding), pair(dilation)
     return _conv2d_nhwc(data, filter, bias, residual, *sizes, activation)
 
 
@@ -102,7 +209,7 @@ def conv2d_hwcn(
     activation: str = "none",
 ) -> Tensor:
     """As `conv2d_nchw` of data (h, w, ci, n), filter (kh, kw, ci, co): (out_h, out_w, co, n)."""
-    return _conv2d_hwcn(data, filter, bias, residual, _pair(stride), _pair(padding), _pair(dilation), activation)
+    return _conv2d_hwcn(data, filter, bias, residual, pair(stride), pair(padding), pair(dilation), activation)
 
 
 def conv2d_nchw32(
@@ -124,29 +231,28 @@ def conv2d_nchw32(
 
     data (n, ci/32, h, w, 32) and filter (ci/32, kh, kw, co, 32) int8, as `operators.conv2d_nchw32.packing` makes them,
     co a multiple of 32; bias (co,) int32; residual and the result (n, co/32, out_h, out_w, 32) of `out_dtype`: int8
-    (rounded to nearest even, saturated), int32 or float32.  alpha, beta and gamma are numbers of float32.
+    (rounded to nearest even, saturated), int32 or float32.  alpha, beta and gamma are rounded to float32.
 
     Raises ArgumentError, ProblemError; DerivativeError in a backward pass.
     """
-    sizes = _pair(stride), _pair(padding), _pair(dilation)
-    scales = alpha, beta, gamma
+    sizes = pair(stride), pair(padding), pair(dilation)
+    scales = [float(np.float32(scale)) for scale in (alpha, beta, gamma)]
     return _conv2d_nchw32(data, filter, bias, residual, *sizes, *scales, activation, dtype_name(out_dtype))
-
-
-def _pair(size: Size) -> tuple[int, ...]:
-    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 @dataclass(frozen=True)
 class _Convolution:
-    """A custom operator: its axes of data and filter, its options, fields of the problem with their types in PyTorch's
-    schemas, and the tensors it may be given besides."""
+    """A custom operator: its axes of data, filter and output, its options, fields of the problem with their types in
+    PyTorch's schemas, and the tensors it may be given besides."""
 
     name: str
     data: str
     filter: str
+    result: str
     options: tuple[tuple[str, str], ...]
     optional: tuple[str, ...] = ("bias", "residual")
+    of: str = ""  # the operator, if it has another name
+    layout: str = ""  # a field of its problem
 
     @property
     def schema(self) -> str:
@@ -154,25 +260,43 @@ class _Convolution:
         sizes = [f"int[2] {name}" for name in SIZES]
         return f"({', '.join([*tensors, *sizes, *(f'{kind} {name}' for name, kind in self.options)])}) -> Tensor"
 
-    def axes(self, layout: str) -> tuple[str, str]:
-        """Names of the axes of data and filter."""
-        return self.data, PACKED if layout == "hwoi" else self.filter
-
-    def problem(self, data: Shape, filter: Shape, dtype: torch.dtype, given: Sequence[bool], options: Any) -> Problem:
-        """The problem for tensors of these shapes.  Raises ArgumentError, ProblemError."""
-        fields = dict(zip((*SIZES, *(name for name, _ in self.options)), options, strict=True))
+    def sizes(self, data: Shape, filter: Shape, layout: str) -> dict[str, int]:
+        """Extents by name of axis.  Raises ArgumentError."""
         sizes: dict[str, int] = {}
         # an extent that both have is taken from data; a filter of another is refused when it is called
-        shapes = ("filter", filter), ("data", data)
-        for (name, shape), axes in zip(shapes, reversed(self.axes(fields.get("filter_layout", ""))), strict=True):
+        filters = PACKED if layout == "hwoi" else self.filter
+        for name, shape, axes in (("filter", filter, filters), ("data", data, self.data)):
             names = axes.split()
             if len(names) != len(shape):
                 raise ArgumentError(f"{name} has shape {tuple(shape)}, needed ({', '.join(names)})")
             sizes.update(zip(names, shape, strict=True))
+        return sizes
+
+    def fields(self, options: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip((*SIZES, *(name for name, _ in self.options)), options, strict=True))
+
+    def problem(
+        self, data: Shape, filter: Shape, dtype: torch.dtype, given: Sequence[bool], options: Sequence[Any]
+    ) -> Problem:
+        """The problem for tensors of these shapes.  Raises ArgumentError, ProblemError."""
+        fields = self.fields(options)
+        sizes = self.sizes(data, filter, fields.get("filter_layout", ""))
         if "groups" in sizes:
             sizes["ci"] = sizes.pop("groups") * sizes.pop("lanes")
         fields |= dict(zip(self.optional, given, strict=True)) | {"dtype": dtype_name(dtype)}
-        return operator(self.name).problem(**sizes, **fields)
+        fields |= {"layout": self.layout} if self.layout else {}
+        return operator(self.of or self.name).problem(**sizes, **fields)
+
+    def empty(self, data: Tensor, filter: Tensor, options: Sequence[Any]) -> Tensor:
+        """Memory for the output; extents may be symbolic."""
+        fields = self.fields(options)
+        sizes = self.sizes(data.shape, filter.shape, fields.get("filter_layout", ""))
+        for axis, number, kernel in (("h", 0, "kh"), ("w", 1, "kw")):
+            stride, pad, dilation = (fields[name][number] for name in SIZES)
+            sizes[f"out_{axis}"] = (sizes[axis] + 2 * pad - dilation * (sizes[kernel] - 1) - 1) // stride + 1
+        sizes["groups"] = sizes.get("co", 0) // sizes.get("lanes", 1)
+        dtype = DTYPES.get(fields.get("out_dtype", ""), data.dtype)
+        return data.new_empty([sizes[axis] for axis in self.result.split()], dtype=dtype)
 
 
 def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
@@ -181,38 +305,52 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
     @remembered
     def kernel(
         data: Shape, filter: Shape, dtype: torch.dtype, device: torch.device, *rest: Any
-    ) -> tuple[TorchKernel, Argument]:
+    ) -> tuple[TorchKernel, tuple[int, ...], tuple[int, ...], torch.dtype]:
+        """The kernel, and its result's shape, strides and dtype."""
         problem = convolution.problem(data, filter, dtype, rest[:count], rest[count:])
-        return kernel_for(problem, device), problem.arguments()[-1]
-
-    def parts(rest: Sequence[Any]) -> Iterator[Any]:
-        """Whether each optional tensor is given, then the options, in a form that can be compared."""
-        for index, part in enumerate(rest):
-            yield part is not None if index < count else tuple(part) if isinstance(part, list) else part
+        result = problem.arguments()[-1]
+        strides = torch.empty(result.shape, device="meta").stride()
+        return kernel_for(problem, device), result.shape, strides, DTYPES[result.dtype]
 
     def run(data: Tensor, filter: Tensor, *rest: Any) -> Tensor:
-        device = data.device
-        chosen, result = kernel(data.shape, filter.shape, data.dtype, device, *parts(rest))
-        output = torch.empty(result.shape, dtype=DTYPES[result.dtype], device=device)
-        chosen(*[prepared(tensor) for tensor in (data, filter, *rest[:count]) if tensor is not None], output)
+        if not data.numel():
+            return convolution.empty(data, filter, rest[count:])
+        fields = rest[count:]
+        if type(fields[0]) is list:  # from PyTorch's dispatcher
+            fields = (*map(tuple, fields[: len(SIZES)]), *fields[len(SIZES) :])
+        given = [tensor is not None for tensor in rest[:count]]
+        chosen, shape, strides, dtype = kernel(data.shape, filter.shape, data.dtype, data.device, *given, *fields)
+        tensors = [prepared(data), prepared(filter)]
+        for tensor in rest[:count]:
+            if tensor is not None:
+                tensors.append(prepared(tensor))
+        output = data.new_empty_strided(shape, strides, dtype=dtype)  # in half the time of new_empty
+        chosen(*tensors, output)
         return output
 
     def fake(data: Tensor, filter: Tensor, *rest: Any) -> Tensor:
-        given = tuple(parts(rest))
-        problem = convolution.problem(data.shape, filter.shape, data.dtype, given[:count], given[count:])
-        result = problem.arguments()[-1]
-        return data.new_empty(result.shape, dtype=DTYPES[result.dtype])
+        return convolution.empty(data, filter, rest[count:])
 
     def backward(ctx: Any, *gradients: Tensor) -> None:
         raise DerivativeError(f"{convolution.name} computes no gradients; call it under torch.no_grad()")
 
-    return custom_operator(convolution.name, convolution.schema, run, fake, backward)
+    return custom_operator(convolution.name, convolution.schema, run, fake, backward, autocast=LOWER)
 
 
 _ACTIVATION = (("activation", "str"),)
 _FILTER_LAYOUT = (("filter_layout", "str"),)
 _EPILOGUE = (("alpha", "float"), ("beta", "float"), ("gamma", "float"), *_ACTIVATION, ("out_dtype", "str"))
-_conv2d_nchw = _operator(_Convolution("conv2d_nchw", "n ci h w", "co ci kh kw", (*_ACTIVATION, *_FILTER_LAYOUT)))
-_conv2d_nhwc = _operator(_Convolution("conv2d_nhwc", "n h w ci", "co kh kw ci", _ACTIVATION))
-_conv2d_hwcn = _operator(_Convolution("conv2d_hwcn", "h w ci n", "kh kw ci co", _ACTIVATION))
-_conv2d_nchw32 = _operator(_Convolution("conv2d_nchw32", "n groups h w lanes", "groups kh kw co lanes", _EPILOGUE))
+NCHW = _Convolution("conv2d_nchw", "n ci h w", "co ci kh kw", "n co out_h out_w", (*_ACTIVATION, *_FILTER_LAYOUT))
+NHWC = _Convolution("conv2d_nhwc", "n h w ci", "co kh kw ci", "n out_h out_w co", _ACTIVATION)
+HWCN = _Convolution("conv2d_hwcn", "h w ci n", "kh kw ci co", "out_h out_w co n", _ACTIVATION)
+NCHW32 = _Convolution(
+    "conv2d_nchw32", "n groups h w lanes", "groups kh kw co lanes", "n groups out_h out_w lanes", _EPILOGUE
+)
+DEPTHWISE_NCHW, DEPTHWISE_NHWC = (
+    _Convolution(
+        f"depthwise_conv2d_{layout}", axes, "ci kh kw", result, _ACTIVATION, of="depthwise_conv2d", layout=layout
+    )
+    for layout, axes, result in (("nchw", "n ci h w", "n ci out_h out_w"), ("nhwc", "n h w ci", "n out_h out_w ci"))
+)
+_conv2d_nchw, _conv2d_nhwc, _conv2d_hwcn, _conv2d_nchw32 = map(_operator, (NCHW, NHWC, HWCN, NCHW32))
+_depthwise_nchw, _depthwise_nhwc = map(_operator, (DEPTHWISE_NCHW, DEPTHWISE_NHWC))

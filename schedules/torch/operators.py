@@ -19,7 +19,7 @@ from torch.autograd import Function, forward_ad
 
 from schedules.core.errors import DerivativeError
 
-PLAIN = (Tensor, torch.nn.Parameter)  # types whose operations nobody overrides
+LOWER = "lower"  # what autocast computes with, as opposed to float32
 
 
 def _bits(*names: str) -> int:
@@ -38,7 +38,9 @@ _RELEVANT = ~(_AUTOGRAD | _bits("ADInplaceOrView", "BackendSelect", "AutocastCPU
 _keys_of = torch._C._dispatch_keys
 _included = torch._C._dispatch_tls_local_include_set
 _excluded = torch._C._dispatch_tls_local_exclude_set
-_function_mode = torch._C._is_torch_function_mode_enabled
+_overridden = torch._C._has_torch_function  # by a mode, or the class of a tensor
+_grad_enabled = torch.is_grad_enabled
+_any_autocast = torch._C._is_any_autocast_enabled
 _profiling = torch.autograd._profiler_enabled
 _compiling = torch.compiler.is_dynamo_compiling
 
@@ -50,12 +52,14 @@ def custom_operator(
     fake: Callable[..., Any],
     backward: Callable[..., Any],
     context: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
+    autocast: str = "",
 ) -> Callable[..., Any]:
     """Register ``schedules::name`` and return the function to call it with, its arguments by position.
 
     `schema` has the tensors first.  `run` is the kernel for tensors of the CPU and of CUDA GPUs, `fake` that of fake
     tensors; `context` keeps in its first argument, from the arguments and results of `run`, what `backward` needs (as
-    `setup_context` and `backward` of a `torch.autograd.Function`).
+    `setup_context` and `backward` of a `torch.autograd.Function`).  Under autocast the tensors are cast to its dtype
+    with LOWER, and on a GPU to float32 with "float32", as PyTorch's autocast does with an operator of that kind.
     """
     qualified = f"schedules::{name}"
     torch.library.define(qualified, schema)
@@ -64,6 +68,8 @@ def custom_operator(
     torch.library.register_autograd(qualified, backward, setup_context=context)
     registered = getattr(torch.ops.schedules, name).default  # bound once: to look it up takes microseconds
     tensors = sum("Tensor" in str(argument.type) for argument in registered._schema.arguments)
+    for device in ("cpu", "cuda") if autocast == LOWER else ("cuda",) if autocast else ():
+        torch.library.impl(qualified, f"Autocast{device.upper()}", _casting(registered, tensors, autocast, device))
 
     def forward(ctx: Any, *arguments: Any) -> Any:
         results = run(*arguments)
@@ -76,15 +82,15 @@ def custom_operator(
     record = super(Function, recorded).apply  # type: ignore[misc]
 
     def call(*arguments: Any) -> Any:
-        if _compiling():
+        if _compiling() or autocast and _any_autocast():
             return registered(*arguments)
-        given = arguments[:tensors]
+        given = [tensor for tensor in arguments[:tensors] if tensor is not None]
         if not _nothing_between(given):
             _refuse_tangents(name, given)
             return registered(*arguments)
-        if torch.is_grad_enabled():
+        if _grad_enabled():
             for tensor in given:
-                if tensor is not None and tensor.requires_grad:
+                if tensor.requires_grad:
                     # in the kernel of another operator, autograd is left out
                     return (run if _excluded().raw_repr() & _AUTOGRAD else record)(*arguments)
         return run(*arguments)
@@ -92,21 +98,38 @@ def custom_operator(
     return call
 
 
-def _nothing_between(tensors: Sequence[Tensor | None]) -> bool:
+def _casting(registered: Any, tensors: int, autocast: str, device: str) -> Callable[..., Any]:
+    """The operator under autocast."""
+    key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device.upper()}"))
+
+    def call(*arguments: Any) -> Any:
+        dtype = torch.get_autocast_dtype(device) if autocast == LOWER else torch.float32
+        cast = [
+            part.to(dtype)
+            if isinstance(part, Tensor) and part.is_floating_point() and part.dtype != torch.float64
+            else part
+            for part in arguments[:tensors]
+        ]
+        with torch._C._ExcludeDispatchKeyGuard(key):
+            return registered(*cast, *arguments[tensors:])
+
+    return call
+
+
+def _nothing_between(tensors: Sequence[Tensor]) -> bool:
     """Whether PyTorch's dispatcher, given these tensors now, would do no more than record the call for autograd and
     call the kernel."""
-    if _function_mode() or _profiling() or forward_ad._current_level >= 0:
+    if _overridden(tensors) or _profiling() or forward_ad._current_level >= 0:
         return False
-    keys = _included().raw_repr()
+    keys = _included()
     for tensor in tensors:
-        if tensor is not None:
-            if type(tensor) not in PLAIN:
-                return False
-            keys |= _keys_of(tensor).raw_repr()
-    return keys & _RELEVANT in _KERNELS
+        if not isinstance(tensor, Tensor):
+            return False
+        keys = keys | _keys_of(tensor)
+    return keys.raw_repr() & _RELEVANT in _KERNELS
 
 
-def _refuse_tangents(name: str, tensors: Sequence[Tensor | None]) -> None:
+def _refuse_tangents(name: str, tensors: Sequence[Tensor]) -> None:
     """PyTorch would leave them out of the result without a word."""
     if forward_ad._current_level < 0:
         return

@@ -25,8 +25,9 @@ def softmax(x: Tensor, dim: int = -1, *, scale: float = 1.0, mask: Tensor | None
     """softmax(scale * x + mask) over the axis `dim`: a tensor of the shape and dtype of `x`.
 
     `x` is float32, float16 or bfloat16, computed in float32; of any shape and strides, though one that is not
-    contiguous, or a `dim` other than the last, costs a copy.  `mask` has x's dtype, is added, and broadcasts to x's
-    shape: of one row, (cols,), it is read as it is, any other is written out to x's shape first.  Differentiable in `x`
+    contiguous, or a `dim` other than the last, costs a copy.  `mask` has x's dtype and is added, or is bool, True where
+    an element takes part, and broadcasts to x's shape: of one row, (cols,), it is read as it is, any other is written
+    out to x's shape first.  Differentiable in `x`
     and `mask`.
 
     Raises ArgumentError, ProblemError.
@@ -86,7 +87,7 @@ def _rows_last(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor
     axis = dim if dim < 0 else dim - axes
     if mask is not None:
         if mask.dtype is torch.bool:
-            raise ArgumentError("mask is bool; give one that is added: zeros, and -inf where a column is masked")
+            mask = torch.zeros(mask.shape, dtype=x.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
         if mask.dim() >= -axis and mask.shape[axis] == mask.numel() == x.shape[axis]:
             mask = mask if mask.dim() == 1 else mask.reshape(-1)
         elif mask.shape != x.shape or axis != -1:
@@ -102,8 +103,15 @@ def _rows_last(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor
 def _kernel(
     function: str, shape: Shape, dtype: torch.dtype, scale: float, mask: str, keep: float, device: torch.device
 ) -> TorchKernel:
+    return kernel_for(problem_of(function, shape, dtype, scale, mask, keep), device)
+
+
+def problem_of(
+    function: str, shape: Shape, dtype: torch.dtype, scale: float = 1.0, mask: str = "none", keep: float = 1.0
+) -> SoftmaxProblem:
+    """The problem of a tensor of this shape, whose last axis is a row.  Raises ProblemError."""
     *outer, cols = shape
-    return kernel_for(SoftmaxProblem(math.prod(outer), cols, function, dtype_name(dtype), scale, mask, keep), device)
+    return SoftmaxProblem(math.prod(outer), cols, function, dtype_name(dtype), scale, mask, keep)
 
 
 def _call(
@@ -112,19 +120,24 @@ def _call(
     """The outputs of the kernel for `inputs` of shape (*, cols), but for a mask "cols", which is the second."""
     x = prepared(inputs[0])
     shape = x.shape
+    if not x.numel():
+        return [torch.empty_like(x) for _ in range(outputs)]
+    kernel = _kernel(function, shape, x.dtype, scale, mask, keep, x.device)
+    if len(inputs) == outputs == 1 and len(shape) == 2:  # nothing to check, and nothing to view
+        y = torch.empty_like(x)
+        kernel(x, y)
+        return [y]
     tensors, row = [x], 1 if mask == "cols" else None  # the tensor that has one row
     for tensor in inputs[1:]:
         if tensor.shape != (shape[-1:] if len(tensors) == row else shape):
             raise ArgumentError(f"a tensor of shape {tuple(tensor.shape)} beside one of {tuple(shape)}")
         tensors.append(prepared(tensor))
     made = [torch.empty_like(x) for _ in range(outputs)]
-    if not x.numel():
-        return made
     tensors += made
     if len(shape) != 2:
         as_rows = -1, shape[-1]
         tensors = [tensor if index == row else tensor.view(as_rows) for index, tensor in enumerate(tensors)]
-    _kernel(function, shape, x.dtype, scale, mask, keep, x.device)(*tensors)
+    kernel(*tensors)
     return made
 
 
@@ -215,6 +228,7 @@ _softmax = custom_operator(
     _like,
     _softmax_backward,
     _softmax_context,
+    "float32",
 )
 _dropout_softmax = custom_operator(
     "dropout_softmax",
@@ -223,6 +237,7 @@ _dropout_softmax = custom_operator(
     _two_like,
     _dropout_backward,
     _dropout_context,
+    "float32",
 )
 _softmax_grad = custom_operator(
     "softmax_grad",

@@ -75,6 +75,42 @@ def test_epilogues_are_those_of_pytorch(activation: str) -> None:
     torch.testing.assert_close(y.permute(3, 2, 0, 1), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((4, 3, 3, 3), {"padding": "same", "stride": (1,)}),
+        ((4, 3, 3, 2), {"padding": "same", "dilation": (2, 1)}),
+        ((4, 3, 2, 4), {"padding": "same"}),
+        ((4, 3, 3, 3), {"padding": "valid", "stride": (2,), "dilation": 2}),
+        ((6, 1, 3, 3), {"padding": (1, 2), "groups": 3, "stride": (1, 2)}),
+    ],
+)
+def test_arguments_as_pytorch_takes_them(shape: Any, options: Any) -> None:
+    x, weight, bias = random(2, 3, 6, 5), random(*shape, seed=1), random(shape[0], seed=2)
+    wanted = torch.nn.functional.conv2d(x, weight, bias, **options)
+    for each in (x, x.to(memory_format=LAST)):
+        y = kernels.conv2d(each, weight, bias, activation="clamp:-1:1", residual=wanted, **options)
+        torch.testing.assert_close(y, (2 * wanted).clamp(-1, 1), rtol=1e-4, atol=1e-4)
+    empty = kernels.conv2d(x[:0], weight, bias, **options)
+    assert empty.shape == (0, *wanted.shape[1:]) and empty.dtype is x.dtype
+
+
+def test_autocast_casts_as_it_does_for_pytorch() -> None:
+    x, weight, bias = random(2, 3, 6, 5), random(4, 3, 3, 3, seed=1), random(4, seed=2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, wanted = kernels.conv2d(x, weight, bias), torch.nn.functional.conv2d(x, weight, bias)
+        with torch.autocast("cpu", enabled=False):
+            assert kernels.conv2d(x, weight, bias).dtype is torch.float32
+    assert y.dtype is wanted.dtype is torch.bfloat16
+    torch.testing.assert_close(y, wanted, rtol=0.05, atol=0.05)
+
+
+def test_scales_of_int8_are_rounded_to_float32() -> None:
+    alpha = 0.1 / 3
+    assert float(np.float32(alpha)) != alpha
+    assert torch.equal(_int8(alpha), _int8(float(np.float32(alpha))))
+
+
 def test_other_layouts() -> None:
     x, weight = random(3, 4, 6, 5), random(5, 4, 3, 2, seed=1)
     wanted = torch.nn.functional.conv2d(x, weight, None, (2, 1), (1, 0))
@@ -111,8 +147,9 @@ def test_what_it_does_not_take() -> None:
         (ProblemError, "activation=swish", lambda: kernels.conv2d(x, weight, activation="swish")),
         (ArgumentError, "residual has shape", lambda: kernels.conv2d(x, weight, residual=x)),
         (ProblemError, "kh=3 reaches over", lambda: kernels.conv2d(x[:, :, :2], weight)),
-        (ProblemError, "n=0 must", lambda: kernels.conv2d(x[:0], weight)),
-        (ProblemError, "alpha=0.1 is not a float32", lambda: _int8(0.1)),
+        (ArgumentError, "neither a number nor one", lambda: kernels.conv2d(x, weight, stride=(1, 1, 1))),
+        (ArgumentError, "padding='full' is not", lambda: kernels.conv2d(x, weight, padding="full")),
+        (ArgumentError, 'padding="same" is for stride=1', lambda: kernels.conv2d(x, weight, stride=2, padding="same")),
         (ArgumentError, "data has shape", lambda: _int8(1.0, lanes=16)),
     ]
     for error, text, call in refused:
@@ -121,7 +158,7 @@ def test_what_it_does_not_take() -> None:
 
 
 def _int8(alpha: float, lanes: int = 32) -> Any:
-    data, weight = torch.zeros(1, 1, 4, 4, lanes), torch.zeros(1, 1, 1, 32, 32)
+    data, weight = torch.ones(1, 1, 4, 4, lanes), torch.full((1, 1, 1, 32, 32), 3)
     return kernels.conv2d_nchw32(data.to(torch.int8), weight.to(torch.int8), alpha=alpha)
 
 

@@ -151,6 +151,35 @@ def test_graphs_replay_on_new_data(cols: int) -> None:
             torch.testing.assert_close(got.float(), expected, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("rest", ["eager", "inductor"])
+def test_a_model_with_kernels_in_a_graph(rest: str) -> None:
+    """In half precision, channels last whatever the model is, and new parameters before the next capture."""
+    layers = torch.nn.Conv2d(8, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 1)
+    model, x = torch.nn.Sequential(*layers).half().cuda().eval(), random(2, 8, 10, 9)
+    optimized = kernels.optimize(model, x, rest=rest)
+    assert len(optimized.report.replaced) == 2 and not optimized.report.notes
+    for _ in range(2):
+        y = optimized(x)
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            captured = optimized(x)
+        x.normal_()
+        graph.replay()
+        with torch.no_grad():
+            torch.testing.assert_close(captured, model(x), rtol=2e-2, atol=2e-2)
+            model[0].weight.mul_(0.5)
+
+
+def test_nchw_filters_are_packed_once() -> None:
+    model, x = torch.nn.Conv2d(16, 32, 3, padding=1).half().cuda().eval(), random(2, 16, 12, 12)
+    optimized = kernels.optimize(model, x, memory_format=torch.preserve_format, rest="eager")
+    (problem,) = optimized.report.problems
+    assert problem.filter_layout == "hwoi"
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x), model(x), rtol=2e-2, atol=2e-2)
+
+
 def test_nothing_is_built_in_a_capture() -> None:
     x = random(3, 777)
     graph = torch.cuda.CUDAGraph()

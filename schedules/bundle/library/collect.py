@@ -14,8 +14,9 @@ from schedules.core.arch import Arch
 from schedules.core.errors import ConfigError
 from schedules.core.operator import ScheduleSpec
 from schedules.core.parallel import attempt, outcome, processes
-from schedules.core.presets import Preset, preset
+from schedules.core.presets import preset
 from schedules.core.problem import Problem
+from schedules.core.registry import operator_of
 from schedules.measure.choice import Choice, choose, default_choice, for_device
 
 SECONDS = 900.0  # that a build may take
@@ -25,7 +26,8 @@ SECONDS = 900.0  # that a build may take
 class Order:
     """What a worker is to build: the preset's kernel for `arch` as a bundle in `folder`.
 
-    `device` and `logs` are those of dispatch; `default` leaves records aside.
+    `device` and `logs` are those of dispatch; `default` leaves records aside.  `preset` only names a `problem` that is
+    given.
     """
 
     preset: str
@@ -34,6 +36,7 @@ class Order:
     device: str | None = None
     logs: tuple[str, ...] | None = None
     default: bool = False
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Made:
 
 def collect(orders: Sequence[Order], workers: int) -> Iterator[Made]:
     """Build every order by `workers` processes, in order; a build that fails costs no other."""
-    with processes(workers) as pool:
+    with processes(workers, main=False) as pool:  # so that scripts may call this without a guard
         tasks = [(order, pool.schedule(attempt, args=[make, order], timeout=SECONDS)) for order in orders]
         for order, task in tasks:
             made, why = outcome(task)
@@ -60,11 +63,14 @@ def collect(orders: Sequence[Order], workers: int) -> Iterator[Made]:
 
 def make(order: Order) -> Made:
     """Build one preset.  Raises BuildError, BundleError, ToolchainError, JournalError."""
-    wanted = preset(order.preset)
-    if not wanted.available:
-        return Made(order.preset, why=f"operator {wanted.operator} is not in this version", skipped=True)
+    problem = order.problem
+    if problem is None:
+        wanted = preset(order.preset)
+        if not wanted.available:
+            return Made(order.preset, why=f"operator {wanted.operator} is not in this version", skipped=True)
+        problem = wanted.problem()
     try:
-        chosen = _choice(wanted, order)
+        chosen = _choice(problem, order)
     except ConfigError as error:  # the operator's schedules do not take this problem on this target
         return Made(order.preset, why=str(error), skipped=True)
     built = build(chosen.problem, order.arch, chosen.schedule, chosen.config)
@@ -72,10 +78,9 @@ def make(order: Order) -> Made:
     return Made(order.preset, entry_of(write_bundle(built, order.folder, measured=measured), built, chosen))
 
 
-def _choice(wanted: Preset, order: Order) -> Choice:
-    problem = wanted.problem()
+def _choice(problem: Problem, order: Order) -> Choice:
     if order.default:
-        return default_choice(problem, for_device(order.arch, order.device, wanted.operator, order.logs))
+        return default_choice(problem, for_device(order.arch, order.device, operator_of(problem).name, order.logs))
     return choose(problem, order.arch, folders=order.logs, device=order.device)
 
 

@@ -13,7 +13,13 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
 from tests.conftest import problem_of
-from tests.hopper_kernels import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
+from tests.hopper_kernels import (
+    assert_builds_or_says_why,
+    assert_correct_on,
+    assert_emulated,
+    assert_producer_fits,
+    assert_well_made,
+)
 
 NAME = "tma_wgmma_lines"
 WORK: dict[str, Any] = dict(n=8, h=14, w=14, ci=128, co=128, kh=1, kw=1)
@@ -74,6 +80,7 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
     words = SMALL | dict(block_n=64, num_stages=4, grid=0)
     built = build(problem_of("conv2d_nchw", **WORK, dtype="float16"), sm_90a, NAME, words)
     found = assert_well_made(built, "HGMMA", stored_by_tma=False)
+    assert_producer_fits(built)
     # filters of 1x1 are taken as they lie, pixels in whole 16 bytes, two of them in a word
     assert len(built.resources) == 1 and built.resources[0].stack == 0 and "griddepcontrol" not in built.lowered
     assert found["LDGSTS"] and "ld.shared.b32" in str(built.sources["cu"])
@@ -84,6 +91,7 @@ def test_data_are_copied_before_filters_are_packed(cuda_compiler: None, sm_90a: 
     words = SMALL | dict(block_n=64, num_stages=3, grid=0)
     built = build(problem_of("conv2d_nchw", **WORK | dict(kh=3, kw=3, pad=1), dtype="float16"), sm_90a, NAME, words)
     found = assert_well_made(built, "HGMMA", stored_by_tma=False)
+    assert_producer_fits(built)
     source = str(built.sources["cu"])
     assert len(built.resources) == 2 and source.count("griddepcontrol_wait();") == 1
     # of a stage: the boxes of the taps of a row, and lines that they share

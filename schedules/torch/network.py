@@ -1,0 +1,277 @@
+"""Whole models: `optimize` puts our kernels into one, and `backend` is the same for `torch.compile`.
+
+`torch.compile` captures a model as graphs and keeps what it cannot capture, control flow by values first of all, as it
+is; `graph` puts kernels into these.  What is left of a graph runs as captured, or is compiled by PyTorch's inductor.
+
+Without gradients, parameters and buffers may be frozen: filters then carry batch norm and lie as kernels read them.  A
+call checks that they are the tensors, and the versions of them, that were frozen, and else freezes them again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from schedules.core.errors import UsageError
+from schedules.core.problem import Problem
+from schedules.torch.graph import Frozen, Row, kernels_in
+
+logger = logging.getLogger("schedules")
+
+Model = TypeVar("Model", bound=nn.Module)
+RESTS = ("inductor", "eager")
+
+
+@dataclass
+class Report:
+    """What became of the layers of a model: of its convolutions, softmaxes and attention.
+
+    `rows` has a line for each, `notes` what else there is to know; printed, both as a table.  Sizes that a model was
+    called with later add lines.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def replaced(self) -> list[Row]:
+        """The lines of the layers that our kernels serve."""
+        return [row for row in self.rows if row.kernel]
+
+    def add(self, rows: Sequence[tuple[Row, Problem | None]]) -> None:
+        known = set(self.rows)  # from a graph of the same layers
+        self.rows += [row for row, _ in rows if row not in known]
+        self.problems += [problem for row, problem in rows if problem is not None and row not in known]
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def __str__(self) -> str:
+        lines = [("module", "layer", "kernel", "")]
+        lines += [(row.module, row.layer, row.kernel or "PyTorch", row.why) for row in self.rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(3)]
+        table = [
+            "  ".join([*(part.ljust(width) for part, width in zip(line, widths, strict=False)), line[3]]).rstrip()
+            for line in lines
+        ]
+        total = f"{len(self.replaced)} of {len(self.rows)} layers by our kernels"
+        return "\n".join([*table, total, *self.notes])
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Our kernels in captured graphs.  `rest` runs what is left: inductor, with `mode` and `options` of its own, eager,
+    or by default inductor where it has a compiler.  Without `builds`, graphs stay as they are: only the report grows.
+    """
+
+    rest: str = ""
+    freeze: bool = False
+    memory_format: torch.memory_format | None = None
+    mode: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    report: Report = field(default_factory=Report)
+    builds: bool = True
+    on_gpu: bool | None = None  # whether kernels are for a GPU; None: as the graph is
+
+    def __post_init__(self) -> None:
+        if self.rest not in ("", *RESTS):
+            raise UsageError(f"rest={self.rest!r} is not {' or '.join(RESTS)}")
+
+    def __call__(self, module: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        given = dict(zip((node for node in module.graph.nodes if node.op == "placeholder"), examples, strict=True))
+        frozen = Frozen({})
+        if self.freeze and not torch.is_grad_enabled():
+            frozen.tensors.update((node, value) for node, value in given.items() if _is_of_module(node))
+        rows = kernels_in(module, frozen, self.memory_format, self.on_gpu, self.builds)
+        self.report.add(rows)
+        run = module.forward
+        devices = {value.device.type for value in examples if isinstance(value, Tensor)}
+        if self.builds and self.rest != "eager" and (self.rest or has_compiler(devices)):
+            from torch._dynamo.source import ConstantSource
+            from torch._inductor import list_mode_options
+            from torch._inductor.compile_fx import compile_fx
+
+            # tensors that dynamo has not put there need a source of their own
+            getattr(module, "_param_name_to_source", {}).update((name, ConstantSource(name)) for name in frozen.made)
+            patches = {**(list_mode_options(self.mode) if self.mode else {}), **self.options}
+            run = compile_fx(module, list(examples), config_patches=patches)
+        return _guarded(run, module, frozen, list(given)) if frozen.made else run
+
+
+def backend(
+    module: GraphModule, examples: Sequence[Any], *, mode: str | None = None, options: Any = None
+) -> Callable[..., Any]:
+    """The backend "schedules" of `torch.compile`: our kernels, and inductor for what is left.
+
+    `options` may have "rest", inductor or eager (the default where inductor has no compiler); "freeze", true to take
+    parameters as constants where no gradient is recorded; "memory_format" as of `optimize`; and options of inductor,
+    which takes `mode` too.  Raises UsageError for a `rest` that is neither.
+    """
+    given = dict(options or {})
+    ours = {name: given.pop(name) for name in ("rest", "freeze", "memory_format") if name in given}
+    return Backend(**ours, mode=mode, options=given)(module, examples)
+
+
+def has_compiler(devices: set[str]) -> bool:
+    """Whether inductor can compile for these devices here: with Triton for GPUs, else with a compiler of C++."""
+    from torch.utils._triton import has_triton
+
+    if "cuda" in devices:
+        return bool(has_triton())
+    return any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++") if name)
+
+
+def _is_of_module(node: Node) -> bool:
+    """Whether a graph's input is a parameter or buffer."""
+    return "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
+
+
+def _guarded(
+    run: Callable[..., Any], module: GraphModule, frozen: Frozen, inputs: Sequence[Node]
+) -> Callable[..., Any]:
+    """`run` after a look at the tensors that were frozen."""
+    kept = [(inputs.index(node), node) for node in frozen.used]
+    seen = [(index, frozen.tensors[node], _version(frozen.tensors[node])) for index, node in kept]
+
+    def call(*arguments: Any) -> Any:
+        if any(arguments[index] is not tensor or _version(tensor) != version for index, tensor, version in seen):
+            frozen.refresh(module, {node: arguments[index] for index, node in kept})
+            seen[:] = [(index, arguments[index], _version(arguments[index])) for index, _ in kept]
+        return run(*arguments)
+
+    return call
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def optimize(
+    model: Model,
+    example_inputs: Any,
+    *,
+    memory_format: torch.memory_format | None = None,
+    rest: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Model:
+    """The model with our kernels in it: another module over the same parameters, whose calls compute the same.
+
+    `example_inputs` is a tensor, a tuple of arguments or a dict of them by name.  The model is called with them once,
+    which builds the kernels; sizes that come later build theirs at their first call.  `report` of the result says what
+    serves each layer.  In evaluation (`model.eval()`) no gradients are recorded unless an input asks for them, and
+    parameters are frozen: after they have changed, the next call takes them anew.
+
+    `memory_format` is that of the convolutions: channels_last; preserve_format, as the model has it; by default
+    channels last on a GPU in float16 and bfloat16, else as the model has it.  `rest` is what runs the rest of the
+    model: inductor, with `options` of its own, or eager; by default inductor on a GPU where Triton is, else eager.
+
+    What PyTorch runs, this runs: a model that cannot be captured is called as it is, and the report says why.
+    Raises UsageError for a `rest` that is neither.
+    """
+    if rest is None:
+        devices = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
+        rest = "inductor" if "cuda" in devices and has_compiler(devices) else "eager"
+    report = Report()
+    backends = [
+        Backend(each, True, memory_format, options=dict(options or {}), report=report)
+        for each in dict.fromkeys((rest, "eager"))
+    ]
+    result = _same(model)
+    result.__dict__ |= {"report": report, "forward": _Forward(result, result.forward, backends)}
+    _called(result, example_inputs, report)
+    return result
+
+
+def problems(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    memory_format: torch.memory_format | None = None,
+    on_gpu: bool | None = None,
+) -> dict[Problem, int]:
+    """The problems that `optimize` would serve with kernels in evaluation, and how many layers each has.  Nothing is
+    built.
+
+    `on_gpu` is whether the kernels would be for a GPU, by default as the model is.
+    """
+    report, result = Report(), _same(model)
+    found = Backend("eager", True, memory_format, report=report, builds=False, on_gpu=on_gpu)
+    result.__dict__["forward"] = _Forward(result, result.forward, [found])
+    training = [module for module in result.modules() if module.training]
+    try:
+        with torch.no_grad():
+            _called(result.eval(), example_inputs, report)
+    finally:
+        for module in training:
+            module.training = True
+    return {problem: report.problems.count(problem) for problem in report.problems}
+
+
+def _same(model: Model) -> Model:
+    """Another module with the same parameters, buffers and modules."""
+    result: Model = object.__new__(type(model))
+    result.__dict__ = {**model.__dict__, "_compiled_call_impl": None}
+    return result
+
+
+def _called(model: nn.Module, example_inputs: Any, report: Report) -> None:
+    """Call a model with its example inputs, and note what was not captured."""
+    from torch._dynamo.utils import counters
+
+    def breaks() -> list[str]:
+        return [reason for kind in ("graph_break", "unimplemented") for reason in counters[kind].elements()]
+
+    before = breaks()
+    if isinstance(example_inputs, Mapping):
+        model(**example_inputs)
+    else:
+        model(*(example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)))
+    for reason in breaks():
+        if reason not in before:
+            report.note(f"not captured, and run as it is: {reason.splitlines()[0]}")
+
+
+class _Forward:
+    """A model's `forward`, captured; as it was, where that fails."""
+
+    def __init__(self, model: nn.Module, plain: Callable[..., Any], backends: Sequence[Backend]) -> None:
+        self.model, self.plain = model, plain
+        self.backends = list(backends)
+        self.compiled = [torch.compile(plain, backend=each) for each in backends]
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        from torch._dynamo.exc import TorchDynamoException
+
+        recorded = torch.is_grad_enabled() and (
+            self.model.training
+            or any(
+                isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves((arguments, keywords))
+            )
+        )
+        with torch.set_grad_enabled(recorded):
+            while self.compiled:
+                try:
+                    return self.compiled[0](*arguments, **keywords)
+                except TorchDynamoException as error:
+                    self._give_up(error)
+            return self.plain(*arguments, **keywords)
+
+    def _give_up(self, error: Exception) -> None:
+        given_up, *left = self.backends
+        self.backends, self.compiled = left, self.compiled[1:]
+        then = f"rest={left[0].rest}" if left else "the model as it is"
+        cause = getattr(error, "inner_exception", error)  # of a backend's
+        words = f"{type(cause).__name__}: {next(iter(str(cause).splitlines()), '')}"
+        given_up.report.note(f"rest={given_up.rest} failed, {then} runs: {words}")
+        logger.warning("rest=%s failed, %s runs: %s", given_up.rest, then, words, exc_info=error)

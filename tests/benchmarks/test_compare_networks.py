@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="no PyTorch here; make test-torch installs it and runs these tests")
+
+from schedules.core.errors import UnknownNameError, UsageError  # noqa: E402
+
+
+@pytest.fixture
+def compare(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, with one small network, and two measurements."""
+    module = import_module("benchmarks.compare_networks")
+
+    def small(n: int) -> Any:
+        layers = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU()
+        return torch.nn.Sequential(*layers), torch.randn(n, 3, 6, 6)
+
+    monkeypatch.setattr(module, "NETWORKS", {"small": (small, (1,), (2,))})
+    monkeypatch.setattr(module, "ROUNDS", 4)
+    return module
+
+
+def test_it_keeps_a_line_of_each_network(compare: ModuleType, tmp_path: Path) -> None:
+    assert compare.main(["--device", "cpu", "--peers", "eager", "ours", "--logs", str(tmp_path)]) == 0
+    (file,) = tmp_path.glob("*/compare_networks.json")
+    (line,) = json.loads(file.read_text())["networks"]
+    assert (line["network"], line["n"], line["layers"], line["replaced"], line["notes"]) == ("small", 2, 1, 1, [])
+    for peer in ("eager", "ours"):
+        assert 0 < line[peer]["p10_us"] <= line[peer]["median_us"] <= line[peer]["p90_us"]
+    assert line["first_s"].keys() == {"eager", "ours"} and line["first_s"]["ours"] > 0
+
+
+def test_what_computes_something_else_is_not_timed(
+    compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(model: Any, inputs: Any, **options: Any) -> Any:
+        return torch.nn.Sequential(model, torch.nn.Sigmoid())
+
+    monkeypatch.setattr(compare.kernels, "optimize", wrong)
+    with pytest.raises(UsageError, match="small n=2: ours differs from eager"):
+        compare.main(["--device", "cpu", "--peers", "eager", "ours", "--logs", str(tmp_path)])
+
+
+def test_other_networks_are_refused(compare: ModuleType) -> None:
+    with pytest.raises(UnknownNameError, match="resnet9000"):
+        compare.main(["resnet9000", "--device", "cpu"])
