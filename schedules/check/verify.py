@@ -37,6 +37,7 @@ from schedules.core.operator import Array, Expected, ScheduleSpec
 from schedules.core.problem import Argument, Config, Problem, numpy_dtype
 from schedules.core.registry import operator_of
 from schedules.core.tolerance import Difference, compare
+from schedules.predict.start import started
 from schedules.steps.intrinsics import as_described
 
 Run = Callable[[Sequence[Array]], list[Array]]  # inputs and poisoned outputs -> the outputs
@@ -80,7 +81,7 @@ def verify(
     On the CPU routes a problem too large for them is replaced by a smaller one of its kind, with the same config; the
     checks say which.  Raises what `build` raises, and UsageError for a route that cannot be taken here.
     """
-    spec = operator_of(problem).schedule_for(problem, arch, schedule)
+    spec, concrete = started(problem, arch, schedule, config)
     chosen = list(routes) if routes is not None else default_routes(arch, spec)
     checks = []
     for route in chosen:
@@ -88,8 +89,8 @@ def verify(
             raise UnknownNameError("route", route, ROUTES)
         if route in spec.no_routes:
             raise UsageError(f"schedule {spec.name} has no route {route}: {spec.no_routes[route]}")
-        target = problem if route == "device" else reduced(problem, arch, schedule, config, route)
-        runs = list(RUNNERS[route](target, arch, schedule, config))
+        target = problem if route == "device" else reduced(problem, arch, concrete, route)
+        runs = list(RUNNERS[route](target, arch, spec.name, concrete))
         checks += [check for seed in seeds for check in _checks(target, runs, seed, spec.arithmetic)]
     return checks
 
@@ -143,18 +144,14 @@ def emulator_available() -> bool:
     return True
 
 
-def reduced(
-    problem: Problem, arch: Arch, schedule: str | None, config: Config | dict[str, Any] | None, route: str
-) -> Problem:
+def reduced(problem: Problem, arch: Arch, config: Config, route: str) -> Problem:
     """`problem`, or the largest of its smaller versions that the route can run and the config allows."""
     limit = EMULATED_FLOPS if route == "emulated" else SERIAL_FLOPS
     if problem.flops <= limit:
         return problem
-    spec = operator_of(problem).schedule_for(problem, arch, schedule)
-    concrete = config if isinstance(config, Config) else spec.config_for(problem, arch, config)
     smallest = problem
     for candidate in problem.smaller():
-        if concrete.check(candidate, arch) is None:
+        if config.check(candidate, arch) is None:
             smallest = candidate
             if candidate.flops <= limit:
                 break
@@ -218,16 +215,13 @@ def _on_device(problem: Problem, arch: Arch, schedule: str | None, config: Any) 
 
 
 def _serial(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> Iterator[tuple[str, Run]]:
-    op = operator_of(problem)
-    spec = op.schedule_for(problem, arch, schedule)
-    concrete = config if isinstance(config, Config) else spec.config_for(problem, arch, config)
-    concrete.require(problem, arch)
+    spec, concrete = started(problem, arch, schedule, config)
     # LLVM 22's loop vectoriser reads the wrong elements where the lanes of a warp gather halves (AVX2, AVX-512)
     host = replace(parse_arch("llvm"), features=frozenset({"plain"}))
     with as_described():
         scheduled = spec.apply(problem, concrete, arch)
     mod = serialize(scheduled)
-    yield "serial", on_device(build_scheduled(op, problem, spec, concrete, host, mod), problem, host)
+    yield "serial", on_device(build_scheduled(operator_of(problem), problem, spec, concrete, host, mod), problem, host)
 
 
 def _emulated(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> Iterator[tuple[str, Run]]:

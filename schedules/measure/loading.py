@@ -17,6 +17,7 @@ from schedules.core.problem import Config, Problem
 from schedules.core.text import printable
 from schedules.measure.choice import Choice, choose, for_device
 from schedules.measure.journal import told
+from schedules.predict.start import started
 
 logger = logging.getLogger("schedules")
 
@@ -53,8 +54,8 @@ def load_kernel(
     named = problem_named(name, problem)
     arch = for_device(parse_arch(target), device, operator_of(named).name, logs)
     if config is not None:
-        spec = operator_of(named).schedule_for(named, arch, schedule)
-        chosen = Choice(named, spec.name, spec.config_for(named, arch, dict(config)), None, given=True)
+        spec, given = started(named, arch, schedule, config)
+        chosen = Choice(named, spec.name, given, None, given=True)
     else:
         chosen = choose(named, arch, schedule, folders=logs, device=device)
     chosen = warned(chosen)
