@@ -1,4 +1,4 @@
-"""About how long a Hopper kernel takes on a device: what its default config is chosen by."""
+"""About how long a Hopper kernel takes on a device: what its configs are ranked by."""
 
 from __future__ import annotations
 
