@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Trials of many layers, for the choice of configs to learn from: drawn, built, verified and timed on the GPUs here.
 
-    scripts/collect_trials.py OUT.jsonl --shapes SHAPES.json --seconds 240 --builders 30
+    python -m scripts.collect_trials OUT.jsonl --shapes SHAPES.json --seconds 240 --builders 30
 
-Of each problem: the choice of the operator's rule, what is predicted to be fastest, the default of every schedule that
+Of each problem: what is predicted to be fastest, or the rule's choice, the default of every schedule that
 serves it, and configs at random, mostly good ones; for one problem in three cuDNN's best time of either layout too.
 Each is compared with PyTorch's float32 convolution (int8: with float64, exactly) before it is timed.  Times are medians
 of CUDA graphs with L2 overwritten before each replay.  Builders are processes of their own, as is what measures on each
@@ -49,6 +49,7 @@ MIX = (
 )
 # networks of SHAPES.json are traced with one image; what they are trained or served with
 BATCHES = (1, 1, 2, 4, 8, 8, 16, 16, 32, 32, 64)
+SHORT = 2e9  # operations of a layer whose kernel takes little longer than its launch
 MOST_FLOPS, MOST_ELEMENTS = 5e11, 3e8
 PREDICTED = 4  # configs of the ranking, whatever it learned so far
 TRIES = 60  # draws until a legal config is given up
@@ -155,14 +156,20 @@ def drawn(r: random.Random) -> tuple[str, dict[str, Any]]:
     return family, {**words, "ci": ci, "co": co, "kh": kh, "kw": kw, "pad": pad, "stride": words["stride"] or step}
 
 
-def sort_of(problem: Any) -> str:
-    """What sort of layer it is: few (channels), flat (1x1, every pixel for itself), or other."""
+def words_of(problem: Any) -> set[str]:
+    """What sort of layer it is: few (channels), flat (1x1, every pixel for itself) or other; short, ragged (runs of
+    images or of pixels of a row that are no whole eights), its dtype and layout."""
     flat = (problem.kh, problem.kw, problem.stride) == (1, 1, (1, 1))
-    return "few" if problem.ci <= 16 else "flat" if flat else "other"
+    run = problem.n if problem.output_axes[-1] == "n" else problem.out_w
+    found = {"few" if problem.ci <= 16 else "flat" if flat else "other"}
+    found |= {problem.dtype, operator_of(problem).name.removeprefix("conv2d_")}
+    return found | ({"short"} if problem.flops < SHORT else set()) | ({"ragged"} if run % 8 else set())
 
 
 def problems(file: Path | None, seed: int, sorts: Sequence[str]) -> Any:
-    """(set, problem) without end: operators by MIX, half of them layers of the list while it lasts."""
+    """(set, problem) without end: operators by MIX, half of them layers of the list while it lasts; of `sorts`, each
+    words that are joined by "+"."""
+    asked = [set(sort.split("+")) for sort in sorts]
     r = random.Random(seed)
     known = listed(file, r) if file else []
     seen: set[tuple[str, str]] = set()
@@ -182,7 +189,7 @@ def problems(file: Path | None, seed: int, sorts: Sequence[str]) -> Any:
         elements = [size for shape in problem.shapes() for size in [_product(shape)]]
         if problem.flops > MOST_FLOPS / (8 if dtype == "float32" else 1) or max(elements) > MOST_ELEMENTS:
             continue
-        if (op, str(problem)) not in seen and sort_of(problem) in sorts:
+        if (op, str(problem)) not in seen and any(words_of(problem) >= sort for sort in asked):
             seen.add((op, str(problem)))
             yield name, problem
 
@@ -208,9 +215,10 @@ def rough(problem: Any, config: Any, arch: Arch) -> float:
 
 
 def draws(problem: Any, arch: Arch, count: int, r: random.Random) -> list[tuple[str, Config]]:
-    """The choice of the operator's rule, what is predicted to be fastest, every schedule's default, and `count` in all
+    """What is predicted to be fastest or ruled, every schedule's default, and `count` in all
     with those at random."""
     from schedules.predict.rank import ranked
+    from schedules.predict.start import started
 
     op = operator_of(problem)
     found: dict[tuple[str, str], tuple[str, Config]] = {}
@@ -219,8 +227,8 @@ def draws(problem: Any, arch: Arch, count: int, r: random.Random) -> list[tuple[
         found.setdefault((name, str(config)), (name, config))
 
     with contextlib.suppress(SchedulesError):
-        ruled = op.schedule_for(problem, arch)
-        add(ruled.name, ruled.config_for(problem, arch))
+        spec, config = started(problem, arch)
+        add(spec.name, config)
     for each in ranked(problem, arch)[:PREDICTED]:
         add(each.schedule, each.config)
     fitting: list[tuple[ScheduleSpec, float]] = []
@@ -468,7 +476,7 @@ def main() -> int:
     words.add_argument("--builders", type=int, default=(os.cpu_count() or 2) - 2)
     words.add_argument("--gpus", default=os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
     words.add_argument("--count", type=int, default=14, help="candidates of a problem")
-    words.add_argument("--sorts", default="few,flat,other", help="of layers: few channels, flat (1x1), other")
+    words.add_argument("--sorts", default="few,flat,other", help="of layers, as few,flat+short,nchw+ragged,float32")
     words.add_argument("--seed", type=int, default=0)
     words.add_argument("--target", default="cuda:sm_90a")
     asked = words.parse_args()

@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
 """Train the trees that the choice is made by on recorded trials, and score a choice on them.
 
-    scripts/fit_choice.py fit tuning_logs/nvidia-h200/layers/*.xz      # writes schedules/predict/trees.npz
-    scripts/fit_choice.py score tuning_logs/nvidia-h200/layers/*.xz    # replays the trials with the shipped trees
+    python -m scripts.fit_choice fit tuning_logs/nvidia-h200      # writes schedules/predict/trees.npz
+    python -m scripts.fit_choice score tuning_logs/nvidia-h200    # replays the trials with the shipped trees
+
+The folder has files of trials, ``layers/*.xz``, and what ``python -m benchmarks.compare_layers`` measured last,
+``layers.json``: what that has of configs that no trial was of is first kept as another file of trials, for the next
+measure replaces it.
 
 Regret is the time of what is chosen of a layer's trials by that of the fastest of them.  `fit` first trains on four
 fifths of the networks and families and scores the rest, each fifth in turn; that is the score it states, and what it
@@ -12,11 +16,13 @@ writes into the table's header.  Needs xgboost; `score` does not.
 from __future__ import annotations
 
 import argparse
+import json
+import lzma
 import math
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +35,7 @@ from schedules.predict.configs import columns_of
 from schedules.predict.estimate import work
 from schedules.predict.features import OWN, features, table
 from schedules.predict.rank import kind_of
-from schedules.predict.trials import Layer, read
+from scripts.trials import Layer, measured, read
 
 FOLDS = 5
 REPLAYED = 4  # one layer of as many is replayed by the suite
@@ -106,7 +112,7 @@ def fold_of(layer: Layer) -> int:
 def train(rows: Rows, header: dict[str, Any], rounds: int = ROUNDS, coarse: bool = False) -> trees.Trees:
     import xgboost
 
-    names = [name for name in rows.names() if not (coarse and name.startswith(OWN))]
+    names = [name for name in rows.names() if not (coarse and name == OWN)]
     base = float(np.mean(rows.target))
     data = xgboost.DMatrix(rows.table(names), rows.target - base, weight=rows.weights())
     parameters = {**PARAMETERS, **(LESS if coarse else {}), "base_score": 0.0}
@@ -194,29 +200,32 @@ def score(layers: Sequence[Layer], file: Path) -> None:
     print(f"{time.time() - start:.1f} s")
 
 
-def both(files: Iterable[Path]) -> tuple[dict[str, Any], list[Layer]]:
-    headers, layers = [], []
-    for file in files:
-        header, found = read(file)
-        headers.append(header)
-        layers += found
-    first = headers[0]
-    return {
-        "target": first["target"],
-        "device": first["device"],
-        "versions": first["versions"],
-        "date": first["date"],
-    }, layers
+def known(folder: Path) -> tuple[dict[str, Any], list[Layer]]:
+    """What the trees' header says of the trials of `folder`, and their layers."""
+    header, layers = read(*sorted(folder.glob("layers/*.xz")))
+    return {name: header[name] for name in ("target", "device", "versions", "date")}, layers
+
+
+def keep_measured(folder: Path) -> None:
+    """Write what the last measure tells beyond the trials of `folder` beside them."""
+    text = measured(folder / "layers.json", known(folder)[1])
+    if text:
+        date = json.loads(text.partition("\n")[0])["date"]
+        file = folder / "layers" / f"{date.replace(':', '')}.jsonl.xz"
+        file.write_bytes(lzma.compress(text.encode(), preset=9))
+        print(f"{file}: {text.count(chr(10)) - 1} trials")
 
 
 def main() -> int:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("what", choices=("fit", "score"))
-    words.add_argument("files", nargs="+", type=Path)
+    words.add_argument("folder", type=Path)
     words.add_argument("--out", type=Path, default=trees.SHIPPED)
     words.add_argument("--rounds", type=int, default=ROUNDS)
     asked = words.parse_args()
-    header, layers = both(asked.files)
+    if asked.what == "fit":
+        keep_measured(asked.folder)
+    header, layers = known(asked.folder)
     if asked.what == "fit":
         fit(layers, header, asked.out, asked.rounds)
     else:

@@ -26,16 +26,17 @@ from schedules.measure.choice import Choice
 from schedules.measure.results import LANGUAGES
 from schedules.measure.timer import Timer
 from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
+from schedules.predict.start import started
 
 KIND = LANGUAGES
 LAYERS = {"first": 12, "networks": 100}  # files of layers, and that every how many of them are compared
 
 
 def program_for(problem: Problem, arch: Arch) -> ScheduleSpec | None:
-    """The program in TIRx that `problem` is computed with: the rule's choice, else one that serves it and is only used
-    where it is named.  None if there is none."""
+    """The program in TIRx that `problem` is computed with: the choice without records, else one that serves it
+    and is only used where it is named.  None if there is none."""
     op = operator_of(problem)
-    chosen = op.schedule_for(problem, arch)
+    chosen, _ = started(problem, arch)
     if chosen.tirx:
         return chosen
     named = (spec for spec in op.schedules if spec.tirx and spec.opt_in and spec.serves(problem, arch))

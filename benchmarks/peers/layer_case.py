@@ -136,7 +136,12 @@ def run_layer(layer: Layer, arch: Arch, made: Prebuilt, timer: Timer, seconds: f
         output.view(torch.uint8).fill_(0xFF)
 
     found = compare(entrants, timer, judge, poison, seconds)
-    words = {**layer.to_json(), "schedule": made.schedule, "first_s": round(made.seconds, 2)}
+    words = {
+        **layer.to_json(),
+        "schedule": made.schedule,
+        "config": dict(made.config),
+        "first_s": round(made.seconds, 2),
+    }
     times, told = found["ours"]
     best = [found[peer.name][0] for peer in peers]
     direct = [found[peer.name][0] for peer in peers if peer.dtype == problem.dtype and peer.algorithm is not None]

@@ -30,6 +30,7 @@ from schedules.core.problem import Argument, Config, Problem
 from schedules.core.quiet import ROCM_WARNINGS, without_lines
 from schedules.core.registry import operator_of
 from schedules.lowering import pipeline
+from schedules.predict.start import started
 
 AXES = ("x", "y", "z")
 
@@ -86,18 +87,16 @@ def build(
     *,
     device_code: bool = True,
 ) -> Built:
-    """Build `problem` for `arch` with the named schedule (else the one the operator's rule chooses) and `config` (a
-    Config, or overrides of the default one).
+    """Build `problem` for `arch` with the named schedule and `config` (a Config, or fields that it must have),
+    or what is predicted to be the fastest (`predict.start`).
 
     With device_code=False the CUDA compiler is not run; the module then only serves the emulator.
     Raises ConfigError, UnknownNameError, ToolchainError or BuildError.
     """
-    op = operator_of(problem)
-    spec = op.schedule_for(problem, arch, schedule)
-    config = spec.config_for(problem, arch, config)
+    spec, config = started(problem, arch, schedule, config)
     with quick_frames():
-        scheduled = spec.apply(problem, config, arch)
-    return build_scheduled(op, problem, spec, config, arch, scheduled, device_code=device_code)
+        made = spec.apply(problem, config, arch)
+    return build_scheduled(operator_of(problem), problem, spec, config, arch, made, device_code=device_code)
 
 
 def build_scheduled(

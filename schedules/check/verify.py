@@ -39,6 +39,7 @@ from schedules.core.problem import Argument, Config, Problem, numpy_dtype
 from schedules.core.registry import operator_of
 from schedules.core.tolerance import Difference, compare
 from schedules.definitions.program import of_shapes
+from schedules.predict.start import started
 from schedules.steps.intrinsics import as_described
 
 Run = Callable[[Sequence[Array]], list[Array]]  # inputs and poisoned outputs -> the outputs
@@ -83,7 +84,7 @@ def verify(
     On the CPU routes a problem too large for them is replaced by a smaller one of its kind, with the same config; the
     checks say which.  Raises what `build` raises, and UsageError for a route that cannot be taken here.
     """
-    spec = operator_of(problem).schedule_for(problem, arch, schedule)
+    spec, concrete = started(problem, arch, schedule, config)
     chosen = list(routes) if routes is not None else default_routes(arch, spec)
     checks = []
     for route in chosen:
@@ -91,8 +92,8 @@ def verify(
             raise UnknownNameError("route", route, ROUTES)
         if route in spec.no_routes:
             raise UsageError(f"schedule {spec.name} has no route {route}: {spec.no_routes[route]}")
-        target = problem if route == "device" else reduced(problem, arch, schedule, config, route)
-        runs = list(RUNNERS[route](target, arch, schedule, config))
+        target = problem if route == "device" else reduced(problem, arch, concrete, route)
+        runs = list(RUNNERS[route](target, arch, spec.name, concrete))
         checks += [
             check
             for instance in target.instances()
@@ -152,18 +153,14 @@ def emulator_available() -> bool:
     return True
 
 
-def reduced(
-    problem: Problem, arch: Arch, schedule: str | None, config: Config | dict[str, Any] | None, route: str
-) -> Problem:
+def reduced(problem: Problem, arch: Arch, config: Config, route: str) -> Problem:
     """`problem`, or the largest of its smaller versions that the route can run and the config allows."""
     limit = EMULATED_FLOPS if route == "emulated" else SERIAL_FLOPS
     if problem.flops <= limit:
         return problem
-    spec = operator_of(problem).schedule_for(problem, arch, schedule)
-    concrete = config if isinstance(config, Config) else spec.config_for(problem, arch, config)
     smallest = problem
     for candidate in problem.smaller():
-        if concrete.check(candidate, arch) is None:
+        if config.check(candidate, arch) is None:
             smallest = candidate
             if candidate.flops <= limit:
                 break
@@ -227,10 +224,7 @@ def _on_device(problem: Problem, arch: Arch, schedule: str | None, config: Any) 
 
 
 def _serial(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> Iterator[tuple[str, Run]]:
-    op = operator_of(problem)
-    spec = op.schedule_for(problem, arch, schedule)
-    concrete = config if isinstance(config, Config) else spec.config_for(problem, arch, config)
-    concrete.require(problem, arch)
+    spec, concrete = started(problem, arch, schedule, config)
     # LLVM 22's loop vectoriser reads the wrong elements where the lanes of a warp gather halves (AVX2, AVX-512)
     host = replace(parse_arch("llvm"), features=frozenset({"plain"}))
     with as_described():
@@ -242,7 +236,8 @@ def _serial(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> 
         mod = serialized
         if instance != problem:  # memory for what all blocks of a GPU have must be a number here
             mod = tvm.IRModule({"main": of_shapes(serialized["main"], instance.arguments())})
-        return on_device(build_scheduled(op, instance, spec, concrete, host, mod), instance, host)
+        made = build_scheduled(operator_of(instance), instance, spec, concrete, host, mod)
+        return on_device(made, instance, host)
 
     def run(arrays: Sequence[Array]) -> list[Array]:
         shape = arrays[0].shape

@@ -79,7 +79,7 @@ def add_problem(parser: argparse.ArgumentParser, subject: str = "an operator or 
     """What `job` reads: the problem's words, the target, the schedule, its config, and which records to heed."""
     parser.add_argument("words", nargs="*", metavar="NAME [field=value ...]", help=subject)
     parser.add_argument("--target", default="llvm", help="llvm, cuda:sm_90a, rocm:gfx942, ... (default: llvm)")
-    parser.add_argument("--schedule", help="the schedule's name (default: the operator's rule chooses)")
+    parser.add_argument("--schedule", help="the schedule's name (default: of what is predicted to be fastest)")
     parser.add_argument(
         "--config",
         action="append",
@@ -231,14 +231,9 @@ def job(args: argparse.Namespace, *, heeds_records: bool = False) -> Job:
         return Job(operator, problem, arch, operator.schedule(chosen.schedule), chosen.config, chosen)
     if (args.logs or args.device and not arch.is_gpu) and not heeds_records:
         raise UsageError(f"--device and --logs say which records to heed; give --config {BEST} with them")
-    words = config_words(args)
-    if not words:
-        from schedules.measure.choice import default_choice
+    from schedules.predict.start import started
 
-        default = default_choice(problem, arch, args.schedule)
-        return Job(operator, problem, arch, operator.schedule(default.schedule), default.config)
-    spec = operator.schedule_for(problem, arch, args.schedule)
-    return Job(operator, problem, arch, spec, spec.config_for(problem, arch, words))
+    return Job(operator, problem, arch, *started(problem, arch, args.schedule, config_words(args)))
 
 
 def arch_of(args: argparse.Namespace, operator: Operator) -> Arch:

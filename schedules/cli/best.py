@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from schedules.cli.arguments import Job, add_dispatch, add_json, arch_of, choice, split_words, subject
+from schedules.cli.arguments import add_dispatch, add_json, arch_of, best, split_words, subject
 from schedules.cli.output import emit_json, fields
 from schedules.cli.searching import build_command
 from schedules.core.presets import operator_named, resolve
@@ -23,9 +23,7 @@ def run(args: argparse.Namespace) -> int:
     operator_named(name)
     operator, problem = resolve(name, split_words(args.words[1:]))
     arch = arch_of(args, operator)
-    spec = operator.schedule_for(problem, arch, args.schedule)
-    args.config = []
-    found = choice(args, Job(operator, problem, arch, spec, spec.config_for(problem, arch)))
+    found = best(args, problem, arch)
     from schedules.tune.progress import rate_text
 
     command = build_command(operator.name, problem, str(arch), found.schedule, found.config)

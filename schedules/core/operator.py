@@ -72,8 +72,8 @@ class ScheduleSpec:
     tirx: WrittenInTirx | None = None  # None for steps of `s_tir.Schedule` on a tensor expression
     arithmetic: Arithmetic = FLOAT32  # that results are held to
     channels_along_rows: bool = False  # whether the rows of a block's tile (block_m) are output channels, or pixels
-    # (problem, legal config, arch) -> tiles that blocks compute, and about how many microseconds they take
-    estimate: Callable[[Any, Any, Arch], tuple[float, float]] | None = None
+    # (problem, legal config, arch) -> about how many microseconds it takes
+    estimate: Callable[[Any, Any, Arch], float] | None = None
     opt_in: bool = False  # used only where a user names it: no rule, record or search of all schedules chooses it
 
     # (problem, config, arch) -> the TE program that `apply` schedules; None where there is none, of programs in TIRx

@@ -358,6 +358,10 @@ class Conv2dProblem(Problem):
 
     def arguments(self) -> tuple[Argument, ...]:
         """data, filter, the epilogue's terms in order, output."""
+        return self._arguments
+
+    @cached_property
+    def _arguments(self) -> tuple[Argument, ...]:
         data, weight, output = self.shapes()
         return (
             self._with_images("data", data, self.dtype),

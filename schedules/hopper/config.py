@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -10,7 +10,8 @@ from typing import Any, ClassVar, TypeVar
 
 from schedules.core.arch import Arch
 from schedules.core.device import Device
-from schedules.core.problem import Config, numpy_dtype
+from schedules.core.problem import Config, Problem, numpy_dtype
+from schedules.core.space import axis
 
 WARPGROUP = 128  # threads
 ROWS = 64  # of one wgmma
@@ -209,7 +210,9 @@ PING_PONG = (
     (128, 64, 3),
     (128, 32, 2),
 )
+PLAIN = ((128, 128, 2), (64, 64, 1), (64, 32, 1), (64, 16, 1))  # those that `plain` takes the first of
 STAGES = tuple(range(2, 9))
+DEPTHS = axis("num_stages", STAGES)
 # (cluster_m, cluster_n, split_k)
 CLUSTERS = (
     (1, 1, 1),
@@ -241,8 +244,8 @@ def clusters(blocks_sm: int, device: Device) -> list[dict[str, Any]]:
 def blocks(
     dtype: str, device: Device, shapes: tuple[tuple[int, int, int], ...] = SHAPES, filters: bool = False
 ) -> tuple[Mapping[str, Any], ...]:
-    """Fields of every config worth trying on `device` for operands of `dtype`, legal or not; `filters` says that
-    operand b is, and may stay."""
+    """Fields of every config worth trying on `device` for operands of `dtype`, legal or not, but its stages (`DEPTHS`);
+    `filters` says that operand b is, and may stay."""
     return tuple(_blocks(dtype, device, shapes, filters))
 
 
@@ -251,7 +254,7 @@ def _blocks(
 ) -> Iterator[dict[str, Any]]:
     k = K_BYTES // numpy_dtype(dtype).itemsize
     clustered = [words for blocks_sm in (1, 2) for words in clusters(blocks_sm, device)]
-    for shape, block_k, stages, words in product(_ways_of(shapes, filters), (2 * k, 4 * k, 8 * k), STAGES, clustered):
+    for shape, block_k, words in product(_ways_of(shapes, filters), (2 * k, 4 * k, 8 * k), clustered):
         whole = words["split_k"] == 1
         alone = whole and words["cluster_m"] == words["blocks_sm"] == 1  # what is loaded but once need not be shared
         if (
@@ -259,7 +262,7 @@ def _blocks(
             and (whole or "ping_pong" not in shape)
             and (alone or "stationary" not in shape)
         ):
-            yield dict(shape, block_k=block_k, num_stages=stages, **words)
+            yield dict(shape, block_k=block_k, **words)
 
 
 def _ways_of(shapes: Sequence[tuple[int, int, int]], filters: bool) -> Iterator[dict[str, Any]]:
@@ -279,7 +282,26 @@ def stage_channels(channels: int, most: int, least: int) -> int:
     return most
 
 
-def tiles_of(base: C, device: Device) -> Iterator[C]:
-    """`base` with every tile and cluster, legal or not, the fewest stages, and as many blocks as `device` holds."""
-    for (m, n, consumers), words in product(SHAPES, clusters(base.blocks_sm, device)):
-        yield replace(base, block_m=m, block_n=n, num_stages=STAGES[0], consumers=consumers, **words)
+def first_legal(configs: Iterable[C], problem: Problem, arch: Arch) -> C:
+    """The first legal one; where none is, the first of all, whose check says what is wrong."""
+    first = None
+    for config in configs:
+        if config.check(problem, arch) is None:
+            return config
+        first = first or config
+    assert first is not None  # there is one
+    return first
+
+
+def plain(base: C, problem: Problem, arch: Arch) -> C:
+    """`base` with the first tile of a few that is legal, alone and with few stages, and as many blocks as the device
+    holds: what a search may begin at, not what is fast."""
+    tiles = ((m, n, consumers, stages) for m, n, consumers in PLAIN for stages in (4, 2))
+    return first_legal(
+        (
+            replace(base, block_m=m, block_n=n, num_stages=stages, consumers=c, cluster_m=1).filling(arch.device)
+            for m, n, c, stages in tiles
+        ),
+        problem,
+        arch,
+    )

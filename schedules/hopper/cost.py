@@ -1,9 +1,9 @@
-"""About how long a Hopper kernel takes on a device: what its default config is chosen by."""
+"""About how long a Hopper kernel takes on a device: what its configs are ranked by."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from schedules.core.arch import Arch
@@ -13,6 +13,9 @@ from schedules.hopper.geometry import Operand, Work
 from schedules.hopper.lines import Lines
 
 NARROW = 32  # bytes of a row of a box, of which TMA loads no more than `Timings.loaded_narrow`; and of a sector
+
+# of a kernel before: microseconds until the next starts, and bytes that it reads or writes in a nanosecond
+STARTED, COPIED = 2.0, 2500.0
 
 W = TypeVar("W", bound=Work)
 
@@ -77,27 +80,20 @@ def microseconds(work: Work, device: Device) -> float:
     return (overlapped + waves * finish) / 1000
 
 
+def before(work: Work) -> float:
+    """About how many microseconds the kernel before takes, which fills the workspace."""
+    copied = 2 * sum(argument.nbytes for argument in work.workspace)
+    return STARTED + copied / COPIED / 1000 if copied else 0.0
+
+
 def estimate_of(
     make: Callable[[Any, Any], W | None], estimate: Callable[[W, Device], float] = microseconds
-) -> Callable[[Any, Any, Arch], tuple[float, float]]:
+) -> Callable[[Any, Any, Arch], float]:
     """A schedule's `estimate`, of the works that `make` makes of a problem and a legal config."""
 
-    def tiles_and_time(problem: Any, config: HopperConfig, arch: Arch) -> tuple[float, float]:
+    def time(problem: Any, config: HopperConfig, arch: Arch) -> float:
         work = make(problem, config)
         assert work is not None  # legal
-        return work.clusters * config.cluster, estimate(work, arch.device)
+        return before(work) + estimate(work, arch.device)
 
-    return tiles_and_time
-
-
-def fastest(works: Iterable[W | None], arch: Arch, estimate: Callable[[W, Device], float] = microseconds) -> W | None:
-    """The work that takes least time on the arch's device by `estimate`, each with the most stages that fit; the
-    earliest of equals, None if there is none."""
-
-    def filled() -> Iterator[W]:
-        for work in works:
-            if work:
-                work.fill_shared(arch)
-                yield work
-
-    return min(filled(), key=lambda work: estimate(work, arch.device), default=None)
+    return time

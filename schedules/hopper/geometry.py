@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from schedules.core.arch import Arch, shared_room
 from schedules.core.epilogue import Epilogue
 from schedules.core.problem import Argument, Pair
 from schedules.hopper.config import (
-    STAGES,
     SUM_BYTES,
     WARPGROUP,
     HopperConfig,
@@ -296,16 +295,6 @@ class Work(ABC, Generic[P]):
                 f" others; give {self.columns} times a multiple of {config.cluster}"
             )
         return None
-
-    def fill_shared(self, arch: Arch) -> None:
-        """Change the config to the most stages, of those that searches try, that shared memory has room for and a
-        block's tiles have use for."""
-        config = self.config
-        room = shared_room(arch, config.blocks_sm) - self.beside_stages
-        fits = room // (self.stage_bytes + BARRIER_PAIR_BYTES)
-        rounds = -(-self.clusters * config.cluster // config.blocks(self.clusters * config.cluster))
-        stages = min(STAGES[-1], fits, self.stages * rounds)
-        self.config = replace(config, num_stages=max(STAGES[0], stages))
 
     def part_at(self, part: Index) -> tuple[Index, Index]:
         """Where a consumer's part of the tile lies, counted in parts along m and n."""

@@ -27,6 +27,7 @@ class TilePlace:
 Box = tuple[int, int, int]
 
 
+@lru_cache(maxsize=256)
 def flattened(problem: Any, batch: bool, width: int = 1) -> Any:
     """`problem`, or the same with the pixels of an image in one row where none looks beyond itself (1x1, stride 1, no
     padding): then fewer tiles are ragged.  `batch` says that images lie one behind the other, as pixels do: then all

@@ -27,6 +27,7 @@ from schedules.core.versions import versions
 from schedules.measure.journal import DEFAULT_FOLDER, BadLine, Located, read_journals, read_numbered, told
 from schedules.measure.records import Record
 from schedules.predict.rank import Ranked, predicted_us, ranked
+from schedules.predict.start import started
 
 VARIABLE = "SCHEDULES_LOGS"
 AS_FAST = 1.02  # times the predicted time of the default, which a near problem's config may take
@@ -153,10 +154,9 @@ def default_choice(problem: Problem, arch: Arch, schedule: str | None = None, no
     """
     if (fixed := problem.representative()) != problem:
         return _for_range(problem, default_choice(fixed, arch, schedule, note), arch, schedule)
-    for best in ranked(problem, arch, schedule)[:1]:
-        return Choice(problem, best.schedule, best.config, None, note, predicted=best)
-    spec = operator_of(problem).schedule_for(problem, arch, schedule)
-    return Choice(problem, spec.name, spec.config_for(problem, arch), None, note)
+    spec, config = started(problem, arch, schedule)
+    best = ranked(problem, arch, schedule)[:1]
+    return Choice(problem, spec.name, config, None, note, predicted=best[0] if best else None)
 
 
 def choose_widened(problem: Problem, arch: Arch, *, device: str | None = None) -> Choice:

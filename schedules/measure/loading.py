@@ -16,6 +16,7 @@ from schedules.core.presets import operator_named, preset, resolve
 from schedules.core.problem import Config, Problem
 from schedules.core.text import warn_once
 from schedules.measure.choice import Choice, choose, for_device
+from schedules.predict.start import started
 
 logger = logging.getLogger("schedules")
 
@@ -52,8 +53,8 @@ def load_kernel(
     named = problem_named(name, problem)
     arch = for_device(parse_arch(target), device, operator_of(named).name, logs)
     if config is not None:
-        spec = operator_of(named).schedule_for(named, arch, schedule)
-        chosen = Choice(named, spec.name, spec.config_for(named, arch, dict(config)), None, given=True)
+        spec, given = started(named, arch, schedule, config)
+        chosen = Choice(named, spec.name, given, None, given=True)
     else:
         chosen = choose(named, arch, schedule, folders=logs, device=device)
     chosen = warned(chosen)

@@ -18,6 +18,8 @@ FILLED = "num_stages"  # the field that is not searched: as much as there is roo
 
 
 MOST = 800  # configs of a space without axes that are looked at, drawn once for all
+SHORT = 64  # values of an axis that are compared one by one
+REMEMBERED = 32  # spaces whose columns are kept
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,37 @@ def columns_of_space(spec: ScheduleSpec, problem: Problem, arch: Any) -> Columns
     space = spec.numbered_space(problem, arch)
     if not len(space):
         return Columns(0, {}, space.__getitem__)
-    if not isinstance(space, ProductSpace):
-        few = space if len(space) <= MOST else Random(0).sample(space, MOST)
-        return columns_of(few)
-    space, found = space.with_least(FILLED), {}
-    first = space[0]
-    parts = [_numbers(words, first) for words in space.axes_as_words()]
+    if isinstance(space, ProductSpace):
+        space = space.with_least(FILLED)
+        return Columns(
+            len(space),
+            _remembered(f"{type(problem).__name__} {spec.name}", space.axes, lambda: _product(space)),
+            space.__getitem__,
+        )
+    few = space if len(space) <= MOST else Random(0).sample(space, MOST)
+    return columns_of(few)
+
+
+# what was made of axes, which are kept so that nothing else takes their identity; the oldest are forgotten
+_known: dict[tuple[str | int, ...], tuple[Any, dict[str, Array]]] = {}
+
+
+def _remembered(name: str, axes: tuple[Any, ...], make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+    """What `make` gives of the space of `name`; once for the same axes, short ones and tuples, which many problems
+    share."""
+    if not all(isinstance(axis, tuple) or len(axis) <= SHORT for axis in axes):
+        return make()
+    key = (name, *(repr(axis) if len(axis) <= SHORT else id(axis) for axis in axes))
+    if key not in _known:
+        while len(_known) >= REMEMBERED:
+            del _known[next(iter(_known))]
+        _known[key] = axes, make()
+    return _known[key][1]
+
+
+def _product(space: ProductSpace[Config]) -> dict[str, Array]:
+    first, found = space[0], {}
+    parts = [_numbers(words, first) for words in space.axes]
     sizes = [len(next(iter(part.values()))) for part in parts]
     for axis, part in enumerate(parts):
         shape = [1] * len(sizes)
@@ -61,7 +88,7 @@ def columns_of_space(spec: ScheduleSpec, problem: Problem, arch: Any) -> Columns
         for name, values in part.items():
             if axis == 0 or (values != values[0]).any():
                 found[name] = np.broadcast_to(values.reshape(shape), sizes).reshape(-1)
-    return Columns(len(space), found, space.__getitem__)
+    return found
 
 
 def _numbers(words: Sequence[Mapping[str, Any]], like: Config) -> dict[str, Array]:

@@ -7,18 +7,21 @@ the device (`core.device`), so that what was learned on one of an arch serves th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from schedules.core.arch import Arch
+from schedules.core.arch import ARCHES, Arch
 from schedules.core.operator import Array, ScheduleSpec
 from schedules.core.problem import numpy_dtype
+from schedules.hopper.cost import COPIED, STARTED
 from schedules.predict.configs import FILLED, Columns
 
 LAUNCH = 4.5  # us of a graph with one short kernel
 FILL = 1.2  # us until a block's first product, and after its last
+FETCHED = 10.0  # vectors that a multiprocessor's threads load in a nanosecond, about
 NORM = 2.5  # of the parts that overlap
 
 
@@ -35,20 +38,28 @@ class Work:
 
     @property
     def total(self) -> Array:
-        overlapping = ("multiply", "l2", "memory", "latency")
+        overlapping = ("multiply", "l2", "fetch", "memory", "latency")
         together: Array = sum(self.parts[name] ** NORM for name in overlapping) ** (1 / NORM)  # type: ignore[assignment]
-        return together + self.parts["finish"] + self.parts["launch"]
+        return together + self.parts["finish"] + self.parts["launch"] + self.parts["copies"]
+
+    def take(self, rows: Array) -> Work:
+        """Those of some rows."""
+        parts = {name: part[rows] for name, part in self.parts.items()}
+        others = (self.tiles, self.waves, self.resident, self.steps, self.used)
+        return Work(parts, *(values[rows] for values in others))
 
     def limit(self, row: int) -> str:
         """The part that takes longest."""
         return max(self.parts, key=lambda name: float(self.parts[name][row]))
 
 
-def peak(problem: Any, arch: Arch, matrix: bool) -> float:
-    """Multiply-adds that the device does in a microsecond."""
-    dtype = problem.dtype if matrix else "float32"
-    rate = arch.device.peaks.get("tf32" if matrix and dtype == "float32" else dtype, 60.0)
-    return rate * 1e6 / 2
+def peak(arch: Arch, name: str) -> float:
+    """Tera-operations in a second of the arithmetic `name`; of a device that nobody measured, those of the arch's own
+    for as many multiprocessors."""
+    device, own = arch.device, ARCHES[str(arch)].device
+    if name in device.peaks:
+        return device.peaks[name]
+    return own.peaks.get(name, 60.0) * device.multiprocessors / own.multiprocessors
 
 
 def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work:
@@ -67,6 +78,9 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     tiles = runs * along * across
     split, taps, channels = columns.get("split_k", 1.0), p.kh * p.kw, p.ci
     block_k = columns.get("block_k" if matrix else "step", 8.0)
+    if "channels_per_stage" in columns.fields:
+        block_k = columns.get("channels_per_stage")
+        block_k = np.where(block_k == 0, channels, block_k) * 1.0
     if matrix and "block_k" not in columns.fields:  # a row of the kernel at once
         taps, channels = p.kh, p.kw * p.ci
         block_k = np.full(columns.count, -(-channels // 16) * 16.0)
@@ -81,28 +95,39 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     waves = units / (held * resident)
     turns = np.ceil(waves)
     products = tile_m * tile_n * block_k * steps
-    share = peak(p, arch, matrix) / device.multiprocessors
+    dtype = p.dtype if matrix else "float32"
+    rate = peak(arch, "tf32" if matrix and dtype == "float32" else dtype)
+    share = rate * 1e6 / 2 / device.multiprocessors  # multiply-adds in a microsecond
     busy = np.minimum(resident, np.ceil(units / device.multiprocessors))
     multiply = turns * busy * products / share
     # wgmma of few columns waits for shared memory
     if FILLED in columns.fields:
         multiply *= np.maximum(1.0, (16 + tile_n / 4) / (tile_n / 2))
-    loaded = (tile_m / n + tile_n / m) * block_k * steps * item
+    real = channels / (np.ceil(channels / block_k) * block_k)  # of a step's channels; zeros are not loaded
+    loaded = (tile_m / n + tile_n / m) * block_k * real * steps * item
     l2 = turns * busy * loaded / (device.timings.loaded * 1000)
+    # what threads load, and not TMA, they load in vectors as long as lie in one
+    whole = [math.gcd(16 // item, p.extents[axes[-1]]) for axes in (p.data_axes, p.filter_axes)]
+    sides = tile_n / whole[0] + tile_m / whole[1] if spec.channels_along_rows else tile_m / whole[0] + tile_n / whole[1]
+    fetch = turns * busy * sides * block_k * real * steps / FETCHED / 1000 * (FILLED not in columns.fields)
     latency = turns * steps * device.timings.latency / 1000 / np.maximum(1.0, stages - 1)
     finish = turns * busy * tile_m * tile_n * device.timings.finish / 1000 / np.minimum(split, 2) / 2 + FILL
     finish = finish + (split > 1) * device.timings.exchange / 1000
+    copied = columns.get("gathered", 0.0) * 2.0 * p.pixels * p.ci * p.kh * p.kw  # elements, by a kernel before
+    copied = copied + columns.get("turned", 0.0) * 2.0 * p.n * p.h * p.w * p.ci
     ones = np.ones(columns.count)
     parts = {
         "multiply": multiply,
         "l2": l2,
+        "fetch": fetch,
         "memory": ones * p.min_bytes / ((device.bandwidth or 1000) * 1e3),
         "latency": latency,
         "finish": finish,
         "launch": ones * LAUNCH,
+        "copies": np.where(copied > 0, STARTED + copied * item / COPIED / 1000, 0.0),
     }
-    used = (run / (along * pixel)) * (p.co / (across * channel)) * (channels / (np.ceil(channels / block_k) * block_k))
-    return Work(parts, tiles, waves, resident * ones, steps, used)
+    used = (run / (along * pixel)) * (p.co / (across * channel)) * real
+    return Work(parts, tiles * ones, waves, resident * ones, steps * ones, used * ones)
 
 
 def tile_of(columns: Columns) -> tuple[Array, Array]:
@@ -114,6 +139,8 @@ def tile_of(columns: Columns) -> tuple[Array, Array]:
         return known["tile_h"] * known["tile_w"], known["block_n"]
     if "tile_m" in known:  # of a warp's threads, eight by four
         return known["tile_m"] * columns.get("warps_m", 1.0) * 8, known["tile_n"] * columns.get("warps_n", 1.0) * 4
+    if "filters" in known:  # of a thread that has no others; pixels of an image
+        return known["block.0"] * known["block.1"], known["filters"]
     if "tile.0" in known and "num_thread.0" in known:
         return known["tile.0"] * known["num_thread.0"], known["tile.1"] * known["num_thread.1"]
     return columns.get("block.0", 64.0), columns.get("block.1", 64.0)

@@ -16,9 +16,9 @@ from schedules.core.arch import Arch
 from schedules.core.operator import Array, ScheduleSpec
 from schedules.core.problem import numpy_dtype
 from schedules.predict.configs import Columns
-from schedules.predict.estimate import Work
+from schedules.predict.estimate import Work, peak
 
-OWN = "own "  # what the names of columns begin with that are of a schedule's own estimate
+OWN = "own us"  # the column of a schedule's own estimate
 DIGITS = 4  # that decisions are made by: the last bits of a logarithm are not the same on every machine
 
 
@@ -31,19 +31,21 @@ def features(
     arch: Arch,
     own_estimate: bool = True,
 ) -> dict[str, Array | float]:
-    """Named columns; a number stands for a column of it.  With `own_estimate` those that begin with OWN too, of the
-    schedule's own estimate, which is made config by config."""
+    """Named columns; a number stands for a column of it.  With `own_estimate` OWN too, which is made config by
+    config."""
     p, total = problem, work.total
     item = numpy_dtype(p.dtype).itemsize
     inside = p.n if p.output_axes[-1] == "n" else p.out_w
     turns = np.ceil(work.waves)
     found: dict[str, Array | float] = {
         f"is {operator}.{spec.name}": 1.0,
-        "flops": math.log2(2e-6 * p.flops / 2 / arch.device.peaks.get(p.dtype, 60.0)),
+        "flops": math.log2(1e-6 * p.flops / peak(arch, p.dtype)),
         "bytes": math.log2(p.min_bytes / (arch.device.bandwidth or 1000) / 1e3),
         "pixels": math.log2(p.pixels),
         "run": math.log2(inside),
         "run 8": float(math.gcd(inside, 64)),
+        "row 8": float(math.gcd(p.w, 64)),
+        "pad w": float(p.pad[1]),
         "image": math.log2(p.out_h * p.out_w),
         "co": math.log2(p.co),
         "co 2": float(math.gcd(p.co, 64)),
@@ -64,13 +66,9 @@ def features(
     }
     if spec.estimate is not None and own_estimate:
         own = np.array([spec.estimate(p, columns.make(row), arch) for row in range(columns.count)])
-        waves = work.waves * own[:, 0] / work.tiles
-        found["own tiles"] = np.log2(own[:, 0] / work.tiles)
-        found["own us"] = np.log2(own[:, 1] / total)
-        found["own idle"] = np.ceil(waves) / waves
-        found["own turns"] = np.minimum(np.ceil(waves), 64.0)
+        found[OWN] = np.log2(own / total)
     for name, part in work.parts.items():
-        found[f"part {name}"] = np.log2(part / total)
+        found[f"part {name}"] = np.log2(np.maximum(part, 1e-3) / total)
     for name, values in columns.fields.items():
         if name not in ("grid",):
             found[name] = values

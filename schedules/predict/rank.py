@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,16 +15,24 @@ from schedules.core.arch import Arch
 from schedules.core.operator import Array, Operator, ScheduleSpec
 from schedules.core.problem import Config, Problem, numpy_dtype
 from schedules.core.registry import operator_of
-from schedules.hopper.config import STAGES, STAGING
+from schedules.hopper.config import STAGES, STAGING, SUM_BYTES
 from schedules.predict import trees
 from schedules.predict.configs import FILLED, Columns, columns_of, columns_of_space
-from schedules.predict.estimate import LAUNCH, Work, peak, tile_of, work
+from schedules.predict.estimate import Work, tile_of, work
 from schedules.predict.features import OWN, features, table
+from schedules.windows.geometry import OTHERS
 
-HOPELESS = 4.0  # times the least estimate of all schedules, beyond which one is not looked at
-SIFTED = 1200  # configs of a schedule that the coarse trees put in order, those of the least estimate
-KEPT = 48  # legal ones of them that all trees look at
-TRIED = 500  # configs that may be illegal before a schedule is given up
+HOPELESS = 4.0  # times the least estimate of all schedules, beyond which a config is not looked at
+SIFTED = (
+    512  # configs of a schedule, of each way of it, those of the least estimate, that the coarse trees put in order
+)
+KEPT = 40  # legal configs of all schedules that all trees look at
+EACH = (
+    6  # of them that each way of a schedule has at least, which may be NEAR times as slow as the coarse trees' fastest
+)
+NEAR = 1.6
+TRIED, MOST_TRIED = 100, 140  # configs of a schedule before it is given up: none of them legal, and few
+FEWER = 2  # stages than there seems to be room for, at most
 HALO = 1.25  # times the pixels of a tile that a stage with a halo has, about
 RANKED = 16  # that are handed back
 
@@ -53,51 +64,58 @@ def kind_of(operator: Operator, problem: Any) -> str:
 
 @lru_cache(maxsize=512)
 def ranked(problem: Problem, arch: Arch, schedule: str | None = None) -> tuple[Ranked, ...]:
-    """Legal configs for `problem`, of `schedule` or of all schedules offered on `arch`, the fastest first; none where
-    the trees know nothing of such problems."""
+    """Legal configs for `problem`, of `schedule` or of all schedules offered on `arch`, the fastest first.
+
+    Where the trees know nothing of such problems those of one schedule, `schedule` or the one of the operator's rule,
+    by its own estimate; none if it has none.
+    """
     op = operator_of(problem)
-    known = knows(op, problem, arch)
-    if known is None:
-        return ()
-    specs = [op.schedule(schedule)] if schedule else op.offered(arch)
-    specs = [spec for spec in specs if f"is {op.name}.{spec.name}" in known.names and arch.kind in spec.kinds]
-    specs = [spec for spec in specs if worth_a_look(problem, spec, arch)]
-    spaces = {spec: columns_of_space(spec, problem, arch) for spec in specs}
-    works = {spec: work(problem, spec, columns, arch) for spec, columns in spaces.items() if columns.count}
-    least = min((made.total.min() for made in works.values()), default=0.0)
-    found: list[tuple[float, int, ScheduleSpec, Columns, Work]] = []
-    for spec, made in works.items():
-        columns = (
-            candidates(op, problem, spec, spaces[spec], arch)
-            if made.total.min() < HOPELESS * least
-            else spaces[spec].take([])
-        )
-        if columns.count:
-            made = work(problem, spec, columns, arch)
-            times = predicted(op, problem, spec, columns, made, arch, known)
-            found += [(float(us), row, spec, columns, made) for row, us in enumerate(times)]
+    known, specs = knows(op, problem, arch), [op.schedule(schedule)] if schedule else op.offered(arch)
+    if known:
+        specs = [spec for spec in specs if f"is {op.name}.{spec.name}" in known.names and worth_a_look(problem, spec)]
+    if not known or schedule and not specs:
+        known, specs = None, [op.schedule(schedule or op.choose(problem, arch))]
+        specs = [spec for spec in specs if spec.estimate]
+    parts = candidates(op, problem, [spec for spec in specs if arch.kind in spec.kinds], arch, known is not None)
     best = []
-    for us, row, spec, columns, made in sorted(found, key=lambda each: each[0])[:RANKED]:
-        parts = tuple((name, float(part[row])) for name, part in made.parts.items())
-        best.append(Ranked(spec.name, columns.make(row), us, made.limit(row), parts))
+    for us, row, part in sorted(_timed(op, problem, arch, known, parts), key=itemgetter(0))[:RANKED]:
+        told = tuple((name, float(values[row])) for name, values in part.made.parts.items())
+        best.append(Ranked(part.spec.name, part.columns.make(row), us, part.made.limit(row), told))
     return tuple(best)
 
 
-def worth_a_look(problem: Any, spec: ScheduleSpec, arch: Arch) -> bool:
-    """Whether the schedule can be near the fastest: CUDA cores only where a launch takes as long as their products."""
-    if problem.dtype == "float32" or any(field.name == "block_n" for field in fields(spec.config)):
-        return True
-    memory = problem.min_bytes / ((arch.device.bandwidth or 1000) * 1e3)
-    return problem.flops / 2 / peak(problem, arch, matrix=False) < HOPELESS * (LAUNCH + memory)
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Configs of one schedule, and their estimate."""
+
+    spec: ScheduleSpec
+    columns: Columns
+    made: Work
+
+    def take(self, rows: Array) -> Part:
+        return Part(self.spec, self.columns.take(rows), self.made.take(rows))
 
 
-def predicted(
-    op: Operator, problem: Problem, spec: ScheduleSpec, columns: Columns, made: Work, arch: Arch, known: trees.Trees
-) -> Array:
-    """Predicted us of configs of a schedule."""
-    parts = features(op.name, problem, spec, columns, made, arch, any(name.startswith(OWN) for name in known.names))
-    found: Array = made.total * np.exp(known.predict(table([parts], [columns.count], known.names)))
-    return found
+def _timed(
+    op: Operator, problem: Problem, arch: Arch, known: trees.Trees | None, parts: Sequence[Part]
+) -> list[tuple[float, int, Part]]:
+    """Predicted us of each row of `parts`, in their order: by `known` trees, or by the schedules' own estimates."""
+    if not parts:
+        return []
+    rows = [(row, part) for part in parts for row in range(part.columns.count)]
+    if known is None:
+        own = [(part.spec.estimate, part.columns.make(row)) for row, part in rows]
+        us = [estimate(problem, config, arch) if estimate else math.inf for estimate, config in own]
+        return [(time, *each) for time, each in zip(us, rows, strict=True)]
+    told = [features(op.name, problem, p.spec, p.columns, p.made, arch, OWN in known.names) for p in parts]
+    total = np.concatenate([part.made.total for part in parts])
+    times = total * np.exp(known.predict(table(told, [part.columns.count for part in parts], known.names)))
+    return [(float(us), row, part) for us, (row, part) in zip(times, rows, strict=True)]
+
+
+def worth_a_look(problem: Any, spec: ScheduleSpec) -> bool:
+    """Whether the schedule can be near the fastest: in less than float32, tensor cores are."""
+    return problem.dtype == "float32" or any(field.name == "block_n" for field in fields(spec.config))
 
 
 def predicted_us(problem: Problem, schedule: str, config: Config, arch: Arch) -> float | None:
@@ -107,60 +125,106 @@ def predicted_us(problem: Problem, schedule: str, config: Config, arch: Arch) ->
     if known is None or f"is {op.name}.{schedule}" not in known.names:
         return None
     columns = columns_of([config])
-    return float(predicted(op, problem, spec, columns, work(problem, spec, columns, arch), arch, known)[0])
+    return _timed(op, problem, arch, known, [Part(spec, columns, work(problem, spec, columns, arch))])[0][0]
 
 
-def candidates(op: Operator, problem: Problem, spec: ScheduleSpec, least: Columns, arch: Arch) -> Columns:
-    """The legal configs of a space that the coarse trees take for the fastest, with as many stages as there is room
-    for, where `least` has the fewest."""
-    columns, coarse = roughly_filled(least, problem, spec, arch), trees.load(trees.COARSE)
-    made = work(problem, spec, columns, arch)
-    order = np.argsort(made.total, kind="stable")[:SIFTED]
-    if coarse is not None:
-        sifted = columns.take(order)
-        times = predicted(op, problem, spec, sifted, work(problem, spec, sifted, arch), arch, coarse)
-        order = order[np.argsort(times, kind="stable")]
-    kept: list[Config] = []
-    for row in order[:TRIED]:
-        if least.make(int(row)).check(problem, arch) is None:
-            kept.append(filled(columns.make(int(row)), problem, arch))
-            if len(kept) == KEPT:
-                break
-    return columns_of(kept) if kept else columns.take([])
+def candidates(op: Operator, problem: Problem, specs: Sequence[ScheduleSpec], arch: Arch, trained: bool) -> list[Part]:
+    """The legal configs that the coarse trees take for the fastest, or the estimate if not `trained`, with as many
+    stages as there is room for."""
+    parts = []
+    for spec in specs:
+        columns = roughly_filled(columns_of_space(spec, problem, arch), problem, spec, arch)
+        if columns.count:
+            part = Part(spec, columns, work(problem, spec, columns, arch))
+            copied = part.made.parts["copies"] > 0  # ways so different that the estimate tells little of both
+            parts += [part.take(np.flatnonzero(rows)) for rows in (copied, ~copied) if rows.any()]
+    least = min((part.made.total.min() for part in parts), default=0.0)
+    parts = [_sifted(part, HOPELESS * least) for part in parts]
+    parts = [part for part in parts if part.columns.count]
+    if trained:
+        found = _timed(op, problem, arch, trees.load(trees.COARSE), parts)
+    else:
+        found = [(float(us), row, part) for part in parts for row, us in enumerate(part.made.total)]
+    order = sorted(found, key=itemgetter(0))
+    kept: dict[Part, list[Config]] = {part: [] for part in parts}
+    tried = dict.fromkeys(parts, 0)
+    count = 0
+    for us, row, part in order:
+        own = kept[part]
+        wanted = count < KEPT or len(own) < EACH and us < NEAR * order[0][0]
+        if wanted and tried[part] < (MOST_TRIED if own else TRIED):
+            tried[part] += 1
+            config = filled(part.columns.make(row), problem, arch)
+            if config is not None and config not in own:
+                own.append(config)
+                count += 1
+    made = [(part.spec, columns_of(configs)) for part, configs in kept.items() if configs]
+    return [Part(spec, columns, work(problem, spec, columns, arch)) for spec, columns in made]
+
+
+def _sifted(part: Part, most: float) -> Part:
+    """The configs of the least estimate, SIFTED or fewer, below `most`."""
+    total = part.made.total
+    rows = np.argsort(total, kind="stable")[:SIFTED]
+    return part.take(rows[total[rows] < most])
 
 
 def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arch) -> Columns:
-    """The same with about as many stages as there is room for, if there are stages to be filled."""
-    if FILLED not in columns.fields:
-        return columns
-    item = numpy_dtype(problem.dtype).itemsize
+    """Those for which there is room, about, with as many stages as there is room for if there are stages to be
+    filled."""
+    p, item = problem, numpy_dtype(problem.dtype).itemsize
     (m, n), blocks_sm = tile_of(columns), columns.get("blocks_sm", 1.0)
     room = np.minimum(arch.shared_block, arch.shared_sm / blocks_sm - arch.shared_reserved)
-    results = np.minimum(m * n * item, STAGING * columns.get("consumers", 1.0))
-    halo = columns.get("halo", 0.0) > 0  # a stage has the filters of all kernel rows, and pixels for them
-    pixels, channels = (n, m) if spec.channels_along_rows else (m, n)
-    side = pixels * np.where(halo, HALO, 1.0) + channels * np.where(halo, problem.kh, 1.0)
-    stages = np.floor((room - results) / (side * columns.get("block_k", 64.0) * item))
-    stages = np.clip(stages, STAGES[0], STAGES[-1])
+    if "tile_h" in columns.fields:  # a patch of the image, and all filters of the block
+        h, w = (
+            (columns.get(f"tile_{a}") - 1) * p.stride[i] + p.dilation[i] * (k - 1) + 1
+            for i, (a, k) in enumerate((("h", p.kh), ("w", p.kw)))
+        )
+        taken, stage, least, most = n * p.kh * p.kw * p.ci * item, h * w * p.ci * item, 1, 2
+        warps_m, warps_n = columns.get("warps_m"), columns.get("warps_n")
+        registers = m * n / (32 * warps_m * warps_n) + (m / warps_m + n / warps_n) / 4 + OTHERS
+        held = np.minimum(arch.registers_thread, arch.registers_sm / (32 * warps_m * warps_n * blocks_sm))
+        room = np.where(registers <= held, room, 0.0)
+    elif "consumers" in columns.fields:
+        halo = columns.get("halo", 0.0) > 0  # a stage has the filters of all kernel rows, and pixels for them
+        pixels, channels = (n, m) if spec.channels_along_rows else (m, n)
+        stay, k = columns.get("stationary", 0.0) > 0, columns.get("block_k")  # filters of all steps
+        # tap by tap, or with halo those of all rows, or those along a row, whose sums lie side by side
+        taps = np.where(halo, p.kh, 1.0) * (p.kw if "consumers_n" in columns.fields else 1)
+        filters, steps = channels * taps * k, p.kh * p.kw / taps * -(-p.ci // k)
+        stage = (pixels * np.where(halo, HALO, 1.0) * k + np.where(stay, 0.0, filters)) * item
+        results = np.minimum(m * n * item, STAGING * columns.get("consumers"))
+        sent = m * n * SUM_BYTES * (1 - 1 / columns.get("split_k", 1.0))
+        taken, least, most = results + sent + np.where(stay, filters * steps * item, 0.0), 2, STAGES[-1]
+    elif "block_k" in columns.fields:
+        return columns.take(
+            np.flatnonzero(columns.get("stages", 1.0) * (m + n) * columns.get("block_k") * item <= room)
+        )
+    else:
+        return columns
+    stages = np.minimum(np.floor((room - taken) / stage), most)
+    fit = np.flatnonzero(stages >= least)
+    stages, found = stages[fit], columns.take(fit)
 
     def make(row: int) -> Config:
-        return replace(columns.make(row), **{FILLED: int(stages[row])})
+        return replace(found.make(row), **{FILLED: int(stages[row])})
 
-    return replace(columns, fields={**columns.fields, FILLED: stages}, make=make)
+    return replace(found, fields={**found.fields, FILLED: stages}, make=make)
 
 
-def filled(config: Any, problem: Any, arch: Arch) -> Config:
-    """The config, which has about the most stages that are legal, with the most that are, if it has stages."""
-    if not hasattr(config, FILLED):
-        return config  # type: ignore[no-any-return]
-
-    def legal(stages: int) -> bool:
-        return replace(config, **{FILLED: stages}).check(problem, arch) is None
-
-    stages = getattr(config, FILLED)
-    if legal(stages):
-        while stages < STAGES[-1] and legal(stages + 1):
-            stages += 1
-    else:
-        stages = next(fewer for fewer in range(stages - 1, 0, -1) if fewer == 1 or legal(fewer))
-    return replace(config, **{FILLED: stages})  # type: ignore[no-any-return]
+def filled(config: Any, problem: Any, arch: Arch) -> Config | None:
+    """The config, which has about the most stages that there is room for, with the most, if it has stages; None if it
+    is not legal."""
+    reason = config.check(problem, arch)
+    if reason is None and hasattr(config, FILLED):
+        for stages in range(getattr(config, FILLED) + 1, STAGES[-1] + 1):
+            more = replace(config, **{FILLED: stages})
+            if more.check(problem, arch) is not None:
+                break
+            config = more
+    for _ in range(FEWER):
+        if reason is None or not reason.startswith(FILLED):
+            break
+        config = replace(config, **{FILLED: getattr(config, FILLED) - 1})
+        reason = config.check(problem, arch)
+    return config if reason is None else None

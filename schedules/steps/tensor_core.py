@@ -8,8 +8,8 @@ stores.  Sources: CUTLASS's multistage GEMM; MegEngine's and the K100_AI implici
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -400,10 +400,11 @@ def default_tile(m: int, n: int, count: int, dtype: str, arch: Arch) -> dict[str
     return words(shape)
 
 
-def tiles(dtype: str, arch: Arch) -> Iterator[dict[str, int]]:
+@lru_cache
+def tiles(dtype: str, arch: Arch) -> tuple[dict[str, int], ...]:
     """Fields of every TensorCoreConfig worth trying, legal or not; none where there is no matrix instruction."""
     if why_no_atom(dtype, arch):
-        return
+        return ()
     atom = atom_for(dtype, arch)
     others = [
         (128, 256, 2, 4),
@@ -415,10 +416,8 @@ def tiles(dtype: str, arch: Arch) -> Iterator[dict[str, int]]:
         (96, 128, 2, 2),
         (128, 160, 4, 2),
     ]
-    for (block_m, block_n, warps_m, warps_n), steps, stages, min_blocks in product(
-        (*SHAPES, *others), (2, 4), (2, 3, 4, 5, 6), (0, 1, 2, 3) if arch.kind == "cuda" else (0,)
-    ):
-        yield {
+    return tuple(
+        {
             "block_m": block_m,
             "block_n": block_n,
             "block_k": steps * atom.k,
@@ -427,3 +426,7 @@ def tiles(dtype: str, arch: Arch) -> Iterator[dict[str, int]]:
             "stages": stages,
             "min_blocks": min_blocks,
         }
+        for (block_m, block_n, warps_m, warps_n), steps, stages, min_blocks in product(
+            (*SHAPES, *others), (2, 4), (2, 3, 4, 5, 6), (0, 1, 2, 3) if arch.kind == "cuda" else (0,)
+        )
+    )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import product
 
 from schedules.core.arch import Arch
 from schedules.core.problem import Config, Conv2dProblem
-from schedules.core.space import ProductSpace
-from schedules.windows.cost import clocks
+from schedules.core.space import ProductSpace, axis
 from schedules.windows.geometry import STEP, WORD, Windows
 
 
@@ -55,11 +53,9 @@ class WindowsConfig(Config):
         return Windows(p, self).reason(arch)
 
 
-@lru_cache(maxsize=256)
 def default(problem: Conv2dProblem, arch: Arch) -> WindowsConfig:
-    """The legal config, without patches ahead, of the least estimated time; where there is none, one that says why."""
-    legal = (config for config in _configs(problem, arch, (1,)) if config.check(problem, arch) is None)
-    return min(legal, key=lambda config: clocks(Windows(problem, config), arch), default=WindowsConfig())
+    """The first legal config; where there is none, one that says why."""
+    return next((config for config in space(problem, arch) if config.check(problem, arch) is None), WindowsConfig())
 
 
 def is_few(problem: Conv2dProblem) -> bool:
@@ -68,23 +64,23 @@ def is_few(problem: Conv2dProblem) -> bool:
     return problem.ci * w.item < WORD * STEP
 
 
-def space(problem: Conv2dProblem, arch: Arch) -> Sequence[WindowsConfig]:
-    return _configs(problem, arch, (1, 2))
-
-
-def _configs(problem: Conv2dProblem, arch: Arch, stages: tuple[int, ...]) -> Sequence[WindowsConfig]:
+def space(problem: Conv2dProblem, arch: Arch) -> ProductSpace[WindowsConfig]:
     p = problem
     rows = [size for size in (2, 4, 8, 16) if size < 2 * p.out_h] or [2]
     channels = [size for size in (16, 32, 64, 128) if size < 2 * p.co] or [16]
-
-    def make(
-        tile_h: int, tile_w: int, block_n: int, warps: tuple[int, int], num_stages: int, blocks_sm: int
-    ) -> WindowsConfig:
-        grid = blocks_sm * arch.device.multiprocessors
-        return WindowsConfig(tile_h, tile_w, block_n, *warps, num_stages, blocks_sm, grid)
-
     warps = ((2, 1), (4, 1), (8, 1), (4, 2))
-    return ProductSpace(make, rows, _widths(p.out_w), channels[-3:], warps, stages, (1, 2, 3, 4))
+    names = ("tile_h", "tile_w", "block_n", "warps_m", "warps_n")
+    shapes = ((h, w, n, *of) for h, w, n, of in product(rows, _widths(p.out_w), channels[-3:], warps))
+    return ProductSpace(
+        WindowsConfig,
+        [
+            dict(zip(names, shape, strict=True))
+            for shape in shapes
+            if Windows(problem, WindowsConfig(*shape)).uneven() is None
+        ],
+        axis("num_stages", (1, 2)),
+        [dict(blocks_sm=count, grid=count * arch.device.multiprocessors) for count in (1, 2, 3, 4)],
+    )
 
 
 def _widths(out_w: int) -> list[int]:

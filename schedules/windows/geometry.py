@@ -302,11 +302,9 @@ class Windows:
 
         return tirx.min(self.rows, self.count(images))
 
-    def reason(self, arch: Arch) -> str | None:
-        """Why the config is not legal."""
-        p, c = self.problem, self.config
-        if self.channel_axis == "li" and p.extents["gi"] > 1:
-            return f"ci={p.ci} is more than one group of channels; use another schedule"
+    def uneven(self) -> str | None:
+        """Why the tile cannot be dealt out among the warps; None if it can."""
+        c = self.config
         if c.block_n % (OCTET * c.warps_n):
             return f"block_n={c.block_n} is not a multiple of 8 for each of warps_n={c.warps_n}"
         if c.tile_h * c.tile_w % (OCTET * c.warps_m):
@@ -318,6 +316,16 @@ class Windows:
         if rows % 2:
             name = "tile_h" if self.channels_last else "block_n"
             return f"{name}={getattr(c, name)} leaves a warp {8 * rows} rows, not a multiple of 16"
+        return None
+
+    def reason(self, arch: Arch) -> str | None:
+        """Why the config is not legal."""
+        p, c = self.problem, self.config
+        if self.channel_axis == "li" and p.extents["gi"] > 1:
+            return f"ci={p.ci} is more than one group of channels; use another schedule"
+        reason = self.uneven()
+        if reason:
+            return reason
         if self.registers * c.threads * c.blocks_sm > arch.registers_sm or self.registers > arch.registers_thread:
             return f"blocks_sm={c.blocks_sm} of {c.threads} threads with about {self.registers} registers do not fit"
         if c.threads * c.blocks_sm > arch.threads_sm:

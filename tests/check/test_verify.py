@@ -9,6 +9,7 @@ from schedules.build.builder import build
 from schedules.check.verify import EMULATED_FLOPS, poisoned, reduced, verify, verify_function
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError, UnknownNameError, UsageError
+from schedules.core.registry import operator
 from tests.conftest import problem_of
 
 SMALL = dict(n=4, h=4, w=4, ci=3, co=6, kh=3, kw=3, pad=1)
@@ -43,11 +44,12 @@ def test_routes_that_do_not_exist(host: Arch) -> None:
 
 def test_a_large_problem_is_verified_on_a_smaller_one(emulation: None, sm_90a: Arch) -> None:
     problem = problem_of("conv2d_hwcn", **TUTORIAL)
-    smaller = reduced(problem, sm_90a, None, None, "emulated")
+    config = operator("conv2d_hwcn").schedule("simt").default(problem, sm_90a)
+    smaller = reduced(problem, sm_90a, config, "emulated")
     assert smaller.flops <= EMULATED_FLOPS
     assert (smaller.kh, smaller.kw, smaller.pad) == (3, 3, (1, 1))
     assert smaller.n > 64 and smaller.co > 64  # a whole tile and a ragged one
-    assert reduced(problem_of("conv2d_hwcn", **SMALL), sm_90a, None, None, "serial").n == SMALL["n"]
+    assert reduced(problem_of("conv2d_hwcn", **SMALL), sm_90a, config, "serial").n == SMALL["n"]
 
 
 def test_a_wrong_function_is_found(host: Arch) -> None:

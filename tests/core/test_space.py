@@ -16,7 +16,7 @@ from schedules.core.arch import Arch
 from schedules.core.presets import resolve
 from schedules.core.problem import Config
 from schedules.core.registry import operators
-from schedules.core.space import ProductSpace
+from schedules.core.space import ProductSpace, axis
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,10 @@ class Numbers(Config):
 
 
 @given(st.lists(st.lists(st.integers(), max_size=4), max_size=4))
-def test_the_order_is_that_of_the_product(axes: list[list[int]]) -> None:
-    space: ProductSpace[Any] = ProductSpace(lambda *values: values, *axes)
-    wanted = list(product(*axes))
+def test_the_order_is_that_of_the_product(values: list[list[int]]) -> None:
+    axes = [axis(str(number), each) for number, each in enumerate(values)]
+    space: ProductSpace[Any] = ProductSpace(lambda **words: tuple(words[str(n)] for n in range(len(axes))), *axes)
+    wanted = list(product(*values))
     assert len(space) == len(wanted)
     assert list(space) == wanted == [space[number] for number in range(len(space))]
     assert space[1:] == wanted[1:] and space[::-2] == wanted[::-2]
@@ -50,7 +51,9 @@ def test_only_what_is_drawn_is_made(host: Arch) -> None:
 
     conv = resolve("tutorial", {})[1]
     spec = operators()[0].schedule("cpu")
-    space = replace(spec, space=lambda problem, arch: ProductSpace(make, range(1000), range(1000)))
+    space = replace(
+        spec, space=lambda problem, arch: ProductSpace(make, axis("a", range(1000)), axis("b", range(1000)))
+    )
     found = random_config(space, conv, host, random.Random(0))
     assert isinstance(found, Numbers) and found.b % 2
     assert made[-1] == (found.a, found.b) and len(made) <= CONFIGS
@@ -63,3 +66,10 @@ def test_an_iterator_can_be_drawn_from_too(host: Arch) -> None:
     assert {random_config(spec, conv, host, random.Random(seed)) for seed in range(5)} == {Numbers(0, 1)}
     nothing = replace(spec, space=lambda problem, arch: [Numbers(0, 0)])
     assert random_config(nothing, conv, host, random.Random(0)) is None
+
+
+def test_the_part_with_the_least_of_a_field() -> None:
+    space = ProductSpace(Numbers, [dict(a=3), dict(a=2)], axis("b", (5, 1, 4)))
+    assert list(space.with_least("b")) == [Numbers(3, 1), Numbers(2, 1)]
+    together = ProductSpace(Numbers, [dict(a=3, b=7), dict(a=2, b=1)])  # of an axis of several fields all are kept
+    assert list(together.with_least("b")) == list(together)

@@ -183,7 +183,7 @@ def test_a_smaller_problem_stands_in_for_a_large_one() -> None:
     large = problem_of("conv2d_hwcn", **dict(CONV, n=256, h=14, w=14, ci=64, co=64))
     arch = parse_arch("sm_90a")
     (config,) = configs(large, arch, 1, "cuda")
-    smaller = reduced(large, arch, "auto", config, "emulated")
+    smaller = reduced(large, arch, config, "emulated")
     assert smaller.flops < large.flops / 8
     assert_correct(smaller, arch, "auto", config, routes=["serial"])
 

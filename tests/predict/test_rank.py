@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from schedules.core.arch import parse_arch
 from schedules.core.device import H100
 from schedules.core.presets import resolve
+from schedules.core.registry import operator_of
 from schedules.measure.choice import default_choice
 from schedules.predict import trees
 from schedules.predict.rank import predicted_us, ranked
@@ -25,8 +27,7 @@ def test_the_shipped_trees_choose_as_well_as_when_they_were_shipped() -> None:
     shipped = trees.load()
     assert shipped and shipped.header["held_out"]["mean"] < 1.06
     told = shipped.header["replayed"]
-    files = sorted(ROOT.glob("tuning_logs/nvidia-h200/layers/*.xz"))
-    _, layers = fit_choice.both(files)
+    _, layers = fit_choice.known(ROOT / "tuning_logs/nvidia-h200")
     regrets = fit_choice.replayed(shipped, layers)
     assert fit_choice.mean(regrets) < told["mean"] + 0.005 and regrets.max() < told["worst"] + 0.05
 
@@ -53,6 +54,29 @@ def test_the_fastest_come_first_and_all_are_legal(name: str) -> None:
     assert "predicted" in str(best)
 
 
+@pytest.mark.parametrize(
+    ("name", "layer", "schedule"),
+    [
+        ("conv2d_nhwc", dict(n=32, h=56, w=56, ci=256, co=256), "tma_wgmma"),
+        ("conv2d_nchw", dict(n=32, h=56, w=56, ci=256, co=256), "tma_wgmma"),
+        ("conv2d_nchw", dict(n=32, h=57, w=57, ci=256, co=256), "tma_wgmma_turned"),
+        ("conv2d_hwcn", dict(n=64, h=56, w=56, ci=256, co=256), "tma_wgmma"),
+        ("conv2d_nchw32", dict(n=32, h=56, w=56, ci=256, co=256, dtype="int8"), "tma_wgmma"),
+        ("conv2d_nhwc", dict(n=32, h=224, w=224, ci=3, co=64), "mma_windows"),
+    ],
+)
+def test_large_layers_take_programs_in_tirx(name: str, layer: dict[str, Any], schedule: str) -> None:
+    words = {
+        "kh": "3",
+        "kw": "3",
+        "pad": "1",
+        "dtype": "float16",
+        **{field: str(size) for field, size in layer.items()},
+    }
+    best = ranked(resolve(name, words)[1], ARCH)[0]
+    assert best.schedule.startswith(schedule), (best.schedule, best.config)
+
+
 def test_of_one_schedule_only() -> None:
     _, problem = resolve("conv2d_nhwc", LAYER)
     found = ranked(problem, ARCH, "mma")
@@ -66,6 +90,15 @@ def test_bfloat16_is_as_float16_and_another_device_has_its_own() -> None:
     wide = replace(problem, dtype="bfloat16")
     assert [e.config for e in ranked(wide, ARCH)] == [e.config for e in ranked(problem, ARCH)]
     assert ranked(problem, ARCH.on(H100))
+
+
+def test_a_schedule_with_an_estimate_is_ranked_by_it_where_no_trees_are() -> None:
+    arch = parse_arch("cuda:sm_80")
+    _, problem = resolve("conv2d_nhwc", {**LAYER, "ci": "3", "h": "64", "w": "64", "kh": "7", "kw": "7"})
+    spec, found = operator_of(problem).schedule("mma_windows"), ranked(problem, arch)
+    assert spec.estimate and len(found) > 8 and {each.schedule for each in found} == {spec.name}
+    assert [each.us for each in found] == sorted(spec.estimate(problem, each.config, arch) for each in found)
+    assert not ranked(problem, arch, "mma") and default_choice(problem, arch).config == found[0].config
 
 
 def test_what_the_trees_have_not_seen_is_left_to_the_rule() -> None:

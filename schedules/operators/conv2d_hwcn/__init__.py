@@ -10,10 +10,8 @@ from schedules.steps.tensor_core import matrix_schedule
 
 
 def choose(problem: HwcnProblem, arch: Arch) -> str:
-    """The rule: TMA and wgmma where they reach; else matrix cores for the dtypes that they take; else `simt` for
-    float32 where there is cp.async, and `tutorial` on every other GPU."""
-    if tma_wgmma.SCHEDULE.serves(problem, arch):
-        return tma_wgmma.SCHEDULE.name
+    """The rule: matrix cores for the dtypes that they take; else `simt` for float32 where there is cp.async, and
+    `tutorial` on every other GPU."""
     matrix = matrix_schedule(problem.dtype, arch)
     if matrix or not arch.is_gpu:
         return matrix or "cpu"

@@ -6,12 +6,12 @@ One schedule serves NVIDIA (`mma`) and AMD (`mfma`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
+from schedules.core.space import ProductSpace
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, pixel_product
 from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
 from schedules.steps.tiles import widest_vector
@@ -48,8 +48,8 @@ def default(problem: HwcnProblem, arch: Arch) -> MmaConfig:
     return MmaConfig(**default_tile(problem.co, problem.n, problem.out_h * problem.out_w, problem.dtype, arch))
 
 
-def space(problem: HwcnProblem, arch: Arch) -> Iterator[MmaConfig]:
-    return (MmaConfig(**words) for words in tiles(problem.dtype, arch))
+def space(problem: HwcnProblem, arch: Arch) -> ProductSpace[MmaConfig]:
+    return ProductSpace(MmaConfig, tiles(problem.dtype, arch))
 
 
 def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:

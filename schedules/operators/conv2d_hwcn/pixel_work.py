@@ -7,16 +7,14 @@ are short ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from schedules.core.arch import Arch
 from schedules.core.device import Device
 from schedules.core.problem import Argument
-from schedules.core.space import ProductSpace
-from schedules.hopper.config import HopperConfig, blocks, tiles_of
-from schedules.hopper.cost import fastest
+from schedules.core.space import ProductSpace, axis
+from schedules.hopper.config import DEPTHS, HopperConfig, blocks
 from schedules.hopper.geometry import Load, Work
 from schedules.hopper.pixels import mean_taps_inside, taps_inside
 from schedules.hopper.shared import SharedTile, TensorMap
@@ -118,8 +116,8 @@ class PixelWork(Work[PixelPlace]):
         if not self.config.skip_padding:
             return super().mean_taps
         mean = 1.0
-        for count, axis, taps in zip(self.tiles.counts[1:], self._axes(), self.kernel, strict=True):
-            mean *= mean_taps_inside(count, *axis) if taps > 1 else taps
+        for count, along, taps in zip(self.tiles.counts[1:], self._axes(), self.kernel, strict=True):
+            mean *= mean_taps_inside(count, *along) if taps > 1 else taps
         return mean
 
     def taps(self, place: PixelPlace) -> Taps:
@@ -193,15 +191,7 @@ def data_map(problem: HwcnProblem, tile: SharedTile, data: Argument, box: tuple[
 C = TypeVar("C", bound=PixelConfig)
 
 
-def quickest(problem: HwcnProblem, arch: Arch, base: C, work: Callable[[HwcnProblem, C], PixelWork]) -> C:
-    """`base` with the tile and the cluster of the least estimated time and the most stages that fit; `base` itself if
-    none is legal."""
-    legal = (config for config in tiles_of(base, arch.device) if config.check(problem, arch) is None)
-    found = fastest((work(problem, config) for config in legal), arch)
-    return replace(base, **found.config.to_json()) if found else base.filling(arch.device)
-
-
 def with_and_without_padding(config: type[C], dtype: str, device: Device) -> Sequence[C]:
     """Every `config` worth trying on `device` for operands of `dtype`, with taps in the padding left out, and
     multiplied."""
-    return ProductSpace(lambda words, skip: config(**words, skip_padding=skip), blocks(dtype, device), (True, False))
+    return ProductSpace(config, blocks(dtype, device), axis("skip_padding", (True, False)), DEPTHS)

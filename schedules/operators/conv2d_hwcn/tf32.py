@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.problem import Argument
-from schedules.hopper.config import ADDRESSING, K_BYTES, WARPGROUP, stage_channels
+from schedules.hopper.config import ADDRESSING, K_BYTES, WARPGROUP, plain, stage_channels
 from schedules.hopper.geometry import Load, Operand, Output
 from schedules.hopper.shared import Columns, NoStaging, SharedTile, TensorMap
 from schedules.hopper.tf32 import tf32_schedule
@@ -30,7 +30,6 @@ from schedules.operators.conv2d_hwcn.pixel_work import (
     PixelPlace,
     PixelWork,
     data_map,
-    quickest,
     runs_of,
     with_and_without_padding,
 )
@@ -184,7 +183,7 @@ def schedule(problem: HwcnProblem, config: Tf32Config, arch: Arch) -> tvm.IRModu
 
 
 def default(problem: HwcnProblem, arch: Arch) -> Tf32Config:
-    return quickest(problem, arch, Tf32Config(block_k=stage_channels(problem.ci, 32, 16)), Tf32Work)
+    return plain(Tf32Config(block_k=stage_channels(problem.ci, 32, 16)), problem, arch)
 
 
 def space(problem: HwcnProblem, arch: Arch) -> Sequence[Tf32Config]:

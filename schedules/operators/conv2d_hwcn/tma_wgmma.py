@@ -9,7 +9,7 @@ any number of images fits a tile.  Of few channels a stage has those of all taps
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.space import ProductSpace
-from schedules.hopper.config import K_BYTES, PING_PONG, SHAPES, STAGES, clusters
+from schedules.hopper.config import DEPTHS, K_BYTES, PING_PONG, SHAPES, clusters, first_legal
 from schedules.hopper.cost import estimate_of, microseconds
 from schedules.hopper.geometry import Load, Operand, Output
 from schedules.hopper.pixels import flattened
@@ -50,8 +50,6 @@ RUN = 64  # rows of an operand side by side in 128 bytes
 LARGEST_BLOCKS = 36 * 1024  # bytes of a consumer's results in blocks, at most
 LONGEST_WINDOW = 192  # products of a stage with all taps, at most
 TURNED = (16, 32, 64, 128)  # channels of a stage where they lie inside
-# of a kernel before: microseconds until the next starts, and bytes that it reads or writes in a nanosecond
-STARTED, COPIED = 2.0, 2500.0
 BESIDE = 0.93  # of the time that two blocks of a multiprocessor take, of which one multiplies while the other ends
 MOST_TILES = 12  # that every cluster is tried with, of those that are best without
 
@@ -272,34 +270,15 @@ def schedule(problem: HwcnProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IR
 
 def estimate(work: HwcnWork, device: Device) -> float:
     """About how many microseconds the function takes on `device`."""
-    before = STARTED + work.copied / COPIED / 1000 if work.workspace else 0.0
     beside = BESIDE if work.config.blocks_sm > 1 else 1.0
-    return before + microseconds(work, device) * beside
+    return microseconds(work, device) * beside
 
 
 def default(problem: HwcnProblem, arch: Arch) -> TmaWgmmaConfig:
-    """The config of the least estimated time, with the most stages that fit; the plainest if none is legal."""
-    alone, *others = (*clusters(1, arch.device), *clusters(2, arch.device))
-    tiles = [dict(shape, **way) for way in ways(problem) for shape in shapes(problem, way)]
-    found = sorted(_estimated(problem, arch, (dict(tile, **alone) for tile in tiles)), key=_first)[:MOST_TILES]
-    found += _estimated(problem, arch, (config.to_json() | words for _, config in found for words in others))
-    return min(found, key=_first)[1] if found else TmaWgmmaConfig().filling(arch.device)
-
-
-def _first(found: tuple[float, TmaWgmmaConfig]) -> float:
-    return found[0]
-
-
-def _estimated(problem: HwcnProblem, arch: Arch, every: Iterable[dict[str, Any]]) -> list[tuple[float, TmaWgmmaConfig]]:
-    """The estimates of those configs that are legal, each with the most stages that fit."""
-    found = []
-    for words in every:
-        config = TmaWgmmaConfig(**words | dict(num_stages=STAGES[0]))
-        if config.check(problem, arch) is None:
-            work = HwcnWork(problem, config)
-            work.fill_shared(arch)
-            found.append((estimate(work, arch.device), work.config))
-    return found
+    """The class's, or else the first legal tile and way."""
+    tiles: list[dict[str, Any]] = [{}]
+    tiles += [dict(way, **shape, num_stages=2, cluster_m=1) for way in ways(problem) for shape in shapes(problem, way)]
+    return first_legal((TmaWgmmaConfig(**words).filling(arch.device) for words in tiles), problem, arch)
 
 
 def ways(problem: HwcnProblem) -> list[dict[str, Any]]:
@@ -337,10 +316,10 @@ def space(problem: HwcnProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
     tiles = {tuple(shape.items()) for way in every for shape in shapes(problem, way)}
     in_turn = (dict(block_m=m, block_n=n, consumers=c, ping_pong=True) for m, n, c in PING_PONG)
     return ProductSpace(
-        lambda shape, way, stages, words: TmaWgmmaConfig(**shape, **way, num_stages=stages, **words),
+        TmaWgmmaConfig,
         [*map(dict, sorted(tiles)), *in_turn],
         every,
-        STAGES,
+        DEPTHS,
         [*clusters(1, arch.device), *clusters(2, arch.device)],
     )
 

@@ -21,14 +21,12 @@ from schedules.steps.tensor_core import matrix_schedule
 from schedules.windows.config import is_few
 
 FEW_CHANNELS = 16
-FEW_FILTERS = 32
 FEW_PIXELS = 2**16  # below, tiles of the image are too few to occupy a GPU
 
 
 def choose(problem: NchwProblem, arch: Arch) -> str:
-    """The rule: windows for few input channels; else matrix cores for the dtypes that they take: on Hopper `tma_wgmma`
-    where TMA reaches, or `tma_wgmma_few` where half its rows would be empty, else `tma_wgmma_turned`; else on CUDA
-    `mma` where pixels come by vectors as they lie, else `mma_channels_last`; on AMD `mfma`.
+    """The rule: windows for few input channels; else matrix cores for the dtypes that they take: on CUDA `mma` where
+    pixels come by vectors as they lie, else `mma_channels_last`; on AMD `mfma`.
 
     Else `direct` where a kernel larger than 1x1 has few channels and a large image, so that a thread keeps all filters
     and fetches each pixel once; else `simt`.
@@ -39,14 +37,6 @@ def choose(problem: NchwProblem, arch: Arch) -> str:
     if is_few(p) and mma_windows.SCHEDULE.serves(p, arch):
         return mma_windows.SCHEDULE.name
     matrix = matrix_schedule(p.dtype, arch)
-    fitting = [tma_wgmma.SCHEDULE, tma_wgmma_turned.SCHEDULE]
-    if tma_wgmma_turned.gathers_less(p):  # the filter, which others would have packed, outweighs the data
-        del fitting[0]
-    elif p.co <= FEW_FILTERS:
-        fitting.insert(0, tma_wgmma_few.SCHEDULE)
-    for spec in fitting:
-        if spec.serves(p, arch):
-            return spec.name
     if matrix == "mma":
         return "mma" if pixel_vector(p, 8) > 1 else "mma_channels_last"
     if matrix:

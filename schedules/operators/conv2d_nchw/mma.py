@@ -9,13 +9,12 @@ channels to 16.  Source: the K100_AI implicit-GEMM article's problem, on the mai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
+from schedules.core.space import ProductSpace, axis
 from schedules.definitions.implicit import product as matrix_product
 from schedules.operators.conv2d_nchw.definition import NchwProblem, pixel_vector, weight_vector
 from schedules.steps.tensor_core import Operand, TensorCoreConfig, schedule_product
@@ -80,12 +79,15 @@ def default(problem: NchwProblem, arch: Arch) -> MmaConfig:
     return MmaConfig(block_m, block_n, 32, rows, columns, 3 if "cp_async" in arch.features else 2)
 
 
-def space(problem: NchwProblem, arch: Arch) -> Iterator[MmaConfig]:
-    for (block_m, block_n, warps_m, warps_n), block_k, stages, min_blocks in product(
-        TILES, (32, 64), (2, 3, 4), (0, 2, 3)
-    ):
-        if block_m < 2 * max(problem.co, 16):
-            yield MmaConfig(block_m, block_n, block_k, warps_m, warps_n, stages, min_blocks)
+def space(problem: NchwProblem, arch: Arch) -> ProductSpace[MmaConfig]:
+    names = ("block_m", "block_n", "warps_m", "warps_n")
+    return ProductSpace(
+        MmaConfig,
+        [dict(zip(names, tile, strict=True)) for tile in TILES if tile[0] < 2 * max(problem.co, 16)],
+        axis("block_k", (32, 64)),
+        axis("stages", (2, 3, 4)),
+        axis("min_blocks", (0, 2, 3)),
+    )
 
 
 def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:

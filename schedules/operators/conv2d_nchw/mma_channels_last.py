@@ -8,12 +8,12 @@ in workspace of the function.  Source: the conversion that cuDNN runs before its
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
+from schedules.core.space import ProductSpace
 from schedules.definitions.implicit import Implicit, Stage, at_run_time
 from schedules.definitions.implicit import stage as stage_of
 from schedules.operators.conv2d_nchw.definition import NchwProblem
@@ -112,8 +112,8 @@ def default(problem: NchwProblem, arch: Arch) -> MmaChannelsLastConfig:
     return MmaChannelsLastConfig(**default_tile(problem.co, problem.pixels, 1, problem.dtype, arch))
 
 
-def space(problem: NchwProblem, arch: Arch) -> Iterator[MmaChannelsLastConfig]:
-    return (MmaChannelsLastConfig(**words) for words in tiles(problem.dtype, arch))
+def space(problem: NchwProblem, arch: Arch) -> ProductSpace[MmaChannelsLastConfig]:
+    return ProductSpace(MmaChannelsLastConfig, tiles(problem.dtype, arch))
 
 
 SCHEDULE = ScheduleSpec(

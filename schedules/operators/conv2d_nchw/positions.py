@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from schedules.hopper.pixels import flattened
@@ -96,6 +96,7 @@ class Axis:
         return tirx.any(*(remainder == each for each in self.moves))
 
 
+@lru_cache(maxsize=256)
 def simplest(problem: NchwProblem) -> NchwProblem:
     """The same problem of fewer axes, if tensors lie as they are: kernels of a whole image are a 1x1 kernel of more
     channels, and images of which each pixel is alone are one row."""
@@ -107,6 +108,7 @@ def simplest(problem: NchwProblem) -> NchwProblem:
     return found
 
 
+@lru_cache(maxsize=256)
 def gathered(problem: NchwProblem) -> NchwProblem:
     """The 1x1 convolution of what every output looks at, in the filter's order (ci, kh, kw)."""
     p = problem

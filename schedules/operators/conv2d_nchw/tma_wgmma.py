@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
+from schedules.core.device import Device
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
-from schedules.core.space import ProductSpace
-from schedules.hopper.config import REGISTERS, STAGES, HopperConfig, clusters
+from schedules.core.space import ProductSpace, Words, axis
+from schedules.hopper.config import DEPTHS, REGISTERS, HopperConfig, clusters, first_legal
 from schedules.hopper.cost import estimate_of
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.pixels import TilePlace, flattened, is_output, place_pixels, whole
@@ -42,7 +43,6 @@ DTYPES = ("float16", "bfloat16")
 ITEM = 2  # bytes
 VECTOR = 8  # elements in 16 bytes
 ADDRESSING = 40  # registers beside the accumulators, about; less than others, as columns have no bias
-LOAD = 24  # what an element loaded costs, in products
 
 
 @dataclass(frozen=True)
@@ -235,50 +235,34 @@ SHAPES = tuple(
 
 
 def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaConfig:
-    """The legal tile with the least work on the busiest multiprocessor, filters shared by two blocks, as many stages as
-    fit."""
-    p = flattened(problem, batch=False)
-    taps = p.kh * p.kw
+    """The class's with two stages, or else the first legal tile, narrow ones first."""
+    tiles = [TmaWgmmaConfig(num_stages=2)]
+    tiles += [
+        TmaWgmmaConfig(m, columns * n, k, 2, consumers, 1, 1, consumers_n=n)
+        for (m, columns, consumers, n), k in product(SHAPES[::-1], (64, 16))
+    ]
+    return first_legal((config.filling(arch.device) for config in tiles), problem, arch)
 
-    def cost(config: TmaWgmmaConfig) -> float:
-        rows = config.rows_of(p)
-        assert rows is not None  # checked
-        tiles = -(-p.co // config.block_m) * rows.tiles.count
-        loads = taps * config.block_m / config.cluster_n + (1 if config.halo else p.kh) * config.loaded(rows).pixels
-        return -(-tiles // arch.device.multiprocessors) * (taps * config.block_m * config.block_n + LOAD * loads)
 
-    found = []
-    for (block_m, columns, consumers, consumers_n), halo in product(SHAPES, (False, True) if p.kh > 1 else (False,)):
-        config = TmaWgmmaConfig(
-            block_m, columns * consumers_n, 16, 2, consumers, 1, 2, consumers_n=consumers_n, halo=halo
-        ).filling(arch.device)
-        # with two stages no load is under way while both are multiplied
-        deepest = (replace(config, block_k=k, num_stages=stages) for stages, k in product((3, 2), (64, 32, 16)))
-        found.append(next((config for config in deepest if config.check(problem, arch) is None), None))
-    legal = [config for config in found if config]
-    if not legal:
-        return TmaWgmmaConfig(num_stages=2).filling(arch.device)  # whose check says what is wrong
-    config = min(legal, key=cost)
-    rows = config.rows_of(p)
-    assert rows is not None  # checked
-    work = NchwWork(problem, config, rows)
-    work.fill_shared(arch)
-    return work.config
+@lru_cache
+def _tiles(device: Device) -> tuple[Words, ...]:
+    """Fields of every tile and cluster."""
+    return tuple(
+        dict(block_m=block_m, block_n=columns * consumers_n, consumers=consumers, consumers_n=consumers_n, **words)
+        for (block_m, columns, consumers, consumers_n), words in product(
+            SHAPES, [*clusters(1, device), *clusters(2, device)]
+        )
+        if (consumers, words["blocks_sm"]) in REGISTERS
+    )
 
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
-    clustered = [*clusters(1, arch.device), *clusters(2, arch.device)]
-    shapes = [
-        dict(block_m=block_m, block_n=columns * consumers_n, consumers=consumers, consumers_n=consumers_n, **words)
-        for (block_m, columns, consumers, consumers_n), words in product(SHAPES, clustered)
-        if (consumers, words["blocks_sm"]) in REGISTERS
-    ]
     return ProductSpace(
-        lambda words, block_k, stages, halo: TmaWgmmaConfig(**words, block_k=block_k, num_stages=stages, halo=halo),
-        shapes,
-        (16, 32, 64, 128),
-        STAGES,
-        (False, True) if problem.kh > 1 else (False,),
+        TmaWgmmaConfig,
+        _tiles(arch.device),
+        axis("block_k", (16, 32, 64, 128)),
+        DEPTHS,
+        axis("halo", (False, True) if problem.kh > 1 else (False,)),
     )
 
 

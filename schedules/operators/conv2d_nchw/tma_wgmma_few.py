@@ -7,20 +7,19 @@ shifted by its tap (`few_results`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator
+from functools import lru_cache, partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.device import Device
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
-from schedules.core.space import ProductSpace
-from schedules.hopper.config import REGISTERS, ROWS, STAGES, clusters
+from schedules.core.space import ProductSpace, Words, axis
+from schedules.hopper.config import DEPTHS, REGISTERS, ROWS, clusters, first_legal
 from schedules.hopper.cost import estimate_of
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.few_tiles import FewWork, TmaWgmmaFewConfig, channels_of, columns_of, pitches
+from schedules.operators.conv2d_nchw.few_tiles import FewWork, TmaWgmmaFewConfig, columns_of, pitches
 from schedules.operators.conv2d_nchw.repack import repack
 
 if TYPE_CHECKING:
@@ -36,54 +35,34 @@ def schedule(problem: NchwProblem, config: TmaWgmmaFewConfig, arch: Arch) -> tvm
     return program(FewWork(problem, config), FewResults, partial(repack, problem))
 
 
-def _configs(problem: NchwProblem, device: Device) -> Iterator[TmaWgmmaFewConfig]:
-    ways = product(pitches(problem), REGISTERS, (1, 2, 3, 4), (64, 32, 16, 128))
-    for pitch, (consumers, blocks_sm), blocks_m, block_k in ways:
-        rows, columns = ROWS * blocks_m * consumers, columns_of(problem, pitch)
-        yield TmaWgmmaFewConfig(rows, columns, block_k, 2, consumers, blocks_sm=blocks_sm).filling(device)
-
-
 def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaFewConfig:
-    """The legal tile with the least loaded by the busiest multiprocessor, as many stages as fit."""
-    p = problem
-    best: tuple[Any, TmaWgmmaFewConfig] | None = None
-    for config in _configs(p, arch.device):
-        if config.blocks_sm > 1 or config.check(p, arch) is not None:
-            continue
-        work = FewWork(p, config)
-        tiles = -(-work.clusters // arch.device.multiprocessors)
-        key = tiles * (work.a.tile.rows + p.kh * config.block_n), -config.consumers
-        if best is None or key < best[0]:
-            best = key, config
-    if best is None:
-        # whose check says what is wrong
-        return TmaWgmmaFewConfig(128, columns_of(p, channels_of(p)), 16, 2).filling(arch.device)
-    config = best[1]
-    work = FewWork(p, config)
-    work.fill_shared(arch)
-    return work.config
+    return first_legal(space(problem, arch).with_least("num_stages"), problem, arch)
 
 
-def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaFewConfig]:
+def space(problem: NchwProblem, arch: Arch) -> ProductSpace[TmaWgmmaFewConfig]:
+    widths = [columns_of(problem, pitch) for pitch in pitches(problem)]
     return ProductSpace(
-        lambda config, stages: replace(config, num_stages=stages),
-        list(_ways(problem, arch.device)),
-        STAGES,
+        TmaWgmmaFewConfig, axis("block_n", widths), _tiles(arch.device), axis("block_k", (64, 32, 16, 128)), DEPTHS
     )
 
 
-def _ways(problem: NchwProblem, device: Device) -> Iterator[TmaWgmmaFewConfig]:
-    """Every tile and cluster, and what consumers may have of their own."""
-    for config in _configs(problem, device):
-        for words in clusters(config.blocks_sm, device):
+@lru_cache
+def _tiles(device: Device) -> tuple[Words, ...]:
+    """Fields of every tile and cluster, and what consumers may have of their own."""
+    return tuple(_each_tile(device))
+
+
+def _each_tile(device: Device) -> Iterator[Words]:
+    for (consumers, blocks_sm), blocks_m in product(REGISTERS, (1, 2, 3, 4)):
+        for words in clusters(blocks_sm, device):
             if words["cluster_n"] == 1:
-                found = replace(config, **words)
+                found = dict(words, block_m=ROWS * blocks_m * consumers, consumers=consumers)
                 yield found
-                if words["split_k"] == 1 and config.consumers > 1:
+                if words["split_k"] == 1 and consumers > 1:
                     # tiles of a consumer's rows, with which the filters stay, or a block's
-                    own = replace(found, block_m=found.rows, ping_pong=True)
+                    own = dict(found, block_m=ROWS * blocks_m, ping_pong=True)
                     yield own
-                    yield replace(own, stationary=True)
+                    yield dict(own, stationary=True)
 
 
 SCHEDULE = ScheduleSpec(

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.space import ProductSpace
-from schedules.hopper.config import ADDRESSING, COPYING, WARPGROUP, HopperConfig, blocks, stage_channels, tiles_of
-from schedules.hopper.cost import estimate_of, fastest
+from schedules.hopper.config import ADDRESSING, COPYING, DEPTHS, WARPGROUP, HopperConfig, blocks, plain, stage_channels
+from schedules.hopper.cost import estimate_of
 from schedules.hopper.geometry import Load, Operand
 from schedules.hopper.lines import Lines
 from schedules.hopper.shared import SharedTile, beyond_indices
@@ -93,19 +93,11 @@ def schedule(problem: NchwProblem, config: TmaWgmmaLinesConfig, arch: Arch) -> t
 
 
 def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaLinesConfig:
-    """The tile and the cluster of the least estimated time and the most stages that fit."""
-    found = []
-    for block_k in {stage_channels(simplest(problem).ci, most, 32) for most in (64, 32)}:
-        base = TmaWgmmaLinesConfig(block_k=block_k)
-        legal = (config for config in tiles_of(base, arch.device) if config.check(problem, arch) is None)
-        found += [fastest((LinesWork(problem, config) for config in legal), arch)]
-    best = fastest(found, arch)
-    base = TmaWgmmaLinesConfig()
-    return replace(base, **best.config.to_json()) if best else base.filling(arch.device)
+    return plain(TmaWgmmaLinesConfig(block_k=stage_channels(simplest(problem).ci, 64, 32)), problem, arch)
 
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaLinesConfig]:
-    return ProductSpace(lambda words: TmaWgmmaLinesConfig(**words), blocks(problem.dtype, arch.device, filters=True))
+    return ProductSpace(TmaWgmmaLinesConfig, blocks(problem.dtype, arch.device, filters=True), DEPTHS)
 
 
 SCHEDULE = ScheduleSpec(

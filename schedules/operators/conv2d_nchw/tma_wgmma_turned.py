@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import Argument
 from schedules.core.space import ProductSpace
-from schedules.hopper.config import HopperConfig, blocks, stage_channels, tiles_of
-from schedules.hopper.cost import estimate_of, fastest
+from schedules.hopper.config import DEPTHS, HopperConfig, blocks, plain, stage_channels
+from schedules.hopper.cost import estimate_of
 from schedules.hopper.geometry import Load, Operand
 from schedules.hopper.shared import SharedTile, TensorMap, beyond_indices
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.position_work import ITEM, VECTOR, PositionPlace, PositionWork
+from schedules.operators.conv2d_nchw.position_work import ITEM, PositionPlace, PositionWork
 from schedules.operators.conv2d_nchw.positions import Positions, gathered, simplest
 from schedules.operators.conv2d_nchw.turn import turn
 
@@ -111,37 +111,16 @@ def schedule(problem: NchwProblem, config: TmaWgmmaTurnedConfig, arch: Arch) -> 
     return program(work, prepare=prepare)
 
 
-def _copied(problem: NchwProblem, gathers: bool) -> int:
-    """Elements that the kernel before reads and writes; those that it gathers, it reads one by one."""
-    p = problem
-    data, filters = p.n * p.ci * p.h * p.w, p.co * p.reduction
-    return data + 2 * p.pixels * p.reduction if gathers else 2 * (data + filters)
-
-
-def gathers_less(problem: NchwProblem) -> bool:
-    """Whether all that outputs look at is less to copy than the data and the filter."""
-    p = simplest(problem)
-    return p.kh * p.kw > 1 and not p.packed and _copied(p, True) < _copied(p, False)
-
-
 def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaTurnedConfig:
-    """The tile and the cluster of the least estimated time and the most stages that fit."""
-    p = simplest(problem)
-    gathers = gathers_less(problem)
-    # pieces of whole vectors leave as fast as whole images
-    lines = not gathers and (p.n == 1 or p.out_w % VECTOR == 0)
-    channels = p.reduction if gathers else p.ci
-    base = TmaWgmmaTurnedConfig(block_k=stage_channels(channels, 64, 16), lines_outside=lines, gathered=gathers)
-    legal = (config for config in tiles_of(base, arch.device) if config.check(problem, arch) is None)
-    found = fastest((TurnedWork(problem, config) for config in legal), arch)
-    return replace(base, **found.config.to_json()) if found else base.filling(arch.device)
+    return plain(TmaWgmmaTurnedConfig(block_k=stage_channels(problem.ci, 64, 16)), problem, arch)
 
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaTurnedConfig]:
     return ProductSpace(
-        lambda words, copy: TmaWgmmaTurnedConfig(**words, **copy),
+        TmaWgmmaTurnedConfig,
         blocks(problem.dtype, arch.device, filters=True),
         [dict(), dict(lines_outside=True), dict(gathered=True)],
+        DEPTHS,
     )
 
 

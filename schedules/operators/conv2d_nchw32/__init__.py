@@ -8,16 +8,11 @@ from schedules.operators.conv2d_nchw32 import cpu, mfma, mma, mma_windows, simt,
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem, definition, inputs, reference
 from schedules.windows.config import is_few
 
-FEW_GROUPS = 2  # of 32 channels; with 64 on an H200 1.1 to 2.2 times as fast as `mma`, with 32 not measured
-
 
 def choose(problem: Nchw32Problem, arch: Arch) -> str:
-    """The rule: windows for few input channels; TMA and wgmma where they reach and there are channels enough for large
-    tiles of whole 128 bytes; else matrix cores; else four-byte dot products."""
+    """The rule: windows for few input channels; else matrix cores; else four-byte dot products."""
     if is_few(problem) and mma_windows.SCHEDULE.serves(problem, arch):
         return mma_windows.SCHEDULE.name
-    if min(problem.ci_groups, problem.co_groups) >= FEW_GROUPS and tma_wgmma.SCHEDULE.serves(problem, arch):
-        return tma_wgmma.SCHEDULE.name
     if "mfma" in arch.features:
         return "mfma"
     if arch.kind == "cuda":

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
-
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
+from schedules.core.space import ProductSpace, axis
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.matrix import MatrixConfig, fitting, graph, schedule
 
@@ -22,10 +20,15 @@ def default(problem: Nchw32Problem, arch: Arch) -> MatrixConfig:
     return fitting(problem, SYNCHRONOUS_TILES, 2, arch.device)
 
 
-def space(problem: Nchw32Problem, arch: Arch) -> Iterator[MatrixConfig]:
-    sizes, warps = (32, 64, 128, 256), (1, 2, 4)
-    for fields in product(sizes, sizes, (64, 128), warps, warps, (2, 3, 4, 5, 6), (0, 1, 2, 3)):
-        yield MatrixConfig(*fields)
+def space(problem: Nchw32Problem, arch: Arch) -> ProductSpace[MatrixConfig]:
+    values = {
+        **dict.fromkeys(("block_m", "block_n"), (32, 64, 128, 256)),
+        "block_k": (64, 128),
+        **dict.fromkeys(("warps_m", "warps_n"), (1, 2, 4)),
+        "stages": (2, 3, 4, 5, 6),
+        "min_blocks": (0, 1, 2, 3),
+    }
+    return ProductSpace(MatrixConfig, *(axis(name, values) for name, values in values.items()))
 
 
 SCHEDULE = ScheduleSpec(

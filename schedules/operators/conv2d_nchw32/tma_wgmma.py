@@ -8,10 +8,8 @@ up to four as one line of 128 bytes (``shared.folded``): of filters always, of p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from schedules.core.arch import Arch
@@ -19,9 +17,9 @@ from schedules.core.device import Device
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import Pair, numpy_dtype
 from schedules.core.space import ProductSpace
-from schedules.hopper.config import ROWS, HopperConfig, blocks
+from schedules.hopper.config import DEPTHS, ROWS, HopperConfig, blocks, plain, stage_channels
 from schedules.hopper.config import SHAPES as BLOCK_SHAPES
-from schedules.hopper.cost import estimate_of, fastest, product_cycles, rounds
+from schedules.hopper.cost import estimate_of, product_cycles, rounds
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.pixels import (
     Box,
@@ -391,19 +389,8 @@ SHAPES = (*BLOCK_SHAPES, (384, 64, 3), (512, 64, 2))
 PAIRED = ((256, 64, 1), (128, 128, 1))
 
 
-@lru_cache(maxsize=256)
 def default(problem: Nchw32Problem, arch: Arch) -> TmaWgmmaConfig:
-    """The tile, the cluster and the ways of the least estimated time, with the most stages that fit."""
-
-    def works() -> Iterator[Nchw32Work | None]:
-        channels = [k for k in (128, 64, 32) if k == GROUP or k // 2 < problem.ci_groups * GROUP]
-        for (m, n, consumers), k, cluster_m, ways in product(SHAPES, channels, (2, 1), _ways(problem)):
-            config = TmaWgmmaConfig(m, n, k, 2, consumers, cluster_m, 1, **ways).filling(arch.device)
-            if (cluster_m == 1 or problem.pixels > m) and config.check(problem, arch) is None:
-                yield _work(problem, config)
-
-    found = fastest(works(), arch, microseconds)
-    return found.config if found else TmaWgmmaConfig().filling(arch.device)
+    return plain(TmaWgmmaConfig(block_k=stage_channels(problem.ci_groups * GROUP, 128, 32)), problem, arch)
 
 
 def _ways(problem: Nchw32Problem) -> list[dict[str, Any]]:
@@ -418,7 +405,7 @@ def _ways(problem: Nchw32Problem) -> list[dict[str, Any]]:
 
 def space(problem: Nchw32Problem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
     found = blocks(problem.dtype, arch.device, SHAPES + PAIRED, filters=True)
-    return ProductSpace(lambda words, ways: TmaWgmmaConfig(**words, **ways), found, _ways(problem))
+    return ProductSpace(TmaWgmmaConfig, found, _ways(problem), DEPTHS)
 
 
 SCHEDULE = ScheduleSpec(

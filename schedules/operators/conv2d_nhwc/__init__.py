@@ -11,12 +11,9 @@ from schedules.windows.config import is_few
 
 
 def choose(problem: NhwcProblem, arch: Arch) -> str:
-    """The rule: windows for few input channels; TMA and wgmma where they reach; else matrix cores for the dtypes that
-    they take; else CUDA cores."""
+    """The rule: windows for few input channels; else matrix cores for the dtypes that they take; else CUDA cores."""
     if is_few(problem) and mma_windows.SCHEDULE.serves(problem, arch):
         return mma_windows.SCHEDULE.name
-    if tma_wgmma.SCHEDULE.serves(problem, arch):
-        return tma_wgmma.SCHEDULE.name
     return matrix_schedule(problem.dtype, arch) or ("simt" if arch.is_gpu else "cpu")
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from schedules.core.arch import Arch
-from schedules.hopper.config import stage_channels
+from schedules.hopper.config import plain, stage_channels
 from schedules.hopper.tf32 import tf32_schedule
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
-from schedules.operators.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, configs, quickest, schedule
+from schedules.operators.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, configs, schedule
 
 VECTOR = 4  # channels in 16 bytes
 
@@ -34,7 +34,7 @@ class Tf32Config(TmaWgmmaConfig):
 
 
 def default(problem: NhwcProblem, arch: Arch) -> Tf32Config:
-    return quickest(problem, arch, Tf32Config(block_k=stage_channels(problem.ci, 32, 8)))
+    return plain(Tf32Config(block_k=stage_channels(problem.ci, 32, 8)), problem, arch)
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Sequence[Tf32Config]:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import numpy_dtype
-from schedules.core.space import ProductSpace
-from schedules.hopper.config import HopperConfig, blocks, stage_channels, tiles_of
-from schedules.hopper.cost import estimate_of, fastest
+from schedules.core.space import ProductSpace, axis
+from schedules.hopper.config import DEPTHS, HopperConfig, blocks, plain, stage_channels
+from schedules.hopper.cost import estimate_of
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.pixels import PixelTiles, TilePlace, flattened, is_output, pixel_tiles, place_pixels, whole
 from schedules.hopper.shared import (
@@ -262,25 +262,15 @@ def schedule(problem: NhwcProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IR
     return program(work)
 
 
-def quickest(problem: NhwcProblem, arch: Arch, base: C) -> C:
-    """`base` with the tile and the cluster of the least estimated time and the most stages that fit; `base` itself if
-    none is legal."""
-    bases = (base, replace(base, halo=True))
-    tried = (config for each in bases for config in tiles_of(each, arch.device))
-    legal = (config for config in tried if config.check(problem, arch) is None)
-    found = fastest((_work(problem, config) for config in legal), arch)
-    return replace(base, **found.config.to_json()) if found else base.filling(arch.device)
-
-
 def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
-    return quickest(problem, arch, TmaWgmmaConfig(block_k=stage_channels(problem.ci, 64, 16)))
+    return plain(TmaWgmmaConfig(block_k=stage_channels(problem.ci, 64, 16)), problem, arch)
 
 
 def configs(problem: NhwcProblem, arch: Arch, kind: type[C]) -> Sequence[C]:
     """Every config of `kind` worth trying, legal or not."""
     halos = (False, True) if problem.kh > 1 and problem.stride[0] == 1 else (False,)
     tiles = blocks(problem.dtype, arch.device, filters=True)
-    return ProductSpace(lambda words, halo: kind(**words, halo=halo), tiles, halos)
+    return ProductSpace(kind, tiles, axis("halo", halos), DEPTHS)
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:

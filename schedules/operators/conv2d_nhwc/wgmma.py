@@ -6,12 +6,11 @@ The definition, the fetches and the pipeline are those of `mma`; the instruction
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
+from schedules.core.space import ProductSpace, axis
 from schedules.operators.conv2d_nhwc import mma
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 from schedules.steps.tensor_core import tile_cost
@@ -46,9 +45,14 @@ def default(problem: NhwcProblem, arch: Arch) -> WgmmaConfig:
     return WgmmaConfig(shape[0], shape[1], 64, shape[2])
 
 
-def space(problem: NhwcProblem, arch: Arch) -> Iterator[WgmmaConfig]:
-    for (m, n, _), k, stages, min_blocks in product(SHAPES, (32, 64), (2, 3, 4, 6), (0, 1, 2)):
-        yield WgmmaConfig(m, n, k, stages, min_blocks)
+def space(problem: NhwcProblem, arch: Arch) -> ProductSpace[WgmmaConfig]:
+    return ProductSpace(
+        WgmmaConfig,
+        [dict(block_m=m, block_n=n) for m, n, _ in SHAPES],
+        axis("block_k", (32, 64)),
+        axis("stages", (2, 3, 4, 6)),
+        axis("min_blocks", (0, 1, 2)),
+    )
 
 
 SCHEDULE = ScheduleSpec(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from schedules.core.arch import Arch, occupancy
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Pair, numpy_dtype
-from schedules.core.space import ProductSpace
+from schedules.core.space import ProductSpace, axis
 from schedules.definitions.epilogue import ACCUMULATOR
 from schedules.definitions.implicit import At, Implicit, stage
 from schedules.definitions.padding import select
@@ -253,7 +253,14 @@ def default(problem: DepthwiseProblem, arch: Arch) -> WindowsConfig:
 def space(problem: DepthwiseProblem, arch: Arch) -> Sequence[WindowsConfig]:
     # of four 16-bit elements TVM 0.27 selects each one by itself, and so does the compiler of one
     vectors = (1, 2, 4) if problem.dtype == "float32" else (2, 8)
-    return ProductSpace(WindowsConfig, TILES, vectors, (1, 2, 4, 8), (64, 128, 256), (False, True))
+    return ProductSpace(
+        WindowsConfig,
+        axis("tile", TILES),
+        axis("vector", vectors),
+        axis("steps", (1, 2, 4, 8)),
+        axis("threads", (64, 128, 256)),
+        axis("by_rows", (False, True)),
+    )
 
 
 SCHEDULE = ScheduleSpec(

@@ -20,6 +20,7 @@ from schedules.core.operator import Operator, ScheduleSpec
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
 from schedules.lowering import pipeline
+from schedules.predict.start import started
 from schedules.show.explain.anatomy import anatomy, differences
 from schedules.show.explain.calls import calls
 from schedules.show.explain.lowering import Watcher
@@ -81,14 +82,12 @@ class Story:
 def story(
     problem: Problem, arch: Arch, schedule: str | None = None, config: Config | dict[str, Any] | None = None
 ) -> Story:
-    """The story of `problem` on `arch` with the named schedule (else the one the operator's rule chooses) and `config`
-    (a Config, or overrides of the default one).
+    """The story of `problem` on `arch` with the schedule and config that `build` takes.
 
     The CUDA compiler is not needed.  Raises ConfigError, UnknownNameError, ToolchainError or BuildError.
     """
     op = operator_of(problem)
-    spec = op.schedule_for(problem, arch, schedule)
-    config = spec.config_for(problem, arch, config)
+    spec, config = started(problem, arch, schedule, config)
     with listening() as told:
         made = spec.apply(problem, config, arch)
     if pipeline.is_tirx(made):

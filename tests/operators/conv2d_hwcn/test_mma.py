@@ -105,7 +105,7 @@ def test_mfma_code_objects(amd_linker: None, arch: str) -> None:
     ("arch", "dtype", "name"),
     [
         ("sm_80", "float16", "mma"),
-        ("sm_90a", "float16", "tma_wgmma"),
+        ("sm_90a", "float16", "mma"),
         ("sm_80", "float32", "simt"),
         ("sm_90a", "float32", "simt"),
         ("sm_75", "float32", "tutorial"),

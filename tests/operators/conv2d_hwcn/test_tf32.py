@@ -88,6 +88,7 @@ def test_check_and_build_agree(
 
 def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     spec = operator("conv2d_hwcn").schedule("tf32")
+    base = dict(block_m=128, block_n=256, block_k=32, num_stages=4, consumers=2, cluster_m=2, cluster_n=1)
     for words, reason in (
         (dict(block_k=8), "block_k=8 is one step of wgmma, of which two take turns"),
         (dict(block_m=192, block_n=192, consumers=3), "needs about 160 registers, there are 152"),
@@ -95,7 +96,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         (dict(num_stages=5), "num_stages=5 needs 245840 bytes of shared memory"),
     ):
         with pytest.raises(ConfigError, match=reason):
-            spec.config_for(problem_of("conv2d_hwcn", **WORK), sm_90a, words)
+            spec.config_for(problem_of("conv2d_hwcn", **WORK), sm_90a, base | words)
     for fields, reason in (
         (dict(n=6), "n=6 is not a multiple of 4, which TMA needs"),
         (dict(dtype="float16"), "dtype=float16 is not float32"),

@@ -132,10 +132,11 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "name"), [(dict(), "tma_wgmma"), (dict(n=13, co=36), "tma_wgmma"), (dict(dtype="float32"), "simt")]
+    ("fields", "serves"), [(dict(), True), (dict(n=13, co=36), True), (dict(dtype="float32"), False)]
 )
-def test_the_rule(sm_90a: Arch, fields: dict[str, Any], name: str) -> None:
-    assert operator("conv2d_hwcn").choose(problem_of("conv2d_hwcn", **WORK | fields), sm_90a) == name
+def test_what_it_serves(sm_90a: Arch, fields: dict[str, Any], serves: bool) -> None:
+    problem, spec = problem_of("conv2d_hwcn", **WORK | fields), operator("conv2d_hwcn").schedule("tma_wgmma")
+    assert spec.serves(problem, sm_90a) == serves
 
 
 @pytest.mark.parametrize(

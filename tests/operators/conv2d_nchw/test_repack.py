@@ -43,15 +43,17 @@ def test_it_is_a_kernel_of_its_own(cuda_compiler: None, sm_90a: Arch, fields: di
     assert ("uint4 v = ((const uint4*)from)[i]" in str(built.sources["cu"])) == (1 < taps <= IN_REGISTERS)
 
 
-def test_the_rule_takes_filters_as_they_lie(sm_90a: Arch) -> None:
+def test_filters_are_taken_as_they_lie(sm_90a: Arch) -> None:
     fields = dict(n=16, h=32, w=32, ci=256, co=256, dtype="float16")
 
-    def chosen(kernel: int, **changes: Any) -> str:
+    def serves(name: str, kernel: int, **changes: Any) -> bool:
         sizes = dict(kh=kernel, kw=kernel, pad=kernel // 2)
-        return operator("conv2d_nchw").choose(problem_of("conv2d_nchw", **fields | sizes | changes), sm_90a)
+        problem = problem_of("conv2d_nchw", **fields | sizes | changes)
+        return operator("conv2d_nchw").schedule(name).serves(problem, sm_90a)
 
-    assert {chosen(1), chosen(3), chosen(3, filter_layout="hwoi")} == {"tma_wgmma"}
-    assert chosen(1, co=4) == chosen(3, co=4) == "tma_wgmma_few" and chosen(1, dtype="float32") == "simt"
+    assert serves("tma_wgmma", 1) and serves("tma_wgmma", 3) and serves("tma_wgmma", 3, filter_layout="hwoi")
+    assert serves("tma_wgmma_few", 1, co=4) and serves("tma_wgmma_few", 3, co=4)
+    assert not serves("tma_wgmma", 1, dtype="float32")
 
 
 @pytest.mark.gpu

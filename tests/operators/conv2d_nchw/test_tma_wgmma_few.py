@@ -114,7 +114,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         (dict(stride="2,1"), {}, "stride=.2, 1. is not 1"),
         (dict(kw=11), {}, "reach over 9 pixels"),
         (dict(w=128), dict(block_m=192, consumers=1), "gives each consumer no whole number of rows of 128 pixels"),
-        (dict(co=4), dict(cluster_m=2), "co=4 rounded up to 4 is not cluster_m=2 times a multiple of 8"),
+        (dict(co=4), dict(cluster_m=2), "co=4 rounded up to 8 is not cluster_m=2 times a multiple of 8"),
         (dict(co=100), {}, "block_n=312 is not a multiple of 8 up to 256"),
     ):
         with pytest.raises(ConfigError, match=reason):
@@ -129,13 +129,11 @@ def test_the_space_holds_the_default(sm_90a: Arch, fields: dict[str, Any]) -> No
     assert spec.config_for(problem, sm_90a) in spec.space(problem, sm_90a)
 
 
-def test_the_rule_takes_it_for_few_filters(sm_90a: Arch) -> None:
-    def chosen(**fields: Any) -> str:
-        return operator("conv2d_nchw").choose(problem_of("conv2d_nchw", **WORK | fields), sm_90a)
+def test_what_it_serves(sm_90a: Arch) -> None:
+    def serves(**fields: Any) -> bool:
+        return operator("conv2d_nchw").schedule(NAME).serves(problem_of("conv2d_nchw", **WORK | fields), sm_90a)
 
-    assert chosen() == NAME and chosen(co=4) == NAME
-    assert chosen(co=256) == chosen(stride="2,1") == "tma_wgmma"
-    assert chosen(w=60) == "tma_wgmma_turned"
+    assert serves() and serves(co=4) and not (serves(co=256) or serves(stride="2,1") or serves(w=60))
 
 
 def test_shapes(emulation: None, cuda_compiler: None, fields: dict[str, Any]) -> None:

@@ -157,13 +157,10 @@ def test_the_space_holds_the_default(sm_90a: Arch, fields: dict[str, Any]) -> No
     assert spec.config_for(problem, sm_90a) in spec.space(problem, sm_90a)
 
 
-def test_the_rule_takes_it_where_rows_cannot_be_loaded(sm_90a: Arch) -> None:
-    def chosen(**changes: Any) -> str:
+def test_it_serves_what_others_cannot_load(sm_90a: Arch) -> None:
+    for changes in (dict(), dict(w=16, stride=2), dict(w=16, ci=20), dict(n=2, h=8, w=8, ci=1280, co=1280)):
         problem = problem_of("conv2d_nchw", dtype="float16", **WORK | changes)
-        return operator("conv2d_nchw").choose(problem, sm_90a)
-
-    assert chosen() == chosen(w=16, stride=2) == chosen(w=16, ci=20) == NAME
-    assert chosen(w=16) == "tma_wgmma" and chosen(n=2, h=8, w=8, ci=1280, co=1280) == NAME
+        assert operator("conv2d_nchw").schedule(NAME).serves(problem, sm_90a)
 
 
 @pytest.mark.gpu

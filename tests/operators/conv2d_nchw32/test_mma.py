@@ -245,9 +245,6 @@ def test_illegal_config_says_why(arch: str, config: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("arch", "ci", "co", "name"),
     [
-        ("sm_90a", 256, 128, "tma_wgmma"),
-        ("sm_90a", 64, 256, "tma_wgmma"),
-        ("sm_90a", 256, 64, "tma_wgmma"),
         ("sm_90a", 32, 256, "mma"),
         ("sm_90a", 256, 32, "mma"),
         ("sm_80", 256, 256, "mma"),

@@ -145,7 +145,7 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
 @pytest.mark.parametrize(
     ("arch", "dtype", "name"),
     [
-        ("sm_90a", "float16", "tma_wgmma"),
+        ("sm_90a", "float16", "mma"),
         ("sm_80", "float16", "mma"),
         ("sm_75", "bfloat16", "simt"),
         ("sm_90a", "float32", "simt"),

@@ -158,7 +158,8 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         "block_m=256": "block_m=256 x block_n=256 needs about 304 registers, there are 232",
     }.items():
         with pytest.raises(ConfigError, match=reason):
-            spec.config_for(problem_of("conv2d_nhwc", **WORK), sm_90a, dict([words.split("=")]))
+            given = spec.config().to_json() | dict([words.split("=")])
+            spec.config_for(problem_of("conv2d_nhwc", **WORK), sm_90a, given)
     for fields, reason in (
         (dict(ci=12), "ci=12 is not a multiple of 8"),
         (dict(n=2**16, co=331, kh=1, kw=1), "output has 2\\*\\*31 elements or more, which 32-bit indices do not reach"),
@@ -190,11 +191,12 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "name"),
-    [(dict(), "tma_wgmma"), (dict(co=27), "tma_wgmma"), (dict(ci=36), "mma"), (dict(stride=9), "mma")],
+    ("fields", "serves"),
+    [(dict(), True), (dict(co=27), True), (dict(ci=36), False), (dict(stride=9), False)],
 )
-def test_the_rule(sm_90a: Arch, fields: dict[str, Any], name: str) -> None:
-    assert operator("conv2d_nhwc").choose(problem_of("conv2d_nhwc", **WORK | fields), sm_90a) == name
+def test_what_it_serves(sm_90a: Arch, fields: dict[str, Any], serves: bool) -> None:
+    problem, spec = problem_of("conv2d_nhwc", **WORK | fields), operator("conv2d_nhwc").schedule("tma_wgmma")
+    assert spec.serves(problem, sm_90a) == serves
 
 
 def test_serial_verification_says_why_not(sm_90a: Arch) -> None:

@@ -1,0 +1,99 @@
+"""Trials of many layers in few bytes: what the trees are trained on, and the choice is scored by.
+
+A file is JSON lines, compressed by xz.  The first is a header: device, versions, date, target, and ``fields``, the
+names of the config's fields of each schedule ("operator.schedule").  Each other is a layer: ``op``, ``p`` its problem,
+``set`` the network or family it is of, ``cudnn`` us of the faster of cuDNN's layouts, and ``t``, lists of a schedule,
+the values of its config's fields, us (median), us (lowest tenth; may be left out).  All
+were verified.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.layer_case import layer_named
+from benchmarks.peers.layers import read_layers
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import SchedulesError
+from schedules.core.operator import Operator
+from schedules.core.problem import Config, Problem
+from schedules.core.registry import operator
+
+TARGET = "cuda:sm_90a"  # of what ``benchmarks.compare_layers`` measures
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The trials of one problem: schedules, configs, us."""
+
+    operator: Operator
+    problem: Problem
+    network: str
+    cudnn: float | None
+    trials: tuple[tuple[str, Config, float], ...]
+    arch: Arch
+
+    @property
+    def best(self) -> float:
+        return min(us for *_, us in self.trials)
+
+
+def read(*files: Path) -> tuple[Mapping[str, Any], list[Layer]]:
+    """The header of the first of `files`, and the layers of all, each once with all of its trials, of which the last
+    time of a config counts; configs that no longer are of their schedule are left out."""
+    headers: list[Mapping[str, Any]] = []
+    found: dict[tuple[str, Problem], Layer] = {}
+    for file in files:
+        with lzma.open(file, "rt") if file.suffix == ".xz" else file.open() as lines:
+            headers.append(json.loads(next(lines)))
+            for layer in _layers(lines, headers[-1]):
+                key = layer.operator.name, layer.problem
+                old = found.get(key, layer)
+                trials = {trial[:2]: trial for trial in (*old.trials, *layer.trials)}
+                found[key] = replace(old, cudnn=layer.cudnn or old.cudnn, trials=tuple(trials.values()))
+    return headers[0], list(found.values())
+
+
+def measured(file: Path, known: Iterable[Layer]) -> str:
+    """The trials of a result of ``benchmarks.compare_layers`` that `known` lacks, as the text of a file of trials; ""
+    if there are none."""
+    have = {(layer.operator.name, layer.problem, *trial) for layer in known for trial in layer.trials}
+    told, lines = read_layers(file), []
+    fields: dict[str, list[str]] = {}
+    for row in told["layers"]:
+        if "us" not in row or "config" not in row:
+            continue
+        problem = layer_named(row["set"], row["operator"], row["dtype"], row["layer"]).problem
+        config = operator(row["operator"]).schedule(row["schedule"]).config.parse(row["config"])
+        if (row["operator"], problem, row["schedule"], config, row["us"]) not in have:
+            words = config.to_json(True)
+            fields[f"{row['operator']}.{row['schedule']}"] = list(words)
+            trial = [row["schedule"], list(words.values()), row["us"]]
+            line = {"op": row["operator"], "p": str(problem), "set": row["set"], "cudnn": row.get("cudnn")}
+            lines.append(json.dumps({**line, "t": [trial]}, separators=(",", ":")))
+    head = {"device": told["device"], "versions": told["versions"], "date": told["date"][:16], "target": TARGET}
+    return "\n".join([json.dumps({**head, "fields": fields}), *lines, ""]) if lines else ""
+
+
+def _layers(lines: Iterator[str], header: Mapping[str, Any]) -> Iterator[Layer]:
+    arch = parse_arch(header["target"])
+    for line in lines:
+        words = json.loads(line)
+        op = operator(words["op"])
+        problem = op.problem.parse(dict(word.split("=", 1) for word in words["p"].split()))
+        trials = []
+        for name, values, us, *_ in words["t"]:
+            try:
+                given = dict(zip(header["fields"][f"{op.name}.{name}"], values, strict=True))
+                config = op.schedule(name).config.parse(given)
+            except (SchedulesError, KeyError, ValueError):
+                continue
+            if config.check(problem, arch) is None:
+                trials.append((name, config, float(us)))
+        if trials:
+            yield Layer(op, problem, words["set"], words["cudnn"], tuple(trials), arch)
