@@ -151,9 +151,8 @@ def problem_of(name: str, /, **fields: Any) -> Problem:
 
 def of_problem(name: str, fields: Mapping[str, Any]) -> Problem:
     """The problem of those of `fields` that the operator called `name` takes."""
-    return problem_of(
-        name, **{field: value for field, value in fields.items() if operator(name).problem.is_given(field)}
-    )
+    takes = operator(name).problem.is_given
+    return problem_of(name, **{field: value for field, value in fields.items() if takes(field)})
 
 
 def assert_correct(

@@ -244,13 +244,20 @@ def clocks(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> floa
 
 @lru_cache
 def default(problem: DepthwiseProblem, arch: Arch) -> WindowsConfig:
-    """The config that takes fewest `clocks`; where none is legal, the smallest."""
-    legal = [config for config in space(problem, arch) if config.threads == 128 and not config.check(problem, arch)]
-    whole = [config for config in legal if not config.by_rows] or legal
-    return min(whole, key=lambda config: clocks(problem, config, arch), default=WindowsConfig((1, 1), 1, by_rows=True))
+    """The config that takes fewest `clocks`, by rows only where registers hold no window; where none is legal, the
+    smallest."""
+    for by_rows in (False, True):
+        every = _configs(problem, (128,), (by_rows,))
+        if legal := [config for config in every if config.check(problem, arch) is None]:
+            return min(legal, key=lambda config: clocks(problem, config, arch))
+    return WindowsConfig((1, 1), 1, by_rows=True)
 
 
 def space(problem: DepthwiseProblem, arch: Arch) -> Sequence[WindowsConfig]:
+    return _configs(problem, (64, 128, 256), (False, True))
+
+
+def _configs(problem: DepthwiseProblem, threads: Sequence[int], by_rows: Sequence[bool]) -> Sequence[WindowsConfig]:
     # of four 16-bit elements TVM 0.27 selects each one by itself, and so does the compiler of one
     vectors = (1, 2, 4) if problem.dtype == "float32" else (2, 8)
     return ProductSpace(
@@ -258,8 +265,8 @@ def space(problem: DepthwiseProblem, arch: Arch) -> Sequence[WindowsConfig]:
         axis("tile", TILES),
         axis("vector", vectors),
         axis("steps", (1, 2, 4, 8)),
-        axis("threads", (64, 128, 256)),
-        axis("by_rows", (False, True)),
+        axis("threads", threads),
+        axis("by_rows", by_rows),
     )
 
 
