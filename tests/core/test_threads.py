@@ -102,7 +102,7 @@ def ran(bundle: Path, door: str, then: str, **given: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in own}
     environment |= given | ({} if door == "load.py" else {"PYTHONPATH": str(ROOT)})
     command = [sys.executable, "-c", CODE.format(problem=PROBLEM, door=DOORS[door], then=then), str(bundle)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

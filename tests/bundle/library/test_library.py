@@ -19,6 +19,7 @@ import pytest
 
 from benchmarks.peers.library import read_library
 from schedules.build.present import cpu_name
+from schedules.bundle.bundle import source
 from schedules.bundle.library import collect as collecting
 from schedules.bundle.library.collect import Made, Order, collect, run_time_fields
 from schedules.bundle.library.write import Library, build_wheel, check_destination, write_library
@@ -396,7 +397,7 @@ def test_the_code_of_a_library_needs_nothing_of_this_package() -> None:
 
     allowed = {*sys.stdlib_module_names, "tvm_ffi"}
     for file in Path(str(package.__file__)).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(ast.parse(source(file.name))):
             if isinstance(node, ast.Import):
                 assert {name.name.split(".")[0] for name in node.names} <= allowed
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
