@@ -16,6 +16,7 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.operator import Array
 from schedules.core.registry import operator
+from schedules.predict.start import started
 from tests.conftest import problem_of
 
 # of the machine's opcodes that matter, what they are in PTX: a disassembler takes three times as long as the compiler
@@ -110,8 +111,10 @@ def assert_emulated(
 ) -> Built:
     """Right on the emulator, in each of its modes; what was built, with device code if `compiled`."""
     arch = parse_arch("sm_90a")
-    problem = reduced(problem_of(name, **fields), arch, schedule, words, "emulated")
-    built = build(problem, arch, schedule, words, device_code=compiled)
+    whole = problem_of(name, **fields)
+    _, config = started(whole, arch, schedule, words)
+    problem = reduced(whole, arch, config, "emulated")
+    built = build(problem, arch, schedule, config, device_code=compiled)
     arrays = list(built.operator.inputs(problem, np.random.default_rng(0)))
     expected = built.operator.reference(problem, arrays)
     for mode, run in emulated_runs(built, str(built.sources["cu"])):
