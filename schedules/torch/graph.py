@@ -482,8 +482,8 @@ def _settle_softmax(layer: Layer, data: Tensor, made: Tensor, *_: Any) -> None:
     dim = layer.call.given.get("dim")
     if dim not in (-1, data.dim() - 1) or not data.dim():
         raise ProblemError(f"dim={dim} is not the last axis")
-    if not isinstance(data.shape[-1], int):
-        raise ProblemError("its width is known only when it runs")
+    if not isinstance(data.shape[-1], int) and made.device.type != "cpu":
+        raise ProblemError("its width is known only when it runs, and a kernel of a GPU has one")
     keep = round(1 - layer.dropout, 12)
     layer.problem = problem_of(layer.call.kind, sizes_of(data), made.dtype, layer.scale, keep=keep)
 

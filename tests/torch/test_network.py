@@ -276,6 +276,14 @@ def test_other_sizes_are_served_too() -> None:
         close(model, optimized, random(*shape))
 
 
+def test_softmax_of_any_width_is_served_on_a_cpu() -> None:
+    model = nn.Softmax(-1)
+    optimized = kernels.optimize(model, random(3, 11))
+    for cols in (12, 13, 14, 15):
+        close(model, optimized, random(3, cols))
+    assert len(optimized.report.replaced) == len(optimized.report.rows) >= 1
+
+
 def test_a_size_without_a_kernel_is_pytorchs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def refuse(*arguments: Any) -> Any:
         raise ConfigError("no config fits")
