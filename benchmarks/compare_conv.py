@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.peers import bench, ceilings, convolution_case
 from benchmarks.peers.comparison import GRAPH, STREAM, Results
-from benchmarks.peers.convolution import PEERS, require_patterns
+from benchmarks.peers.convolution import OPERATORS, PEERS, require_patterns
 from benchmarks.peers.convolution_case import KIND, line_of, name_of
 from benchmarks.peers.runs import Comparison, Found, add_arguments, check_arguments, run_cases, search_of
 from schedules.build.present import device_name, local_gpu
@@ -30,7 +30,7 @@ from schedules.core.arithmetic import FLOAT32, Arithmetic
 from schedules.core.device import slug
 from schedules.core.errors import UsageError
 from schedules.core.presets import presets, resolve
-from schedules.core.problem import Conv2dProblem
+from schedules.core.problem import Conv2dProblem, Problem
 from schedules.core.registry import operator_of
 from schedules.measure.choice import Choice, choose, default_choice
 from schedules.measure.timer import CudaTimer
@@ -69,16 +69,22 @@ def problems_of(patterns: Sequence[str], fields: Mapping[str, str]) -> list[Conv
             raise UsageError(f"{pattern!r} fits no preset of a convolution; `schedules list` shows them")
         for name in names:
             _, problem = resolve(name, fields)
-            if not isinstance(problem, Conv2dProblem):
+            if not is_compared(problem):
                 raise UsageError(f"{name} is not a convolution; python -m benchmarks.compare_softmax compares softmax")
+            assert isinstance(problem, Conv2dProblem)
             found[problem] = None
     return list(found)
 
 
 def convolves(name: str) -> bool:
-    """Whether the preset is a convolution of this version."""
+    """Whether the preset is a convolution of this version that is compared."""
     preset = presets()[name]
-    return preset.available and isinstance(preset.problem(), Conv2dProblem)
+    return preset.available and is_compared(preset.problem())
+
+
+def is_compared(problem: Problem) -> bool:
+    """Whether the peers compute it: a convolution in which every output takes all input channels."""
+    return operator_of(problem).name in OPERATORS
 
 
 def chosen(problem: Conv2dProblem, arch: Arch, args: argparse.Namespace) -> Choice:

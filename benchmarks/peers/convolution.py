@@ -37,6 +37,8 @@ _AXES: Mapping[str, tuple[int, int, int, int]] = {
     "conv2d_hwcn": (3, 2, 0, 1),
 }
 
+OPERATORS = (*_AXES, "conv2d_nchw32")  # that the peers know
+
 _CROSS_CORRELATION, _TENSOR_OP_MATH, _FMA_MATH = 1, 1, 3
 
 

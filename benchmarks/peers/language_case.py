@@ -21,7 +21,7 @@ from schedules.core.arithmetic import FLOAT32, Arithmetic
 from schedules.core.operator import ScheduleSpec
 from schedules.core.presets import presets, short
 from schedules.core.problem import Problem
-from schedules.core.registry import operator_of
+from schedules.core.registry import operator, operator_of
 from schedules.measure.choice import Choice
 from schedules.measure.results import LANGUAGES
 from schedules.measure.timer import Timer
@@ -49,7 +49,13 @@ def cases(arch: Arch, operators: Sequence[str]) -> dict[Problem, ScheduleSpec]:
     have one."""
     known = (problem for problem in dict.fromkeys(_problems()) if operator_of(problem).name in operators)
     programs = {problem: program_for(problem, arch) for problem in known}
-    return {problem: program for problem, program in programs.items() if program}
+    found = {problem: program for problem, program in programs.items() if program}
+    unused = (s for name in operators for s in operator(name).schedules if s.tirx and s not in found.values())
+    for spec in unused:  # which the rule prefers nowhere: in place of one that has other problems
+        served = (problem for problem in found if spec in operator_of(problem).schedules and spec.serves(problem, arch))
+        several = (problem for problem in served if list(found.values()).count(found[problem]) > 1)
+        found |= {problem: spec for problem in list(several)[-1:]}
+    return found
 
 
 def _problems() -> Iterator[Problem]:

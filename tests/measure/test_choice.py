@@ -166,7 +166,7 @@ def test_another_device_by_name(host: Arch, tmp_path: Path) -> None:
 
 def test_a_record_serves_the_range_around_it(host: Arch, tmp_path: Path) -> None:
     fixed = problem_of("conv2d_nhwc", n=8, h=6, w=6, ci=16, co=32, kh=1, kw=1)
-    append(tmp_path, record_of(fixed, 3.0, {"block_rows": 3}))
+    append(tmp_path, record_of(fixed, 3.0, {"block_x": 3}))
     ranged = problem_of("conv2d_nhwc", **{**fixed.to_json(), "n_from": 5})
     found = chosen(tmp_path, host, ranged)
     assert found.problem == ranged and found.source == "nearest" and "3.00 us" in str(found)

@@ -115,4 +115,4 @@ def described(files: Iterable[Path]) -> dict[str, Any]:
 
 def run_time_fields(problem: Problem, spec: ScheduleSpec) -> list[str]:
     """The fields of `problem` that a function built with `spec` takes other values of."""
-    return [] if spec.fixed_shape else list(problem.run_time)
+    return list(problem.run_time) if spec.takes_range(problem) and not spec.fixed_shape else []
