@@ -103,7 +103,7 @@ def test_few_channels_do_not_waste_a_tile(sm_90a: Arch, co: int, block_m: int) -
 
 def test_source(sm_90a: Arch) -> None:
     problem = preset("k100-2").problem()
-    built = build(problem, sm_90a, "mma", device_code=False)
+    built = build(problem, sm_90a, "mma", default(problem, sm_90a), device_code=False)
     source = str(built.sources["cu"])
     assert "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in source
     assert "ldmatrix_x4(" in source and "ldmatrix_x4_trans(" in source
@@ -122,11 +122,11 @@ def test_source(sm_90a: Arch) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_resources_of_the_articles_layers(cuda_compiler: None, sm_90a: Arch, name: str) -> None:
     problem = preset(name).problem()
-    built = build(problem, sm_90a, "mma")
+    config = default(problem, sm_90a)
+    built = build(problem, sm_90a, "mma", config)
     (kernel,) = built.resources
     assert kernel.spill_stores == kernel.spill_loads == 0
     found = summary(material(built))
-    config = default(problem, sm_90a)
     warp = config.block_m // config.warps_m // 16 * (config.block_n // config.warps_n // 8)
     assert found.counts["mma"] == 2 * warp  # m16n8k16: two k steps of a warp's part of the tile
     assert found.counts["global store 128-bit"] >= 1 and found.counts["cp.async"] >= 1
