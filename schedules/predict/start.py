@@ -19,7 +19,8 @@ def started(
     """The schedule (`schedule`, if it is named) and a legal config for `problem`.
 
     `config` is taken as it is, or says fields (name to value or text) that the config must have: then it is the one
-    predicted to be fastest that is legal with them, or the default of the operator's rule where nothing is predicted.
+    predicted to be fastest that is legal with them, or the schedule's default with them where none is or nothing is
+    predicted.
     Raises ConfigError, UnknownNameError.
     """
     op = operator_of(problem)
@@ -38,4 +39,4 @@ def started(
         if changed.check(problem, arch) is None:
             return op.schedule(each.schedule), changed
     spec = op.schedule_for(problem, arch, schedule or (found[0].schedule if found else None))
-    return spec, spec.config_for(problem, arch, {**(having[0].config.to_json() if having else {}), **given})
+    return spec, spec.config_for(problem, arch, given)
