@@ -180,7 +180,9 @@ def schedule(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> tv
     channels, c = sch.split(at["co"], [None, config.channels(problem)])
     across = (rows, columns, channels) if problem.channels_last else (channels, rows, columns)
     sch.reorder(at["n"], *across, step, ry, rx, y, x, c)
-    block, thread = sch.split(sch.fuse(at["n"], *across), [None, config.threads])
+    # of a loop of one, TVM 0.27 forgets at the way out that other threads have no tile
+    threads = min(config.threads, config.all_threads(problem))
+    block, thread = sch.split(sch.fuse(at["n"], *across), [None, threads])
     bind(sch, (block, "blockIdx.x"), (thread, "threadIdx.x"))
 
     next_step(sch, "The filter once, the window of each step, and the way out, by vectors")
