@@ -431,7 +431,8 @@ class Conv2dProblem(Problem):
     def unchecked(self: C, **sizes: Any) -> C:
         """The same with other `sizes`, which may be expressions of TVM; nothing is checked."""
         other = copy.copy(self)
-        other.__dict__.pop("extents", None)
+        for name in [name for name in vars(self) if isinstance(getattr(type(self), name, None), cached_property)]:
+            del other.__dict__[name]
         for name, size in sizes.items():
             object.__setattr__(other, name, size)
         return other

@@ -26,6 +26,7 @@ def started(
     op = operator_of(problem)
     if schedule:
         op.schedule(schedule).require_kind(arch)
+        op.schedule(schedule).require_shape(problem)
     given = {} if config is None or isinstance(config, Config) else config
     complete = schedule and {field.name for field in fields(op.schedule(schedule).config) if field.init} <= given.keys()
     found = () if schedule and (complete or isinstance(config, Config)) else ranked(problem, arch, schedule)
