@@ -40,4 +40,4 @@ def started(
         if changed.check(problem, arch) is None:
             return op.schedule(each.schedule), changed
     spec = op.schedule_for(problem, arch, schedule or (found[0].schedule if found else None))
-    return spec, spec.config_for(problem, arch, given)
+    return spec, spec.config_for(problem, arch, dict(given))
