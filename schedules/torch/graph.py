@@ -562,20 +562,9 @@ def _cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
     return node if value is None or value.dtype == dtype else graph.call_method("to", (node, dtype))
 
 
-def convolution(
-    x: Tensor,
-    filter: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    stride: tuple[int, int],
-    pad: tuple[int, int],
-    dilation: tuple[int, int],
-    activation: str,
-    last: bool,
-    filter_layout: str,
-) -> Tensor:
-    """`in_layout`, or PyTorch's own for sizes that came later and have no kernel."""
-    arguments = x, filter, bias, residual, stride, pad, dilation, activation, last, filter_layout
+def convolution(*arguments: Any) -> Tensor:
+    """`in_layout` of the same arguments, or PyTorch's own for sizes that came later and have no kernel."""
+    x, filter, bias, residual, stride, pad, dilation, activation, last, filter_layout = arguments
     try:
         return in_layout(*arguments)
     except UNFIT as error:

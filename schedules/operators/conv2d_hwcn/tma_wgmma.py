@@ -51,7 +51,6 @@ LARGEST_BLOCKS = 36 * 1024  # bytes of a consumer's results in blocks, at most
 LONGEST_WINDOW = 192  # products of a stage with all taps, at most
 TURNED = (16, 32, 64, 128)  # channels of a stage where they lie inside
 BESIDE = 0.93  # of the time that two blocks of a multiprocessor take, of which one multiplies while the other ends
-MOST_TILES = 12  # that every cluster is tried with, of those that are best without
 
 
 @dataclass(frozen=True)
