@@ -34,7 +34,9 @@ from pathlib import Path
 from typing import Any
 
 from schedules.build.builder import build, compiler_of
+from schedules.build.inspect import sums_read_early
 from schedules.build.present import device_name
+from schedules.build.toolchain.cuda import disassemble
 from schedules.build.toolchain.devices import on_local
 from schedules.check.sweep import Case, cases, rule_cases
 from schedules.check.verify import verify
@@ -86,7 +88,11 @@ def compiled(case: Case, arch: Arch) -> tuple[float, str]:
 
     A refusal for the sake of a limit is BuildError as much as one of the compiler's: problems are legal.
     """
-    build(case.problem, arch, case.schedule, case.config).module["main"]
+    built = build(case.problem, arch, case.schedule, case.config)
+    built.module["main"]
+    if "wgmma" in str(built.binaries.get("ptx", "")):
+        early = sums_read_early(disassemble(built.binaries["cubin"]))
+        return 0.0, f"reads sums of wgmma before they are there: {early[0]}" if early else ""
     return 0.0, ""
 
 

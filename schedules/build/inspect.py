@@ -312,6 +312,28 @@ def count_sass(text: str) -> dict[str, int]:
     return _tally(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", text), _SASS)
 
 
+def sums_read_early(text: str) -> list[str]:
+    """Instructions of nvdisasm's listing that read or write sums of wgmma before these have been waited for.
+
+    No source says so: wgmma runs beside what follows it, and ptxas has moved conversions of its sums above the wait.
+    In the order of the listing, whose loops have their ends behind their beginnings.
+    """
+    flying: set[int] = set()
+    found = []
+    for line, opcode, operands in re.findall(
+        r"/\*[0-9a-f]{4,}\*/\s+((?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?))\s*;", text
+    ):
+        first = re.match(r"R(\d+)", operands)
+        if product := re.match(r"[A-Z]+GMMA\.64x(\d+)x", opcode):
+            assert first
+            flying |= set(range(int(first[1]), int(first[1]) + int(product[1]) // 2))
+        elif opcode == "EXIT" or opcode.startswith("WARPGROUP.DEPBAR") and operands.endswith("0x0"):
+            flying.clear()
+        elif any(int(register) in flying for register in re.findall(r"\bR(\d+)", operands)):
+            found.append(" ".join(line.split()))
+    return found
+
+
 def count_ptx(text: str) -> dict[str, int]:
     """Instructions by kind in PTX: ``@%p1 ld.global.v4.f32 {...}``; inline assembly has no indentation."""
     return _tally(re.findall(r"^[\s{]*(?:@!?%\w+\s+)?([a-z][a-z0-9_]*(?:\.[a-z0-9_:]+)+)", text, re.M), _PTX)

@@ -62,24 +62,29 @@ _STORE_32 = """
 __device__ __forceinline__ void hopper_store_{0}({0} a, {0} b, void* at) {{ *({0}2*)at = make_{0}2(a, b); }}
 """
 
-# a word of two elements, of which those there are
+# A word of two elements, of which those there are.  Where no thread stores the second, ptxas (13.0 to 13.3) converts
+# the first ones of two words at once, and moves that above the wait for wgmma's sums (`inspect.sums_read_early`).  A
+# permutation of the word that changes nothing keeps it from that, and is no instruction in the end.
+_WHOLE = 'asm("prmt.b32 %0, %0, 0, 0x3210;" : "+r"(word));'
 _PUT = {
     "hopper_put_two": """
 __device__ __forceinline__ void hopper_put_two(unsigned int word, void* at, int there) {
   if (there > 0) *(unsigned int*)at = word;
 }
 """,
-    "hopper_put": """
-__device__ __forceinline__ void hopper_put(unsigned int word, void* at, int there) {
+    "hopper_put": f"""
+__device__ __forceinline__ void hopper_put(unsigned int word, void* at, int there) {{
+  {_WHOLE}
   if (there > 0) ((unsigned short*)at)[0] = (unsigned short)word;
   if (there > 1) ((unsigned short*)at)[1] = (unsigned short)(word >> 16);
-}
+}}
 """,
-    "hopper_put_apart": """
-__device__ __forceinline__ void hopper_put_apart(unsigned int word, void* at, int there, void* next, int there_too) {
+    "hopper_put_apart": f"""
+__device__ __forceinline__ void hopper_put_apart(unsigned int word, void* at, int there, void* next, int there_too) {{
+  {_WHOLE}
   if (there > 0) *(unsigned short*)at = (unsigned short)word;
   if (there_too > 0) *(unsigned short*)next = (unsigned short)(word >> 16);
-}
+}}
 """,
 }
 _PUT_APART = """

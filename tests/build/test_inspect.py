@@ -81,6 +81,20 @@ def test_count_sass() -> None:
     }
 
 
+def test_sums_read_early() -> None:
+    product = "/*08d0*/                   HGMMA.64x16x16.F32 R24, gdesc[UR12], R24, gsb0 ;"
+    some = "/*08e0*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;"
+    packed = "/*0930*/                   F2FP.F16.F32.PACK_AB R5, R26, R24 ;"
+    last = "/*0931*/              @!P0 FADD R31, R5, R6 ;"
+    other = "/*0932*/                   FADD R32, R5, R6 ;"
+    wait = "/*0940*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;"
+    assert inspect.sums_read_early("\n".join([product, some, other, wait, packed, last])) == []
+    found = inspect.sums_read_early("\n".join([product, some, packed, last, other, wait]))
+    assert found == ["F2FP.F16.F32.PACK_AB R5, R26, R24", "@!P0 FADD R31, R5, R6"]
+    assert inspect.sums_read_early("\n".join([product.replace("x16x16", "x8x16"), packed])) == found[:1]
+    assert inspect.sums_read_early("\n".join([product.replace("H", "I", 1).replace("x16x16", "x8x32"), last])) == []
+
+
 def test_count_ptx() -> None:
     lines = [
         "\tld.global.nc.v4.u32 \t{%r1, %r2, %r3, %r4}, [%rd1];",

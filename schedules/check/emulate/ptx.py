@@ -290,6 +290,12 @@ def _dp4a(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -
     return f"{target} = emu::dot4({a}, {signs[0]}, {b}, {signs[1]}, {c});"
 
 
+@defines(r"prmt\.b32")
+def _permute(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, a, b, selector = (emitter.value(operand) for operand in operands)
+    return f"{target} = __byte_perm({a}, {b}, {selector});"
+
+
 # ---- Barriers and fences ----
 
 

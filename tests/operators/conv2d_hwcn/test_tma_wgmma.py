@@ -32,6 +32,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     ),
     "odd batch, turned": dict(n=26, h=5, w=6, ci=44, co=61, kh=3, kw=3, pad=1, residual=True, dtype="bfloat16"),
     "few images": dict(n=3, h=9, w=7, ci=40, co=30, kh=3, kw=3, pad=1, stride=2, dtype="float16"),
+    "one image, one channel": dict(n=1, h=10, w=9, ci=80, co=1, kh=3, kw=3, pad=1, stride=2, dtype="float16"),
     "many tiles": dict(n=256, h=9, w=11, ci=64, co=256, kh=3, kw=3, pad=1, dtype="float16"),
 }
 # what a config says of none of its own, whatever the default for the problem
@@ -144,6 +145,21 @@ def test_what_it_serves(sm_90a: Arch, fields: dict[str, Any], serves: bool) -> N
     [
         *((shape, {}) for shape in SHAPES),
         *(("ragged, stride 2", words) for words in CONFIGS[1:]),
+        (
+            "one image, one channel",
+            PLAIN
+            | dict(
+                block_m=128,
+                block_n=128,
+                block_k=48,
+                num_stages=3,
+                consumers=2,
+                cluster_m=4,
+                grid=120,
+                ping_pong=True,
+                skip_padding=False,
+            ),
+        ),
         (
             "whole tiles",
             PLAIN | dict(block_m=64, block_n=64, block_k=16, num_stages=4, consumers=1, cluster_m=1, split_k=4, grid=4),
