@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tvm.script.parser.core import doc
 
 from schedules.build.builder import Built, build
@@ -28,7 +29,9 @@ from tests.command import Run
 
 os.environ["TVM_NUM_THREADS"] = "1"  # tests run in as many processes as there are cores
 # the suite draws the same problems each time; `scripts/sweep.py` draws others, by the thousand
-settings.register_profile("suite", deadline=None, derandomize=True)
+# on a busy machine, however slowly
+slow = [HealthCheck.too_slow]
+settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=slow)
 settings.load_profile("suite")
 
 CUDA_ARCHES = [arch for arch in ARCHES.values() if arch.kind == "cuda"]
@@ -53,6 +56,25 @@ def short_parses() -> Iterator[None]:
         patch.setattr(inspect, "getouterframes", outer_frames)
         patch.setattr(doc, "parse", lru_cache(maxsize=None)(doc.parse))
         yield
+
+
+def stand_ins() -> set[str]:
+    """What modules of the package have that a test made."""
+    return {
+        f"{module}.{name} is of {value.__module__}"
+        for module, content in list(sys.modules.items())
+        if module.partition(".")[0] == "schedules"
+        for name, value in list(vars(content).items())
+        if str(getattr(value, "__module__", "")).partition(".")[0] in ("tests", "conftest")
+    }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """No module keeps what a test put in another's place, as one does that is first imported while it is there, by
+    `from .. import`: builds of all later tests would go by it."""
+    yield
+    assert not stand_ins()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -53,6 +53,7 @@ MODES = (
 # What the CPU can stand in for a GPU in reasonable time; larger problems are verified on a smaller one of their kind
 EMULATED_FLOPS = 2**26
 SERIAL_FLOPS = 2**29
+UNOPTIMIZED_FLOPS = 2**24  # up to which code runs for less time than it takes to optimise
 
 
 @dataclass(frozen=True)
@@ -225,18 +226,20 @@ def _on_device(problem: Problem, arch: Arch, schedule: str | None, config: Any) 
 
 def _serial(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> Iterator[tuple[str, Run]]:
     spec, concrete = started(problem, arch, schedule, config)
-    # LLVM 22's loop vectoriser reads the wrong elements where the lanes of a warp gather halves (AVX2, AVX-512)
-    host = replace(parse_arch("llvm"), features=frozenset({"plain"}))
+    host = parse_arch("llvm")
     with as_described():
         scheduled = spec.apply(problem, concrete, arch)
     serialized = serialize(scheduled)
 
     @lru_cache
     def built(instance: Problem) -> Run:
+        # LLVM 22's loop vectoriser reads the wrong elements where the lanes of a warp gather halves (AVX2, AVX-512)
+        feature = "plain" if instance.flops > UNOPTIMIZED_FLOPS else "unoptimized"
+        plain = replace(host, features=frozenset({feature}))
         mod = serialized
         if instance != problem:  # memory for what all blocks of a GPU have must be a number here
             mod = tvm.IRModule({"main": of_shapes(serialized["main"], instance.arguments())})
-        made = build_scheduled(operator_of(instance), instance, spec, concrete, host, mod)
+        made = build_scheduled(operator_of(instance), instance, spec, concrete, plain, mod)
         return on_device(made, instance, host)
 
     def run(arrays: Sequence[Array]) -> list[Array]:

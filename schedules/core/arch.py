@@ -75,7 +75,8 @@ class Arch:
         from tvm.target import Target
 
         if self.kind == "llvm":
-            level = {"opt-level": 1} if "plain" in self.features else {}
+            levels = {"unoptimized": 0, "plain": 1}
+            level = next(({"opt-level": levels[name]} for name in levels if name in self.features), {})
             return Target({"kind": "llvm", "num-cores": physical_cores(), **level, **host_cpu(self.name)})
         common = {
             "max_threads_per_block": self.max_threads,

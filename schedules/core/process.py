@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import resource
 import shutil
@@ -13,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 from schedules.core.errors import MachineError
@@ -20,6 +22,7 @@ from schedules.core.errors import MachineError
 SCRATCH = "SCHEDULES_SCRATCH"  # in a worker's environment, the folder that the workers of a crew share
 BACKGROUND = 10  # what is added to the niceness of processes that build while others measure
 _PR_SET_PDEATHSIG = 1
+_RELAX = "tvm.relax"
 PARTING = 3.0  # seconds for a child to end by itself
 # Its own child does the work: a system that ends a process may end the children of it too (Ray does), not theirs
 _JANITOR = """
@@ -34,18 +37,30 @@ for _ in range(100):  # a compiler that outlives its worker may write once more
 
 
 def import_tvm_alone() -> None:
-    """Import TVM without PyTorch, which TVM imports where it is installed and no worker needs: most of the time that a
-    process takes to start, the more where many start at once.
+    """Import TVM without PyTorch, which TVM imports where it is installed, and without Relax, TVM's graphs of networks:
+    no worker needs them, and they are most of the time that a process takes to start, the more where many start at
+    once.
 
-    For a process that has imported neither; PyTorch can be imported later, by a main module that does so.
+    For a process that has imported neither; both can be imported later, by a main module that does so.
     """
     if "torch" in sys.modules or "tvm_ffi" in sys.modules:
         return
     sys.modules["torch"] = None  # type: ignore[assignment]
+    sys.modules[_RELAX] = later = ModuleType(_RELAX)
+    # what TVM's parser asks of all that it read; else it is Relax itself that is asked
+    later.Function = _FunctionOfRelax("Function", (), {})  # type: ignore[attr-defined]
+    later.__getattr__ = lambda name: getattr(importlib.import_module(_RELAX), name)  # type: ignore[method-assign]
     try:
         import tvm  # noqa: F401
     finally:
-        del sys.modules["torch"]
+        del sys.modules["torch"], sys.modules[_RELAX]
+
+
+class _FunctionOfRelax(type):
+    """Of the class in Relax; there are none of it before Relax is imported."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return _RELAX in sys.modules and isinstance(value, sys.modules[_RELAX].Function)
 
 
 def die_with(parent: int) -> None:

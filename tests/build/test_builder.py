@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from hashlib import sha256
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +16,9 @@ import tvm
 from schedules.build.builder import Built, build
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ArgumentError, ConfigError
+from scripts.compare_sources import without_addresses
 from tests.conftest import problem_of
+from tests.documents import ROOT
 
 X = np.arange(32, dtype="float32").reshape(4, 8)
 
@@ -97,3 +103,36 @@ def test_a_grid_that_nothing_folds_is_refused(sm_90a: Arch) -> None:
     problem = problem_of("conv2d_nhwc", dtype="float32", n=2**26, h=64, w=64, ci=1, co=1, kh=1, kw=1)
     with pytest.raises(ConfigError, match="blocks along x, GPUs allow 2147483647; use larger tiles"):
         build(problem, sm_90a, "simt", device_code=False)
+
+
+KERNELS: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("softmax", "llvm", "cpu", dict(rows=64, cols=100)),
+    ("conv2d_hwcn", "sm_80", "mma", dict(n=16, h=5, w=5, ci=16, co=16, kh=3, kw=3, dtype="float16", bias=True)),
+    ("softmax", "sm_90a", "bulk", dict(rows=64, cols=4096, dtype="float16")),
+    ("conv2d_nchw", "sm_90a", "tma_wgmma_few", dict(
+        n=2, h=5, w=8, ci=16, co=9, kh=3, kw=3, pad=1, dtype="float16", filter_layout="hwoi", activation="relu"
+    )),
+]  # fmt: skip
+BUILDS = """
+import sys
+from tests.build.test_builder import programs
+print(*programs(int(sys.argv[1])), sep="\\n")
+"""
+
+
+def programs(step: int) -> list[str]:
+    """A digest of each kernel's config and source, built in the order that `step` says."""
+    found = {}
+    for name, target, schedule, fields in KERNELS[::step]:
+        built = build(problem_of(name, **fields), parse_arch(target), schedule, device_code=False)
+        source = without_addresses(str(built.sources["cu" if built.arch.kind == "cuda" else "ll"]))
+        found[name, target] = sha256(f"{built.config}\n{source}".encode()).hexdigest()
+    return [found[name, target] for name, target, _, _ in KERNELS]
+
+
+def test_every_process_makes_the_same_source() -> None:
+    """Whatever it built before, and however it orders its sets."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7"}
+    command = [sys.executable, "-c", BUILDS, "-1"]
+    other = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True, timeout=600)
+    assert other.stdout.split() == programs(1)

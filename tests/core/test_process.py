@@ -19,10 +19,18 @@ import schedules, tvm
 assert "torch" not in sys.modules, "imported with TVM"
 import torch  # as the main module of a program may do, which every worker imports
 print(torch.__file__)
+import schedules.build.builder
+from tvm import relax as early
+assert not [name for name in sys.modules if name.startswith("tvm.relax")], "imported for a build"
+import tvm.relax.expr
+from tvm import relax
+assert relax is not early and early.Call is relax.Call and relax.expr.Function is relax.Function
+x = relax.Var("x", relax.TensorType([1], "float32"))
+assert isinstance(relax.Function([x], x), early.Function) and not isinstance(x, early.Function)
 """
 
 
-def test_workers_import_tvm_without_pytorch(tmp_path: Path) -> None:
+def test_workers_import_tvm_without_pytorch_and_relax(tmp_path: Path) -> None:
     package = tmp_path / "torch"
     package.mkdir()
     (package / "__init__.py").write_text("")

@@ -23,17 +23,20 @@ def in_numbers(value: Any) -> Any:
 
 @pytest.fixture
 def work_of(monkeypatch: pytest.MonkeyPatch) -> WorkOf:
-    """The work that a schedule hands to `program`, whose places are numbers where tiles are."""
-    import schedules.hopper.program
-    import schedules.tirx.values
+    """The work that a schedule hands to `program`, whose places are numbers where tiles are.
 
-    def simplified(name: str, value: Any) -> Any:
-        return in_numbers(value)
+    What stands in lies where it is looked up by name at each call: a module imported meanwhile would keep a function.
+    """
+    from tvm.script import tirx as T
+    from tvm.script.ir_builder import IRBuilder
+
+    import schedules.hopper.program
 
     def work(name: str, schedule: str, fields: dict[str, Any], words: dict[str, Any]) -> Any:
         problem, spec, arch = problem_of(name, **fields), operator(name).schedule(schedule), parse_arch("sm_90a")
         return spec.apply(problem, spec.config_for(problem, arch, words), arch)
 
-    monkeypatch.setattr(schedules.tirx.values, "named", simplified)
+    monkeypatch.setattr(T, "Bind", in_numbers)
+    monkeypatch.setattr(IRBuilder, "name", lambda name, value: None)
     monkeypatch.setattr(schedules.hopper.program, "program", lambda work, *_, **__: work)
     return work

@@ -23,16 +23,19 @@ from scripts.soaking.scene import Scene
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["killed", "worker-killed"])
-def test_a_short_soak(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker is killed, then the search, which is resumed."""
     monkeypatch.setenv(EXTRA, "faulty=tests.tune.faulty")
     dice, tally = random.Random(3), soak.Tally(3)
-    strike = Strike(fault, FAULTS[fault](dice), records=1, delay=0.0)
-    episode = Episode(3, 0, "faulty", "random", 4, False, fault == "killed", [strike], dice)
+    strikes = [
+        Strike(name, FAULTS[name](dice), records=records, delay=0.0)
+        for records, name in enumerate(("worker-killed", "killed"), 1)
+    ]
+    episode = Episode(3, 0, "faulty", "random", 4, False, True, strikes, dice)
     soak.soak(episode, tmp_path / "0", tally)
     assert not tally.wrong, tally.wrong
-    assert tally.faults == {fault: 1} and tally.bundles == 1, str(episode)
-    assert episode.codes == ([-signal.SIGKILL, 0] if fault == "killed" else [0])
+    assert tally.faults == {"worker-killed": 1, "killed": 1} and tally.bundles == 1, str(episode)
+    assert episode.codes == [-signal.SIGKILL, 0]
 
 
 def test_what_is_wrong_names_no_folder_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

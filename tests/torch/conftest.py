@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,3 +14,13 @@ def own_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDULES_CACHE", str(tmp_path_factory.mktemp("kernels")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_choices() -> Iterator[None]:
+    """No file's tests are served by what another's needed: by a kernel for any width, after many widths."""
+    yield
+    if kernels := sys.modules.get("schedules.torch.kernels"):
+        kernels._kernels.clear()
+        kernels._alone.clear()
+        kernels.use_bundles()
