@@ -16,8 +16,8 @@ from schedules.core.epilogue import Activation
 from schedules.core.errors import ArgumentError, DerivativeError
 from schedules.core.problem import Problem
 from schedules.core.registry import operator
-from schedules.torch.kernels import DTYPES, TorchKernel, dtype_name, kernel_for, prepared, remembered
-from schedules.torch.operators import LOWER, custom_operator
+from schedules.torch.kernels import DTYPES, Output, TorchKernel, dtype_name, kernel_for, remembered
+from schedules.torch.operators import LOWER, Launch, custom_operator
 
 Size = int | Sequence[int]
 Padding = Size | str
@@ -128,7 +128,7 @@ def is_depthwise(data: Shape, filter: Shape, groups: int) -> bool:
 
 def is_last(x: Tensor, filter: Tensor, pads: Shape) -> bool:
     """Whether `conv2d` takes `x` as channels last.  Images of one pixel, whose results are too, lie alike in both."""
-    if x.is_contiguous() and not (pads == (0, 0) and x.shape[2:] == filter.shape[2:] == (1, 1)):
+    if x.is_contiguous() and not (x.shape[-1] == 1 and pads == (0, 0) and x.shape[2:] == filter.shape[2:] == (1, 1)):
         return False
     return x.is_contiguous(memory_format=LAST)
 
@@ -305,28 +305,26 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
     @remembered
     def kernel(
         data: Shape, filter: Shape, dtype: torch.dtype, device: torch.device, *rest: Any
-    ) -> tuple[TorchKernel, tuple[int, ...], tuple[int, ...], torch.dtype]:
-        """The kernel, and its result's shape, strides and dtype."""
+    ) -> tuple[TorchKernel, Output]:
+        """The kernel, and its result's shape and dtype."""
         problem = convolution.problem(data, filter, dtype, rest[:count], rest[count:])
         result = problem.arguments()[-1]
-        strides = torch.empty(result.shape, device="meta").stride()
-        return kernel_for(problem, device), result.shape, strides, DTYPES[result.dtype]
+        return kernel_for(problem, device), (result.shape, DTYPES[result.dtype])
 
-    def run(data: Tensor, filter: Tensor, *rest: Any) -> Tensor:
+    def bind(data: Tensor, filter: Tensor, *rest: Any) -> Launch:
+        sizes, others = map(tuple, rest[count:][: len(SIZES)]), rest[count:][len(SIZES) :]  # from PyTorch: lists
+        options = *sizes, *others
         if not data.numel():
-            return convolution.empty(data, filter, rest[count:])
-        fields = rest[count:]
-        if type(fields[0]) is list:  # from PyTorch's dispatcher
-            fields = (*map(tuple, fields[: len(SIZES)]), *fields[len(SIZES) :])
+            return lambda data, filter, *terms: convolution.empty(data, filter, options)
         given = [tensor is not None for tensor in rest[:count]]
-        chosen, shape, strides, dtype = kernel(data.shape, filter.shape, data.dtype, data.device, *given, *fields)
-        tensors = [prepared(data), prepared(filter)]
-        for tensor in rest[:count]:
-            if tensor is not None:
-                tensors.append(prepared(tensor))
-        output = data.new_empty_strided(shape, strides, dtype=dtype)  # in half the time of new_empty
-        chosen(*tensors, output)
-        return output
+        chosen, result = kernel(data.shape, filter.shape, data.dtype, data.device, *given, *options)
+        return chosen.launch(data.device, result)
+
+    def key(
+        data: Tensor, filter: Tensor, bias: Any, residual: Any, stride: Any, pad: Any, dilation: Any, *others: Any
+    ) -> tuple[Any, ...]:
+        given = bias is None, residual is None
+        return data.shape, filter.shape, *given, *stride, *pad, *dilation, *others
 
     def fake(data: Tensor, filter: Tensor, *rest: Any) -> Tensor:
         return convolution.empty(data, filter, rest[count:])
@@ -334,7 +332,7 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
     def backward(ctx: Any, *gradients: Tensor) -> None:
         raise DerivativeError(f"{convolution.name} computes no gradients; call it under torch.no_grad()")
 
-    return custom_operator(convolution.name, convolution.schema, run, fake, backward, autocast=LOWER)
+    return custom_operator(convolution.name, convolution.schema, bind, key, fake, backward, autocast=LOWER)
 
 
 _ACTIVATION = (("activation", "str"),)

@@ -7,10 +7,12 @@ memory comes from PyTorch: outputs, and the workspaces of functions of several k
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +39,8 @@ DTYPES = {
 REMEMBERED = 4096  # shapes whose kernel is found without asking again
 
 F = TypeVar("F", bound=Callable[..., Any])
+Shape = Sequence[int]
+Output = tuple[Shape, torch.dtype]
 
 
 @dataclass(frozen=True)
@@ -59,40 +63,69 @@ class TorchKernel:
 
         Raises ArgumentError before anything runs if a tensor does not fit.
         """
-        index = tensors[0].get_device()
-        if index >= 0 and index != torch._C._cuda_getDevice():  # below 0 on a CPU
-            with torch.cuda.device(index):  # TVM leaves the tensors' device as the current one
-                return self(*tensors)
-        try:
-            if self.workspaces:
-                self.function(*tensors, *self.memory(tensors[0].device, self._extent(tensors)))
-            else:
-                self.function(*tensors)
-        except (TypeError, ValueError):  # of the function's own checks
-            from schedules.build.builder import check_arguments
+        device = tensors[0].device
+        # TVM leaves the tensors' device as the current one
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            try:
+                self.function(*tensors, *self.memory(device, self._extent([tensor.shape for tensor in tensors])))
+            except (TypeError, ValueError):
+                self._explain(tensors)
+                raise
 
-            check_arguments(self.arguments, self.arch, tensors)
-            if len(places := {str(tensor.device) for tensor in tensors}) > 1:
-                raise ArgumentError(f"tensors lie on {' and '.join(sorted(places))}; move them to one") from None
-            raise
+    def launch(self, device: torch.device, *outputs: Output) -> Callable[..., Any]:
+        """A function of contiguous inputs on `device`, always of the same shapes, that makes these outputs and returns
+        them: one, or a tuple of several.  Raises ArgumentError as a call does."""
+        shapes: list[Shape] = [()] * (len(self.arguments) - len(outputs)) + [shape for shape, _ in outputs]
+        makes = [_maker(device, *wanted) for wanted in (*outputs, *self._spaces(self._extent(shapes)))]
+        function, make, count = self.function, makes[0], len(outputs)
 
-    def _extent(self, tensors: tuple[torch.Tensor, ...]) -> int | None:
-        for argument, tensor in zip(self.arguments, tensors, strict=True):
+        def one(*inputs: torch.Tensor) -> torch.Tensor:
+            output = make()
+            try:
+                function(*inputs, output)
+            except (TypeError, ValueError):
+                self._explain((*inputs, output))
+                raise
+            return output
+
+        def several(*inputs: torch.Tensor) -> Any:
+            made = [make() for make in makes]
+            try:
+                function(*inputs, *made)
+            except (TypeError, ValueError):
+                self._explain((*inputs, *made[:count]))
+                raise
+            return made[0] if count == 1 else tuple(made[:count])
+
+        run: Callable[..., Any] = one if len(makes) == 1 else several
+        return _on_gpu(run, device.index) if device.type == "cuda" else run
+
+    def _extent(self, shapes: Sequence[Shape]) -> int | None:
+        for argument, shape in zip(self.arguments, shapes, strict=True):
             axis = argument.runtime_axis if argument.ranged_axis is None else argument.ranged_axis
-            if axis is not None:
-                return tensor.shape[axis]
+            if axis is not None and shape:
+                return shape[axis]
         return None
+
+    def _spaces(self, extent: int | None) -> list[Output]:
+        def sizes(space: Argument) -> tuple[int, ...]:
+            return tuple(
+                extent if axis == space.runtime_axis and extent else size for axis, size in enumerate(space.shape)
+            )
+
+        return [(sizes(space), DTYPES[space.dtype]) for space in self.workspaces]
 
     def memory(self, device: torch.device, extent: int | None) -> list[torch.Tensor]:
         """Workspaces for one call, whose run-time extent is `extent`."""
-        return [
-            torch.empty(
-                [extent if axis == space.runtime_axis else size for axis, size in enumerate(space.shape)],
-                dtype=DTYPES[space.dtype],
-                device=device,
-            )
-            for space in self.workspaces
-        ]
+        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._spaces(extent)]
+
+    def _explain(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raise ArgumentError if the function's own checks refuse these tensors; what those say is hard to read."""
+        from schedules.build.builder import check_arguments
+
+        check_arguments(self.arguments, self.arch, tensors)
+        if len(places := {str(tensor.device) for tensor in tensors}) > 1:
+            raise ArgumentError(f"tensors lie on {' and '.join(sorted(places))}; move them to one") from None
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -100,18 +133,39 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def prepared(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as kernels take it: contiguous and, on a GPU, at a multiple of 16 bytes.  A copy if it is not."""
-    if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
-    return tensor.clone() if tensor.is_cuda and tensor.data_ptr() % VECTOR_BYTES else tensor
+def _maker(device: torch.device, shape: Shape, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """New contiguous memory on the current device of a kind, as code that inductor wrote has it: in half the time of
+    `torch.empty`."""
+    strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return functools.partial(getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}"), shape, strides, dtype)
+
+
+def _on_gpu(run: Callable[..., Any], index: int) -> Callable[..., Any]:
+    """`run` with a GPU as the current one, which TVM leaves so, and inputs at multiples of 16 bytes."""
+    current = torch._C._cuda_getDevice
+
+    def call(*inputs: torch.Tensor) -> Any:
+        for tensor in inputs:
+            if tensor.data_ptr() % VECTOR_BYTES:
+                return call(*[each.clone() if each.data_ptr() % VECTOR_BYTES else each for each in inputs])
+        if current() == index:
+            return run(*inputs)
+        with torch.cuda.device(index):
+            return run(*inputs)
+
+    return call
 
 
 def remembered(function: F) -> F:
     """Keep what `function` returned for its latest arguments, until `use_bundles` changes what it would return."""
     cached = lru_cache(maxsize=REMEMBERED)(function)
-    _remembered.append(cached)
+    when_bundles_change(cached.cache_clear)
     return cached  # type: ignore[return-value]
+
+
+def when_bundles_change(forget: Callable[[], None]) -> None:
+    """Have `forget` called by `use_bundles`."""
+    _forgetting.append(forget)
 
 
 def kernel_for(problem: Problem, device: torch.device) -> TorchKernel:
@@ -195,8 +249,8 @@ def use_bundles(*folders: str | Path) -> tuple[Bundle, ...]:
         _bundles.clear()
         for bundle in found:
             _bundles.setdefault(_served(bundle), []).append(bundle)
-        for cached in _remembered:
-            cached.cache_clear()
+        for forget in _forgetting:
+            forget()
     return tuple(found)
 
 
@@ -213,7 +267,7 @@ def arch_of(device: torch.device) -> Arch:
 
 
 _lock = threading.RLock()  # TVM's compile callbacks are one set for the process
-_remembered: list[Any] = []
+_forgetting: list[Callable[[], None]] = []
 _kernels: dict[Any, TorchKernel] = {}
 _alone: dict[Any, set[Problem]] = {}  # problems built for themselves, by what would serve them all
 _bundles: dict[Problem, list[Bundle]] = {}  # by what they serve

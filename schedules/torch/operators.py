@@ -4,13 +4,17 @@
 gradients.  A call through PyTorch's dispatcher costs more than many a kernel, so `custom_operator` returns a function
 that goes to the kernel directly where the dispatcher would do no more than that, and to the registered operator
 wherever anything else has a say: `torch.compile`, fake tensors, modes, functorch's transforms, subclasses, profilers.
+
+Once a call went to its kernel, its like goes there again after one look at the tensors: `Known` keeps calls with the
+guard that `torch.compile` has for the tensors of a graph, which compares all that the dispatcher goes by.  Code that
+was compiled calls the registered operator, which takes the same way.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +22,10 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from schedules.core.errors import DerivativeError
+from schedules.torch.kernels import REMEMBERED, when_bundles_change
 
 LOWER = "lower"  # what autocast computes with, as opposed to float32
+VARIANTS = 8  # calls that are kept of equal shapes and options: of other dtypes, strides, devices, modes of autograd
 
 
 def _bits(*names: str) -> int:
@@ -43,12 +49,68 @@ _grad_enabled = torch.is_grad_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
 _profiling = torch.autograd._profiler_enabled
 _compiling = torch.compiler.is_dynamo_compiling
+_guard = functools.partial(
+    torch._C._dynamo.guards.TensorGuards, dynamic_dims_sizes=None, dynamic_dims_strides=None
+)  # of classes, keys for the dispatcher as it stands, dtypes, devices, sizes, strides and requires_grad
+
+Launch = Callable[..., Any]  # of tensors that are like those that it was made for
+
+
+class Known:
+    """Calls of one operator that went to their kernels, for those that are like them."""
+
+    def __init__(self) -> None:
+        self.calls: tuple[dict[Hashable, Any], ...] = {}, {}  # without and with gradients enabled
+        when_bundles_change(self.forget)
+
+    def forget(self) -> None:
+        for calls in self.calls:
+            calls.clear()
+
+    def find(self, key: Callable[..., Hashable], arguments: Sequence[Any], given: Sequence[Tensor]) -> Launch | None:
+        """What to call with the tensors `given`, if the dispatcher would do no more than call the kernel."""
+        try:
+            ways = self.calls[_grad_enabled()].get(key(*arguments))
+        except TypeError:  # extents that are symbolic have no hash
+            return None
+        if ways is None or _profiling() or forward_ad._current_level >= 0 or _overridden(given):
+            return None
+        for like, launch in ways:
+            if like(*given):
+                return launch  # type: ignore[no-any-return]
+        return None
+
+    def keep(self, key: Hashable, given: Sequence[Tensor], launch: Launch) -> None:
+        """Keep a call that went to its kernel, unless something was between."""
+        recorded = _grad_enabled() and not _excluded().raw_repr() & _AUTOGRAD
+        if recorded and any(tensor.requires_grad for tensor in given) or not _nothing_between(given):
+            return
+        calls = self.calls[_grad_enabled()]
+        if len(calls) >= REMEMBERED:
+            calls.clear()
+        calls[key] = ((_like(given), launch), *calls.get(key, ())[: VARIANTS - 1])
+
+
+def _like(given: Sequence[Tensor]) -> Callable[..., bool]:
+    """Whether tensors are like these; those that are one and the same here, which the guard refuses, must be so too."""
+    first = {id(tensor): number for number, tensor in reversed(list(enumerate(given)))}
+    check = _guard(*[given[number] for number in sorted(first.values())]).check
+    if len(first) == len(given):
+        return check  # type: ignore[no-any-return]
+    same = [first[id(tensor)] for tensor in given]
+
+    def like(*others: Tensor) -> bool:
+        pairs = zip(others, same, strict=True)
+        return all(tensor is others[number] for tensor, number in pairs) and check(*dict.fromkeys(others))
+
+    return like
 
 
 def custom_operator(
     name: str,
     schema: str,
-    run: Callable[..., Any],
+    bind: Callable[..., Launch],
+    key: Callable[..., Hashable],
     fake: Callable[..., Any],
     backward: Callable[..., Any],
     context: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
@@ -56,18 +118,36 @@ def custom_operator(
 ) -> Callable[..., Any]:
     """Register ``schedules::name`` and return the function to call it with, its arguments by position.
 
-    `schema` has the tensors first.  `run` is the kernel for tensors of the CPU and of CUDA GPUs, `fake` that of fake
-    tensors; `context` keeps in its first argument, from the arguments and results of `run`, what `backward` needs (as
-    `setup_context` and `backward` of a `torch.autograd.Function`).  Under autocast the tensors are cast to its dtype
-    with LOWER, and on a GPU to float32 with "float32", as PyTorch's autocast does with an operator of that kind.
+    `schema` has the tensors first.  `bind` makes, for arguments on the CPU or a CUDA GPU, a function of the contiguous
+    tensors among them, without those that are None, and of all like them: of other tensors only, if `key` of the
+    arguments is the same: the options, which optional tensors are None, and shapes that tell most calls apart.  `fake`
+    is the kernel of fake tensors; `context` keeps in its first argument, from the arguments and results, what
+    `backward` needs (as `setup_context` and `backward` of a `torch.autograd.Function`).  Under autocast the tensors are
+    cast to its dtype with LOWER, and on a GPU to float32 with "float32", as PyTorch's autocast does with an operator of
+    that kind.
     """
     qualified = f"schedules::{name}"
     torch.library.define(qualified, schema)
+    registered = getattr(torch.ops.schedules, name).default  # bound once: to look it up takes microseconds
+    tensors = sum("Tensor" in str(argument.type) for argument in registered._schema.arguments)
+    known, dispatched = Known(), registered._op  # PyTorch's dispatcher
+
+    def run(*arguments: Any) -> Any:
+        """The kernel."""
+        given = [tensor for tensor in arguments[:tensors] if tensor is not None]
+        launch = known.find(key, arguments, given)
+        if launch is not None:
+            return launch(*given)
+        launch = bind(*arguments)
+        if not all(tensor.is_contiguous() for tensor in given):
+            launch = functools.partial(_copied, launch)
+        results = launch(*given)
+        known.keep(key(*arguments), given, launch)
+        return results
+
     torch.library.impl(qualified, ["cpu", "cuda"], run)
     torch.library.register_fake(qualified, fake)
     torch.library.register_autograd(qualified, backward, setup_context=context)
-    registered = getattr(torch.ops.schedules, name).default  # bound once: to look it up takes microseconds
-    tensors = sum("Tensor" in str(argument.type) for argument in registered._schema.arguments)
     for device in ("cpu", "cuda") if autocast == LOWER else ("cuda",) if autocast else ():
         torch.library.impl(qualified, f"Autocast{device.upper()}", _casting(registered, tensors, autocast, device))
 
@@ -81,13 +161,20 @@ def custom_operator(
     # Function.apply itself first asks for functorch's transforms, which are none here
     record = super(Function, recorded).apply  # type: ignore[misc]
 
-    def call(*arguments: Any) -> Any:
-        if _compiling() or autocast and _any_autocast():
+    def call(*arguments: Any, **named: Any) -> Any:
+        if _compiling():
             return registered(*arguments)
+        if named:  # of the registered operator only
+            return dispatched(*arguments, **named)
         given = [tensor for tensor in arguments[:tensors] if tensor is not None]
+        launch = known.find(key, arguments, given)
+        if launch is not None:
+            return launch(*given)
+        if autocast and _any_autocast():
+            return dispatched(*arguments)
         if not _nothing_between(given):
             _refuse_tangents(name, given)
-            return registered(*arguments)
+            return dispatched(*arguments)
         if _grad_enabled():
             for tensor in given:
                 if tensor.requires_grad:
@@ -95,7 +182,12 @@ def custom_operator(
                     return (run if _excluded().raw_repr() & _AUTOGRAD else record)(*arguments)
         return run(*arguments)
 
+    registered._op = call  # what is called by its name, in code that inductor wrote too, goes the same way
     return call
+
+
+def _copied(launch: Launch, *tensors: Tensor) -> Any:
+    return launch(*[tensor.contiguous() for tensor in tensors])
 
 
 def _casting(registered: Any, tensors: int, autocast: str, device: str) -> Callable[..., Any]:

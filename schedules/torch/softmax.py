@@ -15,8 +15,8 @@ from torch import Tensor
 
 from schedules.core.errors import ArgumentError, DerivativeError
 from schedules.operators.softmax.definition import SoftmaxProblem
-from schedules.torch.kernels import TorchKernel, dtype_name, kernel_for, prepared, remembered
-from schedules.torch.operators import custom_operator
+from schedules.torch.kernels import TorchKernel, dtype_name, kernel_for, remembered
+from schedules.torch.operators import Launch, custom_operator
 
 Shape = Sequence[int]
 
@@ -114,31 +114,29 @@ def problem_of(
     return SoftmaxProblem(math.prod(outer), cols, function, dtype_name(dtype), scale, mask, keep)
 
 
-def _call(
-    function: str, inputs: list[Tensor], scale: float, mask: str = "none", keep: float = 1.0, outputs: int = 1
-) -> list[Tensor]:
-    """The outputs of the kernel for `inputs` of shape (*, cols), but for a mask "cols", which is the second."""
-    x = prepared(inputs[0])
+def _bind(
+    function: str, inputs: Sequence[Tensor], scale: float, mask: str = "none", keep: float = 1.0, outputs: int = 1
+) -> Launch:
+    """The kernel for inputs of shape (*, cols), but for a mask "cols", which is the second."""
+    x, row = inputs[0], 1 if mask == "cols" else None  # the tensor that has one row
     shape = x.shape
-    if not x.numel():
-        return [torch.empty_like(x) for _ in range(outputs)]
-    kernel = _kernel(function, shape, x.dtype, scale, mask, keep, x.device)
-    if len(inputs) == outputs == 1 and len(shape) == 2:  # nothing to check, and nothing to view
-        y = torch.empty_like(x)
-        kernel(x, y)
-        return [y]
-    tensors, row = [x], 1 if mask == "cols" else None  # the tensor that has one row
-    for tensor in inputs[1:]:
-        if tensor.shape != (shape[-1:] if len(tensors) == row else shape):
+    for number, tensor in enumerate(inputs):
+        if tensor.shape != (shape[-1:] if number == row else shape):
             raise ArgumentError(f"a tensor of shape {tuple(tensor.shape)} beside one of {tuple(shape)}")
-        tensors.append(prepared(tensor))
-    made = [torch.empty_like(x) for _ in range(outputs)]
-    tensors += made
-    if len(shape) != 2:
-        as_rows = -1, shape[-1]
-        tensors = [tensor if index == row else tensor.view(as_rows) for index, tensor in enumerate(tensors)]
-    kernel(*tensors)
-    return made
+    if not x.numel():
+        empty = _like if outputs == 1 else _two_like
+        return empty
+    as_rows = x.numel() // shape[-1], shape[-1]
+    kernel = _kernel(function, shape, x.dtype, scale, mask, keep, x.device)
+    launch = kernel.launch(x.device, *[(as_rows, x.dtype)] * outputs)
+    if len(shape) == 2:
+        return launch
+
+    def viewed(*tensors: Tensor) -> Any:
+        made = launch(*[tensor if number == row else tensor.view(as_rows) for number, tensor in enumerate(tensors)])
+        return made.view(shape) if outputs == 1 else tuple([each.view(shape) for each in made])
+
+    return viewed
 
 
 def _masked(x: Tensor, mask: Tensor | None) -> tuple[list[Tensor], str]:
@@ -148,22 +146,20 @@ def _masked(x: Tensor, mask: Tensor | None) -> tuple[list[Tensor], str]:
     return [x, mask], "cols" if mask.dim() == 1 else "full"
 
 
-def _run_softmax(x: Tensor, mask: Tensor | None, function: str, scale: float) -> Tensor:
+def _bind_softmax(x: Tensor, mask: Tensor | None, function: str, scale: float) -> Launch:
     inputs, kind = _masked(x, mask)
-    return _call(function, inputs, scale, kind)[0]
+    return _bind(function, inputs, scale, kind)
 
 
-def _run_dropout_softmax(
+def _bind_dropout_softmax(
     x: Tensor, mask: Tensor | None, drop: Tensor, function: str, scale: float, keep: float
-) -> tuple[Tensor, Tensor]:
+) -> Launch:
     inputs, kind = _masked(x, mask)
-    y, output = _call(function, [*inputs, drop], scale, kind, keep, outputs=2)
-    return y, output
+    return _bind(function, [*inputs, drop], scale, kind, keep, outputs=2)
 
 
-def _run_softmax_grad(y: Tensor, dy: Tensor, drop: Tensor | None, function: str, scale: float, keep: float) -> Tensor:
-    inputs = [y, dy] if drop is None else [y, dy, drop]
-    return _call(f"{function}_grad", inputs, scale, "none", keep)[0]
+def _bind_softmax_grad(y: Tensor, dy: Tensor, drop: Tensor | None, function: str, scale: float, keep: float) -> Launch:
+    return _bind(f"{function}_grad", [y, dy] if drop is None else [y, dy, drop], scale, "none", keep)
 
 
 def _like(x: Tensor, *others: Any) -> Tensor:
@@ -224,7 +220,8 @@ def _no_second_derivative(ctx: Any, *gradients: Tensor) -> None:
 _softmax = custom_operator(
     "softmax",
     "(Tensor x, Tensor? mask, str function, float scale) -> Tensor",
-    _run_softmax,
+    _bind_softmax,
+    lambda x, mask, *options: (x.shape, mask is None, *options),
     _like,
     _softmax_backward,
     _softmax_context,
@@ -233,7 +230,8 @@ _softmax = custom_operator(
 _dropout_softmax = custom_operator(
     "dropout_softmax",
     "(Tensor x, Tensor? mask, Tensor drop, str function, float scale, float keep) -> (Tensor y, Tensor output)",
-    _run_dropout_softmax,
+    _bind_dropout_softmax,
+    lambda x, mask, drop, *options: (x.shape, mask is None, *options),
     _two_like,
     _dropout_backward,
     _dropout_context,
@@ -242,7 +240,8 @@ _dropout_softmax = custom_operator(
 _softmax_grad = custom_operator(
     "softmax_grad",
     "(Tensor y, Tensor dy, Tensor? drop, str function, float scale, float keep) -> Tensor",
-    _run_softmax_grad,
+    _bind_softmax_grad,
+    lambda y, dy, drop, *options: (y.shape, drop is None, *options),
     _like,
     _no_second_derivative,
 )

@@ -189,6 +189,33 @@ def test_tensors_that_do_not_fit_are_named() -> None:
     torch.testing.assert_close(y, torch.softmax(x, -1))
 
 
+def test_a_gpu_is_current_and_addresses_are_even(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of a GPU that is not the current one, and inputs at odd addresses, by tensors of the CPU."""
+    current, seen = [0], []
+
+    class Device:
+        def __init__(self, index: int) -> None:
+            self.index, self.before = index, current[0]
+
+        def __enter__(self) -> None:
+            current[0] = self.index
+
+        def __exit__(self, *error: Any) -> None:
+            current[0] = self.before
+
+    def run(*tensors: Any) -> None:
+        seen.append((current[0], [tensor.data_ptr() % dispatch.VECTOR_BYTES for tensor in tensors]))
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    x = torch.randn(9)
+    for index in (0, 1):
+        call = dispatch._on_gpu(run, index)
+        call(x, x)
+        call(x, x[1:])
+    assert seen == [(0, [0, 0])] * 2 + [(1, [0, 0])] * 2 and current == [0]
+
+
 def test_extents_of_one_may_have_any_stride() -> None:
     for size, stride in (((1, 7), (100, 1)), ((7, 1), (1, 5)), ((1, 1), (3, 9)), ((1, 1, 7), (9, 50, 1))):
         x = torch.randn(200).as_strided(size, stride)

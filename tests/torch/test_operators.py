@@ -21,15 +21,21 @@ from schedules.core.errors import DerivativeError  # noqa: E402
 from schedules.torch.operators import custom_operator  # noqa: E402
 
 ways: list[str] = []  # of the calls of `times`
+bound: list[Any] = []  # its arguments where they were like none before
 
 
-def run(x: Any, y: Any, by: float) -> Any:
-    frame, way = sys._getframe(), "straight"
-    while frame := frame.f_back:  # type: ignore[assignment]
-        if frame.f_code.co_filename == torch._ops.__file__:
-            way = "dispatcher"
-    ways.append(way)
-    return x * by if y is None else x * y * by
+def bind(x: Any, y: Any, by: float) -> Any:
+    bound.append((x, y, by))
+
+    def run(x: Any, y: Any = None) -> Any:
+        assert x.is_contiguous()
+        frame, files = sys._getframe(), set()
+        while frame := frame.f_back:  # type: ignore[assignment]
+            files.add(frame.f_code.co_filename)
+        ways.append("dispatcher" if torch._library.autograd.__file__ in files else "straight")
+        return x * by if y is None else x * y * by
+
+    return run
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -46,7 +52,8 @@ def backward(ctx: Any, gradient: Any) -> Any:
 times = custom_operator(
     "test_times",
     "(Tensor x, Tensor? y, float by) -> Tensor",
-    run,
+    bind,
+    lambda x, y, by: (x.shape, y is None, by),
     lambda x, y, by: torch.empty_like(x),
     backward,
     keep,
@@ -54,11 +61,17 @@ times = custom_operator(
 OP = torch.ops.schedules.test_times.default
 
 
+def by_dispatcher(x: Any, y: Any, by: float) -> Any:
+    """The registered operator as PyTorch has it: arguments by name are none of a short way's."""
+    return OP(x=x, y=y, by=by)
+
+
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
+    kernels.use_bundles()  # forgets what calls were like
     ways.clear()
+    bound.clear()
     yield
-    ways.clear()
 
 
 def test_plain_tensors_go_straight_to_the_kernel() -> None:
@@ -76,7 +89,7 @@ def test_plain_tensors_go_straight_to_the_kernel() -> None:
 def test_gradients_are_those_of_the_registered_operator() -> None:
     """Of both tensors, of one, twice over a kept graph, and of the gradient itself."""
     x, y = (torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    for function in (times, OP):
+    for function in (times, by_dispatcher):
         assert torch.autograd.gradcheck(lambda x, y: function(x, y, 3.0), (x, y))  # noqa: B023
         assert torch.autograd.gradgradcheck(lambda x, y: function(x, y, 3.0), (x, y))  # noqa: B023
         z = function(x, y.detach(), 3.0)
@@ -138,7 +151,8 @@ def test_modes_and_subclasses_see_the_operator(mode: Any, gradient: bool) -> Non
     else:
         with mode():
             y = times(x, None, 2.0)
-    assert OP in found and ways == ["dispatcher"] and torch.equal(y.as_subclass(torch.Tensor), 2 * x)
+    assert OP in found and torch.equal(y.as_subclass(torch.Tensor), 2 * x)
+    assert y.requires_grad is gradient
 
 
 def test_tracing_records_the_operator() -> None:
@@ -183,7 +197,7 @@ def test_what_is_no_plain_tensor_is_left_to_pytorch() -> None:
             return type(error), str(error).split("\n")[0]
 
     for case in cases:
-        wanted, got = outcome(case, lambda x: OP(x, None, 2.0)), outcome(case, double)
+        wanted, got = outcome(case, lambda x: by_dispatcher(x, None, 2.0)), outcome(case, double)
         assert torch.equal(got, wanted) if isinstance(wanted, torch.Tensor) else got == wanted, case
     assert torch.equal(outcome("vmap", double), 2 * x) and torch.equal(outcome("negated", double), -2 * z)
     assert "straight" not in ways
@@ -205,15 +219,88 @@ def test_below_autograd_no_gradient_is_recorded() -> None:
     x = torch.randn(3, requires_grad=True)
     with torch._C._AutoDispatchBelowAutograd():
         results = [double(x), OP(x, None, 2.0)]
-    assert [y.requires_grad for y in results] == [False, False] and ways == ["straight", "dispatcher"]
+    assert [y.requires_grad for y in results] == [False, False] and ways == ["straight", "straight"]
 
 
 def test_profilers_see_the_operator() -> None:
     x = torch.randn(2, 3)
+    times(x, None, 2.0)
+    ways.clear()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         times(x, None, 2.0)
     assert "schedules::test_times" in [event.key for event in profile.key_averages()]
     assert ways == ["dispatcher"]
+
+
+def test_calls_like_one_before_go_the_same_way() -> None:
+    """Of other tensors too, and by the registered operator, as code that was compiled calls it."""
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    with torch.no_grad():
+        times(x, y, 2.0)
+        for function in (times, OP):
+            assert torch.equal(function(y, x + 1, 2.0), y * (x + 1) * 2)
+        assert len(bound) == 1 and ways == ["straight"] * 3
+        assert torch.equal(OP(x=x, y=y, by=2.0), x * y * 2) and ways.pop() == "dispatcher"
+        compiled = torch.compile(double, backend="aot_eager", fullgraph=True)
+        compiled(x)
+        ways.clear()
+        assert torch.equal(compiled(y), 2 * y) and ways == ["straight"]
+
+
+OTHERS: dict[str, Any] = {
+    "option": lambda x: (x, None, 3.0),
+    "shape": lambda x: (x[:1], None, 2.0),
+    "strides": lambda x: (x.t().contiguous().t(), None, 2.0),
+    "dtype": lambda x: (x.double(), None, 2.0),
+    "second": lambda x: (x, x + 1, 2.0),
+    "twice": lambda x: (x, x, 2.0),
+    "class": lambda x: (torch.nn.Parameter(x, requires_grad=False), None, 2.0),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_calls_are_not_taken_for_those_before(other: str) -> None:
+    x = torch.randn(2, 3)
+    times(x, None, 2.0)
+    for function in (times, OP, times, by_dispatcher):
+        first, second, by = OTHERS[other](x)
+        wanted = first * by if second is None else first * second * by
+        assert torch.equal(function(first, second, by), wanted) and torch.equal(times(x, None, 2.0), 2 * x)
+    assert len(bound) == 3  # by the dispatcher, autograd is left out
+    assert torch.equal(times(x, x + 1, 2.0), x * (x + 1) * 2)  # not one tensor twice
+
+
+def test_what_changed_since_a_call_is_heeded() -> None:
+    """A gradient asked for, a mode, a transform, a tangent, a lazy negation: each takes its way, and then not again."""
+    x, z = torch.randn(2, 3), torch.randn(2, 3)
+    for _ in range(2):
+        for leaf in (x, x.clone().requires_grad_()):
+            with torch.no_grad():
+                assert not times(leaf, None, 2.0).requires_grad
+            assert times(leaf, None, 2.0).requires_grad is leaf.requires_grad
+        with torch.inference_mode():
+            assert times(x, None, 2.0).is_inference() and times(x.clone(), None, 2.0).is_inference()
+        found.clear()
+        with Seen():
+            times(x, None, 2.0)
+        with SeenFunction():
+            times(x, None, 2.0)
+        assert found.count(OP) == 2
+        assert torch.equal(torch.vmap(lambda z: times(x, None, 2.0) + z)(z[None]), (2 * x + z)[None])
+        assert torch.equal(torch.vmap(double)(x[None]), 2 * x[None])
+        with forward_ad.dual_level(), pytest.raises(DerivativeError):
+            times(forward_ad.make_dual(x, z), None, 2.0)
+        assert torch.equal(double(torch.complex(x, z).conj().imag), -2 * z)
+        assert OP in [node.target for node in make_fx(double, tracing_mode="symbolic")(x).graph.nodes]
+
+
+def test_bundles_in_use_change_what_is_called() -> None:
+    x = torch.randn(2, 3)
+    for count in (1, 2):
+        times(x, None, 2.0)
+        times(x, None, 2.0)
+        assert len(bound) == count
+        kernels.use_bundles()
 
 
 def test_another_threads_mode_is_its_own() -> None:

@@ -19,7 +19,7 @@ from schedules.core.threads import pool  # noqa: E402
 
 if not pool().parallel:
     pytest.skip("this PyTorch's OpenMP has no GOMP_parallel", allow_module_level=True)
-X = torch.rand(64, 512)
+X = torch.rand(64, 1536)  # of a width that shares no build
 PROCESS = """
 import os, threading
 before = dict(os.environ)
