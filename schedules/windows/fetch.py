@@ -77,7 +77,7 @@ def _load_words(words: Sequence[Expr], source: Expr, there: Expr) -> None:
     T.evaluate(T.cuda.func_call(f"windows_load_words_{len(words)}", *words, source, there, source_code=text))
 
 
-def _put_words(target: Expr, words: Sequence[Expr]) -> None:
+def put_words(target: Expr, words: Sequence[Expr]) -> None:
     """Store 1, 2 or 4 words."""
     if len(words) == 1:
         _put(WORD, target, words[0])
@@ -94,7 +94,7 @@ def clear(memory: Buffer, words: range, thread: Expr, threads: int) -> None:
     with T.serial(-(-count // threads)) as turn:
         at = named("at", turn * threads + thread)
         with T.If(at < count), T.Then():
-            _put_words(memory.ptr_to([words.start * WORD + at * 16]), [T.uint32(0)] * 4)
+            put_words(memory.ptr_to([words.start * WORD + at * 16]), [T.uint32(0)] * 4)
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class PatchFetch:
         ]
         each = math.gcd(4, len(found))
         for first in range(0, len(found), each):
-            _put_words(self.memory.ptr_to([target + first * WORD]), found[first : first + each])
+            put_words(self.memory.ptr_to([target + first * WORD]), found[first : first + each])
 
 
 def _where(conditions: list[Expr]) -> contextlib.ExitStack:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from schedules.core.space import ProductSpace, axis
 from schedules.definitions.epilogue import ACCUMULATOR
 from schedules.definitions.implicit import At, Implicit, stage
 from schedules.definitions.padding import select
+from schedules.operators.depthwise_conv2d.cost import COSTS, LINE, Costs, memory, us
 from schedules.operators.depthwise_conv2d.definition import DepthwiseProblem
 from schedules.steps.launch import MinBlocks
 from schedules.steps.story import next_step
@@ -48,7 +49,7 @@ class WindowsConfig(MinBlocks, Config):
     steps: int = 1  # tiles of a thread, one below the other
     threads: int = 256  # of a block
     by_rows: bool = False  # one kernel row of window and filter in registers at a time, for kernels too large for more
-    min_blocks: int = 0  # blocks that a multiprocessor must hold, which bounds the registers; 0: no bound
+    min_blocks: int = 0  # blocks that a multiprocessor must hold, which bounds the registers; 0: as many as have room
 
     def channels(self, problem: DepthwiseProblem) -> int:
         """Channels of a thread."""
@@ -104,6 +105,14 @@ class WindowsConfig(MinBlocks, Config):
         elements = rows * vectors * self.columns(problem) + taps
         words = max(1, self.channels(problem) * numpy_dtype(problem.dtype).itemsize / 4)
         return self.channels(problem) * math.prod(self.tile) + math.ceil(elements * words) + 24
+
+    def resident(self, problem: DepthwiseProblem, arch: Arch) -> int:
+        """Blocks that a multiprocessor holds.  Without such a bound CUDA's compiler saves registers for more of them,
+        and loads what lies under a tile bit by bit, each time waiting for memory."""
+        if self.min_blocks:
+            return self.min_blocks
+        registers = min(self.registers(problem), arch.registers_thread)
+        return max(1, occupancy(arch, self.threads, registers, 0)[0])
 
     def check(self, problem: DepthwiseProblem, arch: Arch) -> str | None:
         for name in ("tile", "steps", "threads"):
@@ -196,7 +205,7 @@ def schedule(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> tv
     _unroll(sch, [*(() if config.by_rows else (ry,)), rx, y, x, c])
     sch.decompose_reduction(conv, ry)
     sch.annotate(thread, "pragma_unroll_explicit", 0)  # by the compiler: of large windows there are thousands of lines
-    return config.finish(sch.mod)
+    return replace(config, min_blocks=config.resident(problem, arch)).finish(sch.mod)
 
 
 def _unroll(sch: Schedule, loops: Sequence[LoopRV], lanes: int = 1) -> None:
@@ -209,49 +218,51 @@ def _unroll(sch: Schedule, loops: Sequence[LoopRV], lanes: int = 1) -> None:
         sch.unroll(loop)
 
 
-# in clocks of a multiprocessor, from counts of instructions in sm_90a's machine code; not fitted to times
-FETCH, REST = 3, 60  # instructions for a load with its tests, and for what else a thread does
-LATENCY = 800  # from a load to its use, about
-CLOCK = 1.7  # GHz
-LINE = 128  # bytes that the first-level cache reads in a clock
-FARTHER = 0.5  # what a byte from the second-level cache costs, of one from memory
-TILES = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (4, 8), (7, 1), (7, 2), (8, 2), (8, 4))
-
-
-def clocks(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> float:
-    """About what the busiest multiprocessor takes: it issues instructions, reads its cache, and waits for memory."""
-    p, device, item = problem, arch.device, numpy_dtype(problem.dtype).itemsize
+def estimate(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch, costs: Costs = COSTS) -> float:
+    """The busiest multiprocessor issues instructions, reads its cache, and waits for memory."""
+    p, item = problem, numpy_dtype(problem.dtype).itemsize
     (rows, vectors), lanes, channels = config.fetched(p), config.columns(p), config.channels(p)
-    outputs, taps, loads = (
-        channels * math.prod(config.tile),
-        p.kh * p.kw,
-        rows * vectors * (p.kh if config.by_rows else 1),
-    )
+    outputs, taps = channels * math.prod(config.tile), p.kh * p.kw
+    (down, right), stores = config.across(p), outputs / config.stored(p)
+    loads = rows * vectors * (p.kh if config.by_rows else 1)
     widened = 0 if item == 4 else loads * lanes * channels + outputs // 2
-    each = outputs * taps + widened + FETCH * loads + outputs / config.stored(p) + 1
+    each = outputs * taps + widened + costs.fetch * loads + stores + 1
     filters = taps * channels * (2 if item < 4 else 1)
     blocks = -(-config.all_threads(p) // config.threads)
-    busiest = -(-blocks // device.multiprocessors)
+    busiest = -(-blocks // arch.device.multiprocessors)
     warps = busiest * -(-config.threads // arch.wave)
-    issued = warps / 4 * (config.steps * each + filters + REST)
-    apart = channels * item if p.channels_last else config.across(p)[1] * item  # from thread to thread
-    cached = warps * config.steps * loads * min(arch.wave, max(1, apart * arch.wave / LINE))
-    again = (config.window(p)[0] - config.across(p)[0]) / (config.across(p)[0] * config.steps) if p.channels_last else 0
-    moved = p.min_bytes + FARTHER * again * p.n * p.h * p.w * p.ci * item
-    memory = moved / ((device.bandwidth or 2000) / CLOCK)
-    resident = occupancy(arch, config.threads, min(config.registers(p), arch.registers_thread), 0)[0]
-    waited = -(-busiest // max(1, resident)) * config.steps * (LATENCY + each)
-    return LATENCY + math.hypot(issued, cached, memory, waited)
+    issued = warps / 4 * (config.steps * each + filters + costs.rest)
+    lines = loads * _lines(p, config, right, down * p.w, arch)
+    lines += stores * _lines(p, config, config.tile[1], config.tile[0] * p.out_w, arch)
+    cached = warps * config.steps * lines * costs.cached
+    again = (config.window(p)[0] - down) / (down * config.steps) if p.channels_last else 0
+    moved = memory(p, arch, costs, costs.farther * again * p.n * p.h * p.w * p.ci * item)
+    turns = -(-busiest // config.resident(p, arch)) * config.steps * (p.kh if config.by_rows else 1)
+    return us(costs, issued, cached, moved, turns * costs.latency)
+
+
+def _lines(p: DepthwiseProblem, config: WindowsConfig, right: int, down: int, arch: Arch) -> float:
+    """Lines of the cache that an access of a warp touches, where tiles begin `right` elements apart along a row, and
+    `down` from one row of tiles to the next."""
+    item, across = numpy_dtype(p.dtype).itemsize, config.tiles(p)[1]
+    if p.channels_last:
+        return max(1.0, arch.wave * config.channels(p) * item / LINE)
+    along = max(1.0, min(arch.wave, across) * right * item / LINE)
+    apart = min(1.0, down * config.steps * item / LINE)
+    return max(1.0, arch.wave / min(arch.wave, across) * max(apart, min(along, across * right * item / LINE)))
+
+
+TILES = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (4, 8), (7, 1), (7, 2), (8, 2), (8, 4))
 
 
 @lru_cache
 def default(problem: DepthwiseProblem, arch: Arch) -> WindowsConfig:
-    """The config that takes fewest `clocks`, by rows only where registers hold no window; where none is legal, the
-    smallest."""
+    """The config that takes least by the estimate, by rows only where registers hold no window; where none is legal,
+    the smallest."""
     for by_rows in (False, True):
         every = _configs(problem, (128,), (by_rows,))
         if legal := [config for config in every if config.check(problem, arch) is None]:
-            return min(legal, key=lambda config: clocks(problem, config, arch))
+            return min(legal, key=lambda config: estimate(problem, config, arch))
     return WindowsConfig((1, 1), 1, by_rows=True)
 
 

@@ -91,7 +91,8 @@ def test_nothing_spills_and_an_output_takes_few_instructions(cuda_compiler: None
     assert kernel.spills == 0 and kernel.shared == 0
     assert kernel.counts["fp32 multiply-add"] == 9 * outputs
     rows, vectors = config.window(built.problem)  # type: ignore[arg-type]
-    assert kernel.counts["global load"] <= rows * vectors + 9
+    loads = sum(count for name, count in kernel.counts.items() if name.startswith("global load"))
+    assert loads <= rows * vectors + 9
 
 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx1100"])

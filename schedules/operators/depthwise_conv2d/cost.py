@@ -1,0 +1,53 @@
+"""How long a config takes, estimated: the schedules' defaults, and the choice between them, are what takes least.
+
+`scripts/fit_depthwise.py` fits the constants to the trials kept in ``tuning_logs/nvidia-h200/depthwise_conv2d``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schedules.core.arch import Arch
+from schedules.operators.depthwise_conv2d.definition import DepthwiseProblem
+
+LINE, SECTOR = 128, 32  # bytes that the first-level cache reads in a clock, that memory gives at least
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Clocks of a multiprocessor and instructions of a warp, if nothing else is said."""
+
+    clock: float = 1.7  # GHz
+    reached: float = 0.7  # of the memory's bandwidth, by a copy
+    overlap: float = 2.0  # the norm's exponent: 1 if nothing overlapped, infinite if everything did
+    launch: float = 1000.0  # clocks of a launch
+    chain: float = 4.0  # clocks from an instruction of a warp to its next
+    # of `windows`
+    fetch: float = 3.0  # for a load with its tests
+    rest: float = 60.0  # for what else a thread does
+    latency: float = 800.0  # clocks from loads to their use
+    farther: float = 0.5  # of a byte from memory, for one from the second-level cache
+    cached: float = 1.0  # clocks of a line
+    # of `bands`
+    block: float = 1500.0  # clocks of a block that wait for memory, three times
+    piece: float = 25.0  # for a piece of data
+    element: float = 10.0  # for an element that passes through registers
+    store: float = 25.0  # for a vector of results
+    multiply: float = 2.0  # clocks of a product of 16 x 8 x 16, of four schedulers
+    result: float = 7.0  # for a lane's result
+    band: float = 5.0  # for a word of the bands
+    l2: float = 32.0  # bytes that a multiprocessor has of the second-level cache in a clock
+
+
+COSTS = Costs()
+
+
+def us(costs: Costs, *parts: float) -> float:
+    clocks = costs.launch + sum(part**costs.overlap for part in parts) ** (1 / costs.overlap)
+    return clocks / costs.clock / 1000
+
+
+def memory(problem: DepthwiseProblem, arch: Arch, costs: Costs, more: float = 0.0) -> float:
+    """Clocks in which memory moves the tensors, and `more` bytes."""
+    bandwidth = costs.reached * (arch.device.bandwidth or 2000)
+    return (problem.min_bytes + more) / bandwidth * costs.clock

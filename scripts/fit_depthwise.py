@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Fit the constants by which configs of depthwise convolutions are chosen to recorded trials, and score the choice.
+
+    python -m scripts.fit_depthwise keep RESULT.jsonl ... # trials of ``benchmarks.compare_depthwise``, kept as a file
+    python -m scripts.fit_depthwise fit                   # prints constants for operators/depthwise_conv2d/cost.py
+    python -m scripts.fit_depthwise score                 # replays the trials with those that are there
+
+Trials are kept as `scripts.trials` says, with ``copy``, us of a copy of as many bytes, for each layer.  Regret is the
+time of what is chosen of a layer's trials by that of the fastest of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schedules.core.operator import Array
+from schedules.operators.depthwise_conv2d import estimate
+from schedules.operators.depthwise_conv2d.cost import COSTS, Costs
+from scripts.trials import Layer, read
+
+FOLDER = Path(__file__).parents[1] / "tuning_logs/nvidia-h200/depthwise_conv2d"
+NEAR = 1.3  # times a layer's fastest trial, within which the estimate should be right
+ROUNDS, SEED = 40, 0  # of the search, each of all constants
+SHOWN = 8
+
+
+def keep(results: Sequence[Path], folder: Path = FOLDER) -> Path:
+    """Write the trials of `results`, of one device and day, as a file of `folder`."""
+    lines, fields, head = [], {}, {}
+    for result in results:
+        first, *rows = map(json.loads, result.read_text().splitlines())
+        head = {name: first[name] for name in ("device", "versions", "date", "target")}
+        for row in rows:
+            trials = []
+            for trial in row["configs"]:
+                if trial.get("error", math.inf) <= 1.01:
+                    fields[f"depthwise_conv2d.{trial['schedule']}"] = list(trial["config"])
+                    trials.append([trial["schedule"], list(trial["config"].values()), trial["us"]])
+            told = {"op": "depthwise_conv2d", "p": row["problem"], "set": row["net"], "cudnn": row["cudnn"]}
+            lines.append(json.dumps({**told, "copy": row["copy"], "t": trials}, separators=(",", ":")))
+    text = "\n".join([json.dumps({**head, "fields": fields}), *lines, ""])
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{head['date']}.jsonl.xz"
+    file.write_bytes(lzma.compress(text.encode(), preset=9))
+    return file
+
+
+def estimates(layer: Layer, costs: Costs = COSTS) -> Array:
+    """Of each trial of a layer, in us."""
+    problem: Any = layer.problem
+    return np.array([estimate(problem, config, layer.arch, costs) for _, config, _ in layer.trials])
+
+
+def times(layer: Layer) -> Array:
+    return np.array([us for *_, us in layer.trials])
+
+
+def regret(layer: Layer, costs: Costs = COSTS) -> float:
+    us = times(layer)
+    return float(us[np.argmin(estimates(layer, costs))] / us.min())
+
+
+def loss(layers: Sequence[Layer], costs: Costs) -> float:
+    """What is lost by the choice on average, in logarithms, and half of how wrong the estimate is where it matters."""
+    total = 0.0
+    for layer in layers:
+        us, told = times(layer), estimates(layer, costs)
+        wrong = np.abs(np.log(told / us))
+        weight = (us.min() / us) ** 2
+        # a soft choice, which small changes of a constant tell on
+        odds = np.exp(-8 * np.log(told / told.min()))
+        total += float((odds * np.log(us / us.min())).sum() / odds.sum() + 0.3 * (weight * wrong).sum() / weight.sum())
+    return total / len(layers)
+
+
+def fit(layers: Sequence[Layer]) -> Costs:
+    """Change one constant after another while that helps, by less and less."""
+    rng, best = np.random.default_rng(SEED), COSTS
+    least, step = loss(layers, best), 0.5
+    names = list(asdict(best))
+    for turn in range(ROUNDS):
+        before = least
+        for name in rng.permutation(names):
+            for factor in (1 + step, 1 / (1 + step)):
+                tried = replace(best, **{name: getattr(best, name) * factor})
+                found = loss(layers, tried)
+                if found < least:
+                    best, least = tried, found
+                    break
+        print(f"{turn}: {least:.4f} step {step:.3f}", flush=True)
+        if before - least < 1e-4:
+            step /= 2
+            if step < 0.02:
+                break
+    return replace(best, **{name: float(f"{value:.3g}") for name, value in asdict(best).items()})
+
+
+def report(layers: Sequence[Layer], costs: Costs = COSTS) -> None:
+    found = np.array([regret(layer, costs) for layer in layers])
+    for what, own in (
+        ("all", np.full(len(layers), True)),
+        *(
+            (
+                f"{layout} {kind}",
+                np.array(
+                    [
+                        layer.problem.layout == layout and ("float32" in layer.problem.dtype) == (kind == "float32")  # type: ignore[attr-defined]
+                        for layer in layers
+                    ]
+                ),
+            )
+            for layout in ("nchw", "nhwc")
+            for kind in ("16 bits", "float32")
+        ),
+    ):
+        if own.any():
+            of = found[own]
+            print(f"{what:16s} {len(of):4d} layers  mean {np.exp(np.log(of).mean()):.3f}  worst {of.max():.2f}")
+    for at in np.argsort(-found)[:SHOWN]:
+        print(f"  {found[at]:.2f} {layers[at].problem}")
+
+
+def known(folder: Path = FOLDER) -> list[Layer]:
+    return read(*sorted(folder.glob("*.xz")))[1]
+
+
+def main() -> int:
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words.add_argument("what", choices=("keep", "fit", "score"))
+    words.add_argument("results", type=Path, nargs="*")
+    asked = words.parse_args()
+    if asked.what == "keep":
+        print(keep(asked.results))
+    layers, costs = known(), COSTS
+    if asked.what == "fit":
+        costs = fit(layers)
+        print(costs)
+    report(layers, costs)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
