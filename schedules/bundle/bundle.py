@@ -299,7 +299,7 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
         "operator": built.operator.name,
         "problem": built.problem.to_json(),
         "schedule": built.schedule.name,
-        "arithmetic": built.schedule.arithmetic.name,
+        "arithmetic": built.schedule.arithmetic_of(built.problem, built.config).name,
         "config": built.config.to_json(),
         "target": {
             "arch": str(built.arch),

@@ -99,7 +99,7 @@ def verify(
             check
             for instance in target.instances()
             for seed in seeds
-            for check in _checks(instance, runs, seed, spec.arithmetic)
+            for check in _checks(instance, runs, seed, spec.arithmetic_of(problem, concrete))
         ]
     return checks
 

@@ -70,7 +70,7 @@ class ScheduleSpec:
     fixed_shape: bool = False  # what is built takes the problem's shapes only, without run-time extents
     ranges: bool = False  # whether what is built may take a range of extents at run time, as its problem says
     tirx: WrittenInTirx | None = None  # None for steps of `s_tir.Schedule` on a tensor expression
-    arithmetic: Arithmetic = FLOAT32  # that results are held to
+    arithmetic: Arithmetic = FLOAT32  # that results are held to, whatever the config
     channels_along_rows: bool = False  # whether the rows of a block's tile (block_m) are output channels, or pixels
     # (problem, legal config, arch) -> about how many microseconds it takes
     estimate: Callable[[Any, Any, Arch], float] | None = None
@@ -101,6 +101,10 @@ class ScheduleSpec:
         """The tensors of a function built with this schedule."""
         arguments = problem.arguments()
         return tuple(replace(a, runtime_axis=None) for a in arguments) if self.fixed_shape else arguments
+
+    def arithmetic_of(self, problem: Problem, config: Config) -> Arithmetic:
+        """What results of `config` are held to."""
+        return config.arithmetic_of(problem) or self.arithmetic
 
     def takes_range(self, problem: Problem) -> bool:
         """Whether what is built takes the range of extents that `problem` may have."""

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from schedules.core.arithmetic import Arithmetic
 from schedules.core.draws import Draw, channels, multiple_of, one_of, pair_of, up_to
 from schedules.core.epilogue import ACTIVATIONS, Activation, Epilogue, Term
 from schedules.core.errors import ConfigError, ProblemError, UnknownNameError, UsageError
@@ -596,6 +597,10 @@ class Config(Fields):
     def check(self, problem: Any, arch: Any) -> str | None:
         """Why this config is illegal for `problem` on `arch`, in words that name the field; None if it is legal."""
         raise NotImplementedError
+
+    def arithmetic_of(self, problem: Any) -> Arithmetic | None:
+        """What the results of `problem` are held to, where that depends on the config."""
+        return None
 
     def require(self, problem: Any, arch: Any) -> None:
         """Raise ConfigError if `check` finds a reason."""

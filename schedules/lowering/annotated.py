@@ -170,7 +170,7 @@ def _relayout(body: Any) -> Any:
 
 
 def _share(body: Any) -> Any:
-    """Let the static shared buffers of the main loop and of what follows it lie in the same memory.
+    """Let the static shared buffers of the main loop and of what follows it in its kernel lie in the same memory.
 
     TVM merges dynamic shared memory itself.  Static memory of AMD GPUs it merges into a pointer that has lost its
     address space, so that stores go astray; here one buffer is declared, and the others are parts of it.
@@ -182,7 +182,12 @@ def _share(body: Any) -> Any:
         where = inside if block.name_hint == MAIN_LOOP else outside
         where.extend(buffer for buffer in block.alloc_buffers if buffer.scope() == "shared")
 
-    tvm_ffi.structural_walk(body, (SBlock, collect))
+    root = body.block
+    for kernel in root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]:
+        tvm_ffi.structural_walk(kernel, (SBlock, collect))
+        if inside:
+            break
+        outside.clear()
     if not inside or len({str(buffer.dtype) for buffer in (*inside, *outside)}) != 1:
         return body
     starts: dict[Any, int] = {}

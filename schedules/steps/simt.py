@@ -115,14 +115,20 @@ class SimtConfig(TiledConfig):
 
 
 def schedule_tiles(
-    sch: Schedule, config: SimtConfig, along: Mapping[str, tuple[bool, int]], store: int
+    sch: Schedule,
+    config: SimtConfig,
+    along: Mapping[str, tuple[bool, int]],
+    store: int,
+    output: str = "output",
+    batch: int = 0,
 ) -> tvm.IRModule:
-    """Schedule the product that `SimtConfig.product` describes.
+    """Schedule the product that `SimtConfig.product` describes, or `batch` axes of products, whose sums leave by
+    `output`.
 
     `along` says of ``columns`` and ``weights``, that with the rows first, whether neighbouring threads fetch neighbours
     along the reduction, and of how many elements a load is; `store` of how many a store may be.
     """
-    conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
+    conv, out = sch.get_sblock("conv"), sch.get_sblock(output)
     next_step(sch, "Memory hierarchy: operands go through shared memory into registers, the sums stay in registers")
     shared = {name: sch.get_sblock(name) for name in along}
     for block in shared.values():
@@ -131,7 +137,7 @@ def schedule_tiles(
     sch.set_scope(conv, 0, "local")
 
     next_step(sch, "Blocks, virtual threads and threads: each thread its outputs, interleaved with its neighbours'")
-    loops = sch.get_loops(conv)
+    batches, loops = sch.get_loops(conv)[:batch], sch.get_loops(conv)[batch:]
     sides = [
         sch.split(loop, [None, vthread, threads, tile // vthread])
         for loop, tile, threads, vthread in zip(loops, config.tile, config.num_thread, config.vthread, strict=False)
@@ -139,7 +145,7 @@ def schedule_tiles(
     *taps, k = loops[2:]
     ko, ki = sch.split(k, [None, config.step])
     sch.reorder(*(side[part] for part in range(3) for side in sides), ko, *taps, ki, *(side[3] for side in sides))
-    bind_grid(sch, *(side[0] for side in sides))
+    bind_grid(sch, *([sch.fuse(*batches)] if batch else []), *(side[0] for side in sides))
     bind(
         sch,
         *(
@@ -154,7 +160,7 @@ def schedule_tiles(
         sch.annotate(thread, "pragma_unroll_explicit", 0)
 
     next_step(sch, "Where each stage lives: tiles in shared memory, a thread's part of them in registers")
-    sch.reverse_compute_at(output, thread, preserve_unit_loops=True)
+    sch.reverse_compute_at(out, thread, preserve_unit_loops=True)
     for block in local:
         sch.compute_at(block, ki, preserve_unit_loops=True)
     for block in shared.values():
@@ -169,7 +175,7 @@ def schedule_tiles(
         cooperative_fetch(sch, block, 2, config.num_thread, vector)
     store = widest_vector(store, widest_vector(config.tile[1] // config.vthread[1], config.vector))
     if store > 1:
-        _, lane = sch.split(sch.get_loops(output)[-1], [None, store])
+        _, lane = sch.split(sch.get_loops(out)[-1], [None, store])
         sch.vectorize(lane)
     sch.decompose_reduction(conv, ko)
     if config.stages > 1:
@@ -205,13 +211,13 @@ FETCHED = 16.0  # and an element that a thread fetches
 REST = 24.0  # and what else it does for each value of the reduction
 
 
-def default(problem: Conv2dProblem, arch: Arch, sides: Pair) -> SimtConfig:
-    """For a product of `sides`: the tile with the least estimated time on the busiest multiprocessor."""
+def default(problem: Conv2dProblem, arch: Arch, sides: Pair, batch: int = 1) -> SimtConfig:
+    """For a `batch` of products of `sides`: the tile with the least estimated time on the busiest multiprocessor."""
     step = 16 if SimtConfig(step=16).by_taps(problem) else 8
     stages = 2 if arch.kind == "cuda" else 1  # LLVM leaves what is on its way to registers in scratch on gfx1100
 
     def time(config: SimtConfig) -> float:
-        blocks = math.prod(-(-side // block) for side, block in zip(sides, config.block, strict=True))
+        blocks = batch * math.prod(-(-side // block) for side, block in zip(sides, config.block, strict=True))
         busiest = -(-blocks // arch.device.multiprocessors)
         room = min(arch.registers_sm // config.registers(), arch.threads_sm) // config.threads
         warps = min(busiest, max(1, room)) * config.threads / arch.wave

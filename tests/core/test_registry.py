@@ -71,6 +71,8 @@ def sample_for(found: Operator, spec: ScheduleSpec) -> Problem:
         fields |= dict(ci=3, dtype="int8" if found.problem.dtypes == ("int8",) else "float16")
     if spec.name.startswith("tma_wgmma"):  # TMA moves multiples of 16 bytes
         fields |= dict(n=8, ci=32, co=32, dtype="int8" if found.problem.dtypes == ("int8",) else "float16")
+    if spec.name.startswith("winograd"):
+        fields |= dict(ci=4, dtype="float32")
     if spec.name == "tf32":
         fields |= dict(n=8, ci=32, co=32, dtype="float32")
     if spec.name.startswith("tma_wgmma") and found.name == "conv2d_nchw":

@@ -38,10 +38,15 @@ CASES = [
 ]
 
 
+def odd(schedule: str) -> dict[str, Any]:
+    """Winograd's tiles are of an odd number of taps, and share their inputs."""
+    return {**ODD, "kw": 3, "stride": 1} if schedule.startswith("winograd") else ODD
+
+
 def served(name: str, schedule: str, epilogue: str) -> tuple[ScheduleSpec, Conv2dProblem, Arch]:
     """A schedule, a problem with that epilogue and a target; skips where the schedule has no such dtype."""
     spec = operator(name).schedule(schedule)
-    problem = of_problem(name, ODD | EPILOGUES[epilogue])
+    problem = of_problem(name, odd(schedule) | EPILOGUES[epilogue])
     assert isinstance(problem, Conv2dProblem)
     arch = parse_arch(TARGETS[spec.kinds[0]])
     reason = spec.default(problem, arch).check(problem, arch)
@@ -69,7 +74,7 @@ def test_every_schedule_computes_it(name: str, schedule: str, epilogue: str) -> 
 def test_generated_code_computes_it(emulation: None, name: str, schedule: str) -> None:
     epilogue = "int8" if name == "conv2d_nchw32" else "float32"
     spec = operator(name).schedule(schedule)
-    problem = of_problem(name, ODD | EPILOGUES[epilogue])
+    problem = of_problem(name, odd(schedule) | EPILOGUES[epilogue])
     arch = parse_arch("cuda:sm_90a")
     if spec.default(problem, arch).check(problem, arch):
         problem = of_problem(name, ODD | EPILOGUES["float32"] | {"dtype": "float16"})

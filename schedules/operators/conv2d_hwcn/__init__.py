@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedules.core.arch import Arch
 from schedules.core.operator import Operator
-from schedules.operators.conv2d_hwcn import cpu, mma, mma_split, sampled, simt, tf32, tma_wgmma, tutorial
+from schedules.operators.conv2d_hwcn import cpu, mma, mma_split, sampled, simt, tf32, tma_wgmma, tutorial, winograd
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, definition, inputs, reference
 from schedules.steps.tensor_core import matrix_schedule
 
@@ -33,7 +33,9 @@ OPERATOR = Operator(
         mma_split.SCHEDULE,
         tma_wgmma.SCHEDULE,
         tf32.SCHEDULE,
+        winograd.SCHEDULE,
         cpu.SCHEDULE,
+        winograd.CPU,
     ),
     choose=choose,
     sampled=sampled.SAMPLED,

@@ -15,6 +15,7 @@ from schedules.operators.conv2d_nchw import (
     tma_wgmma_few,
     tma_wgmma_lines,
     tma_wgmma_turned,
+    winograd,
 )
 from schedules.operators.conv2d_nchw.definition import NchwProblem, definition, inputs, pixel_vector, reference
 from schedules.steps.tensor_core import matrix_schedule
@@ -63,7 +64,9 @@ OPERATOR = Operator(
         tma_wgmma_turned.SCHEDULE,
         direct.SCHEDULE,
         simt.SCHEDULE,
+        winograd.SCHEDULE,
         cpu.SCHEDULE,
+        winograd.CPU,
     ),
     choose=choose,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedules.core.arch import Arch
 from schedules.core.operator import Operator
-from schedules.operators.conv2d_nhwc import cpu, mma, mma_windows, simt, tf32, tma_wgmma, wgmma
+from schedules.operators.conv2d_nhwc import cpu, mma, mma_windows, simt, tf32, tma_wgmma, wgmma, winograd
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem, definition, inputs, reference
 from schedules.steps.tensor_core import matrix_schedule
 from schedules.windows.config import is_few
@@ -32,7 +32,9 @@ OPERATOR = Operator(
         wgmma.SCHEDULE,
         tf32.SCHEDULE,
         simt.SCHEDULE,
+        winograd.SCHEDULE,
         cpu.SCHEDULE,
+        winograd.CPU,
     ),
     choose=choose,
 )

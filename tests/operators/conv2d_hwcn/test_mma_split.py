@@ -17,7 +17,7 @@ from schedules.build.builder import Built, build
 from schedules.build.inspect import summary
 from schedules.check.verify import MODES, emulated_runs, judge, on_device, poisoned, verify
 from schedules.core.arch import ARCHES, Arch, parse_arch
-from schedules.core.arithmetic import BF16X3, FLOAT32, TF32
+from schedules.core.arithmetic import BF16X3, FLOAT32, TF32, WINOGRAD
 from schedules.core.errors import ConfigError
 from schedules.core.operator import Array
 from schedules.core.registry import operator
@@ -358,8 +358,10 @@ def test_verification_uses_its_tolerance_for_it_alone(emulation: None, sm_90a: A
     problem = problem_of("conv2d_hwcn", n=128, h=1, w=1, ci=1, co=128, kh=1, kw=1)
     checks = verify(problem, sm_90a, "mma_split", routes=["emulated"], seeds=(1,))
     assert all(check.passed and check.error > 0.2 for check in checks)
+    widest = WINOGRAD[max(WINOGRAD)]
+    others = {"mma_split": BF16X3, "tf32": TF32, "winograd": widest, "winograd_cpu": widest}
     for spec in operator("conv2d_hwcn").schedules:
-        assert spec.arithmetic == {"mma_split": BF16X3, "tf32": TF32}.get(spec.name, FLOAT32)
+        assert spec.arithmetic == others.get(spec.name, FLOAT32)
 
 
 def test_a_search_holds_each_candidate_to_its_arithmetic(cuda_compiler: None, sm_90a: Arch, host: Arch) -> None:

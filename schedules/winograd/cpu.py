@@ -1,0 +1,275 @@
+"""Winograd's convolution on the CPU: what its schedules of all layouts share.
+
+Filters are transformed once for each call, packed by register tiles.  A task owns some tiles of the images and some
+output channels.  It transforms its data into a buffer that stays in cache; then, for a few channels at a time, it
+multiplies at every point, one register tile after the other, and transforms the sums back while they are in the nearest
+cache.  Vector lanes hold the layout's innermost axis: tiles of the images, or channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING
+
+from schedules.core.arch import Arch, physical_cores, vector_unit
+from schedules.core.arithmetic import WINOGRAD
+from schedules.core.operator import ScheduleSpec
+from schedules.core.problem import Config, Conv2dProblem
+from schedules.definitions.winograd import Winograd
+from schedules.steps import register_tile
+from schedules.steps.register_tile import accumulate, round_up
+from schedules.steps.story import next_step
+from schedules.steps.tiles import inline_if_present, widest_vector
+from schedules.winograd.cut import Cut, cuts
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm import tirx
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+LANES = (1, 2, 3)  # vectors of a register tile
+ROWS = (2, 3, 4, 5, 6, 8)
+
+
+@dataclass(frozen=True)
+class WinogradCpuConfig(Cut, Config):
+    """A register tile is `block_lanes` vectors of the innermost axis and `block_rows` of the other of (output channels,
+    columns); a column is a tile of the image."""
+
+    tile_h: str = "4"
+    tile_w: str = "4"
+    vector: int = 8  # elements of a vector
+    block_lanes: int = 2
+    block_rows: int = 6
+    columns: int = 1  # register tiles of a task along the columns
+    chunk: int = 0  # and along the output channels; 0: all of them
+
+    def block(self, inside: bool) -> tuple[int, int]:
+        """A register tile's (output channels, columns), with channels inside or not."""
+        lanes = self.vector * self.block_lanes
+        return (lanes, self.block_rows) if inside else (self.block_rows, lanes)
+
+    def graph(self, problem: Conv2dProblem) -> Winograd:
+        made = Winograd(problem, *self.splits(problem), whole=True)
+        co, column = self.block(made.channels_inside)
+        return replace(made, tile=(co, column * min(self.columns, -(-made.tiles // column)), 1))
+
+    def check(self, problem: Conv2dProblem, arch: Arch) -> str | None:
+        if reason := self.check_cut(problem):
+            return reason
+        if self.vector not in (1, 2, 4, 8, 16, 32):
+            return f"vector={self.vector} is not a power of two up to 32"
+        for name in ("block_lanes", "block_rows", "columns"):
+            if getattr(self, name) < 1:
+                return f"{name}={getattr(self, name)} must be at least 1"
+        if self.chunk < 0:
+            return f"chunk={self.chunk} must not be negative"
+        if self.vector * self.block_lanes * self.block_rows > register_tile.MOST_SUMS:
+            return f"block_rows={self.block_rows} make a register tile of over {register_tile.MOST_SUMS} sums"
+        return None
+
+
+def graph(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> tirx.PrimFunc:
+    return config.graph(problem).program()
+
+
+def schedule(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program for data, filter, the epilogue's terms and output as they lie."""
+    from tvm.s_tir import Schedule
+
+    p, made = problem, config.graph(problem)
+    inside = made.channels_inside
+    panel = made.tile[0]
+    sch = Schedule(made.program())
+    next_step(sch, "The filters, transformed once and packed: the channels of a register tile side by side")
+    inline_if_present(sch, "columns", "weights")
+    filters, rows = sch.get_sblock("filter_points"), sch.get_sblock("filter_rows")
+    where = (lambda u, v, f, c: [f // panel, u, v, c, f % panel]) if inside else (
+        lambda u, v, c, f: [f // panel, u, v, c, f % panel]
+    )  # fmt: skip
+    sch.transform_layout(filters, ("write", 0), where)
+    u, v, *channels = sch.get_loops(filters)
+    f, c = channels if inside else channels[::-1]
+    f, lane = sch.split(f, [None, panel])
+    sch.reorder(f, c, u, v, lane)
+    sch.parallel(f)
+    sch.unroll(v)
+    sch.vectorize(lane)
+    sch.set_scope(rows, 0, "local")
+    sch.compute_at(rows, c, preserve_unit_loops=True)
+    u, taps, *channels = sch.get_loops(rows)[-4:]
+    sch.reorder(taps, u, *channels)
+    sch.unroll(u)
+    sch.vectorize(channels[0] if inside else channels[1])
+
+    next_step(sch, "A parallel task for some columns and some channels; a few channels at a time")
+    output = sch.get_sblock("output")
+    y, x, *sides = sch.get_loops(output)
+    columns, channels = sides if inside else sides[::-1]
+    columns, of_task = sch.split(columns, [None, made.tile[1]])
+    count = -(-p.co // panel)
+    chunk, fo, f = sch.split(channels, [None, min(config.chunk or count, count), panel])
+    sch.reorder(columns, chunk, fo, of_task, y, x, f) if inside else sch.reorder(columns, chunk, fo, f, of_task, y, x)
+    task = sch.fuse(columns, chunk)
+    sch.parallel(task)
+    if inside and p.co % panel == 0:
+        f, lane = sch.split(f, [None, config.vector])
+        sch.vectorize(lane)
+
+    next_step(sch, "Transformed back, finished, then stored where they belong")
+    finished, sums, products = (sch.get_sblock(name) for name in ("finished", "sum_rows", "products"))
+    for block in (finished, sums, products):
+        sch.set_scope(block, 0, "local")
+    sch.compute_at(finished, fo, preserve_unit_loops=True)
+    _lines(sch, finished, sums, config.vector)
+    sch.compute_at(products, fo, preserve_unit_loops=True)
+
+    next_step(sch, "Register tiles of the products of each point")
+    conv = sch.get_sblock("conv")
+    sch.set_scope(conv, 0, "local")
+    u, v, row, lanes = sch.get_loops(products)[-4:]
+    row, inner = sch.split(row, [None, config.block_rows])
+    lanes, vectors, lane = sch.split(lanes, [None, config.block_lanes, config.vector])
+    sch.reorder(u, v, row, lanes, inner, vectors, lane)
+    tile = lanes
+    sch.unroll(inner)
+    sch.unroll(vectors)
+    sch.vectorize(lane)
+    sch.compute_at(conv, tile, preserve_unit_loops=True)
+    *_, u, v, row, lanes, rc = sch.get_loops(conv)
+    vectors, lane = sch.split(lanes, [None, config.vector])
+    sch.reorder(rc, row, vectors, lane)
+    accumulate(sch, conv, rc, (row, vectors), lane)
+
+    next_step(sch, "The task's data, transformed into its cache")
+    points, rows, pixels = (sch.get_sblock(name) for name in ("data_points", "data_rows", "pixels"))
+    for block in (points, rows, pixels):
+        sch.set_scope(block, 0, "local")
+    sch.compute_at(points, task, preserve_unit_loops=True)
+    width = widest_vector(p.ci, config.vector) if inside else config.vector
+    at = _lines(sch, points, rows, width)
+    sch.compute_at(pixels, at, preserve_unit_loops=True)
+    y, x, _, lane = sch.get_loops(pixels)[-4:]
+    if inside or (made.images_inside and p.n % config.vector == 0):
+        sch.vectorize(lane)
+    else:
+        sch.reorder(lane, y, x)
+    return sch.mod
+
+
+def _lines(sch: Schedule, last: SBlockRV, first: SBlockRV, width: int) -> LoopRV:
+    """Compute `last`, and within it `first`, the transform along one axis, for a vector of the innermost axis at a
+    time; returns the loop over those."""
+    line, across, other, inner = sch.get_loops(last)[-4:]
+    inner, lane = sch.split(inner, [None, width])
+    sch.reorder(other, inner, line, across, lane)
+    sch.unroll(across)
+    sch.vectorize(lane)
+    sch.compute_at(first, inner, preserve_unit_loops=True)
+    down, line, other, lane = sch.get_loops(first)[-4:]
+    sch.reorder(line, down, other, lane)
+    sch.unroll(down)
+    sch.vectorize(lane)
+    return inner
+
+
+# cycles, about: of an element of a packed filter, of an input of a tile that is copied alone or in a vector, and of a
+# vector's way through one axis of a transform
+FILTERED, ALONE, IN_VECTOR, LINE = 3.5, 2.5, 0.4, 4.0
+STREAMED = 8  # elements of packed filters that a core reads in a cycle
+
+
+@lru_cache
+def default(problem: Conv2dProblem, arch: Arch) -> WinogradCpuConfig:
+    """The cut, the register tile and the task with the least estimated time."""
+    p = problem
+    ways = product((2, 4), (2, 4))
+    found = [WinogradCpuConfig(tile_h=_tile(down, p.kh), tile_w=_tile(across, p.kw)) for down, across in ways]
+    legal = [config for config in dict.fromkeys(found) if config.check(p, arch) is None]
+    if not legal:
+        return WinogradCpuConfig()
+    return min((config for cut in legal for config in _tasks(cut, p, arch)), key=lambda config: cycles(config, p, arch))
+
+
+def _tile(size: int, taps: int) -> str:
+    """`size` outputs of an axis, or one where there is nothing to transform."""
+    return str(size if taps > 1 else 1)
+
+
+def _tasks(cut: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> Iterator[WinogradCpuConfig]:
+    """Register tiles that waste least for `cut`, and tasks of them."""
+    unit, made = vector_unit(arch), cut.graph(problem)
+    tiles = [
+        replace(cut, vector=unit.lanes, block_lanes=lanes, block_rows=rows)
+        for lanes, rows in product(LANES, ROWS)
+        if register_tile.fits(unit, lanes * rows, lanes)
+    ]
+    tiles.sort(key=lambda config: _products(config, problem, arch))
+    for config in tiles[:3]:
+        panel, column = config.block(made.channels_inside)
+        counts = register_tile.shares(-(-made.tiles // column))
+        for columns, chunk in product(counts, (0, -(-problem.co // panel // 2) or 0)):
+            yield replace(config, columns=columns, chunk=chunk)
+
+
+def _products(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> float:
+    """Cycles of the products of all points."""
+    p, made = problem, config.graph(problem)
+    panel, column = config.block(made.channels_inside)
+    step = register_tile.step_cycles(vector_unit(arch), config.vector, config.block_lanes, config.block_rows)
+    tiles = -(-p.co // panel) * -(-made.tiles // column) * made.rows.points * made.columns.points
+    return tiles * (p.ci * step + register_tile.STORED * config.block_lanes * config.block_rows)
+
+
+def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> float:
+    """About what the busiest core takes."""
+    p, made, cores = problem, config.graph(problem), physical_cores()
+    inside = made.channels_inside
+    panel, column = config.block(inside)
+    share = made.tile[1]
+    panels = -(-p.co // panel)
+    of_task = min(config.chunk or panels, panels)
+    chunks, parts = -(-made.tiles // share), -(-panels // of_task)
+    points, reach = made.rows.points * made.columns.points, made.rows.reach * made.columns.reach
+    along = share * p.ci / config.vector
+    vectors = inside or (made.images_inside and p.n % config.vector == 0)
+    data = along * (reach * (IN_VECTOR if vectors else ALONE) * config.vector + LINE * (points + reach))
+    out = share * of_task * panel / config.vector
+    back = out * (made.rows.period * made.columns.period * (IN_VECTOR if vectors else ALONE) * config.vector)
+    back += out * LINE * points
+    whole = _products(config, p, arch) * (chunks * share) / round_up(made.tiles, column)
+    kept = points * p.ci * share * 4
+    farther = 1.0 if kept <= register_tile.CACHED else 1.15 if kept <= 4 * register_tile.CACHED else 1.5
+    filters = points * p.ci * of_task * panel / STREAMED
+    each = data + back + whole * farther / (chunks * panels) * of_task + filters + register_tile.STARTED
+    packed = len(made.rows.filter) * len(made.columns.filter) * p.ci * panels * panel * FILTERED
+    return packed / min(cores, panels) + -(-chunks * parts // cores) * each
+
+
+def space(problem: Conv2dProblem, arch: Arch) -> Iterator[WinogradCpuConfig]:
+    """The default, and register tiles and tasks for every cut of one or two tiles."""
+    p, best = problem, default(problem, arch)
+    found = [best]
+    for tile_h, tile_w in product(cuts(p.kh, p.out_h), cuts(p.kw, p.out_w)):
+        cut = replace(best, tile_h=tile_h, tile_w=tile_w)
+        if tile_h.count("+") + tile_w.count("+") <= 1 and cut.check(p, arch) is None:
+            found += _tasks(cut, p, arch)
+    yield from dict.fromkeys(found)
+
+
+SCHEDULE = ScheduleSpec(
+    name="winograd_cpu",
+    summary="float32 with fewer products: Winograd's tiles in vector lanes, transformed in cache; only if named",
+    kinds=("llvm",),
+    config=WinogradCpuConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+    arithmetic=WINOGRAD[max(WINOGRAD)],
+    opt_in=True,
+    graph=graph,
+)

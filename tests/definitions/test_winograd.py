@@ -1,0 +1,112 @@
+"""Transforms are exact in whole arithmetic, cut every axis, and bound the error by the largest data of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schedules.build.builder import build
+from schedules.core.arch import Arch
+from schedules.core.arithmetic import FLOAT32, WINOGRAD
+from schedules.core.operator import Array
+from schedules.core.registry import operator
+from schedules.definitions.winograd import Matrix, Split, transform
+from tests.conftest import problem_of
+
+UNIT = 2.0**-24
+FORMS = [(2, 3), (4, 3), (6, 3), (2, 5), (4, 5), (2, 7), (1, 1), (4, 1)]
+
+
+def times(matrix: Matrix, vector: Sequence[Any]) -> list[Any]:
+    return [sum((a * b for a, b in zip(row, vector, strict=True)), start=Fraction(0)) for row in matrix]
+
+
+def convolved(data: Sequence[Any], taps: Sequence[Any], outputs: int) -> list[Any]:
+    return [sum(data[i + j] * tap for j, tap in enumerate(taps)) for i in range(outputs)]
+
+
+@pytest.mark.parametrize(("outputs", "taps"), FORMS)
+def test_a_transform_is_exact(outputs: int, taps: int) -> None:
+    found = transform(outputs, taps)
+    data = [Fraction(i * i % 7 - 3) for i in range(outputs + taps - 1)]
+    weights = [Fraction(3 * i % 5 - 2, 3) for i in range(taps)]
+    products = [a * b for a, b in zip(times(found.filter, weights), times(found.data, data), strict=True)]
+    assert times(found.inverse, products) == convolved(data, weights, outputs)
+    # what data and sums are multiplied by is no matter of rounding
+    assert all(
+        Fraction(float(np.float32(float(x)))) == x
+        for matrix in (found.data, found.inverse)
+        for row in matrix
+        for x in row
+    )
+
+
+def test_unequal_tiles_take_fewer_products() -> None:
+    split = Split((6, 4, 4), 3, 14)
+    assert (split.period, split.points, split.reach, split.repeats, len(split.filter)) == (14, 20, 16, 1, 14)
+    data, weights = [Fraction(i * i % 11) for i in range(16)], [Fraction(2), Fraction(-1), Fraction(5)]
+    filters = times(split.filter, weights)
+    rows = [*range(14), *range(8, 14)]  # both tiles of four have one filter
+    products = [filters[row] * value for row, value in zip(rows, times(split.data, data), strict=True)]
+    assert times(split.inverse, products) == convolved(data, weights, 14)
+
+
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [(2,), (4,), (6, 4)])
+@pytest.mark.parametrize("out", [1, 5, 13])
+def test_every_output_is_in_one_tile(sizes: tuple[int, ...], out: int, dilation: int) -> None:
+    split = Split(sizes, 3, out, dilation)
+    found = [split.at(period, i) for period in range(split.periods) for i in range(split.period)]  # type: ignore[arg-type]
+    assert sorted(y for y in found if y < out) == list(range(out))  # type: ignore[type-var,operator]
+
+
+def amplification(outputs: int, taps: int) -> float:
+    """What the largest datum times the sum of a filter's weights may become on its way through both axes."""
+    found = transform(outputs, taps)
+    of_filter = [max(map(abs, row)) for row in found.filter]
+    of_data = [sum(map(abs, row)) for row in found.data]
+    return (
+        float(
+            max(sum(abs(a) * b * c for a, b, c in zip(row, of_filter, of_data, strict=True)) for row in found.inverse)
+        )
+        ** 2
+    )
+
+
+def kinds(problem: Any, rng: np.random.Generator) -> dict[str, tuple[Array, Array]]:
+    """Data and filter: normal; of sums that nearly cancel; over 24 powers of two; all in one tap and one pixel."""
+    data, weights = (array.astype(np.float32) for array in operator("conv2d_nhwc").inputs(problem, rng)[:2])
+    opposite, same = data.copy(), weights.copy()
+    opposite[..., 1::2], same[..., 1::2] = -opposite[..., ::2] * np.float32(1.001), same[..., ::2]
+    wide = [array * np.exp2(rng.integers(-12, 13, array.shape)).astype(np.float32) for array in (data, weights)]
+    lone, tap = np.zeros_like(data), np.zeros_like(weights)
+    lone[:, 4, 4], tap[:, 0, 0] = data[:, 4, 4], weights[:, 0, 0]
+    return {"normal": (data, weights), "cancelling": (opposite, same), "wide": (wide[0], wide[1]), "lone": (lone, tap)}
+
+
+@pytest.mark.parametrize(("outputs", "points"), [(2, 4), (4, 6), (6, 8)])
+def test_errors(host: Arch, outputs: int, points: int) -> None:
+    problem = problem_of("conv2d_nhwc", n=4, h=9, w=9, ci=8, co=32, kh=3, kw=3, pad=1)
+    config = {"tile_h": str(outputs), "tile_w": str(outputs)}
+    built = build(problem, host, "winograd_cpu", config)
+    assert built.schedule.arithmetic_of(problem, built.config) == WINOGRAD[points]
+    # sums over channels, the two transforms of data, of the filter and back, each of at most `points` terms
+    proven = (8 + 6 * points) * UNIT * amplification(outputs, 3)
+    missed = {}
+    for name, (data, weights) in kinds(problem, np.random.default_rng(1)).items():
+        got = np.full(problem.shapes()[2], np.nan, np.float32)
+        built(data, weights, got)
+        (expected,) = built.operator.reference(problem, [data, weights])
+        error = np.abs(got - expected.values)
+        largest = np.abs(data).max((1, 2)).astype(float) @ np.abs(weights).astype(float).sum((1, 2)).T
+        assert (error <= proven * largest[:, None, None]).all(), name
+        allowed = np.broadcast_to(expected.magnitude, error.shape)
+        missed[name] = [bool((error > bound.error * allowed).any()) for bound in (WINOGRAD[points], FLOAT32)]
+    assert not missed["normal"][0] and not missed["cancelling"][0]
+    # what float32 allows is too little for outputs whose own products are small: by name only, whatever the tile
+    assert missed["wide"][1]
+    assert missed["lone"][1] == (outputs > 2)  # or zero, unless halves and signs cancel without rounding

@@ -1,0 +1,80 @@
+"""Winograd's tiles on the CPU: correct in every layout and config."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from schedules.build.builder import build
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import ConfigError
+from schedules.winograd.cpu import WinogradCpuConfig, default, space
+from tests.conftest import assert_correct, problem_of
+from tests.winograd.test_gpu import LAYER, LAYOUTS, SHAPES
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_any_shape_is_correct(host: Arch, layout: str, shape: str) -> None:
+    assert_correct(problem_of(layout, **SHAPES[shape]), host, "winograd_cpu")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "config",
+    [
+        dict(tile_h="6", tile_w="4+2", vector=4, block_lanes=1, block_rows=3, columns=2, chunk=2),
+        dict(tile_h="2", tile_w="2", vector=8, block_lanes=3, block_rows=4, columns=1, chunk=1),
+    ],
+    ids=str,
+)
+def test_other_configs_are_correct(host: Arch, layout: str, config: dict[str, Any]) -> None:
+    problem = problem_of(layout, n=8, h=7, w=9, ci=16, co=48, kh=3, kw=3, pad=1, bias=True)
+    assert_correct(problem, host, "winograd_cpu", config)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sums_stay_in_registers(layout: str) -> None:
+    """No store and no spill in the inner loop of the products."""
+    problem = problem_of(layout, n=8, h=8, w=8, ci=64, co=32, kh=3, kw=3, pad=1)
+    config = dict(vector=8, block_lanes=2, block_rows=4)
+    built = build(problem, parse_arch("llvm:x86-64-v3"), "winograd_cpu", config)
+    blocks = re.split(r"^\.LBB\w+:", str(built.sources["s"]), flags=re.M)
+    loop = max(
+        (text.split("\tj")[0] for text in blocks), key=lambda text: text.count("vfmadd231ps") - text.count("\n") / 4
+    )
+    assert loop.count("vfmadd") % 8 == 0 and "rsp" not in loop and not re.search(r"vmovups\s+%ymm\d+, ", loop)
+
+
+def test_tasks_fill_the_cores_and_the_cache(host: Arch) -> None:
+    for shape in (LAYER, {**LAYER, "n": 1}, {**LAYER, "n": 1, "h": 14, "w": 14, "ci": 256, "co": 256}):
+        problem = problem_of("conv2d_nhwc", **shape)
+        config = default(problem, host)
+        assert config.check(problem, host) is None
+        made = config.graph(problem)
+        points = made.rows.points * made.columns.points
+        assert points * problem.ci * config.block(True)[1] * config.columns * 4 <= 2 * 2**20  # type: ignore[attr-defined]
+        assert any(other != config and other.check(problem, host) is None for other in space(problem, host))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (dict(vector=3), "vector=3 is not a power of two"),
+        (dict(columns=0), "columns=0 must be at least 1"),
+        (dict(chunk=-1), "chunk=-1 must not be negative"),
+        (dict(block_rows=100), "block_rows=100 make a register tile of over 1024 sums"),
+        (dict(tile_h="3"), "tile_h=3 is not one to 3"),
+    ],
+)
+def test_illegal_configs_are_refused(host: Arch, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        build(problem_of("conv2d_nchw", **LAYER), host, "winograd_cpu", config)
+
+
+def test_fields_are_those_of_the_cut_and_of_the_tile() -> None:
+    assert set(WinogradCpuConfig().to_json()) == {
+        "tile_h", "tile_w", "vector", "block_lanes", "block_rows", "columns", "chunk",
+    }  # fmt: skip
