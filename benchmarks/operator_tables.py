@@ -55,7 +55,7 @@ def details(name: str) -> str:
 
 def options(name: str) -> str:
     """The fields of the operator's problems that have a default, and the values that the class lists (`dtypes` for
-    `dtype`).  Raises UnknownNameError."""
+    `dtype`, words for a number).  Raises UnknownNameError."""
     problem = operator(name).problem
     rows = (
         [f"`{field.name}`", _text(field.default), ", ".join(getattr(problem, f"{field.name}s", ()))]

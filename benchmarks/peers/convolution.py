@@ -117,13 +117,13 @@ def call_of(peer: Peer, problem: Conv2dProblem, tensors: Tensors) -> Call:
     """The call of `peer`.  Raises UsageError for what cuDNN does not fuse here, ToolchainError without PyTorch or
     cuDNN, RuntimeError if cuDNN refuses the problem."""
     if not is_plain(problem):
-        raise UsageError("cuDNN fuses nothing here; compare without bias, residual and activation")
+        raise UsageError("cuDNN fuses nothing here; compare without bias, residual, activation and scales at run time")
     return (_by_pytorch if peer.algorithm is None else _by_algorithm)(peer, problem, tensors)
 
 
 def is_plain(problem: Conv2dProblem) -> bool:
     """Whether nothing is fused but the scale of an int8 output."""
-    return not problem.epilogue.terms and problem.epilogue.activation == Activation()
+    return not problem.epilogue.operands and problem.epilogue.activation == Activation()
 
 
 def operands(problem: Conv2dProblem, tensors: Tensors) -> tuple[Any, Any]:

@@ -1,44 +1,53 @@
 """What a convolution does to its sums before it stores them: terms added, a scale, an activation, the output's dtype.
 
     y = scale * sum + factor * term + ..        in `work`
-    output = activation(y)                      rounded to `out_dtype`, and saturated if that is int8
+    output = activation(y)                      rounded to `out_dtype`, and saturated if that is int8 or int32
 
-A problem carries this value; `definitions.epilogue` is its tensor expression, `core.reference` its reference.
+A problem carries this value; `definitions.epilogue` is its tensor expression, `core.reference` its reference.  The
+scale and each factor is a number, or comes at run time: one for the tensor, or one for each channel.  A term of whole
+numbers without a factor is added to the sum instead, before it is scaled.
 
 Where the sums are whole numbers, each output is a certain number, bit for bit, and so the order of operations is too:
 the sum is rounded to float32, then the product with `scale`; each term is rounded to float32 and added by one fused
-multiply-add.  An int32 output is computed in int32.
+multiply-add.  An int32 output is computed in int32 where that is exact: of whole factors that are known, and bounds.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar, Union
 
 from schedules.core.errors import ProblemError
 
-AXES = ("channel", "pixel", "element")
+V = TypeVar("V")
+AXES = ("tensor", "channel", "pixel", "element")
+RUN_TIME = AXES[:2]  # what may have a factor of its own that is an argument
 # the steepest slope of each activation, which is what an error of its argument is multiplied by at most
 SLOPES = {"none": 1.0, "relu": 1.0, "clamp": 1.0, "silu": 1.1, "gelu": 1.13, "gelu_tanh": 1.13, "hardswish": 1.5}
-EXACT = ("none", "relu", "clamp")  # that give one certain number whatever compiles them
+EXACT = ("none", "relu", "clamp", "hardswish")  # that give one certain number whatever compiles them
 CLAMPS = {"relu6": (0.0, 6.0)}  # those with a name
 ACTIVATIONS = (*(name for name in SLOPES if name != "clamp"), *CLAMPS)
-INT8 = (-128, 127)
 LARGEST = {"int8": 2.0**7, "int32": 2.0**31}
+BOUNDS = {"int8": (-128.0, 127.0), "int32": (-(2.0**31), 2.0**31 - 128)}  # float32 numbers that saturation keeps
 
 
 @dataclass(frozen=True)
 class Term:
-    """A tensor that is added: the argument `name` of `dtype`, times `factor`.
+    """A tensor that is added, the argument `name` of `dtype`, times `factor`; or that is itself such a factor.
 
-    `axis` says what has a value of its own: each output "channel", each output "pixel" of an image, or each output
-    "element".
+    `axis` says what has a value of its own: the "tensor" as a whole, each output "channel", each output "pixel" of an
+    image, or each output "element".
     """
 
     name: str
     axis: str
     dtype: str
-    factor: float = 1.0
+    factor: Factor = 1.0
+
+
+Factor = Union[float, Term, None]  # noqa: UP007 (Term is not known before)
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Activation:
     """A function of one number.  The bounds are those of a clamp.
 
     gelu is y/2 (1 + erf(y / sqrt 2)), gelu_tanh its approximation by tanh, silu y / (1 + exp(-y)), hardswish
-    y min(max(y + 3, 0), 6) / 6; none of them, nor relu and clamp, hides a NaN.
+    y min(max(y / 6 + 1/2, 0), 1) with one fused multiply-add; none of them, nor relu and clamp, hides a NaN.
     """
 
     name: str = "none"
@@ -97,37 +106,56 @@ class Epilogue:
 
     out_dtype: str
     terms: tuple[Term, ...] = ()
-    scale: float = 1.0
+    scale: Factor = 1.0
     activation: Activation = Activation()
 
     def __post_init__(self) -> None:
-        activation = self.activation
-        if self.out_dtype not in LARGEST:
-            return
-        if not activation.exact:
+        if self.out_dtype in LARGEST and not self.activation.exact:
             raise ProblemError(
-                f"activation={activation} cannot be exact, as out_dtype={self.out_dtype} is; use out_dtype=float32"
+                f"activation={self.activation} cannot be exact, as out_dtype={self.out_dtype} is; use out_dtype=float32"
             )
-        bounds = (activation.low, activation.high) if activation.name == "clamp" and self.work == "int32" else ()
-        if any(bound != int(bound) or abs(bound) >= 2**31 for bound in bounds):
-            raise ProblemError(f"activation={activation} has bounds that are not whole, as out_dtype=int32 needs")
+
+    @property
+    def factors(self) -> tuple[Factor, ...]:
+        """The scale, and those of the terms."""
+        return self.scale, *(term.factor for term in self.terms)
+
+    @property
+    def operands(self) -> tuple[Term, ...]:
+        """The tensors that it takes, in the order of the call: the terms, then factors that come at run time."""
+        return *self.terms, *(factor for factor in self.factors if isinstance(factor, Term))
+
+    def sorted(self, given: Sequence[V]) -> tuple[Any, list[tuple[Any, V]]]:
+        """The scale, and each term with its factor before it, of what is `given` for each of the operands; factors are
+        of these, numbers, or None."""
+        of = {operand.name: value for operand, value in zip(self.operands, given, strict=True)}
+        scale, *factors = (of[each.name] if isinstance(each, Term) else each for each in self.factors)
+        return scale, [(factor, of[term.name]) for factor, term in zip(factors, self.terms, strict=True)]
 
     @property
     def work(self) -> str:
         """The dtype that it is computed in."""
-        return "int32" if self.out_dtype == "int32" else "float32"
+        known = [factor for factor in self.factors if isinstance(factor, int | float)]
+        if self.activation.name == "clamp":
+            known += [self.activation.low, self.activation.high]
+        whole = all(number == int(number) and abs(number) < 2**31 for number in known)
+        exact = whole and self.operands == self.terms and self.activation.name != "hardswish"
+        return "int32" if self.out_dtype == "int32" and exact else "float32"
 
     @property
     def only_rounds(self) -> bool:
         """Whether there is nothing to do but to round."""
         return self == Epilogue(self.out_dtype)
 
-    def of_axis(self, axis: str) -> tuple[Term, ...]:
-        """The terms of "channel", "pixel" or "element"."""
-        return tuple(term for term in self.terms if term.axis == axis)
+    def of_axis(self, *axes: str) -> tuple[Term, ...]:
+        """The operands of "tensor", "channel", "pixel" or "element"."""
+        return tuple(operand for operand in self.operands if operand.axis in axes)
 
     def greatest(self, total: float) -> float:
-        """No result is greater before it is rounded, where no sum is greater than `total`, whatever the terms."""
-        parts = [(self.scale, total), *((term.factor, LARGEST.get(term.dtype, math.inf)) for term in self.terms)]
-        bound = sum(abs(factor) * part for factor, part in parts if factor) * (1 + 2.0**-20)  # sums are rounded
+        """No result is greater before it is rounded, where no sum is greater than `total`, whatever the operands."""
+        parts = [total, *(LARGEST.get(term.dtype, math.inf) for term in self.terms)]
+        factors = [self.scale if factor is None else factor for factor in self.factors]
+        sizes = [math.inf if isinstance(factor, Term) else abs(factor or 0) for factor in factors]
+        bound = sum(size * part for size, part in zip(sizes, parts, strict=True) if size)
+        bound *= 1 + 2.0**-20  # sums are rounded
         return min(bound, max(abs(self.activation.low), abs(self.activation.high)))

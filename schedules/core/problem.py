@@ -19,11 +19,12 @@ import numpy as np
 
 from schedules.core.arithmetic import Arithmetic
 from schedules.core.draws import Draw, channels, multiple_of, one_of, pair_of, up_to
-from schedules.core.epilogue import ACTIVATIONS, Activation, Epilogue, Term
+from schedules.core.epilogue import ACTIVATIONS, RUN_TIME, Activation, Epilogue, Term
 from schedules.core.errors import ConfigError, ProblemError, UnknownNameError, UsageError
 
 Pair = tuple[int, int]
 LONGEST = 2**31 - 1  # extent of an axis: what a grid, and a coordinate of TMA, reach
+Scale = float | str  # a number, or a word that says where it comes from
 LARGEST = 2**44  # elements of a tensor, what the addresses of 64-bit systems reach with room to spare
 SIDES = (7, 10, 12, 14, 20, 28, 36, 40, 56, 60, 80, 112, 150, 224)  # of images in layers, in pixels
 MOST = 1000  # of a whole number that is drawn, where the problem does not say
@@ -101,6 +102,8 @@ class Fields:
                 return cls._whole(value)
             if kind is float and not isinstance(value, bool):
                 return float(value)
+            if kind == Scale and not isinstance(value, bool):
+                return value if isinstance(value, str) and value.isalpha() else float(value)
             if kind is bool and isinstance(value, str):
                 return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[value.lower()]
             if kind is bool and isinstance(value, bool):
@@ -115,6 +118,7 @@ class Fields:
                 Pair: "one or two whole numbers (h,w)",
                 int: "a whole number",
                 float: "a number",
+                Scale: "a number or a word",
                 bool: "true or false",
             }.get(kind, "a word")
             raise cls.error(f"{cls.noun} {name}={reprlib.repr(value)} is not {wanted}") from None
@@ -358,7 +362,7 @@ class Conv2dProblem(Problem):
         raise NotImplementedError
 
     def arguments(self) -> tuple[Argument, ...]:
-        """data, filter, the epilogue's terms in order, output."""
+        """data, filter, the epilogue's operands in order, output."""
         return self._arguments
 
     @cached_property
@@ -367,7 +371,7 @@ class Conv2dProblem(Problem):
         return (
             self._with_images("data", data, self.dtype),
             Argument("filter", weight, self.dtype),
-            *(self._term(term) for term in self.epilogue.terms),
+            *(self._operand(operand) for operand in self.epilogue.operands),
             self._with_images("output", output, self.epilogue.out_dtype, output=True),
         )
 
@@ -377,11 +381,13 @@ class Conv2dProblem(Problem):
             return Argument(name, shape, dtype, output)
         return Argument(name, shape, dtype, output, ranged_axis=0, least=self.n_from)
 
-    def _term(self, term: Term) -> Argument:
-        """A term of the epilogue: of the output's shape, a pixel's axes of it, or its channels as one axis."""
+    def _operand(self, term: Term) -> Argument:
+        """An operand of the epilogue: one number, or of the output's shape, a pixel's axes of it, or its channels as
+        one axis."""
         output = self.shapes()[2]
-        if term.axis == "channel":
-            return Argument(term.name, (math.prod(output[axis] for axis in self.channel_axes),), term.dtype)
+        if term.axis in RUN_TIME:
+            size = math.prod(output[axis] for axis in self.channel_axes) if term.axis == "channel" else 1
+            return Argument(term.name, (size,), term.dtype)
         kept = [size for axis, size in enumerate(output) if term.axis == "element" or axis not in self.channel_axes]
         return self._with_images(term.name, tuple(kept), term.dtype)
 

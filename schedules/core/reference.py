@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from schedules.core.epilogue import INT8, Activation, Term
+from schedules.core.epilogue import BOUNDS, Activation, Term
 from schedules.core.operator import Array, Expected
 from schedules.core.problem import Conv2dProblem, Problem, numpy_dtype
 
@@ -57,43 +57,55 @@ def convolve(problem: Conv2dProblem, data: Array, weight: Array) -> tuple[Array,
     return next(placed), next(placed)
 
 
-def finished(problem: Conv2dProblem, total: Array, terms: Sequence[Array], magnitude: Array | None = None) -> Expected:
-    """The output for the sums `total`, in the output's layout, and the epilogue's `terms`.
+def finished(
+    problem: Conv2dProblem, total: Array, operands: Sequence[Array], magnitude: Array | None = None
+) -> Expected:
+    """The output for the sums `total`, in the output's layout, and the epilogue's `operands`.
 
     Of float64 sums, with `magnitude` the sums of the absolute products, it is computed in float64.  Of whole sums it is
     exact as far as the activation is: see `core.epilogue`.
     """
     e = problem.epilogue
-    values = [_placed(problem, term, array, total.shape) for term, array in zip(e.terms, terms, strict=True)]
+    scale, terms = e.sorted([_placed(problem, *given, total.shape) for given in zip(e.operands, operands, strict=True)])
     if magnitude is not None:
-        y, bound = e.scale * total, abs(e.scale) * magnitude
-        for term, value in zip(e.terms, values, strict=True):
+        y, bound = scale * total, np.abs(scale) * magnitude
+        for factor, value in terms:
             wide = value.astype(np.float64)
-            y, bound = y + term.factor * wide, bound + np.abs(term.factor * wide)
+            y, bound = y + factor * wide, bound + np.abs(factor * wide)
         return Expected(activated(e.activation, y), e.activation.slope * bound)
+    for _, value in (each for each in terms if each[0] is None):
+        total = (total + value.astype(np.int64)).astype(np.int32)
+    terms = [each for each in terms if each[0] is not None]
     if e.work == "int32":
-        whole = int(e.scale) * total
-        for term, value in zip(e.terms, values, strict=True):
-            whole = whole + int(term.factor) * value.astype(np.int64)
+        whole = int(scale) * total.astype(np.int64)
+        for factor, value in terms:
+            whole = whole + int(factor) * value.astype(np.int64)
         y = activated(e.activation, whole.astype(np.int32).astype(np.float64))
     else:
-        single = np.float32(e.scale) * total.astype(np.float32)
-        for term, value in zip(e.terms, values, strict=True):
-            single = fma(np.float32(term.factor), value.astype(np.float32), single)
-        y = activated(e.activation, single.astype(np.float64))
+        single = np.asarray(scale, np.float32) * total.astype(np.float32)
+        for factor, value in terms:
+            single = fma(np.asarray(factor, np.float32), value.astype(np.float32), single)
+        y = single.astype(np.float64)
+        if e.activation.name == "hardswish":
+            sixth, half = np.float32(1 / 6), np.float32(0.5)
+            y = y * np.clip(fma(sixth, single, half), 0, 1)
+        else:
+            y = activated(e.activation, y)
         if e.activation.exact:
             y = y.astype(np.float32).astype(np.float64)  # a bound is rounded
         else:
             return Expected(y, e.activation.slope * np.abs(single.astype(np.float64)))
-    if e.out_dtype == "int8":
-        y = np.rint(np.clip(y, *INT8))
+    if e.out_dtype in BOUNDS and e.work == "float32":
+        y = np.rint(np.clip(y, *BOUNDS[e.out_dtype]))
     return Expected(y, np.zeros((1,) * y.ndim))
 
 
 def _placed(problem: Conv2dProblem, term: Term, array: Array, output: Sequence[int]) -> Array:
-    """The `array` of a term with an axis for each of the `output`."""
+    """The `array` of an operand with an axis for each of the `output`."""
     if term.axis == "element":
         return array
+    if term.axis == "tensor":
+        return array.reshape([1] * len(output))
     of_channel = term.axis == "channel"
     return array.reshape([n if (axis in problem.channel_axes) == of_channel else 1 for axis, n in enumerate(output)])
 
@@ -117,13 +129,13 @@ def activated(activation: Activation, y: Array) -> Array:
         return y * np.clip(y + 3, 0, 6) / 6
 
 
-def fma(a: np.float32, b: Array, c: Array) -> Array:
+def fma(a: Array | np.float32, b: Array, c: Array | np.float32) -> Array:
     """a * b + c of float32 rounded once.
 
     The product is exact in float64; the sum is rounded to odd there, from which rounding to float32 is that of the
     exact sum (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums").
     """
-    product, addend = np.broadcast_arrays(np.float64(a) * b.astype(np.float64), c.astype(np.float64))
+    product, addend = np.broadcast_arrays(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
     total = product + addend
     virtual = total - product
     error = (product - (total - virtual)) + (addend - virtual)

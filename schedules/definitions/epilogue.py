@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from schedules.core.epilogue import INT8, Activation, Epilogue
+from schedules.core.epilogue import BOUNDS, Activation, Epilogue
 from schedules.core.problem import Conv2dProblem, Problem
 
 if TYPE_CHECKING:
@@ -26,14 +26,16 @@ def placeholders(problem: Problem) -> dict[str, te.Tensor]:
     return {a.name: te.placeholder(a.shape, name=a.name, dtype=a.dtype) for a in problem.arguments() if not a.output}
 
 
-def terms_at(problem: Conv2dProblem, given: Mapping[str, te.Tensor], at: Sequence[PrimExpr]) -> list[PrimExpr]:
-    """The elements of the terms, among the inputs `given`, that belong to the element `at` of the output."""
-    return [given[term.name](*_index(problem, term.axis, at)) for term in problem.epilogue.terms]
+def operands_at(problem: Conv2dProblem, given: Mapping[str, te.Tensor], at: Sequence[PrimExpr]) -> list[PrimExpr]:
+    """The elements of the operands, among the inputs `given`, that belong to the element `at` of the output."""
+    return [given[operand.name](*_index(problem, operand.axis, at)) for operand in problem.epilogue.operands]
 
 
 def _index(problem: Conv2dProblem, axis: str, at: Sequence[PrimExpr]) -> list[PrimExpr]:
     if axis == "element":
         return list(at)
+    if axis == "tensor":
+        return [0]
     if axis == "pixel":
         return [index for number, index in enumerate(at) if number not in problem.channel_axes]
     output = problem.shapes()[2]
@@ -44,46 +46,58 @@ def _index(problem: Conv2dProblem, axis: str, at: Sequence[PrimExpr]) -> list[Pr
     return [channel]
 
 
-def finish(epilogue: Epilogue, total: PrimExpr, terms: Sequence[PrimExpr]) -> PrimExpr:
-    """The output element, in its dtype, of the sum `total`, float32 or int32, and its `terms`."""
-    from tvm import tirx
-
-    y = unrounded(epilogue, total, terms)
-    if epilogue.out_dtype == "int8":
-        low, high = (tirx.const(bound, "float32") for bound in INT8)
-        y = tirx.nearbyint(tirx.min(tirx.max(y, low), high))
-    return y.astype(epilogue.out_dtype)
+def finish(epilogue: Epilogue, total: PrimExpr, operands: Sequence[PrimExpr]) -> PrimExpr:
+    """The output element, in its dtype, of the sum `total`, float32 or int32, and its `operands`."""
+    y = unrounded(epilogue, total, operands)
+    return (_saturated(y, "int8") if epilogue.out_dtype == "int8" else y).astype(epilogue.out_dtype)
 
 
-def unrounded(epilogue: Epilogue, total: PrimExpr, terms: Sequence[PrimExpr]) -> PrimExpr:
-    """The same before saturation and rounding, in `epilogue.work`."""
+def unrounded(epilogue: Epilogue, total: PrimExpr, operands: Sequence[PrimExpr]) -> PrimExpr:
+    """The same before saturation and rounding, in `epilogue.work`; but of int32 the output itself."""
     from tvm import tirx
     from tvm.tirx.op import fma
 
     e = epilogue
 
-    def scalar(value: float) -> PrimExpr:
+    def scalar(value: float | PrimExpr | None) -> PrimExpr:
+        if not isinstance(value, int | float):
+            return value
         return tirx.const(int(value) if e.work == "int32" else value, e.work)
 
-    total, *terms = (tirx.convert(part) for part in (total, *terms))
-    whole = all(str(part.ty).startswith("int") for part in (total, *terms))
+    scale, terms = e.sorted([tirx.convert(operand) for operand in operands])
+    total = tirx.convert(total)
+    whole = all(str(part.ty).startswith("int") for part in (total, *(term for _, term in terms)))
+    for factor, element in terms:
+        total = total + element if factor is None else total
     y = total.astype(e.work)
-    if e.scale != 1:
-        y = scalar(e.scale) * y
-    for term, element in zip(e.terms, terms, strict=True):
+    if e.scale != 1:  # a compiler may contract a product and a sum, or not, and an fma by 1 is a sum; never these
+        y = scalar(scale) * y if e.work == "int32" else fma(scalar(scale), y, scalar(0))
+    for term, (factor, element) in zip(e.terms, terms, strict=True):
         wide = element.astype(e.work)
+        if factor is None:
+            continue
         if e.work == "int32":
-            y = y + scalar(term.factor) * wide
+            y = y + scalar(factor) * wide
         elif e.scale == term.factor == 1:
             y = y + wide
-        else:  # a compiler may contract a product and a sum, or not; never this
-            y = fma(scalar(term.factor), wide, y)
-    return _activated(e.activation, y, scalar, whole)
+        else:
+            y = fma(scalar(factor), wide, y)
+    y = _activated(e.activation, y, scalar, whole)
+    return _saturated(y, "int32").astype("int32") if e.out_dtype == "int32" != e.work else y
+
+
+def _saturated(y: PrimExpr, dtype: str) -> PrimExpr:
+    """The float32 `y` rounded to a whole number, to nearest even, that `dtype` holds."""
+    from tvm import tirx
+
+    low, high = (tirx.const(bound, "float32") for bound in BOUNDS[dtype])
+    return tirx.nearbyint(tirx.min(tirx.max(y, low), high))
 
 
 def _activated(activation: Activation, y: PrimExpr, scalar: Callable[[float], PrimExpr], whole: bool) -> PrimExpr:
     """`activation` of `y`.  Only what is made of `whole` numbers is no NaN, which max and min would hide."""
     from tvm import tirx
+    from tvm.tirx.op import fma
 
     def bounded(value: PrimExpr, low: float | None, high: float | None) -> PrimExpr:
         if high is not None:
@@ -108,4 +122,4 @@ def _activated(activation: Activation, y: PrimExpr, scalar: Callable[[float], Pr
         # (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z)), as fast math on CUDA has a tanh of 11 bits, but an exp of 22
         twice = scalar(2 * math.sqrt(2 / math.pi)) * (y + scalar(0.044715) * y * y * y)
         return y / (scalar(1) + tirx.exp(-twice))
-    return y * tirx.min(tirx.max(y + scalar(3), scalar(0)), scalar(6)) * scalar(1 / 6)
+    return y * tirx.min(tirx.max(fma(y, scalar(1 / 6), scalar(0.5)), scalar(0)), scalar(1))

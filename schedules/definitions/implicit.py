@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from schedules.core.problem import Conv2dProblem
-from schedules.definitions.epilogue import ACCUMULATOR, finish, placeholders, terms_at
+from schedules.definitions.epilogue import ACCUMULATOR, finish, operands_at, placeholders
 from schedules.definitions.padding import select
 from schedules.definitions.program import program_of
 from schedules.definitions.scatter import scatter
@@ -186,7 +186,7 @@ class Implicit:
         p = self.problem
         ragged = [axis for axis in at if self.ragged(axis)]
         full = self.apart({**at, **{axis: te.min(at[axis], self.real(axis) - 1) for axis in ragged}})
-        return finish(p.epilogue, total, terms_at(p, self.given, [full[axis] for axis in p.output_axes]))
+        return finish(p.epilogue, total, operands_at(p, self.given, [full[axis] for axis in p.output_axes]))
 
     def program(self, output: Stage) -> tirx.PrimFunc:
         """The program whose ``output`` is stored as the problem's lies.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from schedules.core.problem import numpy_dtype
 from schedules.definitions.epilogue import unrounded
 from schedules.hopper.config import ROWS
 from schedules.hopper.fragments import row_of
@@ -17,7 +18,7 @@ from schedules.hopper.geometry import Member, Work
 from schedules.hopper.shared import FOLDS, folded
 from schedules.hopper.stores import stores_of
 from schedules.tirx.values import kept, named
-from schedules.tirx.words import read, widened
+from schedules.tirx.words import read, read_pair, widened
 
 if TYPE_CHECKING:
     from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Along:
-    """What the results of a row, or of a column, have in common: the terms of their output channel, if it is one; and
-    where they begin in the output, which for a row that is not inside is negative, if elements have terms."""
+    """What the results of a row, or of a column, have in common: the operands of their output channel, if it is one;
+    and where they begin in the output, which for a row that is not inside is negative, if elements have operands."""
 
-    channel_terms: Mapping[str, Expr]
+    channel: Mapping[str, Expr]
     start: Index = 0
     inside: Expr | None = None  # of a column
 
@@ -69,34 +70,49 @@ class Results:
         if self.work.epilogue.of_axis("element"):
             element, inside = self.work.row_start(place, self.member.part, row)
             start = kept("start", T.Select(inside, element, -1))
-        return Along(self._channel_terms(place, row) if self.work.channels_along_rows else {}, start)
+        return Along(self._of_channels(place, [row])[0] if self.work.channels_along_rows else {}, start)
 
-    def of_column(self, place: Any, column: Expr) -> Along:
-        """The same for a stored column, found once for all rows."""
-        terms = {} if self.work.channels_along_rows else self._channel_terms(place, column)
+    def of_columns(self, place: Any, column: Expr) -> list[Along]:
+        """The same for two stored columns, of which `column`, an even one, is the first; found once for all rows."""
+        columns = [column, column + 1]
+        operands = [{}, {}] if self.work.channels_along_rows else self._of_channels(place, columns)
         if not self.work.epilogue.of_axis("element"):
-            return Along(terms)
-        return Along(terms, *self.work.column_start(place, self.member.part, column))
+            return [Along(each) for each in operands]
+        starts = (self.work.column_start(place, self.member.part, each) for each in columns)
+        return [Along(each, *start) for each, start in zip(operands, starts, strict=True)]
 
-    def _channel_terms(self, place: Any, index: Expr) -> dict[str, Expr]:
-        """The terms of the output channel of a row or a column, 16-bit ones as float32."""
-        terms = self.work.epilogue.of_axis("channel")
-        if not terms:
-            return {}
-        channel = self.work.channel_at(place, self.member.part, index)
-        return {term.name: named(term.name, widened(self.tensors[term.name][channel])) for term in terms}
+    def _of_channels(self, place: Any, indices: Sequence[Expr]) -> list[dict[str, Expr]]:
+        """The operands of the output channels of rows or columns, 16-bit ones as float32; two by one load where all
+        pairs of channels are alike in memory."""
+        found: list[dict[str, Expr]] = [{} for _ in indices]
+        operands = self.work.epilogue.of_axis("channel")
+        if not operands:
+            return found
+        channels = [named("channel", self.work.channel_at(place, self.member.part, index)) for index in indices]
+        for operand in operands:
+            name, elements = operand.name, self.tensors[operand.name]
+            if len(channels) == 2 and elements.shape[0] % 2 == 0 and numpy_dtype(operand.dtype).itemsize == 4:
+                # beyond the last channel both are that one
+                values = read_pair(name, elements, channels[1] - 1)
+            else:
+                values = tuple(named(name, widened(elements[channel])) for channel in channels)
+            for each, value in zip(found, values, strict=True):
+                each[name] = value
+        return found
 
     def finish(self, total: Expr, of_row: Along, of_column: Along) -> Expr:
         """The result, not yet rounded, of the sum `total` in a row and a column."""
-        terms = []
-        for term in self.work.epilogue.terms:
-            if term.axis == "channel":
-                terms.append((of_row if self.work.channels_along_rows else of_column).channel_terms[term.name])
+        operands = []
+        for operand in self.work.epilogue.operands:
+            if operand.axis == "channel":
+                operands.append((of_row if self.work.channels_along_rows else of_column).channel[operand.name])
+            elif operand.axis == "tensor":
+                operands.append(self.tensors[operand.name][0])
             else:
                 at, inside = of_row.start + of_column.start, tirx.all(of_row.start >= 0, of_column.inside)
                 # bound, as an activation may name it more than once
-                terms.append(named(term.name, read(self.tensors[f"flat {term.name}"], at, inside)))
-        return unrounded(self.work.epilogue, total, terms)
+                operands.append(named(operand.name, read(self.tensors[f"flat {operand.name}"], at, inside)))
+        return unrounded(self.work.epilogue, total, operands)
 
     def emit(self, place: Any, begin: Index = 0) -> None:
         """Finish the tile at `place` and issue its stores; if a slice of its columns is stored, it begins at column
@@ -122,8 +138,8 @@ class Results:
                     column = (first + store) * staging.width + pair * 16
                     swaps = [folded(column + 8 * half, b.fold) % 8 for half in range(2)]
                     across = swaps[0] // 2  # as swaps[1] // 2: neighbouring eights differ in bit 0
-                    columns = [lefts[across] + column + 8 * half + j for half in range(2) for j in range(2)]
-                    of_columns = [self.of_column(place, begin + at) for at in columns]
+                    left = lefts[across] + begin + column
+                    of_columns = [each for half in range(2) for each in self.of_columns(place, left + 8 * half)]
                     for m in range(staging.rows // ROWS):
                         values = []
                         for half, below in product(range(2), range(2)):

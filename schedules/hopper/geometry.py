@@ -269,8 +269,8 @@ class Work(ABC, Generic[P]):
         return self.a.source.reason() or self.b.source.reason() or self.output.target.reason()
 
     def _check_terms(self) -> str | None:
-        """Why the terms of the epilogue cannot be added; None if they can."""
-        for term in self.epilogue.terms:
+        """Why the operands of the epilogue cannot be read; None if they can."""
+        for term in self.epilogue.operands:
             if term.axis == "pixel":
                 return f"{term.name} has a number for each pixel, which this kernel does not add"
             if term.axis == "element":

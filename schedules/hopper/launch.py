@@ -28,7 +28,7 @@ _CLEAR = """
 __device__ __forceinline__ void hopper_clear(void* at) { *(uint4*)at = make_uint4(0, 0, 0, 0); }
 """
 _BLOCK = 0  # named barrier of a whole block
-NAMES = ("data", "filter", "bias", "residual", "output")  # of the arguments, in their order
+NAMES = ("data", "filter", "bias", "residual", "alpha", "beta", "gamma", "output")  # of the arguments, in their order
 
 
 def matched(work: Work, handles: Mapping[str, Handle]) -> Tensors:

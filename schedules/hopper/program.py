@@ -54,12 +54,15 @@ def program(
 
     # fmt: off
     @T.prim_func
-    def main(data: T.handle, weight: T.handle, bias: T.handle, residual: T.handle, result: T.handle) -> None:
+    def main(
+        data: T.handle, weight: T.handle, bias: T.handle, residual: T.handle,
+        alpha: T.handle, beta: T.handle, gamma: T.handle, result: T.handle,
+    ) -> None:
         part("Tensor maps: the host describes to TMA where tiles of the operands and of the output lie")
         n = T.int32()  # images, where the problem leaves them open
         work = T.meta_var(fixed.at_run_time(n))
         clusters = T.meta_var(config.launched(work.clusters))
-        handles = T.meta_var(dict(zip(NAMES, (data, weight, bias, residual, result), strict=True)))
+        handles = T.meta_var(dict(zip(NAMES, (data, weight, bias, residual, alpha, beta, gamma, result), strict=True)))
         tensors = T.meta_var(with_workspace(work, matched(work, handles), prepare))
         maps = T.meta_var(Maps.encoded(work, tensors))
 

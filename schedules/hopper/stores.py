@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from schedules.core.problem import numpy_dtype
 from schedules.hopper.config import ROWS, WARPGROUP
 from schedules.hopper.fragments import row_of, tile_row
-from schedules.hopper.geometry import Member, Output, Work
+from schedules.hopper.geometry import Member, Work
 from schedules.hopper.shared import (
+    FOLDS,
     BlockStaging,
     Columns,
     NoStaging,
@@ -157,7 +159,7 @@ class BoxStores(Stores):
         output = self.work.output
         assert isinstance(output.staging, Staging) and isinstance(output.target, TensorMap)
         self.staging = output.staging
-        self.form, self.writer = STORE.format(output.target.rank), _writer(output)
+        self.form, self.writer = STORE.format(output.target.rank), _writer(self.work)
 
     def before(self) -> None:
         with T.If(self.member.thread == 0), T.Then():
@@ -429,6 +431,22 @@ def _writer_16(kind: str) -> Writer:
     return write
 
 
+def _writer_apart(kind: str) -> Writer:
+    """The same where lanes are exchanged, which stmatrix takes no account of."""
+
+    def write(
+        staging: Staging, memory: Buffer, base: Expr, values: Sequence[Expr], row: Expr, pair: int, lane: Expr
+    ) -> None:
+        for half, below in product(range(2), range(2)):
+            at = staging.chunk(row + T.truncdiv(lane, 4) + 8 * below, 2 * pair + half)
+            target = memory.ptr_to([base + at + T.truncmod(lane, 4) * 4])
+            word = pack_16(kind, *values[4 * half + 2 * below : 4 * half + 2 * below + 2])
+            put = _PUT["hopper_put_two"]
+            T.evaluate(T.cuda.func_call("hopper_put_two", word, target, T.int32(2), source_code=put))
+
+    return write
+
+
 def _writer_8(bound: float) -> Writer:
     def write(
         staging: Staging, memory: Buffer, base: Expr, values: Sequence[Expr], row: Expr, pair: int, lane: Expr
@@ -467,8 +485,13 @@ _WRITERS: dict[str, Writer] = {
 }
 
 
-def _writer(output: Output) -> Writer:
-    return _writer_8(output.bound) if output.dtype == "int8" else _WRITERS[output.dtype]
+def _writer(work: Work) -> Writer:
+    output = work.output
+    if output.dtype == "int8":
+        return _writer_8(output.bound)
+    if numpy_dtype(output.dtype).itemsize == 2 and work.b.tile.fold == FOLDS[0]:
+        return _writer_apart(output.dtype)
+    return _WRITERS[output.dtype]
 
 
 def stores_of(

@@ -1,16 +1,18 @@
-"""Four int8 products summed into an int32: `dp4a` on NVIDIA, `v_dot4` on AMD."""
+"""A few int8 products summed into an int32: `dp4a` on NVIDIA, `v_dot4` on AMD; on CPUs `vpdpbusd` or `pmaddwd`, which
+make a vector of such sums."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from schedules.core.arch import Arch
 from schedules.lowering.annotations import PREFIX
-from schedules.steps.intrinsics import Intrinsic
+from schedules.steps.intrinsics import Intrinsic, register_once
 
 if TYPE_CHECKING:
-    from tvm.tirx import PrimFunc
+    from tvm.tirx import PrimExpr, PrimFunc
 
 PACK = 4
 
@@ -67,3 +69,93 @@ def _implementation(arch: Arch) -> PrimFunc:
             C[0] = dot(A[T.ramp(0, 1, PACK)], B[T.ramp(0, 1, PACK)], C[0])
 
     return implementation
+
+
+@dataclass(frozen=True)
+class VectorDot:
+    """An instruction of a CPU: `lanes` int32 sums, each of `pack` products, of `data` that all lanes share and of
+    `filter`; the data are int8 numbers plus `shift`.  Without lanes there is none, and any loop does."""
+
+    name: str = ""
+    lanes: int = 0
+    pack: int = 1
+    data: str = "int8"
+    filter: str = "int8"
+    shift: int = 0
+    llvm: str = ""
+
+    def shifted(self, value: PrimExpr) -> PrimExpr:
+        """An int8 number as `data`."""
+        if not self.shift:
+            return value.astype(self.data)
+        return (value.astype("int32") + self.shift).astype(self.data)
+
+    @cached_property
+    def intrinsic(self) -> Intrinsic:
+        """c[i] += a[0] * b[i * pack] + .. for each lane i."""
+        return register_once(f"{PREFIX}{self.name}_{self.lanes}", self._made)
+
+    def _made(self) -> tuple[PrimFunc, PrimFunc]:
+        from tvm.script import tirx as T
+
+        pack, lanes, data, filters = self.pack, self.lanes, self.data, self.filter
+        count = pack * lanes
+
+        @T.prim_func(s_tir=True)
+        def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+            A = T.match_buffer(a, (pack,), data, offset_factor=1, scope="local")
+            B = T.match_buffer(b, (count,), filters, offset_factor=1)
+            C = T.match_buffer(c, (lanes,), "int32", offset_factor=1, scope="local")
+            with T.sblock("root"):
+                T.reads(C[0:lanes], A[0:pack], B[0:count])
+                T.writes(C[0:lanes])
+                for i, k in T.grid(lanes, pack):
+                    with T.sblock("update"):
+                        vi, vk = T.axis.remap("SR", [i, k])
+                        C[vi] = C[vi] + T.Cast("int32", A[vk]) * T.Cast("int32", B[vi * pack + vk])
+
+        def dot(c: Any, a: Any, b: Any) -> Any:
+            same = T.reinterpret(f"{filters}x{count}", T.Broadcast(T.reinterpret("int32", a), lanes))
+            summed = (c,) if self.shift else ()  # as vpdpbusd does
+            products = T.call_llvm_pure_intrin(f"int32x{lanes}", self.llvm, *summed, same, b)
+            return products if summed else c + products
+
+        @T.prim_func(s_tir=True)
+        def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+            A = T.match_buffer(a, (pack,), data, offset_factor=1, scope="local")
+            B = T.match_buffer(b, (count,), filters, offset_factor=1)
+            C = T.match_buffer(c, (lanes,), "int32", offset_factor=1, scope="local")
+            with T.sblock("root"):
+                T.reads(C[0:lanes], A[0:pack], B[0:count])
+                T.writes(C[0:lanes])
+                C[T.ramp(0, 1, lanes)] = dot(C[T.ramp(0, 1, lanes)], A[T.ramp(0, 1, pack)], B[T.ramp(0, 1, count)])
+
+        return description, implementation
+
+
+@lru_cache
+def vector_dot(arch: Arch) -> VectorDot:
+    """The widest that the CPU has."""
+    from tvm.target import codegen
+
+    target = arch.target()
+
+    def has(feature: str) -> bool:
+        return bool(codegen.target_has_features(feature, target))
+
+    def bytes_4(lanes: int) -> VectorDot:
+        return VectorDot("vpdpbusd", lanes, 4, "uint8", "int8", 128, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}")
+
+    def words_2(lanes: int, name: str) -> VectorDot:
+        return VectorDot("pmaddwd", lanes, 2, "int16", "int16", llvm=f"llvm.x86.{name}")
+
+    for feature, dot in (
+        ("avx512vnni", bytes_4(16)),
+        ("avxvnni", bytes_4(8)),
+        ("avx512bw", words_2(16, "avx512.pmaddw.d.512")),
+        ("avx2", words_2(8, "avx2.pmadd.wd")),
+        ("sse2", words_2(4, "sse2.pmadd.wd")),
+    ):
+        if has(feature):
+            return dot
+    return VectorDot()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from tvm.script import tirx as T
 
+from schedules.tirx.values import named
+
 if TYPE_CHECKING:
     from schedules.tirx.types import Buffer, Expr
 
@@ -17,20 +19,17 @@ __device__ __forceinline__ unsigned int pack_{0}(float a, float b) {{
 """
 _KINDS_16 = {"float16": "f16", "bfloat16": "bf16"}
 # 1.5 * 2**23: what is added to it is rounded to a whole number, to nearest even, in the lowest bits, if within
-# WHOLE; not to be contracted with the product before it
+# WHOLE; not to be contracted with the product before it.  A conversion saturates by itself, on a pipe of half the rate
 _PACK_8 = """
-__device__ __forceinline__ int pack_whole(float y) { return __float_as_int(__fadd_rn(y, 12582912.f)) - 0x4b400000; }
-__device__ __forceinline__ float pack_clamp(float y) { return fminf(fmaxf(y, -128.f), 127.f); }
-__device__ __forceinline__ unsigned int pack_s8(float a, float b, float c, float d) {
+__device__ __forceinline__ int pack_whole(float y) {{ return {1}; }}
+__device__ __forceinline__ unsigned int pack_{0}(float a, float b, float c, float d) {{
   unsigned int high, all;
   asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(high) : "r"(pack_whole(d)), "r"(pack_whole(c)), "r"(0));
   asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(all) : "r"(pack_whole(b)), "r"(pack_whole(a)), "r"(high));
   return all;
-}
-__device__ __forceinline__ unsigned int pack_clamped_s8(float a, float b, float c, float d) {
-  return pack_s8(pack_clamp(a), pack_clamp(b), pack_clamp(c), pack_clamp(d));
-}
+}}
 """
+_ROUNDED = {"s8": "__float_as_int(__fadd_rn(y, 12582912.f)) - 0x4b400000", "any_s8": "__float2int_rn(y)"}
 WHOLE = 2**22 - 1  # float32 up to here are rounded to whole numbers by adding a constant
 # of an element in memory: how C++ reads it, and makes a 32-bit number of it
 _ELEMENTS = {
@@ -40,6 +39,11 @@ _ELEMENTS = {
     "float16": ("float", "unsigned short", "__half2float(__ushort_as_half({}))"),
     "bfloat16": ("float", "unsigned short", "__uint_as_float((unsigned int)({}) << 16)"),
 }
+_READ_PAIR = """
+__device__ __forceinline__ unsigned long long read_pair(const void* at) {
+  return __ldg((const unsigned long long*)at);
+}
+"""
 # volatile, since the compiler otherwise loads all of a thread's at once, and spills the sums for them
 _READ = """
 __device__ __forceinline__ {0} read_element_{1}(const void* at, bool inside) {{
@@ -57,13 +61,24 @@ def pack_16(dtype: str, a: Expr, b: Expr) -> Expr:
 def pack_8(values: Sequence[Expr], bound: float) -> Expr:
     """The word of four float32 numbers rounded to int8, to nearest even, and saturated, the first in its lowest byte;
     none is greater than `bound`."""
-    name = "pack_clamped_s8" if bound > WHOLE else "pack_s8"
-    return T.cuda.func_call(name, *values, source_code=_PACK_8, return_type="uint32")
+    name = "any_s8" if bound > WHOLE else "s8"
+    source = _PACK_8.format(name, _ROUNDED[name])
+    return T.cuda.func_call(f"pack_{name}", *values, source_code=source, return_type="uint32")
 
 
 def widened(value: Expr) -> Expr:
     """A number of 16 bits as float32."""
     return value.astype("float32") if str(value.ty) in ("float16", "bfloat16") else value
+
+
+def read_pair(name: str, elements: Buffer, at: Expr) -> tuple[Expr, Expr]:
+    """The elements of 32 bits at `at`, which is even, and behind it, by one load."""
+    source = _READ_PAIR
+    word = T.cuda.func_call("read_pair", elements.ptr_to([at]), source_code=source, return_type="uint64")
+    both = named(f"{name}_pair", word)
+    halves = (T.Cast("uint32", half) for half in (both, T.shift_right(both, T.uint64(32))))
+    first, second = (named(name, T.reinterpret(str(elements.dtype), half)) for half in halves)
+    return first, second
 
 
 def read(elements: Buffer, at: Expr, inside: Expr) -> Expr:

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -221,29 +221,35 @@ def conv2d_nchw32(
     padding: Size = 0,
     dilation: Size = 1,
     *,
-    alpha: float,
-    beta: float = 1.0,
-    gamma: float = 1.0,
+    alpha: float | Tensor,
+    beta: float | Tensor | None = 1.0,
+    gamma: float | Tensor = 1.0,
     activation: str = "none",
     out_dtype: torch.dtype = torch.int8,
 ) -> Tensor:
     """int8 convolution over channels in groups of 32: activation(alpha * conv + beta * bias + gamma * residual).
 
     data (n, ci/32, h, w, 32) and filter (ci/32, kh, kw, co, 32) int8, as `operators.conv2d_nchw32.packing` makes them,
-    co a multiple of 32; bias (co,) int32; residual and the result (n, co/32, out_h, out_w, 32) of `out_dtype`: int8
-    (rounded to nearest even, saturated), int32 or float32.  alpha, beta and gamma are rounded to float32.
+    co a multiple of 32; bias (co,) int32; residual and the result (n, co/32, out_h, out_w, 32) of `out_dtype`: int8 and
+    int32 (rounded to nearest even, saturated), float16 or float32.
+
+    alpha, beta and gamma are positive: numbers, which are rounded to float32 and compiled in, or float32 tensors of one
+    number (1,) or one for each channel (co,), of which one build takes any.  With beta=None the bias is in units of the
+    sums, and added to them: activation(alpha * (conv + bias) + gamma * residual).
 
     Raises ArgumentError, ProblemError; DerivativeError in a backward pass.
     """
     sizes = pair(stride), pair(padding), pair(dilation)
-    scales = [float(np.float32(scale)) for scale in (alpha, beta, gamma)]
-    return _conv2d_nchw32(data, filter, bias, residual, *sizes, *scales, activation, dtype_name(out_dtype))
+    scales = [alpha, 1.0 if bias is None else beta, 1.0 if residual is None else gamma]
+    tensors = [scale if isinstance(scale, Tensor) else None for scale in scales]
+    numbers = [None if isinstance(scale, Tensor) else scale for scale in scales]
+    return _conv2d_nchw32(data, filter, bias, residual, *tensors, *sizes, *numbers, activation, dtype_name(out_dtype))
 
 
 @dataclass(frozen=True)
 class _Convolution:
     """A custom operator: its axes of data, filter and output, its options, fields of the problem with their types in
-    PyTorch's schemas, and the tensors it may be given besides."""
+    PyTorch's schemas, and the tensors it may be given besides; those of them that scale, in place of a number."""
 
     name: str
     data: str
@@ -253,10 +259,15 @@ class _Convolution:
     optional: tuple[str, ...] = ("bias", "residual")
     of: str = ""  # the operator, if it has another name
     layout: str = ""  # a field of its problem
+    scales: tuple[str, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return self.optional + self.scales
 
     @property
     def schema(self) -> str:
-        tensors = ["Tensor data", "Tensor filter", *(f"Tensor? {name}" for name in self.optional)]
+        tensors = ["Tensor data", "Tensor filter", *(f"Tensor? {name}" for name in self.tensors)]
         sizes = [f"int[2] {name}" for name in SIZES]
         return f"({', '.join([*tensors, *sizes, *(f'{kind} {name}' for name, kind in self.options)])}) -> Tensor"
 
@@ -276,14 +287,21 @@ class _Convolution:
         return dict(zip((*SIZES, *(name for name, _ in self.options)), options, strict=True))
 
     def problem(
-        self, data: Shape, filter: Shape, dtype: torch.dtype, given: Sequence[bool], options: Sequence[Any]
+        self, data: Shape, filter: Shape, dtype: torch.dtype, given: Sequence[int], options: Sequence[Any]
     ) -> Problem:
-        """The problem for tensors of these shapes.  Raises ArgumentError, ProblemError."""
+        """The problem for tensors of these shapes, of which as many numbers as are `given` come besides.
+
+        Raises ArgumentError, ProblemError.
+        """
         fields = self.fields(options)
         sizes = self.sizes(data, filter, fields.get("filter_layout", ""))
         if "groups" in sizes:
             sizes["ci"] = sizes.pop("groups") * sizes.pop("lanes")
-        fields |= dict(zip(self.optional, given, strict=True)) | {"dtype": dtype_name(dtype)}
+        counts = dict(zip(self.tensors, given, strict=True))
+        fields |= {name: counts[name] > 0 for name in self.optional} | {"dtype": dtype_name(dtype)}
+        for name in self.scales:
+            number, words = fields.pop(f"{name}_value"), {0: "alpha", 1: "tensor"}
+            fields[name] = words.get(counts[name], "channel") if number is None else number
         fields |= {"layout": self.layout} if self.layout else {}
         return operator(self.of or self.name).problem(**sizes, **fields)
 
@@ -300,7 +318,7 @@ class _Convolution:
 
 
 def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
-    count = len(convolution.optional)
+    count = len(convolution.tensors)
 
     @remembered
     def kernel(
@@ -316,14 +334,24 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
         options = *sizes, *others
         if not data.numel():
             return lambda data, filter, *terms: convolution.empty(data, filter, options)
-        given = [tensor is not None for tensor in rest[:count]]
+        given = [0 if tensor is None else tensor.numel() for tensor in rest[:count]]
         chosen, result = kernel(data.shape, filter.shape, data.dtype, data.device, *given, *options)
-        return chosen.launch(data.device, result)
+        launch = chosen.launch(data.device, result)
+        names = [name for name, numbers in zip(convolution.tensors, given, strict=True) if numbers]
+        if not set(names) & set(convolution.scales):
+            return launch
 
-    def key(
-        data: Tensor, filter: Tensor, bias: Any, residual: Any, stride: Any, pad: Any, dilation: Any, *others: Any
-    ) -> tuple[Any, ...]:
-        given = bias is None, residual is None
+        def scaled(data: Tensor, filter: Tensor, *terms: Tensor) -> Tensor:
+            for name, term in zip(names, terms, strict=True):
+                if name in convolution.scales:
+                    _require_positive(name, term)
+            return launch(data, filter, *terms)  # type: ignore[no-any-return]
+
+        return scaled
+
+    def key(data: Tensor, filter: Tensor, *rest: Any) -> tuple[Any, ...]:
+        stride, pad, dilation, *others = rest[count:]
+        given = [tensor is None for tensor in rest[:count]]
         return data.shape, filter.shape, *given, *stride, *pad, *dilation, *others
 
     def fake(data: Tensor, filter: Tensor, *rest: Any) -> Tensor:
@@ -332,17 +360,41 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
     def backward(ctx: Any, *gradients: Tensor) -> None:
         raise DerivativeError(f"{convolution.name} computes no gradients; call it under torch.no_grad()")
 
-    return custom_operator(convolution.name, convolution.schema, bind, key, fake, backward, autocast=LOWER)
+    lower = "" if convolution.scales else LOWER
+    return custom_operator(convolution.name, convolution.schema, bind, key, fake, backward, autocast=lower)
+
+
+_positive: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # scales that were looked at, and their versions
+
+
+def _require_positive(name: str, scales: Tensor) -> None:
+    """Raise ArgumentError unless all `scales` are positive and finite.  They are looked at when they are new or
+    changed, and no graph is captured: to read them from a GPU takes longer than a kernel."""
+    key, version = id(scales), -1 if scales.is_inference() else scales._version
+    known = _positive.get(key)
+    if known and known[0]() is scales and known[1] == version:
+        return
+    if scales.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    if not bool((torch.isfinite(scales) & (scales > 0)).all()):
+        raise ArgumentError(f"{name} has scales that are not positive and finite; mend them")
+    _positive[key] = weakref.ref(scales, lambda _: _positive.pop(key, None)), version
 
 
 _ACTIVATION = (("activation", "str"),)
 _FILTER_LAYOUT = (("filter_layout", "str"),)
-_EPILOGUE = (("alpha", "float"), ("beta", "float"), ("gamma", "float"), *_ACTIVATION, ("out_dtype", "str"))
+_SCALES = ("alpha", "beta", "gamma")
+_EPILOGUE = (*((f"{name}_value", "float?") for name in _SCALES), *_ACTIVATION, ("out_dtype", "str"))
 NCHW = _Convolution("conv2d_nchw", "n ci h w", "co ci kh kw", "n co out_h out_w", (*_ACTIVATION, *_FILTER_LAYOUT))
 NHWC = _Convolution("conv2d_nhwc", "n h w ci", "co kh kw ci", "n out_h out_w co", _ACTIVATION)
 HWCN = _Convolution("conv2d_hwcn", "h w ci n", "kh kw ci co", "out_h out_w co n", _ACTIVATION)
 NCHW32 = _Convolution(
-    "conv2d_nchw32", "n groups h w lanes", "groups kh kw co lanes", "n groups out_h out_w lanes", _EPILOGUE
+    "conv2d_nchw32",
+    "n groups h w lanes",
+    "groups kh kw co lanes",
+    "n groups out_h out_w lanes",
+    _EPILOGUE,
+    scales=_SCALES,
 )
 DEPTHWISE_NCHW, DEPTHWISE_NHWC = (
     _Convolution(

@@ -49,11 +49,13 @@ def program(problem: Conv2dProblem, config: Tile) -> tvm.IRModule:
 
     # fmt: off
     @T.prim_func
-    def main(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
+    def main(
+        a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle, f: T.handle, g: T.handle, h: T.handle
+    ) -> None:
         n = T.int32()  # images, where the problem leaves them open
         images = T.meta_var(n if ranged else problem.n)
         arguments = T.meta_var(problem.unchecked(n=images).arguments())
-        tensors = T.meta_var(matched([a, b, c, d, e], arguments))
+        tensors = T.meta_var(matched([a, b, c, d, e, f, g, h], arguments))
         T.device_entry()
         part("The launch: blocks, warps and lanes")
         views = T.meta_var(flat(tensors, arguments))

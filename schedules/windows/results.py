@@ -107,15 +107,17 @@ class Results:
         vector = math.gcd(whole, 16 // self.item)
         values = []
         for i, (total, of_channel) in enumerate(zip(sums, given, strict=True)):
-            terms = []
-            for term in e.terms:
-                if term.axis == "channel":
-                    terms.append(of_channel[term.name])
+            operands = []
+            for operand in e.operands:
+                if operand.axis == "channel":
+                    operands.append(of_channel[operand.name])
+                elif operand.axis == "tensor":
+                    operands.append(self.tensors[operand.name][0])
                 else:
                     exists = tirx.all(inside, i < there)
                     element = named("element", T.Select(exists, at + i, 0))
-                    terms.append(named(term.name, read(self.tensors[f"flat {term.name}"], element, exists)))
-            values.append(unrounded(e, total, terms))
+                    operands.append(named(operand.name, read(self.tensors[f"flat {operand.name}"], element, exists)))
+            values.append(unrounded(e, total, operands))
         for i in range(0, self.count, vector):
             words = self._packed(dtype, values[i : i + vector])
             nbytes = vector * self.item

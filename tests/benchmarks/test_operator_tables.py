@@ -43,6 +43,6 @@ def test_options_are_the_fields_with_a_default() -> None:
     rows = {row["field"].strip("`"): row for row in cells(options("conv2d_nchw32"))}
     assert "co" not in rows and rows["stride"]["default"] == "1" and rows["pad"]["default"] == "0"
     assert (rows["bias"]["default"], rows["out_dtype"]["default"]) == ("false", "int8")
-    assert rows["out_dtype"]["values"] == "int8, int32, float32" and rows["alpha"]["values"] == ""
+    assert rows["out_dtype"]["values"] == "int8, int32, float16, float32" and rows["n_from"]["values"] == ""
     with pytest.raises(UnknownNameError):
         options("softmux")

@@ -28,7 +28,6 @@ from schedules.core.registry import operator, operators
 from scripts import sweep as script
 
 ONE_VALUE = {("conv2d_nchw32", "dtype")}  # int8 is its only one
-DEFAULT_ONLY = {("conv2d_nchw32", "gamma")}
 
 
 @pytest.mark.parametrize("name", [op.name for op in operators()])
@@ -39,7 +38,7 @@ def test_problems_of_every_operator(name: str) -> None:
     assert len(set(problems)) >= 39
     for word in problems[0].to_json():
         values = {getattr(problem, word) for problem in problems}
-        assert (len(values) == 1) == ((name, word) in ONE_VALUE | DEFAULT_ONLY), word
+        assert (len(values) == 1) == ((name, word) in ONE_VALUE), word
 
 
 @dataclass(frozen=True)

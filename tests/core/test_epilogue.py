@@ -66,9 +66,7 @@ def test_senseless_activations_are_refused(fields: dict[str, Any], message: str)
     ("fields", "message"),
     [
         (dict(activation="gelu"), "activation=gelu cannot be exact, as out_dtype=int8 is; use out_dtype=float32"),
-        (dict(activation="hardswish", out_dtype="int32", alpha=1.0), "activation=hardswish cannot be exact"),
-        (dict(activation="clamp:-0.5:2", out_dtype="int32", alpha=1.0), "bounds that are not whole"),
-        (dict(activation="clamp:0:3e9", out_dtype="int32", alpha=1.0), "bounds that are not whole"),
+        (dict(activation="silu", out_dtype="int32", alpha=1.0), "activation=silu cannot be exact"),
     ],
 )
 def test_whole_outputs_are_exact_or_refused(fields: dict[str, Any], message: str) -> None:
@@ -116,6 +114,34 @@ def test_lines_of_old_journals_are_problems_that_are_written_as_then() -> None:
             assert set(problem.to_json()) - set(fields) <= {"filter_layout"}  # which the first had not yet
             seen.add(path.stem)
     assert {"conv2d_hwcn", "conv2d_nchw", "conv2d_nhwc", "conv2d_nchw32"} <= seen
+
+
+def test_what_comes_at_run_time_is_an_operand() -> None:
+    scale, factor = Term("alpha", "channel", "float32"), Term("gamma", "tensor", "float32")
+    terms = Term("bias", "channel", "int32", None), Term("residual", "element", "int8", factor)
+    e = Epilogue("int8", terms, scale)
+    assert [operand.name for operand in e.operands] == ["bias", "residual", "alpha", "gamma"]
+    assert e.sorted([1, 2, 3, 4]) == (3, [(None, 1), (4, 2)])
+    assert [operand.name for operand in e.of_axis("tensor", "channel")] == ["bias", "alpha", "gamma"]
+    assert not e.only_rounds and math.isinf(e.greatest(1.0))
+    assert Epilogue("int8", terms[:1], 0.5).greatest(100) == pytest.approx(0.5 * (100 + 2.0**31))
+
+
+@pytest.mark.parametrize(
+    ("fields", "work"),
+    [
+        (dict(scale=2.0), "int32"),
+        (dict(scale=2.0, activation=Activation.parse("clamp:-3:9")), "int32"),
+        (dict(scale=0.5), "float32"),
+        (dict(scale=Term("alpha", "tensor", "float32")), "float32"),
+        (dict(activation=Activation.parse("clamp:-0.5:9")), "float32"),
+        (dict(activation=Activation("hardswish")), "float32"),
+        (dict(terms=(Term("bias", "channel", "int32", None),)), "int32"),
+        (dict(terms=(Term("bias", "channel", "int32", 0.5),)), "float32"),
+    ],
+)
+def test_int32_is_computed_in_whole_numbers_where_all_are(fields: dict[str, Any], work: str) -> None:
+    assert Epilogue("int32", **fields).work == work and Epilogue("int8", **fields).work == "float32"
 
 
 def test_greatest() -> None:

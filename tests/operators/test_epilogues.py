@@ -25,7 +25,7 @@ EPILOGUES: dict[str, dict[str, Any]] = {
     "float16": dict(residual=True, activation="clamp:-1:2", dtype="float16"),
     "bfloat16": dict(bias=True, residual=True, activation="hardswish", dtype="bfloat16"),
     "one of everything": dict(ONE, residual=True, activation="silu", dtype="float16"),
-    "int8": dict(bias=True, residual=True, activation="relu6"),
+    "int8": dict(bias=True, residual=True, alpha="channel", beta="alpha", gamma="tensor", activation="relu6"),
     "int32": dict(bias=True, activation="clamp:-900:900", out_dtype="int32", alpha=1.0, beta=1.0),
     "sums to float32": dict(residual=True, activation="gelu_tanh", out_dtype="float32", alpha=2.0**-10),
 }

@@ -14,6 +14,7 @@ import schedules.torch as kernels  # noqa: E402
 from schedules.core.errors import ArgumentError, DerivativeError, ProblemError  # noqa: E402
 from schedules.operators.conv2d_nchw.packing import pack_filter  # noqa: E402
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem, inputs, reference  # noqa: E402
+from schedules.torch import convolution  # noqa: E402
 
 OPS = torch.ops.schedules
 LAST = torch.channels_last
@@ -122,6 +123,62 @@ def test_other_layouts() -> None:
     torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("alpha", "beta", "gamma"), [("channel", "alpha", "tensor"), ("tensor", "channel", 0.7)])
+def test_scales_at_run_time_share_a_build(
+    alpha: str, beta: str, gamma: str | float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of one shape and other scales."""
+    built: list[Any] = []
+    true = convolution.kernel_for
+    monkeypatch.setattr(convolution, "kernel_for", lambda *given: built.append(given) or true(*given))
+    sizes = dict(n=2, h=5, w=4, ci=40, co=64, kh=3, kw=3, pad=(1, 1))
+    problem = Nchw32Problem(**sizes, bias=True, residual=True, alpha=alpha, beta=beta, gamma=gamma)
+    outputs = []
+    for seed in range(3):
+        data, weight, bias, residual, *scales = inputs(problem, np.random.default_rng(seed))
+        tensors = [torch.from_numpy(array) for array in (data, weight, bias, residual)]
+        given = dict(zip((name for name in ("alpha", "beta", "gamma") if name in names(problem)), scales, strict=True))
+        words = {"alpha": alpha, "beta": None if beta == "alpha" else beta, "gamma": gamma}
+        words |= {name: torch.from_numpy(array) for name, array in given.items()}
+        y = kernels.conv2d_nchw32(*tensors, padding=1, **words)
+        assert np.array_equal(y.numpy(), reference(problem, [data, weight, bias, residual, *scales])[0].values)
+        outputs.append(y)
+    assert len(built) == 1 and not torch.equal(outputs[0], outputs[1])
+
+
+def names(problem: Nchw32Problem) -> list[str]:
+    return [argument.name for argument in problem.arguments()]
+
+
+def test_bad_scales_are_refused() -> None:
+    def call(**scales: Any) -> Any:
+        data, weight = torch.ones(1, 2, 4, 4, 32, dtype=torch.int8), torch.ones(2, 1, 1, 64, 32, dtype=torch.int8)
+        return kernels.conv2d_nchw32(data, weight, **scales)
+
+    good = torch.full((64,), 0.01)
+    first = call(alpha=good)
+    good[7] = -1.0  # seen before, and changed since
+    for error, text, alpha in (
+        (ProblemError, "alpha=0 is not a positive float32", 0.0),
+        (ProblemError, "alpha=-0.5 is not a positive float32", -0.5),
+        (ProblemError, "alpha=nan is not a positive float32", float("nan")),
+        (ProblemError, "alpha=alpha is not a number, tensor or channel", None),
+        (ArgumentError, "alpha has scales that are not positive and finite", good),
+        (ArgumentError, "alpha has scales that are not positive and finite", torch.tensor([float("inf")])),
+        (ArgumentError, "alpha has scales that are not positive and finite", torch.zeros(1)),
+        (ArgumentError, r"alpha has shape \(40,\), needed \(64,\)", torch.ones(40)),
+        (ArgumentError, r"alpha has shape \(\), needed \(1,\)", torch.tensor(1.0)),
+        (ArgumentError, "alpha has dtype float64, needed float32", torch.ones(64).double()),
+    ):
+        with pytest.raises(error, match=text) as caught:
+            call(alpha=alpha)
+        assert "\n" not in str(caught.value)
+    good[7] = 0.01
+    assert torch.equal(call(alpha=good), first)
+    with torch.inference_mode(), pytest.raises(ArgumentError, match="not positive"):
+        call(alpha=torch.zeros(1))
+
+
 @pytest.mark.parametrize(("out_dtype", "alpha"), [("int8", 2.0**-9), ("int32", 3.0), ("float32", 0.125)])
 def test_int8_with_its_epilogue(out_dtype: str, alpha: float) -> None:
     problem = Nchw32Problem(
@@ -180,9 +237,11 @@ def test_operators_keep_pytorchs_contract() -> None:
         test_utils=[*checks, "test_aot_dispatch_dynamic"],
     )
     data, filters = torch.zeros(1, 1, 4, 4, 32).to(torch.int8), torch.zeros(1, 1, 1, 32, 32).to(torch.int8)
-    scales = 1.0, 1.0, 1.0
-    arguments = data, filters, None, None, [1, 1], [0, 0], [1, 1], *scales, "none", "float32"
-    torch.library.opcheck(OPS.conv2d_nchw32.default, arguments, test_utils=checks)
+    bias, scales = torch.ones(32, dtype=torch.int32), torch.full((32,), 0.5)
+    for tensors, numbers in (((None,) * 4, (1.0,) * 3), ((bias, None, scales, None), (None, None, 1.0))):
+        bias, residual, alpha, beta = tensors
+        arguments = data, filters, bias, residual, alpha, beta, None, *sizes, *numbers, "none", "float32"
+        torch.library.opcheck(OPS.conv2d_nchw32.default, arguments, test_utils=checks)
 
 
 def test_compiles_without_a_graph_break() -> None:

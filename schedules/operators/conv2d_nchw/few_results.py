@@ -89,7 +89,7 @@ class FewResults(Results):
         """Put results of 64 pixels and eight channels into the memory, from `base` on."""
         work, staging, member = self.work, self.work.staging, self.member
         channel = group * GROUP
-        columns = [self.of_column(place, channel + sums.column + j) for j in range(2)]
+        columns = self.of_columns(place, channel + sums.column)
         words = []
         for half, of_row in enumerate(of_rows):
             totals = sums.totals(block, group, half)

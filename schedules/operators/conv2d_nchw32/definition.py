@@ -2,7 +2,9 @@
 
 data (n, ci/32, h, w, 32), filter (ci/32, kh, kw, co', 32), output (n, co'/32, out_h, out_w, 32); ci/32 is rounded up,
 co' is co rounded up to 32, and the channels added hold zeros.  Sums are int32.  The epilogue is
-``y = alpha * conv + beta * bias + gamma * residual`` with bias (co',) int32 and the residual as the output.
+``y = alpha * conv + beta * bias + gamma * residual`` with bias (co',) int32 and the residual as the output; alpha, beta
+and gamma are numbers of the problem, or float32 arguments of one number (1,) or of one for each channel (co',).  Where
+beta is alpha, it is ``y = alpha * (conv + bias) + gamma * residual``, and the sum in brackets is int32.
 After MegEngine's int8 tensor-core convolution on NCHW32.
 """
 
@@ -12,35 +14,37 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from schedules.core.draws import Draw, one_of
-from schedules.core.epilogue import ACTIVATIONS, Activation, Epilogue, Term
+from schedules.core.epilogue import ACTIVATIONS, RUN_TIME, Activation, Epilogue, Factor, Term
 from schedules.core.errors import ProblemError
 from schedules.core.operator import Array, Expected
-from schedules.core.problem import Conv2dProblem
+from schedules.core.problem import Conv2dProblem, Scale
 from schedules.core.reference import finished
-from schedules.core.tolerance import LARGEST
 from schedules.definitions.implicit import textbook
-from schedules.operators.conv2d_nchw32.packing import GROUP, groups, pack_data, pack_filter
+from schedules.operators.conv2d_nchw32.packing import GROUP, groups, pack_data, pack_filter, pack_scales
 
 if TYPE_CHECKING:
     from tvm import te
 
-OUT_DTYPES = ("int8", "int32", "float32")
+OUT_DTYPES = ("int8", "int32", "float16", "float32")
+SCALES = ("alpha", "beta", "gamma")
 PART = 2**21  # output elements that the reference computes at a time: what a cache holds
 LONGEST_SUM = 2**31 // 128**2  # products of two int8 whose sum an int32 always holds
-FLOAT32 = LARGEST["float32"]
 
 
 @dataclass(frozen=True)
 class Nchw32Problem(Conv2dProblem):
     """An int8 convolution with its epilogue.
 
-    `out_dtype` int8 rounds to nearest even and saturates; float32 keeps y; int32 computes in int32 and takes whole
-    alpha, beta and gamma.  The default alpha brings sums of random data into the range of int8.
+    `alpha`, `beta` and `gamma` are positive numbers, rounded to float32 and compiled in; or "tensor" or "channel" for
+    an argument of one number, or of one for each output channel, so that one build serves layers of other scales.  With
+    ``beta="alpha"`` the bias is in units of the sums, and added to them.
+    `out_dtype` int8 rounds to nearest even and saturates, and so does int32, but that whole numbers stay int32;
+    float16 and float32 keep y.  The default alpha brings sums of random data into the range of int8.
     """
 
     dtypes: ClassVar[tuple[str, ...]] = ("int8",)
@@ -48,14 +52,17 @@ class Nchw32Problem(Conv2dProblem):
     filter_axes = ("gi", "kh", "kw", "co", "li")
     output_axes = ("n", "go", "y", "x", "lo")
     out_dtypes: ClassVar[tuple[str, ...]] = OUT_DTYPES
+    alphas: ClassVar[tuple[str, ...]] = RUN_TIME  # words that may stand for a number
+    betas: ClassVar[tuple[str, ...]] = (*RUN_TIME, "alpha")
+    gammas: ClassVar[tuple[str, ...]] = RUN_TIME
     activations: ClassVar[tuple[str, ...]] = ACTIVATIONS
-    finishing = ("out_dtype", "alpha", "beta", "gamma", "bias", "residual", "activation")
+    finishing = ("out_dtype", *SCALES, "bias", "residual", "activation")
 
     dtype: str = "int8"
     out_dtype: str = "int8"
-    alpha: float = 2.0**-11
-    beta: float = 2.0**-11
-    gamma: float = 1.0
+    alpha: Scale = 2.0**-11
+    beta: Scale = 2.0**-11
+    gamma: Scale = 1.0
     bias: bool = False
     residual: bool = False
     activation: str = "none"
@@ -64,14 +71,13 @@ class Nchw32Problem(Conv2dProblem):
         super().__post_init__()
         if self.out_dtype not in OUT_DTYPES:
             raise ProblemError(f"out_dtype={self.out_dtype} is not {' or '.join(OUT_DTYPES)}")
+        for name in SCALES:
+            value, words = getattr(self, name), getattr(self, f"{name}s")
+            if not isinstance(value, str):
+                object.__setattr__(self, name, float(pack_scales(value, self.co, name)[0]))
+            elif value not in words:
+                raise ProblemError(f"{name}={value} is not a number, {' or '.join(words)}")
         object.__setattr__(self, "activation", str(self.epilogue.activation))
-        for name, used in (("alpha", True), ("beta", self.bias), ("gamma", self.residual)):
-            value = getattr(self, name)
-            nearest = float(np.float32(np.clip(np.nan_to_num(value, nan=1.0), -FLOAT32, FLOAT32)))
-            if nearest != value:
-                raise ProblemError(f"{name}={value} is not a float32; give {nearest!r}")
-            if used and self.out_dtype == "int32" and (value != int(value) or abs(value) >= 2**31):
-                raise ProblemError(f"{name}={value} is not whole, as int32 output needs; give {name}=1")
         if self.ci * self.kh * self.kw > LONGEST_SUM:
             raise ProblemError(
                 f"ci={self.ci} kh={self.kh} kw={self.kw} sums more than {LONGEST_SUM} products, which can exceed int32"
@@ -79,8 +85,8 @@ class Nchw32Problem(Conv2dProblem):
 
     @classmethod
     def draws(cls, large: bool = False) -> dict[str, Draw]:
-        factor = one_of(2.0**-11, 1.0)  # whole where the output is int32
-        return {**super().draws(large), "alpha": factor, "beta": factor}
+        scales = {name: one_of(2.0**-11, 0.0007, 1.0, *getattr(cls, f"{name}s")) for name in SCALES}
+        return {**super().draws(large), **scales}
 
     @property
     def ci_groups(self) -> int:
@@ -97,10 +103,16 @@ class Nchw32Problem(Conv2dProblem):
 
     @cached_property
     def epilogue(self) -> Epilogue:
-        bias = Term("bias", "channel", "int32", self.beta)
-        residual = Term("residual", "element", self.out_dtype, self.gamma)
+        alpha, beta, gamma = (self._factor(name) for name in SCALES)
+        bias, residual = Term("bias", "channel", "int32", beta), Term("residual", "element", self.out_dtype, gamma)
         terms = tuple(term for given, term in ((self.bias, bias), (self.residual, residual)) if given)
-        return Epilogue(self.out_dtype, terms, self.alpha, Activation.parse(self.activation))
+        return Epilogue(self.out_dtype, terms, alpha, Activation.parse(self.activation))
+
+    def _factor(self, name: str) -> Factor:
+        value: Scale = getattr(self, name)
+        if value == "alpha":
+            return None
+        return Term(name, value, "float32") if isinstance(value, str) else value
 
     @cached_property
     def extents(self) -> dict[str, int]:
@@ -112,13 +124,14 @@ def definition(problem: Nchw32Problem) -> list[te.Tensor]:
     """The TE graph: ``padded`` (data with its border of zeros, if it has one), ``conv`` (n, co'/32, out_h, out_w, 32)
     int32, ``output``.  The reduction runs over (ci/32, kh, kw, 32).
 
-    Returns [data, filter, the epilogue's terms, the output].
+    Returns [data, filter, the epilogue's operands, the output].
     """
     return textbook(problem)
 
 
 def inputs(problem: Nchw32Problem, rng: np.random.Generator) -> list[Array]:
-    """Uniform over the range of int8, bias of the size of the sums; packed, so zeros in the channels added."""
+    """Uniform over the range of int8, bias of the size of the sums; packed, so zeros in the channels added.  Scales
+    about their default."""
     p = problem
 
     def integers(bound: int, shape: tuple[int, ...], dtype: str = "int8") -> Array:
@@ -128,8 +141,12 @@ def inputs(problem: Nchw32Problem, rng: np.random.Generator) -> list[Array]:
         pack_data(integers(128, (p.n, p.ci, p.h, p.w))),
         pack_filter(integers(128, (p.co, p.ci, p.kh, p.kw))),
     ]
-    for term in p.epilogue.terms:
-        if term.axis == "channel":
+    for term in p.epilogue.operands:
+        if term.name in SCALES:
+            default: Any = type(p).__dataclass_fields__[term.name].default
+            size = p.co if term.axis == "channel" else None
+            made.append(pack_scales(default * rng.uniform(0.5, 2, size), p.co, term.name))
+        elif term.axis == "channel":
             made.append(np.pad(integers(2**17, (p.co,), "int32"), (0, p.co_groups * GROUP - p.co)))
         else:
             made.append(pack_data(integers(128, (p.n, p.co, p.out_h, p.out_w)).astype(term.dtype)))
@@ -139,14 +156,14 @@ def inputs(problem: Nchw32Problem, rng: np.random.Generator) -> list[Array]:
 def reference(problem: Nchw32Problem, arrays: Sequence[Array]) -> list[Expected]:
     """The output, exact unless the activation is not, for as many images at a time as PART has room for."""
     p = problem
-    data, weight, *terms = arrays
+    data, weight, *operands = arrays
     images = max(1, PART // math.prod(p.shapes()[2][1:]))
     found = []
     for start in range(0, p.n, images):
         part = slice(start, start + images)
         of_images = [
-            array if term.axis == "channel" else array[part]
-            for term, array in zip(p.epilogue.terms, terms, strict=True)
+            array[part] if operand.axis == "element" else array
+            for operand, array in zip(p.epilogue.operands, operands, strict=True)
         ]
         found.append(finished(p, _sums(p, data[part], weight), of_images))
     values, magnitude = (np.concatenate([getattr(part, name) for part in found]) for name in ("values", "magnitude"))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from schedules.core.errors import ProblemError
 from schedules.core.operator import Array
+from schedules.core.tolerance import LARGEST, TOLERANCES
 
 GROUP = 32  # channels stored together: 32 bytes of int8, two 128-bit vectors
 
@@ -36,3 +40,21 @@ def pack_filter(weight: Array) -> Array:
     co, ci, kh, kw = weight.shape
     padded = np.pad(weight, [(0, groups(co) * GROUP - co), (0, groups(ci) * GROUP - ci), (0, 0), (0, 0)])
     return np.ascontiguousarray(padded.reshape(-1, groups(ci), GROUP, kh, kw).transpose(1, 3, 4, 0, 2))
+
+
+def pack_scales(scales: float | Sequence[float] | Array, channels: int, name: str = "scale") -> Array:
+    """One scale, or one for each of `channels`, to float32 (1,) or (co',), with ones in the channels added.
+
+    Raises ProblemError, naming the first scale that is not positive, finite, and within float32's normal numbers.
+    """
+    found = np.asarray(scales, np.float64)
+    if found.shape not in ((), (channels,)):
+        raise ProblemError(
+            f"{name} has shape {found.shape}; give one number, or {channels}, one for each output channel"
+        )
+    found = found.reshape(-1)
+    for value in found[~((found >= TOLERANCES["float32"].smallest) & (found <= LARGEST["float32"]))][:1]:
+        raise ProblemError(f"{name}={value:g} is not a positive float32; give a number over 0, 2^-126 at least")
+    packed = np.ones(1 if np.ndim(scales) == 0 else groups(channels) * GROUP, np.float32)
+    packed[: found.size] = found
+    return packed

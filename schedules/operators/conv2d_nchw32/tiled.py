@@ -30,7 +30,7 @@ QUADS = GROUP // CHANNELS  # threads that share the channels of a pixel's group
 
 
 def stage_of(term: Term) -> str:
-    """The stage that a term of the epilogue comes by: as threads hold it, with zeros beyond the problem."""
+    """The stage that an operand of the epilogue comes by: as threads hold it, with zeros beyond the problem."""
     return f"{term.name}_values"
 
 
@@ -63,7 +63,7 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
     column, 32), filters; ``conv`` (pixel, column), or (column, pixel) if `transposed`; ``result``, with the epilogue;
     ``output``, which stores what lies inside the problem.
 
-    The epilogue's terms come as stages (`stage_of`).  After ``conv``, channels have axes (group, quad, 8)
+    The epilogue's operands come as stages (`stage_of`).  After ``conv``, channels have axes (group, quad, 8)
     and pixels (many, lane), `rounding.lanes` of them in neighbouring lanes: TVM can then tell what one thread needs.
     """
     from tvm import te, tirx
@@ -89,6 +89,8 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
 
     def staged(term: Term) -> te.Tensor:
         source = given[term.name]
+        if term.axis == "tensor":
+            return te.compute((1,), lambda one: source[one], name=stage_of(term))
         if term.axis == "channel":
             return te.compute(
                 shape[2:],
@@ -103,11 +105,12 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
             name=stage_of(term),
         )
 
-    terms = [(term, staged(term)) for term in p.epilogue.terms]
+    operands = [(operand.axis, staged(operand)) for operand in p.epilogue.operands]
 
     def element(m: PrimExpr, lane: PrimExpr, g: PrimExpr, q: PrimExpr, c: PrimExpr) -> PrimExpr:
         row, column = m * r.lanes + lane, g * GROUP + c // r.run * (QUADS * r.run) + q * r.run + c % r.run
-        values = [stage[(g, q, c) if term.axis == "channel" else (m, lane, g, q, c)] for term, stage in terms]
+        index = {"tensor": (0,), "channel": (g, q, c), "element": (m, lane, g, q, c)}
+        values = [stage[index[axis]] for axis, stage in operands]
         return finish(p.epilogue, conv({"pixel": row, "co": column}), values)
 
     result = te.compute(shape, element, name="result")
@@ -138,11 +141,13 @@ def schedule_output(
     sch.compute_at(result, m, preserve_unit_loops=True)
     sch.set_scope(result, 0, "local")
     sch.unroll(sch.get_loops(result)[-1])
-    for term in reversed(problem.epilogue.terms):
-        name = stage_of(term)
-        sch.compute_at(sch.get_sblock(name), g if term.axis == "channel" else m, preserve_unit_loops=True)
-        sch.set_scope(name, 0, "local")
-        _vectorize(sch, sch.get_loops(sch.get_sblock(name))[-1], term.dtype)
+    for operand in reversed(problem.epilogue.operands):
+        stage = sch.get_sblock(stage_of(operand))
+        at = {"tensor": lanes[-1], "channel": g, "element": m}[operand.axis]
+        sch.compute_at(stage, at, preserve_unit_loops=True)
+        sch.set_scope(stage, 0, "local")
+        if operand.axis != "tensor":
+            _vectorize(sch, sch.get_loops(stage)[-1], operand.dtype)
     _vectorize(sch, c, problem.epilogue.out_dtype)
     sch.compute_at(conv, block_n, preserve_unit_loops=True)
     # channels fastest: blocks that run together share their pixels, and all of the filter stays in the L2 cache

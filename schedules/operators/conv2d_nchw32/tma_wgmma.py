@@ -324,7 +324,9 @@ class Nchw32Work(Work[GroupPlace]):
     def channel_at(self, place: GroupPlace, part: Index, index: Expr) -> Expr:
         from tvm import tirx
 
-        return tirx.min(place.group * GROUP + index, self.problem.co_groups * GROUP - 1)
+        channel, groups = place.group * GROUP + index, self.problem.co_groups
+        whole = groups % (self.groups_out * self.config.cluster_n) == 0
+        return channel if whole else tirx.min(channel, groups * GROUP - 1)
 
     def row_start(self, place: GroupPlace, part: Index, row: Expr) -> tuple[Expr, Expr]:
         """Where group 0 of the row's pixel begins."""

@@ -18,11 +18,19 @@ SHAPES: dict[str, dict[str, Any]] = {
 EPILOGUES: dict[str, dict[str, Any]] = {
     "bias": dict(bias=True, beta=0.0625),
     "residual": dict(residual=True, gamma=0.5),
-    "both, relu": dict(bias=True, residual=True, gamma=-0.75, activation="relu"),
+    "both, relu": dict(bias=True, residual=True, alpha=0.1 / 3, gamma=1.0, activation="relu"),
+    "scales of channels": dict(bias=True, residual=True, alpha="channel", beta="channel", gamma="channel"),
+    "scales of the tensor, hardswish": dict(
+        bias=True, residual=True, alpha="tensor", beta="tensor", gamma="tensor", activation="hardswish"
+    ),
+    "bias in the sum, float16": dict(
+        bias=True, residual=True, alpha="channel", beta="alpha", gamma="tensor", activation="relu", out_dtype="float16"
+    ),
+    "int32, rounded": dict(bias=True, alpha="channel", beta="alpha", out_dtype="int32"),
     "half of whole numbers: ties": dict(alpha=0.5, ci=1, kh=1, kw=1, pad=0),
     "saturated": dict(alpha=1.0),
     "float32": dict(out_dtype="float32", bias=True, residual=True, activation="relu"),
-    "int32": dict(out_dtype="int32", alpha=2.0, beta=-1.0, gamma=3.0, bias=True, residual=True, activation="relu"),
+    "int32": dict(out_dtype="int32", alpha=2.0, beta=1.0, gamma=3.0, bias=True, residual=True, activation="relu"),
     "int32 sums": dict(out_dtype="int32", alpha=1.0),
 }
 EPILOGUE_SHAPE: dict[str, Any] = dict(n=2, h=5, w=4, ci=33, co=40, kh=3, kw=3, pad=1)

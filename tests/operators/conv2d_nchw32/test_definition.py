@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from schedules.core.errors import ProblemError
 from schedules.core.reference import finished, fma
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem, inputs, reference
-from schedules.operators.conv2d_nchw32.packing import pack_data, pack_filter, unpack_output
+from schedules.operators.conv2d_nchw32.packing import pack_data, pack_filter, pack_scales, unpack_output
 from tests.conftest import problem_of
 
 SMALL = problem_of("conv2d_nchw32", n=2, h=5, w=4, ci=35, co=3, kh=3, kw=2, stride="2,1", pad="1,2", dilation="1,2")
@@ -40,35 +40,45 @@ def naive_sums(p: Nchw32Problem, data: Any, weight: Any) -> Any:
     return out
 
 
-def naive_epilogue(p: Nchw32Problem, total: int, bias: int, residual: float) -> float:
+def naive_epilogue(
+    p: Nchw32Problem, total: int, bias: int, residual: float, alpha: float, beta: float, gamma: float
+) -> float:
     """Exact rational arithmetic, rounded where the epilogue says."""
-    terms = [(p.beta, bias, p.bias), (p.gamma, residual, p.residual)]
-    if p.out_dtype == "int32":
-        y = int(p.alpha) * total + sum(int(factor) * int(term) for factor, term, used in terms if used)
+    terms = [(beta, bias, p.bias), (gamma, residual, p.residual)]
+    if p.out_dtype == "int32" and p.alpha == 2.0:
+        y = int(alpha) * total + sum(int(factor) * int(term) for factor, term, used in terms if used)
         return {"none": y, "relu": max(y, 0), "clamp:-1000:90": min(max(y, -1000), 90)}[p.activation]
-    value = rounded(Fraction(float(np.float32(p.alpha))) * Fraction(float(np.float32(total))))
+    if p.beta == "alpha":
+        total, terms = total + bias, terms[1:]
+    value = rounded(Fraction(alpha) * Fraction(float(np.float32(total))))
     for factor, term, used in terms:
         if used:
             value = rounded(Fraction(factor) * Fraction(float(np.float32(term))) + Fraction(float(value)))
     value = {"none": value, "relu": max(value, np.float32(0))}.get(p.activation, min(max(value, -1000), 90))
-    return round(min(max(Fraction(float(value)), -128), 127)) if p.out_dtype == "int8" else float(value)
+    if p.out_dtype.startswith("float"):
+        return float(np.float16(value)) if p.out_dtype == "float16" else float(value)
+    least, most = (-128, 127) if p.out_dtype == "int8" else (-(2**31), 2**31 - 128)
+    return round(min(max(Fraction(float(value)), least), most))
 
 
-@pytest.mark.parametrize("out_dtype", ["int8", "int32", "float32"])
+WHOLE: dict[str, Any] = dict(alpha=2.0, beta=3.0, gamma=5.0)
+PARTS: dict[str, Any] = dict(alpha=2.0**-10, beta=0.0625, gamma=0.75)
+GIVEN: tuple[dict[str, Any], ...] = (
+    dict(alpha="channel", beta="channel", gamma="tensor"),
+    dict(alpha="tensor", beta="alpha", gamma="channel"),
+)
+
+
+@pytest.mark.parametrize("out_dtype", ["int8", "int32", "float16", "float32"])
 @pytest.mark.parametrize("activation", ["none", "relu", "clamp:-1000:90"])
 @pytest.mark.parametrize(("bias", "residual"), list(product([False, True], repeat=2)))
 def test_reference_is_the_naive_loop(out_dtype: str, activation: str, bias: bool, residual: bool) -> None:
-    whole = out_dtype == "int32"
-    p = replace(
-        SMALL,
-        out_dtype=out_dtype,
-        activation=activation,
-        bias=bias,
-        residual=residual,
-        alpha=2.0 if whole else 2.0**-10,
-        beta=-3.0 if whole else 0.0625,
-        gamma=5.0 if whole else 0.75,
-    )
+    for scales in (WHOLE if out_dtype == "int32" else PARTS, *GIVEN):
+        fields = dict(out_dtype=out_dtype, activation=activation, bias=bias, residual=residual)
+        assert_naive(replace(SMALL, **fields, **scales))
+
+
+def assert_naive(p: Nchw32Problem) -> None:
     arrays = inputs(p, np.random.default_rng(0))
     names = [argument.name for argument in p.arguments() if not argument.output]
     assert [(a.shape, a.dtype.name) for a in arrays] == [(a.shape, a.dtype) for a in p.arguments() if not a.output]
@@ -77,10 +87,13 @@ def test_reference_is_the_naive_loop(out_dtype: str, activation: str, bias: bool
     weight = given["filter"].transpose(3, 0, 4, 1, 2).reshape(32, 64, p.kh, p.kw)[: p.co, : p.ci]
     total = naive_sums(p, data, weight)
     got = unpack_output(reference(p, arrays)[0].values, p.co)
+    residual = unpack_output(given["residual"], p.co) if p.residual else np.zeros_like(got)
+    bias = given["bias"] if p.bias else np.zeros(p.co, "int32")
     for at in np.ndindex(*total.shape):
-        extra = unpack_output(given["residual"], p.co)[at] if residual else 0
-        wanted = naive_epilogue(p, total[at], int(given["bias"][at[1]]) if bias else 0, float(extra))
-        assert got[at] == wanted, at
+        scales = [given.get(name, np.array([getattr(p, name)])) for name in ("alpha", "beta", "gamma")]
+        numbers = [0.0 if each.dtype.kind == "U" else float(each[at[1] if each.size > 1 else 0]) for each in scales]
+        wanted = naive_epilogue(p, total[at], int(bias[at[1]]), float(residual[at]), *numbers)
+        assert got[at].astype(p.out_dtype) == wanted, at
 
 
 @pytest.mark.parametrize("images", [1, 2, 4])
@@ -134,6 +147,41 @@ def test_fma_rounds_once(a: float, b: int, c: float) -> None:
     assert fma(np.float32(a), factor, np.array([c], np.float32))[0] == rounded(exact)
 
 
+@pytest.mark.parametrize(
+    ("scales", "shape"), [(0.1, (1,)), (np.float32(3), (1,)), ([0.25] * 40, (64,)), (np.full(32, 7.0), (32,))]
+)
+def test_scales_are_packed(scales: Any, shape: tuple[int]) -> None:
+    packed = pack_scales(scales, np.size(scales))
+    assert packed.dtype == np.float32 and packed.shape == shape
+    assert np.array_equal(packed[: np.size(scales)], np.float32(scales).reshape(-1))
+    assert (packed[np.size(scales) :] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("scales", "message"),
+    [
+        ([0.5, 0.0, 1.0], "alpha=0 is not a positive float32"),
+        ([0.5, 1.0, np.nan], "alpha=nan is not a positive float32"),
+        ([0.5, 1.0], r"alpha has shape \(2,\); give one number, or 3, one for each output channel"),
+        (np.ones((3, 1)), r"alpha has shape \(3, 1\); give"),
+    ],
+)
+def test_bad_scales_are_not_packed(scales: Any, message: str) -> None:
+    with pytest.raises(ProblemError, match=message) as caught:
+        pack_scales(scales, 3, "alpha")
+    assert "\n" not in str(caught.value)
+
+
+def test_fields_of_scales() -> None:
+    p = problem_of("conv2d_nchw32", n=1, h=3, w=3, ci=4, co=40, kh=1, kw=1, alpha="channel", beta="alpha", gamma="0.1")
+    assert isinstance(p, Nchw32Problem) and (p.alpha, p.beta, p.gamma) == ("channel", "alpha", float(np.float32(0.1)))
+    assert "alpha=channel beta=alpha gamma=0.1000000" in str(p) and type(p).parse(p.to_json()) == p
+    assert p.bare() == replace(p, alpha=2.0**-11, beta=2.0**-11, gamma=1.0)
+    assert [(a.name, a.shape) for a in replace(p, bias=True, gamma="tensor", residual=True).arguments()[2:-1]] == [
+        ("bias", (64,)), ("residual", (1, 2, 3, 3, 32)), ("alpha", (64,)), ("gamma", (1,)),
+    ]  # fmt: skip
+
+
 def test_fma_differs_from_two_roundings() -> None:
     """(1 + 2^-12)^2 - 1 - 2^-11 is 2^-24; the product rounded by itself loses it."""
     a, c = np.float32(1 + 2.0**-12), np.float32(-(1 + 2.0**-11))
@@ -152,13 +200,16 @@ def test_int8_rounds_ties_to_even_and_saturates(total: int, wanted: int) -> None
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"out_dtype": "float16"}, "out_dtype=float16"),
+        ({"out_dtype": "bfloat16"}, "out_dtype=bfloat16"),
         ({"activation": "gelu"}, "activation=gelu cannot be exact"),
         ({"dtype": "float32"}, "dtype=float32"),
-        ({"out_dtype": "int32"}, "give alpha=1"),
-        ({"out_dtype": "int32", "alpha": 1.0, "beta": 0.5, "bias": True}, "give beta=1"),
-        ({"alpha": 0.1}, "give 0.100000001"),
-        ({"alpha": float("nan")}, "alpha=nan"),
+        ({"alpha": "element"}, "alpha=element is not a number, tensor or channel"),
+        ({"gamma": "alpha"}, "gamma=alpha is not a number, tensor or channel"),
+        ({"alpha": float("nan")}, "alpha=nan is not a positive"),
+        ({"alpha": 0.0}, "alpha=0 is not a positive"),
+        ({"alpha": -2.0}, "alpha=-2 is not a positive"),
+        ({"beta": float("inf")}, "beta=inf is not a positive"),
+        ({"gamma": 1e-40}, "gamma=1e-40 is not a positive"),
         ({"ci": 4096, "kh": 7, "kw": 7, "h": 9, "w": 9}, "can exceed int32"),
     ],
 )
