@@ -370,7 +370,7 @@ class Conv2dProblem(Problem):
         data, weight, output = self.shapes()
         return (
             self._with_images("data", data, self.dtype),
-            Argument("filter", weight, self.dtype),
+            *((Argument("filter", weight, self.dtype),) if self.filter_axes else ()),
             *(self._operand(operand) for operand in self.epilogue.operands),
             self._with_images("output", output, self.epilogue.out_dtype, output=True),
         )
@@ -476,10 +476,11 @@ class Conv2dProblem(Problem):
         """Half of them as layers mostly are: of square images and kernels, and as many pixels out as in at stride 1."""
         found = super().drawn(r, large)
         if r.random() < 0.5:
-            (stride, _), k = found["stride"], found["kh"]
+            (stride, _), k = found.get("stride", (1, 1)), found.get("kh", 1)
             side = r.choice(SIDES) if large else found["h"]
-            found |= {"h": side, "w": side, "kw": k, "stride": (stride, stride), "pad": (k // 2, k // 2)}
-            found |= {"dilation": (1, 1)}
+            layer = {"h": side, "w": side, "kw": k, "stride": (stride, stride), "pad": (k // 2, k // 2)}
+            layer |= {"dilation": (1, 1)}
+            found |= {name: value for name, value in layer.items() if cls.is_given(name)}
         return found
 
     @classmethod

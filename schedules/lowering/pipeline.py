@@ -159,10 +159,10 @@ def _pipeline() -> tuple[Any, Any, Any]:
         }
         return tvm.IRModule(functions, attrs=mod.attrs)
 
-    @tvm.transform.module_pass(opt_level=0, name="schedules.wide_zeros")
-    def wide_zeros(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    @tvm.transform.module_pass(opt_level=0, name="schedules.wide_bytes")
+    def wide_bytes(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         functions = {
-            name: function.with_body(tvm_ffi.structural_map(function.body, (tirx.Broadcast, _wide_zero)))
+            name: function.with_body(tvm_ffi.structural_map(function.body, (tirx.Broadcast, _wide_byte)))
             for name, function in mod.functions.items()
         }
         return tvm.IRModule(functions, attrs=mod.attrs)
@@ -173,7 +173,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
         return tvm.ir.transform.Sequential(
             [
                 narrow_shuffles,
-                wide_zeros,
+                wide_bytes,
                 *warp,
                 tirx.transform.StmtSimplify(),
                 tirx.transform.LowerIntrin(),
@@ -217,14 +217,14 @@ def _explicit_fma(mod: tvm.IRModule) -> tvm.IRModule:
     return tvm.IRModule(functions, attrs=mod.attrs)
 
 
-def _wide_zero(vector: Any) -> Any:
-    """A vector of 8 or 16 int8 zeros as one of int32, which CUDA's int2 and int4 are made of: TVM 0.27 hands them a
-    byte each."""
+def _wide_byte(vector: Any) -> Any:
+    """A vector of 8 or 16 times an int8 that is known as one of int32, which CUDA's int2 and int4 are made of: TVM 0.27
+    hands them a byte each."""
     lanes = int(vector.lanes)
-    zero = isinstance(vector.value, tirx.IntImm) and vector.value.value == 0 and str(vector.value.ty) == "int8"
-    if not zero or lanes not in (8, 16):
+    if not isinstance(vector.value, tirx.IntImm) or str(vector.value.ty) != "int8" or lanes not in (8, 16):
         return vector
-    return tirx.op.reinterpret(vector.ty, tirx.Broadcast(tirx.const(0, "int32"), lanes // 4))
+    word = int.from_bytes(vector.value.value.to_bytes(1, "little", signed=True) * 4, "little", signed=True)
+    return tirx.op.reinterpret(vector.ty, tirx.Broadcast(tirx.const(word, "int32"), lanes // 4))
 
 
 _LAUNCH = "tirx.kernel_launch_params"

@@ -18,6 +18,8 @@ cannot be meant or built.
 from schedules.torch.convolution import conv2d, conv2d_hwcn, conv2d_nchw, conv2d_nchw32, conv2d_nhwc
 from schedules.torch.kernels import prepare, use_bundles
 from schedules.torch.network import Report, backend, optimize, problems
+from schedules.torch.packed import pack_nchw32, pool2d_nchw32, unpack_nchw32
+from schedules.torch.quantize import quantize
 from schedules.torch.softmax import dropout_softmax, log_softmax, softmax
 from schedules.torch.work import export, plan, tune
 
@@ -33,10 +35,14 @@ __all__ = [
     "export",
     "log_softmax",
     "optimize",
+    "pack_nchw32",
     "plan",
+    "pool2d_nchw32",
     "prepare",
     "problems",
+    "quantize",
     "softmax",
     "tune",
+    "unpack_nchw32",
     "use_bundles",
 ]

@@ -301,10 +301,15 @@ class Reader:
             ):  # fmt: skip
                 self._take(layer)
                 layer.adds = len(layer.nodes) - 1
-                call = self._next(layer)
+        self.activated(layer)
+
+    def activated(self, layer: Layer) -> Layer:
+        """The layer with the activation that follows it."""
+        call = self._next(layer)
         if call and call.given.get("input") is layer.nodes[-1] and (activation := call.activation):
             layer.activation = activation
             self._take(layer)
+        return layer
 
     def _affine(self, layer: Layer, call: Call) -> Affine | None:
         given = call.given

@@ -13,12 +13,12 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from schedules.core.errors import UsageError
@@ -69,6 +69,10 @@ class Report:
         return "\n".join([*table, total, *self.notes])
 
 
+# (graph, its frozen tensors, what it is called with, the backend) -> lines of the report
+Rewrite = Callable[[GraphModule, Frozen, Sequence[Any], "Backend"], list[tuple[Row, Problem | None]]]
+
+
 @dataclass(frozen=True)
 class Backend:
     """Our kernels in captured graphs.  `rest` runs what is left: inductor, with `mode` and `options` of its own, eager,
@@ -83,19 +87,22 @@ class Backend:
     report: Report = field(default_factory=Report)
     builds: bool = True
     on_gpu: bool | None = None  # whether kernels are for a GPU; None: as the graph is
+    rewrite: Rewrite | None = None  # what is done to a graph before
 
     def __post_init__(self) -> None:
         if self.rest not in ("", *RESTS):
             raise UsageError(f"rest={self.rest!r} is not {' or '.join(RESTS)}")
 
     def __call__(self, module: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        given = dict(zip((node for node in module.graph.nodes if node.op == "placeholder"), examples, strict=True))
-        frozen = Frozen({})
-        if self.freeze and not torch.is_grad_enabled():
-            frozen.tensors.update((node, value) for node, value in given.items() if _is_of_module(node))
+        plain = module.forward
+        if not self.builds:
+            module = copied(module)
+        given = inputs_of(module, examples)
+        frozen = frozen_of(given) if self.freeze else Frozen({})
+        rewritten = self.rewrite(module, frozen, examples, self) if self.rewrite else []
         rows = kernels_in(module, frozen, self.memory_format, self.on_gpu, self.builds)
-        self.report.add(rows)
-        run = module.forward
+        self.report.add(_joined(rewritten, rows) if self.rewrite else rows)
+        run = module.forward if self.builds else plain
         devices = {value.device.type for value in examples if isinstance(value, Tensor)}
         if self.builds and self.rest != "eager" and (self.rest or has_compiler(devices)):
             from torch._dynamo.source import ConstantSource
@@ -106,7 +113,7 @@ class Backend:
             getattr(module, "_param_name_to_source", {}).update((name, ConstantSource(name)) for name in frozen.made)
             patches = {**(list_mode_options(self.mode) if self.mode else {}), **self.options}
             run = compile_fx(module, list(examples), config_patches=patches)
-        return _guarded(run, module, frozen, list(given)) if frozen.made else run
+        return _guarded(run, module, frozen, list(given)) if self.builds and frozen.made else run
 
 
 def backend(
@@ -130,6 +137,45 @@ def has_compiler(devices: set[str]) -> bool:
     if "cuda" in devices:
         return bool(has_triton())
     return any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++") if name)
+
+
+def _joined(
+    first: Sequence[tuple[Row, Problem | None]], then: Sequence[tuple[Row, Problem | None]]
+) -> list[tuple[Row, Problem | None]]:
+    """One line for a layer that has two: what `first` left, and what became of it `then`."""
+    lines = list(first)
+    left = [number for number, (row, problem) in enumerate(first) if not row.kernel and problem is None]
+    for row, problem in then:
+        known = next((number for number in left if _layer(lines[number][0]) == _layer(row)), None)
+        if known is None:
+            lines.append((row, problem))
+        else:
+            left.remove(known)
+            lines[known] = replace(row, why=f"{lines[known][0].why}; {row.why}".removesuffix("; ")), problem
+    return lines
+
+
+def _layer(row: Row) -> tuple[str, str]:
+    """The module and the sizes of a line: what is fused depends on what serves it."""
+    return row.module, row.layer.partition(" + ")[0].partition(",")[0]
+
+
+def inputs_of(module: GraphModule, examples: Sequence[Any]) -> dict[Node, Any]:
+    """What a graph is called with, by its placeholders."""
+    return dict(zip((node for node in module.graph.nodes if node.op == "placeholder"), examples, strict=True))
+
+
+def frozen_of(given: Mapping[Node, Any]) -> Frozen:
+    """The parameters and buffers among a graph's inputs, where no gradient is recorded."""
+    tensors = {node: value for node, value in given.items() if _is_of_module(node)}
+    return Frozen({} if torch.is_grad_enabled() else tensors)
+
+
+def copied(module: GraphModule) -> GraphModule:
+    """The same with a graph of its own."""
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return GraphModule(module, graph)
 
 
 def _is_of_module(node: Node) -> bool:
@@ -179,17 +225,29 @@ def optimize(
     What PyTorch runs, this runs: a model that cannot be captured is called as it is, and the report says why.
     Raises UsageError for a `rest` that is neither.
     """
+    return optimized_by(model, example_inputs, None, Report(), memory_format, rest, options)
+
+
+def optimized_by(
+    model: Model,
+    example_inputs: Any,
+    rewrite: Rewrite | None,
+    report: Report,
+    memory_format: torch.memory_format | None,
+    rest: str | None,
+    options: Mapping[str, Any] | None,
+) -> Model:
+    """`optimize`, after `rewrite` of each graph."""
     if rest is None:
         devices = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
         rest = "inductor" if "cuda" in devices and has_compiler(devices) else "eager"
-    report = Report()
     backends = [
-        Backend(each, True, memory_format, options=dict(options or {}), report=report)
+        Backend(each, True, memory_format, options=dict(options or {}), report=report, rewrite=rewrite)
         for each in dict.fromkeys((rest, "eager"))
     ]
-    result = _same(model)
-    result.__dict__ |= {"report": report, "forward": _Forward(result, result.forward, backends)}
-    _called(result, example_inputs, report)
+    result = captured(same(model), backends)
+    result.__dict__["report"] = report
+    called(result, example_inputs, report)
     return result
 
 
@@ -205,27 +263,35 @@ def problems(
 
     `on_gpu` is whether the kernels would be for a GPU, by default as the model is.
     """
-    report, result = Report(), _same(model)
-    found = Backend("eager", True, memory_format, report=report, builds=False, on_gpu=on_gpu)
-    result.__dict__["forward"] = _Forward(result, result.forward, [found])
+    report, result = Report(), same(model)
+    own = result.__dict__.pop("forward", None)  # of a model that has kernels
+    rewrite = own.backends[0].rewrite if isinstance(own, _Forward) and own.backends else None
+    found = Backend("eager", True, memory_format, report=report, builds=False, on_gpu=on_gpu, rewrite=rewrite)
+    captured(result, [found])
     training = [module for module in result.modules() if module.training]
     try:
         with torch.no_grad():
-            _called(result.eval(), example_inputs, report)
+            called(result.eval(), example_inputs, report)
     finally:
         for module in training:
             module.training = True
     return {problem: report.problems.count(problem) for problem in report.problems}
 
 
-def _same(model: Model) -> Model:
+def same(model: Model) -> Model:
     """Another module with the same parameters, buffers and modules."""
     result: Model = object.__new__(type(model))
     result.__dict__ = {**model.__dict__, "_compiled_call_impl": None}
     return result
 
 
-def _called(model: nn.Module, example_inputs: Any, report: Report) -> None:
+def captured(model: Model, backends: Sequence[Any]) -> Model:
+    """`model` with its `forward` captured for the first of `backends`, or those after it where that fails."""
+    model.__dict__["forward"] = _Forward(model, model.forward, backends)
+    return model
+
+
+def called(model: nn.Module, example_inputs: Any, report: Report) -> None:
     """Call a model with its example inputs, and note what was not captured."""
     from torch._dynamo.utils import counters
 
@@ -245,7 +311,7 @@ def _called(model: nn.Module, example_inputs: Any, report: Report) -> None:
 class _Forward:
     """A model's `forward`, captured; as it was, where that fails."""
 
-    def __init__(self, model: nn.Module, plain: Callable[..., Any], backends: Sequence[Backend]) -> None:
+    def __init__(self, model: nn.Module, plain: Callable[..., Any], backends: Sequence[Any]) -> None:
         self.model, self.plain = model, plain
         self.backends = list(backends)
         self.compiled = [torch.compile(plain, backend=each) for each in backends]

@@ -115,16 +115,17 @@ def custom_operator(
     backward: Callable[..., Any],
     context: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
     autocast: str = "",
+    strided: bool = False,
 ) -> Callable[..., Any]:
     """Register ``schedules::name`` and return the function to call it with, its arguments by position.
 
     `schema` has the tensors first.  `bind` makes, for arguments on the CPU or a CUDA GPU, a function of the contiguous
-    tensors among them, without those that are None, and of all like them: of other tensors only, if `key` of the
-    arguments is the same: the options, which optional tensors are None, and shapes that tell most calls apart.  `fake`
-    is the kernel of fake tensors; `context` keeps in its first argument, from the arguments and results, what
-    `backward` needs (as `setup_context` and `backward` of a `torch.autograd.Function`).  Under autocast the tensors are
-    cast to its dtype with LOWER, and on a GPU to float32 with "float32", as PyTorch's autocast does with an operator of
-    that kind.
+    (with `strided` any) tensors among them, without those that are None, and of all like them: of other tensors only,
+    if `key` of the arguments is the same: the options, which optional tensors are None, and shapes that tell most calls
+    apart.  `fake` is the kernel of fake tensors; `context` keeps in its first argument, from the arguments and results,
+    what `backward` needs (as `setup_context` and `backward` of a `torch.autograd.Function`).  Under autocast the tensors
+    are cast to its dtype with LOWER, and on a GPU to float32 with "float32", as PyTorch's autocast does with an
+    operator of that kind.
     """
     qualified = f"schedules::{name}"
     torch.library.define(qualified, schema)
@@ -139,7 +140,7 @@ def custom_operator(
         if launch is not None:
             return launch(*given)
         launch = bind(*arguments)
-        if not all(tensor.is_contiguous() for tensor in given):
+        if not strided and not all(tensor.is_contiguous() for tensor in given):
             launch = functools.partial(_copied, launch)
         results = launch(*given)
         known.keep(key(*arguments), given, launch)

@@ -1,0 +1,137 @@
+"""Packing on a GPU: a thread turns a few pixels of a few channels in its registers.
+
+Neighbouring threads have neighbouring elements of the plain tensor, pixels or channels, so that a warp reads or writes
+whole lines of it; what a thread has of the packed tensor is contiguous.  Nothing is shared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedules.core.arch import Arch
+from schedules.core.operator import ScheduleSpec
+from schedules.core.problem import Config, numpy_dtype
+from schedules.core.space import ProductSpace, axis
+from schedules.operators.conv2d_nchw32.packing import GROUP
+from schedules.operators.pack_nchw32.definition import PackProblem
+from schedules.operators.pack_nchw32.stages import VECTOR_BYTES, channel_vector, staged
+from schedules.steps.story import next_step
+from schedules.steps.tiles import bind, widest_vector
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm import tirx
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV
+
+LOADED = 8  # bytes of neighbouring pixels that a thread reads at once: with more, fewer threads fit
+
+
+@dataclass(frozen=True)
+class TilesConfig(Config):
+    lanes: int = 32  # channels of a thread
+    pixels: int = 2  # and pixels, as far as they divide an image
+    threads: int = 128  # of a block
+
+    def pixel_vector(self, problem: PackProblem) -> int:
+        """Pixels of a thread: no image begins within them."""
+        return widest_vector(problem.h * problem.w, self.pixels)
+
+    def check(self, problem: PackProblem, arch: Arch) -> str | None:
+        if self.lanes not in (4, 8, 16, 32):
+            return f"lanes={self.lanes} is not 4, 8, 16 or 32"
+        if self.pixels not in (1, 2, 4, 8):
+            return f"pixels={self.pixels} is not 1, 2, 4 or 8"
+        if not 1 <= self.threads <= arch.max_threads:
+            return f"threads={self.threads} is not 1 to {arch.max_threads}, the most of a block of {arch}"
+        words = self.lanes * self.pixels * (numpy_dtype(problem.dtype).itemsize + 1) // 4
+        if words > arch.registers_thread * 3 // 4:
+            return f"lanes={self.lanes} x pixels={self.pixels} need {words} registers; use fewer pixels"
+        return None
+
+
+def graph(problem: PackProblem, config: TilesConfig, arch: Arch) -> tirx.PrimFunc:
+    return staged(problem, channel_vector(problem, config.lanes))
+
+
+def schedule(problem: PackProblem, config: TilesConfig, arch: Arch) -> tvm.IRModule:
+    """The scheduled program for data, scale, output."""
+    from tvm.s_tir import Schedule
+
+    p = problem
+    vector, pixels = channel_vector(p, config.lanes), config.pixel_vector(p)
+    sch = Schedule(graph(p, config, arch))
+    fetched, tile, output = (sch.get_sblock(name) for name in ("fetched", "tile", "output"))
+    next_step(sch, "A thread for a few pixels of some channels; what it reads and what it makes of it in registers")
+    for block in (fetched, tile):
+        sch.set_scope(block, 0, "local")
+    n, g, pixel, block, lane = sch.get_loops(output)
+    po, pi = sch.split(pixel, [None, pixels])
+    bo, bi = sch.split(block, [None, config.lanes // vector])
+    outer = (n, po, g, bo) if p.channels_last else (n, g, bo, po)
+    sch.reorder(*outer, pi, bi, lane)
+    # of a loop of one, TVM 0.27 forgets at the way out that other threads have no pixels
+    every = p.n * p.extents["gi"] * (GROUP // config.lanes) * (p.h * p.w // pixels)
+    block, thread = sch.split(sch.fuse(*outer), [None, min(config.threads, every)])
+    bind(sch, (block, "blockIdx.x"), (thread, "threadIdx.x"))
+
+    next_step(sch, "Neighbours are read and written by vectors: channels of what is packed, else what lies together")
+    packed = min(config.lanes, VECTOR_BYTES)
+    for stage in (tile, fetched):
+        sch.compute_at(stage, thread, preserve_unit_loops=True)
+    _along(sch, tile, False, 1)
+    plain = pixels if not p.channels_last else vector
+    for stage, is_packed in ((fetched, p.unpack), (output, not p.unpack)):
+        _along(sch, stage, not is_packed and not p.channels_last, packed if is_packed else plain)
+    return sch.mod
+
+
+def _along(sch: Schedule, block: tvm.s_tir.schedule.SBlockRV, pixels: bool, vector: int) -> None:
+    """Unroll a stage of one thread, with vectors along its pixels or its channels."""
+    pi, bi, lane = sch.get_loops(block)[-3:]
+    channel = sch.fuse(bi, lane)
+    if pixels:
+        sch.reorder(channel, pi)
+    outer, last = (channel, pi) if pixels else (pi, channel)
+    most = VECTOR_BYTES // sch.get(block).writes[0].source.dtype.itemsize
+    _unroll(sch, outer, last, min(vector, most))
+
+
+def _unroll(sch: Schedule, outer: LoopRV, last: LoopRV, vector: int) -> None:
+    last, lane = sch.split(last, [None, vector])
+    if vector > 1:
+        sch.vectorize(lane)
+    for loop in (outer, last):
+        sch.unroll(loop)
+
+
+def default(problem: PackProblem, arch: Arch) -> TilesConfig:
+    """Whole groups of channels of as many pixels as LOADED holds; where channels are last, one vector of them for a few
+    pixels."""
+    item = numpy_dtype(problem.dtype).itemsize
+    if problem.channels_last:
+        return TilesConfig(max(4, channel_vector(problem)), 4)
+    return TilesConfig(GROUP, LOADED // item)
+
+
+def space(problem: PackProblem, arch: Arch) -> ProductSpace[TilesConfig]:
+    return ProductSpace(
+        TilesConfig,
+        axis("lanes", (4, 8, 16, 32)),
+        axis("pixels", (1, 2, 4, 8)),
+        axis("threads", (64, 128, 256)),
+    )
+
+
+SCHEDULE = ScheduleSpec(
+    name="tiles",
+    summary="a thread turns a few pixels of a few channels in registers; no shared memory",
+    kinds=("cuda", "rocm"),
+    config=TilesConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+    ranges=True,
+    graph=graph,
+)
