@@ -21,23 +21,43 @@ from schedules.torch.operators import Launch, custom_operator
 Shape = Sequence[int]
 
 
-def softmax(x: Tensor, dim: int = -1, *, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
+def softmax(
+    x: Tensor,
+    dim: int = -1,
+    *,
+    scale: float = 1.0,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
     """softmax(scale * x + mask) over the axis `dim`: a tensor of the shape and dtype of `x`.
 
     `x` is float32, float16 or bfloat16, computed in float32; of any shape and strides, though one that is not
     contiguous, or a `dim` other than the last, costs a copy.  `mask` has x's dtype and is added, or is bool, True where
     an element takes part, and broadcasts to x's shape: of one row, (cols,), it is read as it is, any other is written
-    out to x's shape first.  Differentiable in `x`
-    and `mask`.
+    out to x's shape first.  Differentiable in `x` and `mask`.
+
+    In place of a mask, along the last axis: with `lengths`, int32 and of the shape of x without that axis, only the
+    first so many elements of each row take part (from 0 to all; not tested); with `causal`, of matrices of queries by
+    keys, the last two axes, those up to the query's own key, where the last query's is the last key.  The others are as
+    ``x.masked_fill(..., -inf)`` would have them, in results and gradients; no mask is made, and most are not read.
 
     Raises ArgumentError, ProblemError.
     """
-    return _forward("softmax", x, dim, scale, mask)
+    return _forward("softmax", x, dim, scale, mask, lengths, causal)
 
 
-def log_softmax(x: Tensor, dim: int = -1, *, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
+def log_softmax(
+    x: Tensor,
+    dim: int = -1,
+    *,
+    scale: float = 1.0,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
     """The logarithm of `softmax`, with the same arguments."""
-    return _forward("log_softmax", x, dim, scale, mask)
+    return _forward("log_softmax", x, dim, scale, mask, lengths, causal)
 
 
 def dropout_softmax(
@@ -71,12 +91,40 @@ def dropout_softmax(
     return output if last is x else output.movedim(-1, dim)
 
 
-def _forward(function: str, x: Tensor, dim: int, scale: float, mask: Tensor | None) -> Tensor:
+def _forward(
+    function: str,
+    x: Tensor,
+    dim: int,
+    scale: float,
+    mask: Tensor | None,
+    lengths: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    if lengths is not None or causal:
+        return _cut(function, x, dim, scale, mask, lengths, causal)
     if mask is None and dim == -1 and x.dim():
-        return _softmax(x, None, function, scale)
+        return _softmax(x, None, function, scale, 0)
     last, mask = _rows_last(x, dim, mask)
-    y = _softmax(last, mask, function, scale)
+    y = _softmax(last, mask, function, scale, 0)
     return y if last is x else y.movedim(-1, dim)
+
+
+def _cut(
+    function: str, x: Tensor, dim: int, scale: float, mask: Tensor | None, lengths: Tensor | None, causal: bool
+) -> Tensor:
+    """`_forward` of rows of which only the first elements take part."""
+    if dim not in (-1, x.dim() - 1):
+        raise ArgumentError(f"dim={dim} is not the last axis, which lengths and causal are along; transpose x")
+    if (mask is not None) + (lengths is not None) + causal != 1:
+        raise ArgumentError("mask, lengths and causal exclude one another; give one of them")
+    if lengths is None:
+        if x.dim() < 2:
+            raise ArgumentError(f"causal is for (..., queries, keys), not for a tensor of shape {tuple(x.shape)}")
+        return _softmax(x, None, function, scale, x.shape[-2])
+    if lengths.dtype is not torch.int32 or lengths.shape != x.shape[:-1]:
+        shapes = f"{lengths.dtype} {tuple(lengths.shape)} beside x of shape {tuple(x.shape)}"
+        raise ArgumentError(f"lengths are torch.int32, one for each row of x, not {shapes}")
+    return _softmax(x, lengths.reshape(-1), function, scale, 0)
 
 
 def _rows_last(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -101,33 +149,53 @@ def _rows_last(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor
 
 @remembered
 def _kernel(
-    function: str, shape: Shape, dtype: torch.dtype, scale: float, mask: str, keep: float, device: torch.device
+    function: str,
+    shape: Shape,
+    dtype: torch.dtype,
+    scale: float,
+    mask: str,
+    keep: float,
+    queries: int,
+    device: torch.device,
 ) -> TorchKernel:
-    return kernel_for(problem_of(function, shape, dtype, scale, mask, keep), device)
+    return kernel_for(problem_of(function, shape, dtype, scale, mask, keep, queries), device)
 
 
 def problem_of(
-    function: str, shape: Shape, dtype: torch.dtype, scale: float = 1.0, mask: str = "none", keep: float = 1.0
+    function: str,
+    shape: Shape,
+    dtype: torch.dtype,
+    scale: float = 1.0,
+    mask: str = "none",
+    keep: float = 1.0,
+    queries: int = 0,
 ) -> SoftmaxProblem:
     """The problem of a tensor of this shape, whose last axis is a row.  Raises ProblemError."""
     *outer, cols = shape
-    return SoftmaxProblem(math.prod(outer), cols, function, dtype_name(dtype), scale, mask, keep)
+    return SoftmaxProblem(math.prod(outer), cols, function, dtype_name(dtype), scale, mask, keep, queries=queries)
 
 
 def _bind(
-    function: str, inputs: Sequence[Tensor], scale: float, mask: str = "none", keep: float = 1.0, outputs: int = 1
+    function: str,
+    inputs: Sequence[Tensor],
+    scale: float,
+    mask: str = "none",
+    keep: float = 1.0,
+    outputs: int = 1,
+    queries: int = 0,
 ) -> Launch:
-    """The kernel for inputs of shape (*, cols), but for a mask "cols", which is the second."""
-    x, row = inputs[0], 1 if mask == "cols" else None  # the tensor that has one row
+    """The kernel for inputs of shape (*, cols), but for a mask "cols" or "lengths", which is the second."""
+    x, row = inputs[0], 1 if mask in ("cols", "lengths") else None  # the tensor that has one row, or column
     shape = x.shape
     for number, tensor in enumerate(inputs):
-        if tensor.shape != (shape[-1:] if number == row else shape):
+        flat = (x.numel() // max(1, shape[-1]),) if mask == "lengths" else shape[-1:]
+        if tensor.shape != (flat if number == row else shape):
             raise ArgumentError(f"a tensor of shape {tuple(tensor.shape)} beside one of {tuple(shape)}")
     if not x.numel():
         empty = _like if outputs == 1 else _two_like
         return empty
     as_rows = x.numel() // shape[-1], shape[-1]
-    kernel = _kernel(function, shape, x.dtype, scale, mask, keep, x.device)
+    kernel = _kernel(function, shape, x.dtype, scale, mask, keep, queries, x.device)
     launch = kernel.launch(x.device, *[(as_rows, x.dtype)] * outputs)
     if len(shape) == 2:
         return launch
@@ -143,12 +211,12 @@ def _masked(x: Tensor, mask: Tensor | None) -> tuple[list[Tensor], str]:
     """The inputs `x` and `mask`, and the problem's name of the mask."""
     if mask is None:
         return [x], "none"
-    return [x, mask], "cols" if mask.dim() == 1 else "full"
+    return [x, mask], "lengths" if mask.dtype is torch.int32 else "cols" if mask.dim() == 1 else "full"
 
 
-def _bind_softmax(x: Tensor, mask: Tensor | None, function: str, scale: float) -> Launch:
+def _bind_softmax(x: Tensor, mask: Tensor | None, function: str, scale: float, queries: int = 0) -> Launch:
     inputs, kind = _masked(x, mask)
-    return _bind(function, inputs, scale, kind)
+    return _bind(function, inputs, scale, "causal" if queries else kind, queries=queries)
 
 
 def _bind_dropout_softmax(
@@ -186,13 +254,17 @@ def _keep_for_gradient(ctx: Any, x: Tensor, mask: Tensor | None, function: str, 
 
 
 def _softmax_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _keep_for_gradient(ctx, *inputs)
+    *given, queries = inputs
+    _keep_for_gradient(ctx, *given)
+    # a logarithm of what takes no part hands its gradient on, where that of x has none
+    ctx.cut = given[2] == "log_softmax" and (queries > 0 or (given[1] is not None and given[1].dtype is torch.int32))
     ctx.save_for_backward(output)
 
 
 def _softmax_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     (y,) = ctx.saved_tensors
-    return (*_gradients(ctx, y, dy, None, 1.0), None, None)
+    dx, dmask = _gradients(ctx, y, dy, None, 1.0)
+    return dx.masked_fill(y == -math.inf, 0) if ctx.cut else dx, dmask, None, None, None
 
 
 def _dropout_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -219,7 +291,7 @@ def _no_second_derivative(ctx: Any, *gradients: Tensor) -> None:
 
 _softmax = custom_operator(
     "softmax",
-    "(Tensor x, Tensor? mask, str function, float scale) -> Tensor",
+    "(Tensor x, Tensor? mask, str function, float scale, int queries=0) -> Tensor",
     _bind_softmax,
     lambda x, mask, *options: (x.shape, mask is None, *options),
     _like,

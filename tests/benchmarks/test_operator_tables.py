@@ -26,7 +26,7 @@ def test_every_schedule_stands_under_its_targets_and_language() -> None:
 
 def test_hopper_programs_are_tirx_and_the_rest_is_te() -> None:
     found = {(op.name, spec.name): language(spec) for op in operators() for spec in op.schedules}
-    assert {found["softmax", name] for name in ("bulk", "frames", "cluster")} == {TIRX}
+    assert {found["softmax", name] for name in ("tiles", "frames", "parts", "cluster")} == {TIRX}
     assert {found["conv2d_nchw", "tma_wgmma"], found["conv2d_hwcn", "tf32"]} == {TIRX}
     assert {found["conv2d_nhwc", "wgmma"], found["softmax", "cpu"], found["conv2d_hwcn", "tutorial"]} == {TE}
 

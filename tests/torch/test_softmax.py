@@ -52,6 +52,42 @@ def test_half_precision(dtype: Any) -> None:
     torch.testing.assert_close(dx.float(), torch.autograd.grad(wanted, x, dy.float())[0].float(), rtol=5e-2, atol=5e-3)
 
 
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+@pytest.mark.parametrize("shape", [(6, 9), (2, 3, 4, 33), (3, 1), (2, 5, 5)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_of_which_the_first_elements_take_part(
+    ours: Any, theirs: Any, shape: tuple[int, ...], causal: bool
+) -> None:
+    """As PyTorch has it of what a mask fills with -inf; a row of nothing is NaN."""
+    queries, cols = shape[-2:]
+    if causal and queries > cols:
+        return
+    x, dy = random(*shape, grad=True), random(*shape, seed=1)
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(1, cols + 1, shape[:-1], generator=generator, dtype=torch.int32)
+    of_row = torch.arange(queries) + cols - queries + 1 if causal else lengths
+    filled = x.masked_fill(torch.arange(cols) >= of_row[..., None], -torch.inf)
+    y, wanted = ours(0.5 * x, causal=True) if causal else ours(x, lengths=lengths, scale=0.5), theirs(0.5 * filled, -1)
+    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(torch.autograd.grad(y, x, dy)[0], torch.autograd.grad(wanted, x, dy)[0])
+    lengths.view(-1)[0] = 0
+    assert causal or ours(x, lengths=lengths).reshape(-1, cols)[0].isnan().all()
+
+
+def test_what_takes_part_is_said_once() -> None:
+    x, lengths = random(3, 5), torch.ones(3, dtype=torch.int32)
+    for words, options in {
+        "exclude one another": dict(lengths=lengths, causal=True),
+        "are torch.int32, one for each row": dict(lengths=lengths.long()),
+        "one for each row of x": dict(lengths=lengths[:2]),
+        "not the last axis": dict(lengths=lengths, dim=0),
+    }.items():
+        with pytest.raises(ArgumentError, match=words):
+            kernels.softmax(x, **options)
+    with pytest.raises(ArgumentError, match="causal is for"):
+        kernels.softmax(x[0], causal=True)
+
+
 @pytest.mark.parametrize("shape", [(7,), (5, 7), (5, 1), (3, 5, 7), (1, 1, 7), (3, 1, 1), ()])
 def test_scale_and_mask_of_any_shape_that_broadcasts(shape: tuple[int, ...]) -> None:
     x, mask, dy = random(3, 5, 7, grad=True), random(*shape, grad=True, seed=1), random(3, 5, 7, seed=2)

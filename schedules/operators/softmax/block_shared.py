@@ -41,7 +41,11 @@ class BlockSharedConfig(Config):
 
     def shared_bytes(self, problem: SoftmaxProblem) -> int:
         packing = self.packing(problem)
-        width = sum(rows.itemsize_of(argument.dtype) for argument in problem.arguments() if not argument.output)
+        width = sum(
+            rows.itemsize_of(argument.dtype)
+            for argument in problem.arguments()
+            if not argument.output and argument.name != "lengths"
+        )
         return packing.elements * packing.threads * width
 
     def scope(self, problem: SoftmaxProblem, arch: Arch) -> str:

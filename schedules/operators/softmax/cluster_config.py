@@ -119,4 +119,4 @@ class ClusterConfig(Config):
 def pack_sizes(problem: SoftmaxProblem) -> dict[str, int]:
     """Bytes of a pack of each input by its name."""
     pack = Frame.of_row(problem).pack
-    return {a.name: pack * itemsize_of(a.dtype) for a in problem.arguments() if not a.output}
+    return {a.name: pack * itemsize_of(a.dtype) for a in problem.arguments() if not a.output and a.name != "lengths"}

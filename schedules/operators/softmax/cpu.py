@@ -25,7 +25,9 @@ from schedules.operators.softmax.definition import (
     SoftmaxProblem,
     Values,
     column,
+    cut,
     definition,
+    elements,
     placeholders,
     row_program,
 )
@@ -186,8 +188,8 @@ def _stages(problem: SoftmaxProblem, config: CpuConfig) -> _Stages:
         return tirx.IntImm("int64", value)
 
     def at(i: PrimExpr, j: PrimExpr) -> tuple[Values, Values]:
-        columns = {name: column(tensor, i, j).astype("float32") for name, tensor in inputs.items()}
-        return columns, {name: tensor[i] for name, tensor in results.items()}
+        columns = {name: column(tensor, i, j).astype("float32") for name, tensor in elements(inputs).items()}
+        return columns | cut(problem, inputs, i, j), {name: tensor[i] for name, tensor in results.items()}
 
     def stage(name: str, shape: tuple[PrimExpr, ...], formula: Callable[..., PrimExpr]) -> te.Tensor:
         names.append(name)

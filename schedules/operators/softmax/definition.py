@@ -9,7 +9,8 @@ softmax_grad       y * (dy - sum y * dy)                       y, dy -> dx
 log_softmax_grad   dy - exp(y) * sum dy                        y, dy -> dx
 =================  ==========================================  ================
 
-with v = scale * x + mask before, and dropout after: forward, output = y * drop / keep, and y is an output too, because
+with v = scale * x + mask before, or v = scale * x of the first so many columns of a row and -inf of the others, and
+dropout after: forward, output = y * drop / keep, and y is an output too, because
 the gradient needs it; backward, dy * drop / keep takes the place of dy, and dx is multiplied by scale.  After OneFlow's
 softmax, whose load and store functors fuse the same steps.
 
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimExpr
 
 FUNCTIONS = ("softmax", "log_softmax", "softmax_grad", "log_softmax_grad")
-MASKS = ("none", "full", "cols")
+MASKS = ("none", "full", "cols", "lengths", "causal")
+CUTS = ("lengths", "causal")  # masks that are no elements, but how many of a row's columns count
 LOG2E = math.log2(math.e)
 SMALLEST = 2.0**-126  # float32's last number that no GPU flushes to 0
 DISTINCT_ELEMENTS = 2**23
@@ -50,15 +52,18 @@ SHORT = 1024  # columns up to which rows of any width may share a build
 class SoftmaxProblem(Problem):
     """A function of rows.  `rows` only sizes tests and measurements: the built function takes any number of rows.
 
-    `scale` multiplies the input; `mask` is added to it: "full" (rows, cols) or "cols" (cols,), of x's dtype.  `keep`
-    < 1 adds dropout: a uint8 tensor of zeros and ones (rows, cols) is given, kept values are divided by `keep`.  With
+    `scale` multiplies the input; `mask` is added to it: "full" (rows, cols) or "cols" (cols,), of x's dtype; or it
+    says which columns count: with "lengths" (rows,), int32, the first so many of each row, no fewer than 0 and no more
+    than `cols`; with "causal" those up to the row's own, where rows are `queries` after `queries` and the last of
+    these has all columns.  A row of which none counts is NaN, as in PyTorch.  `keep` < 1 adds
+    dropout: a uint8 tensor of zeros and ones (rows, cols) is given, kept values are divided by `keep`.  With
     `cols_from`, it takes any number of columns from that to `cols` too.
     """
 
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
     functions: ClassVar[tuple[str, ...]] = FUNCTIONS
     masks: ClassVar[tuple[str, ...]] = MASKS
-    later: ClassVar[tuple[str, ...]] = ("cols_from",)
+    later: ClassVar[tuple[str, ...]] = ("cols_from", "queries")
     alone: ClassVar[int] = 2
 
     rows: int
@@ -69,6 +74,7 @@ class SoftmaxProblem(Problem):
     mask: str = "none"
     keep: float = 1.0
     cols_from: int = field(default=0, kw_only=True)  # 0: cols columns only
+    queries: int = field(default=0, kw_only=True)  # of mask="causal": rows of a matrix
 
     def __post_init__(self) -> None:
         self.require_positive("rows", "cols")
@@ -79,6 +85,12 @@ class SoftmaxProblem(Problem):
             raise ProblemError(f"mask={self.mask} is not one of {', '.join(MASKS)}")
         if self.is_grad and self.mask != "none":
             raise ProblemError(f"mask={self.mask} has no part in a gradient; leave it out")
+        if (self.queries > 0) != (self.mask == "causal") or self.queries < 0:
+            raise ProblemError(
+                f"queries={self.queries} with mask={self.mask}: causal masks have 1 or more, others none"
+            )
+        if self.cols_from and self.is_cut:
+            raise ProblemError(f"cols_from={self.cols_from} is not for mask={self.mask}; leave it out")
         if not SMALLEST <= abs(self.scale) <= LARGEST["float32"]:
             raise ProblemError(f"scale={self.scale} must be finite and not 0, in float32 as well")
         if not SMALLEST <= self.keep <= 1:
@@ -100,6 +112,8 @@ class SoftmaxProblem(Problem):
             "scale": one_of(1.0, 1.0, 0.125, -0.5),
             "keep": one_of(1.0, 1.0, 0.8),
             "cols_from": one_of(0),
+            "mask": one_of(*MASKS[:4]),
+            "queries": one_of(0),
         }
 
     @property
@@ -109,6 +123,11 @@ class SoftmaxProblem(Problem):
     @property
     def is_log(self) -> bool:
         return self.function.startswith("log_")
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the mask says how many columns of a row count."""
+        return self.mask in CUTS
 
     @property
     def has_dropout(self) -> bool:
@@ -142,7 +161,8 @@ class SoftmaxProblem(Problem):
 
     def widened(self) -> SoftmaxProblem:
         """The same for every short row."""
-        return self if self.cols_from or self.cols > SHORT else replace(self, rows=1, cols=SHORT, cols_from=1)
+        alone = self.cols_from or self.cols > SHORT or self.is_cut
+        return self if alone else replace(self, rows=1, cols=SHORT, cols_from=1)
 
     def covers(self, other: Problem) -> bool:
         if not self.cols_from or not isinstance(other, SoftmaxProblem) or other.cols_from:
@@ -172,6 +192,8 @@ class SoftmaxProblem(Problem):
             arguments.append(rows("mask"))
         elif self.mask == "cols":
             arguments.append(Argument("mask", (self.cols,), self.dtype, False, None, 0 if least else None, least))
+        elif self.mask == "lengths":
+            arguments.append(Argument("lengths", (self.rows,), "int32", runtime_axis=0))
         if self.has_dropout:
             arguments.append(rows("drop", "uint8"))
         if self.is_grad:
@@ -274,12 +296,16 @@ def row_program(
 
     # Without a mask the peak is that of x or -x, scaled after the subtraction: GPUs fuse scale * x - peak to one
     # rounding, and less a peak that was rounded before, the largest element is far from 0 where x is large.
-    late = p.mask == "none"
+    late = p.mask == "none" or p.is_cut
+
+    fill = math.copysign(math.inf, -p.scale)
 
     def compared(inputs: Values) -> PrimExpr:
         """What the peak is the largest of."""
         if late:
-            return inputs["x"] if p.scale > 0 else f32(0) - inputs["x"]
+            x = inputs["x"]
+            x = tirx.Select(inputs["col"] < inputs["length"], x, f32(fill)) if p.is_cut else x
+            return x if p.scale > 0 else f32(0) - x
         return scaled(inputs["x"]) + inputs["mask"]
 
     def difference(value: PrimExpr, peak: PrimExpr) -> PrimExpr:
@@ -318,7 +344,7 @@ def row_program(
 
     return RowProgram(
         # a column past the end must be the smallest: the sign of scale decides which infinity that is
-        {"x": math.copysign(math.inf, -p.scale), "mask": 0.0},
+        {"x": fill, "mask": 0.0},
         (
             Reduction("peak", "max", lambda inputs, _: compared(inputs)),
             # a part's total is relative to its own peak.  Peaks start from the lowest finite float32, not from -inf, so
@@ -351,12 +377,28 @@ def placeholders(problem: SoftmaxProblem) -> tuple[PrimExpr, dict[str, te.Tensor
     cols = te.var("cols", "int64") if problem.cols_from else tirx.IntImm("int64", problem.cols)
     inputs = {
         argument.name: te.placeholder(
-            (cols,) if argument.runtime_axis is None else (rows, cols), name=argument.name, dtype=argument.dtype
+            (rows,) if argument.name == "lengths" else (cols,) if argument.runtime_axis is None else (rows, cols),
+            name=argument.name,
+            dtype=argument.dtype,
         )
         for argument in problem.arguments()
         if not argument.output
     }
     return rows, inputs
+
+
+def cut(problem: SoftmaxProblem, inputs: dict[str, te.Tensor], row: PrimExpr, col: PrimExpr) -> Values:
+    """What a formula asks of column `col` of a row beside its elements: which it is, and how many count."""
+    if not problem.is_cut:
+        return {}
+    if problem.mask == "lengths":
+        return {"col": col, "length": inputs["lengths"][row].astype("int64")}
+    return {"col": col, "length": row % problem.queries + (problem.cols - problem.queries + 1)}
+
+
+def elements(inputs: dict[str, te.Tensor]) -> dict[str, te.Tensor]:
+    """Those of the inputs that have an element for each column."""
+    return {name: tensor for name, tensor in inputs.items() if name != "lengths"}
 
 
 def column(tensor: te.Tensor, row: PrimExpr, col: PrimExpr) -> PrimExpr:
@@ -374,8 +416,8 @@ def definition(problem: SoftmaxProblem) -> list[te.Tensor]:
     results: dict[str, te.Tensor] = {}
 
     def at(i: PrimExpr, j: PrimExpr) -> tuple[Values, Values]:
-        columns = {name: column(tensor, i, j).astype("float32") for name, tensor in inputs.items()}
-        return columns, row_results(program, results, i)
+        columns = {name: column(tensor, i, j).astype("float32") for name, tensor in elements(inputs).items()}
+        return columns | cut(problem, inputs, i, j), row_results(program, results, i)
 
     def reduction(step: Reduction) -> te.Tensor:
         k = te.reduce_axis((tirx.IntImm("int64", 0), cols), name=f"{step.name}_col")
@@ -413,6 +455,7 @@ def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
 
     y: the function's output for such x.  dy: normal, around 1 where the sum of y * dy would else be near 0 and its
     errors too.  mask: 0 or, for one in five, -inf.  drop: 1 with probability `keep`.
+    lengths: from 1 to all columns.
     """
     p = problem
     rows = distinct_rows(p)
@@ -437,6 +480,8 @@ def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
         elif argument.name == "mask":
             array = np.where(rng.random((rows, p.cols) if p.mask == "full" else p.cols) < 0.2, -np.inf, 0.0)
             array[..., 0] = 0.0  # no row without a column left
+        elif argument.name == "lengths":
+            array = rng.integers(1, p.cols + 1, size=rows)
         elif argument.name == "y":
             x = data().astype(np.float64)
             shifted = x - x.max(axis=-1, keepdims=True)
@@ -459,26 +504,35 @@ def reference(problem: SoftmaxProblem, arrays: Sequence[Array]) -> list[Expected
     p = problem
     names = [argument.name for argument in p.arguments() if not argument.output]
     rows = distinct_rows(p)
-    if any(array.ndim == 2 and not _repeats(array, rows) for array in arrays):
-        rows = p.rows  # not from `inputs`
+    of_rows = [array.ndim == 2 or name == "lengths" for name, array in zip(names, arrays, strict=True)]
+    if p.mask == "causal" or any(
+        many and not _repeats(array, rows) for many, array in zip(of_rows, arrays, strict=True)
+    ):
+        rows = p.rows  # not from `inputs`, or of other lengths
     given = {
-        name: (array[:rows] if array.ndim == 2 else array).astype(np.float64)
-        for name, array in zip(names, arrays, strict=True)
+        name: (array[:rows] if many else array).astype(np.float64)
+        for name, many, array in zip(names, of_rows, arrays, strict=True)
     }
     drop = given["drop"] / p.keep if p.has_dropout else None
     with np.errstate(invalid="ignore", over="ignore"):
         if p.is_grad:
             return [_gradient(p, given["y"], given["dy"] if drop is None else given["dy"] * drop)]
         # as `row_program` does, with float32's infinities where its numbers end
-        if p.mask == "none":
+        if p.mask == "none" or p.is_cut:
             v, factor = given["x"] if p.scale > 0 else -given["x"], abs(p.scale)
+            if p.is_cut:
+                causal = np.arange(rows) % max(1, p.queries) + p.cols - p.queries + 1
+                lengths = given["lengths"] if p.mask == "lengths" else causal
+                v = np.where(np.arange(p.cols) < lengths[:, np.newaxis], v, -np.inf)
         else:
             v, factor = _beyond(p.scale * given["x"] + given["mask"], "float32"), 1.0
         peak = v.max(axis=-1, keepdims=True)
         shifted = _beyond(v - peak, "float32") * factor
         total = np.exp(shifted).sum(axis=-1, keepdims=True)
         # what float32 rounds before exp magnifies it: the difference, and v itself where a mask is added
-        depth = 1 + np.abs(shifted) + (0 if p.mask == "none" else np.abs(p.scale * given["x"]) + np.abs(peak))
+        depth = (
+            1 + np.abs(shifted) + (0 if p.mask == "none" or p.is_cut else np.abs(p.scale * given["x"]) + np.abs(peak))
+        )
         values = shifted - np.log(total) if p.is_log else np.exp(shifted) / total
         magnitude = depth + np.log(p.cols) if p.is_log else values * depth
         magnitude = np.where(np.isinf(shifted), 0, magnitude)  # a masked column is exact
@@ -496,7 +550,7 @@ def _beyond(values: Array, dtype: str) -> Array:
 
 def _repeats(array: Array, rows: int) -> bool:
     """Whether row i equals row i % rows, bit for bit."""
-    bits = array.view(np.uint8)
+    bits = array.reshape(len(array), -1).view(np.uint8)
     return all(
         np.array_equal(bits[start : start + rows], bits[: min(rows, len(bits) - start)])
         for start in range(rows, len(bits), rows)

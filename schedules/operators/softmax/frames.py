@@ -36,14 +36,19 @@ def schedule(problem: SoftmaxProblem, config: FramesConfig, arch: Arch) -> tvm.I
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
-    """Four packs to a thread of up to a warp, blocks of 64 threads, packs of 8 bytes, widened, where that makes them
-    whole; then up to sixteen packs of a warp, then blocks of 128, 512 and 1024 threads with up to 16, 8 and 8 packs;
-    fewer as further inputs take registers.
+    """Two packs to a thread of up to eight, four to one of up to a warp, blocks of 64 threads, packs of 8 bytes,
+    widened, where that makes them whole; then up to sixteen packs of a warp, then blocks of 128, 512 and 1024 threads
+    with up to 16, 8 and 8 packs; fewer as further inputs take registers.  Two
+    packs to a thread of rows that are no more than multiprocessors: what a row then waits for is its threads (an
+    estimate, not measured).
 
-    Few threads with many packs each were fastest on an H200 where rows are whole packs, but at 32 and 64 columns, where
+    Few threads with many packs each were fastest on an H200 where rows are whole packs, but up to 128 columns, where
     the fastest that searches found have two packs to a thread or one (tuning_logs/nvidia-h200/softmax.jsonl).
     """
     streaming = default_streaming(arch)
+    if problem.rows <= arch.device.multiprocessors and Frame.of_row(problem).most <= 2 * arch.max_threads:
+        threads = next(1 << k for k in range(11) if 2 << k >= Frame.of_row(problem).most)
+        return FramesConfig(threads, max(1, 64 // threads) if threads <= 32 else 1, streaming=streaming)
     if _halves(problem) and not problem.has_dropout:
         packs = Frame.of_row(problem, 8).most
         threads = next((t for t in (1, 2, 4, 8, 16, 32) if t * 4 >= packs), 64)
@@ -52,7 +57,7 @@ def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
     most = Frame.of_row(problem).most
     scale = -(-held(problem, "packed") // 4)  # registers, in those of one input
     threads = 1
-    while threads < 32 and threads * 4 < most:
+    while threads < 32 and threads * (2 if threads < 8 else 4) < most:
         threads *= 2
     if most * scale <= 32 * 16:
         return FramesConfig(threads, 64 // threads, streaming=streaming)

@@ -84,7 +84,7 @@ class LoadedKernel(PackKernel[LoadedRow]):
         first = Scalar("first", start + T.Cast("int64", self.of_row * pack), "int64")
         if not isinstance(packs, int):
             packs, whole = Scalar("packs", packs).value, Scalar("whole", whole).value
-        return LoadedRow(shift, packs, start, own, whole, first.value)
+        return LoadedRow(shift, packs, start, own, whole, first.value, length=self.length_of(number))
 
     def first_of(self, row: LoadedRow, p: int, i: Any) -> Any:
         return row.first + T.int64(p * self.threads * self.pack)
@@ -119,15 +119,20 @@ class LoadedKernel(PackKernel[LoadedRow]):
 
     def read_packs(self, row: LoadedRow) -> None:
         of_rows, rounds = [argument.name for argument in self.inputs], range(self.first_in_registers, self.rounds)
+        whole = row.whole
+        # packs none of whose columns counts are not read, but what drops their -inf
+        if row.length is not None and not (self.problem.is_log and self.problem.has_dropout):
+            counted = T.shift_right(row.shift + row.length + (self.pack - 1), self.pack.bit_length() - 1)
+            whole = Scalar("counted", T.min(whole, counted)).value
         for p in rounds:
             i = self.number(p)
             last = self.least - (self.frame.unit < self.pack)  # packs that no row has at the tensors' end
-            sure = (p + 1) * self.threads <= last
+            sure = (p + 1) * self.threads <= last and row.length is None
             if not sure:
                 for name in self.words:
                     for k in range(self.words_of(name)):
                         T.buffer_store(self.words[name], T.uint32(self.neutral(name)), [self.place_of(name, p, k)])
-            with where(True if sure else i < row.whole):
+            with where(True if sure else i < whole):
                 for name in of_rows:
                     at = self.tensors[name].ptr_to([self.first_of(row, p, i)])
                     self.load(self.words_at(name, p), at, self.streaming)

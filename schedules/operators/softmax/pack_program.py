@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -59,6 +59,7 @@ class Row:
     packs: Any  # or none, for what is no row
     start: Any  # of the tensors of the problem's dtype: element of the first pack, int64
     own: Any  # False for what is no row but has the packs of one, to be computed and not stored
+    length: Any = field(default=None, kw_only=True)  # columns that count, where the mask says how many
 
 
 def module(
@@ -68,12 +69,14 @@ def module(
     min_blocks: int,
     emit: Callable[[dict[str, Any], Any, Any, Any, Any], None],
     cluster: int = 1,
+    before: Callable[[dict[str, Any], Any], dict[str, Any]] = lambda tensors, rows: tensors,
 ) -> tvm.IRModule:
     """The module with one function "main" that takes ``problem.arguments()``.
 
     `blocks` makes their number of that of rows, `emit` the body of (tensors, rows, block, warp, lane), where the
     compiler knows that a warp's threads agree on `warp`; with `min_blocks` registers are capped for as many on a
-    multiprocessor.  Blocks are launched in clusters of `cluster`, neighbours together.
+    multiprocessor.  Blocks are launched in clusters of `cluster`, neighbours together.  `before` emits a kernel
+    before, of (tensors, rows), and returns the tensors with those that it fills.
     """
     arguments = problem.arguments()
     names = [argument.name for argument in arguments]
@@ -81,7 +84,7 @@ def module(
     def matched(handles: list[Any], rows: Any) -> dict[str, Any]:
         buffers = {}
         for argument, handle in zip(arguments, handles, strict=False):
-            shape = (rows, problem.cols) if argument.runtime_axis is not None else argument.shape
+            shape = argument.shape if argument.runtime_axis is None else (rows, *argument.shape[1:])
             buffer = T.match_buffer(handle, shape, argument.dtype, align=16)
             IRBuilder.name(argument.name, buffer)
             buffers[argument.name] = buffer
@@ -97,7 +100,7 @@ def module(
     @T.prim_func
     def main(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
         rows = T.int64()
-        tensors = T.meta_var(matched([a, b, c, d, e], rows))
+        tensors = T.meta_var(before(matched([a, b, c, d, e], rows), rows))
         T.device_entry()
         part("The launch: blocks, warps and lanes")
         bounds()
@@ -163,7 +166,10 @@ class PackKernel(ABC, Generic[R]):
         self.threads, self.team, self.kept, self.online = config.threads, config.team, config.kept, config.online
         self.streaming = config.streaming
         self.streaming_stores = config.streaming in ("stores", "both")
-        self.program = row_program(problem, rounding=Rounding(fma, times) if self.fused else None)
+        # columns that do not count are neutral elements here
+        counted = replace(problem, mask="none", queries=0) if problem.is_cut else problem
+        self.added = counted.mask != "none"
+        self.program = row_program(counted, rounding=Rounding(fma, times) if self.fused else None)
         self.inputs = row_inputs(problem)
         self.frame = Frame.of_row(problem, config.access)
         self.pack, self.item, self.each = self.frame.pack, self.frame.itemsize, self.frame.words
@@ -186,9 +192,7 @@ class PackKernel(ABC, Generic[R]):
     def compute(self, row: R) -> None:
         """Reduce a row and store it."""
         part("Reduce a row: each thread the packs it has, its warp by shuffles, the warps through shared memory")
-        self.words = {name: T.alloc_local((self.rounds * self.words_of(name),), "uint32") for name in self.read_names()}
-        for name, array in self.words.items():
-            IRBuilder.name(f"{name}_words", array)
+        self.allocate()
         if self.problem.is_grad:
             reductions = self.reduce_gradient(row)
         elif self.online:
@@ -202,13 +206,29 @@ class PackKernel(ABC, Generic[R]):
             results["inverse"] = named("factor", factor)
         self.write(row, results)
 
+    def allocate(self) -> None:
+        """Registers for the words of a row."""
+        self.words = {name: T.alloc_local((self.rounds * self.words_of(name),), "uint32") for name in self.read_names()}
+        for name, array in self.words.items():
+            IRBuilder.name(f"{name}_words", array)
+
     def combined(self, reductions: Values) -> Values:
         """The reductions over the row, from those of the threads that synchronize, where these are not all."""
         return reductions
 
     def read_names(self) -> list[str]:
         """What a row is computed from: its inputs and the mask."""
-        return [argument.name for argument in self.problem.arguments() if not argument.output]
+        return [a.name for a in self.problem.arguments() if not a.output and a.name != "lengths"]
+
+    def length_of(self, number: Any) -> Any:
+        """How many columns of row `number` count, at most all; None if the mask does not say."""
+        cols, queries = self.problem.cols, self.problem.queries
+        if self.problem.mask == "lengths":
+            return Scalar("length", T.min(self.tensors["lengths"][number], cols)).value
+        if self.problem.mask == "causal":
+            of_matrix = T.Cast("int32", T.truncmod(number, T.int64(queries)))
+            return Scalar("length", of_matrix + (cols - queries + 1)).value
+        return None
 
     @abstractmethod
     def behind_first(self, row: R) -> None:
@@ -234,15 +254,28 @@ class PackKernel(ABC, Generic[R]):
         return tirx.any(first > 0, last < self.pack), first, last
 
     def fill(self, name: str, row: R, p: int, i: Any) -> None:
-        """Have elements of other rows in pack i of an input count as neutral."""
+        """Have elements of other rows in pack i of an input count as neutral, and columns that do not count."""
         edge = self.edge(row, p, i)
+        if row.length is not None and name == "x":
+            first, last = row.shift - i * self.pack, row.shift + row.length - i * self.pack
+            edge = tirx.any(first > 0, last < self.pack), first, last
         if edge:
             mixed, first, last = edge
             bits = 8 * self.item
-            source = sources.FILL.format(bits=bits, ones="0xffffffff" if bits == 32 else "0xffff")
+            names = "xyzw"[: self.each]
+            source = sources.FILL.format(
+                bits=bits,
+                ones="0xffffffff" if bits == 32 else "0xffff",
+                words=self.each,
+                parameters=", ".join(f"unsigned& {name}" for name in names),
+                names=", ".join(names),
+                out=" ".join(f"{name} = v[{k}];" for k, name in enumerate(names)),
+            )
             words = [self.word(name, p, k) for k in range(self.each)]
             with where(mixed):
-                self.call(f"pack_fill_{bits}", *words, first, last, T.uint32(self.neutral(name)), source=source)
+                self.call(
+                    f"pack_fill_{self.each}_{bits}", *words, first, last, T.uint32(self.neutral(name)), source=source
+                )
 
     def neutral(self, name: str) -> int:
         """A word of neutral elements of an input."""
@@ -308,11 +341,11 @@ class PackKernel(ABC, Generic[R]):
     def peak_of_thread(self, row: R) -> Any:
         """The largest of a thread's part; two at a time where elements are 16 bits and stand as they are."""
         step = self.program.reductions[0]
-        if self.problem.mask != "none" or self.item == 4:
+        if self.added or self.item == 4 or self.pack == 1:
             peaks = self.sums("peaks", float(np.finfo(np.float32).min))
             for p, _ in self.each_pack(row, "x", "mask"):
                 for v in range(self.pack):
-                    k = v % LANES
+                    k = (p * self.pack + v) % LANES
                     T.buffer_store(peaks, T.max(peaks[k], step.element(self.columns(p, v), {})), [k])
             return self.total_of(peaks, "max")
         rising = self.problem.scale > 0
@@ -328,7 +361,7 @@ class PackKernel(ABC, Generic[R]):
         for p, _ in self.each_pack(row, "x"):
             for k in range(self.each):
                 T.buffer_store(peaks, larger(peaks[k], self.word("x", p, k)), [k])
-        halves = [larger(peaks[k], peaks[k + 1]) for k in range(0, self.each, 2)]
+        halves = [larger(peaks[k], peaks[k + 1]) for k in range(0, self.each - 1, 2)] or [peaks[0]]
         T.buffer_store(peaks, larger(*halves) if len(halves) > 1 else halves[0], [0])
         low, high = self.widened(peaks[0], 0), self.widened(peaks[0], 1)
         return T.max(low, high) if rising else T.float32(0) - T.min(low, high)
@@ -357,7 +390,8 @@ class PackKernel(ABC, Generic[R]):
                 if numerators:
                     T.buffer_store(self.numerators, value, [p * self.pack + v])
                     value = self.numerators[p * self.pack + v]
-                T.buffer_store(totals, totals[v % LANES] + value, [v % LANES])
+                k = (p * self.pack + v) % LANES
+                T.buffer_store(totals, totals[k] + value, [k])
         return self.total_of(totals, "sum")
 
     def across(self, kind: str, value: Any, lanes: int) -> Any:
@@ -486,7 +520,7 @@ class PackKernel(ABC, Generic[R]):
         per = 4 // self.item
         for k in range(self.each):
             of_word = values[k * per : (k + 1) * per]
-            word = self.two(*of_word) if per == 2 else T.reinterpret("uint32", of_word[0])
+            word = self.two(of_word[0], of_word[-1]) if per == 2 else T.reinterpret("uint32", of_word[0])
             T.buffer_store(words, word, [k])
         return words
 

@@ -1,7 +1,7 @@
 """CUDA C++ of what the row program on packs calls, where TIRx has no expression for it or one that compiles to more.
 
 Loads and stores: TIR's have no cache policy and lose their width under a condition, and PTX by its name is volatile, so
-that addresses are computed anew: 1327 instructions and a spill instead of 1250 of `bulk` for rows of 1023.  Parts of
+that addresses are computed anew.  Parts of
 packs: their units are of an alignment that only the width tells, in words that are addressed by bytes.
 
 Device functions as text, most of them for `str.format`.  Words are `unsigned`; `a`, `b`, `c` and `d`, or `x` to `w`,
@@ -17,18 +17,17 @@ __device__ __forceinline__ void pack_load_{name}({parameters}, const void* from)
 """
 # elements from `first` to before `last` stay, the others are of other rows
 FILL = """
-__device__ __forceinline__ void pack_fill_{bits}(unsigned& a, unsigned& b, unsigned& c, unsigned& d,
-    int first, int last, unsigned neutral) {{
-  unsigned w[4] = {{a, b, c, d}};
+__device__ __forceinline__ void pack_fill_{words}_{bits}({parameters}, int first, int last, unsigned neutral) {{
+  unsigned v[{words}] = {{{names}}};
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {{
+  for (int i = 0; i < {words}; ++i) {{
     unsigned own = 0;
 #pragma unroll
     for (int k = 0; k < 32 / {bits}; ++k)
       if (i * (32 / {bits}) + k >= first && i * (32 / {bits}) + k < last) own |= {ones}u << ({bits} * k);
-    w[i] = (w[i] & own) | (neutral & ~own);
+    v[i] = (v[i] & own) | (neutral & ~own);
   }}
-  a = w[0]; b = w[1]; c = w[2]; d = w[3];
+  {out}
 }}
 """
 STORE = """

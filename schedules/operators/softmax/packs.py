@@ -43,8 +43,8 @@ class Frame:
 
     @property
     def words(self) -> int:
-        """32-bit words of a pack."""
-        return self.access // 4
+        """32-bit words that a pack lies in."""
+        return max(1, self.access // 4)
 
     @property
     def aligned(self) -> bool:
@@ -69,7 +69,7 @@ class Frame:
 
 def row_inputs(problem: SoftmaxProblem) -> tuple[Argument, ...]:
     """The inputs that have rows."""
-    return tuple(a for a in problem.arguments() if not a.output and a.runtime_axis is not None)
+    return tuple(a for a in problem.arguments() if not a.output and len(a.shape) == 2)
 
 
 def held(problem: SoftmaxProblem, kept: str, access: int = PACK) -> int:

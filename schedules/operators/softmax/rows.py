@@ -26,6 +26,7 @@ from schedules.operators.softmax.definition import (
     SoftmaxProblem,
     Values,
     column,
+    cut,
     placeholders,
     row_program,
     row_results,
@@ -166,7 +167,8 @@ def row_stages(
     stages = {stage: loads(stage) for stage in (*(step.name for step in program.reductions), "value")}
 
     def columns(stage: str, *at: PrimExpr) -> tuple[Values, Values]:
-        return Columns(stages[stage], at), row_results(program, results, at[0])
+        known = beside(problem, inputs, k, *at)
+        return Columns(stages[stage], at, known), row_results(program, results, at[0])
 
     numerator: te.Tensor | None = None
     for step in program.reductions:
@@ -214,14 +216,21 @@ class Loads(dict[str, "te.Tensor"]):
 
 
 class Columns(dict[str, "PrimExpr"]):
-    """One column of the inputs, as float32."""
+    """One column of the inputs, as float32, and what `beside` says of it."""
 
-    def __init__(self, loads: Loads, at: tuple[PrimExpr, ...]) -> None:
-        super().__init__()
+    def __init__(self, loads: Loads, at: tuple[PrimExpr, ...], beside: Values) -> None:
+        super().__init__(beside)
         self.loads, self.at = loads, at
 
     def __missing__(self, name: str) -> PrimExpr:
         return self.loads.read(name, *self.at).astype("float32")
+
+
+def beside(problem: SoftmaxProblem, inputs: dict[str, te.Tensor], packing: Packing, *at: PrimExpr) -> Values:
+    """What is known of a column beside its elements, at (i, p, t, v) or (i, part, p, t, v)."""
+    i, *part, p, t, v = at
+    pack = ((part[0] * packing.rounds + p) if part else p) * packing.threads + t
+    return cut(problem, inputs, i, pack * packing.vector + v)
 
 
 def at_columns(formula: Output, read: Callable[..., tuple[Values, Values]]) -> Callable[..., PrimExpr]:
@@ -376,7 +385,7 @@ def check(
             f"min_blocks={min_blocks} of {threads} threads: a multiprocessor of {arch} holds {arch.threads_sm} threads"
         )
     if rows_held:
-        inputs = sum(1 for argument in problem.arguments() if not argument.output)
+        inputs = sum(1 for argument in problem.arguments() if not argument.output and argument.name != "lengths")
         # ptxas widens float16 anew for each use; bfloat16, whose widening is a shift, it keeps as float32
         needed = rows_held * packing.elements * inputs * (0.5 if problem.dtype == "float16" else 1) + 32
         needed += packing.elements if numerators else 0

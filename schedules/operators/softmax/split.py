@@ -111,7 +111,8 @@ def split_stages(
     parts: dict[str, te.Tensor] = {}
 
     def part_columns(*at: PrimExpr) -> tuple[Values, Values]:
-        return rows.Columns(stored, at), row_results(program, parts, *at[:2])
+        known = rows.beside(problem, inputs, packing, *at)
+        return rows.Columns(stored, at, known), row_results(program, parts, *at[:2])
 
     for step in steps:
         element = rows.at_columns(step.element, part_columns)
@@ -148,7 +149,8 @@ def split_stages(
         results[step.name] = rows.reduce_packs(step.kind, step.name, element, (extent,), dealt)
 
     def columns(*at: PrimExpr) -> tuple[Values, Values]:
-        return rows.Columns(reread, at), row_results(program, results, at[0])
+        known = rows.beside(problem, inputs, warps, *at)
+        return rows.Columns(reread, at, known), row_results(program, results, at[0])
 
     value = rows.at_columns(program.output, columns)
     outputs = rows.output_stages(problem, program, inputs, (extent, rows.i64(warps.parts)), warps, value)

@@ -167,9 +167,9 @@ def test_the_rule_takes_them_for_long_rows_that_are_not_too_few() -> None:
 
     assert chosen(8, 65536) == chosen(132, 65536) == chosen(132, 2**20) == chosen(10**5, 2**20) == "cluster"
     assert chosen(132, 50257) == chosen(8, 32768, dtype="float32") == chosen(132, 2**20 - 1) == "cluster"
-    assert chosen(132, 32768) == chosen(10**5, 65536) == "block_registers" and chosen(10**5, 50257) == "frames"
-    assert chosen(1, 65536) == chosen(1, 2**18) == "cluster"
-    assert chosen(7, 2**18 + 1) == chosen(132, 2**22) == chosen(132, 2**20, "sm_80") == "split"
+    assert chosen(10**5, 65536) == chosen(10**5, 50257) == chosen(132, 1000) == "frames"
+    assert chosen(1, 65536) == "cluster" and chosen(1, 2**20) == "parts"
+    assert chosen(132, 2**22) == chosen(132, 2**20, "sm_80") == "parts"
 
 
 def test_every_field_changes_the_source(sm_90a: Arch) -> None:

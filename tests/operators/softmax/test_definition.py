@@ -11,6 +11,7 @@ from schedules.check.verify import judge
 from schedules.core.problem import numpy_dtype
 from schedules.operators.softmax.definition import (
     FUNCTIONS,
+    MASKS,
     SoftmaxProblem,
     definition,
     distinct_rows,
@@ -23,7 +24,9 @@ def naive(p: SoftmaxProblem, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
     """One row at a time, as the formulas are written."""
     rows = []
     for i in range(p.rows):
-        at = {n: (a[i] if a.ndim == 2 else a).astype(np.float64) for n, a in arrays.items()}
+        at = {n: (a[i] if a.ndim == 2 or n == "lengths" else a).astype(np.float64) for n, a in arrays.items()}
+        if p.mask == "causal":
+            at["lengths"] = np.float64(i % p.queries + p.cols - p.queries + 1)
         drop = at["drop"] / p.keep if p.keep < 1 else 1.0
         if p.function == "softmax_grad":
             dy = at["dy"] * drop
@@ -33,6 +36,7 @@ def naive(p: SoftmaxProblem, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
             rows.append([p.scale * (dy - np.exp(at["y"]) * dy.sum())])
         else:
             v = p.scale * at["x"] + at.get("mask", 0.0)
+            v[np.arange(p.cols) >= at.get("lengths", p.cols)] = -np.inf
             e = np.exp(v - v.max())
             y = np.log(e / e.sum()) if p.is_log else e / e.sum()
             rows.append([y, y * drop] if p.keep < 1 else [y])
@@ -42,13 +46,16 @@ def naive(p: SoftmaxProblem, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
 @st.composite
 def problems(draw: st.DrawFn) -> SoftmaxProblem:
     function = draw(st.sampled_from(FUNCTIONS))
+    mask = "none" if function.endswith("grad") else draw(st.sampled_from(MASKS))
+    cols = draw(st.integers(1, 40))
     return SoftmaxProblem(
         rows=draw(st.integers(1, 5)),
-        cols=draw(st.integers(1, 40)),
+        cols=cols,
         function=function,
         dtype=draw(st.sampled_from(SoftmaxProblem.dtypes)),
         scale=draw(st.sampled_from([1.0, 0.125, -2.0])),
-        mask="none" if function.endswith("grad") else draw(st.sampled_from(["none", "full", "cols"])),
+        mask=mask,
+        queries=draw(st.integers(1, cols)) if mask == "causal" else 0,
         keep=draw(st.sampled_from([1.0, 0.8])),
     )
 

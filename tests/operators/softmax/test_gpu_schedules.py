@@ -18,6 +18,7 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
 from schedules.lowering.annotations import STREAMING
+from schedules.operators.softmax import candidates
 from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
 from tests.conftest import EMULATED_ARCHES, ROCM_ARCHES, assert_changes_the_source, assert_correct, caught, problem_of
 
@@ -131,28 +132,63 @@ def test_the_rule_serves_every_width_in_cuda(emulation: None, sm_90a: Arch, cols
     assert_correct(problem_of("softmax", rows=2, cols=cols, function=function), sm_90a, routes=["emulated"])
 
 
-def test_the_rule() -> None:
-    def chosen(cols: int, target: str = "sm_90a", rows: int = 49152, **fields: Any) -> str:
-        problem = problem_of("softmax", rows=rows, cols=cols, **fields)
-        return operator("softmax").choose(problem, parse_arch(target))
+def chosen(cols: int, target: str = "sm_90a", rows: int = 49152, **fields: Any) -> str:
+    problem = problem_of("softmax", rows=rows, cols=cols, **fields)
+    return operator("softmax").choose(problem, parse_arch(target))
 
-    assert chosen(32) == chosen(1024) == "warp"
-    assert chosen(1028, dtype="float32") == chosen(4096) == "block_registers"
-    assert chosen(100) == chosen(1023) == chosen(1025, dtype="float32") == chosen(50257) == "frames"
-    assert chosen(50257, function="softmax_grad") == "bulk" and chosen(100, "gfx90a") == "warp"
-    assert chosen(100000) in ("block_shared", "block_streaming")
-    assert chosen(10**6) == "cluster" and chosen(10**6, "sm_80") == "block_streaming"
+
+def test_the_rule() -> None:
+    assert chosen(37) == chosen(100) == chosen(13, function="softmax_grad") == chosen(77, "sm_75") == "tiles"
+    assert chosen(128) == chosen(1023) == chosen(4096) == chosen(50257) == chosen(1000, dtype="float32") == "frames"
+    assert chosen(50257, function="softmax_grad") == chosen(100001) == chosen(10**6) == "cluster"
+    assert chosen(10**6, "sm_80") == "parts" and chosen(100, "gfx90a") == "warp"
     assert chosen(4096, "llvm") == chosen(10**6, "llvm", rows=1) == "cpu"
 
 
 def test_the_rule_splits_long_rows_that_are_few() -> None:
-    def chosen(rows: int, cols: int, target: str = "sm_80", **fields: Any) -> str:
-        return operator("softmax").choose(problem_of("softmax", rows=rows, cols=cols, **fields), parse_arch(target))
+    assert chosen(1024, rows=1) == chosen(1000, "sm_80", rows=64) == "frames"
+    assert chosen(50257, rows=1) == chosen(65536, rows=8) == chosen(128256, rows=32) == "cluster"
+    assert chosen(2**20, rows=1) == chosen(2**22, rows=1) == "parts"  # too long for a cluster that is alone
+    assert chosen(50257, "sm_80", rows=1) == chosen(2**20, "sm_80", rows=8) == "parts"
+    assert chosen(2**20, "gfx942", rows=1) == "split"
 
-    assert chosen(1, 32768) == "block_registers" and chosen(132, 50257) == "frames"
-    assert chosen(1, 32769) == chosen(8, 50257) == chosen(1, 32768, dtype="float32") == "split"
-    assert chosen(1, 2**20) == chosen(8, 2**20) == chosen(132, 2**20) == "split"
-    assert chosen(1, 2**20, "sm_90a") == chosen(8, 2**22, "sm_90a") == "split"  # too few, too long for a cluster
+
+@pytest.mark.parametrize("rows", [2**15, 2**17])
+def test_a_row_more_costs_no_less(sm_90a: Arch, rows: int) -> None:
+    """And a schedule that reads rows once costs less than one that reads them twice, where both fill the GPU."""
+
+    def costs(count: int, cols: int) -> dict[str, float]:
+        return {name: us for us, name in candidates(problem_of("softmax", rows=count, cols=cols), sm_90a)}
+
+    for cols in (5, 37, 100, 333, 1000, 4096):
+        fewer, more = costs(rows, cols), costs(2 * rows, cols)
+        assert all(fewer[name] < more[name] for name in fewer.keys() & more.keys())
+        assert min(fewer, key=fewer.__getitem__) in ("tiles", "frames") and fewer["frames"] < fewer["parts"]
+
+
+CUT = [
+    ("warp", {}), ("block_registers", {}), ("block_shared", {}), ("block_streaming", {}), ("split", {}),
+    ("tiles", {}), ("frames", {}), ("frames", dict(threads=64, groups=1, online=True)),
+    ("cluster", dict(cluster=2, threads=64, in_shared=0)), ("parts", dict(threads=64, packs=1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(len(CUT)), ids=lambda case: f"{CUT[case][0]}{case}")
+def test_rows_of_which_the_first_columns_count(emulation: None, sm_90a: Arch, case: int) -> None:
+    schedule, config = CUT[case]
+    masks = [dict(mask="lengths"), dict(mask="causal", queries=4, scale=-0.5)]
+    dtype, function = SoftmaxProblem.dtypes[case % 3], ("softmax", "log_softmax")[case // 3 % 2]
+    for cols, mask in zip((777, 1000), masks if case % 2 else reversed(masks), strict=True):
+        problem = problem_of("softmax", rows=9, cols=cols, dtype=dtype, function=function, **mask)
+        config = config if schedule != "tiles" else operator("softmax").schedule("tiles").default(problem, sm_90a)
+        assert_correct(problem, sm_90a, schedule, config, ["emulated"])
+
+
+def test_packs_of_columns_that_do_not_count_are_not_read(sm_90a: Arch) -> None:
+    built = build(problem_of("softmax", rows=9, cols=1000, mask="lengths"), sm_90a, "frames", device_code=False)
+    source = str(built.sources["cu"])
+    loads = re.findall(r"if \(([^{]*)\) {\s*pack_load_\w*16", source[source.rindex("main_kernel(") :])
+    assert len(loads) == 4 and all("counted_ptr[0]" in condition for condition in loads)
 
 
 @settings(max_examples=15)
