@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 Writer = Callable[..., None]
 STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 _STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
+_STMATRIX_TURNED = "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
 _FIRST_BARRIER = 1  # named barriers of the consumers; 0 is the whole block's
 # u and v are groups of eight columns, two bytes of row lane / 4 and two of the row eight below.  Neighbouring lanes
 # exchange, so that even ones have four bytes of u and odd ones four of v.
@@ -100,6 +101,23 @@ __device__ __forceinline__ void hopper_put_apart_{0}(unsigned int word, void* at
 _COPY = """
 __device__ __forceinline__ void hopper_copy_{0}(void* to, const void* from) {{ *({1}*)to = *(const {1}*)from; }}
 """
+# of a vector of {0} elements those from `begin` on that are before `end`
+_COPY_PART = """
+__device__ __forceinline__ void hopper_copy_part_{0}(void* to, const void* from, int begin, int end) {{
+  union {{ {1} all; unsigned short each[{0}]; }} v;
+  v.all = *(const {1}*)from;
+  const unsigned all = (1u << {0}) - 1;
+  unsigned there = all << (begin > 0 ? begin : 0) & all >> (end < {0} ? {0} - end : 0);
+  if (there == all) {{
+    *({1}*)to = v.all;
+  }} else {{
+#pragma unroll
+    for (int i = 0; i < {0}; ++i)
+      if (there >> i & 1) ((unsigned short*)to)[i] = v.each[i];
+  }}
+}}
+"""
+LINE = 128  # bytes that neighbouring threads store side by side, or half as many
 _VECTORS = {2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
 
 
@@ -304,8 +322,10 @@ class SlotStores(Stores):
         first, last = self.work.slots_at(self.place, self.member.part)
         self.first, self.last = named("first_result", first), named("last_result", last)
         self.base = named("base", T.truncdiv(self.first, self.target.vector) * self.target.vector)
+        # where all rows are stored they wait in their order
+        self.whole = not self.target.ragged and not self.work.a.by_registers
         self.rows = []
-        for m, below in product(range(self.staging.rows // ROWS), (0, 8)):
+        for m, below in () if self.whole else product(range(self.staging.rows // ROWS), (0, 8)):
             row = self.row(m) + row_of(self.work.a, self.member.lane, below)
             number, there = self.work.slot_of(self.place, self.member.part, row)
             self.rows.append((kept("slot", number - self.base), named("there", there)))
@@ -317,6 +337,12 @@ class SlotStores(Stores):
     def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
         pitch, dtype = self.staging.pitch, self.work.output.dtype
         name, source = f"hopper_put_apart_{pitch}", _PUT_APART.format(pitch)
+        if self.whole:  # eight rows of a column at once
+            words = [pack_16(dtype, *values[at : at + 2]) for at in range(0, 8, 2)]
+            column = pair * 16 + T.truncdiv(lane, 16) * 8 + T.truncmod(lane, 8)
+            at = column * pitch + self.row(m) + T.truncmod(T.truncdiv(lane, 8), 2) * 8
+            T.evaluate(T.ptx[_STMATRIX_TURNED](self.memory.ptr_to([self.start + at * self.staging.item]), *words))
+            return
 
         def target(column: int, slot: Expr) -> Pointer:
             at = (self.left + pair * 16 + column) * pitch + slot
@@ -339,41 +365,30 @@ class SlotStores(Stores):
         barrier(self.member.consumer)
 
     def store(self, first: int) -> None:
-        vector, ragged = self.target.vector, self.target.ragged and self.target.vector > 1
-        self._copy(first, vector, self.staging.rows // vector + ragged, lambda at: (at * vector, vector))
-        if ragged:
-            # of the vectors that the results begin and end in, what is theirs, one by one
-            begin = self.first - self.base
-            end = named("end", self.last - self.base)
-            last = named("last_vector", T.truncdiv(end, vector) * vector)
-
-            def edge(at: Expr) -> tuple[Expr, Expr]:
-                which, element = T.truncdiv(at, vector), T.truncmod(at, vector)
-                whole = tirx.all(begin == 0, end >= vector)
-                slot = T.Select(which == 0, element, last + element)
-                inside = T.Select(which == 0, tirx.Not(whole), last > 0)
-                return slot, T.Cast("int32", inside)
-
-            self._copy(first, 1, 2 * vector, edge)
-
-    def _copy(self, first: int, vector: int, each: int, of: Callable[[Expr], tuple[Expr, Any]]) -> None:
-        """Store vectors, `each` of them of a column; `of` says where number `at` begins, and 0 if there is none."""
-        staging = self.staging
-        nbytes = vector * staging.item
-        count = staging.width * each
-        with T.serial(-(-count // WARPGROUP)) as turn:
-            at = named("at", turn * WARPGROUP + self.member.thread)
-            column = named("column", T.truncdiv(at, each))
-            slot, present = of(T.truncmod(at, each))
-            slot = named("slot", slot)
-            number = named("number", self.base + slot)
-            column_of_tile = self.begin + first * staging.width + column
-            channel, inside = self.work.column_start(self.place, self.member.part, column_of_tile)
-            stored = tirx.all(at < count, present > 0, number >= self.first, number + vector <= self.last, inside)
-            with T.If(stored), T.Then():
-                source = self.memory.ptr_to([self.start + (column * staging.pitch + slot) * staging.item])
-                to = self.output.ptr_to([self.work.slot_start(number) + channel])
-                _copy(nbytes, to, source)
+        staging, vector = self.staging, self.target.vector
+        parts = self.target.ragged and vector > 1  # of the vectors that the results begin and end in
+        vectors = staging.rows // vector + parts
+        beside = LINE // (vector * staging.item)
+        if vectors % beside and vectors <= 2 * beside:
+            beside //= 2
+        columns = WARPGROUP // beside  # at once
+        name, text = f"hopper_copy_part_{vector}", _COPY_PART.format(vector, _VECTORS[vector * staging.item])
+        with T.serial(-(-vectors // beside)) as turn:
+            at = turn * beside + T.truncmod(self.member.thread, beside)
+            number = named("number", self.base + at * vector)
+            start = named("start", self.work.slot_start(number))
+            begin, end = named("begin", self.first - number), named("end", self.last - number)
+            with T.serial(-(-staging.width // columns)) as more:
+                column = named("column", more * columns + T.truncdiv(self.member.thread, beside))
+                column_of_tile = self.begin + first * staging.width + column
+                channel, inside = self.work.column_start(self.place, self.member.part, column_of_tile)
+                with T.If(tirx.all(at < vectors, column < staging.width, begin < vector, end > 0, inside)), T.Then():
+                    source = self.memory.ptr_to([self.start + (column * staging.pitch + at * vector) * staging.item])
+                    to = self.output.ptr_to([start + channel])
+                    if parts:
+                        T.evaluate(T.cuda.func_call(name, to, source, begin, end, source_code=text))
+                    else:
+                        _copy(vector * staging.item, to, source)
 
 
 @dataclass

@@ -73,7 +73,8 @@ class PositionWork(Work[PositionPlace]):
             box, line = (boxes.width, boxes.rows), boxes.row_bytes
             to = TensorMap("output", p.dtype, (p.co, p.n), (p.co * ITEM,), box, (1, 1), line, promotion=0)
             return Output(p.dtype, boxes, to)
-        vector = math.gcd(VECTOR, positions.piece)
+        # parts of vectors leave element by element, of long ones many
+        vector = math.gcd(VECTOR if positions.dense else VECTOR // 2, positions.piece)
         slots = Slots("output", p.pixels * p.co, vector, ragged=not positions.dense)
         return Output(p.dtype, slot_staging(config.rows, columns, ITEM), slots)
 

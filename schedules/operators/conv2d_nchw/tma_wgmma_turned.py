@@ -116,10 +116,13 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaTurnedConfig:
 
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaTurnedConfig]:
+    # without zeros between them lines are best stored as images
+    dense = Positions(simplest(problem), lines_outside=False).dense
+    lines = [dict()] if dense else [dict(), dict(lines_outside=True)]
     return ProductSpace(
         TmaWgmmaTurnedConfig,
         blocks(problem.dtype, arch.device, filters=True),
-        [dict(), dict(lines_outside=True), dict(gathered=True)],
+        [*lines, dict(gathered=True)] if problem.kh * problem.kw > 1 else lines,
         DEPTHS,
     )
 

@@ -9,6 +9,7 @@ and images, and others the filter (`repack`).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from schedules.hopper.config import WARPGROUP
@@ -22,16 +23,18 @@ if TYPE_CHECKING:
 WARP = 32
 # lanes of a warp along pixels by pixels of a load: sectors of 32 bytes are whole, read and written
 LANES = {8: 4, 4: 8, 2: 8, 1: 16}
+RUNS = 4  # pixels that a thread loads at once, of each channel, where loads bring fewer and blocks remain
+MANY = 1024  # blocks
 
 _WORDS = {8: "uint4", 4: "uint2", 2: "unsigned int", 1: "unsigned short"}
-# {0} pixels of eight channels, {2} elements apart, of which `there` exist: eight channels of each pixel
+# {0} pixels of eight channels, {2} elements apart, of which `there` exist, if not all: eight channels of each pixel
 _TURN = """
-__device__ __forceinline__ void nchw_turn_{0}(const void* from, int there, void* to) {{
+__device__ __forceinline__ void nchw_turn_{0}(const void* from, void* to{3}) {{
   unsigned short v[8][{0}];
 #pragma unroll
   for (int c = 0; c < 8; ++c) {{
     {1} word = {{}};
-    if (c < there) word = *(const {1}*)((const unsigned short*)from + c * {2});
+    {4}word = {5}((const {1}*)((const unsigned short*)from + c * {2}));
     *({1}*)v[c] = word;
   }}
 #pragma unroll
@@ -59,7 +62,8 @@ __device__ __forceinline__ void nchw_gather(const void* image, int k, int y, int
     if (k + i < {count} && at_y >= 0 && at_y < {h} && at_x >= 0 && at_x < {w})
       o[i / 2] |= (unsigned int)v[(c * {h} + at_y) * {w} + at_x] << i % 2 * 16;
   }}
-  *(uint4*)to = make_uint4(o[0], o[1], o[2], o[3]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) ((unsigned int*)to)[i] = o[i];
 }}
 """
 GATHERED = 4  # lanes of a warp along what an output looks at: 64 bytes
@@ -72,16 +76,16 @@ def turn(problem: NchwProblem, positions: Positions, tensors: Tensors, gather: b
     from tvm.script.ir_builder import IRBuilder
 
     p = positions.problem
-    vector = math.gcd(8, p.h * p.w)
+    rows = _rows(positions)
+    vector = 1 if gather else math.gcd(8, rows.length)
+    loads = p.n * rows.pixels // vector
     groups = positions.channels // GROUP
-    across = min(WARP // LANES[vector], 1 << (groups - 1).bit_length())  # lanes along channels
-    each = WARPGROUP // across  # loads of a block along pixels
-    vectors = p.h * p.w // vector
-    counts = [-(-groups // across), -(-vectors // each)]
-    turned = p.n * math.prod(counts) if "turned" in tensors else 0
+    across = GATHERED if gather else min(WARP // LANES[vector], 1 << (groups - 1).bit_length())
+    shape = Shape(across, WARPGROUP // across, -(-groups // across), 1)
+    while 2 * shape.runs * vector <= RUNS and shape.blocks(loads) >= 2 * MANY:
+        shape = replace(shape, runs=2 * shape.runs)
+    turned = shape.blocks(loads) if "turned" in tensors else 0
     zeros = positions.planes * p.n * groups * _zeros(positions) if "turned" in tensors else 0
-    if gather:
-        turned = -(-groups // GATHERED) * -(-p.pixels // (WARPGROUP // GATHERED))
     packed = pack_threads(p) if workspace_of(p) else 0
     grid = turned - (-zeros // WARPGROUP) - (-packed // WARPGROUP)
     block = T.cta_id([grid])
@@ -96,9 +100,9 @@ def turn(problem: NchwProblem, positions: Positions, tensors: Tensors, gather: b
     if turned:
         with T.If(block < turned), T.Then():
             if gather:
-                _gather_block(problem, positions, views, block, thread)
+                _gather_block(problem, positions, shape, views, block, thread)
             else:
-                _turn_block(positions, vector, (across, each), (counts[0], counts[1]), views, block, thread)
+                _turn_block(positions, vector, shape, views, block, thread)
     if zeros:
         at = (block - turned) * WARPGROUP + thread
         with T.If(_all(block >= turned, at < zeros)), T.Then():
@@ -115,11 +119,48 @@ def _all(*conditions: Expr) -> Expr:
     return tirx.all(*conditions)
 
 
+@dataclass(frozen=True)
+class Shape:
+    """A block that turns: lanes `across` channels, loads of `each` of them along pixels, of each `runs`; and how many
+    blocks side by side have all channels."""
+
+    across: int
+    each: int
+    count: int
+    runs: int
+
+    def blocks(self, loads: int) -> int:
+        """Blocks for so many loads along pixels."""
+        return self.count * -(-loads // (self.each * self.runs))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The pixels of an image that are loaded: `count` runs of `length`, `apart`, the first from `first` on."""
+
+    count: int
+    length: int
+    apart: int
+    first: int
+
+    @property
+    def pixels(self) -> int:
+        return self.count * self.length
+
+
+def _rows(positions: Positions) -> Rows:
+    """All pixels at once, or the rows that are looked at, where that are not all."""
+    p, y = positions.problem, positions.y
+    if y.planes > 1 or y.stride == 1:
+        return Rows(1, p.h * p.w, p.h * p.w, 0)
+    remainder = next(iter(y.moves))
+    return Rows(y.most, p.w, y.stride * p.w, remainder * p.w)
+
+
 def _turn_block(
     positions: Positions,
     vector: int,
-    shape: tuple[int, int],
-    counts: tuple[int, int],
+    shape: Shape,
     views: Tensors,
     block: Expr,
     thread: Expr,
@@ -131,58 +172,75 @@ def _turn_block(
     from schedules.tirx.values import named
 
     p, y_axis, x_axis = positions.problem, positions.y, positions.x
-    across, each = shape
-    group = named("group", T.truncmod(block, counts[0]) * across + T.truncmod(thread, across))
-    rest = named("rest", T.truncdiv(block, counts[0]))
-    load = named("load", T.truncmod(rest, counts[1]) * each + T.truncdiv(thread, across))
-    image = named("image", T.truncdiv(rest, counts[1]))
-    first = load * vector
-    places = []
-    for j in range(vector):
-        pixel = first + j
-        y, x = named("y", T.truncdiv(pixel, p.w)), named("x", T.truncmod(pixel, p.w))
-        (by, py), (bx, px) = _split(y, y_axis.stride), _split(x, x_axis.stride)
-        plane = (by if y_axis.planes > 1 else 0) * x_axis.planes + (bx if x_axis.planes > 1 else 0)
-        at = plane * positions.data + positions.at(image, py, px)
-        places.append((named("place", at), tirx.all(y_axis.looked_at(by), x_axis.looked_at(bx))))
-    wanted = tirx.any(*(looked_at for _, looked_at in places))
-    exists = tirx.all(group * GROUP < p.ci, load * vector < p.h * p.w, wanted)
-    with T.If(exists), T.Then():
+    across, count, rows = shape.across, shape.count, _rows(positions)
+    group = named("group", T.truncmod(block, count) * across + T.truncmod(thread, across))
+    ragged = (", int there", "if (c < there) ") if p.ci % GROUP else ("", "")
+    # read for the last time: it gives way in L2 to what is written; but sectors of few pixels are other threads' too
+    load = "__ldcs" if vector >= GROUP // 2 else "*"
+    source, name = _TURN.format(vector, _WORDS[vector], p.h * p.w, *ragged, load), f"nchw_turn_{vector}"
+    runs = []
+    for run in range(shape.runs):  # all are loaded before any is stored
+        number = (T.truncdiv(block, count) * shape.runs + run) * shape.each + T.truncdiv(thread, across)
+        image = named("image", T.truncdiv(number, rows.pixels // vector))
+        pixel = named("pixel", T.truncmod(number, rows.pixels // vector) * vector)
+        first = named("first", T.truncdiv(pixel, rows.length) * (rows.apart - rows.length) + rows.first + pixel)
+        places = []
+        for j in range(vector):
+            pixel = first + j
+            y, x = named("y", T.truncdiv(pixel, p.w)), named("x", T.truncmod(pixel, p.w))
+            (by, py), (bx, px) = _split(y, y_axis.stride), _split(x, x_axis.stride)
+            plane = (by if y_axis.planes > 1 else 0) * x_axis.planes + (bx if x_axis.planes > 1 else 0)
+            at = plane * positions.data + positions.at(image, py, px)
+            places.append((named("place", at), tirx.all(y_axis.looked_at(by), x_axis.looked_at(bx))))
+        wanted = tirx.any(*(looked_at for _, looked_at in places))
+        exists = named("exists", tirx.all(group * GROUP < p.ci, image < p.n, wanted))
         words = T.alloc_local((4 * vector,), "uint32")
         IRBuilder.name("words", words)
         start = (image * p.ci + group * GROUP) * (p.h * p.w) + first
-        source = _TURN.format(vector, _WORDS[vector], p.h * p.w)
-        name = f"nchw_turn_{vector}"
-        taken = views["data"].ptr_to([start])
-        T.evaluate(T.cuda.func_call(name, taken, p.ci - group * GROUP, words.ptr_to([0]), source_code=source))
+        # without a branch, which would wait for what it loads
+        taken = views["data"].ptr_to([T.Select(exists, start, 0)])
+        there = [p.ci - T.Select(exists, group * GROUP, 0)] if p.ci % GROUP else []
+        T.evaluate(T.cuda.func_call(name, taken, words.ptr_to([0]), *there, source_code=source))
+        runs.append((exists, words, places))
+    for exists, words, places in runs:
         for j, (place, looked_at) in enumerate(places):
-            with T.If(looked_at), T.Then():
+            with T.If(_all(exists, looked_at)), T.Then():
                 to = views["turned"].ptr_to([place * positions.channels + group * GROUP])
                 four = [words[4 * j + k] for k in range(4)]
                 T.evaluate(T.cuda.func_call("nchw_put", to, *four, source_code=_PUT))
 
 
-def _gather_block(problem: NchwProblem, positions: Positions, views: Tensors, block: Expr, thread: Expr) -> None:
+def _gather_block(
+    problem: NchwProblem, positions: Positions, shape: Shape, views: Tensors, block: Expr, thread: Expr
+) -> None:
     from tvm import tirx
     from tvm.script import tirx as T
+    from tvm.script.ir_builder import IRBuilder
 
     from schedules.tirx.values import named
 
-    p, groups = problem, positions.channels // GROUP
-    count = -(-groups // GATHERED)
-    group = named("group", T.truncmod(block, count) * GATHERED + T.truncmod(thread, GATHERED))
-    output = T.truncdiv(block, count) * (WARPGROUP // GATHERED) + T.truncdiv(thread, GATHERED)
-    output = named("output_pixel", output)
-    image, pixel = T.truncdiv(output, p.out_h * p.out_w), T.truncmod(output, p.out_h * p.out_w)
-    y = named("y", T.truncdiv(pixel, p.out_w) * p.stride[0] - p.pad[0])
-    x = named("x", T.truncmod(pixel, p.out_w) * p.stride[1] - p.pad[1])
+    p, groups, each = problem, positions.channels // GROUP, shape.each
+    group = named("group", T.truncmod(block, shape.count) * shape.across + T.truncmod(thread, shape.across))
     source = _GATHER.format(
         taps=p.kh * p.kw, kw=p.kw, down=p.dilation[0], across=p.dilation[1], count=p.reduction, h=p.h, w=p.w
     )
-    with T.If(tirx.all(group < groups, output < p.pixels)), T.Then():
-        taken = views["data"].ptr_to([image * (p.ci * p.h * p.w)])
-        to = views["turned"].ptr_to([output * positions.channels + group * GROUP])
-        T.evaluate(T.cuda.func_call("nchw_gather", taken, group * GROUP, y, x, to, source_code=source))
+    found = []
+    for run in range(shape.runs):
+        output = (T.truncdiv(block, shape.count) * shape.runs + run) * each + T.truncdiv(thread, shape.across)
+        output = named("output_pixel", output)
+        exists = named("exists", tirx.all(group < groups, output < p.pixels))
+        image, pixel = T.truncdiv(output, p.out_h * p.out_w), T.truncmod(output, p.out_h * p.out_w)
+        y = named("y", T.truncdiv(pixel, p.out_w) * p.stride[0] - p.pad[0])
+        x = named("x", T.truncmod(pixel, p.out_w) * p.stride[1] - p.pad[1])
+        words = T.alloc_local((4,), "uint32")
+        IRBuilder.name("words", words)
+        taken = views["data"].ptr_to([T.Select(exists, image, 0) * (p.ci * p.h * p.w)])
+        T.evaluate(T.cuda.func_call("nchw_gather", taken, group * GROUP, y, x, words.ptr_to([0]), source_code=source))
+        found.append((exists, output, words))
+    for exists, output, words in found:
+        with T.If(exists), T.Then():
+            to = views["turned"].ptr_to([output * positions.channels + group * GROUP])
+            T.evaluate(T.cuda.func_call("nchw_put", to, *(words[k] for k in range(4)), source_code=_PUT))
 
 
 def _split(at: Expr, stride: int) -> tuple[Expr, Expr]:

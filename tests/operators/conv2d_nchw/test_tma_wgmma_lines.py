@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from schedules.build.builder import build
 from schedules.core.arch import Arch, parse_arch
@@ -14,7 +12,6 @@ from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
 from tests.conftest import problem_of
 from tests.hopper_kernels import (
-    assert_builds_or_says_why,
     assert_correct_on,
     assert_emulated,
     assert_producer_fits,
@@ -96,21 +93,6 @@ def test_data_are_copied_before_filters_are_packed(cuda_compiler: None, sm_90a: 
     assert len(built.resources) == 2 and source.count("griddepcontrol_wait();") == 1
     # of a stage: the boxes of the taps of a row, and lines that they share
     assert found["UTMALDG"] == 3 and found["LDGSTS"]
-
-
-@settings(max_examples=10, deadline=None)
-@given(
-    n=st.integers(1, 9), h=st.integers(1, 30), w=st.integers(1, 30), ci=st.integers(1, 12), co=st.integers(1, 300),
-    kh=st.integers(1, 3), kw=st.integers(1, 9), stride=st.integers(1, 4), dilation=st.integers(1, 3),
-    words=st.sampled_from([{}, *CONFIGS]),
-)  # fmt: skip
-def test_check_and_build_agree(
-    cuda_compiler: None, n: int, h: int, w: int, ci: int, co: int, kh: int, kw: int, stride: int, dilation: int,
-    words: dict[str, Any],
-) -> None:  # fmt: skip
-    h, w = h + dilation * kh, w + dilation * kw
-    fields = dict(n=n, h=h, w=w, ci=8 * ci, co=co, kh=kh, kw=kw, pad=(kh // 2, kw // 2), stride=(stride, 1))
-    assert_builds_or_says_why("conv2d_nchw", fields | dict(dilation=dilation, dtype="float16"), words, NAME)
 
 
 def test_illegal_configs_say_why(sm_90a: Arch) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from schedules.build.builder import build
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
 from tests.conftest import problem_of
-from tests.hopper_kernels import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
+from tests.hopper_kernels import assert_correct_on, assert_emulated, assert_well_made
 
 NAME = "tma_wgmma_turned"
 WORK: dict[str, Any] = dict(n=8, h=14, w=14, ci=128, co=128, kh=3, kw=3, pad=1)
@@ -79,7 +77,7 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch, lines_outside: bo
     source = str(built.sources["cu"])
     assert len(built.resources) == 2 and all(each.stack == 0 for each in built.resources)
     # an image of 196 pixels comes in vectors of four, and leaves so, or by lines of 14 in vectors of two
-    assert "nchw_turn_4(" in source and f"hopper_copy_{4 if lines_outside else 8}(" in source
+    assert "nchw_turn_4(" in source and f"hopper_copy_part_{2 if lines_outside else 4}(" in source
     # the product is launched while the copy is made, and waits before it loads
     assert source.count("griddepcontrol_launch_dependents();") == source.count("griddepcontrol_wait();") == 1
     assert built.lowered.count("use_programtic_dependent_launch") == 1  # sic
@@ -95,27 +93,21 @@ def test_what_lies_in_line_is_one_kernel(cuda_compiler: None, sm_90a: Arch, shap
     assert "dependent_launch" not in built.lowered
 
 
-@settings(max_examples=8)
-@given(
-    n=st.integers(1, 9), h=st.integers(1, 30), w=st.integers(1, 30), ci=st.integers(1, 100), co=st.integers(1, 300),
-    kh=st.integers(1, 3), kw=st.integers(1, 9), stride=st.integers(1, 4), dilation=st.integers(1, 3),
-    words=st.sampled_from([{}, *CONFIGS]),
-)  # fmt: skip
-def test_check_and_build_agree(
-    cuda_compiler: None, n: int, h: int, w: int, ci: int, co: int, kh: int, kw: int, stride: int, dilation: int,
-    words: dict[str, Any],
-) -> None:  # fmt: skip
-    h, w = h + dilation * kh, w + dilation * kw
-    fields = dict(n=n, h=h, w=w, ci=ci, co=co, kh=kh, kw=kw, pad=(kh // 2, kw // 2), stride=(stride, 1))
-    assert_builds_or_says_why("conv2d_nchw", fields | dict(dilation=dilation, dtype="float16"), words, NAME)
-
-
 @pytest.mark.parametrize(
     "shape", ["single pixels", "remainders that no tap looks at", "ragged channels, remainders of different sizes",
               "the whole image, ragged", "bfloat16"],
 )  # fmt: skip
 def test_gathered_emulated(emulation: None, shape: str) -> None:
     assert_emulated("conv2d_nchw", dict(dtype="float16") | SHAPES[shape], CONFIGS[-1], NAME)
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_several_loads_of_a_thread_emulated(emulation: None, monkeypatch: pytest.MonkeyPatch, gathered: bool) -> None:
+    monkeypatch.setattr("schedules.operators.conv2d_nchw.turn.MANY", 1)  # as if blocks were left
+    fields = dict(n=3, h=7, w=9, ci=24, co=16, kh=3, kw=3, pad=1, dtype="float16")
+    built = assert_emulated("conv2d_nchw", fields, CONFIGS[-1] | dict(gathered=gathered), NAME)
+    call = "nchw_gather((" if gathered else "nchw_turn_1(("
+    assert str(built.sources["cu"]).count(call) == 4
 
 
 def test_filters_larger_than_the_data_are_taken_as_they_lie(cuda_compiler: None, sm_90a: Arch) -> None:
