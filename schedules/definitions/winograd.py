@@ -221,6 +221,11 @@ class Winograd:
         return self.problem.data_axes[-1] == "ci"
 
     @property
+    def lanes(self) -> str:
+        """What neighbours along the innermost axis of transformed data are."""
+        return "images" if self.images_inside else "channels" if self.channels_inside else "tiles"
+
+    @property
     def tiles(self) -> int:
         """Columns of the products."""
         return self.problem.n * self.rows.periods * self.columns.periods

@@ -145,7 +145,7 @@ def schedule(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> t
     sch.reorder(rc, row, vectors, lane)
     accumulate(sch, conv, rc, (row, vectors), lane)
 
-    next_step(sch, "The task's data, transformed into its cache")
+    next_step(sch, f"The task's data, transformed into its cache: lanes are {made.lanes}")
     points, rows, pixels = (sch.get_sblock(name) for name in ("data_points", "data_rows", "pixels"))
     for block in (points, rows, pixels):
         sch.set_scope(block, 0, "local")

@@ -77,7 +77,7 @@ def schedule(problem: Conv2dProblem, config: WinogradConfig, arch: Arch) -> tvm.
 
     made = config.graph(problem)
     sch = Schedule(made.program())
-    next_step(sch, "The data of each tile, transformed to its points: along the rows first, in shared memory")
+    next_step(sch, f"The data of each tile, transformed along the rows, then the columns: lanes are {made.lanes}")
     _transform(sch, "data_rows", "data_points", config.transform_warps)
     pixels = sch.get_sblock("pixels")
     sch.set_scope(pixels, 0, "local")
