@@ -82,7 +82,7 @@ def test_summaries_and_schedules_are_tables_too(readme_tables: ModuleType, tmp_p
     summary, matrix, details, options = file.read_text().split(END)[:4]
     assert "| geometric mean |" in summary and "Some GPU, " in summary
     assert "| `conv2d_nchw32` | int8 |" in matrix and "| `frames` |" in details and "conv2d" not in details
-    assert "| `mask` | none | none, full, cols |" in options
+    assert "| `mask` | none | none, full, cols, lengths, causal |" in options
 
 
 def test_the_parts_of_the_layers(readme_tables: ModuleType, tmp_path: Path) -> None:

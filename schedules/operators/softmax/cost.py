@@ -3,8 +3,8 @@
 A kernel takes the time of three things, which overlap in part where a multiprocessor has several blocks: its bytes,
 those of rows that it reads again at the rate of L2 where they lie there; its lines of 128 bytes, of which a
 multiprocessor's load and store unit takes one a clock, so that accesses of neighbouring threads that are apart cost
-more than ones side by side; and its instructions.  Fewer blocks than multiprocessors use as many of these, and as much of the bandwidth as these can draw.
-To it comes what nothing overlaps: barriers, a cluster's exchange, a second kernel.
+more than ones side by side; and its instructions.  Fewer blocks than multiprocessors use as many of these, and as much
+of the bandwidth as these can draw.  To it comes what nothing overlaps: barriers, a cluster's exchange, a second kernel.
 
 The constants give the order, and about the distances, that trials on an H200 found (tuning_logs/nvidia-h200/
 softmax.jsonl, softmax_by_schedule); of `tiles` and `parts`, and of other devices, they are estimates.
