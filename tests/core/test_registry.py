@@ -67,7 +67,7 @@ def _all_schedules() -> list[tuple[Operator, ScheduleSpec]]:
 def sample_for(found: Operator, spec: ScheduleSpec) -> Problem:
     """A small problem that the schedule takes."""
     fields = dict(SAMPLES[found.name])
-    if spec.name in ("mma", "mfma", "mma_channels_last") and "float16" in found.problem.dtypes:
+    if spec.name in ("mma", "mfma", "mma_channels_last", "bands") and "float16" in found.problem.dtypes:
         fields["dtype"] = "float16"
     if spec.name == "mma_windows":
         fields |= dict(ci=3, dtype="int8" if found.problem.dtypes == ("int8",) else "float16")

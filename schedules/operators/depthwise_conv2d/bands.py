@@ -76,20 +76,19 @@ def space(problem: DepthwiseProblem, arch: Arch) -> Sequence[BandsConfig]:
     tiles = [
         dict(rows=t, tile_h=tall, images=images)
         for t in rows
-        for tall in sorted({t * j for j in (1, 2, 4, 8, -(-p.out_h // t)) if t * j < p.out_h + t})
+        for tall in sorted({t * j for j in (1, 2, 4, -(-p.out_h // t)) if t * j < p.out_h + t})
         for images in ((1, 2, 4, 8, 16) if tall >= p.out_h else (1,))
         if images < 2 * p.n
     ]
     together = [b for b in (2, 4, 8) if p.ci % b == 0] if p.channels_last else []
-    parts = [
-        dict(together=b, channels=b * count * rounds, warps_c=count, warps_m=m)
+    parts = [  # a warp has one group, whose bands are on their way while data are
+        dict(together=b, channels=b * count, warps_c=count, warps_m=m)
         for b in together or [1]
         for count in (1, 2, 4, 8, 16)
-        for rounds in (1, 2, 4)
         for m in (1, 2, 4)
-        if 2 <= count * m <= 16 and (b * count * rounds < 2 * p.ci) and 8 <= b * count * rounds <= 64
+        if 4 <= count * m <= 16 and 8 <= b * count <= 64 and b * count < max(16, 2 * p.ci)
     ]
-    return ProductSpace(BandsConfig, tiles, parts or [dict(together=(together or [1])[0], channels=8, warps_c=1)])
+    return ProductSpace(BandsConfig, tiles, parts)
 
 
 SCHEDULE = ScheduleSpec(

@@ -187,7 +187,7 @@ class Kernel:
         pool = T.SMEMPool()
         self.memory = pool.alloc((w.shared_bytes,), "uint8", align=128)
         pool.commit()
-        part("The block's data")
+        part("The block's data, on their way into shared memory")
         if w.run > 1:
             self._runs()
         else:
@@ -352,7 +352,7 @@ class Kernel:
         rounds, waits = w.groups // c.warps_c, w.run == 1 and w.piece * ITEM >= 4
 
         def ready() -> None:
-            part("Products, when all data are there")
+            part("Products of windows and bands, when all data are there")
             if waits:
                 T.evaluate(T.ptx.cp.async_.wait_group(0))
             T.evaluate(T.cuda.cta_sync())

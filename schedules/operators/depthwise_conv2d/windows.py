@@ -238,7 +238,8 @@ def estimate(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch, costs
     again = (config.window(p)[0] - down) / (down * config.steps) if p.channels_last else 0
     moved = memory(p, arch, costs, costs.farther * again * p.n * p.h * p.w * p.ci * item)
     turns = -(-busiest // config.resident(p, arch)) * config.steps * (p.kh if config.by_rows else 1)
-    return us(costs, issued, cached, moved, turns * costs.latency)
+    waited = turns * (costs.latency + costs.chain * each / (p.kh if config.by_rows else 1))
+    return us(costs, issued, cached, moved, waited)
 
 
 def _lines(p: DepthwiseProblem, config: WindowsConfig, right: int, down: int, arch: Arch) -> float:

@@ -95,6 +95,13 @@ def test_nothing_spills_and_an_output_takes_few_instructions(cuda_compiler: None
     assert loads <= rows * vectors + 9
 
 
+def test_a_window_is_loaded_before_it_is_waited_for(cuda_compiler: None, sm_90a: Arch) -> None:
+    """Its 36 elements are in registers at once; without a bound the compiler uses 32 registers in all."""
+    problem = problem_of("depthwise_conv2d", n=32, h=7, w=7, ci=960, kh=3, kw=3, pad=1, dtype="float16")
+    built = build(problem, sm_90a, "windows", dict(tile="7x2", vector=2, steps=1, threads=128, by_rows=False))
+    assert built.resources[0].registers > 40 and summary(built).spills == 0
+
+
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx1100"])
 def test_amd_code_objects(amd_linker: None, arch: str) -> None:
     for layout in LAYOUTS:
