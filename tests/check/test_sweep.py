@@ -27,7 +27,7 @@ from schedules.core.problem import Argument, Pair, Problem
 from schedules.core.registry import operator, operators
 from scripts import sweep as script
 
-ONE_VALUE = {("conv2d_nchw32", "dtype")}  # int8 is its only one
+ONE_VALUE = {("conv2d_nchw32", "dtype"), ("pool2d", "dtype")}  # int8 is its only one
 
 
 @pytest.mark.parametrize("name", [op.name for op in operators()])

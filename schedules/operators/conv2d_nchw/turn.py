@@ -205,7 +205,8 @@ def _turn_block(
     for exists, words, places in runs:
         for j, (place, looked_at) in enumerate(places):
             with T.If(_all(exists, looked_at)), T.Then():
-                to = views["turned"].ptr_to([place * positions.channels + group * GROUP])
+                # in 64 bits: the bound that TVM has of a large copy does not fit into 32
+                to = views["turned"].ptr_to([T.Cast("int64", place) * positions.channels + group * GROUP])
                 four = [words[4 * j + k] for k in range(4)]
                 T.evaluate(T.cuda.func_call("nchw_put", to, *four, source_code=_PUT))
 

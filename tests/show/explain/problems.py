@@ -27,7 +27,6 @@ PROBLEMS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "conv2d_nchw32": (dict(CONV, n=2, ci=64, co=64), dict(CONV, n=2, ci=3, co=32)),
     "conv2d_nhwc": (dict(CONV, n=2, ci=16, co=16), dict(CONV, n=2, ci=16, co=16, dtype="float16")),
-    "depthwise_conv2d": (dict(CONV, n=2, ci=4),),
     "pack_nchw32": (dict(n=2, h=4, w=8, ci=40),),
     "pool2d": (dict(CONV, n=2, ci=4),),
     "depthwise_conv2d": (dict(CONV, n=2, ci=4), dict(CONV, n=2, ci=8, dtype="float16")),
