@@ -124,8 +124,8 @@ def custom_operator(
     if `key` of the arguments is the same: the options, which optional tensors are None, and shapes that tell most calls
     apart.  `fake` is the kernel of fake tensors; `context` keeps in its first argument, from the arguments and results,
     what `backward` needs (as `setup_context` and `backward` of a `torch.autograd.Function`).  Under autocast tensors
-    are cast to its dtype with LOWER, and on a GPU to float32 with "float32", as PyTorch's autocast does with an operator
-    of that kind.
+    are cast to its dtype with LOWER, and on a GPU to float32 with "float32", as PyTorch's autocast does with an
+    operator of that kind.
     """
     qualified = f"schedules::{name}"
     torch.library.define(qualified, schema)
