@@ -166,7 +166,7 @@ def _compile(
 ) -> tuple[Any, _Made, str]:
     """The runtime module of `mod`, what the device compiler made, and the lowered program as text."""
     target = arch.target()
-    if not device_code:  # the host code runs in the emulator, once or twice
+    if arch.is_gpu and not device_code:  # the host code runs in the emulator, once or twice
         target = target.with_host(tvm.target.Target({"kind": "llvm", "opt-level": 0}))
     with _callbacks(arch, device_code) as made, pipeline.lowering(mod, arguments) as state:
         try:

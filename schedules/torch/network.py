@@ -9,6 +9,7 @@ call checks that they are the tensors, and the versions of them, that were froze
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import shutil
@@ -308,13 +309,22 @@ def called(model: nn.Module, example_inputs: Any, report: Report) -> None:
             report.note(f"not captured, and run as it is: {reason.splitlines()[0]}")
 
 
+# Code is captured eight times at most, for all models of a class together, and then run as it is without a word: where
+# PyTorch can, each model has graphs of its own, and more of them.
+_APART = {
+    name: value
+    for name, value in (("isolate_recompiles", True), ("recompile_limit", 64))
+    if name in inspect.signature(torch.compile).parameters
+}
+
+
 class _Forward:
     """A model's `forward`, captured; as it was, where that fails."""
 
     def __init__(self, model: nn.Module, plain: Callable[..., Any], backends: Sequence[Any]) -> None:
         self.model, self.plain = model, plain
         self.backends = list(backends)
-        self.compiled = [torch.compile(plain, backend=each) for each in backends]
+        self.compiled = [torch.compile(plain, backend=each, **_APART) for each in backends]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         from torch._dynamo.exc import TorchDynamoException

@@ -74,7 +74,7 @@ def test_builds_are_written(
     words = ["--build-only", str(tmp_path), "--widths", "100", "--functions", "softmax", "--log", str(tmp_path / "log")]
     assert compare_softmax.main(words) == 0
     assert (tmp_path / "softmax-49152x100-float16" / "kernel.so").is_file()
-    assert " frames threads=" in capsys.readouterr().out
+    assert " tiles threads=" in capsys.readouterr().out
 
 
 class FakeTorch:

@@ -9,6 +9,7 @@ import pytest
 from schedules.core.arch import Arch
 from schedules.core.errors import ConfigError, UnknownNameError
 from schedules.core.problem import Problem
+from schedules.core.registry import operator
 from schedules.measure import choice as module
 from schedules.measure.choice import Choice, best_of, choose, default_choice, distance, log_folders
 from schedules.measure.journal import append, told
@@ -135,14 +136,15 @@ def test_a_neighbour_too_far_or_with_another_schedule_is_passed_over(sm_90a: Arc
     def found(problem: Problem) -> Choice:
         return choose(problem, sm_90a, folders=[tmp_path], device="NVIDIA H200")
 
-    made = dict(target="cuda:sm_90a", schedule="block_registers", device="NVIDIA H200")
-    record = record_of(softmax(49152, 2048), 10.0, dict(threads=64), **made)  # type: ignore[arg-type]
+    made = dict(target="cuda:sm_90a", schedule="frames", device="NVIDIA H200")
+    config = operator("softmax").schedule("frames").default(softmax(49152, 64), sm_90a).to_json()
+    record = record_of(softmax(49152, 64), 10.0, config, **made)  # type: ignore[arg-type]
     append(tmp_path, record)
-    near, other, far = softmax(49152, 4096), softmax(49152, 1024), softmax(49152, 8192)
+    near, other, far = softmax(49152, 32), softmax(49152, 63), softmax(49152, 512)
     assert found(near).source == "nearest" and found(near).config == record.config
-    assert default_choice(other, sm_90a).schedule == "warp" and found(other).source == "default"
+    assert default_choice(other, sm_90a).schedule == "tiles" and found(other).source == "default"
     assert found(far).source == "default"
-    assert choose(other, sm_90a, "block_registers", folders=[tmp_path], device="NVIDIA H200").source == "nearest"
+    assert choose(other, sm_90a, "frames", folders=[tmp_path], device="NVIDIA H200").source == "nearest"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -274,6 +275,16 @@ def test_other_sizes_are_served_too() -> None:
     optimized = kernels.optimize(model, random(1, 4, 6, 5))
     for shape in ((2, 4, 6, 5), (3, 4, 7, 8), (1, 4, 6, 5), (0, 4, 6, 5)):
         close(model, optimized, random(*shape))
+
+
+@pytest.mark.skipif(
+    "isolate_recompiles" not in inspect.signature(torch.compile).parameters, reason="PyTorch counts all models together"
+)
+def test_many_models_of_a_class_are_served(stand_in: None) -> None:
+    """PyTorch captures a code eight times by default, and then runs it as it is."""
+    models = [Layers(lambda m, x: m.a(x).relu()).eval() for _ in range(10)]
+    reports = [kernels.optimize(model, random(1, 4, 6, 5)).report for model in models]
+    assert all(len(report.replaced) == 1 and not report.notes for report in reports)
 
 
 def test_softmax_of_any_width_is_served_on_a_cpu() -> None:

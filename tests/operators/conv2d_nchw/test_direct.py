@@ -234,7 +234,9 @@ def test_next_channel_is_loaded_before_this_one_is_computed(sm_90a: Arch) -> Non
 
 
 def test_whole_rows_are_stored_as_vectors(sm_90a: Arch) -> None:
-    built = build(replace(ARTICLE, w=517), sm_90a, "direct", device_code=False)
+    problem = replace(ARTICLE, w=517)
+    config = operator("conv2d_nchw").schedule("direct").default(problem, sm_90a)
+    built = build(problem, sm_90a, "direct", config, device_code=False)
     source = str(built.sources["cu"])
     assert built.problem.to_json()["w"] == 517 and re.search(r"\*\(float4\*\)\(output_ptr", source)
     assert "float4*)(data_ptr" not in source  # but rows of 517 do not start at 16 bytes

@@ -205,7 +205,9 @@ def test_bfloat16_moves_in_128_bits_and_does_not_spill(
     assert kernel.spill_stores == kernel.spill_loads == kernel.stack == 0, built.config
     found = summary(material(built))
     if found.counted_in == "SASS" and cols % 8 == 0:
-        assert found.counts["global load 128-bit"] and "global load" not in found.counts, found.counts
+        # a kernel that keeps rows in shared memory has them copied there
+        loads = {"global load 128-bit", "cp.async"} & found.counts.keys()
+        assert loads and "global load" not in found.counts, found.counts
         assert found.counts["global store 128-bit"] and "global store" not in found.counts, found.counts
 
 
