@@ -235,7 +235,7 @@ def estimate(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch, costs
     lines = loads * _lines(p, config, right, down * p.w, arch)
     lines += stores * _lines(p, config, config.tile[1], config.tile[0] * p.out_w, arch)
     cached = warps * config.steps * lines * costs.cached
-    again = (config.window(p)[0] - down) / (down * config.steps) if p.channels_last else 0
+    again = max(0.0, (config.window(p)[0] - down) / (down * config.steps)) if p.channels_last else 0.0
     moved = memory(p, arch, costs, costs.farther * again * p.n * p.h * p.w * p.ci * item)
     turns = -(-busiest // config.resident(p, arch)) * config.steps * (p.kh if config.by_rows else 1)
     waited = turns * (costs.latency + costs.chain * each / (p.kh if config.by_rows else 1))

@@ -14,6 +14,7 @@ from schedules.build.builder import build
 from schedules.build.inspect import material, summary
 from schedules.core.arch import ARCHES, Arch, parse_arch
 from schedules.core.errors import ConfigError
+from schedules.core.registry import operator
 from schedules.operators.conv2d_nchw.simt import SimtConfig, default, space
 from tests.amd import assert_fits
 from tests.conftest import EMULATED_ARCHES, ROCM_ARCHES, assert_changes_the_source, assert_correct, problem_of
@@ -92,7 +93,9 @@ def test_pixels_of_a_1x1_kernel_are_fetched_as_vectors(sm_90a: Arch) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_resources(cuda_compiler: None, sm_90a: Arch, dtype: str) -> None:
-    built = build(problem_of("conv2d_nchw", **LAYER, dtype=dtype), sm_90a, "simt")
+    problem = problem_of("conv2d_nchw", **LAYER, dtype=dtype)
+    config = operator("conv2d_nchw").schedule("simt").default(problem, sm_90a)
+    built = build(problem, sm_90a, "simt", config)
     (kernel,) = built.resources
     assert kernel.shared == built.config.shared_bytes
     assert kernel.spill_stores == kernel.spill_loads == kernel.stack == 0
