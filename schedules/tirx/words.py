@@ -81,12 +81,16 @@ def read_pair(name: str, elements: Buffer, at: Expr) -> tuple[Expr, Expr]:
     return first, second
 
 
-def read(elements: Buffer, at: Expr, inside: Expr) -> Expr:
-    """An element as a number of 32 bits, or 0 if not `inside`."""
+def read(elements: Buffer, at: Expr | tuple[Expr, ...], inside: Expr) -> Expr:
+    """The element at an index, or at one for each axis, as a number of 32 bits, or 0 if not `inside`."""
     dtype = str(elements.dtype)
     kind, stored, wide = _ELEMENTS[dtype]
     source = _READ.format(kind, dtype, wide.format(f"*(const volatile {stored}*)at"))
     result = {"int": "int32", "float": "float32"}[kind]
     return T.cuda.func_call(
-        f"read_element_{dtype}", elements.ptr_to([at]), inside, source_code=source, return_type=result
+        f"read_element_{dtype}",
+        elements.ptr_to(list(at) if isinstance(at, tuple) else [at]),
+        inside,
+        source_code=source,
+        return_type=result,
     )

@@ -183,6 +183,7 @@ def module_of(node: Node) -> str:
 
 
 def given_of(node: Node) -> dict[str, Any]:
+    """What a node that is read was given, by name."""
     call = read(node)
     assert call is not None
     return call.given

@@ -25,7 +25,7 @@ from schedules.core.problem import Problem
 from schedules.torch.convolution import padding_of, pair
 from schedules.torch.graph import FLOATS, Frozen
 from schedules.torch.kernels import dtype_name
-from schedules.torch.layers import Call, Layer, Reader, example, module_of, read, sizes_of, words_of
+from schedules.torch.layers import Call, Layer, Reader, example, given_of, module_of, read, sizes_of, words_of
 
 SAMPLED = 2**20  # elements of a tensor that a percentile is taken of
 LARGEST = 127  # what a range's end becomes
@@ -291,12 +291,6 @@ def call_of(node: Node) -> Call | None:
             return Call(kind, dict(zip(names, node.args, strict=False)) | node.kwargs)
     found = read(node)
     return found if found is not None and found.kind == "add" and not found.inplace else None
-
-
-def given_of(node: Node) -> dict[str, Any]:
-    found = read(node)
-    assert found is not None
-    return found.given
 
 
 def sides_of(value: Tensor) -> tuple[int, int]:

@@ -46,6 +46,7 @@ COSTS = Costs()
 
 
 def us(costs: Costs, *parts: float) -> float:
+    """Microseconds of a kernel whose `parts`, in clocks, overlap as `costs` say."""
     clocks = costs.launch + sum(part**costs.overlap for part in parts) ** (1 / costs.overlap)
     return clocks / costs.clock / 1000
 

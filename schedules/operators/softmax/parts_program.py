@@ -30,7 +30,7 @@ def program(problem: SoftmaxProblem, config: PartsConfig, overlapped: bool) -> t
     def sums(tensors: dict[str, Any], rows: Any) -> dict[str, Any]:
         """The first kernel.  Numbers of a kind lie together: (number, row, part)."""
         count = 1 if problem.is_grad else 2
-        partials = T.alloc_buffer((rows * (parts * count),), "float32", scope="global")
+        partials = T.alloc_buffer((count, rows, parts), "float32", scope="global")
         IRBuilder.name(PARTIALS, partials)
         with inside_part("A kernel before: each part's reductions"), T.attr({"tirx.device_entry": True}):
             block, warp, lane = T.cta_id([blocks(rows)]), T.warp_id([warps]), T.lane_id([32])
@@ -73,9 +73,9 @@ class PartsKernel(LoadedKernel):
     def place(self) -> LoadedRow:
         return self.placed(self.row_number, named("before", self.number_of_part * self.config.part), self.config.part)
 
-    def at(self, number: int, part: Any) -> Any:
+    def at(self, number: int, part: Any) -> tuple[Any, ...]:
         """Where number `number` of part `part` of the row is."""
-        return (self.rows * number + self.row_number) * self.parts + T.Cast("int64", part)
+        return T.int64(number), self.row_number, T.Cast("int64", part)
 
 
 class SumsKernel(PartsKernel):
@@ -98,7 +98,7 @@ class SumsKernel(PartsKernel):
         results = self.reduce_gradient(row) if self.problem.is_grad else self.reduce_online(row)
         with where(self.thread == 0):
             for number, step in enumerate(self.steps):
-                T.buffer_store(self.partials, results[step.name], [self.at(number, self.number_of_part)])
+                T.buffer_store(self.partials, results[step.name], list(self.at(number, self.number_of_part)))
 
 
 class OutputsKernel(PartsKernel):
