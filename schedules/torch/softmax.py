@@ -254,17 +254,18 @@ def _keep_for_gradient(ctx: Any, x: Tensor, mask: Tensor | None, function: str, 
 
 
 def _softmax_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *given, queries = inputs
-    _keep_for_gradient(ctx, *given)
+    x, mask, function, scale, *queries = inputs  # PyTorch leaves out what is as by default
+    _keep_for_gradient(ctx, x, mask, function, scale)
     # a logarithm of what takes no part hands its gradient on, where that of x has none
-    ctx.cut = given[2] == "log_softmax" and (queries > 0 or (given[1] is not None and given[1].dtype is torch.int32))
+    ctx.cut = function == "log_softmax" and (any(queries) or (mask is not None and mask.dtype is torch.int32))
     ctx.save_for_backward(output)
 
 
 def _softmax_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     (y,) = ctx.saved_tensors
     dx, dmask = _gradients(ctx, y, dy, None, 1.0)
-    return dx.masked_fill(y == -math.inf, 0) if ctx.cut else dx, dmask, None, None, None
+    gradients = dx.masked_fill(y == -math.inf, 0) if ctx.cut else dx, dmask, None, None, None
+    return gradients[: len(ctx.needs_input_grad)]
 
 
 def _dropout_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
