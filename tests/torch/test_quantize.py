@@ -45,11 +45,17 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             self.problem = problem
             ASKED.add(problem)
 
-        def __call__(self, *tensors: Any) -> None:
-            arguments = self.problem.arguments()
-            assert [tuple(t.shape) for t in tensors] == [a.shape for a in arguments]
-            found = operator_of(self.problem).reference(self.problem, [t.numpy() for t in tensors[:-1]])[0]
-            tensors[-1].copy_(torch.from_numpy(np.broadcast_to(found.values, arguments[-1].shape)))
+        def launch(self, device: Any, made: tuple[Any, Any]) -> Callable[..., Any]:
+            shape, dtype = made
+
+            def call(*inputs: Any) -> Any:
+                arguments = self.problem.arguments()
+                assert [tuple(t.shape) for t in inputs] == [a.shape for a in arguments[:-1]]
+                assert tuple(shape) == arguments[-1].shape
+                found = operator_of(self.problem).reference(self.problem, [t.numpy() for t in inputs])[0]
+                return torch.from_numpy(np.broadcast_to(found.values, shape).copy()).to(dtype)
+
+            return call
 
     def kernel_for(problem: Any, device: Any) -> Kernel:
         return Kernel(problem)
@@ -58,11 +64,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, "kernel_for", kernel_for)
     monkeypatch.setattr(quantize, "prepare", lambda problems, device: None)
     ASKED.clear()
-    for remembered in dispatch._remembered:  # what was built before serves none of these
-        remembered.cache_clear()
+    for forget in dispatch._forgetting:  # what was built before serves none of these
+        forget()
     yield
-    for remembered in dispatch._remembered:
-        remembered.cache_clear()
+    for forget in dispatch._forgetting:
+        forget()
 
 
 ASKED: set[Any] = set()  # of the stand-in
