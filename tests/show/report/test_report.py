@@ -208,10 +208,10 @@ def test_kernels_from_here_and_from_bundles(run: Run, tmp_path: Path) -> None:
 
 def test_a_kernel_that_is_not_built_any_more(run: Run, tmp_path: Path) -> None:
     best = record_of(SOFTMAX, 5.0, target="cuda:sm_90a", device=DEVICE)
-    illegal = type(best.config).parse({**best.config.to_json(), "vector": 7})
+    illegal = type(best.config).parse({**best.config.to_json(), "threads": 7})
     write_journal(tmp_path / "logs", [replace(best, config=illegal)])
     assert run("report", "--logs", tmp_path / "logs", "--out", tmp_path / "out", "--source").code == 0
-    assert "not built here: illegal config: vector" in page_of(tmp_path / "out").text
+    assert "not built here: illegal config: threads" in page_of(tmp_path / "out").text
 
 
 def test_mistakes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
