@@ -108,7 +108,7 @@ def test_a_grid_that_nothing_folds_is_refused(sm_90a: Arch) -> None:
 KERNELS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("softmax", "llvm", "cpu", dict(rows=64, cols=100)),
     ("conv2d_hwcn", "sm_80", "mma", dict(n=16, h=5, w=5, ci=16, co=16, kh=3, kw=3, dtype="float16", bias=True)),
-    ("softmax", "sm_90a", "bulk", dict(rows=64, cols=4096, dtype="float16")),
+    ("softmax", "sm_90a", "tiles", dict(rows=64, cols=4096, dtype="float16")),
     ("conv2d_nchw", "sm_90a", "tma_wgmma_few", dict(
         n=2, h=5, w=8, ci=16, co=9, kh=3, kw=3, pad=1, dtype="float16", filter_layout="hwoi", activation="relu"
     )),
