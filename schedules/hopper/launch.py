@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from schedules.hopper.lines import Lines
 from schedules.hopper.ring import FILLS, readers, writers
 from schedules.hopper.shared import UNIT, Columns, Runs, Slots, TensorMap
 from schedules.steps.story import inside_part
+from schedules.tirx.arguments import flattened, matched
 from schedules.tirx.cluster import say_begun, wait_until_begun
 from schedules.tirx.values import named
 
@@ -31,14 +31,9 @@ _BLOCK = 0  # named barrier of a whole block
 NAMES = ("data", "filter", "bias", "residual", "alpha", "beta", "gamma", "output")  # of the arguments, in their order
 
 
-def matched(work: Work, handles: Mapping[str, Handle]) -> Tensors:
-    """The buffers of the work's arguments, of as many `handles`."""
-    tensors = {}
-    for argument in work.arguments:
-        buffer = T.match_buffer(handles[argument.name], argument.shape, argument.dtype, align=16)
-        IRBuilder.name(argument.name, buffer)
-        tensors[argument.name] = buffer
-    return tensors
+def tensors_of(work: Work, handles: Mapping[str, Handle]) -> Tensors:
+    """The buffers of the work's arguments, which have `handles` by name."""
+    return matched(work.arguments, [handles[argument.name] for argument in work.arguments])
 
 
 def with_workspace(work: Work, tensors: Tensors, prepare: Callable[[Tensors], None] | None) -> Tensors:
@@ -66,13 +61,8 @@ def with_flat(work: Work, tensors: Tensors) -> Tensors:
         names.append(work.a.source.tensor)
     if not isinstance(work.output.target, TensorMap):
         names.append("output")
-    flat = {}
-    for name in names:
-        argument = next(argument for argument in work.arguments if argument.name == name)
-        buffer = T.decl_buffer((math.prod(argument.shape),), argument.dtype, data=tensors[name].data)
-        IRBuilder.name(f"flat_{name}", buffer)
-        flat[f"flat {name}"] = buffer
-    return {**tensors, **flat}
+    arguments = [argument for argument in work.arguments if argument.name in names]
+    return {**tensors, **{f"flat {name}": view for name, view in flattened(arguments, tensors).items()}}
 
 
 @dataclass(frozen=True)

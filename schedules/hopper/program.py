@@ -21,7 +21,7 @@ from schedules.hopper.launch import (
     before_loads,
     before_products,
     cluster_place,
-    matched,
+    tensors_of,
     with_flat,
     with_workspace,
 )
@@ -63,7 +63,7 @@ def program(
         work = T.meta_var(fixed.at_run_time(n))
         clusters = T.meta_var(config.launched(work.clusters))
         handles = T.meta_var(dict(zip(NAMES, (data, weight, bias, residual, alpha, beta, gamma, result), strict=True)))
-        tensors = T.meta_var(with_workspace(work, matched(work, handles), prepare))
+        tensors = T.meta_var(with_workspace(work, tensors_of(work, handles), prepare))
         maps = T.meta_var(Maps.encoded(work, tensors))
 
         T.device_entry()

@@ -59,6 +59,23 @@ class TileConfig(Config):
         return None
 
 
+@dataclass(frozen=True)
+class PanelConfig(TileConfig):
+    """Of data with channels last: a register tile is pixels of a row by a panel of output channels."""
+
+    block_lanes: int = 2  # vectors of output channels in a register tile
+    block_x: int = 6  # pixels of a row
+
+    @property
+    def panel(self) -> int:
+        """Output channels of a register tile."""
+        return self.vector * self.block_lanes
+
+    @property
+    def sums(self) -> int:
+        return self.block_x * self.block_lanes
+
+
 def round_up(size: int, multiple: int) -> int:
     """The least multiple of `multiple` that is not below `size`."""
     return -(-size // multiple) * multiple

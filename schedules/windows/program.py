@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import tvm
@@ -13,6 +12,7 @@ from tvm.script.ir_builder import IRBuilder
 from schedules.core.problem import Conv2dProblem
 from schedules.lowering.annotations import TIRX
 from schedules.steps.story import part
+from schedules.tirx.arguments import flattened, matched
 from schedules.tirx.values import kept, named
 from schedules.windows.fetch import PatchFetch, Place, clear, fetch_filters
 from schedules.windows.geometry import WORD, Tile, Windows
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from schedules.core.problem import Argument
-    from schedules.tirx.types import Buffer, Expr, Handle, Index
+    from schedules.tirx.types import Buffer, Expr, Index, Tensors
 
 
 def program(problem: Conv2dProblem, config: Tile) -> tvm.IRModule:
@@ -31,21 +31,8 @@ def program(problem: Conv2dProblem, config: Tile) -> tvm.IRModule:
     w, ranged = Windows(problem, config), problem.n_from > 0
     names = [argument.name for argument in problem.arguments()]
 
-    def matched(handles: list[Handle], arguments: Sequence[Argument]) -> dict[str, Buffer]:
-        tensors = {}
-        for argument, handle in zip(arguments, handles, strict=False):
-            buffer = T.match_buffer(handle, argument.shape, argument.dtype, align=16)
-            IRBuilder.name(argument.name, buffer)
-            tensors[argument.name] = buffer
-        return tensors
-
-    def flat(tensors: dict[str, Buffer], arguments: Sequence[Argument]) -> dict[str, Buffer]:
-        views = {}
-        for argument in arguments:
-            view = T.decl_buffer((math.prod(argument.shape),), argument.dtype, data=tensors[argument.name].data)
-            IRBuilder.name(f"flat_{argument.name}", view)
-            views[f"flat {argument.name}"] = view
-        return {**tensors, **views}
+    def with_flat(tensors: Tensors, arguments: Sequence[Argument]) -> Tensors:
+        return {**tensors, **{f"flat {name}": view for name, view in flattened(arguments, tensors).items()}}
 
     # fmt: off
     @T.prim_func
@@ -55,10 +42,10 @@ def program(problem: Conv2dProblem, config: Tile) -> tvm.IRModule:
         n = T.int32()  # images, where the problem leaves them open
         images = T.meta_var(n if ranged else problem.n)
         arguments = T.meta_var(problem.unchecked(n=images).arguments())
-        tensors = T.meta_var(matched([a, b, c, d, e, f, g, h], arguments))
+        tensors = T.meta_var(matched(arguments, [a, b, c, d, e, f, g, h]))
         T.device_entry()
         part("The launch: blocks, warps and lanes")
-        views = T.meta_var(flat(tensors, arguments))
+        views = T.meta_var(with_flat(tensors, arguments))
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": config.blocks_sm})
         block = T.cta_id([w.launched(images) * w.columns])
         warp = T.warp_id([config.threads // 32])

@@ -24,3 +24,14 @@ def own_choices() -> Iterator[None]:
         kernels._kernels.clear()
         kernels._alone.clear()
         kernels.use_bundles()
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Nothing is captured before or after, and random numbers begin anew."""
+    import torch
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()

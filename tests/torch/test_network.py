@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,16 +19,9 @@ from schedules.core.errors import ConfigError, UsageError  # noqa: E402
 from schedules.torch import graph  # noqa: E402
 from schedules.torch.convolution import by_pytorch  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fresh")
 LAST = torch.channels_last
 Forward = Callable[[Any, Any], Any]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

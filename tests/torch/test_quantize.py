@@ -22,16 +22,9 @@ from schedules.torch import convolution, packed  # noqa: E402
 from schedules.torch import kernels as dispatch  # noqa: E402
 
 quantize: Any = sys.modules["schedules.torch.quantize"]
+pytestmark = pytest.mark.usefixtures("fresh")
 LAST = torch.channels_last
 Forward = Callable[[Any, Any], Any]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.steps import register_tile
 from schedules.steps.dot import VectorDot, vector_dot
 from schedules.steps.intrinsics import tensorize
-from schedules.steps.register_tile import TileConfig, accumulate
+from schedules.steps.register_tile import PanelConfig, accumulate
 from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
@@ -35,18 +35,8 @@ PIXELS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
 
 
 @dataclass(frozen=True)
-class CpuConfig(TileConfig):
-    block_lanes: int = 2  # vectors of output channels in a register tile
-    block_x: int = 4  # pixels of a row
-
-    @property
-    def panel(self) -> int:
-        """Output channels of a register tile."""
-        return self.vector * self.block_lanes
-
-    @property
-    def sums(self) -> int:
-        return self.block_x * self.block_lanes
+class CpuConfig(PanelConfig):
+    block_x: int = 4
 
     def counts(self, problem: Nchw32Problem) -> tuple[int, int, int]:
         """Register tiles along an image's rows and columns and along the output channels."""

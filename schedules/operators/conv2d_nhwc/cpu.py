@@ -21,7 +21,7 @@ from schedules.definitions.implicit import At, Implicit, at_run_time, stage
 from schedules.definitions.padding import select
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 from schedules.steps import register_tile
-from schedules.steps.register_tile import TileConfig, accumulate
+from schedules.steps.register_tile import PanelConfig, accumulate
 from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
@@ -35,19 +35,7 @@ LINE = 16  # elements of a cache line
 
 
 @dataclass(frozen=True)
-class CpuConfig(TileConfig):
-    block_lanes: int = 2  # vectors of output channels in a register tile
-    block_x: int = 6  # pixels of a row
-
-    @property
-    def panel(self) -> int:
-        """Output channels of a register tile."""
-        return self.vector * self.block_lanes
-
-    @property
-    def sums(self) -> int:
-        return self.block_x * self.block_lanes
-
+class CpuConfig(PanelConfig):
     def counts(self, problem: NhwcProblem) -> tuple[int, int, int]:
         """Register tiles along an image's rows and columns and along the output channels."""
         _, rows, columns = rows_of(problem)

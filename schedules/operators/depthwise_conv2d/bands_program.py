@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import tvm
@@ -18,14 +18,14 @@ from schedules.operators.depthwise_conv2d.bands_tile import ITEM, OCTET, POSITIO
 from schedules.operators.depthwise_conv2d.definition import DepthwiseProblem
 from schedules.steps.story import part
 from schedules.steps.tiles import widest_vector
+from schedules.tirx.arguments import flattened, matched
 from schedules.tirx.values import kept, named
 from schedules.tirx.words import pack_16, read, widened
 from schedules.windows.fetch import clear, put_words
 from schedules.windows.geometry import WORD
 
 if TYPE_CHECKING:
-    from schedules.core.problem import Argument
-    from schedules.tirx.types import Buffer, Expr, Handle, Index
+    from schedules.tirx.types import Buffer, Expr, Index
 
 COPIED = 16  # rows of a column whose copies are written out
 IN_FLIGHT = 8  # words that a thread loads before it stores them, where data pass through registers
@@ -125,32 +125,16 @@ def program(problem: DepthwiseProblem, config: BandsConfig) -> tvm.IRModule:
     w, ranged = Bands(problem, config), problem.n_from > 0
     names = [argument.name for argument in problem.arguments()]
 
-    def matched(handles: list[Handle], arguments: Sequence[Argument]) -> dict[str, Buffer]:
-        tensors = {}
-        for argument, handle in zip(arguments, handles, strict=False):
-            buffer = T.match_buffer(handle, argument.shape, argument.dtype, align=16)
-            IRBuilder.name(argument.name, buffer)
-            tensors[argument.name] = buffer
-        return tensors
-
-    def flat(tensors: dict[str, Buffer], arguments: Sequence[Argument]) -> dict[str, Buffer]:
-        views = {}
-        for argument in arguments:
-            view = T.decl_buffer((math.prod(argument.shape),), argument.dtype, data=tensors[argument.name].data)
-            IRBuilder.name(f"flat_{argument.name}", view)
-            views[argument.name] = view
-        return views
-
     # fmt: off
     @T.prim_func
     def main(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
         n = T.int32()  # images, where the problem leaves them open
         images = T.meta_var(n if ranged else problem.n)
         arguments = T.meta_var(problem.unchecked(n=images).arguments())
-        tensors = T.meta_var(matched([a, b, c, d, e], arguments))
+        tensors = T.meta_var(matched(arguments, [a, b, c, d, e]))
         T.device_entry()
         part("The launch: blocks, warps and lanes")
-        views = T.meta_var(flat(tensors, arguments))
+        views = T.meta_var(flattened(arguments, tensors))
         high, wide = T.meta_var(w.tiles)
         block = T.cta_id([(images + (config.images - 1)) // config.images * (high * wide)])
         warp = T.warp_id([config.threads // 32])

@@ -8,7 +8,7 @@ from schedules.core.arch import Arch
 from schedules.core.problem import Config
 from schedules.lowering.annotations import check_streaming
 from schedules.operators.softmax.definition import SoftmaxProblem
-from schedules.operators.softmax.packs import ACCESSES, KEPT_IN_REGISTERS, MOST_ROUNDS, PACK, Frame, check_program, held
+from schedules.operators.softmax.packs import ACCESSES, KEPT_IN_REGISTERS, PACK, Frame, check_block, check_program, held
 from schedules.operators.softmax.rows import itemsize
 
 OTHERS = 24  # registers beside the packs, about
@@ -78,16 +78,6 @@ class FramesConfig(Config):
             return f"threads={self.threads} x groups={self.groups} is no multiple of a warp; take more groups"
         if self.block > arch.max_threads:
             return f"groups={self.groups} makes {self.block} threads a block, {arch} allows {arch.max_threads}"
-        most = min(arch.blocks_sm, arch.threads_sm // self.block)
-        if self.min_blocks < 0 or self.min_blocks > most:
-            return f"min_blocks={self.min_blocks} of {self.block} threads, a multiprocessor of {arch} holds {most}"
-        rounds = self.rounds(problem)
-        if rounds > MOST_ROUNDS:
-            return f"threads={self.threads} gives each {rounds} packs, more than {MOST_ROUNDS}; take more threads"
-        allowed = min(arch.registers_thread, arch.registers_sm // (self.block * max(1, self.min_blocks)) // 8 * 8)
-        if self.registers(problem) > allowed:
-            return (
-                f"kept={self.kept} needs about {self.registers(problem)} registers for {rounds} packs, "
-                f"{arch} has {allowed} for each of {self.block} x {max(1, self.min_blocks)} threads"
-            )
-        return None
+        return check_block(
+            self.threads, self.block, self.min_blocks, self.rounds(problem), self.registers(problem), arch
+        )

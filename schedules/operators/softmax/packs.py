@@ -99,3 +99,21 @@ def check_program(problem: SoftmaxProblem, arch: Arch, threads: int, kept: str, 
     if online and threads <= 32:
         return f"online=true is for rows of more than a warp, not of threads={threads}"
     return None
+
+
+def check_block(threads: int, block: int, min_blocks: int, rounds: int, registers: int, arch: Arch) -> str | None:
+    """Why `threads` of a row, in blocks of `block`, cannot have `rounds` packs each in about `registers` registers, or
+    None."""
+    most = min(arch.blocks_sm, arch.threads_sm // block)
+    if min_blocks < 0 or min_blocks > most:
+        return f"min_blocks={min_blocks} of {block} threads, a multiprocessor of {arch} holds {most}"
+    if rounds > MOST_ROUNDS:
+        return f"threads={threads} gives each {rounds} packs, more than {MOST_ROUNDS}; take more threads"
+    blocks = max(1, min_blocks)
+    allowed = min(arch.registers_thread, arch.registers_sm // (block * blocks) // 8 * 8)
+    if registers > allowed:
+        return (
+            f"threads={threads} needs about {registers} registers for {rounds} packs each, {arch} has {allowed} for "
+            f"each of {block} x {blocks} threads; take fewer packs to a thread"
+        )
+    return None

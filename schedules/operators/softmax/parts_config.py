@@ -8,7 +8,7 @@ from schedules.core.arch import Arch
 from schedules.core.problem import Config
 from schedules.lowering.annotations import check_streaming
 from schedules.operators.softmax.definition import SoftmaxProblem
-from schedules.operators.softmax.packs import MOST_ROUNDS, PACK, Frame, check_program, held
+from schedules.operators.softmax.packs import MOST_ROUNDS, PACK, Frame, check_block, check_program, held
 
 OTHERS = 40  # registers beside the packs, about
 SHARES = 4  # parts of a row that one thread combines, at most
@@ -66,12 +66,9 @@ class PartsConfig(Config):
             return f"threads={self.threads} must be at least 64"
         if not 1 <= self.packs <= MOST_ROUNDS:
             return f"packs={self.packs} is not from 1 to {MOST_ROUNDS}"
-        most = min(arch.blocks_sm, arch.threads_sm // self.threads)
-        if self.min_blocks < 0 or self.min_blocks > most:
-            return f"min_blocks={self.min_blocks} of {self.threads} threads, a multiprocessor of {arch} holds {most}"
-        allowed = min(arch.registers_thread, arch.registers_sm // (self.threads * max(1, self.min_blocks)) // 8 * 8)
-        if self.registers(problem) > allowed:
-            return f"packs={self.packs} need about {self.registers(problem)} registers, {arch} has {allowed} for each"
+        registers = self.registers(problem)
+        if error := check_block(self.threads, self.threads, self.min_blocks, self.packs, registers, arch):
+            return error
         if self.parts(problem) > SHARES * self.threads:
             return f"{self.parts(problem)} parts of a row, a block combines at most {SHARES * self.threads}; take more"
         return None

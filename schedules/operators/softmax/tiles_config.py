@@ -11,9 +11,9 @@ from schedules.lowering.annotations import check_streaming
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.operators.softmax.packs import (
     KEPT_IN_REGISTERS,
-    MOST_ROUNDS,
     PACK,
     Frame,
+    check_block,
     check_program,
     held,
     row_inputs,
@@ -90,18 +90,9 @@ class TilesConfig(Config):
             return f"threads={self.threads} x groups={self.groups} is no multiple of a warp up to {arch.max_threads}"
         if not Frame(problem.cols, self.rows, itemsize(problem)).aligned:
             return f"rows_per_group={self.rows_per_group} makes tiles of no whole packs; take {self.whole(problem)}"
-        most = min(arch.blocks_sm, arch.threads_sm // self.block)
-        if self.min_blocks < 0 or self.min_blocks > most:
-            return f"min_blocks={self.min_blocks} of {self.block} threads, a multiprocessor of {arch} holds {most}"
-        rounds = self.rounds(problem)
-        if rounds > MOST_ROUNDS:
-            return f"threads={self.threads} gives each {rounds} accesses, more than {MOST_ROUNDS}; take more threads"
-        allowed = min(arch.registers_thread, arch.registers_sm // (self.block * max(1, self.min_blocks)) // 8 * 8)
-        if self.registers(problem) > allowed:
-            return (
-                f"kept={self.kept} needs about {self.registers(problem)} registers, {arch} has {allowed} for each of "
-                f"{self.block} x {max(1, self.min_blocks)} threads"
-            )
+        rounds, registers = self.rounds(problem), self.registers(problem)
+        if reason := check_block(self.threads, self.block, self.min_blocks, rounds, registers, arch):
+            return reason
         if self.shared_bytes(problem) > arch.shared_static:
             return (
                 f"rows_per_group={self.rows_per_group} needs {self.shared_bytes(problem)} bytes of shared memory, "

@@ -96,7 +96,7 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         (dict(threads=32), "threads=32 must be at least 64"),
         (dict(threads=96), "threads=96 is not a power of two"),
         (dict(packs=0), "packs=0 is not from 1 to 32"),
-        (dict(packs=32), "packs=32 need about 168 registers"),
+        (dict(packs=32), "needs about 168 registers for 32 packs"),
         (dict(threads=64, packs=1), "1954 parts of a row, a block combines at most 256"),
         (dict(min_blocks=9), "min_blocks=9 of 256 threads"),
     ],

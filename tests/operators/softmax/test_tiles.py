@@ -113,7 +113,7 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         (dict(access=4), {}, "access=4 does not divide the bytes of a row of cols=37"),
         (dict(access=2), dict(dtype="float32"), "access=2 is not one of 2, 4, 8, 16 bytes, and at least one element"),
         (dict(threads=32, groups=1), {}, "rows_per_group=1 makes tiles of no whole packs; take 8"),
-        (dict(threads=1, groups=128), dict(cols=65), "gives each 65 accesses"),
+        (dict(threads=1, groups=128), dict(cols=65), "gives each 65 packs"),
         (dict(rows_per_group=64), {}, "rows_per_group=64 needs 151552 bytes of shared memory"),
         (dict(kept="shared"), {}, "kept=shared is not one of packed, numerators"),
         ({}, dict(keep=0.5), "take frames"),
