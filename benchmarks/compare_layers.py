@@ -3,6 +3,7 @@
     python -m benchmarks.compare_layers                        # every file of sets in benchmarks/layers, about 400
     python -m benchmarks.compare_layers hwcn.json --every 1    # one file, all of its layers
     python -m benchmarks.compare_layers --only 'conv2d_nhwc float16' --seconds 300
+    python -m benchmarks.compare_layers networks.json --runs 'conv2d_nchw float32' --schedule winograd
     python -m benchmarks.compare_layers --start 1 --step 2 --out part-1.json     # the second of two GPUs' shares
     python -m benchmarks.compare_layers --add part-0.json part-1.json            # both into LOG/<device>/layers.json
     python -m benchmarks.compare_layers --picture docs/layers.png    # of what LOG has; needs no GPU
@@ -36,6 +37,7 @@ from schedules.core.arch import Arch
 from schedules.core.device import slug
 from schedules.core.errors import DeviceError, UsageError
 from schedules.core.parallel import attempt, outcome, processes
+from schedules.core.registry import operator_of
 from schedules.core.threads import cores
 from schedules.measure.journal import DEFAULT_FOLDER
 from schedules.measure.timer import CudaTimer, Timer
@@ -49,6 +51,12 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("files", nargs="*", help=f"files of sets, of {FOLDER.name}/ or any folder (default: all there)")
     parser.add_argument(
         "--only", nargs="+", default=["*"], metavar="PATTERN", help="runs, as 'conv2d_nhwc *' (default all)"
+    )
+    parser.add_argument("--runs", nargs="+", metavar="RUN", help="in place of the runs that the files name")
+    parser.add_argument(
+        "--schedule",
+        metavar="NAME",
+        help=f"the layers that it takes by it, not by the default choice; kept as LOG/<device>/{KIND}_NAME.json",
     )
     parser.add_argument("--every", type=int, help="every so many layers, in place of what the files say of each run")
     parser.add_argument("--start", type=int, default=0, help="the first of the layers that are taken")
@@ -85,7 +93,9 @@ def chosen_layers(args: argparse.Namespace) -> list[Layer]:
         return any(fnmatch.fnmatchcase(f"{operator} {dtype}", pattern) for pattern in args.only)
 
     found = {
-        layer.problem: layer for file in reversed(files) for layer in reversed(layers_of(file, wanted, args.every))
+        layer.problem: layer
+        for file in reversed(files)
+        for layer in reversed(layers_of(file, wanted, args.every, args.runs))
     }
     runs: dict[tuple[type, str], list[Layer]] = {}
     for layer in reversed(found.values()):
@@ -94,12 +104,22 @@ def chosen_layers(args: argparse.Namespace) -> list[Layer]:
     return [layer for _, layer in sorted(spread, key=itemgetter(0))][args.start :: args.step]
 
 
-def built_ahead(layers: Sequence[Layer], arch: Arch, jobs: int) -> Iterator[tuple[Layer, Any, str]]:
+def takes(schedule: str, layer: Layer, arch: Arch) -> bool:
+    """Whether the layer's operator has the schedule, and it the layer."""
+    named = (spec for spec in operator_of(layer.problem).schedules if spec.name == schedule)
+    return any(spec.serves(layer.problem, arch) for spec in named)
+
+
+def built_ahead(
+    layers: Sequence[Layer], arch: Arch, jobs: int, schedule: str | None = None
+) -> Iterator[tuple[Layer, Any, str]]:
     """Each layer with its `layer_case.Prebuilt`, or None and why not, in order; all are built by `jobs` processes."""
     with tempfile.TemporaryDirectory() as folder, processes(min(jobs, len(layers))) as pool:
         built = [
             pool.schedule(
-                attempt, (layer_case.prebuild, layer.problem, arch, Path(folder) / f"{number}.so"), BUILD_SECONDS
+                attempt,
+                (layer_case.prebuild, layer.problem, arch, Path(folder) / f"{number}.so", schedule),
+                BUILD_SECONDS,
             )
             for number, layer in enumerate(layers)
         ]
@@ -111,7 +131,7 @@ def run_all(layers: Sequence[Layer], arch: Arch, results: Layers, timer: Timer, 
     """Measure and keep each of `layers`; a line of each is printed.  Raises DeviceError where the device is not to be
     trusted any more; the layer that came to that is kept as failed."""
     torch, end = torch_module(), time.monotonic() + args.seconds
-    with contextlib.closing(built_ahead(layers, arch, args.jobs)) as built:
+    with contextlib.closing(built_ahead(layers, arch, args.jobs, args.schedule)) as built:
         for number, (layer, made, why) in enumerate(built):
             if time.monotonic() > end:
                 print(f"out of time; {len(layers) - number} layers are left")
@@ -148,8 +168,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if arch is None:
         raise UsageError("no CUDA GPU here to compare on; --add and --picture need none")
     device = str(device_name(arch))
-    results = Layers(args.out or args.log / slug(device) / f"{KIND}.json", device, bench.versions_here(arch))
+    kind = f"{KIND}_{args.schedule}" if args.schedule else KIND
+    results = Layers(args.out or args.log / slug(device) / f"{kind}.json", device, bench.versions_here(arch))
     layers = [layer for layer in chosen_layers(args) if args.fresh or layer not in results]
+    if args.schedule:
+        layers = [layer for layer in layers if takes(args.schedule, layer, arch)]
     with CudaTimer() as timer:
         if layers:
             run_all(layers, arch, results, timer, args)

@@ -7,8 +7,9 @@
 Random weights, batch norm that has seen data, inference.  On a GPU float16, all from CUDA graphs with a flushed L2;
 eager and torch.compile channels-last, with cuDNN's benchmark on.  On a CPU float32, calls one after the other, in the
 format that the model has.  Ours is `schedules.torch.optimize`, with inductor for what is left and, as `ours_eager`,
-without.  `first_s` is the time of the first call, kernels and compilation included.  Every result is compared with
-eager's first.  A result is written after every network, to ``<logs>/<device>/compare_networks.json``.
+without; `int8` is `schedules.torch.quantize` by ranges of the same inputs.  `first_s` is the time of the first call,
+kernels and compilation included.  Every result is compared with eager's first; `errors` are relative to its norm.  A
+result is written after every network, to ``<logs>/<device>/compare_networks.json``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from schedules.torch.kernels import arch_of
 KIND = "compare_networks"
 ROUNDS = 15
 FLUSH = 2**28  # bytes written between two runs
-TOLERANCE = {torch.float16: 2e-2, torch.float32: 1e-5}  # of a network's output, to its norm
+TOLERANCE = {"float16": 2e-2, "float32": 1e-5, "int8": 0.2}  # of a network's output, to its norm
 
 Call = Callable[[], Any]
 
@@ -175,10 +176,12 @@ def compared(name: str, n: int, device: torch.device, mode: str, peers: Sequence
         "compile": lambda: torch.compile(given, mode=mode),
         "ours": lambda: kernels.optimize(model, inputs, **ours),
     }
+    makers["int8"] = lambda: kernels.quantize(model, [inputs], **ours)
     if on_gpu:  # elsewhere the rest is eager's by default
         makers["ours_eager"] = lambda: kernels.optimize(model, inputs, rest="eager")
     candidates: dict[str, Call] = {}
     first: dict[str, float] = {}
+    errors: dict[str, float] = {}
     served: dict[str, Any] = {}
     wanted = output(given(*taken)).float()
     for peer in peers:
@@ -186,16 +189,25 @@ def compared(name: str, n: int, device: torch.device, mode: str, peers: Sequence
             continue
         start = time.perf_counter()
         made = makers[peer]()
-        call = partial(made, *(inputs if peer.startswith("ours") else taken))
+        call = partial(made, *(taken if peer in ("eager", "compile") else inputs))
         error = ((output(call()).float() - wanted).norm() / wanted.norm()).item()
         first[peer] = round(time.perf_counter() - start, 2)
-        if not error <= TOLERANCE[wanted.dtype if not on_gpu else torch.float16]:
+        if not error <= TOLERANCE["int8" if peer == "int8" else "float16" if on_gpu else "float32"]:
             raise UsageError(f"{name} n={n}: {peer} differs from eager by {error:.1e} of its norm; nothing is timed")
+        errors[peer] = float(f"{error:.1e}")
         candidates[peer] = captured(call) if on_gpu else call
         if peer == "ours":
             report = made.report
             served = {"layers": len(report.rows), "replaced": len(report.replaced), "notes": report.notes}
-    return {"network": name, "n": n, "mode": mode, "first_s": first, **served, **timed(candidates, device)}
+    return {
+        "network": name,
+        "n": n,
+        "mode": mode,
+        "first_s": first,
+        "errors": errors,
+        **served,
+        **timed(candidates, device),
+    }
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -204,7 +216,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--batches", nargs="+", type=int, metavar="N", help="default: those of the network")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU")
     parser.add_argument("--mode", default="default", help="of torch.compile (default: default)")
-    parser.add_argument("--peers", nargs="+", default=["eager", "compile", "ours", "ours_eager"], metavar="NAME")
+    parser.add_argument(
+        "--peers", nargs="+", default=["eager", "compile", "ours", "ours_eager"], metavar="NAME", help="also int8"
+    )
     parser.add_argument("--logs", type=Path, default=DEFAULT_FOLDER, help="the folder of tuning logs")
     args = parser.parse_args(words)
     for name in args.networks:

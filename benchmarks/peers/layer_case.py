@@ -78,14 +78,15 @@ class Prebuilt:
     seconds: float
 
 
-def prebuild(problem: Conv2dProblem, arch: Arch, library: Path) -> Prebuilt:
-    """Choose and build as the first call of a layer does, into `library`.  Raises what these raise."""
+def prebuild(problem: Conv2dProblem, arch: Arch, library: Path, schedule: str | None = None) -> Prebuilt:
+    """Choose (of `schedule`, if one is named) and build as the first call of a layer does, into `library`.  Raises what
+    these raise."""
     from schedules.build.builder import build_scheduled
     from schedules.build.toolchain.link import write_library
     from schedules.build.workspace import workspaces_as_arguments
 
     start = time.perf_counter()
-    choice, op = default_choice(problem, arch), operator_of(problem)
+    choice, op = default_choice(problem, arch, schedule), operator_of(problem)
     spec = op.schedule(choice.schedule)
     scheduled, workspaces = spec.apply(problem, choice.config, arch), ()
     if arch.is_gpu:

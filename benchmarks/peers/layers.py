@@ -29,16 +29,19 @@ Row = Mapping[str, Any]
 
 
 def layers_of(
-    file: Path, wanted: Callable[[str, str], bool] = lambda operator, dtype: True, every: int | None = None
+    file: Path,
+    wanted: Callable[[str, str], bool] = lambda operator, dtype: True,
+    every: int | None = None,
+    runs: Sequence[str] | None = None,
 ) -> list[Layer]:
-    """The layers of a file of sets in each of its runs that is `wanted`, or `every` so many of them.
+    """The layers of a file of sets in each of its runs (or of `runs`) that is `wanted`, or `every` so many of them.
 
     Raises UsageError and its kinds.
     """
     try:
         words = json.loads(file.read_text())
-        runs = {tuple(run.split()): every or usual for run, usual in words["runs"].items()}
-        steps = [(operator, dtype, step) for (operator, dtype), step in runs.items() if wanted(operator, dtype)]
+        taken = dict.fromkeys(runs, 1) if runs else words["runs"]
+        steps = [(*run.split(), every or usual) for run, usual in taken.items() if wanted(*run.split())]
         listed = [(name, text) for name, texts in words["sets"].items() for text in texts]
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error

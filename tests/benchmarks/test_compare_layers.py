@@ -15,7 +15,7 @@ import pytest
 from benchmarks.peers import bench, layer_case
 from benchmarks.peers.layer_case import Layer, Prebuilt
 from benchmarks.peers.layers import read_layers
-from schedules.core.arch import Arch
+from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import DeviceError, UsageError
 from tests.benchmarks.peers import fake_torch
 
@@ -65,9 +65,11 @@ def test_which_layers(compare_layers: ModuleType, sets: Path) -> None:
     assert batches("--only", "conv2d_nchw *") == [1, 5, 3] and batches("--only", "* float16") == []
     assert batches("--every", "4") == [1, 1, 5, 5]
     assert sorted(batches("--step", "2") + batches("--step", "2", "--start", "1")) == sorted(batches())
+    assert batches("--runs", "conv2d_hwcn float32", "--every", "3") == [1, 4]
     assert len(compare_layers.chosen_layers(compare_layers.arguments([]))) > 300  # those that are here
 
 
+BUILT_AHEAD = import_module("benchmarks.compare_layers").built_ahead
 MADE = Prebuilt(Path("layer.so"), "cpu", {}, (), 0.5)
 
 
@@ -90,7 +92,9 @@ def device(compare_layers: ModuleType, monkeypatch: pytest.MonkeyPatch, host: Ar
         found.batches.append(layer.problem.n)
         return {**layer.to_json(), "us": 1.0, "cudnn": 2.0, "schedule": made.schedule, "first_s": made.seconds}
 
-    def built_ahead(layers: list[Layer], arch: Arch, jobs: int) -> Iterator[tuple[Layer, Any, str]]:
+    def built_ahead(
+        layers: list[Layer], arch: Arch, jobs: int, schedule: str | None
+    ) -> Iterator[tuple[Layer, Any, str]]:
         for layer in layers:
             yield layer, *((None, "BuildError: no") if layer.problem.n == 5 else (MADE, ""))
 
@@ -107,6 +111,21 @@ def device(compare_layers: ModuleType, monkeypatch: pytest.MonkeyPatch, host: Ar
 def test_layers_are_built_by_other_processes(compare_layers: ModuleType, host: Arch, sets: Path) -> None:
     (layer, made, why), *_ = compare_layers.built_ahead(compare_layers.layers_of(sets)[:1], host, 1)
     assert layer.problem.n == 1 and made.schedule == "cpu" and made.seconds > 0 and not why
+
+
+def test_a_schedule_by_name_has_the_layers_that_it_takes(
+    compare_layers: ModuleType, device: Device, tmp_path: Path
+) -> None:
+    sets = tmp_path / "sets.json"
+    texts = ["1x5x5 4->8 3x3", "2x5x5 4->8 1x1", "3x5x5 4->8 3x3 stride 2", "4x5x5 4->8 3x3 dilation 2"]
+    sets.write_text(json.dumps({"runs": {"conv2d_nhwc float32": 1}, "sets": {"net": texts}}))
+    words = [str(sets), "--log", str(tmp_path), "--schedule", "winograd_cpu"]
+    assert compare_layers.main(words) == 0
+    assert sorted(device.batches) == [1, 4]
+    assert len(read_layers(tmp_path / "some-gpu" / "layers_winograd_cpu.json")["layers"]) == 2
+    (layer, *_) = compare_layers.layers_of(sets)
+    ((_, made, why),) = BUILT_AHEAD([layer], parse_arch("llvm"), 1, "winograd_cpu")
+    assert made.schedule == "winograd_cpu" and not why
 
 
 def test_a_run_that_the_device_ends_goes_on_where_it_was(

@@ -37,6 +37,13 @@ def test_it_keeps_a_line_of_each_network(compare: ModuleType, tmp_path: Path) ->
     assert line["first_s"].keys() == {"eager", "ours"} and line["first_s"]["ours"] > 0
 
 
+def test_int8_is_beside_them(compare: ModuleType, tmp_path: Path) -> None:
+    assert compare.main(["--device", "cpu", "--peers", "ours", "int8", "--logs", str(tmp_path)]) == 0
+    (file,) = tmp_path.glob("*/compare_networks.json")
+    (line,) = json.loads(file.read_text())["networks"]
+    assert line["int8"]["median_us"] > 0 and line["errors"]["ours"] < 1e-5 < line["errors"]["int8"] < 0.1
+
+
 def test_what_computes_something_else_is_not_timed(
     compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
