@@ -14,7 +14,7 @@ from typing import Any, Generic
 from benchmarks.peers.comparison import P, Results, Times, compare_all, reason
 from benchmarks.peers.cudnn import torch_module
 from schedules.core.arch import Arch
-from schedules.core.errors import ConfigError, DeviceError, SchedulesError, TuningError, UsageError
+from schedules.core.errors import BuildError, ConfigError, DeviceError, SchedulesError, TuningError, UsageError
 from schedules.measure.choice import Choice
 from schedules.measure.journal import DEFAULT_FOLDER
 
@@ -49,8 +49,8 @@ def run_cases(
 ) -> None:
     """Search if asked to, compare, and keep each of `problems`; a line of each is printed.
 
-    A case that the schedule does not take, or that finds no room on the device, is kept as failed.  Raises
-    SchedulesError, DeviceError for what else goes wrong.
+    A case that the schedule does not take, that is not built, or that finds no room on the device, is kept as failed.
+    Raises SchedulesError, DeviceError for what else goes wrong.
     """
     from schedules.tune.crew import LocalCrew
     from schedules.tune.session import Work, tune
@@ -75,7 +75,7 @@ def run_cases(
         more = searched(problem)
         try:
             case = comparison.run(problem, comparison.chosen(problem))
-        except (torch.OutOfMemoryError, ConfigError) as fault:
+        except (torch.OutOfMemoryError, ConfigError, BuildError) as fault:
             case = comparison.result(problem, {"ours": (None, {"failed": reason(fault)})})
         except SchedulesError:
             raise

@@ -5,6 +5,7 @@ A results file of kind "softmax"; see `comparison`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,17 @@ WIDTHS = (32, 64, 100, 128, 256, 512, 1000, 1024, 2048, 4096, 8192, 16384, 32768
 ODD_WIDTHS = (100, 1000, 1023, 50257)
 FEW_ROWS, LONG_ROWS = (1, 8, 132), (65536, 262144, 1048576)
 SCALE, MASK, KEEP = 0.125, "full", 0.9  # of what is fused
-SETS = ("widths", "odd", "few", "fused")
+GRIDS: dict[str, dict[str, Any]] = json.loads((Path(__file__).resolve().parents[1] / "softmax_grids.json").read_text())
+SETS = ("widths", "odd", "few", "fused", "map", *GRIDS)
+
+# rows and columns of a map: powers of two, those of vocabularies and images, odd ones
+MAP_ROWS = (1, 2, 8, 32, 132, 512, 2048, 8192, 32768, 131072, 524288)
+MAP_COLS = (
+    *(1, 2, 3, 5, 8, 13, 16, 32, 37, 64, 77, 100, 128, 197, 256, 333, 501, 512, 1000, 1024, 2048, 3000, 4096, 8192),
+    *(10000, 16384, 32000, 32768, 50257, 65536, 100001, 128256, 151936, 262144, 393216, 524287, 1048576),
+)
+MAP_MOST = 2**28  # elements
+FILES = {"map": "softmax_map.json", **dict.fromkeys(GRIDS, "softmax_grids.json")}  # of sets that are not compared often
 
 DISTINCT_ELEMENTS = 2**21
 FEWEST_DISTINCT = 13  # rows
@@ -36,7 +47,7 @@ def cases(
     sets: Sequence[str], widths: Sequence[int], functions: Sequence[str], dtype: str, rows: int = ROWS
 ) -> list[SoftmaxProblem]:
     """The problems of `sets` (of SETS), each once, narrow ones first; "fused" is softmax and its gradient with scale,
-    mask (forward only) and dropout.
+    mask (forward only) and dropout.  A grid has those of `functions` and of dtypes that its authors measure.
 
     Raises UsageError (ProblemError for a dtype or extent that no softmax takes).
     """
@@ -60,9 +71,23 @@ def cases(
                     found.append(SoftmaxProblem(rows, cols, "softmax", dtype, SCALE, MASK, KEEP))
                 if "softmax_grad" in functions:
                     found.append(SoftmaxProblem(rows, cols, "softmax_grad", dtype, SCALE, "none", KEEP))
+        elif name == "map":
+            found += plain((r, c) for c in MAP_COLS for r in MAP_ROWS if r * c <= MAP_MOST)
+        elif name in GRIDS:
+            if dtype in GRIDS[name]["dtypes"]:
+                theirs = [f for f in functions if f in GRIDS[name]["functions"]]
+                found += [SoftmaxProblem(r, c, f, dtype) for r, c in GRIDS[name]["shapes"] for f in theirs]
         else:
             found += plain((rows, c) for c in (widths if name == "widths" else ODD_WIDTHS))
     return list(dict.fromkeys(found))
+
+
+def file_of(sets: Sequence[str]) -> str:
+    """The name of the file in which results of `sets` are kept.  Raises UsageError for sets of several."""
+    files = sorted({FILES.get(name, "softmax_compare.json") for name in sets})
+    if len(files) > 1:
+        raise UsageError(f"these sets belong to {' and '.join(files)}; compare them one after the other")
+    return files[0]
 
 
 def name_of(problem: SoftmaxProblem) -> str:

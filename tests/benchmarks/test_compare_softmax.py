@@ -17,7 +17,7 @@ from benchmarks.peers import bench, runs, softmax_case
 from benchmarks.peers.comparison import Results, Times
 from benchmarks.peers.softmax_case import case_result
 from schedules.core.arch import Arch
-from schedules.core.errors import DeviceError, SchedulesError, TuningError, UsageError
+from schedules.core.errors import BuildError, DeviceError, SchedulesError, TuningError, UsageError
 from schedules.measure.choice import Choice
 from schedules.measure.journal import append
 from schedules.measure.results import read_results
@@ -46,6 +46,7 @@ def compare_softmax() -> ModuleType:
         ("--search-minutes 1", "give that too"),
         ("--missing --fresh", "give one of them"),
         ("--seconds 0", "--seconds must be over 0"),
+        ("--jobs 0", "--jobs must be at least 1"),
         ("--builds /nonexistent", "make it with --build-only"),
         ("--build-only x --target cuda:sm_1", "unknown target"),
     ],
@@ -96,8 +97,14 @@ def device(compare_softmax: ModuleType, monkeypatch: pytest.MonkeyPatch, host: A
             problem, {"ours": (Times(1.0, 1.0, 1.0, 9), {"schedule": choice.schedule, "chosen": choice.source})}
         )
 
+    def ready(problem: SoftmaxProblem) -> str:
+        if problem.cols == 100:
+            raise BuildError("softmax-49152x100-float16: no compiler")
+        return ""
+
     monkeypatch.setattr(compare_softmax, "local_gpu", lambda: host)
     monkeypatch.setattr(compare_softmax, "CudaTimer", nullcontext)
+    monkeypatch.setattr(compare_softmax, "builds_of", lambda *_: nullcontext(ready))
     monkeypatch.setattr(softmax_case, "run_case", run_case)
     monkeypatch.setattr(bench, "versions_here", lambda arch: {"torch": "2"})
     monkeypatch.setattr(runs, "torch_module", FakeTorch)
@@ -131,6 +138,15 @@ def test_a_case_without_room_is_told(
     words = ["--widths", "32", "--functions", "softmax", "--out", str(tmp_path / "x.json"), "--log", str(tmp_path)]
     assert compare_softmax.main(words) == 0
     assert "FAILED: OutOfMemoryError: no room" in capsys.readouterr().out
+
+
+def test_a_case_that_is_not_built_is_told(
+    compare_softmax: ModuleType, device: dict[int, Exception], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--widths", "100", "32", "--functions", "softmax", "--out", str(tmp_path / "x.json"), "--log"]
+    assert compare_softmax.main([*words, str(tmp_path)]) == 0
+    assert "FAILED: softmax-49152x100-float16: no compiler" in capsys.readouterr().out
+    assert "us" in read_results(tmp_path / "x.json")["cases"][1]["ours"]
 
 
 def test_a_search_comes_first_and_its_best_is_used(

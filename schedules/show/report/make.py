@@ -105,5 +105,5 @@ def _entry(study: Study, kernel: ReportedKernel | None, roof: Roofline, notes: l
 
 def _device(name: str, entries: Sequence[Entry], compared: Sequence[Comparison], roof: Roofline) -> Device:
     here = tuple(comparison for comparison in compared if comparison.device == name)
-    drawn = (plots.of_roofline(roof), plots.of_comparisons(name, here))
+    drawn = (plots.of_roofline(roof), plots.of_comparisons(name, here), plots.of_shares(name, here))
     return Device(name, tuple(entries), here, roof, tuple(plot for plot in drawn if plot))

@@ -282,6 +282,55 @@ def of_comparisons(device: str, comparisons: Sequence[Comparison]) -> Plot | Non
     )
 
 
+SHARES = ((0.97, "series-2", 1.0), (0.92, "series-2", 0.45), (0.85, "series-4", 0.9), (0.7, "series-1", 0.9))
+
+
+def of_shares(device: str, comparisons: Sequence[Comparison]) -> Plot | None:
+    """Rows and columns as a map: a square for each shape that was timed beside a plain copy; None if there is none."""
+    found: dict[tuple[int, int], float] = {}
+    for case in (case for comparison in comparisons for case in comparison.cases):
+        shape, ours = (getattr(case.problem, "rows", 0), getattr(case.problem, "cols", 0)), case.beside.ours
+        if all(shape) and ours and ours.us and case.copy_gbytes_per_s:
+            share = case.problem.min_bytes / ours.us / 1e3 / case.copy_gbytes_per_s
+            found[shape] = min(share, found.get(shape, math.inf))
+    if not found:
+        return None
+
+    def draw(axes: Axes) -> None:
+        most = math.inf
+        for least, colour, alpha in (*SHARES, (0.0, "series-5", 1.0)):
+            shapes = [shape for shape, share in found.items() if least <= share < most]
+            above = f"{most:.0%}" if most < 1 else ""
+            label = f"under {above}" if not least else f"{least:.0%} to {above}" if above else f"{least:.0%} and more"
+            axes.scatter(
+                [cols for _, cols in shapes],
+                [rows for rows, _ in shapes],
+                s=22,
+                marker="s",
+                color=_hex(colour),
+                alpha=alpha,
+                linewidths=0,
+                label=f"{label}: {len(shapes)}",
+            )
+            most = least
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+            _plain_log(axis, limits)
+        axes.set_xlabel("columns")
+        axes.set_ylabel("rows")
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=len(SHARES) + 1, fontsize=7, frameon=False)
+
+    return _plot(
+        f"copies-{_slug(device)}",
+        "Ours as a share of a copy's rate",
+        "A square for each shape, of the function and dtype furthest behind; bytes that must move, each once.",
+        draw,
+        WIDE,
+        top=0.28,
+    )
+
+
 def of_ratios(name: str, title: str, caption: str, groups: Mapping[str, Sequence[float]]) -> Plot:
     """For each group a dot for each time of the best peer as a multiple of ours, and a bar at the geometric mean."""
     labels = [f"{group}, {len(ratios)}" for group, ratios in groups.items()]

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.peers import bench, softmax_case
 from benchmarks.peers.bench import our_function, write_build
 from benchmarks.peers.comparison import GRAPH, STREAM, Entrant, compare
-from benchmarks.peers.softmax_case import case_result, cases, distinct_rows, line_of, name_of, run_case
+from benchmarks.peers.softmax_case import case_result, cases, distinct_rows, file_of, line_of, name_of, run_case
 from schedules.core.arch import Arch
 from schedules.core.errors import BundleError, ProblemError, UsageError
 from schedules.measure.choice import default_choice
@@ -72,6 +72,17 @@ def test_the_cases() -> None:
             cases(sets, (), functions, dtype)
     with pytest.raises(ProblemError):
         cases(["widths"], (0,), ["softmax"], "float16")
+
+
+def test_grids_and_maps() -> None:
+    quack = cases(["quack"], (), FUNCTIONS, "bfloat16")
+    assert len(quack) == 22 and {p.function for p in quack} == {"softmax", "softmax_grad"}
+    assert cases(["quack"], (), ["log_softmax"], "bfloat16") == cases(["sglang"], (), ["softmax"], "float16") == []
+    shapes = cases(["map"], (), ["softmax"], "float16")
+    assert len(shapes) >= 300 and max(p.rows * p.cols for p in shapes) <= 2**28
+    assert file_of(["liger", "quack"]) == "softmax_grids.json" and file_of(["odd"]) == "softmax_compare.json"
+    with pytest.raises(UsageError, match="softmax_compare.json and softmax_map.json; compare them one after"):
+        file_of(["widths", "map"])
 
 
 def test_data_repeats_by_an_odd_number_of_rows() -> None:

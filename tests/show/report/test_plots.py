@@ -4,6 +4,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -89,6 +90,23 @@ def test_points_of_the_roofline_lead_to_their_problems(tmp_path: Path) -> None:
     assert beside and "softmax float16 (stream), 1" in " ".join(assert_self_contained(beside).itertext())
     alone = plots.of_roofline(roofline(DEVICE, [study], []))  # a device of which nothing is known
     assert alone and "GB/s" not in alone.svg and "was not measured" in alone.caption and "was not" not in plot.caption
+
+
+def test_shapes_on_a_map_are_as_their_worst_case(tmp_path: Path) -> None:
+    """By the share of the copy's 250 GB/s: 0.9, 0.5 where the other function has 0.99, and one without a copy."""
+
+    def timed(rows: int, cols: int, share: float, function: str = "softmax", **more: Any) -> dict[str, Any]:
+        problem = problem_of("softmax", rows=rows, cols=cols, function=function)
+        return case(problem, problem.min_bytes / 250e3 / share, {}, **more)
+
+    copies = {"torch": {"us": 1.0, "gbytes_per_s": 250.0}}
+    cases = [timed(64, 256, 0.9, copies=copies), timed(8, 16, 0.99, copies=copies), timed(2, 2, 1.0)]
+    cases.append(timed(8, 16, 0.5, "log_softmax", copies=copies))
+    plot = plots.of_shares(DEVICE, write_results(tmp_path / "a.json", cases))
+    assert plot and plot.wide and plots.of_shares(DEVICE, []) is None
+    texts = " ".join(assert_self_contained(plot).itertext())
+    found = dict(re.findall(r"(under \d+%|\d+% to \d+%|\d+% and more): (\d)", texts))
+    assert found == {"97% and more": "0", "92% to 97%": "0", "85% to 92%": "1", "70% to 85%": "0", "under 70%": "1"}
 
 
 def test_comparisons_stand_in_order(tmp_path: Path) -> None:
