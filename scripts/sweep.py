@@ -13,6 +13,8 @@ sweep that was stopped has fewer `cases` there than `asked`, and goes on from th
 With --build-only problems are as large as real layers and larger, nothing is run, and an operator stands for what its
 rule chooses, with the default config, as `schedules build --default` builds it; OPERATOR:SCHEDULE still for that
 schedule and its configs.  "all" stands for every operator in turn: --count is then of all of them together.
+"presets" stands for all of them, however many.  What is said of a kernel's waves on an AMD GPU is compared with LLVM's
+own remark on it.
 """
 
 from __future__ import annotations
@@ -38,12 +40,14 @@ from schedules.build.inspect import sums_read_early
 from schedules.build.present import device_name
 from schedules.build.toolchain.cuda import disassemble
 from schedules.build.toolchain.devices import on_local
+from schedules.build.toolchain.remarks import resource_remarks
 from schedules.check.sweep import Case, cases, rule_cases
 from schedules.check.verify import verify
 from schedules.cli.script import run_script
-from schedules.core.arch import Arch, parse_arch
+from schedules.core.arch import Arch, parse_arch, waves_by_llvm
 from schedules.core.errors import SchedulesError, UsageError
 from schedules.core.parallel import attempt, outcome, processes
+from schedules.core.presets import presets
 from schedules.core.registry import operator, operator_of, operators
 from schedules.measure.records import environment, now
 
@@ -93,6 +97,12 @@ def compiled(case: Case, arch: Arch) -> tuple[float, str]:
     if "wgmma" in str(built.binaries.get("ptx", "")):
         early = sums_read_early(disassemble(built.binaries["cubin"]))
         return 0.0, f"reads sums of wgmma before they are there: {early[0]}" if early else ""
+    if arch.kind == "rocm" and built.launch:
+        threads = built.launch.threads
+        for name, said in resource_remarks(str(built.sources["ll"]), arch.name, threads).items():
+            held = (threads, said.vector(arch), said.shared, said.scalars)
+            if (counted := waves_by_llvm(arch, *held)) != said.waves:
+                return 0.0, f"{name}: {counted} waves a SIMD, {said.waves} by LLVM, of {threads} threads, {said}"
     return 0.0, ""
 
 
@@ -155,6 +165,10 @@ def wanted(words: Sequence[str], arch: Arch, seed: int, build_only: bool) -> Ite
     """What "operator", "operator:schedule" and "all" stand for.  Raises UnknownNameError, ConfigError."""
     for word in words:
         name, _, schedule = word.partition(":")
+        if name == "presets" and build_only:
+            whole = [preset for preset in presets().values() if preset.available]
+            yield Subject(f"{name} built for {arch}", (Case(preset.problem()) for preset in whole))
+            continue
         named = operators() if name == "all" else [operator(name)]
         if build_only and not schedule:
             yield Subject(f"{name} built for {arch}", rule_cases(named, seed))
@@ -198,7 +212,7 @@ def started(old: dict[str, Any], about: dict[str, Any], count: int, name: str) -
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("subjects", nargs="+", metavar="OPERATOR[:SCHEDULE]|all")
+    parser.add_argument("subjects", nargs="+", metavar="OPERATOR[:SCHEDULE]|all|presets")
     parser.add_argument("--build-only", action="store_true", help="build large problems and run nothing")
     parser.add_argument("--target", default="llvm", help="as of schedules build (default llvm)")
     parser.add_argument(

@@ -8,7 +8,8 @@ from schedules.build.builder import Built
 
 
 def assert_fits(built: Built) -> str:
-    """One kernel with its symbol, its LDS within 64 KiB, no scratch, and blocks as launched; returns its assembly."""
+    """One kernel with its symbol, within the LDS of a block, no scratch, and blocks as launched; returns its
+    assembly."""
     assembly, code = str(built.sources["s"]), built.sources["hsaco"]
     assert isinstance(code, bytes) and int.from_bytes(code[18:20], "little") == 224  # EM_AMDGPU
     assert re.search(r"^\s*\.amdhsa_kernel main_kernel$", assembly, re.M)
@@ -18,9 +19,9 @@ def assert_fits(built: Built) -> str:
         assert found, key
         return int(found[1])
 
-    assert number("group_segment_fixed_size") <= 64 * 1024
+    assert number("group_segment_fixed_size") <= built.arch.shared_block
     assert number("private_segment_fixed_size") == 0
-    assert built.launch and built.launch.threads <= min(256, number("max_flat_workgroup_size"))
+    assert built.launch and built.launch.threads <= number("max_flat_workgroup_size")
     return assembly
 
 

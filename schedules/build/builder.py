@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +53,8 @@ class Built:
     launch: Launch | None
     compiler: str
     seconds: float
-    binaries: dict[str, str | bytes] = field(repr=False)  # what the device compiler made: ptx, cubin, hsaco
+    # what the device compiler made: ptx, cubin, hsaco; ll and s of AMD's where TVM's are of another size of blocks
+    binaries: dict[str, str | bytes] = field(repr=False)
 
     @cached_property
     def program(self) -> str:
@@ -199,11 +201,13 @@ class _Made:
     cubin: cuda.Cubin | None = None
     code_object: bytes | None = None
     error: SchedulesError | None = None
+    amd: link.AmdCode | None = None  # in place of what TVM's code generator made
 
     def binaries(self) -> dict[str, str | bytes]:
         if self.cubin:
             return {"ptx": self.cubin.ptx, "cubin": self.cubin.cubin}
-        return {"hsaco": self.code_object} if self.code_object else {}
+        texts = {"ll": self.amd.ll, "s": self.amd.assembly} if self.amd else {}
+        return {**texts, "hsaco": self.code_object} if self.code_object else {}
 
 
 @contextlib.contextmanager
@@ -226,11 +230,19 @@ def _callbacks(arch: Arch, device_code: bool) -> Iterator[_Made]:
 
     def link_rocm(relocatable: bytes) -> bytes:
         try:
-            made.code_object = link.link_code_object(bytes(relocatable))
+            made.code_object = link.link_code_object(made.amd.relocatable if made.amd else bytes(relocatable))
         except SchedulesError as error:
             made.error = error
             raise
         return made.code_object
+
+    def build_rocm(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
+        module = _tvm_build_rocm()(mod, target)
+        threads = max(map(_threads, mod.functions.values()))
+        if threads > link.STAMPED:
+            made.amd = link.for_blocks_of(threads, str(module.inspect_source()), arch.name)
+            module = _tvm_build_rocm()(mod, target)  # again for the module alone, which is made of what is linked
+        return module
 
     if arch.kind == "cuda":
         import tvm.support.nvcc  # registers the callback that is replaced here; later it would undo this
@@ -241,9 +253,29 @@ def _callbacks(arch: Arch, device_code: bool) -> Iterator[_Made]:
         import tvm.support.rocm  # likewise
 
         tvm_ffi.register_global_func("tvm_callback_rocm_link", link_rocm, override=True)
+        _tvm_build_rocm()  # before it is replaced
+        tvm_ffi.register_global_func("target.build.rocm", build_rocm, override=True)
         # no device libraries: exp, log, sqrt, erf, tanh and pow compile to instructions without them
         tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", lambda: tvm.runtime.convert([]), override=True)
     yield made
+
+
+@lru_cache
+def _tvm_build_rocm() -> Any:
+    """TVM's own code generation for AMD GPUs."""
+    return tvm_ffi.get_global_func("target.build.rocm")
+
+
+def _threads(kernel: tirx.PrimFunc) -> int:
+    """Threads of a block of a lowered kernel."""
+    extents: dict[str, int] = {}
+
+    def visit(scope: Any) -> None:
+        if scope.attr_key == "thread_extent" and str(scope.node.thread_tag).startswith("threadIdx"):
+            extents[str(scope.node.thread_tag)] = int(scope.value)
+
+    tvm_ffi.structural_walk(kernel.body, (tirx.AttrStmt, visit))
+    return math.prod(extents.values())
 
 
 def launch_of(mod: tvm.IRModule, arch: Arch) -> Launch:

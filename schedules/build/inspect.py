@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from schedules.build import matrix_cores
 from schedules.build.toolchain import cuda
-from schedules.core.arch import Arch, occupancy
+from schedules.core.arch import Arch, occupancy, waves_by_llvm
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.operator import Operator
 from schedules.core.problem import Problem
@@ -145,9 +146,12 @@ def view(kernel: Built | HasMaterial | Material, name: str) -> str:
 class Summary:
     """What one kernel uses and what its instructions are.
 
-    `registers` of a thread, `shared` bytes of a block, `spills` bytes of a thread; `blocks_sm` blocks that a
-    multiprocessor holds at once, limited by `limit`; `occupancy` is the share of its threads that are then in use.
+    `registers` of a thread, `shared` bytes of a block, `spills` and `scratch` bytes of a thread; `blocks_sm` blocks
+    that a multiprocessor holds at once, limited by `limit`; `occupancy` is the share of its threads then in use.
     `counts` are instructions in the text, not executions; `counted_in` names the text.
+    Of AMD GPUs: `accumulators` among the registers, `scalars` of a wave, `waves` of a SIMD as LLVM counts them, and
+    `busy`, the share of the time that matrix cores could be busy in the inner loop, where `busy_limit` takes the
+    longest (`matrix_cores`).
     """
 
     title: str
@@ -157,9 +161,15 @@ class Summary:
     registers: int | None = None
     shared: int | None = None
     spills: int | None = None
+    scratch: int | None = None
+    accumulators: int | None = None
+    scalars: int | None = None
+    waves: int | None = None
     blocks_sm: int | None = None
     occupancy: float | None = None
     limit: str | None = None
+    busy: float | None = None
+    busy_limit: str | None = None
     counted_in: str = ""
     counts: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -169,7 +179,9 @@ def summary(kernel: Built | HasMaterial | Material) -> Summary:
     """Resources, occupancy and instruction counts of a kernel."""
     made = material(kernel)
     counted_in, counts, notes = _count(made)
-    return replace(limits(made), counted_in=counted_in, counts=counts, notes=notes)
+    found = replace(limits(made), counted_in=counted_in, counts=counts, notes=notes)
+    busy = matrix_cores.busy(_kernels(made.text("s") or ""), made.arch) if made.arch.kind == "rocm" else None
+    return replace(found, busy=busy.share, busy_limit=busy.unit) if busy else found
 
 
 def limits(kernel: Built | HasMaterial | Material) -> Summary:
@@ -181,11 +193,17 @@ def limits(kernel: Built | HasMaterial | Material) -> Summary:
     if made.resources:
         shared = max(r.shared for r in made.resources) + dynamic_shared(made.lowered)
         registers = max(r.registers for r in made.resources)
-        blocks, limit = occupancy(made.arch, made.launch.threads, registers, shared)
+        own: dict[str, int] = {}
+        if made.arch.kind == "rocm":
+            own = amdgcn_registers(made.text("s") or "")
+            own["waves"] = waves_by_llvm(made.arch, made.launch.threads, registers, shared, own.get("scalars", 0))
+        blocks, limit = occupancy(made.arch, made.launch.threads, registers, shared, own.get("scalars", 0))
         fields = {
+            **own,
             "registers": registers,
             "shared": shared,
             "spills": max(r.spill_stores + r.spill_loads for r in made.resources),
+            "scratch": max(r.stack for r in made.resources),
             "blocks_sm": blocks,
             "occupancy": blocks * made.launch.threads / made.arch.threads_sm,
             "limit": limit,
@@ -212,10 +230,6 @@ def _count(made: Material) -> tuple[str, dict[str, int], tuple[str, ...]]:
         return "", {}, ("built without device code",)
     assembly = made.text("s") or ""
     if kind == "rocm":
-        flat = re.search(r"\.max_flat_workgroup_size: *(\d+)", assembly)
-        scalars = re.search(r"\.sgpr_count: *(\d+)", assembly)
-        if flat and scalars:
-            notes = (f"{scalars[1]} scalar registers; blocks of at most {flat[1]} threads",)
         return "AMDGCN", count_amdgcn(assembly), notes
     return "assembly", count_cpu(assembly), notes
 
@@ -341,12 +355,15 @@ def count_ptx(text: str) -> dict[str, int]:
 
 def count_amdgcn(text: str) -> dict[str, int]:
     """Instructions by kind in the kernels of LLVM's AMDGPU assembly; helper functions TVM adds are left out."""
-    kernels = re.findall(r"^\s*\.amdhsa_kernel (\w+)", text, re.M)
-    opcodes: list[str] = []
-    for kernel in kernels:
-        body = re.search(rf"^{kernel}:\n(.*?)^\.Lfunc_end", text, re.M | re.S)
-        opcodes += re.findall(r"^\s+([a-z]+_\w+)", body[1], re.M) if body else []
+    opcodes = (opcode for body in _kernels(text) for opcode in re.findall(r"^\s+([a-z]+_\w+)", body, re.M))
     return _tally(opcodes, _AMDGCN)
+
+
+def _kernels(text: str) -> list[str]:
+    """The body of each kernel in AMDGPU assembly."""
+    names = re.findall(r"^\s*\.amdhsa_kernel (\w+)", text, re.M)
+    found = (re.search(rf"^{name}:\n(.*?)^\.Lfunc_end", text, re.M | re.S) for name in names)
+    return [body[1] for body in found if body]
 
 
 def count_cpu(text: str) -> dict[str, int]:
@@ -378,7 +395,9 @@ def _cpu_kind(opcode: str, operands: str) -> str:
 
 
 def amdgcn_resources(assembly: str | bytes | None, arch: Arch) -> tuple[cuda.KernelResources, ...]:
-    """Resource use from the metadata of AMDGPU assembly; `registers` are vector registers, accumulators among them."""
+    """Resource use from the metadata of AMDGPU assembly.  `registers` are what a SIMD's are shared by: accumulators are
+    among them, or, where they are a file of their own, the larger number counts.  Spills are counted once, as
+    stored."""
     if arch.kind != "rocm" or not isinstance(assembly, str):
         return ()
     found = []
@@ -386,15 +405,21 @@ def amdgcn_resources(assembly: str | bytes | None, arch: Arch) -> tuple[cuda.Ker
         words = dict(re.findall(r"^\s*\.(\w+): +(\w+)", part, re.M))
         if "vgpr_count" not in words:
             continue
-        spilled = 4 * int(words.get("vgpr_spill_count", 0))
         found.append(
             cuda.KernelResources(
                 name=words.get("name", ""),
-                registers=int(words["vgpr_count"]),
+                registers=max(int(words[name]) for name in ("vgpr_count", "agpr_count") if name in words),
                 shared=int(words.get("group_segment_fixed_size", 0)),
                 stack=int(words.get("private_segment_fixed_size", 0)),
-                spill_stores=spilled,
-                spill_loads=spilled,
+                spill_stores=4 * int(words.get("vgpr_spill_count", 0)),
+                spill_loads=0,
             )
         )
     return tuple(found)
+
+
+def amdgcn_registers(assembly: str) -> dict[str, int]:
+    """The most `accumulators` of a thread and `scalars` of a wave that a kernel's metadata has."""
+    names = {"accumulators": "agpr_count", "scalars": "sgpr_count"}
+    found = {name: re.findall(rf"^[\s-]*\.{key}: +(\d+)", assembly, re.M) for name, key in names.items()}
+    return {name: max(map(int, numbers)) for name, numbers in found.items() if numbers}

@@ -74,14 +74,19 @@ def _print_summary(found: Summary) -> None:
     occupancy = None
     if found.occupancy is not None:
         occupancy = f"{found.occupancy:.0%}: {found.blocks_sm} blocks on a multiprocessor, limited by {found.limit}"
+        occupancy += f"; {found.waves} waves a SIMD" if found.waves else ""
     fields(
         {
             "threads": found.block and f"{found.threads} ({dimensions(found.block)})",
             "grid": found.grid and dimensions(found.grid),
             "registers": found.registers,
+            "accumulators": found.accumulators,
+            "scalars": found.scalars,
             "shared": None if found.shared is None else f"{found.shared} bytes",
             "spills": None if found.spills is None else f"{found.spills} bytes",
+            "scratch": f"{found.scratch} bytes" if found.scratch else None,
             "occupancy": occupancy,
+            "matrix cores": None if found.busy is None else f"busy {found.busy:.0%} at most: {found.busy_limit} limit",
         }
     )
     if found.counts:

@@ -50,7 +50,8 @@ class Timings:
 class Device:
     """One kind of GPU.  What is not known is None, or derived; no number here makes a config legal or illegal.
 
-    `peaks` are dense TFLOP/s (int8: TOP/s) by arithmetic.
+    `multiprocessors` are what blocks run on: of AMD's RDNA, work-group processors of two compute units; of a package of
+    two GPUs, those of one.  `peaks` are dense TFLOP/s (int8: TOP/s) by arithmetic, 16-bit products summed in float32.
     """
 
     name: str  # as the driver says it
@@ -60,6 +61,7 @@ class Device:
     l2_bytes: int | None = None
     bandwidth: float | None = None  # of its memory by clock and bus, GB/s
     watts: int | None = None  # that it may take
+    by_datasheet: bool = False  # all of it is from its vendor's documents; nothing was measured on it
     peaks: Mapping[str, float] = field(default_factory=dict, hash=False)
     timings: Timings = Timings()  # the nearest device's where it has none of its own
 
@@ -70,6 +72,7 @@ class Device:
             f"{self.watts} W": self.watts,
         }
         parts = [text for text, value in known.items() if value is not None]
+        parts += ["not measured"] * self.by_datasheet
         return ", ".join([self.name, f"{self.multiprocessors} multiprocessors", *parts])
 
     def resident(self, cluster: int) -> int:
@@ -108,17 +111,43 @@ H100 = Device(
     watts=700,
     peaks=_HOPPER_PEAKS,
 )
-# all of it from NVIDIA's datasheet
-A100 = Device(
-    name="NVIDIA A100-SXM4-80GB",
-    arch="sm_80",
-    multiprocessors=108,
-    l2_bytes=40 * MIB,
-    bandwidth=2039,
-    watts=400,
-    peaks={"float16": 312, "bfloat16": 312, "int8": 624, "tf32": 156, "float32": 19.5},
+
+
+def _listed(
+    name: str, arch: str, multiprocessors: int, l2: int, bandwidth: float, watts: int, **peaks: float
+) -> Device:
+    """By datasheets, NVIDIA's architecture whitepapers and AMD's of CDNA and RDNA; `l2` in MiB."""
+    return Device(
+        name=name,
+        arch=arch,
+        multiprocessors=multiprocessors,
+        l2_bytes=l2 * MIB,
+        bandwidth=bandwidth,
+        watts=watts,
+        by_datasheet=True,
+        peaks={"float16": peaks["float16"], **({"bfloat16": peaks["float16"]} if arch != "sm_75" else {}), **peaks},
+    )
+
+
+T4 = _listed("Tesla T4", "sm_75", 40, 4, 320, 70, float16=65, int8=130, float32=8.1)
+A100 = _listed("NVIDIA A100-SXM4-80GB", "sm_80", 108, 40, 2039, 400, float16=312, int8=624, tf32=156, float32=19.5)
+RTX_3090 = _listed("NVIDIA GeForce RTX 3090", "sm_86", 82, 6, 936, 350, float16=71, int8=284, tf32=35.6, float32=35.6)
+RTX_4090 = _listed(
+    "NVIDIA GeForce RTX 4090", "sm_89", 128, 72, 1008, 450, float16=165.2, int8=660.6, tf32=82.6, float32=82.6
 )
-DEVICES: Mapping[str, Device] = {slug(device.name): device for device in (H200, H100, A100)}
+L40S = _listed("NVIDIA L40S", "sm_89", 142, 96, 864, 350, float16=362, int8=733, tf32=183, float32=91.6)
+B200 = _listed("NVIDIA B200", "sm_100a", 148, 126, 8000, 1000, float16=2250, int8=4500, tf32=1125, float32=75)
+RTX_5090 = _listed(
+    "NVIDIA GeForce RTX 5090", "sm_120a", 170, 96, 1792, 575, float16=209.5, int8=838, tf32=104.8, float32=104.8
+)
+MI210 = _listed("AMD Instinct MI210", "gfx90a", 104, 8, 1638, 300, float16=181, int8=181, float32=22.6)
+# one of the two GPUs of a package, which share the watts
+MI250X = _listed("AMD Instinct MI250X", "gfx90a", 110, 8, 1638, 560, float16=191.5, int8=191.5, float32=23.9)
+# L2 of eight chiplets, 4 MiB each
+MI300X = _listed("AMD Instinct MI300X", "gfx942", 304, 32, 5300, 750, float16=1307, int8=2615, tf32=654, float32=163.4)
+RX_7900_XTX = _listed("AMD Radeon RX 7900 XTX", "gfx1100", 48, 6, 960, 355, float16=122.8, int8=122.8, float32=61.4)
+_ROWS = (H200, H100, T4, A100, RTX_3090, RTX_4090, L40S, B200, RTX_5090, MI210, MI250X, MI300X, RX_7900_XTX)
+DEVICES: Mapping[str, Device] = {slug(device.name): device for device in _ROWS}
 GENERIC = Device(name="a generic GPU")  # of an arch without a device of its own here
 
 

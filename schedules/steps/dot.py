@@ -53,7 +53,7 @@ def _implementation(arch: Arch) -> PrimFunc:
         if arch.kind == "cuda":
             return T.call_pure_extern("int32", "__dp4a", a, b, c)
         a, b = T.reinterpret("int32", a), T.reinterpret("int32", b)
-        if arch.name.startswith("gfx11"):  # the two flags say that a and b are signed
+        if "sudot4" in arch.features:  # the two flags say that a and b are signed
             signed = T.bool(True)
             return T.call_llvm_pure_intrin("int32", "llvm.amdgcn.sudot4", signed, a, signed, b, c, T.bool(False))
         return T.call_llvm_pure_intrin("int32", "llvm.amdgcn.sdot4", a, b, c, T.bool(False))

@@ -96,4 +96,4 @@ def atom_for(dtype: str, arch: Arch) -> Atom:
         raise ConfigError(reason)
     if arch.kind == "cuda":
         return MMA[dtype]
-    return MFMA_INT8_K32 if dtype == "int8" and arch.name == "gfx942" else MFMA[dtype]
+    return MFMA_INT8_K32 if dtype == "int8" and "mfma_i8_k32" in arch.features else MFMA[dtype]

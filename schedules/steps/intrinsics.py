@@ -107,8 +107,8 @@ def _mma_source(atom: Atom, arch: Arch) -> tuple[str, str]:
     """Name and text of the CUDA function ``(sums, a, b)`` over one lane's slots."""
     source, total = _PTX_TYPE[atom.source], _PTX_TYPE[atom.sum]
     constraint, ctype = ("r", "int") if atom.sum == "int32" else ("f", "float")
-    small = arch.name == "sm_75"
-    # instructions as (m, n, k, sums, registers of a, registers of b); sm_75's cover the same fragments in parts
+    small = "mma" not in arch.features
+    # instructions as (m, n, k, sums, registers of a, registers of b); the small ones cover the same fragments in parts
     parts: list[tuple[int, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
     if not small:
         parts = [(16, 8, atom.k, (0, 1, 2, 3), (0, 1, 2, 3), (0, 1))]
@@ -127,7 +127,7 @@ def _mma_source(atom: Atom, arch: Arch) -> tuple[str, str]:
             f'               "{{{c_text}}}, {{{a_text}}}, {{{b_text}}}, {{{c_text}}};\\n"\n'
             f"               : {outputs}\n               : {inputs});"
         )
-    name = f"mma_{source}" + ("_sm75" if small else "")
+    name = f"mma_{source}" + ("_small" if small else "")
     body = "\n".join(lines)
     return name, (
         f"__device__ __forceinline__ void {name}({ctype}* c, const void* a_slots, const void* b_slots) {{\n"

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 import tvm
 
+from schedules.build import inspect
 from schedules.build.builder import Built, build
-from schedules.core.arch import Arch, parse_arch
+from schedules.core.arch import ARCHES, Arch, parse_arch
 from schedules.core.errors import ArgumentError, ConfigError
+from schedules.core.registry import operators
 from scripts.compare_sources import without_addresses
-from tests.conftest import problem_of
+from tests.conftest import CUDA_ARCHES, ROCM_ARCHES, problem_of
+from tests.core.test_registry import SAMPLES
 from tests.documents import ROOT
 
 X = np.arange(32, dtype="float32").reshape(4, 8)
@@ -97,6 +100,39 @@ def test_no_axis_of_the_grid_is_too_long(name: str, target: str, schedule: str, 
     assert built.launch is not None
     x, y, z = built.launch.grid
     assert max(int(y), int(z)) <= 65535 < int(x)
+
+
+OTHERS = [arch for arch in ARCHES.values() if arch.is_gpu and arch not in (*CUDA_ARCHES, *ROCM_ARCHES)]
+
+
+@pytest.mark.parametrize(("number", "arch"), list(enumerate(OTHERS)), ids=str)
+def test_every_target_builds(number: int, arch: Arch, request: pytest.FixtureRequest) -> None:
+    """What the rule chooses, one operator for each of the targets that no other test builds for; all presets for one
+    are `scripts/sweep.py presets --build-only --target ..`."""
+    request.getfixturevalue("cuda_compiler" if arch.kind == "cuda" else "amd_linker")
+    op = operators()[number % len(operators())]
+    fields = {**SAMPLES[op.name], **({"dtype": "float16"} if "float16" in op.problem.dtypes else {})}
+    built = build(problem_of(op.name, **fields), arch)
+    (code,) = (built.sources[name] for name in ("cubin", "hsaco") if name in built.sources)
+    assert isinstance(code, bytes) and code[:4] == b"\x7fELF"
+    found = inspect.limits(built)
+    assert found.spills == found.scratch == 0 and found.blocks_sm
+    if arch.kind == "rocm":
+        assert f'amdgcn-amd-amdhsa-hcc-{arch.name}"' in str(built.sources["s"])
+
+
+@pytest.mark.parametrize("target", ["gfx90a", "gfx1201"])
+def test_amd_code_for_large_blocks_keeps_within_their_registers(amd_linker: None, target: str) -> None:
+    arch, problem = parse_arch(target), problem_of("softmax", rows=5, cols=70)
+    small, large = (build(problem, arch, "block_streaming", {"threads": threads}) for threads in (256, 1024))
+    for built, threads in ((small, 256), (large, 1024)):
+        assembly, code = str(built.sources["s"]), built.sources["hsaco"]
+        assert f".max_flat_workgroup_size: {threads}\n" in assembly
+        assert f'"amdgpu-flat-work-group-size"="1,{threads}"' in built.sources["ll"]
+        assert isinstance(code, bytes) and code[:4] == b"\x7fELF"
+    assert small.sources["hsaco"][48:52] == large.sources["hsaco"][48:52]  # e_flags: for the same processor
+    found = inspect.limits(large)
+    assert found.blocks_sm and found.registers and found.registers * 1024 <= arch.registers_sm
 
 
 def test_a_grid_that_nothing_folds_is_refused(sm_90a: Arch) -> None:

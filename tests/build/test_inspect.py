@@ -8,8 +8,10 @@ import pytest
 
 from schedules.build import inspect
 from schedules.build.builder import Built, build
+from schedules.build.matrix_cores import busy
 from schedules.build.toolchain import cuda
-from schedules.core.arch import parse_arch
+from schedules.build.toolchain.remarks import resource_remarks
+from schedules.core.arch import parse_arch, waves_by_llvm
 from schedules.core.errors import ToolchainError, UnknownNameError, UsageError
 from schedules.core.presets import preset
 from schedules.show.doctor import examine
@@ -190,8 +192,41 @@ def test_count_amdgcn_counts_kernels_only() -> None:
 
 def test_amdgcn_resources() -> None:
     (used,) = inspect.amdgcn_resources(AMDGCN, parse_arch("rocm:gfx90a"))
-    assert used == cuda.KernelResources("main_kernel", 120, 4096, 8, 8, 8)
+    assert used == cuda.KernelResources("main_kernel", 120, 4096, 8, 8, 0)
     assert inspect.amdgcn_resources(AMDGCN, parse_arch("llvm")) == ()
+
+
+def test_the_larger_of_two_register_files_counts() -> None:
+    more = AMDGCN.replace(".agpr_count:     16", ".agpr_count:     140")
+    (used,) = inspect.amdgcn_resources(more, parse_arch("rocm:gfx908"))
+    assert used.registers == 140 and inspect.amdgcn_registers(more) == {"accumulators": 140, "scalars": 26}
+
+
+LOOP = """
+	v_mfma_f32_16x16x16f16 v[0:3], v[4:5], v[6:7], v[0:3]
+.LBB0_1:
+	ds_read_b128 v[0:3], v4
+	ds_read2_b64 v[0:3], v4 offset0:1
+	v_add_u32_e32 v4, 16, v4
+	v_exp_f32_e32 v0, v1
+	v_mfma_f32_16x16x16{}f16 v[0:3], v[4:5], v[6:7], v[0:3]
+	v_mfma_f32_32x32x4{}f16 v[0:15], v[4:5], v[6:7], v[0:15]
+	s_cbranch_scc1 .LBB0_1
+"""
+
+
+def test_the_time_that_matrix_cores_could_be_busy() -> None:
+    cdna2 = busy([LOOP.format("", "_2b_")], parse_arch("gfx90a"))
+    # 2 x 16^3 and 2 x 2 x 32 x 32 x 4 operations at 256 a cycle; two reads of 16 bytes by 64 lanes, for four SIMDs
+    assert cdna2 and (cdna2.matrix, cdna2.longest, cdna2.unit) == (32 + 64, 96, "matrix cores")
+    cdna3 = busy([LOOP.format("_", "_2b_")], parse_arch("gfx942"))
+    assert cdna3 and (cdna3.matrix, cdna3.longest, cdna3.unit) == (16 + 32, 64, "LDS") and cdna3.share == 0.75
+    rdna3 = busy(
+        [LOOP.replace("v_mfma_f32_16x16x16{}f16", "v_wmma_f32_16x16x16_f16").replace("\tv_mfma", "\ts_nop")],
+        parse_arch("gfx1100"),
+    )
+    assert rdna3 and (rdna3.matrix, rdna3.longest, rdna3.unit) == (32, 32 + 1 + 4, "vector instructions")
+    assert busy(["\tv_add_f32_e32 v0, v1, v2\n"], parse_arch("gfx942")) is None
 
 
 def test_count_cpu() -> None:
@@ -258,7 +293,18 @@ def test_summary_on_rocm(on_rocm: Built) -> None:
     found = inspect.summary(on_rocm)
     assert found.counted_in == "AMDGCN" and found.shared == 4096 and found.registers
     assert found.counts["global load 128-bit"] >= 4 and found.counts["barrier"] == 2
-    assert "at most 256 threads" in found.notes[0]
+    assert found.scalars and found.spills == found.scratch == 0 and found.busy is None
+
+
+@needs_rocm
+def test_registers_and_waves_are_what_llvm_says(on_rocm: Built) -> None:
+    found = inspect.summary(on_rocm)
+    (said,) = resource_remarks(str(on_rocm.sources["ll"]), on_rocm.arch.name).values()
+    assert (found.registers, found.accumulators, found.scalars) == (said.registers, said.accumulators, said.scalars)
+    assert found.threads and found.shared == said.shared and found.waves == said.waves
+    (said,) = resource_remarks(str(on_rocm.sources["ll"]), on_rocm.arch.name, found.threads).values()
+    held = (found.threads, said.vector(on_rocm.arch), said.shared, said.scalars)
+    assert waves_by_llvm(on_rocm.arch, *held) == said.waves
 
 
 def test_summary_on_the_cpu(on_cpu: Built) -> None:

@@ -20,11 +20,19 @@ def test_rows_are_whole(device: Device) -> None:
     arch = parse_arch(device.arch)
     assert device.l2_bytes and device.bandwidth and device.watts
     assert arch.on(device).device is device
-    assert set(device.peaks) == set(H200.peaks)
-    if "cluster" in arch.features:
+    assert {"float16", "int8", "float32"} <= set(device.peaks) <= set(H200.peaks)
+    assert device.by_datasheet != (device.arch == "sm_90a")
+    assert ("not measured" in str(device)) == device.by_datasheet
+    if device.resident_blocks:
         assert device.resident_blocks[1] == device.multiprocessors
     for cluster, blocks in device.resident_blocks.items():
         assert blocks % cluster == 0 and device.multiprocessors // 2 < blocks <= device.multiprocessors
+
+
+def test_an_arch_is_for_a_device_of_its_own() -> None:
+    for arch in ARCHES.values():
+        rows = [device for device in DEVICES.values() if device.arch == arch.name]
+        assert arch.device in rows if rows else arch.device is GENERIC
 
 
 def test_devices_are_found_as_drivers_and_folders_call_them() -> None:
@@ -41,7 +49,7 @@ def test_what_was_not_measured_is_one_block_to_a_multiprocessor_in_whole_cluster
 
 def test_an_arch_is_for_a_device_and_stays_itself() -> None:
     arch = parse_arch("sm_90a")
-    assert arch.device is H200 and parse_arch("sm_80").device is GENERIC
+    assert arch.device is H200 and parse_arch("sm_87").device is GENERIC
     small = arch.on(Device("small", "sm_90a", 78))
     assert str(small) == str(arch) and small != arch and hash(small) != hash(arch)
     assert replace(small, device=H200) == arch

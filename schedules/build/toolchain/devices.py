@@ -68,19 +68,8 @@ class LocalDevice:
     bandwidth: float = 0.0
 
     def runs(self, arch: Arch) -> bool:
-        """Whether code built for `arch` runs here.
-
-        A cubin runs on its own compute capability and on later minor ones of the same major, except that an
-        architecture-specific one ("sm_90a") runs on its own only.
-        """
-        if self.kind != arch.kind:
-            return False
-        if arch.kind == "rocm":
-            return self.capability == arch.name
-        if arch.kind != "cuda" or self.capability == arch.compute_capability:
-            return True
-        (major, minor), (mine, least) = (text.split(".") for text in (self.capability, arch.compute_capability))
-        return arch.name[-1].isdigit() and major == mine and int(minor) >= int(least)
+        """Whether code built for `arch` runs here."""
+        return self.kind == arch.kind and (arch.kind == "llvm" or arch.runs_on(self.capability))
 
     def is_of(self, arch: Arch) -> bool:
         """Whether it is a GPU of just this arch, and not only one that runs its code."""

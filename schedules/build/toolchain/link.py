@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,47 @@ def write_library(module: Any, library: Path) -> None:
             held.callback(os.close, descriptor)
             os.symlink(f"/proc/{os.getpid()}/fd/{descriptor}", f"{folder}/{name}")
         module.export_library(str(library), fcompile=link_library, workspace_dir=folder)
+
+
+STAMPED = 256  # threads of a block at most, as TVM's code generator writes into every kernel for an AMD GPU not here
+
+
+@dataclass(frozen=True)
+class AmdCode:
+    """LLVM IR, assembly and an object file of the same kernels."""
+
+    ll: str
+    assembly: str
+    relocatable: bytes
+
+
+def for_blocks_of(threads: int, ll: str, processor: str) -> AmdCode:
+    """The kernels of LLVM IR `ll`, for blocks of up to `threads`, by TVM's LLVM.
+
+    With it LLVM gives a thread as many registers as blocks of that size leave it.  Raises BuildError if the IR does not
+    say for how many it is.
+    """
+    import tvm_ffi
+
+    size = '"amdgpu-flat-work-group-size"="1,{}"'
+    if size.format(STAMPED) not in ll:
+        raise BuildError(
+            f"TVM's LLVM IR does not bound blocks by {STAMPED} threads; this TVM is not one that was tried"
+        )
+    triple = ll.split('target triple = "', 1)[1].split('"', 1)[0]
+    target = json.dumps({"kind": "llvm", "mtriple": triple, "mcpu": processor}).replace('"', "\\22")
+    ll = ll.replace(size.format(STAMPED), size.format(threads))
+    flag = f'\n!llvm.module.flags = !{{!1000000}}\n!1000000 = !{{i32 4, !"tvm_target", !"{target}"}}\n'
+    with contextlib.ExitStack() as held:  # in memory: LLVM ends the process in which it cannot write a file
+        source, made = (os.memfd_create(name) for name in ("kernel.ll", "kernel.o"))
+        held.callback(os.close, source)
+        held.callback(os.close, made)
+        os.write(source, (ll + flag).encode())
+        module = tvm_ffi.get_global_func("ffi.Module.load_from_file.ll")(f"/proc/self/fd/{source}", "ll")
+        module.write_to_file(f"/proc/self/fd/{made}", "o")
+        with open(made, "rb", closefd=False) as file:
+            file.seek(0)
+            return AmdCode(ll, str(module.inspect_source("asm")), file.read())
 
 
 def link_code_object(relocatable: bytes) -> bytes:

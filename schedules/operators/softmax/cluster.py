@@ -23,7 +23,6 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
-from schedules.core.device import Device
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.operators.softmax.cluster_config import CLUSTERS, ClusterConfig
 from schedules.operators.softmax.definition import SoftmaxProblem
@@ -48,14 +47,14 @@ def schedule(problem: SoftmaxProblem, config: ClusterConfig, arch: Arch) -> tvm.
 def default(problem: SoftmaxProblem, arch: Arch) -> ClusterConfig:
     """The first of `preferred` that is legal; the last of them if none is."""
     config = ClusterConfig()
-    for config in preferred(problem, arch.device):
+    for config in preferred(problem, arch):
         if config.check(problem, arch) is None:
             break
     return config
 
 
-def preferred(problem: SoftmaxProblem, device: Device) -> Iterator[ClusterConfig]:
-    """The smallest cluster with which the rows fill `device` and a part is no longer than PART of a tensor, else the
+def preferred(problem: SoftmaxProblem, arch: Arch) -> Iterator[ClusterConfig]:
+    """The smallest cluster with which the rows fill the device and a part is no longer than PART of a tensor, else the
     largest; then, with PACKS to a thread of 256 or 512, as many packs as can in shared memory, and as many blocks to a
     multiprocessor, up to six or three, as that holds, at least two.  Where searches on an H200 timed it, for 1 to 132
     rows of 65536 and 262144 float16 columns, it was within 4% of the fastest (tuning_logs/nvidia-h200/softmax.jsonl).
@@ -63,8 +62,9 @@ def preferred(problem: SoftmaxProblem, device: Device) -> Iterator[ClusterConfig
     For longer parts two blocks with as many packs in registers as IN_REGISTERS hold, or one: estimates, not measured.
     """
     frame = Frame.of_row(problem)
-    enough = [c for c in CLUSTERS if problem.rows * c >= device.multiprocessors and frame.nbytes <= PART * c]
-    cluster = enough[0] if enough else CLUSTERS[-1]
+    sizes = [c for c in CLUSTERS if c <= arch.cluster] or CLUSTERS
+    enough = [c for c in sizes if problem.rows * c >= arch.device.multiprocessors and frame.nbytes <= PART * c]
+    cluster = enough[0] if enough else sizes[-1]
     online = not problem.is_grad
     for threads in (256, 512):
         base = ClusterConfig(cluster, threads, online=online)

@@ -77,6 +77,8 @@ class ClusterConfig(Config):
             return f"{arch} has no clusters of blocks; choose another --schedule"
         if self.cluster not in CLUSTERS:
             return f"cluster={self.cluster} is not one of {', '.join(map(str, CLUSTERS))}"
+        if self.cluster > arch.cluster:
+            return f"cluster={self.cluster} is over {arch.cluster}, the most of {arch}; take a smaller one"
         if self.kept not in KEPT_IN_REGISTERS:
             return f"kept={self.kept} is not one of {', '.join(KEPT_IN_REGISTERS)}"
         return (

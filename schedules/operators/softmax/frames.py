@@ -63,7 +63,8 @@ def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
         return FramesConfig(threads, 64 // threads, streaming=streaming)
     for threads, packs, min_blocks in ((128, 8, 0), (128, 16, 4), (512, 8, 2)):
         if most * scale <= threads * packs:
-            return FramesConfig(threads, min_blocks=min_blocks if scale == 1 else 0, streaming=streaming)
+            asked = min(min_blocks, arch.threads_sm // (2 * threads)) if scale == 1 else 0
+            return FramesConfig(threads, min_blocks=asked, streaming=streaming)
     # ptxas spills to come under 32 registers, unless it is told that one block is enough
     return FramesConfig(1024, min_blocks=1, streaming=streaming)
 

@@ -48,8 +48,9 @@ def test_a_product(torch: Any, arithmetic: str) -> None:
 
 def test_the_peaks_are_those_of_the_datasheet() -> None:
     for peaks in (device.peaks for device in DEVICES.values()):
-        assert set(peaks) == set(ARITHMETICS)
-        assert peaks["int8"] > peaks["float16"] == peaks["bfloat16"] > peaks["tf32"] > peaks["float32"]
+        assert set(peaks) <= set(ARITHMETICS)
+        assert peaks["int8"] >= peaks["float16"] >= peaks.get("tf32", 0) and peaks["float16"] > peaks["float32"]
+        assert peaks.get("bfloat16") in (None, peaks["float16"])
 
 
 @pytest.mark.gpu

@@ -140,9 +140,9 @@ def test_illegal_configs_are_refused(sm_90a: Arch, config: dict[str, Any], words
         build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "tutorial", config)
 
 
-def test_amd_blocks_stay_within_256_threads() -> None:
-    with pytest.raises(ConfigError, match="allows 256"):
-        build(problem_of("conv2d_hwcn", **TUTORIAL), parse_arch("gfx90a"), "tutorial", dict(num_thread="16x32"))
+def test_amd_blocks_stay_within_1024_threads() -> None:
+    with pytest.raises(ConfigError, match="allows 1024"):
+        build(problem_of("conv2d_hwcn", **TUTORIAL), parse_arch("gfx90a"), "tutorial", dict(num_thread="32x64"))
 
 
 @pytest.mark.parametrize("arch", ROCM_ARCHES, ids=str)

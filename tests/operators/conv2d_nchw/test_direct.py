@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from schedules.build.builder import build
 from schedules.build.inspect import dynamic_shared, material, summary
-from schedules.core.arch import ARCHES, Arch, parse_arch
+from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.presets import preset
 from schedules.core.registry import operator
@@ -23,7 +23,15 @@ from schedules.measure.journal import read_journal
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.direct import DirectConfig, default, space
 from tests.amd import assert_fits
-from tests.conftest import EMULATED_ARCHES, ROCM_ARCHES, assert_changes_the_source, assert_correct, caught, problem_of
+from tests.conftest import (
+    CUDA_ARCHES,
+    EMULATED_ARCHES,
+    ROCM_ARCHES,
+    assert_changes_the_source,
+    assert_correct,
+    caught,
+    problem_of,
+)
 from tests.documents import ROOT
 from tests.operators.conv2d_nchw.shapes import SHAPES
 
@@ -39,7 +47,7 @@ ASYNC: list[dict[str, Any]] = [
     dict(block="4x8", pixels="1x2", filters=3, channels_per_stage=2, stages=2, vector=2, unroll_rows=False),
 ]
 EXCHANGED = dict(block="3x16", pixels="1x4", filters=5, exchange=True)
-GPUS = [arch for arch in ARCHES.values() if arch.is_gpu]
+GPUS = [*CUDA_ARCHES, *ROCM_ARCHES]
 
 
 # each shape with the default config and half of the others
@@ -299,11 +307,6 @@ def test_amd_code_object(amd_linker: None, arch: Arch, config: dict[str, Any]) -
 def test_cp_async_is_asked_for_only_where_it_is(arch: str) -> None:
     with pytest.raises(ConfigError, match="has no cp.async, only stages=1"):
         build(ARTICLE, parse_arch(arch), "direct", dict(block="8x32", channels_per_stage=1, stages=2))
-
-
-def test_amd_blocks_stay_within_256_threads() -> None:
-    with pytest.raises(ConfigError, match="allows 256"):
-        build(ARTICLE, parse_arch("gfx90a"), "direct", dict(block="24x64", channels_per_stage=1))
 
 
 def _mutants(source: str) -> Iterator[tuple[str, str]]:

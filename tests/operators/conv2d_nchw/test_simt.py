@@ -12,16 +12,23 @@ from hypothesis import strategies as st
 
 from schedules.build.builder import build
 from schedules.build.inspect import material, summary
-from schedules.core.arch import ARCHES, Arch, parse_arch
+from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
 from schedules.operators.conv2d_nchw.simt import SimtConfig, default, space
 from tests.amd import assert_fits
-from tests.conftest import EMULATED_ARCHES, ROCM_ARCHES, assert_changes_the_source, assert_correct, problem_of
+from tests.conftest import (
+    CUDA_ARCHES,
+    EMULATED_ARCHES,
+    ROCM_ARCHES,
+    assert_changes_the_source,
+    assert_correct,
+    problem_of,
+)
 from tests.operators.conv2d_nchw.shapes import SHAPES
 
 LAYER: dict[str, Any] = dict(n=16, h=32, w=32, ci=256, co=256, kh=3, kw=3, pad=1)
-GPUS = [arch for arch in ARCHES.values() if arch.is_gpu]
+GPUS = [*CUDA_ARCHES, *ROCM_ARCHES]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

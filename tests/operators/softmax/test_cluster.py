@@ -221,6 +221,14 @@ def test_other_archs_are_refused() -> None:
         build(softmax(rows=1, cols=64), parse_arch("sm_80"), "cluster")
 
 
+def test_an_arch_has_clusters_of_so_many() -> None:
+    problem, arch = softmax(rows=8, cols=2**18), parse_arch("sm_120a")
+    assert "cluster=16 is over 8, the most of cuda:sm_120a" in (ClusterConfig(16).check(problem, arch) or "legal")
+    assert ClusterConfig(16).check(problem, parse_arch("sm_100a")) is None
+    assert operator("softmax").schedule("cluster").config_for(problem, arch).cluster <= 8
+    assert_correct(softmax(rows=2, cols=2056), arch, "cluster", dict(TWO), ["emulated"])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("cols", [1000, 50257, 65536, 2**18, 2**20 - 1, 2**20])
