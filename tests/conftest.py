@@ -218,7 +218,7 @@ def is_right(built: Built, rows: int, mode: int) -> bool:
     tensor."""
     problem = replace(built.problem, rows=rows)  # type: ignore[call-arg]
     arrays = list(built.operator.inputs(problem, np.random.default_rng(rows)))
-    _, call = list(emulated_runs(built, str(built.sources["cu"])))[mode]
+    _, call = list(emulated_runs(built))[mode]
     return judge(problem, arrays, call([*arrays, *poisoned(problem)])).passed
 
 

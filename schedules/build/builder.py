@@ -31,6 +31,7 @@ from schedules.core.problem import Argument, Config, Problem
 from schedules.core.quiet import ROCM_WARNINGS, without_lines
 from schedules.core.registry import operator_of
 from schedules.lowering import pipeline
+from schedules.lowering.barriers import CODE
 from schedules.predict.start import started
 
 AXES = ("x", "y", "z")
@@ -229,6 +230,8 @@ def _callbacks(arch: Arch, device_code: bool) -> Iterator[_Made]:
         return made.cubin.cubin
 
     def link_rocm(relocatable: bytes) -> bytes:
+        if not device_code:
+            return bytes(relocatable)
         try:
             made.code_object = link.link_code_object(made.amd.relocatable if made.amd else bytes(relocatable))
         except SchedulesError as error:
@@ -256,7 +259,8 @@ def _callbacks(arch: Arch, device_code: bool) -> Iterator[_Made]:
         _tvm_build_rocm()  # before it is replaced
         tvm_ffi.register_global_func("target.build.rocm", build_rocm, override=True)
         # no device libraries: exp, log, sqrt, erf, tanh and pow compile to instructions without them
-        tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", lambda: tvm.runtime.convert([]), override=True)
+        code = tvm.runtime.convert([str(CODE)])
+        tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", lambda: code, override=True)
     yield made
 
 

@@ -3,7 +3,7 @@
 Routes, from the truest to the most portable:
 
 device    the built function on the device it was built for
-emulated  the generated CUDA C++, run on the CPU by `emulate`: barriers, indices, instructions
+emulated  the generated CUDA C++, or LLVM IR for AMD GPUs, run on the CPU by `emulate`: barriers, indices, instructions
 serial    the scheduled program with its threads as loops, run by LLVM: tiling, predicates, layouts
 
 Inputs are fresh and random, outputs poisoned with NaN before each run.
@@ -135,7 +135,7 @@ def default_routes(arch: Arch, spec: ScheduleSpec) -> list[str]:
     if device_name(arch) is not None:
         return ["device"]
     routes = ["serial"]
-    if arch.kind == "cuda" and emulator_available():
+    if arch.is_gpu and emulator_available():
         routes.append("emulated")
     taken = [route for route in routes if route not in spec.no_routes]
     if not taken:
@@ -250,10 +250,15 @@ def _serial(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> 
 
 
 def _emulated(problem: Problem, arch: Arch, schedule: str | None, config: Any) -> Iterator[tuple[str, Run]]:
-    if arch.kind != "cuda":
-        raise UsageError(f"the emulator runs CUDA C++, not {arch}; use --route serial")
+    if not arch.is_gpu:
+        raise UsageError(f"the emulator runs GPU code, not {arch}; use --route device")
     built = build(problem, arch, schedule, config, device_code=False)
-    yield from emulated_runs(built, str(built.sources["cu"]))
+    yield from emulated_runs(built)
+
+
+def device_source(built: Built) -> str:
+    """What the emulator runs: the generated CUDA C++, or the LLVM IR that AMD's backend is given."""
+    return str(built.sources["cu" if built.arch.kind == "cuda" else "ll"])
 
 
 class _HostCode:
@@ -270,15 +275,19 @@ class _HostCode:
         return folder / "kernel.so"
 
 
-def emulated_runs(built: Built, source: str, modes: Sequence[EmulationMode] = MODES) -> Iterator[tuple[str, Run]]:
-    """`source` (the built one, or a mutant of it) behind the host code of `built`, once for each mode."""
+def emulated_runs(
+    built: Built, source: str | None = None, modes: Sequence[EmulationMode] = MODES
+) -> Iterator[tuple[str, Run]]:
+    """The generated code of `built`, or a mutant of it as `source`, behind its host code, once for each mode."""
+    code = source or device_source(built)
     count = len(built.problem.arguments())
     outputs = range(count - len(outputs_of(built.problem)), count)
     host = _HostCode(built.module)
 
     def run(mode: EmulationMode) -> Run:
         def call(arrays: Sequence[Array]) -> list[Array]:
-            return emulator().run(host.library, source, list(arrays), list(outputs), mode=mode)
+            kind, wave = built.arch.kind, built.arch.wave
+            return emulator().run(host.library, code, list(arrays), list(outputs), mode=mode, kind=kind, wave=wave)
 
         return call
 

@@ -9,7 +9,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 # TVM asks the live device for what a cross-build states explicitly, and says so on every build
-ROCM_WARNINGS = ("Unable to detect ROCm version", "Cannot get maximum number of threads for AMD codegen")
+ROCM_WARNINGS = (
+    "Unable to detect ROCm version",
+    "Cannot get maximum number of threads for AMD codegen",
+    "Unroll hint get ignore at CodeGenLLVM backend",
+)
 
 
 @contextlib.contextmanager

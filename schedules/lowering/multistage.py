@@ -17,7 +17,7 @@ from tvm import ir, tirx
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 
 from schedules.lowering import reach
-from schedules.lowering.annotations import AHEAD, ASYNC, AT_ONCE, PIPELINE, PROXY, SKIP, TILE_SUMS
+from schedules.lowering.annotations import AHEAD, ASYNC, AT_ONCE, PIPELINE, PREFIX, PROXY, SKIP, TILE_SUMS
 from schedules.lowering.async_copy import Copies, commit, fence, settle, wait
 from schedules.lowering.cursor import Cursor, split
 from schedules.lowering.odometer import Odometer
@@ -35,6 +35,7 @@ from schedules.lowering.statements import (
 )
 
 MAIN_LOOP = "main loop"  # name of the block that it becomes
+OWN_BARRIERS = PREFIX + "own_barriers"  # of the scope in it: the barriers there are all that it needs
 READ, WRITE = "read", "write"  # the stage whose turn it is
 
 
@@ -114,6 +115,23 @@ class _Nest:
         fragments = self.steps.body
         self.fragments = list(fragments.block.alloc_buffers)
         *self.loads, self.multiply = sequence(fragments.block.body)
+
+    @property
+    def followed(self) -> bool:
+        """Whether the program has other shared memory, or comes here again, so that the tiles' may be in use."""
+        found: list[bool] = []
+
+        def block(node: Any) -> None:
+            shared = [buffer for buffer in node.alloc_buffers if str(buffer.scope()).startswith("shared")]
+            found.extend(buffer not in self.tiles for buffer in shared)
+
+        def loop(node: Any) -> None:
+            if node.thread_binding is None:
+                found.extend(inner.loop_var.same_as(self.loops[0].loop_var) for inner in loops_of(node.body))
+
+        tvm_ffi.structural_walk(self.program, (SBlock, block))
+        tvm_ffi.structural_walk(self.program, (tirx.For, loop))
+        return any(found)
 
     def _copy(self, statement: Any) -> _Copy:
         stores = stores_of(statement)
@@ -316,9 +334,10 @@ class _Emitter:
         for stage, cursors in zip((0, self.stages - 1), self.cursors, strict=True):
             prologue += [cursor.set(stage) for cursor in cursors]
         ending = [*self.settled(), *([wait(0)] if self.asynchronous else [])]
-        # what follows may reuse this memory
-        ending.append(tirx.Evaluate(tirx.op.tvm_storage_sync(str(self.nest.tiles[0].scope()))))
-        body = joined([*prologue, *loop, *ending])
+        if self.asynchronous or self.nest.followed:  # what follows may reuse this memory
+            ending.append(tirx.Evaluate(tirx.op.tvm_storage_sync(str(self.nest.tiles[0].scope()))))
+        scope = ir.StringImm(str(self.nest.tiles[0].scope()))
+        body = tirx.AttrStmt(scope, OWN_BARRIERS, integer(1), joined([*prologue, *loop, *ending]))
         cursors = [cursor.buffer for group in self.cursors for cursor in group]
         state = [*self.at.buffers, self.stage, *cursors]
         allocations = [

@@ -10,8 +10,8 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, tirx
-from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_host_passes
+from tvm import ir, s_tir, tirx
+from tvm.s_tir.pipeline import finalize_host_passes
 from tvm.s_tir.stmt import SBlock
 from tvm.tirx.compilation_pipeline import PIPELINE_MAP, tirx_pipeline
 
@@ -19,12 +19,14 @@ from schedules.core.problem import Argument
 from schedules.lowering import annotated
 from schedules.lowering.accesses import whole_accesses
 from schedules.lowering.annotations import APART, MIN_BLOCKS, STREAM, TIRX
+from schedules.lowering.barriers import fenced, without_doubled
 from schedules.lowering.border_copies import borders_apart
 from schedules.lowering.bounds import bounded
 from schedules.lowering.lone_task import lone_tasks_in_caller
 from schedules.lowering.order import reordered
 from schedules.lowering.past_caches import stores_past_caches
 from schedules.lowering.shared_threads import on_shared_threads
+from schedules.lowering.wave_reduce import reduced_in_waves
 
 NAME = "te_schedules"
 TIRX_NAME = "te_schedules_tirx"
@@ -116,15 +118,80 @@ def _without_alignment(mod: tvm.IRModule) -> tvm.IRModule:
     return tvm.IRModule(functions, attrs=mod.attrs)
 
 
-def _pipeline() -> tuple[Any, Any, Any]:
-    lower, _, _ = default_s_tir_pipeline()
+def _lowered(mod: tvm.IRModule) -> tvm.IRModule:
+    """`mod` after the passes of TVM's pipeline "s_tir", with those of ours that have to be between them."""
+    scheduled, general = s_tir.transform, tirx.transform
+    options = tvm.transform.PassContext.current().config
+    on_amd = _all_on(mod, "rocm")
+    passes = [
+        scheduled.CanonicalizeLoop(),
+        scheduled.LowerCrossThreadReduction(),
+        scheduled.LowerInitBlock(),
+        scheduled.PlanAndUpdateBufferAllocationLocation(),
+        scheduled.ConvertBlocksToOpaque(),
+        scheduled.LiftThreadBinding(),
+        scheduled.ManifestSharedMemoryLocalStage(),
+        scheduled.CompactBufferAllocation(),
+        scheduled.LowerAutoCopy(),
+        scheduled.UnifyThreadBinding(),
+        scheduled.LowerMatchBuffer(),
+        scheduled.StmtSimplify(),
+        scheduled.InjectPermutedLayout(),
+        scheduled.AnnotateIrregularLoop(),
+        scheduled.InjectSoftwarePipeline(),
+        scheduled.TransformMmaBufferLayout(),
+        scheduled.LowerOpaqueBlock(),
+        general.FlattenBuffer(),
+        general.BF16ComputeLegalize(),
+        general.NarrowDataType(32),
+        scheduled.LoopPartition(),
+        general.VectorizeLoop(True),
+        scheduled.InjectVirtualThread(),
+        scheduled.InjectDoubleBuffer(),
+        *([] if options.get("tirx.disable_storage_rewrite", False) else [general.StorageRewrite()]),
+        scheduled.HoistIfThenElse(),
+        general.UnrollLoop(),
+        scheduled.RenormalizeSplitPattern(),
+        general.StmtSimplify(),
+        general.RemoveNoOp(),
+        scheduled.RewriteUnsafeSelect(),
+        *([] if options.get("tirx.disable_cse_tir", False) else [general.CommonSubexprElim()]),
+        general.FP8ComputeLegalize(),
+        general.VerifyMemory(),
+        general.AnnotateEntryFunc(),
+        scheduled.ThreadSync("shared"),
+        scheduled.ThreadSync("shared.dyn"),
+        scheduled.ThreadSync("warp"),
+        _own_barriers,
+        scheduled.InferFragment(),
+        *([_reductions] if on_amd else []),
+        scheduled.LowerThreadAllreduce(),
+        scheduled.MergeSharedMemoryAllocations(),
+        general.SplitHostDevice(),
+        general.MakePackedAPI(),
+        general.FP8StorageLegalize(),
+        general.BF16StorageLegalize(),
+    ]
+    return tvm.ir.transform.Sequential(passes)(mod)
 
+
+@tvm.transform.module_pass(opt_level=0, name="schedules.own_barriers")
+def _own_barriers(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    return without_doubled(mod)
+
+
+@tvm.transform.module_pass(opt_level=0, name="schedules.wave_reduce")
+def _reductions(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    return reduced_in_waves(mod)
+
+
+def _pipeline() -> tuple[Any, Any, Any]:
     @tvm.transform.module_pass(opt_level=0, name="schedules.lower")
     def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if annotated.needed(mod):
             mod = annotated.lower(mod)
         mod = bounded(mod, _current.get().arguments)
-        mod = reordered(_explicit_fma(_without_alignment(lower(mod))))
+        mod = reordered(_explicit_fma(_without_alignment(_lowered(mod))))
         if _all_on(mod, "llvm"):
             mod = lone_tasks_in_caller(stores_past_caches(mod) if _current.get().stream == "stores" else mod)
             mod = borders_apart(mod)
@@ -148,6 +215,10 @@ def _pipeline() -> tuple[Any, Any, Any]:
     def accesses(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         streaming = _current.get().stream
         return whole_accesses(mod, streaming) if streaming and _all_on(mod, "cuda") else mod
+
+    @tvm.transform.module_pass(opt_level=0, name="schedules.barriers")
+    def barriers(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return fenced(mod)
 
     @tvm.transform.module_pass(opt_level=0, name="schedules.narrow_shuffles")
     def narrow_shuffles(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -178,6 +249,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
                 tirx.transform.StmtSimplify(),
                 tirx.transform.LowerIntrin(),
                 accesses,
+                barriers,
                 launch_bounds,
             ]
         )

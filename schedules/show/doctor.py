@@ -175,7 +175,7 @@ def _target(arch: Arch, parts: dict[str, Part]) -> TargetState:
     # a GPU of a later minor version runs the code too, but what is measured there says little of its own arch
     exact = device is not None and (arch.kind == "llvm" or device.capability == arch.compute_capability)
     routes = (("device",) if run and exact else ()) + (("serial",) if arch.is_gpu else ())
-    if arch.kind == "cuda" and parts[CXX].ok:
+    if arch.is_gpu and parts[CXX].ok:
         routes += ("emulated",)
     if missing:
         note = f"no {missing[0]}: {parts[missing[0]].remedy}"

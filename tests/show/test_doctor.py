@@ -62,7 +62,8 @@ def test_no_cxx_means_no_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulate_toolchain, "find_cxx", missing)
     report = examine()
     assert not report.part("C++ compiler").ok and "g++" in report.part("C++ compiler").remedy
-    assert "emulated" not in target(report, "cuda:sm_80").verify and "serial" in target(report, "cuda:sm_80").verify
+    for name in ("cuda:sm_80", "rocm:gfx942"):
+        assert "emulated" not in target(report, name).verify and "serial" in target(report, name).verify
 
 
 def test_a_gpu_runs_its_arch(monkeypatch: pytest.MonkeyPatch) -> None:

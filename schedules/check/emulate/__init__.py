@@ -1,4 +1,5 @@
-"""Generated CUDA C++ run on the CPU: one fiber per GPU thread, in an order that shows missing synchronisation."""
+"""Generated CUDA C++, or LLVM IR for AMD GPUs, run on the CPU: one fiber per GPU thread, in an order that shows missing
+synchronisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the device module that TVM serialises into an exported library (`CUDAModule::SaveToBytes`).
+"""Reads the device module that TVM serialises into an exported library (`CUDAModule::SaveToBytes`; ROCm's is alike).
 
 The same format comes from a real CUDA module (its code a cubin) and from the one TVM makes on a machine without a
 CUDA driver (its code the CUDA source): the emulator needs the kernels' signatures only.

@@ -1,4 +1,4 @@
-"""Runs built CUDA libraries on the CPU, in a worker process that may crash without harm."""
+"""Runs libraries built for CUDA or ROCm on the CPU, in a worker process that may crash without harm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LAST_WORDS_S = 1.0
 
 @dataclass(frozen=True)
 class EmulationMode:
-    """The choices that CUDA leaves open and that a correct kernel must not depend on.
+    """The choices that a GPU leaves open and that a correct kernel must not depend on.
 
     copies: when the data of cp.async and of bulk copies land: "late" at the wait that requires them, "early" at issue.
     order: in which order the warps of a block, and the lanes of a warp, run between barriers.
@@ -139,17 +139,21 @@ class Emulator:
         *,
         mode: EmulationMode = EmulationMode(),
         entry: str = "main",
+        kind: str = "cuda",
+        wave: int = 32,
         timeout_s: float = 120.0,
     ) -> list[np.ndarray]:
         """Runs the packed function `entry` of an exported library, its kernels taken from `source`.
 
         Args:
-            library: what `export_library` wrote: the host code and the serialised CUDA module.
-            source: the CUDA C++ of that module.
+            library: what `export_library` wrote: the host code and the serialised device module.
+            source: the CUDA C++ of that module, or of `kind` "rocm" the LLVM IR.
             arguments: all tensors of the function in order, outputs included; they are copied, not changed.
             outputs: indices of the arguments to return.
             mode: the scheduling choices.
             entry: name of the packed function.
+            kind: of the GPU, "cuda" or "rocm".
+            wave: how many of its threads go together, 32 or 64.
             timeout_s: seconds the run may take, compilation not counted.
 
         Raises:
@@ -157,7 +161,7 @@ class Emulator:
             ToolchainError: if there is no C++ compiler.
         """
         header = {"library": str(Path(library).resolve()), "entry": entry}
-        return self._call(header, source, arguments, outputs, mode, timeout_s)
+        return self._call(header, source, arguments, outputs, mode, kind, wave, timeout_s)
 
     def launch(
         self,
@@ -172,16 +176,18 @@ class Emulator:
         cluster: tuple[int, int, int] = (1, 1, 1),
         tensor_maps: Sequence[TensorMap] = (),
         mode: EmulationMode = EmulationMode(),
+        kind: str = "cuda",
+        wave: int = 32,
         timeout_s: float = 120.0,
     ) -> list[np.ndarray]:
-        """Launches one kernel of a CUDA source without any host code.
+        """Launches one kernel of a source without any host code.
 
         Its parameters are a pointer for each of `arguments`, then a CUtensorMap for each of `tensor_maps`.  Args and
         errors are those of `run`; `dynamic_shared` is in bytes, `cluster` in blocks.
         """
         shape = LaunchShape(list(grid), list(block), list(cluster), dynamic_shared)
         header = {"kernel": kernel, "shape": asdict(shape), "tensor_maps": [asdict(each) for each in tensor_maps]}
-        return self._call(header, source, arguments, outputs, mode, timeout_s)
+        return self._call(header, source, arguments, outputs, mode, kind, wave, timeout_s)
 
     def _call(
         self,
@@ -190,13 +196,17 @@ class Emulator:
         arguments: Sequence[np.ndarray],
         outputs: Sequence[int],
         mode: EmulationMode,
+        kind: str,
+        wave: int,
         timeout_s: float,
     ) -> list[np.ndarray]:
-        kernels = build_kernels(source)
+        kernels = build_kernels(source, kind)
         arrays = [np.ascontiguousarray(argument).reshape(argument.shape) for argument in arguments]
         header |= {
             "kernels": str(kernels),
             "mode": asdict(mode),
+            "kind": kind,
+            "wave": wave,
             "arguments": [{"dtype": array.dtype.name, "shape": array.shape} for array in arrays],
             "outputs": list(outputs),
         }

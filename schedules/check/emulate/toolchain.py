@@ -17,11 +17,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from schedules.build.toolchain.link import link_library
+from schedules.check.emulate.amdgcn import translate_ir
 from schedules.check.emulate.translate import translate
-from schedules.core.errors import EmulationError, ToolchainError
+from schedules.core.arch import parse_arch
+from schedules.core.errors import BuildError, EmulationError, ToolchainError
 from schedules.core.folders import cache_folder
 
 CXX_FOLDER = Path(__file__).parent / "cxx"
@@ -82,30 +85,40 @@ def _header_hash() -> str:
 
 
 def _compile(name: str, flags: Sequence[str], inputs: Sequence[str], source: str, key: Iterable[str]) -> Path:
-    """Compiles to a file in the cache, unless it is there already; the hash takes the place of {} in its `name`.
+    """Compiles C++ to a file in the cache, as `_cached`.
 
     Raises:
         ToolchainError: if there is no compiler.
         subprocess.CalledProcessError: if the compiler refuses; its `stderr` is text.
     """
     cxx = find_cxx()
-    parts = [_compiler_identity(cxx), _header_hash(), *flags, source, *key]
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def make(partial: str) -> None:
+        command = [cxx, *flags, *inputs, "-o", partial]
+        subprocess.run(command, input=source, capture_output=True, text=True, check=True)
+
+    return _cached(name, [_compiler_identity(cxx), _header_hash(), *flags, source, *key], make, shared=not source)
+
+
+def _cached(name: str, key: Iterable[str], make: Callable[[str], None], shared: bool = False) -> Path:
+    """A file in the cache that `make` writes, unless it is there already; the hash of `key` takes the place of {} in
+    its `name`.  One that is `shared` by all kernels takes seconds to make: processes that begin together wait for one.
+    """
+    digest = hashlib.sha256("\0".join(key).encode()).hexdigest()
     target = emulator_folder() / name.format(digest[:32])
     with contextlib.suppress(FileNotFoundError):
         os.utime(target)  # the cache drops what was not used for longest
         return target
     target.parent.mkdir(exist_ok=True)
-    with open(cache_folder() / ".lock", "w") if not source else contextlib.nullcontext() as lock:
-        if lock:  # what is the same for all kernels takes seconds: processes that begin together wait for one
+    with open(cache_folder() / ".lock", "w") if shared else contextlib.nullcontext() as lock:
+        if lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if target.exists():
                 return target
         descriptor, partial = tempfile.mkstemp(prefix=".", suffix=target.name, dir=target.parent)
         os.close(descriptor)
         try:
-            command = [cxx, *flags, *inputs, "-o", partial]
-            subprocess.run(command, input=source, capture_output=True, text=True, check=True)
+            make(partial)
             os.replace(partial, target)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -161,13 +174,42 @@ def _precompiled() -> tuple[str, ...]:
 _translated = functools.lru_cache(maxsize=8)(translate)  # one source is run in several modes
 
 
-def build_kernels(source: str) -> Path:
-    """Translates and compiles a CUDA source; the library exports `emu_kernel_<name>` for each kernel.
+def build_kernels(source: str, kind: str = "cuda") -> Path:
+    """Translates and compiles a source, CUDA C++ or (of `kind` rocm) LLVM IR for AMD GPUs; the library exports
+    `emu_kernel_<name>` for each kernel.
 
     Raises:
-        EmulationError: if the source is not CUDA C++ that the emulator can compile.
+        EmulationError: if the source is none that the emulator can compile.
         ToolchainError: if there is no compiler.
     """
+    library = _build_ir(source) if kind == "rocm" else _build_cuda(source)
+    _drop_old(library.parent.glob("kernel-*.so"), _MAX_CACHED_KERNELS)
+    return library
+
+
+def _build_ir(source: str) -> Path:
+    import tvm
+
+    target = str(parse_arch("llvm").target())
+    try:
+        text = translate_ir(source, target)
+    except ValueError as error:
+        raise EmulationError(f"cannot translate the LLVM IR: {error}") from error
+
+    def make(partial: str) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            translated, compiled = Path(folder) / "kernel.ll", Path(folder) / "kernel.o"
+            translated.write_text(text)
+            tvm.runtime.load_module(str(translated)).write_to_file(str(compiled), "o")
+            link_library(partial, [str(compiled)])
+
+    try:
+        return _cached("kernel-{}.so", [_header_hash(), text, importlib.metadata.version("apache-tvm")], make)
+    except (BuildError, RuntimeError) as error:
+        raise EmulationError(f"the LLVM IR does not compile for the emulator: {error}") from error
+
+
+def _build_cuda(source: str) -> Path:
     try:
         translation = _translated(source)
     except (ValueError, StopIteration) as error:
@@ -177,12 +219,10 @@ def build_kernels(source: str) -> Path:
     text = '#line 1 "kernel.cu"\n' + translation.source
     inputs = [*_precompiled(), *_INCLUDE, "-include", "emulator.h", "-x", "c++", "-"]
     try:
-        library = _compile("kernel-{}.so", _KERNEL_FLAGS, inputs, text, ())
+        return _compile("kernel-{}.so", _KERNEL_FLAGS, inputs, text, ())
     except subprocess.CalledProcessError as error:
         message = _first_error(error.stderr)
         raise EmulationError(f"the CUDA source does not compile for the emulator: {message}") from error
-    _drop_old(library.parent.glob("kernel-*.so"), _MAX_CACHED_KERNELS)
-    return library
 
 
 def _first_error(stderr: str) -> str:
@@ -208,12 +248,12 @@ def _drop_old(cached: Iterable[Path], most: int) -> None:
 
 
 def source_line(library: Path, offset: int) -> int | None:
-    """The line of the CUDA source that the code at `offset` in a kernel library comes from, if it can be told."""
+    """The line of the source that the code at `offset` in a kernel library comes from, if it can be told."""
     tool = shutil.which("addr2line")
     if tool is None:
         return None
     command = [tool, "-i", "-e", str(library), hex(offset)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     # -i also lists the emulator headers inlined there; g++ gives the name of its input, not that of the #line
-    match = re.search(r"(?:kernel\.cu|<stdin>):(\d+)", result.stdout)
+    match = re.search(r"(?:kernel\.cu|kernel\.ll|<stdin>):(\d+)", result.stdout)
     return int(match[1]) if match else None

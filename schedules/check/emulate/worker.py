@@ -10,6 +10,7 @@ import _ctypes
 import contextlib
 import ctypes
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from schedules.check.emulate.protocol import read_frame, write_frame
 from schedules.check.emulate.tensor_map import TensorMap, encode_tiled
 from schedules.core.process import die_with
 
+_DEVICES = {"cuda": 2, "rocm": 10}  # of DLDeviceType
 _ORDERS = {"forward": 0, "reverse": 1, "strided": 2}
 _MESSAGE_BYTES = 1024
 _MAP_BYTES = 128
@@ -47,6 +49,7 @@ class _LaunchOptions(ctypes.Structure):
         ("dynamic_shared", ctypes.c_int),
         ("late_copies", ctypes.c_int),
         ("order", ctypes.c_int),
+        ("wave", ctypes.c_int),
     ]
 
 
@@ -96,10 +99,12 @@ class Worker:
         self.make_tensor = tvm_ffi.get_global_func("schedules.emulate.tensor")
         self.address = tvm_ffi.get_global_func("schedules.emulate.address")
         self.check_padding = tvm_ffi.get_global_func("schedules.emulate.check_padding")
-        tvm_ffi.register_global_func("ffi.Module.load_from_bytes.cuda", self.load_device_module, override=True)
+        for kind in ("cuda", "hip"):
+            tvm_ffi.register_global_func(f"ffi.Module.load_from_bytes.{kind}", self.load_device_module, override=True)
         tvm_ffi.register_global_func("runtime.cuTensorMapEncodeTiled", self.encode_tensor_map, override=True)
         self.kernels: ctypes.CDLL | None = None
         self.mode: dict[str, str] = {}
+        self.wave = 32
         self.failure = ""
 
     # ---- Launching ----
@@ -108,20 +113,20 @@ class Worker:
         try:
             kernel = _Kernel.in_dll(self.kernels, f"emu_kernel_{name}")  # type: ignore[arg-type]
         except ValueError:
-            raise KernelFailed(f"the CUDA source has no kernel {name!r}") from None
+            raise KernelFailed(f"the source has no kernel {name!r}") from None
         if kernel.parameters != len(cells):
             raise KernelFailed(f"kernel {name!r} takes {kernel.parameters} arguments and is given {len(cells)}")
         three = ctypes.c_int * 3
         late = self.mode["copies"] == "late"
         extents = three(*shape.grid), three(*shape.block), three(*shape.cluster)
-        options = _LaunchOptions(*extents, shape.dynamic_shared, late, _ORDERS[self.mode["order"]])
+        options = _LaunchOptions(*extents, shape.dynamic_shared, late, _ORDERS[self.mode["order"]], self.wave)
         arguments = (ctypes.c_void_p * max(1, len(cells)))(*map(ctypes.addressof, cells))
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         if self.runtime.emu_launch(ctypes.byref(kernel), arguments, ctypes.byref(options), message, _MESSAGE_BYTES):
             raise KernelFailed(message.value.decode(errors="replace"))
 
     def load_device_module(self, blob: bytes) -> Any:
-        """Stands in for the loader of TVM's CUDA runtime: gives kernels that run in the emulator."""
+        """Stands in for the loader of TVM's CUDA or ROCm runtime: gives kernels that run in the emulator."""
         signatures = parse_device_module(bytes(blob))
         kernels = {name: self.tvm_ffi.convert(self._kernel(name, s)) for name, s in signatures.items()}
         return self.make_module(kernels)
@@ -154,26 +159,33 @@ class Worker:
     @contextlib.contextmanager
     def request(self, header: dict[str, Any]) -> Iterator[None]:
         """Loads the request's kernels and unloads them again: a worker may see thousands."""
-        kernels = ctypes.CDLL(header["kernels"])
-        self.kernels, self.mode, self.failure = kernels, header["mode"], ""
+        try:
+            kernels = ctypes.CDLL(header["kernels"])
+        except OSError as error:
+            unknown = re.search(r"undefined symbol: (\S+)", str(error))
+            if not unknown:
+                raise
+            name = unknown[1].replace("emu.amdgcn.", "llvm.amdgcn.")
+            raise KernelFailed(f"the emulator does not know {name}, which the kernel calls") from None
+        self.kernels, self.mode, self.wave, self.failure = kernels, header["mode"], header["wave"], ""
         try:
             yield
         finally:
             self.kernels = None
             _ctypes.dlclose(kernels._handle)
 
-    def upload(self, arguments: list[dict[str, Any]], payload: Sequence[bytearray]) -> list[Any]:
+    def upload(self, kind: str, arguments: list[dict[str, Any]], payload: Sequence[bytearray]) -> list[Any]:
         tensors = []
         for argument, data in zip(arguments, payload, strict=True):
             dtype = self.tvm_ffi.dtype(argument["dtype"])
-            tensor = self.make_tensor(self.tvm_ffi.Shape(argument["shape"]), dtype)
+            tensor = self.make_tensor(self.tvm_ffi.Shape(argument["shape"]), dtype, _DEVICES[kind])
             ctypes.memmove(self.address(tensor), bytes(data), len(data))
             tensors.append(tensor)
         return tensors
 
     def handle(self, header: dict[str, Any], payload: Sequence[bytearray]) -> list[bytes]:
         with self.request(header):
-            tensors = self.upload(header["arguments"], payload)
+            tensors = self.upload(header["kind"], header["arguments"], payload)
             if "library" in header:
                 self.tvm_ffi.load_module(header["library"])[header["entry"]](*tensors)
             else:

@@ -171,8 +171,8 @@ def test_special_rows_with_other_configs(
     ("schedule", "function", "dtype"),
     [(s, f, DTYPES[(i + j) % len(DTYPES)]) for i, s in enumerate(AMD) for j, f in enumerate(FUNCTIONS)],
 )
-def test_special_rows_in_serial(schedule: str, function: str, dtype: str) -> None:
-    check("serial", schedule, parse_arch("gfx90a"), function, 72, dtype)
+def test_special_rows_on_amd(emulation: None, schedule: str, function: str, dtype: str) -> None:
+    check("emulated", schedule, parse_arch("gfx90a"), function, 72, dtype)
 
 
 @pytest.mark.parametrize(

@@ -146,15 +146,18 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   auto device_api = [](ffi::PackedArgs, ffi::Any* result) {
     *result = static_cast<void*>(static_cast<tvm::runtime::DeviceAPI*>(&emu::device));
   };
-  ffi::Function::SetGlobal("device_api.cuda", ffi::Function::FromPacked(device_api), true);
+  for (const char* name : {"device_api.cuda", "device_api.rocm"}) {
+    ffi::Function::SetGlobal(name, ffi::Function::FromPacked(device_api), true);
+  }
   refl::GlobalDef()
       .def("schedules.emulate.module",
            [](ffi::Map<ffi::String, ffi::Function> kernels) {
              return ffi::Module(ffi::make_object<emu::EmulatedModule>(std::move(kernels)));
            })
       .def("schedules.emulate.tensor",
-           [](ffi::Shape shape, DLDataType dtype) {
-             return ffi::Tensor::FromNDAlloc(emu::DeviceAllocator(), shape, dtype, DLDevice{kDLCUDA, 0});
+           [](ffi::Shape shape, DLDataType dtype, int device_type) {
+             DLDevice device = {static_cast<DLDeviceType>(device_type), 0};
+             return ffi::Tensor::FromNDAlloc(emu::DeviceAllocator(), shape, dtype, device);
            })
       .def("schedules.emulate.address",
            [](ffi::Tensor tensor) { return reinterpret_cast<int64_t>(tensor.data_ptr()); })

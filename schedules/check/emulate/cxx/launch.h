@@ -10,6 +10,7 @@ constexpr int kMaxSharedVariables = 256;
 // The __shared__ variables of one compiled source, in the order of their registration.
 struct SharedLayout {
   int count;
+  int placed;  // 1: `address` says where they lie, in memory of the kernel library (cxx/amdgcn.cc)
   size_t size[kMaxSharedVariables], alignment[kMaxSharedVariables];
   char* address[kMaxSharedVariables];  // filled in by the runtime at launch
 
@@ -32,6 +33,7 @@ struct LaunchOptions {
   int dynamic_shared;  // bytes
   int late_copies;     // 1: the data of asynchronous copies land at the wait that requires them; 0: at issue
   int order;           // 0 forward, 1 reverse, 2 strided
+  int wave;            // threads of a warp, 32 or 64
 };
 
 // Unpacks the argument cells for a kernel of any signature.

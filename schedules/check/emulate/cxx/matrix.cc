@@ -19,7 +19,7 @@ struct LoadOperand {
   uint32_t* result;
 };
 
-void execute_load(void* const operands[32], uint32_t, int line) {
+void execute_load(void* const* operands, uint64_t, int line) {
   auto lane_operand = [&](int lane) { return static_cast<LoadOperand*>(operands[lane]); };
   const LoadOperand& any = *lane_operand(0);
   for (int matrix = 0; matrix < any.count; ++matrix) {
@@ -46,7 +46,7 @@ struct StoreOperand {
   const uint32_t* words;
 };
 
-void execute_store(void* const operands[32], uint32_t, int line) {
+void execute_store(void* const* operands, uint64_t, int line) {
   auto lane_operand = [&](int lane) { return static_cast<StoreOperand*>(operands[lane]); };
   const StoreOperand& any = *lane_operand(0);
   for (int matrix = 0; matrix < any.count; ++matrix) {
@@ -101,7 +101,7 @@ struct Inputs {
   float a[16][32], b[32][8];
 };
 
-void gather_inputs(const MatrixShape& shape, void* const operands[32], Inputs* inputs) {
+void gather_inputs(const MatrixShape& shape, void* const* operands, Inputs* inputs) {
   int per = 4 / element_bytes(shape.a), span = 4 * per, halves = shape.m / 8;
   for (int row = 0; row < shape.m; ++row) {
     for (int k = 0; k < shape.k; ++k) {
@@ -136,7 +136,7 @@ float multiply_float(const MatrixShape& shape, const Inputs& inputs, int row, in
   return away ? std::nextafterf(near, 0.0f) : near;
 }
 
-void execute_multiply(void* const operands[32], uint32_t, int) {
+void execute_multiply(void* const* operands, uint64_t, int) {
   const MatrixShape shape = *static_cast<MultiplyOperand*>(operands[0])->shape;
   static Inputs inputs;
   gather_inputs(shape, operands, &inputs);

@@ -2,8 +2,10 @@
 
 #include <sys/mman.h>
 
+#include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
+#include <algorithm>
 #include <vector>
 
 #include "fiber.h"
@@ -24,7 +26,7 @@ constexpr int kBlockRegisters = 64 << 10;
 // Rounds in which nothing but polling threads ran: they wait for what does not come.
 constexpr int kMaxIdleRounds = 50000;
 
-enum class State : uint8_t { ready, paused, at_barrier, in_warp_operation, in_active_mask, waiting, done };
+enum class State : uint8_t { ready, paused, at_barrier, in_warp_operation, converging, waiting, done };
 
 struct Thread {
   Fiber fiber;
@@ -42,10 +44,10 @@ struct Thread {
   int registers;
   // at_barrier:
   int barrier, barrier_count, predicate, votes;
-  bool block_wide;  // __syncthreads rather than a named barrier
-  // in_warp_operation and in_active_mask:
+  const char* block_wide;  // the name of a barrier of the whole block, null for a named one
+  // in_warp_operation and converging:
   const WarpOperation* operation;
-  uint32_t mask;
+  uint64_t mask;
   void* operand;
 };
 
@@ -115,10 +117,10 @@ void thread_main() {
   __builtin_trap();
 }
 
-uint32_t live_lanes(const Thread* warp, int lanes) {
-  uint32_t live = 0;
+uint64_t live_lanes(const Thread* warp, int lanes) {
+  uint64_t live = 0;
   for (int lane = 0; lane < lanes; ++lane) {
-    if (warp[lane].state != State::done) live |= 1u << lane;
+    if (warp[lane].state != State::done) live |= uint64_t{1} << lane;
   }
   return live;
 }
@@ -132,12 +134,12 @@ bool joins(const Thread& thread, const Thread& leader) {
 
 // Executes the operation that `leader` waits in if every lane of its mask that still runs has arrived at it.
 bool try_execute(Thread* warp, int lanes, Thread& leader) {
-  uint32_t participants = leader.mask & live_lanes(warp, lanes);
+  uint64_t participants = leader.mask & live_lanes(warp, lanes);
   if (leader.operation->aligned) {
     participants = leader.mask;
     if (participants >> (lanes - 1) > 1) return false;
   }
-  void* operands[32] = {};
+  void* operands[kMaxWave] = {};
   for (int lane = 0; lane < lanes; ++lane) {
     if (!(participants >> lane & 1)) continue;
     if (!joins(warp[lane], leader)) return false;
@@ -159,26 +161,26 @@ bool execute_warp_operations(Thread* warp, int lanes) {
   return any;
 }
 
-// __activemask() is answered once the rest of the warp cannot move: the lanes asking at one place are then the ones
-// that hardware would have converged there.
-bool answer_active_masks(Thread* warp, int lanes) {
-  bool any = false;
-  for (int lane = 0; lane < lanes; ++lane) {
-    if (warp[lane].state != State::in_active_mask) continue;
-    int line = warp[lane].line;
-    uint32_t mask = 0;
-    for (int other = lane; other < lanes; ++other) {
-      if (warp[other].state == State::in_active_mask && warp[other].line == line) mask |= 1u << other;
-    }
-    for (int other = lane; other < lanes; ++other) {
-      if (mask >> other & 1) {
-        warp[other].mask = mask;
-        warp[other].state = State::ready;
-      }
-    }
-    any = true;
+// Once the rest of the warp cannot move, the lanes at one place are the ones that hardware would have converged there.
+// Those of the lowest line go first: the others, beyond a branch or a loop, wait for them.
+bool execute_converged(Thread* warp, int lanes) {
+  Thread* first = nullptr;
+  for (Thread* thread = warp; thread < warp + lanes; ++thread) {
+    if (thread->state == State::converging && (!first || thread->line < first->line)) first = thread;
   }
-  return any;
+  if (!first) return false;
+  void* operands[kMaxWave] = {};
+  uint64_t mask = 0;
+  for (int lane = 0; lane < lanes; ++lane) {
+    Thread& thread = warp[lane];
+    if (thread.state != State::converging || thread.line != first->line || thread.operation != first->operation) continue;
+    mask |= uint64_t{1} << lane;
+    operands[lane] = thread.operand;
+    thread.state = State::ready;
+  }
+  enter(*first);
+  first->operation->execute(operands, mask, first->line);
+  return true;
 }
 
 bool run_warp(Thread* warp, int lanes) {
@@ -194,7 +196,7 @@ bool run_warp(Thread* warp, int lanes) {
       if (failed) throw LaunchFailed();
       ran = true;
     }
-    if (execute_warp_operations(warp, lanes) || answer_active_masks(warp, lanes)) ran = true;
+    if (execute_warp_operations(warp, lanes) || execute_converged(warp, lanes)) ran = true;
     if (!ran) return progress;
     progress = true;
   }
@@ -206,8 +208,8 @@ bool run_warp(Thread* warp, int lanes) {
 void check_whole_warps(Thread* block, int barrier) {
   for (Thread* thread = block; thread < block + threads_per_block; ++thread) {
     if (thread->state != State::at_barrier || thread->barrier != barrier) continue;
-    for (int lane = 0; lane < 32; ++lane) {
-      int other = thread->warp * 32 + lane;
+    for (int lane = 0; lane < options.wave; ++lane) {
+      int other = thread->warp * options.wave + lane;
       if (other >= threads_per_block) break;
       bool there = block[other].state == State::at_barrier && block[other].barrier == barrier;
       if (!there) {
@@ -230,7 +232,7 @@ bool release_barrier(int rank, int id) {
     votes += thread.predicate;
     if (thread.block_wide && line && line != thread.line) {
       enter(thread);
-      fail(thread.line, "divergent __syncthreads: other threads of the block wait at line %d", line);
+      fail(thread.line, "divergent %s: other threads of the block wait at line %d", thread.block_wide, line);
     }
     line = thread.line;
   }
@@ -249,10 +251,10 @@ bool release_barrier(int rank, int id) {
 
 void arrive(int id, int count, int line) {
   if (id < 0 || id >= kNamedBarriers) fail(line, "barrier %d does not exist: there are %d", id, kNamedBarriers);
-  if (count % 32 && count != threads_per_block) {
+  if (count % options.wave && count != threads_per_block) {
     fail(line, "barrier %d with %d threads: not a multiple of a warp", id, count);
   }
-  if (count > (threads_per_block + 31) / 32 * 32) {
+  if (count > warps_per_block * options.wave) {
     fail(line, "barrier %d expects %d threads, the block has %d", id, count, threads_per_block);
   }
   Barrier& barrier = blocks[running->block].barriers[id];
@@ -351,9 +353,9 @@ bool wake_waiting() {
   enter(*blocked);
   if (blocked->state == State::at_barrier) {
     fail(blocked->line, "divergent %s: reached by only %d of %d threads%s",
-         blocked->block_wide ? "__syncthreads" : "barrier", there, threads_per_block, others);
+         blocked->block_wide ? blocked->block_wide : "barrier", there, threads_per_block, others);
   }
-  fail(blocked->line, "divergent %s: mask 0x%x, but only %d threads of the block are there%s",
+  fail(blocked->line, "divergent %s: mask 0x%" PRIx64 ", but only %d threads of the block are there%s",
        blocked->operation->name, blocked->mask, there, others);
 }
 
@@ -394,8 +396,8 @@ void run_cluster() {
     uint64_t before = activity;
     for (size_t step = 0; step < warps; ++step) {
       size_t warp = order_index(step, warps);
-      size_t block = warp / warps_per_block, first = warp % warps_per_block * 32;
-      size_t lanes = threads_per_block - first < 32 ? threads_per_block - first : 32;
+      size_t block = warp / warps_per_block, first = warp % warps_per_block * options.wave;
+      size_t lanes = std::min<size_t>(threads_per_block - first, options.wave);
       run_warp(&threads[block * threads_per_block + first], static_cast<int>(lanes));
       publish_shared_memory();
     }
@@ -451,7 +453,7 @@ void prepare_cluster() {
     }
   }
   threads_per_block = static_cast<int>(size);
-  warps_per_block = (threads_per_block + 31) / 32;
+  warps_per_block = (threads_per_block + options.wave - 1) / options.wave;
   blocks.assign(count, Block());
   prepare_stacks(static_cast<int>(size * count));
   layout_shared_memory(kernel->shared, options.dynamic_shared, cluster_size());
@@ -460,8 +462,8 @@ void prepare_cluster() {
     int in_block = static_cast<int>(i % size);
     threads[i].index = {static_cast<unsigned>(in_block % block[0]), static_cast<unsigned>(in_block / block[0] % block[1]),
                         static_cast<unsigned>(in_block / block[0] / block[1])};
-    threads[i].lane = in_block % 32;
-    threads[i].warp = in_block / 32;
+    threads[i].lane = in_block % options.wave;
+    threads[i].warp = in_block / options.wave;
     threads[i].block = static_cast<int>(i / size);
   }
   position.block_size = dim3(block[0], block[1], block[2]);
@@ -530,10 +532,10 @@ bool describe_stack_address(const void* address, char* text, size_t size) {
   return true;
 }
 
-int block_barrier(int predicate, int line) {
+int block_barrier(int predicate, int line, const char* name) {
   arrive(0, threads_per_block, line);
   running->barrier = 0;
-  running->block_wide = true;
+  running->block_wide = name;
   running->predicate = predicate;
   suspend(State::at_barrier, line);
   return running->votes;
@@ -546,7 +548,7 @@ void named_barrier(int id, int count, bool wait, int line) {
     return;
   }
   running->barrier = id;
-  running->block_wide = false;
+  running->block_wide = nullptr;
   running->predicate = 0;
   suspend(State::at_barrier, line);
 }
@@ -601,14 +603,12 @@ void set_registers(int count, bool increase, int line) {
 
 int lane_id() { return running->lane; }
 
-uint32_t lanes_of_warp() {
-  int lanes = threads_per_block - running->warp * 32;
-  return lanes >= 32 ? 0xffffffffu : (1u << lanes) - 1;
-}
+int wave() { return options.wave; }
 
-void warp_operation(const WarpOperation& operation, uint32_t mask, void* operand, int line) {
+void warp_operation(const WarpOperation& operation, uint64_t mask, void* operand, int line) {
   if (!(mask >> running->lane & 1)) {
-    fail(line, "%s with mask 0x%x, which does not name the calling lane %d", operation.name, mask, running->lane);
+    fail(line, "%s with mask 0x%" PRIx64 ", which does not name the calling lane %d", operation.name, mask,
+         running->lane);
   }
   running->operation = &operation;
   running->mask = mask;
@@ -616,18 +616,29 @@ void warp_operation(const WarpOperation& operation, uint32_t mask, void* operand
   suspend(State::in_warp_operation, line);
 }
 
+void converged_operation(const WarpOperation& operation, void* operand, int line) {
+  running->operation = &operation;
+  running->operand = operand;
+  suspend(State::converging, line);
+}
+
 bool elect(uint32_t mask, int line) {
-  static const WarpOperation election = {"elect.sync", [](void* const*, uint32_t, int) {}, false};
+  static const WarpOperation election = {"elect.sync", [](void* const*, uint64_t, int) {}, false};
   warp_operation(election, mask, nullptr, line);
   int lane = options.order == 1 ? 31 - __builtin_clz(mask) : __builtin_ctz(mask);
   return running->lane == lane;
 }
 
 uint32_t active_mask(int line) {
-  static const WarpOperation query = {"__activemask", nullptr, false};
-  running->operation = &query;
-  suspend(State::in_active_mask, line);
-  return running->mask;
+  auto execute = [](void* const* operands, uint64_t lanes, int) {
+    for (int lane = 0; lane < 32; ++lane) {
+      if (lanes >> lane & 1) *static_cast<uint32_t*>(operands[lane]) = static_cast<uint32_t>(lanes);
+    }
+  };
+  static const WarpOperation query = {"__activemask", execute, false};
+  uint32_t mask = 0;
+  converged_operation(query, &mask, line);
+  return mask;
 }
 
 }  // namespace emu

@@ -32,7 +32,7 @@ inline unsigned cluster_blocks() {
 [[noreturn]] __attribute__((format(printf, 2, 3))) void fail(int line, const char* format, ...);
 
 // __syncthreads() and its voting variants: returns how many threads of the block passed a true predicate.
-int block_barrier(int predicate, int line);
+int block_barrier(int predicate, int line, const char* name = "__syncthreads");
 
 // bar.sync / bar.arrive: `count` threads take part, the whole block if it is 0; only `wait`ing threads are held.
 void named_barrier(int id, int count, bool wait, int line);
@@ -48,18 +48,23 @@ void pause(int line = 0);
 void set_registers(int count, bool increase, int line);
 
 int lane_id();
-uint32_t lanes_of_warp();  // the lanes that exist: fewer than 32 in the last warp of an odd-sized block
+int wave();             // lanes of a warp: 32, or 64 on some AMD GPUs
 
 // An operation of several lanes. Each lane suspends with a pointer to its operand; when the last lane of `mask` has
 // arrived, `execute` runs once with all operands (null for lanes outside `lanes`) and writes the results into them.
 // An aligned operation (`.aligned` in PTX) must be reached by all 32 lanes at the same place of the program.
-using WarpFunction = void (*)(void* const operands[32], uint32_t lanes, int line);
+constexpr int kMaxWave = 64;
+using WarpFunction = void (*)(void* const operands[kMaxWave], uint64_t lanes, int line);
 struct WarpOperation {
   const char* name;
   WarpFunction execute;
   bool aligned;
 };
-void warp_operation(const WarpOperation& operation, uint32_t mask, void* operand, int line);
+void warp_operation(const WarpOperation& operation, uint64_t mask, void* operand, int line);
+
+// An operation of the lanes that hardware would have converged at this line: it is executed when no lane of the warp
+// can go on, for all that wait at the lowest line.
+void converged_operation(const WarpOperation& operation, void* operand, int line);
 
 uint32_t active_mask(int line);
 

@@ -13,7 +13,7 @@ namespace emu {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kGuard = 256 << 10;       // inaccessible address space behind every variable
+constexpr size_t kGuard = 256 << 10;       // inaccessible address space behind every variable (amdgcn.py has it too)
 constexpr size_t kArenaBytes = 128 << 20;  // address space for all of them, for each block of a cluster
 constexpr size_t kMaxBlockBytes = 227 << 10;    // the most that any arch up to sm_90 gives a block
 constexpr size_t kDynamicAlignment = 1024;
@@ -48,6 +48,14 @@ SharedLayout* shared;
 uint32_t offset_end;
 uint16_t chunk_span[(1 << kOffsetBits) / 16];  // 1 + the number of the span that holds all of a 16-byte chunk, or 0
 
+// Gives a variable at `address` its place in the window.
+void number(Memory& memory, char* address, size_t size, size_t alignment) {
+  offset_end = static_cast<uint32_t>((offset_end + alignment - 1) / alignment * alignment);
+  uint32_t number = static_cast<uint32_t>(memory.spans.size()) + 1;
+  memory.spans.push_back({address, size, number << kOffsetBits | offset_end});
+  offset_end += static_cast<uint32_t>(size);
+}
+
 // Reserves `size` bytes that end, as nearly as the alignment permits, at an inaccessible page.
 char* place(Memory& memory, size_t size, size_t alignment) {
   size_t pages = (size + kPage - 1) / kPage * kPage;
@@ -57,10 +65,7 @@ char* place(Memory& memory, size_t size, size_t alignment) {
   mprotect(begin, pages, PROT_READ | PROT_WRITE);
   memory.used += pages + kGuard;
   char* address = begin + (pages - size) / alignment * alignment;
-  offset_end = static_cast<uint32_t>((offset_end + alignment - 1) / alignment * alignment);
-  uint32_t number = static_cast<uint32_t>(memory.spans.size()) + 1;
-  memory.spans.push_back({address, size, number << kOffsetBits | offset_end});
-  offset_end += static_cast<uint32_t>(size);
+  number(memory, address, size, alignment);
   return address;
 }
 
@@ -100,7 +105,16 @@ void layout_shared_memory(SharedLayout* layout, size_t dynamic_bytes, int blocks
     memory.variables.clear();
     offset_end = kSystemBytes;
     for (int i = 0; i < layout->count; ++i) {
-      memory.variables.push_back(place(memory, layout->size[i], layout->alignment[i]));
+      char* address = layout->address[i];
+      if (layout->placed) {
+        uintptr_t begin = reinterpret_cast<uintptr_t>(address), end = begin + layout->size[i];
+        mprotect(reinterpret_cast<void*>(begin / kPage * kPage - kGuard), kGuard, PROT_NONE);
+        mprotect(reinterpret_cast<void*>((end + kPage - 1) / kPage * kPage), kGuard, PROT_NONE);
+        number(memory, address, layout->size[i], layout->alignment[i]);
+      } else {
+        address = place(memory, layout->size[i], layout->alignment[i]);
+      }
+      memory.variables.push_back(address);
     }
     memory.dynamic_begin = dynamic_bytes ? place(memory, dynamic_bytes, kDynamicAlignment) : nullptr;
     if (offset_end > kOffsetMask) fail(0, "the alignments of the shared variables need too much space");
@@ -226,7 +240,6 @@ const char* read_async(int rank, uint32_t offset, const char* what, int line) {
 bool describe_shared_address(const void* address, char* text, size_t size) {
   auto* byte = static_cast<const char*>(address);
   for (const Memory& memory : memories) {
-    if (!memory.arena || byte < memory.arena || byte >= memory.arena + kArenaBytes) continue;
     for (const Span& span : memory.spans) {
       const char* end = span.begin + span.size;
       if (byte >= end && byte < end + kGuard) {
@@ -234,8 +247,10 @@ bool describe_shared_address(const void* address, char* text, size_t size) {
         return true;
       }
     }
-    snprintf(text, size, "outside the shared memory of the block");
-    return true;
+    if (memory.arena && byte >= memory.arena && byte < memory.arena + kArenaBytes) {
+      snprintf(text, size, "outside the shared memory of the block");
+      return true;
+    }
   }
   return false;
 }

@@ -29,7 +29,7 @@ int source_lane(const ShuffleOperand& o, int lane) {
   return lane;
 }
 
-void execute_shuffle(void* const operands[32], uint32_t lanes, int) {
+void execute_shuffle(void* const* operands, uint64_t lanes, int) {
   uint64_t results[32];
   for (int lane = 0; lane < 32; ++lane) {
     if (!(lanes >> lane & 1)) continue;
@@ -47,7 +47,7 @@ struct VoteOperand {
   uint32_t result;
 };
 
-void execute_ballot(void* const operands[32], uint32_t lanes, int) {
+void execute_ballot(void* const* operands, uint64_t lanes, int) {
   uint32_t votes = 0;
   for (int lane = 0; lane < 32; ++lane) {
     if (lanes >> lane & 1 && static_cast<VoteOperand*>(operands[lane])->value) votes |= 1u << lane;
@@ -57,7 +57,7 @@ void execute_ballot(void* const operands[32], uint32_t lanes, int) {
   }
 }
 
-void execute_match(void* const operands[32], uint32_t lanes, int) {
+void execute_match(void* const* operands, uint64_t lanes, int) {
   for (int lane = 0; lane < 32; ++lane) {
     if (!(lanes >> lane & 1)) continue;
     auto* own = static_cast<VoteOperand*>(operands[lane]);
@@ -87,7 +87,7 @@ int64_t combine(Reduce kind, int64_t a, int64_t b) {
   return a;
 }
 
-void execute_reduce(void* const operands[32], uint32_t lanes, int) {
+void execute_reduce(void* const* operands, uint64_t lanes, int) {
   int64_t total = 0;
   bool first = true;
   for (int lane = 0; lane < 32; ++lane) {
@@ -101,7 +101,7 @@ void execute_reduce(void* const operands[32], uint32_t lanes, int) {
   }
 }
 
-const WarpOperation kSync = {"__syncwarp", [](void* const*, uint32_t, int) {}, false};
+const WarpOperation kSync = {"__syncwarp", [](void* const*, uint64_t, int) {}, false};
 const WarpOperation kShuffles[] = {{"__shfl_sync", execute_shuffle, false},
                                    {"__shfl_up_sync", execute_shuffle, false},
                                    {"__shfl_down_sync", execute_shuffle, false},

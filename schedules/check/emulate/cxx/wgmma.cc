@@ -299,7 +299,7 @@ void describe_issued(uint64_t argument, char* text, size_t size) {
 }
 
 const Wait kIssuedWait = {"wgmma.wait_group", all_issued, describe_issued};
-const WarpOperation kWaitOperation = {"wgmma.wait_group", [](void* const*, uint32_t, int) {}, true};
+const WarpOperation kWaitOperation = {"wgmma.wait_group", [](void* const*, uint64_t, int) {}, true};
 
 // Other instructions may touch an accumulator only before a wgmma.fence ("wgmma.fence").
 void check_fence(const Warpgroup& group, const Member& member, const Multiply& m, int thread) {
