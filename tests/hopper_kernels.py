@@ -110,10 +110,15 @@ def to_tf32(array: Array) -> Array:
 
 
 def assert_emulated(
-    name: str, fields: dict[str, Any], words: dict[str, Any], schedule: str = "tma_wgmma", compiled: bool = False
+    name: str,
+    fields: dict[str, Any],
+    words: dict[str, Any],
+    schedule: str = "tma_wgmma",
+    compiled: bool = False,
+    target: str = "sm_90a",
 ) -> Built:
     """Right on the emulator, in each of its modes; what was built, with device code if `compiled`."""
-    arch = parse_arch("sm_90a")
+    arch = parse_arch(target)
     whole = problem_of(name, **fields)
     _, config = started(whole, arch, schedule, words)
     problem = reduced(whole, arch, config, "emulated")

@@ -4,7 +4,8 @@ Limits are from the CUDA C++ Programming Guide ("Compute Capabilities") with cud
 (CDNA 1 to 4, RDNA 2 to 4) with LLVM's AMDGPU guide.  Code asks for a feature, never for a name.  The features:
 
 - `mma`: products of m16n8k16 (int8: m16n8k32) by a warp; `bf16`: of bfloat16, and bfloat16's arithmetic;
-- `cp_async`; `tma`, with it mbarriers that count bytes; `cluster` of blocks; `wgmma`; `tcgen05` with tensor memory;
+- `cp_async`; `tma`, with it mbarriers that count bytes; `cluster` of blocks; `wgmma`; `tcgen05` with tensor memory,
+  `tcgen05_i8` also of int8;
 - `dp4a`, `sdot4`, `sudot4`: how a sum of four int8 products is written;
 - `mfma` by a wave of 64, of float32 (16x16x4) and float16 (16x16x16), and of these: `mfma_i8_k16`, `mfma_i8_k32`,
   `mfma_i8_k64`, `mfma_bf16_k8`, `mfma_bf16_k16` (the instruction named 1k), `mfma_xf32`, `mfma_f16_k32` (and bfloat16);
@@ -227,9 +228,9 @@ ARCHES: dict[str, Arch] = {
         _cuda("sm_87", 163, 164, 1536, 16, *_AMPERE, tegra=True),
         _cuda("sm_89", 99, 100, 1536, 24, *_AMPERE, device=RTX_4090),
         _cuda("sm_90a", 227, 228, 2048, 32, *_BULK, "wgmma", cluster=16, device=H200),
-        _cuda("sm_100a", 227, 228, 2048, 32, *_BULK, "tcgen05", cluster=16, device=B200),
+        _cuda("sm_100a", 227, 228, 2048, 32, *_BULK, "tcgen05", "tcgen05_i8", cluster=16, device=B200),
         _cuda("sm_103a", 227, 228, 2048, 32, *_BULK, "tcgen05", cluster=16),
-        _cuda("sm_110a", 227, 228, 1536, 24, *_BULK, "tcgen05", cluster=8, tegra=True),
+        _cuda("sm_110a", 227, 228, 1536, 24, *_BULK, "tcgen05", "tcgen05_i8", cluster=8, tegra=True),
         _cuda("sm_120a", 99, 100, 1536, 24, *_BULK, cluster=8, device=RTX_5090),
         _cdna(
             "gfx908",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 MIB = 1024**2
 
@@ -136,7 +136,12 @@ RTX_4090 = _listed(
     "NVIDIA GeForce RTX 4090", "sm_89", 128, 72, 1008, 450, float16=165.2, int8=660.6, tf32=82.6, float32=82.6
 )
 L40S = _listed("NVIDIA L40S", "sm_89", 142, 96, 864, 350, float16=362, int8=733, tf32=183, float32=91.6)
-B200 = _listed("NVIDIA B200", "sm_100a", 148, 126, 8000, 1000, float16=2250, int8=4500, tf32=1125, float32=75)
+# its timings are the H200's, but that the peak at 1.85 GHz is two of Hopper's products in a clock: a cycle of these is
+# half a clock
+B200 = replace(
+    _listed("NVIDIA B200", "sm_100a", 148, 126, 8000, 1000, float16=2250, int8=4500, tf32=1125, float32=75),
+    timings=Timings(cycle=0.27, lines=LineTimings(line=4.0, l2=12.0, step=80.0, finish=12.0 / 128)),
+)
 RTX_5090 = _listed(
     "NVIDIA GeForce RTX 5090", "sm_120a", 170, 96, 1792, 575, float16=209.5, int8=838, tf32=104.8, float32=104.8
 )

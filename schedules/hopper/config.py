@@ -12,6 +12,7 @@ from schedules.core.arch import Arch
 from schedules.core.device import Device
 from schedules.core.problem import Config, Problem, numpy_dtype
 from schedules.core.space import axis
+from schedules.tirx import BARRIER_PAIR_BYTES
 
 WARPGROUP = 128  # threads
 ROWS = 64  # of one wgmma
@@ -38,9 +39,14 @@ C = TypeVar("C", bound="HopperConfig")
 class HopperConfig(Config):
     """Rows m and columns n of the output tile of a block, and how it is worked on."""
 
+    needs: ClassVar[Sequence[str]] = ("tma", "wgmma")  # features of an arch
     granule: ClassVar[int] = 16  # columns that results are stored by
     k_steps: ClassVar[Sequence[int]] = (1, 2, 4, 8)  # of wgmma that a stage may have
     registers: ClassVar[dict[tuple[int, int], tuple[int, int]]] = REGISTERS
+    # a consumer's rows are sixteens of its warps: rows from one of a warp to its next, and from warp to warp
+    sixteens: ClassVar[tuple[int, int]] = (ROWS, 16)
+    row_cycles: ClassVar[float] = 16  # that shared memory takes to give operand a of ROWS rows of a product
+    multiplies_apart: ClassVar[bool] = False  # whether a warp beside the producer multiplies, and not the consumers
 
     block_m: int = 128
     block_n: int = 256
@@ -62,6 +68,21 @@ class HopperConfig(Config):
     def cluster(self) -> int:
         """Blocks of a cluster."""
         return self.cluster_m * self.cluster_n * self.split_k
+
+    @property
+    def cta_group(self) -> int:
+        """Blocks side by side along m that multiply together, of whose columns of operand b each holds a part."""
+        return 1
+
+    @property
+    def held_n(self) -> int:
+        """Columns of operand b in a block's shared memory."""
+        return self.block_n // self.cta_group
+
+    @property
+    def loaders_b(self) -> int:
+        """Blocks that each load a part of what all of them hold of operand b."""
+        return self.cluster_m // self.cta_group
 
     @property
     def consumers_n(self) -> int:
@@ -93,6 +114,21 @@ class HopperConfig(Config):
         return WARPGROUP * (self.consumers + 1)
 
     @property
+    def frees(self) -> int:
+        """Arrivals by which a block says that it has read a stage."""
+        return self.parts
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a block multiplies one tile while it finishes another."""
+        return self.ping_pong
+
+    @property
+    def barrier_bytes(self) -> int:
+        """Bytes of shared memory of barriers that are neither the ring's nor those of an exchange."""
+        return self.consumers * BARRIER_PAIR_BYTES if self.ping_pong else 0
+
+    @property
     def slices(self) -> int:
         """Slices of a consumer's columns that different blocks of a tile may finish."""
         slices = self.split_k
@@ -120,14 +156,14 @@ class HopperConfig(Config):
     def check_block(self, dtype: str, arch: Arch, sums: int = 1, addressing: int = ADDRESSING) -> str | None:
         """Why the tile is illegal for operands of `dtype` on `arch`, whatever the problem; `sums` is the sets of
         accumulators, `addressing` the registers beside them."""
-        missing = sorted({"tma", "wgmma"} - arch.features)
+        missing = [feature for feature in self.needs if feature not in arch.features]
         if missing:
             return f"{arch} has no {' and no '.join(missing)}; choose another --schedule"
         for name, value in self.to_json().items():
             if not isinstance(value, bool) and value < (name != "grid"):
                 return f"{name}={value} must be at least {int(name != 'grid')}"
-        if (self.consumers, self.blocks_sm) not in REGISTERS:
-            known = ", ".join(f"{consumers} and {blocks_sm}" for consumers, blocks_sm in REGISTERS)
+        if (self.consumers, self.blocks_sm) not in self.registers:
+            known = ", ".join(f"{consumers} and {blocks_sm}" for consumers, blocks_sm in self.registers)
             return f"consumers={self.consumers} and blocks_sm={self.blocks_sm} are not {known}"
         if self.ping_pong:
             reason = self._check_ping_pong()
@@ -152,6 +188,10 @@ class HopperConfig(Config):
             return f"{sizes} is not {', '.join(map(str, CLUSTER_SIZES[:-1]))} or {CLUSTER_SIZES[-1]} blocks"
         if self.grid and self.grid < self.cluster:
             return f"grid={self.grid} is less than a cluster of {self.cluster}"
+        return self.check_sums(dtype, arch, sums, addressing)
+
+    def check_sums(self, dtype: str, arch: Arch, sums: int, addressing: int) -> str | None:
+        """Why a block has no room for its sums; None if it has."""
         most = self.registers[self.consumers, self.blocks_sm][1]
         needed = sums * self.accumulators + addressing
         if needed > most:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tvm.script import tirx as T
 
@@ -76,14 +77,16 @@ class Consumer:
         """Go past the tiles of other consumers."""
         passed = T.meta_var(named("passed", self.others(tile)))  # tile changes in the loop
         for _ in T.serial(passed):
-            position = T.meta_var(named("position", self.ring.stage + self.stages_of(self.place(tile))))
+            position = T.meta_var(
+                named("position", self.ring.stage + self.work.stages_at(self.place(tile), self.at.rank_k))
+            )
             self.ring.skip(position)
             tile = tile + self.clusters
 
     @T.inline
     def multiply_tile(self, place: Any, peer: Expr, turn: Variable) -> None:
         """Multiply the stages of the tile at `place`, and free them."""
-        count = T.meta_var(named("count", self.stages_of(place)))
+        count = T.meta_var(named("count", self.work.stages_at(place, self.at.rank_k)))
         self.products.begin_tile(place)
         before: T.int32
         before = 0
@@ -101,13 +104,6 @@ class Consumer:
     def place(self, tile: Expr) -> Any:
         """Where the block's tile of a cluster's number `tile` lies."""
         return self.work.place(tile, self.at.rank_m, self.at.rank_n)
-
-    def stages_of(self, place: Any) -> Index:
-        """Stages of the tile at `place` that are this block's."""
-        split = self.work.config.split_k
-        window = self.work.taps(place)
-        count = (window[1] - window[0]) * (window[3] - window[2]) * self.work.chunks
-        return T.truncdiv(count + (split - 1) - self.at.rank_k, split) if split > 1 else count
 
     def peer(self) -> Expr:
         """Of the blocks that share this one's share of the reduction, the one that this thread speaks to."""
@@ -132,3 +128,48 @@ class Consumer:
         consumer = self.member.consumer
         assert self.memory.turns
         self.memory.turns.arrive(T.Select(consumer == self.work.config.consumers - 1, 0, consumer + 1))
+
+
+class Cores:
+    """What multiplies in a block of `work`, and what it takes of shared memory from `pool`: here the consumers, by
+    wgmma; a subclass says so otherwise.  `leader` is true for the thread that initialises barriers."""
+
+    consumers: ClassVar[str] = "The consumers: wait for a stage, multiply it by wgmma into registers, and free it"
+
+    def __init__(self, work: Work, pool: T.SMEMPool, leader: Expr) -> None:
+        self.work, self.config = work, work.config
+
+    def begin(self, group: Expr, warp: Expr) -> None:
+        """Set up what the block multiplies with, before the block's other barriers, by this warp of a warpgroup."""
+
+    def ring(self, memory: SharedMemory, at: ClusterPlace, stage: Variable, phase: Variable) -> Ring:
+        """The ring, before its first stage."""
+        return Ring(self.config, self.work.stage_bytes, memory.stages, memory.full, memory.empty, stage, phase)
+
+    def drain(self, ring: Ring) -> None:
+        """Have the producer wait for what frees its last stages, where that comes late."""
+
+    def beside_producer(
+        self, ring: Ring, memory: SharedMemory, at: ClusterPlace, clusters: Index, warp: Expr, tile: Variable
+    ) -> None:
+        """What other warps of the producer's do with the block's tiles from number `tile` on."""
+
+    def consumer(
+        self,
+        ring: Ring,
+        memory: SharedMemory,
+        at: ClusterPlace,
+        clusters: Any,
+        member: Member,
+        way_out: Callable[..., Results],
+    ) -> Any:
+        """What runs through the block's tiles, `member` of whose threads this is; `way_out` makes the way out of sums,
+        staging memory and member."""
+        products = Products(self.work, ring, memory.filters, member, at)
+        results = way_out(products.sums, memory.staging, member)
+        return Consumer(self.work, memory, ring, at, clusters, member, products, results)
+
+    def end(self, group: Expr, warp: Expr) -> None:
+        """Wait for the other blocks of the cluster, and give back what `begin` took."""
+        if self.config.cluster > 1:
+            T.evaluate(T.cuda.cluster_sync())

@@ -20,18 +20,18 @@ STARTED, COPIED = 2.0, 2500.0
 W = TypeVar("W", bound=Work)
 
 
-def product_cycles(columns: int, rows: float = 16) -> float:
-    """Of a wgmma: half of one for each column, unless shared memory takes longer to give its operands, `rows` of it
-    for operand a."""
-    return max(columns / 2, rows + columns / 4)
+def product_cycles(config: HopperConfig, rows: float = 0) -> float:
+    """Of a product of ROWS rows: half of one for each column, unless shared memory takes longer to give its operands,
+    of b a block's part, and `rows` of it more for operand a."""
+    return max(config.block_n / 2, config.row_cycles + rows + config.held_n / 4)
 
 
 def _row_cycles(operand: Operand) -> float:
-    """Cycles in which shared memory gives operand a of a wgmma: 128 bytes in each; of lines a word, or half of one, to
-    each thread, after it has taken them in."""
+    """Cycles that shared memory takes longer for operand a of a wgmma than for 128 bytes in each: of lines it gives a
+    word, or half of one, to each thread, after it has taken them in."""
     if not isinstance(operand.source, Lines):
-        return 16
-    return 16 + 4 * (4 if operand.source.paired else 8)
+        return 0
+    return 4 * (4 if operand.source.paired else 8)
 
 
 def _rate(operand: Operand, timings: Timings) -> float:
@@ -55,13 +55,13 @@ def microseconds(work: Work, device: Device) -> float:
     A multiprocessor multiplies, all of them load from L2, and a stage is loaded, takes a while to arrive, however
     small, and is multiplied before its memory is free: the three overlap the better the more the longest of them stands
     out (a norm), and each tile's results are finished after it.  `Timings` says what the constants were fitted to.
-    What `split_k` costs and what `ping_pong` and `stationary` save are estimates.
+    What `split_k` costs and what `ping_pong` and `stationary` save are estimates, and all of it for Blackwell.
     """
     config, stages, t = work.config, work.mean_taps * work.chunks, device.timings
     nbytes = work.a.tile.k * work.a.tile.item * len(work.products)
     waves = rounds(config, work.clusters, device)
     own = math.ceil(stages / config.split_k)
-    cycles = product_cycles(config.block_n, _row_cycles(work.a)) * t.cycle
+    cycles = product_cycles(config, _row_cycles(work.a)) * t.cycle
     multiply = waves * own * config.blocks_sm * config.block_m / ROWS * nbytes / K_BYTES * cycles
     used = waves if config.stationary else 1  # times that operand b is, once loaded
     each = work.a.loaded / config.cluster_n / _rate(work.a, t)
@@ -74,8 +74,8 @@ def microseconds(work: Work, device: Device) -> float:
     if config.split_k > 1:
         finish += t.exchange + results * t.sent * (config.split_k - 1) / config.split_k
     overlapped = sum(part**t.overlap for part in (multiply, load, turn)) ** (1 / t.overlap)
-    if config.ping_pong:
-        alone = finish * config.consumers
+    if config.overlaps:
+        alone = finish * config.consumers / config.parts
         return max(overlapped + alone, waves * finish) / 1000
     return (overlapped + waves * finish) / 1000
 

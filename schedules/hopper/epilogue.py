@@ -59,6 +59,9 @@ class Results:
         blocks_m, groups = self.work.config.rows // ROWS, self.work.config.columns // 8
         return self.sums[((which * blocks_m + m) * groups + group) * 4 + register]
 
+    def fetch(self, column: int) -> None:
+        """Have the sums of sixteen columns from `column` on where `fragment` finds them: they are in registers."""
+
     def totals(self, m: int, group: int, below: int) -> Sequence[Expr]:
         """The two sums of a thread in columns 8 * `group` + lane % 4 * 2 + (0, 1) of its consumer, in 64 rows number
         `m`, there 8 * `below` rows down; all threads of a warp ask together."""
@@ -121,14 +124,17 @@ class Results:
         warp, lane = member.warp, member.lane
         staging = work.output.staging
         a, b = work.a.tile, work.b.tile
-        tops = [named("top", warp * 16 + row_of(work.a, lane, below)) for below in (0, 8)]
+        block_rows, warp_rows = work.config.sixteens
+        tops = [named("top", warp * warp_rows + row_of(work.a, lane, below)) for below in (0, 8)]
         # columns of eight are permuted by XOR with 0 to 3: bit 1 changes which lane has them, bit 0 which register
         lanes = [lane, named("across", T.bitwise_xor(lane, 1))] if b.fold == FOLDS[0] else [lane]
         lefts = [named("left", T.truncmod(at, 4) * 2) for at in lanes]
         stores = stores_of(work, tensors, self.output_map, place, begin, self.memory, member)
 
         of_rows = [
-            self.of_row(place, folded(top + m * ROWS, a.fold)) for m in range(staging.rows // ROWS) for top in tops
+            self.of_row(place, folded(top + m * block_rows, a.fold))
+            for m in range(staging.rows // ROWS)
+            for top in tops
         ]
 
         for first in range(0, staging.columns // staging.width, staging.together):
@@ -136,6 +142,7 @@ class Results:
             for store in range(staging.together):
                 for pair in range(staging.width // 16):
                     column = (first + store) * staging.width + pair * 16
+                    self.fetch(column)
                     swaps = [folded(column + 8 * half, b.fold) % 8 for half in range(2)]
                     across = swaps[0] // 2  # as swaps[1] // 2: neighbouring eights differ in bit 0
                     left = lefts[across] + begin + column

@@ -241,8 +241,7 @@ class Work(ABC, Generic[P]):
         """Bytes of shared memory that are no stages."""
         config = self.config
         exchange = self.exchange_bytes + config.consumers * BARRIER_PAIR_BYTES if config.split_k > 1 else 0
-        turns = config.consumers * BARRIER_PAIR_BYTES if config.ping_pong else 0
-        return config.consumers * self.output.staging.nbytes + exchange + turns + self.stationary_bytes
+        return config.consumers * self.output.staging.nbytes + exchange + config.barrier_bytes + self.stationary_bytes
 
     @property
     def least_taps(self) -> int:
@@ -306,6 +305,14 @@ class Work(ABC, Generic[P]):
     @abstractmethod
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> P:
         """Where tile number `tile` of a cluster lies, for the block at (rank_m, rank_n) of it."""
+
+    def stages_at(self, place: P, rank_k: Index) -> Index:
+        """Stages of the tile at `place` that are those of block `rank_k` along the reduction."""
+        from tvm.script import tirx as T
+
+        split, window = self.config.split_k, self.taps(place)
+        count = (window[1] - window[0]) * (window[3] - window[2]) * self.chunks
+        return T.truncdiv(count + (split - 1) - rank_k, split) if split > 1 else count
 
     def position_at(self, place: P) -> Expr | None:
         """The number of the tile's first output pixel, where its pixels lie in lines."""

@@ -118,7 +118,7 @@ class SharedMemory:
 
     @classmethod
     def allocated(cls, work: Work, accumulator: str, pool: T.SMEMPool, leader: Expr) -> SharedMemory:
-        """The memory for `work`, all of `pool`; sums are `accumulator`, `leader` is true for the thread that
+        """The memory for `work` from `pool`; sums are `accumulator`, `leader` is true for the thread that
         initialises barriers."""
         config = work.config
 
@@ -139,7 +139,6 @@ class SharedMemory:
             Exchange(work, accumulator, pool, leader) if config.split_k > 1 else None,
             MBarrier(pool, config.consumers, leader=leader) if config.ping_pong else None,
         )
-        pool.commit()
         return memory
 
     def initialise(self, work: Work, maps: Maps, thread: Expr, by: Expr) -> None:
@@ -178,9 +177,10 @@ class SharedMemory:
 
 def before_loads(work: Work) -> None:
     """The producer's wait before its first load: for the blocks that it writes into, if there are others; the warp that
-    issues TMA's loads has set this block up, and does not wait for itself, but others that copy lines do."""
+    issues TMA's loads has set this block up, and does not wait for itself, but others that copy lines or multiply do.
+    """
     config = work.config
-    if isinstance(work.a.source, Lines):
+    if isinstance(work.a.source, Lines) or config.multiplies_apart:
         before_products(config)
     elif config.cluster == 1:
         T.evaluate(T.ptx.bar.arrive(T.uint32(_BLOCK), T.uint32(config.threads)))
@@ -192,16 +192,23 @@ def after_loads(work: Work) -> None:
     """The same behind its last load, where only others wrote into other blocks."""
     config = work.config
     T.evaluate(T.cuda.warp_sync())
-    if config.cluster > 1 and writers(config) == 1 and not isinstance(work.a.source, Lines):
+    waited = isinstance(work.a.source, Lines) or config.multiplies_apart
+    if config.cluster > 1 and writers(config) == 1 and not waited:
         wait_until_begun()
 
 
 def before_products(config: HopperConfig) -> None:
-    """The consumers' wait for the barriers of their block, and of the others of their cluster."""
+    """The consumers' wait for the barriers of their block, and of the others of their cluster; and for what another
+    warp of the block wrote, if one multiplies for them."""
     if config.cluster > 1:
         wait_until_begun()
-    else:
-        T.evaluate(T.ptx.bar.sync(T.uint32(_BLOCK), T.uint32(config.threads)))
+    if config.cluster == 1 or config.multiplies_apart:
+        wait_for_block(config)
+
+
+def wait_for_block(config: HopperConfig) -> None:
+    """Wait for all threads of the block."""
+    T.evaluate(T.ptx.bar.sync(T.uint32(_BLOCK), T.uint32(config.threads)))
 
 
 def cluster_place(config: HopperConfig, rank: Expr) -> ClusterPlace:

@@ -104,8 +104,8 @@ class Producer:
         """Fill the stage's part of operand b, of all blocks of this one's column of the cluster; where it stays, with
         the block's first tile, in its place of the stage's number in the reduction."""
         work, config = self.work, self.work.config
-        mask = column_mask(config.cluster_m, config.cluster_n, self.at.first + self.at.rank_n)
-        work.b.check_loads(loads, config.cluster_m)
+        mask = column_mask(config.loaders_b, config.cluster_n, self.at.first + self.at.rank_n)
+        work.b.check_loads(loads, config.loaders_b)
         if not config.stationary:
             start = self.ring.start + work.b_start
             self._load(work.b, self.maps.b, loads, self.memory.filters, start, mask)
@@ -118,7 +118,7 @@ class Producer:
         self, operand: Operand, tensor_map: Variable, loads: Sequence[Load], memory: Buffer, start: Expr, mask: Expr
     ) -> None:
         """Issue `loads` to `start` bytes into `memory`; with a `mask`, of every block of the cluster that it names."""
-        form = _LOAD.format(operand.boxes.rank) + (".multicast::cluster" if mask is not None else "")
+        form = _LOAD.format(operand.boxes.rank) + (".multicast::cluster" if mask is not None else "") + self.ring.group
         last = [] if mask is None else [mask]
         for load in loads:
             target = memory.ptr_to([start + load.offset])

@@ -120,14 +120,14 @@ class Products:
             return self.fragments.of(self.a, step, m)
         tile = self.work.a.tile
         offset = each.a + tile.k_offset(step) + tile.row_offset(m * ROWS)
-        return [self.a + _units(self.ring.stage, self.work.stage_bytes, offset)]
+        return [self.a + units(self.ring.stage, self.work.stage_bytes, offset)]
 
     def _b(self, each: Product, step: int, stage_step: Expr) -> Expr:
         """Operand b; where it stays, the tile's stages lie one behind the other."""
         offset = each.b + self.work.b.tile.k_offset(step)
         if self.config.stationary:
-            return self.b + _units(stage_step, aligned(self.work.b.nbytes), offset)
-        return self.b + _units(self.ring.stage, self.work.stage_bytes, offset)
+            return self.b + units(stage_step, aligned(self.work.b.nbytes), offset)
+        return self.b + units(self.ring.stage, self.work.stage_bytes, offset)
 
     def settle(self) -> None:
         """Wait until all sums are there."""
@@ -135,7 +135,7 @@ class Products:
         self.multiply.settle([self.sums[i] for i in range(self.count)])
 
 
-def _units(number: Expr, nbytes: int, offset: int) -> Expr:
+def units(number: Expr, nbytes: int, offset: int) -> Expr:
     """What a descriptor has to be raised by for `offset` bytes beyond number `number` of pieces of `nbytes`."""
     return T.Cast("uint64", number * (nbytes // UNIT) + offset // UNIT)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import tvm
@@ -10,7 +11,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.config import WARPGROUP
-from schedules.hopper.consumer import Consumer
+from schedules.hopper.consumer import Cores
 from schedules.hopper.epilogue import Results
 from schedules.hopper.geometry import Member, Work
 from schedules.hopper.launch import (
@@ -27,8 +28,7 @@ from schedules.hopper.launch import (
 )
 from schedules.hopper.lines import Lines
 from schedules.hopper.producer import Producer
-from schedules.hopper.products import Products, multiply_of
-from schedules.hopper.ring import Ring
+from schedules.hopper.products import multiply_of
 from schedules.hopper.shared import TensorMap
 from schedules.lowering.annotations import TIRX
 from schedules.steps.story import part
@@ -38,9 +38,13 @@ if TYPE_CHECKING:
 
 
 def program(
-    work: Work, way_out: Callable[..., Results] = Results, prepare: Callable[[Tensors], None] | None = None
+    work: Work,
+    way_out: Callable[..., Results] = Results,
+    prepare: Callable[[Tensors], None] | None = None,
+    multiplied_by: Callable[..., Cores] = Cores,
 ) -> tvm.IRModule:
-    """The module with one function "main" that takes ``work.arguments``; tiles leave by `way_out`.
+    """The module with one function "main" that takes ``work.arguments``; tiles are `multiplied_by` and leave by
+    `way_out`.
 
     `prepare` is the body of a kernel before, which fills ``work.workspace``.
     """
@@ -80,6 +84,9 @@ def program(
         pool = T.SMEMPool()
         first = T.meta_var(tirx.all(group == consumers, thread == 0))
         memory = T.meta_var(SharedMemory.allocated(work, accumulator, pool, first))
+        cores = T.meta_var(multiplied_by(work, pool, first))
+        pool.commit()
+        cores.begin(group, warp)
         memory.initialise(work, maps, group * WARPGROUP + thread, first)
 
         part("Which tiles are this block's, and where it stands in the ring")
@@ -90,7 +97,7 @@ def program(
         stage = 0
         phase: T.int32
         phase = 0
-        ring = T.meta_var(Ring(config, work.stage_bytes, memory.stages, memory.full, memory.empty, stage, phase))
+        ring = T.meta_var(cores.ring(memory, at, stage, phase))
         if group == consumers:
             part("The producer: one thread has TMA fill every stage that is free, tile after tile")
             if producer_registers > 0:
@@ -108,24 +115,24 @@ def program(
                     if dependent:
                         T.evaluate(T.ptx["griddepcontrol.wait"]())
                     producer.run(tile)
+                    cores.drain(ring)
+            cores.beside_producer(ring, memory, at, clusters, warp, tile)
             after_loads(work)
         else:
-            part("The consumers: wait for a stage, multiply it by wgmma into registers, and free it")
+            part(cores.consumers)
             if producer_registers > 0:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](consumer_registers)
             before_products(config)
             member = T.meta_var(Member(group, 0 if config.ping_pong else group, warp, lane, thread))
-            products = T.meta_var(Products(work, ring, memory.filters, member, at))
-            results = T.meta_var(way_out(work, views, maps.output, products.sums, memory.staging, member))
-            consumer = T.meta_var(Consumer(work, memory, ring, at, clusters, member, products, results))
+            finish = T.meta_var(partial(way_out, work, views, maps.output))
+            consumer = T.meta_var(cores.consumer(ring, memory, at, clusters, member, finish))
             consumer.run(tile)
             if stored_by_tma:  # noqa: SIM102 (of the two only the other is the kernel's)
                 if thread == 0:
                     T.ptx.cp.async_.bulk.wait_group.read(0)
         part("The end: no block leaves while others may write into its shared memory")
         T.cuda.warp_sync()
-        if cluster > 1:
-            T.cuda.cluster_sync()
+        cores.end(group, warp)
     # fmt: on
 
     taken = {argument.name for argument in fixed.arguments}

@@ -8,7 +8,7 @@ of its own turn around the ring.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tvm.script import tirx as T
 
@@ -28,8 +28,9 @@ def writers(config: HopperConfig) -> int:
 
 
 def readers(config: HopperConfig) -> int:
-    """Arrivals that `empty` counts: of the consumers that read a stage, from each block that it was loaded for."""
-    return config.parts * writers(config)
+    """Arrivals that `empty` counts: of those that read a stage, from each block, or group of them, that it was loaded
+    for."""
+    return config.frees * writers(config) // config.cta_group
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Ring:
     empty: MBarrier
     stage: Variable
     phase: Variable
+    group: ClassVar[str] = ""  # of loads that may arrive at another block's barrier, as PTX says it
 
     @property
     def start(self) -> Expr:
@@ -51,7 +53,7 @@ class Ring:
         return self.stage * self.stage_bytes
 
     @property
-    def arrived(self) -> Pointer:
+    def arrived(self) -> Pointer | Expr:
         """The barrier that loads into the stage arrive at."""
         return self.full.ptr_to([self.stage])
 

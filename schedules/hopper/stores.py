@@ -151,12 +151,13 @@ class Stores(ABC):
 
     @abstractmethod
     def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
-        """Put a thread's eight values, of its warp's 16 rows of 64 number `m` and of the 16 columns number `pair` of a
+        """Put a thread's eight values, of its warp's 16 rows number `m` and of the 16 columns number `pair` of a
         store, into the memory."""
 
     def row(self, m: int) -> Expr:
-        """The consumer's row where the warp's sixteen of 64 number `m` begin."""
-        return m * ROWS + self.member.warp * 16
+        """The consumer's row where the warp's sixteen number `m` begin."""
+        block, warp = self.work.config.sixteens
+        return m * block + self.member.warp * warp
 
     @abstractmethod
     def written(self) -> None:

@@ -100,9 +100,10 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     share = rate * 1e6 / 2 / device.multiprocessors  # multiply-adds in a microsecond
     busy = np.minimum(resident, np.ceil(units / device.multiprocessors))
     multiply = turns * busy * products / share
-    # wgmma of few columns waits for shared memory
+    # products of few columns wait for shared memory
     if FILLED in columns.fields:
-        multiply *= np.maximum(1.0, (16 + tile_n / 4) / (tile_n / 2))
+        rows = getattr(spec.config, "row_cycles", 16)
+        multiply *= np.maximum(1.0, (rows + tile_n / columns.get("cta_group", 1.0) / 4) / (tile_n / 2))
     real = channels / (np.ceil(channels / block_k) * block_k)  # of a step's channels; zeros are not loaded
     loaded = (tile_m / n + tile_n / m) * block_k * real * steps * item
     l2 = turns * busy * loaded / (device.timings.loaded * 1000)

@@ -71,7 +71,7 @@ def sample_for(found: Operator, spec: ScheduleSpec) -> Problem:
         fields["dtype"] = "float16"
     if spec.name == "mma_windows":
         fields |= dict(ci=3, dtype="int8" if found.problem.dtypes == ("int8",) else "float16")
-    if spec.name.startswith("tma_wgmma"):  # TMA moves multiples of 16 bytes
+    if spec.name.startswith("tma_"):  # TMA moves multiples of 16 bytes
         fields |= dict(n=8, ci=32, co=32, dtype="int8" if found.problem.dtypes == ("int8",) else "float16")
     if spec.name.startswith("winograd"):
         fields |= dict(ci=4, dtype="float32")

@@ -2,7 +2,8 @@
 
 Every PTX register is kept in an unsigned C++ integer of its width (`.pred` in a bool); the meaning of the bits comes
 from the instruction.  Opcodes are those of the PTX ISA; an instruction missing from the table below, to which
-`ptx_hopper` adds, raises `UnknownPtxError`, which the caller turns into a failure at run time, not at translation.
+`ptx_hopper` and `ptx_tcgen05` add, raises `UnknownPtxError`, which the caller turns into a failure at run time, not at
+translation.
 """
 
 from __future__ import annotations

@@ -171,15 +171,16 @@ def _tensor(emitter: Emitter, operand: Operand, rank: int) -> tuple[str, str]:
 
 @defines(
     rf"cp\.async\.bulk\.tensor\.([1-5])d\.shared::(?:cluster|cta)\.global(?:\.tile)?{_BYTES}"
-    rf"(\.multicast::cluster)?{_HINT}"
+    rf"(\.multicast::cluster)?(\.cta_group::[12])?{_HINT}"
 )
 def _tensor_load(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
     target, source, mbarrier, *mask = _without_hint(match, operands)
     declaration, tensor_map = _tensor(emitter, source, int(match[1]))
     blocks = emitter.value(mask[0]) if match[2] else "0"
+    pair = "true" if match[3] == ".cta_group::2" else "false"
     return (
         f"{declaration} emu::bulk_load_tensor({emitter.address(target)}, {tensor_map}, at, {match[1]}, "
-        f"{emitter.address(mbarrier)}, {blocks}, {emitter.line});"
+        f"{emitter.address(mbarrier)}, {blocks}, {pair}, {emitter.line});"
     )
 
 

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from schedules.check.emulate import ptx_hopper as ptx_hopper  # adds its instructions to the table of `ptx`
+from schedules.check.emulate import ptx_tcgen05 as ptx_tcgen05  # and these theirs
 from schedules.check.emulate.ptx import UnknownPtxError, emit
 
 # One token of C++: whatever lies in strings, comments and preprocessor lines must not be mistaken for code.
@@ -140,7 +141,8 @@ def translate_asm(statement: AsmStatement, line: int) -> str:
     operands = [*statement.outputs, *statement.inputs]
     declarations = [f"auto emu_{i} = emu::to_register({o.expression});" for i, o in enumerate(operands)]
     results = [f"emu::from_register({o.expression}, emu_{i});" for i, o in enumerate(statement.outputs)]
-    if "wgmma.mma_async" in statement.text:  # its accumulators change at a later statement, and A is read until then
+    # their results come at a later statement, until which wgmma's A is read
+    if "wgmma.mma_async" in statement.text or "tcgen05.ld" in statement.text:
         outputs = [f"auto& emu_{i} = {o.expression};" for i, o in enumerate(statement.outputs)]
         first = len(outputs)
         inputs = [

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from schedules.core.arch import Arch
 from schedules.core.operator import Operator
-from schedules.operators.conv2d_nchw32 import cpu, mfma, mma, mma_windows, simt, tma_wgmma
+from schedules.operators.conv2d_nchw32 import cpu, mfma, mma, mma_windows, simt, tma_tcgen05, tma_wgmma
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem, definition, inputs, reference
 from schedules.windows.config import is_few
 
 
 def choose(problem: Nchw32Problem, arch: Arch) -> str:
-    """The rule: windows for few input channels; else matrix cores; else four-byte dot products."""
+    """The rule: windows for few input channels; else tensor memory, where there is some; else matrix cores; else
+    four-byte dot products."""
     if is_few(problem) and mma_windows.SCHEDULE.serves(problem, arch):
         return mma_windows.SCHEDULE.name
+    if tma_tcgen05.SCHEDULE.serves(problem, arch):
+        return tma_tcgen05.SCHEDULE.name
     if "mfma" in arch.features:
         return "mfma"
     if arch.kind == "cuda":
@@ -27,6 +30,14 @@ OPERATOR = Operator(
     definition=definition,
     reference=reference,
     inputs=inputs,
-    schedules=(mma.SCHEDULE, mfma.SCHEDULE, mma_windows.SCHEDULE, tma_wgmma.SCHEDULE, simt.SCHEDULE, cpu.SCHEDULE),
+    schedules=(
+        mma.SCHEDULE,
+        mfma.SCHEDULE,
+        mma_windows.SCHEDULE,
+        tma_wgmma.SCHEDULE,
+        tma_tcgen05.SCHEDULE,
+        simt.SCHEDULE,
+        cpu.SCHEDULE,
+    ),
     choose=choose,
 )

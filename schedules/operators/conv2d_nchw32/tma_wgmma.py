@@ -88,7 +88,7 @@ class TmaWgmmaConfig(HopperConfig):
             return f"tall=true is for kernels whose rows share pixels, not {problem.kh} at stride {problem.stride[0]}"
         if self.tall and self.groups == 1 and self.cluster > 1:
             return f"tall=true deals out whole groups to a cluster, block_k={self.block_k} is but one; give more"
-        work = _work(problem, self)
+        work = work_of(problem, self)
         if work is None:
             return f"block_m={self.block_m} pixels at stride {problem.stride} are more than TMA reaches over"
         if self.skip_padding and problem.pad == (0, 0):
@@ -210,20 +210,27 @@ class Nchw32Work(Work[GroupPlace]):
             len(self.classes),
         )
         self.products = tuple(
-            Product(0, number * tile.nbytes + down * n * w * GROUP, tap * config.block_n * GROUP)
+            Product(0, number * tile.nbytes + down * n * w * GROUP, tap * config.held_n * GROUP)
             for tap, (number, down) in enumerate(taps)
         )
+        dealt = dealt and config.loaders_b == config.cluster_m  # else each block has columns of its own
         rows = config.block_n if dealt else config.block_n // config.cluster_m
         fold = next(fold for fold in FOLDS if rows % (PATTERN * fold) == 0)
         channels = p.co_groups * GROUP
         self.b = Operand(
-            SharedTile(config.block_n * len(taps), config.block_k, 1, GROUP, fold=fold),
+            SharedTile(config.held_n * len(taps), config.block_k, 1, GROUP, fold=fold),
             TensorMap(
                 "filter",
                 p.dtype,
                 (GROUP * fold, channels // fold, p.kw, p.kh, p.ci_groups),
                 (GROUP * fold, channels * GROUP, p.kw * channels * GROUP, p.kh * p.kw * channels * GROUP),
-                (GROUP * fold, rows // fold, 1, len(taps), config.groups // config.cluster_m if dealt else 1),
+                (
+                    GROUP * fold,
+                    rows // fold,
+                    1,
+                    len(taps),
+                    config.groups // config.cluster_m if dealt else config.groups,
+                ),
                 (1, 1, 1, 1, 1),
                 GROUP * fold,
             ),
@@ -311,11 +318,12 @@ class Nchw32Work(Work[GroupPlace]):
     def loads_b(self, place: GroupPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, config = self.b.tile, self.config
         first, line = chunk * config.groups, place.group * (GROUP // tile.fold)
-        if config.groups > 1:
+        own = config.loaders_b < config.cluster_m
+        if config.groups > 1 and not own:
             first = first + part * (config.groups // config.cluster_m)
         else:
             line = line + part * (config.block_n // config.cluster_m // tile.fold)
-        return [Load(part * (tile.nbytes // config.cluster_m), (0, line, rx, ry, first))]
+        return [Load(0 if own else part * (tile.nbytes // config.cluster_m), (0, line, rx, ry, first))]
 
     def store_at(self, place: GroupPlace, part: Index, column: int) -> tuple[Index, ...]:
         pixel = self.tiles.of_part(place.pixel, part, self.config.parts)
@@ -347,20 +355,23 @@ def microseconds(work: Nchw32Work, device: Device) -> float:
     and some of the others; for blocks that do not share a tile.
 
     A block's consumers finish a tile together and do not multiply meanwhile; another block may, or with `ping_pong`
-    another consumer.  Filters that stay are loaded in no time.
+    another consumer, or on Blackwell who multiplies.  Filters that stay are loaded in no time.
     """
     config, staging, t = work.config, work.staging, device.timings.lines
     shared = ((work.a, config.cluster_n), (work.b, config.cluster_m))[: 1 if config.stationary else 2]
     area = config.block_m * config.block_n
     products = len(work.products) * config.groups * config.block_m // ROWS
-    multiply = products * product_cycles(config.block_n)
+    multiply = products * product_cycles(config)
     lines = sum(operand.nbytes / operand.tile.swizzle / operand.tile.fold / parts for operand, parts in shared)
     loaded = sum(operand.nbytes / parts for operand, parts in shared)
     stages = work.mean_taps * work.chunks
     stored = area * staging.item
     multiplying, finishing, blocks = stages * (multiply + t.step), area * t.finish, config.blocks_sm
+    alone = (multiplying + finishing) * config.parts / config.consumers
+    if config.multiplies_apart and config.overlaps:
+        alone = max(multiplying, finishing)
     busy = (
-        max(blocks * multiplying, blocks * finishing, (multiplying + finishing) * config.parts / config.consumers),
+        max(blocks * multiplying, blocks * finishing, alone),
         blocks * t.line * (stages * lines + stored / staging.row_bytes / staging.fold),
         blocks * (stages * loaded + stored) / t.l2,
     )
@@ -369,7 +380,7 @@ def microseconds(work: Nchw32Work, device: Device) -> float:
     return rounds(config, work.clusters, device) * tile * too_few * device.timings.cycle / 1000
 
 
-def _work(problem: Nchw32Problem, config: TmaWgmmaConfig) -> Nchw32Work | None:
+def work_of(problem: Nchw32Problem, config: TmaWgmmaConfig) -> Nchw32Work | None:
     """None if TMA does not reach over a tile's pixels."""
     tiles = _tiles(problem, config)
     return Nchw32Work(problem, config, tiles) if tiles else None
@@ -380,7 +391,7 @@ def schedule(problem: Nchw32Problem, config: TmaWgmmaConfig, arch: Arch) -> tvm.
     output (n, co'/32, out_h, out_w, 32)."""
     from schedules.hopper.program import program
 
-    work = _work(problem, config)
+    work = work_of(problem, config)
     assert work is not None  # checked
     return program(work)
 
@@ -395,7 +406,7 @@ def default(problem: Nchw32Problem, arch: Arch) -> TmaWgmmaConfig:
     return plain(TmaWgmmaConfig(block_k=stage_channels(problem.ci_groups * GROUP, 128, 32)), problem, arch)
 
 
-def _ways(problem: Nchw32Problem) -> list[dict[str, Any]]:
+def ways(problem: Nchw32Problem) -> list[dict[str, Any]]:
     """What may serve the problem beside the sizes of its tiles."""
     ways: list[dict[str, Any]] = [dict(row_pixels=row) for row in sorted(FOLDS)]
     if _shares_lines(problem):
@@ -407,7 +418,7 @@ def _ways(problem: Nchw32Problem) -> list[dict[str, Any]]:
 
 def space(problem: Nchw32Problem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
     found = blocks(problem.dtype, arch.device, SHAPES + PAIRED, filters=True)
-    return ProductSpace(TmaWgmmaConfig, found, _ways(problem), DEPTHS)
+    return ProductSpace(TmaWgmmaConfig, found, ways(problem), DEPTHS)
 
 
 SCHEDULE = ScheduleSpec(
@@ -419,7 +430,7 @@ SCHEDULE = ScheduleSpec(
     default=default,
     space=space,
     ranges=True,
-    estimate=estimate_of(_work, microseconds),
+    estimate=estimate_of(work_of, microseconds),
     tirx=WrittenInTirx(
         reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "
         "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",

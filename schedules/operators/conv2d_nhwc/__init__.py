@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from schedules.core.arch import Arch
 from schedules.core.operator import Operator
-from schedules.operators.conv2d_nhwc import cpu, mma, mma_windows, simt, tf32, tma_wgmma, wgmma, winograd
+from schedules.operators.conv2d_nhwc import cpu, mma, mma_windows, simt, tf32, tma_tcgen05, tma_wgmma, wgmma, winograd
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem, definition, inputs, reference
 from schedules.steps.tensor_core import matrix_schedule
 from schedules.windows.config import is_few
 
 
 def choose(problem: NhwcProblem, arch: Arch) -> str:
-    """The rule: windows for few input channels; else matrix cores for the dtypes that they take; else CUDA cores."""
+    """The rule: windows for few input channels; else tensor memory, where there is some; else matrix cores for the
+    dtypes that they take; else CUDA cores."""
     if is_few(problem) and mma_windows.SCHEDULE.serves(problem, arch):
         return mma_windows.SCHEDULE.name
+    if tma_tcgen05.SCHEDULE.serves(problem, arch):
+        return tma_tcgen05.SCHEDULE.name
     return matrix_schedule(problem.dtype, arch) or ("simt" if arch.is_gpu else "cpu")
 
 
@@ -29,6 +32,7 @@ OPERATOR = Operator(
         mma.MFMA,
         mma_windows.SCHEDULE,
         tma_wgmma.SCHEDULE,
+        tma_tcgen05.SCHEDULE,
         wgmma.SCHEDULE,
         tf32.SCHEDULE,
         simt.SCHEDULE,

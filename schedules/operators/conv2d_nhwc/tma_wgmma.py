@@ -79,7 +79,7 @@ class TmaWgmmaConfig(HopperConfig):
         p = flattened(problem, batch=True)
         if self.halo and (p.kh == 1 or p.stride[0] != 1):
             return f"halo=true is for kernels of several rows at stride 1, not of {p.kh} at {p.stride[0]}"
-        work = _work(problem, self)
+        work = work_of(problem, self)
         if work is None and self.halo:
             return f"halo=true has no box of an image with block_m={self.block_m} pixels in lines of whole eights"
         if work is None:
@@ -113,7 +113,7 @@ class NhwcWork(Work[TilePlace]):
         self.clusters = whole(tiles.count, config.cluster_m) * self.columns
         run = min(config.block_k, LINE // item)
         a = SharedTile(config.block_m + (rows - 1) * down, config.block_k, item, run)
-        b = SharedTile(config.block_n, config.block_k, item, run)
+        b = SharedTile(config.held_n, config.block_k, item, run)
         n, h, w = self.loaded.part(config.cluster_n)
         taps = p.kh * p.kw
         self.products = tuple(Product(0, row * down * a.swizzle, row * b.nbytes) for row in range(rows))
@@ -198,9 +198,10 @@ class NhwcWork(Work[TilePlace]):
 
     def loads_b(self, place: TilePlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, rows = self.b.tile, self.config.block_n // self.config.cluster_m
+        offset = part * (rows * tile.swizzle) if rows < tile.rows else 0
         return [
             Load(
-                row * tile.nbytes + part * (rows * tile.swizzle) + run * tile.slab,
+                row * tile.nbytes + offset + run * tile.slab,
                 (chunk * tile.k + run * tile.run, (ry + row) * self.kernel[1] + rx, place.channel + part * rows),
             )
             for row, run in product(range(self.b.count), range(tile.k // tile.run))
@@ -245,7 +246,7 @@ class NhwcWork(Work[TilePlace]):
         return channel, channel < self.problem.co
 
 
-def _work(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
+def work_of(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
     """None if TMA does not reach over a tile's pixels."""
     p, parts = flattened(problem, batch=True), (config.parts, config.cluster_n)
     tiles = pixel_tiles(p, config.block_m, parts, line=PATTERN if config.halo else 1, alone=config.halo)
@@ -257,7 +258,7 @@ def schedule(problem: NhwcProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IR
     out_h, out_w, co)."""
     from schedules.hopper.program import program
 
-    work = _work(problem, config)
+    work = work_of(problem, config)
     assert work is not None  # checked
     return program(work)
 
@@ -286,7 +287,7 @@ SCHEDULE = ScheduleSpec(
     default=default,
     space=space,
     ranges=True,
-    estimate=estimate_of(_work),
+    estimate=estimate_of(work_of),
     tirx=WrittenInTirx(
         reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "
         "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",

@@ -122,6 +122,31 @@ def swizzle(address: np.ndarray, span: int) -> np.ndarray:
     return address ^ ((address >> 7 & mask) << 4)
 
 
+def k_major(operand: np.ndarray, span: int) -> tuple[np.ndarray, int, int]:
+    """Shared memory that holds [rows, k] with k contiguous; leading and stride offsets in units of 16 bytes."""
+    rows, k = np.indices(operand.shape)
+    size, width = operand.itemsize, span or 16
+    depth = operand.shape[1] * size
+    # Groups of eight rows follow each other; without a swizzle so do the 16-byte columns, one after all rows.
+    stride, leading = (8 * width, 16) if span else (128, operand.shape[0] * 16)
+    assert not span or depth == span
+    byte = k * size
+    column = byte if span else byte // 16 * leading + byte % 16
+    return (
+        place(operand, rows // 8 * stride + rows % 8 * width + column, span),
+        leading // 16 if not span else 1,
+        stride // 16,
+    )
+
+
+def place(operand: np.ndarray, address: np.ndarray, span: int) -> np.ndarray:
+    memory = np.zeros(max(int(address.max()) + operand.itemsize, operand.nbytes), "uint8")
+    at = swizzle(address, span)
+    for byte in range(operand.itemsize):
+        memory[at + byte] = np.ascontiguousarray(operand).view("uint8").reshape(*operand.shape, -1)[:, :, byte]
+    return memory
+
+
 def tiled_load(tensor: np.ndarray, coordinates: Sequence[int], box: Sequence[int], steps: Sequence[int]) -> np.ndarray:
     """The box that a tensor copy loads; coordinates, box and steps run from the innermost dimension."""
     extents = [-(-extent // step) for extent, step in zip(box, steps, strict=True)][::-1]

@@ -44,7 +44,7 @@ def test_labels_are_local_to_their_statement() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "tcgen05.fence::before_thread_sync;",
+        "tcgen05.cp.cta_group::1.128x256b [%0], %1;",
         "wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16 {%0, %1}, %2, %3, 1, 1, 1, 0, 0;",
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2}, %3, %4, 1, 1, 1, 0, 0;",
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, 1;",

@@ -7,28 +7,11 @@ import pytest
 
 from schedules.check.emulate import EmulationMode, Emulator
 from schedules.core.errors import EmulationError
-from tests.check.emulate.hopper import LATE, MODES, accumulator_index, mma_function, run, swizzle
+from tests.check.emulate.hopper import LATE, MODES, accumulator_index, k_major, mma_function, place, run
 
 LAYOUT = {0: 0, 128: 1, 64: 2, 32: 3}  # bits 62 and 63 of a descriptor
 SIZES = {"s8": 1, "u8": 1, "tf32": 4}  # bytes of an element, of others 2
 A_BYTES = 16 << 10  # of shared memory in front of B
-
-
-def k_major(operand: np.ndarray, span: int) -> tuple[np.ndarray, int, int]:
-    """Shared memory that holds [rows, k] with k contiguous; leading and stride offsets in units of 16 bytes."""
-    rows, k = np.indices(operand.shape)
-    size, width = operand.itemsize, span or 16
-    depth = operand.shape[1] * size
-    # Groups of eight rows follow each other; without a swizzle so do the 16-byte columns, one after all rows.
-    stride, leading = (8 * width, 16) if span else (128, operand.shape[0] * 16)
-    assert not span or depth == span
-    byte = k * size
-    column = byte if span else byte // 16 * leading + byte % 16
-    return (
-        place(operand, rows // 8 * stride + rows % 8 * width + column, span),
-        leading // 16 if not span else 1,
-        stride // 16,
-    )
 
 
 def mn_major(operand: np.ndarray, span: int) -> tuple[np.ndarray, int, int]:
@@ -40,14 +23,6 @@ def mn_major(operand: np.ndarray, span: int) -> tuple[np.ndarray, int, int]:
     # Without a swizzle the stride is that between chunks of rows, the leading offset that between groups of eight k.
     leading, stride = (chunk, group) if span else (group, chunk)
     return place(operand, at, span), leading // 16, stride // 16
-
-
-def place(operand: np.ndarray, address: np.ndarray, span: int) -> np.ndarray:
-    memory = np.zeros(max(int(address.max()) + operand.itemsize, operand.nbytes), "uint8")
-    at = swizzle(address, span)
-    for byte in range(operand.itemsize):
-        memory[at + byte] = np.ascontiguousarray(operand).view("uint8").reshape(*operand.shape, -1)[:, :, byte]
-    return memory
 
 
 def product_source(

@@ -27,6 +27,7 @@ struct Load {
   bool taken;  // the data were read at issue
   Bytes data;  // what was
   int line;
+  bool pair;  // the mbarrier may be that of the block beside it
 };
 
 struct Store {
@@ -160,7 +161,8 @@ void start(Load load, uint32_t blocks, const char* what) {
     Load copy = load;
     copy.target = shared_address_in(load.target, rank, load.line);
     copy.mbarrier = blocks ? shared_address_in(load.mbarrier, rank, load.line) : load.mbarrier;
-    if (shared_rank(copy.mbarrier) != static_cast<int>(rank)) {
+    uint32_t bit = load.pair;  // of the rank, in which the two blocks differ
+    if ((shared_rank(copy.mbarrier) | bit) != (rank | bit)) {
       fail(load.line, "%s: the mbarrier is not in the block that the data go to", what);
     }
     shared_pointer(copy.target, load.bytes, 1, what, load.line);
@@ -254,10 +256,10 @@ void bulk_load(uint32_t target, const void* source, uint32_t bytes, uint32_t mba
 }
 
 void bulk_load_tensor(uint32_t target, const void* map, const int32_t* coordinates, int rank, uint32_t mbarrier,
-                      uint32_t blocks, int line) {
+                      uint32_t blocks, bool pair, int line) {
   const char* what = "cp.async.bulk.tensor";
   Box box = make_box(map, coordinates, rank, target, what, line);
-  Load load = {target, static_cast<uint32_t>(box_bytes(box)), mbarrier, nullptr, box, false, {}, line};
+  Load load = {target, static_cast<uint32_t>(box_bytes(box)), mbarrier, nullptr, box, false, {}, line, pair};
   start(std::move(load), blocks, what);
 }
 

@@ -14,7 +14,7 @@ namespace emu {
 // `blocks`: the ranks of the cluster to write to, as a mask; 0 for the block that `target` is in.
 void bulk_load(uint32_t target, const void* source, uint32_t bytes, uint32_t mbarrier, uint32_t blocks, int line);
 void bulk_load_tensor(uint32_t target, const void* map, const int32_t* coordinates, int rank, uint32_t mbarrier,
-                      uint32_t blocks, int line);
+                      uint32_t blocks, bool pair, int line);  // `pair`: .cta_group::2
 // From shared memory to that of a block of the cluster.
 void bulk_copy_shared(uint32_t target, uint32_t source, uint32_t bytes, uint32_t mbarrier, int line);
 // st.async: `data` of this thread to the shared memory of a block of the cluster.

@@ -11,6 +11,7 @@
 #include "mbarrier.h"
 #include "scheduler.h"
 #include "shared_memory.h"
+#include "tcgen05.h"
 #include "wgmma.h"
 
 namespace emu {

@@ -112,7 +112,11 @@ void thread_main() {
   kernel->run(kernel_arguments);
   finish_bulk_stores();
   finish_warpgroup();
-  if (--blocks[running->block].live == 0) finish_bulk_loads(running->block);
+  finish_tensor_loads();
+  if (--blocks[running->block].live == 0) {
+    finish_bulk_loads(running->block);
+    finish_tensor_memory(running->block);
+  }
   suspend(State::done, 0);
   __builtin_trap();
 }
@@ -368,6 +372,7 @@ void start_cluster() {
   forget_mbarriers();
   forget_bulk_copies(static_cast<int>(threads.size()));
   forget_warpgroups(cluster_size(), threads_per_block);
+  forget_tensor_memory(cluster_size(), static_cast<int>(threads.size()));
   cluster_phase = 0;
   cluster_arrivals = 0;
   // What the compiler may give each thread of a block that has a multiprocessor for itself.
@@ -408,7 +413,7 @@ void run_cluster() {
     progress |= release_cluster();
     progress |= wake_waiting();
     // The latest moment for a copy: nothing else can move.
-    if (!progress) progress = land_awaited_copy() || land_awaited_arrival();
+    if (!progress) progress = land_awaited_copy() || land_awaited_arrival() || land_awaited_commit();
     bool all_done = true, polling = false;
     for (Thread& thread : threads) {
       all_done &= thread.state == State::done;

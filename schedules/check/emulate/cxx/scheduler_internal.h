@@ -43,13 +43,17 @@ void forget_async_copies(int threads);
 void forget_mbarriers();
 void forget_bulk_copies(int threads);
 void forget_warpgroups(int blocks, int threads);
+void forget_tensor_memory(int blocks, int threads);
 
 // When nothing else can move: lands one copy that a thread waits for; false if there is none.
 bool land_awaited_copy();     // a bulk copy
 bool land_awaited_arrival();  // what a cp.async.mbarrier.arrive stands for
+bool land_awaited_commit();   // the arrival of a tcgen05.commit, after the products before it
 // What a thread, and a block, must not leave behind.
 void finish_bulk_stores();
 void finish_warpgroup();
+void finish_tensor_loads();
+void finish_tensor_memory(int rank);
 void finish_bulk_loads(int rank);
 
 // What lies at a faulting address, for the crash handler; false if it is nothing this runtime knows.
