@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -99,7 +100,7 @@ def test_targets_of_make_exist(target: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_python_and_toml_blocks_are_whole(name: str) -> None:
+def test_python_toml_and_json_blocks_are_whole(name: str) -> None:
     from schedules.core.presets import tomllib
 
     for block in blocks(TEXTS[name]):
@@ -107,6 +108,8 @@ def test_python_and_toml_blocks_are_whole(name: str) -> None:
             compile(block.text, f"{name} {block.name}", "exec")
         elif block.language == "toml":
             tomllib.loads(block.text)
+        elif block.language == "json":
+            json.loads(block.text)
         else:
             assert block.language in (*SHELL, "console"), f"a language that no test reads: {block.language}"
 

@@ -9,10 +9,12 @@ import contextlib
 import ctypes
 import hashlib
 import math
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from schedules.build.launches import launches
 from schedules.build.library import VECTOR_BYTES, Launch
 from schedules.build.toolchain import cuda, link
 from schedules.core import threads
@@ -35,6 +38,14 @@ from schedules.lowering.barriers import CODE
 from schedules.predict.start import started
 
 AXES = ("x", "y", "z")
+CODE_OBJECT = 5  # of an AMD GPU: every ROCm 6 reads it, version 6 only ROCm from 6.3 on
+
+
+# LLVM's module flag for the version of an AMD GPU's code object
+_VERSION = """\
+!llvm.module.flags = !{{!0}}
+!0 = !{{i32 1, !"amdhsa_code_object_version", i32 {}}}
+"""
 
 
 @dataclass(frozen=True)
@@ -49,11 +60,13 @@ class Built:
     module: Any = field(repr=False)  # tvm.runtime.Module with "main"
     scheduled: tvm.IRModule = field(repr=False)
     lowered: str = field(repr=False)
+    host: tvm.IRModule = field(repr=False)  # what `lowered` is the text of
     resources: tuple[cuda.KernelResources, ...]
     log: str = field(repr=False)  # of the CUDA compiler: ptxas's report and warnings
     launch: Launch | None
     compiler: str
     seconds: float
+    code_object: int | None  # an AMD GPU's is of this version
     # what the device compiler made: ptx, cubin, hsaco; ll and s of AMD's where TVM's are of another size of blocks
     binaries: dict[str, str | bytes] = field(repr=False)
 
@@ -61,6 +74,13 @@ class Built:
     def program(self) -> str:
         """SHA-256 of the lowered program: equal for builds that do the same, whatever config they came from."""
         return hashlib.sha256(self.lowered.encode()).hexdigest()
+
+    @cached_property
+    def launches(self) -> dict[str, Any] | None:
+        """What a function for a GPU launches, as data (`launches`)."""
+        if not self.arch.is_gpu:
+            return None
+        return launches(self.host, self.schedule.arguments(self.problem))
 
     @cached_property
     def sources(self) -> dict[str, str | bytes]:
@@ -89,17 +109,20 @@ def build(
     config: Config | dict[str, Any] | None = None,
     *,
     device_code: bool = True,
+    code_object: int = CODE_OBJECT,
 ) -> Built:
     """Build `problem` for `arch` with the named schedule and `config` (a Config, or fields that it must have),
     or what is predicted to be the fastest (`predict.start`).
 
-    With device_code=False the CUDA compiler is not run; the module then only serves the emulator.
+    With device_code=False the CUDA compiler is not run; the module then only serves the emulator.  `code_object` is the
+    version of an AMD GPU's code object.
     Raises ConfigError, UnknownNameError, ToolchainError or BuildError.
     """
     spec, config = started(problem, arch, schedule, config)
     with quick_frames():
         made = spec.apply(problem, config, arch)
-    return build_scheduled(operator_of(problem), problem, spec, config, arch, made, device_code=device_code)
+    op = operator_of(problem)
+    return build_scheduled(op, problem, spec, config, arch, made, device_code=device_code, code_object=code_object)
 
 
 def build_scheduled(
@@ -111,6 +134,7 @@ def build_scheduled(
     mod: tvm.IRModule,
     *,
     device_code: bool = True,
+    code_object: int = CODE_OBJECT,
     instruments: Sequence[Any] = (),
 ) -> Built:
     """Build a program that is already scheduled, with TVM's pass `instruments` watching."""
@@ -124,7 +148,7 @@ def build_scheduled(
                 f"{spec.name} launches {extent} blocks along {axis}, GPUs allow {most}; use larger tiles or another "
                 f"--schedule, or split the problem"
             )
-    module, made, lowered = _compile(mod, arch, device_code, instruments, spec.arguments(problem))
+    module, made, state = _compile(mod, arch, device_code, instruments, spec.arguments(problem), code_object)
     return Built(
         operator=op,
         problem=problem,
@@ -133,12 +157,14 @@ def build_scheduled(
         arch=arch,
         module=module,
         scheduled=mod,
-        lowered=lowered,
+        lowered=state.lowered,
+        host=state.host,
         resources=cuda.parse_resources(made.cubin.log) if made.cubin else (),
         log=made.cubin.log if made.cubin else "",
         launch=launch,
         compiler=made.cubin.compiler if made.cubin else _llvm(),
         seconds=time.perf_counter() - start,
+        code_object=code_object if arch.kind == "rocm" else None,
         binaries=made.binaries(),
     )
 
@@ -166,12 +192,13 @@ def _compile(
     device_code: bool,
     instruments: Sequence[Any] = (),
     arguments: Sequence[Argument] = (),
-) -> tuple[Any, _Made, str]:
-    """The runtime module of `mod`, what the device compiler made, and the lowered program as text."""
+    code_object: int = CODE_OBJECT,
+) -> tuple[Any, _Made, pipeline.Lowering]:
+    """The runtime module of `mod`, what the device compiler made, and what the lowering left."""
     target = arch.target()
     if arch.is_gpu and not device_code:  # the host code runs in the emulator, once or twice
         target = target.with_host(tvm.target.Target({"kind": "llvm", "opt-level": 0}))
-    with _callbacks(arch, device_code) as made, pipeline.lowering(mod, arguments) as state:
+    with _callbacks(arch, device_code, code_object) as made, pipeline.lowering(mod, arguments) as state:
         try:
             with (
                 without_lines(ROCM_WARNINGS if arch.kind == "rocm" else ()),
@@ -179,7 +206,7 @@ def _compile(
                 tvm.transform.PassContext(config=pipeline.config(arch.kind, mod), instruments=instruments),
             ):
                 module = tirx.build(mod, target=target, pipeline=pipeline.name_for(mod))
-                return threads.share(module) if arch.kind == "llvm" else module, made, state.lowered
+                return threads.share(module) if arch.kind == "llvm" else module, made, state
         except SchedulesError:
             raise
         except Exception as error:  # TVM raises many types; whichever it is, the build failed and says so
@@ -212,7 +239,7 @@ class _Made:
 
 
 @contextlib.contextmanager
-def _callbacks(arch: Arch, device_code: bool) -> Iterator[_Made]:
+def _callbacks(arch: Arch, device_code: bool, code_object: int) -> Iterator[_Made]:
     """Answer TVM's requests for a cubin or a code object, keeping what was made and the typed error if it failed.
 
     An error raised inside a callback comes back from TVM with its type lost, hence ``error``.
@@ -258,9 +285,14 @@ def _callbacks(arch: Arch, device_code: bool) -> Iterator[_Made]:
         tvm_ffi.register_global_func("tvm_callback_rocm_link", link_rocm, override=True)
         _tvm_build_rocm()  # before it is replaced
         tvm_ffi.register_global_func("target.build.rocm", build_rocm, override=True)
-        # no device libraries: exp, log, sqrt, erf, tanh and pow compile to instructions without them
-        code = tvm.runtime.convert([str(CODE)])
-        tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", lambda: code, override=True)
+        with tempfile.TemporaryDirectory() as folder:
+            # no device libraries: exp, log, sqrt, erf, tanh and pow compile to instructions without them
+            version = Path(folder) / "version.ll"
+            version.write_text(_VERSION.format(100 * code_object))
+            linked = tvm.runtime.convert([str(CODE), str(version)])
+            tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", lambda: linked, override=True)
+            yield made
+        return
     yield made
 
 

@@ -12,7 +12,6 @@ from schedules.core import threads
 from schedules.core.arch import Arch
 
 VECTOR_BYTES = 16  # of the widest load; a GPU faults on one that is not aligned to its size
-ALLOCATION = b"TVMBackendAllocWorkspace"  # what the host code of a function with workspaces of its own calls
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,6 @@ class Launch:
     @property
     def threads(self) -> int:
         return self.block[0] * self.block[1] * self.block[2]
-
-
-def allocates(library: bytes) -> bool:
-    """Whether the code of an exported library, or its text, has TVM allocate workspaces."""
-    return ALLOCATION in library
 
 
 def load_library(path: Path, arch: Arch) -> Any:

@@ -1,8 +1,9 @@
 """Workspaces as arguments: memory between the kernels of a function, for callers that allocate it themselves.
 
 A function of several kernels has TVM allocate what they hand on, from a pool of the calling thread that knows no
-streams: two streams of a thread get the same memory, and so does every replay of a captured CUDA graph.  A caller with
-an allocator that knows streams gives the memory instead.
+streams: two streams of a thread get the same memory, and a larger wish frees the smaller memory that a captured CUDA
+graph still replays with.  A caller with an allocator that knows streams gives the memory instead; a bundle's launcher
+(`bundle.package.launch`) has memory of its own.
 """
 
 from __future__ import annotations

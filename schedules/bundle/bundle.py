@@ -4,7 +4,7 @@ kernel.so            the function, with the device code inside
 kernel.cu, .ptx ...  the texts it was made from
 scheduled.tir, lowered.tir, definition.txt
 kernel.json          what it is, how to call it, what it was built with, and a checksum of every other file
-load.py              loads it with tvm_ffi and TVM's runtime library alone
+load.py              loads it with tvm_ffi and TVM's runtime library alone, or with a GPU's driver alone
 kernel.json.sig      if it is signed, the signature of kernel.json
 
 load.py is `package.loader`, which reads kernel.json here too, as `source` makes it.
@@ -195,14 +195,13 @@ class Bundle:
         if self.operator.schedule(self.manifest["schedule"]).arguments(problem) != self.arguments:
             was = self.manifest["versions"].get("te-schedules")
             raise BundleError(f"{self.path} was written by te-schedules {was} with other arguments; build it again")
-        import tvm_ffi
-
-        if arch.kind == "rocm" and tvm_ffi.get_global_func("device_api.rocm", allow_missing=True) is None:
-            raise BundleError(f"built for {arch}, this TVM has no ROCm runtime; load it with a TVM built with ROCm")
         try:
-            function = load_library(self.library, arch)
+            by_driver = loader.by_driver(self.manifest)
+            function = loader.launcher(self.path, self.manifest) if by_driver else load_library(self.library, arch)
         except ToolchainError:
             raise
+        except loader.KernelError as error:
+            raise BundleError(str(error)) from None
         except Exception as error:  # tvm_ffi raises many types
             reason = " ".join(str(error).split())
             raise BundleError(f"{self.library} does not load ({reason}); build it again") from error
@@ -261,9 +260,13 @@ def check_destination(out: str | Path, *, force: bool = False) -> None:
 def source(file: str) -> str:
     """A module of `package` as it stands alone: with what it imports of the rest of this package in its place."""
     text = resources.files("schedules.bundle.package").joinpath(file).read_text()
-    threads = resources.files("schedules.core").joinpath("threads.py").read_text()
-    _, _, threads = threads.partition("from __future__ import annotations\n\n")  # after the docstring
-    return re.sub(r"^from schedules\.core\.threads import .*\n", lambda _: threads, text, flags=re.MULTILINE)
+
+    def inlined(line: re.Match[str]) -> str:
+        folder, _, name = line[1].rpartition(".")
+        body = resources.files(folder).joinpath(f"{name}.py").read_text()
+        return body.partition("from __future__ import annotations\n\n")[2]  # after the docstring
+
+    return re.sub(r"^from (schedules\.[\w.]+) import .*\n", inlined, text, flags=re.MULTILINE)
 
 
 def embedded_machines(library: bytes) -> set[int]:
@@ -306,6 +309,7 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
             "kind": built.arch.kind,
             "name": built.arch.name,
             "compute_capability": built.arch.compute_capability if built.arch.kind == "cuda" else None,
+            "code_object": built.code_object,
             "machine": platform.machine(),
             "mcpu": mcpu,
             "cpu_features": list(features),
@@ -313,6 +317,7 @@ def _fill(folder: Path, built: Built, measured: dict[str, Any] | None) -> None:
         "library": LIBRARY,
         "arguments": [_described(argument) for argument in built.schedule.arguments(built.problem)],
         "launch": built.launch and dataclasses.asdict(built.launch),
+        "launches": built.launches,
         "resources": [dataclasses.asdict(used) for used in made.resources],
         "compiler": built.compiler,
         "versions": versions(),

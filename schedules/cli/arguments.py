@@ -111,6 +111,12 @@ def add_sign(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sign", metavar="KEY", help="sign with this private Ed25519 key, a PEM file (docs/trust.md)")
 
 
+def add_code_object(parser: argparse.ArgumentParser) -> None:
+    """``--code-object``."""
+    what = "version of an AMD GPU's code object: 5 (default) for ROCm from 6.0 on, 6 from 6.3 on, 4 from 4.1 on"
+    parser.add_argument("--code-object", type=int, choices=(4, 5, 6), default=5, metavar="VERSION", help=what)
+
+
 def key_to_sign(args: argparse.Namespace) -> Ed25519PrivateKey | None:
     """The key of --sign, asked for before anything is built.  Raises UsageError, ToolchainError."""
     from schedules.bundle.signature import signing_key

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from schedules.cli.arguments import add_json, add_problem, add_sign, choice, job, key_to_sign
+from schedules.cli.arguments import add_code_object, add_json, add_problem, add_sign, choice, job, key_to_sign
 from schedules.cli.output import dimensions, emit_json, fields
 from schedules.core.errors import UsageError
 
@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="write a bundle into this folder")
     parser.add_argument("--force", action="store_true", help="replace the bundle that --out holds")
     add_sign(parser)
+    add_code_object(parser)
     parser.add_argument("--measure", action="store_true", help="time it on its device, and keep the time in the bundle")
     add_json(parser)
 
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from schedules.build.builder import build
 
     chosen = choice(args, work, default=args.default)
-    built = build(work.problem, work.arch, chosen.schedule, chosen.config)
+    built = build(work.problem, work.arch, chosen.schedule, chosen.config, code_object=args.code_object)
     measured = None
     if args.measure:
         from schedules.measure.timer import measure

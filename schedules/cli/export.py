@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedules.cli.arguments import add_json, add_sign, key_to_sign
+from schedules.cli.arguments import add_code_object, add_json, add_sign, key_to_sign
 from schedules.cli.output import emit_json, note, table
 from schedules.cli.records import WHICH, add_selection, gather, one_problem, pick
 from schedules.core.arch import parse_arch
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="every problem in the journals that this machine can build")
     parser.add_argument("--force", action="store_true", help="replace a bundle of something else")
     add_sign(parser)
+    add_code_object(parser)
     add_json(parser)
 
 
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         record = known.best
         if record is None:
             raise UsageError(f"nothing was correct for {known.problem}; search on: schedules tune")
-    path = _export(record, Path(args.out), args.force, key)
+    path = _export(record, Path(args.out), args.force, key, args.code_object)
     _report([(record, path)], args.json)
     return 0
 
@@ -70,7 +71,7 @@ def _all(args: argparse.Namespace, key: Ed25519PrivateKey | None) -> int:
         if row.best and (arch.is_gpu or row.device == device_name(arch)):
             out = Path(args.out) / slug(row.device) / f"{row.operator}-{row.problem.key}"
             try:
-                made.append((row.best, _export(row.best, out, True, key)))
+                made.append((row.best, _export(row.best, out, True, key, args.code_object)))
             except Exception as error:  # whatever it is, it costs this one
                 failed += 1
                 kind = "" if isinstance(error, SchedulesError) else f"internal: {type(error).__name__}: "
@@ -82,19 +83,19 @@ def _all(args: argparse.Namespace, key: Ed25519PrivateKey | None) -> int:
     return 1 if failed else 0
 
 
-def _export(record: Record, out: Path, force: bool, key: Ed25519PrivateKey | None) -> Path:
+def _export(record: Record, out: Path, force: bool, key: Ed25519PrivateKey | None, code_object: int) -> Path:
     from schedules.bundle.bundle import Bundle, check_destination
     from schedules.bundle.export import export_record, holds
     from schedules.core.errors import BundleError
 
     arch = parse_arch(record.target)
     try:
-        same = holds(Bundle.open(out), record, arch)
+        same = holds(Bundle.open(out), record, arch, code_object)
     except BundleError:
         same = False
     if not same:
         check_destination(out, force=force)
-    return export_record(record, arch, out, key)
+    return export_record(record, arch, out, key, code_object)
 
 
 def _report(made: list[tuple[Record, Path]], as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import add_json, add_problem, bundle_path, job, print_choice
 from schedules.cli.output import code, dimensions, emit_json, fields, heading
-from schedules.core.errors import UnknownNameError
+from schedules.core.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from schedules.build.inspect import Material, Summary
@@ -18,6 +18,7 @@ SUMMARY = "summary"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problem(parser, "a bundle's folder; or an operator or a preset, then its fields")
+    parser.add_argument("--default", action="store_true", help="the default config: as without --config")
     parser.add_argument(
         "--view",
         action="append",
@@ -61,6 +62,8 @@ def _kernel(args: argparse.Namespace) -> Material:
         from schedules.bundle.bundle import Bundle
 
         return Bundle.open(bundle).material()
+    if args.default and args.config:
+        raise UsageError("--config replaces fields of the default config already; leave out --default")
     work = job(args)
     from schedules.build.builder import build
 

@@ -34,12 +34,13 @@ TIRX_NAME = "te_schedules_tirx"
 
 @dataclass
 class Lowering:
-    """What one run of the pipeline leaves behind: the lowered program as text, and what the device passes need."""
+    """What one run of the pipeline leaves behind: the lowered program, and what the device passes need."""
 
     arguments: Sequence[Argument] = ()  # with extents at run time that are to be tested
     min_blocks: int = 0
     stream: str = ""
     lowered: str = ""
+    host: tvm.IRModule | None = None  # the same as a program: the function and its kernels
     device: list[tvm.IRModule] = field(default_factory=list)
 
 
@@ -97,6 +98,11 @@ def uses_wmma(mod: tvm.IRModule) -> bool:
 
     tvm_ffi.structural_walk(mod["main"].body, (SBlock, visit))
     return any(scope.startswith("wmma.") for scope in scopes)
+
+
+def _keep(mod: tvm.IRModule) -> None:
+    state = _current.get()
+    state.lowered, state.host = mod.script(), mod
 
 
 def _all_on(mod: tvm.IRModule, kind: str) -> bool:
@@ -195,7 +201,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
         if _all_on(mod, "llvm"):
             mod = lone_tasks_in_caller(stores_past_caches(mod) if _current.get().stream == "stores" else mod)
             mod = borders_apart(mod)
-        _current.get().lowered = mod.script()
+        _keep(mod)
         return on_shared_threads(mod) if _all_on(mod, "llvm") else mod
 
     @tvm.transform.module_pass(opt_level=0, name="schedules.launch_bounds")
@@ -353,7 +359,7 @@ def _tirx_pipeline() -> tuple[Any, Any, Any]:
     def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         mod = bounded(mod, _current.get().arguments)
         mod = _explicit_fma(tvm.ir.transform.Sequential(passes)(mod))
-        _current.get().lowered = mod.script()
+        _keep(mod)
         return mod
 
     return lower_and_record, finalize_host, finalize_device

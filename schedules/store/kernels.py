@@ -1,8 +1,8 @@
 """The kernel for a problem on this machine, as it was chosen and built before, by whatever process.
 
 Two files stand for it.  A choice, by the problem and what it was chosen by: where it will run, the journals, this
-package.  And a library, by what was chosen and the compilers; so the same kernel for many numbers of rows, or after
-another search, is one file.  To find both needs neither TVM's Python nor a compiler.
+package.  And a library, or an AMD GPU's code object, by what was chosen and the compilers; so the same kernel for many
+numbers of rows, or after another search, is one file.  To find both needs neither TVM's Python nor a compiler.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from schedules.build.library import load_library
 from schedules.build.present import cpu_name
 from schedules.build.toolchain import cuda, devices
 from schedules.build.toolchain.link import write_library
+from schedules.bundle.package.launch import KernelError, Launcher
 from schedules.core.arch import Arch, last_level_cache
 from schedules.core.child import Ended, Overdue, Stopped
-from schedules.core.errors import BuildError, SchedulesError, ToolchainError
+from schedules.core.errors import BuildError, DeviceError, SchedulesError, ToolchainError
 from schedules.core.frames import quick_frames
 from schedules.core.parallel import processes
 from schedules.core.problem import Argument, Problem
@@ -201,8 +202,11 @@ def _loaded(name: str, chosen: Chosen, disk: Disk) -> Kernel | None:
     if kept is None:
         return None
     try:
-        function = load_library(kept.file, chosen.arch)
-    except ToolchainError:
+        if chosen.arch.kind == "rocm":
+            function: Callable[..., None] = _launcher(chosen.arch, kept.file.read_bytes(), kept.about)
+        else:
+            function = load_library(kept.file, chosen.arch)
+    except (ToolchainError, DeviceError):
         raise
     except Exception as error:  # tvm_ffi raises many types
         disk.drop(name, f"it does not load ({' '.join(str(error).split())})")
@@ -217,6 +221,7 @@ def _loaded(name: str, chosen: Chosen, disk: Disk) -> Kernel | None:
 def _built(name: str, chosen: Chosen, disk: Disk) -> Callable[[], Kernel]:
     """Build the kernel and write it; what is returned makes it callable where it could not be written."""
     from schedules.build.builder import build_scheduled
+    from schedules.build.launches import launches
     from schedules.build.workspace import workspaces_as_arguments
 
     problem, arch = chosen.problem, chosen.arch
@@ -230,7 +235,7 @@ def _built(name: str, chosen: Chosen, disk: Disk) -> Callable[[], Kernel]:
         scheduled, workspaces = workspaces_as_arguments(scheduled)
     made = build_scheduled(operator, problem, spec, config, arch, scheduled)
     arguments = spec.arguments(problem)
-    about = {
+    about: dict[str, Any] = {
         "operator": operator.name,
         "problem": str(problem),
         "arch": str(arch),
@@ -238,10 +243,22 @@ def _built(name: str, chosen: Chosen, disk: Disk) -> Callable[[], Kernel]:
         "arguments": [dataclasses.asdict(argument) for argument in arguments],
         "workspaces": [dataclasses.asdict(workspace) for workspace in workspaces],
     }
+    code: Any = made.binaries.get("hsaco")
+    if code:
+        about["launches"] = launches(made.host, (*arguments, *workspaces))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            write_library(made.module, Path(folder) / name)
-            disk.add(name, about, (Path(folder) / name).read_bytes())
+            if not code:
+                write_library(made.module, Path(folder) / name)
+            disk.add(name, about, code or (Path(folder) / name).read_bytes())
     except (ToolchainError, BuildError, OSError) as error:  # no linker, or no room
         disk.refuse(str(error))
-    return lambda: Kernel(arguments, workspaces, made.module["main"])
+    return lambda: Kernel(arguments, workspaces, _launcher(arch, code, about) if code else made.module["main"])
+
+
+def _launcher(arch: Arch, code: bytes, about: Mapping[str, Any]) -> Launcher:
+    """The function of an AMD GPU's code object, of its arguments and workspaces.  Raises DeviceError."""
+    try:
+        return Launcher(arch.kind, str(arch), code, about["launches"], [*about["arguments"], *about["workspaces"]])
+    except KernelError as error:
+        raise DeviceError(str(error)) from None

@@ -1,7 +1,8 @@
 """Kernels for PyTorch tensors: which one serves a problem on a device, built or loaded once and called without copies.
 
-TVM takes a tensor's memory as it is (DLPack) and launches on PyTorch's current stream of the tensor's device.  All
-memory comes from PyTorch: outputs, and the workspaces of functions of several kernels (`schedules.workspace`).
+TVM takes a tensor's memory as it is (DLPack) and launches on PyTorch's current stream of the tensor's device; on AMD
+GPUs the driver itself does (`bundle.package.launch`).  All memory comes from PyTorch: outputs, and the workspaces of
+functions of several kernels (`build.workspace`); a bundle keeps its own, one for each stream and captured graph.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from schedules.build.library import VECTOR_BYTES, allocates
+from schedules.build.library import VECTOR_BYTES
 from schedules.build.toolchain import devices
 from schedules.build.toolchain.devices import LocalDevice
 from schedules.bundle.bundle import MANIFEST, Bundle
@@ -230,9 +231,8 @@ def _shared(problem: Problem, arch: Arch, device: torch.device, kept: Disk) -> b
 def use_bundles(*folders: str | Path) -> tuple[Bundle, ...]:
     """Serve the problems of the bundles in `folders`, at any depth, with them, whatever was measured; return these.
 
-    Of several that take a tensor, by their run-time extents, the nearest serves.  Left out, with a line in the log, are
-    bundles for other devices than this machine's, and those for a GPU that have TVM allocate workspaces, which is not
-    safe between streams.  Bundles named before are forgotten; without a folder, all are.
+    Of several that take a tensor, by their run-time extents, the nearest serves.  Bundles for other devices than this
+    machine's are left out, with a line in the log.  Bundles named before are forgotten; without a folder, all are.
     Raises BundleError if a folder holds no bundle, or one that is not as it was written.
     """
     found: list[Bundle] = []
@@ -259,10 +259,11 @@ def arch_of(device: torch.device) -> Arch:
     """What kernels for `device` are built for.  Raises DeviceError if there are none."""
     if device.type == "cpu":
         return parse_arch("llvm")
-    here = _as_device(device) if device.type == "cuda" and torch.version.cuda else None
+    here = _as_device(device) if device.type == "cuda" else None
     arch = here.newest_arch() if here else None
     if here is None or arch is None:
-        raise DeviceError(f"no kernels for {device}; they run on the CPU and on CUDA GPUs from sm_75 on")
+        what = f"{device} ({here.capability})" if here else str(device)
+        raise DeviceError(f"no kernels for {what}; `schedules list` names the GPUs that there are kernels for")
     return arch.on(here.row(arch))
 
 
@@ -303,7 +304,8 @@ def _bar(count: int, shown: bool | None) -> Iterator[Callable[[], None]]:
 
 
 def _name(device: torch.device) -> str | None:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    """By which records know the device; of AMD GPUs there are none."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" and not torch.version.hip else None
 
 
 def _loaded(bundle: Bundle) -> TorchKernel:
@@ -323,8 +325,6 @@ def _bundle_for(problem: Problem, device: torch.device) -> Bundle | None:
 
 
 def _unfit(bundle: Bundle) -> str | None:
-    if bundle.arch.is_gpu and allocates(bundle.library.read_bytes()):
-        return "TVM allocates its workspaces; kernels that are built here take PyTorch's"
     try:
         bundle.check_device()
     except BundleError as error:
@@ -336,4 +336,6 @@ def _as_device(device: torch.device) -> LocalDevice:
     if device.type != "cuda":
         return devices.cpu()
     told = torch.cuda.get_device_properties(device)
+    if torch.version.hip:  # "gfx90a:sramecc+:xnack-"
+        return LocalDevice("rocm", told.name, told.gcnArchName.partition(":")[0])
     return LocalDevice("cuda", told.name, f"{told.major}.{told.minor}", told.multi_processor_count)

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tvm
 
 from schedules.build.builder import build
 from schedules.bundle.bundle import write_bundle
-from schedules.core.arch import Arch
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.problem import Problem
+from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 from schedules.operators.softmax.definition import SoftmaxProblem
+from schedules.show.doctor import examine
+from tests.bundle.package import fake
 
 SOURCE = Path(__file__).resolve().parents[2] / "examples/cpp"
 LIBRARIES = str(Path(tvm.__file__).parent / "lib")
@@ -73,6 +81,90 @@ def test_says_what_is_missing(program: Path, bundle: Path, tmp_path: Path, host:
         done = run(program, *arguments, **environment)
         assert done.returncode == 1 and text in done.stderr, done.stderr
     assert run(program).returncode == 2
+
+
+SMALL: dict[str, Any] = dict(h=6, w=6, ci=32, co=32, kh=3, kw=3, pad=(1, 1), dtype="float16")
+CASES = [
+    (SoftmaxProblem(rows=3, cols=9000, dtype="float32"), "cuda:sm_90a", "split", 7),
+    (SoftmaxProblem(rows=3, cols=9000, dtype="float32"), "rocm:gfx90a", "split", 7),
+    (SoftmaxProblem(rows=5, cols=16384, dtype="float16"), "cuda:sm_90a", "cluster", 2),
+    (
+        NhwcProblem(n=8, n_from=2, h=6, w=6, ci=32, co=32, kh=3, kw=3, pad=(1, 1), dtype="float16"),
+        "cuda:sm_90a",
+        "tma_wgmma",
+        3,
+    ),
+    (NhwcProblem(n=2, h=6, w=6, ci=32, co=32, kh=3, kw=3, pad=(1, 1), dtype="float16"), "rocm:gfx90a", "mfma", None),
+]
+STATES = {state.target: state for state in examine().targets}
+
+
+@pytest.fixture(scope="module")
+def launchers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with launch_cuda, launch_hip and the drivers that they run with."""
+    if not shutil.which("g++"):
+        pytest.skip("no g++; install it")
+    folder = fake.drivers(tmp_path_factory.mktemp("launchers"))
+    nvidia = importlib.util.find_spec("nvidia")
+    roots = [Path(root) for root in (nvidia.submodule_search_locations or [])] if nvidia else []
+    headers = [str(root / "cu13/include") for root in roots]
+    for name, driver, includes in (
+        ("launch_cuda", "libcuda.so.1", headers),
+        ("launch_hip", "libamdhip64.so", [str(fake.HERE)]),
+    ):
+        command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", *(f"-isystem{each}" for each in includes)]
+        made = [str(SOURCE / f"{name}.cpp"), str(folder / driver), "-o", str(folder / name)]
+        done = subprocess.run([*command, *made], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(("problem", "target", "schedule", "extent"), CASES, ids=lambda value: str(value)[:24])
+def test_launches_what_tvm_launches(
+    launchers: Path, tmp_path: Path, problem: Problem, target: str, schedule: str, extent: int | None
+) -> None:
+    if not STATES[target].build:
+        pytest.skip(STATES[target].note)
+    built = build(problem, parse_arch(target), schedule)
+    folder = write_bundle(built, tmp_path / "bundle").path
+    arguments = built.schedule.arguments(problem)
+    given = fake.tensors(arguments, built.arch.kind, extent)
+    (wanted,) = fake.recorded([(built, given)], tmp_path)
+    fills = {}  # the byte that a tensor is full of, by its address; workspaces are not told apart
+    for at, (tensor, argument) in enumerate(zip(given, arguments, strict=True)):
+        fills[tensor["address"]] = 0 if argument.output else at + 1
+        if not argument.output:
+            count = np.dtype(argument.dtype).itemsize * math.prod(tensor["shape"])
+            (tmp_path / argument.name).write_bytes(bytes([at + 1]) * count)
+    program = launchers / ("launch_cuda" if built.arch.kind == "cuda" else "launch_hip")
+    environment = {
+        "LD_LIBRARY_PATH": str(launchers),
+        "FAKE_DRIVER_LOG": str(tmp_path / "log"),
+        "FAKE_DRIVER_KERNELS": fake.sizes_text(wanted["sizes"]),
+    }
+    words = [str(program), str(folder), *(str(tmp_path / argument.name) for argument in arguments)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in fake.noted(tmp_path / "log") if isinstance(line, dict)]
+    launches = [line for line in lines if "symbol" in line]
+    first = [line["first"] for line in lines if "first" in line]
+    assert first == [
+        [-1 if isinstance(each, list) or each < 1 << 33 else fills.get(each, 0) for each in launch["arguments"]]
+        for launch in wanted["launches"]
+    ]
+    assert numbered(launches) == numbered(wanted["launches"])
+    output, tensor = arguments[-1], given[-1]
+    assert (tmp_path / output.name).stat().st_size == np.dtype(output.dtype).itemsize * math.prod(tensor["shape"])
+    (tmp_path / arguments[0].name).write_bytes(bytes(1002))
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "has 1002 bytes, needed" in done.stderr
+    done = subprocess.run(words, env={**environment, "FAKE_DRIVER_FAIL": "load"}, capture_output=True, text=True)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+
+
+def numbered(launches: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """`launches` with numbers of their own in place of addresses: this program's memory lies elsewhere."""
+    return fake.anonymous(launches, [])
 
 
 @pytest.mark.gpu

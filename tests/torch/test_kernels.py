@@ -136,14 +136,6 @@ def test_bundles_come_first_and_the_nearest_of_them(
     assert "bundle" not in dispatch.kernel_for(softmax_problem(3, 29), CPU).made
 
 
-def test_bundles_that_cannot_serve_streams_are_left_out(
-    forgetful: None, tmp_path: Path, cuda_compiler: None, sm_90a: Arch, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_bundle(build(SoftmaxProblem(4, 65536), sm_90a, "split"), tmp_path / "split")
-    assert kernels.use_bundles(tmp_path) == ()
-    assert "split is left out: TVM allocates its workspaces" in caplog.text
-
-
 def test_workspaces_come_from_pytorch(cuda_compiler: None, sm_90a: Arch) -> None:
     kept = disk()
     made = dispatch._made(store.chosen_for(SoftmaxProblem(4, 2**19), sm_90a, None, kept), kept)

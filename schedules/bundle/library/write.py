@@ -222,7 +222,8 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 def _project(index: dict[str, Any], package: str) -> str:
     made = index["versions"]
-    needs = [f"{name}=={made[name]}" for name in ("apache-tvm", "apache-tvm-ffi")]
+    runtime = () if index["target"].startswith("rocm:") else ("apache-tvm", "apache-tvm-ffi")
+    needs = [f"{name}=={made[name]}" for name in runtime]
     if index["target"].startswith("cuda:"):
         needs.append("nvidia-cuda-runtime>=13.0,<14")
     dependencies = ", ".join(f'"{each}"' for each in needs)

@@ -1,8 +1,11 @@
-"""Load this kernel with tvm_ffi and TVM's runtime library alone: no TVM, no compiler.
+"""Load this kernel without TVM's Python or a compiler.
 
     from load import load
     kernel = load()
     kernel(*tensors)  # in the order that `python load.py` prints; outputs are written in place
+
+TVM's runtime library, by tvm_ffi, runs kernels for a CPU and most for CUDA.  A GPU's driver alone launches those for
+ROCm, those with workspaces of their own, and those for CUDA where there is no such library.
 
 A CPU kernel's parallel loops run on PyTorch's threads where it is loaded, as many as torch.set_num_threads says; else
 on TVM's, one for each core or as many as TVM_NUM_THREADS says, bound to cores only if TVM_BIND_THREADS is set.
@@ -34,18 +37,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from schedules.bundle.package.launch import CODE, VECTOR_BYTES, ArgumentError, KernelError, Launcher, LoadError, plan
 from schedules.core.threads import before_call, share
 
 HERE = Path(__file__).resolve().parent
 MANIFEST = "kernel.json"
 SCHEMA = 1
 AGAIN = "build it again"
-VECTOR_BYTES = 16  # of the widest load: a GPU faults on an address that is no multiple of it
 
 NAME = re.compile(r"\w[\w.+-]{0,199}", re.ASCII)  # of a file: no folder, no link upward
 SHA256 = re.compile(r"[0-9a-f]{64}")
 WORD = re.compile(r"[\w.:+-]{1,200}", re.ASCII)
 SCALAR = (str, int, float, bool, None, [int])
+FORMULA = (int, WORD, [object])  # `plan` reads it
+LAUNCHES = {
+    "sizes": {WORD: [(WORD, int)]},
+    "workspaces": [{"name": WORD, "bytes": FORMULA}],
+    "maps": {
+        WORD: {
+            **{"buffer": WORD, "type": int, "interleave": int, "swizzle": int, "promotion": int, "fill": int},
+            **{name: [FORMULA] for name in ("dims", "strides", "box", "element_strides")},
+        }
+    },
+    "kernels": [
+        {
+            **{"symbol": WORD, "grid": [FORMULA], "block": [FORMULA], "cluster": [int], "shared": FORMULA},
+            **{"dependent": bool, "cooperative": bool},
+            "arguments": [({"buffer": WORD}, {"map": WORD}, {"value": FORMULA, "dtype": WORD})],
+        }
+    ],
+}
 # What kernel.json holds: a type; a pattern of a text; a tuple of what may stand there; a list or a table of one kind;
 # or an object with these keys, those with ? if it has them.
 KERNEL = {
@@ -56,6 +77,7 @@ KERNEL = {
     "target": {
         "arch": WORD,
         "kind": re.compile("llvm|cuda|rocm"),
+        "code_object": (int, None),
         "machine": WORD,
         "mcpu": (str, None),
         "cpu_features": [WORD],
@@ -68,6 +90,7 @@ KERNEL = {
         }
     ],
     "launch": ({"grid": [(int, str)], "block": [int], "cluster?": int}, None),
+    "launches": (LAUNCHES, {"why": str}, None),
     "resources": [
         {"name": WORD, "registers": int, "shared": int, "stack": int, "spill_stores": int, "spill_loads": int}
     ],
@@ -79,20 +102,8 @@ KERNEL = {
 }
 
 
-class KernelError(RuntimeError):
-    """Base of the errors of this module; each is one line.  It is raised itself for a kernel that failed."""
-
-
 class DamagedError(KernelError):
     """A file that is missing, or is not what was built."""
-
-
-class LoadError(KernelError):
-    """This machine cannot load the kernel: another CPU or device, or a library that is not installed."""
-
-
-class ArgumentError(KernelError):
-    """Tensors that the kernel does not take; nothing was run."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +137,8 @@ class Kernel:
                     raise ArgumentError(f"{argument['name']} does not start at a multiple of {VECTOR_BYTES} bytes")
         try:
             self.function(*tensors)
+        except KernelError:
+            raise
         except BufferError as error:
             remedy = "pass what can be written, and what NumPy has no type for as a tensor of PyTorch or TVM"
             raise ArgumentError(f"{_line(error)}; {remedy}") from None
@@ -148,6 +161,34 @@ def load(folder: str | Path = HERE) -> Kernel:
     if missing:
         raise LoadError(f"built for the CPU {target['mcpu']}, this one lacks {', '.join(missing)}")
     try:
+        function = None if by_driver(about) else _by_tvm(folder, about)
+    except LoadError:
+        if target["kind"] != "cuda" or "kernels" not in about["launches"]:
+            raise
+        function = None
+    function = function or launcher(folder, about)
+    words = {key: about[key] for key in ("operator", "problem", "schedule", "config", "target")}
+    return Kernel(folder.name, **words, arguments=tuple(about["arguments"]), function=function)
+
+
+def by_driver(about: Mapping[str, Any]) -> bool:
+    """Whether the GPU's driver is to launch a bundle with this manifest: TVM's runtime knows no ROCm where pip brought
+    it, and a workspace of its pool may be gone when a captured graph is replayed."""
+    launches = about["launches"] or {}
+    return about["target"]["kind"] == "rocm" or bool(launches.get("workspaces"))
+
+
+def launcher(folder: Path, about: Mapping[str, Any]) -> Launcher:
+    """The kernel in `folder` as its driver launches it.  Raises DamagedError, LoadError."""
+    target, launches = about["target"], about["launches"]
+    name = CODE[target["kind"]]
+    require_intact(folder, {name: about["files"][name]})
+    return Launcher(target["kind"], target["arch"], (folder / name).read_bytes(), launches, about["arguments"])
+
+
+def _by_tvm(folder: Path, about: Mapping[str, Any]) -> Any:
+    target, library = about["target"], about["library"]
+    try:
         import tvm_ffi
     except ImportError as error:
         wanted = about["versions"].get("apache-tvm-ffi")
@@ -156,15 +197,11 @@ def load(folder: str | Path = HERE) -> Kernel:
     if target["kind"] == "cuda":
         _open("libcudart.so.13", "nvidia", "cu13/lib", "pip install nvidia-cuda-runtime")
         _open("libtvm_runtime_cuda.so", "tvm", "lib", "it needs the NVIDIA driver (libcuda.so.1)")
-    elif target["kind"] == "rocm":
-        _open("libtvm_runtime_rocm.so", "tvm", "lib", "it needs a TVM built with ROCm")
     try:
         module = tvm_ffi.load_module(str(folder / library))
-        function = (share(module) if target["kind"] == "llvm" else module)["main"]
+        return (share(module) if target["kind"] == "llvm" else module)["main"]
     except Exception as error:  # tvm_ffi raises many types
         raise LoadError(f"{folder / library} does not load ({_line(error)})") from error
-    words = {key: about[key] for key in ("operator", "problem", "schedule", "config", "target")}
-    return Kernel(folder.name, **words, arguments=tuple(about["arguments"]), function=function)
 
 
 def manifest(folder: Path = HERE) -> dict[str, Any]:
@@ -178,12 +215,26 @@ def manifest(folder: Path = HERE) -> dict[str, Any]:
     sizes = launch and [*launch["block"], *(extent for extent in launch["grid"] if type(extent) is int)]
     if launch and (not len(launch["grid"]) == len(launch["block"]) == 3 or min(sizes) < 1):
         raise DamagedError(f"{file} is malformed at 'launch'; {AGAIN}")
+    _require_launches(file, about)
     for argument in about["arguments"]:
         extents, axes = argument["shape"], (argument["runtime_axis"] or 0, argument.get("ranged_axis", 0))
         within = 0 <= min(axes) <= max(axes) < len(extents) and min(extents) >= 1
         if not within or not 1 <= argument.get("least", 1) <= extents[axes[1]]:
             raise DamagedError(f"{file} is malformed at 'arguments' ({argument['name']}); {AGAIN}")
     return about
+
+
+def _require_launches(file: Path, about: Mapping[str, Any]) -> None:
+    """Raise DamagedError unless there is all that the launches of a kernel for a GPU name."""
+    kind, launches = about["target"]["kind"], about["launches"]
+    try:
+        if (kind == "llvm") != (launches is None) or kind != "llvm" and CODE[kind] not in about["files"]:
+            raise KeyError(kind)
+        if kind != "llvm" and "why" not in launches:
+            shapes = {argument["name"]: argument["shape"] for argument in about["arguments"]}
+            plan(launches, shapes, {name: shapes[of][axis] for name, (of, axis) in launches["sizes"].items()})
+    except (LookupError, TypeError, ValueError, ArithmeticError):
+        raise DamagedError(f"{file} is malformed at 'launches'; {AGAIN}") from None
 
 
 def document(file: Path, kind: str, schema: int, form: dict[str, Any], remedy: str) -> dict[str, Any]:

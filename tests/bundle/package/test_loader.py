@@ -21,11 +21,13 @@ from schedules.build.builder import build
 from schedules.build.toolchain import cuda, devices
 from schedules.build.toolchain.stub_elf import shared_library
 from schedules.bundle.bundle import Bundle, write_bundle
-from schedules.bundle.package import loader
+from schedules.bundle.package import launch, loader
 from schedules.core.arch import parse_arch
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, reference
 from schedules.show.doctor import examine
 from tests.bare import bare_folder, clean_python, runtime_libraries
+from tests.bundle.hostile import mutants
+from tests.bundle.package import fake
 
 PROBLEM = HwcnProblem(n=8, h=5, w=4, ci=3, co=6, kh=3, kw=3, pad=(1, 1))
 STATES = {state.target: state for state in examine().targets}
@@ -281,8 +283,79 @@ def test_cuda_bundle_without_a_driver_says_so(cuda_folder: Path, bare: Path) -> 
     if cuda.driver_present():
         pytest.skip("there is a driver here")
     done = clean_run("load.load()", bare, cuda_folder, TVM_LIBRARY_PATH=runtime_libraries())
-    assert "libtvm_runtime_cuda.so does not load" in done.stderr.strip().splitlines()[-1]
-    assert "NVIDIA driver" in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert "LoadError: libcuda.so.1 does not load" in last and "install NVIDIA's driver" in last
+
+
+@needs_cuda
+@pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
+def test_cuda_bundle_runs_by_the_driver_where_tvm_is_not(cuda_folder: Path, bare: Path, tmp_path: Path) -> None:
+    fake.drivers(tmp_path)
+    code = """
+import importlib.util
+spec = importlib.util.spec_from_file_location("tensor", sys.argv[3])
+tensor = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tensor)
+kernel = load.load()
+kernel(*[tensor.FakeTensor(n + 1 << 36, a["shape"], a["dtype"], 2) for n, a in enumerate(kernel.arguments)])
+try:
+    kernel(*[tensor.FakeTensor(16, a["shape"], "float16", 2) for a in kernel.arguments])
+except load.ArgumentError as error:
+    print(error)
+"""
+    done = clean_python(
+        PROLOGUE + code,
+        bare,
+        cuda_folder,
+        fake.HERE / "tensor.py",
+        LD_LIBRARY_PATH=str(tmp_path),
+        FAKE_DRIVER_LOG=str(tmp_path / "log"),
+        FAKE_DRIVER_KERNELS="main_kernel=8,8,8",
+    )
+    assert (done.returncode, done.stdout) == (0, "data has dtype float16, needed float32\n"), done.stderr
+    (launched,) = [line for line in fake.noted(tmp_path / "log") if "symbol" in line]
+    assert set(launched["arguments"]) == {1 << 36, 2 << 36, 3 << 36}
+
+
+LAUNCHES = {
+    "sizes": {"rows": ["x", 0]},
+    "workspaces": [{"name": "partials", "bytes": ["*", "rows", 784]}],
+    "maps": {
+        "a_map": {
+            **{"buffer": "x", "type": 6, "dims": [8, "rows"], "strides": [16], "box": [8, 1]},
+            **{"element_strides": [1, 1], "interleave": 0, "swizzle": 0, "promotion": 0, "fill": 0},
+        }
+    },
+    "kernels": [
+        {
+            **{"symbol": "main_kernel", "grid": [["*", "rows", 98], 1, 1], "block": [256, 1, 1], "cluster": [1, 1, 1]},
+            **{"shared": 0, "dependent": False, "cooperative": False},
+            "arguments": [{"buffer": "partials"}, {"map": "a_map"}, {"value": "rows", "dtype": "int64"}],
+        }
+    ],
+}
+
+
+def test_hostile_launches_are_one_line(folder: Path) -> None:
+    """Any value at any place is refused, or is one that can be launched."""
+    file = folder / "kernel.json"
+    manifest = json.loads(file.read_text())
+    manifest["target"]["kind"], manifest["files"]["kernel.cubin"] = "cuda", "0" * 64
+    manifest["arguments"] = [{"name": "x", "shape": [5, 8], "dtype": "float32", "output": True, "runtime_axis": 0}]
+    refused = 0
+    for at, mutant in [((), LAUNCHES), *mutants(LAUNCHES)]:
+        changed = {**manifest, "launches": mutant}
+        try:
+            file.write_text(json.dumps({**changed, "sha256": loader.digest(changed)}))
+            launches = loader.manifest(folder)["launches"]
+        except loader.DamagedError as error:
+            refused += 1
+            assert str(error).isprintable() and at, at
+            continue
+        except (ValueError, RecursionError):  # no JSON has it
+            continue
+        launch.plan(launches, ["x"], {name: 3 for name in launches["sizes"]})
+    assert refused > 300
 
 
 @pytest.mark.gpu
