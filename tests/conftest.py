@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from tvm.s_tir.schedule import _type_checker
 from tvm.script.parser.core import doc
 
 from schedules.build.builder import Built, build
@@ -28,11 +30,23 @@ from schedules.tune import finals
 from tests.command import Run
 
 os.environ["TVM_NUM_THREADS"] = "1"  # tests run in as many processes as there are cores
+# for processes that start from here on, as those of xdist do: NumPy's threads, and the C library's memory by large
+# pages, which saves a tenth of the time that TVM takes
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 # the suite draws the same problems each time; `scripts/sweep.py` draws others, by the thousand
 # on a busy machine, however slowly
 slow = [HealthCheck.too_slow]
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=slow)
 settings.load_profile("suite")
+
+gc.disable()  # until the tests are collected: nothing that is imported or collected is garbage
+# TVM's parser asks for the whole call stack, which pytest makes deep, many times a schedule, and reads the source of
+# the same programs again for each of hundreds of kernels
+inspect.getouterframes = outer_frames
+doc.parse = lru_cache(maxsize=None)(doc.parse)
+# and each call of a schedule's primitive takes the types of its parameters apart
+_type_checker._dispatcher = lru_cache(maxsize=None)(_type_checker._dispatcher)
 
 # of those whose generated code is alike one stands for all; tests/build/test_builder.py builds for the others
 CUDA_ARCHES = [parse_arch(name) for name in ("sm_75", "sm_80", "sm_90a", "sm_120a")]
@@ -45,16 +59,6 @@ def no_records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What was measured on this machine chooses no test's config."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDULES_LOGS", str(tmp_path_factory.mktemp("no-records")))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def short_parses() -> Iterator[None]:
-    """TVM's parser asks for the whole call stack, which pytest makes deep, many times a schedule, and reads the source
-    of the same programs again for each of hundreds of kernels."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inspect, "getouterframes", outer_frames)
-        patch.setattr(doc, "parse", lru_cache(maxsize=None)(doc.parse))
         yield
 
 
@@ -77,6 +81,20 @@ def nothing_left_behind() -> Iterator[None]:
     assert not stand_ins()
 
 
+BY_WGMMA: list[tuple[str, Any]] = []  # kernels of this module's tests whose machine code is to be looked at
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sums_are_waited_for() -> Iterator[None]:
+    """`hopper_kernels.assert_waited_for` of the module's kernels."""
+    BY_WGMMA.clear()
+    yield
+    if BY_WGMMA:
+        from tests.hopper_kernels import assert_waited_for
+
+        assert_waited_for(BY_WGMMA)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def short_finals() -> Iterator[None]:
     """No test needs to tell near equals apart."""
@@ -93,18 +111,28 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 
 # files that take minutes: begun first, so that none is left to one of the test processes at the end
 LONGEST = (
-    "test_epilogue.py",
-    "test_epilogues.py",
-    "test_tma_wgmma.py",
-    "test_cluster.py",
-    "test_gpu_schedules.py",
     "test_faults.py",
+    "test_cluster.py",
     "test_stops.py",
     "test_tune.py",
-    "test_mma_split.py",
+    "test_soak.py",
+    "test_tma_wgmma.py",
+    "test_sweep.py",
+    "test_gpu_schedules.py",
+    "test_epilogue.py",
+    "test_epilogues.py",
+    "test_tma_wgmma_few.py",
+    "test_direct.py",
     "test_values.py",
-    "test_bulk.py",
+    "test_mma_split.py",
 )
+
+
+def pytest_runtestloop() -> None:
+    """What there is by now stays: the garbage collector need not look at it, thousands of times."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -189,15 +217,16 @@ def assert_correct(
 
 
 @lru_cache(maxsize=16)
-def cuda_source(problem: Problem, arch: Arch, schedule: str, config: Config) -> str:
-    """The generated CUDA C++."""
-    return str(build(problem, arch, schedule, config, device_code=False).sources["cu"])
+def generated(problem: Problem, arch: Arch, schedule: str, config: Config) -> str:
+    """CUDA C++, or LLVM's code of a CPU."""
+    sources = build(problem, arch, schedule, config, device_code=False).sources
+    return str(sources["cu" if arch.kind == "cuda" else "ll"])
 
 
 def assert_changes_the_source(problem: Problem, arch: Arch, schedule: str, base: Any, **change: Any) -> None:
     """The same config with `change` is another program."""
     assert base.to_json() != replace(base, **change).to_json()
-    assert cuda_source(problem, arch, schedule, base) != cuda_source(problem, arch, schedule, replace(base, **change))
+    assert generated(problem, arch, schedule, base) != generated(problem, arch, schedule, replace(base, **change))
 
 
 def caught(built: Built, source: str, arrays: Sequence[Any]) -> bool:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import struct
+import subprocess
+import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +15,14 @@ import pytest
 
 from schedules.build.builder import Built, build
 from schedules.build.inspect import limits, sums_read_early, view
-from schedules.build.toolchain.cuda import disassemble
+from schedules.build.toolchain.cuda import disassemble, find_tool
 from schedules.check.verify import emulated_runs, judge, poisoned, reduced, verify
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.operator import Array
 from schedules.core.registry import operator
 from schedules.predict.start import started
-from tests.conftest import problem_of
+from tests.conftest import BY_WGMMA, problem_of
 
 # of the machine's opcodes that matter, what they are in PTX: a disassembler takes three times as long as the compiler
 OPCODES = {
@@ -61,8 +65,7 @@ def assert_well_made(built: Built, multiply: str, stored_by_tma: bool = True) ->
     assert bool(found["UTMASTG"]) == stored_by_tma != bool(found["STG"])
     # ptxas says so where wgmma cannot overlap, and then waits for each
     assert "ptxas info" in built.log and "C75" not in built.log
-    # ptxas may read sums before they are there, which no source says
-    assert sums_read_early(disassemble(built.binaries["cubin"])) == []
+    to_be_waited_for(built)
     assert built.launch and built.launch.threads == config.threads and built.launch.cluster == config.cluster
     assert isinstance(built.launch.grid[0], int) and built.launch.grid[0] % config.cluster == 0
     # what a stage gets once filters stay stands last
@@ -73,6 +76,38 @@ def assert_well_made(built: Built, multiply: str, stored_by_tma: bool = True) ->
     assert kernel.blocks_sm and kernel.blocks_sm >= config.blocks_sm
     assert bool(found["USETMAXREG"]) == (config.threads * config.blocks_sm > 256)
     return found
+
+
+def to_be_waited_for(built: Built) -> None:
+    """Sums of wgmma are not read before they are there, as ptxas may do though no source says so: looked at when the
+    tests of the module are over, for all its kernels at once."""
+    BY_WGMMA.append((f"{built.problem} {built.config}", built.binaries["cubin"]))
+
+
+def assert_waited_for(kernels: Sequence[tuple[str, bytes]]) -> None:
+    """What `to_be_waited_for` says, of all `kernels`: what they compute and their machine code."""
+    text = listing([code for _, code in kernels])
+    assert len(re.findall(r"[HI]GMMA\.64x", text)) >= len(kernels)
+    if sums_read_early(text):
+        found = {kernel: sums_read_early(disassemble(code)) for kernel, code in kernels}
+        raise AssertionError({kernel: early for kernel, early in found.items() if early})
+
+
+def listing(cubins: Sequence[bytes]) -> str:
+    """The instructions of `cubins` of sm_90a, one after the other: nvdisasm takes as long to start as for twenty."""
+    tool = find_tool("nvdisasm")
+    assert tool
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"".join(map(instructions, cubins)))
+        file.flush()
+        return subprocess.run([tool, "-b", "SM90a", file.name], capture_output=True, text=True, check=True).stdout
+
+
+def instructions(cubin: bytes) -> bytes:
+    """What lies in the executable sections of an ELF file."""
+    (table,), (count,) = struct.unpack_from("<Q", cubin, 40), struct.unpack_from("<H", cubin, 60)
+    sections = [struct.unpack_from("<8xQ8xQQ", cubin, table + 64 * i) for i in range(count)]
+    return b"".join(cubin[begin : begin + size] for flags, begin, size in sections if flags & 4)
 
 
 def assert_producer_fits(built: Built) -> None:

@@ -29,15 +29,16 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("arch", ROCM_ARCHES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("arch", "shape"), [(ROCM_ARCHES[i % len(ROCM_ARCHES)], shape) for i, shape in enumerate(SHAPES)], ids=str
+)
 def test_schedule_is_correct(arch: Arch, shape: str) -> None:
     assert_correct(problem_of("conv2d_hwcn", **SHAPES[shape]), arch, "tutorial", routes=["serial"])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_generated_cuda_is_correct(emulation: None, sm_90a: Arch, shape: str) -> None:
-    assert_correct(problem_of("conv2d_hwcn", **SHAPES[shape]), sm_90a, "tutorial", routes=["serial", "emulated"])
+    assert_correct(problem_of("conv2d_hwcn", **SHAPES[shape]), sm_90a, "tutorial", routes=["emulated"])
 
 
 @pytest.mark.parametrize("arch", EMULATED_ARCHES[:2], ids=str)
@@ -61,7 +62,7 @@ def test_other_configs_are_correct(emulation: None, sm_90a: Arch, config: dict[s
     assert_correct(problem, sm_90a, "tutorial", config, ["serial", "emulated"])
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     n=st.integers(1, 70), h=st.integers(1, 5), ci=st.integers(1, 18), co=st.integers(1, 70), k=st.integers(1, 3),
     stride=st.integers(1, 3),

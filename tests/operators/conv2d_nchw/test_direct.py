@@ -50,14 +50,14 @@ EXCHANGED = dict(block="3x16", pixels="1x4", filters=5, exchange=True)
 GPUS = [*CUDA_ARCHES, *ROCM_ARCHES]
 
 
-# each shape with the default config and half of the others
+# each shape with the default config and one of the others
 @pytest.mark.parametrize(
     ("shape", "config"),
     [
         (shape, config)
         for i, shape in enumerate(SHAPES)
         for j, config in enumerate([{}, *CONFIGS, *ASYNC, EXCHANGED])
-        if not config or (i + j) % 2 == 0
+        if not config or (i + j) % 6 == 0
     ],
 )
 def test_schedule_is_correct(sm_90a: Arch, shape: str, config: dict[str, Any]) -> None:
@@ -70,11 +70,8 @@ def test_schedule_is_correct_on(arch: Arch) -> None:
     assert_correct(problem, arch, "direct", SMALL, routes=["serial"])
 
 
-# each shape with the first config and one of the others
-@pytest.mark.parametrize(
-    ("shape", "config"),
-    [(shape, config) for i, shape in enumerate(SHAPES) for config in (SMALL, CONFIGS[1 + i % 2])],
-)
+# each shape with one of the configs
+@pytest.mark.parametrize(("shape", "config"), [(shape, CONFIGS[i % 3]) for i, shape in enumerate(SHAPES)])
 def test_generated_cuda_is_correct(emulation: None, sm_90a: Arch, shape: str, config: dict[str, Any]) -> None:
     assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), sm_90a, "direct", config, ["emulated"])
 
@@ -100,7 +97,7 @@ def test_generated_cuda_is_correct_on(emulation: None, arch: Arch) -> None:
     assert_correct(problem, arch, "direct", routes=["emulated"])
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     n=st.integers(1, 2), h=st.integers(1, 14), w=st.integers(1, 20), ci=st.integers(1, 5), co=st.integers(1, 7),
     kh=st.integers(1, 4), kw=st.integers(1, 4), stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),

@@ -33,8 +33,7 @@ GPUS = [*CUDA_ARCHES, *ROCM_ARCHES]
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_schedule_is_correct(shape: str) -> None:
-    for arch in (parse_arch("sm_80"), parse_arch("gfx90a")):
-        assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), arch, "simt", routes=["serial"])
+    assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), parse_arch("gfx90a"), "simt", routes=["serial"])
 
 
 @pytest.mark.parametrize("arch", GPUS, ids=str)
@@ -70,7 +69,7 @@ def test_other_configs_are_correct(emulation: None, sm_90a: Arch, config: dict[s
     assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), sm_90a, "simt", config, ["serial", "emulated"])
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     n=st.integers(1, 3), h=st.integers(1, 9), w=st.integers(1, 9), ci=st.integers(1, 9), co=st.integers(1, 70),
     k=st.integers(1, 3), stride=st.integers(1, 3),

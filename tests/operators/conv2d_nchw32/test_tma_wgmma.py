@@ -100,7 +100,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *((shape, words) for shape in TALL for words in SPLIT if words["tall"]),
     *((shape, words) for shape in PADDED for words in CONFIGS[15:17]),
 ]
-# by the emulator each shape with one of the first configs, the ragged one with all, and with two of the tall ones
+# by the emulator each shape with one of the first configs, the ragged one with all, and with one of the tall ones
 IN_ROWS = [(i, shape, j, words) for i, shape in enumerate(SHAPES) for j, words in enumerate(ROWS[:3])]
 IN_TALL = [(i, shape, j, words) for i, shape in enumerate(TALL) for j, words in enumerate(CONFIGS[12:15])]
 
@@ -122,7 +122,7 @@ def test_tiles_in_turn_and_filters_that_stay(cuda_compiler: None, sm_90a: Arch, 
     assert ("position" in source) == words["ping_pong"]
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     n=st.integers(1, 40), h=st.integers(1, 40), ci=st.integers(1, 300), co=st.integers(1, 300), k=st.integers(1, 4),
     stride=st.integers(1, 9), dilation=st.integers(1, 3), words=st.sampled_from(CONFIGS), residual=st.booleans(),
@@ -191,7 +191,7 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
     [
         *CASES,
         *((shape, words) for i, shape, j, words in IN_ROWS if i % 3 == j or shape == "ragged everything, stride 2"),
-        *((shape, words) for i, shape, j, words in IN_TALL if i % 3 != j),
+        *((shape, words) for i, shape, j, words in IN_TALL if i % 3 == j),
     ],
 )
 def test_right_and_well_made(emulation: None, cuda_compiler: None, shape: str, words: dict[str, Any]) -> None:
@@ -221,7 +221,7 @@ def test_on_a_device(gpu: Arch, shape: str, words: dict[str, Any]) -> None:
         for i, epilogue in enumerate(EPILOGUES)
         for j, fields in enumerate(EPILOGUE_SHAPES)
         for k, words in enumerate([{}, *ROWS[:2]])
-        if j == k == 0 or (i + 2 * j + k) % 4 == 0
+        if j == k == 0 or (i + 2 * j + k) % 8 == 0
     ],
 )
 def test_epilogues(

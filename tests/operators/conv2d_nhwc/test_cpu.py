@@ -13,8 +13,16 @@ from tests.conftest import assert_correct, problem_of
 from tests.operators.conv2d_nhwc.shapes import SHAPES
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("shape", SHAPES)
+# each shape in two of the dtypes
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        (shape, dtype)
+        for i, shape in enumerate(SHAPES)
+        for j, dtype in enumerate(("float32", "float16", "bfloat16"))
+        if (i + j) % 3
+    ],
+)
 def test_it_is_correct(host: Arch, shape: str, dtype: str) -> None:
     assert_correct(problem_of("conv2d_nhwc", **SHAPES[shape], dtype=dtype), host, "cpu")
 

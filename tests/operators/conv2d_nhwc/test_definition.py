@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.signal import correlate
 
 from schedules.operators.conv2d_nhwc.definition import inputs, reference
 from tests.conftest import problem_of
@@ -13,6 +12,8 @@ from tests.operators.conv2d_nhwc.shapes import SHAPES
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_reference_is_a_correlation(shape: str) -> None:
+    from scipy.signal import correlate  # which takes a second to import
+
     p: Any = problem_of("conv2d_nhwc", **SHAPES[shape])
     arrays = [array.astype(np.float64) for array in inputs(p, np.random.default_rng(1))]
     data, weight, *bias = arrays

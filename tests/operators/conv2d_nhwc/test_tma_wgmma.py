@@ -126,7 +126,7 @@ def test_stores_are_as_wide_as_the_pixels_allow(
     assert {name.replace(".desc", "") for name in found} == {store + " "}
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     n=st.integers(1, 40), h=st.integers(1, 40), ci=st.integers(1, 20), co=st.integers(1, 300), k=st.integers(1, 4),
     stride=st.integers(1, 9), dilation=st.integers(1, 3), words=st.sampled_from(CONFIGS), ragged=st.booleans(),

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.signal import correlate
 
 from schedules.core.errors import ProblemError, UnknownNameError
 from schedules.operators.depthwise_conv2d.definition import inputs, reference
@@ -15,6 +14,8 @@ from tests.operators.depthwise_conv2d.shapes import LAYOUTS, SHAPES
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_reference_is_a_correlation_of_each_channel(shape: str, layout: str) -> None:
+    from scipy.signal import correlate  # which takes a second to import
+
     plain = {**SHAPES[shape], "bias": False, "residual": False, "activation": "none"}
     p: Any = problem_of("depthwise_conv2d", **plain, layout=layout)
     data, weight = (array.astype(np.float64) for array in inputs(p, np.random.default_rng(1)))

@@ -25,7 +25,7 @@ def test_schedule_is_correct(host: Arch, fields: dict[str, Any], config: dict[st
     assert_correct(problem_of("softmax", rows=7, **fields), host, "cpu", config)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     rows=st.integers(1, 9), cols=st.integers(1, 300), function=st.sampled_from(FUNCTIONS),
     vector=st.sampled_from((2, 8, 16, 64)), keep=st.booleans(),

@@ -64,7 +64,7 @@ def test_gradients_with_scale_and_dropout(emulation: None, sm_90a: Arch, functio
     assert_correct(problem, sm_90a, "split", SMALL, ROUTES)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     rows=st.integers(1, 5), cols=st.integers(1, 3000), function=st.sampled_from(FUNCTIONS),
     dtype=st.sampled_from(["float16", "float32"]), mask=st.sampled_from(["none", "full", "cols"]),
