@@ -4,6 +4,7 @@
 
     y = kernels.softmax(x)                                    # forward and backward, any shape
     y = kernels.dropout_softmax(x, 0.1, scale=0.125, mask=m)  # scale, mask, softmax and dropout in one kernel
+    loss = kernels.cross_entropy(logits, target)              # one read of the logits; backward one more, and one write
     y = kernels.conv2d(x, weight, bias, padding=1, activation="relu")  # forward only
 
 Each is a custom operator of PyTorch (``torch.ops.schedules``): autograd, ``torch.compile`` without graph breaks, fake
@@ -20,7 +21,14 @@ from schedules.torch.kernels import prepare, use_bundles
 from schedules.torch.network import Report, backend, optimize, problems
 from schedules.torch.packed import pack_nchw32, pool2d_nchw32, unpack_nchw32
 from schedules.torch.quantize import quantize
-from schedules.torch.softmax import dropout_softmax, log_softmax, softmax
+from schedules.torch.softmax import (
+    cross_entropy,
+    cross_entropy_with_grad,
+    dropout_softmax,
+    log_softmax,
+    softmax,
+    softmax_,
+)
 from schedules.torch.work import export, plan, tune
 
 __all__ = [
@@ -31,6 +39,8 @@ __all__ = [
     "conv2d_nchw",
     "conv2d_nchw32",
     "conv2d_nhwc",
+    "cross_entropy",
+    "cross_entropy_with_grad",
     "dropout_softmax",
     "export",
     "log_softmax",
@@ -42,6 +52,7 @@ __all__ = [
     "problems",
     "quantize",
     "softmax",
+    "softmax_",
     "tune",
     "unpack_nchw32",
     "use_bundles",

@@ -35,7 +35,7 @@ from schedules.store.kernels import Chosen, build_all, chosen_for, is_kept, kern
 logger = logging.getLogger("schedules")
 
 DTYPES = {
-    name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int8", "uint8", "int32")
+    name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 }  # TVM's names, as PyTorch's
 REMEMBERED = 4096  # shapes whose kernel is found without asking again
 

@@ -97,6 +97,117 @@ def test_scale_and_mask_of_any_shape_that_broadcasts(shape: tuple[int, ...]) -> 
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+@pytest.mark.parametrize("shape", [(3, 7), (2, 3, 7)])
+def test_temperatures_with_gradients(ours: Any, theirs: Any, shape: tuple[int, ...]) -> None:
+    """A number, one tensor, one a row with and without the axis; with a mask that has a gradient."""
+    x, dy, mask = random(*shape, grad=True), random(*shape, seed=1), random(7, grad=True, seed=2)
+    of_rows = random(*shape[:-1], seed=3).abs().add(0.5)
+    for temperature in (0.7, torch.tensor(0.7), torch.tensor([1.3]), of_rows, of_rows[..., None]):
+        over = temperature[..., None] if temperature is of_rows else temperature
+        if isinstance(temperature, torch.Tensor):
+            temperature, over = (tensor.clone().requires_grad_() for tensor in (temperature, over))
+        leaves = [x, mask]
+        y, wanted = ours(x, temperature=temperature, mask=mask, scale=0.5), theirs(0.5 * x / over + mask, -1)
+        torch.testing.assert_close(y, wanted)
+        for got, expected in zip(*(torch.autograd.grad(each, leaves, dy) for each in (y, wanted)), strict=True):
+            torch.testing.assert_close(got, expected)
+        if isinstance(temperature, torch.Tensor):
+            (got,) = torch.autograd.grad(ours(x, temperature=temperature), temperature, dy)
+            (expected,) = torch.autograd.grad(theirs(x / over, -1), over, dy)
+            torch.testing.assert_close(got.flatten(), expected.flatten())
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_log_sum_exp_beside_it(ours: Any, theirs: Any, dim: int) -> None:
+    x, dy = random(4, 6, grad=True), random(4, 6, seed=1)
+    (y, lse), wanted = ours(x, dim, return_lse=True, scale=0.5), (theirs(0.5 * x, dim), torch.logsumexp(0.5 * x, dim))
+    torch.testing.assert_close((y, lse), wanted)
+    dlse = random(*lse.shape, seed=2)
+    for outputs, gradients in ((0, 1), (1, 2), (0, 2)):
+        pairs = [(y, wanted[0], dy), (lse, wanted[1], dlse)][outputs:gradients]
+        got, expected = (
+            torch.autograd.grad([pair[k] for pair in pairs], x, [pair[2] for pair in pairs], retain_graph=True)
+            for k in (0, 1)
+        )
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_float32_of_16_bits(ours: Any, theirs: Any, dtype: Any) -> None:
+    x, dy = random(6, 33, grad=True, dtype=dtype), random(6, 33, seed=1)
+    y, wanted = ours(x, dtype=torch.float32), theirs(x, -1, dtype=torch.float32)
+    assert y.dtype is torch.float32
+    torch.testing.assert_close(y, wanted)
+    got, expected = (torch.autograd.grad(each, x, dy)[0] for each in (y, wanted))
+    assert got.dtype is dtype
+    torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-3)
+    assert ours(x.float(), dtype=torch.float32).dtype is torch.float32
+    with pytest.raises(ArgumentError, match="is not torch.float32, nor x's"):
+        ours(x.float(), dtype=torch.float16)
+
+
+def test_in_place() -> None:
+    for shape, log in (((4, 6), False), ((2, 3, 6), True)):
+        x, mask = random(*shape), random(6, seed=1)
+        wanted = (torch.log_softmax if log else torch.softmax)(x / 0.5 + mask, -1)
+        assert kernels.softmax_(x, temperature=0.5, mask=mask, log=log) is x
+        torch.testing.assert_close(x, wanted)
+    for words, call in {
+        "records no gradient": lambda: kernels.softmax_(random(4, 6, grad=True)),
+        "wants a contiguous tensor": lambda: kernels.softmax_(random(4, 6).t()),
+    }.items():
+        with pytest.raises(ArgumentError, match=words):
+            call()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("options", [{}, dict(label_smoothing=0.1, ignore_index=2)], ids=str)
+def test_cross_entropy_with_its_gradient(reduction: str, inplace: bool, options: dict[str, Any]) -> None:
+    logits, target = random(5, 9, grad=True), torch.tensor([0, 8, 2, 2, 5])
+    wanted = torch.nn.functional.cross_entropy(logits / 0.7, target, reduction=reduction, **options)
+    dloss = random(*wanted.shape, seed=1)
+    (expected,) = torch.autograd.grad(wanted, logits, dloss)
+    ours = logits.detach().clone().requires_grad_()
+    loss = kernels.cross_entropy(ours, target, reduction=reduction, temperature=0.7, inplace=inplace, **options)
+    torch.testing.assert_close(loss, wanted)
+    (got,) = torch.autograd.grad(loss, ours, dloss)
+    torch.testing.assert_close(got, expected)
+    assert (got.data_ptr() == ours.data_ptr()) == inplace
+
+
+def test_cross_entropy_and_gradient_in_one_kernel() -> None:
+    logits, target = random(2, 5, 9, grad=True, dtype=torch.bfloat16), torch.randint(9, (2, 5))
+    flat = torch.nn.functional.cross_entropy(logits.float().view(10, 9), target.view(10), reduction="none")
+    squares = torch.logsumexp(logits.float(), -1) ** 2
+    wanted = flat.view(2, 5) + 0.01 * squares
+    (expected,) = torch.autograd.grad(wanted.sum() / 10, logits)
+    logits = logits.detach()
+    for inplace in (False, True):
+        loss, got = kernels.cross_entropy_with_grad(logits, target, 0.1, z_loss=0.01, inplace=inplace)
+        torch.testing.assert_close(loss, wanted)
+        torch.testing.assert_close(got, expected, rtol=2e-2, atol=1e-3)
+    assert got is logits
+
+
+def test_what_cross_entropy_does_not_take() -> None:
+    x, target = random(4, 6), torch.zeros(4, dtype=torch.int64)
+    refused: list[tuple[type[Exception], str, Any]] = [
+        (ArgumentError, "reduction=max is not", lambda: kernels.cross_entropy(x, target, reduction="max")),
+        (ArgumentError, "target are torch.int64", lambda: kernels.cross_entropy(x, target.int())),
+        (ArgumentError, "one for each row", lambda: kernels.cross_entropy(x, target[:2])),
+        (ArgumentError, "temperature is a number", lambda: kernels.softmax(x, temperature=torch.ones(3))),
+        (ProblemError, "smoothing=2.0", lambda: kernels.cross_entropy(x, target, label_smoothing=2.0)),
+    ]
+    for error, text, call in refused:
+        with pytest.raises(error, match=text):
+            call()
+    assert kernels.cross_entropy(x[:0], target[:0], reduction="sum") == 0
+
+
 def test_a_mask_of_one_row_for_one_row() -> None:
     x, mask = random(7), random(7, seed=1)
     torch.testing.assert_close(kernels.softmax(x, mask=mask), torch.softmax(x + mask, -1))
@@ -186,10 +297,39 @@ def test_no_second_derivative() -> None:
 def test_operators_keep_pytorchs_contract() -> None:
     """Schemas, fake tensors, registered gradients and tracing, by PyTorch's own checks."""
     x, mask, drop = random(4, 6, grad=True), random(6, grad=True), drops(4, 6, keep=0.5)
-    torch.library.opcheck(OPS.softmax.default, (x, mask, "softmax", 0.5))
-    torch.library.opcheck(OPS.softmax.default, (random(3, 4, 6).transpose(0, 1), None, "log_softmax", 1.0))
+    torch.library.opcheck(OPS.softmax.default, (x, mask, None, "softmax", 0.5))
+    torch.library.opcheck(OPS.softmax.default, (random(3, 4, 6).transpose(0, 1), None, None, "log_softmax", 1.0))
     torch.library.opcheck(OPS.dropout_softmax.default, (x, None, drop, "softmax", 1.0, 0.5))
-    torch.library.opcheck(OPS.softmax_grad.default, (random(4, 6), random(4, 6), drop, "softmax", 1.0, 0.5))
+    torch.library.opcheck(OPS.softmax_grad.default, (random(4, 6), random(4, 6), drop, None, None, "softmax", 1.0, 0.5))
+
+
+def test_operators_of_losses_keep_pytorchs_contract() -> None:
+    logits, target, ones = random(4, 6, grad=True), torch.tensor([0, 5, 2, 2]), torch.ones(4)
+    options = 1.0, 0.1, 0.0, 2
+    torch.library.opcheck(OPS.softmax_lse.default, (logits, None, ones, "softmax", 0.5))
+    torch.library.opcheck(OPS.cross_entropy.default, (logits, target, None, *options, False))
+    torch.library.opcheck(OPS.cross_entropy_grad.default, (random(4, 6), target, ones, ones, *options))
+    for call, arguments in (
+        (OPS.cross_entropy_grad_.default, (random(4, 6), target, ones, None, *options)),
+        (OPS.softmax_.default, (random(4, 6), None, None, "softmax", 1.0)),
+    ):
+        torch.library.opcheck(call, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def loss_of(x: Any, target: Any) -> Any:
+    y, lse = kernels.softmax(x, temperature=0.5, return_lse=True)
+    return kernels.cross_entropy(x, target, label_smoothing=0.1) + (y * lse[:, None]).sum()
+
+
+def test_losses_compile_without_a_graph_break() -> None:
+    x, target = random(4, 6, grad=True), torch.tensor([0, 5, 2, -100])
+    compiled = torch.compile(loss_of, backend="aot_eager", fullgraph=True, dynamic=False)
+    for function in (compiled, loss_of):
+        loss = function(x, target)
+        (dx,) = torch.autograd.grad(loss, x)
+        if function is compiled:
+            found = loss, dx
+    torch.testing.assert_close(found, (loss, dx))
 
 
 def block(x: Any, mask: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Softmax, log-softmax and their gradients over rows, with scale, mask and dropout fused."""
+"""Softmax, log-softmax, cross-entropy and their gradients over rows: scale, temperature, mask and dropout fused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def choose(problem: SoftmaxProblem, arch: Arch) -> str:
 
 OPERATOR = Operator(
     name="softmax",
-    summary="softmax, log-softmax and their gradients over the last axis of (rows, cols)",
+    summary="softmax, log-softmax, cross-entropy and their gradients over the last axis of (rows, cols)",
     problem=SoftmaxProblem,
     definition=definition,
     reference=reference,

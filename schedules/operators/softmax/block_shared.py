@@ -44,7 +44,7 @@ class BlockSharedConfig(Config):
         width = sum(
             rows.itemsize_of(argument.dtype)
             for argument in problem.arguments()
-            if not argument.output and argument.name != "lengths"
+            if not argument.output and argument.name not in problem.of_rows
         )
         return packing.elements * packing.threads * width
 

@@ -68,9 +68,9 @@ class ClusterConfig(Config):
 
     def shared_bytes(self, problem: SoftmaxProblem) -> int:
         """Shared memory of a block: packs, what its warps and what the cluster's blocks exchange, barriers."""
-        return self.in_shared * self.threads * sum(pack_sizes(problem).values()) + 8 * (
-            self.threads // 32 + 2 * self.cluster + 1
-        )
+        numbers = 4 if problem.smoothing else 2
+        exchanged = 4 * numbers * (self.threads // 32 + 2 * self.cluster) + 8
+        return self.in_shared * self.threads * sum(pack_sizes(problem).values()) + exchanged
 
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if "cluster" not in arch.features:
@@ -121,4 +121,5 @@ class ClusterConfig(Config):
 def pack_sizes(problem: SoftmaxProblem) -> dict[str, int]:
     """Bytes of a pack of each input by its name."""
     pack = Frame.of_row(problem).pack
-    return {a.name: pack * itemsize_of(a.dtype) for a in problem.arguments() if not a.output and a.name != "lengths"}
+    inputs = [argument for argument in problem.arguments() if not argument.output]
+    return {a.name: pack * itemsize_of(a.dtype) for a in inputs if a.name not in problem.of_rows}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tvm
+from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import TMABar
 from tvm.script import tirx as T
 
@@ -65,8 +66,8 @@ class ClusterKernel(LoadedKernel):
         }
         turns = 2 if config.grid else 1  # the next row's may come while this row's are read
         alternate = turns > 1 and self.exchanges == 1
-        self.exchange = pool.alloc(((1 + alternate) * 2 * config.threads // 32,), "float32", align=16)
-        self.slots = pool.alloc((turns * config.cluster * len(self.steps),), "float32", align=16)
+        self.exchange = pool.alloc(((1 + alternate) * self.exchanged * config.threads // 32,), "float32", align=16)
+        self.slots = pool.alloc((turns * config.cluster * sent(len(self.steps)),), "float32", align=16)
         self.arrived = TMABar(pool, turns)
         pool.commit()
         self.arrived.init(1)
@@ -170,7 +171,7 @@ class ClusterKernel(LoadedKernel):
         it waits for what that sends; and none sends before all its threads have read the slots of the row before, since
         they have met in between."""
         part("The row's reductions of those of its blocks, which each block sends to all")
-        cluster, count = self.config.cluster, len(self.steps)
+        cluster, count = self.config.cluster, sent(len(self.steps))
         turn: Any = 0
         parity: Any = 0
         if self.config.grid:
@@ -184,12 +185,17 @@ class ClusterKernel(LoadedKernel):
             T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(arrived, T.uint32(4 * cluster * count)))
         with where(self.thread < cluster):
             to = in_block(self.slots.ptr_to([first + self.rank * count]), self.lane)
-            numbers = (reductions[name] for name in self.steps)
+            numbers = [reductions[name] for name in self.steps]
+            numbers += numbers[-1:] * (count - len(numbers))
             self.call(f"cluster_send_{count}", *numbers, to, in_block(arrived, self.lane), source=send(count))
         wait_in_cluster(arrived, parity)
         slot = first + self.lane % cluster * count
         parts = {name: named(f"{name}_of_block", self.slots[slot + k]) for k, name in enumerate(self.steps)}
         return self.merged(parts, cluster)
+
+    @property
+    def leads(self) -> Any:
+        return tirx.all(self.thread == 0, self.rank == 0)
 
     def write(self, row: LoadedRow, results: Values) -> None:
         if self.first_in_registers and self.config.grid:
@@ -198,15 +204,20 @@ class ClusterKernel(LoadedKernel):
         super().write(row, results)
 
 
+def sent(count: int) -> int:
+    """How many numbers are sent for so many: a power of two."""
+    return 1 << (count - 1).bit_length()
+
+
 def send(count: int) -> str:
-    """The function that stores `count` numbers, one or two, in another block."""
-    names = "ab"[:count]
+    """The function that stores `count` numbers, one, two or four, in another block."""
+    names = "abcd"[:count]
     values = ", ".join(f"%{k}" for k in range(count))
     return _SEND.format(
         count=count,
         last=count + 1,
         parameters=", ".join(f"float {name}" for name in names),
-        vector=".v2" if count == 2 else "",
-        values=f"{{{values}}}" if count == 2 else values,
+        vector=f".v{count}" if count > 1 else "",
+        values=f"{{{values}}}" if count > 1 else values,
         operands=", ".join(f'"f"({name})' for name in names),
     )

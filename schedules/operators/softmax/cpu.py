@@ -29,7 +29,9 @@ from schedules.operators.softmax.definition import (
     definition,
     elements,
     placeholders,
+    program_of_rows,
     row_program,
+    row_values,
 )
 from schedules.steps.story import next_step
 
@@ -108,10 +110,9 @@ class _Stages:
     sums: set[str]  # those of them that reduce what their lanes see, rather than one another
 
 
-def _program(stages: _Stages) -> tirx.PrimFunc:
-    from tvm import te
-
-    return te.create_prim_func(stages.tensors)
+def _program(problem: SoftmaxProblem, stages: _Stages) -> tirx.PrimFunc:
+    beside = "out" if problem.element_outputs and problem.row_output else None
+    return program_of_rows(stages.tensors, beside)
 
 
 def graph(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
@@ -119,7 +120,7 @@ def graph(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFu
 
     if problem.cols_from:
         return te.create_prim_func(definition(problem))
-    return _program(_stages(problem, config))
+    return _program(problem, _stages(problem, config))
 
 
 def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
@@ -134,11 +135,12 @@ def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRMo
         return program(problem, formulas, config.vector, config.rows_per_task, config.keep)
 
     stages = _stages(problem, config)
-    sch = Schedule(_program(stages))
-    outputs = ["out", "dropped_out"] if problem.has_dropout and not problem.is_grad else ["out"]
+    sch = Schedule(_program(problem, stages))
+    outputs = ["out", "dropped_out"][: len(problem.element_outputs)]
 
     next_step(sch, "Rows to parallel tasks, and every stage of a row inside them, in vector lanes")
-    task, row = sch.split(sch.get_loops("out")[0], [None, config.rows_per_task])
+    row = sch.get_loops(outputs[0] if outputs else "row_out")[0]
+    task, row = sch.split(row, [None, config.rows_per_task])
     sch.parallel(task)
     for name in outputs[1:]:
         sch.reverse_compute_at(name, row, preserve_unit_loops=True)
@@ -188,8 +190,11 @@ def _stages(problem: SoftmaxProblem, config: CpuConfig) -> _Stages:
         return tirx.IntImm("int64", value)
 
     def at(i: PrimExpr, j: PrimExpr) -> tuple[Values, Values]:
-        columns = {name: column(tensor, i, j).astype("float32") for name, tensor in elements(inputs).items()}
-        return columns | cut(problem, inputs, i, j), {name: tensor[i] for name, tensor in results.items()}
+        columns = {name: column(tensor, i, j).astype("float32") for name, tensor in elements(problem, inputs).items()}
+        return {**columns, "col": j}, found(i)
+
+    def found(i: PrimExpr) -> Values:
+        return {name: tensor[i] for name, tensor in results.items()} | cut(problem, inputs, i)
 
     def stage(name: str, shape: tuple[PrimExpr, ...], formula: Callable[..., PrimExpr]) -> te.Tensor:
         names.append(name)
@@ -260,30 +265,46 @@ def _stages(problem: SoftmaxProblem, config: CpuConfig) -> _Stages:
     def derived(name: str, formula: Callable[[Values], PrimExpr]) -> te.Tensor:
         return stage(name, (rows,), lambda i: formula({known: tensor[i] for known, tensor in results.items()}))
 
+    def known(name: str) -> te.Tensor:
+        def formula(i: PrimExpr) -> PrimExpr:
+            number, x = (lambda of: inputs[of][i]), (lambda col: inputs["x"][i, col].astype("float32"))
+            return row_values(problem, number, x)[name]
+
+        return stage(name, (rows,), formula)
+
     shape = (rows, i64(problem.cols))
+    kinds = [argument.dtype for argument in problem.element_outputs]
+    for name in row_values(problem, lambda _: tirx.const(1, "float32"), lambda _: tirx.const(0, "float32")):
+        results[name] = known(name)
     for step in program.reductions:
-        if config.keep and program.from_element is not None and step is program.reductions[-1]:
+        if config.keep and kinds and program.from_element is not None and step is program.reductions[-1]:
             kept = stage(KEPT, shape, functools.partial(element, step))
         results[step.name] = reduction(step)
     for name, formula in program.derived:
         results[name] = derived(name, formula)
 
     def output(i: PrimExpr, j: PrimExpr) -> PrimExpr:
-        inside, found = at(i, j)
+        inside, results_of_row = at(i, j)
         if kept is not None and program.from_element is not None:
-            return program.from_element(kept[i, j], found)
-        return program.output(inside, found)
+            return program.from_element(kept[i, j], inside, results_of_row)
+        return program.output(inside, results_of_row)
 
-    out = te.compute(shape, lambda i, j: output(i, j).astype(problem.dtype), name="out")
+    numbers: list[te.Tensor] = []
+    of_row = program.of_row
+    if of_row is not None:
+        numbers.append(te.compute((rows,), lambda i: of_row(found(i)), name="row_out"))
+    if not kinds:
+        return _Stages([*inputs.values(), *numbers], names, sums)
+    out = te.compute(shape, lambda i, j: output(i, j).astype(kinds[0]), name="out")
     tensors = [*inputs.values(), out]
     if program.dropped is not None:
         drop, dropped = inputs["drop"], program.dropped
 
         def dropped_element(i: PrimExpr, j: PrimExpr) -> PrimExpr:
-            return dropped(out[i, j].astype("float32"), drop[i, j].astype("float32")).astype(problem.dtype)
+            return dropped(out[i, j].astype("float32"), drop[i, j].astype("float32")).astype(kinds[1])
 
         tensors.append(te.compute(shape, dropped_element, name="dropped_out"))
-    return _Stages(tensors, names, sums)
+    return _Stages(tensors + numbers, names, sums)
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> CpuConfig:

@@ -89,7 +89,7 @@ class _Row:
 
         def write(column: Any, lane: Any) -> None:
             if self.kept is not None and formulas.from_element is not None:
-                value = formulas.from_element(self.kept[column], self._found())
+                value = formulas.from_element(self.kept[column], {}, self._found())
             else:
                 value = formulas.output(self._columns(row, column), self._found())
             value = value.astype(self.problem.dtype)

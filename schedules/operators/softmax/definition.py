@@ -1,18 +1,21 @@
 """Softmax over the last axis of (rows, cols): what is computed.
 
-Four functions of a row, all in float32 whatever the tensors' dtype:
+Functions of a row, all in float32 whatever the tensors' dtype:
 
-=================  ==========================================  ================
-softmax            exp(v - max v) / sum exp(v - max v)         x -> y
-log_softmax        v - max v - log sum exp(v - max v)          x -> y
-softmax_grad       y * (dy - sum y * dy)                       y, dy -> dx
-log_softmax_grad   dy - exp(y) * sum dy                        y, dy -> dx
-=================  ==========================================  ================
+===================  ==========================================  =====================
+softmax              exp(v - max v) / sum exp(v - max v)         x -> y
+log_softmax          v - max v - log sum exp(v - max v)          x -> y
+softmax_grad         y * (dy - sum y * dy)                       y, dy -> dx
+log_softmax_grad     dy - exp(y) * sum dy                        y, dy -> dx
+cross_entropy        log sum exp v - v[target]                   x, target -> loss
+cross_entropy_grad   (softmax - onehot target) * dloss           x, target, dloss -> dx, loss
+===================  ==========================================  =====================
 
 with v = scale * x + mask before, or v = scale * x of the first so many columns of a row and -inf of the others, and
 dropout after: forward, output = y * drop / keep, and y is an output too, because
 the gradient needs it; backward, dy * drop / keep takes the place of dy, and dx is multiplied by scale.  After OneFlow's
-softmax, whose load and store functors fuse the same steps.
+softmax, whose load and store functors fuse the same steps.  With a temperature, a number a row, scale / temperature
+takes the place of scale.  Loss and gradient in one kernel are Liger-Kernel's (Hsu et al., 2024).
 
 Special values are PyTorch's: a row with NaN or +inf in v, or with nothing but -inf (every column masked), is NaN
 throughout; beside a finite column -inf gives 0, or -inf as a logarithm, and so does a difference beyond float32.  In a
@@ -37,9 +40,10 @@ from schedules.core.tolerance import LARGEST
 
 if TYPE_CHECKING:
     from tvm import te
-    from tvm.tirx import PrimExpr
+    from tvm.tirx import PrimExpr, PrimFunc
 
 FUNCTIONS = ("softmax", "log_softmax", "softmax_grad", "log_softmax_grad")
+LOSSES = ("cross_entropy", "cross_entropy_grad")
 MASKS = ("none", "full", "cols", "lengths", "causal")
 CUTS = ("lengths", "causal")  # masks that are no elements, but how many of a row's columns count
 LOG2E = math.log2(math.e)
@@ -58,12 +62,22 @@ class SoftmaxProblem(Problem):
     these has all columns.  A row of which none counts is NaN, as in PyTorch.  `keep` < 1 adds
     dropout: a uint8 tensor of zeros and ones (rows, cols) is given, kept values are divided by `keep`.  With
     `cols_from`, it takes any number of columns from that to `cols` too.
+
+    With `temperature`, the input is divided by (rows,), float32: of a row with one that is not positive all is NaN.
+    `y_dtype` is that of y and dy, where they are wider than x and dx.  `lse` adds the output log sum exp v, (rows,),
+    float32, and to a gradient the input dlse, its gradient; beside +inf it is NaN.
+
+    Losses take targets (rows,), int64; of `ignore_index` the loss is 0 and the gradient too; of one that is no column
+    both are NaN.  `smoothing` is PyTorch's label_smoothing; `z` times the square of log sum exp v is added to the loss
+    (PaLM, Chowdhery et al., 2022, section 5).  loss and dloss are (rows,), float32.
     """
 
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
-    functions: ClassVar[tuple[str, ...]] = FUNCTIONS
+    functions: ClassVar[tuple[str, ...]] = (*FUNCTIONS, *LOSSES)
     masks: ClassVar[tuple[str, ...]] = MASKS
-    later: ClassVar[tuple[str, ...]] = ("cols_from", "queries")
+    later: ClassVar[tuple[str, ...]] = (
+        "cols_from", "queries", "temperature", "y_dtype", "lse", "smoothing", "z", "ignore_index"
+    )  # fmt: skip
     alone: ClassVar[int] = 2
 
     rows: int
@@ -75,12 +89,18 @@ class SoftmaxProblem(Problem):
     keep: float = 1.0
     cols_from: int = field(default=0, kw_only=True)  # 0: cols columns only
     queries: int = field(default=0, kw_only=True)  # of mask="causal": rows of a matrix
+    temperature: bool = field(default=False, kw_only=True)
+    y_dtype: str = field(default="same", kw_only=True)  # or float32
+    lse: bool = field(default=False, kw_only=True)
+    smoothing: float = field(default=0.0, kw_only=True)
+    z: float = field(default=0.0, kw_only=True)
+    ignore_index: int = field(default=-100, kw_only=True)
 
     def __post_init__(self) -> None:
         self.require_positive("rows", "cols")
         self.require_dtype()
-        if self.function not in FUNCTIONS:
-            raise ProblemError(f"function={self.function} is not one of {', '.join(FUNCTIONS)}")
+        if self.function not in self.functions:
+            raise ProblemError(f"function={self.function} is not one of {', '.join(self.functions)}")
         if self.mask not in MASKS:
             raise ProblemError(f"mask={self.mask} is not one of {', '.join(MASKS)}")
         if self.is_grad and self.mask != "none":
@@ -89,8 +109,13 @@ class SoftmaxProblem(Problem):
             raise ProblemError(
                 f"queries={self.queries} with mask={self.mask}: causal masks have 1 or more, others none"
             )
+        if self.y_dtype == self.dtype:
+            object.__setattr__(self, "y_dtype", "same")
+        self._check_loss()
         if self.cols_from and self.is_cut:
             raise ProblemError(f"cols_from={self.cols_from} is not for mask={self.mask}; leave it out")
+        if self.cols_from and (self.of_rows or self.y_dtype != "same"):
+            raise ProblemError(f"cols_from={self.cols_from} is for softmax as it stands and its gradient; leave it out")
         if not SMALLEST <= abs(self.scale) <= LARGEST["float32"]:
             raise ProblemError(f"scale={self.scale} must be finite and not 0, in float32 as well")
         if not SMALLEST <= self.keep <= 1:
@@ -103,6 +128,21 @@ class SoftmaxProblem(Problem):
         if self.cols_from == self.cols:
             object.__setattr__(self, "cols_from", 0)
 
+    def _check_loss(self) -> None:
+        if self.y_dtype not in ("same", "float32"):
+            raise ProblemError(f"y_dtype={self.y_dtype} is not one of same, float32")
+        if self.is_loss:
+            plain = dict(mask="none", keep=1.0, y_dtype="same", lse=False)
+            for name, value in plain.items():
+                if getattr(self, name) != value:
+                    raise ProblemError(f"{name}={getattr(self, name)} has no part in {self.function}; leave it out")
+        elif self.smoothing or self.z or self.ignore_index != -100:
+            raise ProblemError(f"smoothing, z and ignore_index have no part in {self.function}; leave them out")
+        if not 0 <= self.smoothing <= 1:
+            raise ProblemError(f"smoothing={self.smoothing} is not from 0 to 1")
+        if not 0 <= self.z <= LARGEST["float16"]:
+            raise ProblemError(f"z={self.z} is not from 0 to {LARGEST['float16']}")
+
     @classmethod
     def draws(cls, large: bool = False) -> dict[str, Draw]:
         return {
@@ -114,11 +154,29 @@ class SoftmaxProblem(Problem):
             "cols_from": one_of(0),
             "mask": one_of(*MASKS[:4]),
             "queries": one_of(0),
+            "function": one_of(*FUNCTIONS),
+            "y_dtype": one_of("same", "same", "float32"),
+            "ignore_index": one_of(-100),
         }
 
     @property
     def is_grad(self) -> bool:
-        return self.function.endswith("_grad")
+        """Whether of y and dy."""
+        return self.function.endswith("_grad") and not self.is_loss
+
+    @property
+    def in_dtype(self) -> str:
+        """The dtype of the rows that are reduced."""
+        return self.y_dtype if self.is_grad and self.y_dtype != "same" else self.dtype
+
+    @property
+    def is_loss(self) -> bool:
+        return self.function in LOSSES
+
+    @property
+    def of_rows(self) -> tuple[str, ...]:
+        """The arguments that are a number a row."""
+        return tuple(a.name for a in self.arguments() if len(a.shape) == 1 and a.runtime_axis == 0)
 
     @property
     def is_log(self) -> bool:
@@ -161,7 +219,7 @@ class SoftmaxProblem(Problem):
 
     def widened(self) -> SoftmaxProblem:
         """The same for every short row."""
-        alone = self.cols_from or self.cols > SHORT or self.is_cut
+        alone = self.cols_from or self.cols > SHORT or self.is_cut or self.of_rows or self.y_dtype != "same"
         return self if alone else replace(self, rows=1, cols=SHORT, cols_from=1)
 
     def covers(self, other: Problem) -> bool:
@@ -184,25 +242,51 @@ class SoftmaxProblem(Problem):
         shape = (self.rows, self.cols)
         least = self.cols_from or None
 
+        wide = self.dtype if self.y_dtype == "same" else self.y_dtype
+
         def rows(name: str, dtype: str = self.dtype, output: bool = False) -> Argument:
             return Argument(name, shape, dtype, output, 0, 1 if least else None, least)
 
-        arguments = [rows("y"), rows("dy")] if self.is_grad else [rows("x")]
+        def numbers(name: str, dtype: str = "float32", output: bool = False) -> Argument:
+            return Argument(name, (self.rows,), dtype, output, runtime_axis=0)
+
+        arguments = [rows("y", wide), rows("dy", wide)] if self.is_grad else [rows("x")]
         if self.mask == "full":
             arguments.append(rows("mask"))
         elif self.mask == "cols":
             arguments.append(Argument("mask", (self.cols,), self.dtype, False, None, 0 if least else None, least))
         elif self.mask == "lengths":
-            arguments.append(Argument("lengths", (self.rows,), "int32", runtime_axis=0))
+            arguments.append(numbers("lengths", "int32"))
         if self.has_dropout:
             arguments.append(rows("drop", "uint8"))
-        if self.is_grad:
+        if self.temperature:
+            arguments.append(numbers("temperature"))
+        if self.is_loss:
+            arguments.append(numbers("target", "int64"))
+        if self.function == "cross_entropy_grad":
+            arguments.append(numbers("dloss"))
+        if self.is_grad and self.lse:
+            arguments.append(numbers("dlse"))
+        if self.function.endswith("_grad"):
             arguments.append(rows("dx", output=True))
-        else:
-            arguments.append(rows("y", output=True))
+        elif not self.is_loss:
+            arguments.append(rows("y", wide, output=True))
             if self.has_dropout:
-                arguments.append(rows("output", output=True))
+                arguments.append(rows("output", wide, output=True))
+        if self.is_loss:
+            arguments.append(numbers("loss", output=True))
+        if self.lse and not self.is_grad:
+            arguments.append(numbers("lse", output=True))
         return tuple(arguments)
+
+    @property
+    def row_output(self) -> str | None:
+        """The output that is a number a row."""
+        return next((a.name for a in self.arguments() if a.output and len(a.shape) == 1), None)
+
+    @property
+    def element_outputs(self) -> tuple[Argument, ...]:
+        return tuple(argument for argument in self.arguments() if argument.output and len(argument.shape) == 2)
 
 
 Values = dict[str, "PrimExpr"]
@@ -221,6 +305,7 @@ class Reduction:
     kind: str
     element: Output
     share: Output | None = None
+    of_row: bool = False  # whether only the output that is a number a row asks for it
 
     def of_part(self, part: Values, results: Values) -> PrimExpr:
         """What a part brings to the row's number."""
@@ -237,11 +322,12 @@ class RowProgram:
     """
 
     fill: dict[str, float]
-    reductions: tuple[Reduction, ...]
+    reductions: tuple[Reduction, ...]  # the largest first, then sums relative to it; that of exponentials last
     output: Output
     derived: tuple[tuple[str, Callable[[Values], PrimExpr]], ...] = ()  # further results, made of those of reductions
     dropped: Callable[[PrimExpr, PrimExpr], PrimExpr] | None = None
-    from_element: Callable[[PrimExpr, Values], PrimExpr] | None = None
+    from_element: Callable[[PrimExpr, Values, Values], PrimExpr] | None = None
+    of_row: Callable[[Values], PrimExpr] | None = None  # the output that is a number a row
 
 
 @dataclass(frozen=True)
@@ -273,7 +359,9 @@ def row_program(
     def exp(value: PrimExpr) -> PrimExpr:
         return power(value * f32(LOG2E))
 
-    def scaled(value: PrimExpr) -> PrimExpr:
+    def scaled(value: PrimExpr, results: Values) -> PrimExpr:
+        if p.temperature:
+            return value * results["factor"] * f32(math.copysign(1, p.scale))
         return value if p.scale == 1 else value * f32(p.scale)
 
     def dropped(value: PrimExpr, drop: PrimExpr) -> PrimExpr:
@@ -286,8 +374,11 @@ def row_program(
 
         def output(inputs: Values, results: Values) -> PrimExpr:
             if p.is_log:
-                return scaled(gradient(inputs) - exp(inputs["y"]) * results["total"])
-            return scaled(inputs["y"] * (gradient(inputs) - results["total"]))
+                return scaled(gradient(inputs) - exp(inputs["y"]) * total_of(results), results)
+            return scaled(inputs["y"] * (gradient(inputs) - total_of(results)), results)
+
+        def total_of(results: Values) -> PrimExpr:
+            return results["total"] - results["dlse"] if p.lse else results["total"]
 
         total = Reduction(
             "total", "sum", lambda inputs, _: gradient(inputs) if p.is_log else inputs["y"] * gradient(inputs)
@@ -300,72 +391,149 @@ def row_program(
 
     fill = math.copysign(math.inf, -p.scale)
 
-    def compared(inputs: Values) -> PrimExpr:
+    def rising(x: PrimExpr) -> PrimExpr:
+        return x if p.scale > 0 else f32(0) - x
+
+    def compared(inputs: Values, results: Values) -> PrimExpr:
         """What the peak is the largest of."""
         if late:
             x = inputs["x"]
-            x = tirx.Select(inputs["col"] < inputs["length"], x, f32(fill)) if p.is_cut else x
-            return x if p.scale > 0 else f32(0) - x
-        return scaled(inputs["x"]) + inputs["mask"]
+            return rising(tirx.Select(inputs["col"] < results["length"], x, f32(fill)) if p.is_cut else x)
+        return scaled(inputs["x"], results) + inputs["mask"]
 
-    def difference(value: PrimExpr, peak: PrimExpr) -> PrimExpr:
-        """How far v is apart where `compared` is `value` and `peak`."""
-        return (value - peak) * f32(abs(p.scale)) if late and abs(p.scale) != 1 else value - peak
+    def spread(difference: PrimExpr, results: Values) -> PrimExpr:
+        """How far v is apart where `compared` is `difference` apart."""
+        if late and p.temperature:
+            return difference * results["factor"]
+        return difference * f32(abs(p.scale)) if late and abs(p.scale) != 1 else difference
 
     # 2**(x * k - peak * k): that the product with the peak is rounded divides every exponential of a row, and with them
     # their sum, by the same number; at most by 2**0.5, where the product is no larger than 2**24.  A logarithm of the
     # sum would differ
     k = abs(p.scale) * LOG2E
-    fused = rounding if late and not p.is_log and k * LARGEST[p.dtype] <= 2**24 else None
+    exact = p.is_log or p.is_loss or p.lse or p.temperature
+    fused = rounding if late and not exact and k * LARGEST[p.dtype] <= 2**24 else None
 
     def numerator(inputs: Values, results: Values) -> PrimExpr:
         if fused:
-            return power(fused.fma(compared(inputs), f32(k), fused.times(results["peak"], f32(-k))))
+            return power(fused.fma(compared(inputs, results), f32(k), fused.times(results["peak"], f32(-k))))
         return exp(shifted(inputs, results))
 
     def share(part: Values, results: Values) -> PrimExpr:
         if fused:
             return part["total"] * power(fused.times(part["peak"], f32(k)) - fused.times(results["peak"], f32(k)))
-        return part["total"] * exp(difference(part["peak"], results["peak"]))
+        return part["total"] * exp(spread(part["peak"] - results["peak"], results))
 
     def shifted(inputs: Values, results: Values) -> PrimExpr:
-        return difference(compared(inputs), results["peak"])
+        return spread(compared(inputs, results) - results["peak"], results)
 
     def softmax(inputs: Values, results: Values) -> PrimExpr:
         if p.is_log:
             return shifted(inputs, results) - results["log_total"]
         return numerator(inputs, results) * results["inverse"]
 
-    derived = (
-        ("log_total", lambda results: tirx.log(results["total"]))
-        if p.is_log
-        else ("inverse", lambda results: f32(1) / results["total"])
-    )
+    def lse(results: Values) -> PrimExpr:
+        return results["log_total"] + spread(results["peak"], results)
+
+    def loss(results: Values) -> PrimExpr:
+        smoothing = f32(p.smoothing)
+        apart = spread(rising(results["picked"]) - results["peak"], results)
+        value = results["log_total"] - apart * (f32(1) - smoothing)
+        if p.smoothing:
+            value = value + (spread(results["peak"], results) - results["linear"] * f32(1 / p.cols)) * smoothing
+        if p.z:
+            value = value + lse(results) * lse(results) * f32(p.z)
+        return tirx.Select(results["ignored"], f32(0), value)
+
+    def gradient_of_loss(probability: PrimExpr, inputs: Values, results: Values) -> PrimExpr:
+        value = probability * results["more"] if p.z else probability
+        if p.smoothing:
+            value = value - f32(p.smoothing / p.cols)
+        taken = tirx.Select(inputs["col"] == results["target"], f32(1 - p.smoothing), f32(0))
+        return (value - taken) * results["weight"]
+
+    def linear(inputs: Values, results: Values) -> PrimExpr:
+        own = tirx.all(inputs["col"] >= 0, inputs["col"] < p.cols)
+        return tirx.Select(own, scaled(inputs["x"], results), f32(0))
+
+    derived = []
+    if not p.is_log and p.element_outputs:
+        derived.append(("inverse", lambda results: f32(1) / results["total"]))
+    if p.is_log or p.lse or p.is_loss:
+        derived.append(("log_total", lambda results: tirx.log(results["total"])))
+    if p.z and p.element_outputs:
+        derived.append(("more", lambda results: lse(results) * f32(2 * p.z) + f32(1)))
+    # a part's total is relative to its own peak.  Peaks start from the lowest finite float32, not from -inf, so that a
+    # part that is all -inf has the factor 0 or 1, not NaN, for its total of 0; one that holds +inf or NaN has a NaN for
+    # its total, which no factor takes away
+    reductions = [Reduction("peak", "max", compared), Reduction("total", "sum", numerator, share)]
+    if p.smoothing:
+        reductions.insert(1, Reduction("linear", "sum", linear, of_row=True))
+
+    def from_element(element: PrimExpr, inputs: Values, results: Values) -> PrimExpr:
+        probability = element * results["inverse"]
+        return gradient_of_loss(probability, inputs, results) if p.is_loss else probability
 
     return RowProgram(
         # a column past the end must be the smallest: the sign of scale decides which infinity that is
         {"x": fill, "mask": 0.0},
-        (
-            Reduction("peak", "max", lambda inputs, _: compared(inputs)),
-            # a part's total is relative to its own peak.  Peaks start from the lowest finite float32, not from -inf, so
-            # that a part that is all -inf has the factor 0 or 1, not NaN, for its total of 0; one that holds +inf or
-            # NaN has a NaN for its total, which no factor takes away
-            Reduction("total", "sum", numerator, share),
-        ),
-        softmax,
-        (derived,),
+        tuple(reductions),
+        (lambda inputs, results: from_element(numerator(inputs, results), inputs, results)) if p.is_loss else softmax,
+        tuple(derived),
         dropped if p.has_dropout else None,
-        None if p.is_log else lambda element, results: element * results["inverse"],
+        None if p.is_log else from_element,
+        loss if p.is_loss else lse if p.lse else None,
     )
 
 
-def row_results(program: RowProgram, results: dict[str, te.Tensor], *row: PrimExpr) -> Values:
-    """The results of one row (or part of one) as expressions: those of reductions read, derived ones computed from
-    them."""
-    values: Values = {name: tensor(*row) for name, tensor in results.items()}
-    for name, formula in program.derived:
-        if name not in values and len(values) == len(program.reductions):
-            values[name] = formula(values)
+def row_values(problem: SoftmaxProblem, number: Callable[[str], PrimExpr], x: Callable[[PrimExpr], PrimExpr]) -> Values:
+    """What is known of a row before it is reduced: from its `number` in an argument of that name, and its element `x`
+    of a column that there is, in float32."""
+    from tvm import tirx
+
+    def f32(value: float) -> PrimExpr:
+        return tirx.const(value, "float32")
+
+    p, values = problem, {}
+    if p.temperature:
+        temperature = number("temperature")
+        values["factor"] = tirx.Select(temperature > 0, f32(abs(p.scale)) / temperature, f32(math.nan))
+    if p.is_grad and p.lse:
+        values["dlse"] = number("dlse")
+    if not p.is_loss:
+        return values
+    target = number("target")
+    values["ignored"] = target == tirx.const(p.ignore_index, "int64")
+    inside = tirx.all(target >= 0, target < p.cols)
+    last = tirx.const(p.cols - 1, "int64")
+    picked = x(tirx.max(tirx.min(target, last), tirx.const(0, "int64")))
+    values["picked"] = tirx.Select(inside, picked, f32(math.nan))
+    if p.function == "cross_entropy_grad":
+        weight = number("dloss") * (values["factor"] if p.temperature else f32(abs(p.scale)))
+        weight = tirx.Select(inside, weight * f32(math.copysign(1, p.scale)), f32(math.nan))
+        values["target"] = target
+        values["weight"] = tirx.Select(values["ignored"], f32(0), weight)
+    return values
+
+
+def row_results(
+    problem: SoftmaxProblem,
+    inputs: dict[str, te.Tensor],
+    program: RowProgram,
+    results: dict[str, te.Tensor],
+    *row: PrimExpr,
+) -> Values:
+    """What is known of one row (or part of one) as expressions: its numbers in `inputs`, results of reductions read,
+    derived ones computed from them."""
+    i = row[0]
+    values = row_values(problem, lambda name: inputs[name][i], lambda col: inputs["x"][i, col].astype("float32")) | cut(
+        problem, inputs, i
+    )
+    values.update({name: tensor(*row) for name, tensor in results.items()})
+    if all(step.of_row or step.name in values for step in program.reductions):
+        for name, formula in program.derived:
+            if name not in values:
+                values[name] = formula(values)
     return values
 
 
@@ -377,7 +545,7 @@ def placeholders(problem: SoftmaxProblem) -> tuple[PrimExpr, dict[str, te.Tensor
     cols = te.var("cols", "int64") if problem.cols_from else tirx.IntImm("int64", problem.cols)
     inputs = {
         argument.name: te.placeholder(
-            (rows,) if argument.name == "lengths" else (cols,) if argument.runtime_axis is None else (rows, cols),
+            (rows,) if argument.name in problem.of_rows else (cols,) if argument.runtime_axis is None else (rows, cols),
             name=argument.name,
             dtype=argument.dtype,
         )
@@ -387,18 +555,33 @@ def placeholders(problem: SoftmaxProblem) -> tuple[PrimExpr, dict[str, te.Tensor
     return rows, inputs
 
 
-def cut(problem: SoftmaxProblem, inputs: dict[str, te.Tensor], row: PrimExpr, col: PrimExpr) -> Values:
-    """What a formula asks of column `col` of a row beside its elements: which it is, and how many count."""
+def cut(problem: SoftmaxProblem, inputs: dict[str, te.Tensor], row: PrimExpr) -> Values:
+    """How many columns of a row count, where the mask says that."""
     if not problem.is_cut:
         return {}
     if problem.mask == "lengths":
-        return {"col": col, "length": inputs["lengths"][row].astype("int64")}
-    return {"col": col, "length": row % problem.queries + (problem.cols - problem.queries + 1)}
+        return {"length": inputs["lengths"][row].astype("int64")}
+    return {"length": row % problem.queries + (problem.cols - problem.queries + 1)}
 
 
-def elements(inputs: dict[str, te.Tensor]) -> dict[str, te.Tensor]:
+def elements(problem: SoftmaxProblem, inputs: dict[str, te.Tensor]) -> dict[str, te.Tensor]:
     """Those of the inputs that have an element for each column."""
-    return {name: tensor for name, tensor in inputs.items() if name != "lengths"}
+    return {name: tensor for name, tensor in inputs.items() if name not in problem.of_rows}
+
+
+def program_of_rows(tensors: Sequence[te.Tensor], beside: str | None) -> PrimFunc:
+    """The program of a graph, with the stage "row_out" in the loop over rows of the stage `beside`, if any."""
+    from tvm import te, tirx
+    from tvm.s_tir import Schedule
+
+    if beside is None:
+        return te.create_prim_func(list(tensors))
+    *others, number = tensors
+    sch = Schedule(te.create_prim_func([number, *others]))  # first, or stages that it reads would follow
+    sch.merge(*(sch.get_loops(name)[0] for name in ("row_out", beside)))
+    made = sch.mod["main"]
+    first, *rest = made.params
+    return tirx.PrimFunc([*rest, first], made.body, made.ret_type, made.attrs)
 
 
 def column(tensor: te.Tensor, row: PrimExpr, col: PrimExpr) -> PrimExpr:
@@ -416,8 +599,8 @@ def definition(problem: SoftmaxProblem) -> list[te.Tensor]:
     results: dict[str, te.Tensor] = {}
 
     def at(i: PrimExpr, j: PrimExpr) -> tuple[Values, Values]:
-        columns = {name: column(tensor, i, j).astype("float32") for name, tensor in elements(inputs).items()}
-        return columns | cut(problem, inputs, i, j), row_results(program, results, i)
+        columns = {name: column(tensor, i, j).astype("float32") for name, tensor in elements(problem, inputs).items()}
+        return {**columns, "col": j}, row_results(problem, inputs, program, results, i)
 
     def reduction(step: Reduction) -> te.Tensor:
         k = te.reduce_axis((tirx.IntImm("int64", 0), cols), name=f"{step.name}_col")
@@ -426,17 +609,27 @@ def definition(problem: SoftmaxProblem) -> list[te.Tensor]:
 
     for step in program.reductions:
         results[step.name] = reduction(step)
-    output = te.compute((rows, cols), lambda i, j: program.output(*at(i, j)).astype(problem.dtype), name="out")
-    if program.dropped is None:
-        return [*inputs.values(), output]
-    dropped = te.compute(
-        (rows, cols),
-        lambda i, j: program.dropped(output[i, j].astype("float32"), inputs["drop"][i, j].astype("float32")).astype(
-            problem.dtype
-        ),
-        name="dropped_out",
-    )
-    return [*inputs.values(), output, dropped]
+    outputs: list[te.Tensor] = []
+    kinds = [argument.dtype for argument in problem.element_outputs]
+    if kinds:
+        outputs.append(te.compute((rows, cols), lambda i, j: program.output(*at(i, j)).astype(kinds[0]), name="out"))
+    if program.dropped is not None:
+        (output,) = outputs
+        outputs.append(
+            te.compute(
+                (rows, cols),
+                lambda i, j: program.dropped(
+                    output[i, j].astype("float32"), inputs["drop"][i, j].astype("float32")
+                ).astype(kinds[1]),
+                name="dropped_out",
+            )
+        )
+    if program.of_row is not None:
+        number = program.of_row
+        outputs.append(
+            te.compute((rows,), lambda i: number(row_results(problem, inputs, program, results, i)), name="row_out")
+        )
+    return [*inputs.values(), *outputs]
 
 
 def distinct_rows(problem: SoftmaxProblem) -> int:
@@ -455,7 +648,8 @@ def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
 
     y: the function's output for such x.  dy: normal, around 1 where the sum of y * dy would else be near 0 and its
     errors too.  mask: 0 or, for one in five, -inf.  drop: 1 with probability `keep`.
-    lengths: from 1 to all columns.
+    lengths: from 1 to all columns.  temperature: from 0.5 to 2.  target: one in eight is to be ignored.  dloss and
+    dlse: normal.
     """
     p = problem
     rows = distinct_rows(p)
@@ -482,6 +676,12 @@ def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
             array[..., 0] = 0.0  # no row without a column left
         elif argument.name == "lengths":
             array = rng.integers(1, p.cols + 1, size=rows)
+        elif argument.name == "temperature":
+            array = rng.uniform(0.5, 2, size=rows)
+        elif argument.name == "target":
+            array = np.where(rng.random(rows) < 0.125, p.ignore_index, rng.integers(p.cols, size=rows))
+        elif argument.name in ("dloss", "dlse"):
+            array = rng.standard_normal(rows)
         elif argument.name == "y":
             x = data().astype(np.float64)
             shifted = x - x.max(axis=-1, keepdims=True)
@@ -504,43 +704,81 @@ def reference(problem: SoftmaxProblem, arrays: Sequence[Array]) -> list[Expected
     p = problem
     names = [argument.name for argument in p.arguments() if not argument.output]
     rows = distinct_rows(p)
-    of_rows = [array.ndim == 2 or name == "lengths" for name, array in zip(names, arrays, strict=True)]
+    of_rows = [array.ndim == 2 or name in p.of_rows for name, array in zip(names, arrays, strict=True)]
     if p.mask == "causal" or any(
         many and not _repeats(array, rows) for many, array in zip(of_rows, arrays, strict=True)
     ):
         rows = p.rows  # not from `inputs`, or of other lengths
     given = {
-        name: (array[:rows] if many else array).astype(np.float64)
+        name: (array[:rows] if many else array).astype(np.int64 if name == "target" else np.float64)
         for name, many, array in zip(names, of_rows, arrays, strict=True)
     }
     drop = given["drop"] / p.keep if p.has_dropout else None
-    with np.errstate(invalid="ignore", over="ignore"):
+    factor = np.full((rows, 1), abs(p.scale))
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        if p.temperature:
+            temperature = given["temperature"][:, np.newaxis]
+            factor = np.where(temperature > 0, factor / temperature, np.nan)
+        signed = np.copysign(factor, p.scale)
         if p.is_grad:
-            return [_gradient(p, given["y"], given["dy"] if drop is None else given["dy"] * drop)]
+            dy = given["dy"] if drop is None else given["dy"] * drop
+            return [_gradient(p, given["y"], dy, given.get("dlse", np.zeros(rows))[:, np.newaxis], signed)]
         # as `row_program` does, with float32's infinities where its numbers end
-        if p.mask == "none" or p.is_cut:
-            v, factor = given["x"] if p.scale > 0 else -given["x"], abs(p.scale)
+        apart = p.mask == "none" or p.is_cut
+        if apart:
+            v = given["x"] if p.scale > 0 else -given["x"]
             if p.is_cut:
                 causal = np.arange(rows) % max(1, p.queries) + p.cols - p.queries + 1
                 lengths = given["lengths"] if p.mask == "lengths" else causal
                 v = np.where(np.arange(p.cols) < lengths[:, np.newaxis], v, -np.inf)
         else:
-            v, factor = _beyond(p.scale * given["x"] + given["mask"], "float32"), 1.0
+            v, factor = _beyond(signed * given["x"] + given["mask"], "float32"), np.ones((rows, 1))
         peak = v.max(axis=-1, keepdims=True)
         shifted = _beyond(v - peak, "float32") * factor
         total = np.exp(shifted).sum(axis=-1, keepdims=True)
         # what float32 rounds before exp magnifies it: the difference, and v itself where a mask is added
-        depth = (
-            1 + np.abs(shifted) + (0 if p.mask == "none" or p.is_cut else np.abs(p.scale * given["x"]) + np.abs(peak))
-        )
+        depth = 1 + np.abs(shifted) + (0 if apart else np.abs(signed * given["x"]) + np.abs(peak))
+        height = np.where(np.isneginf(peak), -np.inf, peak * factor)
+        lse = (height + np.log(total))[:, 0]
+        if p.is_loss:
+            return _losses(p, given, shifted, total, height, signed)
         values = shifted - np.log(total) if p.is_log else np.exp(shifted) / total
         magnitude = depth + np.log(p.cols) if p.is_log else values * depth
         magnitude = np.where(np.isinf(shifted), 0, magnitude)  # a masked column is exact
         outputs = [Expected(values, magnitude)]
         if drop is not None:
-            output = _beyond(values, p.dtype) * drop
+            output = _beyond(values, p.element_outputs[0].dtype) * drop
             outputs.append(Expected(output, magnitude * drop, roundings=1 + 1 / p.keep))  # y is rounded first
+        if p.lse:
+            # all -inf has the logarithm -inf, though no softmax
+            lse = np.where(np.isneginf(peak[:, 0]), -np.inf, lse)
+            mean = np.abs(np.nan_to_num(depth)).min(axis=-1)  # where the sum's weight lies
+            outputs.append(Expected(lse, np.where(np.isinf(lse), 0, mean + np.abs(lse) + np.log(p.cols))))
         return outputs
+
+
+def _losses(
+    p: SoftmaxProblem, given: dict[str, Array], shifted: Array, total: Array, height: Array, signed: Array
+) -> list[Expected]:
+    """dx if it is asked for, and the loss."""
+    target, lse = given["target"][:, np.newaxis], height + np.log(total)
+    ignored, inside = target == p.ignore_index, (target >= 0) & (target < p.cols)
+    apart = np.where(inside, np.take_along_axis(shifted, target.clip(0, p.cols - 1), axis=-1), np.nan)
+    loss = np.log(total) - (1 - p.smoothing) * apart + p.z * lse**2
+    size = 1 + np.abs(apart) + np.log(p.cols) + p.z * (np.abs(lse) + 1) * (np.abs(height) + np.log(p.cols) + 1) * 2
+    if p.smoothing:
+        loss = loss - p.smoothing * shifted.mean(axis=-1, keepdims=True)
+        size = size + p.smoothing * (np.abs(height) + np.abs(shifted).mean(axis=-1, keepdims=True)) * 2
+    outputs = [Expected(np.where(ignored, 0, loss)[:, 0], np.where(ignored, 0, size)[:, 0])]
+    if p.function == "cross_entropy":
+        return outputs
+    probability = np.exp(shifted) / total
+    more = 1 + 2 * p.z * lse
+    taken = (np.arange(p.cols) == target) * (1 - p.smoothing)
+    weight = np.where(ignored, 0, np.where(inside, given["dloss"][:, np.newaxis] * signed, np.nan))
+    values = (probability * more - p.smoothing / p.cols - taken) * weight
+    size = probability * (1 + np.abs(shifted)) * (1 + 2 * p.z * (np.abs(lse) + np.abs(height) + np.log(p.cols)))
+    return [Expected(values, (size + p.smoothing / p.cols + taken) * np.abs(weight)), *outputs]
 
 
 def _beyond(values: Array, dtype: str) -> Array:
@@ -557,13 +795,13 @@ def _repeats(array: Array, rows: int) -> bool:
     )
 
 
-def _gradient(p: SoftmaxProblem, y: Array, dy: Array) -> Expected:
+def _gradient(p: SoftmaxProblem, y: Array, dy: Array, dlse: Array, factor: Array) -> Expected:
     if p.is_log:
         power = np.exp(y)
-        values = dy - power * dy.sum(axis=-1, keepdims=True)
+        values = dy - power * (dy.sum(axis=-1, keepdims=True) - dlse)
         depth = np.where(np.isinf(y), 1, 1 + np.abs(y))
-        magnitude = np.abs(dy) + power * np.abs(dy).sum(axis=-1, keepdims=True) * depth
+        magnitude = np.abs(dy) + power * (np.abs(dy).sum(axis=-1, keepdims=True) + np.abs(dlse)) * depth
     else:
-        values = y * (dy - (y * dy).sum(axis=-1, keepdims=True))
-        magnitude = np.abs(y) * (np.abs(dy) + np.abs(y * dy).sum(axis=-1, keepdims=True))
-    return Expected(p.scale * values, abs(p.scale) * magnitude)
+        values = y * (dy - (y * dy).sum(axis=-1, keepdims=True) + dlse)
+        magnitude = np.abs(y) * (np.abs(dy) + np.abs(y * dy).sum(axis=-1, keepdims=True) + np.abs(dlse))
+    return Expected(factor * values, np.abs(factor) * magnitude)

@@ -54,7 +54,7 @@ class FramesKernel(LoadedKernel):
             group = Scalar("group", T.shift_right(self.thread, config.threads.bit_length() - 1)).value
         if self.wide:
             alternate = self.exchanges == 1 and config.rows_per_group > 1
-            self.exchange = T.alloc_shared((2 * (1 + alternate) * config.threads // 32,), "float32")
+            self.exchange = T.alloc_shared((self.exchanged * (1 + alternate) * config.threads // 32,), "float32")
             IRBuilder.name("exchange", self.exchange)
             self.turn = Scalar("turn", 0) if alternate else None
         if config.kept == "packed" and self.item < 4:

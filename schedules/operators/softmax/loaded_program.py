@@ -84,7 +84,7 @@ class LoadedKernel(PackKernel[LoadedRow]):
         first = Scalar("first", start + T.Cast("int64", self.of_row * pack), "int64")
         if not isinstance(packs, int):
             packs, whole = Scalar("packs", packs).value, Scalar("whole", whole).value
-        return LoadedRow(shift, packs, start, own, whole, first.value, length=self.length_of(number))
+        return LoadedRow(shift, packs, start, own, number, whole, first.value, length=self.length_of(number))
 
     def first_of(self, row: LoadedRow, p: int, i: Any) -> Any:
         return row.first + T.int64(p * self.threads * self.pack)

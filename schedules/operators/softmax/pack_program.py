@@ -23,10 +23,17 @@ from schedules.core.tolerance import LARGEST
 from schedules.lowering.accesses import load_statement
 from schedules.lowering.annotations import TIRX
 from schedules.operators.softmax import pack_sources as sources
-from schedules.operators.softmax.definition import Reduction, Rounding, SoftmaxProblem, Values, row_program
+from schedules.operators.softmax.definition import (
+    Rounding,
+    SoftmaxProblem,
+    Values,
+    row_program,
+    row_values,
+)
 from schedules.operators.softmax.packs import Frame, row_inputs
+from schedules.operators.softmax.rows import itemsize_of
 from schedules.steps.story import part
-from schedules.tirx.values import named
+from schedules.tirx.values import kept, named
 
 LANES = 4  # sums of a thread that do not wait for each other
 
@@ -59,6 +66,7 @@ class Row:
     packs: Any  # or none, for what is no row
     start: Any  # of the tensors of the problem's dtype: element of the first pack, int64
     own: Any  # False for what is no row but has the packs of one, to be computed and not stored
+    number: Any  # of the row, int64
     length: Any = field(default=None, kw_only=True)  # columns that count, where the mask says how many
 
 
@@ -98,9 +106,11 @@ def module(
 
     # fmt: off
     @T.prim_func
-    def main(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
+    def main(
+        a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle, f: T.handle, g: T.handle, h: T.handle
+    ) -> None:
         rows = T.int64()
-        tensors = T.meta_var(before(matched([a, b, c, d, e], rows), rows))
+        tensors = T.meta_var(before(matched([a, b, c, d, e, f, g, h], rows), rows))
         T.device_entry()
         part("The launch: blocks, warps and lanes")
         bounds()
@@ -176,7 +186,10 @@ class PackKernel(ABC, Generic[R]):
         self.aligned = self.frame.aligned  # rows consist of whole packs
         self.rounds = config.rounds(problem)
         self.least = -(-problem.cols // self.pack)  # packs of a row
-        self.outputs = [argument.name for argument in problem.arguments() if argument.output]
+        self.in_dtype, self.outputs = problem.in_dtype, [argument.name for argument in problem.element_outputs]
+        self.out_dtype = problem.element_outputs[0].dtype if self.outputs else problem.dtype
+        self.out_item = itemsize_of(self.out_dtype)
+        self.known: Values = {}  # of the row before it is reduced
         self.warp, self.lane = warp, lane
         self.tensors = {
             name: T.decl_buffer((rows * problem.cols,), buffer.dtype, data=buffer.data) if len(buffer.shape) == 2
@@ -189,9 +202,26 @@ class PackKernel(ABC, Generic[R]):
 
     # ---- A row ----
 
+    def know(self, row: R) -> None:
+        """Have what is known of a row in variables."""
+
+        def number(name: str) -> Any:
+            return self.tensors[name][row.number]
+
+        values = row_values(self.problem, number, lambda col: self.element_of_row(row, col))
+        self.known = {name: named(name, value) for name, value in values.items()}
+        if "target" in self.known:
+            self.known["target"] = named("taken", T.Cast("int32", self.known["target"]))
+
+    def element_of_row(self, row: R, col: Any) -> Any:
+        """Element `col` of the row as float32, read now: the output may lie where the row does."""
+        value = T.Cast("float32", self.tensors["x"][row.number * self.problem.cols + col])
+        return T.reinterpret("float32", kept("picked", T.reinterpret("int32", value)))
+
     def compute(self, row: R) -> None:
         """Reduce a row and store it."""
         part("Reduce a row: each thread the packs it has, its warp by shuffles, the warps through shared memory")
+        self.know(row)
         self.allocate()
         if self.problem.is_grad:
             reductions = self.reduce_gradient(row)
@@ -218,7 +248,7 @@ class PackKernel(ABC, Generic[R]):
 
     def read_names(self) -> list[str]:
         """What a row is computed from: its inputs and the mask."""
-        return [a.name for a in self.problem.arguments() if not a.output and a.name != "lengths"]
+        return [a.name for a in self.problem.arguments() if not a.output and a.name not in self.problem.of_rows]
 
     def length_of(self, number: Any) -> Any:
         """How many columns of row `number` count, at most all; None if the mask does not say."""
@@ -279,7 +309,7 @@ class PackKernel(ABC, Generic[R]):
 
     def neutral(self, name: str) -> int:
         """A word of neutral elements of an input."""
-        return 0 if name == "drop" else _repeated(self.program.fill[name], self.problem.dtype)
+        return 0 if name == "drop" else _repeated(self.program.fill[name], self.in_dtype)
 
     def words_of(self, name: str) -> int:
         """Words of a pack of that input: bytes of drop stand for elements."""
@@ -311,20 +341,28 @@ class PackKernel(ABC, Generic[R]):
         if name == "drop":
             return T.Cast("float32", _bits(self.word(name, p, v // 4), 8 * (v % 4), 8))
         per = 4 // self.item
-        return self.widened(self.word(name, p, v // per), v % per)
+        return self.widened(self.word(name, p, v // per), v % per, self.in_dtype)
 
-    def widened(self, word: Any, half: int) -> Any:
-        """An element of the tensors' dtype in a word, as float32."""
-        if self.item == 4:
+    def widened(self, word: Any, half: int, dtype: str) -> Any:
+        """An element of `dtype` in a word, as float32."""
+        if dtype == "float32":
             return T.reinterpret("float32", word)
-        if self.problem.dtype == "bfloat16":  # the upper half of a float32
+        if dtype == "bfloat16":  # the upper half of a float32
             return T.reinterpret(
                 "float32", T.bitwise_and(word, T.uint32(0xFFFF0000)) if half else T.shift_left(word, T.uint32(16))
             )
         return T.Cast("float32", T.reinterpret("float16", T.Cast("uint16", _bits(word, 16 * half, 16))))
 
-    def columns(self, p: int, v: int) -> Values:
-        return Columns(lambda name: self.element(name, p, v))
+    def columns(self, row: R, p: int, i: Any, v: int) -> Values:
+        """Element v of pack i, the thread's number p, of each input, and which column it is; none is negative."""
+
+        def element(name: str) -> Any:
+            if name != "col":
+                return self.element(name, p, v)
+            col, sure = i * self.pack + (v - row.shift), (p + 1) * self.threads <= self.least
+            return col if sure else T.Select(i < row.packs, col, -1)
+
+        return Columns(element)
 
     def sums(self, name: str, value: float) -> Any:
         array = T.alloc_local((LANES,), "float32")
@@ -343,13 +381,13 @@ class PackKernel(ABC, Generic[R]):
         step = self.program.reductions[0]
         if self.added or self.item == 4 or self.pack == 1:
             peaks = self.sums("peaks", float(np.finfo(np.float32).min))
-            for p, _ in self.each_pack(row, "x", "mask"):
+            for p, i in self.each_pack(row, "x", "mask"):
                 for v in range(self.pack):
                     k = (p * self.pack + v) % LANES
-                    T.buffer_store(peaks, T.max(peaks[k], step.element(self.columns(p, v), {})), [k])
+                    T.buffer_store(peaks, T.max(peaks[k], step.element(self.columns(row, p, i, v), self.known)), [k])
             return self.total_of(peaks, "max")
         rising = self.problem.scale > 0
-        lowest = _repeated(LARGEST[self.problem.dtype] * (-1 if rising else 1), self.problem.dtype)
+        lowest = _repeated(LARGEST[self.in_dtype] * (-1 if rising else 1), self.in_dtype)
         peaks = T.alloc_local((self.each,), "uint32")
         IRBuilder.name("peaks", peaks)
 
@@ -363,36 +401,37 @@ class PackKernel(ABC, Generic[R]):
                 T.buffer_store(peaks, larger(peaks[k], self.word("x", p, k)), [k])
         halves = [larger(peaks[k], peaks[k + 1]) for k in range(0, self.each - 1, 2)] or [peaks[0]]
         T.buffer_store(peaks, larger(*halves) if len(halves) > 1 else halves[0], [0])
-        low, high = self.widened(peaks[0], 0), self.widened(peaks[0], 1)
+        low, high = (self.widened(peaks[0], half, self.in_dtype) for half in (0, 1))
         return T.max(low, high) if rising else T.float32(0) - T.min(low, high)
 
     def larger_of_two(self, a: Any, b: Any, rising: bool) -> Any:
         """The larger of each half of two words, the smaller if not `rising`."""
-        if self.problem.dtype == "bfloat16":
+        if self.in_dtype == "bfloat16":
             return T.cuda.hmax2(a, b) if rising else T.cuda.hmin2(a, b)
         function = "max" if rising else "min"
         source = sources.LARGEST.format(function=function)
         return T.cuda.func_call(f"pack_{function}", a, b, source_code=source, return_type="uint32")
 
-    def total_of_thread(self, row: R, results: Values) -> Any:
-        """The sum over a thread's part, of softmax by way of its numerators if those are kept."""
-        step = self.program.reductions[-1]
+    def sums_of_thread(self, row: R, results: Values) -> dict[str, tuple[str, Any]]:
+        """The sums over a thread's part, of softmax by way of its numerators if those are kept."""
         numerators = self.kept == "numerators"
         if numerators:
             self.numerators_peak = results["peak"]
             self.numerators = T.alloc_local((self.rounds * self.pack,), "float32")
             IRBuilder.name("numerators", self.numerators)
-        totals = self.sums("totals", -0.0)  # of all numbers the one that no compiler need add
+        steps = [step for step in self.program.reductions if step.kind == "sum"]
+        sums = {step.name: self.sums(f"{step.name}s", -0.0) for step in steps}  # the one number that none need add
         needs = ("dy", "drop") if self.problem.function == "log_softmax_grad" else ("y", "dy", "drop")
-        for p, _ in self.each_pack(row, *(needs if self.problem.is_grad else ("x", "mask"))):
+        for p, i in self.each_pack(row, *(needs if self.problem.is_grad else ("x", "mask"))):
             for v in range(self.pack):
-                value = step.element(self.columns(p, v), results)
-                if numerators:
-                    T.buffer_store(self.numerators, value, [p * self.pack + v])
-                    value = self.numerators[p * self.pack + v]
                 k = (p * self.pack + v) % LANES
-                T.buffer_store(totals, totals[k] + value, [k])
-        return self.total_of(totals, "sum")
+                for step in steps:
+                    value = step.element(self.columns(row, p, i, v), {**self.known, **results})
+                    if numerators:
+                        T.buffer_store(self.numerators, value, [p * self.pack + v])
+                        value = self.numerators[p * self.pack + v]
+                    T.buffer_store(sums[step.name], sums[step.name][k] + value, [k])
+        return {name: ("sum", self.total_of(array, "sum")) for name, array in sums.items()}
 
     def across(self, kind: str, value: Any, lanes: int) -> Any:
         """Over `lanes` neighbouring lanes, by shuffles."""
@@ -414,8 +453,8 @@ class PackKernel(ABC, Generic[R]):
                 self.behind_first(first)
             return {name: (value, value) for name, value in mine.items()}
         warps = self.threads // 32
-        base = {name: warps * k for k, name in enumerate(("peak", "total"))}
-        exchange = self.turn.value * (2 * warps) if self.turn else 0
+        base = {step.name: warps * k for k, step in enumerate(self.program.reductions)}
+        exchange = self.turn.value * (self.exchanged * warps) if self.turn else 0
         with where(self.lane == 0):
             for name, value in mine.items():
                 T.buffer_store(self.exchange, value, [exchange + base[name] + self.warp])
@@ -430,41 +469,45 @@ class PackKernel(ABC, Generic[R]):
             self.turn.set(T.bitwise_xor(self.turn.value, 1))
         return of_warps
 
-    def reduced(self, step: Reduction, value: Any, first: R | None) -> Any:
-        """A reduction over the row, from a thread's part."""
-        _, of_lane = self.over_warps({step.name: (step.kind, value)}, first)[step.name]
-        return named(step.name, self.across(step.kind, of_lane, self.threads // 32) if self.wide else of_lane)
+    @property
+    def exchanged(self) -> int:
+        """Numbers that a warp exchanges with others, at most."""
+        return max(2, len(self.program.reductions))
+
+    def reduced(self, of_thread: dict[str, tuple[str, Any]], first: R | None) -> Values:
+        """Reductions over the row, from a thread's part of each, as `over_warps` takes them."""
+        of_warps, lanes = self.over_warps(of_thread, first), self.threads // 32
+        return {
+            name: named(name, self.across(of_thread[name][0], of_lane, lanes) if self.wide else of_lane)
+            for name, (_, of_lane) in of_warps.items()
+        }
 
     def finished(self, results: Values) -> Values:
-        """`results` and what is derived of them."""
-        derived = dict(results)
+        """`results`, what is known of the row, and what is derived of both."""
+        derived = {**self.known, **results}
         for name, formula in self.program.derived:
-            derived[name] = named(name, formula(results))
+            derived[name] = named(name, formula(derived))
         return derived
 
     def reduce_gradient(self, row: R) -> Values:
-        (step,) = self.program.reductions
-        total = self.total_of_thread(row, {})
-        return {step.name: self.reduced(step, total, row)}
+        return self.reduced(self.sums_of_thread(row, {}), row)
 
     def reduce_in_turn(self, row: R) -> Values:
-        peak_step, total_step = self.program.reductions
-        peak = self.reduced(peak_step, self.peak_of_thread(row), row)
-        total = self.total_of_thread(row, {"peak": peak})
-        return {"peak": peak, "total": self.reduced(total_step, total, None)}
+        results = self.reduced({"peak": ("max", self.peak_of_thread(row))}, row)
+        return {**results, **self.reduced(self.sums_of_thread(row, results), None)}
 
     def reduce_online(self, row: R) -> Values:
         """Sums relative to the warp's peak, which is all a warp need wait for; then peaks and sums at once."""
         peak_of_warp = named("peak_of_warp", self.across("max", self.peak_of_thread(row), 32))
-        total = self.total_of_thread(row, {"peak": peak_of_warp})
-        of_warps = self.over_warps({"peak": ("max", peak_of_warp), "total": ("sum", total)}, row)
+        sums = self.sums_of_thread(row, {"peak": peak_of_warp})
+        of_warps = self.over_warps({"peak": ("max", peak_of_warp), **sums}, row)
         return self.merged({name: of_lane for name, (_, of_lane) in of_warps.items()}, self.threads // 32)
 
     def merged(self, parts: Values, lanes: int) -> Values:
         """The reductions over `lanes` parts, of which each of as many neighbouring lanes has one's."""
         results: Values = {}
         for step in self.program.reductions:
-            share = step.of_part(parts, results)
+            share = step.of_part(parts, {**self.known, **results})
             results[step.name] = named(step.name, self.across(step.kind, share, lanes))
         return results
 
@@ -482,74 +525,87 @@ class PackKernel(ABC, Generic[R]):
             for k in range(self.first_in_registers * each, self.rounds * each):
                 T.buffer_store(self.words[name], T.bitwise_xor(self.words[name][k], self.zero), [k])
 
+    @property
+    def leads(self) -> Any:
+        """Whether the thread is a row's first."""
+        return self.of_row == 0
+
     def write(self, row: R, results: Values) -> None:
         part("Write the row: packs of the output from what the reductions came to")
         with where(row.own):
-            self.write_packs(row, results)
+            name, of_row = self.problem.row_output, self.program.of_row
+            if name is not None and of_row is not None:
+                with where(self.leads):
+                    T.buffer_store(self.tensors[name], of_row(results), [row.number])
+            if self.outputs:
+                self.write_packs(row, results)
 
     def write_packs(self, row: R, results: Values) -> None:
         numerators = self.kept == "numerators"
         for p, i in self.each_pack(row, *self.words, stored=True):
 
-            def value(v: int, p: int = p) -> Any:
+            def value(v: int, p: int = p, i: Any = i) -> Any:
                 if numerators:
                     return self.numerators[p * self.pack + v] * results["inverse"]
-                return self.program.output(self.columns(p, v), results)
+                return self.program.output(self.columns(row, p, i, v), results)
 
             words = self.packed("out", [value(v) for v in range(self.pack)])
             self.store(self.outputs[0], row, p, i, words)
             dropped = self.program.dropped
             if dropped is not None:
-                per = 4 // self.item
+                per = 4 // self.out_item
                 values = [
-                    dropped(self.widened(words[v // per], v % per), self.element("drop", p, v))
+                    dropped(self.widened(words[v // per], v % per, self.out_dtype), self.element("drop", p, v))
                     for v in range(self.pack)
                 ]
                 self.store(self.outputs[1], row, p, i, self.packed("dropped", values))
 
     def two(self, a: Any, b: Any) -> Any:
         """The word of two numbers rounded to 16 bits, `a` in its low half."""
-        if self.problem.dtype == "bfloat16":
+        if self.out_dtype == "bfloat16":
             return T.cuda.float22bfloat162_rn(a, b)
         return T.reinterpret("uint32", T.Cast("float16x2", T.Shuffle([a, b], [0, 1])))
 
     def packed(self, name: str, values: list[Any]) -> Any:
-        """A pack's words of elements rounded to the tensors' dtype."""
-        words = T.alloc_local((self.each,), "uint32")
+        """A pack's words of elements rounded to the output's dtype."""
+        per = 4 // self.out_item
+        words = T.alloc_local((max(1, len(values) // per),), "uint32")
         IRBuilder.name(f"{name}_words", words)
-        per = 4 // self.item
-        for k in range(self.each):
+        for k in range(int(words.shape[0])):
             of_word = values[k * per : (k + 1) * per]
             word = self.two(of_word[0], of_word[-1]) if per == 2 else T.reinterpret("uint32", of_word[0])
             T.buffer_store(words, word, [k])
         return words
 
     def store(self, name: str, row: R, p: int, i: Any, words: Any) -> None:
-        """Pack i of an output, of the row's elements."""
-        to = self.tensors[name].ptr_to([self.first_of(row, p, i)])
+        """Pack i of an output, of the row's elements, up to four words at a time: where other rows share it, its own in
+        parts."""
         kind, instruction = ("streaming", "__stcs") if self.streaming_stores else ("whole", "__stwb")
-        name, source = ("pack_store", sources.STORE) if self.each == 4 else ("pack_store_two", sources.STORE_TWO)
-        self.store_own(row, p, i, words, to, f"{name}_{kind}", source.format(name=kind, store=instruction))
+        count, edge = int(words.shape[0]), self.edge(row, p, i)
+        each = min(4, count)
+        called, text = sources.STORES[each]
+        whole = text.format(name=kind, store=instruction)
+        unit = self.frame.unit * self.out_item
+        for k in range(0, count, each):
+            before = 4 * k // self.out_item  # elements
+            to = self.tensors[name].ptr_to([self.first_of(row, p, i) + before])
+            some = [words[k + j] for j in range(each)]
+            if edge is None:
+                self.call(f"{called}_{kind}", *some, to, source=whole)
+                continue
+            mixed, first, last = edge
+            all_words = some + [T.uint32(0)] * (4 - each)
+            ends = (first - before) * self.out_item, T.min((last - before) * self.out_item, 4 * each)
+            with T.If(mixed):
+                with T.Then():
+                    of_unit = sources.STORE_SOME.format(unit=unit)
+                    self.call(f"pack_store_some_{unit}", *all_words, to, *ends, source=of_unit)
+                with T.Else():
+                    self.call(f"{called}_{kind}", *some, to, source=whole)
 
     def first_of(self, row: R, p: int, i: Any) -> Any:
         """The first element of pack i, int64."""
         return row.start + T.Cast("int64", i * self.pack)
-
-    def store_own(self, row: R, p: int, i: Any, words: Any, to: Any, name: str, whole: str) -> None:
-        """A pack by the function `name`, or, where it holds elements of other rows, its own in parts."""
-        all_words = [words[k] for k in range(self.each)]
-        edge = self.edge(row, p, i)
-        if edge is None:
-            self.call(name, *all_words, to, source=whole)
-            return
-        mixed, first, last = edge
-        unit = self.frame.unit * self.item
-        some = sources.STORE_SOME.format(unit=unit)
-        with T.If(mixed):
-            with T.Then():
-                self.call(f"pack_store_some_{unit}", *all_words, to, first * self.item, last * self.item, source=some)
-            with T.Else():
-                self.call(name, *all_words, to, source=whole)
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:

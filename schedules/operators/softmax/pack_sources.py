@@ -45,6 +45,10 @@ __device__ __forceinline__ void pack_store_two_{name}(unsigned a, unsigned b, vo
   {store}((uint2*)to, make_uint2(a, b));
 }}
 """
+STORE_ONE = """
+__device__ __forceinline__ void pack_store_one_{name}(unsigned a, void* to) {{ {store}((unsigned*)to, a); }}
+"""
+STORES = {4: ("pack_store", STORE), 2: ("pack_store_two", STORE_TWO), 1: ("pack_store_one", STORE_ONE)}  # by words
 # bytes from `first` to before `last`, both multiples of {unit}, in as few stores as their alignment allows
 STORE_SOME = """
 __device__ __forceinline__ void pack_store_some_{unit}(unsigned a, unsigned b, unsigned c, unsigned d, void* to,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
+from tvm import tirx
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from schedules.operators.softmax.definition import SoftmaxProblem, Values
+from schedules.operators.softmax.definition import SoftmaxProblem, Values, row_program
 from schedules.operators.softmax.loaded_program import LoadedKernel, LoadedRow
 from schedules.operators.softmax.pack_program import module, where
 from schedules.operators.softmax.parts_config import PartsConfig
@@ -23,14 +24,17 @@ def program(problem: SoftmaxProblem, config: PartsConfig, overlapped: bool) -> t
     """The module with one function "main" that takes ``problem.arguments()``; the second kernel is launched while the
     first runs if `overlapped`."""
     parts, warps = config.parts(problem), config.threads // 32
+    numbers = len(row_program(problem).reductions) + problem.is_loss  # with the target's element
 
     def blocks(rows: Any) -> Any:
         return T.Cast("int32", rows) * parts
 
+    def written(rows: Any) -> Any:
+        return blocks(rows) if problem.element_outputs else T.Cast("int32", rows)
+
     def sums(tensors: dict[str, Any], rows: Any) -> dict[str, Any]:
         """The first kernel.  Numbers of a kind lie together: (number, row, part)."""
-        count = 1 if problem.is_grad else 2
-        partials = T.alloc_buffer((count, rows, parts), "float32", scope="global")
+        partials = T.alloc_buffer((numbers, rows, parts), "float32", scope="global")
         IRBuilder.name(PARTIALS, partials)
         with inside_part("A kernel before: each part's reductions"), T.attr({"tirx.device_entry": True}):
             block, warp, lane = T.cta_id([blocks(rows)]), T.warp_id([warps]), T.lane_id([32])
@@ -43,7 +47,7 @@ def program(problem: SoftmaxProblem, config: PartsConfig, overlapped: bool) -> t
         given = {name: buffer for name, buffer in tensors.items() if name != PARTIALS}
         OutputsKernel(problem, config, given, rows, warp, lane).emit(block, tensors[PARTIALS], overlapped)
 
-    return module(problem, warps, blocks, config.min_blocks, outputs, before=sums)
+    return module(problem, warps, written, config.min_blocks, outputs, before=sums)
 
 
 class PartsKernel(LoadedKernel):
@@ -51,6 +55,7 @@ class PartsKernel(LoadedKernel):
 
     fused = True
     always = True
+    divided = True  # whether blocks have parts of rows
 
     def __init__(
         self, problem: SoftmaxProblem, config: PartsConfig, tensors: dict[str, Any], rows: Any, warp: Any, lane: Any
@@ -64,8 +69,9 @@ class PartsKernel(LoadedKernel):
         part("Which part of which row is the block's")
         self.partials, self.waits = partials, waits
         self.thread = self.of_row = named("thread", self.warp * 32 + self.lane)
-        self.row_number = named("row", T.Cast("int64", T.truncdiv(block, self.parts)))
-        self.number_of_part = named("part", T.truncmod(block, self.parts))
+        parts = self.parts if self.divided else 1
+        self.row_number = named("row", T.Cast("int64", T.truncdiv(block, parts)))
+        self.number_of_part = named("part", T.truncmod(block, parts))
         if self.item < 4:
             self.zero = self.unknown_zero()
         self.compute_row()
@@ -93,27 +99,45 @@ class SumsKernel(PartsKernel):
 
     def compute(self, row: LoadedRow) -> None:
         part("Reduce a part: each thread the packs it has, its warp by shuffles, the warps through shared memory")
-        self.exchange = T.alloc_shared((2 * self.threads // 32,), "float32")
+        self.know(row)
+        self.exchange = T.alloc_shared((self.exchanged * self.threads // 32,), "float32")
         self.allocate()
         results = self.reduce_gradient(row) if self.problem.is_grad else self.reduce_online(row)
         with where(self.thread == 0):
             for number, step in enumerate(self.steps):
                 T.buffer_store(self.partials, results[step.name], list(self.at(number, self.number_of_part)))
+            if self.problem.is_loss:
+                T.buffer_store(self.partials, self.known["picked"], list(self.at(len(self.steps), self.number_of_part)))
 
 
 class OutputsKernel(PartsKernel):
     """The second kernel."""
 
+    @property
+    def divided(self) -> bool:  # type: ignore[override]
+        return bool(self.outputs)
+
+    @property
+    def leads(self) -> Any:
+        return tirx.all(self.thread == 0, self.number_of_part == 0)
+
     def compute(self, row: LoadedRow) -> None:
         part("Bring the part into registers, and only then wait for the kernel before")
-        self.exchange = T.alloc_shared((2 * self.threads // 32,), "float32")
-        self.allocate()
+        self.exchange = T.alloc_shared((self.exchanged * self.threads // 32,), "float32")
         self.fresh = False
-        self.read_row(row)
+        if self.outputs:
+            self.allocate()
+            self.read_row(row)
         if self.waits:
-            self.stay()
+            if self.outputs:
+                self.stay()
             T.evaluate(T.ptx["griddepcontrol.wait"]())
+        self.know(row)
         self.write(row, self.finished(self.of_parts()))
+
+    def element_of_row(self, row: LoadedRow, col: Any) -> Any:
+        """Of the kernel before: here another block may have written over it."""
+        return read(self.partials, self.at(len(self.steps), 0), True)
 
     def stay(self) -> None:
         """Keep the compiler from loading only where words are used, which is behind the wait."""
@@ -139,7 +163,7 @@ class OutputsKernel(PartsKernel):
         results: Values = {}
         shares = {}
         for step in self.steps:
-            share, *others = (step.of_part(of_part, results) for of_part in numbers)
+            share, *others = (step.of_part(of_part, {**self.known, **results}) for of_part in numbers)
             for other in others:
                 share = T.max(share, other) if step.kind == "max" else share + other
             if step.kind == "max":  # the warp's, which its sums are relative to

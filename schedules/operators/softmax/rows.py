@@ -26,8 +26,8 @@ from schedules.operators.softmax.definition import (
     SoftmaxProblem,
     Values,
     column,
-    cut,
     placeholders,
+    program_of_rows,
     row_program,
     row_results,
 )
@@ -48,13 +48,14 @@ def itemsize_of(dtype: str) -> int:
 
 
 def itemsize(problem: SoftmaxProblem) -> int:
-    """Bytes of an element of the problem's tensors."""
-    return itemsize_of(problem.dtype)
+    """Bytes of an element of the rows that are reduced."""
+    return itemsize_of(problem.in_dtype)
 
 
 def max_vector(problem: SoftmaxProblem) -> int:
-    """Elements of the widest access, 128 bits, that keeps every row aligned."""
-    return widest_vector(problem.cols, 16 // itemsize(problem))
+    """Elements of the widest access, 128 bits, that keeps every row of every tensor aligned."""
+    widest = max(itemsize_of(argument.dtype) for argument in problem.arguments() if len(argument.shape) == 2)
+    return widest_vector(problem.cols, 16 // widest)
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ class Stages:
     reductions: tuple[str, ...]
     numerators: bool  # whether a stage "numerator" is between the last reduction and those before it
     dropped: bool  # whether a second output, "dropped_out" from "dropped", follows "out" from "value"
+    of_row: bool  # whether the last output, "row_out", is a number a row
+    elements: bool  # whether there is an output "out", and not only "row_out"
 
 
 def row_stages(
@@ -166,9 +169,11 @@ def row_stages(
 
     stages = {stage: loads(stage) for stage in (*(step.name for step in program.reductions), "value")}
 
+    def of_row(i: PrimExpr) -> Values:
+        return row_results(problem, inputs, program, results, i)
+
     def columns(stage: str, *at: PrimExpr) -> tuple[Values, Values]:
-        known = beside(problem, inputs, k, *at)
-        return Columns(stages[stage], at, known), row_results(program, results, at[0])
+        return Columns(stages[stage], at, beside(k, *at)), of_row(at[0])
 
     numerator: te.Tensor | None = None
     for step in program.reductions:
@@ -179,13 +184,15 @@ def row_stages(
 
     def value(*at: PrimExpr) -> PrimExpr:
         if numerator is not None:
-            return numerator(*at) * row_results(program, results, at[0])["inverse"]
+            return numerator(*at) * of_row(at[0])["inverse"]
         return program.output(*columns("value", *at))
 
-    outputs = output_stages(problem, program, inputs, (rows,), k, value)
+    outputs = output_stages(problem, program, inputs, (rows,), k, value, of_row)
     return Stages(
         tensors=(*inputs.values(), *outputs),
         stored=row_loads.blocks,
+        of_row=program.of_row is not None,
+        elements=bool(problem.element_outputs),
         loads={stage: () if keep == "registers" else copies.blocks for stage, copies in stages.items()},
         reductions=tuple(step.name for step in program.reductions),
         numerators=numerator is not None,
@@ -226,11 +233,11 @@ class Columns(dict[str, "PrimExpr"]):
         return self.loads.read(name, *self.at).astype("float32")
 
 
-def beside(problem: SoftmaxProblem, inputs: dict[str, te.Tensor], packing: Packing, *at: PrimExpr) -> Values:
+def beside(packing: Packing, *at: PrimExpr) -> Values:
     """What is known of a column beside its elements, at (i, p, t, v) or (i, part, p, t, v)."""
-    i, *part, p, t, v = at
+    _, *part, p, t, v = at
     pack = ((part[0] * packing.rounds + p) if part else p) * packing.threads + t
-    return cut(problem, inputs, i, pack * packing.vector + v)
+    return {"col": pack * packing.vector + v}
 
 
 def at_columns(formula: Output, read: Callable[..., tuple[Values, Values]]) -> Callable[..., PrimExpr]:
@@ -302,25 +309,35 @@ def output_stages(
     lead: tuple[PrimExpr, ...],
     packing: Packing,
     element: Callable[..., PrimExpr],
+    of_row: Callable[[PrimExpr], Values],
 ) -> list[te.Tensor]:
-    """The outputs (rows, packs, vector), from stages "value" and "dropped" of shape (*lead, rounds, threads, vector).
+    """The outputs (rows, packs, vector), from stages "value" and "dropped" of shape (*lead, rounds, threads, vector),
+    and the one that is a number a row, (rows,).
 
-    `element` is the output at such an index, in float32.
+    `element` is the output at such an index, in float32, `of_row` what is known of a row.
     """
     from tvm import te
 
+    numbers: list[te.Tensor] = []
+    number = program.of_row
+    if number is not None:
+        numbers.append(te.compute((lead[0],), lambda i: number(of_row(i)), name="row_out"))
+    if not problem.element_outputs:
+        return numbers
+    dtype = problem.element_outputs[0].dtype
+
     shape = (*lead, i64(packing.rounds), i64(packing.threads), i64(packing.vector))
-    value = te.compute(shape, lambda *at: element(*at).astype(problem.dtype), name="value")
+    value = te.compute(shape, lambda *at: element(*at).astype(dtype), name="value")
     outputs = [_store(value, lead, packing, "out")]
     drop_out = program.dropped
     if drop_out is not None:
         drop = input_element(inputs["drop"], 0, packing)
 
         def dropped_element(*at: PrimExpr) -> PrimExpr:
-            return drop_out(value(*at).astype("float32"), drop(*at).astype("float32")).astype(problem.dtype)
+            return drop_out(value(*at).astype("float32"), drop(*at).astype("float32")).astype(dtype)
 
         outputs.append(_store(te.compute(shape, dropped_element, name="dropped"), lead, packing, "dropped_out"))
-    return outputs
+    return outputs + numbers
 
 
 def _store(value: te.Tensor, lead: tuple[PrimExpr, ...], packing: Packing, name: str) -> te.Tensor:
@@ -342,9 +359,7 @@ def _store(value: te.Tensor, lead: tuple[PrimExpr, ...], packing: Packing, name:
 
 def program(stages: Stages) -> tirx.PrimFunc:
     """The program that the stages make."""
-    from tvm import te
-
-    return te.create_prim_func(list(stages.tensors))
+    return program_of_rows(stages.tensors, "value" if stages.of_row and stages.elements else None)
 
 
 def new_schedule(stages: Stages) -> Schedule:
@@ -385,7 +400,9 @@ def check(
             f"min_blocks={min_blocks} of {threads} threads: a multiprocessor of {arch} holds {arch.threads_sm} threads"
         )
     if rows_held:
-        inputs = sum(1 for argument in problem.arguments() if not argument.output and argument.name != "lengths")
+        inputs = sum(
+            1 for argument in problem.arguments() if not argument.output and argument.name not in problem.of_rows
+        )
         # ptxas widens float16 anew for each use; bfloat16, whose widening is a shift, it keeps as float32
         needed = rows_held * packing.elements * inputs * (0.5 if problem.dtype == "float16" else 1) + 32
         needed += packing.elements if numerators else 0
@@ -455,11 +472,18 @@ def tile_rows(
     group's rows, the loop over chunks of a thread's packs).
     """
     next_step(sch, "Rows to blocks, a row's packs to threads; each stores its packs in whole vectors")
+    if not stages.elements:
+        return tile_numbers(sch, packing, groups, rows_per_group)
     value = sch.get_sblock("value")
     *lead, p, t, v = sch.get_loops(value)
-    block, group, row = sch.split(sch.fuse(*lead), [None, groups, rows_per_group])
+    rows = sch.fuse(*lead)
+    if stages.of_row:
+        number = sch.get_sblock("row_out")
+        _, first = sch.split(sch.add_unit_loop(number), [None, packing.threads])
+        sch.bind(first, "threadIdx.x")
+    block, group, row = sch.split(rows, [None, groups, rows_per_group])
     chunk, p = split_chunks(sch, p, packing)
-    sch.reorder(block, group, row, t, chunk, p, v)
+    sch.reorder(t, chunk, p, v)
     for loop, thread in ((block, "blockIdx.x"), (group, "threadIdx.y"), (t, "threadIdx.x")):
         sch.bind(loop, thread)
     sch.unroll(v)
@@ -474,6 +498,17 @@ def tile_rows(
         sch.compute_at(drop, p, preserve_unit_loops=True)
         sch.vectorize(sch.get_loops(drop)[-1])
         _follow(sch, "dropped_out", p)
+    return row, chunk
+
+
+def tile_numbers(sch: Schedule, packing: Packing, groups: int, rows_per_group: int) -> tuple[LoopRV, LoopRV]:
+    """As `tile_rows` where the output is a number a row, which a row's first thread stores."""
+    number = sch.get_sblock("row_out")
+    (i,) = sch.get_loops(number)
+    chunk, first = sch.split(sch.add_unit_loop(number), [None, packing.threads])
+    block, group, row = sch.split(i, [None, groups, rows_per_group])
+    for loop, thread in ((block, "blockIdx.x"), (group, "threadIdx.y"), (first, "threadIdx.x")):
+        sch.bind(loop, thread)
     return row, chunk
 
 
@@ -565,7 +600,7 @@ def finish(sch: Schedule, stages: Stages, packing: Packing, min_blocks: int = 0,
     from schedules.lowering.annotations import APART, MIN_BLOCKS, STREAM
 
     next_step(sch, "The outputs as (rows, columns) again: packs were axes of their own so that indices simplify")
-    for name in ["out", "dropped_out"] if stages.dropped else ["out"]:
+    for name in (["out", "dropped_out"] if stages.dropped else ["out"]) if stages.elements else []:
         sch.transform_layout(sch.get_sblock(name), ("write", 0), lambda i, q, v: (i, q * packing.vector + v))
     function = sch.mod["main"]
     if min_blocks:

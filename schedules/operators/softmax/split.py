@@ -13,8 +13,9 @@ Gimelshein, "Online normalizer calculation for softmax", 2018, section 3.1).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,8 @@ class SplitStages(rows.Stages):
     reread: tuple[str, ...]
     parts: tuple[str, ...]
     shares: tuple[str, ...]
+    of_row_reductions: tuple[str, ...]
+    of_row_shares: tuple[str, ...]
 
 
 def split_stages(
@@ -110,23 +113,25 @@ def split_stages(
     stored, reread = loads("part", packing), loads("again", warps)
     parts: dict[str, te.Tensor] = {}
 
+    def of_row(found: dict[str, te.Tensor], *row: PrimExpr) -> Values:
+        return row_results(problem, inputs, program, found, *row)
+
     def part_columns(*at: PrimExpr) -> tuple[Values, Values]:
-        known = rows.beside(problem, inputs, packing, *at)
-        return rows.Columns(stored, at, known), row_results(program, parts, *at[:2])
+        return rows.Columns(stored, at, rows.beside(packing, *at)), of_row(parts, *at[:2])
 
     for step in steps:
         element = rows.at_columns(step.element, part_columns)
         parts[step.name] = rows.reduce_packs(step.kind, f"{step.name}_part", element, lead, packing)
 
-    def partial(i: PrimExpr, part: PrimExpr, number: PrimExpr) -> PrimExpr:
+    def numbers_of_part(i: PrimExpr, part: PrimExpr, number: PrimExpr) -> PrimExpr:
         *others, value = [parts[step.name][i, part] for step in steps]
         for k, other in enumerate(others):
             value = tirx.Select(number == k, other, value)
         return value
 
-    partials = te.compute((*lead, rows.i64(len(steps))), partial, name=PARTIALS)
+    partials = te.compute((*lead, rows.i64(len(steps))), numbers_of_part, name=PARTIALS)
 
-    def share(step: Reduction, number: int) -> te.Tensor:
+    def share(step: Reduction, number: int, suffix: str) -> te.Tensor:
         """The step's number of each part; past the last part, what adds nothing to the row's."""
         neutral = te.min_value("float32") if step.kind == "max" else tirx.const(0, "float32")
 
@@ -136,31 +141,43 @@ def split_stages(
             return te.if_then_else(part < dealt.packs, value, neutral) if dealt.ragged else value
 
         axes = (rows.i64(dealt.rounds), rows.i64(dealt.threads), rows.i64(1))
-        return te.compute((extent, *axes), element, name=f"{step.name}_shares")
+        return te.compute((extent, *axes), element, name=f"{step.name}_shares{suffix}")
 
-    shares = {step.name: share(step, number) for number, step in enumerate(steps)}
-    results: dict[str, te.Tensor] = {}
+    def combined(suffix: str, steps: Sequence[Reduction]) -> tuple[dict[str, te.Tensor], dict[str, te.Tensor]]:
+        """Stages that bring in the row's numbers of its parts, and those that combine them."""
+        shares = {step.name: share(step, program.reductions.index(step), suffix) for step in steps}
+        results: dict[str, te.Tensor] = {}
 
-    def part_numbers(*at: PrimExpr) -> tuple[Values, Values]:
-        return {name: tensor(*at) for name, tensor in shares.items()}, row_results(program, results, at[0])
+        def part_numbers(*at: PrimExpr) -> tuple[Values, Values]:
+            return {name: tensor(*at) for name, tensor in shares.items()}, of_row(results, at[0])
 
-    for step in steps:
-        element = rows.at_columns(step.of_part, part_numbers)
-        results[step.name] = rows.reduce_packs(step.kind, step.name, element, (extent,), dealt)
+        for step in steps:
+            element = rows.at_columns(step.of_part, part_numbers)
+            results[step.name] = rows.reduce_packs(step.kind, f"{step.name}{suffix}", element, (extent,), dealt)
+        return shares, results
+
+    shares, results = combined("", [step for step in steps if not step.of_row])
+    # the kernel of what is a number a row: blocks of the others have parts
+    own_shares, own_results = combined("_of_row", steps if program.of_row else ())
 
     def columns(*at: PrimExpr) -> tuple[Values, Values]:
-        known = rows.beside(problem, inputs, warps, *at)
-        return rows.Columns(reread, at, known), row_results(program, results, at[0])
+        return rows.Columns(reread, at, rows.beside(warps, *at)), of_row(results, at[0])
 
     value = rows.at_columns(program.output, columns)
-    outputs = rows.output_stages(problem, program, inputs, (extent, rows.i64(warps.parts)), warps, value)
+    outputs = rows.output_stages(
+        problem, program, inputs, (extent, rows.i64(warps.parts)), warps, value, partial(of_row, own_results)
+    )
     return SplitStages(
         tensors=(*inputs.values(), *outputs),
         stored=stored.blocks,
         loads={},
         reductions=tuple(results),
+        of_row_reductions=tuple(tensor.op.name for tensor in own_results.values()),
+        of_row_shares=tuple(tensor.op.name for tensor in own_shares.values()),
         numerators=False,
         dropped=program.dropped is not None,
+        of_row=False,
+        elements=bool(problem.element_outputs),
         reread=reread.blocks,
         parts=tuple(tensor.op.name for tensor in parts.values()),
         shares=tuple(tensor.op.name for tensor in shares.values()),
@@ -187,11 +204,18 @@ def schedule(problem: SoftmaxProblem, config: SplitConfig, arch: Arch) -> tvm.IR
     """The scheduled program for x or y, dy (rows, cols), run-time rows; rows * parts blocks of each kernel."""
     packing, dealt, warps, stages = _dealt(problem, config, arch)
     sch = rows.new_schedule(stages)
-    row, _ = rows.tile_rows(sch, stages, warps, config.threads // arch.wave, 1)
-    for name in reversed(stages.reductions):
-        rows.place_reduction(sch, name, (), row, dealt)
-    for name in reversed((*stages.reread, *stages.shares)):
-        rows.place_stored(sch, name, row, "local", transposed=False)
+    if stages.elements:
+        row, _ = rows.tile_rows(sch, stages, warps, config.threads // arch.wave, 1)
+        for name in reversed(stages.reductions):
+            rows.place_reduction(sch, name, (), row, dealt)
+        for name in reversed((*stages.reread, *stages.shares)):
+            rows.place_stored(sch, name, row, "local", transposed=False)
+    if stages.of_row_reductions:
+        row, _ = rows.tile_numbers(sch, dealt, 1, 1)
+        for name in reversed(stages.of_row_reductions):
+            rows.place_reduction(sch, name, (), row, dealt)
+        for name in reversed(stages.of_row_shares):
+            rows.place_stored(sch, name, row, "local", transposed=False)
     part = _tile_parts(sch, packing)
     for name in reversed(stages.parts):
         rows.place_reduction(sch, name, (), part, packing)

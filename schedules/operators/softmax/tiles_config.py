@@ -64,6 +64,8 @@ class TilesConfig(Config):
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if problem.has_dropout:
             return "rows of dropout have two outputs and bytes beside their elements; take frames"
+        if problem.y_dtype != "same":
+            return f"y_dtype={problem.y_dtype} leaves results no place where the elements lay; take frames"
         if self.kept not in KEPT_IN_REGISTERS:
             return f"kept={self.kept} is not one of {', '.join(KEPT_IN_REGISTERS)}"
         if self.threads > 32:

@@ -90,7 +90,7 @@ class TilesKernel(PackKernel[Row]):
         start = Scalar("start", computed * self.problem.cols + self.of_row * self.pack).value
         self.fresh = True
         length = self.length_of(self.first_row + T.Cast("int64", computed))
-        self.compute(Row(0, self.least, start, own, length=length))
+        self.compute(Row(0, self.least, start, own, self.first_row + T.Cast("int64", computed), length=length))
 
     # ---- The tile ----
 
@@ -135,6 +135,8 @@ class TilesKernel(PackKernel[Row]):
         T.evaluate(T.cuda.cta_sync())
 
     def send(self) -> None:
+        if not self.outputs:
+            return
         part("Send the tile: results lie where the first input's elements lay")
         T.evaluate(T.cuda.cta_sync())
         (output,), tile, packs = self.outputs, self.tile[self.inputs[0].name], self.packs_of_thread("out")
