@@ -150,7 +150,7 @@ def test_what_it_serves(sm_90a: Arch, fields: dict[str, Any], serves: bool) -> N
     ("shape", "words"),
     [
         *((shape, {}) for shape in SHAPES),
-        *(("ragged, stride 2", words) for words in CONFIGS[1:]),
+        *(("ragged, stride 2", words) for words in CONFIGS[2::2]),  # the others by those of other layouts
         (
             "one image, one channel",
             PLAIN

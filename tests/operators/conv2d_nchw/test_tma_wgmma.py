@@ -161,7 +161,7 @@ def test_shapes(emulation: None, cuda_compiler: None, fields: dict[str, Any]) ->
     assert bool(found["LDG"]) == fields.get("bias", False)
 
 
-@pytest.mark.parametrize("words", CONFIGS, ids=str)
+@pytest.mark.parametrize("words", CONFIGS[1::2], ids=str)  # the others by those of other layouts
 def test_configs(emulation: None, cuda_compiler: None, words: dict[str, Any]) -> None:
     width = dict(w=64 if words["block_n"] // words["consumers_n"] % 64 == 0 else 32)
     stride = dict(stride=1) if words.get("halo") else {}

@@ -216,7 +216,7 @@ def test_a_bundle_and_its_views(work: Built, tmp_path: Any) -> None:
     ("shape", "words"),
     [
         *((shape, {}) for shape in SHAPES),
-        *(("ragged, stride 2", words) for words in CONFIGS[1:]),
+        *(("ragged, stride 2", words) for words in CONFIGS[1::2]),  # the others by those of other layouts
         *(("whole tiles", words) for words in CONFIGS[1:] if words["split_k"] > 1),
         ("few channels", PLAIN | dict(block_m=64, block_n=32, consumers=1, num_stages=3, cluster_m=1, split_k=2)),
         ("one channel", PLAIN | dict(block_m=64, block_n=16, consumers=1, num_stages=2)),
