@@ -6,8 +6,8 @@
     softmax(x, y)  # tensors of the target's device, in the order of `softmax.arguments`; outputs are written in place
     library.load("oneflow-1000")  # the same by the name of a preset
 
-`python -m` with this package's name lists what is here.  Needs apache-tvm-ffi and TVM's runtime library, or for ROCm only
-libamdhip64: no compiler, and nothing of te-schedules.
+`python -m` with this package's name lists what is here.  Needs apache-tvm-ffi and TVM's runtime library, for ROCm
+libamdhip64 alone: no compiler, and nothing of te-schedules.
 """
 
 from __future__ import annotations
