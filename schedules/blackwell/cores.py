@@ -94,6 +94,8 @@ class TensorCores(Cores):
         memory.full.init(1)
         memory.empty.init(config.consumers * WARPS * config.cta_group)
         cta_group = f"cta_group::{config.cta_group}"
+        if config.cta_group > 1:  # both blocks allocate together
+            T.evaluate(T.cuda.cluster_sync())
         with T.If(self._multiplies(group, warp)), T.Then():
             alloc = T.ptx[f"tcgen05.alloc.{cta_group}.sync.aligned.shared::cta.b32"]
             T.evaluate(alloc(memory.cell.ptr_to([0]), T.uint32(config.tensor_columns)))

@@ -24,7 +24,7 @@ Mechanism: who loads, waits and multiplies
     launch    tensors and their maps, shared memory, a block's place in its cluster
     ring      the stages, and the barriers that say who may use one
     producer  the loads
-    consumer  tile after tile: wait, multiply, free, and on to the way out
+    consumer  tile after tile: wait, multiply, free, and on to the way out; `Cores`, where Blackwell parts from Hopper
     products  what a consumer multiplies of a stage
     fragments operand a by way of registers: float32 that lies MN-major (TF32), pixels in lines
     instructions  wgmma, and words of two numbers

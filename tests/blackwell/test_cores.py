@@ -42,6 +42,7 @@ MUTANTS = {
 # of two blocks together
 _FIRST = r"\(\(int\)tvm_builtin_cluster_ctaid_x\(\)\) == 0"
 OF_TWO = {
+    "allocated before both are there": (r"tvm_builtin_cuda_cluster_sync\(\);(\s*if[^;]*tcgen05_alloc)", r"\1"),
     "buffers freed in each block": (r"(mapa\w*\([^;]*\(buffer_ptr[^;]*), \(uint\)0\);", r"\1, (uint)rank);"),
     "loads arrive in each block": (r"(mapa\w*\([^;]*\(stage_ptr[^;]*), \(uint\)0\);", r"\1, (uint)rank);"),
     "both expect what is loaded": (rf"{_FIRST}(\) \{{\s*tvm_builtin_ptx_mbarrier_arrive_expect)", r"true\1"),

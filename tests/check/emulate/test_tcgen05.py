@@ -47,6 +47,7 @@ extern "C" __global__ void k(const uint4* in, unsigned* out, const unsigned* how
   int t = threadIdx.x, rank = cluster_rank();
   for (int i = t; i < 2048; i += 128) ((uint4*)tile)[i] = in[rank * 2048 + i];
   if (t == 0) { bar_init(&bar, 1); fence_init(); }
+  if (CLUSTER > 1) cluster_sync();
   if (t < 32 && how.alloc) {
     asm volatile("tcgen05.alloc.cta_group::GROUP.sync.aligned.shared::cta.b32 [%0], %1;"
       :: "r"(smem(&at)), "r"(how.columns));

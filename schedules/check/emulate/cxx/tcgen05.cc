@@ -78,7 +78,12 @@ int own_warp() { return running_thread() % block_size() / kWarpLanes; }
 bool is_size(uint32_t columns) { return columns >= 32 && columns <= kColumns && !(columns & (columns - 1)); }
 
 void check_group(int group, const char* what, int line) {
-  if (group == 2 && (running_block() ^ 1) >= cluster_size()) fail(line, "%s of .cta_group::2 in a block without another beside it", what);
+  int other = running_block() ^ 1;
+  if (group == 1) return;
+  if (other >= cluster_size()) fail(line, "%s of .cta_group::2 in a block without another beside it", what);
+  if (block_may_not_have_begun(other)) {
+    fail(line, "%s of .cta_group::2: the block beside it may not have begun; a barrier.cluster first", what);
+  }
 }
 
 // Decodes the shared memory descriptor (PTX ISA, "Shared memory descriptor").
@@ -335,7 +340,6 @@ void tensor_multiply(uint32_t sums, uint64_t a, uint64_t b, uint32_t shape, bool
                running_block(), group, line, 0};
   Ranks ranks = ranks_of(p);
   for (int rank = ranks.begin; rank < ranks.end; ++rank) {
-    if (block_may_not_have_begun(rank)) fail(line, "%s: block %d of the cluster may not have begun", kMultiply, rank);
     Column* columns = columns_at(rank, sums, p.shape.columns, kMultiply, line);
     for (int i = 0; i < p.shape.columns; ++i) {
       if (columns[i].group != group) fail(line, "%s of .cta_group::%d into columns of another", kMultiply, group);
