@@ -11,4 +11,14 @@ define available_externally void @schedules_barrier() convergent alwaysinline {
   ret void
 }
 
+; c (16, 16) += a (16, 32) x b (32, 16); TVM 0.27 has no registers of bfloat16 for AMD GPUs
+declare <4 x float> @llvm.amdgcn.mfma.f32.16x16x32.bf16(<8 x bfloat>, <8 x bfloat>, <4 x float>, i32, i32, i32)
+
+define available_externally <4 x float> @schedules_mfma_16x16x32_bf16(<8 x i16> %a, <8 x i16> %b, <4 x float> %c) alwaysinline {
+  %a.bf16 = bitcast <8 x i16> %a to <8 x bfloat>
+  %b.bf16 = bitcast <8 x i16> %b to <8 x bfloat>
+  %sums = call <4 x float> @llvm.amdgcn.mfma.f32.16x16x32.bf16(<8 x bfloat> %a.bf16, <8 x bfloat> %b.bf16, <4 x float> %c, i32 0, i32 0, i32 0)
+  ret <4 x float> %sums
+}
+
 !0 = !{!"amdgpu-as", !"local"}

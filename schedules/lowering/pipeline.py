@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +18,9 @@ from tvm.tirx.compilation_pipeline import PIPELINE_MAP, tirx_pipeline
 from schedules.core.problem import Argument
 from schedules.lowering import annotated
 from schedules.lowering.accesses import whole_accesses
-from schedules.lowering.annotations import APART, MIN_BLOCKS, STREAM, TIRX
+from schedules.lowering.annotations import APART, MIN_BLOCKS, PREFIX, STREAM, TIRX
 from schedules.lowering.barriers import fenced, without_doubled
+from schedules.lowering.bfloat16 import bits_in_buffers
 from schedules.lowering.border_copies import borders_apart
 from schedules.lowering.bounds import bounded
 from schedules.lowering.lone_task import lone_tasks_in_caller
@@ -124,6 +125,16 @@ def _without_alignment(mod: tvm.IRModule) -> tvm.IRModule:
     return tvm.IRModule(functions, attrs=mod.attrs)
 
 
+def _pass(name: str, change: Callable[[tvm.IRModule], tvm.IRModule]) -> Any:
+    """`change` as a pass that those who watch the passes see by name."""
+
+    @tvm.transform.module_pass(opt_level=0, name=PREFIX + name)
+    def changed(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return change(mod)
+
+    return changed
+
+
 def _lowered(mod: tvm.IRModule) -> tvm.IRModule:
     """`mod` after the passes of TVM's pipeline "s_tir", with those of ours that have to be between them."""
     scheduled, general = s_tir.transform, tirx.transform
@@ -148,6 +159,7 @@ def _lowered(mod: tvm.IRModule) -> tvm.IRModule:
         scheduled.TransformMmaBufferLayout(),
         scheduled.LowerOpaqueBlock(),
         general.FlattenBuffer(),
+        *([_pass("bfloat16", bits_in_buffers)] if on_amd else []),
         general.BF16ComputeLegalize(),
         general.NarrowDataType(32),
         scheduled.LoopPartition(),
@@ -168,9 +180,9 @@ def _lowered(mod: tvm.IRModule) -> tvm.IRModule:
         scheduled.ThreadSync("shared"),
         scheduled.ThreadSync("shared.dyn"),
         scheduled.ThreadSync("warp"),
-        _own_barriers,
+        _pass("own_barriers", without_doubled),
         scheduled.InferFragment(),
-        *([_reductions] if on_amd else []),
+        *([_pass("wave_reduce", reduced_in_waves)] if on_amd else []),
         scheduled.LowerThreadAllreduce(),
         scheduled.MergeSharedMemoryAllocations(),
         general.SplitHostDevice(),
@@ -179,16 +191,6 @@ def _lowered(mod: tvm.IRModule) -> tvm.IRModule:
         general.BF16StorageLegalize(),
     ]
     return tvm.ir.transform.Sequential(passes)(mod)
-
-
-@tvm.transform.module_pass(opt_level=0, name="schedules.own_barriers")
-def _own_barriers(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-    return without_doubled(mod)
-
-
-@tvm.transform.module_pass(opt_level=0, name="schedules.wave_reduce")
-def _reductions(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-    return reduced_in_waves(mod)
 
 
 def _pipeline() -> tuple[Any, Any, Any]:
@@ -222,10 +224,6 @@ def _pipeline() -> tuple[Any, Any, Any]:
         streaming = _current.get().stream
         return whole_accesses(mod, streaming) if streaming and _all_on(mod, "cuda") else mod
 
-    @tvm.transform.module_pass(opt_level=0, name="schedules.barriers")
-    def barriers(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return fenced(mod)
-
     @tvm.transform.module_pass(opt_level=0, name="schedules.narrow_shuffles")
     def narrow_shuffles(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         # a 64-bit loop bound to threadIdx makes the lane index of a shuffle 64 bits wide, which AMD's ds_bpermute
@@ -255,7 +253,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
                 tirx.transform.StmtSimplify(),
                 tirx.transform.LowerIntrin(),
                 accesses,
-                barriers,
+                _pass("barriers", fenced),
                 launch_bounds,
             ]
         )

@@ -2,8 +2,8 @@
 
 TVM 0.27 reduces in registers there only where a row has exactly a wave's threads, by one trip through LDS's crossbar a
 step (`ds_bpermute`), and else in LDS with a barrier a step.  Here lanes exchange by DPP, which an instruction that adds
-takes along; only lanes 16 apart of half a wave of 64 go by `ds_swizzle`.  Where a row has several waves, each leaves its
-result in LDS, and after one barrier every thread combines them all.
+takes along; only lanes 16 apart of half a wave of 64 go by `ds_swizzle`.  Where a row has several waves, each leaves
+its result in LDS, and after one barrier every thread combines them all.
 Sources: "AMD GCN Assembly: Cross-Lane Operations" (GPUOpen, 2016); the RDNA ISA guides, "V_PERMLANEX16_B32".
 """
 
@@ -14,16 +14,16 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import tirx
 
 from schedules.lowering.statements import integer, joined, substitute
 
-# DPP's controls for lanes that are 1, 2, 4 and 8 apart: quad_perm, twice, then mirrors of half a row and of a row, since
-# by then the lanes of a quad, and of half a row, hold the same
+# DPP's controls for lanes that are 1, 2, 4 and 8 apart: quad_perm, twice, then mirrors of half a row and of a row, when
+# the lanes of a quad, and of half a row, hold the same
 _WITHIN_ROW = (0xB1, 0x4E, 0x141, 0x140)
 _ROW = 16  # lanes
 _SWAPPED_ROWS = 0x401F  # ds_swizzle's lane ^ 16
-# DPP's controls on CDNA that hand a row's last lane to the next row, and a half's to the next half; the rows that take it
+# DPP's controls on CDNA that hand a row's last lane to the next row, and a half's to the next; the rows that take it
 _TO_ODD_ROWS, _TO_UPPER_HALF = (0x142, 0b1010), (0x143, 0b1100)
 _ALL = 0b1111  # rows, or banks
 

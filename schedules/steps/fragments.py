@@ -1,8 +1,10 @@
 """Where matrix instructions keep their operands: for each element of a small matrix, the lane and the register slot.
 
 A fragment buffer has scope "local" and ends in the axes (lane, slot).  A lane only touches its own slots, so that the
-lane axis vanishes when the program is lowered (`lowering.annotated`); as serial loops it holds them all.
-Sources: PTX ISA, "Matrix Fragments for mma.m16n8k16" and "m16n8k32"; AMD's CDNA2 and CDNA3 ISA guides, "MFMA".
+lane axis vanishes when the program is lowered (`lowering.annotated`); as serial loops it holds them all.  An atom may
+have k in another order than its vendor, the same for both operands: the sum is over all of it.
+Sources: PTX ISA, "Matrix Fragments for mma.m16n8k16" and "m16n8k32"; AMD's ISA guides of CDNA 1 to 4, "MFMA", and of
+RDNA 3 and 4, "WMMA"; "AMD Matrix Instruction Calculator".
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ Place = tuple[Any, Any]  # lane, slot
 class Atom:
     """One matrix product  c (m, n) += a (m, k) x b (n, k)  by the lanes of a wave.
 
-    `source` and `sum` are dtypes; `word` is how many elements with neighbouring k a lane keeps together.
+    `source` and `sum` are dtypes; `word` is how many elements with neighbouring k a lane keeps together.  On AMD, the
+    product is `parts` times `instruction`, LLVM's name for it or a function of `lowering/amdgpu.ll`, each of an equal
+    part of a lane's slots, taken as `packed`; a lane holds `run` neighbouring rows of c at a time; and if `doubled`,
+    both halves of the wave hold both operands.
     """
 
     m: int
@@ -30,35 +35,56 @@ class Atom:
     sum: str
     wave: int
     word: int
+    instruction: str = ""
+    packed: str = ""
+    parts: int = 1
+    run: int = 4
+    doubled: bool = False
 
     @property
     def name(self) -> str:
         return f"m{self.m}n{self.n}k{self.k}_{self.source}"
 
     @property
+    def ldmatrix(self) -> bool:
+        """Whether fragments are NVIDIA's, which `ldmatrix` loads."""
+        return not self.instruction
+
+    @property
+    def holders(self) -> int:
+        """Lanes that hold an operand."""
+        return self.wave // 2 if self.doubled else self.wave
+
+    @property
     def slots(self) -> tuple[int, int, int]:
         """Slots of a lane for a, b and c."""
-        return self.m * self.k // self.wave, self.n * self.k // self.wave, self.m * self.n // self.wave
+        return self.m * self.k // self.holders, self.n * self.k // self.holders, self.m * self.n // self.wave
 
     def a(self, i: Any, k: Any) -> Place:
         """Place of a[i, k]."""
-        if self.wave == 64:
-            return i + k // self.word * 16, k % self.word
+        if not self.ldmatrix:
+            return i + k // self.word * self.m, k % self.word
         half = 4 * self.word
         return i % 8 * 4 + k % half // self.word, k // half * (2 * self.word) + i // 8 * self.word + k % self.word
 
     def b(self, j: Any, k: Any) -> Place:
         """Place of b[j, k]."""
-        if self.wave == 64:
-            return j + k // self.word * 16, k % self.word
+        if not self.ldmatrix:
+            return j + k // self.word * self.n, k % self.word
         half = 4 * self.word
         return j * 4 + k % half // self.word, k // half * self.word + k % self.word
 
     def c(self, i: Any, j: Any) -> Place:
         """Place of c[i, j]."""
-        if self.wave == 64:
-            return j + i // 4 * 16, i % 4
+        if not self.ldmatrix:
+            rows = self.run * self.row_lanes
+            return j + i // self.run % self.row_lanes * self.n, i // rows * self.run + i % self.run
         return i % 8 * 4 + j // 2, i // 8 * 2 + j % 2
+
+    @property
+    def row_lanes(self) -> int:
+        """Lanes that share a column of c, on AMD."""
+        return self.wave // self.n
 
 
 MMA = {
@@ -66,23 +92,52 @@ MMA = {
     "bfloat16": Atom(16, 8, 16, "bfloat16", "float32", 32, 2),
     "int8": Atom(16, 8, 32, "int8", "int32", 32, 4),
 }
-MFMA = {
-    "float16": Atom(16, 16, 16, "float16", "float32", 64, 4),
-    # not bfloat16: TVM's legalisation widens it to float32 before the instruction can take it
-    "int8": Atom(16, 16, 16, "int8", "int32", 64, 4),
-}
-MFMA_INT8_K32 = Atom(16, 16, 32, "int8", "int32", 64, 8)
+
+
+def _mfma(k: int, source: str, instruction: str, packed: str = "", parts: int = 1) -> Atom:
+    integer = source == "int8"
+    total, of = ("int32", "i32") if integer else ("float32", "f32")
+    name = instruction if instruction.startswith("schedules") else f"llvm.amdgcn.mfma.{of}.16x16x{instruction}"
+    return Atom(16, 16, k, source, total, 64, k // 4, name, packed, parts)
+
+
+def _wmma(source: str, operand: str, packed: str, *, doubled: bool) -> Atom:
+    total, of = ("int32", "i32") if source == "int8" else ("float32", "f32")
+    name = f"llvm.amdgcn.wmma.{of}.16x16x16.{operand}"
+    return Atom(16, 16, 16, source, total, 32, 16 if doubled else 8, name, packed, 1, 1 if doubled else 8, doubled)
+
+
+# of AMD: the feature that has it, the widest first
+MATRIX = (
+    ("mfma_f16_k32", _mfma(32, "float16", "32.f16")),
+    ("mfma", _mfma(16, "float16", "16f16")),
+    ("mfma_f16_k32", _mfma(32, "bfloat16", "schedules_mfma_16x16x32_bf16", "int16x8")),
+    ("mfma_bf16_k16", _mfma(16, "bfloat16", "16bf16.1k", "int16x4")),
+    ("mfma_bf16_k8", _mfma(16, "bfloat16", "8bf16", "int16x2", parts=2)),
+    ("mfma", _mfma(16, "float32", "4f32", parts=4)),
+    ("mfma_i8_k32", _mfma(32, "int8", "32.i8", "int64")),
+    ("mfma_i8_k16", _mfma(16, "int8", "16i8", "int32")),
+    ("wmma_doubled", _wmma("float16", "f16", "", doubled=True)),
+    ("wmma_doubled", _wmma("bfloat16", "bf16", "int16x16", doubled=True)),
+    ("wmma_doubled", _wmma("int8", "iu8", "int32x4", doubled=True)),
+    ("wmma_split", _wmma("float16", "f16", "", doubled=False)),
+    ("wmma_split", _wmma("bfloat16", "bf16", "int16x8", doubled=False)),
+    ("wmma_split", _wmma("int8", "iu8", "int32x2", doubled=False)),
+)
+
+
+def _atom(dtype: str, arch: Arch) -> Atom | None:
+    if arch.kind == "cuda":
+        return MMA.get(dtype) if dtype != "bfloat16" or "bf16" in arch.features else None
+    return next((atom for feature, atom in MATRIX if feature in arch.features and atom.source == dtype), None)
 
 
 def why_no_atom(dtype: str, arch: Arch) -> str | None:
     """Why `arch` has no matrix instruction for operands of `dtype`; None if it has one."""
-    if arch.kind == "cuda" and dtype in MMA:
-        if dtype == "bfloat16" and "bf16" not in arch.features:
-            return f"dtype=bfloat16 needs sm_80 or newer tensor cores, not {arch}"
+    if _atom(dtype, arch):
         return None
-    if "mfma" in arch.features and dtype in MFMA:
-        # TVM 0.27 widens bfloat16 buffers to float32 for AMD, fragments included; LLVM refuses such operands
-        return f"dtype=bfloat16 fragments do not build for {arch}" if dtype == "bfloat16" else None
+    if arch.kind == "cuda" and dtype == "bfloat16":
+        return f"dtype=bfloat16 needs sm_80 or newer tensor cores, not {arch}"
     return f"{arch} has no matrix instruction for dtype={dtype} here"
 
 
@@ -91,9 +146,7 @@ def atom_for(dtype: str, arch: Arch) -> Atom:
 
     sm_75 takes the same fragments as its successors: its smaller instructions are halves and quarters of theirs.
     """
-    reason = why_no_atom(dtype, arch)
-    if reason:
-        raise ConfigError(reason)
-    if arch.kind == "cuda":
-        return MMA[dtype]
-    return MFMA_INT8_K32 if dtype == "int8" and "mfma_i8_k32" in arch.features else MFMA[dtype]
+    atom = _atom(dtype, arch)
+    if atom is None:
+        raise ConfigError(why_no_atom(dtype, arch) or "")
+    return atom

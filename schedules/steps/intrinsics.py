@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from schedules.core.arch import Arch
+from schedules.core.problem import numpy_dtype
+from schedules.lowering.annotated import VECTOR_BYTES
 from schedules.lowering.annotations import LANE_AXIS, PER_THREAD, PREFIX
 from schedules.steps.fragments import Atom
 
@@ -137,32 +139,28 @@ def _mma_source(atom: Atom, arch: Arch) -> tuple[str, str]:
 
 
 def multiply(atom: Atom, arch: Arch) -> Intrinsic:
-    """c (m, n) += a (m, k) x b (n, k), all three in fragments: `mma.sync` or `v_mfma`."""
-    if arch.kind == "cuda":
-        function, source = _mma_source(atom, arch)
-        name = f"{PREFIX}{function}"
-    else:
-        name = f"{PREFIX}mfma_{atom.name}"
-    if name in _made:
-        return _made[name]
-    description = _describe_multiply(atom)
-    if arch.kind == "cuda":
-        return _register(name, description, _implement_mma(atom, function, source))
-    return _register(name, description, _implement_mfma(atom))
+    """c (m, n) += a (m, k) x b (n, k), all three in fragments: `mma.sync`, `v_mfma` or `v_wmma`."""
+    if not atom.ldmatrix:
+        name = f"{PREFIX}{atom.instruction}_{atom.holders}"
+        return register_once(name, lambda: (_describe_multiply(atom), _implement_matrix(atom)))
+    function, source = _mma_source(atom, arch)
+    return register_once(
+        f"{PREFIX}{function}", lambda: (_describe_multiply(atom), _implement_mma(atom, function, source))
+    )
 
 
 def _describe_multiply(atom: Atom) -> PrimFunc:
     from tvm.script import tirx as T
 
-    wave, (slots_a, slots_b, slots_c) = atom.wave, atom.slots
+    wave, holders, (slots_a, slots_b, slots_c) = atom.wave, atom.holders, atom.slots
 
     @T.prim_func(s_tir=True)
     def description(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (wave, slots_a), atom.source, offset_factor=1, scope="local")
-        B = T.match_buffer(b, (wave, slots_b), atom.source, offset_factor=1, scope="local")
+        A = T.match_buffer(a, (holders, slots_a), atom.source, offset_factor=1, scope="local")
+        B = T.match_buffer(b, (holders, slots_b), atom.source, offset_factor=1, scope="local")
         C = T.match_buffer(c, (wave, slots_c), atom.sum, offset_factor=1, scope="local")
         with T.sblock("root"):
-            T.reads(C[0:wave, 0:slots_c], A[0:wave, 0:slots_a], B[0:wave, 0:slots_b])
+            T.reads(C[0:wave, 0:slots_c], A[0:holders, 0:slots_a], B[0:holders, 0:slots_b])
             T.writes(C[0:wave, 0:slots_c])
             for i, j, k in T.grid(atom.m, atom.n, atom.k):
                 with T.sblock("update"):
@@ -228,7 +226,7 @@ def multiply_split(atom: Atom, arch: Arch) -> Intrinsic:
     a short sum (`annotations.TILE_SUMS`).  Source: Ootomo and Yokota, "Recovering single precision accuracy from Tensor
     Cores while surpassing the FP32 theoretical peak performance" (2022).
     """
-    if atom.wave != 32 or atom.sum != "float32":
+    if not atom.ldmatrix or atom.sum != "float32":
         raise ValueError(f"no split product of {atom.name}")
     function, source = _mma_split_source(atom, arch)
     name = f"{PREFIX}{function}"
@@ -306,40 +304,44 @@ def multiply_split(atom: Atom, arch: Arch) -> Intrinsic:
     return _register(name, description, implementation)
 
 
-def _implement_mfma(atom: Atom) -> PrimFunc:
+def _implement_matrix(atom: Atom) -> PrimFunc:
     from tvm.script import tirx as T
 
-    wave, (slots_a, slots_b, slots_c) = atom.wave, atom.slots
-    suffix = {"float16": "f16", "int8": "i8"}[atom.source]
-    shape = f"{atom.m}x{atom.n}x{atom.k}"
-    # LLVM names the older shapes without a dot before the operand type
-    separator = "." if atom.k == 32 else ""
-    llvm = f"llvm.amdgcn.mfma.{'i32' if atom.sum == 'int32' else 'f32'}.{shape}{separator}{suffix}"
-    # what the instruction takes a lane's operands as
-    packed = {"float16": None, "int8": "int32" if slots_a == 4 else "int64"}[atom.source]
+    wave, holders, (slots_a, slots_b, slots_c) = atom.wave, atom.holders, atom.slots
+    width, total = slots_a // atom.parts, f"{atom.sum}x{slots_c}"
 
     def operand(value: Any) -> Any:
-        return value if packed is None else T.reinterpret(packed, value)
+        return T.reinterpret(atom.packed, value) if atom.packed else value
+
+    def instruction(a: Any, b: Any, c: Any) -> Any:
+        if not atom.instruction.startswith("llvm."):
+            return T.call_extern(total, atom.instruction, a, b, c)
+        if "mfma" in atom.instruction:
+            operands = [a, b, c, T.int32(0), T.int32(0), T.int32(0)]
+        elif atom.sum == "int32":  # both operands are signed; sums are not clamped
+            operands = [T.bool(True), a, T.bool(True), b, c, T.bool(False)]
+        else:
+            operands = [a, b, c]
+        return T.call_llvm_pure_intrin(T.llvm_lookup_intrinsic_id(atom.instruction), *operands, dtype=total)
+
+    def part(number: Any) -> Any:
+        return T.ramp(number * width, 1, width) if width > 1 else number
 
     @T.prim_func(s_tir=True)
     def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (wave, slots_a), atom.source, offset_factor=1, scope="local")
-        B = T.match_buffer(b, (wave, slots_b), atom.source, offset_factor=1, scope="local")
+        A = T.match_buffer(a, (holders, slots_a), atom.source, offset_factor=1, scope="local")
+        B = T.match_buffer(b, (holders, slots_b), atom.source, offset_factor=1, scope="local")
         C = T.match_buffer(c, (wave, slots_c), atom.sum, offset_factor=1, scope="local")
         with T.sblock("root"):
-            T.reads(C[0:wave, 0:slots_c], A[0:wave, 0:slots_a], B[0:wave, 0:slots_b])
+            T.reads(C[0:wave, 0:slots_c], A[0:holders, 0:slots_a], B[0:holders, 0:slots_b])
             T.writes(C[0:wave, 0:slots_c])
             for lane in T.thread_binding(0, wave, "threadIdx.x"):
-                C[lane, T.ramp(0, 1, slots_c)] = T.call_llvm_pure_intrin(
-                    T.llvm_lookup_intrinsic_id(llvm),
-                    operand(A[lane, T.ramp(0, 1, slots_a)]),
-                    operand(B[lane, T.ramp(0, 1, slots_b)]),
-                    C[lane, T.ramp(0, 1, slots_c)],
-                    T.int32(0),
-                    T.int32(0),
-                    T.int32(0),
-                    dtype=f"{atom.sum}x{slots_c}",
-                )
+                for number in T.unroll(atom.parts):
+                    C[lane, T.ramp(0, 1, slots_c)] = instruction(
+                        operand(A[lane % holders, part(number)]),
+                        operand(B[lane % holders, part(number)]),
+                        C[lane, T.ramp(0, 1, slots_c)],
+                    )
 
     return implementation
 
@@ -361,6 +363,47 @@ def _ldmatrix_source(count: int, transposed: bool) -> tuple[str, str]:
     )
 
 
+def load_doubled(atom: Atom, scope: str) -> Intrinsic:
+    """An operand's 16 rows of k from shared memory (`scope`) into both halves of a wave."""
+    from tvm.script import tirx as T
+
+    rows, slots, wave = atom.holders, atom.slots[0], atom.wave
+    vector = min(slots, VECTOR_BYTES // numpy_dtype(atom.source).itemsize)
+
+    def make() -> tuple[PrimFunc, PrimFunc]:
+        @T.prim_func(s_tir=True)
+        def description(shared: T.handle, fragment: T.handle) -> None:
+            S = T.match_buffer(shared, (rows, slots), atom.source, offset_factor=1, scope=scope)
+            F = T.match_buffer(fragment, (rows, slots), atom.source, offset_factor=1, scope="local")
+            with T.sblock("root"):
+                T.reads(S[0:rows, 0:slots])
+                T.writes(F[0:rows, 0:slots])
+                for x, y in T.grid(rows, slots):
+                    with T.sblock("load"):
+                        vx, vy = T.axis.remap("SS", [x, y])
+                        T.reads(S[vx, vy])
+                        T.writes(F[vx, vy])
+                        F[vx, vy] = S[vx, vy]
+
+        @T.prim_func(s_tir=True)
+        def implementation(shared: T.handle, fragment: T.handle) -> None:
+            s0, s1 = T.int32(), T.int32()
+            S = T.match_buffer(shared, (rows, slots), atom.source, offset_factor=1, scope=scope, strides=[s0, s1])
+            F = T.match_buffer(fragment, (rows, slots), atom.source, offset_factor=1, scope="local")
+            with T.sblock("root"):
+                T.reads(S[0:rows, 0:slots])
+                T.writes(F[0:rows, 0:slots])
+                T.sblock_attr({PER_THREAD: [LANE_AXIS]})
+                for lane in T.thread_binding(0, wave, "threadIdx.x"):
+                    for part in T.unroll(slots // vector):
+                        for element in T.vectorized(vector):
+                            F[lane % rows, part * vector + element] = S[lane % rows, part * vector + element]
+
+        return description, implementation
+
+    return register_once(f"{PREFIX}load_doubled_{atom.source}_{scope}", make)
+
+
 def load_matrix(atom: Atom, operand: str, scope: str, *, rows: int = 16, transposed: bool = False) -> Intrinsic:
     """`ldmatrix` of `rows` rows of operand "a" or "b" from shared memory (`scope` "shared" or "shared.dyn").
 
@@ -372,7 +415,7 @@ def load_matrix(atom: Atom, operand: str, scope: str, *, rows: int = 16, transpo
     name = f"{PREFIX}ldmatrix_x{count}_{atom.source}_{operand}_{scope}" + ("_trans" if transposed else "")
     if name in _made:
         return _made[name]
-    if atom.wave != 32 or (operand, rows) not in (("a", 16), ("b", 16), ("b", 8)):
+    if not atom.ldmatrix or (operand, rows) not in (("a", 16), ("b", 16), ("b", 8)):
         raise ValueError(f"no ldmatrix of {rows} rows of {operand} for {atom.name}")
     if transposed and atom.word != 2:
         raise ValueError(f"ldmatrix transposes 16-bit elements, not {atom.source}")

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from schedules.core.arch import Arch
 from schedules.core.device import Device
 from schedules.core.problem import Config, numpy_dtype
+from schedules.lowering.annotated import VECTOR_BYTES
 from schedules.lowering.annotations import AHEAD, ASYNC, AT_ONCE, PIPELINE, PROXY, SKIP, SWIZZLE, TILE_SUMS
 from schedules.steps.fragments import Atom, atom_for, why_no_atom
-from schedules.steps.intrinsics import load_matrix, multiply, multiply_split, per_lane, tensorize
+from schedules.steps.intrinsics import load_doubled, load_matrix, multiply, multiply_split, per_lane, tensorize
 from schedules.steps.launch import MinBlocks
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, cooperative_fetch, inline_if_present
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-VECTOR_BYTES = 16
+
+def widest(dtype: str) -> int:
+    """Elements of `dtype` in the widest access."""
+    return VECTOR_BYTES // numpy_dtype(dtype).itemsize
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class TensorCoreConfig(MinBlocks, Config):
         m, n = self.block_m // self.warps_m, self.block_n // self.warps_n
         item = parts * numpy_dtype(atom.source).itemsize
         sums = m * n if parts == 1 else 2 * m * n
-        return (sums + self.fragment_sets * (m + n) * atom.k * item // 4) // atom.wave + 40
+        return sums // atom.wave + self.fragment_sets * (m + n) * atom.k * item // 4 // atom.holders + 40
 
     def check_tile(self, dtype: str, arch: Arch, output: str | None = None, parts: int = 1) -> str | None:
         """Why the tile is illegal for operands of `parts` x `dtype` on `arch`, whatever the problem; the output is of
@@ -200,7 +204,7 @@ def schedule_product(
         sch.compute_at(fragment, *step, preserve_unit_loops=True)
     for stage, (_, operand, _) in zip(shared, parts, strict=True):
         sch.compute_at(stage, tile, preserve_unit_loops=True)
-        if operand.transposed and atom.wave == 64:
+        if operand.transposed and not atom.ldmatrix:
             _fetch_transposed(sch, stage, threads, dtype)
         else:
             cooperative_fetch(sch, stage, 2, threads, operand.vector)
@@ -237,7 +241,7 @@ def _fetch_transposed(sch: Schedule, stage: SBlockRV, threads: tuple[int, int], 
     bytes of one row.  Source: the K100_AI article's transposed writes, where a thread keeps to one column."""
     sch.transform_layout(stage, ("write", 0), lambda *at: [*at[:-2], at[-1], at[-2]])
     k, row = sch.get_loops(stage)[-2:]
-    k, lane = sch.split(k, [None, VECTOR_BYTES // numpy_dtype(dtype).itemsize])
+    k, lane = sch.split(k, [None, widest(dtype)])
     sch.reorder(k, row, lane)
     _, ty, tx = sch.split(sch.fuse(k, row), [None, *threads])
     bind(sch, (ty, "threadIdx.y"), (tx, "threadIdx.x"))
@@ -251,21 +255,21 @@ def _clear_sums(sch: Schedule, start: SBlockRV, atom: Atom) -> None:
         several, j = sch.split(j, [None, atom.n])
         sch.reorder(several, i, j)
         products = [several]
-    for loop in (row, column, *products, *_bind_lanes(sch, i, j, atom)):
+    for loop in (row, column, *products, *bind_lanes(sch, i, j, atom)):
         sch.unroll(loop)
 
 
-def _bind_lanes(sch: Schedule, i: LoopRV, j: LoopRV, atom: Atom) -> list[LoopRV]:
+def bind_lanes(sch: Schedule, i: LoopRV, j: LoopRV, atom: Atom) -> list[LoopRV]:
     """Deal a sum's (i, j) out to the lanes that hold them; returns the loops over a lane's slots, inner last."""
-    if atom.wave == 32:
+    if atom.ldmatrix:
         half, i = sch.split(i, [2, 8])
         j, slot = sch.split(j, [4, 2])
         sch.reorder(half, i, j, slot)
         slots = [half, slot]
     else:
-        i, slot = sch.split(i, [4, 4])
-        sch.reorder(i, j, slot)
-        slots = [slot]
+        several, i, slot = sch.split(i, [None, atom.row_lanes, atom.run])
+        sch.reorder(several, i, j, slot)
+        slots = [several, slot]
     sch.bind(sch.fuse(i, j), "threadIdx.x")
     return slots
 
@@ -278,10 +282,10 @@ def _leave_registers(
     warp_column, column, j = sch.split(column, [config.warps_n, None, atom.n])
     sch.reorder(warp_row, warp_column, row, column, i, j)
     sch.bind(sch.fuse(warp_row, warp_column), "threadIdx.y")
-    *halves, slot = _bind_lanes(sch, i, j, atom)
+    *halves, slot = bind_lanes(sch, i, j, atom)
     for loop in (row, column, *halves):
         sch.unroll(loop)
-    if atom.wave == 32:
+    if atom.ldmatrix:
         sch.vectorize(slot)
     else:
         sch.unroll(slot)
@@ -317,10 +321,14 @@ def _fill_fragment(sch: Schedule, fragment: SBlockRV, atom: Atom, name: str, tra
     at_once = 16 if extent % 16 == 0 else extent
     many, row = sch.split(row, [None, at_once])
     sch.unroll(many)
-    if atom.wave == 32:
+    if atom.ldmatrix:
         sch.reorder(many, k, row) if transposed else sch.reorder(many, row, k)
         intrinsic = load_matrix(atom, name, scope, rows=at_once, transposed=transposed)
         tensorize(sch, k if transposed else row, intrinsic)
+        return
+    if atom.doubled:
+        sch.reorder(many, row, k)
+        tensorize(sch, row, load_doubled(atom, scope))
         return
     per_lane(sch, fragment)
     k, slot = sch.split(k, [None, atom.word])
@@ -334,6 +342,11 @@ def matrix_schedule(dtype: str, arch: Arch) -> str | None:
     if why_no_atom(dtype, arch):
         return None
     return "mma" if arch.kind == "cuda" else "mfma"
+
+
+def whole_steps(block_k: int, dtype: str, arch: Arch) -> int:
+    """`block_k`, or more where two k steps of the matrix instruction take more."""
+    return block_k if why_no_atom(dtype, arch) else max(block_k, 2 * atom_for(dtype, arch).k)
 
 
 # (block_m, block_n, warps_m, warps_n) that defaults are chosen from

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schedules.build.builder import Built, build_scheduled
+from schedules.build.builder import Built, build, build_scheduled
 from schedules.build.present import to_device
 from schedules.check.emulate.serial import serialize
 from schedules.check.verify import emulated_runs, poisoned
-from schedules.core.arch import Arch, parse_arch
+from schedules.core.arch import ARCHES, Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.operator import Array, Operator, ScheduleSpec
 from schedules.core.problem import Argument, Config, Problem, numpy_dtype
-from schedules.steps.fragments import MFMA, MFMA_INT8_K32, MMA, Atom, atom_for
+from schedules.steps.fragments import MATRIX, MMA, Atom, atom_for
 from schedules.steps.intrinsics import as_described, load_matrix, multiply, per_lane, tensorize
+from tests.conftest import assert_correct, problem_of
 
 
 @dataclass(frozen=True)
@@ -202,13 +203,16 @@ def test_mma(emulation: None, arch: str, dtype: str) -> None:
     np.testing.assert_array_equal(run(built, [a, b]), expected)
 
 
-ALL_ATOMS = [*MMA.values(), *MFMA.values(), MFMA_INT8_K32]
+ALL_ATOMS = [*MMA.values(), *(atom for _, atom in MATRIX)]
 
 
-@pytest.mark.parametrize("atom", ALL_ATOMS, ids=lambda atom: f"wave{atom.wave}-{atom.name}")
+@pytest.mark.parametrize(
+    "atom", ALL_ATOMS, ids=lambda atom: f"{atom.instruction}-{atom.name}{'-doubled' * atom.doubled}"
+)
 def test_the_description_is_a_product(host: Arch, atom: Atom) -> None:
     with as_described():
-        scheduled = product(atom, parse_arch("sm_80" if atom.wave == 32 else "gfx942"))
+        feature = next((feature for feature, other in MATRIX if other is atom), "mma")
+        scheduled = product(atom, next(arch for arch in ARCHES.values() if feature in arch.features))
     spec = ScheduleSpec("test", "", ("llvm",), NoConfig, lambda *_: None, lambda *_: NoConfig(), lambda *_: iter(()))
     op = Operator("test", "", Matrices, lambda _: [], lambda *_: [], lambda *_: [], (spec,), lambda *_: "test")
     problem = Matrices(arguments_of(atom))
@@ -220,28 +224,49 @@ def test_the_description_is_a_product(host: Arch, atom: Atom) -> None:
 
 
 MATRIX_CORES = {
-    ("gfx90a", "float16"): "v_mfma_f32_16x16x16_?f16",
-    ("gfx90a", "int8"): "v_mfma_i32_16x16x16_?i8",
-    ("gfx942", "float16"): "v_mfma_f32_16x16x16_?f16",
-    ("gfx942", "int8"): "v_mfma_i32_16x16x32_?i8",
+    ("gfx908", "float32"): "v_mfma_f32_16x16x4f32",
+    ("gfx908", "bfloat16"): "v_mfma_f32_16x16x8bf16",
+    ("gfx90a", "float16"): "v_mfma_f32_16x16x16f16",
+    ("gfx90a", "bfloat16"): "v_mfma_f32_16x16x16bf16_1k",
+    ("gfx90a", "int8"): "v_mfma_i32_16x16x16i8",
+    ("gfx942", "float32"): "v_mfma_f32_16x16x4_f32",
+    ("gfx942", "bfloat16"): "v_mfma_f32_16x16x16_bf16",
+    ("gfx942", "int8"): "v_mfma_i32_16x16x32_i8",
+    ("gfx950", "float16"): "v_mfma_f32_16x16x32_f16",
+    ("gfx950", "bfloat16"): "v_mfma_f32_16x16x32_bf16",
+    ("gfx1100", "float16"): "v_wmma_f32_16x16x16_f16",
+    ("gfx1100", "bfloat16"): "v_wmma_f32_16x16x16_bf16",
+    ("gfx1100", "int8"): "v_wmma_i32_16x16x16_iu8",
+    ("gfx1200", "float16"): "v_wmma_f32_16x16x16_f16",
+    ("gfx1200", "bfloat16"): "v_wmma_f32_16x16x16_bf16",
+    ("gfx1200", "int8"): "v_wmma_i32_16x16x16_iu8",
 }
 
 
 @pytest.mark.parametrize(("arch", "dtype"), MATRIX_CORES)
-def test_mfma(amd_linker: None, arch: str, dtype: str) -> None:
-    atom = atom_for(dtype, parse_arch(arch))
-    built = build_kernel(product(atom, parse_arch(arch)), parse_arch(arch), *arguments_of(atom))
-    assert len(re.findall(MATRIX_CORES[arch, dtype], str(built.sources["s"]))) == 1
+def test_matrix_cores_of_amd(emulation: None, amd_linker: None, arch: str, dtype: str) -> None:
+    """A product in one convolution of odd extents, run in the emulator."""
+    if dtype == "int8":
+        problem = problem_of("conv2d_nchw32", n=1, h=3, w=5, ci=40, co=33, kh=2, kw=1)
+    else:
+        problem = problem_of("conv2d_nhwc", n=1, h=3, w=7, ci=9, co=21, kh=2, kw=1, dtype=dtype)
+    if (arch, dtype) != ("gfx950", "bfloat16"):  # clang has no vectors of bfloat16 for the CPU
+        assert_correct(problem, parse_arch(arch), "mfma", routes=["emulated"])
+    assembly = str(build(problem, parse_arch(arch), "mfma").sources["s"])
+    assert set(re.findall(r"v_w?mf?ma_\w+", assembly)) == {MATRIX_CORES[arch, dtype]}
 
 
-@pytest.mark.parametrize("atom", ALL_ATOMS, ids=lambda atom: f"wave{atom.wave}-{atom.name}")
+@pytest.mark.parametrize(
+    "atom", ALL_ATOMS, ids=lambda atom: f"{atom.instruction}-{atom.name}{'-doubled' * atom.doubled}"
+)
 def test_every_element_has_one_place(atom: Atom) -> None:
     def places(rows: int, columns: int, place: Callable[[int, int], tuple[int, int]]) -> Iterator[tuple[int, int]]:
         return (place(i, j) for i in range(rows) for j in range(columns))
 
     shapes = ((atom.m, atom.k, atom.a), (atom.n, atom.k, atom.b), (atom.m, atom.n, atom.c))
     for (rows, columns, place), slots in zip(shapes, atom.slots, strict=True):
-        wanted = {(lane, slot) for lane in range(atom.wave) for slot in range(slots)}
+        holders = atom.wave if place == atom.c else atom.holders
+        wanted = {(lane, slot) for lane in range(holders) for slot in range(slots)}
         assert set(places(rows, columns, place)) == wanted
         assert len(wanted) == rows * columns
 
@@ -251,10 +276,10 @@ def test_refusals() -> None:
         atom_for("bfloat16", parse_arch("sm_75"))
     with pytest.raises(ConfigError, match="no matrix instruction for dtype=float32"):
         atom_for("float32", parse_arch("sm_80"))
-    with pytest.raises(ConfigError, match="rocm:gfx1100 has no matrix instruction"):
-        atom_for("float16", parse_arch("gfx1100"))
-    with pytest.raises(ConfigError, match="rocm:gfx90a has no matrix instruction for dtype=bfloat16"):
-        atom_for("bfloat16", parse_arch("gfx90a"))
+    with pytest.raises(ConfigError, match="rocm:gfx1100 has no matrix instruction for dtype=float32"):
+        atom_for("float32", parse_arch("gfx1100"))
+    with pytest.raises(ConfigError, match="rocm:gfx1030 has no matrix instruction"):
+        atom_for("float16", parse_arch("gfx1030"))
     with pytest.raises(ValueError, match="transposes 16-bit elements"):
         load_matrix(MMA["int8"], "a", "shared", transposed=True)
     with pytest.raises(ValueError, match="no ldmatrix of 8 rows of a"):

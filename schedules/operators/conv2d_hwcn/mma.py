@@ -13,7 +13,7 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.space import ProductSpace
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, pixel_product
-from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
+from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles, widest
 from schedules.steps.tiles import widest_vector
 
 if TYPE_CHECKING:
@@ -38,9 +38,10 @@ def schedule(problem: HwcnProblem, config: MmaConfig, arch: Arch) -> tvm.IRModul
     from tvm.s_tir import Schedule
 
     sch = Schedule(graph(problem, config, arch))
-    filters = Operand(0, widest_vector(problem.co, 8), transposed=True)
-    batch = Operand(1, widest_vector(problem.n, 8), transposed=True)
-    schedule_product(sch, config, arch, problem.dtype, filters, batch, widest_vector(problem.n, 8))
+    most = widest(problem.dtype)
+    filters = Operand(0, widest_vector(problem.co, most), transposed=True)
+    batch = Operand(1, widest_vector(problem.n, most), transposed=True)
+    schedule_product(sch, config, arch, problem.dtype, filters, batch, widest_vector(problem.n, most))
     return config.finish(sch.mod)
 
 

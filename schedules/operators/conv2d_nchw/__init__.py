@@ -26,24 +26,25 @@ FEW_PIXELS = 2**16  # below, tiles of the image are too few to occupy a GPU
 
 
 def choose(problem: NchwProblem, arch: Arch) -> str:
-    """The rule: windows for few input channels; else matrix cores for the dtypes that they take: on CUDA `mma` where
-    pixels come by vectors as they lie, else `mma_channels_last`; on AMD `mfma`.
+    """The rule: windows for few input channels; else `direct` for float32 where a kernel larger than 1x1 has few
+    channels and a large image, so that a thread keeps all filters and fetches each pixel once.
 
-    Else `direct` where a kernel larger than 1x1 has few channels and a large image, so that a thread keeps all filters
-    and fetches each pixel once; else `simt`.
+    Else matrix cores for the dtypes that they take: on CUDA `mma` where pixels come by vectors as they lie, else
+    `mma_channels_last`; on AMD `mfma`.  Else `direct` for such images, and `simt`.
     """
     if not arch.is_gpu:
         return "cpu"
     p = problem
     if is_few(p) and mma_windows.SCHEDULE.serves(p, arch):
         return mma_windows.SCHEDULE.name
-    matrix = matrix_schedule(p.dtype, arch)
+    few = max(p.ci, p.co) <= FEW_CHANNELS and p.pixels >= FEW_PIXELS and p.kh * p.kw > 1
+    few = few and direct.SCHEDULE.serves(p, arch)
+    matrix = None if few and p.dtype == "float32" else matrix_schedule(p.dtype, arch)
     if matrix == "mma":
         return "mma" if pixel_vector(p, 8) > 1 else "mma_channels_last"
     if matrix:
         return matrix
-    few = max(p.ci, p.co) <= FEW_CHANNELS and p.pixels >= FEW_PIXELS and p.kh * p.kw > 1
-    return "direct" if few and direct.SCHEDULE.serves(p, arch) else "simt"
+    return "direct" if few else "simt"
 
 
 OPERATOR = Operator(

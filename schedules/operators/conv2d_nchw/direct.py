@@ -365,6 +365,14 @@ def _ahead(problem: NchwProblem, arch: Arch) -> DirectConfig | None:
     return config if fits else None
 
 
+def _is_roomy(config: DirectConfig, problem: NchwProblem, arch: Arch) -> bool:
+    """Whether LDS leaves room for half of the threads that a processor of RDNA holds: LLVM hands out all registers that
+    LDS leaves to fewer of them, and then spills.  On CDNA smaller stages cost more registers, not fewer."""
+    if arch.kind != "rocm" or "agprs" in arch.features:
+        return True
+    return arch.shared_sm // config.shared_bytes(problem) * config.threads * 2 >= arch.threads_sm
+
+
 def default(problem: NchwProblem, arch: Arch) -> DirectConfig:
     """Channels ahead by cp.async for what was measured to gain by them (`_ahead`).
 
@@ -382,7 +390,8 @@ def default(problem: NchwProblem, arch: Arch) -> DirectConfig:
             config = DirectConfig((height, width), (1, 4), filters, channels)
             vectors, weights = config.rounds(p)
             loads = vectors * config.lanes(p) + weights
-            if loads <= (56 if config.steps(p) == 1 else 32) and config.check(p, arch) is None:
+            few = loads <= (56 if config.steps(p) == 1 else 32) and _is_roomy(config, p, arch)
+            if few and config.check(p, arch) is None:
                 return config
     return DirectConfig((1, width), (1, 4), filters, 1, vector=1)
 

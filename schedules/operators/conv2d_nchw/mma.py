@@ -17,7 +17,7 @@ from schedules.core.operator import ScheduleSpec
 from schedules.core.space import ProductSpace, axis
 from schedules.definitions.implicit import product as matrix_product
 from schedules.operators.conv2d_nchw.definition import NchwProblem, pixel_vector, weight_vector
-from schedules.steps.tensor_core import Operand, TensorCoreConfig, schedule_product
+from schedules.steps.tensor_core import Operand, TensorCoreConfig, schedule_product, whole_steps, widest
 from schedules.steps.tiles import widest_vector
 
 if TYPE_CHECKING:
@@ -60,9 +60,10 @@ def schedule(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tvm.IRModul
 
     p = problem
     sch = Schedule(graph(p, config, arch))
-    filters = Operand(0, weight_vector(p, 8))
-    pixels = Operand(1, pixel_vector(p, 8), transposed=True)
-    schedule_product(sch, config, arch, p.dtype, filters, pixels, widest_vector(p.out_h * p.out_w, 8))
+    most = widest(p.dtype)
+    filters = Operand(0, weight_vector(p, most))
+    pixels = Operand(1, pixel_vector(p, most), transposed=True)
+    schedule_product(sch, config, arch, p.dtype, filters, pixels, widest_vector(p.out_h * p.out_w, most))
     return config.finish(sch.mod)
 
 
@@ -76,7 +77,8 @@ def default(problem: NchwProblem, arch: Arch) -> MmaConfig:
     rows, columns = (1, 4) if block_m <= 32 else (2, 2)
     if block_m >= 64 and 8 * arch.wave <= arch.max_threads:
         rows, columns = (4, 2) if block_n == 64 and block_m == 128 else (2, 4)
-    return MmaConfig(block_m, block_n, 32, rows, columns, 3 if "cp_async" in arch.features else 2)
+    stages = 3 if "cp_async" in arch.features else 2
+    return MmaConfig(block_m, block_n, whole_steps(32, p.dtype, arch), rows, columns, stages)
 
 
 def space(problem: NchwProblem, arch: Arch) -> ProductSpace[MmaConfig]:

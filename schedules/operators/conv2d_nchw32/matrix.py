@@ -22,8 +22,9 @@ from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.operators.conv2d_nchw32.tiled import QUADS, Rounding, schedule_output, tiled_definition
 from schedules.steps.fragments import Atom, atom_for, why_no_atom
-from schedules.steps.intrinsics import load_matrix, multiply, per_lane, tensorize
+from schedules.steps.intrinsics import load_doubled, load_matrix, multiply, per_lane, tensorize
 from schedules.steps.story import next_step
+from schedules.steps.tensor_core import bind_lanes
 from schedules.steps.tiles import bind, cooperative_fetch, inline_if_present
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class MatrixConfig(Config):
     def registers(self, atom: Atom) -> int:
         """An estimate for each thread: accumulators, two sets of fragments, and addressing."""
         m, n = self.warp_tile
-        return (m * n + (m + n) * atom.k // 2) // atom.wave + 40
+        return m * n // atom.wave + (m + n) * atom.k // 2 // atom.holders + 40
 
     def check(self, problem: Nchw32Problem, arch: Arch) -> str | None:
         for name, value in self.to_json().items():
@@ -119,14 +120,17 @@ def fitting(
 
 def rounding_of(config: MatrixConfig, atom: Atom) -> Rounding:
     """How `config` cuts the product into what a thread of `atom` holds."""
-    run = 4 if atom.wave == 64 else 2
-    return Rounding(config.block_m, config.block_n, config.block_k // GROUP, run, atom.wave // QUADS)
+    chunk = config.block_k // GROUP
+    if atom.ldmatrix:
+        return Rounding(config.block_m, config.block_n, chunk, 2, atom.wave // QUADS)
+    lanes = atom.row_lanes
+    return Rounding(config.block_m, config.block_n, chunk, atom.run, atom.n, lanes, atom.m // lanes)
 
 
 def graph(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tirx.PrimFunc:
     """The product, with channels as rows on AMD, pixels on NVIDIA."""
     atom = atom_for("int8", arch)
-    return tiled_definition(problem, rounding_of(config, atom), transposed=atom.wave == 64)
+    return tiled_definition(problem, rounding_of(config, atom), transposed=not atom.ldmatrix)
 
 
 def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IRModule:
@@ -135,7 +139,7 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
     from tvm.s_tir import Schedule
 
     atom = atom_for("int8", arch)
-    transposed = atom.wave == 64
+    transposed = not atom.ldmatrix
     scope = "shared.dyn" if arch.kind == "cuda" else "shared"
     threads = (config.warps, atom.wave)
     sch = Schedule(graph(problem, config, arch))
@@ -159,6 +163,7 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
     half, k = sch.split(k, [None, atom.k])
     warp = (warp_j, warp_i) if transposed else (warp_i, warp_j)
     sch.reorder(first, *taps[1:], *warp, step, half, many_i, many_j, i, j, k)
+    inner = i
     sch.bind(sch.fuse(*warp), "threadIdx.y")
     step = sch.fuse(step, half)
     sch.unroll(many_i)
@@ -182,8 +187,9 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
         assume_injective_transform=True,
     )
     per_lane(sch, conv)
-    _clear(sch, sch.decompose_reduction(conv, first), atom)
-    tensorize(sch, i, multiply(atom, arch))
+    *_, i, j = sch.get_loops(sch.decompose_reduction(conv, first))
+    bind_lanes(sch, i, j, atom)  # zeros, each lane its own
+    tensorize(sch, inner, multiply(atom, arch))
     if config.min_blocks:
         sch.mod["main"] = sch.mod["main"].with_attr(MIN_BLOCKS, config.min_blocks)
     return sch.mod
@@ -200,24 +206,11 @@ def _fill(sch: Schedule, fragment: SBlockRV, atom: Atom, name: str, scope: str) 
     row, k = sch.get_loops(fragment)[-2:]
     many, row = sch.split(row, [None, 16])
     sch.unroll(many)
-    if atom.wave == 32:
-        tensorize(sch, row, load_matrix(atom, name, scope))
+    if atom.ldmatrix or atom.doubled:
+        tensorize(sch, row, load_matrix(atom, name, scope) if atom.ldmatrix else load_doubled(atom, scope))
         return
     per_lane(sch, fragment)
     k, slot = sch.split(k, [None, atom.word])
     sch.reorder(many, k, row, slot)
     bind(sch, (sch.fuse(k, row), "threadIdx.x"))
     sch.vectorize(slot)
-
-
-def _clear(sch: Schedule, start: SBlockRV, atom: Atom) -> None:
-    """Zero the accumulators, each lane its own."""
-    i, j = sch.get_loops(start)[-2:]
-    if atom.wave == 32:
-        half, i = sch.split(i, [2, 8])
-        j, slot = sch.split(j, [4, 2])
-        sch.reorder(half, i, j, slot)
-    else:
-        i, slot = sch.split(i, [4, 4])
-        sch.reorder(i, j, slot)
-    sch.bind(sch.fuse(i, j), "threadIdx.x")

@@ -39,10 +39,10 @@ class Rounding:
     """How a schedule cuts the product: tiles of `pixels` x `channels`, `chunk` groups of input channels a step, `lanes`
     neighbouring pixels in neighbouring lanes.
 
-    `run` is how many neighbouring channels of a pixel a thread holds in one instruction's result.  The columns of each
-    group of 32 are ordered (8 / run, 4, run) where channels are (4, 8 / run, run): over 8 / run instructions a thread
-    then collects 8 neighbouring channels, and a warp stores whole pixels without exchanging anything (the improvement
-    that the article leaves open).  run=8 keeps the order of the channels.
+    A thread finishes eight neighbouring channels.  Of one instruction's result it holds `slots` of a pixel, `run`
+    neighbouring columns at a time, and `quads` threads share the pixel.  The columns are ordered so that over 8 / slots
+    instructions a thread collects its eight channels, and a warp stores whole pixels without exchanging anything (the
+    improvement that the article leaves open).
     """
 
     pixels: int
@@ -50,12 +50,27 @@ class Rounding:
     chunk: int
     run: int
     lanes: int
+    quads: int = QUADS
+    slots: int = 0  # as many as `run`, if unsaid
+
+    @property
+    def held(self) -> int:
+        return self.slots or self.run
 
     def channel(self, position: PrimExpr) -> PrimExpr:
         """The channel of column `position`."""
-        inner = position % GROUP
-        quad = 4 * self.run
-        return position // GROUP * GROUP + inner % quad // self.run * 8 + inner // quad * self.run + inner % self.run
+        unit, columns = self.quads * CHANNELS, self.quads * self.held
+        instruction, column = position % unit // columns, position % columns
+        lane = column // self.run % self.quads
+        slot = column // (self.run * self.quads) * self.run + column % self.run
+        return position // unit * unit + lane * CHANNELS + instruction * self.held + slot
+
+    def column(self, group: PrimExpr, quad: PrimExpr, channel: PrimExpr) -> PrimExpr:
+        """The column of the `channel` of `quad` of a group of 32."""
+        slot = channel % self.held
+        place = slot // self.run * (self.run * self.quads) + quad % self.quads * self.run + slot % self.run
+        outer = group * GROUP + quad // self.quads * (self.quads * CHANNELS)
+        return outer + channel // self.held * (self.quads * self.held) + place
 
 
 def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: bool = False) -> tirx.PrimFunc:
@@ -108,7 +123,7 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
     operands = [(operand.axis, staged(operand)) for operand in p.epilogue.operands]
 
     def element(m: PrimExpr, lane: PrimExpr, g: PrimExpr, q: PrimExpr, c: PrimExpr) -> PrimExpr:
-        row, column = m * r.lanes + lane, g * GROUP + c // r.run * (QUADS * r.run) + q * r.run + c % r.run
+        row, column = m * r.lanes + lane, r.column(g, q, c)
         index = {"tensor": (0,), "channel": (g, q, c), "element": (m, lane, g, q, c)}
         values = [stage[index[axis]] for axis, stage in operands]
         return finish(p.epilogue, conv({"pixel": row, "co": column}), values)
@@ -136,8 +151,10 @@ def schedule_output(
     m, lane, g, quad, c = sch.get_loops(output)
     block_m, warp_m, m = sch.split(m, [None, warps[0], rounding.pixels // rounding.lanes // warps[0]])
     block_n, warp_n, g = sch.split(g, [None, warps[1], rounding.channels // GROUP // warps[1]])
+    several, quad = sch.split(quad, [None, rounding.quads])
     lanes = (quad, lane) if quads_first else (lane, quad)
-    sch.reorder(block_m, block_n, warp_m, warp_n, *lanes, g, m, c)
+    sch.reorder(block_m, block_n, warp_m, warp_n, *lanes, g, several, m, c)
+    g = sch.fuse(g, several)
     sch.compute_at(result, m, preserve_unit_loops=True)
     sch.set_scope(result, 0, "local")
     sch.unroll(sch.get_loops(result)[-1])

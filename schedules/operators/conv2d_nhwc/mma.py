@@ -13,7 +13,7 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.space import ProductSpace
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem, matrix_product
-from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
+from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles, widest
 from schedules.steps.tiles import widest_vector
 
 if TYPE_CHECKING:
@@ -41,8 +41,9 @@ def schedule(problem: NhwcProblem, config: TensorCoreConfig | WarpgroupConfig, a
     from tvm.s_tir import Schedule
 
     sch = Schedule(graph(problem, config, arch))
-    channels = Operand(0, widest_vector(problem.ci, 8)), Operand(1, widest_vector(problem.ci, 8))
-    schedule_product(sch, config, arch, problem.dtype, *channels, widest_vector(problem.co, 8))
+    most = widest(problem.dtype)
+    channels = Operand(0, widest_vector(problem.ci, most)), Operand(1, widest_vector(problem.ci, most))
+    schedule_product(sch, config, arch, problem.dtype, *channels, widest_vector(problem.co, most))
     return config.finish(sch.mod)
 
 

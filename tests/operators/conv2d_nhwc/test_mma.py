@@ -148,7 +148,9 @@ def test_the_space_holds_the_default(sm_90a: Arch) -> None:
         ("sm_75", "bfloat16", "simt"),
         ("sm_90a", "float32", "simt"),
         ("gfx942", "float16", "mfma"),
-        ("gfx1100", "float16", "simt"),
+        ("gfx942", "bfloat16", "mfma"),
+        ("gfx1100", "float16", "mfma"),
+        ("gfx1030", "float16", "simt"),
         ("llvm", "float16", "cpu"),
     ],
 )
