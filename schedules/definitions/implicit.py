@@ -5,8 +5,9 @@ products; ``finished``, the epilogue; ``output``, the part that was asked for.  
 border) in place of ``columns``.
 
 Axes go by these names: n h w ci of data, kh kw ci co of the filter, n y x co of the output; ``pixel`` is (n, y, x) as
-one, ``k`` (ci, kh, kw); channels in groups are gi li and go lo.  A form is a line of them for each stage.  Extents are
-rounded up to whole tiles, so that a schedule's tiles are free of tests but for the first load and the last store.
+one, ``k`` (ci, kh, kw); channels in groups are gi li and go lo; ``part`` is one of several parts of the reduction.  A
+form is a line of them for each stage.  Extents are rounded up to whole tiles, so that a schedule's tiles are free of
+tests but for the first load and the last store.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ LOOPS = {
 }
 REDUCED = {**LOOPS, "ci": "rc", "gi": "rg", "li": "rc"}
 CHANNELS = ("ci", "gi", "li", "k")  # of the reduction
+PART = "part"
 
 
 def at_run_time(problem: P) -> P:
@@ -71,11 +73,12 @@ def stage(name: str, axes: Sequence[str], extents: Sequence[Any], element: Calla
 class Implicit:
     """The stages of one problem, as `at_run_time` has it.  `tile` is what the extents of axes are rounded up to
     multiples of; with `wide`, operands are cast to the accumulator's dtype as they are fetched, else as they are
-    multiplied."""
+    multiplied.  ``part`` counts the `parts` of as many channels each that the reduction is cut into."""
 
     problem: Conv2dProblem
     tile: Mapping[str, int] = field(default_factory=dict)
     wide: bool = False
+    parts: int = 1
 
     @cached_property
     def given(self) -> dict[str, te.Tensor]:
@@ -92,17 +95,27 @@ class Implicit:
 
     def real(self, axis: str) -> int:
         """The extent of an axis."""
-        return self.problem.extents[axis]
+        return self.parts if axis == PART else self.problem.extents[axis]
 
     def extent(self, axis: str) -> int:
-        """The same in whole tiles."""
+        """The same in whole tiles, of channels those of a part."""
         tile, real = self.tile.get(axis, 1), self.real(axis)
+        if self.parts > 1 and axis in CHANNELS:
+            real = -(-real // self.parts)
         return (real + (tile - 1)) // tile * tile if self.ragged(axis) else real
 
     def ragged(self, axis: str) -> bool:
         """Whether an axis is no whole tiles, as far as is known before run time."""
         tile, real = self.tile.get(axis, 1), self.real(axis)
+        if axis in CHANNELS:
+            tile *= self.parts
         return real % tile > 0 if isinstance(real, int) else tile > 1
+
+    def of_all(self, at: At) -> At:
+        """The index with channels counted through all parts."""
+        if PART not in at:
+            return at
+        return {axis: at[PART] * self.extent(axis) + i if axis in CHANNELS else i for axis, i in at.items()}
 
     def _ends(self, at: At, *axes: str) -> list[tuple[bool, PrimExpr]]:
         """Tests that `at` is within the ends of those of `axes` that it has."""
@@ -132,6 +145,7 @@ class Implicit:
         p = self.problem
 
         def element(at: At) -> PrimExpr:
+            at = self.of_all(at)
             full = self.apart(at)
             y = full["y"] * p.stride[0] + full["kh"] * p.dilation[0] - p.pad[0]
             x = full["x"] * p.stride[1] + full["kw"] * p.dilation[1] - p.pad[1]
@@ -147,11 +161,12 @@ class Implicit:
 
     def weights(self, axes: str, name: str = "weights", source: Callable[[At], PrimExpr] | None = None) -> Stage:
         """The filter, or another `source`."""
-        return self._stage(
-            name,
-            axes,
-            lambda at: self._fetched(select(self._ends(at, *CHANNELS, "co"), (source or self.filter)(self.apart(at)))),
-        )
+
+        def element(at: At) -> PrimExpr:
+            at = self.of_all(at)
+            return self._fetched(select(self._ends(at, *CHANNELS, "co"), (source or self.filter)(self.apart(at))))
+
+        return self._stage(name, axes, element)
 
     def conv(self, axes: str, *operands: tuple[Stage, Stage]) -> Stage:
         """The sums over what only the operands have of the products of each pair of them."""
@@ -162,6 +177,16 @@ class Implicit:
             return self._sum([(a(full), b(full)) for a, b in operands], list(reduced.values()))
 
         return self._stage("conv", axes, element)
+
+    def summed(self, conv: Stage) -> Stage:
+        """The sums of all parts of ``conv``, which are kept as ``partial``."""
+        partial = self._stage("partial", " ".join(conv.axes), conv)
+
+        def element(at: At) -> PrimExpr:
+            first, *others = (partial({**at, PART: number}) for number in range(self.parts))
+            return sum(others, first)
+
+        return self._stage("summed", " ".join(axis for axis in conv.axes if axis != PART), element)
 
     def output(self, conv: Stage, *, staged: bool = False) -> Stage:
         """The part of ``conv`` that was asked for, after the epilogue, which is a stage ``finished`` of its own if
@@ -246,14 +271,16 @@ def product(
     *,
     wide: bool = False,
     staged: bool = True,
+    parts: int = 1,
 ) -> tirx.PrimFunc:
     """The matrix product of ``columns`` and ``weights`` over these axes, for each of the outer axes of ``conv``; the
     operand that has the rows comes first.  See `Implicit` for the rest."""
-    graph = Implicit(at_run_time(problem), tile, wide)
+    graph = Implicit(at_run_time(problem), tile, wide, parts)
     operands = graph.columns(columns), graph.weights(weights)
     row = conv.split()[-2]
     pair = operands if row in operands[0].axes else operands[::-1]
-    return graph.program(graph.output(graph.conv(conv, pair), staged=staged))
+    sums = graph.conv(conv, pair)
+    return graph.program(graph.output(graph.summed(sums) if parts > 1 else sums, staged=staged))
 
 
 def textbook(

@@ -16,6 +16,7 @@ import numpy as np
 from schedules.core.arch import ARCHES, Arch
 from schedules.core.operator import Array, ScheduleSpec
 from schedules.core.problem import numpy_dtype
+from schedules.hopper.config import SUM_BYTES
 from schedules.hopper.cost import COPIED, STARTED
 from schedules.predict.configs import FILLED, Columns
 
@@ -77,6 +78,7 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
         along = p.n * np.ceil(p.out_h / columns.get("tile_h")) * np.ceil(p.out_w / columns.get("tile_w"))
     tiles = runs * along * across
     split, taps, channels = columns.get("split_k", 1.0), p.kh * p.kw, p.ci
+    of_cluster = split if FILLED in columns.fields else 1.0  # else another kernel adds up what parts leave in memory
     block_k = columns.get("block_k" if matrix else "step", 8.0)
     if "channels_per_stage" in columns.fields:
         block_k = columns.get("channels_per_stage")
@@ -89,8 +91,8 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     resident = _resident(columns, tile_m, tile_n, block_k, stages, item, arch)
     m, n = columns.get("cluster_m", 1.0), columns.get("cluster_n", 1.0)
     held = np.full(columns.count, float(device.multiprocessors))
-    for size in np.unique(m * n * split):
-        held = np.where(m * n * split == size, device.resident(max(1, int(size))), held)
+    for size in np.unique(m * n * of_cluster):
+        held = np.where(m * n * of_cluster == size, device.resident(max(1, int(size))), held)
     units = tiles * split
     waves = units / (held * resident)
     turns = np.ceil(waves)
@@ -112,10 +114,11 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     sides = tile_n / whole[0] + tile_m / whole[1] if spec.channels_along_rows else tile_m / whole[0] + tile_n / whole[1]
     fetch = turns * busy * sides * block_k * real * steps / FETCHED / 1000 * (FILLED not in columns.fields)
     latency = turns * steps * device.timings.latency / 1000 / np.maximum(1.0, stages - 1)
-    finish = turns * busy * tile_m * tile_n * device.timings.finish / 1000 / np.minimum(split, 2) / 2 + FILL
-    finish = finish + (split > 1) * device.timings.exchange / 1000
+    finish = turns * busy * tile_m * tile_n * device.timings.finish / 1000 / np.minimum(of_cluster, 2) / 2 + FILL
+    finish = finish + (of_cluster > 1) * device.timings.exchange / 1000
     copied = columns.get("gathered", 0.0) * 2.0 * p.pixels * p.ci * p.kh * p.kw  # elements, by a kernel before
     copied = copied + columns.get("turned", 0.0) * 2.0 * p.n * p.h * p.w * p.ci
+    copied = copied + (split > of_cluster) * 2.0 * split * p.pixels * p.co * SUM_BYTES / item
     ones = np.ones(columns.count)
     parts = {
         "multiply": multiply,

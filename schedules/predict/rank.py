@@ -138,6 +138,12 @@ def candidates(op: Operator, problem: Problem, specs: Sequence[ScheduleSpec], ar
             part = Part(spec, columns, work(problem, spec, columns, arch))
             copied = part.made.parts["copies"] > 0  # ways so different that the estimate tells little of both
             parts += [part.take(np.flatnonzero(rows)) for rows in (copied, ~copied) if rows.any()]
+    while len({part.spec.name for part in parts}) > 1:
+        first = min(parts, key=lambda part: float(part.made.total.min())).spec
+        if first.default(problem, arch).check(problem, arch) is None:
+            break
+        # of a schedule that is never legal, which would make all others hopeless
+        parts = [part for part in parts if part.spec is not first]
     least = min((part.made.total.min() for part in parts), default=0.0)
     parts = [_sifted(part, HOPELESS * least) for part in parts]
     parts = [part for part in parts if part.columns.count]

@@ -11,13 +11,16 @@ Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, for the m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from schedules.core.arch import Arch
 from schedules.core.problem import Config, Conv2dProblem, Pair
+from schedules.core.space import ProductSpace, Words
+from schedules.core.space import axis as values_of
 from schedules.lowering.annotations import AHEAD, ASYNC, PIPELINE, SWIZZLE
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, bind_grid, cooperative_fetch, widest_vector
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
 VECTORS = (1, 2, 4)  # elements of one access
+STEPS = (4, 8, 16)  # that are tried
+MOST_PARTS = 32  # of a reduction
+SMALL, BUSY = 32, 4  # a tile's side, and how many such of a multiprocessor need no parts
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ class SimtConfig(TiledConfig):
     stages: int = 1  # tiles in shared memory at once: with 2 the next one is on its way through registers
     ahead: bool = False  # with 2 stages, operands are loaded into registers before those in use are multiplied
     unroll: int = 0  # loops of up to this many iterations in all are unrolled; 0 leaves it to the compiler
+    split_k: int = 1  # blocks of a tile, each of a part of the channels; if several, another kernel adds their sums up
 
     @property
     def shared_bytes(self) -> int:
@@ -101,7 +108,15 @@ class SimtConfig(TiledConfig):
             return f"stages={self.stages} is not 1, or 2 with the next tile in registers"
         if self.ahead and (self.stages == 1 or self.step % 2):
             return f"ahead=true needs stages=2 and an even step, not stages={self.stages} and step={self.step}"
-        return self.check_tile(arch)
+        return self.check_tile(arch) or self._check_parts(problem)
+
+    def _check_parts(self, problem: Conv2dProblem) -> str | None:
+        channels = problem.ci if self.by_taps(problem) else problem.ci * problem.kh * problem.kw
+        if self.split_k != 1 and not 1 < self.split_k <= min(MOST_PARTS, -(-channels // self.step)):
+            return f"split_k={self.split_k} is not 1 to {MOST_PARTS}, each of step={self.step} or more of {channels}"
+        if self.split_k > 1 and problem.n_from:
+            return f"split_k={self.split_k} keeps sums of a batch that is known, not n_from={problem.n_from}; give 1"
+        return None
 
     def by_taps(self, problem: Conv2dProblem) -> bool:
         """Whether a step is channels of one tap, not values of (ci, kh, kw) as one: not if much of it would be idle."""
@@ -111,7 +126,10 @@ class SimtConfig(TiledConfig):
         """What `definitions.implicit.product` takes for ``conv`` over these axes, "pixel co" or "co pixel"."""
         reduced = "kh kw ci" if self.by_taps(problem) else "k"
         tile = {**dict(zip(conv.split(), self.block, strict=True)), reduced.split()[-1]: self.step}
-        return dict(columns=f"{reduced} pixel", weights=f"{reduced} co", conv=conv, tile=tile, wide=True, staged=False)
+        forms = dict(columns=f"{reduced} pixel", weights=f"{reduced} co", conv=conv)
+        if self.split_k > 1:
+            forms = {name: f"part {axes}" for name, axes in forms.items()}
+        return dict(forms, tile=tile, wide=True, staged=False, parts=self.split_k)
 
 
 def schedule_tiles(
@@ -128,6 +146,15 @@ def schedule_tiles(
     `along` says of ``columns`` and ``weights``, that with the rows first, whether neighbouring threads fetch neighbours
     along the reduction, and of how many elements a load is; `store` of how many a store may be.
     """
+    if config.split_k > 1:
+        next_step(sch, "A kernel after the product adds up the sums of all parts and finishes them")
+        sch.compute_inline(sch.get_sblock("summed"))
+        last = sch.get_sblock(output)
+        lanes = widest_vector(store, config.vector)
+        block, y, x, lane = sch.split(sch.fuse(*sch.get_loops(last)), [None, *config.num_thread, lanes])
+        bind(sch, (block, "blockIdx.x"), (y, "threadIdx.y"), (x, "threadIdx.x"))
+        sch.vectorize(lane)
+        output, store, batch = "partial", config.block[1], batch + 1
     conv, out = sch.get_sblock("conv"), sch.get_sblock(output)
     next_step(sch, "Memory hierarchy: operands go through shared memory into registers, the sums stay in registers")
     shared = {name: sch.get_sblock(name) for name in along}
@@ -211,20 +238,44 @@ FETCHED = 16.0  # and an element that a thread fetches
 REST = 24.0  # and what else it does for each value of the reduction
 
 
+# microseconds until the kernel that adds parts starts, and bytes of them that are written or read in a nanosecond
+STARTED, COPIED = 2.0, 2500.0
+LANES = 128  # multiply-adds of a multiprocessor in a clock
+CLOCK = 1700.0  # clocks of a microsecond
+
+
 def default(problem: Conv2dProblem, arch: Arch, sides: Pair, batch: int = 1) -> SimtConfig:
-    """For a `batch` of products of `sides`: the tile with the least estimated time on the busiest multiprocessor."""
+    """For a `batch` of products of `sides`: the tile, and of one product the parts, with the least estimated time on
+    the busiest multiprocessor."""
     step = 16 if SimtConfig(step=16).by_taps(problem) else 8
     stages = 2 if arch.kind == "cuda" else 1  # LLVM leaves what is on its way to registers in scratch on gfx1100
 
     def time(config: SimtConfig) -> float:
-        blocks = batch * math.prod(-(-side // block) for side, block in zip(sides, config.block, strict=True))
-        busiest = -(-blocks // arch.device.multiprocessors)
+        blocks = math.prod(-(-side // block) for side, block in zip(sides, config.block, strict=True))
+        busiest = -(-blocks * batch * config.split_k // arch.device.multiprocessors)
         room = min(arch.registers_sm // config.registers(), arch.threads_sm) // config.threads
         warps = min(busiest, max(1, room)) * config.threads / arch.wave
         each = math.prod(config.tile) + LOADED * sum(config.tile) + FETCHED * sum(config.block) / config.threads + REST
-        return float(busiest * config.threads * each / min(1, warps / WARPS) ** WAITING)
+        clocks = busiest * config.threads * each / min(1, warps / WARPS) ** WAITING / LANES
+        summed = problem.ci * problem.kh * problem.kw / config.split_k
+        adding = STARTED + 8 * config.split_k * math.prod(sides) / COPIED / 1000 if config.split_k > 1 else 0.0
+        return clocks * summed / CLOCK + adding
 
-    return min((_shaped(tile, threads, step, stages) for tile, threads in SHAPES), key=time)
+    configs = [_shaped(tile, threads, step, stages) for tile, threads in SHAPES]
+    if batch == 1:
+        more = [replace(config, split_k=parts) for parts in splits(problem, arch) for config in configs if parts > 1]
+        configs += [config for config in more if config.check(problem, arch) is None]
+    return min(configs, key=time)
+
+
+def splits(problem: Conv2dProblem, arch: Arch) -> tuple[int, ...]:
+    """Parts of the reduction that are worth trying: several where small tiles leave multiprocessors idle."""
+    p = problem
+    tiles = -(-p.pixels // SMALL) * -(-p.co // SMALL)
+    if p.n_from or tiles >= BUSY * arch.device.multiprocessors:
+        return (1,)
+    steps = -(-p.ci // STEPS[-1]) if SimtConfig(step=STEPS[-1]).by_taps(p) else -(-p.ci * p.kh * p.kw // STEPS[-1])
+    return tuple(2**i for i in range(min(MOST_PARTS, steps).bit_length()))
 
 
 def _shaped(tile: Pair, num_thread: Pair, step: int, stages: int) -> SimtConfig:
@@ -232,13 +283,25 @@ def _shaped(tile: Pair, num_thread: Pair, step: int, stages: int) -> SimtConfig:
     return SimtConfig(tile, num_thread, vthread, step, stages=stages)
 
 
-def space() -> Iterator[SimtConfig]:
-    """What a search tries, legal or not."""
+@lru_cache
+def _tiles(arch: Arch) -> tuple[Words, ...]:
+    """Fields of every tile and way through the reduction that is legal on `arch`."""
+    found: list[dict[str, Any]] = []
     tiles = ((1, 4), (4, 1), (2, 4), (4, 2), (4, 4), (4, 8), (8, 4), (8, 8))
     threads = ((2, 64), (4, 32), (4, 64), (8, 8), (8, 16), (8, 32), (16, 8), (16, 16), (32, 8))
-    for tile, num_thread, split, step, vector, (stages, ahead), unroll in product(
-        tiles, threads, (False, True), (4, 8, 16), (1, 4), ((1, False), (2, False), (2, True)), (0, 64)
-    ):
-        vthread = (max(1, tile[0] // 4), max(1, tile[1] // 4)) if split else (1, 1)
-        if not split or vthread != (1, 1):
-            yield SimtConfig(tile, num_thread, vthread, step, vector, stages, ahead, unroll)
+    ways = (dict(stages=1), dict(stages=2), dict(stages=2, ahead=True))
+    for tile, num_thread, step, way in product(tiles, threads, STEPS, ways):
+        for vthread in dict.fromkeys(((1, 1), (max(1, tile[0] // 4), max(1, tile[1] // 4)))):
+            found.append(dict(tile=tile, num_thread=num_thread, vthread=vthread, step=step, **way))
+    return tuple(words for words in found if SimtConfig(**words).check_tile(arch) is None)
+
+
+def space(problem: Conv2dProblem, arch: Arch, vectors: Sequence[int] = (1, 4)) -> ProductSpace[SimtConfig]:
+    """What a search tries."""
+    return ProductSpace(
+        SimtConfig,
+        _tiles(arch),
+        values_of("vector", vectors),
+        values_of("unroll", (0, 64)),
+        values_of("split_k", splits(problem, arch)),
+    )

@@ -46,6 +46,8 @@ class WinogradConfig(Cut, SimtConfig):
     def check(self, problem: Conv2dProblem, arch: Arch) -> str | None:
         if reason := self.check_cut(problem):
             return reason
+        if self.split_k > 1:
+            return f"split_k={self.split_k} is for products alone; each of Winograd's is one block's, give 1"
         if not 1 <= self.transform_warps <= 8:
             return f"transform_warps={self.transform_warps} is not 1 to 8"
         needed = max(4 * LANES * elements for elements in self._shared(problem))
@@ -158,8 +160,8 @@ def space(problem: Conv2dProblem, arch: Arch) -> Iterator[WinogradConfig]:
     near = [config for config in ways if config.check(p, arch) is None]
     near = sorted(dict.fromkeys(near), key=lambda config: seconds(config.graph(p), arch))[:6]
     for cut in near:
-        for tile in simt.space():
-            if tile.vector == 4 and tile.unroll == 0 and tile.threads >= 64:
+        for tile in simt.space(p, arch):
+            if (tile.vector, tile.unroll, tile.split_k) == (4, 0, 1) and tile.threads >= 64:
                 yield WinogradConfig(**tile.to_json(), tile_h=cut.tile_h, tile_w=cut.tile_w)
 
 

@@ -77,6 +77,13 @@ def test_large_layers_take_programs_in_tirx(name: str, layer: dict[str, Any], sc
     assert best.schedule.startswith(schedule), (best.schedule, best.config)
 
 
+@pytest.mark.parametrize("name", ["conv2d_nhwc", "conv2d_nchw"])
+def test_what_is_never_legal_hides_nothing(name: str) -> None:
+    """Tensor cores take no float32, and would seem many times as fast."""
+    words = {**LAYER, "n": "64", "h": "28", "w": "28", "ci": "256", "co": "256", "dtype": "float32"}
+    assert ranked(resolve(name, words)[1], ARCH)
+
+
 def test_of_one_schedule_only() -> None:
     _, problem = resolve("conv2d_nhwc", LAYER)
     found = ranked(problem, ARCH, "mma")

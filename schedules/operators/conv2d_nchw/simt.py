@@ -37,7 +37,7 @@ def default(problem: NchwProblem, arch: Arch) -> SimtConfig:
 
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[SimtConfig]:
-    return [config for config in simt.space() if config.vector == 1 or pixel_vector(problem, config.vector) > 1]
+    return simt.space(problem, arch, (1, 4) if pixel_vector(problem, 4) > 1 else (1,))
 
 
 SCHEDULE = ScheduleSpec(

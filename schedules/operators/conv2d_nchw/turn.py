@@ -75,6 +75,8 @@ def turn(problem: NchwProblem, positions: Positions, tensors: Tensors, gather: b
     from tvm.script import tirx as T
     from tvm.script.ir_builder import IRBuilder
 
+    from schedules.tirx.values import kept
+
     p = positions.problem
     rows = _rows(positions)
     vector = 1 if gather else math.gcd(8, rows.length)
@@ -104,11 +106,12 @@ def turn(problem: NchwProblem, positions: Positions, tensors: Tensors, gather: b
             else:
                 _turn_block(positions, vector, shape, views, block, thread)
     if zeros:
-        at = (block - turned) * WARPGROUP + thread
+        at = kept("at", (block - turned) * WARPGROUP + thread)
         with T.If(_all(block >= turned, at < zeros)), T.Then():
             _zero(positions, groups, views, at)
     if packed:
-        at = (block - (turned - (-zeros // WARPGROUP))) * WARPGROUP + thread
+        # kept, else TVM multiplies the number of the first block too, and the product need not fit into 32 bits
+        at = kept("at", (block - (turned - (-zeros // WARPGROUP))) * WARPGROUP + thread)
         with T.If(_all(at >= 0, at < packed)), T.Then():
             pack_at(p, tensors, at)
 

@@ -40,7 +40,7 @@ def default(problem: NhwcProblem, arch: Arch) -> SimtConfig:
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Sequence[SimtConfig]:
-    return list(simt.space())
+    return simt.space(problem, arch)
 
 
 SCHEDULE = ScheduleSpec(

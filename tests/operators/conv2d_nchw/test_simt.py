@@ -89,6 +89,12 @@ def test_source(sm_90a: Arch) -> None:
     assert len(re.findall(r"\*\(float4\*\)\(output_ptr", source)) == 4
 
 
+def test_parts_of_the_reduction_are_added_up(emulation: None, sm_90a: Arch) -> None:
+    problem = problem_of("conv2d_nchw", **SHAPES["ragged, stride 2, fused"] | dict(ci=21))
+    config = dict(tile=4, vthread=1, num_thread=8, step=4, split_k=4)
+    assert_correct(problem, sm_90a, "simt", config, ["serial", "emulated"])
+
+
 def test_pixels_of_a_1x1_kernel_are_fetched_as_vectors(sm_90a: Arch) -> None:
     problem = problem_of("conv2d_nchw", **{**LAYER, "kh": 1, "kw": 1, "pad": 0})
     source = str(build(problem, sm_90a, "simt", device_code=False).sources["cu"])
@@ -121,7 +127,7 @@ def test_few_channels_do_not_waste_a_tile(sm_90a: Arch, co: int) -> None:
 
 def _changes() -> list[tuple[str, Any]]:
     tiles: list[tuple[str, Any]] = [("tile", (4, 8)), ("num_thread", (8, 16)), ("vthread", (1, 2))]
-    return [*tiles, ("step", 4), ("vector", 2), ("stages", 1), ("ahead", True), ("unroll", 64)]
+    return [*tiles, ("step", 4), ("vector", 2), ("stages", 1), ("ahead", True), ("unroll", 64), ("split_k", 2)]
 
 
 def test_every_field_is_listed() -> None:
@@ -147,6 +153,8 @@ def test_every_field_changes_the_source(sm_90a: Arch, field: str, value: Any) ->
         (dict(unroll=-1), "unroll=-1"),
         (dict(stages=3), "stages=3 is not 1, or 2"),
         (dict(stages=1, ahead=True), "ahead=true needs stages=2 and an even step, not stages=1"),
+        (dict(split_k=33), "split_k=33 is not 1 to 32, each of step="),
+        (dict(split_k=0), "split_k=0 is not 1 to 32"),
         (dict(step=5, ahead=True), "ahead=true needs stages=2 and an even step, not stages=2 and step=5"),
     ],
 )

@@ -159,3 +159,11 @@ def test_it_serves_what_others_cannot_load(sm_90a: Arch) -> None:
 @pytest.mark.parametrize("words", [{}, *CONFIGS], ids=str)
 def test_on_a_device(gpu: Arch, fields: dict[str, Any], words: dict[str, Any]) -> None:
     assert_correct_on(gpu, "conv2d_nchw", fields, words, NAME)
+
+
+def test_filters_behind_many_blocks_of_pixels_are_packed(sm_90a: Arch) -> None:
+    """The number of the first block that packs, times the filter's length, does not fit into 32 bits."""
+    problem = problem_of("conv2d_nchw", n=64, h=384, w=384, ci=9, co=64, kh=16, kw=16, stride=16, dtype="float16")
+    config = dict(block_m=128, block_n=64, block_k=16, num_stages=4, consumers=2, cluster_m=1, cluster_n=1, split_k=1)
+    fields = dict(grid=132, blocks_sm=1, ping_pong=False, stationary=False, lines_outside=False, gathered=False)
+    build(problem, sm_90a, "tma_wgmma_turned", config | fields, device_code=False)

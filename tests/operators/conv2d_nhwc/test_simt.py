@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,12 +51,28 @@ def test_every_way_through_the_reduction_is_correct(
     assert_correct(problem, sm_90a, "simt", {"tile": 4, "vthread": 1, "num_thread": 8, **config}, ["emulated"])
 
 
+@pytest.mark.parametrize(
+    ("ci", "parts"), [(3, 2), (40, 2), (50, 3)]
+)  # parts of (ci, kh, kw), of channels, unequal ones
+def test_parts_of_the_reduction_are_added_up(emulation: None, sm_90a: Arch, ci: int, parts: int) -> None:
+    fields = dict(n=2, h=6, w=5, ci=ci, co=20, kh=3, kw=2, pad=1, stride=2, bias=True, activation="relu")
+    config = dict(tile=4, vthread=1, num_thread=8, step=8, stages=2, split_k=parts)
+    assert_correct(problem_of("conv2d_nhwc", **fields), sm_90a, "simt", config, ["serial", "emulated"])
+
+
+def test_few_tiles_share_long_reductions(sm_90a: Arch) -> None:
+    few = problem_of("conv2d_nhwc", n=1, h=7, w=7, ci=512, co=512, kh=3, kw=3, pad=1)
+    assert default(few, sm_90a).split_k > 1
+    for fields in (dict(n=64, h=56, w=56), dict(ci=4, kh=1, kw=1, pad=0), dict(n=4, n_from=1)):
+        assert default(replace(few, **fields), sm_90a).split_k == 1
+
+
 def test_the_default_keeps_the_device_busy(sm_90a: Arch) -> None:
     for size in (7, 14, 28, 56):
         problem = problem_of("conv2d_nhwc", n=1, h=size, w=size, ci=256, co=256, kh=3, kw=3, pad=1)
         config = default(problem, sm_90a)
         rows, columns = config.block
-        blocks = -(-problem.pixels // rows) * -(-problem.co // columns)
+        blocks = -(-problem.pixels // rows) * -(-problem.co // columns) * config.split_k
         assert config.check(problem, sm_90a) is None
         assert blocks >= sm_90a.device.multiprocessors * 0.6 or config.block == (32, 32), (size, config)
 
