@@ -19,7 +19,7 @@ from schedules.core.arch import Arch
 from schedules.core.arithmetic import FLOAT32, Arithmetic
 from schedules.core.operator import Expected
 from schedules.core.problem import Argument, Problem
-from schedules.core.tolerance import compare, limits
+from schedules.core.tolerance import EDGE, compare, limits
 from schedules.definitions.program import program_of
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def _program(argument: Argument, period: int, blocks: int) -> tvm.tirx.PrimFunc:
     allowed = te.placeholder((period,), "float64", name="allowed")
     k = te.reduce_axis((0, -(-size // threads)), name="k")
     infinity = tirx.const(float("inf"), "float64")
+    edge = tirx.const(EDGE.get(argument.dtype, float("inf")), "float64")
 
     def indices(flat: Any) -> list[Any]:
         found = []
@@ -110,8 +111,11 @@ def _program(argument: Argument, period: int, blocks: int) -> tvm.tirx.PrimFunc:
     def error(thread: Any) -> Any:
         flat = tirx.Cast("int64", k) * threads + thread
         element = got(*indices(flat)).astype("float64")
-        value = values[flat % period]
-        ratio = tirx.abs(element - value) / allowed[flat % period]
+        value, within = values[flat % period], allowed[flat % period]
+        rounds = tirx.all(edge <= tirx.abs(value), tirx.abs(value) < infinity)  # to infinity
+        element = tirx.Select(tirx.all(rounds, element == infinity), edge, element)
+        element = tirx.Select(tirx.all(rounds, element == -infinity), -edge, element)
+        ratio = tirx.abs(element - value) / within
         same = tirx.any(value == element, tirx.all(tirx.isnan(value), tirx.isnan(element)))
         # a comparison with NaN is false: what is not known to be within any bound is wrong
         judged = tirx.if_then_else(same, tirx.const(0.0, "float64"), tirx.Select(ratio < infinity, ratio, infinity))

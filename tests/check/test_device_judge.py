@@ -44,10 +44,10 @@ def test_it_judges_as_the_host_does(host: Arch, dtype: str) -> None:
 
 
 def test_special_values_must_stand_where_the_reference_has_them(host: Arch) -> None:
-    argument = Argument("y", (6,), "float16", output=True)
-    values = np.array([np.nan, np.inf, -np.inf, 1e6, 0.0, 1.0])  # the fourth is beyond float16
-    expected = Expected(values, np.array([0.0, 0, 0, 1, 0, 1]))
-    right = np.array([np.nan, np.inf, -np.inf, np.inf, 0, 1], np.float16)
+    argument = Argument("y", (7,), "float16", output=True)
+    values = np.array([np.nan, np.inf, -np.inf, 1e6, 0.0, 1.0, 65536])  # the fourth is beyond float16
+    expected = Expected(values, np.array([0.0, 0, 0, 1, 0, 1, 1]))
+    right = np.array([np.nan, np.inf, -np.inf, np.inf, 0, 1, np.inf], np.float16)
     assert worst_by_program(argument, right, expected, host) <= 1
     for index in range(4):
         got = right.copy()

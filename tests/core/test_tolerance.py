@@ -44,6 +44,9 @@ def test_a_schedule_is_held_to_its_arithmetic() -> None:
         (np.inf, np.inf, True),
         (-np.inf, np.inf, False),
         (np.inf, 65504.0, False),
+        (np.inf, 65536.0, True),  # rounds to it; the largest is within the tolerance too
+        (65504.0, 65536.0, True),
+        (-np.inf, 65536.0, False),
         (np.inf, 1e6, True),  # beyond float16
         (65504.0, 1e6, False),
     ],
