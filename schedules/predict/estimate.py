@@ -16,14 +16,21 @@ import numpy as np
 from schedules.core.arch import ARCHES, Arch
 from schedules.core.operator import Array, ScheduleSpec
 from schedules.core.problem import numpy_dtype
-from schedules.hopper.config import SUM_BYTES
-from schedules.hopper.cost import COPIED, STARTED
+from schedules.hopper.config import SUM_BYTES, WARPGROUP
+from schedules.hopper.cost import COPIED, NARROW, STARTED
 from schedules.predict.configs import FILLED, Columns
 
 LAUNCH = 4.5  # us of a graph with one short kernel
 FILL = 1.2  # us until a block's first product, and after its last
 FETCHED = 10.0  # vectors that a multiprocessor's threads load in a nanosecond, about
 NORM = 2.5  # of the parts that overlap
+OTHERS = 40  # registers of a thread beside its sums, about
+SPILLED = 25.0  # bytes of registers that a multiprocessor writes and reads in a nanosecond
+WARP = 32
+SECTOR = 32  # bytes of L2
+PARTIAL = 0.3  # ns for an element that is stored alone, and not a whole sector by four lanes
+ROW = 64  # elements of a row of a box of TMA at most
+BUSY = 8  # warps that keep a multiprocessor's arithmetic busy where threads multiply; of fewer each waits for its own
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class Work:
     tiles: Array
     waves: Array  # of blocks, not rounded
     resident: Array  # blocks of a multiprocessor
+    warps: Array  # that a multiprocessor has at once
     steps: Array  # of the reduction, of one block
     used: Array  # share of the products that are of the problem
 
@@ -41,12 +49,12 @@ class Work:
     def total(self) -> Array:
         overlapping = ("multiply", "l2", "fetch", "memory", "latency")
         together: Array = sum(self.parts[name] ** NORM for name in overlapping) ** (1 / NORM)  # type: ignore[assignment]
-        return together + self.parts["finish"] + self.parts["launch"] + self.parts["copies"]
+        return together + sum(self.parts[name] for name in ("spill", "finish", "launch", "copies"))
 
     def take(self, rows: Array) -> Work:
         """Those of some rows."""
         parts = {name: part[rows] for name, part in self.parts.items()}
-        others = (self.tiles, self.waves, self.resident, self.steps, self.used)
+        others = (self.tiles, self.waves, self.resident, self.warps, self.steps, self.used)
         return Work(parts, *(values[rows] for values in others))
 
     def limit(self, row: int) -> str:
@@ -88,7 +96,8 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
         block_k = np.full(columns.count, -(-channels // 16) * 16.0)
     steps = np.maximum(1.0, taps * np.ceil(channels / block_k) / split)
     stages = columns.get("num_stages", 0.0) + columns.get("stages", 0.0)
-    resident = _resident(columns, tile_m, tile_n, block_k, stages, item, arch)
+    threads = threads_of(columns)
+    resident = _resident(columns, threads, tile_m, tile_n, block_k, stages, item, arch)
     m, n = columns.get("cluster_m", 1.0), columns.get("cluster_n", 1.0)
     held = np.full(columns.count, float(device.multiprocessors))
     for size in np.unique(m * n * of_cluster):
@@ -102,20 +111,34 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     share = rate * 1e6 / 2 / device.multiprocessors  # multiply-adds in a microsecond
     busy = np.minimum(resident, np.ceil(units / device.multiprocessors))
     multiply = turns * busy * products / share
-    # products of few columns wait for shared memory
-    if FILLED in columns.fields:
+    warps = busy * np.ceil(threads / WARP)
+    if FILLED in columns.fields:  # products of few columns wait for shared memory
         rows = getattr(spec.config, "row_cycles", 16)
         multiply *= np.maximum(1.0, (rows + tile_n / columns.get("cta_group", 1.0) / 4) / (tile_n / 2))
+    if not matrix:  # lanes that a warp lacks are idle
+        multiply *= np.maximum(1.0, BUSY / warps) * np.ceil(threads / WARP) * WARP / threads
     real = channels / (np.ceil(channels / block_k) * block_k)  # of a step's channels; zeros are not loaded
     loaded = (tile_m / n + tile_n / m) * block_k * real * steps * item
-    l2 = turns * busy * loaded / (device.timings.loaded * 1000)
+    given = np.full(columns.count, device.timings.loaded)
+    if FILLED in columns.fields and p.output_axes[-1] == "n":  # rows of boxes: images, or channels
+        row = np.where(columns.get("turned", 0.0) > 0, np.minimum(block_k, ROW), min(-(-p.n // 16) * 16, ROW)) * item
+        given = np.minimum(given, device.timings.loaded_narrow * row / NARROW)
+    l2 = turns * busy * loaded / (given * 1000)
     # what threads load, and not TMA, they load in vectors as long as lie in one
     whole = [math.gcd(16 // item, p.extents[axes[-1]]) for axes in (p.data_axes, p.filter_axes)]
     sides = tile_n / whole[0] + tile_m / whole[1] if spec.channels_along_rows else tile_m / whole[0] + tile_n / whole[1]
     fetch = turns * busy * sides * block_k * real * steps / FETCHED / 1000 * (FILLED not in columns.fields)
+    # sums and what they are made of that do not fit into the registers that so many blocks leave: out and in again
+    least = np.maximum(1.0, columns.get("min_blocks", 1.0))
+    bound = np.minimum(arch.registers_thread, arch.registers_sm / (least * np.ceil(threads / WARP) * WARP))
+    lacking = np.maximum(0.0, tile_m * tile_n / threads + OTHERS - bound) * (FILLED not in columns.fields)
+    spill = turns * busy * threads * lacking * 8 * steps * np.ceil(block_k / 16) / SPILLED / 1000
     latency = turns * steps * device.timings.latency / 1000 / np.maximum(1.0, stages - 1)
     finish = turns * busy * tile_m * tile_n * device.timings.finish / 1000 / np.minimum(of_cluster, 2) / 2 + FILL
     finish = finish + (of_cluster > 1) * device.timings.exchange / 1000
+    if "tile_h" in columns.fields and p.output_axes[-1] == "x":  # sums leave as they lie, in parts of sectors
+        stored = math.gcd(SECTOR // 4 // item, p.out_w)
+        finish = finish + (4 * stored * item < SECTOR) * turns * busy * tile_m * tile_n * PARTIAL / stored / 1000
     copied = columns.get("gathered", 0.0) * 2.0 * p.pixels * p.ci * p.kh * p.kw  # elements, by a kernel before
     copied = copied + columns.get("turned", 0.0) * 2.0 * p.n * p.h * p.w * p.ci
     copied = copied + (split > of_cluster) * 2.0 * split * p.pixels * p.co * SUM_BYTES / item
@@ -126,12 +149,13 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
         "fetch": fetch,
         "memory": ones * p.min_bytes / ((device.bandwidth or 1000) * 1e3),
         "latency": latency,
+        "spill": spill,
         "finish": finish,
         "launch": ones * LAUNCH,
         "copies": np.where(copied > 0, STARTED + copied * item / COPIED / 1000, 0.0),
     }
     used = (run / (along * pixel)) * (p.co / (across * channel)) * real
-    return Work(parts, tiles * ones, waves, resident * ones, steps * ones, used * ones)
+    return Work(parts, tiles * ones, waves, resident * ones, warps, steps * ones, used * ones)
 
 
 def tile_of(columns: Columns) -> tuple[Array, Array]:
@@ -150,21 +174,30 @@ def tile_of(columns: Columns) -> tuple[Array, Array]:
     return columns.get("block.0", 64.0), columns.get("block.1", 64.0)
 
 
+def threads_of(columns: Columns) -> Array:
+    """Threads of a block."""
+    known = columns.fields
+    if "consumers" in known:
+        return WARPGROUP * (known["consumers"] + 1)
+    if "warps_m" in known:
+        return WARP * known["warps_m"] * columns.get("warps_n", 1.0)
+    if "block_m" in known:  # warpgroups, which have 64 rows each
+        return 2 * known["block_m"]
+    if "num_thread.0" in known:
+        return known["num_thread.0"] * known["num_thread.1"]
+    each = "pixels" if "pixels.0" in known else "tile"  # outputs of a thread
+    return np.maximum(1.0, math.prod(known[f"block.{i}"] / columns.get(f"{each}.{i}", 8.0) for i in (0, 1)))
+
+
 def _resident(
-    columns: Columns, tile_m: Array, tile_n: Array, block_k: Array, stages: Array, item: int, arch: Arch
+    columns: Columns, threads: Array, tile_m: Array, tile_n: Array, block_k: Array, stages: Array, item: int, arch: Arch
 ) -> Array:
     """Blocks that a multiprocessor holds."""
     if "blocks_sm" in columns.fields:
         return columns.get("blocks_sm")
     shared = np.maximum(np.maximum(stages, 1) * (tile_m + tile_n) * block_k, tile_m * tile_n) * item
-    if "warps_m" in columns.fields:
-        threads = 32 * columns.get("warps_m") * columns.get("warps_n", 1.0)
-    elif "block_m" in columns.fields:  # warpgroups, which have 64 rows each
-        threads = 2 * tile_m
-    else:
-        threads = columns.get("num_thread.0", 16.0) * columns.get("num_thread.1", 16.0)
-    registers = np.minimum(tile_m * tile_n / threads * 1.3 + 60, 255)
     least = np.maximum(1.0, columns.get("min_blocks", 1.0))
+    registers = np.minimum(tile_m * tile_n / threads * 1.3 + 60, arch.registers_thread)
     by_registers = np.maximum(np.floor(arch.registers_sm / (registers * threads)), least)
     by_shared = np.floor(arch.shared_sm / (shared + arch.shared_reserved))
     found: Array = np.maximum(1.0, np.minimum(np.minimum(by_registers, by_shared), np.floor(arch.threads_sm / threads)))

@@ -61,6 +61,7 @@ def features(
         "idle": turns / work.waves,
         "turns": np.minimum(turns, 64.0),
         "resident": work.resident,
+        "warps": np.log2(work.warps),
         "steps": np.log2(work.steps),
         "used": work.used,
     }

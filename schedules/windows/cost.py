@@ -22,6 +22,8 @@ BEGIN = 10400.0  # of a launch
 FILTER = 48.0  # for an element of the filters of a thread
 OVERLAP = 1.37  # the norm's exponent: 1 if nothing overlapped, infinite if everything did
 NARROW = 0.5  # of the bytes that stores of less than 16 leave unused is felt
+PARTIAL = 0.6  # for a store along a row that leaves sectors of L2 unfinished: four lanes' are less than one
+SECTOR = 32  # bytes
 
 
 def _norm(*parts: float) -> float:
@@ -40,11 +42,13 @@ def clocks(w: Windows, arch: Arch) -> float:
         fetch = loaded / w.vector * COPY
     step = 2 * w.pixel_octets + w.weight_octets + octets / 2  # instructions
     unused = max(0.0, 16 / (2 * w.run * item) - 1)
+    stored = math.gcd(2 * w.run, p.out_w)
+    partial = 0 if w.channels_last or 4 * stored * item >= SECTOR else PARTIAL / stored
     busy = _norm(
         pixels * c.block_n * steps / 128 * MULTIPLY,
         warps * steps * 2 * (w.pixel_octets + w.weight_octets),
         warps * (steps * step + octets * FINISH) / 4 + fetch / 32,
-        pixels * c.block_n * item * WRITTEN * (1 + NARROW * unused) + loaded * LOADED,
+        pixels * c.block_n * (item * WRITTEN * (1 + NARROW * unused) + partial) + loaded * LOADED,
     )
     blocks = w.rows * w.columns
     together = min(c.blocks_sm, -(-blocks // multiprocessors))

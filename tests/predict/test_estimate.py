@@ -1,0 +1,51 @@
+"""What a config costs beyond its products: registers that it lacks, idle lanes, parts of sectors, another kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schedules.core.arch import parse_arch
+from schedules.core.presets import resolve
+from schedules.core.problem import Config
+from schedules.core.registry import operator_of
+from schedules.predict.configs import columns_of
+from schedules.predict.estimate import work
+
+ARCH = parse_arch("cuda:sm_90a")
+LAYER = {"n": "32", "h": "28", "w": "28", "ci": "64", "co": "64", "kh": "3", "kw": "3", "pad": "1", "dtype": "float16"}
+
+
+def parts(name: str, schedule: str, layer: dict[str, str], *configs: dict[str, Any]) -> list[dict[str, float]]:
+    _, problem = resolve(name, LAYER | layer)
+    spec = operator_of(problem).schedule(schedule)
+    made: list[Config] = [spec.config.parse(config) for config in configs]
+    found = work(problem, spec, columns_of(made), ARCH)
+    return [{key: float(part[row]) for key, part in found.parts.items()} for row in range(len(made))]
+
+
+def test_sums_that_registers_do_not_hold() -> None:
+    tile = dict(block_m=256, block_n=64, block_k=32, warps_m=4, warps_n=1, stages=3)
+    free, bound = parts("conv2d_nhwc", "mma", {}, tile, tile | dict(min_blocks=4))
+    assert free["spill"] == 0 and bound["spill"] > bound["multiply"]
+
+
+def test_lanes_that_a_warp_lacks() -> None:
+    whole, part = (dict(block=block, pixels="4x4", filters=4, channels_per_stage=2) for block in ("32x32", "4x32"))
+    full, idle = parts("conv2d_nchw", "direct", {"dtype": "float32"}, whole, part)
+    assert idle["multiply"] > 2 * full["multiply"]
+
+
+@pytest.mark.parametrize(("w", "whole"), [("28", True), ("27", False)])
+def test_rows_that_end_within_sectors(w: str, whole: bool) -> None:
+    tile = dict(tile_h=8, tile_w=32, block_n=64, warps_m=4, warps_n=1)
+    few = {"ci": "4", "w": w}
+    (rows,), (pixels,) = (parts(name, "mma_windows", few, tile) for name in ("conv2d_nchw", "conv2d_nhwc"))
+    assert (rows["finish"] < 1.2 * pixels["finish"]) == whole
+
+
+def test_parts_of_a_reduction_that_another_kernel_adds_up() -> None:
+    few = {"n": "1", "h": "7", "w": "7", "ci": "512", "co": "512", "dtype": "float32"}
+    one, eight = parts("conv2d_nhwc", "simt", few, dict(tile=4, num_thread=8), dict(tile=4, num_thread=8, split_k=8))
+    assert one["copies"] == 0 < eight["copies"] and eight["latency"] < one["latency"] / 4
