@@ -34,7 +34,7 @@ TOLERANCES = {
 }
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895314e38, "float32": 3.4028235e38}
 # what is beyond rounds to infinity: the largest, and half of its last place more
-EDGE = {name: largest * (1 + 2.0**-places) for (name, largest), places in zip(LARGEST.items(), (12, 9, 25), strict=True)}
+EDGE = {name: LARGEST[name] * (1 + half) for name, half in zip(LARGEST, (2.0**-12, 2.0**-9, 2.0**-25), strict=True)}
 
 
 @dataclass(frozen=True)
