@@ -246,7 +246,7 @@ struct WarpCall {
   uint32_t first, second;
   int group;
 };
-void check_same(void* const operands[32], uint32_t lanes, const char* what, int line) {
+void check_same(void* const operands[kMaxWave], uint64_t lanes, const char* what, int line) {
   const WarpCall* call = nullptr;
   for (int lane = 0; lane < 32; ++lane) {
     if (!(lanes >> lane & 1)) continue;
@@ -260,7 +260,7 @@ bool begin_warp(const WarpOperation& operation, WarpCall call, int line) {
   return lane_id() == 0;
 }
 
-const WarpOperation kAllocate = {"tcgen05.alloc", [](void* const operands[32], uint32_t lanes, int line) {
+const WarpOperation kAllocate = {"tcgen05.alloc", [](void* const operands[kMaxWave], uint64_t lanes, int line) {
   check_same(operands, lanes, "tcgen05.alloc", line);
   auto* call = static_cast<const WarpCall*>(operands[0]);
   TensorMemory& memory = memories[running_block()];
@@ -283,18 +283,18 @@ const WarpOperation kAllocate = {"tcgen05.alloc", [](void* const operands[32], u
   memcpy(own_shared_pointer(call->first, 4, 4, "tcgen05.alloc", line), &first, 4);
 }, true};
 
-const WarpOperation kDeallocate = {"tcgen05.dealloc", [](void* const operands[32], uint32_t lanes, int line) {
+const WarpOperation kDeallocate = {"tcgen05.dealloc", [](void* const operands[kMaxWave], uint64_t lanes, int line) {
   check_same(operands, lanes, "tcgen05.dealloc", line);
 }, true};
 
-const WarpOperation kRelinquish = {"tcgen05.relinquish_alloc_permit", [](void* const*, uint32_t, int) {
+const WarpOperation kRelinquish = {"tcgen05.relinquish_alloc_permit", [](void* const*, uint64_t, int) {
   memories[running_block()].relinquished = true;
 }, true};
 
-const WarpOperation kLoadOperation = {kLoad, [](void* const operands[32], uint32_t lanes, int line) {
+const WarpOperation kLoadOperation = {kLoad, [](void* const operands[kMaxWave], uint64_t lanes, int line) {
   check_same(operands, lanes, kLoad, line);
 }, true};
-const WarpOperation kWaitOperation = {"tcgen05.wait::ld", [](void* const*, uint32_t, int) {}, true};
+const WarpOperation kWaitOperation = {"tcgen05.wait::ld", [](void* const*, uint64_t, int) {}, true};
 
 }  // namespace
 
