@@ -79,11 +79,12 @@ CONFIGS: list[dict[str, Any]] = [
 
 
 def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
-    built = build(problem_of("conv2d_hwcn", **WORK), sm_90a, "tma_wgmma")
+    tile = dict(block_m=128, block_n=256, cluster_m=2, cluster_n=1)
+    built = build(problem_of("conv2d_hwcn", **WORK), sm_90a, "tma_wgmma", tile)
     found, source = assert_well_made(built, "HGMMA"), str(built.sources["cu"])
     assert "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16" in source and ", p, 1, 1, 1, 1;" in source
     assert "first_ry" in source and not found["LDG"] and not found["STG"]
-    whole = build(problem_of("conv2d_hwcn", **WORK), sm_90a, "tma_wgmma", dict(skip_padding=False))
+    whole = build(problem_of("conv2d_hwcn", **WORK), sm_90a, "tma_wgmma", dict(tile, skip_padding=False))
     assert "first_ry" not in str(whole.sources["cu"])
 
 

@@ -100,7 +100,8 @@ HALO: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def work(cuda_compiler: None) -> Built:
-    return build(problem_of("conv2d_nhwc", **WORK), parse_arch("sm_90a"), "tma_wgmma")
+    tile = dict(block_m=128, block_n=256, cluster_m=2, cluster_n=1)
+    return build(problem_of("conv2d_nhwc", **WORK), parse_arch("sm_90a"), "tma_wgmma", tile)
 
 
 def test_what_it_is_made_of(work: Built) -> None:
