@@ -28,7 +28,10 @@ PROBLEM = SoftmaxProblem(300, 64)
 
 def test_every_program_in_tirx_has_problems(sm_90a: Arch) -> None:
     found = cases(sm_90a, list(operator_modules()))
-    programs = {(op.name, spec.name) for op in operators() for spec in op.schedules if spec.tirx}
+    of_others = {"tma_tcgen05"}  # of Blackwell
+    programs = {
+        (op.name, spec.name) for op in operators() for spec in op.schedules if spec.tirx and spec.name not in of_others
+    }
     assert {(operator_of(problem).name, spec.name) for problem, spec in found.items()} == programs
     assert all(spec.tirx and spec.serves(problem, sm_90a) for problem, spec in found.items())
     assert len({bundle_of(Path("x"), problem, spec.name) for problem, spec in found.items()}) == len(found)
