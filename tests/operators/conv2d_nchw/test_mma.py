@@ -138,9 +138,9 @@ def test_amd_code_object(amd_linker: None, arch: Arch, name: str) -> None:
     assert re.search(r"v_mfma_f32_16x16x16_?f16", str(built.sources["s"]))
 
 
-def test_bfloat16_on_amd_is_left_to_simt() -> None:
+def test_bfloat16_on_amd_takes_matrix_cores() -> None:
     problem = replace(preset("k100-2").problem(), dtype="bfloat16")
-    assert {operator("conv2d_nchw").choose(problem, arch) for arch in AMD} == {"simt"}
+    assert {operator("conv2d_nchw").choose(problem, arch) for arch in AMD} == {"mfma"}
 
 
 def _changes() -> list[tuple[str, Any]]:

@@ -84,8 +84,10 @@ def test_source(sm_90a: Arch) -> None:
     source = str(built.sources["cu"])
     assert built.launch and built.launch.block == (16, 16, 1) and built.launch.grid == (128, 2, 1)
     loop = source[source.index("for (int step = 0") :]
-    products = loop[: loop.index("__syncthreads()")]
-    assert "if (" not in products and products.count("+ (weights") == 4  # whole tiles: no test after the fetch
+    products = loop[: loop.index("stage_ptr[1] * 1024")]  # where the next stage is written
+    assert "__syncthreads()" not in loop and source.count("__syncthreads()") == 1
+    # whole tiles: no test after the fetch but of the last stage
+    assert products.count("if (") == 1 and products.count("+ (weights") == 4
     assert len(re.findall(r"\*\(float4\*\)\(output_ptr", source)) == 4
 
 
