@@ -68,9 +68,10 @@ def test_any_shape_is_exact(emulation: None, data: st.DataObject) -> None:
 
 @pytest.fixture(scope="module")
 def layer(cuda_compiler: None) -> Built:
-    """A ResNet-50 layer with its whole epilogue and the default config."""
+    """A ResNet-50 layer with its whole epilogue."""
     problem = preset("resnet50-28-128-128-3x3").problem({"n": 256, "bias": True, "residual": True})
-    return build(problem, parse_arch("sm_90a"), "mma")
+    config = dict(block_m=128, block_n=128, block_k=64, warps_m=2, warps_n=2, stages=4, min_blocks=1)
+    return build(problem, parse_arch("sm_90a"), "mma", config)
 
 
 def loop_of(ptx: str, opcode: str) -> str:
