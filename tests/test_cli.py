@@ -77,7 +77,10 @@ needs_rocm = pytest.mark.skipif(not STATES["rocm:gfx90a"].build, reason=STATES["
             ["build", "tutorial", "--target", "cuda:sm_80", "--config", "tile=8,4"],
             "--config item '4' is not name=value",
         ),
-        (["build", "tutorial", "--target", "rocm:gfx90a", "--config", "num_thread=64"], "illegal config: num_thread"),
+        (
+            ["build", "tutorial", "--target", "rocm:gfx90a", "--schedule", "tutorial", "--config", "num_thread=64"],
+            "illegal config: num_thread",
+        ),
         (["build", "tutorial", "--force"], "--force replaces the bundle in --out; give --out DIR"),
         (["verify", *SMALL, "--route", "emualted"], "unknown route 'emualted'; did you mean 'emulated'?"),
         (["verify", *SMALL, "--seeds", "a"], "--seeds 'a' is not a list of whole numbers"),

@@ -159,14 +159,8 @@ class Multiplier:
     def __init__(
         self, work: Work, sums: TensorMemory, memory: SharedMemory, ring: Ring, at: ClusterPlace, clusters: Index
     ) -> None:
-        self.work, self.config, self.sums, self.ring, self.at, self.clusters = (
-            work,
-            sums.config,
-            sums,
-            ring,
-            at,
-            clusters,
-        )
+        self.work, self.config, self.sums = work, sums.config, sums
+        self.ring, self.at, self.clusters = ring, at, clusters
         self.multiply = Multiply.of(work)
         self.start = sums.start
         self.a = descriptor("a_tile", work.a.tile, ring.memory.ptr_to([0]))

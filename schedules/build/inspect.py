@@ -202,7 +202,7 @@ def limits(kernel: Built | HasMaterial | Material) -> Summary:
             **own,
             "registers": registers,
             "shared": shared,
-            "spills": max(r.spill_stores + r.spill_loads for r in made.resources),
+            "spills": max(r.spilled for r in made.resources),
             "scratch": max(r.stack for r in made.resources),
             "blocks_sm": blocks,
             "occupancy": blocks * made.launch.threads / made.arch.threads_sm,

@@ -75,8 +75,7 @@ def run(args: argparse.Namespace) -> int:
         }
     )
     for used in resources:
-        spilled = used.spill_stores + used.spill_loads
-        print(f"{used.name}: {used.registers} registers, {used.shared} bytes shared, {spilled} bytes spilled")
+        print(f"{used.name}: {used.registers} registers, {used.shared} bytes shared, {used.spilled} bytes spilled")
     if measured:
         print(f"{measured['median_us']:.1f} us on {measured['device']}")
     if bundle:

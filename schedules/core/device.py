@@ -75,6 +75,11 @@ class Device:
         parts += ["not measured"] * self.by_datasheet
         return ", ".join([self.name, f"{self.multiprocessors} multiprocessors", *parts])
 
+    @property
+    def measured(self) -> bool:
+        """Whether it is a known kind of GPU that something was measured on."""
+        return bool(self.arch) and not self.by_datasheet
+
     def resident(self, cluster: int) -> int:
         """Blocks with most of a multiprocessor's shared memory that are on the device at once, in clusters of
         `cluster`: as measured, else one to each multiprocessor, in whole clusters."""
@@ -114,9 +119,17 @@ H100 = Device(
 
 
 def _listed(
-    name: str, arch: str, multiprocessors: int, l2: int, bandwidth: float, watts: int, **peaks: float
+    name: str,
+    arch: str,
+    multiprocessors: int,
+    l2: int,
+    bandwidth: float,
+    watts: int,
+    bfloat16: bool = True,
+    **peaks: float,
 ) -> Device:
-    """By datasheets, NVIDIA's architecture whitepapers and AMD's of CDNA and RDNA; `l2` in MiB."""
+    """By datasheets, NVIDIA's architecture whitepapers and AMD's of CDNA and RDNA; `l2` in MiB, `bandwidth` in GB/s;
+    `bfloat16`, if there is such, has float16's peak."""
     return Device(
         name=name,
         arch=arch,
@@ -125,11 +138,11 @@ def _listed(
         bandwidth=bandwidth,
         watts=watts,
         by_datasheet=True,
-        peaks={"float16": peaks["float16"], **({"bfloat16": peaks["float16"]} if arch != "sm_75" else {}), **peaks},
+        peaks={"float16": peaks["float16"], **({"bfloat16": peaks["float16"]} if bfloat16 else {}), **peaks},
     )
 
 
-T4 = _listed("Tesla T4", "sm_75", 40, 4, 320, 70, float16=65, int8=130, float32=8.1)
+T4 = _listed("Tesla T4", "sm_75", 40, 4, 320, 70, bfloat16=False, float16=65, int8=130, float32=8.1)
 A100 = _listed("NVIDIA A100-SXM4-80GB", "sm_80", 108, 40, 2039, 400, float16=312, int8=624, tf32=156, float32=19.5)
 RTX_3090 = _listed("NVIDIA GeForce RTX 3090", "sm_86", 82, 6, 936, 350, float16=71, int8=284, tf32=35.6, float32=35.6)
 RTX_4090 = _listed(

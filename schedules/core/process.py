@@ -51,11 +51,13 @@ def import_tvm_alone() -> None:
     # what TVM's parser asks of all that it read; else it is Relax itself that is asked
     later.Function = _FunctionOfRelax("Function", (), {})  # type: ignore[attr-defined]
     later.__getattr__ = lambda name: getattr(importlib.import_module(_RELAX), name)  # type: ignore[method-assign]
+    collects = gc.isenabled()
     gc.disable()  # nothing of TVM is garbage yet, and a tenth of the time would go into looking for it
     try:
         import tvm  # noqa: F401
     finally:
-        gc.enable()
+        if collects:
+            gc.enable()
         del sys.modules["torch"], sys.modules[_RELAX]
 
 

@@ -33,8 +33,8 @@ TOLERANCES = {
     "int8": Tolerance(0.0, 0.0),
 }
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895314e38, "float32": 3.4028235e38}
-# what is beyond rounds to infinity: the largest, and half of its last place more
-EDGE = {name: LARGEST[name] * (1 + half) for name, half in zip(LARGEST, (2.0**-12, 2.0**-9, 2.0**-25), strict=True)}
+# what rounds to infinity, and what is beyond: half of the last place over the largest
+EDGE = {"float16": 65520.0, "bfloat16": (2 - 2.0**-8) * 2.0**127, "float32": (2 - 2.0**-24) * 2.0**127}
 
 
 @dataclass(frozen=True)

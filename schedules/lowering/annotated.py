@@ -15,11 +15,11 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 
-from schedules.lowering.annotations import PER_THREAD, PREFIX, SWIZZLE
+from schedules.lowering.annotations import PER_THREAD, PREFIX, SWIZZLE, VECTOR_BYTES
 from schedules.lowering.multistage import MAIN_LOOP, multistage
 from schedules.lowering.order import marked
 
-BANK_BYTES, VECTOR_BYTES = 128, 16  # of one row over all banks of shared memory, of the widest access
+BANK_BYTES = 128  # of one row over all banks of shared memory
 
 Index = Callable[[list[Any]], list[Any]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedules.core.arch import Arch
+from schedules.core.arch import ARCHES, Arch
 
 PREFIX = "schedules."
 PER_THREAD = (
@@ -23,12 +23,14 @@ STREAM = PREFIX + "streaming"  # function: how global accesses use the caches; s
 APART = PREFIX + "buffers_apart"  # function: no buffer takes the place of another that is no longer needed
 STREAMING = ("no", "stores", "both", "evict_last")  # what streams: see accesses; or loads that L2 evicts last
 LEAST = 16  # bytes of the narrowest store that a CPU has go past its caches
+VECTOR_BYTES = 16  # of the widest access of a thread
 LANE_AXIS = 2  # of a fragment, counted from the end: (.., lane, slot)
 
 
 def default_streaming(arch: Arch) -> str:
-    """How accesses of kernels that read and write once use the caches: as was fastest on an H200, on its kind only."""
-    return "evict_last" if "wgmma" in arch.features else "no"
+    """How accesses of kernels that read and write once use the caches: as was fastest on an H200, on arches only whose
+    own device was measured."""
+    return "evict_last" if ARCHES.get(str(arch), arch).device.measured else "no"
 
 
 def check_streaming(streaming: str, arch: Arch) -> str | None:

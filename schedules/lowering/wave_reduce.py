@@ -3,7 +3,8 @@
 TVM 0.27 reduces in registers there only where a row has exactly a wave's threads, by one trip through LDS's crossbar a
 step (`ds_bpermute`), and else in LDS with a barrier a step.  Here lanes exchange by DPP, which an instruction that adds
 takes along; only lanes 16 apart of half a wave of 64 go by `ds_swizzle`.  Where a row has several waves, each leaves
-its result in LDS, and after one barrier every thread combines them all.
+its result in LDS, and after one barrier every thread combines them all.  In a loop the next result would take the place
+of one that a slower wave still reads: such reductions by several waves are left to TVM.
 Sources: "AMD GCN Assembly: Cross-Lane Operations" (GPUOpen, 2016); the RDNA ISA guides, "V_PERMLANEX16_B32".
 """
 
@@ -44,18 +45,16 @@ def reduced_in_waves(mod: tvm.IRModule) -> tvm.IRModule:
 def _reduced(function: tirx.PrimFunc) -> tirx.PrimFunc:
     wave = int(function.attrs["target"].attrs["thread_warp_size"])
     threads: dict[Any, tuple[str, int]] = {}  # by variable: tag and extent
-    alone: list[Any] = []  # reductions that a loop has no other of
+    repeated: list[Any] = []  # reductions in loops
 
     def thread(scope: Any) -> None:
         if scope.attr_key == "thread_extent" and isinstance(scope.value, tirx.IntImm):
             threads[scope.node.var] = str(scope.node.thread_tag), int(scope.value)
 
     def loop(node: Any) -> None:
-        inside: list[Any] = []
         tvm_ffi.structural_walk(
-            node, (tirx.AttrStmt, lambda scope: inside.append(scope) if scope.attr_key == "reduce_scope" else None)
+            node, (tirx.AttrStmt, lambda scope: repeated.append(scope) if scope.attr_key == "reduce_scope" else None)
         )
-        alone.extend(inside if len(inside) == 1 else [])
 
     tvm_ffi.structural_walk(function.body, (tirx.AttrStmt, thread))
     tvm_ffi.structural_walk(function.body, (tirx.For, loop))
@@ -70,7 +69,7 @@ def _reduced(function: tirx.PrimFunc) -> tirx.PrimFunc:
         condition, over = call.args[1 + count], list(call.args[2 + 2 * count :])
         tag, extent = threads.get(over[0], ("", 0))
         small = extent <= wave and wave % extent == 0 if extent else False
-        whole = flat and extent % wave == 0 if extent else False
+        whole = flat and extent % wave == 0 and not any(map(scope.same_as, repeated)) if extent else False
         bits = {tvm.DataType(str(value.ty)).bits for value in values}
         if len(over) != 1 or tag != "threadIdx.x" or not (small or whole) or bits != {32}:
             return scope
@@ -82,9 +81,7 @@ def _reduced(function: tirx.PrimFunc) -> tirx.PrimFunc:
         lane = tirx.Cast("int32", over[0])
         statements = [*reduction.store(given), *reduction.across(min(extent, wave))]
         if extent > wave:
-            # another reduction's barrier keeps a wave from storing while a slower one still reads
-            again = any(scope.same_as(other) for other in alone)
-            statements += reduction.of_waves(lane, extent // wave, again)
+            statements += reduction.of_waves(lane, extent // wave)
         return joined(statements)
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tirx.AttrStmt, visit)))
@@ -142,8 +139,8 @@ class _Reduction:
             )
         return statements
 
-    def of_waves(self, thread: Any, waves: int, again: bool) -> list[Any]:
-        """Combine what `waves` waves have, by way of LDS; `again` if the next time comes without another barrier."""
+    def of_waves(self, thread: Any, waves: int) -> list[Any]:
+        """Combine what `waves` waves have, by way of LDS."""
         shared = [tirx.decl_buffer([waves], str(place.ty), "waves", scope="shared") for place in self.results]
         leave = [
             tirx.BufferStore(buffer, place, [tirx.floordiv(thread, self.wave)])
@@ -153,17 +150,13 @@ class _Reduction:
         statements = [
             *(tirx.AllocBuffer(buffer) for buffer in shared),
             tirx.IfThenElse(tirx.floormod(thread, self.wave) == 0, joined(leave), None),
-            _barrier(),
+            tirx.Evaluate(tirx.op.tvm_storage_sync("shared")),
             *self.store(total),
         ]
         for other in range(1, waves):
             theirs = [tirx.BufferLoad(buffer, [integer(other)]) for buffer in shared]
             statements += self.store(self.combined(list(self.results), theirs))
-        return [*statements, _barrier()] if again else statements
-
-
-def _barrier() -> Any:
-    return tirx.Evaluate(tirx.op.tvm_storage_sync("shared"))
+        return statements
 
 
 def _call(value: Any, name: str, *arguments: Any) -> Any:

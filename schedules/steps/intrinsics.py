@@ -30,10 +30,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from schedules.core.arch import Arch
-from schedules.core.problem import numpy_dtype
-from schedules.lowering.annotated import VECTOR_BYTES
 from schedules.lowering.annotations import LANE_AXIS, PER_THREAD, PREFIX
 from schedules.steps.fragments import Atom
+from schedules.steps.tiles import widest
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -368,7 +367,7 @@ def load_doubled(atom: Atom, scope: str) -> Intrinsic:
     from tvm.script import tirx as T
 
     rows, slots, wave = atom.holders, atom.slots[0], atom.wave
-    vector = min(slots, VECTOR_BYTES // numpy_dtype(atom.source).itemsize)
+    vector = min(slots, widest(atom.source))
 
     def make() -> tuple[PrimFunc, PrimFunc]:
         @T.prim_func(s_tir=True)

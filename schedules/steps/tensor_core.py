@@ -16,23 +16,17 @@ from typing import TYPE_CHECKING, Any
 from schedules.core.arch import Arch
 from schedules.core.device import Device
 from schedules.core.problem import Config, numpy_dtype
-from schedules.lowering.annotated import VECTOR_BYTES
 from schedules.lowering.annotations import AHEAD, ASYNC, AT_ONCE, PIPELINE, PROXY, SKIP, SWIZZLE, TILE_SUMS
 from schedules.steps.fragments import Atom, atom_for, why_no_atom
 from schedules.steps.intrinsics import load_doubled, load_matrix, multiply, multiply_split, per_lane, tensorize
 from schedules.steps.launch import MinBlocks
 from schedules.steps.story import next_step
-from schedules.steps.tiles import bind, cooperative_fetch, inline_if_present
+from schedules.steps.tiles import bind, cooperative_fetch, inline_if_present, widest
 from schedules.steps.warpgroup import WarpgroupConfig, multiply_shared
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV, SBlockRV
-
-
-def widest(dtype: str) -> int:
-    """Elements of `dtype` in the widest access."""
-    return VECTOR_BYTES // numpy_dtype(dtype).itemsize
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedules.core.arch import GRID
+from schedules.core.problem import numpy_dtype
+from schedules.lowering.annotations import VECTOR_BYTES
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+
+def widest(dtype: str) -> int:
+    """Elements of `dtype` in the widest access."""
+    return VECTOR_BYTES // numpy_dtype(dtype).itemsize
 
 
 def widest_vector(extent: int, limit: int) -> int:

@@ -111,7 +111,7 @@ def build_candidate(problem: Problem, arch: Arch, candidate: Candidate) -> Artif
         built.program,
         built.compiler,
         max((kernel.registers for kernel in used), default=0),
-        sum(kernel.spill_loads + kernel.spill_stores for kernel in used),
+        sum(kernel.spilled for kernel in used),
         time.perf_counter() - start,
         built.schedule.arithmetic_of(problem, built.config),
     )

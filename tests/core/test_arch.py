@@ -34,7 +34,7 @@ def test_what_llvm_says_of_amd_processors_is_what_the_rows_say() -> None:
         if arch.kind == "rocm":
             target = Target({"kind": "llvm", "mtriple": "amdgcn-amd-amdhsa", "mcpu": arch.name})
             has = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
-            more = {"mfma": "mai-insts", "mfma_xf32": "xf32-insts", "sdot4": "dot1-insts", "sudot4": "dot8-insts"}
+            more = {"mfma": "mai-insts", "sdot4": "dot1-insts", "sudot4": "dot8-insts"}
             assert {name for name in more if name in arch.features} == {n for n, llvm in more.items() if llvm in has}
             assert f"wavefrontsize{arch.wave}" in has
             assert f"addressablelocalmemorysize{arch.shared_block}" in has

@@ -5,7 +5,7 @@ import pytest
 
 from schedules.core.arithmetic import BF16X3, FLOAT32
 from schedules.core.operator import Expected
-from schedules.core.tolerance import compare
+from schedules.core.tolerance import EDGE, compare
 
 
 def expect(values: list[float], magnitude: float = 1.0) -> Expected:
@@ -43,7 +43,8 @@ def test_a_schedule_is_held_to_its_arithmetic() -> None:
         (1.0, np.nan, False),
         (np.inf, np.inf, True),
         (-np.inf, np.inf, False),
-        (np.inf, 65504.0, False),
+        (np.inf, 65519.0, False),
+        (np.inf, 65520.0, True),
         (np.inf, 65536.0, True),  # rounds to it; the largest is within the tolerance too
         (65504.0, 65536.0, True),
         (-np.inf, 65536.0, False),
@@ -53,6 +54,14 @@ def test_a_schedule_is_held_to_its_arithmetic() -> None:
 )
 def test_special_values(got: float, wanted: float, passed: bool) -> None:
     assert compare(np.asarray([got], np.float16), expect([wanted]), "float16").passed is passed
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float16", 40), ("bfloat16", 20), ("float32", 26)])
+def test_the_edge_is_where_numbers_round_to_infinity(dtype: str, bits: int) -> None:
+    kind = np.dtype(dtype) if dtype != "bfloat16" else pytest.importorskip("ml_dtypes").bfloat16  # by way of float32
+    with np.errstate(over="ignore"):
+        at, below = (np.float64(x).astype(kind) for x in (EDGE[dtype], EDGE[dtype] * (1 - 2.0**-bits)))
+    assert np.isinf(at) and np.isfinite(below)
 
 
 def test_the_worst_element_is_named() -> None:

@@ -10,7 +10,9 @@ import pytest
 from schedules.build.builder import Built, build
 from schedules.check.verify import device_source, emulated_runs, poisoned
 from schedules.core.arch import parse_arch
+from schedules.core.problem import Argument
 from tests.conftest import assert_correct, problem_of
+from tests.steps.test_intrinsics import build_kernel
 
 NHWC = dict(n=1, h=5, w=7, ci=72, co=40, kh=3, kw=3, pad=1)
 
@@ -35,6 +37,27 @@ def test_rows_are_reduced_in_registers(emulation: None, amd_linker: None, case: 
     lanes = re.findall(r"(?:quad_perm|row_half_mirror|row_mirror|row_bcast|v_permlanex16|ds_swizzle)", assembly)
     assert len(lanes) == 2 * steps and "ds_bpermute" not in assembly
     assert_correct(problem, parse_arch(arch), schedule, config, routes=["emulated"])
+
+
+@pytest.mark.parametrize("threads", [64, 256])
+def test_rows_that_follow_each_other_are_not_mixed_up(emulation: None, amd_linker: None, threads: int) -> None:
+    """Several waves take no shortcut where the next row may come before all have read this one's."""
+    from tvm import te
+    from tvm.s_tir import Schedule
+
+    x, k = te.placeholder((6, threads), name="x"), te.reduce_axis((0, threads))
+    sch = Schedule(te.create_prim_func([x, te.compute((6,), lambda i: te.sum(x[i, k], axis=k), name="y")]))
+    row, column = sch.get_loops("y")
+    block, row = sch.split(row, [None, 3])
+    for loop, axis in ((block, "blockIdx.x"), (column, "threadIdx.x")):
+        sch.bind(loop, axis)
+    given = Argument("x", (6, threads), "float32"), Argument("y", (6,), "float32", output=True)
+    built = build_kernel(sch, parse_arch("gfx942"), *given)
+    assert ("update.dpp" in device_source(built)) == (threads == 64)
+    numbers = np.random.default_rng(0).integers(-9, 9, (6, threads)).astype("float32")
+    for _, run in emulated_runs(built):
+        (found,) = run([numbers, *poisoned(built.problem)])
+        assert (found == numbers.sum(axis=1)).all()
 
 
 def test_every_barrier_stands_after_the_stores_to_lds(amd_linker: None) -> None:

@@ -20,6 +20,7 @@ from schedules.core.operator import Array, Operator, ScheduleSpec
 from schedules.core.problem import Argument, Config, Problem, numpy_dtype
 from schedules.steps.fragments import MATRIX, MMA, Atom, atom_for
 from schedules.steps.intrinsics import as_described, load_matrix, multiply, per_lane, tensorize
+from schedules.steps.tensor_core import bind_lanes as bind_sums
 from tests.conftest import assert_correct, problem_of
 
 
@@ -120,19 +121,6 @@ def test_ldmatrix(emulation: None, dtype: str, operand: str, rows: int, transpos
     np.testing.assert_array_equal(run(built, [matrix]), matrix)
 
 
-def bind_sums(sch: Any, block: Any, atom: Atom) -> None:
-    """Deal the sums of `block` out to the lanes that hold them."""
-    i, j = sch.get_loops(block)[1:]
-    if atom.wave == 32:
-        half, i = sch.split(i, [None, 8])
-        j, word = sch.split(j, [4, 2])
-        sch.reorder(half, i, j, word)
-    else:
-        i, word = sch.split(i, [4, 4])
-        sch.reorder(i, j, word)
-    sch.bind(sch.fuse(i, j), "threadIdx.x")
-
-
 def product(atom: Atom, arch: Arch) -> Any:
     """A kernel of one matrix instruction; operands reach their fragments by plain loads."""
     from tvm import te
@@ -157,7 +145,7 @@ def product(atom: Atom, arch: Arch) -> Any:
         sch.transform_layout(fragment, ("write", 0), place, assume_injective_transform=True)
         per_lane(sch, fragment)
         row, at_k = sch.get_loops(fragment)[1:]
-        if atom.wave == 32:
+        if atom.ldmatrix:
             bind_lanes(sch, fragment, atom, row, at_k)
         else:
             at_k, word = sch.split(at_k, [None, atom.word])
@@ -165,8 +153,8 @@ def product(atom: Atom, arch: Arch) -> Any:
             sch.bind(sch.fuse(at_k, row), "threadIdx.x")
     sch.transform_layout(multiplied, ("write", 0), atom.c, assume_injective_transform=True)
     per_lane(sch, multiplied)
-    bind_sums(sch, out, atom)
-    bind_sums(sch, sch.decompose_reduction(multiplied, sch.get_loops(multiplied)[1]), atom)
+    for block in (out, sch.decompose_reduction(multiplied, sch.get_loops(multiplied)[1])):
+        bind_sums(sch, *sch.get_loops(block)[1:], atom)
     tensorize(sch, sch.get_loops(multiplied)[1], multiply(atom, arch))
     return sch
 

@@ -62,7 +62,8 @@ class Cubin:
 
 @dataclass(frozen=True)
 class KernelResources:
-    """ptxas's account of one kernel: registers of a thread, bytes of shared memory, bytes spilled."""
+    """The compiler's account of one kernel: registers of a thread, bytes of shared memory of a block; of the stack of a
+    thread, and of it what registers are spilled to, as stored and as loaded (LLVM says once how much it is)."""
 
     name: str
     registers: int
@@ -70,6 +71,11 @@ class KernelResources:
     stack: int
     spill_stores: int
     spill_loads: int
+
+    @property
+    def spilled(self) -> int:
+        """Bytes that spills move."""
+        return self.spill_stores + self.spill_loads
 
 
 def compile_cuda(source: str, arch: str) -> Cubin:

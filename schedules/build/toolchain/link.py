@@ -77,7 +77,7 @@ def write_library(module: Any, library: Path) -> None:
         module.export_library(str(library), fcompile=link_library, workspace_dir=folder)
 
 
-STAMPED = 256  # threads of a block at most, as TVM's code generator writes into every kernel for an AMD GPU not here
+STAMPED = 256  # threads of a block at most, which TVM's code generator writes into every kernel where no AMD GPU is
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,7 @@ def for_blocks_of(threads: int, ll: str, processor: str) -> AmdCode:
 
     size = '"amdgpu-flat-work-group-size"="1,{}"'
     if size.format(STAMPED) not in ll:
-        raise BuildError(
-            f"TVM's LLVM IR does not bound blocks by {STAMPED} threads; this TVM is not one that was tried"
-        )
+        raise BuildError(f"TVM's LLVM IR does not bound blocks by {STAMPED} threads; install apache-tvm 0.27")
     triple = ll.split('target triple = "', 1)[1].split('"', 1)[0]
     target = json.dumps({"kind": "llvm", "mtriple": triple, "mcpu": processor}).replace('"', "\\22")
     ll = ll.replace(size.format(STAMPED), size.format(threads))

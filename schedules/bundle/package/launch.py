@@ -269,9 +269,19 @@ class Driver:
             else:
                 self("pop", ctypes.byref(before))
 
+    @contextlib.contextmanager
+    def relaxed(self) -> Iterator[None]:
+        """With memory that this thread may allocate and free whatever is captured meanwhile."""
+        mode = ctypes.c_int(_RELAXED)
+        self("capture_mode", ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self("capture_mode", ctypes.byref(mode))
+
 
 def _release(driver: Driver, context: Any, module: Any, memory: Sequence[int]) -> None:
-    with driver.on(context):
+    with driver.on(context), driver.relaxed():
         for address in memory:
             driver("free", ctypes.c_void_p(address))
         driver("unload", module)
@@ -304,27 +314,23 @@ class _Loaded:
         weakref.finalize(self, _release, self.driver, self.context, module, self.all).atexit = False
 
     def fill(self, addresses: dict[str, int], workspaces: Mapping[str, int], stream: Any) -> None:
-        """Add the addresses of `workspaces`, of so many bytes."""
+        """Add the addresses of `workspaces`, of so many bytes, by who has the lock."""
         if not workspaces:
             return
         graph, status = ctypes.c_uint64(), ctypes.c_int()
         self.driver("capture", stream, ctypes.byref(status), ctypes.byref(graph), None, None, None)
-        with self.lock:
-            for name, wanted in workspaces.items():
-                key = name, stream.value, graph.value if status.value else None
-                address, size = self.memory.get(key, (0, 0))
-                if size < wanted:
-                    address = self._allocated(wanted)
-                    self.memory[key] = address, wanted
-                addresses[name] = address
+        for name, wanted in workspaces.items():
+            key = name, stream.value, graph.value if status.value else None
+            address, size = self.memory.get(key, (0, 0))
+            if size < wanted:
+                address = self._allocated(wanted)
+                self.memory[key] = address, wanted
+            addresses[name] = address
 
     def _allocated(self, size: int) -> int:
-        memory, mode = ctypes.c_void_p(), ctypes.c_int(_RELAXED)
-        self.driver("capture_mode", ctypes.byref(mode))
-        try:
+        memory = ctypes.c_void_p()
+        with self.driver.relaxed():
             self.driver("allocate", ctypes.byref(memory), ctypes.c_size_t(size))
-        finally:
-            self.driver("capture_mode", ctypes.byref(mode))
         self.all.append(memory.value or 0)
         return memory.value or 0
 
@@ -394,12 +400,12 @@ class Launcher:
         given = self._checked(tensors)
         index, addresses = given[0].index, {name: given[at].address for name, at in self.places.items()}
         sizes = {name: given[self.places[of]].shape[axis] for name, (of, axis) in self.launches["sizes"].items()}
-        key = tuple(sizes.values())
-        if key != self.planned[0]:
-            self.planned = key, plan(self.launches, self.places, sizes)
-        planned = self.planned[1]
+        known, planned = self.planned
+        if sizes != known:
+            planned = plan(self.launches, self.places, sizes)
+            self.planned = sizes, planned
         device, stream = self._on(index), ctypes.c_void_p(_stream(tensors[0], index))
-        with self.driver.on(device.context):
+        with self.driver.on(device.context), device.lock:  # kernels that share a workspace follow each other
             device.fill(addresses, planned["workspaces"], stream)
             maps = {name: self._encoded(told, addresses) for name, told in planned["maps"].items()}
             for kernel in planned["kernels"]:

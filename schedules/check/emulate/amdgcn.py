@@ -24,7 +24,7 @@ _ENDS = re.compile(r"^\S+:|^\s*store |= (?:atomicrmw|cmpxchg) ")  # what a relea
 _ACCESS = re.compile(r"(?:= (?:load|atomicrmw|cmpxchg)|^\s*store) ")
 _RELEASE = re.compile(r'\s*fence (?:syncscope\("(?:workgroup|agent)"\) )?(?:release|acq_rel|seq_cst)')
 _OVERLOAD = re.compile(r"(?:\.(?:v\d+)?(?:i|f|bf|p)\d+)+$")  # types at the end of an intrinsic's name
-_FAMILY = re.compile(r"(?:mfma|wmma|fdot2)\b")  # whose names have types that are none of an overload
+_FAMILY = re.compile(r"(?:mfma|wmma)\b")  # whose names have types that are none of an overload
 _BITS = {"half": 16, "bfloat": 16, "float": 32, "double": 64}
 _VALUE = "{ ptr, i64 }"  # `emu::Value`
 

@@ -13,8 +13,8 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.space import ProductSpace
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, pixel_product
-from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles, widest
-from schedules.steps.tiles import widest_vector
+from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
+from schedules.steps.tiles import widest, widest_vector
 
 if TYPE_CHECKING:
     import tvm

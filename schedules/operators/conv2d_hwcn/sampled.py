@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import SampledSchedule
-from schedules.core.problem import numpy_dtype
 from schedules.definitions.implicit import textbook
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.steps.story import next_step
-from schedules.steps.tiles import bind, bind_grid, inline_if_present, widest_vector
+from schedules.steps.tiles import bind, bind_grid, inline_if_present, widest, widest_vector
 
 if TYPE_CHECKING:
     from tvm import te
     from tvm.s_tir import Schedule
 
 LARGEST = {"ci": 8, "co": 32, "n": 32}  # extents are rounded up to a power of two, at most this, that tiles divide
-VECTOR_BYTES = 16
 UNROLL = (0, 16, 64, 512)
 
 
@@ -63,12 +61,11 @@ def steps(sch: Schedule, problem: HwcnProblem, arch: Arch) -> None:
     sch.reverse_compute_at(output, tn, preserve_unit_loops=True)
     for stage in local:
         sch.compute_at(stage, rci, preserve_unit_loops=True)
-    widest = VECTOR_BYTES // numpy_dtype(problem.dtype).itemsize
     for stage, row in zip(shared, (problem.n, problem.co), strict=True):
         sch.compute_at(stage, rx, preserve_unit_loops=True)
         # as wide as rows keep aligned
         sch.fuse(*sch.get_loops(stage)[-4:])
-        vectors = [1 << power for power in range(widest_vector(row, widest).bit_length())]
+        vectors = [1 << power for power in range(widest_vector(row, widest(problem.dtype)).bit_length())]
         vector = sch.sample_categorical(vectors, [1 / len(vectors)] * len(vectors))
         sch.annotate(stage, "meta_schedule.cooperative_fetch", vector)
     unroll = sch.sample_categorical(UNROLL, [1 / len(UNROLL)] * len(UNROLL))

@@ -17,8 +17,8 @@ from schedules.core.operator import ScheduleSpec
 from schedules.core.space import ProductSpace, axis
 from schedules.definitions.implicit import product as matrix_product
 from schedules.operators.conv2d_nchw.definition import NchwProblem, pixel_vector, weight_vector
-from schedules.steps.tensor_core import Operand, TensorCoreConfig, schedule_product, whole_steps, widest
-from schedules.steps.tiles import widest_vector
+from schedules.steps.tensor_core import Operand, TensorCoreConfig, schedule_product, whole_steps
+from schedules.steps.tiles import widest, widest_vector
 
 if TYPE_CHECKING:
     import tvm

@@ -28,7 +28,7 @@ from schedules.operators.depthwise_conv2d.cost import COSTS, LINE, Costs, memory
 from schedules.operators.depthwise_conv2d.definition import DepthwiseProblem
 from schedules.steps.launch import MinBlocks
 from schedules.steps.story import next_step
-from schedules.steps.tiles import bind, widest_vector
+from schedules.steps.tiles import bind, widest, widest_vector
 
 if TYPE_CHECKING:
     import tvm
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV
     from tvm.tirx import PrimExpr
-
-VECTOR_BYTES = 16  # of the widest access
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class WindowsConfig(MinBlocks, Config):
     def weight_vector(self, problem: DepthwiseProblem) -> int:
         """Weights of one load: a thread's channels lie together, each with all its taps.  Of an even number of taps
         TVM 0.27 does not see that they are neighbours."""
-        taps, most = problem.kh * problem.kw, VECTOR_BYTES // numpy_dtype(problem.dtype).itemsize
+        taps, most = problem.kh * problem.kw, widest(problem.dtype)
         return widest_vector(self.channels(problem) * taps, most) if taps % 2 and not self.by_rows else 1
 
     def across(self, problem: DepthwiseProblem) -> Pair:
@@ -119,9 +117,9 @@ class WindowsConfig(MinBlocks, Config):
             value = getattr(self, name)
             if min(value if isinstance(value, tuple) else (value,)) < 1:
                 return f"{name}={value} must be at least 1"
-        item = numpy_dtype(problem.dtype).itemsize
-        if self.vector not in (1, 2, 4, 8) or self.vector * item > VECTOR_BYTES:
-            return f"vector={self.vector} is no power of two up to {VECTOR_BYTES // item} ({VECTOR_BYTES} bytes)"
+        most = widest(problem.dtype)
+        if self.vector not in (1, 2, 4, 8) or self.vector > most:
+            return f"vector={self.vector} is no power of two up to {most}, the widest access"
         if self.threads > arch.max_threads:
             return f"threads={self.threads} is over {arch.max_threads}, the most of a block of {arch}"
         if self.min_blocks < 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from schedules.core.problem import numpy_dtype
 from schedules.definitions.epilogue import finish, placeholders
 from schedules.definitions.implicit import at_run_time
 from schedules.definitions.padding import select
@@ -13,19 +12,16 @@ from schedules.definitions.program import program_of
 from schedules.definitions.scatter import scatter
 from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.operators.pack_nchw32.definition import PackProblem
-from schedules.steps.tiles import widest_vector
+from schedules.steps.tiles import widest, widest_vector
 
 if TYPE_CHECKING:
     from tvm import tirx
     from tvm.tirx import PrimExpr
 
-VECTOR_BYTES = 16  # of the widest access
-
 
 def channel_vector(problem: PackProblem, most: int = GROUP) -> int:
     """Neighbouring channels that the plain tensor keeps aligned: a vector of them is in the tensor or beyond it."""
-    widest = VECTOR_BYTES // numpy_dtype(problem.dtype).itemsize
-    return widest_vector(problem.ci, min(widest, most)) if problem.channels_last else 1
+    return widest_vector(problem.ci, min(widest(problem.dtype), most)) if problem.channels_last else 1
 
 
 def staged(problem: PackProblem, vector: int) -> tirx.PrimFunc:

@@ -15,9 +15,9 @@ from schedules.core.problem import Config, numpy_dtype
 from schedules.core.space import ProductSpace, axis
 from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.operators.pack_nchw32.definition import PackProblem
-from schedules.operators.pack_nchw32.stages import VECTOR_BYTES, channel_vector, staged
+from schedules.operators.pack_nchw32.stages import channel_vector, staged
 from schedules.steps.story import next_step
-from schedules.steps.tiles import bind, widest_vector
+from schedules.steps.tiles import bind, widest, widest_vector
 
 if TYPE_CHECKING:
     import tvm
@@ -77,7 +77,7 @@ def schedule(problem: PackProblem, config: TilesConfig, arch: Arch) -> tvm.IRMod
     bind(sch, (block, "blockIdx.x"), (thread, "threadIdx.x"))
 
     next_step(sch, "Neighbours are read and written by vectors: channels of what is packed, else what lies together")
-    packed = min(config.lanes, VECTOR_BYTES)
+    packed = min(config.lanes, widest("int8"))
     for stage in (tile, fetched):
         sch.compute_at(stage, thread, preserve_unit_loops=True)
     _along(sch, tile, False, 1)
@@ -94,8 +94,7 @@ def _along(sch: Schedule, block: tvm.s_tir.schedule.SBlockRV, pixels: bool, vect
     if pixels:
         sch.reorder(channel, pi)
     outer, last = (channel, pi) if pixels else (pi, channel)
-    most = VECTOR_BYTES // sch.get(block).writes[0].source.dtype.itemsize
-    _unroll(sch, outer, last, min(vector, most))
+    _unroll(sch, outer, last, min(vector, widest(str(sch.get(block).writes[0].source.dtype))))
 
 
 def _unroll(sch: Schedule, outer: LoopRV, last: LoopRV, vector: int) -> None:

@@ -167,12 +167,41 @@ launcher = loaded(cases[0])
 for graph in ("7", "8", "7", ""):
     os.environ["FAKE_DRIVER_CAPTURE"] = graph
     launcher(*[Fake(**tensor) for tensor in cases[0]["tensors"]])
+os.environ["FAKE_DRIVER_CAPTURE"] = "9"
+del launcher
 """
     done = run(drivers, tmp_path, [split], code)
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in fake.noted(tmp_path / "log") if isinstance(line, dict)]
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    lines = fake.noted(tmp_path / "log")
+    assert lines.count("freed") == 3
+    lines = [line for line in lines if isinstance(line, dict)]
     used = [line["arguments"][0] for line in lines if line.get("symbol") == "main_kernel"]
     assert used[0] == used[2] and len(set(used)) == 3 == sum("allocated" in line for line in lines)
+
+
+def test_threads_on_one_stream_share_a_workspace_in_turn(drivers: Path, split: dict[str, Any], tmp_path: Path) -> None:
+    code = """
+import threading
+sys.setswitchinterval(1e-6)
+launcher = loaded(cases[0])
+def call(rows):
+    given = [Fake(**{**tensor, "shape": [rows, *tensor["shape"][1:]]}) for tensor in cases[0]["tensors"]]
+    for _ in range(40):
+        launcher(*given)
+threads = [threading.Thread(target=call, args=(rows,)) for rows in (3, 4, 5, 6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+    done = run(drivers, tmp_path, [split], code)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    launches = [line for line in fake.noted(tmp_path / "log") if "symbol" in line]
+    pairs = list(zip(launches[::2], launches[1::2], strict=True))
+    assert len(pairs) == 160
+    for first, second in pairs:
+        assert (first["symbol"], second["symbol"]) == ("main_kernel", "main_kernel_1")
+        assert first["arguments"][-1] == second["arguments"][-1] and first["arguments"][0] in second["arguments"]
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,19 @@ def test_dot_products(emulator: Emulator) -> None:
     assert (found[3] == 2**31 - 1).all()
 
 
+def test_dot_products_of_halves_and_bfloats(emulator: Emulator) -> None:
+    cases, lines = (("fdot2", "half", 0x40003C00), ("fdot2.f32.bf16", "bfloat", 0x40003F80)), []
+    for index, (name, kind, pair) in enumerate(cases):
+        lines += [
+            f"  %a{index} = bitcast i32 {pair} to <2 x {kind}>",  # 1 and 2
+            f"  %s{index} = call float @llvm.amdgcn.{name}("
+            f"<2 x {kind}> %a{index}, <2 x {kind}> %a{index}, float 5.0, i1 0)",
+            f"  %i{index} = bitcast float %s{index} to i32",
+            stored(f"%i{index}", index),
+        ]
+    assert (launch(emulator, kernel("\n".join(lines)), 128).view("float32") == 10).all()
+
+
 def test_conversions(emulator: Emulator) -> None:
     """To bfloat16, and from double to half, which few CPUs have instructions for."""
     body = f"""  %f = sitofp i32 %v to float

@@ -16,7 +16,7 @@ N = 32  # columns of B in a block
 # what `how` says: the instruction and its descriptors, then what is done
 NAMES = (
     "shape", "int8", "steps", "a_leading", "a_stride", "b_leading", "b_stride", "layout", "columns", "lane", "alloc",
-    "commit", "wait", "after", "wait_load", "before", "dealloc", "relinquish", "narrow", "change", "both",
+    "commit", "wait", "after", "wait_load", "before", "dealloc", "relinquish", "change", "both",
 )  # fmt: skip
 SOURCE = """
 __device__ uint64_t operand(const void* p, int leading, int stride, int layout) {
@@ -98,7 +98,7 @@ extern "C" __global__ void k(const uint4* in, unsigned* out, const unsigned* how
 """
 GOOD = dict(
     steps=1, columns=64, lane=0, alloc=1, commit=1, wait=1, after=1, wait_load=1, before=1, dealloc=1, relinquish=1,
-    narrow=0, change=0, both=0,
+    change=0, both=0,
 )  # fmt: skip
 
 

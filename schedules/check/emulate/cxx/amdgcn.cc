@@ -205,16 +205,13 @@ EMU_LANE(udot8, "udot8") { plain_dot(call, false, 4); }
 EMU_LANE(sudot4, "sudot4") { mixed_dot(call, 8); }
 EMU_LANE(sudot8, "sudot8") { mixed_dot(call, 4); }
 EMU_LANE(fdot2, "fdot2") {
-  float sum = call.operands[2].as<float>();
-  for (int i = 0; i < 2; ++i) sum += float(call.operands[0].as<__half>(i)) * float(call.operands[1].as<__half>(i));
-  call.result.set(sum);
-}
-EMU_LANE(fdot2_bfloat16, "fdot2.f32.bf16") {
-  float sum = call.operands[2].as<float>();
-  for (int i = 0; i < 2; ++i) {
-    sum += float(call.operands[0].as<__nv_bfloat16>(i)) * float(call.operands[1].as<__nv_bfloat16>(i));
-  }
-  call.result.set(sum);
+  bool halves = !strcmp(call.name, "fdot2");
+  if (!halves && strcmp(call.name, "fdot2.f32.bf16")) emu::fail(call.line, "llvm.amdgcn.%s is not emulated", call.name);
+  auto element = [&](int operand, int i) {
+    const emu::Value& value = call.operands[operand];
+    return halves ? float(value.as<__half>(i)) : float(value.as<__nv_bfloat16>(i));
+  };
+  call.result.set(call.operands[2].as<float>() + element(0, 0) * element(1, 0) + element(0, 1) * element(1, 1));
 }
 EMU_LANE(perm, "perm") {
   uint64_t bytes = uint64_t{call.operands[0].as<uint32_t>()} << 32 | call.operands[1].as<uint32_t>();

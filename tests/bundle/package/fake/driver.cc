@@ -7,9 +7,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #ifdef HIP
@@ -23,11 +25,16 @@ namespace {
 
 std::vector<std::string> maps;  // a tensor map holds the number of its line here
 std::set<int64_t> allocated;       // what was allocated
+std::map<std::pair<void*, int>, int> allowed;  // attributes of functions
+thread_local int mode = 0;                     // of capturing
 
 std::string variable(const char* name) {
   const char* found = std::getenv(name);
   return found ? found : "";
 }
+
+// Whether a graph is captured that the calling thread would spoil.
+bool unsafe() { return !variable("FAKE_DRIVER_CAPTURE").empty() && mode != 2; }
 
 int code(const char* function) { return variable("FAKE_DRIVER_FAIL") == function ? 209 : 0; }
 
@@ -58,6 +65,10 @@ void say(const std::string& line) {
 
 int launched(void* function, const unsigned* grid, const unsigned* block, const unsigned* cluster, unsigned shared,
              bool dependent, void** parameters) {
+#ifndef HIP
+  if (shared > 48 << 10 && allowed[{function, 8}] < static_cast<int>(shared)) return 1;
+  if (cluster[0] * cluster[1] * cluster[2] > 8 && !allowed[{function, 14}]) return 1;
+#endif
   std::string kernel = *static_cast<std::string*>(function), passed, first;
   int at = 0;
   for (int size : sizes(kernel)) {
@@ -89,13 +100,16 @@ API NAME(cuModuleGetFunction, hipModuleGetFunction)(void** function, void*, cons
   return 0;
 }
 API NAME(cuMemAlloc_v2, hipMalloc)(void** memory, size_t bytes) {
+  if (unsafe()) return 900;
   say("{\"allocated\": " + std::to_string(bytes) + "}");
   *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   std::memset(*memory, 0, bytes);
   allocated.insert(reinterpret_cast<int64_t>(*memory));
   return 0;
 }
-API NAME(cuMemFree_v2, hipFree)(void* memory) { return std::free(memory), say("\"freed\""), 0; }
+API NAME(cuMemFree_v2, hipFree)(void* memory) {
+  return unsafe() ? 900 : (std::free(memory), say("\"freed\""), 0);
+}
 API NAME(cuMemcpyHtoD_v2, hipMemcpyHtoD)(void* to, const void* from, size_t bytes) {
   return std::memcpy(to, from, bytes), 0;
 }
@@ -107,7 +121,7 @@ API NAME(cuStreamGetCaptureInfo_v2, hipStreamGetCaptureInfo_v2)(void*, int* stat
   *status = *id != 0;
   return 0;
 }
-API NAME(cuThreadExchangeStreamCaptureMode, hipThreadExchangeStreamCaptureMode)(int* mode) { return *mode = 0, 0; }
+API NAME(cuThreadExchangeStreamCaptureMode, hipThreadExchangeStreamCaptureMode)(int* other) { return std::swap(mode, *other), 0; }
 API NAME(cuCtxSynchronize, hipDeviceSynchronize)() { return 0; }
 API NAME(cuLaunchKernel, hipModuleLaunchKernel)(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                                                 unsigned by, unsigned bz, unsigned shared, void*, void** parameters,
@@ -125,7 +139,7 @@ API cuDevicePrimaryCtxRetain(void** context, int device) { return *context = rei
 API cuCtxSetCurrent(void*) { return 0; }
 API cuCtxPushCurrent_v2(void*) { return code("device"); }
 API cuCtxPopCurrent_v2(void** context) { return *context = nullptr, 0; }
-API cuFuncSetAttribute(void*, int, int) { return 0; }
+API cuFuncSetAttribute(void* function, int which, int value) { return allowed[{function, which}] = value, 0; }
 
 API cuTensorMapEncodeTiled(uint64_t* map, int type, unsigned rank, void* address, const uint64_t* dims,
                            const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave,

@@ -1,6 +1,6 @@
 """What TVM's own host code launches: `recorder.py RUNTIME` reads JSON of libraries and tensors, and writes launches.
 
-The emulator's worker stands for the GPU, an AMD one too; kernels are noted down instead of run.
+The emulator's worker stands for the GPU; kernels are noted down instead of run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ _TYPES = {"int8": 0, "uint8": 0, "int32": 3, "float16": 6, "float32": 7, "bfloat
 class Recorder(Worker):
     def __init__(self, runtime: Path) -> None:
         super().__init__(runtime)
-        register, find = self.tvm_ffi.register_global_func, self.tvm_ffi.get_global_func
-        register("ffi.Module.load_from_bytes.hip", self.load_device_module, override=True)
-        register("device_api.rocm", find("device_api.cuda"), override=True)
         self.launches: list[dict[str, Any]] = []
         self.sizes: dict[str, list[int]] = {}
         self.maps: list[Any] = []
