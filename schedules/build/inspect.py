@@ -150,8 +150,8 @@ class Summary:
     that a multiprocessor holds at once, limited by `limit`; `occupancy` is the share of its threads then in use.
     `counts` are instructions in the text, not executions; `counted_in` names the text.
     Of AMD GPUs: `accumulators` among the registers, `scalars` of a wave, `waves` of a SIMD as LLVM counts them, and
-    `busy`, the share of the time that matrix cores could be busy in the inner loop, where `busy_limit` takes the
-    longest (`matrix_cores`).
+    `busy`, the share of the time that matrix cores, or multiply-adds where there are none, could run in the inner
+    loop, where `busy_limit` takes the longest (`matrix_cores`).
     """
 
     title: str
@@ -309,6 +309,8 @@ _AMDGCN: tuple[Rule, ...] = (
     ("barrier", r"s_barrier.*"),
     ("fp32 multiply-add", r"v_(pk_|dual_)?(fma|fmac|mad|mac)[amk]*_f32.*"),
     ("special function", r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_.*"),
+    ("other vector instruction", r"v_.*"),
+    ("wait", r"s_wait.*"),
 )
 
 

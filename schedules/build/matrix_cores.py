@@ -1,4 +1,5 @@
-"""How busy AMD's matrix cores could be in a kernel's inner loop, by the cycles that its instructions take of each unit.
+"""The share of time that products could take in an AMD kernel's inner loop, by the cycles that its instructions take of
+each unit.  Products are matrix instructions or, in a kernel without any, multiply-adds and dot products of vectors.
 
 An upper bound: waves enough to overlap everything, no waiting, and memory beyond LDS for nothing.  Cycles are from
 AMD's ISA guides and whitepapers: a SIMD of CDNA takes 4 cycles for a wave's vector instruction and 16 for a special
@@ -17,22 +18,23 @@ from schedules.core.arch import Arch
 LDS_BYTES = 128  # of a compute unit, in a cycle
 _MATRIX = re.compile(r"v_(s?mfma|wmma)\w*?_(\d+)x(\d+)x(\d+)(?:_(\d+)b)?_?(xf32|bf16|f16|f32|iu8|i8|iu4|fp8|bf8)")
 _SOURCES = {"f16": "float16", "bf16": "bfloat16", "i8": "int8", "iu8": "int8", "xf32": "tf32", "f32": "float32"}
+_VECTOR = re.compile(r"v_(?:(?:pk_|dual_)?(?:fma|fmac|mad|mac)(?:[am]k)?_(?:f32|f16|bf16|mix)|dot\d)")
 _SPECIAL = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_")
 _LDS = re.compile(r"ds_(?:read|write|load|store)(?:_?2(?:addr|st64)*)?\w*?_[biu](\d+)")
 
 
 @dataclass(frozen=True)
 class Busy:
-    """Of a SIMD, for one turn of the loop: cycles of its matrix core, and of the unit that takes longest, by name."""
+    """Of a SIMD, for one turn of the loop: cycles of its products, and of the unit that takes longest, by name."""
 
-    matrix: float
+    products: float
     longest: float
     unit: str
 
     @property
     def share(self) -> float:
-        """Of the time that the matrix cores could be busy, at most."""
-        return self.matrix / self.longest
+        """Of the time that products could take, at most."""
+        return self.products / self.longest
 
 
 def loops(body: str) -> list[str]:
@@ -46,15 +48,16 @@ def loops(body: str) -> list[str]:
 
 
 def busy(bodies: Sequence[str], arch: Arch) -> Busy | None:
-    """That of the shortest loop among those with the most matrix instructions for their length, or of a whole kernel
-    without such a loop; None if there are none, or if the rate of one is not known."""
-    inner = [loop for body in bodies for loop in loops(body) if _MATRIX.search(loop)]
-    parts = inner or [body for body in bodies if _MATRIX.search(body)]
-    if not parts:
+    """That of the shortest loop among those with the most products for their length, or of a whole kernel without such
+    a loop; None if there are none, or if the rate of one is not known."""
+    product = next((kind for kind in (_MATRIX, _VECTOR) if any(map(kind.search, bodies))), None)
+    if product is None:
         return None
-    text = max(parts, key=lambda part: len(_MATRIX.findall(part)) / len(part))
+    inner = [loop for body in bodies for loop in loops(body) if product.search(loop)]
+    parts = inner or [body for body in bodies if product.search(body)]
+    text = max(parts, key=lambda part: len(product.findall(part)) / len(part))
     opcodes: list[str] = re.findall(r"^\s+([a-z]+_\w+)", text, re.M)
-    matrix = vector = shared = 0.0
+    matrix = multiplied = vector = shared = 0.0
     rdna = "mfma" not in arch.features
     issue, special = (1, 4) if rdna else (4, 16)
     for opcode in opcodes:
@@ -70,10 +73,11 @@ def busy(bodies: Sequence[str], arch: Arch) -> Busy | None:
             vector += special
         elif opcode.startswith("v_"):
             vector += issue
+            multiplied += issue * bool(_VECTOR.match(opcode))
         elif found := _LDS.match(opcode):
             twice = 2 if re.match(r"ds_(read|write|load|store)_?2", opcode) else 1
             shared += twice * int(found[1]) / 8 * arch.wave / LDS_BYTES
     # one compute unit's LDS serves all its SIMDs, of which RDNA's has two
     units = {"matrix cores": matrix, "LDS": shared * (2 if rdna else arch.simds), "vector instructions": vector}
     unit = max(units, key=lambda name: units[name])
-    return Busy(matrix, units[unit], unit)
+    return Busy(matrix or multiplied, units[unit], unit)

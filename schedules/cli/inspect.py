@@ -89,7 +89,7 @@ def _print_summary(found: Summary) -> None:
             "spills": None if found.spills is None else f"{found.spills} bytes",
             "scratch": f"{found.scratch} bytes" if found.scratch else None,
             "occupancy": occupancy,
-            "matrix cores": None if found.busy is None else f"busy {found.busy:.0%} at most: {found.busy_limit} limit",
+            "products": None if found.busy is None else f"{found.busy:.0%} of the time, limited by {found.busy_limit}",
         }
     )
     if found.counts:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,10 @@ def read_costs(file: str | Path, kind: str, content: str) -> dict[str, Any]:
 
 
 def keep_costs(folder: Path, kind: str, device: str, versions: Mapping[str, str], content: Mapping[str, Any]) -> Path:
-    """Write the file of `kind` of a device into its folder below `folder`, with today's date; its path."""
+    """Write the file of `kind` of a device into its folder below `folder`, with the date, a row a line; its path."""
     file = folder / slug(device) / f"{kind}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     words = {"kind": kind, "device": device, "date": now(), "versions": dict(versions), **content}
-    file.write_text(json.dumps(words, indent=2) + "\n")
+    text = json.dumps(words, indent=1)
+    file.write_text(re.sub(r"\{[^{}]*\}", lambda row: re.sub(r"\n *", " ", row[0]), text) + "\n")
     return file

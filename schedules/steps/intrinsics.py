@@ -362,12 +362,14 @@ def _ldmatrix_source(count: int, transposed: bool) -> tuple[str, str]:
     )
 
 
-def load_doubled(atom: Atom, scope: str) -> Intrinsic:
-    """An operand's 16 rows of k from shared memory (`scope`) into both halves of a wave."""
+def load_doubled(atom: Atom, scope: str, *, transposed: bool = False) -> Intrinsic:
+    """An operand's 16 rows of k from shared memory (`scope`) into both halves of a wave, by a stage over (rows, k), or
+    over (k, rows) if `transposed`."""
     from tvm.script import tirx as T
 
     rows, slots, wave = atom.holders, atom.slots[0], atom.wave
     vector = min(slots, widest(atom.source))
+    extents = (slots, rows) if transposed else (rows, slots)
 
     def make() -> tuple[PrimFunc, PrimFunc]:
         @T.prim_func(s_tir=True)
@@ -377,12 +379,13 @@ def load_doubled(atom: Atom, scope: str) -> Intrinsic:
             with T.sblock("root"):
                 T.reads(S[0:rows, 0:slots])
                 T.writes(F[0:rows, 0:slots])
-                for x, y in T.grid(rows, slots):
+                for x, y in T.grid(*extents):
                     with T.sblock("load"):
                         vx, vy = T.axis.remap("SS", [x, y])
-                        T.reads(S[vx, vy])
-                        T.writes(F[vx, vy])
-                        F[vx, vy] = S[vx, vy]
+                        row, k = T.meta_var((vy, vx) if transposed else (vx, vy))
+                        T.reads(S[row, k])
+                        T.writes(F[row, k])
+                        F[row, k] = S[row, k]
 
         @T.prim_func(s_tir=True)
         def implementation(shared: T.handle, fragment: T.handle) -> None:
@@ -400,7 +403,7 @@ def load_doubled(atom: Atom, scope: str) -> Intrinsic:
 
         return description, implementation
 
-    return register_once(f"{PREFIX}load_doubled_{atom.source}_{scope}", make)
+    return register_once(f"{PREFIX}load_doubled_{atom.source}_{scope}{'_trans' if transposed else ''}", make)
 
 
 def load_matrix(atom: Atom, operand: str, scope: str, *, rows: int = 16, transposed: bool = False) -> Intrinsic:

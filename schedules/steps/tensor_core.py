@@ -321,8 +321,8 @@ def _fill_fragment(sch: Schedule, fragment: SBlockRV, atom: Atom, name: str, tra
         tensorize(sch, k if transposed else row, intrinsic)
         return
     if atom.doubled:
-        sch.reorder(many, row, k)
-        tensorize(sch, row, load_doubled(atom, scope))
+        sch.reorder(many, k, row) if transposed else sch.reorder(many, row, k)
+        tensorize(sch, k if transposed else row, load_doubled(atom, scope, transposed=transposed))
         return
     per_lane(sch, fragment)
     k, slot = sch.split(k, [None, atom.word])

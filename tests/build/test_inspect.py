@@ -32,7 +32,7 @@ def on_cuda() -> Built:
 
 @pytest.fixture(scope="module")
 def on_rocm() -> Built:
-    return build(preset("tutorial").problem(), parse_arch("rocm:gfx90a"))
+    return build(preset("tutorial").problem(), parse_arch("rocm:gfx90a"), "tutorial")
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +151,8 @@ main_kernel:
 	v_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[0:1]
 	v_fmac_f32_e32 v0, v1, v2
 	v_exp_f32_e32 v0, v1
+	v_add_u32_e32 v0, v1, v2
+	s_waitcnt vmcnt(0)
 	s_barrier
 .Lfunc_end0:
 	.amdhsa_kernel main_kernel
@@ -187,6 +189,8 @@ def test_count_amdgcn_counts_kernels_only() -> None:
         "barrier": 1,
         "fp32 multiply-add": 2,
         "special function": 1,
+        "other vector instruction": 1,
+        "wait": 1,
     }
 
 
@@ -215,18 +219,23 @@ LOOP = """
 """
 
 
-def test_the_time_that_matrix_cores_could_be_busy() -> None:
+def test_the_time_that_products_could_take() -> None:
     cdna2 = busy([LOOP.format("", "_2b_")], parse_arch("gfx90a"))
     # 2 x 16^3 and 2 x 2 x 32 x 32 x 4 operations at 256 a cycle; two reads of 16 bytes by 64 lanes, for four SIMDs
-    assert cdna2 and (cdna2.matrix, cdna2.longest, cdna2.unit) == (32 + 64, 96, "matrix cores")
+    assert cdna2 and (cdna2.products, cdna2.longest, cdna2.unit) == (32 + 64, 96, "matrix cores")
     cdna3 = busy([LOOP.format("_", "_2b_")], parse_arch("gfx942"))
-    assert cdna3 and (cdna3.matrix, cdna3.longest, cdna3.unit) == (16 + 32, 64, "LDS") and cdna3.share == 0.75
+    assert cdna3 and (cdna3.products, cdna3.longest, cdna3.unit) == (16 + 32, 64, "LDS") and cdna3.share == 0.75
     rdna3 = busy(
         [LOOP.replace("v_mfma_f32_16x16x16{}f16", "v_wmma_f32_16x16x16_f16").replace("\tv_mfma", "\ts_nop")],
         parse_arch("gfx1100"),
     )
-    assert rdna3 and (rdna3.matrix, rdna3.longest, rdna3.unit) == (32, 32 + 1 + 4, "vector instructions")
+    assert rdna3 and (rdna3.products, rdna3.longest, rdna3.unit) == (32, 32 + 1 + 4, "vector instructions")
     assert busy(["\tv_add_f32_e32 v0, v1, v2\n"], parse_arch("gfx942")) is None
+    vectors = busy(
+        [".LBB0_1:\n\tv_pk_fma_f32 v[0:1]\n\tv_dot4_i32_i8 v0\n\tv_mad_u32_u24 v1\n\ts_branch .LBB0_1\n"],
+        parse_arch("gfx942"),
+    )
+    assert vectors and (vectors.products, vectors.longest, vectors.unit) == (8, 12, "vector instructions")
 
 
 def test_count_cpu() -> None:
@@ -293,7 +302,7 @@ def test_summary_on_rocm(on_rocm: Built) -> None:
     found = inspect.summary(on_rocm)
     assert found.counted_in == "AMDGCN" and found.shared == 4096 and found.registers
     assert found.counts["global load 128-bit"] >= 4 and found.counts["barrier"] == 2
-    assert found.scalars and found.spills == found.scratch == 0 and found.busy is None
+    assert found.scalars and found.spills == found.scratch == 0 and found.busy and 0.5 < found.busy < 1
 
 
 @needs_rocm

@@ -53,7 +53,7 @@ def drawn(r: Random, op: Operator) -> Problem:
 @pytest.mark.parametrize("op", operators(), ids=lambda op: op.name)
 def test_problems(op: Operator) -> None:
     r, refused, kept = Random(op.name), 0, []
-    for _ in range(600):
+    for _ in range(900):
         words = changed(r, drawn(r, op).to_json(), op.problem)
         try:
             kept.append(op.problem.parse(words))

@@ -194,6 +194,14 @@ def test_mma(emulation: None, arch: str, dtype: str) -> None:
 ALL_ATOMS = [*MMA.values(), *(atom for _, atom in MATRIX)]
 
 
+@pytest.mark.parametrize("arch", ["gfx1100", "gfx1200"])
+def test_matrix_cores_of_rdna_take_turned_operands(emulation: None, arch: str) -> None:
+    """Filters and images of HWCN both lie along the product's rows, and those of NCHW the images."""
+    fields: dict[str, Any] = dict(n=3, h=3, w=4, ci=9, co=21, kh=2, kw=1, dtype="float16")
+    for operator in ("conv2d_hwcn", "conv2d_nchw"):
+        assert_correct(problem_of(operator, **fields), parse_arch(arch), "mfma", routes=["emulated"])
+
+
 @pytest.mark.parametrize(
     "atom", ALL_ATOMS, ids=lambda atom: f"{atom.instruction}-{atom.name}{'-doubled' * atom.doubled}"
 )

@@ -365,9 +365,13 @@ def _ahead(problem: NchwProblem, arch: Arch) -> DirectConfig | None:
     return config if fits else None
 
 
+# A thread's multiply-adds up to which LLVM unrolled all rows, and up to which all of so many stages, for gfx942
+UNROLLED_ROWS, UNROLLED, UNROLLED_STAGES = 1000, 3200, 4
+
+
 def _is_roomy(config: DirectConfig, problem: NchwProblem, arch: Arch) -> bool:
     """Whether LDS leaves room for half of the threads that a processor of RDNA holds: LLVM hands out all registers that
-    LDS leaves to fewer of them, and then spills.  On CDNA smaller stages cost more registers, not fewer."""
+    LDS leaves to fewer of them, and then spills.  For CDNA `default` takes stages of one channel instead."""
     if arch.kind != "rocm" or "agprs" in arch.features:
         return True
     return arch.shared_sm // config.shared_bytes(problem) * config.threads * 2 >= arch.threads_sm
@@ -378,6 +382,10 @@ def default(problem: NchwProblem, arch: Arch) -> DirectConfig:
 
     Else up to eight filters a thread; a tile as wide as the image allows, with all channels at once where they fit in
     the registers that they pass through, else as many as leave most registers to the sums.
+
+    For AMD GPUs a loop runs over the kernel's rows, and on CDNA each stage has one channel (by counts: never timed):
+    LLVM loads most of what is unrolled before it multiplies, and then has no registers for more than a wave or two of a
+    SIMD, or spills.  It unrolls few rows and few short stages itself: those are left unrolled, these are one.
     """
     ahead = _ahead(problem, arch)
     if ahead:
@@ -385,9 +393,12 @@ def default(problem: NchwProblem, arch: Arch) -> DirectConfig:
     p = problem
     filters = -(-p.co // -(-p.co // 8))
     width = next((width for width in (64, 32, 16) if p.out_w > width // 2), 8)
+    products = p.ci * 4 * filters * p.kh * p.kw
+    rolled = arch.kind == "rocm" and products > UNROLLED_ROWS
+    alone = rolled and "agprs" in arch.features and (p.ci > UNROLLED_STAGES or products > UNROLLED)
     for height in (12, 8, 4, 2, 1):
-        for channels in (0, 8, 4, 3, 2, 1):
-            config = DirectConfig((height, width), (1, 4), filters, channels)
+        for channels in (1,) if alone else (0, 8, 4, 3, 2, 1):
+            config = DirectConfig((height, width), (1, 4), filters, channels, unroll_rows=not rolled)
             vectors, weights = config.rounds(p)
             loads = vectors * config.lanes(p) + weights
             few = loads <= (56 if config.steps(p) == 1 else 32) and _is_roomy(config, p, arch)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers import library, overhead, packing_cost
+from benchmarks.peers import instruction_mix, library, overhead, packing_cost
 from benchmarks.peers.costs import sources
 from schedules.core.errors import UsageError
 from schedules.measure.results import keep_costs
@@ -18,7 +18,15 @@ READERS: dict[tuple[str, str], Callable[[Path], dict[str, Any]]] = {
     (overhead.KIND, "calls"): overhead.read_overhead,
     (packing_cost.KIND, "filters"): packing_cost.read_packing,
     (library.KIND, "kernels_ms"): library.read_library,
+    (instruction_mix.KIND, "now"): instruction_mix.read_mix,
 }
+
+
+def test_each_row_is_one_line(tmp_path: Path) -> None:
+    rows = [{"a": 1, "b": "{\n"}, {"a": 2, "b": "x  y"}]
+    file = keep_costs(tmp_path, packing_cost.KIND, "A device", {}, {"filters": rows})
+    assert packing_cost.read_packing(file)["filters"] == rows
+    assert '{ "a": 2, "b": "x  y" }' in file.read_text()
 
 
 @pytest.mark.parametrize(("kind", "content"), READERS)
