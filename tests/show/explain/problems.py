@@ -10,7 +10,7 @@ from schedules.core.problem import Problem
 from schedules.core.registry import operators
 from tests.conftest import problem_of
 
-TARGETS = {"cuda": "cuda:sm_90a", "rocm": "rocm:gfx942", "llvm": "llvm"}
+TARGETS = {"cuda": ("cuda:sm_90a", "cuda:sm_100a"), "rocm": ("rocm:gfx942",), "llvm": ("llvm",)}
 CONV = dict(h=4, w=8, kh=3, kw=3, pad=1)
 # tried in this order; a schedule takes the first that it serves
 PROBLEMS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -37,9 +37,9 @@ SCHEDULES = [(op.name, spec.name) for op in operators() for spec in op.schedules
 
 def small_problem(name: str, spec: ScheduleSpec) -> tuple[Problem, Arch]:
     """The first small problem of the operator called `name` that `spec` serves, and its target."""
-    arch = parse_arch(TARGETS[spec.kinds[0]])
-    for words in PROBLEMS[name]:
-        problem = problem_of(name, **words)
-        if spec.serves(problem, arch):
-            return problem, arch
+    for arch in map(parse_arch, TARGETS[spec.kinds[0]]):
+        for words in PROBLEMS[name]:
+            problem = problem_of(name, **words)
+            if spec.serves(problem, arch):
+                return problem, arch
     raise AssertionError(f"no small problem of {name} for {spec.name}; add one to PROBLEMS")
