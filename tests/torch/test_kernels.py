@@ -122,7 +122,7 @@ def test_bundles_come_first_and_the_nearest_of_them(
 ) -> None:
     for rows in (4, 512):
         write_bundle(build(softmax_problem(rows, 29), host), tmp_path / f"deep/{rows}")
-    write_bundle(build(softmax_problem(4, 29), parse_arch("rocm:gfx90a"), device_code=False), tmp_path / "amd")
+    write_bundle(build(softmax_problem(4, 29), parse_arch("rocm:gfx90a")), tmp_path / "amd")
     with caplog.at_level(logging.WARNING, "schedules"):
         taken = kernels.use_bundles(tmp_path)
     assert {bundle.path.name for bundle in taken} == {"4", "512"}
