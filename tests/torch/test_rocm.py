@@ -9,20 +9,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-import schedules.torch as kernels
-from schedules.build.builder import build
-from schedules.build.toolchain import devices
-from schedules.build.toolchain.devices import LocalDevice
-from schedules.bundle.bundle import write_bundle
-from schedules.bundle.package import launch
-from schedules.core.arch import parse_arch
-from schedules.core.errors import DeviceError
-from schedules.operators.softmax.definition import SoftmaxProblem
-from schedules.show.doctor import examine
-from schedules.torch import kernels as dispatch
-from tests.bundle.package import fake
+torch: Any = pytest.importorskip("torch", reason="no PyTorch here; make test-torch installs it and runs these tests")
+
+import schedules.torch as kernels  # noqa: E402
+from schedules.build.builder import build  # noqa: E402
+from schedules.build.toolchain import devices  # noqa: E402
+from schedules.build.toolchain.devices import LocalDevice  # noqa: E402
+from schedules.bundle.bundle import write_bundle  # noqa: E402
+from schedules.bundle.package import launch  # noqa: E402
+from schedules.core.arch import parse_arch  # noqa: E402
+from schedules.core.errors import DeviceError  # noqa: E402
+from schedules.operators.softmax.definition import SoftmaxProblem  # noqa: E402
+from schedules.show.doctor import examine  # noqa: E402
+from schedules.torch import kernels as dispatch  # noqa: E402
+from tests.bundle.package import fake  # noqa: E402
 
 STATE = next(state for state in examine().targets if state.target == "rocm:gfx90a")
 pytestmark = [
