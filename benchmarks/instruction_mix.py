@@ -1,7 +1,7 @@
 """What the kernels of every preset are made of on an AMD GPU, and of an earlier version beside them: no GPU is needed.
 
     python -m benchmarks.instruction_mix --target rocm:gfx942
-    git worktree add /tmp/before v0.1 && python -m benchmarks.instruction_mix --target rocm:gfx942 --before /tmp/before
+    git worktree add ../before v0.1 && python -m benchmarks.instruction_mix --target rocm:gfx942 --before ../before
 
 Each preset is built as `schedules build` does, by this version and by that of the folder --before.  The assembly of
 both is counted by the same rules, those of `schedules inspect`.  Kept in ``tuning_logs/<GPU>/instruction_mix.json``,

@@ -31,7 +31,7 @@ from tests.command import Run
 
 os.environ["TVM_NUM_THREADS"] = "1"  # tests run in as many processes as there are cores
 # for processes that start from here on, as those of xdist do: NumPy's threads, and the C library's memory by large
-# pages, which saves a tenth of the time that TVM takes
+# pages, which TVM's many small objects gain from
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 # the suite draws the same problems each time; `scripts/sweep.py` draws others, by the thousand

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -167,6 +169,22 @@ inline void write_outputs(const Call& call, const std::vector<std::string>& file
     std::ofstream file(files.at(at++), std::ios::binary);
     if (!file.write(tensor.bytes.data(), static_cast<std::streamsize>(tensor.bytes.size())))
       throw std::runtime_error(files[at - 1] + " cannot be written");
+  }
+}
+
+// What a program's main does: `run` with the bundle's folder and the files; an error is one line.
+inline int main_of(const char* name, int argc, char** argv,
+                   void (*run)(const std::string& folder, const std::vector<std::string>& files)) {
+  if (argc < 4) {
+    std::fprintf(stderr, "usage: %s BUNDLE INPUT... OUTPUT...\n", name);
+    return 2;
+  }
+  try {
+    run(argv[1], {argv + 2, argv + argc});
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
   }
 }
 

@@ -116,16 +116,4 @@ void run(const std::string& folder, const std::vector<std::string>& files) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc < 4) {
-    std::fprintf(stderr, "usage: launch_cuda BUNDLE INPUT... OUTPUT...\n");
-    return 2;
-  }
-  try {
-    run(argv[1], {argv + 2, argv + argc});
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "error: %s\n", error.what());
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return bundle::main_of("launch_cuda", argc, argv, run); }
