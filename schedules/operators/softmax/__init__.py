@@ -17,7 +17,8 @@ from schedules.operators.softmax import (
     warp,
 )
 from schedules.operators.softmax.cost import microseconds
-from schedules.operators.softmax.definition import SoftmaxProblem, definition, inputs, reference
+from schedules.operators.softmax.definition import SoftmaxProblem, definition
+from schedules.operators.softmax.reference import inputs, reference
 
 # What the rule chooses from: on CUDA programs in TIRx, of which `frames` was within 1.2% of the fastest in TE on an
 # H200 (tuning_logs/nvidia-h200/softmax_by_schedule), and which take rows of any width; else schedules in TE.

@@ -10,7 +10,8 @@ from benchmarks.peers import softmax as peers
 from schedules.check.verify import judge, poisoned
 from schedules.core.arch import Arch
 from schedules.core.errors import ToolchainError, UsageError
-from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem, inputs, reference
+from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
+from schedules.operators.softmax.reference import inputs, reference
 from tests.benchmarks.peers import fake_triton
 
 FUSED = dict(scale=0.125, keep=0.9)

@@ -9,15 +9,8 @@ from tvm import te, tirx
 
 from schedules.check.verify import judge
 from schedules.core.problem import numpy_dtype
-from schedules.operators.softmax.definition import (
-    FUNCTIONS,
-    MASKS,
-    SoftmaxProblem,
-    definition,
-    distinct_rows,
-    inputs,
-    reference,
-)
+from schedules.operators.softmax.definition import FUNCTIONS, MASKS, SoftmaxProblem, definition
+from schedules.operators.softmax.reference import distinct_rows, inputs, reference
 
 
 def naive(p: SoftmaxProblem, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:

@@ -14,7 +14,8 @@ from schedules.check.verify import MODES, emulated_runs, judge, poisoned
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError, ProblemError
 from schedules.core.registry import operator
-from schedules.operators.softmax.definition import SoftmaxProblem, reference
+from schedules.operators.softmax.definition import SoftmaxProblem
+from schedules.operators.softmax.reference import reference
 from tests.conftest import assert_correct, assert_mutants_caught, is_right
 
 Fields = dict[str, Any]

@@ -10,7 +10,8 @@ import pytest
 
 from schedules.core.problem import numpy_dtype
 from schedules.core.tolerance import compare
-from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem, inputs, reference
+from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
+from schedules.operators.softmax.reference import inputs, reference
 
 Array = np.ndarray[Any, Any]
 COLS = 2**20
