@@ -5,11 +5,11 @@
     python -m benchmarks.compare_networks --mode max-autotune-no-cudagraphs     # of torch.compile, and of our rest
 
 Random weights, batch norm that has seen data, inference.  On a GPU float16, all from CUDA graphs with a flushed L2;
-eager and torch.compile channels-last, with cuDNN's benchmark on.  On a CPU float32, calls one after the other, in the
-format that the model has.  Ours is `schedules.torch.optimize`, with inductor for what is left and, as `ours_eager`,
-without; `int8` is `schedules.torch.quantize` by ranges of the same inputs.  `first_s` is the time of the first call,
-kernels and compilation included.  Every result is compared with eager's first; `errors` are relative to its norm.  A
-result is written after every network, to ``<logs>/<device>/compare_networks.json``.
+images, eager and torch.compile channels-last, with cuDNN's benchmark on.  On a CPU float32, calls one after the other,
+in the format that the model has.  Ours is `schedules.torch.optimize`, with inductor for what is left and, as
+`ours_eager`, without; `int8` is `schedules.torch.quantize` by ranges of the same inputs.  `first_s` is the time of the
+first call, kernels and compilation included.  Every result is compared with eager's first; `errors` are relative to its
+norm.  A result is written after every network, to ``<logs>/<device>/compare_networks.json``.
 """
 
 from __future__ import annotations
@@ -167,10 +167,10 @@ def compared(name: str, n: int, device: torch.device, mode: str, peers: Sequence
     on_gpu = device.type == "cuda"
     options = torch._inductor.list_mode_options(mode) if on_gpu and mode != "default" else {}
     ours = {"rest": "inductor", "options": options} if on_gpu else {}
-    given, taken = model, inputs
+    given = model
     if on_gpu:  # eager's and torch.compile's faster format
         given = network(name, n, device)[0].to(memory_format=torch.channels_last)
-        taken = tuple(x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs)
+        inputs = tuple(x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs)
     makers: dict[str, Callable[[], Any]] = {
         "eager": lambda: given,
         "compile": lambda: torch.compile(given, mode=mode),
@@ -183,13 +183,13 @@ def compared(name: str, n: int, device: torch.device, mode: str, peers: Sequence
     first: dict[str, float] = {}
     errors: dict[str, float] = {}
     served: dict[str, Any] = {}
-    wanted = output(given(*taken)).float()
+    wanted = output(given(*inputs)).float()
     for peer in peers:
         if peer not in makers:
             continue
         start = time.perf_counter()
         made = makers[peer]()
-        call = partial(made, *(taken if peer in ("eager", "compile") else inputs))
+        call = partial(made, *inputs)
         error = ((output(call()).float() - wanted).norm() / wanted.norm()).item()
         first[peer] = round(time.perf_counter() - start, 2)
         if not error <= TOLERANCE["int8" if peer == "int8" else "float16" if on_gpu else "float32"]:

@@ -90,6 +90,7 @@ def counted(made: dict[str, Any], arch: Arch) -> dict[str, Any]:
         "waves": found.waves,
         "products": found.busy and round(found.busy, 3),
         "limit": found.busy_limit,
+        "conflicts": found.conflicts and round(found.conflicts, 3),
     }
     return {**row, **{name: value for name, value in used.items() if value is not None}, **found.counts}
 

@@ -3,6 +3,7 @@
 python -m benchmarks.results_table tuning_logs/nvidia-h200/softmax.jsonl
 python -m benchmarks.results_table tuning_logs/nvidia-h200/softmax_compare.json
 python -m benchmarks.results_table tuning_logs/nvidia-h200/conv_compare.json
+python -m benchmarks.results_table --goals tuning_logs/nvidia-h200/softmax_compare.json  # what softmax reaches
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
+from benchmarks.peers import softmax_tables
 from benchmarks.peers.tables import tables
 from schedules.cli.script import run_script
 from schedules.core.problem import Fields
@@ -41,11 +43,21 @@ def row(entry: Record) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", help="a journal (.jsonl), or the file of a comparison (.json)")
-    file = parser.parse_args(words).results
+    parser.add_argument("results", nargs="+", help="a journal (.jsonl), or the file of a comparison (.json)")
+    parser.add_argument("--goals", action="store_true", help="shares of a copy by groups of shapes, of softmax")
+    args = parser.parse_args(words)
+    if args.goals:
+        print(softmax_tables.goals([read_results(file) for file in args.results]))
+        return 0
+    for file in args.results:
+        show(file)
+    return 0
+
+
+def show(file: str) -> None:
     if file.endswith(".json"):
         print(tables(read_results(file)))
-        return 0
+        return
     records, bad = read_journal(file)
     for line in bad:
         print(line, file=sys.stderr)
@@ -58,7 +70,6 @@ def main(words: Sequence[str] | None = None) -> int:
     ):
         dates = sorted({e.date[:10] for e in latest.values() if e.device == device})
         print(f"\n{device}, {', '.join(dates)}, TVM {tvm}, {compiler}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 
     python -m scripts.collect_trials OUT.jsonl --shapes SHAPES.json --seconds 240 --builders 30
 
-Of each problem: what is predicted to be fastest, or the rule's choice, the default of every schedule that
-serves it, and configs at random, mostly good ones; for one problem in three cuDNN's best time of either layout too.
+Of each problem, some with a bias, a residual and an activation: what is predicted to be fastest, or the rule's choice,
+the default of every schedule that serves it, and configs at random, mostly good ones; for one bare problem in three
+cuDNN's best time of either layout too.
 Each is compared with PyTorch's float32 convolution (int8: with float64, exactly) before it is timed.  Times are medians
 of CUDA graphs with L2 overwritten before each replay.  Builders are processes of their own, as is what measures on each
 GPU: one that dies costs a candidate.
@@ -48,7 +49,7 @@ MIX = (
     ("conv2d_hwcn", "float32", 3),
 )
 # networks of SHAPES.json are traced with one image; what they are trained or served with
-BATCHES = (1, 1, 2, 4, 8, 8, 16, 16, 32, 32, 64)
+BATCHES = (1, 1, 2, 4, 8, 8, 16, 16, 32, 32, 64, 128)
 SHORT = 2e9  # operations of a layer whose kernel takes little longer than its launch
 MOST_FLOPS, MOST_ELEMENTS = 5e11, 3e8
 PREDICTED = 4  # configs of the ranking, whatever it learned so far
@@ -156,14 +157,24 @@ def drawn(r: random.Random) -> tuple[str, dict[str, Any]]:
     return family, {**words, "ci": ci, "co": co, "kh": kh, "kw": kw, "pad": pad, "stride": words["stride"] or step}
 
 
+def finish(dtype: str, r: random.Random) -> dict[str, Any]:
+    """Fields of what networks do with the sums of a layer: nothing, or a bias with batch norm in it, a residual in
+    each block's last layer, an activation."""
+    if dtype == "int8" or r.random() < 0.4:  # int8's scale is drawn by nobody
+        return {}
+    return {"bias": True, "residual": r.random() < 0.4, "activation": r.choice(("relu", "relu", "none", "silu"))}
+
+
 def words_of(problem: Any) -> set[str]:
     """What sort of layer it is: few (channels), flat (1x1, every pixel for itself) or other; short, ragged (runs of
-    images or of pixels of a row that are no whole eights), its dtype and layout."""
+    images or of pixels of a row that are no whole eights), residual, its dtype and layout."""
     flat = (problem.kh, problem.kw, problem.stride) == (1, 1, (1, 1))
     run = problem.n if problem.output_axes[-1] == "n" else problem.out_w
     found = {"few" if problem.ci <= 16 else "flat" if flat else "other"}
     found |= {problem.dtype, operator_of(problem).name.removeprefix("conv2d_")}
-    return found | ({"short"} if problem.flops < SHORT else set()) | ({"ragged"} if run % 8 else set())
+    added = bool(problem.epilogue.of_axis("element"))
+    more = {"short": problem.flops < SHORT, "ragged": run % 8 > 0, "residual": added}
+    return found | {word for word, holds in more.items() if holds}
 
 
 def problems(file: Path | None, seed: int, sorts: Sequence[str]) -> Any:
@@ -183,7 +194,7 @@ def problems(file: Path | None, seed: int, sorts: Sequence[str]) -> Any:
         if op == "conv2d_hwcn":
             n = r.choice((8, 16, 32, 64, 64, 96, 100, 128, 130, 256))
         try:
-            problem = operator(op).problem(**{**words, "n": n}, dtype=dtype)
+            problem = operator(op).problem(**{**words, "n": n}, dtype=dtype, **finish(dtype, r))
         except (SchedulesError, TypeError):
             continue
         elements = [size for shape in problem.shapes() for size in [_product(shape)]]
@@ -214,9 +225,9 @@ def rough(problem: Any, config: Any, arch: Arch) -> float:
     return -(-tiles // resident) * own
 
 
-def draws(problem: Any, arch: Arch, count: int, r: random.Random) -> list[tuple[str, Config]]:
-    """What is predicted to be fastest or ruled, every schedule's default, and `count` in all
-    with those at random."""
+def draws(problem: Any, arch: Arch, count: int, r: random.Random, predicted: int) -> list[tuple[str, Config]]:
+    """What is ruled, the `predicted` first of the ranking, every schedule's default, and `count` in all with those at
+    random."""
     from schedules.predict.rank import ranked
     from schedules.predict.start import started
 
@@ -229,7 +240,7 @@ def draws(problem: Any, arch: Arch, count: int, r: random.Random) -> list[tuple[
     with contextlib.suppress(SchedulesError):
         spec, config = started(problem, arch)
         add(spec.name, config)
-    for each in ranked(problem, arch)[:PREDICTED]:
+    for each in ranked(problem, arch)[:predicted]:
         add(each.schedule, each.config)
     fitting: list[tuple[ScheduleSpec, float]] = []
     for spec in op.offered(arch):
@@ -268,7 +279,7 @@ def one(space: Any, problem: Any, arch: Arch, r: random.Random) -> Config | None
     return None
 
 
-def builder(pipe: Connection, target: str, folder: str) -> None:
+def builder(pipe: Connection, target: str, folder: str, predicted: int) -> None:
     """A process that draws and builds: takes (number, problem, count, seed), sends (number, schedule, config, library,
     workspaces) or a failure, and None where the problem is through."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -281,7 +292,7 @@ def builder(pipe: Connection, target: str, folder: str) -> None:
         number, problem, count, seed, until = pipe.recv()
         op = operator_of(problem)
         try:
-            candidates = draws(problem, arch, count, random.Random(seed))
+            candidates = draws(problem, arch, count, random.Random(seed), predicted)
         except Exception as error:
             pipe.send((number, "draw", None, f"{type(error).__name__}: {error}"[:200], ()))
             candidates = []
@@ -346,7 +357,10 @@ class Bench:
         return plain.permute([order.index(axis) for axis in axes]).contiguous()
 
     def run(self, problem: Any, candidates: Any, peer: bool, starts: Any) -> Any:
+        from schedules.torch.convolution import by_pytorch
+
         torch, p = self.torch, problem
+        terms: dict[str, Any] = {}
         conv = torch.nn.functional.conv2d
         torch.backends.cudnn.benchmark = False
         torch.manual_seed(0)
@@ -361,20 +375,25 @@ class Bench:
             dtype = getattr(torch, p.dtype)
             x = torch.randn(p.n, p.ci, p.h, p.w, dtype=dtype, device=self.device)
             f = torch.randn(p.co, p.ci, p.kh, p.kw, device=self.device).mul((p.ci * p.kh * p.kw) ** -0.5).to(dtype)
-            wanted = conv(x.float(), f.float(), None, p.stride, p.pad, p.dilation)
+            for term in p.epilogue.terms:
+                shape = (p.co,) if term.axis == "channel" else (p.n, p.co, p.out_h, p.out_w)
+                terms[term.name] = torch.randn(shape, device=self.device).to(getattr(torch, term.dtype))
+            bias, residual = (terms[name].float() if name in terms else None for name in ("bias", "residual"))
+            wanted = by_pytorch(x.float(), f.float(), bias, residual, p.stride, p.pad, p.dilation, 1, p.activation)
             peers, eps = (x, f), {"float16": 2**-9, "bfloat16": 2**-6, "float32": 1e-4}[p.dtype]
         data, filters = self.laid(x, p.data_axes, "n ci h w"), self.laid(f, p.filter_axes, "co ci kh kw")
         wanted = self.laid(wanted, p.output_axes, "n co y x")
+        more = [self.laid(t, p.output_axes, "n co y x") if t.dim() == 4 else t for t in terms.values()]
         output = torch.empty(p.shapes()[2], dtype=getattr(torch, p.epilogue.out_dtype), device=self.device)
         assert data.shape == p.shapes()[0] and filters.shape == p.shapes()[1] and wanted.shape == p.shapes()[2]
         graphs = []
         for index, (library, workspaces) in enumerate(candidates):
             starts(index)
             function = self.load(Path(library), self.arch)
-            more = [torch.empty(shape, dtype=getattr(torch, dtype), device=self.device) for shape, dtype in workspaces]
+            own = [torch.empty(shape, dtype=getattr(torch, dtype), device=self.device) for shape, dtype in workspaces]
             output.view(torch.int8).fill_(-1)
             try:
-                function(data, filters, output, *more)
+                function(data, filters, *more, output, *own)
                 torch.cuda.synchronize()
             except Exception as fault:
                 yield index, None, None, f"{type(fault).__name__}: {str(fault)[:100]}"
@@ -384,9 +403,9 @@ class Bench:
             if not error <= 1:
                 yield index, None, None, f"wrong by {error:.3g}"
                 continue
-            graphs.append((index, self.graph(lambda c=function, m=tuple(more): c(data, filters, output, *m))))
+            graphs.append((index, self.graph(lambda c=function, m=tuple(own): c(data, filters, *more, output, *m))))
         starts(None)
-        if peer:
+        if peer and not terms:
             last = tuple(tensor.contiguous(memory_format=torch.channels_last) for tensor in peers)
             torch.backends.cudnn.benchmark = True
             for each in (last, peers):
@@ -476,6 +495,7 @@ def main() -> int:
     words.add_argument("--builders", type=int, default=(os.cpu_count() or 2) - 2)
     words.add_argument("--gpus", default=os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
     words.add_argument("--count", type=int, default=14, help="candidates of a problem")
+    words.add_argument("--predicted", type=int, default=PREDICTED, help="of these, the first of the ranking")
     words.add_argument("--sorts", default="few,flat,other", help="of layers, as few,flat+short,nchw+ragged,float32")
     words.add_argument("--seed", type=int, default=0)
     words.add_argument("--target", default="cuda:sm_90a")
@@ -485,7 +505,7 @@ def main() -> int:
     from schedules.core.versions import versions
 
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
-        builders = [Child(builder, asked.target, folder) for _ in range(asked.builders)]
+        builders = [Child(builder, asked.target, folder, asked.predicted) for _ in range(asked.builders)]
         benches = [Child(measurer, gpu, asked.target) for gpu in asked.gpus.split(",")]
         source, number = problems(asked.shapes, asked.seed, asked.sorts.split(",")), 0
         held: dict[int, dict[str, Any]] = {}  # by number: what is known of a problem under way

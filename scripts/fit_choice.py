@@ -34,7 +34,7 @@ from schedules.predict import trees
 from schedules.predict.configs import columns_of
 from schedules.predict.estimate import work
 from schedules.predict.features import OWN, features, table
-from schedules.predict.rank import kind_of
+from schedules.predict.rank import by_default, kind_of
 from scripts.trials import Layer, measured, read
 
 FOLDS = 5
@@ -206,6 +206,16 @@ def known(folder: Path) -> tuple[dict[str, Any], list[Layer]]:
     return {name: header[name] for name in ("target", "device", "versions", "date")}, layers
 
 
+def learned(layers: Sequence[Layer]) -> list[Layer]:
+    """`layers` with the trials that trees are asked of: not those of schedules that speak for themselves."""
+    found = []
+    for layer in layers:
+        trials = tuple(trial for trial in layer.trials if not by_default(layer.operator.schedule(trial[0])))
+        if trials:
+            found.append(replace(layer, trials=trials))
+    return found
+
+
 def keep_measured(folder: Path) -> None:
     """Write what the last measure tells beyond the trials of `folder` beside them."""
     text = measured(folder / "layers.json", known(folder)[1])
@@ -226,6 +236,7 @@ def main() -> int:
     if asked.what == "fit":
         keep_measured(asked.folder)
     header, layers = known(asked.folder)
+    layers = learned(layers)
     if asked.what == "fit":
         fit(layers, header, asked.out, asked.rounds)
     else:

@@ -16,10 +16,10 @@ import json
 import lzma
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,9 +28,9 @@ from schedules.operators.depthwise_conv2d import estimate
 from schedules.operators.depthwise_conv2d.cost import COSTS, Costs
 from scripts.trials import Layer, read
 
+C = TypeVar("C", bound=Any)  # a frozen dataclass of constants
 FOLDER = Path(__file__).parents[1] / "tuning_logs/nvidia-h200/depthwise_conv2d"
-NEAR = 1.3  # times a layer's fastest trial, within which the estimate should be right
-ROUNDS, SEED = 24, 0  # of the search, each of all constants
+ROUNDS, TRIES, SEED = 9, 100, 0  # of the search
 SHOWN = 8
 
 
@@ -70,39 +70,36 @@ def regret(layer: Layer, costs: Costs = COSTS) -> float:
     return float(us[np.argmin(estimates(layer, costs))] / us.min())
 
 
-def loss(layers: Sequence[Layer], costs: Costs) -> float:
-    """What is lost by the choice on average, in logarithms, and half of how wrong the estimate is where it matters."""
+def loss(
+    layers: Sequence[Layer], costs: C, of: Callable[[Layer, C], Array], sharp: float = 8, right: float = 0.3
+) -> float:
+    """What is lost by the choice on average, in logarithms, and `right` times how wrong the estimate is where it
+    matters.  The choice is a soft one, which small changes of a constant tell on, the softer the less `sharp`."""
     total = 0.0
     for layer in layers:
-        us, told = times(layer), estimates(layer, costs)
+        us, told = times(layer), of(layer, costs)
         wrong = np.abs(np.log(told / us))
         weight = (us.min() / us) ** 2
-        # a soft choice, which small changes of a constant tell on
-        odds = np.exp(-8 * np.log(told / told.min()))
-        total += float((odds * np.log(us / us.min())).sum() / odds.sum() + 0.3 * (weight * wrong).sum() / weight.sum())
+        odds = np.exp(-sharp * np.log(told / told.min()))
+        lost = (odds * np.log(us / us.min())).sum() / odds.sum()
+        total += float(lost + right * (weight * wrong).sum() / weight.sum())
     return total / len(layers)
 
 
-def fit(layers: Sequence[Layer]) -> Costs:
-    """Change one constant after another while that helps, by less and less."""
-    rng, best = np.random.default_rng(SEED), COSTS
-    least, step = loss(layers, best), 0.5
-    names = list(asdict(best))
+def fitted(costs: C, of_loss: Callable[[C], float]) -> C:
+    """Change some of the constants at random, and keep what helps, by less and less."""
+    rng, least, step = np.random.default_rng(SEED), of_loss(costs), 0.3
+    names = list(asdict(costs))
     for turn in range(ROUNDS):
-        before = least
-        for name in rng.permutation(names):
-            for factor in (1 + step, 1 / (1 + step)):
-                tried = replace(best, **{name: getattr(best, name) * factor})
-                found = loss(layers, tried)
-                if found < least:
-                    best, least = tried, found
-                    break
-        print(f"{turn}: {least:.4f} step {step:.3f} {best}", flush=True)
-        if before - least < 2e-3:
-            step /= 2
-            if step < 0.03:
-                break
-    return replace(best, **{name: float(f"{value:.3g}") for name, value in asdict(best).items()})
+        for _ in range(TRIES):
+            some = rng.choice(names, rng.integers(1, 5), replace=False)
+            tried = replace(costs, **{name: getattr(costs, name) * float(np.exp(rng.normal() * step)) for name in some})
+            found = of_loss(tried)
+            if found < least:
+                costs, least = tried, found
+        print(f"{turn}: {least:.5f} {costs}", flush=True)
+        step = max(0.05, 0.8 * step)
+    return replace(costs, **{name: float(f"{value:.3g}") for name, value in asdict(costs).items()})
 
 
 def report(layers: Sequence[Layer], costs: Costs = COSTS) -> None:
@@ -143,7 +140,7 @@ def main() -> int:
         print(keep(asked.results))
     layers, costs = known(), COSTS
     if asked.what == "fit":
-        costs = fit(layers)
+        costs = fitted(costs, lambda tried: loss(layers, tried, estimates))
         print(costs)
     report(layers, costs)
     return 0

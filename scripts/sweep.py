@@ -4,6 +4,7 @@
     scripts/sweep.py conv2d_nhwc:tma_wgmma conv2d_hwcn:tma_wgmma --target cuda:sm_90a --count 300
     scripts/sweep.py softmax --count 100 --out tuning_logs/nvidia-h200/sweep.json        # each schedule of the operator
     scripts/sweep.py all --build-only --target cuda:sm_80 --count 5000                   # 1000 of each operator
+    scripts/sweep.py presets --build-only --target rocm cuda                             # for every GPU that there is
 
 On the device if there is one for the target, else by the routes that this machine has: each process builds a case and
 then verifies it, so that some build while others are on the device.  What is wrong, or fails, is printed with the
@@ -44,7 +45,7 @@ from schedules.build.toolchain.remarks import resource_remarks
 from schedules.check.sweep import Case, cases, rule_cases
 from schedules.check.verify import verify
 from schedules.cli.script import run_script
-from schedules.core.arch import Arch, parse_arch, waves_by_llvm
+from schedules.core.arch import ARCHES, Arch, parse_arch, waves_by_llvm
 from schedules.core.errors import SchedulesError, UsageError
 from schedules.core.parallel import attempt, outcome, processes
 from schedules.core.presets import presets
@@ -214,7 +215,12 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("subjects", nargs="+", metavar="OPERATOR[:SCHEDULE]|all|presets")
     parser.add_argument("--build-only", action="store_true", help="build large problems and run nothing")
-    parser.add_argument("--target", default="llvm", help="as of schedules build (default llvm)")
+    parser.add_argument(
+        "--target",
+        nargs="+",
+        default=["llvm"],
+        help="as of schedules build, or cuda or rocm: all of these (default llvm)",
+    )
     parser.add_argument(
         "--count",
         type=int,
@@ -228,6 +234,9 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(words)
     if args.count < 1 or args.workers < 1:
         raise UsageError("--count and --workers must be at least 1")
+    args.target = [
+        name for word in args.target for name in (sorted(a for a in ARCHES if a.startswith(f"{word}:")) or [word])
+    ]
     if args.resume and not args.out:
         raise UsageError("--resume goes on with what --out has; give --out FILE")
     return args
@@ -235,11 +244,12 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     args = arguments(words)
-    arch = on_local(parse_arch(args.target))
     bad = 0
     work = compiled if args.build_only else verified
+    arches = [on_local(parse_arch(name)) for name in args.target]
+    subjects = [(arch, each) for arch in arches for each in wanted(args.subjects, arch, args.seed, args.build_only)]
     with processes(args.workers) as pool:
-        for subject in list(wanted(args.subjects, arch, args.seed, args.build_only)):
+        for arch, subject in subjects:
             start, key = time.monotonic(), subject.name
             about = conditions(arch, args.seed) if args.out else {}
             old = results_in(args.out).get(key) if args.resume else None

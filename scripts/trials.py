@@ -4,7 +4,7 @@ A file is JSON lines, compressed by xz.  The first is a header: device, versions
 names of the config's fields of each schedule ("operator.schedule").  Each other is a layer: ``op``, ``p`` its problem,
 ``set`` the network or family it is of, ``cudnn`` us of the faster of cuDNN's layouts, and ``t``, lists of a schedule,
 the values of its config's fields, us (median), us (lowest tenth; may be left out).  All
-were verified.
+were verified.  A trial whose median lies far over its lowest tenth was disturbed, and is not read.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from schedules.core.operator import Operator
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator
 
+CALM = 1.3  # times the lowest tenth: the highest median of a trial that nothing disturbed
 TARGET = "cuda:sm_90a"  # of what ``benchmarks.compare_layers`` measures
 
 
@@ -60,9 +61,9 @@ def read(*files: Path) -> tuple[Mapping[str, Any], list[Layer]]:
 
 
 def measured(file: Path, known: Iterable[Layer]) -> str:
-    """The trials of a result of ``benchmarks.compare_layers`` that `known` lacks, as the text of a file of trials; ""
-    if there are none."""
-    have = {(layer.operator.name, layer.problem, *trial) for layer in known for trial in layer.trials}
+    """What a result of ``benchmarks.compare_layers`` has of configs that `known` has no trial of, as the text of a file
+    of trials; "" if there is none."""
+    have = {(layer.operator.name, layer.problem, *trial[:2]) for layer in known for trial in layer.trials}
     told, lines = read_layers(file), []
     fields: dict[str, list[str]] = {}
     for row in told["layers"]:
@@ -70,7 +71,7 @@ def measured(file: Path, known: Iterable[Layer]) -> str:
             continue
         problem = layer_named(row["set"], row["operator"], row["dtype"], row["layer"]).problem
         config = operator(row["operator"]).schedule(row["schedule"]).config.parse(row["config"])
-        if (row["operator"], problem, row["schedule"], config, row["us"]) not in have:
+        if (row["operator"], problem, row["schedule"], config) not in have:
             words = config.to_json(True)
             fields[f"{row['operator']}.{row['schedule']}"] = list(words)
             trial = [row["schedule"], list(words.values()), row["us"]]
@@ -87,7 +88,9 @@ def _layers(lines: Iterator[str], header: Mapping[str, Any]) -> Iterator[Layer]:
         op = operator(words["op"])
         problem = op.problem.parse(dict(word.split("=", 1) for word in words["p"].split()))
         trials = []
-        for name, values, us, *_ in words["t"]:
+        for name, values, us, *low in words["t"]:
+            if low and us > CALM * low[0]:
+                continue
             try:
                 given = dict(zip(header["fields"][f"{op.name}.{name}"], values, strict=True))
                 config = op.schedule(name).config.parse(given)

@@ -19,7 +19,9 @@ from tvm.s_tir.schedule import _type_checker
 from tvm.script.parser.core import doc
 
 from schedules.build.builder import Built, build
+from schedules.check.emulate import toolchain
 from schedules.check.verify import Check, emulated_runs, emulator_available, judge, poisoned, verify
+from schedules.core import child
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import EmulationError, ToolchainError
 from schedules.core.frames import outer_frames
@@ -28,12 +30,16 @@ from schedules.core.registry import operator
 from schedules.core.versions import version_of
 from schedules.tune import finals
 from tests.command import Run
+from tests.forked import SUBPROCESS
 
 os.environ["TVM_NUM_THREADS"] = "1"  # tests run in as many processes as there are cores
 # for processes that start from here on, as those of xdist do: NumPy's threads, and the C library's memory by large
 # pages, which TVM's many small objects gain from
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+# what one of hundreds of processes has compiled, with pytest's assertions in it, the others read
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # the suite draws the same problems each time; `scripts/sweep.py` draws others, by the thousand
 # on a busy machine, however slowly
 slow = [HealthCheck.too_slow]
@@ -100,6 +106,23 @@ def short_finals() -> Iterator[None]:
     """No test needs to tell near equals apart."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finals, "SECONDS", 0.5)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels_of_the_last_run() -> Iterator[None]:
+    """The emulator's cache keeps what the whole suite compiles, some 100 MB: of it a run compiles only what is new."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(toolchain.MOST, toolchain._KERNEL, 10_000)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_workers() -> Iterator[None]:
+    """But from a process with PyTorch, whose threads no fork has."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "torch" not in sys.modules:
+            patch.setattr(child, "subprocess", SUBPROCESS)
         yield
 
 

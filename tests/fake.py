@@ -21,9 +21,10 @@ def record_of(
     schedule: str | None = None,
     **changed: Any,
 ) -> Record:
-    """A record of this CPU with today's versions: correct if there is a time, else one that did not compile."""
+    """A record of this CPU with today's versions, of direct products unless another schedule is named: correct if
+    there is a time, else one that did not compile."""
     arch, op = parse_arch(target), operator_of(problem)
-    spec = op.schedule_for(problem, arch, schedule)
+    spec = op.schedule_for(problem, arch, schedule or ("cpu" if target == "llvm" else None))
     values: dict[str, Any] = dict(
         operator=op.name,
         problem=problem,

@@ -59,9 +59,9 @@ def assert_well_made(built: Built, multiply: str, stored_by_tma: bool = True) ->
     found, kernel = opcodes(built), limits(built)
     assert all(each.spill_stores == each.spill_loads == each.stack == 0 for each in built.resources)
     assert found[multiply] and not any(found[other] for other in {"HMMA", "IMMA", "HGMMA", "IGMMA"} - {multiply})
-    # the boxes of one stage, and those of one tile's results
+    # the boxes of one stage, which ptxas may write out more than once, and those of one tile's results
     boxes = re.findall(r"^ +tvm_builtin_ptx_cp_async_bulk_tensor_(g2s|s2g)", str(built.sources["cu"]), re.M)
-    assert found["UTMALDG"] == boxes.count("g2s") > 0 and found["UTMASTG"] == boxes.count("s2g")
+    assert found["UTMALDG"] >= boxes.count("g2s") > 0 and found["UTMASTG"] == boxes.count("s2g")
     assert bool(found["UTMASTG"]) == stored_by_tma != bool(found["STG"])
     # ptxas says so where wgmma cannot overlap, and then waits for each
     assert "ptxas info" in built.log and "C75" not in built.log

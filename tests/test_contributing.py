@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from schedules.core import registry
+from scripts import sweep
 from tests.command import Run
 from tests.documents import ROOT, Block, blocks, section
 
@@ -44,11 +43,11 @@ def follow(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
                 monkeypatch.setenv(name, value)
 
     def swept(words: list[str]) -> str:
-        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-        command = [sys.executable, str(ROOT / "scripts" / "sweep.py"), *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, (words, done.stdout, done.stderr)
-        return done.stdout
+        run.capfd.readouterr()
+        code = sweep.main(words)
+        out, err = run.capfd.readouterr()
+        assert code == 0, (words, out, err)
+        return out
 
     def act(block: Block) -> Iterator[tuple[str, str]]:
         if block.language == "python":

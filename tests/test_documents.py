@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from schedules.cli import COMMANDS, command_parser
 from schedules.cli.arguments import parse
 from schedules.core.errors import SchedulesError, UnknownNameError
 from schedules.core.presets import operator_named
+from tests.command import Run
 from tests.documents import ROOT, blocks, headings, prose
 
 DOCUMENTS = [file for pattern in ("*.md", "docs/*.md", "examples/**/*.md") for file in sorted(ROOT.glob(pattern))]
@@ -180,17 +179,18 @@ def test_tours_are_found() -> None:
 
 
 @pytest.mark.parametrize("name", TOURS)
-def test_a_tour_prints_what_it_shows(name: str, cuda_compiler: None, emulation: None, tmp_path: Path) -> None:
-    tour = told(TEXTS[name])
-    environment = {**os.environ, "TERM": "dumb", "COLUMNS": "120", "PYTHONPATH": str(ROOT)}
-    for command, shown in tour:
+def test_a_tour_prints_what_it_shows(
+    name: str, cuda_compiler: None, emulation: None, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "120")
+    for command, shown in told(TEXTS[name]):
         program, *words = shlex.split(command)
         assert program == "schedules" and shown
-        ran = subprocess.run(
-            [sys.executable, "-m", "schedules", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert ran.returncode == 0, ran.stderr
-        assert not missing(shown, ran.stdout.splitlines()), command
+        ran = run(*words)
+        assert ran.code == 0, ran.err
+        assert not missing(shown, ran.out.splitlines()), command
 
 
 def test_a_tour_that_shows_something_else_is_noticed() -> None:

@@ -32,6 +32,7 @@ def mix_table(files: Sequence[Mapping[str, Any]]) -> str:
             rows, "fp32 multiply-add", "dot product", "special function", "other vector instruction"
         ),
         "LDS": lambda rows: _mean(rows, *(f"shared {way}{bits}" for way in ("load", "store") for bits in WIDTHS)),
+        "conflicts": lambda rows: _conflicts(rows),
         "memory": lambda rows: _mean(rows, *(f"global {way}{bits}" for way in ("load", "store") for bits in WIDTHS)),
         "shuffles": lambda rows: _mean(rows, "shuffle"),
         "barriers": lambda rows: _mean(rows, "barrier"),
@@ -66,6 +67,11 @@ def _mean(rows: Rows, *kinds: str) -> str:
 
 def _share(rows: Rows) -> str:
     shares = [row["products"] for row in rows if "products" in row]
+    return f"{fmean(shares):.0%}" if shares else ""
+
+
+def _conflicts(rows: Rows) -> str:
+    shares = [row["conflicts"] for row in rows if "conflicts" in row]
     return f"{fmean(shares):.0%}" if shares else ""
 
 

@@ -29,18 +29,21 @@ from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
 from schedules.predict.start import started
 
 KIND = LANGUAGES
-LAYERS = {"first": 12, "networks": 100}  # files of layers, and that every how many of them are compared
+WIDE = 32  # channels of a convolution that tensor cores multiply in float32's stead: fewer would mostly be filled up
+LAYERS = {"first": 12, "networks": 100, "hwcn": 20}  # files of layers, and that every how many of them are compared
 
 
-def program_for(problem: Problem, arch: Arch) -> ScheduleSpec | None:
-    """The program in TIRx that `problem` is computed with: the choice without records, else one that serves it
-    and is only used where it is named.  None if there is none."""
+def program_for(problem: Problem, arch: Arch, used: Sequence[ScheduleSpec | None] = ()) -> ScheduleSpec | None:
+    """The program in TIRx that `problem` is computed with: the choice without records, else one that serves it and is
+    only used where it is named, that which is least often among those `used`.  None if there is none."""
     op = operator_of(problem)
     chosen, _ = started(problem, arch)
     if chosen.tirx:
         return chosen
+    if min(getattr(problem, "ci", WIDE), getattr(problem, "co", WIDE)) < WIDE:
+        return None
     named = (spec for spec in op.schedules if spec.tirx and spec.opt_in and spec.serves(problem, arch))
-    return next(named, None)
+    return min(named, key=used.count, default=None)
 
 
 def cases(arch: Arch, operators: Sequence[str]) -> dict[Problem, ScheduleSpec]:
@@ -48,7 +51,9 @@ def cases(arch: Arch, operators: Sequence[str]) -> dict[Problem, ScheduleSpec]:
     in float32, of softmax's widths in bfloat16, odd ones, and few long rows, and of layers of networks, those that
     have one."""
     known = (problem for problem in dict.fromkeys(_problems()) if operator_of(problem).name in operators)
-    programs = {problem: program_for(problem, arch) for problem in known}
+    programs: dict[Problem, ScheduleSpec | None] = {}
+    for problem in known:
+        programs[problem] = program_for(problem, arch, list(programs.values()))
     found = {problem: program for problem, program in programs.items() if program}
     unused = (s for name in operators for s in operator(name).schedules if s.tirx and s not in found.values())
     for spec in unused:  # which the rule prefers nowhere: in place of one that has other problems

@@ -44,6 +44,8 @@ def composition(problem: SoftmaxProblem) -> Callable[..., tuple[Any, ...]]:
     Gradients are PyTorch's own kernels; dropout takes the given zeros and ones.
     """
     torch = cudnn.torch_module()
+    if problem.is_drawn:
+        raise UsageError("PyTorch draws other elements than the kernel; take drop=given")
     p, aten = problem, torch.ops.aten
     inverse = 1 / p.keep
 

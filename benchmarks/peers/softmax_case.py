@@ -39,8 +39,8 @@ MAP_COLS = (
 MAP_MOST = 2**28  # elements
 FILES = {"map": "softmax_map.json", **dict.fromkeys(GRIDS, "softmax_grids.json")}  # of sets that are not compared often
 
-DISTINCT_ELEMENTS = 2**21
-FEWEST_DISTINCT = 13  # rows
+DISTINCT_ELEMENTS = 2**19
+FEWEST_DISTINCT = 5  # rows
 
 
 def cases(
@@ -162,10 +162,10 @@ def case_result(
             ours = words
         else:
             (copies if kind == "copy" else peers)[label] = words
-    if rate := copies.get("torch", {}).get("gbytes_per_s"):
+    if copy := copies.get("torch", {}).get("us"):
         for words in (ours, *peers.values()):
-            if "gbytes_per_s" in words:
-                words["of_copy"] = round(words["gbytes_per_s"] / rate, 4)
+            if "us" in words:
+                words["of_copy"] = round(copy / words["us"] * problem.min_bytes / copied, 4)
     return {**head_of(problem, launch), "copy_bytes": copied, "ours": ours, "copies": copies, "peers": peers}
 
 

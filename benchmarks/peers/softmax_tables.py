@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
+from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.peers.comparison import GRAPH
@@ -12,6 +14,29 @@ from benchmarks.peers.markdown import table
 from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
 
 Case = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How near to a device copy of as many bytes kernels of some shapes are to come: to a share of its rate, or to
+    `beyond` microseconds more than its time, which for the smallest is a launch's."""
+
+    name: str
+    holds: Callable[[int, int], bool]  # of (rows, cols)
+    share: float
+    beyond: float = 0.0
+
+    def allowed(self, copy_us: float) -> float:
+        return max(copy_us / self.share, copy_us + self.beyond)
+
+
+GOALS = (  # a case has the first that holds
+    Goal("at most 4096 elements", lambda rows, cols: rows * cols <= 4096, 1, 0.3),
+    Goal("at most 32 rows", lambda rows, _: rows <= 32, 0.92, 0.6),
+    Goal("up to 512 columns, 32768 rows or more", lambda rows, cols: cols <= 512 and rows >= 2**15, 0.97),
+    Goal("up to 262144 columns, 132 rows or more", lambda rows, cols: cols <= 2**18 and rows >= 132, 0.98),
+    Goal("longer rows", lambda *_: True, 0.95),
+)
 
 
 def sections(results: Mapping[str, Any]) -> list[str]:
@@ -27,6 +52,32 @@ def sections(results: Mapping[str, Any]) -> list[str]:
             if some:
                 parts += _section(dtype, how, some)
     return parts
+
+
+def goals(results: Sequence[Mapping[str, Any]]) -> str:
+    """A table of what the cases of results files reach of GOALS; cases whose copy was not timed count as not run."""
+    found: dict[tuple[int, str, bool], list[Case]] = {}
+    for case in (case for each in results for case in each["cases"]):
+        p = case["problem"]
+        at = next(k for k, goal in enumerate(GOALS) if goal.holds(p["rows"], p["cols"]))
+        found.setdefault((at, p["dtype"], p["function"].endswith("_grad")), []).append(case)
+    rows = []
+    for (at, dtype, grad), cases in sorted(found.items(), key=itemgetter(0)):
+        goal, kind = GOALS[at], f"{dtype} gradients" if grad else dtype
+        timed = [
+            (_of_copy(case), case) for case in cases if "us" in case["ours"] and "us" in case["copies"].get("torch", {})
+        ]
+        if not timed:
+            continue
+        met = sum(case["ours"]["us"] <= goal.allowed(case["ours"]["us"] * share) for share, case in timed)
+        least, worst = min(timed, key=itemgetter(0))
+        beyond = max(case["ours"]["us"] * (1 - share) for share, case in timed)
+        asked = f"{goal.share:.0%}" + f" or {goal.beyond} us more" * bool(goal.beyond)
+        shape = f"{worst['problem']['rows']} x {worst['problem']['cols']}"
+        mean = f"{geometric_mean(share for share, _ in timed):.1%}"
+        counts = f"{met} of {len(timed)}" + f", {len(cases) - len(timed)} not timed" * (len(timed) < len(cases))
+        rows.append([goal.name, kind, asked, counts, mean, f"{least:.1%} ({shape})", f"{beyond:.2f} us"])
+    return table(["shapes", "dtype", "goal", "met", "mean share of a copy", "least", "most beyond a copy"], rows)
 
 
 def _grouped(cases: Sequence[Case]) -> Iterator[tuple[tuple[str, str], list[Case]]]:
@@ -78,6 +129,11 @@ def _section(dtype: str, how: str, cases: Sequence[Case]) -> list[str]:
         headers = [label, "copy", "ours", *peers, "of the best peer", "schedule"]
         parts += [f"{title}: `{function}`, GB/s", table(headers, rows)]
     return parts
+
+
+def _of_copy(case: Case) -> float:
+    """Our rate by that of PyTorch's copy."""
+    return float(case["copies"]["torch"]["us"] / case["ours"]["us"] * case["bytes"] / case["copy_bytes"])
 
 
 def _share(case: Case | None) -> str:

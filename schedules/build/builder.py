@@ -25,7 +25,7 @@ from tvm import tirx
 from schedules.build.launches import launches
 from schedules.build.library import VECTOR_BYTES, Launch
 from schedules.build.toolchain import cuda, link
-from schedules.core import threads
+from schedules.core import interrupts, threads
 from schedules.core.arch import GRID, Arch
 from schedules.core.errors import ArgumentError, BuildError, ConfigError, SchedulesError
 from schedules.core.frames import quick_frames
@@ -59,8 +59,7 @@ class Built:
     arch: Arch
     module: Any = field(repr=False)  # tvm.runtime.Module with "main"
     scheduled: tvm.IRModule = field(repr=False)
-    lowered: str = field(repr=False)
-    host: tvm.IRModule = field(repr=False)  # what `lowered` is the text of
+    host: tvm.IRModule = field(repr=False)  # lowered: the function and its kernels
     resources: tuple[cuda.KernelResources, ...]
     log: str = field(repr=False)  # of the CUDA compiler: ptxas's report and warnings
     launch: Launch | None
@@ -69,6 +68,11 @@ class Built:
     code_object: int | None  # an AMD GPU's is of this version
     # what the device compiler made: ptx, cubin, hsaco; ll and s of AMD's where TVM's are of another size of blocks
     binaries: dict[str, str | bytes] = field(repr=False)
+
+    @cached_property
+    def lowered(self) -> str:
+        """`host` as text."""
+        return str(self.host.script())
 
     @cached_property
     def program(self) -> str:
@@ -157,7 +161,6 @@ def build_scheduled(
         arch=arch,
         module=module,
         scheduled=mod,
-        lowered=state.lowered,
         host=state.host,
         resources=cuda.parse_resources(made.cubin.log) if made.cubin else (),
         log=made.cubin.log if made.cubin else "",
@@ -212,6 +215,8 @@ def _compile(
         except Exception as error:  # TVM raises many types; whichever it is, the build failed and says so
             if made.error is not None:
                 raise made.error from None
+            if interrupts.asked():  # a KeyboardInterrupt in a callback comes back as a RuntimeError without a word
+                raise KeyboardInterrupt from error
             raise BuildError(f"TVM refused the program: {telling_line(error)}") from error
 
 

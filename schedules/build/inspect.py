@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from schedules.build import matrix_cores
+from schedules.build import conflicts, matrix_cores
 from schedules.build.toolchain import cuda
 from schedules.core.arch import Arch, occupancy, waves_by_llvm
 from schedules.core.errors import UnknownNameError, UsageError
@@ -151,7 +151,8 @@ class Summary:
     `counts` are instructions in the text, not executions; `counted_in` names the text.
     Of AMD GPUs: `accumulators` among the registers, `scalars` of a wave, `waves` of a SIMD as LLVM counts them, and
     `busy`, the share of the time that matrix cores, or multiply-adds where there are none, could run in the inner
-    loop, where `busy_limit` takes the longest (`matrix_cores`).
+    loop, where `busy_limit` takes the longest (`matrix_cores`); `conflicts`, the share of LDS's time that conflicts of
+    its banks take (`build.conflicts`).
     """
 
     title: str
@@ -170,6 +171,7 @@ class Summary:
     limit: str | None = None
     busy: float | None = None
     busy_limit: str | None = None
+    conflicts: float | None = None
     counted_in: str = ""
     counts: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -180,7 +182,11 @@ def summary(kernel: Built | HasMaterial | Material) -> Summary:
     made = material(kernel)
     counted_in, counts, notes = _count(made)
     found = replace(limits(made), counted_in=counted_in, counts=counts, notes=notes)
-    busy = matrix_cores.busy(_kernels(made.text("s") or ""), made.arch) if made.arch.kind == "rocm" else None
+    if made.arch.kind != "rocm":
+        return found
+    banks = conflicts.conflicts(made.lowered, made.arch)
+    found = replace(found, conflicts=banks.share if banks.least else None)
+    busy = matrix_cores.busy(_kernels(made.text("s") or ""), made.arch, 1 / (1 - banks.share))
     return replace(found, busy=busy.share, busy_limit=busy.unit) if busy else found
 
 

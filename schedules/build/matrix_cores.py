@@ -47,9 +47,10 @@ def loops(body: str) -> list[str]:
     ]
 
 
-def busy(bodies: Sequence[str], arch: Arch) -> Busy | None:
+def busy(bodies: Sequence[str], arch: Arch, waits: float = 1) -> Busy | None:
     """That of the shortest loop among those with the most products for their length, or of a whole kernel without such
-    a loop; None if there are none, or if the rate of one is not known."""
+    a loop; None if there are none, or if the rate of one is not known.  LDS takes `waits` times as long as its bytes
+    do."""
     product = next((kind for kind in (_MATRIX, _VECTOR) if any(map(kind.search, bodies))), None)
     if product is None:
         return None
@@ -78,6 +79,6 @@ def busy(bodies: Sequence[str], arch: Arch) -> Busy | None:
             twice = 2 if re.match(r"ds_(read|write|load|store)_?2", opcode) else 1
             shared += twice * int(found[1]) / 8 * arch.wave / LDS_BYTES
     # one compute unit's LDS serves all its SIMDs, of which RDNA's has two
-    units = {"matrix cores": matrix, "LDS": shared * (2 if rdna else arch.simds), "vector instructions": vector}
+    units = {"matrix cores": matrix, "LDS": waits * shared * (2 if rdna else arch.simds), "vector instructions": vector}
     unit = max(units, key=lambda name: units[name])
     return Busy(matrix or multiplied, units[unit], unit)

@@ -36,7 +36,7 @@ from schedules.core.arch import Arch, host_cpu, parse_arch
 from schedules.core.errors import BuildError, BundleError, SchedulesError, ToolchainError
 from schedules.core.folders import whole_folder
 from schedules.core.operator import Operator
-from schedules.core.problem import Argument, Problem
+from schedules.core.problem import Argument, Config, Problem
 from schedules.core.registry import operator as find_operator
 from schedules.core.versions import versions
 
@@ -109,10 +109,9 @@ class Bundle:
 
     def _require_known(self) -> None:
         """Raise BundleError unless this version has what the bundle is of, and the bundle the texts that it should."""
-        file, spec = self.path / MANIFEST, self.manifest["schedule"]
+        file = self.path / MANIFEST
         try:
-            self.operator.schedule(spec).config.parse(self.manifest["config"])
-            if self.problem and self.arch.kind != self.manifest["target"]["kind"]:
+            if self.config and self.problem and self.arch.kind != self.manifest["target"]["kind"]:
                 raise BundleError(f"{file} is malformed at 'target.kind'; build it again")
         except BundleError:
             raise
@@ -130,6 +129,10 @@ class Bundle:
     @property
     def problem(self) -> Problem:
         return self.operator.problem.parse(self.manifest["problem"])
+
+    @property
+    def config(self) -> Config:
+        return self.operator.schedule(self.manifest["schedule"]).config.parse(self.manifest["config"])
 
     @property
     def arch(self) -> Arch:

@@ -18,7 +18,7 @@ from schedules.check.verify import outputs_of
 from schedules.core.arch import Arch
 from schedules.core.arithmetic import FLOAT32, Arithmetic
 from schedules.core.operator import Expected
-from schedules.core.problem import Argument, Problem
+from schedules.core.problem import Problem
 from schedules.core.tolerance import EDGE, compare, limits
 from schedules.definitions.program import program_of
 
@@ -41,10 +41,7 @@ class DeviceJudge:
             for argument, reference in zip(self._arguments, expected, strict=True)
         ]
         self._limits = [tuple(to_device(array, arch) for array in pair) for pair in self._host]
-        self._functions = [
-            _comparison(argument, len(values), arch)
-            for argument, (values, _) in zip(self._arguments, self._host, strict=True)
-        ]
+        self._functions = [_comparison(argument.dtype, arch) for argument in self._arguments]
         self._worst = to_device(np.zeros(THREADS * blocks(arch)), arch)
 
     def restore(self) -> None:
@@ -57,7 +54,7 @@ class DeviceJudge:
         """The worst element's error in units of the tolerance; over 1 is wrong."""
         errors = []
         for function, output, (values, allowed) in zip(self._functions, outputs, self._limits, strict=True):
-            function(output, values, allowed, self._worst)
+            function(output._create_view((output.numel(),)), values, allowed, self._worst)
             errors.append(float(np.max(self._worst.numpy())))
         return max(errors)
 
@@ -82,36 +79,32 @@ def blocks(arch: Arch) -> int:
 
 
 @lru_cache(maxsize=16)
-def _comparison(argument: Argument, period: int, arch: Arch) -> Any:
-    """The function (got, values, allowed, worst): each thread's worst of the elements that it looks at."""
+def _comparison(dtype: str, arch: Arch) -> Any:
+    """The function (got, values, allowed, worst): each thread's worst of the elements of a tensor of `dtype` that it
+    looks at.  One for all extents: a build takes longer than most cases of a comparison."""
     import tvm
 
-    return compiled(tvm.IRModule({"main": _program(argument, period, blocks(arch))}), arch)["main"]
+    return compiled(tvm.IRModule({"main": _program(dtype, blocks(arch))}), arch)["main"]
 
 
-def _program(argument: Argument, period: int, blocks: int) -> tvm.tirx.PrimFunc:
+def _program(dtype: str, blocks: int) -> tvm.tirx.PrimFunc:
+    """(size,) elements beside a reference of (period,), which repeats; extents are known at run time."""
     from tvm import te, tirx
     from tvm.s_tir import Schedule
 
-    size, threads = int(np.prod(argument.shape, dtype=np.int64)), THREADS * blocks
-    got = te.placeholder(argument.shape, argument.dtype, name="got")
+    threads = THREADS * blocks
+    size, period = te.var("size", "int64"), te.var("period", "int64")
+    got = te.placeholder((size,), dtype, name="got")
     values = te.placeholder((period,), "float64", name="values")
     allowed = te.placeholder((period,), "float64", name="allowed")
-    k = te.reduce_axis((0, -(-size // threads)), name="k")
+    k = te.reduce_axis((0, tirx.truncdiv(size + (threads - 1), tirx.IntImm("int64", threads))), name="k")
     infinity = tirx.const(float("inf"), "float64")
-    edge = tirx.const(EDGE.get(argument.dtype, float("inf")), "float64")
-
-    def indices(flat: Any) -> list[Any]:
-        found = []
-        for extent in reversed(argument.shape):
-            found.append(flat % extent)
-            flat = flat // extent
-        return found[::-1]
+    edge = tirx.const(EDGE.get(dtype, float("inf")), "float64")
 
     def error(thread: Any) -> Any:
         flat = tirx.Cast("int64", k) * threads + thread
-        element = got(*indices(flat)).astype("float64")
-        value, within = values[flat % period], allowed[flat % period]
+        element, at = got[flat].astype("float64"), tirx.truncmod(flat, period)
+        value, within = values[at], allowed[at]
         rounds = tirx.all(edge <= tirx.abs(value), tirx.abs(value) < infinity)  # to infinity
         element = tirx.Select(tirx.all(rounds, element == infinity), edge, element)
         element = tirx.Select(tirx.all(rounds, element == -infinity), -edge, element)

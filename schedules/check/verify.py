@@ -110,10 +110,12 @@ def verify_function(
     function: Callable[..., None],
     seeds: Sequence[int] = (0,),
     schedule: str | None = None,
+    config: Config | None = None,
 ) -> list[Check]:
     """Compare a function that takes the problem's tensors on the device of `arch` (a loaded bundle) with the
-    reference, within the tolerance of the `schedule` that it was built with."""
-    arithmetic = operator_of(problem).schedule(schedule).arithmetic if schedule else FLOAT32
+    reference, within the tolerance of the `schedule` and `config` that it was built with."""
+    spec = operator_of(problem).schedule(schedule) if schedule else None
+    arithmetic = (spec.arithmetic_of(problem, config) if config else spec.arithmetic) if spec else FLOAT32
     runs = [("device", on_device(function, problem, arch))]
     instances = problem.instances()
     return [check for each in instances for seed in seeds for check in _checks(each, runs, seed, arithmetic)]

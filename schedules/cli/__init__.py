@@ -12,6 +12,7 @@ from types import ModuleType
 from schedules.cli.arguments import Parser, parse
 from schedules.core import interrupts
 from schedules.core.errors import SchedulesError, UnknownNameError, UsageError
+from schedules.core.process import import_tvm_alone
 from schedules.core.text import printable
 from schedules.core.versions import version_of
 
@@ -68,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         interrupts.heed()
+        import_tvm_alone()
         interrupts.run(lambda: main(sys.argv[1:]))
     try:
         return _run(list(argv))

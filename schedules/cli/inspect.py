@@ -89,7 +89,10 @@ def _print_summary(found: Summary) -> None:
             "spills": None if found.spills is None else f"{found.spills} bytes",
             "scratch": f"{found.scratch} bytes" if found.scratch else None,
             "occupancy": occupancy,
-            "products": None if found.busy is None else f"{found.busy:.0%} of the time, limited by {found.busy_limit}",
+            "LDS conflicts": None if found.conflicts is None else f"{found.conflicts:.0%} of LDS's time, by its banks",
+            "products": None
+            if found.busy is None
+            else f"{found.busy:.0%} of the time at most (by AMD's cycles), limited by {found.busy_limit}",
         }
     )
     if found.counts:

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if here != old.device:
         raise UsageError(f"the record is of {old.device}, here is {here or f'no device for {arch}'}; replay it there")
     built = build(old.problem, arch, old.schedule, old.config)
-    checks = verify_function(old.problem, arch, built, SEEDS, old.schedule)
+    checks = verify_function(old.problem, arch, built, SEEDS, old.schedule, old.config)
     error, passed = max(check.error for check in checks), all(check.passed for check in checks)
     new = measure(built, seconds=args.seconds) if passed else None
     verdict = judged(old, new) if new else "WRONG: " + next(check.detail for check in checks if not check.passed)

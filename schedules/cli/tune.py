@@ -77,8 +77,9 @@ def run(args: argparse.Namespace) -> int:
     if (fixed := problem.representative()) != problem:
         raise UsageError(f"a search measures fixed extents, and serves the ranges around them; search {fixed}")
     arch = parse_arch(args.target)
-    for schedule in args.schedule:
-        operator.schedule(schedule).require_kind(arch)
+    chosen = [operator.schedule(name) for name in args.schedule]
+    for spec in chosen:
+        spec.require_kind(arch)
     if args.seed < 0:
         raise UsageError(f"--seed {args.seed} must not be negative")
     if args.space and args.search != "auto":
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
     if bounds == Limits():
         bounds = Limits(trials=TRIALS)
-    work = Work(problem, arch, bounds, args.search, tuple(args.schedule), args.seed, args.space)
+    work = Work(problem, arch, bounds, args.search, tuple(spec.name for spec in chosen), args.seed, args.space)
     return search(work, options, args, again(args, bounds.trials))
 
 

@@ -110,7 +110,7 @@ def _folder_checks(
         check
         for bundle in bundles
         for check in verify_function(
-            bundle.problem, bundle.arch, bundle.load(), numbers, str(bundle.manifest["schedule"])
+            bundle.problem, bundle.arch, bundle.load(), numbers, str(bundle.manifest["schedule"]), bundle.config
         )
     ]
     return {"target": str(bundles[0].arch), "signed": owner is not None, **told}, checks

@@ -4,11 +4,11 @@ Limits are from the CUDA C++ Programming Guide ("Compute Capabilities") with cud
 (CDNA 1 to 4, RDNA 2 to 4) with LLVM's AMDGPU guide.  Code asks for a feature, never for a name.  The features:
 
 - `mma`: products of m16n8k16 (int8: m16n8k32) by a warp; `bf16`: of bfloat16, and bfloat16's arithmetic;
-- `cp_async`; `tma`, with it mbarriers that count bytes; `cluster` of blocks; `wgmma`; `tcgen05` with tensor memory,
-  `tcgen05_i8` also of int8;
+- `cp_async`; `redux`: an integer reduced over a warp by an instruction; `tma`, with it mbarriers that count bytes;
+  `cluster` of blocks; `wgmma`; `tcgen05` with tensor memory, `tcgen05_i8` also of int8;
 - `dp4a`, `sdot4`, `sudot4`: how a sum of four int8 products is written;
 - `mfma` by a wave of 64, of float32 (16x16x4) and float16 (16x16x16), and of these: `mfma_i8_k16`, `mfma_i8_k32`,
-  `mfma_bf16_k8`, `mfma_bf16_k16` (the instruction named 1k), `mfma_f16_k32` (and bfloat16);
+  `mfma_i8_k64`, `mfma_bf16_k8`, `mfma_bf16_k16` (the instruction named 1k), `mfma_f16_k32` (and bfloat16);
 - `wmma` by a wave of 32, 16x16x16 of float16, bfloat16 and int8: `wmma_doubled` where both halves of the wave hold the
   operands, `wmma_split` where each holds one half of k;
 - `agprs`: 256 accumulation registers beside the vector registers; `agprs_apart`: these are a file of their own, so that
@@ -71,6 +71,7 @@ class Arch:
     shared_sm: int = 0  # shared memory of a multiprocessor
     shared_unit: int = 128  # bytes that shared memory is given out in
     shared_reserved: int = 0  # what the system takes of it for each block
+    lds_banks: int = 32  # of shared memory, of four bytes each
     registers_thread: int = 0
     registers_simd: int = 0  # of a lane, which the waves of a SIMD share
     registers_unit: int = 8  # that a lane is given at a time
@@ -92,6 +93,11 @@ class Arch:
     @property
     def is_gpu(self) -> bool:
         return self.kind != "llvm"
+
+    @property
+    def bank_bytes(self) -> int:
+        """Bytes of a line over all banks of shared memory."""
+        return 4 * self.lds_banks
 
     @property
     def threads_sm(self) -> int:
@@ -212,7 +218,7 @@ def _rdna(name: str, registers_simd: int, registers_unit: int, *features: str, r
     return _rocm(name, *features, rates=rates, wave=32, **limits)
 
 
-_AMPERE = ("cp_async", "mma", "bf16")
+_AMPERE = ("cp_async", "redux", "mma", "bf16")
 _BULK = (*_AMPERE, "tma", "cluster")  # clusters of 8 are portable; the largest GPUs have of 16, if a kernel says so
 _RDNA3 = ("sudot4", "wmma", "wmma_doubled")
 _WMMA_3 = _rates(2, 512, 512, 512)
@@ -249,13 +255,14 @@ ARCHES: dict[str, Arch] = {
         _cdna(
             "gfx950",
             _rates(4, 4096, 4096, 8192, float32=256),
-            "mfma_i8_k32",
+            "mfma_i8_k64",
             "mfma_bf16_k16",
             "mfma_f16_k32",
             shared_static=160 * KIB,
             shared_block=160 * KIB,
             shared_sm=160 * KIB,
             shared_unit=1280,
+            lds_banks=64,
         ),
         _rdna("gfx1030", 1024, 16, "sdot4", rates={}),
         _rdna("gfx1100", 1536, 24, *_RDNA3, rates=_WMMA_3),

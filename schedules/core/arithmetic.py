@@ -22,13 +22,8 @@ class Arithmetic:
 FLOAT32 = Arithmetic("float32", 2.0**-20)  # 16 units in the last place: no chain over a long row
 # float32 products as three of bfloat16 parts: see `steps.split`; their sums are float32's
 BF16X3 = Arithmetic("bf16x3", 3 * 2.0**-16 + FLOAT32.error)
+# float32 products as six of bfloat16 addends: see `hopper.split`; of a product 2^-23 is left out at most
+BF16X6 = Arithmetic("bf16x6", FLOAT32.error)
 # float32 products of TF32 parts, each operand rounded to 10 bits of mantissa (2^-11 of it); the sums are float32's, of
 # which tensor cores cut off what is below the last bit after every step
 TF32 = Arithmetic("tf32", 2.0**-10 + 2.0**-13)
-# float32 sums of products of transformed tiles, by the points of the largest tile along an axis: of normal data in four
-# channels or more at most 11, 32 and 194 units of 2^-24 were seen.  An output has the errors of its whole tile, in
-# proportion to the largest data there: where its own products are smaller by far no such bound holds, which is why
-# these are used by name only
-WINOGRAD = {
-    points: Arithmetic(f"winograd_{points}", error) for points, error in ((4, 2.0**-19), (6, 2.0**-17), (8, 2.0**-15))
-}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 # schedules that every operator has, by the module whose SCHEDULE they are: `auto`, which only a search gives a config
 SHARED_SCHEDULES = {"auto": "schedules.operators.auto"}
+FORMER_NAMES = {"mfma": "mma"}  # in journals, bundles and commands of earlier versions
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,14 @@ class ScheduleSpec:
     channels_along_rows: bool = False  # whether the rows of a block's tile (block_m) are output channels, or pixels
     # (problem, legal config, arch) -> about how many microseconds it takes
     estimate: Callable[[Any, Any, Arch], float] | None = None
-    opt_in: bool = False  # used only where a user names it: no rule, record or search of all schedules chooses it
-
     # (problem, config, arch) -> the TE program that `apply` schedules; None where there is none, of programs in TIRx
     graph: Callable[[Any, Any, Arch], PrimFunc] | None = None
+
+    @property
+    def opt_in(self) -> bool:
+        """Whether it is used only where a user names it, as what is less exact than float32 is: no rule, record or
+        search of all schedules chooses it."""
+        return self.arithmetic != FLOAT32
 
     @property
     def language(self) -> str:
@@ -184,6 +189,7 @@ class Operator:
     def schedule(self, name: str) -> ScheduleSpec:
         """The schedule called `name`.  Raises UnknownNameError with the nearest name."""
         own = {spec.name: spec for spec in self.schedules}
+        name = FORMER_NAMES.get(name, name)
         if name in own:
             return own[name]
         if name in SHARED_SCHEDULES:

@@ -13,7 +13,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -38,14 +41,27 @@ for _ in range(100):  # a compiler that outlives its worker may write once more
 
 
 def import_tvm_alone() -> None:
-    """Import TVM without PyTorch, which TVM imports where it is installed, and without Relax, TVM's graphs of networks:
-    no worker needs them, and they are most of the time that a process takes to start, the more where many start at
-    once.
+    """Have TVM, when it is imported, come without PyTorch, which TVM imports where it is installed, and without Relax,
+    TVM's graphs of networks: neither the command line nor a worker needs them, and they are most of the time that a
+    process takes to start, the more where many start at once.
 
-    For a process that has imported neither; both can be imported later, by a main module that does so.
+    For a process of this package alone, before it has imported any of them; PyTorch and Relax can be imported later.
     """
-    if "torch" in sys.modules or "tvm_ffi" in sys.modules:
-        return
+    if "torch" not in sys.modules and "tvm_ffi" not in sys.modules:
+        sys.meta_path.insert(0, _TvmAlone())
+
+
+class _TvmAlone(MetaPathFinder):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name) if name == "tvm" else None
+        if spec and spec.loader:
+            spec.loader.exec_module = partial(_alone, spec.loader.exec_module)  # type: ignore[method-assign]
+        return spec
+
+
+def _alone(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    if "torch" in sys.modules:
+        return execute(module)
     sys.modules["torch"] = None  # type: ignore[assignment]
     sys.modules[_RELAX] = later = ModuleType(_RELAX)
     # what TVM's parser asks of all that it read; else it is Relax itself that is asked
@@ -54,7 +70,7 @@ def import_tvm_alone() -> None:
     collects = gc.isenabled()
     gc.disable()  # nothing of TVM is garbage yet, and a tenth of the time would go into looking for it
     try:
-        import tvm  # noqa: F401
+        execute(module)
     finally:
         if collects:
             gc.enable()

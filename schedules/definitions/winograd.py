@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimExpr
 
 Matrix = tuple[tuple[Fraction, ...], ...]
-# of the symmetric points with up to three bits that were tried, those of the least error on random data, by the number
-# of points; infinity is one more
+# of the symmetric points with up to four bits, those of the least `gain`, by the number of points; infinity is one more
 POINTS = {
     1: (),
     4: ("0", "1", "-1"),
-    6: ("0", "5/8", "-5/8", "3/2", "-3/2"),
+    5: ("3/8", "-3/8", "5/4", "-5/4"),
+    6: ("0", "11/16", "-11/16", "3/2", "-3/2"),
     8: ("0", "1/2", "-1/2", "1", "-1", "2", "-2"),
 }
 
@@ -64,6 +64,17 @@ def transform(outputs: int, taps: int) -> Transform:
     filters.append([zero] * (taps - 1) + [one])
     data.append(_polynomial(points))
     return Transform(*(tuple(map(tuple, matrix)) for matrix in (inverse, filters, data)))
+
+
+@lru_cache
+def gain(outputs: int, taps: int) -> float:
+    """How much larger errors of F(`outputs`, `taps`) are than those of sums over the channels alone: the variance of
+    the worst output's, for data and filters at random, of which each point's sum has its own rounding.  Over two axes
+    it is the gains' product."""
+    made = transform(outputs, taps)
+    squares = [[sum(x * x for x in row) for row in matrix] for matrix in (made.filter, made.data)]
+    each = [float(a * b) for a, b in zip(*squares, strict=True)]
+    return max(sum(float(x * x) * e for x, e in zip(row, each, strict=True)) for row in made.inverse) / taps
 
 
 def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
@@ -108,6 +119,11 @@ class Split:
     def points(self) -> int:
         """Points of a period: products for each pair of channels."""
         return sum(size + self.taps - 1 for size in self.sizes)
+
+    @property
+    def gain(self) -> float:
+        """That of the tile with the largest errors."""
+        return max(gain(size, self.taps) for size in self.sizes)
 
     @cached_property
     def _tiles(self) -> list[tuple[Transform, int, int]]:

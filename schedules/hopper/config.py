@@ -47,6 +47,8 @@ class HopperConfig(Config):
     sixteens: ClassVar[tuple[int, int]] = (ROWS, 16)
     row_cycles: ClassVar[float] = 16  # that shared memory takes to give operand a of ROWS rows of a product
     multiplies_apart: ClassVar[bool] = False  # whether a warp beside the producer multiplies, and not the consumers
+    addends: ClassVar[int] = 1  # numbers of 16 bits that each of an operand's is the sum of: see `hopper.split`
+    promoted: ClassVar[bool] = False  # whether the sums of a stage are added to a tile's on CUDA cores
 
     block_m: int = 128
     block_n: int = 256

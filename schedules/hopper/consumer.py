@@ -14,6 +14,7 @@ from schedules.hopper.geometry import ClusterPlace, Member, Work
 from schedules.hopper.instructions import peer_of
 from schedules.hopper.launch import SharedMemory
 from schedules.hopper.products import Products
+from schedules.hopper.residual import Residual, owner_of
 from schedules.hopper.ring import Ring
 from schedules.steps.story import part
 from schedules.tirx.values import named
@@ -61,7 +62,7 @@ class Consumer:
                     self.emit_slice(place, number)
                 turn = turn ^ 1
             else:
-                self.results.emit(place)
+                self.results.emit(place, residual=self.residual(tile))
             tile = tile + self.clusters
 
     def emit_slice(self, place: Any, number: Expr) -> None:
@@ -71,6 +72,11 @@ class Consumer:
             self.results.emit(place, number * (self.work.config.columns // slices))
         else:
             self.results.emit(place)
+
+    def residual(self, tile: Expr) -> Residual | None:
+        """What comes of the tile's residual by TMA, if it does."""
+        arrivals = self.memory.residual
+        return Residual(arrivals, self.member, owner_of(self.work.config, tile, self.clusters)[1]) if arrivals else None
 
     @T.inline
     def pass_by(self, tile: Variable) -> None:
@@ -92,14 +98,18 @@ class Consumer:
         before = 0
         for step in T.serial(count):
             self.ring.wait_full()
-            self.products.multiply_stage(step, partial(self.ring.release, before, self.member.thread, peer))
-            before = self.ring.stage
+            if self.work.config.promoted:
+                self.products.promote_stage(step, partial(self.ring.release, self.ring.stage, self.member.thread, peer))
+            else:
+                self.products.multiply_stage(step, partial(self.ring.release, before, self.member.thread, peer))
+                before = self.ring.stage
             self.ring.advance()
         if self.work.config.ping_pong:
             self.give_turn()
             turn = turn ^ 1
-        self.products.settle()
-        self.ring.release(before, self.member.thread, peer)
+        if not self.work.config.promoted:
+            self.products.settle()
+            self.ring.release(before, self.member.thread, peer)
 
     def place(self, tile: Expr) -> Any:
         """Where the block's tile of a cluster's number `tile` lies."""

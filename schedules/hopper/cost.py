@@ -67,6 +67,8 @@ def microseconds(work: Work, device: Device) -> float:
     each = work.a.loaded / config.cluster_n / _rate(work.a, t)
     each += work.b.loaded / config.cluster_m / used / _rate(work.b, t)
     load = work.clusters * config.cluster / device.multiprocessors * own * each
+    if work.added:
+        load += waves * config.parts * work.added.nbytes / t.loaded
     # a stage is loaded, arrives and is multiplied before it is loaded again
     turn = (multiply + load + waves * own * t.latency) / config.num_stages
     results = config.block_m * config.block_n

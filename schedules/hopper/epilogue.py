@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from schedules.core.problem import numpy_dtype
 from schedules.definitions.epilogue import unrounded
 from schedules.hopper.config import ROWS
 from schedules.hopper.fragments import row_of
 from schedules.hopper.geometry import Member, Work
+from schedules.hopper.residual import Residual
 from schedules.hopper.shared import FOLDS, folded
-from schedules.hopper.stores import stores_of
+from schedules.hopper.stores import BoxStores, stores_of
 from schedules.tirx.values import kept, named
 from schedules.tirx.words import read, read_pair, widened
 
@@ -67,10 +67,15 @@ class Results:
         `m`, there 8 * `below` rows down; all threads of a warp ask together."""
         return [self.fragment(0, m, group, 2 * below + j) for j in range(2)]
 
+    @property
+    def reads_elements(self) -> bool:
+        """Whether threads read operands of elements from where they lie in memory."""
+        return bool(self.work.epilogue.of_axis("element")) and not self.work.added
+
     def of_row(self, place: Any, row: Expr) -> Along:
         """What the results of a row have in common, found once for all columns."""
         start: Index = 0
-        if self.work.epilogue.of_axis("element"):
+        if self.reads_elements:
             element, inside = self.work.row_start(place, self.member.part, row)
             start = kept("start", T.Select(inside, element, -1))
         return Along(self._of_channels(place, [row])[0] if self.work.channels_along_rows else {}, start)
@@ -79,7 +84,7 @@ class Results:
         """The same for two stored columns, of which `column`, an even one, is the first; found once for all rows."""
         columns = [column, column + 1]
         operands = [{}, {}] if self.work.channels_along_rows else self._of_channels(place, columns)
-        if not self.work.epilogue.of_axis("element"):
+        if not self.reads_elements:
             return [Along(each) for each in operands]
         starts = (self.work.column_start(place, self.member.part, each) for each in columns)
         return [Along(each, *start) for each, start in zip(operands, starts, strict=True)]
@@ -94,7 +99,7 @@ class Results:
         channels = [named("channel", self.work.channel_at(place, self.member.part, index)) for index in indices]
         for operand in operands:
             name, elements = operand.name, self.tensors[operand.name]
-            if len(channels) == 2 and elements.shape[0] % 2 == 0 and numpy_dtype(operand.dtype).itemsize == 4:
+            if len(channels) == 2 and elements.shape[0] % 2 == 0:
                 # beyond the last channel both are that one
                 values = read_pair(name, elements, channels[1] - 1)
             else:
@@ -103,23 +108,26 @@ class Results:
                 each[name] = value
         return found
 
-    def finish(self, total: Expr, of_row: Along, of_column: Along) -> Expr:
-        """The result, not yet rounded, of the sum `total` in a row and a column."""
+    def finish(self, total: Expr, of_row: Along, of_column: Along, element: Expr | None = None) -> Expr:
+        """The result, not yet rounded, of the sum `total` in a row and a column; `element` is the residual's, where it
+        has come."""
         operands = []
         for operand in self.work.epilogue.operands:
             if operand.axis == "channel":
                 operands.append((of_row if self.work.channels_along_rows else of_column).channel[operand.name])
             elif operand.axis == "tensor":
                 operands.append(self.tensors[operand.name][0])
+            elif element is not None:
+                operands.append(element)
             else:
                 at, inside = of_row.start + of_column.start, tirx.all(of_row.start >= 0, of_column.inside)
                 # bound, as an activation may name it more than once
                 operands.append(named(operand.name, read(self.tensors[f"flat {operand.name}"], at, inside)))
         return unrounded(self.work.epilogue, total, operands)
 
-    def emit(self, place: Any, begin: Index = 0) -> None:
+    def emit(self, place: Any, begin: Index = 0, residual: Residual | None = None) -> None:
         """Finish the tile at `place` and issue its stores; if a slice of its columns is stored, it begins at column
-        `begin`, and its sums lie where those of the first slice do."""
+        `begin`, and its sums lie where those of the first slice do.  `residual` is what comes of it by TMA."""
         work, tensors, member = self.work, self.tensors, self.member
         warp, lane = member.warp, member.lane
         staging = work.output.staging
@@ -140,6 +148,8 @@ class Results:
         for first in range(0, staging.columns // staging.width, staging.together):
             stores.before()
             for store in range(staging.together):
+                if residual:
+                    residual.wait(first + store)
                 for pair in range(staging.width // 16):
                     column = (first + store) * staging.width + pair * 16
                     self.fetch(column)
@@ -152,10 +162,16 @@ class Results:
                         for half, below in product(range(2), range(2)):
                             group, of_row = (column + work.margin) // 8 + half, of_rows[2 * m + below]
                             totals = self.totals(m, group, below)
+                            elements: Sequence[Expr | None] = (None, None)
+                            if residual:
+                                assert isinstance(stores, BoxStores)
+                                elements = residual.pair(stores, first + store, m, pair, half, below, lanes[across])
                             for i in range(2):
                                 j = 2 * half + i
                                 total = totals[i ^ swaps[half] % 2]
-                                values.append(self.finish(total, of_row, of_columns[j]))
+                                values.append(self.finish(total, of_row, of_columns[j], elements[i]))
                         stores.write(store, values, m, pair, lanes[across])
+                if residual:
+                    residual.free(first + store)
             stores.written()
             stores.store(first)

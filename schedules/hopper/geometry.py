@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from schedules.core.arch import Arch, shared_room
@@ -82,6 +84,7 @@ class Operand:
     No box fills the last `spare` rows of a tile, of whose products nothing is stored, nor the last `spare_k` of the
     reduction of an MN-major one, which are zeros.
     With `by_registers` the consumers' threads bring operand a to wgmma: see `hopper.fragments`.
+    Of an operand that is a sum, a stage has the tiles of each of its `addends`, which are the tensor's outermost axis.
     """
 
     tile: SharedTile
@@ -90,6 +93,7 @@ class Operand:
     by_registers: bool = False
     spare: int = 0
     spare_k: int = 0
+    addends: int = 1
 
     @property
     def boxes(self) -> TensorMap:
@@ -100,7 +104,12 @@ class Operand:
     @property
     def nbytes(self) -> int:
         """Of a stage's shared memory."""
-        return self.source.nbytes if isinstance(self.source, Lines) else self.count * self.tile.nbytes
+        return self.source.nbytes if isinstance(self.source, Lines) else self.addends * self.addend_bytes
+
+    @property
+    def addend_bytes(self) -> int:
+        """Of a stage's shared memory for one addend."""
+        return self.count * self.tile.nbytes
 
     @property
     def loaded(self) -> int:
@@ -109,16 +118,23 @@ class Operand:
             return self.source.loaded
         tile = self.tile
         missing = self.spare * tile.k + (tile.rows - self.spare) * self.spare_k
-        return self.nbytes - self.count * missing * tile.item
+        return self.nbytes - self.addends * self.count * missing * tile.item
+
+    def all_loads(self, loads: Sequence[Load]) -> Sequence[Load]:
+        """`loads` of every addend."""
+        if self.addends == 1:
+            return loads
+        every = product(range(self.addends), loads)
+        return [Load(addend * self.addend_bytes + load.offset, (*load.at, addend)) for addend, load in every]
 
     def check_loads(self, loads: Sequence[Load], parts: int) -> None:
-        """That `loads`, one of `parts` alike, bring as many bytes as a stage expects: its mbarrier counts on them, and
-        what is more lies beyond the stage.
+        """That `loads` of an addend, one of `parts` alike, bring as many bytes as a stage expects: its mbarrier counts
+        on them, and what is more lies beyond the stage.
 
         Raises:
             ValueError: if they do not.
         """
-        brought = parts * len(loads) * self.boxes.box_bytes
+        brought = parts * len(loads) * self.addends * self.boxes.box_bytes
         if brought != self.loaded:
             raise ValueError(
                 f"{parts} x {len(loads)} boxes of {self.boxes.tensor} bring {brought} bytes of a stage's"
@@ -148,6 +164,20 @@ class Output:
     staging: Staging | RunStaging | BlockStaging | SlotStaging | NoStaging
     target: TensorMap | Runs | Slots | Columns
     bound: float = math.inf
+
+
+@dataclass(frozen=True)
+class Added:
+    """A residual that comes by TMA (`hopper.residual`): `boxes` of `source` side by side along each consumer's columns,
+    which lie as its results wait for their stores."""
+
+    source: TensorMap
+    boxes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of a consumer's part of a tile."""
+        return self.boxes * self.source.box_bytes
 
 
 P = TypeVar("P")  # whatever the operator makes of a tile's number: where the tile lies
@@ -196,7 +226,7 @@ class Work(ABC, Generic[P]):
     @property
     def dtype(self) -> str:
         """Of the operands."""
-        return self.arguments[0].dtype
+        return self.b.boxes.dtype
 
     @property
     def sums(self) -> int:
@@ -236,12 +266,27 @@ class Work(ABC, Generic[P]):
         each = self.sums * config.accumulators // self.slices * WARPGROUP * SUM_BYTES
         return finished * (config.split_k - 1) * each
 
+    @cached_property
+    def added(self) -> Added | None:
+        """The residual, where it can come by TMA; else threads read it element by element."""
+        config, output, terms = self.config, self.output, self.epilogue.of_axis("element")
+        target, staging = output.target, output.staging
+        if not isinstance(target, TensorMap) or not isinstance(staging, Staging) or isinstance(self.a.source, Lines):
+            return None
+        if [term.dtype for term in terms] != [output.dtype] or config.split_k > 1 or config.multiplies_apart:
+            return None
+        source = replace(target, tensor=terms[0].name, promotion=TensorMap.promotion)
+        return Added(source, staging.columns // staging.width)
+
     @property
     def beside_stages(self) -> int:
         """Bytes of shared memory that are no stages."""
         config = self.config
         exchange = self.exchange_bytes + config.consumers * BARRIER_PAIR_BYTES if config.split_k > 1 else 0
-        return config.consumers * self.output.staging.nbytes + exchange + config.barrier_bytes + self.stationary_bytes
+        results = self.output.staging.nbytes
+        if self.added:
+            results += self.added.nbytes + self.added.boxes * BARRIER_PAIR_BYTES
+        return config.consumers * results + exchange + config.barrier_bytes + self.stationary_bytes
 
     @property
     def least_taps(self) -> int:
@@ -254,6 +299,10 @@ class Work(ABC, Generic[P]):
         reason = self._check_terms()
         if reason:
             return reason
+        for own in self.workspace:
+            reason = beyond_indices(own.name, math.prod(own.shape))
+            if reason:
+                return reason
         if config.split_k > stages:
             return f"split_k={config.split_k} blocks share a tile of {stages} stages; lower split_k or block_k"
         if config.stationary:
@@ -270,6 +319,8 @@ class Work(ABC, Generic[P]):
     def _check_terms(self) -> str | None:
         """Why the operands of the epilogue cannot be read; None if they can."""
         for term in self.epilogue.operands:
+            if term.axis == "element" and self.added:
+                continue
             if term.axis == "pixel":
                 return f"{term.name} has a number for each pixel, which this kernel does not add"
             if term.axis == "element":

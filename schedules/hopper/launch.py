@@ -14,6 +14,7 @@ from schedules.hopper.config import WARPGROUP, HopperConfig
 from schedules.hopper.exchange import Exchange
 from schedules.hopper.geometry import ClusterPlace, Operand, Work
 from schedules.hopper.lines import Lines
+from schedules.hopper.residual import Arrivals
 from schedules.hopper.ring import FILLS, readers, writers
 from schedules.hopper.shared import UNIT, Columns, Runs, Slots, TensorMap
 from schedules.steps.story import inside_part
@@ -56,7 +57,7 @@ def with_workspace(work: Work, tensors: Tensors, prepare: Callable[[Tensors], No
 def with_flat(work: Work, tensors: Tensors) -> Tensors:
     """`tensors`, and as "flat ..." the elements without a shape of those that the epilogue reads or writes one by one,
     as a problem with flattened pixels counts them."""
-    names = [term.name for term in work.epilogue.of_axis("element")]
+    names = [] if work.added else [term.name for term in work.epilogue.of_axis("element")]
     if isinstance(work.a.source, Lines):
         names.append(work.a.source.tensor)
     if not isinstance(work.output.target, TensorMap):
@@ -67,10 +68,11 @@ def with_flat(work: Work, tensors: Tensors) -> Tensors:
 
 @dataclass(frozen=True)
 class Maps:
-    """The tensor maps of the operands that TMA brings, and of the output if it leaves by TMA."""
+    """The tensor maps of the operands and of the residual that TMA brings, and of the output if it leaves by TMA."""
 
     a: Variable | None
     b: Variable
+    residual: Variable | None
     output: Variable | None
 
     @classmethod
@@ -79,13 +81,14 @@ class Maps:
         return cls(
             _encode("a_map", work.a.source, tensors),
             _encode("b_map", work.b.source, tensors),
+            _encode("residual_map", work.added.source, tensors) if work.added else None,
             _encode("output_map", work.output.target, tensors),
         )
 
     def fetch(self, by: Expr) -> None:
         """Have the thread for which `by` is true fetch them."""
         with T.If(by), T.Then():
-            for tensor_map in (self.a, self.b, self.output):
+            for tensor_map in (self.a, self.b, self.residual, self.output):
                 if tensor_map is not None:
                     T.evaluate(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
 
@@ -115,6 +118,7 @@ class SharedMemory:
     empty: MBarrier
     exchange: Exchange | None
     turns: MBarrier | None
+    residual: Arrivals | None
 
     @classmethod
     def allocated(cls, work: Work, accumulator: str, pool: T.SMEMPool, leader: Expr) -> SharedMemory:
@@ -130,14 +134,17 @@ class SharedMemory:
         stages = tiles("stages", config.num_stages * work.stage_bytes)
         filters = tiles("filters", work.stationary_bytes) if config.stationary else stages
         staging = work.output.staging.nbytes
+        results = tiles("staging", config.consumers * staging) if staging else None
+        added = tiles("residuals", config.consumers * work.added.nbytes) if work.added else None
         memory = cls(
             stages,
             filters,
-            tiles("staging", config.consumers * staging) if staging else None,
+            results,
             TMABar(pool, config.num_stages, leader=leader),
             MBarrier(pool, config.num_stages, leader=leader),
             Exchange(work, accumulator, pool, leader) if config.split_k > 1 else None,
             MBarrier(pool, config.consumers, leader=leader) if config.ping_pong else None,
+            Arrivals(work.added, added, config.consumers, pool, leader) if work.added and added is not None else None,
         )
         return memory
 
@@ -156,6 +163,8 @@ class SharedMemory:
             self.turns.init(WARPGROUP)
         if self.exchange:
             self.exchange.init()
+        if self.residual:
+            self.residual.init()
         T.evaluate(T.ptx.fence.mbarrier_init.release.cluster())
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
         if config.cluster > 1:

@@ -13,8 +13,10 @@ from schedules.hopper.geometry import ClusterPlace, Load, Operand, Work
 from schedules.hopper.instructions import column_mask, row_mask
 from schedules.hopper.launch import Maps, SharedMemory
 from schedules.hopper.lines import Lines
+from schedules.hopper.residual import owner_of
 from schedules.hopper.ring import Ring
 from schedules.hopper.shared import TensorMap, aligned
+from schedules.tirx.values import named
 
 if TYPE_CHECKING:
     from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
@@ -65,6 +67,7 @@ class Producer:
                     chunk = chunk - self.work.chunks
                     rx = rx + 1
                 ry = ry + 1
+            self.load_residual(place, tile)
             tile = tile + self.clusters
 
     def load_boxes(self, place: Any, tile: Expr, ry: Expr, rx: Expr, chunk: Expr) -> None:
@@ -73,6 +76,22 @@ class Producer:
         if isinstance(self.work.a.source, TensorMap):
             self.load_a(self.work.loads_a(place, ry, rx, chunk, self.at.rank_n))
         self.load_b(self.work.loads_b(place, ry, rx, chunk, self.at.rank_m), tile, ry, rx, chunk)
+
+    def load_residual(self, place: Any, tile: Expr) -> None:
+        """Have TMA bring the tile's residual, if it comes so, to those who add it, when they have read their last."""
+        arrivals, work = self.memory.residual, self.work
+        if arrivals is None:
+            return
+        owner, turn = owner_of(work.config, tile, self.clusters)
+        source, width = arrivals.added.source, work.output.staging.width
+        for part in range(work.config.parts):
+            with T.serial(arrivals.added.boxes) as box:
+                number = named("box", arrivals.number(owner + part, box))
+                arrivals.empty.wait(number, turn ^ 1)
+                arrivals.full.arrive(number, source.box_bytes)
+                to, at = arrivals.memory.ptr_to([number * source.box_bytes]), work.store_at(place, part, box * width)
+                arrived = arrivals.full.ptr_to([number])
+                T.evaluate(T.ptx[_LOAD.format(source.rank)](to, T.address_of(self.maps.residual), *at, arrived))
 
     def copy_lines(self, place: Any, ry: Expr, chunk: Expr) -> None:
         """Copy this thread's part of operand a, and have it arrive when it is there."""
@@ -120,6 +139,6 @@ class Producer:
         """Issue `loads` to `start` bytes into `memory`; with a `mask`, of every block of the cluster that it names."""
         form = _LOAD.format(operand.boxes.rank) + (".multicast::cluster" if mask is not None else "") + self.ring.group
         last = [] if mask is None else [mask]
-        for load in loads:
+        for load in operand.all_loads(loads):
             target = memory.ptr_to([start + load.offset])
             T.evaluate(T.ptx[form](target, T.address_of(tensor_map), *load.at, self.ring.arrived, *last))

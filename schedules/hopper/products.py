@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +41,11 @@ class Products:
         self.blocks_m = self.config.rows // ROWS
         self.fragments = fragments_of(work.a, self.blocks_m)
         consumer_m, consumer_n = work.part_at(member.part)
-        self.sums = T.alloc_local((self.count,), self.multiply.accumulator)
-        IRBuilder.name("sums", self.sums)
+        self.sums = self.multiplied = _registers("sums", self.count, self.multiply.accumulator)
+        if self.config.promoted:
+            self.multiplied = _registers("sums_of_stage", self.count, self.multiply.accumulator)
         if self.fragments:
-            self.a = T.alloc_local((self.fragments.registers,), "uint32")
-            IRBuilder.name("fragments", self.a)
+            self.a = _registers("fragments", self.fragments.registers, "uint32")
             self.fragments.locate(ring.memory.ptr_to([0]), consumer_m * self.config.rows, member)
         else:
             rows = ring.memory.ptr_to([consumer_m * work.a.tile.row_offset(self.config.rows)])
@@ -73,6 +73,9 @@ class Products:
         """Go to the tile at `place`."""
         if self.fragments:
             self.fragments.begin_tile(self.work.position_at(place))
+        if self.config.promoted:
+            for i in range(self.count):
+                T.buffer_store(self.sums, T.float32(0), [i])
 
     def _kernel_row(self, step: Expr) -> Index:
         """Of the taps of the block's stage number `step` of a tile that needs all stages."""
@@ -80,6 +83,18 @@ class Products:
             return 0
         number = self.at.rank_k + step * self.config.split_k
         return named("ry", T.truncdiv(number, self.work.kernel[1] * self.work.chunks))
+
+    def promote_stage(self, step: Expr, release: Callable[[], None]) -> None:
+        """Multiply the ring's stage, number `step` of a tile, which `release` frees, and add its sums up: to nearest,
+        where tensor cores cut off towards zero."""
+        ((products, steps),) = self.parts
+        T.evaluate(T.ptx.wgmma.fence.sync.aligned())
+        self._multiply(products, steps, step)
+        T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
+        self.settle()
+        release()
+        for i in range(self.count):
+            T.buffer_store(self.sums, self.sums[i] + self.multiplied[i], [i])
 
     def multiply_stage(self, step: Expr, release_last: Callable[[], None]) -> None:
         """Multiply the ring's stage, number `step` of a tile; `release_last` frees the one before, once it is read."""
@@ -100,19 +115,27 @@ class Products:
 
     def _multiply(self, products: range, steps: range, stage_step: Expr) -> None:
         """Issue some products of some steps of a stage."""
-        for step, number, m in product(steps, products, range(self.blocks_m)):
+        for step, number, m in self._order(products, steps):
             each = self.work.products[number]
             # of the products that a stage adds to the same sums, the first may begin them anew
             others = (other.sums for other in self.work.products[:number])
             begins = step == 0 and each.sums not in others
+            anew = T.bool(False) if self.config.promoted else stage_step > 0
             self.multiply.emit(
                 self._sums(each, m), self._a(each, step, m), self._b(each, step, stage_step),
-                stage_step > 0 if begins else T.bool(True),
+                anew if begins else T.bool(True),
             )  # fmt: skip
+
+    def _order(self, products: range, steps: range) -> Iterator[tuple[int, int, int]]:
+        """Steps, products, and blocks of ROWS rows of each; of operands that are sums products come in their own order,
+        so that small ones add up before they meet large ones."""
+        if self.work.a.addends > 1:
+            return ((step, number, m) for number, step, m in product(products, steps, range(self.blocks_m)))
+        return product(steps, products, range(self.blocks_m))
 
     def _sums(self, each: Product, m: int) -> list[Expr]:
         first = (each.sums * self.blocks_m + m) * self.multiply.registers
-        return [self.sums[first + i] for i in range(self.multiply.registers)]
+        return [self.multiplied[first + i] for i in range(self.multiply.registers)]
 
     def _a(self, each: Product, step: int, m: int) -> list[Expr]:
         """Operand a of block `m` of ROWS rows."""
@@ -132,12 +155,18 @@ class Products:
     def settle(self) -> None:
         """Wait until all sums are there."""
         T.evaluate(T.ptx.wgmma.wait_group.sync.aligned(0))
-        self.multiply.settle([self.sums[i] for i in range(self.count)])
+        self.multiply.settle([self.multiplied[i] for i in range(self.count)])
 
 
 def units(number: Expr, nbytes: int, offset: int) -> Expr:
     """What a descriptor has to be raised by for `offset` bytes beyond number `number` of pieces of `nbytes`."""
     return T.Cast("uint64", number * (nbytes // UNIT) + offset // UNIT)
+
+
+def _registers(name: str, count: int, dtype: str) -> Buffer:
+    found = T.alloc_local((count,), dtype)
+    IRBuilder.name(name, found)
+    return found
 
 
 def _descriptor(name: str, tile: SharedTile, pointer: Pointer) -> Expr:

@@ -88,6 +88,9 @@ def program(
         pool.commit()
         cores.begin(group, warp)
         memory.initialise(work, maps, group * WARPGROUP + thread, first)
+        T.evaluate(T.ptx["griddepcontrol.launch_dependents"]())  # which set themselves up, and wait
+        if not dependent:  # on a kernel of its own, which waits for those before that
+            T.evaluate(T.ptx["griddepcontrol.wait"]())
 
         part("Which tiles are this block's, and where it stands in the ring")
         at = T.meta_var(cluster_place(config, rank))

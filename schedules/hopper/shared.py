@@ -6,7 +6,7 @@ Both swizzle alike: 16-byte chunks of a row are XORed with the row's number, ove
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from schedules.core.problem import numpy_dtype
@@ -72,6 +72,17 @@ class TensorMap:
     def box_bytes(self) -> int:
         """Bytes that a box brings, those beyond the tensor's borders among them."""
         return math.prod(self.box) * numpy_dtype(self.dtype).itemsize
+
+    def of_addends(self, count: int) -> TensorMap:
+        """The map of so many tensors like this one, one behind the other, in boxes of one of them."""
+        apart = self.strides[-1] * self.sizes[-1]
+        return replace(
+            self,
+            sizes=(*self.sizes, count),
+            strides=(*self.strides, apart),
+            box=(*self.box, 1),
+            steps=(*self.steps, 1),
+        )
 
     def words(self) -> list[int]:
         """The numbers of the call after dtype, rank and pointer: sizes, strides, box, steps, interleave (none),

@@ -98,13 +98,21 @@ __device__ __forceinline__ void hopper_put_apart_{0}(unsigned int word, void* at
   }}
 }}
 """
+_PUT_APART_32 = """
+__device__ __forceinline__ void hopper_put_apart_{0}(float a, float b, void* at, bool there) {{
+  if (there) {{
+    ((float*)at)[0] = a;
+    ((float*)at)[{0}] = b;
+  }}
+}}
+"""
 _COPY = """
 __device__ __forceinline__ void hopper_copy_{0}(void* to, const void* from) {{ *({1}*)to = *(const {1}*)from; }}
 """
 # of a vector of {0} elements those from `begin` on that are before `end`
 _COPY_PART = """
 __device__ __forceinline__ void hopper_copy_part_{0}(void* to, const void* from, int begin, int end) {{
-  union {{ {1} all; unsigned short each[{0}]; }} v;
+  union {{ {1} all; {2} each[{0}]; }} v;
   v.all = *(const {1}*)from;
   const unsigned all = (1u << {0}) - 1;
   unsigned there = all << (begin > 0 ? begin : 0) & all >> (end < {0} ? {0} - end : 0);
@@ -113,7 +121,7 @@ __device__ __forceinline__ void hopper_copy_part_{0}(void* to, const void* from,
   }} else {{
 #pragma unroll
     for (int i = 0; i < {0}; ++i)
-      if (there >> i & 1) ((unsigned short*)to)[i] = v.each[i];
+      if (there >> i & 1) (({2}*)to)[i] = v.each[i];
   }}
 }}
 """
@@ -324,7 +332,8 @@ class SlotStores(Stores):
         self.first, self.last = named("first_result", first), named("last_result", last)
         self.base = named("base", T.truncdiv(self.first, self.target.vector) * self.target.vector)
         # where all rows are stored they wait in their order
-        self.whole = not self.target.ragged and not self.work.a.by_registers
+        in_order = not self.target.ragged and not self.work.a.by_registers
+        self.whole = in_order and self.staging.item == 2  # which stmatrix turns
         self.rows = []
         for m, below in () if self.whole else product(range(self.staging.rows // ROWS), (0, 8)):
             row = self.row(m) + row_of(self.work.a, self.member.lane, below)
@@ -337,7 +346,8 @@ class SlotStores(Stores):
 
     def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
         pitch, dtype = self.staging.pitch, self.work.output.dtype
-        name, source = f"hopper_put_apart_{pitch}", _PUT_APART.format(pitch)
+        wide = self.staging.item == 4
+        name, source = f"hopper_put_apart_{pitch}", (_PUT_APART_32 if wide else _PUT_APART).format(pitch)
         if self.whole:  # eight rows of a column at once
             words = [pack_16(dtype, *values[at : at + 2]) for at in range(0, 8, 2)]
             column = pair * 16 + T.truncdiv(lane, 16) * 8 + T.truncmod(lane, 8)
@@ -359,8 +369,8 @@ class SlotStores(Stores):
         for half, below in product(range(2), range(2)):
             slot, there = self.rows[2 * m + below]
             two = values[4 * half + 2 * below : 4 * half + 2 * below + 2]
-            word = pack_16(dtype, *two)
-            T.evaluate(T.cuda.func_call(name, word, target(half * 8, slot), there, source_code=source))
+            words = list(two) if wide else [pack_16(dtype, *two)]
+            T.evaluate(T.cuda.func_call(name, *words, target(half * 8, slot), there, source_code=source))
 
     def written(self) -> None:
         barrier(self.member.consumer)
@@ -373,7 +383,8 @@ class SlotStores(Stores):
         if vectors % beside and vectors <= 2 * beside:
             beside //= 2
         columns = WARPGROUP // beside  # at once
-        name, text = f"hopper_copy_part_{vector}", _COPY_PART.format(vector, _VECTORS[vector * staging.item])
+        name, element = f"hopper_copy_part_{vector}", _VECTORS[staging.item]
+        text = _COPY_PART.format(vector, _VECTORS[vector * staging.item], element)
         with T.serial(-(-vectors // beside)) as turn:
             at = turn * beside + T.truncmod(self.member.thread, beside)
             number = named("number", self.base + at * vector)

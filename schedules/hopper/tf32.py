@@ -37,5 +37,4 @@ def tf32_schedule(
             siblings=siblings,
         ),
         arithmetic=TF32,
-        opt_in=True,
     )

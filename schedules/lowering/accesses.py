@@ -14,8 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
+
+from schedules.lowering.statements import of_nodes
 
 EVICT_FIRST = 0x12F0000000000000  # cache policies of L2, as createpolicy encodes them and CUTLASS writes them down
 EVICT_LAST = 0x14F0000000000000
@@ -35,7 +36,8 @@ def _evict_last_load(carrier: str) -> str:
     """CUDA C++ that loads `value`, of the built-in type `carrier` (unsigned, uint2, float4, ...), from the address
     `from`, and has L2 evict its line last."""
     lanes = int(carrier[-1]) if carrier[-1].isdigit() else 1
-    constraint, kind = ("f", "f32") if carrier.startswith("float") else ("r", "u32")
+    kinds = {"float": ("f", "f32"), "unsigned short": ("h", "u16")}
+    constraint, kind = kinds.get(carrier.rstrip("1234"), ("r", "u32"))
     parts = [f"value.{lane}" for lane in "xyzw"[:lanes]] if lanes > 1 else ["value"]
     numbers = ", ".join(f"%{k}" for k in range(lanes))
     vector, target = (f".v{lanes}", f"{{{numbers}}}") if lanes > 1 else ("", numbers)
@@ -116,10 +118,4 @@ def whole_accesses(mod: tvm.IRModule, streaming: str) -> tvm.IRModule:
         name, source = _store_source(*found[0], streams)
         return tirx.Evaluate(T.cuda.func_call(name, found[1], node.value, source_code=source))
 
-    functions = {
-        name: function.with_body(
-            tvm_ffi.structural_map(function.body, ((ir.TensorLoad, load), (tirx.BufferStore, store)))
-        )
-        for name, function in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs)
+    return of_nodes(mod, ((ir.TensorLoad, load), (tirx.BufferStore, store)))

@@ -18,23 +18,23 @@ from tvm.s_tir.stmt import SBlock, SBlockRealize
 from schedules.lowering.annotations import PER_THREAD, PREFIX, SWIZZLE, VECTOR_BYTES
 from schedules.lowering.multistage import MAIN_LOOP, multistage
 from schedules.lowering.order import marked
-
-BANK_BYTES = 128  # of one row over all banks of shared memory
+from schedules.lowering.statements import of_functions
 
 Index = Callable[[list[Any]], list[Any]]
 
 
-def swizzle(row: Any, vector: Any, vectors: int) -> Any:
-    """Where vector `vector` of row `row` lies, in a row of `vectors` 16-byte vectors.
+def swizzle(row: Any, vector: Any, vectors: int, line: int) -> Any:
+    """Where vector `vector` of row `row` lies, in a row of `vectors` 16-byte vectors, where all banks have
+    `line` bytes.
 
-    Any eight consecutive rows at one `vector`, and any eight consecutive vectors of one row, fall into the eight
+    As many consecutive rows at one `vector` as a line has vectors, and as many vectors of one row, fall into the
     different 16-byte columns of the banks.  Rows of an odd number of vectors already do.
     Source: the crosswise layouts of CUTLASS and of MegEngine's int8 convolution.
     """
     group = 1
-    while group < BANK_BYTES // VECTOR_BYTES and vectors % (2 * group) == 0:
+    while group < line // VECTOR_BYTES and vectors % (2 * group) == 0:
         group *= 2
-    rows = BANK_BYTES // VECTOR_BYTES // group  # this many rows differ by themselves
+    rows = line // VECTOR_BYTES // group  # this many rows differ by themselves
     return vector if group == 1 else vector ^ (row // rows % group)
 
 
@@ -82,11 +82,7 @@ def _pass(name: str, change: Callable[[Any], Any]) -> Any:
 
     @tvm.transform.module_pass(opt_level=0, name=PREFIX + name)
     def changed(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        functions = {
-            name: function.with_body(change(function.body)) if isinstance(function, tirx.PrimFunc) else function
-            for name, function in mod.functions.items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        return of_functions(mod, lambda function: function.with_body(change(function.body)))
 
     return changed
 
@@ -97,7 +93,7 @@ def _relayout(body: Any) -> Any:
     indices: dict[Any, Index] = {}  # of a buffer as it will be
     renewed: dict[Any, Any] = {}
 
-    def swizzled(buffer: Any) -> Index:
+    def swizzled(buffer: Any, line: int) -> Index:
         per_vector = VECTOR_BYTES * 8 // tvm.DataType(str(buffer.dtype)).bits
         vectors = int(buffer.shape[-1]) // per_vector
 
@@ -105,7 +101,7 @@ def _relayout(body: Any) -> Any:
             *outer, row, column = at
             vector = analyzer.simplify(column // per_vector)
             lane = analyzer.simplify(column % per_vector)
-            return [*outer, row, swizzle(row, vector, vectors) * per_vector + lane]
+            return [*outer, row, swizzle(row, vector, vectors, line) * per_vector + lane]
 
         return index
 
@@ -126,7 +122,7 @@ def _relayout(body: Any) -> Any:
                 indices[renewed[buffer]] = per_thread(axes)
         if SWIZZLE in annotations:
             buffer = block.writes[0].source
-            indices[buffer] = swizzled(buffer)
+            indices[buffer] = swizzled(buffer, int(annotations[SWIZZLE]))
 
     tvm_ffi.structural_walk(body, (SBlock, collect))
     tvm_ffi.structural_walk(

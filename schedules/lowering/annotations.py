@@ -8,7 +8,9 @@ PREFIX = "schedules."
 PER_THREAD = (
     PREFIX + "per_thread"
 )  # block: axes, counted from the end, of the buffer it writes; each thread has its own
-SWIZZLE = PREFIX + "swizzle"  # block: XOR the 16-byte vectors of the rows that it writes
+TURNS_APART = "turns_apart"  # loop: on AMD GPUs, LLVM does not unroll it, nor any around it
+# block: XOR the 16-byte vectors of the rows that it writes, over so many bytes of all banks
+SWIZZLE = PREFIX + "swizzle"
 PIPELINE = PREFIX + "stages"  # outermost reduction loop: this many stages of shared memory
 ASYNC = PREFIX + "async_copy"  # the same loop: whether cp.async fills them
 AHEAD = PREFIX + "fragments_ahead"  # the same loop: whether fragments are loaded a k step ahead; they are, if unsaid

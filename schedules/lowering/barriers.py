@@ -16,9 +16,11 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
+from schedules.lowering.annotations import TURNS_APART
 from schedules.lowering.multistage import OWN_BARRIERS
+from schedules.lowering.statements import of_nodes
 
-_BARRIER = "schedules_barrier"  # of CODE
+_BARRIER, _TURN = "schedules_barrier", "schedules_turn"  # of CODE
 CODE = Path(__file__).with_name("amdgpu.ll")  # TVM links it with every kernel for AMD GPUs
 
 
@@ -39,26 +41,29 @@ def without_doubled(mod: tvm.IRModule) -> tvm.IRModule:
             return node
         return tvm_ffi.structural_map(node.body, (tirx.Evaluate, barrier))
 
-    functions = {
-        name: function.with_body(tvm_ffi.structural_map(function.body, (tirx.AttrStmt, scope)))
-        for name, function in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs)
+    return of_nodes(mod, (tirx.AttrStmt, scope))
+
+
+def turns_apart(mod: tvm.IRModule) -> tvm.IRModule:
+    """Kernels for AMD GPUs whose loops with the annotation TURNS_APART LLVM leaves as they are."""
+    turn = tirx.call_extern("void", _TURN)
+
+    def loop(node: Any) -> Any:
+        if TURNS_APART not in node.annotations:
+            return node
+        body = tirx.SeqStmt([node.body, tirx.Evaluate(turn)])
+        kept = {key: value for key, value in node.annotations.items() if key != TURNS_APART}
+        return tirx.For(node.loop_var, node.min, node.extent, node.kind, body, node.thread_binding, kept)
+
+    return of_nodes(mod, (tirx.For, loop))
 
 
 def fenced(mod: tvm.IRModule) -> tvm.IRModule:
     """Kernels for AMD GPUs with their barriers between fences."""
-    functions = {
-        name: _fenced(function) if function.attrs["target"].kind.name == "rocm" else function
-        for name, function in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs)
 
-
-def _fenced(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def barrier(call: Any) -> Any:
         if str(getattr(call.op, "name", "")) != "tirx.tvm_storage_sync" or str(call.args[0].value) != "shared":
             return call
         return tirx.call_extern("void", _BARRIER)
 
-    return function.with_body(tvm_ffi.structural_map(function.body, (ir.Call, barrier)))
+    return of_nodes(mod, (ir.Call, barrier), "rocm")

@@ -15,16 +15,14 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
+from schedules.lowering.statements import of_functions
+
 BITS = "uint16"
 
 
 def bits_in_buffers(mod: tvm.IRModule) -> tvm.IRModule:
     """Kernels with flat buffers, in which those of bfloat16 that they allocate hold bits."""
-    functions = {
-        name: _with_bits(function) if isinstance(function, tirx.PrimFunc) else function
-        for name, function in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs)
+    return of_functions(mod, _with_bits)
 
 
 def _with_bits(function: tirx.PrimFunc) -> tirx.PrimFunc:

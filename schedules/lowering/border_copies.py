@@ -13,7 +13,7 @@ import tvm.sym
 import tvm_ffi
 from tvm import tirx
 
-from schedules.lowering.statements import integer, joined, substitute, variables_of
+from schedules.lowering.statements import integer, joined, of_nodes, substitute, variables_of
 
 _LESS = {tirx.LT: (1, 0), tirx.LE: (0, 0), tirx.GT: (1, 1), tirx.GE: (0, 1)}  # strictly; the other way round
 
@@ -28,11 +28,7 @@ def borders_apart(mod: tvm.IRModule) -> tvm.IRModule:
     def visit(loop: Any) -> Any:
         return _apart(loop) or loop
 
-    functions = {
-        name: function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, visit)))
-        for name, function in mod.functions.items()
-    }
-    return tirx.transform.ConvertSSA()(tvm.IRModule(functions, attrs=mod.attrs))
+    return tirx.transform.ConvertSSA()(of_nodes(mod, (tirx.For, visit)))
 
 
 def _apart(loop: Any) -> Any:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
+
+from schedules.lowering.statements import of_nodes
 
 
 def lone_tasks_in_caller(mod: tvm.IRModule) -> tvm.IRModule:
@@ -26,8 +27,4 @@ def lone_tasks_in_caller(mod: tvm.IRModule) -> tvm.IRModule:
             return serial
         return tirx.IfThenElse(loop.extent <= 1, serial, loop)
 
-    functions = {
-        name: function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, parallel)))
-        for name, function in mod.functions.items()
-    }
-    return tirx.transform.ConvertSSA()(tvm.IRModule(functions, attrs=mod.attrs))
+    return tirx.transform.ConvertSSA()(of_nodes(mod, (tirx.For, parallel)))

@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import tirx
 
 from schedules.lowering.annotations import INSIDE_FIRST
-from schedules.lowering.statements import joined, substitute
+from schedules.lowering.statements import joined, of_functions, substitute
 
 
 def marked(body: Any) -> Any:
@@ -60,7 +60,7 @@ def reordered(mod: tvm.IRModule) -> tvm.IRModule:
 
         return kernel.with_body(tvm_ffi.structural_map(kernel.body, (tirx.AttrStmt, visit)))
 
-    return tvm.IRModule({name: function(kernel) for name, kernel in mod.functions.items()}, attrs=mod.attrs)
+    return of_functions(mod, function)
 
 
 def _asked(scope: Any) -> list[int]:

@@ -18,6 +18,7 @@ from tvm import ir, tirx
 
 from schedules.lowering.accesses import address
 from schedules.lowering.annotations import LEAST
+from schedules.lowering.statements import of_functions
 
 LINE = 64  # bytes: an output whose stores are such begins at a multiple of it
 _ELEMENTS = {"float32": ("float", 4), "float16": ("half", 2), "uint16": ("i16", 2)}  # bfloat16 is uint16 by then
@@ -58,8 +59,7 @@ def stores_past_caches(mod: tvm.IRModule) -> tvm.IRModule:
     if such buffers begin at a multiple of 64 bytes when the function runs, else stores are as ever.  Each task ends
     when its stores are seen by all.
     """
-    functions = {name: _lowered(function) for name, function in mod.functions.items()}
-    return tirx.transform.ConvertSSA()(tvm.IRModule(functions, attrs=mod.attrs))
+    return tirx.transform.ConvertSSA()(of_functions(mod, _lowered))
 
 
 def _lowered(function: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -19,14 +19,17 @@ from schedules.core.problem import Argument
 from schedules.lowering import annotated
 from schedules.lowering.accesses import whole_accesses
 from schedules.lowering.annotations import APART, MIN_BLOCKS, PREFIX, STREAM, TIRX
-from schedules.lowering.barriers import fenced, without_doubled
+from schedules.lowering.barriers import fenced, turns_apart, without_doubled
 from schedules.lowering.bfloat16 import bits_in_buffers
 from schedules.lowering.border_copies import borders_apart
 from schedules.lowering.bounds import bounded
 from schedules.lowering.lone_task import lone_tasks_in_caller
 from schedules.lowering.order import reordered
 from schedules.lowering.past_caches import stores_past_caches
+from schedules.lowering.philox import written_out
+from schedules.lowering.range_checks import range_checked
 from schedules.lowering.shared_threads import on_shared_threads
+from schedules.lowering.statements import of_functions, of_nodes
 from schedules.lowering.wave_reduce import reduced_in_waves
 
 NAME = "te_schedules"
@@ -40,8 +43,7 @@ class Lowering:
     arguments: Sequence[Argument] = ()  # with extents at run time that are to be tested
     min_blocks: int = 0
     stream: str = ""
-    lowered: str = ""
-    host: tvm.IRModule | None = None  # the same as a program: the function and its kernels
+    host: tvm.IRModule | None = None  # the lowered program: the function and its kernels
     device: list[tvm.IRModule] = field(default_factory=list)
 
 
@@ -101,11 +103,6 @@ def uses_wmma(mod: tvm.IRModule) -> bool:
     return any(scope.startswith("wmma.") for scope in scopes)
 
 
-def _keep(mod: tvm.IRModule) -> None:
-    state = _current.get()
-    state.lowered, state.host = mod.script(), mod
-
-
 def _all_on(mod: tvm.IRModule, kind: str) -> bool:
     return all(function.attrs["target"].kind.name == kind for function in mod.functions.values())
 
@@ -116,13 +113,7 @@ def _without_alignment(mod: tvm.IRModule) -> tvm.IRModule:
     def visit(statement: Any) -> Any:
         return statement.body if statement.attr_key == "storage_alignment" else statement
 
-    functions = {
-        name: function.with_body(tvm_ffi.structural_map(function.body, (tirx.AttrStmt, visit)))
-        if isinstance(function, tirx.PrimFunc)
-        else function
-        for name, function in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs)
+    return of_nodes(mod, (tirx.AttrStmt, visit))
 
 
 def _pass(name: str, change: Callable[[tvm.IRModule], tvm.IRModule]) -> Any:
@@ -157,6 +148,7 @@ def _lowered(mod: tvm.IRModule) -> tvm.IRModule:
         scheduled.AnnotateIrregularLoop(),
         scheduled.InjectSoftwarePipeline(),
         scheduled.TransformMmaBufferLayout(),
+        *([_pass("turns_apart", turns_apart)] if on_amd else []),
         scheduled.LowerOpaqueBlock(),
         general.FlattenBuffer(),
         *([_pass("bfloat16", bits_in_buffers)] if on_amd else []),
@@ -196,14 +188,15 @@ def _lowered(mod: tvm.IRModule) -> tvm.IRModule:
 def _pipeline() -> tuple[Any, Any, Any]:
     @tvm.transform.module_pass(opt_level=0, name="schedules.lower")
     def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        mod = written_out(mod)
         if annotated.needed(mod):
             mod = annotated.lower(mod)
         mod = bounded(mod, _current.get().arguments)
-        mod = reordered(_explicit_fma(_without_alignment(_lowered(mod))))
+        mod = range_checked(reordered(_explicit_fma(_without_alignment(_lowered(mod)))))
         if _all_on(mod, "llvm"):
             mod = lone_tasks_in_caller(stores_past_caches(mod) if _current.get().stream == "stores" else mod)
             mod = borders_apart(mod)
-        _keep(mod)
+        _current.get().host = mod
         return on_shared_threads(mod) if _all_on(mod, "llvm") else mod
 
     @tvm.transform.module_pass(opt_level=0, name="schedules.launch_bounds")
@@ -213,11 +206,8 @@ def _pipeline() -> tuple[Any, Any, Any]:
         if not state.min_blocks:
             return mod
         # only here: SplitHostDevice drops the function's attributes
-        functions = {
-            name: function.with_attr("tirx.launch_bounds_min_blocks_per_sm", state.min_blocks)
-            for name, function in mod.functions.items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        bounds = "tirx.launch_bounds_min_blocks_per_sm"
+        return of_functions(mod, lambda function: function.with_attr(bounds, state.min_blocks))
 
     @tvm.transform.module_pass(opt_level=0, name="schedules.accesses")
     def accesses(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -228,19 +218,11 @@ def _pipeline() -> tuple[Any, Any, Any]:
     def narrow_shuffles(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         # a 64-bit loop bound to threadIdx makes the lane index of a shuffle 64 bits wide, which AMD's ds_bpermute
         # refuses
-        functions = {
-            name: function.with_body(tvm_ffi.structural_map(function.body, (ir.Call, _narrow_shuffle)))
-            for name, function in mod.functions.items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        return of_nodes(mod, (ir.Call, _narrow_shuffle))
 
     @tvm.transform.module_pass(opt_level=0, name="schedules.wide_bytes")
     def wide_bytes(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        functions = {
-            name: function.with_body(tvm_ffi.structural_map(function.body, (tirx.Broadcast, _wide_byte)))
-            for name, function in mod.functions.items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        return of_nodes(mod, (tirx.Broadcast, _wide_byte))
 
     def finalize_device() -> tvm.transform.Pass:
         # LowerWarpMemory rewrites one warp buffer a run in 0.27: accumulator, both operands, and one to spare
@@ -286,11 +268,7 @@ def _explicit_fma(mod: tvm.IRModule) -> tvm.IRModule:
 
         return function.with_body(tvm_ffi.structural_map(function.body, (ir.Call, call)))
 
-    functions = {
-        name: lowered(function) if isinstance(function, tirx.PrimFunc) else function
-        for name, function in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs)
+    return of_functions(mod, lowered)
 
 
 def _wide_byte(vector: Any) -> Any:
@@ -313,11 +291,11 @@ def _dependent_launches(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> t
     TVM's runtime has a tag for it, which nothing in 0.27 sets."""
 
     def tagged(function: Any) -> Any:
-        if not isinstance(function, tirx.PrimFunc) or _LAUNCH not in function.attrs or not _waits(function):
+        if _LAUNCH not in function.attrs or not _waits(function):
             return function
         return function.with_attr(_LAUNCH, [_DEPENDENT, *function.attrs[_LAUNCH]])
 
-    return tvm.IRModule({name: tagged(function) for name, function in mod.functions.items()}, attrs=mod.attrs)
+    return of_functions(mod, tagged)
 
 
 def _waits(function: tirx.PrimFunc) -> bool:
@@ -355,9 +333,9 @@ def _tirx_pipeline() -> tuple[Any, Any, Any]:
 
     @tvm.transform.module_pass(opt_level=0, name="schedules.lower_tirx")
     def lower_and_record(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        mod = bounded(mod, _current.get().arguments)
+        mod = bounded(written_out(mod), _current.get().arguments)
         mod = _explicit_fma(tvm.ir.transform.Sequential(passes)(mod))
-        _keep(mod)
+        _current.get().host = mod
         return mod
 
     return lower_and_record, finalize_host, finalize_device

@@ -17,6 +17,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.script import tirx as T
 
+from schedules.core.frames import quick_frames
+
 # The pool is that of `core.threads.Pool`.  Tasks are handed out by a counter: whatever number of threads takes part,
 # and however late one of them, all are done.
 _CODE = """
@@ -137,26 +139,30 @@ declare i32 @llvm.smax.i32(i32, i32)
 """
 
 
-@T.prim_func
-def _take_tasks(job: T.handle) -> None:
-    T.func_attr({"global_symbol": "schedules_take_tasks", "tirx.noalias": True})
-    T.evaluate(T.call_extern("void", "schedules_tasks", job))
+@lru_cache
+def _written() -> tuple[tirx.PrimFunc, tirx.PrimFunc, tirx.PrimFunc]:
+    """What hands out tasks, what launches them, and what takes a pool: parsed at the first use, as that takes long."""
 
+    @T.prim_func
+    def take_tasks(job: T.handle) -> None:
+        T.func_attr({"global_symbol": "schedules_take_tasks", "tirx.noalias": True})
+        T.evaluate(T.call_extern("void", "schedules_tasks", job))
 
-@T.prim_func
-def _launch(function: T.handle, data: T.handle, tasks: T.int32) -> T.int32:
-    T.func_attr({"global_symbol": "schedules_launch", "tirx.noalias": True})
-    assert T.call_extern("int32", "schedules_parallel", function, data, tasks) == 0, (
-        "RuntimeError",
-        ["a task of a parallel loop failed; is there memory left?"],
-    )
-    return 0
+    @T.prim_func
+    def launch(function: T.handle, data: T.handle, tasks: T.int32) -> T.int32:
+        T.func_attr({"global_symbol": "schedules_launch", "tirx.noalias": True})
+        assert T.call_extern("int32", "schedules_parallel", function, data, tasks) == 0, (
+            "RuntimeError",
+            ["a task of a parallel loop failed; is there memory left?"],
+        )
+        return 0
 
+    @T.prim_func
+    def use_threads(pool: T.handle) -> None:
+        T.func_attr({"global_symbol": "use_threads", "tirx.noalias": True})
+        T.evaluate(T.call_extern("void", "schedules_use_threads", pool))
 
-@T.prim_func
-def _use_threads(pool: T.handle) -> None:
-    T.func_attr({"global_symbol": "use_threads", "tirx.noalias": True})
-    T.evaluate(T.call_extern("void", "schedules_use_threads", pool))
+    return take_tasks, launch, use_threads
 
 
 def on_shared_threads(mod: tvm.IRModule) -> tvm.IRModule:
@@ -176,9 +182,11 @@ def on_shared_threads(mod: tvm.IRModule) -> tvm.IRModule:
 
 @lru_cache
 def _functions(target: tvm.target.Target) -> dict[tvm.ir.GlobalVar, tirx.PrimFunc]:
-    own = {"schedules_launch": _launch, "schedules_take_tasks": _take_tasks}
-    code = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", tvm.ir.StringImm(_CODE), _use_threads.body)
-    use = _use_threads.with_body(code).with_attr("target", tvm.target.Target(target, host=target))
+    with quick_frames():
+        take_tasks, launch, use_threads = _written()
+    own = {"schedules_launch": launch, "schedules_take_tasks": take_tasks}
+    code = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", tvm.ir.StringImm(_CODE), use_threads.body)
+    use = use_threads.with_body(code).with_attr("target", tvm.target.Target(target, host=target))
     packed = tirx.transform.MakePackedAPI()(tvm.IRModule({"use_threads": use}))
     return {
         **packed.functions,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
@@ -47,6 +47,21 @@ def variables_of(expression: Any) -> list[Any]:
     return found
 
 
+def of_functions(mod: tvm.IRModule, change: Callable[[Any], Any], kind: str = "") -> tvm.IRModule:
+    """`mod` with `change` of every program in it, or of those for targets of `kind`."""
+
+    def changed(function: Any) -> Any:
+        fits = isinstance(function, tirx.PrimFunc) and (not kind or function.attrs["target"].kind.name == kind)
+        return change(function) if fits else function
+
+    return tvm.IRModule({name: changed(function) for name, function in mod.functions.items()}, attrs=mod.attrs)
+
+
+def of_nodes(mod: tvm.IRModule, change: Any, kind: str = "") -> tvm.IRModule:
+    """The same with `change` of nodes, as `structural_map` takes it."""
+    return of_functions(mod, lambda f: f.with_body(tvm_ffi.structural_map(f.body, change)), kind)
+
+
 def reads_memory(expression: Any) -> bool:
     """Whether `expression` loads from a buffer."""
     found: list[Any] = []
@@ -83,6 +98,7 @@ def zero_or(value: Any) -> tuple[Any, Any] | None:
     if not isinstance(value, ir.Call) or not str(getattr(value.op, "name", "")).endswith(".if_then_else"):
         return None
     condition, load, other = value.args
+    other = other.value if isinstance(other, tirx.Broadcast) else other
     if not isinstance(other, tirx.IntImm | tirx.FloatImm) or other.value != 0:
         return None
     return condition, load

@@ -17,7 +17,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from schedules.lowering.statements import integer, joined, substitute
+from schedules.lowering.statements import integer, joined, of_functions, substitute
 
 # DPP's controls for lanes that are 1, 2, 4 and 8 apart: quad_perm, twice, then mirrors of half a row and of a row, when
 # the lanes of a quad, and of half a row, hold the same
@@ -33,13 +33,7 @@ Values = list[Any]
 
 def reduced_in_waves(mod: tvm.IRModule) -> tvm.IRModule:
     """Kernels for AMD GPUs with their reductions over threadIdx.x in registers; what does not fit is left to TVM."""
-    functions = {
-        name: _reduced(function)
-        if isinstance(function, tirx.PrimFunc) and function.attrs["target"].kind.name == "rocm"
-        else function
-        for name, function in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs)
+    return of_functions(mod, _reduced, "rocm")
 
 
 def _reduced(function: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -19,6 +19,7 @@ from pathlib import Path
 from schedules.build.present import device_name
 from schedules.build.toolchain.devices import on_local, on_named
 from schedules.core.arch import Arch, parse_arch
+from schedules.core.arithmetic import FLOAT32
 from schedules.core.device import slug
 from schedules.core.errors import ConfigError, ToolchainError
 from schedules.core.problem import Config, Problem
@@ -192,7 +193,8 @@ def _for_range(problem: Problem, fixed: Choice, arch: Arch, schedule: str | None
 
 def may_use(record: Record, asked: Collection[str] = ()) -> bool:
     """Whether the schedule of `record` is one that is used unasked, or `asked` for by name."""
-    return record.schedule in asked or not operator_of(record.problem).opt_in(record.schedule)
+    spec = operator_of(record.problem).schedule(record.schedule)
+    return record.schedule in asked or spec.arithmetic_of(record.problem, record.config) == FLOAT32
 
 
 def best_of(records: Iterable[Record], asked: Collection[str] = ()) -> Record | None:

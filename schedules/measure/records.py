@@ -160,6 +160,7 @@ class Record:
             schedule = owner.schedule(given["schedule"])
             schedule.require_kind(_arch(given["target"]))
             given["problem"] = _once(owner.problem.parse, given["problem"])
+            given["schedule"] = schedule.name
             given["config"] = schedule.config.parse(given["config"])
             given["versions"] = _once(_versions, given["versions"])
             if "search" in given:

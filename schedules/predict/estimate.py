@@ -119,6 +119,7 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
         multiply *= np.maximum(1.0, BUSY / warps) * np.ceil(threads / WARP) * WARP / threads
     real = channels / (np.ceil(channels / block_k) * block_k)  # of a step's channels; zeros are not loaded
     loaded = (tile_m / n + tile_n / m) * block_k * real * steps * item
+    loaded = loaded + tile_m * tile_n * item * len(p.epilogue.of_axis("element"))
     given = np.full(columns.count, device.timings.loaded)
     if FILLED in columns.fields and p.output_axes[-1] == "n":  # rows of boxes: images, or channels
         row = np.where(columns.get("turned", 0.0) > 0, np.minimum(block_k, ROW), min(-(-p.n // 16) * 16, ROW)) * item

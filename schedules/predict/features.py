@@ -55,6 +55,7 @@ def features(
         "kw": float(p.kw),
         "stride": float(p.stride[0] * p.stride[1]),
         "item": float(item),
+        "residual": float(len(p.epilogue.of_axis("element"))),
         "estimate": np.log2(total),
         "tiles": np.log2(work.tiles),
         "waves": np.log2(work.waves),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from itertools import compress
 from operator import itemgetter
 from typing import Any
 
@@ -67,21 +68,33 @@ def ranked(problem: Problem, arch: Arch, schedule: str | None = None) -> tuple[R
     """Legal configs for `problem`, of `schedule` or of all schedules offered on `arch`, the fastest first.
 
     Where the trees know nothing of such problems those of one schedule, `schedule` or the one of the operator's rule,
-    by its own estimate; none if it has none.
+    by its own estimate; none if it has none.  Where they know nothing of a schedule on CUDA cores alone, its default
+    stands among the others by its own estimate.
     """
     op = operator_of(problem)
     known, specs = knows(op, problem, arch), [op.schedule(schedule)] if schedule else op.offered(arch)
-    if known:
-        specs = [spec for spec in specs if f"is {op.name}.{spec.name}" in known.names and worth_a_look(problem, spec)]
-    if not known or schedule and not specs:
+    learned = (
+        [f"is {op.name}.{spec.name}" in known.names and worth_a_look(problem, spec) for spec in specs] if known else []
+    )
+    if not any(learned):
         known, specs = None, [op.schedule(schedule or op.choose(problem, arch))]
-        specs = [spec for spec in specs if spec.estimate]
+    own = [spec for spec in specs if by_default(spec) and spec.serves(problem, arch)]
+    specs = list(compress(specs, learned)) if known else [s for s in specs if s.estimate and not by_default(s)]
     parts = candidates(op, problem, [spec for spec in specs if arch.kind in spec.kinds], arch, known is not None)
     best = []
     for us, row, part in sorted(_timed(op, problem, arch, known, parts), key=itemgetter(0))[:RANKED]:
         told = tuple((name, float(values[row])) for name, values in part.made.parts.items())
         best.append(Ranked(part.spec.name, part.columns.make(row), us, part.made.limit(row), told))
-    return tuple(best)
+    for spec in own:
+        config = spec.default(problem, arch)
+        us = spec.estimate(problem, config, arch)  # type: ignore[misc]
+        best.append(Ranked(spec.name, config, us, "own estimate", (("own estimate", us),)))
+    return tuple(sorted(best, key=lambda each: each.us)[:RANKED])
+
+
+def by_default(spec: ScheduleSpec) -> bool:
+    """Whether the schedule's own estimate speaks of its default alone, which it chose."""
+    return spec.estimate is not None and spec.tirx is None
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +135,8 @@ def predicted_us(problem: Problem, schedule: str, config: Config, arch: Arch) ->
     """Predicted us of one config; None where the trees know nothing of such problems or the schedule."""
     op = operator_of(problem)
     known, spec = knows(op, problem, arch), op.schedule(schedule)
+    if spec.estimate and by_default(spec):
+        return spec.estimate(problem, config, arch)
     if known is None or f"is {op.name}.{schedule}" not in known.names:
         return None
     columns = columns_of([config])
@@ -201,7 +216,10 @@ def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arc
         stage = (pixels * np.where(halo, HALO, 1.0) * k + np.where(stay, 0.0, filters)) * item
         results = np.minimum(m * n * item, STAGING * columns.get("consumers"))
         sent = m * n * SUM_BYTES * (1 - 1 / columns.get("split_k", 1.0))
-        taken, least, most = results + sent + np.where(stay, filters * steps * item, 0.0), 2, STAGES[-1]
+        # a residual waits beside the stages, of all tiles that a block works on at once
+        added = m * n * item * np.where(columns.get("ping_pong", 0.0) > 0, columns.get("consumers"), 1.0)
+        added *= len(p.epilogue.of_axis("element")) * (columns.get("split_k", 1.0) == 1)
+        taken, least, most = results + sent + added + np.where(stay, filters * steps * item, 0.0), 2, STAGES[-1]
     elif "block_k" in columns.fields:
         return columns.take(
             np.flatnonzero(columns.get("stages", 1.0) * (m + n) * columns.get("block_k") * item <= room)

@@ -14,6 +14,8 @@ from typing import Any
 
 from schedules.core.arch import Arch
 from schedules.core.errors import ConfigError
+from schedules.core.problem import numpy_dtype
+from schedules.steps.tiles import widest
 
 Place = tuple[Any, Any]  # lane, slot
 
@@ -22,10 +24,11 @@ Place = tuple[Any, Any]  # lane, slot
 class Atom:
     """One matrix product  c (m, n) += a (m, k) x b (n, k)  by the lanes of a wave.
 
-    `source` and `sum` are dtypes; `word` is how many elements with neighbouring k a lane keeps together.  On AMD, the
-    product is `parts` times `instruction`, LLVM's name for it or a function of `lowering/amdgpu.ll`, each of an equal
-    part of a lane's slots, taken as `packed`; a lane holds `run` neighbouring rows of c at a time; and if `doubled`,
-    both halves of the wave hold both operands.
+    `source` and `sum` are dtypes; `word` is how many elements with neighbouring k a lane keeps together.  On AMD, where
+    that is what LDS hands a lane at once, 16 bytes or, if `doubled`, more, the product is `parts` times `instruction`,
+    LLVM's name for it or a function of `lowering/amdgpu.ll`, each of an equal part of a lane's slots, taken as
+    `packed`; a lane holds `run` neighbouring rows of c at a time; and if `doubled`, both halves of the wave hold both
+    operands.
     """
 
     m: int
@@ -44,6 +47,11 @@ class Atom:
     @property
     def name(self) -> str:
         return f"m{self.m}n{self.n}k{self.k}_{self.source}"
+
+    @property
+    def least_k(self) -> int:
+        """Of a tile in shared memory: rows of 64 bytes."""
+        return max(self.k, 64 // numpy_dtype(self.source).itemsize)
 
     @property
     def ldmatrix(self) -> bool:
@@ -94,29 +102,33 @@ MMA = {
 }
 
 
-def _mfma(k: int, source: str, instruction: str, packed: str = "", parts: int = 1) -> Atom:
-    integer = source == "int8"
-    total, of = ("int32", "i32") if integer else ("float32", "f32")
+def _mfma(source: str, instruction: str, packed: str = "", parts: int = 1) -> Atom:
+    total, of = ("int32", "i32") if source == "int8" else ("float32", "f32")
     name = instruction if instruction.startswith("schedules") else f"llvm.amdgcn.mfma.{of}.16x16x{instruction}"
-    return Atom(16, 16, k, source, total, 64, k // 4, name, packed, parts)
+    word = widest(source)
+    return Atom(16, 16, 4 * word, source, total, 64, word, name, packed, parts)
 
 
 def _wmma(source: str, operand: str, packed: str, *, doubled: bool) -> Atom:
     total, of = ("int32", "i32") if source == "int8" else ("float32", "f32")
     name = f"llvm.amdgcn.wmma.{of}.16x16x16.{operand}"
-    return Atom(16, 16, 16, source, total, 32, 16 if doubled else 8, name, packed, 1, 1 if doubled else 8, doubled)
+    if doubled:
+        return Atom(16, 16, 16, source, total, 32, 16, name, packed, run=1, doubled=True)
+    word = widest(source)
+    return Atom(16, 16, 2 * word, source, total, 32, word, name, packed, word // 8, run=8)
 
 
 # of AMD: the feature that has it, the widest first
 MATRIX = (
-    ("mfma_f16_k32", _mfma(32, "float16", "32.f16")),
-    ("mfma", _mfma(16, "float16", "16f16")),
-    ("mfma_f16_k32", _mfma(32, "bfloat16", "schedules_mfma_16x16x32_bf16", "int16x8")),
-    ("mfma_bf16_k16", _mfma(16, "bfloat16", "16bf16.1k", "int16x4")),
-    ("mfma_bf16_k8", _mfma(16, "bfloat16", "8bf16", "int16x2", parts=2)),
-    ("mfma", _mfma(16, "float32", "4f32", parts=4)),
-    ("mfma_i8_k32", _mfma(32, "int8", "32.i8", "int64")),
-    ("mfma_i8_k16", _mfma(16, "int8", "16i8", "int32")),
+    ("mfma_f16_k32", _mfma("float16", "32.f16")),
+    ("mfma", _mfma("float16", "16f16", parts=2)),
+    ("mfma_f16_k32", _mfma("bfloat16", "schedules_mfma_16x16x32_bf16", "int16x8")),
+    ("mfma_bf16_k16", _mfma("bfloat16", "16bf16.1k", "int16x4", parts=2)),
+    ("mfma_bf16_k8", _mfma("bfloat16", "8bf16", "int16x2", parts=4)),
+    ("mfma", _mfma("float32", "4f32", parts=4)),
+    ("mfma_i8_k64", _mfma("int8", "64.i8", "int32x4")),
+    ("mfma_i8_k32", _mfma("int8", "32.i8", "int64", parts=2)),
+    ("mfma_i8_k16", _mfma("int8", "16i8", "int32", parts=4)),
     ("wmma_doubled", _wmma("float16", "f16", "", doubled=True)),
     ("wmma_doubled", _wmma("bfloat16", "bf16", "int16x16", doubled=True)),
     ("wmma_doubled", _wmma("int8", "iu8", "int32x4", doubled=True)),

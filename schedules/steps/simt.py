@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import tvm
     from tvm.s_tir import Schedule
 
+BANK_BYTES = 128  # over which rows in shared memory are staggered
 VECTORS = (1, 2, 4)  # elements of one access
 STEPS = (4, 8, 16)  # that are tried
 MOST_PARTS = 32  # of a reduction
@@ -198,7 +199,7 @@ def schedule_tiles(
         if along_k:
             sch.reorder(*reversed(sch.get_loops(block)[-2:]))
             if side % VECTORS[-1] == 0:  # rows are whole 128-bit vectors
-                sch.annotate(block, SWIZZLE, 1)
+                sch.annotate(block, SWIZZLE, BANK_BYTES)
         cooperative_fetch(sch, block, 2, config.num_thread, vector)
     store = widest_vector(store, widest_vector(config.tile[1] // config.vthread[1], config.vector))
     if store > 1:
@@ -249,23 +250,30 @@ def default(problem: Conv2dProblem, arch: Arch, sides: Pair, batch: int = 1) -> 
     the busiest multiprocessor."""
     step = 16 if SimtConfig(step=16).by_taps(problem) else 8
     stages = 2 if arch.kind == "cuda" else 1  # LLVM leaves what is on its way to registers in scratch on gfx1100
-
-    def time(config: SimtConfig) -> float:
-        blocks = math.prod(-(-side // block) for side, block in zip(sides, config.block, strict=True))
-        busiest = -(-blocks * batch * config.split_k // arch.device.multiprocessors)
-        room = min(arch.registers_sm // config.registers(), arch.threads_sm) // config.threads
-        warps = min(busiest, max(1, room)) * config.threads / arch.wave
-        each = math.prod(config.tile) + LOADED * sum(config.tile) + FETCHED * sum(config.block) / config.threads + REST
-        clocks = busiest * config.threads * each / min(1, warps / WARPS) ** WAITING / LANES
-        summed = problem.ci * problem.kh * problem.kw / config.split_k
-        adding = STARTED + 8 * config.split_k * math.prod(sides) / COPIED / 1000 if config.split_k > 1 else 0.0
-        return clocks * summed / CLOCK + adding
-
+    summed = problem.ci * (1 if batch > 1 else problem.kh * problem.kw)
     configs = [_shaped(tile, threads, step, stages) for tile, threads in SHAPES]
     if batch == 1:
         more = [replace(config, split_k=parts) for parts in splits(problem, arch) for config in configs if parts > 1]
         configs += [config for config in more if config.check(problem, arch) is None]
-    return min(configs, key=time)
+    return min(configs, key=lambda config: microseconds(config, arch, sides, batch, summed))
+
+
+def microseconds(config: SimtConfig, arch: Arch, sides: Pair, batch: int, summed: int) -> float:
+    """About how long a `batch` of products of `sides` takes, each a sum of `summed`: as long as the busiest
+    multiprocessor."""
+    blocks = math.prod(-(-side // block) for side, block in zip(sides, config.block, strict=True))
+    busiest = -(-blocks * batch * config.split_k // arch.device.multiprocessors)
+    room = min(arch.registers_sm // config.registers(), arch.threads_sm) // config.threads
+    warps = min(busiest, max(1, room)) * config.threads / arch.wave
+    each = math.prod(config.tile) + overhead(config)
+    clocks = busiest * config.threads * each / min(1, warps / WARPS) ** WAITING / LANES
+    adding = STARTED + 8 * config.split_k * math.prod(sides) / COPIED / 1000 if config.split_k > 1 else 0.0
+    return clocks * summed / config.split_k / CLOCK + adding
+
+
+def overhead(config: TiledConfig) -> float:
+    """What a thread does for each value of the reduction beside its multiply-adds, in those."""
+    return LOADED * sum(config.tile) + FETCHED * sum(config.block) / config.threads + REST
 
 
 def splits(problem: Conv2dProblem, arch: Arch) -> tuple[int, ...]:

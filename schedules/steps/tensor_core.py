@@ -15,8 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from schedules.core.arch import Arch
 from schedules.core.device import Device
+from schedules.core.lds import cycles
 from schedules.core.problem import Config, numpy_dtype
-from schedules.lowering.annotations import AHEAD, ASYNC, AT_ONCE, PIPELINE, PROXY, SKIP, SWIZZLE, TILE_SUMS
+from schedules.lowering.annotations import (
+    AHEAD,
+    ASYNC,
+    AT_ONCE,
+    PIPELINE,
+    PROXY,
+    SKIP,
+    SWIZZLE,
+    TILE_SUMS,
+    VECTOR_BYTES,
+)
 from schedules.steps.fragments import Atom, atom_for, why_no_atom
 from schedules.steps.intrinsics import load_doubled, load_matrix, multiply, multiply_split, per_lane, tensorize
 from schedules.steps.launch import MinBlocks
@@ -89,8 +100,8 @@ class TensorCoreConfig(MinBlocks, Config):
                     f"block_{name}={size} gives each of {warps} warps {size / warps:g}, "
                     f"not a multiple of {least}{several}"
                 )
-        if self.block_k % (2 * atom.k):
-            return f"block_k={self.block_k} is not a multiple of {2 * atom.k} ({dtype} fragments, two k steps)"
+        if self.block_k % atom.least_k:
+            return f"block_k={self.block_k} is not a multiple of {atom.least_k} ({dtype} in rows of 64 bytes)"
         if "cp_async" in arch.features:
             if self.stages < 2:
                 return f"stages={self.stages} must be at least 2"
@@ -202,15 +213,17 @@ def schedule_product(
             _fetch_transposed(sch, stage, threads, dtype)
         else:
             cooperative_fetch(sch, stage, 2, threads, operand.vector)
-    for stage in (*shared, finished):
-        sch.annotate(stage, SWIZZLE, 1)
+    vectors = config.block_k // widest(dtype)
+    for stage, line in (*((each, staggered(atom, arch, vectors)) for each in shared), (finished, arch.bank_bytes)):
+        if line:
+            sch.annotate(stage, SWIZZLE, line)
     first = reduction[0] if reduction else tile
     sch.annotate(first, PIPELINE, config.stages)
     sch.annotate(first, ASYNC, int("cp_async" in arch.features))
     if isinstance(config, WarpgroupConfig):
         sch.annotate(first, AT_ONCE, 1)
         sch.annotate(first, PROXY, 1)
-    elif config.fragment_sets == 1:
+    elif config.fragment_sets == 1 or config.block_k // atom.k % 2:
         sch.annotate(first, AHEAD, 0)
     if skip_padding:
         sch.annotate(first, SKIP, 1)
@@ -240,6 +253,23 @@ def _fetch_transposed(sch: Schedule, stage: SBlockRV, threads: tuple[int, int], 
     _, ty, tx = sch.split(sch.fuse(k, row), [None, *threads])
     bind(sch, (ty, "threadIdx.y"), (tx, "threadIdx.x"))
     sch.vectorize(lane)
+
+
+@lru_cache
+def staggered(atom: Atom, arch: Arch, vectors: int) -> int:
+    """The bytes over which rows of so many 16-byte vectors in shared memory are staggered (`annotations.SWIZZLE`), by
+    the conflicts of the lanes that read fragments; 0 where they have fewer as they lie."""
+    from schedules.lowering.annotated import swizzle
+
+    if atom.ldmatrix:  # eight rows at a vector
+        return arch.bank_bytes
+
+    def taken(line: int) -> int:
+        lanes = [(lane % atom.m, lane % atom.holders // atom.m % vectors) for lane in range(atom.wave)]
+        places = [row * vectors + (swizzle(row, vector, vectors, line) if line else vector) for row, vector in lanes]
+        return cycles([VECTOR_BYTES * place for place in places], VECTOR_BYTES, arch.lds_banks, read=True)[0]
+
+    return min((arch.bank_bytes, 0), key=taken)
 
 
 def _clear_sums(sch: Schedule, start: SBlockRV, atom: Atom) -> None:
@@ -333,14 +363,12 @@ def _fill_fragment(sch: Schedule, fragment: SBlockRV, atom: Atom, name: str, tra
 
 def matrix_schedule(dtype: str, arch: Arch) -> str | None:
     """The name of the schedule for operands of `dtype` on the matrix cores of `arch`; None if it has none for them."""
-    if why_no_atom(dtype, arch):
-        return None
-    return "mma" if arch.kind == "cuda" else "mfma"
+    return None if why_no_atom(dtype, arch) else "mma"
 
 
 def whole_steps(block_k: int, dtype: str, arch: Arch) -> int:
-    """`block_k`, or more where two k steps of the matrix instruction take more."""
-    return block_k if why_no_atom(dtype, arch) else max(block_k, 2 * atom_for(dtype, arch).k)
+    """`block_k`, or more where a tile for the matrix instruction has more."""
+    return block_k if why_no_atom(dtype, arch) else max(block_k, atom_for(dtype, arch).least_k)
 
 
 # (block_m, block_n, warps_m, warps_n) that defaults are chosen from
@@ -386,7 +414,7 @@ def default_tile(m: int, n: int, count: int, dtype: str, arch: Arch) -> dict[str
 
     def words(shape: tuple[int, int, int, int], steps: int = 2, stages: int = 2) -> dict[str, int]:
         names = ("block_m", "block_n", "warps_m", "warps_n")
-        return {**dict(zip(names, shape, strict=True)), "block_k": steps * atom.k, "stages": stages}
+        return {**dict(zip(names, shape, strict=True)), "block_k": steps * atom.least_k // 2, "stages": stages}
 
     def legal(shape: tuple[int, int, int, int]) -> bool:
         return TensorCoreConfig(**words(shape)).check_tile(dtype, arch) is None
@@ -427,7 +455,7 @@ def tiles(dtype: str, arch: Arch) -> tuple[dict[str, int], ...]:
         {
             "block_m": block_m,
             "block_n": block_n,
-            "block_k": steps * atom.k,
+            "block_k": steps * atom.least_k // 2,
             "warps_m": warps_m,
             "warps_n": warps_n,
             "stages": stages,

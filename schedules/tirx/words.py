@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tvm import tirx
 from tvm.script import tirx as T
 
+from schedules.core.problem import numpy_dtype
 from schedules.tirx.values import named
 
 if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr
+    from schedules.tirx.types import Buffer, Expr, Pointer
 
 _PACK_16 = """
 __device__ __forceinline__ unsigned int pack_{0}(float a, float b) {{
   unsigned int r; asm("cvt.rn.{0}x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r;
 }}
 """
+_WIDE = {"int8": "int32", "float16": "float32", "bfloat16": "float32"}
 _KINDS_16 = {"float16": "f16", "bfloat16": "bf16"}
 # 1.5 * 2**23: what is added to it is rounded to a whole number, to nearest even, in the lowest bits, if within
 # WHOLE; not to be contracted with the product before it.  A conversion saturates by itself, on a pipe of half the rate
@@ -39,10 +42,9 @@ _ELEMENTS = {
     "float16": ("float", "unsigned short", "__half2float(__ushort_as_half({}))"),
     "bfloat16": ("float", "unsigned short", "__uint_as_float((unsigned int)({}) << 16)"),
 }
-_READ_PAIR = """
-__device__ __forceinline__ unsigned long long read_pair(const void* at) {
-  return __ldg((const unsigned long long*)at);
-}
+_WORDS = {16: "unsigned short", 32: "unsigned int", 64: "unsigned long long"}
+_READ_WORD = """
+__device__ __forceinline__ {1} {0}(const void* at) {{ return {2}; }}
 """
 # volatile, since the compiler otherwise loads all of a thread's at once, and spills the sums for them
 _READ = """
@@ -67,18 +69,27 @@ def pack_8(values: Sequence[Expr], bound: float) -> Expr:
 
 
 def widened(value: Expr) -> Expr:
-    """A number of 16 bits as float32."""
-    return value.astype("float32") if str(value.ty) in ("float16", "bfloat16") else value
+    """A number of 8 or 16 bits as one of 32."""
+    return value.astype(_WIDE.get(str(value.ty), str(value.ty)))
 
 
-def read_pair(name: str, elements: Buffer, at: Expr) -> tuple[Expr, Expr]:
-    """The elements of 32 bits at `at`, which is even, and behind it, by one load."""
-    source = _READ_PAIR
-    word = T.cuda.func_call("read_pair", elements.ptr_to([at]), source_code=source, return_type="uint64")
-    both = named(f"{name}_pair", word)
-    halves = (T.Cast("uint32", half) for half in (both, T.shift_right(both, T.uint64(32))))
-    first, second = (named(name, T.reinterpret(str(elements.dtype), half)) for half in halves)
-    return first, second
+def read_pair(name: str, elements: Buffer, at: Expr) -> Sequence[Expr]:
+    """The elements at `at`, which is even, and behind it, by one load, as numbers of 32 bits; nobody writes them."""
+    return _halves(name, str(elements.dtype), "read_pair", "__ldg((const {}*)at)", elements.ptr_to([at]))
+
+
+def read_shared_pair(name: str, dtype: str, at: Pointer) -> Sequence[Expr]:
+    """Two elements of `dtype` side by side in shared memory, by one load, as numbers of 32 bits."""
+    return _halves(name, dtype, "read_shared_pair", "*(const {}*)at", at)
+
+
+def _halves(name: str, dtype: str, call: str, loaded: str, at: Pointer) -> Sequence[Expr]:
+    bits = numpy_dtype(dtype).itemsize * 8
+    word, kind = f"uint{2 * bits}", _WORDS[2 * bits]
+    source = _READ_WORD.format(f"{call}_{bits}", kind, loaded.format(kind))
+    both = named(f"{name}_pair", T.cuda.func_call(f"{call}_{bits}", at, source_code=source, return_type=word))
+    halves = (T.Cast(f"uint{bits}", half) for half in (both, T.shift_right(both, tirx.const(bits, word))))
+    return [named(name, widened(T.reinterpret(dtype, half))) for half in halves]
 
 
 def read(elements: Buffer, at: Expr | tuple[Expr, ...], inside: Expr) -> Expr:

@@ -18,17 +18,11 @@ cannot be meant or built.
 
 from schedules.torch.convolution import conv2d, conv2d_hwcn, conv2d_nchw, conv2d_nchw32, conv2d_nhwc
 from schedules.torch.kernels import prepare, use_bundles
+from schedules.torch.losses import cross_entropy, cross_entropy_with_grad
 from schedules.torch.network import Report, backend, optimize, problems
 from schedules.torch.packed import pack_nchw32, pool2d_nchw32, unpack_nchw32
 from schedules.torch.quantize import quantize
-from schedules.torch.softmax import (
-    cross_entropy,
-    cross_entropy_with_grad,
-    dropout_softmax,
-    log_softmax,
-    softmax,
-    softmax_,
-)
+from schedules.torch.softmax import dropout_softmax, log_softmax, softmax, softmax_
 from schedules.torch.work import export, plan, tune
 
 __all__ = [

@@ -17,7 +17,7 @@ from schedules.core.errors import ArgumentError, DerivativeError
 from schedules.core.problem import Problem
 from schedules.core.registry import operator
 from schedules.torch.kernels import DTYPES, Output, TorchKernel, dtype_name, kernel_for, remembered
-from schedules.torch.operators import LOWER, Launch, custom_operator
+from schedules.torch.operators import LOWER, Known, Launch, custom_operator, found, tensors_of
 
 Size = int | Sequence[int]
 Padding = Size | str
@@ -54,26 +54,9 @@ def conv2d(
     is in the format of `x`.  Give `weight` and `residual` in it too: others are copied at each call.  `padding` may be
     "same" or "valid".  Each channel may be a group, with one filter; convolutions in other groups are PyTorch's own.
     """
-    depthwise = groups != 1 and is_depthwise(x.shape, weight.shape, groups)
-    if groups != 1 and not depthwise:
+    if groups != 1 and not is_depthwise(x.shape, weight.shape, groups):
         return by_pytorch(x, weight, bias, residual, stride, padding, dilation, groups, activation)
-    steps, spread = pair(stride), pair(dilation)
-    if isinstance(padding, str):
-        if padding == "same" and steps != (1, 1):
-            raise ArgumentError(f'padding="same" is for stride=1, and stride is {stride}; give the pixels to pad')
-        pads = padding_of(padding, weight.shape, dilation)
-        if pads is None:
-            total = [(size - 1) * step for size, step in zip(weight.shape[2:], spread, strict=True)]
-            x, pads = F.pad(x, [part for size in reversed(total) for part in (size // 2, size - size // 2)]), (0, 0)
-    else:
-        pads = pair(padding)
-    last = is_last(x, weight, pads)
-    if depthwise:
-        weight = weight.squeeze(1)
-    elif last:
-        weight = weight.permute(0, 2, 3, 1)
-    layout = "" if depthwise else "oihw"
-    return in_layout(x, weight, bias, residual, steps, pads, spread, activation, last, layout)
+    return _by_views(_as_pytorch, (x, weight, bias, residual), (stride, padding, dilation, groups, activation))
 
 
 def in_layout(
@@ -90,15 +73,88 @@ def in_layout(
 ) -> Tensor:
     """`conv2d` by `conv2d_nhwc`, if `last`, or `conv2d_nchw`, whose filters these are, in any format of `x`; without a
     `filter_layout` of depthwise filters (ci, kh, kw)."""
-    depthwise = not filter_layout
-    if not last and depthwise:
-        return _depthwise_nchw(x, filter, bias, residual, stride, pad, dilation, activation)
+    options = stride, pad, dilation, activation, last, filter_layout
+    return _by_views(_in_layout, (x, filter, bias, residual), options)
+
+
+Views = tuple[Callable[..., Tensor], tuple[Any, ...]]  # an operator, and its arguments: views of tensors, then options
+_views = Known()
+
+
+def _by_views(views: Callable[..., Views], given: tuple[Tensor | None, ...], options: tuple[Any, ...]) -> Tensor:
+    """The convolution of channels last, or not, that `views` of these arguments says."""
+    compiling = torch.compiler.is_dynamo_compiling()
+    tensors = [] if compiling else tensors_of(given)
+    launch = None if compiling else _views.find(_key_of_views, (views, given, options), tensors)
+    if launch is not None:
+        return launch(*tensors)  # type: ignore[no-any-return]
+    convolve, arguments = views(*given, *options)
+    output = convolve(*arguments)
+    if convolve in (_conv2d_nhwc, _depthwise_nhwc):
+        output = output.permute(0, 3, 1, 2)
+    if not compiling and not any(isinstance(option, list) for option in options):
+        launch = found(convolve, given, arguments, output)
+        if launch is not None:
+            _views.keep(_key_of_views(views, given, options), tensors, launch)
+    return output
+
+
+def _key_of_views(views: Any, given: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Any, ...]:
+    x, filter, bias, residual = given
+    return views, x.shape, filter.shape, bias is None, residual is None, options
+
+
+def _as_pytorch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    stride: Size,
+    padding: Padding,
+    dilation: Size,
+    groups: int,
+    activation: str,
+) -> Views:
+    """`conv2d` of these."""
+    steps, spread = pair(stride), pair(dilation)
+    if isinstance(padding, str):
+        if padding == "same" and steps != (1, 1):
+            raise ArgumentError(f'padding="same" is for stride=1, and stride is {stride}; give the pixels to pad')
+        pads = padding_of(padding, weight.shape, dilation)
+        if pads is None:
+            total = [(size - 1) * step for size, step in zip(weight.shape[2:], spread, strict=True)]
+            x, pads = F.pad(x, [part for size in reversed(total) for part in (size // 2, size - size // 2)]), (0, 0)
+    else:
+        pads = pair(padding)
+    last = is_last(x, weight, pads)
+    if groups != 1:
+        weight = weight.squeeze(1)
+    elif last:
+        weight = weight.permute(0, 2, 3, 1)
+    layout = "" if groups != 1 else "oihw"
+    return _in_layout(x, weight, bias, residual, steps, pads, spread, activation, last, layout)
+
+
+def _in_layout(
+    x: Tensor,
+    filter: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    stride: tuple[int, int],
+    pad: tuple[int, int],
+    dilation: tuple[int, int],
+    activation: str,
+    last: bool,
+    filter_layout: str,
+) -> Views:
+    """`in_layout` of these."""
+    options: tuple[Any, ...] = stride, pad, dilation, activation
     if not last:
-        return _conv2d_nchw(x, filter, bias, residual, stride, pad, dilation, activation, filter_layout)
+        convolve, options = (_conv2d_nchw, (*options, filter_layout)) if filter_layout else (_depthwise_nchw, options)
+        return convolve, (x, filter, bias, residual, *options)
     added = None if residual is None else residual.permute(0, 2, 3, 1)
-    convolve = _depthwise_nhwc if depthwise else _conv2d_nhwc
-    output = convolve(x.permute(0, 2, 3, 1), filter, bias, added, stride, pad, dilation, activation)
-    return output.permute(0, 3, 1, 2)
+    convolve = _conv2d_nhwc if filter_layout else _depthwise_nhwc
+    return convolve, (x.permute(0, 2, 3, 1), filter, bias, added, *options)
 
 
 def by_pytorch(

@@ -32,7 +32,8 @@ from schedules.torch.convolution import (
 )
 from schedules.torch.kernels import DTYPES, arch_of, dtype_name, kernel_for, prepare
 from schedules.torch.layers import NAMES, Layer, Reader, example, given_of, module_of, out_of_place, sizes_of, words_of
-from schedules.torch.softmax import dropout_softmax, log_softmax, problem_of, softmax
+from schedules.torch.rows import problem_of
+from schedules.torch.softmax import dropout_softmax, log_softmax, softmax
 
 logger = logging.getLogger("schedules")
 UNFIT = (
@@ -159,7 +160,7 @@ def _settle_softmax(layer: Layer, data: Tensor, made: Tensor, *_: Any) -> None:
     if not isinstance(data.shape[-1], int) and made.device.type != "cpu":
         raise ProblemError("its width is known only when it runs, and a kernel of a GPU has one")
     keep = round(1 - layer.dropout, 12)
-    layer.problem = problem_of(layer.call.kind, sizes_of(data), made.dtype, layer.scale, keep=keep)
+    layer.problem = problem_of(layer.call.kind, sizes_of(data), made.dtype, layer.scale, keep=keep, drop="drawn")
 
 
 def put(module: GraphModule, layer: Layer, frozen: Frozen) -> None:

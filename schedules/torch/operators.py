@@ -119,13 +119,13 @@ def custom_operator(
 ) -> Callable[..., Any]:
     """Register ``schedules::name`` and return the function to call it with, its arguments by position.
 
-    `schema` has the tensors first.  `bind` makes, for arguments on the CPU or a CUDA GPU, a function of the contiguous
-    (with `strided` any) tensors among them, without those that are None, and of all like them: of other tensors only,
-    if `key` of the arguments is the same: the options, which optional tensors are None, and shapes that tell most calls
-    apart.  `fake` is the kernel of fake tensors; `context` keeps in its first argument, from the arguments and results,
-    what `backward` needs (as `setup_context` and `backward` of a `torch.autograd.Function`).  Under autocast tensors
-    are cast to its dtype with LOWER, and on a GPU to float32 with "float32", as PyTorch's autocast does with an
-    operator of that kind.
+    `schema` has the tensors first, and no defaults: what inductor writes gives those by name.  `bind` makes, for
+    arguments on the CPU or a CUDA GPU, a function of the contiguous (with `strided` any) tensors among them,
+    without those that are None, and of all like them: of other tensors only, if `key` of the arguments is the same:
+    the options, which optional tensors are None, and shapes that tell most calls apart.  `fake` is the kernel of
+    fake tensors; `context` keeps in its first argument, from the arguments and results, what `backward` needs (as
+    `setup_context` and `backward` of a `torch.autograd.Function`).  Under autocast tensors are cast to its dtype
+    with LOWER, and on a GPU to float32 with "float32", as PyTorch's autocast does with an operator of that kind.
     """
     qualified = f"schedules::{name}"
     torch.library.define(qualified, schema)
@@ -184,7 +184,34 @@ def custom_operator(
         return run(*arguments)
 
     registered._op = call  # what is called by its name, in code that inductor wrote too, goes the same way
+    _found[call] = lambda *arguments: known.find(key, arguments, tensors_of(arguments[:tensors]))
     return call
+
+
+_found: dict[Any, Callable[..., Launch | None]] = {}  # by operator: `Known.find` of its calls
+_view = torch._C._dynamo.guards._reinterpret_tensor  # of memory, in half the time that `permute` takes
+
+
+def tensors_of(given: Sequence[Tensor | None]) -> list[Tensor]:
+    """Those of `given` that are tensors."""
+    return [tensor for tensor in given if tensor is not None]
+
+
+def found(call: Callable[..., Any], given: Sequence[Tensor | None], views: Sequence[Any], result: Tensor) -> Any:
+    """What makes `result` of the tensors `given`, and what is like it of others like them, where `views` of them are
+    the first arguments, of all of `views`, of an operator that went to its kernel; else None."""
+    launch = _found[call](*views)
+    pairs = [(old, new) for old, new in zip(given, views, strict=False) if old is not None]
+    if launch is None or any(old.data_ptr() != new.data_ptr() for old, new in pairs):
+        return None
+    forms = [None if old is new else (new.shape, new.stride()) for old, new in pairs]
+    shape, strides = result.shape, result.stride()
+
+    def make(*tensors: Tensor) -> Tensor:
+        made = launch(*[t if form is None else _view(t, *form) for t, form in zip(tensors, forms, strict=True)])
+        return _view(made, shape, strides)
+
+    return launch if forms.count(None) == len(forms) else make
 
 
 def _copied(launch: Launch, *tensors: Tensor) -> Any:

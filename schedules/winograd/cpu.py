@@ -15,7 +15,6 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch, physical_cores, vector_unit
-from schedules.core.arithmetic import WINOGRAD
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Conv2dProblem
 from schedules.definitions.winograd import Winograd
@@ -181,23 +180,20 @@ def _lines(sch: Schedule, last: SBlockRV, first: SBlockRV, width: int) -> LoopRV
 # vector's way through one axis of a transform
 FILTERED, ALONE, IN_VECTOR, LINE = 3.5, 2.5, 0.4, 4.0
 STREAMED = 8  # elements of packed filters that a core reads in a cycle
+FUSED = 2  # vectors that it multiplies and adds in one
 
 
 @lru_cache
 def default(problem: Conv2dProblem, arch: Arch) -> WinogradCpuConfig:
     """The cut, the register tile and the task with the least estimated time."""
     p = problem
-    ways = product((2, 4), (2, 4))
-    found = [WinogradCpuConfig(tile_h=_tile(down, p.kh), tile_w=_tile(across, p.kw)) for down, across in ways]
-    legal = [config for config in dict.fromkeys(found) if config.check(p, arch) is None]
+    found = [
+        WinogradCpuConfig(tile_h=tile_h, tile_w=tile_w) for tile_h, tile_w in cuts(p) if "+" not in tile_h + tile_w
+    ]
+    legal = [config for config in found if config.check(p, arch) is None]
     if not legal:
         return WinogradCpuConfig()
     return min((config for cut in legal for config in _tasks(cut, p, arch)), key=lambda config: cycles(config, p, arch))
-
-
-def _tile(size: int, taps: int) -> str:
-    """`size` outputs of an axis, or one where there is nothing to transform."""
-    return str(size if taps > 1 else 1)
 
 
 def _tasks(cut: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> Iterator[WinogradCpuConfig]:
@@ -250,11 +246,23 @@ def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> flo
     return packed / min(cores, panels) + -(-chunks * parts // cores) * each
 
 
+REACHED = 0.7  # of the multiply-adds of a core's vectors, what direct products reach at most
+
+
+def pays(problem: Conv2dProblem, arch: Arch) -> bool:
+    """Whether it is estimated to take less time than the products that `cpu` makes."""
+    best = default(problem, arch)
+    if best.check(problem, arch) is not None:
+        return False
+    products = problem.flops / 2 / (FUSED * vector_unit(arch).lanes) / physical_cores()
+    return cycles(best, problem, arch) < products / REACHED
+
+
 def space(problem: Conv2dProblem, arch: Arch) -> Iterator[WinogradCpuConfig]:
     """The default, and register tiles and tasks for every cut of one or two tiles."""
     p, best = problem, default(problem, arch)
     found = [best]
-    for tile_h, tile_w in product(cuts(p.kh, p.out_h), cuts(p.kw, p.out_w)):
+    for tile_h, tile_w in cuts(p):
         cut = replace(best, tile_h=tile_h, tile_w=tile_w)
         if tile_h.count("+") + tile_w.count("+") <= 1 and cut.check(p, arch) is None:
             found += _tasks(cut, p, arch)
@@ -263,13 +271,11 @@ def space(problem: Conv2dProblem, arch: Arch) -> Iterator[WinogradCpuConfig]:
 
 SCHEDULE = ScheduleSpec(
     name="winograd_cpu",
-    summary="float32 with fewer products: Winograd's tiles in vector lanes, transformed in cache; only if named",
+    summary="float32 with fewer products: Winograd's tiles in vector lanes, transformed in cache",
     kinds=("llvm",),
     config=WinogradCpuConfig,
     apply=schedule,
     default=default,
     space=space,
-    arithmetic=WINOGRAD[max(WINOGRAD)],
-    opt_in=True,
     graph=graph,
 )

@@ -136,7 +136,8 @@ def test_which_of_ours_is_run(compare_conv: ModuleType, device: Device, tmp_path
     words = ["cpu-conv", "--out", str(tmp_path / "x.json"), "--log", str(tmp_path)]
     for more, source in ([], "record"), (["--default"], "default"), (["--schedule", "cpu"], "record"):
         assert compare_conv.main([*words, *more]) == 0
-        assert device.runs[-1][0].source == source and device.runs[-1][0].schedule == "cpu"
+        assert device.runs[-1][0].source == source
+        assert source == "default" or device.runs[-1][0].schedule == "cpu"
     # a schedule that does not run here is a case that failed, for the next may
     assert compare_conv.main([*words, "--schedule", "mma"]) == 0
     assert "runs on cuda" in read_results(tmp_path / "x.json")["cases"][0]["ours"]["failed"]

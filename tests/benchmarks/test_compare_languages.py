@@ -33,7 +33,10 @@ from schedules.operators.softmax.definition import SoftmaxProblem
         ("--builds /nonexistent", "make it with --build-only"),
         ("--build-only x --target cuda:sm_1", "unknown target"),
         ("--build-only x --target cuda:sm_80 --operators conv2d_hwcn", "no problem has such a program in TIRx on"),
-        ("--build-only x --schedule simt", "no problem has such a program in TIRx on cuda:sm_90a"),
+        (
+            "--build-only x --schedule simt --operators conv2d_hwcn",
+            "no problem has such a program in TIRx on cuda:sm_90a",
+        ),
     ],
 )
 def test_mistakes_are_one_line(words: str, message: str) -> None:

@@ -117,7 +117,7 @@ def test_a_schedule_by_name_has_the_layers_that_it_takes(
     compare_layers: ModuleType, device: Device, tmp_path: Path
 ) -> None:
     sets = tmp_path / "sets.json"
-    texts = ["1x5x5 4->8 3x3", "2x5x5 4->8 1x1", "3x5x5 4->8 3x3 stride 2", "4x5x5 4->8 3x3 dilation 2"]
+    texts = ["1x5x5 24->8 3x3", "2x5x5 24->8 1x1", "3x5x5 24->8 3x3 stride 2", "4x5x5 24->8 3x3 dilation 2"]
     sets.write_text(json.dumps({"runs": {"conv2d_nhwc float32": 1}, "sets": {"net": texts}}))
     words = [str(sets), "--log", str(tmp_path), "--schedule", "winograd_cpu"]
     assert compare_layers.main(words) == 0

@@ -15,6 +15,8 @@ import tvm
 
 from schedules.build import inspect
 from schedules.build.builder import Built, build
+from schedules.build.toolchain import cuda
+from schedules.core import interrupts
 from schedules.core.arch import ARCHES, Arch, parse_arch
 from schedules.core.errors import ArgumentError, ConfigError
 from schedules.core.registry import operators
@@ -139,6 +141,17 @@ def test_a_grid_that_nothing_folds_is_refused(sm_90a: Arch) -> None:
     problem = problem_of("conv2d_nhwc", dtype="float32", n=2**26, h=64, w=64, ci=1, co=1, kh=1, kw=1)
     with pytest.raises(ConfigError, match="blocks along x, GPUs allow 2147483647; use larger tiles"):
         build(problem, sm_90a, "simt", device_code=False)
+
+
+@pytest.mark.usefixtures("cuda_compiler")
+def test_what_stops_a_build_is_no_fault_of_the_program(sm_90a: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(source: str, name: str) -> Any:
+        raise KeyboardInterrupt  # TVM makes of it a RuntimeError without a message
+
+    monkeypatch.setattr(cuda, "compile_cuda", interrupted)
+    monkeypatch.setattr(interrupts, "asked", lambda: True)
+    with pytest.raises(KeyboardInterrupt):
+        build(problem_of("softmax", rows=5, cols=70), sm_90a, "warp")
 
 
 KERNELS: list[tuple[str, str, str, dict[str, Any]]] = [

@@ -21,9 +21,9 @@ def worst_by_program(argument: Argument, got: np.ndarray, expected: Expected, ar
     from schedules.build.builder import compiled
 
     values, allowed = (array.reshape(-1) for array in limits(expected, argument.dtype))
-    module = compiled(serialize(tvm.IRModule({"main": _program(argument, len(values), blocks(arch))})), arch)
+    module = compiled(serialize(tvm.IRModule({"main": _program(argument.dtype, blocks(arch))})), arch)
     worst = tvm.runtime.tensor(np.zeros(THREADS * blocks(arch)))
-    module["main"](*(tvm.runtime.tensor(array) for array in (got, values, allowed)), worst)
+    module["main"](*(tvm.runtime.tensor(array) for array in (got.reshape(-1), values, allowed)), worst)
     return float(np.max(worst.numpy()))
 
 
@@ -63,6 +63,13 @@ def test_a_reference_that_repeats(host: Arch) -> None:
     assert worst_by_program(argument, got, expected, host) <= 1
     got[8, 3] += 1
     assert worst_by_program(argument, got, expected, host) > 1
+
+
+def test_one_program_serves_all_extents(host: Arch) -> None:
+    """Of 2^31 elements and more too: a build for each was refused at that, and was most of a comparison's time."""
+    program = _program("bfloat16", blocks(host))
+    text = program.script()
+    assert 'got: T.Buffer((size,), "bfloat16")' in text and "T.Div(size + T.int64(" in text
 
 
 @pytest.mark.gpu

@@ -22,7 +22,7 @@ from tests.command import Run, one_line
 from tests.conftest import problem_of
 from tests.fake import record_of
 
-SMALL = dict(n=32, h=6, w=6, ci=16, co=32, kh=3, kw=3, pad=1)
+SMALL = dict(n=32, h=6, w=6, ci=8, co=32, kh=3, kw=3, pad=1)
 WORDS = ["conv2d_hwcn", *(f"{name}={value}" for name, value in SMALL.items())]
 CONV = problem_of("conv2d_hwcn", **SMALL)
 SOFTMAX = problem_of("softmax", rows=64, cols=64)
@@ -55,7 +55,7 @@ def test_status(run: Run, logs: Path) -> None:
     assert len(found) == 1 and found[0]["outcomes"] == {"correct": 3, "compile": 1} and found[0]["speedup"] == 2.0
     assert found[0]["searches"][0]["done"] == 4 and not found[0]["searches"][0]["ended"]
     assert not found[0]["running"]
-    assert short("conv2d_hwcn", CONV) == "n=32 h=6 w=6 ci=16 co=32 kh=3 kw=3 pad=1"
+    assert short("conv2d_hwcn", CONV) == "n=32 h=6 w=6 ci=8 co=32 kh=3 kw=3 pad=1"
     assert short("softmax", preset("oneflow-32").problem()) == "oneflow-32"
     with Journal(next(journals(logs))):
         assert "running" in run("status", "--logs", logs).out

@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -23,8 +24,17 @@ from schedules.core import child as module
 from schedules.core.arch import parse_arch
 from schedules.core.child import WORKER, Child, Ended, Overdue, Stopped
 from schedules.core.errors import MachineError, UsageError
+from tests.forked import SUBPROCESS
 
 LIGHT = {WORKER: ""}  # without TVM, whose import is most of a start
+
+
+@pytest.fixture(scope="module", autouse=True, params=[subprocess, SUBPROCESS], ids=["started", "forked"])
+def processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As users have them, and as most tests do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "subprocess", request.param)
+        yield
 
 
 @pytest.fixture(scope="module")

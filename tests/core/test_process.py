@@ -40,6 +40,23 @@ def test_workers_import_tvm_without_pytorch_and_relax(tmp_path: Path) -> None:
     assert Path(found.stdout.strip()).parent == package
 
 
+def test_so_does_the_command_line(tmp_path: Path) -> None:
+    """And `list` imports nothing of TVM."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('imported with TVM')")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    environment.pop(WORKER, None)
+
+    def imported(*words: str) -> set[str]:
+        command = [sys.executable, "-X", "importtime", "-m", "schedules", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return {line.rpartition(" ")[2] for line in done.stderr.splitlines()}
+
+    built, listed = imported("inspect", "softmax", "rows=3", "cols=5"), imported("list")
+    assert "tvm" in built and not [name for name in built if name.startswith("tvm.relax")]
+    assert "numpy" in listed and "tvm" not in listed
+
+
 def started(code: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
     return child([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 

@@ -25,8 +25,8 @@ SCHEDULES = [
     (op, spec)
     for op in operators()
     for spec in op.schedules
-    if op.name != "softmax" and not spec.tirx and not spec.opt_in
-]
+    if op.name != "softmax" and not spec.tirx and not spec.opt_in and not spec.name.startswith("winograd")
+]  # whose workspaces would be larger than indices reach
 
 
 def narrow_accesses(mod: tvm.IRModule) -> list[str]:

@@ -89,7 +89,7 @@ CASES = [
     (SoftmaxProblem(rows=3, cols=9000, dtype="float32"), "rocm:gfx90a", "split", 7),
     (SoftmaxProblem(rows=5, cols=16384, dtype="float16"), "cuda:sm_90a", "cluster", 2),
     (NhwcProblem(n=8, n_from=2, **SMALL), "cuda:sm_90a", "tma_wgmma", 3),
-    (NhwcProblem(n=2, **SMALL), "rocm:gfx90a", "mfma", None),
+    (NhwcProblem(n=2, **SMALL), "rocm:gfx90a", "mma", None),
 ]
 STATES = {state.target: state for state in examine().targets}
 

@@ -48,6 +48,14 @@ ODD: dict[str, Case] = {
         "conv2d_hwcn", "tma_wgmma", HWCN | dict(n=24, h=2, ci=13, co=40),
         SMALL | dict(block_n=64, window=False, turned=False),
     ),
+    "NCHW, addends": (
+        "conv2d_nchw", "bf16x6", NHWC | dict(ci=9, co=20, dtype="float32"),
+        SMALL | dict(block_n=32, lines_outside=True),
+    ),
+    "HWCN, addends": (
+        "conv2d_hwcn", "bf16x3", dict(n=20, h=2, w=3, ci=5, co=44, kh=2, kw=2, dtype="float32"),
+        SMALL | dict(block_n=32),
+    ),
     "HWCN, TF32": (
         "conv2d_hwcn", "tf32", dict(n=36, h=2, w=3, ci=5, co=43, kh=2, kw=2, dtype="float32"),
         SMALL | dict(block_n=16),
@@ -80,23 +88,43 @@ def test_on_a_device(gpu: Arch, layout: str, terms: dict[str, Any]) -> None:
 
 
 # of the generated source: old and new
-MUTANTS = {
+BIAS = {
+    "a bias left out": (r"(float bias\w* = ).*;", r"\1 0;"),
+    "a bias twice": (r"(float bias\w* = )(.*);", r"\1 2 * (\2);"),
+    "another channel's bias": (r"(bias_ptr\[)", r"\1 1 ^ "),
+}
+PAIRS = {
+    "a pair of biases left out": (r"(bias_pair\w* = ).*;", r"\1 0;"),
+    "other channels' biases": (r"(bias_ptr\[)", r"\1 2 ^ "),
+}
+READ = {
     "a residual left out": (r"return inside \? .* : 0;", "return 0;"),
     "a residual twice": (r"return inside \? (.*) : 0;", r"return inside ? 2 * (\1) : 0;"),
     "another element's residual": (
         r"\(const volatile ([^*]*)\*\)at", r"(const volatile \1*)((unsigned long long)at ^ sizeof(\1))",
     ),
-    "a bias left out": (r"(float bias\w* = ).*;", r"\1 0;"),
-    "a bias twice": (r"(float bias\w* = )(.*);", r"\1 2 * (\2);"),
-    "another channel's bias": (r"(bias_ptr\[)", r"\1 1 ^ "),
 }  # fmt: skip
+STAGED = {
+    "a pair of residuals left out": (r"(residual_pair\w* = ).*;", r"\1 0;"),
+    "other elements' residuals": (r"(shared_pair_16\()(\(&.*)\);", r"\1(void*)((unsigned long long)\2 ^ 4));"),
+    "another box's residual": (r"(\(&\(residual_map\)\)\)\), )", r"\1 8 + "),
+}
 
 
-@pytest.mark.parametrize("layout", ["NHWC", "NCHW", "HWCN"])
-def test_mutants_are_caught(emulation: None, sm_90a: Arch, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "mutants"),
+    [
+        ("NHWC", PAIRS | STAGED),
+        ("NHWC, odd channels", BIAS | READ),
+        ("NCHW", BIAS | STAGED),
+        ("HWCN", BIAS | STAGED),
+    ],
+    ids=str,
+)
+def test_mutants_are_caught(emulation: None, sm_90a: Arch, layout: str, mutants: dict[str, tuple[str, str]]) -> None:
     name, schedule, fields, words = ODD[layout]
     built = build(problem_of(name, **fields, **BOTH), sm_90a, schedule, words, device_code=False)
-    assert_mutants_caught(built, MUTANTS, within="")
+    assert_mutants_caught(built, mutants, within="")
 
 
 @pytest.mark.parametrize("name", WORKS)
@@ -133,13 +161,13 @@ def test_every_element_is_of_one_row_and_column(work_of: WorkOf, name: str) -> N
 
 
 def test_what_cannot_be_added(work_of: WorkOf, sm_90a: Arch) -> None:
-    name, schedule, fields, _ = ODD["NHWC"]
+    name, schedule, fields, _ = ODD["NHWC, odd channels"]  # whose residual threads read
     spec = operator(name).schedule(schedule)
     words = PLAIN | dict(block_m=512, block_n=32, block_k=16, consumers=2)
     spec.config_for(problem_of(name, **fields, bias=True), sm_90a, words)
     with pytest.raises(ConfigError, match="block_m=512 gives a consumer 256 rows, with a residual 128 at most"):
         spec.config_for(problem_of(name, **fields, residual=True), sm_90a, words)
-    wide = dict(n=2**16, h=14, w=14, ci=8, co=256, kh=1, kw=1, dtype="float16", residual=True)
+    wide = dict(n=2**16, h=14, w=14, ci=8, co=257, kh=1, kw=1, dtype="float16", residual=True)
     with pytest.raises(ConfigError, match="residual has 2\\*\\*31 elements or more"):
         spec.config_for(problem_of(name, **wide), sm_90a, SMALL | dict(block_n=32))
     work = work_of(*ODD["NHWC"])

@@ -55,7 +55,7 @@ def test_loads_fill_a_stage_once(work_of: WorkOf, name: str) -> None:
         line, spare_lines = at % tile.slab // tile.swizzle, operand.spare_k if tile.transposed else operand.spare
         spare = line >= tile.slab // tile.swizzle - spare_lines
         for place, where in product(places(work, [0, work.clusters - 1]), ([0, 0, 0], last)):
-            boxes = [load for part in range(parts) for load in loads(place, *where, part)]
+            boxes = [load for part in range(parts) for load in operand.all_loads(loads(place, *where, part))]
             count = filled(operand, boxes)
             assert (count == ~spare).all() and count.sum() == operand.loaded
             operand.check_loads(loads(place, *where, 0), parts)

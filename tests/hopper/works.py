@@ -43,6 +43,11 @@ WORKS: dict[str, Case] = {
     "pixels, TF32": (
         "conv2d_nhwc", "tf32", NHWC | dict(dtype="float32"), PLAIN | dict(block_m=128, block_n=32, block_k=16),
     ),
+    "pixels around a tile, addends": (
+        "conv2d_nhwc", "bf16x3", NHWC | dict(stride=1, ci=21, dtype="float32"),
+        dict(block_m=64, block_n=32, block_k=32, consumers=1, num_stages=2, cluster_m=2, cluster_n=2, grid=4,
+             halo=True),
+    ),
     "rows": ("conv2d_nchw", "tma_wgmma", NCHW, PLAIN | dict(block_m=128, block_n=64, block_k=16)),
     "rows, clusters": (
         "conv2d_nchw", "tma_wgmma", NCHW,
@@ -79,6 +84,10 @@ WORKS: dict[str, Case] = {
         "conv2d_nchw", "tma_wgmma_lines", NHWC | dict(stride=1),
         dict(block_m=64, consumers=1, block_n=32, block_k=32, cluster_m=2, cluster_n=1, grid=120),
     ),
+    "a line of pixels, addends": (
+        "conv2d_nchw", "bf16x6", NHWC | dict(ci=20, co=41, dtype="float32"),
+        PLAIN | dict(block_m=128, block_n=32, block_k=16, cluster_n=2, grid=120, lines_outside=True),
+    ),
     "what each output looks at": (
         "conv2d_nchw", "tma_wgmma_turned", NHWC,
         PLAIN | dict(block_m=128, block_n=32, block_k=64, gathered=True, lines_outside=False),
@@ -114,6 +123,10 @@ WORKS: dict[str, Case] = {
     "images, turned": (
         "conv2d_hwcn", "tma_wgmma", HWCN | dict(n=26, co=67),
         PLAIN | dict(block_m=128, block_n=80, block_k=16, window=False, turned=True),
+    ),
+    "a pixel, addends": (
+        "conv2d_hwcn", "bf16x6", HWCN | dict(n=36, co=43, dtype="float32"),
+        PLAIN | dict(block_m=128, block_n=32, block_k=16, cluster_m=2, grid=120),
     ),
     "a pixel, TF32": (
         "conv2d_hwcn", "tf32", HWCN | dict(dtype="float32"), PLAIN | dict(block_m=128, block_n=16, block_k=16),

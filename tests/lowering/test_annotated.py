@@ -14,7 +14,7 @@ VECTOR, LINE = 16, 128  # bytes of the widest access, and of all banks
 def address(row: int, byte: int, width: int) -> int:
     """Address of byte `byte` of row `row`, where rows are `width` bytes."""
     vector, rest = divmod(byte, VECTOR)
-    return row * width + int(swizzle(row, vector, width // VECTOR)) * VECTOR + rest
+    return row * width + int(swizzle(row, vector, width // VECTOR, LINE)) * VECTOR + rest
 
 
 def conflicts(addresses: Iterable[int], size: int) -> int:

@@ -20,7 +20,7 @@ from tests.command import Run
 from tests.conftest import problem_of
 from tests.fake import record_of
 
-SMALL = dict(n=32, h=6, w=6, ci=16, co=32, kh=3, kw=3, pad=1)
+SMALL = dict(n=32, h=6, w=6, ci=8, co=32, kh=3, kw=3, pad=1)
 WORDS = ["conv2d_hwcn", *(f"{name}={value}" for name, value in SMALL.items())]
 PROBLEM = problem_of("conv2d_hwcn", **SMALL)
 SLOW, FAST = {"chunk": 1}, {"chunk": 16}
@@ -194,7 +194,7 @@ def test_a_range_has_a_schedule_that_takes_it(sm_90a: Arch, tmp_path: Path, monk
 
 
 def test_one_schedule_only(host: Arch, tmp_path: Path) -> None:
-    append(tmp_path, record_of(PROBLEM, 1.0, FAST))
+    append(tmp_path, record_of(PROBLEM, 1.0, FAST, schedule="cpu"))
     assert chosen(tmp_path, host, schedule="cpu").source == "record"
     with pytest.raises(UnknownNameError):
         chosen(tmp_path, host, schedule="gpu")

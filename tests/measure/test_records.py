@@ -77,6 +77,14 @@ def test_what_this_version_does_not_know(made: Record, change: dict[str, object]
         Record.from_json({**made.to_json(), **change})
 
 
+def test_a_schedule_that_had_another_name(made: Record) -> None:
+    """Its records are those of what it is called now."""
+    words = {**made.to_json(), "operator": "conv2d_nhwc", "target": "rocm:gfx942", "schedule": "mfma"}
+    problem = dict(n=1, h=4, w=4, ci=16, co=16, kh=1, kw=1, dtype="float16")
+    found = Record.from_json({**words, "problem": problem, "config": {"block_m": 64}})
+    assert found.schedule == found.to_json()["schedule"] == "mma"
+
+
 def test_a_line_that_lacks_something(made: Record) -> None:
     words = made.to_json()
     del words["target"]

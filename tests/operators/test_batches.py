@@ -68,7 +68,7 @@ def test_loops_of_a_gpu_one_by_one() -> None:
 
 
 def test_amd_takes_a_range_too(amd_linker: None) -> None:
-    built = build(problem_of("conv2d_nhwc", **LAYERS["1x1"], dtype="float16"), parse_arch("rocm:gfx942"), "mfma")
+    built = build(problem_of("conv2d_nhwc", **LAYERS["1x1"], dtype="float16"), parse_arch("rocm:gfx942"), "mma")
     assert built.launch and any("n" in str(extent) for extent in built.launch.grid)
 
 

@@ -40,8 +40,8 @@ CASES = [
 
 
 def odd(schedule: str) -> dict[str, Any]:
-    """Winograd's tiles are of an odd number of taps, and share their inputs."""
-    return {**ODD, "kw": 3, "stride": 1} if schedule.startswith("winograd") else ODD
+    """Winograd's tiles share their inputs, and want sums of some products."""
+    return {**ODD, "ci": 20, "stride": 1} if schedule.startswith("winograd") else ODD
 
 
 def served(name: str, schedule: str, epilogue: str) -> tuple[ScheduleSpec, Conv2dProblem, Arch]:

@@ -1,4 +1,4 @@
-"""What a config costs beyond its products: registers that it lacks, idle lanes, parts of sectors, another kernel."""
+"""What a config costs beside products: lacking registers, idle lanes, parts of sectors, other kernels, a residual."""
 
 from __future__ import annotations
 
@@ -49,3 +49,15 @@ def test_parts_of_a_reduction_that_another_kernel_adds_up() -> None:
     few = {"n": "1", "h": "7", "w": "7", "ci": "512", "co": "512", "dtype": "float32"}
     one, eight = parts("conv2d_nhwc", "simt", few, dict(tile=4, num_thread=8), dict(tile=4, num_thread=8, split_k=8))
     assert one["copies"] == 0 < eight["copies"] and eight["latency"] < one["latency"] / 4
+
+
+def test_a_residual_comes_once_for_each_tile() -> None:
+    """Through L2, however many taps there are."""
+    tile = dict(block_m=128, block_n=64, block_k=64, num_stages=4)
+    times = {}
+    for size in ("1", "3"):
+        for residual in ("false", "true"):
+            layer = {"kh": size, "kw": size, "residual": residual}
+            (times[size, residual],) = parts("conv2d_nhwc", "tma_wgmma", layer, tile)
+    more = [times[size, "true"]["l2"] - times[size, "false"]["l2"] for size in ("1", "3")]
+    assert more[0] == pytest.approx(more[1]) and more[0] > 0.2 * times["1", "false"]["l2"]

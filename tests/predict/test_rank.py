@@ -27,7 +27,7 @@ def test_the_shipped_trees_choose_as_well_as_when_they_were_shipped() -> None:
     shipped = trees.load()
     assert shipped and shipped.header["held_out"]["mean"] < 1.06
     told = shipped.header["replayed"]
-    _, layers = fit_choice.known(ROOT / "tuning_logs/nvidia-h200")
+    layers = fit_choice.learned(fit_choice.known(ROOT / "tuning_logs/nvidia-h200")[1])
     regrets = fit_choice.replayed(shipped, layers)
     assert fit_choice.mean(regrets) < told["mean"] + 0.005 and regrets.max() < told["worst"] + 0.05
 

@@ -28,9 +28,17 @@ def test_words_of_a_sort_must_all_hold() -> None:
     assert all(operator_of(p).name == "conv2d_nchw" and p.dtype == "float16" and p.out_w % 8 for p in odd)
 
 
+def test_results_are_finished_as_networks_do() -> None:
+    found = [problem for _, problem in islice(collect_trials.problems(None, 2, ["few", "flat", "other"]), 80)]
+    terms = [sorted(term.name for term in p.epilogue.terms) for p in found if p.dtype != "int8"]
+    assert {("bias",), ("bias", "residual"), ()} == set(map(tuple, terms))
+    assert all(not p.epilogue.terms for p in found if p.dtype == "int8")
+    assert {p.activation for p in found if p.dtype != "int8"} == {"none", "relu", "silu"}
+
+
 def test_what_is_predicted_comes_first() -> None:
     problem = next(p for _, p in collect_trials.problems(None, 0, ["other"]) if p.dtype == "float16")
-    op, drawn = operator_of(problem), collect_trials.draws(problem, ARCH, 12, random.Random(0))
+    op, drawn = operator_of(problem), collect_trials.draws(problem, ARCH, 12, random.Random(0), 4)
     assert len(drawn) == 12 == len({(name, str(config)) for name, config in drawn})
     assert all(config.check(problem, ARCH) is None and not op.opt_in(name) for name, config in drawn)
     best = ranked(problem, ARCH)[0]

@@ -199,7 +199,7 @@ def test_matrix_cores_of_rdna_take_turned_operands(emulation: None, arch: str) -
     """Filters and images of HWCN both lie along the product's rows, and those of NCHW the images."""
     fields: dict[str, Any] = dict(n=3, h=3, w=4, ci=9, co=21, kh=2, kw=1, dtype="float16")
     for operator in ("conv2d_hwcn", "conv2d_nchw"):
-        assert_correct(problem_of(operator, **fields), parse_arch(arch), "mfma", routes=["emulated"])
+        assert_correct(problem_of(operator, **fields), parse_arch(arch), "mma", routes=["emulated"])
 
 
 @pytest.mark.parametrize(
@@ -228,6 +228,8 @@ MATRIX_CORES = {
     ("gfx942", "float32"): "v_mfma_f32_16x16x4_f32",
     ("gfx942", "bfloat16"): "v_mfma_f32_16x16x16_bf16",
     ("gfx942", "int8"): "v_mfma_i32_16x16x32_i8",
+    ("gfx942", "float16"): "v_mfma_f32_16x16x16_f16",
+    ("gfx950", "int8"): "v_mfma_i32_16x16x64_i8",
     ("gfx950", "float16"): "v_mfma_f32_16x16x32_f16",
     ("gfx950", "bfloat16"): "v_mfma_f32_16x16x32_bf16",
     ("gfx1100", "float16"): "v_wmma_f32_16x16x16_f16",
@@ -246,8 +248,8 @@ def test_matrix_cores_of_amd(emulation: None, amd_linker: None, arch: str, dtype
         problem = problem_of("conv2d_nchw32", n=1, h=3, w=5, ci=40, co=33, kh=2, kw=1)
     else:
         problem = problem_of("conv2d_nhwc", n=1, h=3, w=7, ci=9, co=21, kh=2, kw=1, dtype=dtype)
-    assert_correct(problem, parse_arch(arch), "mfma", routes=["emulated"])
-    assembly = str(build(problem, parse_arch(arch), "mfma").sources["s"])
+    assert_correct(problem, parse_arch(arch), "mma", routes=["emulated"])
+    assembly = str(build(problem, parse_arch(arch), "mma").sources["s"])
     assert set(re.findall(r"v_w?mf?ma_\w+", assembly)) == {MATRIX_CORES[arch, dtype]}
 
 

@@ -172,7 +172,7 @@ def test_without_a_linker_kernels_are_built_and_not_kept(
 
 def test_kernels_of_gpus_get_their_workspaces(here: Disk, cuda_compiler: None, sm_90a: Arch) -> None:
     """Of the same text as for a launch without them; no NVRTC is asked for one that is there."""
-    chosen = chosen_for(SoftmaxProblem(4, 2**19), sm_90a, None, here)
+    chosen = chosen_for(SoftmaxProblem(4, 2**21), sm_90a, None, here)
     first = kernel_of(chosen, here)
     second = module._loaded(f"{chosen.key}.so", chosen, here)
     assert second is not None and second.workspaces == first.workspaces

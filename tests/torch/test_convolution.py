@@ -54,6 +54,39 @@ def test_images_of_one_pixel_are_channels_last_too() -> None:
     assert y.is_contiguous() and y.is_contiguous(memory_format=LAST)
 
 
+@pytest.mark.parametrize("form", [torch.contiguous_format, LAST], ids=["nchw", "last"])
+def test_a_call_like_one_before_goes_to_its_kernel_with_the_same_views(
+    form: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true, resolved = convolution._as_pytorch, []
+    monkeypatch.setattr(convolution, "_as_pytorch", lambda *given: resolved.append(given) or true(*given))
+    weight, bias = random(4, 3, 3, 2, seed=1).to(memory_format=form), random(4, seed=2)
+
+    def same(seed: int, added_form: Any = form, **options: Any) -> None:
+        x, added = random(2, 3, 6, 5, seed=seed).to(memory_format=form), random(2, 4, 6, 4, seed=seed)
+        added = added.to(memory_format=added_form)
+        y = kernels.conv2d(x, weight, bias, 1, (1, 0), residual=added, **options)
+        wanted = torch.nn.functional.conv2d(x, weight, bias, 1, (1, 0)) + added
+        torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
+        assert y.is_contiguous(memory_format=form) and y.stride() == wanted.to(memory_format=form).stride()
+
+    for seed in range(3):
+        same(seed)
+    assert len(resolved) == 1
+    for seed in range(2):
+        same(seed, LAST if form is torch.contiguous_format else torch.contiguous_format)
+    assert len(resolved) == 2
+    with torch.profiler.profile():
+        same(5)
+    assert len(resolved) == 3
+    x = random(2, 3, 6, 5).to(memory_format=form)
+    for _ in range(2):  # "same" pads x on one side here: its copy is no view
+        y = kernels.conv2d(x, weight, bias, padding="same")
+        wanted = torch.nn.functional.conv2d(x, weight, bias, padding="same")
+        torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
+    assert len(resolved) == 5
+
+
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "relu6": torch.nn.functional.relu6,
     "silu": torch.nn.functional.silu,

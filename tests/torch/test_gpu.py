@@ -52,6 +52,47 @@ def test_dropout_and_mask() -> None:
     )
 
 
+def test_dropout_draws_what_pytorchs_generator_would() -> None:
+    """Of one seed and offset: the first word of a counter is torch.rand's of the thread with its number."""
+    torch.manual_seed(77)
+    torch.rand(5, device="cuda")
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    state = torch.tensor([generator.initial_seed(), generator.get_offset()], device="cuda")
+    uniform = torch.rand(64 * 256, device="cuda")
+    kept = kernels.dropout_softmax(random(64, 1024, dtype=torch.float32), 0.25, drop=state) != 0
+    assert torch.equal(kept.view(-1)[::4], uniform <= 0.75)
+
+
+def test_a_captured_dropout_draws_anew() -> None:
+    x, state = random(64, 100).requires_grad_(), torch.tensor([5, 0], device="cuda")
+
+    def step(drop: Any = None) -> Any:
+        y = kernels.dropout_softmax(x, 0.5, drop=drop)
+        return y, torch.autograd.grad(y.sum(), x)[0]
+
+    step(), step(state)
+    torch.cuda.synchronize()
+    graph, own = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, dx = step()
+    with torch.cuda.graph(own):
+        ours, _ = step(state)
+        state[1] += 4
+    seen = []
+    for seed in (11, None, 11):
+        if seed:
+            torch.manual_seed(seed)
+        graph.replay()
+        seen.append((y.clone(), dx.clone()))
+    assert not torch.equal(seen[0][0], seen[1][0])
+    assert torch.equal(seen[0][0], seen[2][0]) and torch.equal(seen[0][1], seen[2][1])
+    state.copy_(torch.tensor([5, 0]))
+    for offset in (0, 4, 8):
+        own.replay()
+        again = kernels.dropout_softmax(x, 0.5, drop=torch.tensor([5, offset], device="cuda"))
+        assert torch.equal(ours, again)
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_convolution(channels_last: bool) -> None:
     """NCHW makes channels-last copies in workspaces."""
@@ -116,7 +157,7 @@ def test_gradients_are_computed_on_the_stream_of_the_forward_pass() -> None:
 
 def test_calls_go_straight_to_the_kernel() -> None:
     x = random(4, 100)
-    assert operators._nothing_between((x, None, x))
+    assert operators._nothing_between((x, x))
     assert not operators._nothing_between((x, x.cpu()))
     with torch.inference_mode():
         assert operators._nothing_between((random(4, 100),))

@@ -219,7 +219,7 @@ def test_devices_without_kernels() -> None:
     with pytest.raises(DeviceError, match="no kernels for xpu:0"):
         dispatch.arch_of(torch.device("xpu:0"))
     with pytest.raises(NotImplementedError, match="schedules::softmax"):
-        torch.ops.schedules.softmax(torch.randn(2, 3).to_sparse(), None, None, "softmax", 1.0)
+        torch.ops.schedules.softmax(torch.randn(2, 3).to_sparse(), None, None, "softmax", 1.0, 0, False)
 
 
 def test_threads_share_one_build(built: list[Any]) -> None:

@@ -330,3 +330,10 @@ def test_every_function_takes_both_ways(call: Any, operator: str) -> None:
         dispatched = call(x)
     assert getattr(torch.ops.schedules, operator).default in found
     torch.testing.assert_close(straight, dispatched, rtol=0, atol=0)
+
+
+def test_no_operator_has_arguments_by_default() -> None:
+    """Code that inductor wrote gives them by name, and goes by the dispatcher then."""
+    found = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("schedules::")]
+    assert len(found) > 10
+    assert not [schema.name for schema in found if any(given.has_default_value() for given in schema.arguments)]

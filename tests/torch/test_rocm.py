@@ -53,7 +53,7 @@ def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.version, "hip", "6.2")
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: told)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=STREAM))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: STREAM, raising=False)
     monkeypatch.setattr(launch, "_library", lambda kind: library)
     monkeypatch.setattr(devices, "rocm", lambda: (LocalDevice("rocm", told.name, "gfx90a"),))
     monkeypatch.setenv("FAKE_DRIVER_LOG", str(tmp_path / "log"))
@@ -78,6 +78,24 @@ def test_kernels_are_built_for_the_gpu_and_launched_on_its_stream(rocm: Any, mon
         dispatch._kernels.clear()
     with pytest.raises(ValueError, match="x has dtype float16, needed float32"):
         kernel.function(on_gpu(9, 1000, dtype=torch.float16), y)
+
+
+def test_a_call_like_the_last_one_reads_its_own_tensors(rocm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_DRIVER_KERNELS", "main_kernel=8,8,8")
+    kernel = dispatch.kernel_for(SoftmaxProblem(4, 1000, dtype="float32"), GPU).function
+    for rows in (3, 3, 5, 3):
+        x, y = on_gpu(rows, 1000), on_gpu(rows, 1000)
+        kernel(x, y)
+        (launched,) = rocm()
+        assert set(launched["arguments"]) == {x.data_ptr(), y.data_ptr(), rows} and launched["stream"] == STREAM
+    for wrong, said in (
+        (on_gpu(1000, 3).T, "x is not contiguous"),
+        (on_gpu(3001)[1:].view(3, 1000), "x does not start at a multiple of 16 bytes"),
+        (on_gpu(3, 1000, dtype=torch.int32), "x has dtype int32, needed float32"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            kernel(wrong, y)
+    assert not rocm()
 
 
 def test_workspaces_are_pytorchs(rocm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

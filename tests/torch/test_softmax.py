@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 torch: Any = pytest.importorskip("torch", reason="no PyTorch here; make test-torch installs it and runs these tests")
 
 import schedules.torch as kernels  # noqa: E402
+from schedules.core import philox  # noqa: E402
 from schedules.core.errors import ArgumentError, DerivativeError, ProblemError  # noqa: E402
 
 PAIRS = [(kernels.softmax, torch.softmax), (kernels.log_softmax, torch.log_softmax)]
@@ -249,6 +251,22 @@ def test_dropout_draws_from_pytorchs_generator() -> None:
     assert torch.equal(kernels.dropout_softmax(x, 0.25, training=False), kernels.softmax(x))
 
 
+@pytest.mark.parametrize(("dim", "shape"), [(-1, (3, 4, 7)), (1, (5, 6)), (0, (9, 8))])
+def test_dropout_of_a_seed_and_an_offset(dim: int, shape: tuple[int, ...]) -> None:
+    """By an element's number in rows along `dim`; forward and backward."""
+    x, dy, state = random(*shape, grad=True), random(*shape, seed=1), torch.tensor([-(2**62) + 3, 2**40 + 8])
+    count = x.numel()
+    kept = philox.words(*state.tolist(), np.arange(-(-count // 4) * 4))[:count] < philox.threshold(0.7)
+    drop = torch.from_numpy(kept).view(x.movedim(dim, -1).shape).movedim(-1, dim)
+    y = kernels.dropout_softmax(x, 0.3, dim, drop=state)
+    wanted = torch.softmax(x, dim) * drop / 0.7
+    assert torch.equal(y != 0, drop)
+    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(torch.autograd.grad(y, x, dy)[0], torch.autograd.grad(wanted, x, dy)[0])
+    state[1] += 4
+    assert not torch.equal(kernels.dropout_softmax(x, 0.3, dim, drop=state) != 0, drop)
+
+
 def test_both_outputs_of_the_operator_are_differentiable() -> None:
     x, drop = random(4, 6, grad=True), drops(4, 6, keep=0.5)
     weights = random(4, 6, seed=1), random(4, 6, seed=2)
@@ -279,6 +297,7 @@ def test_what_it_does_not_take() -> None:
         (ArgumentError, "mask has dtype float16", lambda: kernels.softmax(x, mask=x.half())),
         (ArgumentError, "p=1.0 is not", lambda: kernels.dropout_softmax(x, 1.0)),
         (ArgumentError, "a tensor of shape", lambda: kernels.dropout_softmax(x, 0.5, drop=drops(4, 3, keep=0.5))),
+        (ArgumentError, r"shape \(3,\)", lambda: kernels.dropout_softmax(x, 0.5, drop=torch.tensor([1, 2, 3]))),
         (ArgumentError, "drop has dtype bool", lambda: kernels.dropout_softmax(x, 0.5, drop=x > 0)),
         (ProblemError, "scale=0", lambda: kernels.softmax(x, scale=0.0)),
     ]
@@ -297,16 +316,19 @@ def test_no_second_derivative() -> None:
 def test_operators_keep_pytorchs_contract() -> None:
     """Schemas, fake tensors, registered gradients and tracing, by PyTorch's own checks."""
     x, mask, drop = random(4, 6, grad=True), random(6, grad=True), drops(4, 6, keep=0.5)
-    torch.library.opcheck(OPS.softmax.default, (x, mask, None, "softmax", 0.5))
-    torch.library.opcheck(OPS.softmax.default, (random(3, 4, 6).transpose(0, 1), None, None, "log_softmax", 1.0))
-    torch.library.opcheck(OPS.dropout_softmax.default, (x, None, drop, "softmax", 1.0, 0.5))
-    torch.library.opcheck(OPS.softmax_grad.default, (random(4, 6), random(4, 6), drop, None, None, "softmax", 1.0, 0.5))
+    torch.library.opcheck(OPS.softmax.default, (x, mask, None, "softmax", 0.5, 0, False))
+    turned = random(3, 4, 6).transpose(0, 1)
+    torch.library.opcheck(OPS.softmax.default, (turned, None, None, "log_softmax", 1.0, 0, False))
+    for dropped in (drop, torch.tensor([7, 8])):
+        torch.library.opcheck(OPS.dropout_softmax.default, (x, None, dropped, "softmax", 1.0, 0.5))
+        gradient = random(4, 6), random(4, 6), dropped, None, None, "softmax", 1.0, 0.5, None
+        torch.library.opcheck(OPS.softmax_grad.default, gradient)
 
 
 def test_operators_of_losses_keep_pytorchs_contract() -> None:
     logits, target, ones = random(4, 6, grad=True), torch.tensor([0, 5, 2, 2]), torch.ones(4)
     options = 1.0, 0.1, 0.0, 2
-    torch.library.opcheck(OPS.softmax_lse.default, (logits, None, ones, "softmax", 0.5))
+    torch.library.opcheck(OPS.softmax_lse.default, (logits, None, ones, "softmax", 0.5, 0, False))
     torch.library.opcheck(OPS.cross_entropy.default, (logits, target, None, *options, False))
     torch.library.opcheck(OPS.cross_entropy_grad.default, (random(4, 6), target, ones, ones, *options))
     for call, arguments in (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
+import schedules.check.verify  # noqa: F401  what workers import, which are forks of this process
 from schedules.core import child
 from schedules.core.arch import parse_arch
 from schedules.core.errors import SchedulesError
@@ -17,8 +18,10 @@ from schedules.tune import evaluate, finals
 from schedules.tune.crew import LocalCrew
 from schedules.tune.session import Work, stopping_signals, tune
 from schedules.tune.tuner import Limits, Result, Silent, Status
+from tests.forked import SUBPROCESS
 
 child.STOPPED = 2.0
+child.subprocess = SUBPROCESS  # type: ignore[assignment]
 finals.SECONDS = 0.5
 evaluate.SECONDS = 0.05  # in the workers too, which import this file: no test needs exact times
 

@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from schedules.core.child import WORKER
 from schedules.core.registry import EXTRA
 from schedules.measure.journal import read_journal
 from schedules.measure.records import Record
@@ -38,6 +39,7 @@ class Searches:
             "SEARCH_MARK": self.mark,
             "TMPDIR": str(self.temporary),
             "PYTHONPATH": str(ROOT),
+            WORKER: "1",  # TVM by itself
         }
         command = [sys.executable, "-m", "tests.tune.search_process", str(self.journal), str(trials), faults]
         return subprocess.Popen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from schedules.core import child as child_module
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ToolchainError, TuningError
 from schedules.core.problem import Problem
@@ -175,6 +177,7 @@ def _environment_at_start(name: str) -> str:
 
 def test_a_process_sees_its_device_from_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only after an initializer: by then the driver may have looked."""
+    monkeypatch.setattr(child_module, "subprocess", subprocess)  # not forks
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     children = [Setup(str(tmp_path), None, {"CUDA_VISIBLE_DEVICES": name}).child() for name in ("3", "5")]
     found = [child.call(_environment_at_start, ("CUDA_VISIBLE_DEVICES",), 60) for child in children]

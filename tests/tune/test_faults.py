@@ -26,6 +26,11 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
+def workers(searches: Searches, search: int) -> list[int]:
+    """The processes that are forks of the search."""
+    return [pid for pid in searches.processes() if pid != search and command_of(pid) == command_of(search)]
+
+
 def test_candidates_that_go_wrong_cost_only_themselves(searches: Searches) -> None:
     faults = [fault for fault in OUTCOMES if fault != "none"]
     out = searches.run(trials=1000, faults="+".join(faults))
@@ -45,8 +50,7 @@ def test_workers_killed_from_outside(searches: Searches) -> None:
     wait_for(process, "trial", 2)
     for _ in range(2):
         time.sleep(0.7)
-        workers = [pid for pid in searches.processes() if b"spawn_main" in command_of(pid)]
-        os.kill(dice.choice(workers), signal.SIGKILL)
+        os.kill(dice.choice(workers(searches, process.pid)), signal.SIGKILL)
     out, _ = process.communicate(timeout=LONG)
     assert "end 24 finished" in out, out[-500:]
     searches.assert_whole(24)
@@ -69,9 +73,8 @@ def test_workers_that_are_stopped(searches: Searches) -> None:
     """Before they take a candidate, or while they have one: as if somebody had killed them."""
     process = searches.start(trials=8)
     wait_for(process, "trial", 2)
-    for pid in searches.processes():
-        if b"spawn_main" in command_of(pid):
-            os.kill(pid, signal.SIGSTOP)
+    for pid in workers(searches, process.pid):
+        os.kill(pid, signal.SIGSTOP)
     out, _ = process.communicate(timeout=LONG)
     assert "end 8 finished" in out, out[-500:]
     searches.assert_whole(8)

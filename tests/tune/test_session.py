@@ -45,7 +45,7 @@ def default_of() -> Iterator[Callable[[ScheduleSpec, Config], None]]:
 def test_a_search_beats_a_poor_default(
     crew: LocalCrew, host: Arch, tmp_path: Path, default_of: Callable[[ScheduleSpec, Config], None]
 ) -> None:
-    memory, problem = Memory(), problem_of("conv2d_hwcn", n=4, h=14, w=14, ci=32, co=64, kh=3, kw=3, pad=1)
+    memory, problem = Memory(), problem_of("conv2d_hwcn", n=4, h=14, w=14, ci=8, co=64, kh=3, kw=3, pad=1)
     spec = operator("conv2d_hwcn").schedule("cpu")
     default_of(spec, spec.config_for(problem, host, dict(vector=2)))  # two lanes of a register
     result = tune(Work(problem, host, Limits(trials=8)), crew, folder=tmp_path, watcher=memory)
@@ -61,9 +61,9 @@ def test_a_search_beats_a_poor_default(
 
 def test_what_is_measured_first(host: Arch) -> None:
     """The rule's default, the best known of this problem, the best of near ones; what is illegal here is left out."""
-    problem = problem_of("conv2d_hwcn", n=64, h=7, w=7, ci=16, co=32, kh=3, kw=3, pad=1)
-    near = problem_of("conv2d_hwcn", n=32, h=7, w=7, ci=16, co=32, kh=3, kw=3, pad=1)
-    far = problem_of("conv2d_hwcn", n=1, h=7, w=7, ci=16, co=512, kh=3, kw=3, pad=1)
+    problem = problem_of("conv2d_hwcn", n=64, h=7, w=7, ci=8, co=32, kh=3, kw=3, pad=1)
+    near = problem_of("conv2d_hwcn", n=32, h=7, w=7, ci=8, co=32, kh=3, kw=3, pad=1)
+    far = problem_of("conv2d_hwcn", n=1, h=7, w=7, ci=8, co=512, kh=3, kw=3, pad=1)
     work = Work(problem, host, Limits(trials=1))
     default = first_candidates(work, None, [])[0]
     configs = [type(default.config).parse({**default.config.to_json(), "chunk": chunk}) for chunk in (1, 2, 16)]

@@ -66,7 +66,7 @@ def test_tasks_fill_the_cores_and_the_cache(host: Arch) -> None:
         (dict(columns=0), "columns=0 must be at least 1"),
         (dict(chunk=-1), "chunk=-1 must not be negative"),
         (dict(block_rows=100), "block_rows=100 make a register tile of over 1024 sums"),
-        (dict(tile_h="3"), "tile_h=3 is not one to 3"),
+        (dict(tile_h="5"), "tile_h=5 is not one to 3"),
     ],
 )
 def test_illegal_configs_are_refused(host: Arch, config: dict[str, Any], words: str) -> None:

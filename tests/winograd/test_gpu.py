@@ -1,26 +1,28 @@
-"""Winograd's tiles on GPUs: correct in every layout, four kernels without spills, only by name."""
+"""Winograd's tiles on GPUs: correct in every layout, four kernels without spills, used where exact and fast enough."""
 
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Any
 
 import pytest
 
 from schedules.build.builder import build
 from schedules.core.arch import Arch, parse_arch
+from schedules.core.arithmetic import FLOAT32
 from schedules.core.errors import ConfigError
-from schedules.core.registry import operator
+from schedules.measure.choice import default_choice
 from schedules.winograd.cut import cuts
-from schedules.winograd.gpu import WinogradConfig, default
+from schedules.winograd.gpu import WinogradConfig, default, space
 from tests.conftest import assert_correct, problem_of
 
 LAYOUTS = ("conv2d_hwcn", "conv2d_nchw", "conv2d_nhwc")
 SHAPES: dict[str, dict[str, Any]] = {
-    "ragged, fused": dict(n=3, h=7, w=11, ci=5, co=13, kh=3, kw=3, pad=1, bias=True, activation="relu", residual=True),
+    "ragged, fused": dict(n=3, h=7, w=11, ci=13, co=13, kh=3, kw=3, pad=1, bias=True, activation="relu", residual=True),
     "no padding": dict(n=1, h=10, w=6, ci=8, co=4, kh=3, kw=3),
-    "5x3, dilated": dict(n=2, h=13, w=9, ci=4, co=6, kh=5, kw=3, pad="4,2", dilation="2,3"),
-    "a row": dict(n=4, h=3, w=15, ci=4, co=8, kh=1, kw=3, pad="0,1"),
+    "5x3, dilated": dict(n=2, h=13, w=9, ci=16, co=6, kh=5, kw=3, pad="4,2", dilation="2,3"),
+    "a row": dict(n=4, h=3, w=15, ci=40, co=8, kh=1, kw=3, pad="0,1"),
 }
 SMALL: dict[str, dict[str, str]] = {  # cuts that are quick to build
     "ragged, fused": dict(tile_h="2", tile_w="4+2"),
@@ -48,7 +50,7 @@ def test_generated_cuda_is_correct(emulation: None, layout: str, arch: str) -> N
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_unequal_tiles_are_correct(emulation: None, sm_90a: Arch, layout: str) -> None:
-    problem = problem_of(layout, n=2, h=6, w=14, ci=4, co=8, kh=3, kw=3, pad=1)
+    problem = problem_of(layout, n=2, h=6, w=14, ci=16, co=8, kh=3, kw=3, pad=1)
     assert_correct(problem, sm_90a, "winograd", {**UNEQUAL, "transform_warps": "3"}, ["emulated"])
 
 
@@ -71,7 +73,7 @@ def test_amd_code_object(amd_linker: None, layout: str) -> None:
 
 def test_a_batch_inside_makes_plain_vectors(sm_90a: Arch) -> None:
     """Neighbouring threads take neighbouring images, without a test or a division that depends on the image."""
-    problem = problem_of("conv2d_hwcn", n=64, h=14, w=14, ci=8, co=8, kh=3, kw=3, pad=1)
+    problem = problem_of("conv2d_hwcn", n=64, h=14, w=14, ci=16, co=8, kh=3, kw=3, pad=1)
     source = str(build(problem, sm_90a, "winograd", UNEQUAL, device_code=False).sources["cu"])
     accesses = re.findall(r"(?:data|products)_ptr\[.*?\+ \(\(int\)threadIdx\.x\)\)", source)
     assert accesses and not re.search(r"\(int\)threadIdx\.x\) [%/]", source)
@@ -82,10 +84,10 @@ def test_a_batch_inside_makes_plain_vectors(sm_90a: Arch) -> None:
     [
         (dict(stride=2), {}, "stride=(2, 2) is not 1"),
         (dict(dtype="float16"), {}, "dtype=float16: transforms are in float32"),
-        (dict(ci=3), {}, "ci=3: sums over fewer than 4 channels"),
+        (dict(ci=9), {}, "ci=9: sums of so few products"),
         (dict(kh=1, kw=1, pad=0), {}, "kh=kw=1 is a product already"),
         (dict(pad=2), {}, "pad=2 shows more border"),
-        ({}, dict(tile_h="4+x"), "tile_h=4+x is not one to 3 of 1, 2, 4, 6"),
+        ({}, dict(tile_h="4+x"), "tile_h=4+x is not one to 3 of 1, 2, 3, 4, 6"),
         ({}, dict(tile_w="2+4"), "tile_w=2+4: larger tiles come first"),
         ({}, dict(tile_h="1"), "tile_h=1: 1 outputs of 3 taps take 3 points"),
         ({}, dict(tile_h="6+6+6", tile_w="6+6+6"), "need 61440 bytes of shared memory"),
@@ -98,13 +100,32 @@ def test_illegal_configs_are_refused(sm_90a: Arch, shape: dict[str, Any], config
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_only_by_name(sm_90a: Arch, host: Arch, layout: str) -> None:
-    for arch in (sm_90a, host):
-        assert not any(spec.name.startswith("winograd") for spec in operator(layout).offered(arch))
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "gfx1100", "llvm"])
+def test_it_is_chosen_where_it_takes_less_time(layout: str, target: str) -> None:
+    arch = parse_arch(target)
+    large, small = ({**LAYER, "h": size, "w": size, "ci": c, "co": c} for size, c in ((28, 256), (4, 16)))
+    assert default_choice(problem_of(layout, **large), arch).schedule.startswith("winograd")
+    assert not default_choice(problem_of(layout, **{**small, "n": 1}), arch).schedule.startswith("winograd")
+    half = problem_of(layout, **{**large, "dtype": "float16"})
+    assert not default_choice(half, arch).schedule.startswith("winograd")
+
+
+@pytest.mark.parametrize("ci", [32, 64, 512])
+@pytest.mark.parametrize(
+    ("kernel", "larger"),
+    [(dict(kh=3, kw=3, pad=1), ("6", "6")), (dict(kh=5, kw=5, pad=2), ("4", "4")), (dict(kh=1, kw=3, pad="0,1"), ())],
+)
+def test_what_is_not_named_is_as_exact_as_float32(sm_90a: Arch, kernel: dict[str, Any], larger: Any, ci: int) -> None:
+    problem = problem_of("conv2d_nchw", n=8, h=14, w=14, ci=ci, co=64, **kernel)
+    found = [config.arithmetic_of(problem) for config in islice(space(problem, sm_90a), 0, None, 50)]
+    assert found and set(found) == {FLOAT32}
+    if larger:
+        named = WinogradConfig(tile_h=larger[0], tile_w=larger[1])
+        assert named.check(problem, sm_90a) is None and named.arithmetic_of(problem).error > FLOAT32.error
 
 
 def test_the_default_takes_fewer_products(sm_90a: Arch) -> None:
     problem = problem_of("conv2d_hwcn", n=256, h=14, w=14, ci=256, co=512, kh=3, kw=3, pad=1)
     rows, columns = default(problem, sm_90a).splits(problem)
-    assert rows.points * columns.points <= 400  # 14 = 6 + 4 + 4 or 6 + 6 + 2; direct multiplication: 1764
-    assert {"6", "4+2", "6+4+4"} <= set(cuts(3, 14)) and WinogradConfig().tile_h == "4"
+    assert rows.points * rows.periods * columns.points * columns.periods <= 484  # directly: 1764
+    assert {("4+3", "4"), ("4", "4"), ("2", "2")} <= set(cuts(problem)) and WinogradConfig().tile_h == "4"

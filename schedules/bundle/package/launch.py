@@ -21,11 +21,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 VECTOR_BYTES = 16  # of the widest load: a GPU faults on an address that is no multiple of it
 OPT_IN = 48 << 10  # bytes of dynamic shared memory that a kernel may use unasked
 PORTABLE_CLUSTER = 8  # blocks
+ALIGNED = 256  # bytes, of each workspace
+CALLS = 256  # that are kept ready, of different shapes
 PLACES = {"cuda": (2, 13), "rocm": (10,)}  # DLPack's device types
 CODE = {"cuda": "kernel.cubin", "rocm": "kernel.hsaco"}
 
@@ -38,10 +40,8 @@ _NAMES = {
     "init": ("cuInit", "hipInit"),
     "count": ("cuDeviceGetCount", "hipGetDeviceCount"),
     "retain": ("cuDevicePrimaryCtxRetain", ""),
-    "push": ("cuCtxPushCurrent_v2", ""),
-    "pop": ("cuCtxPopCurrent_v2", ""),
-    "device": ("", "hipGetDevice"),
-    "set_device": ("", "hipSetDevice"),
+    "current": ("cuCtxGetCurrent", "hipGetDevice"),
+    "make_current": ("cuCtxSetCurrent", "hipSetDevice"),
     "load": ("cuModuleLoadData", "hipModuleLoadData"),
     "unload": ("cuModuleUnload", "hipModuleUnload"),
     "function": ("cuModuleGetFunction", "hipModuleGetFunction"),
@@ -132,18 +132,24 @@ def _most(number: int, most: int) -> int:
     return number
 
 
-class Tensor:
+class Tensor(NamedTuple):
     """What is to be known of a tensor, from PyTorch's own methods, DLPack, or the CUDA array interface."""
 
-    def __init__(
-        self, address: int, shape: Sequence[int], strides: Any, dtype: str, place: int | None, index: int
-    ) -> None:
-        self.address, self.shape, self.dtype = address, tuple(map(int, shape)), dtype
-        self.place, self.index, self.contiguous = place, index, True
-        expected = 1
-        for extent, stride in zip(reversed(self.shape), reversed(strides or ()), strict=False):
-            self.contiguous &= extent == 1 or int(stride) == expected
-            expected *= extent
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+    place: int | None  # DLPack's device type, if it is told
+    device: int
+    contiguous: bool
+
+
+def _contiguous(shape: Sequence[int], strides: Sequence[int] | None) -> bool:
+    expected = 1
+    for extent, stride in zip(reversed(shape), reversed(strides or ()), strict=False):
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True
 
 
 class _DLTensor(ctypes.Structure):
@@ -163,13 +169,18 @@ class _DLTensor(ctypes.Structure):
     ]
 
 
+_POINTER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
 def _tensor(tensor: Any, name: str) -> Tensor:
     """What is to be known of `tensor`.  Raises ArgumentError for what is no tensor."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         dtype = str(tensor.dtype).removeprefix("torch.")
         place, index = tensor.__dlpack_device__()
-        return Tensor(tensor.data_ptr(), tensor.shape, tensor.stride(), dtype, int(place), index)
+        return Tensor(tensor.data_ptr(), tuple(tensor.shape), dtype, int(place), index, tensor.is_contiguous())
     if hasattr(tensor, "__dlpack__"):
         try:
             return _of_capsule(tensor.__dlpack__())
@@ -180,26 +191,17 @@ def _tensor(tensor: Any, name: str) -> Tensor:
         raise ArgumentError(f"{name} is a {type(tensor).__name__}, needed a tensor: of PyTorch, or by DLPack")
     kind, size = told["typestr"][1], int(told["typestr"][2:])
     strides = told.get("strides") and [stride // size for stride in told["strides"]]
-    dtype = f"{_KINDS.get(kind, kind)}{8 * size if kind != 'b' else ''}"
-    return Tensor(told["data"][0], told["shape"], strides, dtype, None, 0)
+    dtype, shape = f"{_KINDS.get(kind, kind)}{8 * size if kind != 'b' else ''}", tuple(map(int, told["shape"]))
+    return Tensor(told["data"][0], shape, dtype, None, 0, _contiguous(shape, strides))
 
 
 def _of_capsule(capsule: Any) -> Tensor:
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    found = _DLTensor.from_address(pointer(capsule, b"dltensor"))
-    shape = found.shape[: found.ndim]
+    found = _DLTensor.from_address(_POINTER(capsule, b"dltensor"))
+    shape = tuple(found.shape[: found.ndim])
     strides = found.strides[: found.ndim] if found.strides else None
     dtype = f"{_CODES.get(found.code, found.code)}{found.bits if found.code != 6 else ''}"
     address = (found.data or 0) + found.byte_offset
-    return Tensor(address, shape, strides, dtype, found.device_type, found.device_id)
-
-
-def _stream(tensor: Any, index: int) -> int:
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(tensor, torch.Tensor):
-        return 0
-    return int(torch.cuda.current_stream(index).cuda_stream)
+    return Tensor(address, shape, dtype, found.device_type, found.device_id, _contiguous(shape, strides))
 
 
 class _Attribute(ctypes.Structure):
@@ -236,38 +238,44 @@ class Driver:
             raise LoadError(f"this machine has no {kind} device")
 
     def __call__(self, name: str, *arguments: Any) -> None:
-        code = getattr(self.library, self.names[name])(*arguments)
-        if code:
-            told = ctypes.c_char_p()
-            if hasattr(self.library, self.names["error"]):  # ROCm has it from 5.5 on
-                getattr(self.library, self.names["error"])(code, ctypes.byref(told))
-            reason = told.value.decode(errors="replace") if told.value else "error"
-            raise KernelError(f"{self.names[name]} failed ({code}: {reason})")
+        self.bound(name, *arguments)()
 
-    def context(self, index: int) -> Any:
-        """What `on` takes for a device: CUDA's primary context, or its number."""
+    def bound(self, name: str, *arguments: Any) -> Callable[[], None]:
+        """A call that is made again and again."""
+        function = getattr(self.library, self.names[name])
+
+        def call() -> None:
+            if code := function(*arguments):
+                raise self._error(name, code)
+
+        return call
+
+    def _error(self, name: str, code: int) -> KernelError:
+        told = ctypes.c_char_p()
+        if hasattr(self.library, self.names["error"]):  # ROCm has it from 5.5 on
+            getattr(self.library, self.names["error"])(code, ctypes.byref(told))
+        reason = told.value.decode(errors="replace") if told.value else "error"
+        return KernelError(f"{self.names[name]} failed ({code}: {reason})")
+
+    def context(self, index: int | None = None) -> Any:
+        """What `on` takes for a device: CUDA's primary context, or its number; without `index` room for one."""
         if self.kind == "rocm":
-            return index
+            return ctypes.c_int(index or 0)
         found = ctypes.c_void_p()
-        self("retain", ctypes.byref(found), index)
+        if index is not None:
+            self("retain", ctypes.byref(found), index)
         return found
 
     @contextlib.contextmanager
     def on(self, context: Any) -> Iterator[None]:
         """With a device as the current one of this thread."""
-        before = ctypes.c_int() if self.kind == "rocm" else ctypes.c_void_p()
-        if self.kind == "rocm":
-            self("device", ctypes.byref(before))
-            self("set_device", context)
-        else:
-            self("push", context)
+        before = self.context()
+        self("current", ctypes.byref(before))
+        self("make_current", context)
         try:
             yield
         finally:
-            if self.kind == "rocm":
-                self("set_device", before)
-            else:
-                self("pop", ctypes.byref(before))
+            self("make_current", before)
 
     @contextlib.contextmanager
     def relaxed(self) -> Iterator[None]:
@@ -294,11 +302,16 @@ class _Loaded:
         self, driver: Driver, index: int, code: bytes, kernels: Sequence[Mapping[str, Any]], told: str
     ) -> None:
         """`told` is the code in words.  Raises LoadError."""
-        self.driver, self.lock = driver, threading.Lock()
-        self.context = self.driver.context(index)
-        self.memory: dict[Any, tuple[int, int]] = {}  # of a workspace for a stream and graph: address and bytes
+        self.driver, self.index, self.lock = driver, index, threading.Lock()
+        self.context, self.current, self.stream = driver.context(index), driver.context(), ctypes.c_void_p()
+        self.status, self.graph = ctypes.c_int(), ctypes.c_uint64()
+        self.ask_current = driver.bound("current", ctypes.byref(self.current))
+        found = ctypes.byref(self.status), ctypes.byref(self.graph)
+        self.ask_capture = driver.bound("capture", self.stream, *found, None, None, None)
+        self.memory: dict[Any, tuple[int, int]] = {}  # for a stream and graph: address and bytes
         self.all: list[int] = []
         self.functions: dict[str, ctypes.c_void_p] = {}
+        self.shared: dict[str, int] = {}  # dynamic bytes that a kernel was allowed
         module = ctypes.c_void_p()
         with self.driver.on(self.context):
             try:
@@ -313,33 +326,61 @@ class _Loaded:
         # not at exit, when the driver may be gone
         weakref.finalize(self, _release, self.driver, self.context, module, self.all).atexit = False
 
-    def fill(self, addresses: dict[str, int], workspaces: Mapping[str, int], stream: Any) -> None:
-        """Add the addresses of `workspaces`, of so many bytes, by who has the lock."""
-        if not workspaces:
-            return
-        graph, status = ctypes.c_uint64(), ctypes.c_int()
-        self.driver("capture", stream, ctypes.byref(status), ctypes.byref(graph), None, None, None)
-        for name, wanted in workspaces.items():
-            key = name, stream.value, graph.value if status.value else None
-            address, size = self.memory.get(key, (0, 0))
-            if size < wanted:
-                address = self._allocated(wanted)
-                self.memory[key] = address, wanted
-            addresses[name] = address
+    def is_current(self) -> bool:
+        """Whether it is this thread's device, asked by who has the lock."""
+        self.ask_current()
+        return bool(self.current.value == self.context.value)
 
-    def _allocated(self, size: int) -> int:
-        memory = ctypes.c_void_p()
-        with self.driver.relaxed():
-            self.driver("allocate", ctypes.byref(memory), ctypes.c_size_t(size))
-        self.all.append(memory.value or 0)
-        return memory.value or 0
+    def workspace(self, wanted: int) -> int:
+        """The address of so many bytes for `stream` and the graph that it captures, by who has the lock."""
+        self.ask_capture()
+        key = self.stream.value, self.graph.value if self.status.value else None
+        address, size = self.memory.get(key, (0, 0))
+        if size < wanted:
+            memory = ctypes.c_void_p()
+            with self.driver.relaxed():
+                self.driver("allocate", ctypes.byref(memory), ctypes.c_size_t(wanted))
+            address = memory.value or 0
+            self.all.append(address)
+            self.memory[key] = address, wanted
+        return address
 
-    def launch(self, kernel: Mapping[str, Any], cells: Sequence[Any], stream: Any) -> None:
-        """Pass `cells` to a kernel."""
-        function, shared = self.functions[kernel["symbol"]], kernel["shared"]
-        if shared > OPT_IN and self.driver.kind == "cuda":
-            self.driver("attribute", function, _MOST_SHARED, shared)
-        shape = [*kernel["grid"], *kernel["block"]]
+    def allow(self, symbol: str, shared: int) -> None:
+        """Let a kernel have so many bytes of dynamic shared memory."""
+        if self.driver.kind == "cuda" and shared > self.shared.get(symbol, OPT_IN):
+            self.driver("attribute", self.functions[symbol], _MOST_SHARED, shared)
+            self.shared[symbol] = shared
+
+
+class _Call:
+    """A call on one device with arguments of certain sizes: what the driver reads, ready but for addresses and stream.
+
+    To be used by who has the device's lock.
+    """
+
+    def __init__(self, device: _Loaded, planned: Mapping[str, Any], names: Iterable[str]) -> None:
+        self.device, self.bytes = device, 0
+        cells = {name: ctypes.c_void_p() for name in (*names, *planned["workspaces"])}
+        self.addresses = [cells[name] for name in names]
+        self.workspaces: list[tuple[ctypes.c_void_p, int]] = []  # and where in the memory
+        for name, size in planned["workspaces"].items():
+            self.workspaces.append((cells[name], self.bytes))
+            self.bytes += -(-size // ALIGNED) * ALIGNED
+        self.streams, self.kept, self.launches = [device.stream], [], []  # type: ignore[var-annotated]
+        self.maps = {name: _Map(device.driver, told, cells[told["buffer"]]) for name, told in planned["maps"].items()}
+        for kernel in planned["kernels"]:
+            self._add(kernel, [self._cell(passed, cells) for passed in kernel["arguments"]])
+
+    def _cell(self, passed: Mapping[str, Any], cells: Mapping[str, Any]) -> Any:
+        """What holds one parameter."""
+        if "map" in passed:
+            return self.maps[passed["map"]].cell
+        return cells[passed["buffer"]] if "buffer" in passed else _TYPES[passed["dtype"]](passed["value"])
+
+    def _add(self, kernel: Mapping[str, Any], cells: Sequence[Any]) -> None:
+        device, shared = self.device, kernel["shared"]
+        device.allow(kernel["symbol"], shared)
+        function, shape = device.functions[kernel["symbol"]], [*kernel["grid"], *kernel["block"]]
         parameters = (ctypes.c_void_p * max(1, len(cells)))(*map(ctypes.addressof, cells))
         attributes: list[_Attribute] = []
         if kernel["cooperative"]:
@@ -348,25 +389,55 @@ class _Loaded:
             attributes.append(_Attribute(_CLUSTER, 0, tuple(kernel["cluster"])))
         if kernel["dependent"]:
             attributes.append(_Attribute(_DEPENDENT, 0, (1,)))
+        name, given = "launch", (function, *shape, shared, device.stream, parameters, None)
         if attributes:
             listed = (_Attribute * len(attributes))(*attributes)
-            config = _Config(*shape, shared, stream, ctypes.cast(listed, ctypes.c_void_p), len(attributes))
-            self.driver("launch_with", ctypes.byref(config), function, parameters, None)
-        else:
-            self.driver("launch", function, *shape, shared, stream, parameters, None)
+            config = _Config(*shape, shared, None, ctypes.cast(listed, ctypes.c_void_p), len(attributes))
+            self.streams.append(ctypes.c_void_p.from_buffer(config, _Config.stream.offset))
+            name, given = "launch_with", (ctypes.byref(config), function, parameters, None)
+            self.kept.append((config, listed))
+        self.kept.append(cells)
+        self.launches.append(device.driver.bound(name, *given))
+
+    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+        for cell in self.streams:
+            cell.value = stream
+        for cell, address in zip(self.addresses, addresses, strict=True):
+            cell.value = address
+        if self.workspaces:
+            start = self.device.workspace(self.bytes)
+            for cell, offset in self.workspaces:
+                cell.value = start + offset
+        for each in self.maps.values():
+            each.encode()
+        for launch in self.launches:
+            launch()
 
 
-def _cell(passed: Mapping[str, Any], addresses: Mapping[str, int], maps: Mapping[str, Any]) -> Any:
-    """A ctypes object that holds one parameter."""
-    if "map" in passed:
-        return maps[passed["map"]]
-    if "buffer" in passed:
-        return ctypes.c_void_p(addresses[passed["buffer"]])
-    return _TYPES[passed["dtype"]](passed["value"])
+class _Map:
+    """A CUtensorMap, which has to lie at a multiple of 64 bytes, of what `address` holds."""
+
+    def __init__(self, driver: Driver, told: Mapping[str, Any], address: ctypes.c_void_p) -> None:
+        memory = (ctypes.c_uint8 * 192)()
+        self.cell = (ctypes.c_uint8 * 128).from_buffer(memory, -ctypes.addressof(memory) % 64)
+        lists = [(kind * max(1, len(told[word])))(*told[word]) for word, kind in _MAP_WORDS.items()]
+        modes = [told[word] for word in ("interleave", "swizzle", "promotion", "fill")]
+        cell = ctypes.byref(self.cell)
+        self.write = driver.bound("encode", cell, told["type"], len(told["dims"]), address, *lists, *modes)
+        self.address = address
+        self.encoded: int | None = None
+
+    def encode(self) -> None:
+        if self.encoded != self.address.value:
+            self.write()
+            self.encoded = self.address.value
 
 
 class Launcher:
-    """A kernel as a function of tensors: those of PyTorch run on its current stream, others on the default stream.
+    """A kernel as a function of tensors.
+
+    Those of PyTorch run on its current stream, others on the stream that TVM's FFI is told to use, if it is loaded,
+    else on the default stream.
 
     Its workspaces are its own: memory for each device, stream and captured graph, and for each larger size that is
     asked for, which lives as long as this object.  So a graph that was captured with it may be replayed until then.
@@ -389,7 +460,8 @@ class Launcher:
         self.driver, self.kind, self.built_for, self.code = _driver(kind), kind, built_for, code
         self.launches, self.arguments = launches, arguments
         self.places = {argument["name"]: at for at, argument in enumerate(arguments)}
-        self.planned: tuple[Any, dict[str, Any]] = None, {}  # for the sizes of the last call
+        self.latest: tuple[tuple[Any, ...], Any] = (), None  # facts of PyTorch's tensors, and the call for them
+        self.calls: dict[Any, _Call] = {}  # by device and shapes
         self.devices: dict[int, _Loaded] = {}
         self.lock = threading.Lock()
         torch = sys.modules.get("torch")
@@ -397,19 +469,47 @@ class Launcher:
 
     def __call__(self, *tensors: Any) -> None:
         """Launch.  Raises ArgumentError before anything runs, LoadError for a device that takes no such code."""
-        given = self._checked(tensors)
-        index, addresses = given[0].index, {name: given[at].address for name, at in self.places.items()}
-        sizes = {name: given[self.places[of]].shape[axis] for name, (of, axis) in self.launches["sizes"].items()}
-        known, planned = self.planned
-        if sizes != known:
-            planned = plan(self.launches, self.places, sizes)
-            self.planned = sizes, planned
-        device, stream = self._on(index), ctypes.c_void_p(_stream(tensors[0], index))
-        with self.driver.on(device.context), device.lock:  # kernels that share a workspace follow each other
-            device.fill(addresses, planned["workspaces"], stream)
-            maps = {name: self._encoded(told, addresses) for name, told in planned["maps"].items()}
-            for kernel in planned["kernels"]:
-                device.launch(kernel, [_cell(passed, addresses, maps) for passed in kernel["arguments"]], stream)
+        torch = sys.modules.get("torch")
+        facts, call = self.latest
+        addresses = None if torch is None else _addresses(tensors, facts, torch.Tensor)
+        if addresses is None:
+            call, addresses = self._prepared(tensors, torch)
+        device = call.device
+        if torch is not None and isinstance(tensors[0], torch.Tensor):
+            stream = torch._C._cuda_getCurrentRawStream(device.index)
+        else:
+            ffi = sys.modules.get("tvm_ffi")
+            stream = ffi.get_raw_stream(ffi.device(PLACES[self.kind][0], device.index)) if ffi else 0
+        with device.lock:  # kernels that share a workspace follow each other
+            if device.is_current():
+                call(addresses, stream)
+            else:
+                with self.driver.on(device.context):
+                    call(addresses, stream)
+
+    def _prepared(self, tensors: Sequence[Any], torch: Any) -> tuple[_Call, list[int]]:
+        """The call for tensors like these, and their addresses.  Raises ArgumentError, LoadError."""
+        names = list(self.places)
+        if len(tensors) != len(names):
+            raise ArgumentError(f"{len(tensors)} tensors given, {len(names)} needed: {', '.join(names)}")
+        given = [_tensor(tensor, name) for name, tensor in zip(names, tensors, strict=True)]
+        facts = tuple([each[1:] for each in given])
+        call = self.calls.get(facts)
+        if call is None:
+            self._check(given)
+            sizes = {name: given[self.places[of]].shape[axis] for name, (of, axis) in self.launches["sizes"].items()}
+            planned, device = plan(self.launches, names, sizes), self._on(given[0].device)
+            with device.lock, self.driver.on(device.context):
+                call = _Call(device, planned, names)
+            if len(self.calls) >= CALLS:
+                self.calls.clear()
+            self.calls[facts] = call
+        for name, each in zip(names, given, strict=True):
+            if each.address % VECTOR_BYTES:
+                raise ArgumentError(f"{name} does not start at a multiple of {VECTOR_BYTES} bytes; copy it first")
+        if torch is not None and all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            self.latest = tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]), call
+        return call, [each.address for each in given]
 
     def _on(self, index: int) -> _Loaded:
         with self.lock:
@@ -423,15 +523,11 @@ class Launcher:
                 )
             return self.devices[index]
 
-    def _checked(self, tensors: Sequence[Any]) -> list[Tensor]:
-        if len(tensors) != len(self.arguments):
-            names = ", ".join(argument["name"] for argument in self.arguments)
-            raise ArgumentError(f"{len(tensors)} tensors given, {len(self.arguments)} needed: {names}")
-        given: list[Tensor] = []
+    def _check(self, given: Sequence[Tensor]) -> None:
+        """Raise ArgumentError unless the kernel takes such tensors."""
         extents: dict[str, int] = {}  # at run time, of all arguments alike
-        for argument, tensor in zip(self.arguments, tensors, strict=True):
-            name, found = argument["name"], _tensor(tensor, argument["name"])
-            given.append(found)
+        for argument, found in zip(self.arguments, given, strict=True):
+            name = argument["name"]
             wanted = list(argument["shape"])
             for word in ("runtime_axis", "ranged_axis"):
                 axis = argument.get(word)
@@ -448,21 +544,24 @@ class Launcher:
                 raise ArgumentError(f"{name} is not contiguous; copy it first")
             if found.place is not None and found.place not in PLACES[self.kind]:
                 raise ArgumentError(f"{name} does not lie on a {self.kind} device; move it to one")
-            if found.index != given[0].index:
-                raise ArgumentError(f"tensors lie on devices {given[0].index} and {found.index}; move them to one")
-            if found.address % VECTOR_BYTES:
-                raise ArgumentError(f"{name} does not start at a multiple of {VECTOR_BYTES} bytes; copy it first")
-        return given
+            if found.device != given[0].device:
+                raise ArgumentError(f"tensors lie on devices {given[0].device} and {found.device}; move them to one")
 
-    def _encoded(self, told: Mapping[str, Any], addresses: Mapping[str, int]) -> Any:
-        """A CUtensorMap, which has to lie at a multiple of 64 bytes."""
-        memory = (ctypes.c_uint8 * 192)()
-        cell = (ctypes.c_uint8 * 128).from_buffer(memory, -ctypes.addressof(memory) % 64)
-        lists = [(kind * max(1, len(told[word])))(*told[word]) for word, kind in _MAP_WORDS.items()]
-        address = ctypes.c_void_p(addresses[told["buffer"]])
-        modes = [told[word] for word in ("interleave", "swizzle", "promotion", "fill")]
-        self.driver("encode", ctypes.byref(cell), told["type"], len(told["dims"]), address, *lists, *modes)
-        return cell
+
+def _addresses(tensors: Sequence[Any], facts: Sequence[Any], kind: Any) -> list[int] | None:
+    """Addresses of PyTorch's tensors that have these shapes, dtypes and devices and are contiguous; None if one is
+    another, or not aligned."""
+    if len(tensors) != len(facts):
+        return None
+    found = []
+    for tensor, (shape, dtype, device) in zip(tensors, facts, strict=True):
+        if not isinstance(tensor, kind) or tensor.shape != shape or tensor.dtype is not dtype:
+            return None
+        address = tensor.data_ptr()
+        if tensor.device != device or not tensor.is_contiguous() or address % VECTOR_BYTES:
+            return None
+        found.append(address)
+    return found
 
 
 def _described(kind: str, built_for: str, code: bytes) -> str:

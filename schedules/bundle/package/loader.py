@@ -131,7 +131,7 @@ class Kernel:
         """
         if self.target["kind"] == "llvm":
             before_call()
-        else:
+        elif not isinstance(self.function, Launcher):
             for argument, tensor in zip(self.arguments, tensors, strict=False):
                 if hasattr(tensor, "data_ptr") and tensor.data_ptr() % VECTOR_BYTES:
                     raise ArgumentError(f"{argument['name']} does not start at a multiple of {VECTOR_BYTES} bytes")

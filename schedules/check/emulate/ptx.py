@@ -443,6 +443,12 @@ def _integer(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]
     return f"{target} = {_typed(a, match[2])} {_INTEGER_OPERATORS[match[1]]} {_typed(b, match[2])};"
 
 
+@defines(r"mul\.wide\.u32")
+def _wide_product(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+    target, a, b = (emitter.value(operand) for operand in operands)
+    return f"{target} = uint64_t(uint32_t({a})) * uint32_t({b});"
+
+
 _FLOAT_FUNCTIONS = {
     "ex2": "exp2f", "lg2": "log2f", "rcp": "__frcp_rn", "rsqrt": "rsqrtf", "sqrt": "sqrtf", "tanh": "tanhf",
     "sin": "sinf", "cos": "cosf", "abs": "fabsf", "neg": "-",

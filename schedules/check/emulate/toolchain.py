@@ -44,8 +44,8 @@ _KERNEL_FLAGS = (
 )
 _RUNTIME_FLAGS = (*_COMMON_FLAGS, "-O2", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno")
 _INCLUDE = (f"-I{CXX_FOLDER}", f"-I{CXX_FOLDER / 'include'}")
-_MAX_CACHED_KERNELS = 1000
-_MAX_CACHED_HEADERS = 8
+_KERNEL, _HEADER, _RUNTIME = "kernel-{}.so", "header-{}/emulator.h.gch", "runtime-{}.so"
+MOST = {_KERNEL: 1000, _HEADER: 8, _RUNTIME: 8}  # files of a kind that the cache keeps
 
 
 def find_cxx() -> str:
@@ -123,6 +123,7 @@ def _cached(name: str, key: Iterable[str], make: Callable[[str], None], shared: 
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(partial)
+    _drop_old(emulator_folder().glob(name.format("*")), MOST[name])
     return target
 
 
@@ -148,7 +149,7 @@ def build_runtime() -> Path:
     includes = [f"-I{folder}" for folder in _tvm_include_folders()]
     sources = [str(path) for path in sorted(CXX_FOLDER.glob("*.cc"))]
     try:
-        return _compile("runtime-{}.so", _RUNTIME_FLAGS, [*includes, *sources], "", versions)
+        return _compile(_RUNTIME, _RUNTIME_FLAGS, [*includes, *sources], "", versions)
     except subprocess.CalledProcessError as error:
         raise ToolchainError(f"cannot compile the emulator's runtime: {_first_error(error.stderr)}") from error
 
@@ -164,10 +165,9 @@ def _precompiled() -> tuple[str, ...]:
         return ()
     inputs = [*_INCLUDE, "-x", "c++-header", str(CXX_FOLDER / "emulator.h")]
     try:
-        header = _compile("header-{}/emulator.h.gch", _KERNEL_FLAGS, inputs, "", ())
+        header = _compile(_HEADER, _KERNEL_FLAGS, inputs, "", ())
     except subprocess.CalledProcessError as error:
         raise ToolchainError(f"cannot compile the emulator's headers: {_first_error(error.stderr)}") from error
-    _drop_old(header.parents[1].glob("header-*/emulator.h.gch"), _MAX_CACHED_HEADERS)
     return (f"-I{header.parent}",)
 
 
@@ -182,9 +182,7 @@ def build_kernels(source: str, kind: str = "cuda") -> Path:
         EmulationError: if the source is none that the emulator can compile.
         ToolchainError: if there is no compiler.
     """
-    library = _build_ir(source) if kind == "rocm" else _build_cuda(source)
-    _drop_old(library.parent.glob("kernel-*.so"), _MAX_CACHED_KERNELS)
-    return library
+    return _build_ir(source) if kind == "rocm" else _build_cuda(source)
 
 
 def _build_ir(source: str) -> Path:
@@ -204,7 +202,7 @@ def _build_ir(source: str) -> Path:
             link_library(partial, [str(compiled)])
 
     try:
-        return _cached("kernel-{}.so", [_header_hash(), text, importlib.metadata.version("apache-tvm")], make)
+        return _cached(_KERNEL, [_header_hash(), text, importlib.metadata.version("apache-tvm")], make)
     except (BuildError, RuntimeError) as error:
         raise EmulationError(f"the LLVM IR does not compile for the emulator: {error}") from error
 
@@ -219,7 +217,7 @@ def _build_cuda(source: str) -> Path:
     text = '#line 1 "kernel.cu"\n' + translation.source
     inputs = [*_precompiled(), *_INCLUDE, "-include", "emulator.h", "-x", "c++", "-"]
     try:
-        return _compile("kernel-{}.so", _KERNEL_FLAGS, inputs, text, ())
+        return _compile(_KERNEL, _KERNEL_FLAGS, inputs, text, ())
     except subprocess.CalledProcessError as error:
         message = _first_error(error.stderr)
         raise EmulationError(f"the CUDA source does not compile for the emulator: {message}") from error

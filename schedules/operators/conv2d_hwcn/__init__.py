@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from schedules.core.arch import Arch
 from schedules.core.operator import Operator
-from schedules.operators.conv2d_hwcn import cpu, mma, mma_split, sampled, simt, tf32, tma_wgmma, tutorial, winograd
+from schedules.operators.conv2d_hwcn import (
+    cpu,
+    mma,
+    mma_split,
+    sampled,
+    simt,
+    split,
+    tf32,
+    tma_wgmma,
+    tutorial,
+    winograd,
+)
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, definition, inputs, reference
 from schedules.steps.tensor_core import matrix_schedule
+from schedules.winograd.rule import winograd_schedule
 
 
 def choose(problem: HwcnProblem, arch: Arch) -> str:
-    """The rule: matrix cores for the dtypes that they take; else `simt` for float32 where there is cp.async, and
-    `tutorial` on every other GPU."""
-    matrix = matrix_schedule(problem.dtype, arch)
-    if matrix or not arch.is_gpu:
-        return matrix or "cpu"
+    """The rule: matrix cores for the dtypes that they take; else Winograd's tiles where they are estimated to pay, for
+    float32; else `simt` for float32 where there is cp.async, and `tutorial` on every other GPU."""
+    if fewer := matrix_schedule(problem.dtype, arch) or winograd_schedule(problem, arch):
+        return fewer
+    if not arch.is_gpu:
+        return "cpu"
     return "simt" if problem.dtype == "float32" and "cp_async" in arch.features else "tutorial"
 
 
@@ -29,10 +42,11 @@ OPERATOR = Operator(
         tutorial.SCHEDULE,
         simt.SCHEDULE,
         mma.SCHEDULE,
-        mma.MFMA,
         mma_split.SCHEDULE,
         tma_wgmma.SCHEDULE,
         tf32.SCHEDULE,
+        split.BF16X3,
+        split.BF16X6,
         winograd.SCHEDULE,
         cpu.SCHEDULE,
         winograd.CPU,

@@ -1,7 +1,7 @@
 """HWCN convolution on matrix cores: for each pixel, output channels x batch.
 
 Both operands have their reduction axis outside, so that the fragments are transposed on their way out of shared memory.
-One schedule serves NVIDIA (`mma`) and AMD (`mfma`).
+The instruction is `mma.sync`, MFMA or WMMA.
 """
 
 from __future__ import annotations
@@ -53,19 +53,14 @@ def space(problem: HwcnProblem, arch: Arch) -> ProductSpace[MmaConfig]:
     return ProductSpace(MmaConfig, tiles(problem.dtype, arch))
 
 
-def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:
-    return ScheduleSpec(
-        name=name,
-        summary=summary,
-        kinds=(kind,),
-        config=MmaConfig,
-        apply=schedule,
-        default=default,
-        space=space,
-        channels_along_rows=True,
-        graph=graph,
-    )
-
-
-SCHEDULE = _spec("mma", "cuda", "a product for each pixel on tensor cores: ldmatrix, mma.sync, multi-stage cp.async")
-MFMA = _spec("mfma", "rocm", "a product for each pixel on AMD's matrix cores, two stages of LDS")
+SCHEDULE = ScheduleSpec(
+    name="mma",
+    summary="a product for each pixel on matrix cores: mma.sync with ldmatrix and cp.async stages, MFMA, WMMA",
+    kinds=("cuda", "rocm"),
+    config=MmaConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+    channels_along_rows=True,
+    graph=graph,
+)

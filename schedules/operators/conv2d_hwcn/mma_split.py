@@ -146,6 +146,5 @@ SCHEDULE = ScheduleSpec(
     space=space,
     channels_along_rows=True,
     arithmetic=BF16X3,
-    opt_in=True,
     graph=graph,
 )

@@ -185,7 +185,7 @@ def data_map(problem: HwcnProblem, tile: SharedTile, data: Argument, box: tuple[
     strides = (inner * item, outer * inner * item, p.w * outer * inner * item)
     steps = p.stride if tap else p.dilation
     to_tf32 = data.dtype == "float32"
-    return TensorMap(data.name, p.dtype, sizes, strides, box, (1, 1, *steps[::-1]), tile.swizzle, to_tf32=to_tf32)
+    return TensorMap(data.name, data.dtype, sizes, strides, box, (1, 1, *steps[::-1]), tile.swizzle, to_tf32=to_tf32)
 
 
 C = TypeVar("C", bound=PixelConfig)

@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
+from schedules.core.problem import Argument, numpy_dtype
 from schedules.core.space import ProductSpace
-from schedules.hopper.config import DEPTHS, K_BYTES, PING_PONG, SHAPES, clusters, first_legal
+from schedules.hopper import split
+from schedules.hopper.config import DEPTHS, K_BYTES, PING_PONG, SHAPES, SUM_BYTES, clusters, first_legal
 from schedules.hopper.cost import estimate_of, microseconds
 from schedules.hopper.geometry import Load, Operand, Output
 from schedules.hopper.pixels import flattened
 from schedules.hopper.shared import (
+    UNIT,
     BlockStaging,
     Runs,
     RunStaging,
@@ -43,8 +46,8 @@ if TYPE_CHECKING:
     from schedules.core.device import Device
     from schedules.tirx.types import Expr, Index
 
-DTYPES = ("float16", "bfloat16")
-ITEM = 2  # bytes
+ITEM = 2  # bytes of an operand's element
+LINE = 128  # bytes that leave side by side, at most
 K = K_BYTES // ITEM  # of the reduction in one wgmma
 RUN = 64  # rows of an operand side by side in 128 bytes
 LARGEST_BLOCKS = 36 * 1024  # bytes of a consumer's results in blocks, at most
@@ -54,31 +57,33 @@ BESIDE = 0.93  # of the time that two blocks of a multiprocessor take, of which 
 
 
 @dataclass(frozen=True)
-class TmaWgmmaConfig(PixelConfig):
-    """Tiles of (output channels, images and pixels, input channels)."""
+class BoxConfig(PixelConfig):
+    """Tiles of (output channels, images and pixels, input channels), of operands of 16 bits."""
 
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     k_steps: ClassVar[Sequence[int]] = range(1, LONGEST_WINDOW // K + 1)
-
-    window: bool = False  # a stage has the channels of all taps, or of a kernel row's; else of one tap
-    turned: bool = False  # data are copied with their channels inside
+    window = False
+    turned = False
 
     def staging(self, problem: HwcnProblem) -> Staging | RunStaging | BlockStaging:
-        tiles = _tiles(problem, self)
-        if self.turned or problem.n % turned.GROUP:
+        tiles, item = _tiles(problem, self), numpy_dtype(problem.dtype).itemsize
+        if self.turned or problem.n % (UNIT // item):
             if tiles and tiles.box[0] >= problem.n:
                 blocks = tiles.box[1] * tiles.box[2]
-                staging = BlockStaging(self.rows, self.block_n, problem.n, blocks, ITEM, tiles.run)
+                staging = BlockStaging(self.rows, self.block_n, problem.n, blocks, item, tiles.run)
                 if staging.nbytes <= LARGEST_BLOCKS:
                     return staging
-            return run_staging(self.rows, self.block_n, problem.n * problem.out_h * problem.out_w + self.block_n, ITEM)
-        run = tiles.run if tiles else RUN
+            return run_staging(self.rows, self.block_n, problem.n * problem.out_h * problem.out_w + self.block_n, item)
+        run, line = tiles.run if tiles else RUN, LINE // item
         # channels of a few images are contiguous: several leave as one line
-        fold = RUN // run if run == problem.n and problem.co % (RUN // run) == 0 else 1
-        return staging_for(self.rows, self.block_n, ITEM, run, (fold, 1))
+        fold = line // run if run == problem.n and run <= line and problem.co % (line // run) == 0 else 1
+        return staging_for(self.rows, self.block_n, item, run, (fold, 1))
 
     def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
-        if problem.dtype not in DTYPES:
-            return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
+        if problem.dtype not in self.dtypes:
+            return f"dtype={problem.dtype} is not {' or '.join(self.dtypes)}"
+        if self.addends > 1 and problem.n % (UNIT // SUM_BYTES):
+            return f"n={problem.n} is not a multiple of {UNIT // SUM_BYTES}, which TMA needs"
         reason = self.check_block(problem.dtype, arch) or self._check_k(problem)
         if reason:
             return reason
@@ -86,7 +91,7 @@ class TmaWgmmaConfig(PixelConfig):
             return f"block_m={self.block_m} is not cluster_n={self.cluster_n} times a multiple of {RUN}"
         if _tiles(problem, self) is None:
             return f"block_n={self.block_n} is not cluster_m={self.cluster_m} boxes of images and pixels"
-        for argument in (turned.data_argument(problem, self.turned), problem.arguments()[-1]):
+        for argument in (operands(problem, self)[0], problem.arguments()[-1]):
             reason = beyond_indices(argument.name, math.prod(argument.shape))
             if reason:
                 return reason
@@ -112,6 +117,22 @@ class TmaWgmmaConfig(PixelConfig):
         return problem.kh if problem.kh * problem.kw * problem.ci <= self.block_k else 1
 
 
+@dataclass(frozen=True)
+class TmaWgmmaConfig(BoxConfig):
+    """The same, of operands as they are given."""
+
+    window: bool = False  # a stage has the channels of all taps, or of a kernel row's; else of one tap
+    turned: bool = False  # data are copied with their channels inside
+
+
+def operands(problem: HwcnProblem, config: BoxConfig) -> tuple[Argument, Argument]:
+    """The data and the filter that TMA reads."""
+    if config.addends == 1:
+        return turned.data_argument(problem, config.turned), turned.filter_argument(problem)
+    data, weight, *_ = problem.arguments()
+    return split.addends_of(data.name, data.shape), split.addends_of(weight.name, weight.shape)
+
+
 def window_k(problem: HwcnProblem) -> list[int]:
     """What a stage may have of the reduction with `window`: all taps, or those of a kernel row."""
     rows = sorted({problem.kh, 1}, reverse=True)
@@ -119,7 +140,7 @@ def window_k(problem: HwcnProblem) -> list[int]:
     return [k for k in found if k <= LONGEST_WINDOW]
 
 
-def _tiles(problem: HwcnProblem, config: TmaWgmmaConfig) -> ImageTiles | None:
+def _tiles(problem: HwcnProblem, config: BoxConfig) -> ImageTiles | None:
     """None if TMA brings no boxes of so many places."""
     line = -(-RUN // config.block_k) if config.turned else 0
     # a row of all pixels where none looks beyond itself
@@ -129,15 +150,15 @@ def _tiles(problem: HwcnProblem, config: TmaWgmmaConfig) -> ImageTiles | None:
 
 
 class HwcnWork(PixelWork):
-    config: TmaWgmmaConfig
+    config: BoxConfig
     channels_along_rows = True
 
-    def __init__(self, problem: HwcnProblem, config: TmaWgmmaConfig) -> None:
+    def __init__(self, problem: HwcnProblem, config: BoxConfig) -> None:
         p, tiles = problem, _tiles(problem, config)
         assert tiles is not None  # checked
         super().__init__(tiles.problem, config, tiles)
         self.arguments = p.arguments()
-        data, weight = turned.data_argument(p, config.turned), turned.filter_argument(p)
+        data, weight = operands(p, config)
         self.workspace = tuple(each for each in (data, weight) if each.name not in ("data", "filter"))
         self.part = tiles.part(config.cluster_m)
         n, h, w = self.part
@@ -156,7 +177,7 @@ class HwcnWork(PixelWork):
             SharedTile(config.block_m, config.block_k, ITEM, RUN, transposed=True),
             TensorMap(
                 weight.name,
-                p.dtype,
+                weight.dtype,
                 (co, channels, taps),
                 (co * ITEM, channels * co * ITEM),
                 (RUN, k, 1),
@@ -169,6 +190,8 @@ class HwcnWork(PixelWork):
         b = SharedTile(config.block_n, config.block_k, ITEM, run, transposed=not config.turned)
         source = data_map(tiles.problem, b, data, box, tap=not config.window)
         self.b = Operand(b, source, spare=config.block_n - tiles.places, spare_k=spare_k)
+        if config.addends > 1:
+            split.split(self, data, weight)
         staging = config.staging(p)
         self.output = Output(p.dtype, staging, self._target(staging))
 
@@ -177,12 +200,12 @@ class HwcnWork(PixelWork):
         if not isinstance(staging, Staging):
             run = p.co * p.n if isinstance(staging, BlockStaging) else math.gcd(p.n, self.tiles.run)
             return Runs("output", math.prod(p.arguments()[-1].shape), 1, math.gcd(turned.GROUP, run))
-        fold = staging.fold
+        fold, item = staging.fold, staging.item
         return TensorMap(
             "output",
             p.dtype,
             (fold * p.n, p.co // fold, p.out_w, p.out_h),
-            (fold * p.n * ITEM, p.co * p.n * ITEM, p.out_w * p.co * p.n * ITEM),
+            (fold * p.n * item, p.co * p.n * item, p.out_w * p.co * p.n * item),
             (fold * staging.width, self.config.rows // fold, 1, 1),
             (1, 1, 1, 1),
             fold * staging.row_bytes,

@@ -11,6 +11,7 @@ from schedules.operators.conv2d_nchw import (
     mma_channels_last,
     mma_windows,
     simt,
+    split,
     tma_wgmma,
     tma_wgmma_few,
     tma_wgmma_lines,
@@ -20,6 +21,7 @@ from schedules.operators.conv2d_nchw import (
 from schedules.operators.conv2d_nchw.definition import NchwProblem, definition, inputs, pixel_vector, reference
 from schedules.steps.tensor_core import matrix_schedule
 from schedules.windows.config import is_few
+from schedules.winograd.rule import winograd_schedule
 
 FEW_CHANNELS = 16
 FEW_PIXELS = 2**16  # below, tiles of the image are too few to occupy a GPU
@@ -29,22 +31,22 @@ def choose(problem: NchwProblem, arch: Arch) -> str:
     """The rule: windows for few input channels; else `direct` for float32 where a kernel larger than 1x1 has few
     channels and a large image, so that a thread keeps all filters and fetches each pixel once.
 
-    Else matrix cores for the dtypes that they take: on CUDA `mma` where pixels come by vectors as they lie, else
-    `mma_channels_last`; on AMD `mfma`.  Else `direct` for such images, and `simt`.
+    Else matrix cores for the dtypes that they take: `mma`, except on CUDA where pixels do not come by vectors as they
+    lie: `mma_channels_last`.  Else `direct` for such images, `winograd` where it is estimated to pay, and `simt`.
     """
     if not arch.is_gpu:
-        return "cpu"
+        return winograd_schedule(problem, arch) or "cpu"
     p = problem
     if is_few(p) and mma_windows.SCHEDULE.serves(p, arch):
         return mma_windows.SCHEDULE.name
     few = max(p.ci, p.co) <= FEW_CHANNELS and p.pixels >= FEW_PIXELS and p.kh * p.kw > 1
     few = few and direct.SCHEDULE.serves(p, arch)
     matrix = None if few and p.dtype == "float32" else matrix_schedule(p.dtype, arch)
-    if matrix == "mma":
-        return "mma" if pixel_vector(p, 8) > 1 else "mma_channels_last"
+    if matrix and arch.kind == "cuda" and pixel_vector(p, 8) == 1:
+        return "mma_channels_last"
     if matrix:
         return matrix
-    return "direct" if few else "simt"
+    return "direct" if few else winograd_schedule(p, arch) or "simt"
 
 
 OPERATOR = Operator(
@@ -58,11 +60,12 @@ OPERATOR = Operator(
         mma.SCHEDULE,
         mma_channels_last.SCHEDULE,
         mma_windows.SCHEDULE,
-        mma.MFMA,
         tma_wgmma.SCHEDULE,
         tma_wgmma_few.SCHEDULE,
         tma_wgmma_lines.SCHEDULE,
         tma_wgmma_turned.SCHEDULE,
+        split.BF16X3,
+        split.BF16X6,
         direct.SCHEDULE,
         simt.SCHEDULE,
         winograd.SCHEDULE,

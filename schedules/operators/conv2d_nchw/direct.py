@@ -24,7 +24,7 @@ from schedules.core.problem import Config, Pair, numpy_dtype
 from schedules.definitions.epilogue import ACCUMULATOR
 from schedules.definitions.implicit import Implicit, Stage, at_run_time
 from schedules.definitions.padding import select
-from schedules.lowering.annotations import ASYNC, AT_ONCE, PIPELINE
+from schedules.lowering.annotations import ASYNC, AT_ONCE, PIPELINE, TURNS_APART
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.steps.launch import MinBlocks
 from schedules.steps.story import next_step
@@ -266,6 +266,8 @@ def schedule(problem: NchwProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
     bind_grid(sch, sch.fuse(b, block_f), block_y, block_x)
     thread = sch.fuse(ty, tx)
     sch.bind(thread, "threadIdx.x")
+    if not config.unroll_rows:
+        sch.annotate(ry, TURNS_APART, 1)
     for loop in (*((ry,) if config.unroll_rows else ()), rx, f, y, x):
         sch.unroll(loop)
 
@@ -365,16 +367,9 @@ def _ahead(problem: NchwProblem, arch: Arch) -> DirectConfig | None:
     return config if fits else None
 
 
-# A thread's multiply-adds up to which LLVM unrolled all rows, and up to which all of so many stages, for gfx942
-UNROLLED_ROWS, UNROLLED, UNROLLED_STAGES = 1000, 3200, 4
-
-
-def _is_roomy(config: DirectConfig, problem: NchwProblem, arch: Arch) -> bool:
-    """Whether LDS leaves room for half of the threads that a processor of RDNA holds: LLVM hands out all registers that
-    LDS leaves to fewer of them, and then spills.  For CDNA `default` takes stages of one channel instead."""
-    if arch.kind != "rocm" or "agprs" in arch.features:
-        return True
-    return arch.shared_sm // config.shared_bytes(problem) * config.threads * 2 >= arch.threads_sm
+# weights of a kernel's row for all filters of a thread, of AMD GPUs: LLVM loads them all before it multiplies, and more
+# leave registers for few waves
+ROW_WEIGHTS = 66
 
 
 def default(problem: NchwProblem, arch: Arch) -> DirectConfig:
@@ -383,26 +378,23 @@ def default(problem: NchwProblem, arch: Arch) -> DirectConfig:
     Else up to eight filters a thread; a tile as wide as the image allows, with all channels at once where they fit in
     the registers that they pass through, else as many as leave most registers to the sums.
 
-    For AMD GPUs a loop runs over the kernel's rows, and on CDNA each stage has one channel (by counts: never timed):
-    LLVM loads most of what is unrolled before it multiplies, and then has no registers for more than a wave or two of a
-    SIMD, or spills.  It unrolls few rows and few short stages itself: those are left unrolled, these are one.
+    For AMD GPUs (by counts: never timed) a stage has one channel, and a loop runs over the kernel's rows that LLVM may
+    not unroll: it loads most of what is unrolled before it multiplies.
     """
     ahead = _ahead(problem, arch)
     if ahead:
         return ahead
     p = problem
-    filters = -(-p.co // -(-p.co // 8))
+    on_amd = arch.kind == "rocm"
+    most = max(min(8, ROW_WEIGHTS // p.kw), 1) if on_amd else 8
+    filters = -(-p.co // -(-p.co // most))
     width = next((width for width in (64, 32, 16) if p.out_w > width // 2), 8)
-    products = p.ci * 4 * filters * p.kh * p.kw
-    rolled = arch.kind == "rocm" and products > UNROLLED_ROWS
-    alone = rolled and "agprs" in arch.features and (p.ci > UNROLLED_STAGES or products > UNROLLED)
     for height in (12, 8, 4, 2, 1):
-        for channels in (1,) if alone else (0, 8, 4, 3, 2, 1):
-            config = DirectConfig((height, width), (1, 4), filters, channels, unroll_rows=not rolled)
+        for channels in (1,) if on_amd else (0, 8, 4, 3, 2, 1):
+            config = DirectConfig((height, width), (1, 4), filters, channels, unroll_rows=not on_amd)
             vectors, weights = config.rounds(p)
             loads = vectors * config.lanes(p) + weights
-            few = loads <= (56 if config.steps(p) == 1 else 32) and _is_roomy(config, p, arch)
-            if few and config.check(p, arch) is None:
+            if loads <= (56 if config.steps(p) == 1 else 32) and config.check(p, arch) is None:
                 return config
     return DirectConfig((1, width), (1, 4), filters, 1, vector=1)
 

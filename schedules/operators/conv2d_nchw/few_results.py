@@ -16,6 +16,7 @@ from tvm.script import tirx as T
 
 from schedules.hopper.config import ROWS
 from schedules.hopper.epilogue import Along, Results
+from schedules.hopper.residual import Residual
 from schedules.hopper.rows import GROUP, shifts
 from schedules.hopper.stores import STORE, barrier
 from schedules.operators.conv2d_nchw.few_tiles import VECTOR, WARP_ROWS, FewWork
@@ -58,7 +59,7 @@ class FewResults(Results):
     work: FewWork
     memory: Buffer
 
-    def emit(self, place: FewPlace, begin: Index = 0) -> None:
+    def emit(self, place: FewPlace, begin: Index = 0, residual: Residual | None = None) -> None:
         """Of a whole tile, as sums of neighbouring pixels make a result."""
         work, staging, member = self.work, self.work.staging, self.member
         start = named("start", member.consumer * staging.nbytes)

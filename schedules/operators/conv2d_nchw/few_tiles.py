@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
@@ -181,6 +182,10 @@ class FewWork(Work[FewPlace]):
         target = output_map(p, staging, self.channels)
         self.staging, self.target = staging, target
         self.output = Output(p.dtype, staging, target)
+
+    @cached_property
+    def added(self) -> None:
+        """Its way out reads a residual element by element."""
 
     def of_images(self, n: Expr) -> FewWork:
         return FewWork(self.problem.unchecked(n=n), self.config)

@@ -92,20 +92,15 @@ def space(problem: NchwProblem, arch: Arch) -> ProductSpace[MmaConfig]:
     )
 
 
-def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:
-    return ScheduleSpec(
-        name=name,
-        summary=summary,
-        kinds=(kind,),
-        config=MmaConfig,
-        apply=schedule,
-        default=default,
-        space=space,
-        ranges=True,
-        channels_along_rows=True,
-        graph=graph,
-    )
-
-
-SCHEDULE = _spec("mma", "cuda", "implicit GEMM on tensor cores: ldmatrix, transposed for pixels, mma.sync, cp.async")
-MFMA = _spec("mfma", "rocm", "implicit GEMM on AMD's matrix cores, the next tiles in registers")
+SCHEDULE = ScheduleSpec(
+    name="mma",
+    summary="implicit GEMM on matrix cores: mma.sync with ldmatrix, transposed for pixels, and cp.async; MFMA; WMMA",
+    kinds=("cuda", "rocm"),
+    config=MmaConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+    ranges=True,
+    channels_along_rows=True,
+    graph=graph,
+)

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
+from schedules.core.problem import Argument, numpy_dtype
 from schedules.hopper.config import HopperConfig
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
-from schedules.hopper.shared import SharedTile, Slots, TensorMap, slot_staging, staging_for
+from schedules.hopper.shared import UNIT, SharedTile, Slots, TensorMap, slot_staging, staging_for
+from schedules.hopper.split import addends_of, whole
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.positions import Positions
 from schedules.operators.conv2d_nchw.repack import filter_argument, workspace_of
@@ -18,8 +20,7 @@ from schedules.operators.conv2d_nchw.repack import filter_argument, workspace_of
 if TYPE_CHECKING:
     from schedules.tirx.types import Expr, Index
 
-ITEM = 2  # bytes
-VECTOR = 8  # elements in 16 bytes
+ITEM = 2  # bytes of an operand's element
 LINE = 128  # bytes of a swizzled row, at most
 
 
@@ -29,6 +30,12 @@ class PositionPlace:
 
     position: Expr
     channel: Expr
+
+
+def filter_operand(problem: NchwProblem, config: HopperConfig) -> Argument:
+    """The filter (kh, kw, co, ci) that TMA reads."""
+    p = problem
+    return filter_argument(p) if config.addends == 1 else addends_of("filter", (p.kh, p.kw, p.co, p.ci))
 
 
 class PositionWork(Work[PositionPlace]):
@@ -47,13 +54,14 @@ class PositionWork(Work[PositionPlace]):
         self.clusters = -(-positions.outputs // (config.block_m * config.cluster_m)) * self.columns
         self.run = min(config.block_k, LINE // ITEM)
         b = SharedTile(config.block_n, config.block_k, ITEM, self.run)
-        channels = -(-p.ci // VECTOR) * VECTOR
+        weight = filter_operand(p, config)
+        channels = whole(p.ci)
         line = channels * ITEM
         self.b = Operand(
             b,
             TensorMap(
-                filter_argument(p).name,
-                p.dtype,
+                weight.name,
+                weight.dtype,
                 (channels, p.co, p.kh * p.kw),
                 (line, p.co * line),
                 (self.run, config.block_n // config.cluster_m, 1),
@@ -68,15 +76,17 @@ class PositionWork(Work[PositionPlace]):
 
     def _output(self, columns: int) -> Output:
         p, config, positions = self.problem, self.config, self.positions
-        if self.in_order and positions.dense and p.out_h * p.out_w == 1 and p.co % VECTOR == 0:
-            boxes = staging_for(config.rows, columns, ITEM, LINE // ITEM)
+        item = numpy_dtype(p.dtype).itemsize
+        most = UNIT // item  # elements that are stored at once
+        if self.in_order and positions.dense and p.out_h * p.out_w == 1 and p.co % most == 0:
+            boxes = staging_for(config.rows, columns, item, LINE // item)
             box, line = (boxes.width, boxes.rows), boxes.row_bytes
-            to = TensorMap("output", p.dtype, (p.co, p.n), (p.co * ITEM,), box, (1, 1), line, promotion=0)
+            to = TensorMap("output", p.dtype, (p.co, p.n), (p.co * item,), box, (1, 1), line, promotion=0)
             return Output(p.dtype, boxes, to)
         # parts of vectors leave element by element, of long ones many
-        vector = math.gcd(VECTOR if positions.dense else VECTOR // 2, positions.piece)
+        vector = math.gcd(most if positions.dense else most // 2, positions.piece)
         slots = Slots("output", p.pixels * p.co, vector, ragged=not positions.dense)
-        return Output(p.dtype, slot_staging(config.rows, columns, ITEM), slots)
+        return Output(p.dtype, slot_staging(config.rows, columns, item), slots)
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> PositionPlace:
         from tvm.script import tirx as T

@@ -175,6 +175,26 @@ class Positions:
         line = y * p.n + n if self.lines_outside else n * self.lines + y
         return line * self.x.length + x
 
+    def source(self, number: Expr) -> tuple[Expr, Expr, Expr]:
+        """The image and the pixel of number `number` of all planes' positions, and whether it is there: else a zero."""
+        from tvm import tirx
+        from tvm.script import tirx as T
+
+        from schedules.tirx.values import named
+
+        p, y_axis, x_axis = self.problem, self.y, self.x
+        plane = named("plane", T.truncdiv(number, self.data))
+        position = named("position", T.truncmod(number, self.data))
+        line, x = named("row", T.truncdiv(position, x_axis.length)), T.truncmod(position, x_axis.length)
+        if self.lines_outside:
+            n, y = T.truncmod(line, p.n), T.truncdiv(line, p.n)
+        else:
+            n, y = T.truncdiv(line, self.lines), T.truncmod(line, self.lines)
+        by = T.truncdiv(plane, x_axis.planes) if y_axis.planes > 1 else next(iter(y_axis.moves))
+        bx = T.truncmod(plane, x_axis.planes) if x_axis.planes > 1 else next(iter(x_axis.moves))
+        y, x = named("y", y * y_axis.stride + by), named("x", x * x_axis.stride + bx)
+        return n, y * p.w + x, tirx.all(y < p.h, x < p.w)
+
     def of_tap(self, ry: Expr, rx: Expr) -> tuple[Expr, Expr]:
         """The plane of a tap, and how many positions after an output's its pixel stands."""
         (plane_y, y), (plane_x, x) = self.y.tap(ry), self.x.tap(rx)

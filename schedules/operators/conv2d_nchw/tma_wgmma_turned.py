@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
@@ -21,8 +21,9 @@ from schedules.hopper.config import DEPTHS, HopperConfig, blocks, plain, stage_c
 from schedules.hopper.cost import estimate_of
 from schedules.hopper.geometry import Load, Operand
 from schedules.hopper.shared import SharedTile, TensorMap, beyond_indices
+from schedules.hopper.split import addends_of, split
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.position_work import ITEM, PositionPlace, PositionWork
+from schedules.operators.conv2d_nchw.position_work import ITEM, PositionPlace, PositionWork, filter_operand
 from schedules.operators.conv2d_nchw.positions import Positions, gathered, simplest
 from schedules.operators.conv2d_nchw.turn import turn
 
@@ -31,21 +32,20 @@ if TYPE_CHECKING:
 
     from schedules.tirx.types import Expr, Index, Tensors
 
-DTYPES = ("float16", "bfloat16")
-
 
 @dataclass(frozen=True)
-class TmaWgmmaTurnedConfig(HopperConfig):
+class TurnedConfig(HopperConfig):
     """Tiles of (pixels, output channels, input channels)."""
+
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    gathered = False
 
     # the copy has a line of all images after the other, with no zeros below an image; else image after image
     lines_outside: bool = False
-    # the copy has all that an output looks at, in the filter's order, so that filters are taken as they lie
-    gathered: bool = False
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
-        if problem.dtype not in DTYPES:
-            return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
+        if problem.dtype not in self.dtypes:
+            return f"dtype={problem.dtype} is not {' or '.join(self.dtypes)}"
         reason = self.check_block(problem.dtype, arch)
         if reason:
             return reason
@@ -56,30 +56,44 @@ class TmaWgmmaTurnedConfig(HopperConfig):
                 return f"gathered={self.gathered} has no zeros between lines, lines_outside must be false"
             if problem.packed or problem.kh * problem.kw == 1:
                 return f"gathered={self.gathered} is for filters of several taps as they lie, (co, ci, kh, kw)"
-        work = TurnedWork(problem, self)
-        for argument in (*work.workspace, *problem.arguments()):
+        for argument in problem.arguments():
             reason = beyond_indices(argument.name, math.prod(argument.shape))
             if reason:
                 return reason
-        return work.reason(arch)
+        return TurnedWork(problem, self).reason(arch)
+
+
+@dataclass(frozen=True)
+class TmaWgmmaTurnedConfig(TurnedConfig):
+    """The same, of operands as they are given."""
+
+    # the copy has all that an output looks at, in the filter's order, so that filters are taken as they lie
+    gathered: bool = False
 
 
 class TurnedWork(PositionWork):
-    def __init__(self, problem: NchwProblem, config: TmaWgmmaTurnedConfig) -> None:
+    config: TurnedConfig
+
+    def __init__(self, problem: NchwProblem, config: TurnedConfig) -> None:
         p = gathered(problem) if config.gathered else simplest(problem)
         positions = Positions(p, config.lines_outside)
         super().__init__(p, config, positions)
         self.arguments = problem.arguments()
-        turned = Argument("turned", (positions.planes, positions.data, positions.channels), p.dtype)
-        as_they_lie = positions.as_they_lie and not config.gathered
-        self.workspace = (() if as_they_lie else (turned,)) + self.workspace
+        shape = positions.planes, positions.data, positions.channels
+        turned = Argument("turned", shape, p.dtype)
+        if config.addends > 1:
+            turned = addends_of("data", shape)
+        elif positions.as_they_lie and not config.gathered:
+            turned = Argument("data", shape, p.dtype)
+        else:
+            self.workspace = (turned, *self.workspace)
         a = SharedTile(config.block_m, config.block_k, ITEM, self.run)
         line = positions.channels * ITEM
         self.a = Operand(
             a,
             TensorMap(
-                "data" if as_they_lie else "turned",
-                p.dtype,
+                turned.name,
+                turned.dtype,
                 (positions.channels, positions.data, positions.planes),
                 (line, positions.data * line),
                 (self.run, config.block_m // config.cluster_n, 1),
@@ -87,6 +101,8 @@ class TurnedWork(PositionWork):
                 a.swizzle,
             ),
         )
+        if config.addends > 1:
+            split(self, turned, filter_operand(p, config))
 
     def loads_a(self, place: PositionPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, rows = self.a.tile, self.config.block_m // self.config.cluster_n
@@ -115,10 +131,14 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaTurnedConfig:
     return plain(TmaWgmmaTurnedConfig(block_k=stage_channels(problem.ci, 64, 16)), problem, arch)
 
 
-def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaTurnedConfig]:
-    # without zeros between them lines are best stored as images
+def lines_of(problem: NchwProblem) -> list[dict[str, bool]]:
+    """Fields of the orders of lines worth trying: without zeros between them these are best stored as images."""
     dense = Positions(simplest(problem), lines_outside=False).dense
-    lines = [dict()] if dense else [dict(), dict(lines_outside=True)]
+    return [dict()] if dense else [dict(), dict(lines_outside=True)]
+
+
+def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaTurnedConfig]:
+    lines = lines_of(problem)
     return ProductSpace(
         TmaWgmmaTurnedConfig,
         blocks(problem.dtype, arch.device, filters=True),

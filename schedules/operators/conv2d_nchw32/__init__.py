@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from schedules.core.arch import Arch
 from schedules.core.operator import Operator
-from schedules.operators.conv2d_nchw32 import cpu, mfma, mma, mma_windows, simt, tma_tcgen05, tma_wgmma
+from schedules.operators.conv2d_nchw32 import cpu, mma, mma_windows, simt, tma_tcgen05, tma_wgmma
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem, definition, inputs, reference
+from schedules.steps.tensor_core import matrix_schedule
 from schedules.windows.config import is_few
 
 
@@ -16,11 +17,7 @@ def choose(problem: Nchw32Problem, arch: Arch) -> str:
         return mma_windows.SCHEDULE.name
     if tma_tcgen05.SCHEDULE.serves(problem, arch):
         return tma_tcgen05.SCHEDULE.name
-    if "mfma" in arch.features:
-        return "mfma"
-    if arch.kind == "cuda":
-        return "mma"
-    return "simt" if arch.is_gpu else "cpu"
+    return matrix_schedule(problem.dtype, arch) or ("simt" if arch.is_gpu else "cpu")
 
 
 OPERATOR = Operator(
@@ -32,7 +29,6 @@ OPERATOR = Operator(
     inputs=inputs,
     schedules=(
         mma.SCHEDULE,
-        mfma.SCHEDULE,
         mma_windows.SCHEDULE,
         tma_wgmma.SCHEDULE,
         tma_tcgen05.SCHEDULE,

@@ -1,4 +1,4 @@
-"""The implicit matrix product on int8 matrix cores: what `mma` (NVIDIA) and `mfma` (AMD) share.
+"""The implicit matrix product on int8 matrix cores: the program of `mma`.
 
 A block computes a tile of pixels x channels.  A step of the reduction, over (ci/32, kh, kw), brings `block_k` input
 channels of both operands into shared memory: rows of 32 channels as they lie in global memory, four rows to a line of
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from schedules.core.arch import Arch
 from schedules.core.device import Device
 from schedules.core.problem import Config
-from schedules.lowering.annotations import ASYNC, MIN_BLOCKS, PIPELINE, SWIZZLE
+from schedules.lowering.annotations import AHEAD, ASYNC, MIN_BLOCKS, PIPELINE, SWIZZLE
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.operators.conv2d_nchw32.tiled import QUADS, Rounding, schedule_output, tiled_definition
 from schedules.steps.fragments import Atom, atom_for, why_no_atom
 from schedules.steps.intrinsics import load_doubled, load_matrix, multiply, per_lane, tensorize
 from schedules.steps.story import next_step
-from schedules.steps.tensor_core import bind_lanes
+from schedules.steps.tensor_core import bind_lanes, staggered
 from schedules.steps.tiles import bind, cooperative_fetch, inline_if_present
 
 if TYPE_CHECKING:
@@ -144,6 +144,9 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
     threads = (config.warps, atom.wave)
     sch = Schedule(graph(problem, config, arch))
     conv = sch.get_sblock("conv")
+    if atom.k > GROUP:  # the instruction sums several groups
+        together = atom.k // GROUP
+        sch.transform_block_layout(conv, lambda i, j, g, y, x, k: [i, j, g // together, y, x, g % together * GROUP + k])
 
     next_step(sch, "Memory hierarchy: operands go through shared memory into fragments, the sums stay in registers")
     shared = [sch.cache_read(conv, i, scope) for i in (0, 1)]
@@ -159,7 +162,7 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
     warps = (config.warps_n, config.warps_m) if transposed else (config.warps_m, config.warps_n)
     warp_i, many_i, i = sch.split(i, [warps[0], None, atom.m])
     warp_j, many_j, j = sch.split(j, [warps[1], None, atom.n])
-    first, step = sch.split(taps[0], [None, config.block_k // GROUP])
+    first, step = sch.split(taps[0], [None, config.block_k // max(GROUP, atom.k)])
     half, k = sch.split(k, [None, atom.k])
     warp = (warp_j, warp_i) if transposed else (warp_i, warp_j)
     sch.reorder(first, *taps[1:], *warp, step, half, many_i, many_j, i, j, k)
@@ -173,9 +176,8 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
     for stage in shared:
         sch.compute_at(stage, taps[-1], preserve_unit_loops=True)
         cooperative_fetch(sch, stage, 5, threads, VECTOR)
-        sch.annotate(stage, SWIZZLE, 1)
-    sch.annotate(first, PIPELINE, config.stages)
-    sch.annotate(first, ASYNC, int("cp_async" in arch.features))
+        if line := staggered(atom, arch, GROUP // VECTOR):
+            sch.annotate(stage, SWIZZLE, line)
 
     next_step(sch, "Fragments as the matrix instruction wants them, and the instruction itself")
     for name, fragment in zip("ab", fragments, strict=True):
@@ -188,6 +190,9 @@ def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IR
     )
     per_lane(sch, conv)
     *_, i, j = sch.get_loops(sch.decompose_reduction(conv, first))
+    sch.annotate(first, PIPELINE, config.stages)
+    sch.annotate(first, ASYNC, int("cp_async" in arch.features))
+    sch.annotate(first, AHEAD, int(config.block_k // atom.k % 2 == 0))
     bind_lanes(sch, i, j, atom)  # zeros, each lane its own
     tensorize(sch, inner, multiply(atom, arch))
     if config.min_blocks:
@@ -200,10 +205,12 @@ def _fill(sch: Schedule, fragment: SBlockRV, atom: Atom, name: str, scope: str) 
     rows, place = (atom.m, atom.a) if name == "a" else (atom.n, atom.b)
 
     def layout(g: Any, y: Any, x: Any, row: Any, k: Any) -> list[Any]:
-        return [g, y, x, k // atom.k, row // rows, *place(row % rows, k % atom.k)]
+        together = max(GROUP, atom.k) // GROUP
+        k = g % together * GROUP + k
+        return [g // together, y, x, k // atom.k, row // rows, *place(row % rows, k % atom.k)]
 
     sch.transform_layout(fragment, ("write", 0), layout, assume_injective_transform=True)
-    row, k = sch.get_loops(fragment)[-2:]
+    *_, group, _, _, row, k = sch.get_loops(fragment)
     many, row = sch.split(row, [None, 16])
     sch.unroll(many)
     if atom.ldmatrix or atom.doubled:
@@ -211,6 +218,7 @@ def _fill(sch: Schedule, fragment: SBlockRV, atom: Atom, name: str, scope: str) 
         return
     per_lane(sch, fragment)
     k, slot = sch.split(k, [None, atom.word])
-    sch.reorder(many, k, row, slot)
-    bind(sch, (sch.fuse(k, row), "threadIdx.x"))
+    lanes = [group, k, row] if atom.k > GROUP else [k, row]
+    sch.reorder(many, *lanes, slot)
+    bind(sch, (sch.fuse(*lanes), "threadIdx.x"))
     sch.vectorize(slot)

@@ -1,4 +1,8 @@
-"""NVIDIA's int8 tensor cores: `mma.sync` m16n8k32 (m8n8k16 on sm_75), ldmatrix, cp.async where the arch has it."""
+"""int8 matrix cores: NVIDIA's `mma.sync` m16n8k32 (m8n8k16 on sm_75), AMD's MFMA and WMMA.
+
+Fragments come by ldmatrix on NVIDIA, tiles by cp.async where the arch has it; else the next tile is loaded into
+registers while the current one is multiplied, and stored into the other half of shared memory.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,13 @@ from schedules.operators.conv2d_nchw32.matrix import MatrixConfig, fitting, grap
 TILES = ((128, 128, 2, 2), (128, 64, 2, 1), (64, 64, 2, 2), (64, 32, 2, 1), (32, 32, 2, 1))
 # without cp.async, the next tile passes through registers: half a warp's tile
 SYNCHRONOUS_TILES = ((128, 128, 4, 2), (128, 64, 4, 1), *TILES[2:])
+TILES_OF_64 = ((128, 128, 2, 2), (128, 64, 2, 2), *TILES[2:])  # for waves of 64
 
 
 def default(problem: Nchw32Problem, arch: Arch) -> MatrixConfig:
     if "cp_async" in arch.features:
         return fitting(problem, TILES, 4, arch.device)
-    return fitting(problem, SYNCHRONOUS_TILES, 2, arch.device)
+    return fitting(problem, TILES_OF_64 if arch.wave == 64 else SYNCHRONOUS_TILES, 2, arch.device)
 
 
 def space(problem: Nchw32Problem, arch: Arch) -> ProductSpace[MatrixConfig]:
@@ -33,8 +38,8 @@ def space(problem: Nchw32Problem, arch: Arch) -> ProductSpace[MatrixConfig]:
 
 SCHEDULE = ScheduleSpec(
     name="mma",
-    summary="implicit GEMM on int8 tensor cores: mma.sync, ldmatrix, cp.async stages, swizzled shared memory",
-    kinds=("cuda",),
+    summary="implicit GEMM on int8 matrix cores: mma.sync with ldmatrix and cp.async stages, MFMA or WMMA with two",
+    kinds=("cuda", "rocm"),
     config=MatrixConfig,
     apply=schedule,
     default=default,

@@ -120,7 +120,7 @@ def schedule(problem: Nchw32Problem, config: SimtConfig, arch: Arch) -> tvm.IRMo
     for stage in shared:
         sch.compute_at(stage, rx, preserve_unit_loops=True)
         cooperative_fetch(sch, stage, 5, (warps[0] * warps[1], arch.wave), VECTOR)
-        sch.annotate(stage, SWIZZLE, 1)
+        sch.annotate(stage, SWIZZLE, arch.bank_bytes)
 
     for loop in sch.get_loops(sch.decompose_reduction(conv, rg))[-2:]:
         sch.unroll(loop)

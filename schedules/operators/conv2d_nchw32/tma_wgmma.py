@@ -365,7 +365,7 @@ def microseconds(work: Nchw32Work, device: Device) -> float:
     lines = sum(operand.nbytes / operand.tile.swizzle / operand.tile.fold / parts for operand, parts in shared)
     loaded = sum(operand.nbytes / parts for operand, parts in shared)
     stages = work.mean_taps * work.chunks
-    stored = area * staging.item
+    stored = area * staging.item * (2 if work.added else 1)  # a residual comes as the results leave
     multiplying, finishing, blocks = stages * (multiply + t.step), area * t.finish, config.blocks_sm
     alone = (multiplying + finishing) * config.parts / config.consumers
     if config.multiplies_apart and config.overlaps:

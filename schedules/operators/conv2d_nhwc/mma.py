@@ -1,7 +1,7 @@
 """NHWC convolution as an implicit product on matrix cores: pixels x output channels.
 
 The reduction runs over (kh, kw, chunk of ci) as a nest, so that a step needs no division; a row's pixel is taken apart
-once, outside of it.  One schedule serves NVIDIA (`mma`) and AMD (`mfma`).
+once, outside of it.  The instruction is `mma.sync`, MFMA or WMMA.
 """
 
 from __future__ import annotations
@@ -55,19 +55,14 @@ def space(problem: NhwcProblem, arch: Arch) -> ProductSpace[MmaConfig]:
     return ProductSpace(MmaConfig, tiles(problem.dtype, arch))
 
 
-def _spec(name: str, kind: str, summary: str) -> ScheduleSpec:
-    return ScheduleSpec(
-        name=name,
-        summary=summary,
-        kinds=(kind,),
-        config=MmaConfig,
-        apply=schedule,
-        default=default,
-        space=space,
-        ranges=True,
-        graph=graph,
-    )
-
-
-SCHEDULE = _spec("mma", "cuda", "implicit GEMM on tensor cores: ldmatrix, mma.sync, multi-stage cp.async")
-MFMA = _spec("mfma", "rocm", "implicit GEMM on AMD's matrix cores, two stages of LDS")
+SCHEDULE = ScheduleSpec(
+    name="mma",
+    summary="implicit GEMM on matrix cores: mma.sync with ldmatrix and cp.async stages, MFMA or WMMA with two",
+    kinds=("cuda", "rocm"),
+    config=MmaConfig,
+    apply=schedule,
+    default=default,
+    space=space,
+    ranges=True,
+    graph=graph,
+)

@@ -16,8 +16,6 @@ from schedules.hopper.tf32 import tf32_schedule
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 from schedules.operators.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, configs, schedule
 
-VECTOR = 4  # channels in 16 bytes
-
 
 @dataclass(frozen=True)
 class Tf32Config(TmaWgmmaConfig):
@@ -26,11 +24,6 @@ class Tf32Config(TmaWgmmaConfig):
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
 
     block_k: int = 32
-
-    def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
-        if problem.co % VECTOR:
-            return f"co={problem.co} is not a multiple of {VECTOR}, which TMA needs"
-        return super().check(problem, arch)
 
 
 def default(problem: NhwcProblem, arch: Arch) -> Tf32Config:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
-from schedules.core.problem import numpy_dtype
+from schedules.core.problem import Argument, numpy_dtype
 from schedules.core.space import ProductSpace, axis
+from schedules.hopper import split
 from schedules.hopper.config import DEPTHS, HopperConfig, blocks, plain, stage_channels
 from schedules.hopper.cost import estimate_of
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
@@ -45,7 +46,16 @@ LINE = 128  # bytes of a swizzled row, at most
 
 
 def _item(problem: NhwcProblem) -> int:
+    """Bytes of an element of the output."""
     return numpy_dtype(problem.dtype).itemsize
+
+
+def operands(problem: NhwcProblem, config: TmaWgmmaConfig) -> tuple[Argument, Argument]:
+    """The data and the filter that TMA reads."""
+    data, weight, *_ = problem.arguments()
+    if config.addends == 1:
+        return data, weight
+    return split.addends_of(data.name, data.shape), split.addends_of(weight.name, weight.shape)
 
 
 def _vector(problem: NhwcProblem) -> int:
@@ -71,8 +81,10 @@ class TmaWgmmaConfig(HopperConfig):
     def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
         if problem.dtype not in self.dtypes:
             return f"dtype={problem.dtype} is not {' or '.join(self.dtypes)}"
-        if problem.ci % _vector(problem):
+        if self.addends == 1 and problem.ci % _vector(problem):
             return f"ci={problem.ci} is not a multiple of {_vector(problem)}, which TMA needs"
+        if _item(problem) == 4 and problem.co % _vector(problem):
+            return f"co={problem.co} is not a multiple of {_vector(problem)}, which TMA needs"
         reason = self.check_block(problem.dtype, arch)
         if reason:
             return reason
@@ -101,7 +113,8 @@ class NhwcWork(Work[TilePlace]):
     def __init__(self, problem: NhwcProblem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
         p = flattened(problem, batch=True)
         self.given, self.problem, self.config, self.tiles = problem, p, config, tiles
-        item, to_tf32 = _item(p), p.dtype == "float32"
+        data, weight = operands(problem, config)
+        item, to_tf32, ci = numpy_dtype(data.dtype).itemsize, data.dtype == "float32", data.shape[-1]
         self.arguments, self.epilogue = problem.arguments(), p.epilogue
         # rows of the kernel by stages, and in a stage
         self.kernel, rows = ((1, p.kw), p.kh) if config.halo else ((p.kh, p.kw), 1)
@@ -120,10 +133,10 @@ class NhwcWork(Work[TilePlace]):
         self.a = Operand(
             a,
             TensorMap(
-                "data",
-                p.dtype,
-                (p.ci, p.w, p.h, p.n),
-                (p.ci * item, p.w * p.ci * item, p.h * p.w * p.ci * item),
+                data.name,
+                data.dtype,
+                (ci, p.w, p.h, p.n),
+                (ci * item, p.w * ci * item, p.h * p.w * ci * item),
                 (run, w, h, n),
                 (1, p.stride[1], p.stride[0], 1),
                 a.swizzle,
@@ -133,10 +146,10 @@ class NhwcWork(Work[TilePlace]):
         self.b = Operand(
             b,
             TensorMap(
-                "filter",
-                p.dtype,
-                (p.ci, taps, p.co),
-                (p.ci * item, taps * p.ci * item),
+                weight.name,
+                weight.dtype,
+                (ci, taps, p.co),
+                (ci * item, taps * ci * item),
                 (run, 1, config.block_n // config.cluster_m),
                 (1, 1, 1),
                 b.swizzle,
@@ -144,6 +157,8 @@ class NhwcWork(Work[TilePlace]):
             ),
             rows,
         )
+        if config.addends > 1:
+            split.split(self, data, weight)
         # pixels that are stored as runs are whole
         self.slices = 1 if p.co % _vector(p) else config.slices
         self.output = self._output(config.staging(problem, self.slices))
@@ -270,7 +285,7 @@ def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
 def configs(problem: NhwcProblem, arch: Arch, kind: type[C]) -> Sequence[C]:
     """Every config of `kind` worth trying, legal or not."""
     halos = (False, True) if problem.kh > 1 and problem.stride[0] == 1 else (False,)
-    tiles = blocks(problem.dtype, arch.device, filters=True)
+    tiles = blocks(split.PART if kind.addends > 1 else problem.dtype, arch.device, filters=True)
     return ProductSpace(kind, tiles, axis("halo", halos), DEPTHS)
 
 

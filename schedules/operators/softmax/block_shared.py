@@ -41,11 +41,7 @@ class BlockSharedConfig(Config):
 
     def shared_bytes(self, problem: SoftmaxProblem) -> int:
         packing = self.packing(problem)
-        width = sum(
-            rows.itemsize_of(argument.dtype)
-            for argument in problem.arguments()
-            if not argument.output and argument.name not in problem.of_rows
-        )
+        width = sum(rows.itemsize_of(argument.dtype) for argument in problem.of_columns)
         return packing.elements * packing.threads * width
 
     def scope(self, problem: SoftmaxProblem, arch: Arch) -> str:

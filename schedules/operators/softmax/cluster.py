@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 PART = 16 * 1024  # bytes of a tensor in a block, by default
 PACKS = 8  # of a thread, by default
+NUMERATORS = 5  # packs of a thread whose numerators it keeps, by default
 THREADS_SM = 1024  # on a multiprocessor, by default: with 64 registers each
 IN_REGISTERS = 32  # registers of a thread for packs, by default, where shared memory does not hold two parts
 
@@ -55,17 +56,21 @@ def default(problem: SoftmaxProblem, arch: Arch) -> ClusterConfig:
 
 def preferred(problem: SoftmaxProblem, arch: Arch) -> Iterator[ClusterConfig]:
     """The smallest cluster with which the rows fill the device and a part is no longer than PART of a tensor, else the
-    largest; then, with PACKS to a thread of 256 or 512, as many packs as can in shared memory, and as many blocks to a
-    multiprocessor, up to six or three, as that holds, at least two.  Where searches on an H200 timed it, for 1 to 132
-    rows of 65536 and 262144 float16 columns, it was within 4% of the fastest (tuning_logs/nvidia-h200/softmax.jsonl).
+    largest.  Of few rows of which a thread has few packs, numerators in registers, and each warp sends for itself:
+    up to 0.4 us less on an H200 than what follows.  Then, with PACKS to a thread of 256 or 512, as many as can in
+    shared memory, and as many blocks to a multiprocessor, up to six or three, as that holds, at least two.
 
     For longer parts two blocks with as many packs in registers as IN_REGISTERS hold, or one: estimates, not measured.
     """
-    frame = Frame.of_row(problem)
+    frame, few = Frame.of_row(problem), problem.rows <= arch.device.multiprocessors
     sizes = [c for c in CLUSTERS if c <= arch.cluster] or CLUSTERS
     enough = [c for c in sizes if problem.rows * c >= arch.device.multiprocessors and frame.nbytes <= PART * c]
     cluster = enough[0] if enough else sizes[-1]
     online = not problem.is_grad
+    if few and problem.function == "softmax":
+        base = ClusterConfig(cluster, 256, kept="numerators", online=True, direct=True)
+        if base.rounds(problem) <= NUMERATORS:
+            yield base
     for threads in (256, 512):
         base = ClusterConfig(cluster, threads, online=online)
         if base.rounds(problem) <= PACKS:

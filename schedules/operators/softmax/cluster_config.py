@@ -24,6 +24,7 @@ class ClusterConfig(Config):
     grid: int = 0  # blocks at most, whole clusters, which compute row after row; 0 makes a cluster for each row
     kept: str = "packed"  # how a row waits in registers: packed as it came, or as numerators in float32
     online: bool = False  # maximum and sum of a block's warps are combined at once, behind one barrier
+    direct: bool = False  # each warp sends what it came to to all blocks, without a barrier of its own block before
     streaming: str = "no"  # of what goes to registers: no, stores, both, evict_last (see `accesses`)
 
     @property
@@ -69,7 +70,8 @@ class ClusterConfig(Config):
     def shared_bytes(self, problem: SoftmaxProblem) -> int:
         """Shared memory of a block: packs, what its warps and what the cluster's blocks exchange, barriers."""
         numbers = 4 if problem.smoothing else 2
-        exchanged = 4 * numbers * (self.threads // 32 + 2 * self.cluster) + 8
+        warps = self.threads // 32
+        exchanged = 4 * numbers * (warps + (warps if self.direct else 2) * self.cluster) + 8
         return self.in_shared * self.threads * sum(pack_sizes(problem).values()) + exchanged
 
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
@@ -81,6 +83,8 @@ class ClusterConfig(Config):
             return f"cluster={self.cluster} is over {arch.cluster}, the most of {arch}; take a smaller one"
         if self.kept not in KEPT_IN_REGISTERS:
             return f"kept={self.kept} is not one of {', '.join(KEPT_IN_REGISTERS)}"
+        if self.direct and (self.grid or not (self.online or problem.is_grad)):
+            return "direct=true is for one exchange of one row, with online=true and grid=0"
         return (
             check_program(problem, arch, self.threads, self.kept, self.online)
             or check_streaming(self.streaming, arch)
@@ -121,5 +125,4 @@ class ClusterConfig(Config):
 def pack_sizes(problem: SoftmaxProblem) -> dict[str, int]:
     """Bytes of a pack of each input by its name."""
     pack = Frame.of_row(problem).pack
-    inputs = [argument for argument in problem.arguments() if not argument.output]
-    return {a.name: pack * itemsize_of(a.dtype) for a in inputs if a.name not in problem.of_rows}
+    return {argument.name: pack * itemsize_of(argument.dtype) for argument in problem.of_columns}

@@ -45,6 +45,7 @@ class ClusterKernel(LoadedKernel):
     """The body of the kernel for one thread; its methods emit statements."""
 
     always = True
+    redux = True
 
     def __init__(
         self, problem: SoftmaxProblem, config: ClusterConfig, tensors: dict[str, Any], rows: Any, warp: Any, lane: Any
@@ -67,25 +68,23 @@ class ClusterKernel(LoadedKernel):
         turns = 2 if config.grid else 1  # the next row's may come while this row's are read
         alternate = turns > 1 and self.exchanges == 1
         self.exchange = pool.alloc(((1 + alternate) * self.exchanged * config.threads // 32,), "float32", align=16)
-        self.slots = pool.alloc((turns * config.cluster * sent(len(self.steps)),), "float32", align=16)
+        self.slots = pool.alloc((turns * self.senders * sent(len(self.steps)),), "float32", align=16)
         self.arrived = TMABar(pool, turns)
         pool.commit()
-        self.arrived.init(1)
-        T.evaluate(T.ptx.fence.mbarrier_init.release.cluster())
-        say_begun()
         part("Which rows are whose: a cluster to each, and of it a part to each block")
-        self.thread = self.of_row = named("thread", self.warp * 32 + self.lane)
+        self.thread = self.of_row = T.thread_id([config.threads])
+        self.warp, self.lane = T.shift_right(self.thread, 5), T.bitwise_and(self.thread, 31)
         self.rank = named("rank", T.truncmod(block, config.cluster))
         self.before = named("before", self.rank * self.part)  # packs of the row's earlier blocks
         if config.kept == "packed" and self.item < 4:
             self.zero = self.unknown_zero()
         self.row = Scalar("row", T.Cast("int64", T.truncdiv(block, config.cluster)), "int64")
+        self.fetch_first()
         if not config.grid:
-            self.fetch_first()
             self.compute_row()
             return
+        self.set_up()
         self.clusters = named("clusters", T.Cast("int64", T.truncdiv(blocks, config.cluster)))
-        self.fetch_first()
         self.turn = Scalar("turn", 0) if alternate else None
         self.rows_before = Scalar("rows_before", 0)
         wait_until_begun()
@@ -93,6 +92,18 @@ class ClusterKernel(LoadedKernel):
             self.compute_row()
             self.row.set(self.row.value + self.clusters)
             self.rows_before.set(self.rows_before.value + 1)
+
+    def set_up(self) -> None:
+        with inside_part("Set up the barrier, and have the cluster know"):
+            self.arrived.init(1)
+            T.evaluate(T.ptx.fence.mbarrier_init.release.cluster())
+            say_begun()
+
+    def read_row(self, row: LoadedRow) -> None:
+        """While a lone row is on its way, there is time to set up what waits for it."""
+        super().read_row(row)
+        if not self.config.grid:
+            self.set_up()
 
     # ---- What waits in shared memory ----
 
@@ -152,7 +163,7 @@ class ClusterKernel(LoadedKernel):
             if first:
                 T.evaluate(T.ptx.cp.async_.wait_group(self.first_in_registers - 1 - p))
             for name in self.words:
-                if name in needs:
+                if name in needs and name in self.sizes:
                     self.load(self.words_at(name, p), self.waiting(name, p))
                     if name != "drop" and self.has_rows(name):
                         self.fill(name, row, p, i)
@@ -164,14 +175,36 @@ class ClusterKernel(LoadedKernel):
         if not stored:
             yield from super().each_pack(row, *needs, stored=stored)
 
+    @property
+    def senders(self) -> int:
+        """Of a cluster's parts of a row: its blocks, or all their warps."""
+        return self.config.cluster * (self.threads // 32 if self.config.direct else 1)
+
     def combined(self, reductions: Values) -> Values:
-        """The block's reductions into the slot of its rank in every block, then the row's of all of them.
+        """The row's reductions from the block's, unless its warps have sent theirs."""
+        if self.config.direct:
+            return reductions
+        return self.merged(self.exchanged_parts(reductions, self.thread, self.rank), self.config.cluster)
+
+    def over_warps(self, mine: Values, first: LoadedRow | None) -> Values:
+        if not self.config.direct:
+            return super().over_warps(mine, first)
+        of_lane = self.exchanged_parts(mine, self.lane, self.rank * (self.threads // 32) + self.warp)
+        return self.merged(of_lane, 1, "_of_lane")
+
+    @property
+    def shares(self) -> int:
+        return min(32, self.senders) if self.config.direct else super().shares
+
+    def exchanged_parts(self, mine: Values, by: Any, slot: Any) -> list[Values]:
+        """What `mine` came to into that slot of every block, by the threads that `by` numbers from 0; then all
+        slots, of which each lane has some.
 
         Rows take turns at two sets of slots, each with its barrier.  A block is at most one row ahead of another, since
         it waits for what that sends; and none sends before all its threads have read the slots of the row before, since
         they have met in between."""
-        part("The row's reductions of those of its blocks, which each block sends to all")
-        cluster, count = self.config.cluster, sent(len(self.steps))
+        part("The row's reductions of those of its parts, which each block, or warp, sends to all blocks")
+        cluster, count, senders = self.config.cluster, sent(len(self.steps)), self.senders
         turn: Any = 0
         parity: Any = 0
         if self.config.grid:
@@ -179,19 +212,20 @@ class ClusterKernel(LoadedKernel):
             parity = named("parity", T.bitwise_and(T.shift_right(self.rows_before.value, 1), 1))
         else:
             wait_until_begun()
-        first = turn * (cluster * count)
+        first = turn * (senders * count)
         arrived = self.arrived.ptr_to([turn])
         with where(self.thread == 0):
-            T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(arrived, T.uint32(4 * cluster * count)))
-        with where(self.thread < cluster):
-            to = in_block(self.slots.ptr_to([first + self.rank * count]), self.lane)
-            numbers = [reductions[name] for name in self.steps]
+            T.evaluate(T.ptx.mbarrier.arrive.expect_tx.shared.b64(arrived, T.uint32(4 * senders * count)))
+        with where(by < cluster):
+            to = in_block(self.slots.ptr_to([first + slot * count]), self.lane)
+            numbers = [mine[name] for name in self.steps]
             numbers += numbers[-1:] * (count - len(numbers))
             self.call(f"cluster_send_{count}", *numbers, to, in_block(arrived, self.lane), source=send(count))
         wait_in_cluster(arrived, parity)
-        slot = first + self.lane % cluster * count
-        parts = {name: named(f"{name}_of_block", self.slots[slot + k]) for k, name in enumerate(self.steps)}
-        return self.merged(parts, cluster)
+        return [
+            {name: named(f"{name}_sent", self.slots[at + k]) for k, name in enumerate(self.steps)}
+            for at in (first + (self.lane % senders + s) * count for s in range(0, senders, 32))
+        ]
 
     @property
     def leads(self) -> Any:

@@ -28,6 +28,7 @@ from schedules.operators.softmax.definition import (
     cut,
     definition,
     elements,
+    is_kept,
     placeholders,
     program_of_rows,
     row_program,
@@ -39,10 +40,12 @@ if TYPE_CHECKING:
     import tvm
     from tvm import te, tirx
     from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV
     from tvm.tirx import PrimExpr
 
 
 KEPT = "kept"
+DRAWN, DROP = "drawn", "drop"  # of the counters that a row lies in, and of the row
 TASKS, COLUMNS = 4, 65536  # tasks of a core at least, where there are as many rows; columns of a task at most
 ALONE = 8192  # elements of a problem that is one task, which the caller runs: done before another thread is awake
 LONG_ROW, KEPT_COLUMNS = 512, 2048
@@ -140,11 +143,37 @@ def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRMo
 
     next_step(sch, "Rows to parallel tasks, and every stage of a row inside them, in vector lanes")
     row = sch.get_loops(outputs[0] if outputs else "row_out")[0]
+    draws = [DRAWN, DROP] if problem.is_drawn else []
+    if draws and len(outputs) > 1:  # what only the second output reads comes behind the first
+        own = sch.get_loops(outputs[1])[0]
+        _place(sch, draws, stages, own)
+        row, outputs, draws = sch.merge(row, own), outputs[:1], []
     task, row = sch.split(row, [None, config.rows_per_task])
     sch.parallel(task)
     for name in outputs[1:]:
         sch.reverse_compute_at(name, row, preserve_unit_loops=True)
-    for name in reversed(stages.rows):
+    _place(sch, [*draws, *stages.rows], stages, row)
+    if problem.is_drawn:
+        next_step(sch, "Draw what a row drops: lanes of counters, four elements each, from where its first one lies")
+        _, lane, word = sch.split(sch.get_loops(DRAWN)[-1], [None, config.vector, 4])
+        sch.reorder(word, lane)
+        sch.unroll(word)
+        sch.vectorize(lane)
+
+    next_step(sch, "Whole vectors of every column's results apart from the columns left over, one shorter vector")
+    of_columns = [name for name, there in ((KEPT, KEPT in stages.rows), (DROP, problem.is_drawn)) if there]
+    for name in [*of_columns, *("out", "dropped_out")[: len(problem.element_outputs)]]:
+        _vectorize_columns(sch, name, problem.cols, config)
+    return tvm.IRModule({"main": sch.mod["main"].with_attr(STREAM, config.streaming)})
+
+
+def _place(sch: Schedule, names: list[str], stages: _Stages, row: LoopRV) -> None:
+    """Stages, in program order, into the loop over rows, in vector lanes those that have them."""
+    for name in reversed(names):
+        if name == DROP:  # all that a row lies in, or its first counter would not be whole
+            whole = sch.get(sch.get_loops(DRAWN)[-1]).extent
+            reads = lambda i, _, whole=whole: ((i, i + 1), (0, whole))  # noqa: E731
+            sch.annotate_buffer_access(sch.get_sblock(DROP), 0, "read", reads)
         sch.compute_at(name, row, preserve_unit_loops=True)
         sch.set_scope(name, 0, "local")
         if name in stages.sums:
@@ -153,11 +182,6 @@ def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRMo
             sch.vectorize(lane)
         elif name.endswith("_lanes"):
             sch.vectorize(sch.get_loops(name)[-1])
-
-    next_step(sch, "Whole vectors of every column's results apart from the columns left over, one shorter vector")
-    for name in [*(name for name in stages.rows if name == KEPT), *outputs]:
-        _vectorize_columns(sch, name, problem.cols, config)
-    return tvm.IRModule({"main": sch.mod["main"].with_attr(STREAM, config.streaming)})
 
 
 def _vectorize_columns(sch: Schedule, name: str, cols: int, config: CpuConfig) -> None:
@@ -172,6 +196,12 @@ def _vectorize_columns(sch: Schedule, name: str, cols: int, config: CpuConfig) -
         _, u, lane = sch.split(j, [None, math.gcd(config.unroll, whole // config.vector), config.vector])
         sch.unroll(u)
         sch.vectorize(lane)
+
+
+def drawn_columns(problem: SoftmaxProblem, vector: int) -> int:
+    """Elements of whole vectors of counters that any row lies in: up to three are of an earlier one."""
+    most = problem.cols + (3 if problem.cols % 4 else 0)
+    return -(-most // (4 * vector)) * 4 * vector
 
 
 def _stages(problem: SoftmaxProblem, config: CpuConfig) -> _Stages:
@@ -190,8 +220,7 @@ def _stages(problem: SoftmaxProblem, config: CpuConfig) -> _Stages:
         return tirx.IntImm("int64", value)
 
     def at(i: PrimExpr, j: PrimExpr) -> tuple[Values, Values]:
-        columns = {name: column(tensor, i, j).astype("float32") for name, tensor in elements(problem, inputs).items()}
-        return {**columns, "col": j}, found(i)
+        return {**{name: column(tensor, i, j).astype("float32") for name, tensor in read.items()}, "col": j}, found(i)
 
     def found(i: PrimExpr) -> Values:
         return {name: tensor[i] for name, tensor in results.items()} | cut(problem, inputs, i)
@@ -199,6 +228,16 @@ def _stages(problem: SoftmaxProblem, config: CpuConfig) -> _Stages:
     def stage(name: str, shape: tuple[PrimExpr, ...], formula: Callable[..., PrimExpr]) -> te.Tensor:
         names.append(name)
         return te.compute(shape, formula, name=name)
+
+    def drop() -> te.Tensor:
+        """What is kept of a row, uint8."""
+
+        def element(i: PrimExpr, k: PrimExpr) -> PrimExpr:
+            number = i * problem.cols // 4 * 4 + k
+            return is_kept(problem, inputs["philox"][0], inputs["philox"][1], number).astype("uint8")
+
+        made = te.compute((rows, i64(drawn_columns(problem, vector))), element, name=DRAWN)
+        return te.compute(shape, lambda i, j: made[i, i * problem.cols % 4 + j], name=DROP)
 
     def element(step: Reduction, i: PrimExpr, j: PrimExpr) -> PrimExpr:
         return kept[i, j] if kept is not None and step is program.reductions[-1] else step.element(*at(i, j))
@@ -274,6 +313,9 @@ def _stages(problem: SoftmaxProblem, config: CpuConfig) -> _Stages:
 
     shape = (rows, i64(problem.cols))
     kinds = [argument.dtype for argument in problem.element_outputs]
+    read = elements(problem, inputs)
+    if problem.is_drawn:
+        read = {**read, DROP: drop()}
     for name in row_values(problem, lambda _: tirx.const(1, "float32"), lambda _: tirx.const(0, "float32")):
         results[name] = known(name)
     for step in program.reductions:
@@ -298,10 +340,10 @@ def _stages(problem: SoftmaxProblem, config: CpuConfig) -> _Stages:
     out = te.compute(shape, lambda i, j: output(i, j).astype(kinds[0]), name="out")
     tensors = [*inputs.values(), out]
     if program.dropped is not None:
-        drop, dropped = inputs["drop"], program.dropped
+        dropped = program.dropped
 
         def dropped_element(i: PrimExpr, j: PrimExpr) -> PrimExpr:
-            return dropped(out[i, j].astype("float32"), drop[i, j].astype("float32")).astype(kinds[1])
+            return dropped(out[i, j].astype("float32"), read[DROP][i, j].astype("float32")).astype(kinds[1])
 
         tensors.append(te.compute(shape, dropped_element, name="dropped_out"))
     return _Stages(tensors + numbers, names, sums)

@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from schedules.core.problem import Argument
-from schedules.operators.softmax.definition import Reduction, RowProgram, SoftmaxProblem, Values
+from schedules.operators.softmax.definition import Reduction, RowProgram, SoftmaxProblem, Values, is_kept
 
 if TYPE_CHECKING:
     from schedules.tirx.types import Buffer, Expr, Index
@@ -56,7 +56,7 @@ def program(problem: SoftmaxProblem, formulas: RowProgram, vector: int, rows_per
 
 
 def _shape(argument: Argument, rows: Expr, cols: Expr) -> tuple[Expr, ...]:
-    return (rows, cols) if len(argument.shape) == 2 else (cols,)
+    return (rows, cols) if len(argument.shape) == 2 else (cols,) if argument.name == "mask" else argument.shape
 
 
 class _Row:
@@ -73,13 +73,16 @@ class _Row:
     ) -> None:
         self.problem, self.formulas, self.vector, self.keep = problem, formulas, vector, keep
         self.tensors, self.cols = tensors, cols
-        self.inputs = [argument for argument in problem.arguments() if not argument.output]
+        self.inputs = problem.of_columns
         self.outputs = [argument for argument in problem.arguments() if argument.output]
         self.results: dict[str, Buffer] = {}
         self.kept: Buffer | None = None
+        self.drawn: Buffer | None = None
 
     def emit(self, row: Index) -> None:
         formulas = self.formulas
+        if self.problem.is_drawn:
+            self._draw(row)
         for step in formulas.reductions:
             if self.keep and formulas.from_element is not None and step is formulas.reductions[-1]:
                 self.kept = self._local("kept", self.problem.cols)
@@ -95,11 +98,28 @@ class _Row:
             value = value.astype(self.problem.dtype)
             T.buffer_store(self.tensors[self.outputs[0].name], value, [row, column])
             if formulas.dropped is not None:
-                drop = self.tensors["drop"][row, column].astype("float32")
+                drop = self._columns(row, column)["drop"]
                 dropped = formulas.dropped(value.astype("float32"), drop).astype(self.problem.dtype)
                 T.buffer_store(self.tensors[self.outputs[1].name], dropped, [row, column])
 
         self._each(write)
+
+    def _draw(self, row: Index) -> None:
+        """What dropout keeps of the row, and of those beside it that share its first and last counter."""
+        vector, seed = self.vector, self.tensors["philox"]
+        vectors = -(-(self.problem.cols + 3) // (4 * vector))
+        self.drawn = self._local("drawn", 4 * vector * vectors, "uint8")
+        lies_in = self.shift(row) + self.cols
+        with T.serial((lies_in + (4 * vector - 1)) // (4 * vector)) as number:
+            for word in range(4):
+                with T.vectorized(vector) as lane:
+                    at = (number * vector + lane) * 4 + word
+                    kept = is_kept(self.problem, seed[0], seed[1], row * self.cols // 4 * 4 + at)
+                    T.buffer_store(self.drawn, kept.astype("uint8"), [at])
+
+    def shift(self, row: Index) -> Any:
+        """Elements of earlier rows in the row's first counter of four."""
+        return row * self.cols % 4
 
     def _reduce(self, step: Reduction, row: Index) -> None:
         """The number of a row that `step` is, kept in `results`."""
@@ -143,12 +163,13 @@ class _Row:
 
     def _columns(self, row: Index, column: Any) -> Values:
         """The inputs of a column, in float32."""
-        return {
-            argument.name: self.tensors[argument.name][(row, column) if len(argument.shape) == 2 else (column,)].astype(
-                "float32"
-            )
+        found = {
+            argument.name: self.tensors[argument.name][(row, column) if len(argument.shape) == 2 else (column,)]
             for argument in self.inputs
         }
+        if self.drawn is not None:
+            found["drop"] = self.drawn[self.shift(row) + column]
+        return {name: value.astype("float32") for name, value in found.items()}
 
     def _found(self) -> Values:
         return {name: buffer[0] for name, buffer in self.results.items()}
@@ -157,7 +178,7 @@ class _Row:
         self.results[name] = self._local(name, 1)
         T.buffer_store(self.results[name], value, [0])
 
-    def _local(self, name: str, size: int) -> Buffer:
-        buffer = T.alloc_buffer((size,), "float32", scope="local")
+    def _local(self, name: str, size: int, dtype: str = "float32") -> Buffer:
+        buffer = T.alloc_buffer((size,), dtype, scope="local")
         IRBuilder.name(name, buffer)
         return buffer

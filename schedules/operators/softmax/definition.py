@@ -28,10 +28,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedules.core.draws import Draw, one_of, up_to
 from schedules.core.errors import ProblemError
+from schedules.core.philox import threshold
 from schedules.core.problem import Argument, Problem
 from schedules.core.tolerance import LARGEST
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 FUNCTIONS = ("softmax", "log_softmax", "softmax_grad", "log_softmax_grad")
 LOSSES = ("cross_entropy", "cross_entropy_grad")
 MASKS = ("none", "full", "cols", "lengths", "causal")
+DROPS = ("given", "drawn")
 CUTS = ("lengths", "causal")  # masks that are no elements, but how many of a row's columns count
 LOG2E = math.log2(math.e)
 SMALLEST = 2.0**-126  # float32's last number that no GPU flushes to 0
@@ -55,9 +57,12 @@ class SoftmaxProblem(Problem):
     `scale` multiplies the input; `mask` is added to it: "full" (rows, cols) or "cols" (cols,), of x's dtype; or it
     says which columns count: with "lengths" (rows,), int32, the first so many of each row, no fewer than 0 and no more
     than `cols`; with "causal" those up to the row's own, where rows are `queries` after `queries` and the last of
-    these has all columns.  A row of which none counts is NaN, as in PyTorch.  `keep` < 1 adds
-    dropout: a uint8 tensor of zeros and ones (rows, cols) is given, kept values are divided by `keep`.  With
-    `cols_from`, it takes any number of columns from that to `cols` too.
+    these has all columns.  A row of which none counts is NaN, as in PyTorch.  With `cols_from`, it takes any number of
+    columns from that to `cols` too.
+
+    `keep` < 1 adds dropout: what is kept is divided by `keep`.  Which elements are is `drop`: "given" as a uint8 tensor
+    of zeros and ones (rows, cols), as in OneFlow, or "drawn" in the kernel from philox (2,), int64, a seed and an
+    offset, by the element's number in rows * cols (`core.philox`): the same forward and backward, on whatever device.
 
     With `temperature`, the input is divided by (rows,), float32: of a row with one that is not positive all is NaN.
     `y_dtype` is that of y and dy, where they are wider than x and dx.  `lse` adds the output log sum exp v, (rows,),
@@ -71,8 +76,9 @@ class SoftmaxProblem(Problem):
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32")
     functions: ClassVar[tuple[str, ...]] = (*FUNCTIONS, *LOSSES)
     masks: ClassVar[tuple[str, ...]] = MASKS
+    drops: ClassVar[tuple[str, ...]] = DROPS
     later: ClassVar[tuple[str, ...]] = (
-        "cols_from", "queries", "temperature", "y_dtype", "lse", "smoothing", "z", "ignore_index"
+        "cols_from", "queries", "temperature", "y_dtype", "lse", "smoothing", "z", "ignore_index", "drop"
     )  # fmt: skip
     alone: ClassVar[int] = 2
 
@@ -91,6 +97,7 @@ class SoftmaxProblem(Problem):
     smoothing: float = field(default=0.0, kw_only=True)
     z: float = field(default=0.0, kw_only=True)
     ignore_index: int = field(default=-100, kw_only=True)
+    drop: str = field(default="given", kw_only=True)
 
     def __post_init__(self) -> None:
         self.require_positive("rows", "cols")
@@ -116,6 +123,10 @@ class SoftmaxProblem(Problem):
             raise ProblemError(f"scale={self.scale} must be finite and not 0, in float32 as well")
         if not SMALLEST <= self.keep <= 1:
             raise ProblemError(f"keep={self.keep} must be over 0, in float32 as well, and at most 1")
+        if self.drop not in DROPS:
+            raise ProblemError(f"drop={self.drop} is not one of {', '.join(DROPS)}")
+        if self.keep == 1:
+            object.__setattr__(self, "drop", "given")
         self.require_reach({}, [(self.rows, self.cols)])
         if self.cols_from and not 1 <= self.cols_from <= self.cols:
             raise ProblemError(
@@ -153,6 +164,7 @@ class SoftmaxProblem(Problem):
             "function": one_of(*FUNCTIONS),
             "y_dtype": one_of("same", "same", "float32"),
             "ignore_index": one_of(-100),
+            "drop": one_of(*DROPS),
         }
 
     @property
@@ -175,6 +187,11 @@ class SoftmaxProblem(Problem):
         return tuple(a.name for a in self.arguments() if len(a.shape) == 1 and a.runtime_axis == 0)
 
     @property
+    def of_columns(self) -> tuple[Argument, ...]:
+        """The inputs that have an element for each column."""
+        return tuple(a for a in self.arguments() if not a.output and a.name not in (*self.of_rows, "philox"))
+
+    @property
     def is_log(self) -> bool:
         return self.function.startswith("log_")
 
@@ -186,6 +203,11 @@ class SoftmaxProblem(Problem):
     @property
     def has_dropout(self) -> bool:
         return self.keep < 1
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the kernel draws what is dropped."""
+        return self.has_dropout and self.drop == "drawn"
 
     @property
     def flops(self) -> int:
@@ -253,7 +275,9 @@ class SoftmaxProblem(Problem):
             arguments.append(Argument("mask", (self.cols,), self.dtype, False, None, 0 if least else None, least))
         elif self.mask == "lengths":
             arguments.append(numbers("lengths", "int32"))
-        if self.has_dropout:
+        if self.is_drawn:
+            arguments.append(Argument("philox", (2,), "int64"))
+        elif self.has_dropout:
             arguments.append(rows("drop", "uint8"))
         if self.temperature:
             arguments.append(numbers("temperature"))
@@ -539,16 +563,38 @@ def placeholders(problem: SoftmaxProblem) -> tuple[PrimExpr, dict[str, te.Tensor
 
     rows = te.var("rows", "int64")
     cols = te.var("cols", "int64") if problem.cols_from else tirx.IntImm("int64", problem.cols)
+
+    def shape(argument: Argument) -> tuple[Any, ...]:
+        if len(argument.shape) == 2:
+            return rows, cols
+        return (rows,) if argument.name in problem.of_rows else (cols,) if argument.name == "mask" else argument.shape
+
     inputs = {
-        argument.name: te.placeholder(
-            (rows,) if argument.name in problem.of_rows else (cols,) if argument.runtime_axis is None else (rows, cols),
-            name=argument.name,
-            dtype=argument.dtype,
-        )
+        argument.name: te.placeholder(shape(argument), name=argument.name, dtype=argument.dtype)
         for argument in problem.arguments()
         if not argument.output
     }
     return rows, inputs
+
+
+def drawn(problem: SoftmaxProblem, inputs: dict[str, te.Tensor], row: PrimExpr, col: PrimExpr) -> Values:
+    """What is known of an element's dropout without reading it: 1 or 0, in float32, where the kernel draws it."""
+    from tvm import tirx
+
+    if not problem.is_drawn:
+        return {}
+    cols = next(iter(inputs.values())).shape[1]
+    below = is_kept(problem, inputs["philox"][0], inputs["philox"][1], row * cols + col)
+    return {"drop": tirx.Select(below, tirx.const(1, "float32"), tirx.const(0, "float32"))}
+
+
+def is_kept(problem: SoftmaxProblem, seed: PrimExpr, offset: PrimExpr, element: PrimExpr) -> PrimExpr:
+    """Whether dropout keeps the element of that number."""
+    from tvm import tirx
+
+    from schedules.lowering import philox
+
+    return philox.word(seed, offset, element) < tirx.const(threshold(problem.keep), "uint32")
 
 
 def cut(problem: SoftmaxProblem, inputs: dict[str, te.Tensor], row: PrimExpr) -> Values:
@@ -562,7 +608,7 @@ def cut(problem: SoftmaxProblem, inputs: dict[str, te.Tensor], row: PrimExpr) ->
 
 def elements(problem: SoftmaxProblem, inputs: dict[str, te.Tensor]) -> dict[str, te.Tensor]:
     """Those of the inputs that have an element for each column."""
-    return {name: tensor for name, tensor in inputs.items() if name not in problem.of_rows}
+    return {argument.name: inputs[argument.name] for argument in problem.of_columns}
 
 
 def program_of_rows(tensors: Sequence[te.Tensor], beside: str | None) -> PrimFunc:
@@ -596,7 +642,8 @@ def definition(problem: SoftmaxProblem) -> list[te.Tensor]:
 
     def at(i: PrimExpr, j: PrimExpr) -> tuple[Values, Values]:
         columns = {name: column(tensor, i, j).astype("float32") for name, tensor in elements(problem, inputs).items()}
-        return {**columns, "col": j}, row_results(problem, inputs, program, results, i)
+        beside = {"col": j, **drawn(problem, inputs, i, j)}
+        return {**columns, **beside}, row_results(problem, inputs, program, results, i)
 
     def reduction(step: Reduction) -> te.Tensor:
         k = te.reduce_axis((tirx.IntImm("int64", 0), cols), name=f"{step.name}_col")
@@ -614,9 +661,7 @@ def definition(problem: SoftmaxProblem) -> list[te.Tensor]:
         outputs.append(
             te.compute(
                 (rows, cols),
-                lambda i, j: program.dropped(
-                    output[i, j].astype("float32"), inputs["drop"][i, j].astype("float32")
-                ).astype(kinds[1]),
+                lambda i, j: program.dropped(output[i, j].astype("float32"), at(i, j)[0]["drop"]).astype(kinds[1]),
                 name="dropped_out",
             )
         )

@@ -19,28 +19,43 @@ from typing import TYPE_CHECKING
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.lowering.annotations import check_streaming, default_streaming
+from schedules.operators.softmax.cost import cheapest
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.operators.softmax.frames_config import FramesConfig
-from schedules.operators.softmax.packs import ACCESSES, PACK, Frame, held
+from schedules.operators.softmax.packs import PACK, Frame, held, widest
 from schedules.operators.softmax.rows import itemsize
 
 if TYPE_CHECKING:
     import tvm
+
+ELEMENTS = 8  # of a thread, by default, where rows that share packs are not read by these
 
 
 def schedule(problem: SoftmaxProblem, config: FramesConfig, arch: Arch) -> tvm.IRModule:
     """The program for x or y, dy (rows, cols), run-time rows."""
     from schedules.operators.softmax.frames_program import program
 
-    return program(problem, config)
+    return program(problem, config, redux="redux" in arch.features)
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
+    """By whole packs; or, of rows that share packs, by the widest access that they consist of, up to ELEMENTS of them
+    to a thread, where that is said to cost less: where few rows are not worth the instructions for shared packs."""
+    packed, access = by_packs(problem, arch), widest(problem)
+    if access == PACK or problem.cols > ELEMENTS * arch.max_threads:
+        return packed
+    threads = next(1 << k for k in range(11) if ELEMENTS << k >= Frame.of_row(problem, access).most)
+    groups = max(1, 64 // threads) if threads <= 32 else 1
+    narrow = FramesConfig(threads, groups, access=access, streaming=packed.streaming)
+    return cheapest(problem, "frames", (packed, narrow), arch)
+
+
+def by_packs(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
     """Two packs to a thread of up to eight, four to one of up to a warp, blocks of 64 threads, packs of 8 bytes,
     widened, where that makes them whole; then up to sixteen packs of a warp, then blocks of 128, 512 and 1024 threads
     with up to 16, 8 and 8 packs; fewer as further inputs take registers.  Two
-    packs to a thread of rows that are no more than multiprocessors: what a row then waits for is its threads (an
-    estimate, not measured).
+    packs to a thread of rows that are no more than multiprocessors, behind one barrier: what a row then waits for is
+    its threads (an estimate, not measured).
 
     Few threads with many packs each were fastest on an H200 where rows are whole packs, but up to 128 columns, where
     the fastest that searches found have two packs to a thread or one (tuning_logs/nvidia-h200/softmax.jsonl).
@@ -48,7 +63,8 @@ def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:
     streaming = default_streaming(arch)
     if problem.rows <= arch.device.multiprocessors and Frame.of_row(problem).most <= 2 * arch.max_threads:
         threads = next(1 << k for k in range(11) if 2 << k >= Frame.of_row(problem).most)
-        return FramesConfig(threads, max(1, 64 // threads) if threads <= 32 else 1, streaming=streaming)
+        online = threads > 32 and not problem.is_grad
+        return FramesConfig(threads, 1 if threads > 32 else 64 // threads, online=online, streaming=streaming)
     if _halves(problem) and not problem.has_dropout:
         packs = Frame.of_row(problem, 8).most
         threads = next((t for t in (1, 2, 4, 8, 16, 32) if t * 4 >= packs), 64)
@@ -83,7 +99,7 @@ def _halves(problem: SoftmaxProblem) -> bool:
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[FramesConfig]:
     """Up to sixteen packs to a thread, blocks of 32 to 256 threads or one row, up to two rows to a group."""
-    accesses = ACCESSES if Frame.of_row(problem, 8).aligned else (PACK,)
+    accesses = sorted({PACK, widest(problem)})
     streams = [streaming for streaming in ("no", "evict_last") if check_streaming(streaming, arch) is None]
     for access, threads in product(accesses, (1 << k for k in range(11))):
         most = Frame.of_row(problem, access).most

@@ -23,7 +23,7 @@ class FramesConfig(Config):
     min_blocks: int = 0  # blocks a multiprocessor should hold (caps registers); 0 leaves it to the compiler
     kept: str = "packed"  # how a row waits for its reductions: packed as it came, numerators in float32, or widened
     online: bool = False  # maximum and sum of a row's warps are combined at once, behind one barrier
-    access: int = PACK  # bytes of a pack; 8 where rows are whole ones, and no rows share any
+    access: int = PACK  # bytes of a pack; fewer where rows are whole ones, and no rows share any
     streaming: str = "no"  # what the caches keep: no, stores, both, evict_last (see `accesses`)
 
     @property
@@ -57,8 +57,9 @@ class FramesConfig(Config):
         )
 
     def _check_access(self, problem: SoftmaxProblem) -> str | None:
-        if self.access not in ACCESSES:
-            return f"access={self.access} is not one of {', '.join(map(str, ACCESSES))} bytes"
+        if self.access not in ACCESSES or self.access < itemsize(problem):
+            allowed = ", ".join(map(str, ACCESSES))
+            return f"access={self.access} is not one of {allowed} bytes, and at least one element of {problem.dtype}"
         if self.access == PACK:
             return None
         frame = Frame.of_row(problem, self.access)

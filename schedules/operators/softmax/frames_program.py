@@ -16,15 +16,17 @@ from schedules.steps.story import part
 from schedules.tirx.values import named
 
 
-def program(problem: SoftmaxProblem, config: FramesConfig) -> tvm.IRModule:
-    """The module with one function "main" that takes ``problem.arguments()``."""
+def program(problem: SoftmaxProblem, config: FramesConfig, redux: bool) -> tvm.IRModule:
+    """The module with one function "main" that takes ``problem.arguments()``; `redux` if the arch has that."""
     of_block = config.groups * config.rows_per_group
 
     def blocks(rows: Any) -> Any:
         return T.Cast("int32", T.truncdiv(rows + (of_block - 1), T.int64(of_block)))
 
     def emit(tensors: dict[str, Any], rows: Any, block: Any, warp: Any, lane: Any) -> None:
-        FramesKernel(problem, config, tensors, rows, warp, lane).emit(block)
+        kernel = FramesKernel(problem, config, tensors, rows, warp, lane)
+        kernel.redux = redux
+        kernel.emit(block)
 
     return module(problem, config.block // 32, blocks, config.min_blocks, emit)
 

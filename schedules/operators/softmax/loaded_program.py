@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from schedules.operators.softmax.definition import is_kept
 from schedules.operators.softmax.pack_program import PackKernel, Row, Scalar, where
 from schedules.steps.story import inside_part, part
 from schedules.tirx.values import named
@@ -135,9 +137,12 @@ class LoadedKernel(PackKernel[LoadedRow]):
             with where(True if sure else i < whole):
                 for name in of_rows:
                     at = self.tensors[name].ptr_to([self.first_of(row, p, i)])
-                    self.load(self.words_at(name, p), at, self.streaming)
+                    self.load(self.words_at(name, p), at, self.streaming, half=self.frame.access == 2)
                 if "mask" not in of_rows and "mask" in self.words and self.aligned:
-                    self.load(self.words_at("mask", p), self.tensors["mask"].ptr_to([i * self.pack - row.shift]))
+                    at = self.tensors["mask"].ptr_to([i * self.pack - row.shift])
+                    self.load(self.words_at("mask", p), at, half=self.frame.access == 2)
+        if self.problem.is_drawn and "drop" in self.words:
+            self.draw(row)
         for p in rounds:
             i = self.number(p)
             if self.frame.unit < self.pack and (p + 1) * self.threads >= self.least:
@@ -152,6 +157,17 @@ class LoadedKernel(PackKernel[LoadedRow]):
             for name in of_rows:
                 if name != "drop":
                     self.fill(name, row, p, self.number(p))
+
+    def draw(self, row: LoadedRow) -> None:
+        """A bit of each element of all packs, which are in order and whole fours, while the packs are on their way."""
+        seed, offset = (named(name, self.tensors["philox"][k]) for k, name in enumerate(("seed", "offset")))
+        for p in range(self.rounds):
+            first = T.shift_right(self.first_of(row, p, self.number(p)), T.int64(2)) * 4
+            bits = [
+                T.Select(is_kept(self.problem, seed, offset, first + v), T.uint32(1 << v), T.uint32(0))
+                for v in range(self.pack)
+            ]
+            T.buffer_store(self.words["drop"], functools.reduce(T.bitwise_or, bits), [p])
 
     def gather_mask(self, words: Any, first: int, row: LoadedRow, p: int, i: Any) -> None:
         """The columns of pack i of the mask of columns, which starts at any of them, into `words` from `first` on."""

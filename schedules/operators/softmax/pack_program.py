@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -24,6 +24,7 @@ from schedules.lowering.accesses import load_statement
 from schedules.lowering.annotations import TIRX
 from schedules.operators.softmax import pack_sources as sources
 from schedules.operators.softmax.definition import (
+    Reduction,
     Rounding,
     SoftmaxProblem,
     Values,
@@ -163,8 +164,10 @@ class PackKernel(ABC, Generic[R]):
 
     thread: Any  # of those that synchronize together
     of_row: Any  # the number of the thread among those of its row
+    peak_of_numerators: Callable[[int], Any]  # which those of the thread's pack of that number are relative to
     zero: Any = None  # 0, though the compiler does not know; set where rows are kept packed
     exchange: Any = None  # floats in shared memory
+    redux: bool = False  # whether a warp's largest is one instruction, from sm_80 on
     fused: bool = False  # exponents by one operation: fewer instructions, at times a few registers more
     first_in_registers: int = 0  # the first round whose packs stay in registers, where rows are kept packed
     turn: Scalar | None = None  # which half of `exchange` is next, where a row has one reduction
@@ -229,12 +232,7 @@ class PackKernel(ABC, Generic[R]):
             reductions = self.reduce_online(row)
         else:
             reductions = self.reduce_in_turn(row)
-        results = self.finished(self.combined(reductions))
-        if self.kept == "numerators" and self.numerators_peak is not results["peak"]:
-            unit = {"peak": self.numerators_peak, "total": T.float32(1)}
-            factor = results["inverse"] * self.program.reductions[-1].of_part(unit, results)
-            results["inverse"] = named("factor", factor)
-        self.write(row, results)
+        self.write(row, self.finished(self.combined(reductions)))
 
     def allocate(self) -> None:
         """Registers for the words of a row."""
@@ -247,8 +245,8 @@ class PackKernel(ABC, Generic[R]):
         return reductions
 
     def read_names(self) -> list[str]:
-        """What a row is computed from: its inputs and the mask."""
-        return [a.name for a in self.problem.arguments() if not a.output and a.name not in self.problem.of_rows]
+        """What a row is computed from: its inputs, the mask, and which elements dropout keeps."""
+        return [*(argument.name for argument in self.problem.of_columns), *["drop"] * self.problem.is_drawn]
 
     def length_of(self, number: Any) -> Any:
         """How many columns of row `number` count, at most all; None if the mask does not say."""
@@ -312,19 +310,21 @@ class PackKernel(ABC, Generic[R]):
         return 0 if name == "drop" else _repeated(self.program.fill[name], self.in_dtype)
 
     def words_of(self, name: str) -> int:
-        """Words of a pack of that input: bytes of drop stand for elements."""
-        return self.pack // 4 if name == "drop" else self.each
+        """Words of a pack of that input: bytes of drop stand for elements, or bits where it is drawn."""
+        if name == "drop":
+            return 1 if self.problem.is_drawn else self.pack // 4
+        return self.each
 
     def word(self, name: str, p: int, k: int) -> Any:
         return self.words[name][p * self.words_of(name) + k]
 
-    def load(self, words: list[Any], at: Any, streaming: str = "no") -> None:
-        """A pack's words, from any memory; from global memory as `streaming` says."""
+    def load(self, words: list[Any], at: Any, streaming: str = "no", half: bool = False) -> None:
+        """A pack's words, or the first `half` of one, from any memory; from global memory as `streaming` says."""
         count = len(words)
         names = "xyzw"[:count]
-        kind = f"uint{count}" if count > 1 else "unsigned"
+        kind = f"uint{count}" if count > 1 else "unsigned short" if half else "unsigned"
         how, load = load_statement(kind, streaming)
-        name = f"{how}{4 * count}"
+        name = f"{how}{2 if half else 4 * count}"
         source = sources.LOAD.format(
             name=name,
             parameters=", ".join(f"unsigned& {name}" for name in names),
@@ -339,6 +339,9 @@ class PackKernel(ABC, Generic[R]):
     def element(self, name: str, p: int, v: int) -> Any:
         """Element v of a pack in words, as float32."""
         if name == "drop":
+            if self.problem.is_drawn:
+                bit = T.bitwise_and(self.word(name, p, 0), T.uint32(1 << v))
+                return T.Select(bit != 0, T.float32(1), T.float32(0))
             return T.Cast("float32", _bits(self.word(name, p, v // 4), 8 * (v % 4), 8))
         per = 4 // self.item
         return self.widened(self.word(name, p, v // per), v % per, self.in_dtype)
@@ -377,31 +380,49 @@ class PackKernel(ABC, Generic[R]):
         return combine(combine(array[0], array[1]), combine(array[2], array[3]))
 
     def peak_of_thread(self, row: R) -> Any:
-        """The largest of a thread's part; two at a time where elements are 16 bits and stand as they are."""
-        step = self.program.reductions[0]
-        if self.added or self.item == 4 or self.pack == 1:
-            peaks = self.sums("peaks", float(np.finfo(np.float32).min))
-            for p, i in self.each_pack(row, "x", "mask"):
-                for v in range(self.pack):
-                    k = (p * self.pack + v) % LANES
-                    T.buffer_store(peaks, T.max(peaks[k], step.element(self.columns(row, p, i, v), self.known)), [k])
-            return self.total_of(peaks, "max")
-        rising = self.problem.scale > 0
-        lowest = _repeated(LARGEST[self.in_dtype] * (-1 if rising else 1), self.in_dtype)
+        """The largest of a thread's part."""
+        peaks = self.no_peaks()
+        for p, i in self.each_pack(row, "x", "mask"):
+            self.raise_peaks(peaks, row, p, i)
+        return self.peak_of(peaks)
+
+    @property
+    def by_twos(self) -> bool:
+        """Whether elements are compared two at a time: where they are 16 bits and stand as they are."""
+        return not (self.added or self.item == 4 or self.pack == 1)
+
+    def no_peaks(self) -> Any:
+        """A thread's largest so far, before there is one: as many as need not wait for each other."""
+        if not self.by_twos:
+            return self.sums("peaks", float(np.finfo(np.float32).min))
+        lowest = _repeated(LARGEST[self.in_dtype] * (-1 if self.problem.scale > 0 else 1), self.in_dtype)
         peaks = T.alloc_local((self.each,), "uint32")
         IRBuilder.name("peaks", peaks)
-
-        def larger(a: Any, b: Any) -> Any:
-            return self.larger_of_two(a, b, rising)
-
         for k in range(self.each):
             T.buffer_store(peaks, T.uint32(lowest), [k])
-        for p, _ in self.each_pack(row, "x"):
+        return peaks
+
+    def raise_peaks(self, peaks: Any, row: R, p: int, i: Any) -> None:
+        """To those of pack i, the thread's number p."""
+        if self.by_twos:
             for k in range(self.each):
-                T.buffer_store(peaks, larger(peaks[k], self.word("x", p, k)), [k])
-        halves = [larger(peaks[k], peaks[k + 1]) for k in range(0, self.each - 1, 2)] or [peaks[0]]
-        T.buffer_store(peaks, larger(*halves) if len(halves) > 1 else halves[0], [0])
-        low, high = (self.widened(peaks[0], half, self.in_dtype) for half in (0, 1))
+                T.buffer_store(peaks, self.larger_of_two(peaks[k], self.word("x", p, k), self.problem.scale > 0), [k])
+            return
+        step = self.program.reductions[0]
+        for v in range(self.pack):
+            k = (p * self.pack + v) % LANES
+            T.buffer_store(peaks, T.max(peaks[k], step.element(self.columns(row, p, i, v), self.known)), [k])
+
+    def peak_of(self, peaks: Any) -> Any:
+        """What they come to."""
+        if not self.by_twos:
+            return self.total_of(peaks, "max")
+        rising = self.problem.scale > 0
+        pairs = [peaks[k] for k in range(self.each)]
+        while len(pairs) > 1:
+            pairs = [self.larger_of_two(a, b, rising) for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
+        word = named("peaks_of_two", pairs[0])
+        low, high = (self.widened(word, half, self.in_dtype) for half in (0, 1))
         return T.max(low, high) if rising else T.float32(0) - T.min(low, high)
 
     def larger_of_two(self, a: Any, b: Any, rising: bool) -> Any:
@@ -412,46 +433,82 @@ class PackKernel(ABC, Generic[R]):
         source = sources.LARGEST.format(function=function)
         return T.cuda.func_call(f"pack_{function}", a, b, source_code=source, return_type="uint32")
 
-    def sums_of_thread(self, row: R, results: Values) -> dict[str, tuple[str, Any]]:
-        """The sums over a thread's part, of softmax by way of its numerators if those are kept."""
-        numerators = self.kept == "numerators"
-        if numerators:
-            self.numerators_peak = results["peak"]
+    @property
+    def sum_steps(self) -> list[Reduction]:
+        return [step for step in self.program.reductions if step.kind == "sum"]
+
+    def no_sums(self) -> dict[str, Any]:
+        """A thread's sums before there is anything to add; and where numerators wait, if they are kept."""
+        if self.kept == "numerators":
             self.numerators = T.alloc_local((self.rounds * self.pack,), "float32")
             IRBuilder.name("numerators", self.numerators)
-        steps = [step for step in self.program.reductions if step.kind == "sum"]
-        sums = {step.name: self.sums(f"{step.name}s", -0.0) for step in steps}  # the one number that none need add
+        # -0: the one number that none need add
+        return {step.name: self.sums(f"{step.name}s", -0.0) for step in self.sum_steps}
+
+    def add_pack(self, sums: dict[str, Any], row: R, p: int, i: Any, results: Values, factors: Values) -> None:
+        """Add pack i, the thread's number p, to sums that are first multiplied by `factors`."""
+        left = {name: set(range(LANES)) for name in factors}
+        for v in range(self.pack):
+            k = (p * self.pack + v) % LANES
+            for step in self.sum_steps:
+                value = step.element(self.columns(row, p, i, v), {**self.known, **results})
+                if self.kept == "numerators":
+                    T.buffer_store(self.numerators, value, [p * self.pack + v])
+                    value = self.numerators[p * self.pack + v]
+                before = sums[step.name][k]
+                if k in left.get(step.name, ()):
+                    left[step.name].remove(k)
+                    before = before * factors[step.name]
+                T.buffer_store(sums[step.name], before + value, [k])
+        for name, rest in left.items():
+            for k in rest:
+                T.buffer_store(sums[name], sums[name][k] * factors[name], [k])
+
+    def sums_of_thread(self, row: R, results: Values) -> Values:
+        """The sums over a thread's part, of softmax by way of its numerators if those are kept."""
+        if self.kept == "numerators":
+            self.peak_of_numerators = lambda p: results["peak"]
+        sums = self.no_sums()
         needs = ("dy", "drop") if self.problem.function == "log_softmax_grad" else ("y", "dy", "drop")
         for p, i in self.each_pack(row, *(needs if self.problem.is_grad else ("x", "mask"))):
-            for v in range(self.pack):
-                k = (p * self.pack + v) % LANES
-                for step in steps:
-                    value = step.element(self.columns(row, p, i, v), {**self.known, **results})
-                    if numerators:
-                        T.buffer_store(self.numerators, value, [p * self.pack + v])
-                        value = self.numerators[p * self.pack + v]
-                    T.buffer_store(sums[step.name], sums[step.name][k] + value, [k])
-        return {name: ("sum", self.total_of(array, "sum")) for name, array in sums.items()}
+            self.add_pack(sums, row, p, i, results, {})
+        return {name: self.total_of(array, "sum") for name, array in sums.items()}
+
+    def online_of_thread(self, row: R) -> Values:
+        """The reductions over a thread's part, each pack added as it comes, relative to the largest so far: what the
+        first packs come to is computed while the last are on their way."""
+        sums, peak = self.no_sums(), Scalar("peak_so_far", T.float32(np.finfo(np.float32).min), "float32")
+        if self.kept == "numerators":
+            peaks = T.alloc_local((self.rounds,), "float32")
+            IRBuilder.name("peaks_of_packs", peaks)
+            self.peak_of_numerators = lambda p: peaks[p]
+        for number, (p, i) in enumerate(self.each_pack(row, "x", "mask")):
+            own = self.no_peaks()
+            self.raise_peaks(own, row, p, i)
+            higher = {**self.known, "peak": named("higher", T.max(peak.value, self.peak_of(own)))}
+            lower = {"peak": peak.value, **{step.name: T.float32(1) for step in self.sum_steps}}
+            shrunk = [step for step in self.sum_steps if step.share and number]
+            factors = {step.name: named("factor", step.of_part(lower, higher)) for step in shrunk}
+            if self.kept == "numerators":
+                T.buffer_store(peaks, higher["peak"], [p])
+            self.add_pack(sums, row, p, i, higher, factors)
+            peak.set(higher["peak"])
+        return {"peak": peak.value, **{name: self.total_of(array, "sum") for name, array in sums.items()}}
 
     def across(self, kind: str, value: Any, lanes: int) -> Any:
-        """Over `lanes` neighbouring lanes, by shuffles."""
+        """Over `lanes` neighbouring lanes, by shuffles; the largest by one instruction where `redux`: in rows of more
+        than a warp the other lanes have no others."""
         if lanes == 1:
             return value
+        if kind == "max" and self.redux and (self.wide or lanes == 32):
+            source = sources.LARGEST_OF_WARP
+            return T.cuda.func_call("pack_largest_of_warp", value, source_code=source, return_type="float32")
         return T.cuda.warp_reduce(value, kind, lanes)
 
-    def over_warps(self, parts: dict[str, tuple[str, Any]], first: R | None) -> dict[str, tuple[Any, Any]]:
-        """(this warp's, that of the warp number `lane` modulo the warps) of each of `parts`, name to (kind, a thread's
-        part): one barrier for all.  The second is the first where a row has no more than a warp.
+    def over_warps(self, mine: Values, first: R | None) -> Values:
+        """Of the warp's numbers `mine` those of the warp number `lane` modulo the warps: one barrier for all.
 
         `first` is the row where this is its first reduction."""
-        lanes = min(32, self.threads)
-        mine = {
-            name: named(f"{name}_of_warp", self.across(kind, value, lanes)) for name, (kind, value) in parts.items()
-        }
-        if not self.wide:
-            if first:
-                self.behind_first(first)
-            return {name: (value, value) for name, value in mine.items()}
         warps = self.threads // 32
         base = {step.name: warps * k for k, step in enumerate(self.program.reductions)}
         exchange = self.turn.value * (self.exchanged * warps) if self.turn else 0
@@ -462,25 +519,32 @@ class PackKernel(ABC, Generic[R]):
         if first:
             self.behind_first(first)
         of_warps = {
-            name: (value, named(f"{name}_of_lane", self.exchange[exchange + base[name] + self.lane % warps]))
-            for name, value in mine.items()
+            name: named(f"{name}_of_lane", self.exchange[exchange + base[name] + self.lane % warps]) for name in mine
         }
         if self.turn:
             self.turn.set(T.bitwise_xor(self.turn.value, 1))
         return of_warps
 
     @property
+    def shares(self) -> int:
+        """Neighbouring lanes that have what `over_warps` leaves."""
+        return self.threads // 32
+
+    @property
     def exchanged(self) -> int:
         """Numbers that a warp exchanges with others, at most."""
         return max(2, len(self.program.reductions))
 
-    def reduced(self, of_thread: dict[str, tuple[str, Any]], first: R | None) -> Values:
-        """Reductions over the row, from a thread's part of each, as `over_warps` takes them."""
-        of_warps, lanes = self.over_warps(of_thread, first), self.threads // 32
-        return {
-            name: named(name, self.across(of_thread[name][0], of_lane, lanes) if self.wide else of_lane)
-            for name, (_, of_lane) in of_warps.items()
-        }
+    def reduced(self, kind: str, of_thread: Values, first: R | None) -> Values:
+        """Reductions of a `kind` over the row, from a thread's part of each."""
+        lanes = min(32, self.threads)
+        found = {name: named(f"{name}_of_warp", self.across(kind, v, lanes)) for name, v in of_thread.items()}
+        if self.wide:
+            found = self.over_warps(found, first)
+            found = {name: named(name, self.across(kind, value, self.shares)) for name, value in found.items()}
+        elif first:
+            self.behind_first(first)
+        return found
 
     def finished(self, results: Values) -> Values:
         """`results`, what is known of the row, and what is derived of both."""
@@ -490,25 +554,25 @@ class PackKernel(ABC, Generic[R]):
         return derived
 
     def reduce_gradient(self, row: R) -> Values:
-        return self.reduced(self.sums_of_thread(row, {}), row)
+        return self.reduced("sum", self.sums_of_thread(row, {}), row)
 
     def reduce_in_turn(self, row: R) -> Values:
-        results = self.reduced({"peak": ("max", self.peak_of_thread(row))}, row)
-        return {**results, **self.reduced(self.sums_of_thread(row, results), None)}
+        results = self.reduced("max", {"peak": self.peak_of_thread(row)}, row)
+        return {**results, **self.reduced("sum", self.sums_of_thread(row, results), None)}
 
     def reduce_online(self, row: R) -> Values:
-        """Sums relative to the warp's peak, which is all a warp need wait for; then peaks and sums at once."""
-        peak_of_warp = named("peak_of_warp", self.across("max", self.peak_of_thread(row), 32))
-        sums = self.sums_of_thread(row, {"peak": peak_of_warp})
-        of_warps = self.over_warps({"peak": ("max", peak_of_warp), **sums}, row)
-        return self.merged({name: of_lane for name, (_, of_lane) in of_warps.items()}, self.threads // 32)
+        """Peaks and sums at once: of threads, of warps, and of the row by one exchange."""
+        of_warp = self.merged([self.online_of_thread(row)], 32, "_of_warp")
+        return self.merged([self.over_warps(of_warp, row)], self.shares)
 
-    def merged(self, parts: Values, lanes: int) -> Values:
-        """The reductions over `lanes` parts, of which each of as many neighbouring lanes has one's."""
+    def merged(self, parts: Sequence[Values], lanes: int, of: str = "") -> Values:
+        """The reductions over a thread's `parts` and those of as many neighbouring lanes."""
         results: Values = {}
         for step in self.program.reductions:
-            share = step.of_part(parts, {**self.known, **results})
-            results[step.name] = named(step.name, self.across(step.kind, share, lanes))
+            share, *others = (step.of_part(part, {**self.known, **results}) for part in parts)
+            for other in others:
+                share = T.max(share, other) if step.kind == "max" else share + other
+            results[step.name] = named(f"{step.name}{of}", self.across(step.kind, share, lanes))
         return results
 
     def unknown_zero(self) -> Any:
@@ -543,10 +607,11 @@ class PackKernel(ABC, Generic[R]):
     def write_packs(self, row: R, results: Values) -> None:
         numerators = self.kept == "numerators"
         for p, i in self.each_pack(row, *self.words, stored=True):
+            factor = self.factor(p, results) if numerators else None
 
-            def value(v: int, p: int = p, i: Any = i) -> Any:
+            def value(v: int, p: int = p, i: Any = i, factor: Any = factor) -> Any:
                 if numerators:
-                    return self.numerators[p * self.pack + v] * results["inverse"]
+                    return self.numerators[p * self.pack + v] * factor
                 return self.program.output(self.columns(row, p, i, v), results)
 
             words = self.packed("out", [value(v) for v in range(self.pack)])
@@ -559,6 +624,14 @@ class PackKernel(ABC, Generic[R]):
                     for v in range(self.pack)
                 ]
                 self.store(self.outputs[1], row, p, i, self.packed("dropped", values))
+
+    def factor(self, p: int, results: Values) -> Any:
+        """What makes outputs of the numerators of the thread's pack number p."""
+        peak = self.peak_of_numerators(p)
+        if peak is results["peak"]:
+            return results["inverse"]
+        part = {"peak": peak, "total": T.float32(1)}
+        return named("factor", results["inverse"] * self.program.reductions[-1].of_part(part, results))
 
     def two(self, a: Any, b: Any) -> Any:
         """The word of two numbers rounded to 16 bits, `a` in its low half."""
@@ -583,7 +656,7 @@ class PackKernel(ABC, Generic[R]):
         kind, instruction = ("streaming", "__stcs") if self.streaming_stores else ("whole", "__stwb")
         count, edge = int(words.shape[0]), self.edge(row, p, i)
         each = min(4, count)
-        called, text = sources.STORES[each]
+        called, text = sources.STORES[each if self.pack * self.out_item > 2 else 0]
         whole = text.format(name=kind, store=instruction)
         unit = self.frame.unit * self.out_item
         for k in range(0, count, each):

@@ -48,7 +48,17 @@ __device__ __forceinline__ void pack_store_two_{name}(unsigned a, unsigned b, vo
 STORE_ONE = """
 __device__ __forceinline__ void pack_store_one_{name}(unsigned a, void* to) {{ {store}((unsigned*)to, a); }}
 """
-STORES = {4: ("pack_store", STORE), 2: ("pack_store_two", STORE_TWO), 1: ("pack_store_one", STORE_ONE)}  # by words
+STORE_HALF = """
+__device__ __forceinline__ void pack_store_half_{name}(unsigned a, void* to) {{
+  {store}((unsigned short*)to, (unsigned short)a);
+}}
+"""
+STORES = {  # by words
+    4: ("pack_store", STORE),
+    2: ("pack_store_two", STORE_TWO),
+    1: ("pack_store_one", STORE_ONE),
+    0: ("pack_store_half", STORE_HALF),
+}
 # bytes from `first` to before `last`, both multiples of {unit}, in as few stores as their alignment allows
 STORE_SOME = """
 __device__ __forceinline__ void pack_store_some_{unit}(unsigned a, unsigned b, unsigned c, unsigned d, void* to,
@@ -75,4 +85,12 @@ LARGEST = """
 __device__ __forceinline__ unsigned pack_{function}(unsigned a, unsigned b) {{
   half2 m = __h{function}2(*(half2*)&a, *(half2*)&b); return *(unsigned*)&m;
 }}
+"""
+# of float32 without NaN, whose bits are ordered as integers are once those of negative numbers are turned over
+LARGEST_OF_WARP = """
+__device__ __forceinline__ float pack_largest_of_warp(float value) {
+  int bits = __float_as_int(value);
+  bits = __reduce_max_sync(0xffffffffu, bits ^ ((bits >> 31) & 0x7fffffff));
+  return __int_as_float(bits ^ ((bits >> 31) & 0x7fffffff));
+}
 """

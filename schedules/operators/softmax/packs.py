@@ -17,7 +17,7 @@ from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.operators.softmax.rows import itemsize
 
 PACK = 16  # bytes: what bulk copies count in and the widest access
-ACCESSES = (16, 8)  # bytes of a pack that ordinary loads and stores may take
+ACCESSES = (16, 8, 4, 2)  # bytes of a pack that ordinary loads and stores may take
 KEPT_IN_REGISTERS = ("packed", "numerators")  # as they came, or as numerators in float32
 MOST_ROUNDS = 32  # packs of a thread, which are unrolled
 
@@ -67,6 +67,11 @@ class Frame:
         return self.most * self.access
 
 
+def widest(problem: SoftmaxProblem) -> int:
+    """Bytes of the widest access that rows consist of."""
+    return math.gcd(problem.cols * itemsize(problem), PACK)
+
+
 def row_inputs(problem: SoftmaxProblem) -> tuple[Argument, ...]:
     """The inputs that have rows."""
     return tuple(a for a in problem.arguments() if not a.output and len(a.shape) == 2)
@@ -77,8 +82,8 @@ def held(problem: SoftmaxProblem, kept: str, access: int = PACK) -> int:
     read."""
     frame = Frame.of_row(problem, access)
     pack = frame.pack
-    drop = pack // 4 if problem.has_dropout else 0
-    inputs = len(row_inputs(problem)) - problem.has_dropout
+    drop = 1 if problem.is_drawn else pack // 4 if problem.has_dropout else 0
+    inputs = sum(argument.name != "drop" for argument in row_inputs(problem))
     inputs += problem.mask == "cols"
     if kept == "widened":
         return pack * inputs + drop

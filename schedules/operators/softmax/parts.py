@@ -35,7 +35,7 @@ def schedule(problem: SoftmaxProblem, config: PartsConfig, arch: Arch) -> tvm.IR
     """The program for x or y, dy (rows, cols), run-time rows; rows * parts blocks of each kernel."""
     from schedules.operators.softmax.parts_program import program
 
-    return program(problem, config, overlapped="cluster" in arch.features)
+    return program(problem, config, overlapped="cluster" in arch.features, redux="redux" in arch.features)
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> PartsConfig:

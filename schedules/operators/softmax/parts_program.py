@@ -20,9 +20,9 @@ from schedules.tirx.words import read
 PARTIALS = "partials"
 
 
-def program(problem: SoftmaxProblem, config: PartsConfig, overlapped: bool) -> tvm.IRModule:
+def program(problem: SoftmaxProblem, config: PartsConfig, overlapped: bool, redux: bool) -> tvm.IRModule:
     """The module with one function "main" that takes ``problem.arguments()``; the second kernel is launched while the
-    first runs if `overlapped`."""
+    first runs if `overlapped`; `redux` if the arch has that."""
     parts, warps = config.parts(problem), config.threads // 32
     numbers = len(row_program(problem).reductions) + problem.is_loss  # with the target's element
 
@@ -40,12 +40,16 @@ def program(problem: SoftmaxProblem, config: PartsConfig, overlapped: bool) -> t
             block, warp, lane = T.cta_id([blocks(rows)]), T.warp_id([warps]), T.lane_id([32])
             if overlapped:
                 T.evaluate(T.ptx["griddepcontrol.launch_dependents"]())
-            SumsKernel(problem, config, tensors, rows, warp, lane).emit(block, partials, False)
+            kernel = SumsKernel(problem, config, tensors, rows, warp, lane)
+            kernel.redux = redux
+            kernel.emit(block, partials, False)
         return {**tensors, PARTIALS: partials}
 
     def outputs(tensors: dict[str, Any], rows: Any, block: Any, warp: Any, lane: Any) -> None:
         given = {name: buffer for name, buffer in tensors.items() if name != PARTIALS}
-        OutputsKernel(problem, config, given, rows, warp, lane).emit(block, tensors[PARTIALS], overlapped)
+        kernel = OutputsKernel(problem, config, given, rows, warp, lane)
+        kernel.redux = redux
+        kernel.emit(block, tensors[PARTIALS], overlapped)
 
     return module(problem, warps, written, config.min_blocks, outputs, before=sums)
 
@@ -160,14 +164,4 @@ class OutputsKernel(PartsKernel):
                 value = value if counts else T.Select(i < self.parts, value, T.float32(0))
                 of_part[step.name] = named(step.name, value)
             numbers.append(of_part)
-        results: Values = {}
-        shares = {}
-        for step in self.steps:
-            share, *others = (step.of_part(of_part, {**self.known, **results}) for of_part in numbers)
-            for other in others:
-                share = T.max(share, other) if step.kind == "max" else share + other
-            if step.kind == "max":  # the warp's, which its sums are relative to
-                share = results[step.name] = named(f"{step.name}_of_warp", self.across("max", share, 32))
-            shares[step.name] = (step.kind, share)
-        of_warps = self.over_warps(shares, None)
-        return self.merged({name: of_lane for name, (_, of_lane) in of_warps.items()}, self.threads // 32)
+        return self.merged([self.over_warps(self.merged(numbers, 32, "_of_warp"), None)], self.shares)

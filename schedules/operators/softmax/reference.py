@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from schedules.core.operator import Array, Expected
+from schedules.core.philox import threshold, words
 from schedules.core.problem import numpy_dtype
 from schedules.core.tolerance import LARGEST
 from schedules.operators.softmax.definition import SoftmaxProblem
@@ -29,7 +30,7 @@ def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
     one column is as large as the others together: its result is near 0, and an error of the sum shows in it.
 
     y: the function's output for such x.  dy: normal, around 1 where the sum of y * dy would else be near 0 and its
-    errors too.  mask: 0 or, for one in five, -inf.  drop: 1 with probability `keep`.
+    errors too.  mask: 0 or, for one in five, -inf.  drop: 1 with probability `keep`.  philox: any seed and offset.
     lengths: from 1 to all columns.  temperature: from 0.5 to 2.  target: one in eight is to be ignored.  dloss and
     dlse: normal.
     """
@@ -51,8 +52,10 @@ def inputs(problem: SoftmaxProblem, rng: np.random.Generator) -> list[Array]:
     for argument in p.arguments():
         if argument.output:
             continue
-        if argument.name == "drop":
-            array: Array = rng.random((rows, p.cols), dtype=np.float32) < p.keep
+        if argument.name == "philox":
+            array: Array = rng.integers(2**63, size=2)
+        elif argument.name == "drop":
+            array = rng.random((rows, p.cols), dtype=np.float32) < p.keep
         elif argument.name == "mask":
             array = np.where(rng.random((rows, p.cols) if p.mask == "full" else p.cols) < 0.2, -np.inf, 0.0)
             array[..., 0] = 0.0  # no row without a column left
@@ -87,15 +90,19 @@ def reference(problem: SoftmaxProblem, arrays: Sequence[Array]) -> list[Expected
     names = [argument.name for argument in p.arguments() if not argument.output]
     rows = distinct_rows(p)
     of_rows = [array.ndim == 2 or name in p.of_rows for name, array in zip(names, arrays, strict=True)]
-    if p.mask == "causal" or any(
-        many and not _repeats(array, rows) for many, array in zip(of_rows, arrays, strict=True)
+    if (
+        p.mask == "causal"
+        or (p.is_drawn and p.is_grad)
+        or any(many and not _repeats(array, rows) for many, array in zip(of_rows, arrays, strict=True))
     ):
         rows = p.rows  # not from `inputs`, or of other lengths
     given = {
-        name: (array[:rows] if many else array).astype(np.int64 if name == "target" else np.float64)
+        name: (array[:rows] if many else array).astype(np.int64 if name in ("target", "philox") else np.float64)
         for name, many, array in zip(names, of_rows, arrays, strict=True)
     }
-    drop = given["drop"] / p.keep if p.has_dropout else None
+    drop = None
+    if p.has_dropout:
+        drop = (_drawn(p, *given["philox"].tolist()) if p.is_drawn else given["drop"]) / p.keep
     factor = np.full((rows, 1), abs(p.scale))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         if p.temperature:
@@ -129,14 +136,25 @@ def reference(problem: SoftmaxProblem, arrays: Sequence[Array]) -> list[Expected
         magnitude = np.where(np.isinf(shifted), 0, magnitude)  # a masked column is exact
         outputs = [Expected(values, magnitude)]
         if drop is not None:
-            output = _beyond(values, p.element_outputs[0].dtype) * drop
-            outputs.append(Expected(output, magnitude * drop, roundings=1 + 1 / p.keep))  # y is rounded first
+            # y repeats where its rows do, what is drawn does not
+            rounded = np.resize(_beyond(values, p.element_outputs[0].dtype), drop.shape) * drop
+            errors = np.resize(magnitude, drop.shape) * drop
+            outputs.append(Expected(rounded, errors, roundings=1 + 1 / p.keep))  # y is rounded first
         if p.lse:
             # all -inf has the logarithm -inf, though no softmax
             lse = np.where(np.isneginf(peak[:, 0]), -np.inf, lse)
             mean = np.abs(np.nan_to_num(depth)).min(axis=-1)  # where the sum's weight lies
             outputs.append(Expected(lse, np.where(np.isinf(lse), 0, mean + np.abs(lse) + np.log(p.cols))))
         return outputs
+
+
+def _drawn(p: SoftmaxProblem, seed: int, offset: int) -> Array:
+    """Whether each element of all rows is kept."""
+    kept = np.empty(-(-p.rows * p.cols // 4) * 4, bool)
+    for start in range(0, len(kept), DISTINCT_ELEMENTS):
+        part = np.arange(start, min(start + DISTINCT_ELEMENTS, len(kept)))
+        kept[part] = words(seed, offset, part) < threshold(p.keep)
+    return kept[: p.rows * p.cols].reshape(p.rows, p.cols)
 
 
 def _losses(

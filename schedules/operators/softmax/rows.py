@@ -26,6 +26,7 @@ from schedules.operators.softmax.definition import (
     SoftmaxProblem,
     Values,
     column,
+    drawn,
     placeholders,
     program_of_rows,
     row_program,
@@ -105,6 +106,7 @@ class Stages:
     reductions: tuple[str, ...]
     numerators: bool  # whether a stage "numerator" is between the last reduction and those before it
     dropped: bool  # whether a second output, "dropped_out" from "dropped", follows "out" from "value"
+    drop_read: bool  # whether that reads what is dropped
     of_row: bool  # whether the last output, "row_out", is a number a row
     elements: bool  # whether there is an output "out", and not only "row_out"
 
@@ -173,7 +175,7 @@ def row_stages(
         return row_results(problem, inputs, program, results, i)
 
     def columns(stage: str, *at: PrimExpr) -> tuple[Values, Values]:
-        return Columns(stages[stage], at, beside(k, *at)), of_row(at[0])
+        return Columns(stages[stage], at, beside(problem, inputs, k, *at)), of_row(at[0])
 
     numerator: te.Tensor | None = None
     for step in program.reductions:
@@ -197,6 +199,7 @@ def row_stages(
         reductions=tuple(step.name for step in program.reductions),
         numerators=numerator is not None,
         dropped=program.dropped is not None,
+        drop_read=program.dropped is not None and not problem.is_drawn,
     )
 
 
@@ -233,11 +236,12 @@ class Columns(dict[str, "PrimExpr"]):
         return self.loads.read(name, *self.at).astype("float32")
 
 
-def beside(packing: Packing, *at: PrimExpr) -> Values:
+def beside(problem: SoftmaxProblem, inputs: dict[str, te.Tensor], packing: Packing, *at: PrimExpr) -> Values:
     """What is known of a column beside its elements, at (i, p, t, v) or (i, part, p, t, v)."""
-    _, *part, p, t, v = at
+    row, *part, p, t, v = at
     pack = ((part[0] * packing.rounds + p) if part else p) * packing.threads + t
-    return {"col": pack * packing.vector + v}
+    col = pack * packing.vector + v
+    return {"col": col, **drawn(problem, inputs, row, col)}
 
 
 def at_columns(formula: Output, read: Callable[..., tuple[Values, Values]]) -> Callable[..., PrimExpr]:
@@ -331,7 +335,13 @@ def output_stages(
     outputs = [_store(value, lead, packing, "out")]
     drop_out = program.dropped
     if drop_out is not None:
-        drop = input_element(inputs["drop"], 0, packing)
+        if problem.is_drawn:
+
+            def drop(*at: PrimExpr) -> PrimExpr:
+                return beside(problem, inputs, packing, *at)["drop"]
+
+        else:
+            drop = input_element(inputs["drop"], 0, packing)
 
         def dropped_element(*at: PrimExpr) -> PrimExpr:
             return drop_out(value(*at).astype("float32"), drop(*at).astype("float32")).astype(dtype)
@@ -400,9 +410,7 @@ def check(
             f"min_blocks={min_blocks} of {threads} threads: a multiprocessor of {arch} holds {arch.threads_sm} threads"
         )
     if rows_held:
-        inputs = sum(
-            1 for argument in problem.arguments() if not argument.output and argument.name not in problem.of_rows
-        )
+        inputs = len(problem.of_columns)
         # ptxas widens float16 anew for each use; bfloat16, whose widening is a shift, it keeps as float32
         needed = rows_held * packing.elements * inputs * (0.5 if problem.dtype == "float16" else 1) + 32
         needed += packing.elements if numerators else 0
@@ -494,9 +502,10 @@ def tile_rows(
         sch.reverse_compute_at(dropped, p, preserve_unit_loops=True)
         sch.set_scope(dropped, 0, "local")
         sch.unroll(sch.get_loops(dropped)[-1])
-        drop = sch.cache_read(dropped, 1, "local")
-        sch.compute_at(drop, p, preserve_unit_loops=True)
-        sch.vectorize(sch.get_loops(drop)[-1])
+        if stages.drop_read:
+            drop = sch.cache_read(dropped, 1, "local")
+            sch.compute_at(drop, p, preserve_unit_loops=True)
+            sch.vectorize(sch.get_loops(drop)[-1])
         _follow(sch, "dropped_out", p)
     return row, chunk
 

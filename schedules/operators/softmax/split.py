@@ -117,7 +117,7 @@ def split_stages(
         return row_results(problem, inputs, program, found, *row)
 
     def part_columns(*at: PrimExpr) -> tuple[Values, Values]:
-        return rows.Columns(stored, at, rows.beside(packing, *at)), of_row(parts, *at[:2])
+        return rows.Columns(stored, at, rows.beside(problem, inputs, packing, *at)), of_row(parts, *at[:2])
 
     for step in steps:
         element = rows.at_columns(step.element, part_columns)
@@ -161,7 +161,7 @@ def split_stages(
     own_shares, own_results = combined("_of_row", steps if program.of_row else ())
 
     def columns(*at: PrimExpr) -> tuple[Values, Values]:
-        return rows.Columns(reread, at, rows.beside(warps, *at)), of_row(results, at[0])
+        return rows.Columns(reread, at, rows.beside(problem, inputs, warps, *at)), of_row(results, at[0])
 
     value = rows.at_columns(program.output, columns)
     outputs = rows.output_stages(
@@ -176,6 +176,7 @@ def split_stages(
         of_row_shares=tuple(tensor.op.name for tensor in own_shares.values()),
         numerators=False,
         dropped=program.dropped is not None,
+        drop_read=program.dropped is not None and not problem.is_drawn,
         of_row=False,
         elements=bool(problem.element_outputs),
         reread=reread.blocks,

@@ -13,7 +13,6 @@ Matrix Transpose in CUDA C/C++" (2013).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -22,8 +21,9 @@ from typing import TYPE_CHECKING
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.lowering.annotations import check_streaming, default_streaming
+from schedules.operators.softmax.cost import cheapest
 from schedules.operators.softmax.definition import SoftmaxProblem
-from schedules.operators.softmax.packs import KEPT_IN_REGISTERS, PACK, Frame, row_inputs
+from schedules.operators.softmax.packs import KEPT_IN_REGISTERS, PACK, Frame, row_inputs, widest
 from schedules.operators.softmax.rows import itemsize
 from schedules.operators.softmax.tiles_config import TilesConfig
 
@@ -41,14 +41,10 @@ def schedule(problem: SoftmaxProblem, config: TilesConfig, arch: Arch) -> tvm.IR
     return program(problem, config)
 
 
-def widest(problem: SoftmaxProblem) -> int:
-    """Bytes of the widest access that rows consist of."""
-    return math.gcd(problem.cols * itemsize(problem), PACK)
-
-
 def default(problem: SoftmaxProblem, arch: Arch) -> TilesConfig:
     """As few threads to a row as have up to ELEMENTS each, blocks of 128 threads, and rows that give each PACKS packs,
-    or fewer until there are four blocks for each multiprocessor.  Estimates, not measured."""
+    or fewer until there are four blocks for each multiprocessor; or twice the threads, where that is said to cost less:
+    where rows then meet less in banks of shared memory."""
     access = widest(problem)
     threads = 1
     while threads < 32 and threads * ELEMENTS < problem.cols:
@@ -57,7 +53,13 @@ def default(problem: SoftmaxProblem, arch: Arch) -> TilesConfig:
     step = config.whole(problem)
     row_bytes = problem.cols * itemsize(problem) * len(row_inputs(problem))
     wanted = min(128 * PACKS * PACK // row_bytes, problem.rows // (4 * arch.device.multiprocessors))
-    return replace(config, rows_per_group=max(1, wanted // (config.groups * step)) * step)
+    config = replace(config, rows_per_group=max(1, wanted // (config.groups * step)) * step)
+    if threads == 32:
+        return config
+    wider = replace(config, threads=2 * threads, groups=config.groups // 2)
+    step = wider.whole(problem)
+    wider = replace(wider, rows_per_group=max(1, config.rows // (wider.groups * step)) * step)
+    return cheapest(problem, "tiles", (config, wider), arch)
 
 
 def space(problem: SoftmaxProblem, arch: Arch) -> Iterator[TilesConfig]:

@@ -16,12 +16,21 @@ def test_a_row_for_each_operator_with_what_changed() -> None:
         "date": "2026-11-23T01",
         "versions": {"llvm": "22"},
         "before": [
-            row(registers=200, scratch=8, barrier=7, products=0.2, limit="LDS"),
+            row(registers=200, scratch=8, barrier=7, products=0.2, limit="LDS", conflicts=0.3),
             row(preset="b", registers=100, barrier=5, products=0.4, limit="LDS"),
             {"preset": "c", "operator": "conv", "dtype": "float16", "refused": "why"},
         ],
         "now": [
-            row(**{"mfma": 8, "global load": 3, "global load 128-bit": 2, "products": 0.5, "limit": "matrix cores"}),
+            row(
+                **{
+                    "mfma": 8,
+                    "global load": 3,
+                    "global load 128-bit": 2,
+                    "products": 0.5,
+                    "limit": "matrix cores",
+                    "conflicts": 0,
+                }
+            ),
             row(preset="d", operator="softmax", wait=2),
         ],
     }
@@ -29,6 +38,7 @@ def test_a_row_for_each_operator_with_what_changed() -> None:
     cells = dict(zip(header.split(" | "), conv.split(" | "), strict=True))
     assert cells["presets"] == "1" and cells["registers"] == "150 > 40" and cells["with scratch"] == "1 > 0"
     assert cells["barriers"] == "6 > 0" and cells["matrix"] == "0 > 8" and cells["memory"] == "0 > 5"
+    assert cells["conflicts"] == "30% > 0%"
     assert cells["products"] == "30% > 50%" and conv.endswith("| LDS > matrix cores |")
-    assert softmax == "| gfx942 | `softmax` | float16 | 1 | 40 | 40 | 0 | 4.0 | 0 | 0 | 0 | 0 | 0 | 0 | 2 |  |  |"
+    assert softmax == "| gfx942 | `softmax` | float16 | 1 | 40 | 40 | 0 | 4.0 | 0 | 0 | 0 |  | 0 | 0 | 0 | 2 |  |  |"
     assert source == "AMD gfx942, 2026-11-23; llvm 22"

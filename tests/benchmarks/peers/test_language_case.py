@@ -15,6 +15,7 @@ from benchmarks.peers.comparison import GRAPH, STREAM, Times
 from benchmarks.peers.language_case import bundle_of, case_result, cases, line_of, name_of, program_for, run_case
 from schedules.core.arch import Arch
 from schedules.core.arithmetic import TF32
+from schedules.core.operator import ScheduleSpec
 from schedules.core.presets import presets
 from schedules.core.problem import Problem
 from schedules.core.registry import operator_modules, operator_of, operators
@@ -27,8 +28,13 @@ from tests.conftest import problem_of
 PROBLEM = SoftmaxProblem(300, 64)
 
 
-def test_every_program_in_tirx_has_problems(sm_90a: Arch) -> None:
-    found, known = cases(sm_90a, list(operator_modules())), list(dict.fromkeys(language_case._problems()))
+@pytest.fixture(scope="module")
+def found(sm_90a: Arch) -> dict[Problem, ScheduleSpec]:
+    return cases(sm_90a, list(operator_modules()))
+
+
+def test_every_program_in_tirx_has_problems(sm_90a: Arch, found: dict[Problem, ScheduleSpec]) -> None:
+    known = list(dict.fromkeys(language_case._problems()))
     programs = {  # those that this arch has: each that serves anything here
         (op.name, spec.name)
         for op in operators()
@@ -42,8 +48,8 @@ def test_every_program_in_tirx_has_problems(sm_90a: Arch) -> None:
     assert set(cases(sm_90a, ["softmax"])) == {problem for problem in found if isinstance(problem, SoftmaxProblem)}
 
 
-def test_each_case_has_a_sibling_that_takes_it(sm_90a: Arch) -> None:
-    for problem, spec in cases(sm_90a, list(operator_modules())).items():
+def test_each_case_has_a_sibling_that_takes_it(sm_90a: Arch, found: dict[Problem, ScheduleSpec]) -> None:
+    for problem, spec in found.items():
         assert spec.tirx
         served = [name for name in spec.tirx.siblings if operator_of(problem).schedule(name).serves(problem, sm_90a)]
         assert served, f"{spec.name}: {problem}"

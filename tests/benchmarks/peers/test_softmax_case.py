@@ -86,10 +86,10 @@ def test_grids_and_maps() -> None:
 
 
 def test_data_repeats_by_an_odd_number_of_rows() -> None:
-    assert distinct_rows(SoftmaxProblem(8, 1048576)) == 8
-    assert distinct_rows(SoftmaxProblem(132, 1048576)) == 13
-    assert distinct_rows(SoftmaxProblem(49152, 1024)) == 2049
-    assert distinct_rows(SoftmaxProblem(49152, 32)) == 49152
+    assert distinct_rows(SoftmaxProblem(4, 1048576)) == 4
+    assert distinct_rows(SoftmaxProblem(132, 1048576)) == 5
+    assert distinct_rows(SoftmaxProblem(49152, 1024)) == 513
+    assert distinct_rows(SoftmaxProblem(9152, 32)) == 9152
 
 
 def test_ours_comes_from_the_bundle_of_the_same_choice(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.peers.softmax_tables import goals
 from benchmarks.peers.tables import tables
 
 
@@ -16,6 +17,8 @@ def case(rows: int, cols: int, function: str, ours: float | None, fused: bool = 
         "operator": "softmax",
         "problem": problem,
         "launch": "stream",
+        "bytes": 4 * rows * cols,
+        "copy_bytes": 4 * rows * cols,
         "date": "2026-11-21T10:00:00+00:00",
         "ours": mine,
         "copies": {"torch": words(4000.0)},
@@ -90,3 +93,25 @@ def test_cases_launched_from_graphs_stand_apart_and_last() -> None:
         "float32, 49152 rows",
         "float16, 49152 rows, launched from CUDA graphs",
     ]
+
+
+def test_goals_are_met_by_share_or_by_time() -> None:
+    def timed(rows: int, cols: int, us: float | None, copy: float) -> Any:
+        made = case(rows, cols, "softmax", None if us is None else 1.0)
+        made["ours"] |= {} if us is None else {"us": us}
+        return {**made, "copies": {"torch": {"us": copy}}}
+
+    few = [
+        timed(1, 65536, 6.1, 5.5),
+        timed(1, 65536, 6.2, 5.5),
+        timed(8, 2**20, 15.2, 14.0),
+        timed(8, 2**20, 15.3, 14.0),
+    ]
+    text = goals([results(*few, timed(49152, 100, 10.0, 9.7)), results(timed(49152, 100, None, 9.7))])
+    lines = text.splitlines()[2:]
+    assert lines[0].startswith("| at most 32 rows | float16 | 92% or 0.6 us more | 2 of 4 | ")
+    assert lines[0].endswith(" | 88.7% (1 x 65536) | 1.30 us |")
+    assert lines[1] == (
+        "| up to 512 columns, 32768 rows or more | float16 | 97% | 1 of 1, 1 not timed | 97.0% |"
+        " 97.0% (49152 x 100) | 0.30 us |"
+    )

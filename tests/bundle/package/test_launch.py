@@ -15,7 +15,7 @@ from schedules.bundle.bundle import source
 from schedules.bundle.package.launch import value
 from schedules.core.arch import parse_arch
 from schedules.core.registry import operator
-from tests.bare import clean_python
+from tests.bare import bare_folder, clean_python
 from tests.bundle.package import fake
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler")
@@ -34,7 +34,7 @@ CASES = [
     ("conv2d_nchw32", SMALL.replace("n=2", "n=8"), CUDA, None, None),
     ("conv2d_nhwc", f"{SMALL} dtype=float16".replace("n=2", "n=8 n_from=2"), CUDA, "tma_wgmma", 3),
     ("conv2d_nhwc", f"{SMALL} dtype=float32", CUDA, None, None),
-    ("conv2d_nhwc", f"{SMALL} dtype=float16", ROCM, "mfma", None),
+    ("conv2d_nhwc", f"{SMALL} dtype=float16", ROCM, "mma", None),
     ("conv2d_hwcn", f"{SMALL} dtype=float32", ROCM, None, None),
     ("conv2d_nchw32", SMALL, ROCM, None, None),
 ]
@@ -98,13 +98,15 @@ def told(built: Built, given: list[dict[str, Any]], sizes: dict[str, list[int]])
     return {**what, "tensors": list(given), "sizes": fake.sizes_text(sizes)}
 
 
-def run(drivers: Path, folder: Path, cases: list[dict[str, Any]], code: str = RUN, **environment: str) -> Any:
+def run(
+    drivers: Path, folder: Path, cases: list[dict[str, Any]], code: str = RUN, *words: Path, **environment: str
+) -> Any:
     (folder / "launch.py").write_text(fake.standing_alone(source("launch.py")))
     (folder / "tensor.py").write_text(fake.standing_alone((fake.HERE / "tensor.py").read_text()))
     (folder / "cases.json").write_text(json.dumps(cases))
     files = [folder / name for name in ("launch.py", "tensor.py", "cases.json")]
     paths = {"LD_LIBRARY_PATH": str(drivers), "FAKE_DRIVER_LOG": str(folder / "log")}
-    return clean_python(LOAD + code, *files, **paths, **environment)
+    return clean_python(LOAD + code, *files, *words, **paths, **environment)
 
 
 def test_the_driver_launches_what_tvm_launches(
@@ -118,9 +120,9 @@ def test_the_driver_launches_what_tvm_launches(
         launches = [line for line in lines if "symbol" in line]
         twice = wanted["launches"] * 2
         assert wanted["launches"] and fake.anonymous(launches, given) == fake.anonymous(twice, given), str(built)
-        assert [line for line in lines if "allocated" in line] == [
-            {"allocated": value(each["bytes"], {"rows": given[0]["shape"][0]})} for each in built.launches["workspaces"]
-        ]
+        sizes = {"rows": given[0]["shape"][0]}
+        bytes_of = [-(-value(each["bytes"], sizes) // 256) * 256 for each in built.launches["workspaces"]]
+        assert [line["allocated"] for line in lines if "allocated" in line] == ([sum(bytes_of)] if bytes_of else [])
 
 
 def test_cases_have_all_that_launches_can_have(cases: Any) -> None:
@@ -154,6 +156,7 @@ del launcher
     assert done.returncode == 0, done.stderr
     lines = fake.noted(tmp_path / "log")
     bytes_of = [value(split["launches"]["workspaces"][0]["bytes"], {"rows": rows}) for rows in (3, 9)]
+    bytes_of = [-(-each // 256) * 256 for each in bytes_of]
     assert [line["allocated"] for line in lines if "allocated" in line] == bytes_of
     assert lines[-3:] == ["freed", "freed", "unloaded"]
     launches = [line for line in lines if "symbol" in line]
@@ -177,6 +180,26 @@ del launcher
     lines = [line for line in lines if isinstance(line, dict)]
     used = [line["arguments"][0] for line in lines if line.get("symbol") == "main_kernel"]
     assert used[0] == used[2] and len(set(used)) == 3 == sum("allocated" in line for line in lines)
+
+
+def test_it_runs_on_the_stream_that_tvms_ffi_uses(drivers: Path, split: dict[str, Any], tmp_path: Path) -> None:
+    code = """
+launcher = loaded(cases[0])
+def call(index=0):
+    launcher(*[Fake(**{**tensor, "index": index}) for tensor in cases[0]["tensors"]])
+call()
+sys.path.insert(0, sys.argv[4])
+import tvm_ffi
+with tvm_ffi.use_raw_stream(tvm_ffi.device(f"{cases[0]['kind']}:1"), 0x7000):
+    call()
+    call(1)
+call(1)
+"""
+    done = run(drivers, tmp_path, [split], code, bare_folder(tmp_path))
+    assert done.returncode == 0, done.stderr
+    launches = [line for line in fake.noted(tmp_path / "log") if "symbol" in line]
+    places = [(0, 0), (0, 0), (1, 0x7000), (1, 0)]
+    assert [(line["device"], line["stream"]) for line in launches] == [each for each in places for _ in range(2)]
 
 
 def test_threads_on_one_stream_share_a_workspace_in_turn(drivers: Path, split: dict[str, Any], tmp_path: Path) -> None:

@@ -320,16 +320,18 @@ def test_memory_out_of_bounds(emulator: Emulator) -> None:
 
 
 def test_buffers_with_a_range(emulator: Emulator) -> None:
-    """Words beyond it are read as zero and not written."""
-    make = "call ptr addrspace(8) @llvm.amdgcn.make.buffer.rsrc.p8.p1(ptr addrspace(1) %out, i16 0, i64 100, i32 0)"
+    """One offset gives zero; any other that lies beyond is a mistake."""
+    make = "call ptr addrspace(8) @llvm.amdgcn.make.buffer.rsrc.p8.p1(ptr addrspace(1) %out, i16 0, i64 {}, i32 0)"
     body = f"""  %b = {make}
-  %o = mul i32 %lane, 4
+  %inside = icmp slt i32 %lane, 25
+  %far = mul i32 %lane, 4
+  %o = select i1 %inside, i32 %far, i32 -2147483648
   %x = call i32 @llvm.amdgcn.raw.ptr.buffer.load.i32(ptr addrspace(8) %b, i32 %o, i32 0, i32 0)
-  call void @llvm.amdgcn.raw.ptr.buffer.store.i32(i32 %v, ptr addrspace(8) %b, i32 %o, i32 0, i32 0)
 {stored("%x", 1)}"""
-    written, read = launch(emulator, kernel(body), 128).reshape(2, 64)
-    assert (written == np.where(LANES < 25, 100 + LANES, -7)).all()
+    _, read = launch(emulator, kernel(body.format(100)), 128).reshape(2, 64)
     assert (read == np.where(LANES < 25, -7, 0)).all()
+    with pytest.raises(EmulationError, match=r"a load past the end of a device buffer of 99 bytes \(kernel line"):
+        launch(emulator, kernel(body.format(99)), 128)
 
 
 def test_what_is_not_known_is_named(emulator: Emulator) -> None:

@@ -38,7 +38,7 @@ def test_mma_is_correct(emulation: None, arch: str, dtype: str, shape: str) -> N
 @pytest.mark.parametrize(("arch", "shape"), [(f"gfx9{('0a', '42')[i % 2]}", shape) for i, shape in enumerate(SHAPES)])
 def test_mfma_is_correct(arch: str, shape: str) -> None:
     problem = problem_of("conv2d_hwcn", **SHAPES[shape], dtype="float16")
-    assert_correct(problem, parse_arch(arch), "mfma", routes=["serial"])
+    assert_correct(problem, parse_arch(arch), "mma", routes=["serial"])
 
 
 # each shape by both schedules, each of them in one dtype, and one shape in both
@@ -92,7 +92,7 @@ def test_what_it_is_made_of(tutorial: Built) -> None:
 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942"])
 def test_mfma_code_objects(amd_linker: None, arch: str) -> None:
-    built = build(problem_of("conv2d_hwcn", **TUTORIAL), parse_arch(arch), "mfma")
+    built = build(problem_of("conv2d_hwcn", **TUTORIAL), parse_arch(arch), "mma")
     assembly = assert_fits(built)
     assert any(re.search(r"v_mfma_f32_16x16x16_?f16", loop) for loop in loops(assembly))
     # the tiles are turned on their way into LDS, 16 bytes at a time
@@ -104,13 +104,13 @@ def test_mfma_code_objects(amd_linker: None, arch: str) -> None:
     [
         ("sm_80", "float16", "mma"),
         ("sm_90a", "float16", "mma"),
-        ("sm_80", "float32", "simt"),
-        ("sm_90a", "float32", "simt"),
-        ("sm_75", "float32", "tutorial"),
+        ("sm_80", "float32", "winograd"),
+        ("sm_90a", "float32", "winograd"),
+        ("sm_75", "float32", "winograd"),
         ("sm_75", "bfloat16", "tutorial"),
-        ("gfx90a", "float32", "mfma"),
-        ("gfx1100", "float32", "tutorial"),
-        ("gfx90a", "float16", "mfma"),
+        ("gfx90a", "float32", "mma"),
+        ("gfx1100", "float32", "winograd"),
+        ("gfx90a", "float16", "mma"),
         ("llvm", "float16", "cpu"),
     ],
 )

@@ -17,7 +17,7 @@ from schedules.build.builder import Built, build
 from schedules.build.inspect import summary
 from schedules.check.verify import MODES, emulated_runs, judge, on_device, poisoned, verify
 from schedules.core.arch import ARCHES, Arch, parse_arch
-from schedules.core.arithmetic import BF16X3, FLOAT32, TF32, WINOGRAD
+from schedules.core.arithmetic import BF16X3, BF16X6, FLOAT32, TF32
 from schedules.core.errors import ConfigError
 from schedules.core.operator import Array
 from schedules.core.registry import operator
@@ -333,7 +333,7 @@ def test_a_search_takes_it_by_name_only(sm_90a: Arch) -> None:
 
     known = records(sm_90a)
     unasked = first_candidates(Work(PROBLEM, sm_90a, Limits()), best_of(known[:2]), known)
-    assert {candidate.schedule for candidate in unasked} == {"simt", "tutorial"}
+    assert {candidate.schedule for candidate in unasked} == {"simt", "tutorial", "winograd"}
     asked = Work(PROBLEM, sm_90a, Limits(), schedules=("mma_split",))
     assert {c.schedule for c in first_candidates(asked, known[0], known)} == {"mma_split"}
 
@@ -346,10 +346,10 @@ def test_no_record_brings_it_unasked(sm_90a: Arch, tmp_path: Path, monkeypatch: 
     assert [record.schedule for record in nearest(PROBLEM, others, ("mma_split",))] == ["mma_split"]
 
     monkeypatch.setattr("schedules.measure.choice._same_versions", lambda record, arch: True)
-    for folder, kept in (("exact", [split, simt]), ("near", others)):
+    for folder, kept, expected in (("exact", [split, simt], "simt"), ("near", others, "winograd")):
         for record in kept:
             append(tmp_path / folder, record)
-        assert choose(PROBLEM, sm_90a, folders=[tmp_path / folder]).schedule == "simt"
+        assert choose(PROBLEM, sm_90a, folders=[tmp_path / folder]).schedule == expected
         found = choose(PROBLEM, sm_90a, "mma_split", folders=[tmp_path / folder])
         assert found.schedule == "mma_split" and found.record
 
@@ -358,8 +358,7 @@ def test_verification_uses_its_tolerance_for_it_alone(emulation: None, sm_90a: A
     problem = problem_of("conv2d_hwcn", n=128, h=1, w=1, ci=1, co=128, kh=1, kw=1)
     checks = verify(problem, sm_90a, "mma_split", routes=["emulated"], seeds=(1,))
     assert all(check.passed and check.error > 0.2 for check in checks)
-    widest = WINOGRAD[max(WINOGRAD)]
-    others = {"mma_split": BF16X3, "tf32": TF32, "winograd": widest, "winograd_cpu": widest}
+    others = {"mma_split": BF16X3, "bf16x3": BF16X3, "bf16x6": BF16X6, "tf32": TF32}
     for spec in operator("conv2d_hwcn").schedules:
         assert spec.arithmetic == others.get(spec.name, FLOAT32)
 

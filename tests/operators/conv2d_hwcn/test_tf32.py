@@ -112,7 +112,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
 def test_it_is_only_used_where_it_is_named(sm_90a: Arch) -> None:
     problem, op = problem_of("conv2d_hwcn", **WORK), operator("conv2d_hwcn")
     spec = op.schedule("tf32")
-    assert spec.opt_in and spec not in op.offered(sm_90a) and op.choose(problem, sm_90a) == "simt"
+    assert spec.opt_in and spec not in op.offered(sm_90a) and op.choose(problem, sm_90a) == "winograd"
     assert spec.config_for(problem, sm_90a) in spec.space(problem, sm_90a)
 
 

@@ -32,7 +32,7 @@ HALF = {
 
 @pytest.mark.parametrize("shape", HALF)
 def test_mfma_is_correct(shape: str) -> None:
-    assert_correct(problem_of("conv2d_nchw", **HALF[shape]), parse_arch("gfx90a"), "mfma", routes=["serial"])
+    assert_correct(problem_of("conv2d_nchw", **HALF[shape]), parse_arch("gfx90a"), "mma", routes=["serial"])
 
 
 @pytest.mark.parametrize("shape", HALF)
@@ -87,7 +87,7 @@ def test_the_rule_takes_matrix_cores_for_the_articles_layers(name: str) -> None:
     op, problem = operator("conv2d_nchw"), preset(name).problem()
     chosen = {arch: op.choose(problem, arch) for arch in ARCHES.values()}
     assert {name for arch, name in chosen.items() if arch.kind == "cuda"} == {"mma_channels_last"}
-    assert {name for arch, name in chosen.items() if arch.features & {"mfma", "wmma"}} == {"mfma"}
+    assert {name for arch, name in chosen.items() if arch.features & {"mfma", "wmma"}} == {"mma"}
     assert chosen[ARCHES["rocm:gfx1030"]] == "simt" and chosen[ARCHES["llvm"]] == "cpu"
     assert op.choose(replace(problem, dtype="bfloat16"), parse_arch("sm_75")) == "simt"
 
@@ -133,14 +133,14 @@ def test_resources_of_the_articles_layers(cuda_compiler: None, sm_90a: Arch, nam
 @pytest.mark.parametrize("name", ["k100-1", "k100-2", "k100-6"])
 @pytest.mark.parametrize("arch", AMD, ids=str)
 def test_amd_code_object(amd_linker: None, arch: Arch, name: str) -> None:
-    built = build(preset(name).problem(), arch, "mfma")
+    built = build(preset(name).problem(), arch, "mma")
     assert_fits(built)
     assert re.search(r"v_mfma_f32_16x16x16_?f16", str(built.sources["s"]))
 
 
 def test_bfloat16_on_amd_takes_matrix_cores() -> None:
     problem = replace(preset("k100-2").problem(), dtype="bfloat16")
-    assert {operator("conv2d_nchw").choose(problem, arch) for arch in AMD} == {"mfma"}
+    assert {operator("conv2d_nchw").choose(problem, arch) for arch in AMD} == {"mma"}
 
 
 def _changes() -> list[tuple[str, Any]]:

@@ -74,7 +74,7 @@ def test_the_rule(sm_90a: Arch) -> None:
 
     assert chosen(parse_arch("sm_80"), dtype="float16", kh=3, kw=3, pad=1) == "mma_channels_last"
     assert chosen(parse_arch("sm_80"), dtype="float16", kh=1, kw=1) == "mma"
-    assert chosen(dtype="float32", kh=3, kw=3, pad=1) == "simt"
+    assert chosen(dtype="float32", kh=1, kw=1) == "simt" and chosen(dtype="float32", kh=3, kw=3, pad=1) == "winograd"
     problem = problem_of("conv2d_nchw", n=16, ci=64, h=32, w=32, co=64, kh=3, kw=3, dtype="float16")
     assert default(problem, sm_90a).check(problem, sm_90a) is None
     assert sum(config.check(problem, sm_90a) is None for config in space(problem, sm_90a)) > 100

@@ -248,8 +248,10 @@ def test_illegal_config_says_why(arch: str, config: dict[str, Any], message: str
         ("sm_90a", 32, 256, "mma"),
         ("sm_90a", 256, 32, "mma"),
         ("sm_80", 256, 256, "mma"),
-        ("gfx90a", 256, 256, "mfma"),
-        ("gfx1100", 256, 256, "simt"),
+        ("gfx90a", 256, 256, "mma"),
+        ("gfx1100", 256, 256, "mma"),
+        ("gfx1201", 256, 256, "mma"),
+        ("gfx1030", 256, 256, "simt"),
         ("llvm", 256, 256, "cpu"),
     ],
 )

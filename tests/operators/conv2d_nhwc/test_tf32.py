@@ -48,7 +48,7 @@ def test_rounding_is_all_that_is_lost(emulation: None, sm_90a: Arch) -> None:
 def test_what_it_refuses(sm_90a: Arch) -> None:
     op = operator("conv2d_nhwc")
     spec = op.schedule("tf32")
-    assert spec.opt_in and op.choose(problem_of("conv2d_nhwc", **WORK), sm_90a) == "simt"
+    assert spec.opt_in and op.choose(problem_of("conv2d_nhwc", **WORK), sm_90a) == "winograd"
     for fields, reason in (
         (dict(ci=6), "ci=6 is not a multiple of 4, which TMA needs"),
         (dict(co=6), "co=6 is not a multiple of 4, which TMA needs"),

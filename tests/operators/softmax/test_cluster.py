@@ -26,14 +26,18 @@ TURNS: Fields = dict(cluster=2, threads=64, grid=4, in_shared=1)  # clusters tha
 CASES: list[tuple[Fields, Fields]] = [
     (dict(cols=5), dict(TWO, cluster=4)),
     (dict(cols=1100, function="log_softmax", dtype="bfloat16"), dict(TWO, grid=4, online=True)),
-    (dict(cols=2049, mask="cols", keep=0.8), TURNS),
+    (dict(cols=2049, mask="cols", keep=0.8, drop="drawn"), TURNS),
     (dict(cols=1025, dtype="float32", mask="full", keep=0.7, scale=-0.5), dict(TURNS, online=True)),
     (dict(cols=2056, mask="cols", dtype="bfloat16"), dict(TURNS, in_shared=2, streaming="evict_last")),
     (dict(cols=2048, function="softmax_grad"), dict(TWO, in_shared=2, streaming="both")),
     (dict(cols=2315, function="softmax_grad", keep=0.7, scale=0.3), dict(TURNS, in_shared=2)),
+    (dict(cols=2317, function="softmax_grad", keep=0.7, drop="drawn"), dict(TURNS, in_shared=2)),
     (dict(cols=4999, function="log_softmax_grad", dtype="float32"), dict(TURNS, cluster=8, grid=8)),
     (dict(cols=3001), dict(TWO, kept="numerators")),
     (dict(cols=9000, mask="full"), dict(TWO, cluster=16, kept="numerators", online=True)),
+    (dict(cols=9000, dtype="float32"), dict(TWO, cluster=16, online=True, direct=True)),
+    (dict(cols=9000), dict(cluster=16, threads=128, online=True, direct=True, kept="numerators")),
+    (dict(cols=4999, function="softmax_grad"), dict(TWO, cluster=4, direct=True)),
 ]
 
 
@@ -88,7 +92,7 @@ def test_rows_take_turns_at_what_is_exchanged(sm_90a: Arch) -> None:
     fields = dict(cols=2048, function="softmax_grad")
     source = str(built_for(sm_90a, fields, dict(TWO, grid=4)).sources["cu"])
     body = source[source.rindex("main_kernel(") :]
-    assert re.search(r"\(\(turn_ptr\[0\] \* 4\) \+ warp_id_in_cta\)\] = total_of_warp;", body)
+    assert re.search(r"\(\(turn_ptr\[0\] \* 4\) \+ \(.*threadIdx\.x\) >> 5\)\)\] = total_of_warp;", body)
     assert "turn_ptr[0] = (turn_ptr[0] ^ 1);" in body
     assert re.search(r"int slots_turn = \(rows_before_ptr\[0\] & 1\);", body)
     assert re.search(r"int parity = \(\(rows_before_ptr\[0\] >> 1\) & 1\);", body)
@@ -105,7 +109,7 @@ def test_offsets_beyond_32_bits(sm_90a: Arch) -> None:
     [
         (dict(cols=2**20), 8),
         (dict(cols=2**20, function="softmax_grad"), 5),
-        (dict(cols=65536, rows=8, dtype="float32"), 4),
+        (dict(cols=65536, rows=8, dtype="float32"), 0),
     ],
     ids=str,
 )
@@ -130,7 +134,7 @@ def test_defaults_read_once_by_packs_and_do_not_spill(
     first_wait = re.search(r"DEPBAR\.LE SB0|MUFU|HMNMX2|SHFL\.BFLY", code)
     last_copy = max(match.start() for match in re.finditer(r"LDGSTS|LDG\.E\.128", code))
     between = code[first_wait.start() : last_copy] if first_wait else ""
-    assert len(re.findall(r"LDG", between)) <= 1  # all but one in flight before the first is used
+    assert len(re.findall(r"LDG", between)) <= 2  # nearly all in flight before the first is used
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -167,7 +171,7 @@ def test_the_rule_takes_them_for_long_rows_that_are_not_too_few() -> None:
 
     assert chosen(8, 65536) == chosen(132, 65536) == chosen(132, 2**20) == chosen(10**5, 2**20) == "cluster"
     assert chosen(132, 50257) == chosen(8, 32768, dtype="float32") == chosen(132, 2**20 - 1) == "cluster"
-    assert chosen(10**5, 65536) == chosen(10**5, 50257) == chosen(132, 1000) == "frames"
+    assert chosen(10**5, 32768) == chosen(10**5, 50257) == chosen(132, 1000) == "frames"
     assert chosen(1, 65536) == "cluster" and chosen(1, 2**20) == "parts"
     assert chosen(132, 2**22) == chosen(132, 2**20, "sm_80") == "parts"
 
@@ -182,6 +186,7 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
         "grid": dict(grid=4),
         "kept": dict(kept="numerators"),
         "online": dict(online=True),
+        "direct": dict(online=True, direct=True),
         "streaming": dict(streaming="evict_last"),
     }
     assert changes.keys() == base.to_json().keys()

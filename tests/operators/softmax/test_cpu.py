@@ -28,10 +28,13 @@ def test_schedule_is_correct(host: Arch, fields: dict[str, Any], config: dict[st
 @settings(max_examples=8)
 @given(
     rows=st.integers(1, 9), cols=st.integers(1, 300), function=st.sampled_from(FUNCTIONS),
-    vector=st.sampled_from((2, 8, 16, 64)), keep=st.booleans(),
+    vector=st.sampled_from((2, 8, 16, 64)), keep=st.booleans(), drawn=st.booleans(),
 )  # fmt: skip
-def test_any_shape_is_correct(host: Arch, rows: int, cols: int, function: str, vector: int, keep: bool) -> None:
-    problem = problem_of("softmax", rows=rows, cols=cols, function=function, dtype="float32")
+def test_any_shape_is_correct(
+    host: Arch, rows: int, cols: int, function: str, vector: int, keep: bool, drawn: bool
+) -> None:
+    dropout = dict(keep=0.7, drop="drawn") if drawn else {}
+    problem = problem_of("softmax", rows=rows, cols=cols, function=function, dtype="float32", **dropout)
     assert_correct(problem, host, "cpu", dict(vector=vector, keep=keep))
 
 

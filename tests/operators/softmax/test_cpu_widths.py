@@ -22,6 +22,8 @@ from tests.conftest import assert_correct
         dict(function="log_softmax", dtype="float16", mask="cols"),
         dict(dtype="bfloat16", mask="full", keep=0.8, scale=-0.5),
         dict(function="softmax_grad", dtype="float32", keep=0.8),
+        dict(dtype="float16", mask="cols", keep=0.8, drop="drawn"),
+        dict(function="softmax_grad", dtype="float32", keep=0.8, drop="drawn"),
         dict(function="log_softmax_grad", dtype="float16"),
     ],
 )

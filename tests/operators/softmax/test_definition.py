@@ -5,22 +5,28 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tvm import te, tirx
+from tvm import te
 
+from schedules.build.builder import compiled
 from schedules.check.verify import judge
+from schedules.core.arch import parse_arch
+from schedules.core.philox import threshold, words
 from schedules.core.problem import numpy_dtype
-from schedules.operators.softmax.definition import FUNCTIONS, MASKS, SoftmaxProblem, definition
+from schedules.operators.softmax.definition import DROPS, FUNCTIONS, MASKS, SoftmaxProblem, definition
 from schedules.operators.softmax.reference import distinct_rows, inputs, reference
 
 
 def naive(p: SoftmaxProblem, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
     """One row at a time, as the formulas are written."""
     rows = []
+    if p.is_drawn:
+        drawn = words(*arrays["philox"].tolist(), np.arange(p.rows * p.cols + 3))[: p.rows * p.cols]
+        kept = (drawn < threshold(p.keep)).reshape(p.rows, p.cols)
     for i in range(p.rows):
         at = {n: (a[i] if a.ndim == 2 or n == "lengths" else a).astype(np.float64) for n, a in arrays.items()}
         if p.mask == "causal":
             at["lengths"] = np.float64(i % p.queries + p.cols - p.queries + 1)
-        drop = at["drop"] / p.keep if p.keep < 1 else 1.0
+        drop = (at["drop"] if p.drop == "given" else kept[i]) / p.keep if p.keep < 1 else 1.0
         if p.function == "softmax_grad":
             dy = at["dy"] * drop
             rows.append([p.scale * at["y"] * (dy - np.dot(at["y"], dy))])
@@ -50,6 +56,7 @@ def problems(draw: st.DrawFn) -> SoftmaxProblem:
         mask=mask,
         queries=draw(st.integers(1, cols)) if mask == "causal" else 0,
         keep=draw(st.sampled_from([1.0, 0.8])),
+        drop=draw(st.sampled_from(DROPS)),
     )
 
 
@@ -72,7 +79,7 @@ def test_reference_is_the_definition(problem: SoftmaxProblem) -> None:
 @given(problems())
 @settings(max_examples=25)
 def test_te_graph_is_the_definition(problem: SoftmaxProblem) -> None:
-    function = tirx.build(te.create_prim_func(definition(problem)), "llvm")
+    function = compiled(tvm.IRModule({"main": te.create_prim_func(definition(problem))}), parse_arch("llvm"))
     arrays = inputs(problem, np.random.default_rng(1))
     outputs = [
         tvm.runtime.tensor(np.full(argument.shape, np.nan, numpy_dtype(argument.dtype)))

@@ -22,10 +22,10 @@ WARP: Fields = dict(threads=32, groups=2)
 BLOCK: Fields = dict(threads=64)
 # (problem, config): every width, function, dtype and fused form, every field of the config
 CASES: list[tuple[Fields, Fields]] = [
-    (dict(cols=1, keep=0.5), {}),
+    (dict(cols=1, keep=0.5, drop="drawn"), {}),
     (dict(cols=7, function="log_softmax", dtype="bfloat16", mask="full"), {}),
     (dict(cols=7, function="softmax_grad", keep=0.7), dict(threads=1, groups=32, rows_per_group=2, streaming="both")),
-    (dict(cols=100, mask="cols", keep=0.8), PART),
+    (dict(cols=100, mask="cols", keep=0.8, drop="drawn"), PART),
     (dict(cols=100, function="log_softmax_grad", dtype="bfloat16", scale=0.3, keep=0.7), PART),
     (dict(cols=100, function="softmax_grad", dtype="float32"), {}),
     (
@@ -35,24 +35,38 @@ CASES: list[tuple[Fields, Fields]] = [
     (dict(cols=1000, mask="cols", dtype="bfloat16"), WARP),
     (dict(cols=1000, function="softmax_grad"), dict(BLOCK, rows_per_group=3, min_blocks=4)),
     (
-        dict(cols=1023, mask="cols", scale=2.0, keep=0.8),
+        dict(cols=1023, mask="cols", scale=2.0, keep=0.8, drop="drawn"),
         dict(WARP, kept="numerators", min_blocks=4, streaming="stores"),
     ),
-    (dict(cols=1023, function="log_softmax_grad", dtype="float32", keep=0.5), dict(BLOCK, rows_per_group=2)),
+    (
+        dict(cols=1023, function="log_softmax_grad", dtype="float32", keep=0.5, drop="drawn"),
+        dict(BLOCK, rows_per_group=2),
+    ),
     (dict(cols=1023, mask="full", keep=0.8, dtype="bfloat16"), dict(BLOCK, online=True, rows_per_group=2)),
     (dict(cols=1023), dict(BLOCK, online=True, kept="numerators")),
     (dict(cols=2049, function="log_softmax", mask="cols"), dict(BLOCK, rows_per_group=2)),
     (dict(cols=100, mask="cols"), {}),  # packs of 8 bytes
-    (dict(cols=100, scale=-0.5, mask="full", keep=0.8, dtype="bfloat16"), dict(PART, rows_per_group=2, access=8)),
+    (
+        dict(cols=100, scale=-0.5, mask="full", keep=0.8, drop="drawn", dtype="bfloat16"),
+        dict(PART, rows_per_group=2, access=8),
+    ),
     (
         dict(cols=100, function="log_softmax_grad", keep=0.7),
         dict(threads=8, groups=4, access=8, streaming="evict_last"),
     ),
     (dict(cols=516), dict(BLOCK, online=True, access=8)),
+    (dict(cols=501), dict(BLOCK, threads=128, online=True, access=2)),
+    (
+        dict(cols=37, function="softmax_grad", dtype="bfloat16"),
+        dict(threads=8, groups=8, access=2, streaming="evict_last"),
+    ),
+    (dict(cols=102, mask="cols", function="log_softmax"), dict(threads=16, groups=4, access=4)),
+    (dict(cols=333, dtype="float32", mask="full"), dict(threads=32, groups=2, access=4, kept="packed")),
+    (dict(cols=77, y_dtype="float32"), dict(threads=16, groups=4, access=2, kept="numerators")),
     (dict(cols=100, function="log_softmax"), dict(threads=8, groups=8, access=8, kept="widened")),
     (dict(cols=36, function="softmax_grad", dtype="bfloat16"), dict(threads=4, groups=16, access=8, kept="widened")),
     (
-        dict(cols=1023, function="log_softmax_grad", scale=0.3, keep=0.7),
+        dict(cols=1023, function="log_softmax_grad", scale=0.3, keep=0.7, drop="drawn"),
         dict(WARP, kept="widened", rows_per_group=2),
     ),
     (dict(cols=6, function="softmax_grad", dtype="float32"), {}),
@@ -115,7 +129,7 @@ def test_offsets_beyond_32_bits(sm_90a: Arch) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "rounds"),
-    [(dict(cols=101), 2), (dict(cols=1000), 4), (dict(cols=1023), 5), (dict(cols=16384), 16), (dict(cols=50257), 7)],
+    [(dict(cols=1000), 4), (dict(cols=1023), 5), (dict(cols=16384), 16), (dict(cols=50257), 7)],
     ids=str,
 )
 def test_defaults_move_packs_and_do_not_spill(cuda_compiler: None, sm_90a: Arch, fields: Fields, rounds: int) -> None:
@@ -139,7 +153,8 @@ def test_defaults_move_packs_and_do_not_spill(cuda_compiler: None, sm_90a: Arch,
 @pytest.mark.parametrize(
     ("fields", "config", "why"),
     [
-        (dict(cols=100), dict(access=4), "not one of 16, 8 bytes"),
+        (dict(cols=100), dict(access=1), "not one of 16, 8, 4, 2 bytes"),
+        (dict(cols=100, dtype="float32"), dict(access=2), "at least one element of float32"),
         (dict(cols=101), dict(access=8), "rows of whole packs"),
         (dict(cols=102, dtype="float32", keep=0.5), dict(access=8), "packs of four elements"),
     ],

@@ -26,7 +26,7 @@ ALL: Fields = dict(smoothing=0.1, z=1e-3, temperature=True)
 CASES: list[tuple[str, int, Fields]] = [
     ("frames", 37, dict(temperature=True, scale=-0.5, mask="full")),
     ("frames", 37, dict(lse=True, keep=0.8, mask="cols")),
-    ("frames", 37, dict(y_dtype="float32", keep=0.8)),
+    ("frames", 37, dict(y_dtype="float32", keep=0.8, drop="drawn")),
     ("frames", 36, dict(y_dtype="float32", function="softmax_grad")),
     ("frames", 37, dict(y_dtype="float32", function="log_softmax_grad", dtype="bfloat16", lse=True)),
     ("frames", 1023, dict(LOSS, **ALL)),
@@ -46,7 +46,7 @@ CASES: list[tuple[str, int, Fields]] = [
     ("block_shared", 300, dict(lse=True, function="softmax_grad", temperature=True)),
     ("split", 1300, dict(LOSS_GRAD, **ALL)),
     ("split", 1300, dict(LOSS, dtype="float32")),
-    ("split", 1300, dict(lse=True, keep=0.8)),
+    ("split", 1300, dict(lse=True, keep=0.8, drop="drawn")),
 ]
 
 

@@ -22,8 +22,9 @@ CASES: list[tuple[Fields, Fields]] = [
     (dict(cols=1), SMALL),
     (dict(cols=5003), SMALL),
     (dict(cols=4096, mask="full", keep=0.8, dtype="bfloat16"), SMALL),
-    (dict(cols=5000, mask="cols", scale=-0.5, keep=0.5), dict(threads=64, packs=2)),
+    (dict(cols=5000, mask="cols", scale=-0.5, keep=0.5, drop="drawn"), dict(threads=64, packs=2)),
     (dict(cols=3001, function="softmax_grad", keep=0.7), dict(threads=128, packs=1, streaming="both")),
+    (dict(cols=3003, function="log_softmax_grad", keep=0.7, drop="drawn"), dict(threads=128, packs=1)),
     (dict(cols=2049, function="log_softmax", dtype="float32"), dict(SMALL, min_blocks=4)),
     (dict(cols=2047, function="log_softmax_grad", dtype="bfloat16", scale=0.3), dict(SMALL, streaming="evict_last")),
     (dict(cols=40003, dtype="float32"), SMALL),  # three parts to a thread

@@ -24,6 +24,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], ...]] = {
         dict(CONV, n=2, ci=16, co=32, dtype="float16"),
         dict(CONV, n=2, ci=16, co=8, dtype="float16", filter_layout="hwoi"),
         dict(CONV, n=2, ci=16, co=64, dtype="float16", filter_layout="hwoi"),
+        dict(CONV, n=2, ci=16, co=8),
     ),
     "conv2d_nchw32": (dict(CONV, n=2, ci=64, co=64), dict(CONV, n=2, ci=3, co=32)),
     "conv2d_nhwc": (dict(CONV, n=2, ci=16, co=16), dict(CONV, n=2, ci=16, co=16, dtype="float16")),

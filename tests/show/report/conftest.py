@@ -17,7 +17,8 @@ from schedules.measure.records import Record, Search
 from schedules.show.report.data import Comparison, Study, comparisons, studies
 from tests.conftest import problem_of
 
-CONV = problem_of("conv2d_hwcn", n=32, h=6, w=6, ci=16, co=32, kh=3, kw=3, pad=1)
+# of stride 2, which every CPU multiplies directly
+CONV = problem_of("conv2d_hwcn", n=32, h=12, w=12, ci=16, co=32, kh=3, kw=3, pad=1, stride=2)
 SOFTMAX = problem_of("softmax", rows=64, cols=64)
 SEARCH = Search("template", 1, 0, trials=40)
 DEVICE = "Test GPU"

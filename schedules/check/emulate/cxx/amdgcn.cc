@@ -8,7 +8,7 @@
 #include <cstring>
 #include <map>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "half.h"
@@ -543,47 +543,31 @@ namespace {
 
 struct Resource {
   char* base;
-  uint64_t stride, records;
+  uint64_t records;
 };
 
-Resource resource_of(const Value& value) {
-  if (value.bytes == 8) return *value.as<const Resource*>();
-  uint64_t base = value.as<uint32_t>(0) | uint64_t{value.as<uint32_t>(1) & 0xffff} << 32;
-  return {reinterpret_cast<char*>(base), value.as<uint32_t>(1) >> 16 & 0x3fff, value.as<uint32_t>(2)};
-}
-
-// Each word of `data` is there, or read as zero and not written, by itself.
-void access_buffer(const Call& call, const Value& data, const Value* operands, bool store) {
-  Resource resource = resource_of(operands[0]);
-  if (resource.stride) fail(call.line, "llvm.amdgcn.%s of a buffer with a stride is not emulated", call.name);
-  uint64_t offset = operands[1].as<uint32_t>(), scalar = operands[2].as<uint32_t>();
-  int64_t step = data.bytes < 4 ? data.bytes : 4;
-  for (int64_t byte = 0; byte < data.bytes; byte += step) {
-    bool inside = offset + byte + scalar + step <= resource.records;
-    char* address = resource.base + offset + scalar + byte;
-    if (store && inside) memcpy(address, data.data + byte, step);
-    if (!store && inside) memcpy(data.data + byte, address, step);
-    if (!store && !inside) memset(data.data + byte, 0, step);
-  }
-}
+// Kernels ask by this offset for what is not in a buffer, and get zero (lowering/range_checks.py); any other that is not
+// there is a mistake.
+constexpr uint32_t kOutOfRange = uint32_t{1} << 31;
 
 }  // namespace
 }  // namespace emu
 
 EMU_LANE(make_resource, "make.buffer.rsrc") {
-  using Key = std::tuple<char*, uint64_t, uint64_t>;
-  static std::map<Key, emu::Resource> resources;  // as many as the process sees buffers
+  static std::map<std::pair<char*, uint64_t>, emu::Resource> resources;  // as many as the process sees buffers
   const emu::Value* o = call.operands;
-  uint64_t records = o[2].bytes == 8 ? o[2].as<uint64_t>() : o[2].as<uint32_t>();
-  Key key = {o[0].as<char*>(), o[1].as<uint16_t>(), records};
-  auto found = resources.try_emplace(key, emu::Resource{std::get<0>(key), std::get<1>(key), records}).first;
-  call.result.set(&found->second);
+  if (o[1].as<uint16_t>()) emu::fail(call.line, "a buffer with a stride is not emulated");
+  std::pair<char*, uint64_t> key = {o[0].as<char*>(), o[2].bytes == 8 ? o[2].as<uint64_t>() : o[2].as<uint32_t>()};
+  call.result.set(&resources.try_emplace(key, emu::Resource{key.first, key.second}).first->second);
 }
-EMU_LANE(load_buffer, "raw.buffer.load") { emu::access_buffer(call, call.result, call.operands, false); }
-EMU_LANE(load_buffer_pointer, "raw.ptr.buffer.load") { emu::access_buffer(call, call.result, call.operands, false); }
-EMU_LANE(store_buffer, "raw.buffer.store") {
-  emu::access_buffer(call, call.operands[0], call.operands + 1, true);
-}
-EMU_LANE(store_buffer_pointer, "raw.ptr.buffer.store") {
-  emu::access_buffer(call, call.operands[0], call.operands + 1, true);
+EMU_LANE(load_buffer, "raw.ptr.buffer.load") {
+  const emu::Resource& buffer = *call.operands[0].as<const emu::Resource*>();
+  uint64_t offset = call.operands[1].as<uint32_t>();
+  if (offset == emu::kOutOfRange && offset >= buffer.records) return call.result.zero();
+  offset += call.operands[2].as<uint32_t>();
+  if (offset + call.result.bytes > buffer.records) {
+    emu::fail(call.line, "a load past the end of a device buffer of %llu bytes",
+              static_cast<unsigned long long>(buffer.records));
+  }
+  memcpy(call.result.data, buffer.base + offset, call.result.bytes);
 }

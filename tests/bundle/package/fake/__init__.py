@@ -70,7 +70,8 @@ def noted(log: Path) -> list[Any]:
 
 
 def anonymous(launches: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """`launches` with names in place of addresses: of the tensors `given`, and of workspaces in order of use."""
+    """`launches` on no named device and stream, with names in place of addresses: of the tensors `given`, and of
+    workspaces in order of use."""
     names = {tensor["address"]: f"argument {at}" for at, tensor in enumerate(given)}
 
     def named(number: Any) -> Any:
@@ -80,7 +81,8 @@ def anonymous(launches: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str
             return number
         return names.setdefault(number, f"workspace {len(names) - len(given)}")
 
-    return [{**each, "arguments": [named(number) for number in each["arguments"]]} for each in launches]
+    every = [{name: told for name, told in each.items() if name not in ("device", "stream")} for each in launches]
+    return [{**each, "arguments": [named(number) for number in each["arguments"]]} for each in every]
 
 
 def standing_alone(text: str) -> str:

@@ -27,6 +27,13 @@ std::vector<std::string> maps;  // a tensor map holds the number of its line her
 std::set<int64_t> allocated;       // what was allocated
 std::map<std::pair<void*, int>, int> allowed;  // attributes of functions
 thread_local int mode = 0;                     // of capturing
+#ifdef HIP
+thread_local int current = 0;  // device
+int device() { return current; }
+#else
+thread_local void* current = nullptr;  // a device's context is its number and one
+int device() { return static_cast<int>(reinterpret_cast<intptr_t>(current)) - 1; }
+#endif
 
 std::string variable(const char* name) {
   const char* found = std::getenv(name);
@@ -64,7 +71,8 @@ void say(const std::string& line) {
 }
 
 int launched(void* function, const unsigned* grid, const unsigned* block, const unsigned* cluster, unsigned shared,
-             bool dependent, void** parameters) {
+             bool dependent, void* stream, void** parameters) {
+  if (device() < 0) return 201;
 #ifndef HIP
   if (shared > 48 << 10 && allowed[{function, 8}] < static_cast<int>(shared)) return 1;
   if (cluster[0] * cluster[1] * cluster[2] > 8 && !allowed[{function, 14}]) return 1;
@@ -80,7 +88,8 @@ int launched(void* function, const unsigned* grid, const unsigned* block, const 
   }
   say("{\"symbol\": \"" + kernel + "\", \"grid\": " + list(grid, 3) + ", \"block\": " + list(block, 3) + ", \"cluster\": " +
       list(cluster, 3) + ", \"shared\": " + std::to_string(shared) + ", \"dependent\": " +
-      (dependent ? "true" : "false") + ", \"arguments\": [" + passed + "]}");
+      (dependent ? "true" : "false") + ", \"device\": " + std::to_string(device()) + ", \"stream\": " +
+      std::to_string(reinterpret_cast<intptr_t>(stream)) + ", \"arguments\": [" + passed + "]}");
   say("{\"first\": [" + first + "]}");  // bytes of what the driver allocated
   return 0;
 }
@@ -124,21 +133,20 @@ API NAME(cuStreamGetCaptureInfo_v2, hipStreamGetCaptureInfo_v2)(void*, int* stat
 API NAME(cuThreadExchangeStreamCaptureMode, hipThreadExchangeStreamCaptureMode)(int* other) { return std::swap(mode, *other), 0; }
 API NAME(cuCtxSynchronize, hipDeviceSynchronize)() { return 0; }
 API NAME(cuLaunchKernel, hipModuleLaunchKernel)(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-                                                unsigned by, unsigned bz, unsigned shared, void*, void** parameters,
-                                                void**) {
+                                                unsigned by, unsigned bz, unsigned shared, void* stream,
+                                                void** parameters, void**) {
   unsigned grid[] = {gx, gy, gz}, block[] = {bx, by, bz}, cluster[] = {1, 1, 1};
-  return launched(function, grid, block, cluster, shared, false, parameters);
+  return launched(function, grid, block, cluster, shared, false, stream, parameters);
 }
 
 #ifdef HIP
-API hipGetDevice(int* device) { return *device = 0, 0; }
-API hipSetDevice(int) { return code("device"); }
+API hipGetDevice(int* device) { return *device = current, 0; }
+API hipSetDevice(int device) { return current = device, 0; }
 #else
 API cuDeviceGet(int* device, int index) { return *device = index, 0; }
 API cuDevicePrimaryCtxRetain(void** context, int device) { return *context = reinterpret_cast<void*>(device + 1L), 0; }
-API cuCtxSetCurrent(void*) { return 0; }
-API cuCtxPushCurrent_v2(void*) { return code("device"); }
-API cuCtxPopCurrent_v2(void** context) { return *context = nullptr, 0; }
+API cuCtxGetCurrent(void** context) { return *context = current, 0; }
+API cuCtxSetCurrent(void* context) { return current = context, 0; }
 API cuFuncSetAttribute(void* function, int which, int value) { return allowed[{function, which}] = value, 0; }
 
 API cuTensorMapEncodeTiled(uint64_t* map, int type, unsigned rank, void* address, const uint64_t* dims,
@@ -172,6 +180,7 @@ API cuLaunchKernelEx(const Config* config, void* function, void** parameters, vo
     if (each.id == 4) std::memcpy(cluster, each.value, sizeof cluster);
     if (each.id == 6) dependent = each.value[0];
   }
-  return launched(function, config->grid, config->block, cluster, config->shared, dependent, parameters);
+  return launched(function, config->grid, config->block, cluster, config->shared, dependent, config->stream,
+                  parameters);
 }
 #endif

@@ -16,7 +16,7 @@ from schedules.build.inspect import amdgcn_resources
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.presets import preset, presets
 from schedules.operators.conv2d_nchw32.matrix import MatrixConfig, schedule
-from schedules.operators.conv2d_nchw32.mfma import default
+from schedules.operators.conv2d_nchw32.mma import default
 from tests.conftest import assert_correct, problem_of
 from tests.operators.conv2d_nchw32.shapes import EPILOGUE_SHAPE, EPILOGUES, SHAPES
 
@@ -28,13 +28,13 @@ LAYERS = [name for name, found in presets().items() if found.operator == "conv2d
 @pytest.mark.parametrize("arch", ARCHES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_schedule_is_exact(arch: Arch, shape: str) -> None:
-    assert_correct(problem_of("conv2d_nchw32", **SHAPES[shape]), arch, "mfma", routes=["serial"])
+    assert_correct(problem_of("conv2d_nchw32", **SHAPES[shape]), arch, "mma", routes=["serial"])
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_epilogue_is_exact(epilogue: str) -> None:
     problem = problem_of("conv2d_nchw32", **{**EPILOGUE_SHAPE, **EPILOGUES[epilogue]})
-    assert_correct(problem, ARCHES[0], "mfma", routes=["serial"])
+    assert_correct(problem, ARCHES[0], "mma", routes=["serial"])
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def test_epilogue_is_exact(epilogue: str) -> None:
 )
 def test_other_configs_are_exact(config: dict[str, Any]) -> None:
     problem = problem_of("conv2d_nchw32", n=1, h=7, w=9, ci=100, co=70, kh=2, kw=3, pad=1, bias=True)
-    assert_correct(problem, ARCHES[1], "mfma", config, ["serial"])
+    assert_correct(problem, ARCHES[1], "mma", config, ["serial"])
 
 
 @pytest.fixture(scope="module", params=ARCHES, ids=str)
 def layer(request: pytest.FixtureRequest, amd_linker: None) -> Built:
     problem = preset("resnet50-14-256-256-3x3").problem({"n": 256, "bias": True, "residual": True})
-    return build(problem, request.param, "mfma")
+    return build(problem, request.param, "mma")
 
 
 def test_code_object_fits_the_machine(layer: Built) -> None:

@@ -1,0 +1,57 @@
+"""NHWC convolution of float32 as products of bfloat16 addends on Hopper: the kernel of `tma_wgmma`; see `hopper.split`.
+
+Addends are as the operands lie, with channels up to a multiple of 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from schedules.core.arch import Arch
+from schedules.hopper.config import plain, stage_channels
+from schedules.hopper.cost import estimate_of
+from schedules.hopper.split import SplitConfig, contiguous, split_schedules, split_tensors
+from schedules.operators.conv2d_nhwc.definition import NhwcProblem
+from schedules.operators.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, configs, work_of
+
+if TYPE_CHECKING:
+    import tvm
+
+
+@dataclass(frozen=True)
+class Bf16x3Config(SplitConfig, TmaWgmmaConfig):
+    """Tiles of (pixels, output channels, input channels)."""
+
+
+@dataclass(frozen=True)
+class Bf16x6Config(Bf16x3Config):
+    """The same of three addends."""
+
+    addends: ClassVar[int] = 3
+
+
+def schedule(problem: NhwcProblem, config: Bf16x3Config, arch: Arch) -> tvm.IRModule:
+    """The TIRx program for data (n, h, w, ci), filter (co, kh, kw, ci), the terms of the epilogue, output (n,
+    out_h, out_w, co)."""
+    from schedules.hopper.program import program
+
+    work = work_of(problem, config)
+    assert work is not None  # checked
+    sources = [contiguous(each.name, each.shape) for each in problem.arguments()[:2]]
+    return program(work, prepare=partial(split_tensors, work, sources))
+
+
+def default(problem: NhwcProblem, arch: Arch, kind: type[Bf16x3Config]) -> Bf16x3Config:
+    return plain(kind(block_k=stage_channels(problem.ci, 32, 16)), problem, arch)
+
+
+def space(problem: NhwcProblem, arch: Arch, kind: type[Bf16x3Config]) -> Sequence[Bf16x3Config]:
+    return configs(problem, arch, kind)
+
+
+BF16X3, BF16X6 = split_schedules(
+    (Bf16x3Config, Bf16x6Config), schedule, default, space, estimate_of(work_of), siblings=("simt",)
+)

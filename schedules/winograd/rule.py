@@ -1,0 +1,15 @@
+"""Where Winograd's tiles are used unasked and nothing is predicted: where they are estimated to take less time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schedules.core.arch import Arch
+from schedules.winograd import cpu, gpu
+
+
+def winograd_schedule(problem: Any, arch: Arch) -> str | None:
+    """The name of the schedule for `arch`, where it is estimated to be faster than direct products; else None."""
+    if arch.is_gpu:
+        return "winograd" if gpu.pays(problem, arch) else None
+    return cpu.SCHEDULE.name if cpu.pays(problem, arch) else None

@@ -1,0 +1,43 @@
+"""A residual that comes by TMA: in whole boxes, and none before the one before it was read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schedules.hopper.shared import TensorMap
+from tests.hopper.conftest import WorkOf
+from tests.hopper.works import PLAIN, WORKS
+from tests.hopper_kernels import assert_emulated
+
+# more tiles than blocks, boxes than stages, and stages than one tile has
+LAYER: dict[str, Any] = dict(n=3, h=9, w=11, ci=72, co=40, kh=1, kw=1, dtype="bfloat16", residual=True)
+TILE = PLAIN | dict(block_m=128, block_n=96, block_k=32, num_stages=3)
+
+
+@pytest.mark.parametrize("name", [name for name in WORKS if "TF32" not in name])
+def test_it_comes_where_results_leave_by_tma(work_of: WorkOf, name: str) -> None:
+    """But for few filters and shared reductions."""
+    operator, schedule, fields, words = WORKS[name]
+    work = work_of(operator, schedule, fields | dict(residual=True), words)
+    added, staging = work.added, work.output.staging
+    if added is None:
+        others = schedule == "tma_wgmma_few", work.config.split_k > 1
+        assert not isinstance(work.output.target, TensorMap) or any(others)
+    else:
+        assert added.boxes * staging.width == staging.columns and added.source.box_bytes == staging.store_bytes
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        TILE | dict(ping_pong=True, stationary=True, grid=2),
+        TILE | dict(ping_pong=True, cluster_n=4, grid=8),
+        TILE | dict(block_n=32, cluster_m=2, cluster_n=2, grid=4),
+        TILE | dict(block_m=192, consumers=3, grid=1),
+    ],
+    ids=str,
+)
+def test_tile_after_tile(emulation: None, words: dict[str, Any]) -> None:
+    assert_emulated("conv2d_nhwc", LAYER, words)
