@@ -138,7 +138,7 @@ def test_bundles_come_first_and_the_nearest_of_them(
 
 def test_workspaces_come_from_pytorch(cuda_compiler: None, sm_90a: Arch) -> None:
     kept = disk()
-    made = dispatch._made(store.chosen_for(SoftmaxProblem(4, 2**19), sm_90a, None, kept), kept)
+    made = dispatch._made(store.chosen_for(SoftmaxProblem(4, 2**21), sm_90a, None, kept), kept)
     assert [space.name for space in made.workspaces] == ["partials"]
     (memory,) = made.memory(CPU, 7)
     parts = made.workspaces[0].shape[2]
