@@ -26,9 +26,9 @@ def random(*shape: int, dtype: Any = torch.float16) -> Any:
     return torch.randn(shape, dtype=dtype, device="cuda")
 
 
-@pytest.mark.parametrize("cols", [7, 1000, 1023, 65536, 2**19])
+@pytest.mark.parametrize("cols", [7, 1000, 1023, 65536, 2**21])
 def test_softmax_with_gradients(cols: int) -> None:
-    """Rows for each kind of schedule: of few rows, 2**19 columns are split on any GPU, with a workspace."""
+    """Rows for each kind of schedule: of few rows, 2**21 columns are split on any GPU, with a workspace."""
     x = random(5, cols).requires_grad_()
     dy = random(5, cols)
     for ours, theirs in ((kernels.softmax, torch.softmax), (kernels.log_softmax, torch.log_softmax)):
@@ -113,7 +113,7 @@ def test_inputs_at_odd_addresses_and_of_other_devices() -> None:
         kernels.softmax(x, mask=torch.zeros(33, dtype=torch.float16))
 
 
-@pytest.mark.parametrize("cols", [1000, 2**19])
+@pytest.mark.parametrize("cols", [1000, 2**21])
 def test_the_current_stream_is_used(cols: int) -> None:
     """Each stream waits long before it writes x: a launch elsewhere, or memory shared by both, would show."""
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
@@ -163,7 +163,7 @@ def test_calls_go_straight_to_the_kernel() -> None:
         assert operators._nothing_between((random(4, 100),))
 
 
-@pytest.mark.parametrize("cols", [1000, 2**19])
+@pytest.mark.parametrize("cols", [1000, 2**21])
 def test_graphs_replay_on_new_data(cols: int) -> None:
     """Forward, backward and a convolution in one CUDA graph."""
     x, weight = random(4, cols), random(8, 8, 3, 3)
