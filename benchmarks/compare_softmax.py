@@ -3,6 +3,7 @@
     python -m benchmarks.compare_softmax  # 13 widths, 49152 rows, four functions, float16
     python -m benchmarks.compare_softmax --sets odd few fused --missing       # add these to the same file
     python -m benchmarks.compare_softmax --sets quack flashinfer sglang liger --dtype bfloat16 float32 --graph --default
+    python -m benchmarks.compare_softmax --sets losses --dtype bfloat16 --graph          # cross-entropy of vocabularies
     python -m benchmarks.compare_softmax --sets map --functions softmax --peers --graph     # rows by columns
     python -m benchmarks.compare_softmax --graph  # no time of the host's, whatever a launch takes it
     python -m benchmarks.compare_softmax --search 40  # search each case first; the best are records
@@ -36,7 +37,7 @@ from schedules.core.registry import operator
 from schedules.core.threads import cores
 from schedules.measure.choice import Choice, choose, default_choice, for_device
 from schedules.measure.timer import CudaTimer
-from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
+from schedules.operators.softmax.definition import SoftmaxProblem
 
 DTYPES = ("float16", "bfloat16", "float32")
 BUILD_SECONDS = 120.0  # of one case at most
@@ -44,11 +45,11 @@ BUILD_SECONDS = 120.0  # of one case at most
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_argument_group("what is compared")
+    what, functions = parser.add_argument_group("what is compared"), SoftmaxProblem.functions
     what.add_argument("--sets", nargs="+", default=["widths"], metavar="SET", help=f"of {', '.join(SETS)}")
     what.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS), metavar="COLS")
     what.add_argument("--rows", type=int, default=ROWS, help=f"of every set but few (default {ROWS})")
-    what.add_argument("--functions", nargs="+", default=list(FUNCTIONS), metavar="NAME", help=", ".join(FUNCTIONS))
+    what.add_argument("--functions", nargs="+", default=list(functions), metavar="NAME", help=", ".join(functions))
     what.add_argument("--dtype", nargs="+", default=["float16"], metavar="DTYPE", help=", ".join(DTYPES))
     what.add_argument("--peers", nargs="*", default=list(DEFAULT_PEERS), metavar="PEER", help=", ".join(PEERS))
     what.add_argument("--graph", action="store_true", help="launch ours, the copies and the peers from CUDA graphs")

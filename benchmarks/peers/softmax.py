@@ -29,6 +29,11 @@ def is_plain(problem: SoftmaxProblem) -> bool:
     return problem.scale == 1 and problem.mask == "none" and not problem.has_dropout
 
 
+def _require_plain_loss(problem: SoftmaxProblem, name: str) -> None:
+    if problem.temperature or problem.smoothing or problem.z:
+        raise UsageError(f"{name} has no temperature, smoothing or z")
+
+
 def _of(problem: SoftmaxProblem, tensors: Tensors, output: bool) -> dict[str, Any]:
     return {a.name: tensors[a.name] for a in problem.arguments() if a.output == output}
 
@@ -47,6 +52,8 @@ def composition(problem: SoftmaxProblem) -> Callable[..., tuple[Any, ...]]:
     if problem.is_drawn:
         raise UsageError("PyTorch draws other elements than the kernel; take drop=given")
     p, aten = problem, torch.ops.aten
+    if p.is_loss:
+        return _loss(p)
     inverse = 1 / p.keep
 
     def forward(x: Any, mask: Any = None, drop: Any = None) -> tuple[Any, ...]:
@@ -64,9 +71,48 @@ def composition(problem: SoftmaxProblem) -> Callable[..., tuple[Any, ...]]:
     return gradient if p.is_grad else forward
 
 
+def _loss(problem: SoftmaxProblem) -> Callable[..., tuple[Any, ...]]:
+    """Cross-entropy in float32, and its gradient written out: what a compiler can make one pass of."""
+    torch, p = cudnn.torch_module(), problem
+    _require_plain_loss(p, "the expression")
+
+    def loss(x: Any, target: Any, dloss: Any = None) -> tuple[Any, ...]:
+        v, counts, label = x.float() * p.scale, target != p.ignore_index, target[:, None]
+        log_sum = v.logsumexp(-1, keepdim=True)
+        is_label = torch.arange(p.cols, device=x.device) == label
+        named = torch.where(is_label, v, 0).sum(-1)
+        losses = torch.where(counts, log_sum[:, 0] - named, 0)
+        if dloss is None:
+            return (losses,)
+        weight = torch.where(counts, dloss * p.scale, 0)[:, None]
+        return (((v - log_sum).exp() - is_label.float()) * weight).to(x.dtype), losses
+
+    return loss
+
+
+def _eager_loss(problem: SoftmaxProblem) -> Callable[..., tuple[Any, ...]]:
+    """PyTorch's cross-entropy of logits in float32, and its gradient by autograd: what models call."""
+    torch, p = cudnn.torch_module(), problem
+    _require_plain_loss(p, "PyTorch's cross-entropy")
+
+    def losses(x: Any, target: Any) -> Any:
+        entropy = torch.nn.functional.cross_entropy
+        return entropy(x.float() * p.scale, target, reduction="none", ignore_index=p.ignore_index)
+
+    def call(x: Any, target: Any, dloss: Any = None) -> tuple[Any, ...]:
+        if dloss is None:
+            return (losses(x, target),)
+        leaf = x.detach().requires_grad_()
+        loss = losses(leaf, target)
+        return torch.autograd.grad(loss, leaf, dloss)[0], loss.detach()
+
+    return call
+
+
 def eager(problem: SoftmaxProblem, tensors: Tensors) -> Call:
     """PyTorch's operations one after the other."""
-    function, given = composition(problem), _of(problem, tensors, output=False)
+    function = _eager_loss(problem) if problem.is_loss else composition(problem)
+    given = _of(problem, tensors, output=False)
     return lambda: function(**given)
 
 
@@ -95,6 +141,8 @@ def cudnn_softmax(problem: SoftmaxProblem, tensors: Tensors) -> Call:
     Raises UsageError if something is fused, ToolchainError without cuDNN, RuntimeError if it refuses the shape.
     """
     _require_plain(problem, "cuDNN")
+    if problem.is_loss:
+        raise UsageError("cuDNN has no cross-entropy")
     library = cudnn.library()
     dtype, p = _CUDNN_DTYPES[problem.dtype], problem
     # an image of `cols` channels and one pixel
@@ -127,16 +175,22 @@ def cudnn_softmax(problem: SoftmaxProblem, tensors: Tensors) -> Call:
 
 def triton_softmax(problem: SoftmaxProblem, tensors: Tensors) -> Call:
     """The kernels of `triton_softmax`.  Raises UsageError if something is fused, ToolchainError without Triton."""
-    _require_plain(problem, "the Triton kernel")
+    if problem.is_loss:
+        _require_plain_loss(problem, "the Triton kernel")
+    else:
+        _require_plain(problem, "the Triton kernel")
     try:
         from benchmarks.peers import triton_softmax as kernels
     except ImportError as error:
         raise ToolchainError(f"Triton does not load ({error}); install the PyTorch that brings it") from None
     ordered = [tensors[argument.name] for argument in problem.arguments()]
-    outputs = ordered[-1:]
+    outputs, p = list(_of(problem, tensors, output=True).values()), problem
 
     def call() -> Sequence[Any]:
-        kernels.launch(problem.function, ordered, problem.rows, problem.cols)
+        if p.is_loss:
+            kernels.launch_loss(dict(tensors), p.rows, p.cols, p.scale, p.ignore_index)
+        else:
+            kernels.launch(p.function, ordered, p.rows, p.cols)
         return outputs
 
     return call
@@ -153,8 +207,9 @@ DEFAULT_PEERS = ("torch", "torch.compile", "cudnn", "triton")
 
 
 def _ends(problem: SoftmaxProblem, tensors: Tensors) -> tuple[Any, Any]:
-    """The first input and the first output: of one shape and dtype."""
-    return next(iter(_of(problem, tensors, False).values())), next(iter(_of(problem, tensors, True).values()))
+    """The first input, and the first output if it is of that shape and dtype, else memory that is."""
+    source, target = (next(iter(_of(problem, tensors, output).values())) for output in (False, True))
+    return source, target if target.shape == source.shape else cudnn.torch_module().empty_like(source)
 
 
 def torch_copy(problem: SoftmaxProblem, tensors: Tensors) -> Call:

@@ -19,7 +19,7 @@ from schedules.core.arch import Arch
 from schedules.core.errors import UsageError
 from schedules.measure.choice import Choice
 from schedules.measure.timer import Timer
-from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
+from schedules.operators.softmax.definition import FUNCTIONS, LOSSES, SoftmaxProblem
 
 KIND = "softmax"
 ROWS = 49152
@@ -28,7 +28,8 @@ ODD_WIDTHS = (100, 1000, 1023, 50257)
 FEW_ROWS, LONG_ROWS = (1, 8, 132), (65536, 262144, 1048576)
 SCALE, MASK, KEEP = 0.125, "full", 0.9  # of what is fused
 GRIDS: dict[str, dict[str, Any]] = json.loads((Path(__file__).resolve().parents[1] / "softmax_grids.json").read_text())
-SETS = ("widths", "odd", "few", "fused", "map", *GRIDS)
+SETS = ("widths", "odd", "few", "fused", "losses", "map", *GRIDS)
+LOSS_ROWS, VOCABULARIES = (1024, 8192), (32000, 50257, 128256, 151936)
 
 # rows and columns of a map: powers of two, those of vocabularies and images, odd ones
 MAP_ROWS = (1, 2, 8, 32, 132, 512, 2048, 8192, 32768, 131072, 524288)
@@ -37,7 +38,8 @@ MAP_COLS = (
     *(10000, 16384, 32000, 32768, 50257, 65536, 100001, 128256, 151936, 262144, 393216, 524287, 1048576),
 )
 MAP_MOST = 2**28  # elements
-FILES = {"map": "softmax_map.json", **dict.fromkeys(GRIDS, "softmax_grids.json")}  # of sets that are not compared often
+# of sets that are not compared often
+FILES = {"losses": "softmax_losses.json", "map": "softmax_map.json", **dict.fromkeys(GRIDS, "softmax_grids.json")}
 
 DISTINCT_ELEMENTS = 2**19
 FEWEST_DISTINCT = 5  # rows
@@ -47,17 +49,18 @@ def cases(
     sets: Sequence[str], widths: Sequence[int], functions: Sequence[str], dtype: str, rows: int = ROWS
 ) -> list[SoftmaxProblem]:
     """The problems of `sets` (of SETS), each once, narrow ones first; "fused" is softmax and its gradient with scale,
-    mask (forward only) and dropout.  A grid has those of `functions` and of dtypes that its authors measure.
+    mask (forward only) and dropout; "losses" is those of `functions` that are, over vocabularies, and the other sets
+    have the rest.  A grid has those of dtypes that its authors measure.
 
     Raises UsageError (ProblemError for a dtype or extent that no softmax takes).
     """
     if unknown := [name for name in sets if name not in SETS]:
         raise UsageError(f"unknown set {unknown[0]!r}; use {', '.join(SETS)}")
-    if unknown := [name for name in functions if name not in FUNCTIONS]:
-        raise UsageError(f"unknown function {unknown[0]!r}; use {', '.join(FUNCTIONS)}")
+    if unknown := [name for name in functions if name not in SoftmaxProblem.functions]:
+        raise UsageError(f"unknown function {unknown[0]!r}; use {', '.join(SoftmaxProblem.functions)}")
 
     def plain(shapes: Iterable[tuple[int, int]]) -> Iterator[SoftmaxProblem]:
-        return (SoftmaxProblem(r, c, function, dtype) for r, c in shapes for function in functions)
+        return (SoftmaxProblem(r, c, f, dtype) for r, c in shapes for f in functions if f in FUNCTIONS)
 
     found: list[SoftmaxProblem] = []
     for name in SETS:
@@ -71,6 +74,9 @@ def cases(
                     found.append(SoftmaxProblem(rows, cols, "softmax", dtype, SCALE, MASK, KEEP))
                 if "softmax_grad" in functions:
                     found.append(SoftmaxProblem(rows, cols, "softmax_grad", dtype, SCALE, "none", KEEP))
+        elif name == "losses":
+            shapes = [(r, c) for c in VOCABULARIES for r in LOSS_ROWS]
+            found += [SoftmaxProblem(r, c, f, dtype) for r, c in shapes for f in functions if f in LOSSES]
         elif name == "map":
             found += plain((r, c) for c in MAP_COLS for r in MAP_ROWS if r * c <= MAP_MOST)
         elif name in GRIDS:

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.peers.comparison import GRAPH
 from benchmarks.peers.markdown import table
-from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
+from schedules.operators.softmax.definition import SoftmaxProblem
 
 Case = Mapping[str, Any]
 
@@ -101,7 +101,7 @@ def _section(dtype: str, how: str, cases: Sequence[Case]) -> list[str]:
         for case in sorted(cases, key=lambda case: (case["problem"]["cols"], case["problem"]["rows"]))
     }
     shapes = list(dict.fromkeys((cols, rows) for cols, rows, _ in found))
-    functions = [name for name in FUNCTIONS if any(name == function for *_, function in found)]
+    functions = [name for name in SoftmaxProblem.functions if any(name == function for *_, function in found)]
     label = "cols" if one else "rows x cols"
 
     def labelled(cols: int, rows: int) -> str:

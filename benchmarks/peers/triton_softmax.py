@@ -2,7 +2,8 @@
 
 A program keeps whole rows in registers, in a block of the next power of two; short rows share a program.
 
-Rows too long for that are read twice, the first time with a running maximum and sum for each lane.  Imports Triton.
+Rows too long for that are read twice, the first time with a running maximum and sum for each lane, as are those of
+cross-entropy, which is written after the idea of Liger-Kernel's: loss and gradient in one kernel.  Imports Triton.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import triton.language as tl
 REGISTER_COLS = 32768  # of the widest row that a program holds: 32 elements a thread
 TILE = 2048  # elements of a program of short rows
 STREAM = 8192  # elements that a program of a long row has in flight
+LOSS_BLOCK = 32768  # of cross-entropy, as in Liger-Kernel
 
 
 @triton.jit
@@ -91,6 +93,43 @@ def gradient_long(y, dy, dx, cols, LOG: tl.constexpr, BLOCK: tl.constexpr):  # t
         change = tl.load(dy + start + col, mask=col < cols, other=0.0).to(tl.float32)
         result = change - tl.exp(output) * row_total if LOG else output * (change - row_total)
         tl.store(dx + start + col, result.to(dx.dtype.element_ty), mask=col < cols)
+
+
+@triton.jit
+def cross_entropy(x, target, dloss, dx, loss, cols, scale, ignored, GRAD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The loss of one row in steps of BLOCK columns, and its gradient by the row's `dloss`."""
+    row = tl.program_id(0).to(tl.int64)
+    start = row * cols
+    lane = tl.arange(0, BLOCK)
+    peak = tl.full([BLOCK], -3.0e38, tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, cols, BLOCK):
+        col = first + lane
+        value = tl.load(x + start + col, mask=col < cols, other=-float("inf")).to(tl.float32) * scale
+        larger = tl.maximum(peak, value)
+        total = total * tl.exp(peak - larger) + tl.exp(value - larger)
+        peak = larger
+    row_peak = tl.max(peak, axis=0)
+    log_sum = row_peak + tl.log(tl.sum(total * tl.exp(peak - row_peak), axis=0))
+    label = tl.load(target + row)
+    counts = label != ignored
+    named = tl.load(x + start + label, mask=counts, other=0.0).to(tl.float32) * scale
+    tl.store(loss + row, tl.where(counts, log_sum - named, 0.0))
+    if GRAD:
+        weight = tl.where(counts, tl.load(dloss + row) * scale, 0.0)
+        for first in range(0, cols, BLOCK):
+            col = first + lane
+            value = tl.load(x + start + col, mask=col < cols, other=0.0).to(tl.float32) * scale
+            result = (tl.exp(value - log_sum) - tl.where(col == label, 1.0, 0.0)) * weight
+            tl.store(dx + start + col, result.to(dx.dtype.element_ty), mask=col < cols)
+
+
+def launch_loss(tensors: dict[str, Any], rows: int, cols: int, scale: float, ignored: int) -> None:
+    """Run `cross_entropy` on contiguous tensors by their names in the problem; the gradient where there is a dx."""
+    x, grad = tensors["x"], "dx" in tensors
+    given = x, tensors["target"], tensors.get("dloss", x), tensors.get("dx", x), tensors["loss"]
+    block = min(LOSS_BLOCK, triton.next_power_of_2(cols))
+    cross_entropy[(rows,)](*given, cols, scale, ignored, GRAD=grad, BLOCK=block, num_warps=32)
 
 
 def launch(function: str, tensors: list[Any], rows: int, cols: int) -> None:

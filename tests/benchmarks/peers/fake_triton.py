@@ -37,7 +37,7 @@ class Pointer:
         return Pointer(self.array, self.at + offset)
 
 
-def load(pointer: Pointer, mask: Any, other: float) -> Block:
+def load(pointer: Pointer, mask: Any = True, other: float = 0.0) -> Block:
     at, mask = np.broadcast_arrays(pointer.at, mask)
     found = np.full(at.shape, other, pointer.array.dtype)
     assert (at[mask] >= 0).all()
@@ -45,7 +45,7 @@ def load(pointer: Pointer, mask: Any, other: float) -> Block:
     return block(found)
 
 
-def store(pointer: Pointer, value: Any, mask: Any) -> None:
+def store(pointer: Pointer, value: Any, mask: Any = True) -> None:
     at, mask, value = np.broadcast_arrays(pointer.at, mask, value)
     assert (at[mask] >= 0).all()
     pointer.array[at[mask]] = value[mask]
@@ -80,6 +80,7 @@ def installed(patch: pytest.MonkeyPatch) -> Iterator[None]:
         sum=lambda value, axis: block(np.sum(value, axis=axis, dtype=np.float32)),
         exp=lambda value: block(np.exp(value)),
         log=lambda value: block(np.log(value)),
+        where=lambda condition, a, b: block(np.where(condition, a, b)),
         maximum=lambda a, b: block(np.maximum(a, b)),
         load=load,
         store=store,

@@ -10,7 +10,7 @@ from benchmarks.peers import softmax as peers
 from schedules.check.verify import judge, poisoned
 from schedules.core.arch import Arch
 from schedules.core.errors import ToolchainError, UsageError
-from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
+from schedules.operators.softmax.definition import FUNCTIONS, LOSSES, SoftmaxProblem
 from schedules.operators.softmax.reference import inputs, reference
 from tests.benchmarks.peers import fake_triton
 
@@ -60,6 +60,50 @@ def test_a_masked_column_of_a_long_row(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_triton.installed(monkeypatch):
         peers.triton_softmax(problem, {"x": x, "y": y})()
     assert judge(problem, [x], [y], reference(problem, [x])).passed
+
+
+@pytest.mark.parametrize("function", LOSSES)
+@pytest.mark.parametrize("rows, cols", [(7, 33), (2, 32769)])
+def test_the_triton_source_computes_losses(
+    monkeypatch: pytest.MonkeyPatch, function: str, rows: int, cols: int
+) -> None:
+    problem, tensors, given, outputs = loss_case(function, rows, cols)
+    with fake_triton.installed(monkeypatch):
+        found = peers.triton_softmax(problem, tensors)()
+    assert all(output is one for output, one in zip(outputs, found, strict=True))
+    difference = judge(problem, given, outputs, reference(problem, given))
+    assert difference.passed, str(difference)
+
+
+@pytest.mark.parametrize("function", LOSSES)
+@pytest.mark.parametrize("peer", [peers.eager, lambda problem, tensors: expression(problem, tensors)])
+def test_pytorch_computes_losses(function: str, peer: peers.Peer) -> None:
+    torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+    problem, tensors, given, _ = loss_case(function, 7, 33)
+    found = peer(problem, {name: torch.from_numpy(array) for name, array in tensors.items()})()
+    difference = judge(problem, given, [output.numpy() for output in found], reference(problem, given))
+    assert difference.passed, str(difference)
+
+
+def expression(problem: SoftmaxProblem, tensors: peers.Tensors) -> Any:
+    given = {argument.name: tensors[argument.name] for argument in problem.arguments() if not argument.output}
+    return lambda: peers.composition(problem)(**given)
+
+
+def loss_case(function: str, rows: int, cols: int) -> tuple[SoftmaxProblem, dict[str, Any], list[Any], list[Any]]:
+    """With a row that is ignored."""
+    problem = SoftmaxProblem(rows, cols, function, "float16", scale=0.5, ignore_index=5)
+    given, outputs = list(inputs(problem, np.random.default_rng(1))), poisoned(problem)
+    given[1][-1] = 5
+    names = [argument.name for argument in problem.arguments()]
+    return problem, dict(zip(names, [*given, *outputs], strict=True)), given, outputs
+
+
+@pytest.mark.parametrize("peer", [peers.eager, peers.triton_softmax, peers.cudnn_softmax])
+def test_what_a_loss_has_that_a_peer_has_not(peer: peers.Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers.cudnn, "torch_module", lambda: None)
+    with fake_triton.installed(monkeypatch), pytest.raises(UsageError, match="has no"):
+        peer(SoftmaxProblem(4, 8, "cross_entropy", smoothing=0.1), {})
 
 
 def gpu_outputs(name: str, problem: SoftmaxProblem, arch: Arch) -> float:
