@@ -13,7 +13,7 @@ from benchmarks.peers.softmax_case import case_result, cases, distinct_rows, fil
 from schedules.core.arch import Arch
 from schedules.core.errors import BundleError, ProblemError, UsageError
 from schedules.measure.choice import default_choice
-from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
+from schedules.operators.softmax.definition import FUNCTIONS, LOSSES, SoftmaxProblem
 from tests.benchmarks.peers.fake_timer import FakeTimer
 
 PROBLEM = SoftmaxProblem(1024, 64)
@@ -62,7 +62,11 @@ def test_the_cases() -> None:
     fused = cases(["fused"], (128,), FUNCTIONS, "float16")
     assert [p.function for p in fused] == ["softmax", "softmax_grad"]
     assert fused[0].mask == "full" and fused[0].has_dropout and fused[1].scale == fused[0].scale
-    assert len({name_of(p) for p in (*both, *few, *fused)}) == len(both) + len(few) + len(fused)
+    losses = cases(["losses", "fused"], (), SoftmaxProblem.functions, "bfloat16")
+    assert {p.function for p in losses} == set(LOSSES) and {p.cols for p in losses} >= {32000, 128256}
+    assert not cases(["widths", "few"], (128,), LOSSES, "bfloat16") and file_of(["losses"]) == "softmax_losses.json"
+    found = (*both, *few, *fused, *losses)
+    assert len({name_of(p) for p in found}) == len(found)
     for sets, functions, dtype, error in (
         (["all"], ["softmax"], "float16", "unknown set 'all'"),
         (["few"], ["softmin"], "float16", "unknown function 'softmin'"),
