@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import hashlib
 import math
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ from schedules.build.launches import launches
 from schedules.build.library import VECTOR_BYTES, Launch
 from schedules.build.toolchain import cuda, link
 from schedules.core import interrupts, threads
-from schedules.core.arch import GRID, Arch
+from schedules.core.arch import GRID, Arch, waves_by_registers
 from schedules.core.errors import ArgumentError, BuildError, ConfigError, SchedulesError
 from schedules.core.frames import quick_frames
 from schedules.core.operator import Array, Operator, ScheduleSpec
@@ -41,6 +42,7 @@ AXES = ("x", "y", "z")
 CODE_OBJECT = 5  # of an AMD GPU: every ROCm 6 reads it, version 6 only ROCm from 6.3 on
 
 
+_VGPRS = re.compile(r"^ *\.vgpr_count: +(\d+)", re.M)  # in assembly's metadata
 # LLVM's module flag for the version of an AMD GPU's code object
 _VERSION = """\
 !llvm.module.flags = !{{!0}}
@@ -273,9 +275,15 @@ def _callbacks(arch: Arch, device_code: bool, code_object: int) -> Iterator[_Mad
 
     def build_rocm(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
         module = _tvm_build_rocm()(mod, target)
-        threads = max(map(_threads, mod.functions.values()))
-        if threads > link.STAMPED:
-            made.amd = link.for_blocks_of(threads, str(module.inspect_source()), arch.name)
+        kernels = mod.functions.values()
+        threads = max(map(_threads, kernels))
+        blocks = max(int(kernel.attrs.get(pipeline.LEAST_BLOCKS, 0)) for kernel in kernels)
+        waves = min(-(-blocks * -(-threads // arch.wave) // arch.simds), arch.waves_simd)
+        registers = [int(count) for count in _VGPRS.findall(str(module.inspect_source("asm")))]
+        crowded = waves_by_registers(arch, max(registers, default=0)) < waves
+        if threads > link.STAMPED or crowded:
+            ll = str(module.inspect_source())
+            made.amd = link.for_blocks_of(max(threads, link.STAMPED), ll, arch.name, waves if crowded else 0)
             module = _tvm_build_rocm()(mod, target)  # again for the module alone, which is made of what is linked
         return module
 

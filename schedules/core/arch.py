@@ -8,7 +8,8 @@ Limits are from the CUDA C++ Programming Guide ("Compute Capabilities") with cud
   `cluster` of blocks; `wgmma`; `tcgen05` with tensor memory, `tcgen05_i8` also of int8;
 - `dp4a`, `sdot4`, `sudot4`: how a sum of four int8 products is written;
 - `mfma` by a wave of 64, of float32 (16x16x4) and float16 (16x16x16), and of these: `mfma_i8_k16`, `mfma_i8_k32`,
-  `mfma_i8_k64`, `mfma_bf16_k8`, `mfma_bf16_k16` (the instruction named 1k), `mfma_f16_k32` (and bfloat16);
+  `mfma_i8_k64`, `mfma_bf16_k8`, `mfma_bf16_k16` (the instruction named 1k), `mfma_f16_k32` (and bfloat16), `mfma_xf32`
+  (of float32 cut to TF32);
 - `wmma` by a wave of 32, 16x16x16 of float16, bfloat16 and int8: `wmma_doubled` where both halves of the wave hold the
   operands, `wmma_split` where each holds one half of k;
 - `agprs`: 256 accumulation registers beside the vector registers; `agprs_apart`: these are a file of their own, so that
@@ -251,7 +252,9 @@ ARCHES: dict[str, Arch] = {
             blocks_sm=40,
         ),
         _cdna("gfx90a", _rates(4, 1024, 1024, 1024, float32=256), "mfma_i8_k16", "mfma_bf16_k8", "mfma_bf16_k16"),
-        _cdna("gfx942", _rates(4, 2048, 2048, 4096, float32=256, tf32=1024), "mfma_i8_k32", "mfma_bf16_k16"),
+        _cdna(
+            "gfx942", _rates(4, 2048, 2048, 4096, float32=256, tf32=1024), "mfma_i8_k32", "mfma_bf16_k16", "mfma_xf32"
+        ),
         _cdna(
             "gfx950",
             _rates(4, 4096, 4096, 8192, float32=256),

@@ -22,6 +22,7 @@ from schedules.definitions.epilogue import ACCUMULATOR, finish, operands_at, pla
 from schedules.definitions.padding import select
 from schedules.definitions.program import program_of
 from schedules.definitions.scatter import scatter
+from schedules.definitions.tf32 import rounded
 
 if TYPE_CHECKING:
     from tvm import te, tirx
@@ -73,12 +74,14 @@ def stage(name: str, axes: Sequence[str], extents: Sequence[Any], element: Calla
 class Implicit:
     """The stages of one problem, as `at_run_time` has it.  `tile` is what the extents of axes are rounded up to
     multiples of; with `wide`, operands are cast to the accumulator's dtype as they are fetched, else as they are
-    multiplied.  ``part`` counts the `parts` of as many channels each that the reduction is cut into."""
+    multiplied; with `tf32` they are rounded to it as they are fetched.  ``part`` counts the `parts` of as many channels
+    each that the reduction is cut into."""
 
     problem: Conv2dProblem
     tile: Mapping[str, int] = field(default_factory=dict)
     wide: bool = False
     parts: int = 1
+    tf32: bool = False
 
     @cached_property
     def given(self) -> dict[str, te.Tensor]:
@@ -244,7 +247,8 @@ class Implicit:
         return "int32" if self.problem.dtype == "int8" else ACCUMULATOR
 
     def _fetched(self, value: PrimExpr) -> PrimExpr:
-        return value.astype(self._accumulator) if self.wide else value
+        value = value.astype(self._accumulator) if self.wide else value
+        return rounded(value) if self.tf32 else value
 
     def _stage(self, name: str, axes: str, element: Callable[[At], PrimExpr]) -> Stage:
         names = axes.split()
@@ -272,10 +276,11 @@ def product(
     wide: bool = False,
     staged: bool = True,
     parts: int = 1,
+    tf32: bool = False,
 ) -> tirx.PrimFunc:
     """The matrix product of ``columns`` and ``weights`` over these axes, for each of the outer axes of ``conv``; the
     operand that has the rows comes first.  See `Implicit` for the rest."""
-    graph = Implicit(at_run_time(problem), tile, wide, parts)
+    graph = Implicit(at_run_time(problem), tile, wide, parts, tf32)
     operands = graph.columns(columns), graph.weights(weights)
     row = conv.split()[-2]
     pair = operands if row in operands[0].axes else operands[::-1]

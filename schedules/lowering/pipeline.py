@@ -34,6 +34,7 @@ from schedules.lowering.wave_reduce import reduced_in_waves
 
 NAME = "te_schedules"
 TIRX_NAME = "te_schedules_tirx"
+LEAST_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"  # of a kernel, as TVM's code generator for CUDA reads it
 
 
 @dataclass
@@ -206,8 +207,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
         if not state.min_blocks:
             return mod
         # only here: SplitHostDevice drops the function's attributes
-        bounds = "tirx.launch_bounds_min_blocks_per_sm"
-        return of_functions(mod, lambda function: function.with_attr(bounds, state.min_blocks))
+        return of_functions(mod, lambda function: function.with_attr(LEAST_BLOCKS, state.min_blocks))
 
     @tvm.transform.module_pass(opt_level=0, name="schedules.accesses")
     def accesses(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:

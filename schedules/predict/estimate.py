@@ -107,7 +107,7 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     turns = np.ceil(waves)
     products = tile_m * tile_n * block_k * steps
     dtype = p.dtype if matrix else "float32"
-    rate = peak(arch, "tf32" if matrix and dtype == "float32" else dtype)
+    rate = peak(arch, "tf32" if matrix and dtype == "float32" and spec.opt_in else dtype)
     share = rate * 1e6 / 2 / device.multiprocessors  # multiply-adds in a microsecond
     busy = np.minimum(resident, np.ceil(units / device.multiprocessors))
     multiply = turns * busy * products / share

@@ -9,7 +9,7 @@ RDNA 3 and 4, "WMMA"; "AMD Matrix Instruction Calculator".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from schedules.core.arch import Arch
@@ -28,7 +28,7 @@ class Atom:
     that is what LDS hands a lane at once, 16 bytes or, if `doubled`, more, the product is `parts` times `instruction`,
     LLVM's name for it or a function of `lowering/amdgpu.ll`, each of an equal part of a lane's slots, taken as
     `packed`; a lane holds `run` neighbouring rows of c at a time; and if `doubled`, both halves of the wave hold both
-    operands.
+    operands.  Of float32 with `tf32` it takes no more than TF32's 10 bits of mantissa.
     """
 
     m: int
@@ -43,6 +43,7 @@ class Atom:
     parts: int = 1
     run: int = 4
     doubled: bool = False
+    tf32: bool = False
 
     @property
     def name(self) -> str:
@@ -126,6 +127,7 @@ MATRIX = (
     ("mfma_bf16_k16", _mfma("bfloat16", "16bf16.1k", "int16x4", parts=2)),
     ("mfma_bf16_k8", _mfma("bfloat16", "8bf16", "int16x2", parts=4)),
     ("mfma", _mfma("float32", "4f32", parts=4)),
+    ("mfma_xf32", replace(_mfma("float32", "8.xf32", parts=2), tf32=True)),
     ("mfma_i8_k64", _mfma("int8", "64.i8", "int32x4")),
     ("mfma_i8_k32", _mfma("int8", "32.i8", "int64", parts=2)),
     ("mfma_i8_k16", _mfma("int8", "16i8", "int32", parts=4)),
@@ -138,27 +140,32 @@ MATRIX = (
 )
 
 
-def _atom(dtype: str, arch: Arch) -> Atom | None:
+def _atom(dtype: str, arch: Arch, tf32: bool) -> Atom | None:
     if arch.kind == "cuda":
-        return MMA.get(dtype) if dtype != "bfloat16" or "bf16" in arch.features else None
-    return next((atom for feature, atom in MATRIX if feature in arch.features and atom.source == dtype), None)
+        return None if tf32 or (dtype == "bfloat16" and "bf16" not in arch.features) else MMA.get(dtype)
+    return next((a for has, a in MATRIX if has in arch.features and (a.source, a.tf32) == (dtype, tf32)), None)
 
 
-def why_no_atom(dtype: str, arch: Arch) -> str | None:
-    """Why `arch` has no matrix instruction for operands of `dtype`; None if it has one."""
-    if _atom(dtype, arch):
+def why_no_atom(dtype: str, arch: Arch, tf32: bool = False) -> str | None:
+    """Why `arch` has no matrix instruction for operands of `dtype`, or for such rounded to TF32; None if it has one."""
+    if _atom(dtype, arch, tf32):
         return None
+    if tf32 and dtype != "float32":
+        return f"dtype={dtype} is not float32, which alone is rounded to TF32; choose another --schedule"
+    if tf32:
+        return f"{arch} has no matrix instruction that takes float32 as TF32 here; choose another --schedule"
     if arch.kind == "cuda" and dtype == "bfloat16":
         return f"dtype=bfloat16 needs sm_80 or newer tensor cores, not {arch}"
     return f"{arch} has no matrix instruction for dtype={dtype} here"
 
 
-def atom_for(dtype: str, arch: Arch) -> Atom:
-    """The matrix product that `arch` has for operands of `dtype`.  Raises ConfigError if there is none.
+def atom_for(dtype: str, arch: Arch, tf32: bool = False) -> Atom:
+    """The matrix product that `arch` has for operands of `dtype`, or for such rounded to TF32.  Raises ConfigError if
+    there is none.
 
     sm_75 takes the same fragments as its successors: its smaller instructions are halves and quarters of theirs.
     """
-    atom = _atom(dtype, arch)
+    atom = _atom(dtype, arch, tf32)
     if atom is None:
-        raise ConfigError(why_no_atom(dtype, arch) or "")
+        raise ConfigError(why_no_atom(dtype, arch, tf32) or "")
     return atom

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.device import Device
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorCoreConfig(MinBlocks, Config):
+    tf32: ClassVar[bool] = False  # whether operands are float32, and rounded to TF32
+
     block_m: int = 128  # output tile of a block
     block_n: int = 128
     block_k: int = 32  # of the reduction in shared memory at a time
@@ -85,10 +87,10 @@ class TensorCoreConfig(MinBlocks, Config):
             value = getattr(self, name)
             if value < (name != "min_blocks"):
                 return f"{name}={value} must be at least {int(name != 'min_blocks')}"
-        reason = why_no_atom(dtype, arch)
+        reason = why_no_atom(dtype, arch, self.tf32)
         if reason:
             return reason
-        atom = atom_for(dtype, arch)
+        atom = atom_for(dtype, arch, self.tf32)
         for name, size, warps, least in (
             ("m", self.block_m, self.warps_m, atom.m),
             ("n", self.block_n, self.warps_n, atom.n),
@@ -167,7 +169,7 @@ def schedule_product(
 
     Returns the loop over blocks.
     """
-    atom = atom_for(dtype, arch)
+    atom = atom_for(dtype, arch, config.tf32)
     at_once = isinstance(config, WarpgroupConfig)
     scope = "shared.dyn" if arch.kind == "cuda" else "shared"
     conv, finished, output = (sch.get_sblock(name) for name in ("conv", "finished", "output"))

@@ -9,7 +9,7 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.problem import Config, numpy_dtype
@@ -28,6 +28,8 @@ DTYPES = {"float16": "f16", "bfloat16": "bf16"}
 
 @dataclass(frozen=True)
 class WarpgroupConfig(MinBlocks, Config):
+    tf32: ClassVar[bool] = False
+
     block_m: int = 128  # output tile of a block; each warp has 16 of its rows
     block_n: int = 256
     block_k: int = 64  # of the reduction in shared memory at a time

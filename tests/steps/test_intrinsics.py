@@ -226,6 +226,7 @@ MATRIX_CORES = {
     ("gfx90a", "bfloat16"): "v_mfma_f32_16x16x16bf16_1k",
     ("gfx90a", "int8"): "v_mfma_i32_16x16x16i8",
     ("gfx942", "float32"): "v_mfma_f32_16x16x4_f32",
+    ("gfx942", "tf32"): "v_mfma_f32_16x16x8_xf32",
     ("gfx942", "bfloat16"): "v_mfma_f32_16x16x16_bf16",
     ("gfx942", "int8"): "v_mfma_i32_16x16x32_i8",
     ("gfx942", "float16"): "v_mfma_f32_16x16x16_f16",
@@ -247,9 +248,11 @@ def test_matrix_cores_of_amd(emulation: None, amd_linker: None, arch: str, dtype
     if dtype == "int8":
         problem = problem_of("conv2d_nchw32", n=1, h=3, w=5, ci=40, co=33, kh=2, kw=1)
     else:
-        problem = problem_of("conv2d_nhwc", n=1, h=3, w=7, ci=9, co=21, kh=2, kw=1, dtype=dtype)
-    assert_correct(problem, parse_arch(arch), "mma", routes=["emulated"])
-    assembly = str(build(problem, parse_arch(arch), "mma").sources["s"])
+        source = "float32" if dtype == "tf32" else dtype
+        problem = problem_of("conv2d_nhwc", n=1, h=3, w=7, ci=9, co=21, kh=2, kw=1, dtype=source)
+    schedule = "mma_tf32" if dtype == "tf32" else "mma"
+    assert_correct(problem, parse_arch(arch), schedule, routes=["emulated"])
+    assembly = str(build(problem, parse_arch(arch), schedule).sources["s"])
     assert set(re.findall(r"v_w?mf?ma_\w+", assembly)) == {MATRIX_CORES[arch, dtype]}
 
 
@@ -277,6 +280,10 @@ def test_refusals() -> None:
         atom_for("float32", parse_arch("gfx1100"))
     with pytest.raises(ConfigError, match="rocm:gfx1030 has no matrix instruction"):
         atom_for("float16", parse_arch("gfx1030"))
+    with pytest.raises(ConfigError, match="rocm:gfx950 has no matrix instruction that takes float32 as TF32"):
+        atom_for("float32", parse_arch("gfx950"), tf32=True)
+    with pytest.raises(ConfigError, match="dtype=float16 is not float32, which alone is rounded to TF32"):
+        atom_for("float16", parse_arch("gfx942"), tf32=True)
     with pytest.raises(ValueError, match="transposes 16-bit elements"):
         load_matrix(MMA["int8"], "a", "shared", transposed=True)
     with pytest.raises(ValueError, match="no ldmatrix of 8 rows of a"):

@@ -89,11 +89,11 @@ class AmdCode:
     relocatable: bytes
 
 
-def for_blocks_of(threads: int, ll: str, processor: str) -> AmdCode:
-    """The kernels of LLVM IR `ll`, for blocks of up to `threads`, by TVM's LLVM.
+def for_blocks_of(threads: int, ll: str, processor: str, waves: int = 0) -> AmdCode:
+    """The kernels of LLVM IR `ll`, for blocks of up to `threads` and at least so many `waves` of a SIMD, by TVM's LLVM.
 
-    With it LLVM gives a thread as many registers as blocks of that size leave it.  Raises BuildError if the IR does not
-    say for how many it is.
+    With it LLVM gives a thread as many registers as blocks of that size, or so many waves, leave it.  Raises BuildError
+    if the IR does not say for how many threads it is.
     """
     import tvm_ffi
 
@@ -102,7 +102,8 @@ def for_blocks_of(threads: int, ll: str, processor: str) -> AmdCode:
         raise BuildError(f"TVM's LLVM IR does not bound blocks by {STAMPED} threads; install apache-tvm 0.27")
     triple = ll.split('target triple = "', 1)[1].split('"', 1)[0]
     target = json.dumps({"kind": "llvm", "mtriple": triple, "mcpu": processor}).replace('"', "\\22")
-    ll = ll.replace(size.format(STAMPED), size.format(threads))
+    least = f' "amdgpu-waves-per-eu"="{waves}"' if waves else ""
+    ll = ll.replace(size.format(STAMPED), size.format(threads) + least)
     flag = f'\n!llvm.module.flags = !{{!1000000}}\n!1000000 = !{{i32 4, !"tvm_target", !"{target}"}}\n'
     with contextlib.ExitStack() as held:  # in memory: LLVM ends the process in which it cannot write a file
         source, made = (os.memfd_create(name) for name in ("kernel.ll", "kernel.o"))

@@ -42,6 +42,7 @@ OPERATOR = Operator(
         tutorial.SCHEDULE,
         simt.SCHEDULE,
         mma.SCHEDULE,
+        mma.TF32,
         mma_split.SCHEDULE,
         tma_wgmma.SCHEDULE,
         tf32.SCHEDULE,

@@ -45,7 +45,7 @@ def definition(problem: HwcnProblem) -> list[te.Tensor]:
     return textbook(problem, finished=problem.epilogue != Epilogue(ACCUMULATOR))
 
 
-def pixel_product(problem: HwcnProblem, tile: tuple[int, int, int]) -> tirx.PrimFunc:
+def pixel_product(problem: HwcnProblem, tile: tuple[int, int, int], tf32: bool = False) -> tirx.PrimFunc:
     """A matrix product for each pixel: ``conv`` (y, x, co, n) sums ``weights`` (kh, kw, ci, co) x ``columns`` (y, x,
     kh, kw, ci, n), with (co, n, ci) in whole `tile`; see `definitions.implicit`.  Channels so few that most of a tile
     would be zeros are one axis with the taps."""
@@ -54,7 +54,7 @@ def pixel_product(problem: HwcnProblem, tile: tuple[int, int, int]) -> tirx.Prim
     one = 2 * -(-taps * p.ci // k) <= taps * -(-p.ci // k)
     if one:
         columns, weights = (axes.replace("kh kw ci", "k") for axes in (columns, weights))
-    return product(p, columns, weights, CONV, {"co": co, "n": n, "k" if one else "ci": k})
+    return product(p, columns, weights, CONV, {"co": co, "n": n, "k" if one else "ci": k}, tf32=tf32)
 
 
 def inside_window(problem: HwcnProblem) -> tuple[int, ...] | None:

@@ -7,13 +7,14 @@ The instruction is `mma.sync`, MFMA or WMMA.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.space import ProductSpace
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, pixel_product
 from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
+from schedules.steps.tf32 import tf32_schedule
 from schedules.steps.tiles import widest, widest_vector
 
 if TYPE_CHECKING:
@@ -29,8 +30,13 @@ class MmaConfig(TensorCoreConfig):
         return self.check_tile(problem.dtype, arch)
 
 
+@dataclass(frozen=True)
+class MmaTf32Config(MmaConfig):
+    tf32: ClassVar[bool] = True
+
+
 def graph(problem: HwcnProblem, config: MmaConfig, arch: Arch) -> tirx.PrimFunc:
-    return pixel_product(problem, config.tile)
+    return pixel_product(problem, config.tile, config.tf32)
 
 
 def schedule(problem: HwcnProblem, config: MmaConfig, arch: Arch) -> tvm.IRModule:
@@ -64,3 +70,4 @@ SCHEDULE = ScheduleSpec(
     channels_along_rows=True,
     graph=graph,
 )
+TF32 = tf32_schedule(SCHEDULE, MmaTf32Config)

@@ -58,6 +58,7 @@ OPERATOR = Operator(
     inputs=inputs,
     schedules=(
         mma.SCHEDULE,
+        mma.TF32,
         mma_channels_last.SCHEDULE,
         mma_windows.SCHEDULE,
         tma_wgmma.SCHEDULE,

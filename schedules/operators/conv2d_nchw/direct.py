@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -368,8 +368,9 @@ def _ahead(problem: NchwProblem, arch: Arch) -> DirectConfig | None:
 
 
 # weights of a kernel's row for all filters of a thread, of AMD GPUs: LLVM loads them all before it multiplies, and more
-# leave registers for few waves
+# leave registers for few waves; and registers of a thread, which LLVM is held to
 ROW_WEIGHTS = 66
+REGISTERS_AMD = 128
 
 
 def default(problem: NchwProblem, arch: Arch) -> DirectConfig:
@@ -379,7 +380,8 @@ def default(problem: NchwProblem, arch: Arch) -> DirectConfig:
     the registers that they pass through, else as many as leave most registers to the sums.
 
     For AMD GPUs (by counts: never timed) a stage has one channel, and a loop runs over the kernel's rows that LLVM may
-    not unroll: it loads most of what is unrolled before it multiplies.
+    not unroll: it loads most of what is unrolled before it multiplies.  It is held to as many blocks as 128 registers
+    of a thread leave room for.
     """
     ahead = _ahead(problem, arch)
     if ahead:
@@ -392,6 +394,9 @@ def default(problem: NchwProblem, arch: Arch) -> DirectConfig:
     for height in (12, 8, 4, 2, 1):
         for channels in (1,) if on_amd else (0, 8, 4, 3, 2, 1):
             config = DirectConfig((height, width), (1, 4), filters, channels, unroll_rows=not on_amd)
+            if on_amd:
+                waves = arch.simds * (arch.registers_simd // REGISTERS_AMD)
+                config = replace(config, min_blocks=max(1, waves // -(-config.threads // arch.wave)))
             vectors, weights = config.rounds(p)
             loads = vectors * config.lanes(p) + weights
             if loads <= (56 if config.steps(p) == 1 else 32) and config.check(p, arch) is None:

@@ -10,7 +10,7 @@ channels to 16.  Source: the K100_AI implicit-GEMM article's problem, on the mai
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
@@ -18,6 +18,7 @@ from schedules.core.space import ProductSpace, axis
 from schedules.definitions.implicit import product as matrix_product
 from schedules.operators.conv2d_nchw.definition import NchwProblem, pixel_vector, weight_vector
 from schedules.steps.tensor_core import Operand, TensorCoreConfig, schedule_product, whole_steps
+from schedules.steps.tf32 import tf32_schedule
 from schedules.steps.tiles import widest, widest_vector
 
 if TYPE_CHECKING:
@@ -48,9 +49,14 @@ class MmaConfig(TensorCoreConfig):
         return self.check_tile(problem.dtype, arch)
 
 
+@dataclass(frozen=True)
+class MmaTf32Config(MmaConfig):
+    tf32: ClassVar[bool] = True
+
+
 def graph(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tirx.PrimFunc:
     tile = dict(zip(("co", "pixel", "k"), config.tile, strict=True))
-    return matrix_product(problem, "k pixel", "co k", "co pixel", tile)
+    return matrix_product(problem, "k pixel", "co k", "co pixel", tile, tf32=config.tf32)
 
 
 def schedule(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tvm.IRModule:
@@ -104,3 +110,4 @@ SCHEDULE = ScheduleSpec(
     channels_along_rows=True,
     graph=graph,
 )
+TF32 = tf32_schedule(SCHEDULE, MmaTf32Config)

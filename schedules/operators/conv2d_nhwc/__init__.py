@@ -42,6 +42,7 @@ OPERATOR = Operator(
     inputs=inputs,
     schedules=(
         mma.SCHEDULE,
+        mma.TF32,
         mma_windows.SCHEDULE,
         tma_wgmma.SCHEDULE,
         tma_tcgen05.SCHEDULE,

@@ -40,11 +40,13 @@ def definition(problem: NhwcProblem) -> list[te.Tensor]:
     return textbook(problem)
 
 
-def matrix_product(problem: NhwcProblem, tile: tuple[int, int, int], staged: bool = True) -> tirx.PrimFunc:
+def matrix_product(
+    problem: NhwcProblem, tile: tuple[int, int, int], staged: bool = True, tf32: bool = False
+) -> tirx.PrimFunc:
     """One matrix product: ``conv`` (pixel, co) sums ``columns`` (kh, kw, pixel, ci) x ``weights`` (kh, kw, co, ci),
     with (pixel, co, ci) in whole `tile`; see `definitions.implicit`."""
     tiles = dict(zip(("pixel", "co", "ci"), tile, strict=True))
-    return product(problem, "kh kw pixel ci", "kh kw co ci", "pixel co", tiles, staged=staged)
+    return product(problem, "kh kw pixel ci", "kh kw co ci", "pixel co", tiles, staged=staged, tf32=tf32)
 
 
 def reference(problem: NhwcProblem, arrays: Sequence[Array]) -> list[Expected]:

@@ -7,13 +7,14 @@ once, outside of it.  The instruction is `mma.sync`, MFMA or WMMA.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.space import ProductSpace
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem, matrix_product
 from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
+from schedules.steps.tf32 import tf32_schedule
 from schedules.steps.tiles import widest, widest_vector
 
 if TYPE_CHECKING:
@@ -31,8 +32,13 @@ class MmaConfig(TensorCoreConfig):
         return self.check_tile(problem.dtype, arch)
 
 
+@dataclass(frozen=True)
+class MmaTf32Config(MmaConfig):
+    tf32: ClassVar[bool] = True
+
+
 def graph(problem: NhwcProblem, config: TensorCoreConfig | WarpgroupConfig, arch: Arch) -> tirx.PrimFunc:
-    return matrix_product(problem, config.tile)
+    return matrix_product(problem, config.tile, tf32=config.tf32)
 
 
 def schedule(problem: NhwcProblem, config: TensorCoreConfig | WarpgroupConfig, arch: Arch) -> tvm.IRModule:
@@ -66,3 +72,4 @@ SCHEDULE = ScheduleSpec(
     ranges=True,
     graph=graph,
 )
+TF32 = tf32_schedule(SCHEDULE, MmaTf32Config)

@@ -104,6 +104,11 @@ class WindowsConfig(MinBlocks, Config):
         words = max(1, self.channels(problem) * numpy_dtype(problem.dtype).itemsize / 4)
         return self.channels(problem) * math.prod(self.tile) + math.ceil(elements * words) + 24
 
+    def held(self, problem: DepthwiseProblem) -> int:
+        """The same by LLVM, which keeps the filter in float32 from step to step."""
+        wide = problem.kh * problem.kw * self.channels(problem) * (4 - numpy_dtype(problem.dtype).itemsize) // 4
+        return self.registers(problem) + (wide if self.steps > 1 and not self.by_rows else 0)
+
     def resident(self, problem: DepthwiseProblem, arch: Arch) -> int:
         """Blocks that a multiprocessor holds.  Without such a bound CUDA's compiler saves registers for more of them,
         and loads what lies under a tile bit by bit, each time waiting for memory."""
@@ -202,8 +207,12 @@ def schedule(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> tv
     _unroll(sch, sch.get_loops(output)[3:], config.stored(problem))
     _unroll(sch, [*(() if config.by_rows else (ry,)), rx, y, x, c])
     sch.decompose_reduction(conv, ry)
-    sch.annotate(thread, "pragma_unroll_explicit", 0)  # by the compiler: of large windows there are thousands of lines
-    return replace(config, min_blocks=config.resident(problem, arch)).finish(sch.mod)
+    if (
+        arch.kind == "cuda"
+    ):  # by the compiler: of large windows there are thousands of lines, and LLVM stops short of them
+        sch.annotate(thread, "pragma_unroll_explicit", 0)
+    least = config.resident(problem, arch) if arch.kind == "cuda" else config.min_blocks
+    return replace(config, min_blocks=least).finish(sch.mod)
 
 
 def _unroll(sch: Schedule, loops: Sequence[LoopRV], lanes: int = 1) -> None:
@@ -254,13 +263,19 @@ def _lines(p: DepthwiseProblem, config: WindowsConfig, right: int, down: int, ar
 TILES = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (4, 8), (7, 1), (7, 2), (8, 2), (8, 4))
 
 
+# registers of a thread, as `WindowsConfig.held` counts them, that LLVM finds for AMD GPUs without memory for others (by
+# counts: never timed)
+HELD_AMD = 208
+
+
 @lru_cache
 def default(problem: DepthwiseProblem, arch: Arch) -> WindowsConfig:
     """The config that takes least by the estimate, by rows only where registers hold no window; where none is legal,
     the smallest."""
+    most = HELD_AMD if arch.kind == "rocm" else math.inf
     for by_rows in (False, True):
         every = _configs(problem, (128,), (by_rows,))
-        if legal := [config for config in every if config.check(problem, arch) is None]:
+        if legal := [each for each in every if each.check(problem, arch) is None and each.held(problem) <= most]:
             return min(legal, key=lambda config: estimate(problem, config, arch))
     return WindowsConfig((1, 1), 1, by_rows=True)
 

@@ -214,6 +214,8 @@ def test_conversions(emulator: Emulator) -> None:
 # name, wave, element of A and B in NumPy and in IR, sums' type, rows, k, elements of a lane: of A, of sums
 MATRICES = [
     ("mfma.f32.16x16x4f32", 64, "float32", "float", "float32", 16, 4, 1, 4),
+    ("mfma.f32.16x16x8.xf32", 64, "float32", "float", "float32", 16, 8, 2, 4),
+    ("mfma.f32.32x32x4.xf32", 64, "float32", "float", "float32", 32, 4, 2, 16),
     ("mfma.f32.32x32x8f16", 64, "float16", "half", "float32", 32, 8, 4, 16),
     ("mfma.i32.16x16x32.i8", 64, "int8", "i64", "int32", 16, 32, 8, 4),
     ("wmma.f32.16x16x16.f16.v8f32.v16f16", 32, "float16", "half", "float32", 16, 16, 16, 8),
@@ -241,6 +243,11 @@ def test_matrices(emulator: Emulator, case: tuple) -> None:
     row, k, sum_row = layout(name, rows, elements, sums)
     column = np.arange(wave)[:, None] % rows
     inputs = [a[row, k].astype(dtype), b[k, row].astype(dtype), c[sum_row, column].astype(sum_dtype)]
+    if "xf32" in name:  # bits below 10 of the mantissa are cut off
+        inputs[:2] = [
+            (values.view("uint32") | np.where(values == 0, 0, 0x1FFF).astype("uint32")).view("float32")
+            for values in inputs[:2]
+        ]
     number = 1 if kind == "i64" else elements
     given = kind if number == 1 else f"<{number} x {kind}>"
     total = f"<{sums} x {'i32' if sum_dtype == 'int32' else 'float'}>"

@@ -154,7 +154,7 @@ def test_channels_come_ahead_only_where_that_was_measured(sm_90a: Arch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "ci", "co", "k"), [("gfx942", 8, 8, 3), ("gfx942", 1, 8, 9), ("gfx942", 4, 16, 11), ("gfx1100", 8, 8, 7)]
+    ("arch", "ci", "co", "k"), [("gfx942", 8, 8, 5), ("gfx942", 1, 8, 9), ("gfx942", 4, 16, 11), ("gfx1100", 8, 8, 7)]
 )
 def test_the_default_for_amd_is_sparing_of_registers(amd_linker: None, arch: str, ci: int, co: int, k: int) -> None:
     """LLVM unrolls none of its loops, though it knows their extents."""
@@ -163,6 +163,13 @@ def test_the_default_for_amd_is_sparing_of_registers(amd_linker: None, arch: str
     assert config.channels_per_stage == 1 and not config.unroll_rows
     found = summary(build(problem, parse_arch(arch), "direct", config))
     assert found.registers and found.registers <= 128 and found.waves and found.waves >= 4 and found.scratch == 0
+
+
+def test_blocks_that_are_asked_for_have_registers_on_amd(amd_linker: None) -> None:
+    """Its config takes 256 as LLVM likes it: two waves of a SIMD."""
+    for blocks, most in ((0, 256), (5, 128)):
+        found = summary(build(ARTICLE, parse_arch("gfx942"), "direct", DirectConfig(min_blocks=blocks)))
+        assert found.registers and most / 2 < found.registers <= most
 
 
 @settings(max_examples=200)

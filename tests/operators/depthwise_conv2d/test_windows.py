@@ -107,3 +107,10 @@ def test_amd_code_objects(amd_linker: None, arch: str) -> None:
     for layout in LAYOUTS:
         problem = problem_of("depthwise_conv2d", **LAYERS[0], n=8, dtype="float16", layout=layout)
         assert_fits(build(problem, parse_arch(arch), "windows"))
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
+def test_the_default_for_amd_keeps_its_window_in_registers(amd_linker: None, arch: str) -> None:
+    """Of a window whose loops LLVM was left to unroll, 600 bytes of a thread were in memory."""
+    problem = problem_of("depthwise_conv2d", n=2, h=14, w=14, ci=384, kh=7, kw=7, pad=3, dtype="float16")
+    assert summary(build(problem, parse_arch(arch), "windows", default(problem, parse_arch(arch)))).scratch == 0

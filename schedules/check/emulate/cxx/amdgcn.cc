@@ -386,9 +386,9 @@ int bits_of(Kind kind) {
 double element(const Value& value, int index, Kind kind) {
   switch (kind) {
     case Kind::f32: return value.as<float>(index);
-    case Kind::xf32: {  // a mantissa of 10 bits
+    case Kind::xf32: {  // a mantissa of 10 bits; gfx942 cuts off the rest (github.com/ROCm/rocm-libraries/pull/9176)
       uint32_t bits = value.as<uint32_t>(index);
-      if ((bits & 0x7f800000) != 0x7f800000) bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+      if ((bits & 0x7f800000) != 0x7f800000) bits &= ~0x1fffu;
       return bits_float(bits);
     }
     case Kind::f16: return float(value.as<__half>(index));
