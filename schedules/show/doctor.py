@@ -10,6 +10,7 @@ from importlib import metadata
 
 from schedules.build.toolchain import cuda, devices, link
 from schedules.build.toolchain.devices import LocalDevice
+from schedules.bundle.package.launch import LoadError, driver_library
 from schedules.core.arch import ARCHES, Arch
 from schedules.core.errors import ToolchainError
 from schedules.core.versions import version_of
@@ -53,7 +54,7 @@ class Report:
 
 
 CUDA_COMPILER, CUDA_RUNTIME, AMD_LINKER, CPU_LINKER = "CUDA compiler", "CUDA runtime", "AMD linker", "linker"
-CXX, DRIVER, DISASSEMBLER = "C++ compiler", "NVIDIA driver", "SASS disassembler"
+CXX, DRIVER, HIP, DISASSEMBLER = "C++ compiler", "NVIDIA driver", "AMD runtime", "SASS disassembler"
 
 
 def examine() -> Report:
@@ -123,8 +124,9 @@ def _tools() -> list[Part]:
         _part(DISASSEMBLER, cuda.find_tool("nvdisasm"), "inspect --view sass", "pip install nvidia-cuda-nvdisasm"),
         _part(AMD_LINKER, lld_text, "building for rocm", link.INSTALL),
         _part(CPU_LINKER, compiler or lld_text, "bundles", f"install a C compiler, or {link.INSTALL}"),
-        _part(CXX, _cxx(), "verifying cuda on the CPU", "install g++ (apt-get install g++) or set CXX"),
+        _part(CXX, _cxx(), "verifying kernels for GPUs on the CPU", "install g++ (apt-get install g++) or set CXX"),
         _part(DRIVER, _driver(), "running on NVIDIA GPUs", "install NVIDIA's driver (nothing else here needs it)"),
+        _part(HIP, _hip(), "running on AMD GPUs", "install ROCm, or PyTorch for ROCm (nothing else here needs it)"),
         _kept_kernels(),
     ]
 
@@ -166,12 +168,18 @@ def _driver() -> str | None:
     return version and f"for CUDA {version}"
 
 
+def _hip() -> str | None:
+    try:
+        return str(driver_library("rocm")._name)
+    except LoadError:
+        return None
+
+
 def _target(arch: Arch, parts: dict[str, Part]) -> TargetState:
     needs = {"llvm": (CPU_LINKER,), "cuda": (CUDA_COMPILER, CUDA_RUNTIME, CPU_LINKER), "rocm": (AMD_LINKER, CPU_LINKER)}
     missing = [name for name in needs[arch.kind] if not parts[name].ok]
     device = devices.of_arch(arch)
-    # the TVM of PyPI generates code for AMD GPUs and has no runtime for them
-    run = not missing and device is not None and arch.kind != "rocm"
+    run = not missing and device is not None and (arch.kind != "rocm" or parts[HIP].ok)
     # a GPU of a later minor version runs the code too, but what is measured there says little of its own arch
     exact = device is not None and (arch.kind == "llvm" or device.capability == arch.compute_capability)
     routes = (("device",) if run and exact else ()) + (("serial",) if arch.is_gpu else ())
@@ -180,9 +188,10 @@ def _target(arch: Arch, parts: dict[str, Part]) -> TargetState:
     if missing:
         note = f"no {missing[0]}: {parts[missing[0]].remedy}"
     elif run and device:
-        note = f"runs on {device.name}"
-    elif arch.kind == "rocm" and device:
-        note = "TVM from PyPI has no ROCm runtime"
+        # TVM from PyPI generates code for AMD GPUs and has no runtime for them
+        note = f"runs on {device.name}{', by load.py and schedules.torch' if arch.kind == 'rocm' else ''}"
+    elif device:
+        note = f"no {HIP}: {parts[HIP].remedy}"
     else:
         note = "no such device here"
     meant = str(devices.on_local(arch).device) if arch.is_gpu else ""

@@ -77,6 +77,22 @@ def test_a_gpu_runs_its_arch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not target(report, "cuda:sm_90a").run
 
 
+def test_an_amd_gpu_runs_its_arch_where_hip_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the driver's library: TVM from pip has no runtime for it, so that `verify` has no route there."""
+    gpu = LocalDevice("rocm", "AMD gfx1100", "gfx1100")
+    monkeypatch.setattr(devices, "all_devices", lambda: (devices.cpu(), gpu))
+    monkeypatch.setattr(doctor, "_hip", lambda: None)
+    state = target(examine(), "rocm:gfx1100")
+    if not state.build:
+        pytest.skip(state.note)
+    assert not state.run and "install ROCm" in state.note
+    monkeypatch.setattr(doctor, "_hip", lambda: "libamdhip64.so.7")
+    states = examine().targets
+    assert [state.target for state in states if state.run] == ["llvm", "rocm:gfx1100"]
+    state = next(state for state in states if state.target == "rocm:gfx1100")
+    assert "device" not in state.verify and "by load.py and schedules.torch" in state.note
+
+
 def test_amd_gpus_are_read_from_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for index, version in enumerate((0, 90010, 90402, 110000)):
         node = tmp_path / str(index)

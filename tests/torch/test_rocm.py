@@ -54,7 +54,7 @@ def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: told)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: STREAM, raising=False)
-    monkeypatch.setattr(launch, "_library", lambda kind: library)
+    monkeypatch.setattr(launch, "driver_library", lambda kind: library)
     monkeypatch.setattr(devices, "rocm", lambda: (LocalDevice("rocm", told.name, "gfx90a"),))
     monkeypatch.setenv("FAKE_DRIVER_LOG", str(tmp_path / "log"))
     forgotten = launch._driver.cache_clear, dispatch.arch_of.cache_clear, dispatch._kernels.clear

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import ctypes.util
 import importlib.util
 import operator
 import re
@@ -31,10 +32,8 @@ CALLS = 256  # that are kept ready, of different shapes
 PLACES = {"cuda": (2, 13), "rocm": (10,)}  # DLPack's device types
 CODE = {"cuda": "kernel.cubin", "rocm": "kernel.hsaco"}
 
-_LIBRARIES = {
-    "cuda": ("libcuda.so.1",),
-    "rocm": tuple(f"libamdhip64.so{version}" for version in ("", ".7", ".6", ".5")),
-}
+_LIBRARIES = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
+_WITH_HIP = ("torch", "_rocm_sdk_core")  # packages that may have it in their lib: PyTorch, and ROCm from pip
 _INSTALL = {"cuda": "install NVIDIA's driver", "rocm": "install ROCm, or PyTorch for ROCm"}
 _NAMES = {
     "init": ("cuInit", "hipInit"),
@@ -226,7 +225,7 @@ class Driver:
     """A driver library; call it with one of `_NAMES` and that function's arguments.  Raises KernelError."""
 
     def __init__(self, kind: str) -> None:
-        self.kind, self.library = kind, _library(kind)
+        self.kind, self.library = kind, driver_library(kind)
         self.names = {name: pair[kind == "rocm"] for name, pair in _NAMES.items()}
         count = ctypes.c_int()
         try:
@@ -578,19 +577,28 @@ def _driver(kind: str) -> Driver:
     return Driver(kind)
 
 
-def _library(kind: str) -> ctypes.CDLL:
-    """The driver library: that which is loaded already, PyTorch's own, or the system's.  Raises LoadError."""
-    names, places = _LIBRARIES[kind], []
-    if kind == "rocm":  # there may be several, and one process must not use two
-        with contextlib.suppress(OSError):
-            places += re.findall(r"\S*/libamdhip64\.so\S*", Path("/proc/self/maps").read_text())
-        spec = importlib.util.find_spec("torch")
-        for root in (spec.submodule_search_locations or []) if spec else []:
-            places += map(str, Path(root).glob("lib/libamdhip64.so*"))
+def driver_library(kind: str) -> ctypes.CDLL:
+    """The first of `_places` that loads.  Raises LoadError."""
     reason: object = ""
-    for name in (*places, *names, *(f"/opt/rocm/lib/{name}" for name in names if kind == "rocm")):
+    for name in _places(kind):
         try:
             return ctypes.CDLL(name)
         except OSError as error:
             reason = reason or error
-    raise LoadError(f"{names[0]} does not load ({reason}); {_INSTALL[kind]}")
+    raise LoadError(f"{_LIBRARIES[kind]} does not load ({reason}); {_INSTALL[kind]}")
+
+
+def _places(kind: str) -> Iterator[str]:
+    """Where the driver's library may be.  There may be several of HIP's, of any version, and a process must not use
+    two: first that which is loaded already, then that of a Python package, then the system's."""
+    if kind == "rocm":
+        with contextlib.suppress(OSError):
+            yield from re.findall(r"\S*/libamdhip64\.so\S*", Path("/proc/self/maps").read_text())
+        for package in filter(None, map(importlib.util.find_spec, _WITH_HIP)):
+            for root in package.submodule_search_locations or []:
+                yield from map(str, sorted(Path(root).glob("lib/libamdhip64.so*")))
+    yield _LIBRARIES[kind]
+    if kind == "rocm":
+        if known := ctypes.util.find_library("amdhip64"):
+            yield known
+        yield from map(str, sorted(Path("/opt").glob("rocm*/lib/libamdhip64.so*")))

@@ -273,6 +273,21 @@ def test_without_a_driver_it_is_said_what_to_install(split: dict[str, Any], tmp_
         assert last.startswith("LoadError: lib") and "; install " in last
 
 
+def test_the_library_of_rocm_from_pip_serves(
+    drivers: Path, cases: Any, recorded: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Its wheels have no link of a name without version, and are no place that the linker knows."""
+    lib = tmp_path / "_rocm_sdk_core" / "lib"
+    lib.mkdir(parents=True)
+    (lib.parent / "__init__.py").touch()
+    (lib / "libamdhip64.so.10").symlink_to(drivers / "libamdhip64.so")
+    (built, given), each = cases[SPLIT[1]], recorded[SPLIT[1]]
+    case = told(built, given, each["sizes"])
+    done = run(tmp_path, tmp_path, [case], "sys.path.append(os.environ['PIP'])\n" + RUN, PIP=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert [line for line in fake.noted(tmp_path / "log") if "symbol" in line]
+
+
 def test_arrays_of_the_cuda_array_interface_are_taken(drivers: Path, split: dict[str, Any], tmp_path: Path) -> None:
     code = """
 class Array:
