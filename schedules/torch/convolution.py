@@ -390,7 +390,8 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
         options = *sizes, *others
         if not data.numel():
             return lambda data, filter, *terms: convolution.empty(data, filter, options)
-        given = [0 if tensor is None else tensor.numel() for tensor in rest[:count]]
+        # an empty one counts as many, whose shape is then refused
+        given = [0 if tensor is None else tensor.numel() or 2 for tensor in rest[:count]]
         chosen, result = kernel(data.shape, filter.shape, data.dtype, data.device, *given, *options)
         launch = chosen.launch(data.device, result)
         names = [name for name, numbers in zip(convolution.tensors, given, strict=True) if numbers]
@@ -400,7 +401,7 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
         def scaled(data: Tensor, filter: Tensor, *terms: Tensor) -> Tensor:
             for name, term in zip(names, terms, strict=True):
                 if name in convolution.scales:
-                    _require_positive(name, term)
+                    require_positive(name, term)
             return launch(data, filter, *terms)  # type: ignore[no-any-return]
 
         return scaled
@@ -423,7 +424,7 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
 _positive: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # scales that were looked at, and their versions
 
 
-def _require_positive(name: str, scales: Tensor) -> None:
+def require_positive(name: str, scales: Tensor) -> None:
     """Raise ArgumentError unless all `scales` are positive and finite.  They are looked at when they are new or
     changed, and no graph is captured: to read them from a GPU takes longer than a kernel."""
     key, version = id(scales), -1 if scales.is_inference() else scales._version

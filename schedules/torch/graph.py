@@ -100,7 +100,8 @@ def settle(layer: Layer, memory_format: torch.memory_format | None, on_gpu: bool
         if kind == "attention":
             raise ProblemError("PyTorch's fused attention")
         if kind == "convolution":
-            raise ProblemError("transposed, or not of images")
+            called = str(getattr(layer.nodes[0].target, "__name__", ""))
+            raise ProblemError("transposed" if "transpose" in called else "not of images")
         if made is None or data is None:
             raise ProblemError("its tensors are not known")
         if made.dtype not in FLOATS:

@@ -50,8 +50,11 @@ FUNCTIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "div": ("input other", (operator.truediv, torch.div, "div")),
     "cast": ("input dtype", ("to",)),
     "attention": ("input", (F.scaled_dot_product_attention, F.multi_head_attention_forward)),
-    "convolution": ("input weight", (torch.conv1d, torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d,
-                                     torch.conv_transpose3d)),
+    "convolution": (" ".join(NAMES), (torch.conv1d, torch.conv3d)),
+    "convolution ": (
+        "input weight bias stride padding output_padding groups dilation",
+        (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
+    ),
 }  # fmt: skip
 WRITING = "iadd iand iconcat ifloordiv ilshift imod imul imatmul ior ipow irshift isub itruediv ixor setitem delitem"
 OUT_OF_PLACE = {operator.iadd: operator.add, torch.relu_: torch.relu, torch.clamp_: torch.clamp}
@@ -95,7 +98,7 @@ def read(node: Any) -> Call | None:
     if not isinstance(node, Node) or node.op not in ("call_function", "call_method"):
         return None
     kind, names = KINDS.get(node.target, (None, ()))
-    if kind is None or len(node.args) > len(names) and kind not in ("attention", "convolution", "cast"):
+    if kind is None or len(node.args) > len(names) and kind not in ("attention", "cast"):
         return None
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     return Call(kind.removesuffix("_"), given, kind.endswith("_") or bool(given.get("inplace")))
@@ -178,7 +181,7 @@ def module_of(node: Node) -> str:
     """The path of the module that a node was called in, or the node's own name."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     _, dot, path = stack[-1][0].partition("].") if stack else ("", "", "")
-    path = path.removeprefix("__self__.")
+    path = path.rpartition("__self__.")[2]  # also of a model that was captured before
     return re.sub(r"__dict__\['_modules'\]\['(\w+)'\]", r"\1", path) if dot else node.name
 
 
@@ -359,11 +362,14 @@ def words_of(layer: Layer) -> str:
     text = kind if layer.call.kind in ("attention", "convolution") else layer.call.kind
     if data is not None:
         text += " " + "x".join(str(size) for size in data.shape)
-    if weight is not None:
-        co, *_, kh, kw = weight.shape if weight.dim() > 3 else (weight.shape[0], *weight.shape[-1:] * 2)
-        text += f" -> {co} {kh}x{kw}"
-        stride = layer.call.given.get("stride", 1)
-        text += "" if stride in (1, (1, 1)) else f" stride {stride if isinstance(stride, int) else stride[0]}"
+    if weight is not None and made is not None:
+        kernel = "x".join(str(size) for size in weight.shape[2:])
+        text += f" -> {made.shape[1 - weight.dim()]} {kernel}".rstrip()
+        stride, groups = (layer.call.given.get(name, 1) for name in ("stride", "groups"))
+        steps = [stride] if isinstance(stride, int) else list(stride)
+        steps = steps[:1] if len(set(steps)) == 1 else steps
+        text += "" if steps == [1] else f" stride {'x'.join(map(str, steps))}"
+        text += "" if groups == 1 else f" groups {groups}"
     parts = ["batch norm"] if layer.norm else []
     if not layer.why:
         parts += ["residual"] if layer.adds else []

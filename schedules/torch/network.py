@@ -319,12 +319,17 @@ _APART = {
 
 
 class _Forward:
-    """A model's `forward`, captured; as it was, where that fails."""
+    """A model's `forward`, captured; as it was, where that fails.  A copy, pickled too, captures its own model."""
 
     def __init__(self, model: nn.Module, plain: Callable[..., Any], backends: Sequence[Any]) -> None:
-        self.model, self.plain = model, plain
-        self.backends = list(backends)
-        self.compiled = [torch.compile(plain, backend=each, **_APART) for each in backends]
+        self.__setstate__({"model": model, "plain": plain, "backends": list(backends)})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "compiled"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.compiled = [torch.compile(self.plain, backend=each, **_APART) for each in self.backends]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         from torch._dynamo.exc import TorchDynamoException
@@ -335,13 +340,19 @@ class _Forward:
                 isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves((arguments, keywords))
             )
         )
+        failed: list[Exception] = []
         with torch.set_grad_enabled(recorded):
-            while self.compiled:
+            for compiled in self.compiled:
                 try:
-                    return self.compiled[0](*arguments, **keywords)
+                    result = compiled(*arguments, **keywords)
+                    break
                 except TorchDynamoException as error:
-                    self._give_up(error)
-            return self.plain(*arguments, **keywords)
+                    failed.append(error)
+            else:
+                result = self.plain(*arguments, **keywords)  # what eager refuses is its own error, and gives up nothing
+        for error in failed:
+            self._give_up(error)
+        return result
 
     def _give_up(self, error: Exception) -> None:
         given_up, *left = self.backends
@@ -350,4 +361,5 @@ class _Forward:
         cause = getattr(error, "inner_exception", error)  # of a backend's
         words = f"{type(cause).__name__}: {next(iter(str(cause).splitlines()), '')}"
         given_up.report.note(f"rest={given_up.rest} failed, {then} runs: {words}")
-        logger.warning("rest=%s failed, %s runs: %s", given_up.rest, then, words, exc_info=error)
+        logger.warning("rest=%s failed, %s runs: %s", given_up.rest, then, words)
+        logger.debug("the capture that failed", exc_info=error)

@@ -17,7 +17,7 @@ from schedules.core.problem import Problem
 from schedules.operators.conv2d_nchw32.packing import GROUP, groups
 from schedules.operators.pack_nchw32.definition import PackProblem
 from schedules.operators.pool2d.definition import PoolProblem
-from schedules.torch.convolution import Size, pair
+from schedules.torch.convolution import Size, pair, require_positive
 from schedules.torch.kernels import DTYPES, TorchKernel, dtype_name, kernel_for, remembered
 from schedules.torch.operators import Launch, custom_operator
 
@@ -77,6 +77,8 @@ def pool2d_nchw32(
 
 def _scale(value: Tensor | float, like: Tensor) -> Tensor:
     if isinstance(value, Tensor):
+        if not torch.compiler.is_compiling():
+            require_positive("scale", value)
         return value
     if not 0 < value < float("inf"):
         raise ArgumentError(f"a scale of {value} is not positive and finite")

@@ -199,6 +199,7 @@ def test_bad_scales_are_refused() -> None:
         (ArgumentError, "alpha has scales that are not positive and finite", good),
         (ArgumentError, "alpha has scales that are not positive and finite", torch.tensor([float("inf")])),
         (ArgumentError, "alpha has scales that are not positive and finite", torch.zeros(1)),
+        (ArgumentError, r"alpha has shape \(0,\), needed \(64,\)", torch.ones(0)),
         (ArgumentError, r"alpha has shape \(40,\), needed \(64,\)", torch.ones(40)),
         (ArgumentError, r"alpha has shape \(\), needed \(1,\)", torch.tensor(1.0)),
         (ArgumentError, "alpha has dtype float64, needed float32", torch.ones(64).double()),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -177,12 +179,30 @@ def test_what_is_left_to_pytorch_is_told() -> None:
     rows = optimized.report.rows
     assert [(row.module, row.why) for row in rows[:3]] == [
         ("grouped", "2 groups"),
-        ("up", "transposed, or not of images"),
+        ("up", "transposed"),
         ("even", "padding is not the same on both sides"),
     ]
     assert [row.why for row in rows[3:]] == ["PyTorch's fused attention", "dim=1 is not the last axis", "dtype float64"]
     assert not optimized.report.replaced and "batch norm" in rows[0].layer
     assert "0 of 6 layers by our kernels" in str(optimized.report)
+
+
+def test_layers_are_named_by_their_sizes(stand_in: None) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line, self.up = nn.Conv1d(4, 6, 5, stride=2), nn.ConvTranspose2d(4, 6, (2, 1))
+            self.deep = nn.Conv2d(4, 4, (3, 1), groups=4)
+
+        def forward(self, x: Any) -> Any:
+            return self.line(x.flatten(2)).sum() + self.up(self.deep(x)).sum()
+
+    rows = kernels.optimize(Model().eval(), random(1, 4, 6, 5)).report.rows
+    assert sorted((row.layer, row.why) for row in rows) == [
+        ("conv1d 1x4x30 -> 6 5 stride 2, float32", "not of images"),
+        ("conv2d 1x4x6x5 -> 4 3x1 groups 4, float32", ""),
+        ("conv_transpose2d 1x4x4x5 -> 6 2x1, float32", "transposed"),
+    ]
 
 
 def test_control_flow_is_kept(stand_in: None) -> None:
@@ -312,6 +332,37 @@ def test_what_fails_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     optimized = kernels.optimize(model, x)
     assert optimized.report.notes == ["rest=eager failed, the model as it is runs: RuntimeError: a slip"]
     close(model, optimized, x)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_computes_with_its_own_parameters(copied: Callable[[Any], Any], stand_in: None) -> None:
+    model, x = nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)).eval(), random(1, 4, 6, 5)
+    optimized = kernels.optimize(model, x)
+    other = copied(optimized)
+    with torch.no_grad():
+        other[0].weight.mul_(2)
+        wanted = other[1](other[0](x))
+    torch.testing.assert_close(other(x), wanted, rtol=1e-4, atol=1e-5)
+    close(model, optimized, x)
+    assert len(other.report.replaced) == 1 and other.report is not optimized.report
+
+
+def test_what_eager_refuses_is_its_error_and_gives_up_nothing(stand_in: None) -> None:
+    model, x = Layers(lambda m, x: m.a(x)).eval(), random(1, 4, 6, 5)
+    optimized = kernels.optimize(model, x)
+    with pytest.raises(RuntimeError, match="should be the same"):
+        optimized(x.double())
+    assert not optimized.report.notes
+    torch._dynamo.reset()
+    optimized(random(1, 4, 8, 8))
+    assert len(optimized.report.replaced) == 2
+
+
+def test_a_model_with_kernels_is_optimized_by_its_own_names(stand_in: None) -> None:
+    model, x = Layers(lambda m, x: m.a(x)).eval(), random(1, 4, 6, 5)
+    twice = kernels.optimize(kernels.optimize(model, x), x)
+    assert [row.module for row in twice.report.replaced] == ["a"]
+    close(model, twice, x)
 
 
 def test_the_module_is_of_its_class_and_the_old_one_as_it_was(stand_in: None) -> None:

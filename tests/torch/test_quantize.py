@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import schedules.torch as kernels  # noqa: E402
-from schedules.core.errors import UsageError  # noqa: E402
+from schedules.core.errors import ArgumentError, UsageError  # noqa: E402
 from schedules.core.registry import operator_of  # noqa: E402
 from schedules.torch import convolution, packed  # noqa: E402
 from schedules.torch import kernels as dispatch  # noqa: E402
@@ -171,6 +171,7 @@ def test_what_stays_is_named(stand_in: None) -> None:
     given = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
     text = str(kernels.quantize(given, [random(3, 4)], rest="eager").report)
     assert text.count("in floating point: what it reads is not in int8") == 2
+    assert "linear 3x4 -> 4," in text and "linear 3x4 -> 2," in text
 
 
 def test_whatever_runs_in_eager_runs(stand_in: None) -> None:
@@ -218,6 +219,18 @@ def test_percentiles_and_bad_input(stand_in: None) -> None:
         kernels.quantize(model, [])
     with pytest.raises(UsageError, match="percentile=0 is not over 0 and up to 100"):
         kernels.quantize(model, [x], percentile=0)
+
+
+def test_scales_of_packing_are_positive(stand_in: None) -> None:
+    image, data = random(1, 3, 4, 4), torch.ones(1, 1, 4, 4, 32, dtype=torch.int8)
+    for bad in (torch.zeros(1), torch.tensor([float("nan")]), torch.tensor([-1.0])):
+        for call in (
+            lambda scale: kernels.pack_nchw32(image, scale),
+            lambda scale: kernels.unpack_nchw32(data, 3, scale),
+            lambda scale: kernels.pool2d_nchw32(data, 2, kind="average", alpha=scale),
+        ):
+            with pytest.raises(ArgumentError, match="not positive and finite"):
+                call(bad)
 
 
 class Residual(nn.Module):
