@@ -3,21 +3,26 @@
     python -m benchmarks.compare_networks                          # on the GPU if there is one, else on the CPU
     python -m benchmarks.compare_networks resnet50 --batches 1 32  # some
     python -m benchmarks.compare_networks --mode max-autotune-no-cudagraphs     # of torch.compile, and of our rest
+    python -m benchmarks.compare_networks --device cpu --beside 1  # while so many other processes are always busy
 
 Random weights, batch norm that has seen data, inference.  On a GPU float16, all from CUDA graphs with a flushed L2;
 images, eager and torch.compile channels-last, with cuDNN's benchmark on.  On a CPU float32, calls one after the other,
 in the format that the model has.  Ours is `schedules.torch.optimize`, with inductor for what is left and, as
 `ours_eager`, without; `int8` is `schedules.torch.quantize` by ranges of the same inputs.  `first_s` is the time of the
 first call, kernels and compilation included.  Every result is compared with eager's first; `errors` are relative to its
-norm.  A result is written after every network, to ``<logs>/<device>/compare_networks.json``.
+norm.  A result is written after every network, to ``<logs>/<device>/compare_networks.json``; it takes the place of the
+same network's with the same batch, mode and company, if that is of the same versions.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +34,11 @@ import schedules.torch as kernels
 from schedules.build.builder import compiler_of
 from schedules.build.present import cpu_name
 from schedules.cli.script import run_script
+from schedules.core.device import slug
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.measure.journal import DEFAULT_FOLDER
 from schedules.measure.records import environment
-from schedules.measure.results import keep_costs
+from schedules.measure.results import keep_costs, read_costs
 from schedules.torch.kernels import arch_of
 
 KIND = "compare_networks"
@@ -55,7 +61,15 @@ def torchvision(name: str) -> Callable[[int], tuple[Any, Any]]:
 def vit_tiny(n: int) -> tuple[Any, Any]:
     from torchvision.models import VisionTransformer
 
-    return VisionTransformer(224, 16, 12, 3, 192, 768), torch.randn(n, 3, 224, 224)
+    model = VisionTransformer(224, 16, 12, 3, 192, 768)
+    torch.nn.init.normal_(model.heads.head.weight)  # zeros before training: all errors would be lost in it
+    return model, torch.randn(n, 3, 224, 224)
+
+
+def convnext_atto(n: int) -> tuple[Any, Any]:
+    from timm import create_model
+
+    return create_model("convnext_atto"), torch.randn(n, 3, 224, 224)
 
 
 def sd_unet(n: int) -> tuple[Any, Any]:
@@ -87,7 +101,7 @@ NETWORKS: dict[str, tuple[Callable[[int], tuple[Any, Any]], tuple[int, ...], tup
     "resnet50": (torchvision("resnet50"), (1, 32, 128), (1, 16)),
     "mobilenet_v2": (torchvision("mobilenet_v2"), (32,), ()),
     "mobilenet_v3_large": (torchvision("mobilenet_v3_large"), (), (1,)),
-    "convnext_tiny": (torchvision("convnext_tiny"), (), (1,)),
+    "convnext_atto": (convnext_atto, (), (1,)),
     "vit_tiny": (vit_tiny, (), (1,)),
     "gpt2": (gpt2, (), (1,)),
     "sd_unet": (sd_unet, (1,), ()),
@@ -161,8 +175,10 @@ def timed(candidates: dict[str, Call], device: torch.device) -> dict[str, dict[s
     return found
 
 
-def compared(name: str, n: int, device: torch.device, mode: str, peers: Sequence[str]) -> dict[str, Any]:
-    """One network by all `peers`.  Raises UsageError if one computes something else."""
+def compared(
+    name: str, n: int, device: torch.device, mode: str, peers: Sequence[str], beside: int = 0
+) -> dict[str, Any]:
+    """One network by all `peers`, timed beside so many busy processes.  Raises UsageError if one computes something else."""
     model, inputs = network(name, n, device)
     on_gpu = device.type == "cuda"
     options = torch._inductor.list_mode_options(mode) if on_gpu and mode != "default" else {}
@@ -199,15 +215,25 @@ def compared(name: str, n: int, device: torch.device, mode: str, peers: Sequence
         if peer == "ours":
             report = made.report
             served = {"layers": len(report.rows), "replaced": len(report.replaced), "notes": report.notes}
-    return {
-        "network": name,
-        "n": n,
-        "mode": mode,
-        "first_s": first,
-        "errors": errors,
-        **served,
-        **timed(candidates, device),
-    }
+    company = {"beside": beside} if beside else {}
+    with busy(beside):
+        times = timed(candidates, device)
+    return {"network": name, "n": n, "mode": mode, **company, "first_s": first, "errors": errors, **served, **times}
+
+
+@contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many other processes that never wait."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(processes):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(process.kill)
+        yield
+
+
+def identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What no two rows of a file share."""
+    return row["network"], row["n"], row["mode"], row.get("beside", 0)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -219,6 +245,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--peers", nargs="+", default=["eager", "compile", "ours", "ours_eager"], metavar="NAME", help="also int8"
     )
+    parser.add_argument("--beside", type=int, default=0, metavar="N", help="busy processes while calls are timed")
     parser.add_argument("--logs", type=Path, default=DEFAULT_FOLDER, help="the folder of tuning logs")
     args = parser.parse_args(words)
     for name in args.networks:
@@ -232,19 +259,22 @@ def main(words: Sequence[str] | None = None) -> int:
     arch = arch_of(device)
     here = torch.cuda.get_device_name(device) if arch.is_gpu else cpu_name()
     versions = {**environment(arch, compiler_of(arch)), "torch": str(torch.__version__)}
-    found: list[dict[str, Any]] = []
+    file = args.logs / slug(str(here)) / f"{KIND}.json"
+    old = read_costs(file, KIND, "networks") if file.exists() else {}
+    found: list[dict[str, Any]] = old["networks"] if old.get("versions") == versions else []
     for name in args.networks or NETWORKS:
         for n in args.batches or NETWORKS[name][1 if arch.is_gpu else 2]:
             torch._dynamo.reset()
             try:
                 with torch.no_grad():
-                    found.append(compared(name, n, device, args.mode, args.peers))
+                    row = compared(name, n, device, args.mode, args.peers, args.beside)
             except ImportError as error:
                 print(f"{name}: left out, {error}", flush=True)
                 continue
-            print(json.dumps(found[-1]), flush=True)
-            file = keep_costs(args.logs, KIND, here, versions, {"networks": found})
-    if found:
+            print(json.dumps(row), flush=True)
+            found = [*(other for other in found if identity(other) != identity(row)), row]
+            keep_costs(args.logs, KIND, here, versions, {"networks": found})
+    if file.exists():
         print(file)
     return 0
 

@@ -23,6 +23,8 @@ from schedules.core.registry import operator_of
 from schedules.core.versions import version_of
 from schedules.measure.choice import Choice
 from schedules.measure.records import environment
+from schedules.store.disk import disk
+from schedules.store.kernels import Chosen, kernel_of
 
 
 class Bench:
@@ -113,7 +115,7 @@ def _uploaded(array: Array, argument: Argument, device: str) -> Any:
 
 def our_function(choice: Choice, arch: Arch, bundle: Path | None = None) -> Any:
     """The function of `choice`: from `bundle` if that is a bundle of the same problem, schedule and config, else built
-    here.
+    here; one for the CPU is kept on disk for the next process.
 
     Raises BundleError for a bundle that is damaged or for another device, and what `build` raises.
     """
@@ -123,7 +125,11 @@ def our_function(choice: Choice, arch: Arch, bundle: Path | None = None) -> Any:
         made = found.manifest["schedule"], found.manifest["config"], found.arch, found.problem
         if made == (choice.schedule, choice.config.to_json(), arch, problem):
             return found.load().function
-    return build(problem, arch, choice.schedule, choice.config).module["main"]
+    if arch.is_gpu:
+        return build(problem, arch, choice.schedule, choice.config).module["main"]
+    config, fixed = choice.config.to_json(), operator_of(problem).schedule(choice.schedule).fixed_shape
+    made = f"{choice.schedule} {choice.config} for {arch}"
+    return kernel_of(Chosen(problem, arch, choice.schedule, config, made, str(choice), fixed), disk()).function
 
 
 def write_build(choice: Choice, arch: Arch, bundle: Path) -> Bundle:

@@ -6,7 +6,7 @@ Each case may be searched first; it is kept as soon as it is done, and a run tha
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -45,7 +45,7 @@ class Search:
 
 
 def run_cases(
-    comparison: Comparison[P], problems: Sequence[P], arch: Arch, results: Results, search: Search | None = None
+    comparison: Comparison[P], problems: Iterable[P], arch: Arch, results: Results, search: Search | None = None
 ) -> None:
     """Search if asked to, compare, and keep each of `problems`; a line of each is printed.
 
@@ -57,7 +57,7 @@ def run_cases(
     from schedules.tune.tuner import Limits
 
     torch = torch_module()
-    crew = LocalCrew(arch, measure_timeout=search.measure_timeout) if search and problems else None
+    crew = LocalCrew(arch, measure_timeout=search.measure_timeout) if search else None
 
     def searched(problem: P) -> dict[str, Any]:
         if not search or not crew:
