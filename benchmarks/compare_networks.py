@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 import schedules.torch as kernels
+from benchmarks.peers.kept import keep_costs, read_costs
 from schedules.build.builder import compiler_of
 from schedules.build.present import cpu_name
 from schedules.cli.script import run_script
@@ -38,7 +39,6 @@ from schedules.core.device import slug
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.measure.journal import DEFAULT_FOLDER
 from schedules.measure.records import environment
-from schedules.measure.results import keep_costs, read_costs
 from schedules.torch.kernels import arch_of
 
 KIND = "compare_networks"

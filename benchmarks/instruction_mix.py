@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.instruction_mix import KIND
+from benchmarks.peers.kept import keep_costs
 from schedules.build.builder import compiler_of
 from schedules.build.inspect import Material, amdgcn_resources, summary
 from schedules.build.library import Launch
@@ -29,7 +30,6 @@ from schedules.core.errors import UsageError
 from schedules.core.presets import presets
 from schedules.measure.journal import DEFAULT_FOLDER
 from schedules.measure.records import environment
-from schedules.measure.results import keep_costs
 
 ROOT = Path(__file__).resolve().parents[1]
 # run beside the package of either version: only what both have

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.kept import keep_costs
 from benchmarks.peers.packing_cost import KIND
 from schedules.build.present import cpu_name
 from schedules.cli.script import run_script
@@ -23,7 +24,6 @@ from schedules.core.operator import Array
 from schedules.core.presets import presets
 from schedules.core.versions import versions
 from schedules.measure.journal import DEFAULT_FOLDER
-from schedules.measure.results import keep_costs
 from schedules.operators.conv2d_nchw import packing as nchw
 from schedules.operators.conv2d_nchw32 import packing as nchw32
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 import schedules.torch as kernels
+from benchmarks.peers.kept import keep_costs
 from benchmarks.peers.overhead import KIND, MODES
 from schedules.build.builder import compiler_of
 from schedules.build.present import cpu_name
@@ -30,7 +31,6 @@ from schedules.core.errors import UsageError
 from schedules.core.registry import operator
 from schedules.measure.journal import DEFAULT_FOLDER
 from schedules.measure.records import environment
-from schedules.measure.results import keep_costs
 from schedules.torch.kernels import arch_of, kernel_for
 
 ROUNDS = 15

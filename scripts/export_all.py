@@ -27,6 +27,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.peers.kept import keep_costs
 from schedules.build.builder import compiler_of
 from schedules.build.present import device_name
 from schedules.build.toolchain.devices import on_local
@@ -41,7 +42,6 @@ from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.presets import presets
 from schedules.core.versions import versions
 from schedules.measure.records import environment
-from schedules.measure.results import keep_costs
 
 KIB = 1024
 

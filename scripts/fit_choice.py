@@ -35,6 +35,7 @@ from schedules.predict.configs import columns_of
 from schedules.predict.estimate import work
 from schedules.predict.features import OWN, features, table
 from schedules.predict.rank import by_default, kind_of
+from scripts.grown import from_xgboost, save
 from scripts.trials import Layer, measured, read
 
 FOLDS = 5
@@ -117,7 +118,7 @@ def train(rows: Rows, header: dict[str, Any], rounds: int = ROUNDS, coarse: bool
     data = xgboost.DMatrix(rows.table(names), rows.target - base, weight=rows.weights())
     parameters = {**PARAMETERS, **(LESS if coarse else {}), "base_score": 0.0}
     booster = xgboost.train(parameters, data, LESS_ROUNDS if coarse else rounds)
-    return trees.from_xgboost(booster.get_dump(dump_format="json"), base, names, header)
+    return from_xgboost(booster.get_dump(dump_format="json"), base, names, header)
 
 
 def mean(regrets: Array) -> float:
@@ -178,13 +179,13 @@ def fit(layers: Sequence[Layer], header: dict[str, Any], out: Path, rounds: int)
         "held_out": {"mean": round(mean(held_out), 4), "worst": round(float(held_out.max()), 3)},
     }
     model = train(rows, {**header, **more}, rounds)
-    train(rows, {"target": header["target"]}, coarse=True).save(out.with_name(trees.COARSE.name))
+    save(train(rows, {"target": header["target"]}, coarse=True), out.with_name(trees.COARSE.name))
     again = replayed(model, layers)
     model = replace(
         model,
         header={**model.header, "replayed": {"mean": round(mean(again), 4), "worst": round(float(again.max()), 3)}},
     )
-    model.save(out)
+    save(model, out)
     print(f"{out}: {out.stat().st_size} bytes, {len(model.roots)} trees, {len(model.feature)} nodes")
     scores = rows.total * np.exp(model.predict(rows.table(model.names)))
     print(told("trained on", rows.regrets(scores)))

@@ -41,7 +41,6 @@ from schedules.build.inspect import sums_read_early
 from schedules.build.present import device_name
 from schedules.build.toolchain.cuda import disassemble
 from schedules.build.toolchain.devices import on_local
-from schedules.build.toolchain.remarks import resource_remarks
 from schedules.check.sweep import Case, cases, rule_cases
 from schedules.check.verify import verify
 from schedules.cli.script import run_script
@@ -51,6 +50,7 @@ from schedules.core.parallel import attempt, outcome, processes
 from schedules.core.presets import presets
 from schedules.core.registry import operator, operator_of, operators
 from schedules.measure.records import environment, now
+from scripts.remarks import resource_remarks
 
 SECONDS = 300  # that a case may take
 Work = Callable[[Case, Arch], tuple[float, str]]  # with a case, in a process: its error, and what is wrong with it

@@ -8,8 +8,8 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.peers.costs import sources
+from benchmarks.peers.kept import read_costs
 from benchmarks.peers.markdown import table
-from schedules.measure.results import read_costs
 
 KIND = "instruction_mix"
 Rows = Sequence[Mapping[str, Any]]

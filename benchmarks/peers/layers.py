@@ -15,11 +15,11 @@ from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.peers.costs import sources
+from benchmarks.peers.kept import read_costs
 from benchmarks.peers.layer_case import Layer, layer_named
 from benchmarks.peers.markdown import table
 from schedules.core.errors import UsageError
 from schedules.measure.records import now
-from schedules.measure.results import read_costs
 
 KIND = "layers"
 FOLDER = Path(__file__).resolve().parents[1] / "layers"

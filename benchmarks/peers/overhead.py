@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.costs import sources
+from benchmarks.peers.kept import read_costs
 from benchmarks.peers.markdown import table
-from schedules.measure.results import read_costs
 
 KIND = "torch_overhead"
 MODES = {

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-import tvm
 from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import MBarrier, TCGen05Bar
 from tvm.script import tirx as T
@@ -20,7 +19,6 @@ from tvm.script.ir_builder import IRBuilder
 
 from schedules.blackwell.config import LANES, PIECE, BlackwellConfig
 from schedules.blackwell.instructions import EIGHT, Multiply, descriptor, read_sums
-from schedules.hopper import program as hopper
 from schedules.hopper.config import K_BYTES
 from schedules.hopper.consumer import Cores
 from schedules.hopper.epilogue import Results
@@ -33,10 +31,8 @@ from schedules.hopper.ring import Ring
 from schedules.hopper.shared import aligned
 from schedules.steps.story import part
 from schedules.tirx.cluster import in_block
+from schedules.tirx.types import Buffer, Expr, Index, Pointer, Variable
 from schedules.tirx.values import named
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Index, Pointer, Variable
 
 MULTIPLIER = 1  # warp of the producer's warpgroup; its first loads
 _COMMIT = "tcgen05.commit.cta_group::{}.mbarrier::arrive::one.shared::cluster{}.b64"
@@ -305,8 +301,3 @@ class Finisher:
                 self.sums.empty.arrive(buffer, remote=0)
             else:
                 self.sums.empty.arrive(buffer)
-
-
-def program(work: Work) -> tvm.IRModule:
-    """The module with one function "main" that takes ``work.arguments``."""
-    return hopper.program(work, TensorResults, multiplied_by=TensorCores)

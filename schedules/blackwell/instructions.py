@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
@@ -13,9 +12,7 @@ from tvm.script.ir_builder import IRBuilder
 from schedules.blackwell.config import LANES
 from schedules.hopper.geometry import Work
 from schedules.hopper.shared import SharedTile
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Expr, Pointer
+from schedules.tirx.types import Expr, Pointer
 
 # of an instruction descriptor (PTX ISA, "Instruction descriptor"): the type of sums, and that of both operands
 _FORMATS = {"float16": (1, 0), "bfloat16": (1, 1), "int8": (2, 1)}

@@ -17,10 +17,9 @@ from schedules.core.arch import Arch, occupancy, waves_by_llvm
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.operator import Operator
 from schedules.core.problem import Problem
+from schedules.core.tvm import te, tirx
 
 if TYPE_CHECKING:
-    from tvm import tirx
-
     from schedules.build.builder import Built
     from schedules.build.library import Launch
 
@@ -52,8 +51,6 @@ class HasMaterial(Protocol):
 def definition_text(operator: Operator, problem: Problem, program: tirx.PrimFunc | None = None) -> str:
     """The operator's tensor expression for `problem`, or the `program` that a schedule starts from, as the loop nest
     that TVM makes of it before any schedule."""
-    from tvm import te
-
     program = program or te.create_prim_func(list(operator.definition(problem)))
     return f"# {operator.name}: {operator.summary}\n# {problem}\n{program.script()}\n"
 

@@ -9,12 +9,11 @@ from schedules.build.toolchain.devices import on_local
 from schedules.core.arch import ARCHES, Arch, physical_cores
 from schedules.core.errors import ToolchainError
 from schedules.core.operator import Array
+from schedules.core.tvm import tvm
 
 
 def tvm_device(arch: Arch) -> Any:
     """TVM's first device for `arch`."""
-    import tvm
-
     return {"llvm": tvm.cpu, "cuda": tvm.cuda, "rocm": tvm.rocm}[arch.kind](0)
 
 
@@ -33,8 +32,6 @@ def device_name(arch: Arch) -> str | None:
         except ToolchainError:
             return None
     else:
-        import tvm
-
         if not tvm.runtime.enabled("rocm"):
             return None
     device = tvm_device(arch)
@@ -68,6 +65,4 @@ def cpu_name() -> str:
 
 def to_device(array: Array, arch: Arch) -> Any:
     """A tensor on the arch's device with `array`'s contents."""
-    import tvm
-
     return tvm.runtime.tensor(array, tvm_device(arch))

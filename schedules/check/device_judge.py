@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +20,8 @@ from schedules.core.arithmetic import FLOAT32, Arithmetic
 from schedules.core.operator import Expected
 from schedules.core.problem import Problem
 from schedules.core.tolerance import EDGE, compare, limits
+from schedules.core.tvm import Schedule, te, tirx, tvm
 from schedules.definitions.program import program_of
-
-if TYPE_CHECKING:
-    import tvm
 
 THREADS, BLOCKS_SM = 256, 8  # of a comparison: of a block, and blocks on each multiprocessor
 
@@ -82,16 +80,11 @@ def blocks(arch: Arch) -> int:
 def _comparison(dtype: str, arch: Arch) -> Any:
     """The function (got, values, allowed, worst): each thread's worst of the elements of a tensor of `dtype` that it
     looks at.  One for all extents: a build takes longer than most cases of a comparison."""
-    import tvm
-
     return compiled(tvm.IRModule({"main": _program(dtype, blocks(arch))}), arch)["main"]
 
 
 def _program(dtype: str, blocks: int) -> tvm.tirx.PrimFunc:
     """(size,) elements beside a reference of (period,), which repeats; extents are known at run time."""
-    from tvm import te, tirx
-    from tvm.s_tir import Schedule
-
     threads = THREADS * blocks
     size, period = te.var("size", "int64"), te.var("period", "int64")
     got = te.placeholder((size,), dtype, name="got")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from schedules.build.toolchain.devices import on_local
+from schedules.bundle.signature import signing_key
 from schedules.cli.output import note
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.bounds import excess
@@ -19,11 +20,12 @@ from schedules.core.presets import operator_named, presets, resolve
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_modules
 from schedules.core.text import printable
+from schedules.measure.choice import Choice, choose, default_choice, for_device
+from schedules.measure.journal import told
+from schedules.predict.start import started
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    from schedules.measure.choice import Choice
 
 BEST = "best"  # as --config: the best that was measured
 
@@ -119,8 +121,6 @@ def add_code_object(parser: argparse.ArgumentParser) -> None:
 
 def key_to_sign(args: argparse.Namespace) -> Ed25519PrivateKey | None:
     """The key of --sign, asked for before anything is built.  Raises UsageError, ToolchainError."""
-    from schedules.bundle.signature import signing_key
-
     return signing_key(args.sign) if args.sign else None
 
 
@@ -196,8 +196,6 @@ def choice(args: argparse.Namespace, work: Job, *, default: bool = False) -> Cho
 
     Raises UsageError, JournalError.
     """
-    from schedules.measure.choice import Choice, default_choice
-
     if work.chosen:
         return work.chosen
     if args.config:
@@ -212,9 +210,6 @@ def best(args: argparse.Namespace, problem: Problem, arch: Arch) -> Choice:
 
     Raises UsageError, JournalError.
     """
-    from schedules.measure.choice import choose
-    from schedules.measure.journal import told
-
     for folder in args.logs:
         if not os.path.isdir(folder):
             raise UsageError(f"--logs {folder} is not a folder")
@@ -237,8 +232,6 @@ def job(args: argparse.Namespace, *, heeds_records: bool = False) -> Job:
         return Job(operator, problem, arch, operator.schedule(chosen.schedule), chosen.config, chosen)
     if (args.logs or args.device and not arch.is_gpu) and not heeds_records:
         raise UsageError(f"--device and --logs say which records to heed; give --config {BEST} with them")
-    from schedules.predict.start import started
-
     return Job(operator, problem, arch, *started(problem, arch, args.schedule, config_words(args)))
 
 
@@ -247,8 +240,6 @@ def arch_of(args: argparse.Namespace, operator: Operator) -> Arch:
     arch = parse_arch(args.target)
     if args.device is None:
         return on_local(arch)
-    from schedules.measure.choice import for_device
-
     return for_device(arch, args.device, operator.name, args.logs or None)
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from schedules.build.present import device_name
 from schedules.cli.arguments import add_json, add_problem, job, positive, print_choice
 from schedules.cli.output import emit_json
 from schedules.cli.verify import as_json, print_checks
 from schedules.core.errors import UsageError
+from schedules.measure.journal import append
+from schedules.measure.records import record
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,15 +29,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--seed {args.seed} must not be negative")
     if args.log and Path(args.log).exists() and not Path(args.log).is_dir():
         raise UsageError(f"--log {args.log} is a file; it needs a folder")
-    from schedules.build.present import device_name
     from schedules.measure.timer import copy_bandwidth, measure
 
     if device_name(work.arch) is None:
         raise UsageError(f"no device for {work.arch} here; bench where there is one, or `schedules verify` on the CPU")
     from schedules.build.builder import build
     from schedules.check.verify import verify
-    from schedules.measure.journal import append
-    from schedules.measure.records import record
 
     checks = verify(work.problem, work.arch, work.spec.name, work.config, routes=["device"], seeds=[args.seed])
     if not all(check.passed for check in checks):

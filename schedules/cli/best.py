@@ -8,6 +8,7 @@ from schedules.cli.arguments import add_dispatch, add_json, arch_of, best, split
 from schedules.cli.output import emit_json, fields
 from schedules.cli.searching import build_command
 from schedules.core.presets import operator_named, resolve
+from schedules.tune.progress import rate_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +25,6 @@ def run(args: argparse.Namespace) -> int:
     operator, problem = resolve(name, split_words(args.words[1:]))
     arch = arch_of(args, operator)
     found = best(args, problem, arch)
-    from schedules.tune.progress import rate_text
-
     command = build_command(operator.name, problem, str(arch), found.schedule, found.config)
     record = found.record
     if args.json:

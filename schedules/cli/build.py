@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
+from schedules.bundle.bundle import check_destination, write_bundle
 from schedules.cli.arguments import add_code_object, add_json, add_problem, add_sign, choice, job, key_to_sign
 from schedules.cli.output import dimensions, emit_json, fields
 from schedules.core.errors import UsageError
@@ -29,8 +30,6 @@ def run(args: argparse.Namespace) -> int:
     if args.default and args.config:
         raise UsageError("--config replaces fields of the default config already; leave out --default")
     work = job(args, heeds_records=True)
-    from schedules.bundle.bundle import check_destination, write_bundle
-
     key = key_to_sign(args)
     if args.out:
         check_destination(args.out, force=args.force)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, fields, table
 from schedules.core.errors import UsageError
 from schedules.core.files import unwritable
-
-if TYPE_CHECKING:
-    from schedules.store.disk import Disk, Entry
+from schedules.store.disk import Disk, Entry, disk
 
 DAY = 86400.0
 
@@ -25,8 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from schedules.store.disk import disk
-
     if args.older_than is not None and not args.older_than >= 0:
         raise UsageError(f"--older-than {args.older_than:g} must be at least 0")
     if args.older_than is not None and args.action is None:

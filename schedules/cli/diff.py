@@ -6,6 +6,7 @@ import argparse
 import difflib
 from typing import Any
 
+from schedules.build.inspect import VIEWS, view
 from schedules.cli.arguments import add_json
 from schedules.cli.output import code, emit_json, fields, table
 from schedules.cli.records import WHICH, Picked, add_selection, pick
@@ -27,8 +28,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("name two records: schedules diff NAME [field=value ...] A B; each is " + WHICH)
     *words, first, second = args.words
     a, b = pick(first, args, words), pick(second, args, words)
-    from schedules.build.inspect import VIEWS
-
     name = args.view or ("cuda" if a.arch.kind == b.arch.kind == "cuda" else "lowered")
     if name not in VIEWS:
         raise UnknownNameError("view", name, VIEWS)
@@ -56,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _text(picked: Picked, view_name: str) -> str:
     from schedules.build.builder import build
-    from schedules.build.inspect import view
 
     return view(build(picked.problem, picked.arch, picked.schedule, picked.config), view_name)
 

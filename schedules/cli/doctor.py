@@ -7,6 +7,7 @@ import dataclasses
 
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, table
+from schedules.show.doctor import examine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,8 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from schedules.show.doctor import examine
-
     report = examine()
     if args.json:
         emit_json(dataclasses.asdict(report))

@@ -6,17 +6,21 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from schedules.build.present import device_name
+from schedules.bundle.bundle import Bundle, check_destination
 from schedules.cli.arguments import add_code_object, add_json, add_sign, key_to_sign
 from schedules.cli.output import emit_json, note, table
 from schedules.cli.records import WHICH, add_selection, gather, one_problem, pick
 from schedules.core.arch import parse_arch
-from schedules.core.errors import SchedulesError, UsageError
+from schedules.core.device import slug
+from schedules.core.errors import BundleError, SchedulesError, UsageError
 from schedules.core.presets import short
+from schedules.measure.journal import told
+from schedules.measure.lookup import summaries
+from schedules.measure.records import Record
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    from schedules.measure.records import Record
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,11 +60,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _all(args: argparse.Namespace, key: Ed25519PrivateKey | None) -> int:
     found = gather(args)
-    from schedules.build.present import device_name
-    from schedules.core.device import slug
-    from schedules.measure.journal import told
-    from schedules.measure.lookup import summaries
-
     rows = summaries(found)
     note(told([line for row in rows for line in row.refused]))
     made: list[tuple[Record, Path]] = []
@@ -84,9 +83,7 @@ def _all(args: argparse.Namespace, key: Ed25519PrivateKey | None) -> int:
 
 
 def _export(record: Record, out: Path, force: bool, key: Ed25519PrivateKey | None, code_object: int) -> Path:
-    from schedules.bundle.bundle import Bundle, check_destination
     from schedules.bundle.export import export_record, holds
-    from schedules.core.errors import BundleError
 
     arch = parse_arch(record.target)
     try:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import TYPE_CHECKING
 
+from schedules.build.inspect import VIEWS, Material, Summary, available, material, summary, view
+from schedules.bundle.bundle import Bundle
 from schedules.cli.arguments import add_json, add_problem, bundle_path, job, print_choice
 from schedules.cli.output import code, dimensions, emit_json, fields, heading
 from schedules.core.errors import UnknownNameError, UsageError
-
-if TYPE_CHECKING:
-    from schedules.build.inspect import Material, Summary
 
 SUMMARY = "summary"
 
@@ -30,8 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from schedules.build.inspect import VIEWS, available, summary, view
-
     names = [name for text in args.view for name in text.split(",") if name] or [SUMMARY]
     for name in names:
         if name not in (*VIEWS, SUMMARY, "all"):
@@ -55,12 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _kernel(args: argparse.Namespace) -> Material:
     """The bundle or the freshly built problem that the words name."""
-    from schedules.build.inspect import material
-
     bundle = bundle_path(args)
     if bundle:
-        from schedules.bundle.bundle import Bundle
-
         return Bundle.open(bundle).material()
     if args.default and args.config:
         raise UsageError("--config replaces fields of the default config already; leave out --default")

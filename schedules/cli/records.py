@@ -9,18 +9,20 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from schedules.build.present import device_name
+from schedules.build.toolchain.devices import on_named
 from schedules.cli.arguments import split_words
 from schedules.cli.output import note
 from schedules.core.arch import Arch, parse_arch
+from schedules.core.device import slug
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.core.presets import operator_named, presets, resolve
 from schedules.core.problem import Config, Problem
-
-if TYPE_CHECKING:
-    from schedules.measure.lookup import Located
-    from schedules.measure.records import Record
+from schedules.measure.choice import default_choice, legal_best, log_folders
+from schedules.measure.journal import read_journals, told
+from schedules.measure.lookup import Located, journal_files, latest_comparable, ranked
+from schedules.measure.records import Record
 
 WHICH = "a record: its rank (1 is the fastest), FILE:LINE, `default`, or SCHEDULE:field=value,..."
 
@@ -50,8 +52,6 @@ def gather(args: argparse.Namespace, words: Sequence[str] | None = None) -> list
 
     Raises UsageError, JournalError.
     """
-    from schedules.measure.lookup import journal_files
-
     folders, wanted = folders_of(args), selector(args, words)
     found = read_once(journal_files(folders, args.journal), args)
     return [item for item in found if meant(item.record, wanted)]
@@ -62,8 +62,6 @@ def read_once(files: Sequence[Path], args: argparse.Namespace) -> list[Located]:
 
     Raises JournalError if none can be read.
     """
-    from schedules.measure.journal import read_journals, told
-
     read: dict[tuple[Path, ...], list[Located]] = vars(args).setdefault("read", {})
     key = tuple(files)
     if key not in read:
@@ -90,8 +88,6 @@ def meant(record: Record, wanted: Selector) -> bool:
 
 def folders_of(args: argparse.Namespace) -> list[Path]:
     """Where --logs says that journals are, else where they are looked for.  Raises UsageError."""
-    from schedules.measure.choice import log_folders
-
     for folder in args.logs:
         if not os.path.isdir(folder):
             raise UsageError(f"--logs {folder} is not a folder")
@@ -103,8 +99,6 @@ def selector(args: argparse.Namespace, words: Sequence[str] | None = None) -> Se
 
     Raises UsageError.
     """
-    from schedules.core.device import slug
-
     wanted = matcher(args.words if words is None else words)
     target = args.target and str(parse_arch(args.target))
     device = args.device and slug(args.device)
@@ -141,12 +135,6 @@ class Candidates:
 
 def one_problem(args: argparse.Namespace, words: Sequence[str] | None = None) -> Candidates:
     """The records of the one problem, target and device that are meant.  Raises UsageError if that is not one."""
-    from schedules.build.present import device_name
-    from schedules.build.toolchain.devices import on_named
-    from schedules.measure.choice import legal_best
-    from schedules.measure.journal import told
-    from schedules.measure.lookup import latest_comparable, ranked
-
     words = args.words if words is None else words
     if not words:
         raise UsageError("name an operator or a preset; `schedules status` shows what was measured")
@@ -217,8 +205,6 @@ def _at_line(text: str, file: Path, line: int, args: argparse.Namespace) -> Pick
 
 
 def _default(known: Candidates) -> Picked:
-    from schedules.measure.choice import default_choice
-
     made = default_choice(known.problem, known.arch)
     key = (made.schedule, str(made.config))
     item = next((item for item in known.ranked if item.record.key == key), None)

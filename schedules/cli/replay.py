@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from schedules.build.present import device_name
 from schedules.cli.arguments import add_json, positive
 from schedules.cli.output import emit_json, fields
-from schedules.cli.records import WHICH, add_selection, pick
+from schedules.cli.records import WHICH, add_selection, one_problem, pick
+from schedules.core.arch import parse_arch
 from schedules.core.errors import UsageError
+from schedules.measure.journal import append
+from schedules.measure.records import Record, record
 
 if TYPE_CHECKING:
-    from schedules.measure.records import Record
     from schedules.measure.timer import Measurement
 
 CLOSE = 0.03  # times that differ by less are the same, whatever their spread
@@ -30,11 +33,7 @@ def run(args: argparse.Namespace) -> int:
     positive("--seconds", args.seconds)
     old, place = _record(args)
     from schedules.build.builder import build
-    from schedules.build.present import device_name
     from schedules.check.verify import verify_function
-    from schedules.core.arch import parse_arch
-    from schedules.measure.journal import append
-    from schedules.measure.records import record
     from schedules.measure.timer import measure
 
     arch = parse_arch(old.target)
@@ -93,8 +92,6 @@ def _record(args: argparse.Namespace) -> tuple[Record, str]:
         if picked.record is None or not picked.record.correct:
             raise UsageError(f"{which} was never measured to be correct; `schedules top` shows what was")
         return picked.record, picked.place
-    from schedules.cli.records import one_problem
-
     known = one_problem(args)
     if known.best is None:
         raise UsageError(f"nothing was correct for {known.problem}; search on: schedules tune")

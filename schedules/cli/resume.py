@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
+from schedules.build.present import device_name
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, note, table
 from schedules.cli.records import matcher, read_once
@@ -23,10 +23,10 @@ from schedules.core.arch import parse_arch
 from schedules.core.errors import SchedulesError, UsageError
 from schedules.core.presets import short
 from schedules.core.text import printable
-
-if TYPE_CHECKING:
-    from schedules.measure.lookup import Campaign
-    from schedules.tune.tuner import Limits
+from schedules.measure.lookup import Campaign, campaigns, journal_files
+from schedules.tune.crews import CrewOptions
+from schedules.tune.session import Work
+from schedules.tune.tuner import Limits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,6 @@ def run(args: argparse.Namespace) -> int:
     check_log(args)
     options, given = crew_options(args), limits(args)
     from schedules.build.builder import operator_of
-    from schedules.measure.lookup import campaigns, journal_files
 
     known = campaigns(read_once(journal_files([args.log], args.journal), args))
     found = [c for c in known if wanted(operator_of(c.problem).name, c.problem) and (args.ray or _is_here(c))]
@@ -94,9 +93,6 @@ def _goes_further(campaign: Campaign, given: Limits) -> bool:
 
 def _continue(campaign: Campaign, given: Limits, options: object, args: argparse.Namespace) -> int:
     from schedules.build.builder import operator_of
-    from schedules.tune.crews import CrewOptions
-    from schedules.tune.session import Work
-    from schedules.tune.tuner import Limits
 
     assert isinstance(options, CrewOptions)
     asked = campaign.search
@@ -112,8 +108,6 @@ def _continue(campaign: Campaign, given: Limits, options: object, args: argparse
 
 
 def _is_here(campaign: Campaign) -> bool:
-    from schedules.build.present import device_name
-
     return device_name(parse_arch(campaign.target)) == campaign.device
 
 

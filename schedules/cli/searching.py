@@ -8,24 +8,22 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from schedules.cli.arguments import positive
 from schedules.cli.output import emit_json, fields
+from schedules.core.arch import Arch
 from schedules.core.errors import MachineError, UsageError
 from schedules.core.problem import Config, Problem
-
-if TYPE_CHECKING:
-    from schedules.core.arch import Arch
-    from schedules.measure.records import Record
-    from schedules.tune.crew import Crew
-    from schedules.tune.crews import CrewOptions
-    from schedules.tune.progress import View
-    from schedules.tune.session import Work
-    from schedules.tune.tuner import Limits, Result
+from schedules.measure.records import Record
+from schedules.tune import progress
+from schedules.tune.crew import Crew
+from schedules.tune.crews import CrewOptions
+from schedules.tune.progress import PlainView, View, watcher_for
+from schedules.tune.session import Work, stopping_signals, tune, tune_each
+from schedules.tune.tuner import Limits, Result
 
 TRIALS = 256  # of a search that is given no limit
-FOLDER = "tuning_logs"  # `journal.DEFAULT_FOLDER`, whose module takes TVM with it
+FOLDER = "tuning_logs"
 LONGEST = 1000  # letters of a config on a command line
 CREW = ("builders", "gpus", "ray", "device", "timeout")  # the options of `add_crew`
 STOPPED = 130  # exit code of a search that a signal ended
@@ -60,8 +58,6 @@ def add_log(parser: argparse.ArgumentParser) -> None:
 
 def limits(args: argparse.Namespace) -> Limits:
     """The limits that were asked for.  Raises UsageError."""
-    from schedules.tune.tuner import Limits
-
     for name in ("trials", "minutes", "patience"):
         if getattr(args, name) is not None:
             positive(f"--{name}", getattr(args, name))
@@ -70,8 +66,6 @@ def limits(args: argparse.Namespace) -> Limits:
 
 def crew_options(args: argparse.Namespace) -> CrewOptions:
     """The workers that were asked for.  Raises UsageError."""
-    from schedules.tune.crews import CrewOptions
-
     try:
         gpus = tuple(int(number) for number in args.gpus.split(",")) if args.gpus else None
     except ValueError:
@@ -88,17 +82,12 @@ def check_log(args: argparse.Namespace) -> None:
 @contextmanager
 def view(as_json: bool) -> Iterator[View]:
     """The progress view: on standard error if standard output is for JSON."""
-    from schedules.tune.progress import watcher_for
-
     with watcher_for(sys.stderr if as_json else sys.stdout) as found:
         yield found
 
 
 def search(work: Work, options: CrewOptions, args: argparse.Namespace, again: Sequence[str]) -> int:
     """Run one search and print what it came to; `again` are the words that go on with it.  Returns the exit code."""
-    from schedules.tune.progress import PlainView
-    from schedules.tune.session import stopping_signals, tune, tune_each
-
     fresh = getattr(args, "fresh", False)
     go_on = shlex.join(["schedules", *again])
     with (
@@ -147,8 +136,6 @@ def _said(go_on: str, as_json: bool) -> Iterator[None]:
 
 def report(result: Result, as_json: bool, again: str) -> int:
     """Print what a search came to, and how to go on.  Returns the exit code."""
-    from schedules.tune import progress
-
     status = result.status
     if as_json:
         emit_json({**progress.as_json(result), "again": again})

@@ -8,11 +8,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from schedules.build.inspect import definition_text
 from schedules.cli.arguments import Job, add_json, add_problem, job, subject
 from schedules.cli.output import code, emit_json, fields, table
 from schedules.core.operator import Operator
 from schedules.core.presets import operator_named, presets
 from schedules.core.problem import Argument
+from schedules.predict.rank import ranked
 
 RUNNERS_UP = 6  # configs of the ranking that are shown
 
@@ -72,9 +74,6 @@ def definition_source(definition: Callable[..., Any]) -> str:
 
 def about_job(work: Job) -> dict[str, Any]:
     """One problem: what the chosen schedule would be built with."""
-    from schedules.build.inspect import definition_text
-    from schedules.predict.rank import ranked
-
     space = list(work.spec.space(work.problem, work.arch))
     legal = sum(config.check(work.problem, work.arch) is None for config in space)
     return {

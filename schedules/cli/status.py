@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, note, table
 from schedules.cli.records import add_selection, gather
 from schedules.core.presets import short
-
-if TYPE_CHECKING:
-    from schedules.measure.lookup import Summary
+from schedules.measure.journal import told
+from schedules.measure.lookup import Summary, summaries
 
 TIMES = ("default us", "best us", "speedup")
 HEADERS = ("operator", "problem", "target", "device", "trials", "failed", *TIMES, "last", "")
@@ -24,9 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     found = gather(args)
-    from schedules.measure.journal import told
-    from schedules.measure.lookup import summaries
-
     rows = summaries(found)
     note(told([line for row in rows for line in row.refused]))
     if args.json:

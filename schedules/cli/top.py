@@ -8,6 +8,9 @@ from schedules.cli.arguments import add_json
 from schedules.cli.output import emit_json, table
 from schedules.cli.records import add_selection, one_problem
 from schedules.core.errors import UsageError
+from schedules.measure.lookup import default_record
+from schedules.measure.records import speedup
+from schedules.tune.progress import rate_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,10 +23,6 @@ def run(args: argparse.Namespace) -> int:
     if args.count < 1:
         raise UsageError(f"--count {args.count} must be at least 1")
     known = one_problem(args)
-    from schedules.measure.lookup import default_record
-    from schedules.measure.records import speedup
-    from schedules.tune.progress import rate_text
-
     default = default_record([item.record for item in known.everything], known.problem, known.arch)
     shown = known.ranked[: args.count]
     if args.json:

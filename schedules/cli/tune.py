@@ -26,6 +26,8 @@ from schedules.cli.searching import (
 from schedules.core.arch import parse_arch
 from schedules.core.errors import UsageError
 from schedules.core.presets import operator_named, resolve
+from schedules.tune.session import Work, stopping_signals
+from schedules.tune.tuner import Limits
 
 if TYPE_CHECKING:
     from schedules.tune.plan import Plan
@@ -88,9 +90,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--schedule narrows a template search; leave it out with --search auto")
     check_log(args)
     options, bounds = crew_options(args), limits(args)
-    from schedules.tune.session import Work
-    from schedules.tune.tuner import Limits
-
     if bounds == Limits():
         bounds = Limits(trials=TRIALS)
     work = Work(problem, arch, bounds, args.search, tuple(spec.name for spec in chosen), args.seed, args.space)
@@ -127,7 +126,6 @@ def _plan(args: argparse.Namespace) -> int:
     from schedules.tune import summary
     from schedules.tune.plan import read_plan
     from schedules.tune.plan_run import exit_code, run_plan
-    from schedules.tune.session import stopping_signals
 
     plan = read_plan(args.plan) if args.plan else _plan_of_model(args)
     out = Path(args.out or plan.out)

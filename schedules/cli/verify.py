@@ -6,6 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from schedules.bundle.bundle import Bundle
+from schedules.bundle.package.loader import MANIFEST
+from schedules.bundle.signature import public_key
 from schedules.cli.arguments import add_json, add_problem, bundle_path, job, print_choice, seeds
 from schedules.cli.output import emit_json, table
 from schedules.core.errors import UnknownNameError, UsageError
@@ -91,10 +94,7 @@ def _folder_checks(
 
     Nothing of it is loaded before all of it was found intact and, with a `key`, signed.
     """
-    from schedules.bundle.bundle import Bundle
     from schedules.bundle.library.write import Library
-    from schedules.bundle.package.loader import MANIFEST
-    from schedules.bundle.signature import public_key
     from schedules.check.verify import verify_function
 
     owner = public_key(key) if key else None

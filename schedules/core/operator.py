@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +13,7 @@ from schedules.core.arch import Arch
 from schedules.core.arithmetic import FLOAT32, Arithmetic
 from schedules.core.errors import ConfigError, UnknownNameError
 from schedules.core.problem import Argument, Config, Problem
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import te
-    from tvm.tirx import PrimFunc
+from schedules.core.tvm import PrimFunc, te, tvm
 
 Array = np.ndarray[Any, Any]
 # schedules that every operator has, by the module whose SCHEDULE they are: `auto`, which only a search gives a config
@@ -96,8 +92,6 @@ class ScheduleSpec:
 
     def definition(self, operator: Operator, problem: Problem, config: Config, arch: Arch) -> PrimFunc:
         """What this schedule of `operator` starts from; of a program in TIRx, what the operator defines."""
-        from tvm import te
-
         if self.graph is not None:
             return self.graph(problem, config, arch)
         return te.create_prim_func(list(operator.definition(problem)))

@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from schedules.core.epilogue import BOUNDS, Activation, Epilogue
 from schedules.core.problem import Conv2dProblem, Problem
-
-if TYPE_CHECKING:
-    from tvm import te
-    from tvm.tirx import PrimExpr
+from schedules.core.tvm import PrimExpr, te, tirx
 
 ACCUMULATOR = "float32"
 
 
 def placeholders(problem: Problem) -> dict[str, te.Tensor]:
     """The inputs, by name, in the order of the call."""
-    from tvm import te
-
     return {a.name: te.placeholder(a.shape, name=a.name, dtype=a.dtype) for a in problem.arguments() if not a.output}
 
 
@@ -54,7 +48,6 @@ def finish(epilogue: Epilogue, total: PrimExpr, operands: Sequence[PrimExpr]) ->
 
 def unrounded(epilogue: Epilogue, total: PrimExpr, operands: Sequence[PrimExpr]) -> PrimExpr:
     """The same before saturation and rounding, in `epilogue.work`; but of int32 the output itself."""
-    from tvm import tirx
     from tvm.tirx.op import fma
 
     e = epilogue
@@ -88,15 +81,12 @@ def unrounded(epilogue: Epilogue, total: PrimExpr, operands: Sequence[PrimExpr])
 
 def _saturated(y: PrimExpr, dtype: str) -> PrimExpr:
     """The float32 `y` rounded to a whole number, to nearest even, that `dtype` holds."""
-    from tvm import tirx
-
     low, high = (tirx.const(bound, "float32") for bound in BOUNDS[dtype])
     return tirx.nearbyint(tirx.min(tirx.max(y, low), high))
 
 
 def _activated(activation: Activation, y: PrimExpr, scalar: Callable[[float], PrimExpr], whole: bool) -> PrimExpr:
     """`activation` of `y`.  Only what is made of `whole` numbers is no NaN, which max and min would hide."""
-    from tvm import tirx
     from tvm.tirx.op import fma
 
     def bounded(value: PrimExpr, low: float | None, high: float | None) -> PrimExpr:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tvm.tirx import PrimExpr
+from schedules.core.tvm import PrimExpr, te, tirx
 
 
 def select(tests: Sequence[tuple[bool, PrimExpr]], value: PrimExpr) -> PrimExpr:
     """`value` where every test holds that is needed at all, else zero."""
-    from tvm import te, tirx
-
     needed = [test for is_needed, test in tests if is_needed]
     value = tirx.convert(value)
     return te.if_then_else(te.all(*needed), value, tirx.const(0, str(value.ty))) if needed else value

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from schedules.core.problem import Argument
-
-if TYPE_CHECKING:
-    from tvm import te, tirx
+from schedules.core.tvm import te, tirx
 
 # elements of a tensor from which on indices have 64 bits: half of what 32 bits reach, since tiles at a tensor's end
 # have indices past it, of elements that a test then leaves out
@@ -23,8 +20,6 @@ def program_of(graph: Sequence[te.Tensor]) -> tirx.PrimFunc:
     under each tap, ``columns``, lies nowhere in memory and does not count; nor do extents that are only known at run
     time, which have 64 bits themselves.
     """
-    from tvm import te, tirx
-
     stages = (stage for stage in _stages(graph) if not stage.op.name.startswith("columns"))
     fixed = ([int(extent) for extent in stage.shape if isinstance(extent, int | tirx.IntImm)] for stage in stages)
     large = any(math.prod(extents) >= WIDE for extents in fixed)
@@ -33,8 +28,6 @@ def program_of(graph: Sequence[te.Tensor]) -> tirx.PrimFunc:
 
 def of_shapes(function: tirx.PrimFunc, arguments: Sequence[Argument]) -> tirx.PrimFunc:
     """`function`, which takes `arguments`, for their shapes alone: without run-time extents."""
-    from tvm import tirx
-
     fixed = {
         parameter: tirx.decl_buffer(
             [

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tvm import tirx
+from schedules.core.tvm import tirx
 
 Place = Callable[..., "tuple[tirx.PrimExpr | None, tuple[tirx.PrimExpr, ...]]"]
 
@@ -18,7 +17,6 @@ def scatter(func: tirx.PrimFunc, shape: tuple[Any, ...], place: Place) -> tirx.P
     in `shape`.
     """
     import tvm_ffi
-    from tvm import tirx
     from tvm.ir import Range
     from tvm.s_tir.stmt import SBlock
 

@@ -17,17 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
 
 from schedules.core.problem import Conv2dProblem
+from schedules.core.tvm import PrimExpr, te, tirx
 from schedules.definitions.implicit import At, Implicit, Stage, stage
 from schedules.definitions.padding import select
 from schedules.definitions.program import program_of
 from schedules.definitions.scatter import scatter
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.tirx import PrimExpr
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 # of the symmetric points with up to four bits, those of the least `gain`, by the number of points; infinity is one more
@@ -160,8 +156,6 @@ class Split:
 
     def filter_point(self, point: PrimExpr) -> PrimExpr:
         """The row of `filter` that belongs to a point of a period."""
-        from tvm import tirx
-
         first, before = dict[int, int](), 0
         for size in dict.fromkeys(self.sizes):
             first[size], before = before, before + size + self.taps - 1
@@ -180,7 +174,6 @@ class Split:
 
 def linear(matrix: Matrix, row: PrimExpr, values: Sequence[PrimExpr]) -> PrimExpr:
     """Row number `row` of `matrix` times `values`; the rows are told apart where the loop over them is unrolled."""
-    from tvm import tirx
     from tvm.tirx.op import fma
 
     def term(coefficients: Sequence[Fraction]) -> PrimExpr:
@@ -268,8 +261,6 @@ class Winograd:
 
     def _inside(self, at: At) -> dict[str, PrimExpr]:
         """The index with what is beyond the end of an axis at its last."""
-        from tvm import te
-
         ends = {"co": self.problem.co, "column": self.tiles, "ci": self.problem.ci}
         ragged = [axis for axis in ends if axis in at and self.whole and self._extents(axis, True) != [ends[axis]]]
         return {**at, **{axis: te.min(at[axis], ends[axis] - 1) for axis in ragged}}
@@ -284,8 +275,6 @@ class Winograd:
 
     def program(self) -> tirx.PrimFunc:
         """The program, not yet scheduled."""
-        from tvm import te, tirx
-
         p, made = self.problem, Implicit(self.problem)
         rows, columns = self.rows, self.columns
         inside = self.channels_inside

@@ -12,6 +12,7 @@ from schedules.core.arch import Arch
 from schedules.core.device import Device
 from schedules.core.problem import Config, Problem, numpy_dtype
 from schedules.core.space import axis
+from schedules.core.tvm import tirx
 from schedules.tirx import BARRIER_PAIR_BYTES
 
 WARPGROUP = 128  # threads
@@ -147,8 +148,6 @@ class HopperConfig(Config):
         """Clusters of the launch for as many `clusters` of tiles, which may be an expression."""
         if isinstance(clusters, int) or not self.grid:
             return clusters if not self.grid else min(clusters, self.grid // self.cluster)
-        from tvm import tirx
-
         return tirx.min(clusters, self.grid // self.cluster)
 
     def filling(self: C, device: Device) -> C:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from tvm.script import tirx as T
 
@@ -17,10 +17,8 @@ from schedules.hopper.products import Products
 from schedules.hopper.residual import Residual, owner_of
 from schedules.hopper.ring import Ring
 from schedules.steps.story import part
+from schedules.tirx.types import Expr, Index, Variable
 from schedules.tirx.values import named
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Expr, Index, Variable
 
 
 @dataclass(frozen=True)

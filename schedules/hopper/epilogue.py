@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -17,11 +17,9 @@ from schedules.hopper.geometry import Member, Work
 from schedules.hopper.residual import Residual
 from schedules.hopper.shared import FOLDS, folded
 from schedules.hopper.stores import BoxStores, stores_of
+from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
 from schedules.tirx.values import kept, named
 from schedules.tirx.words import read, read_pair, widened
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
 
 
 @dataclass(frozen=True)

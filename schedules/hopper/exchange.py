@@ -9,7 +9,6 @@ finishes; `free`, where blocks have more than one tile, says that all have been 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
@@ -18,10 +17,8 @@ from schedules.hopper.config import SUM_BYTES, WARPGROUP
 from schedules.hopper.geometry import ClusterPlace, Member, Work
 from schedules.hopper.ring import FILLS
 from schedules.tirx.cluster import in_block, wait_in_cluster
+from schedules.tirx.types import Buffer, Expr, Index
 from schedules.tirx.values import named
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Index
 
 _VECTOR = 4  # sums that move at once
 WARPS = WARPGROUP // 32  # of a consumer

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -23,10 +23,8 @@ from schedules.hopper.geometry import Member, Operand
 from schedules.hopper.instructions import FRAGMENT
 from schedules.hopper.lines import Lines, beyond
 from schedules.hopper.shared import SharedTile
+from schedules.tirx.types import Buffer, Expr, Index, Pointer
 from schedules.tirx.values import kept, named
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Index, Pointer
 
 SETS = 2
 GROUP = 8  # of the reduction in a step

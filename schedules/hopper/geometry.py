@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from schedules.core.arch import Arch, shared_room
 from schedules.core.epilogue import Epilogue
 from schedules.core.problem import Argument, Pair
+from schedules.core.tvm import T
 from schedules.hopper.config import (
     SUM_BYTES,
     WARPGROUP,
@@ -34,11 +35,9 @@ from schedules.hopper.shared import (
     beyond_indices,
 )
 from schedules.tirx import BARRIER_PAIR_BYTES
+from schedules.tirx.types import Expr, Index
 
-if TYPE_CHECKING:
-    from schedules.tirx.types import Expr, Index
-
-    Taps = tuple[Index, Index, Index, Index]  # first and last (exclusive) ry, first and last rx
+Taps = tuple[Index, Index, Index, Index]  # first and last (exclusive) ry, first and last rx
 
 
 @dataclass(frozen=True)
@@ -348,8 +347,6 @@ class Work(ABC, Generic[P]):
 
     def part_at(self, part: Index) -> tuple[Index, Index]:
         """Where a consumer's part of the tile lies, counted in parts along m and n."""
-        from tvm.script import tirx as T
-
         each = self.config.consumers_n
         return (T.truncdiv(part, each), T.truncmod(part, each)) if each > 1 else (part, 0)
 
@@ -359,8 +356,6 @@ class Work(ABC, Generic[P]):
 
     def stages_at(self, place: P, rank_k: Index) -> Index:
         """Stages of the tile at `place` that are those of block `rank_k` along the reduction."""
-        from tvm.script import tirx as T
-
         split, window = self.config.split_k, self.taps(place)
         count = (window[1] - window[0]) * (window[3] - window[2]) * self.chunks
         return T.truncdiv(count + (split - 1) - rank_k, split) if split > 1 else count

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm.script import tirx as T
 
 from schedules.core.problem import numpy_dtype
 from schedules.hopper.config import K_BYTES, ROWS, WARPGROUP
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Expr, Index
+from schedules.tirx.types import Expr, Index
 
 _TYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32", "int8": "s8"}
 FRAGMENT = 4  # 32-bit registers of a thread that hold operand a for one wgmma

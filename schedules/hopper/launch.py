@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
@@ -20,10 +19,8 @@ from schedules.hopper.shared import UNIT, Columns, Runs, Slots, TensorMap
 from schedules.steps.story import inside_part
 from schedules.tirx.arguments import flattened, matched
 from schedules.tirx.cluster import say_begun, wait_until_begun
+from schedules.tirx.types import Buffer, Expr, Handle, Tensors, Variable
 from schedules.tirx.values import named
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Handle, Tensors, Variable
 
 _CLEAR = """
 __device__ __forceinline__ void hopper_clear(void* at) { *(uint4*)at = make_uint4(0, 0, 0, 0); }

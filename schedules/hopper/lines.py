@@ -16,14 +16,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from schedules.core.problem import Conv2dProblem
+from schedules.core.tvm import T, tirx
 from schedules.hopper.config import WARPGROUP
 from schedules.hopper.shared import UNIT, beyond_indices
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Index
+from schedules.tirx.types import Buffer, Expr, Index
+from schedules.tirx.values import named
 
 ITEM = 2  # bytes
 VECTOR = UNIT // ITEM  # elements of a copy
@@ -40,15 +39,11 @@ def _up(size: int) -> int:
 
 def down(at: Index) -> Index:
     """The multiple of VECTOR at `at`, or before it, also where it is negative."""
-    from tvm.script import tirx as T
-
     return at // VECTOR * VECTOR if isinstance(at, int) else T.bitwise_and(at, T.int32(-VECTOR))
 
 
 def beyond(at: Index) -> Index:
     """How far `at` is from there."""
-    from tvm.script import tirx as T
-
     return at % VECTOR if isinstance(at, int) else T.bitwise_and(at, T.int32(VECTOR - 1))
 
 
@@ -160,8 +155,6 @@ class Lines:
 
     def row(self, line: Expr, ry: Index) -> Index:
         """The image row that a row of the kernel looks at for the first output row of a line."""
-        from tvm.script import tirx as T
-
         p = self.problem
         first = 0 if self.whole else T.truncmod(line, p.out_h) * p.stride[0]
         return first + ry * p.dilation[0] - p.pad[0]
@@ -173,8 +166,6 @@ class Lines:
     def start(self, position: Expr) -> tuple[Expr, Expr, Expr]:
         """Of the tile that begins with output pixel number `position`: its line, its first pixel there, and how much of
         the line lies before the tile's memory."""
-        from tvm.script import tirx as T
-
         line, first = T.truncdiv(position, self.length), T.truncmod(position, self.length)
         return line, first, T.truncdiv(first * self.step, VECTOR) * VECTOR
 
@@ -190,11 +181,6 @@ class Lines:
     ) -> None:
         """Issue the copies of a thread of the producer for the tile that begins with output pixel number `position`, a
         row of the kernel and a chunk of the channels, to `start` bytes into `to`."""
-        from tvm import tirx
-        from tvm.script import tirx as T
-
-        from schedules.tirx.values import named
-
         p = self.problem
         line_0, first, before = self.start(position)
         line_0, first, before = named("line", line_0), named("first", first), named("before", before)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedules.core.problem import LONGEST, Conv2dProblem, Pair
+from schedules.core.tvm import T, tirx
 from schedules.hopper.shared import LONGEST_BOX
+from schedules.tirx.types import Expr, Index
+from schedules.tirx.values import named
 
-if TYPE_CHECKING:
-    from schedules.tirx.types import Expr, Index
-
-    Pixel = tuple[Index, Index, Index]  # (n, y, x)
+Pixel = tuple[Index, Index, Index]  # (n, y, x)
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,6 @@ def whole(size: Index, tile: int) -> Index:
     """How many tiles `size` is rounded up to."""
     if isinstance(size, int):
         return -(-size // tile)
-    from tvm.script import tirx as T
-
     return T.truncdiv(size + (tile - 1), tile)
 
 
@@ -103,8 +101,6 @@ class PixelTiles:
 
     def start(self, tile: Expr) -> Pixel:
         """First output pixel (n, y, x) of tile number `tile`."""
-        from tvm.script import tirx as T
-
         images, rows, columns = self.counts
         n, h, w = self.box
         if images == rows == 1 and not isinstance(columns, int):  # spare the division
@@ -126,8 +122,6 @@ class PixelTiles:
 
     def pixel(self, start: Pixel, row: Expr) -> Pixel:
         """Pixel number `row` of a tile, or of a part of it, whose first is `start`."""
-        from tvm.script import tirx as T
-
         n, h, w = self.box
         outer, inner = T.truncdiv(row, w), T.truncmod(row, w)
         if self.lines_outside:
@@ -137,8 +131,6 @@ class PixelTiles:
 
 def is_output(problem: Conv2dProblem, pixel: Pixel) -> Expr:
     """Whether the output has that pixel, of which no number is negative."""
-    from tvm import tirx
-
     n, y, x = pixel
     return tirx.all(n < problem.n, y < problem.out_h, x < problem.out_w)
 
@@ -197,9 +189,6 @@ def taps_inside(
 ) -> tuple[Index, Index]:
     """First and last (exclusive) tap along an axis that lies in the image, of `size`, for any of the `extent` outputs
     from `at`; where none does, one in the padding, which gives the zeros."""
-    from tvm import tirx
-
-    from schedules.tirx.values import named
 
     if pad == 0:
         return 0, k
@@ -229,10 +218,6 @@ def place_pixels(
 ) -> tuple[Pixel, Expr]:
     """The first output pixel (n, y, x) and the tile along the channels of one block of the cluster at `tile`; a cluster
     is as many blocks (along the pixels, along the channels), and has `columns` places along the channels."""
-    from tvm.script import tirx as T
-
-    from schedules.tirx.values import named
-
     column = T.truncmod(tile, columns) * cluster[1] + rank_channel
     pixel = tiles.start(named("pixels", T.truncdiv(tile, columns) * cluster[0] + rank_pixel))
     n, y, x = (named(name, value) for name, value in zip("nyx", pixel, strict=True))

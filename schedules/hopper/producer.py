@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm.script import tirx as T
 
@@ -16,10 +16,8 @@ from schedules.hopper.lines import Lines
 from schedules.hopper.residual import owner_of
 from schedules.hopper.ring import Ring
 from schedules.hopper.shared import TensorMap, aligned
+from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
 from schedules.tirx.values import named
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
 
 _COPIED = "cp.async.mbarrier.arrive.noinc.shared.b64"
 _LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes"

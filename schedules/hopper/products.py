@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from schedules.hopper.config import K_BYTES, ROWS
 from schedules.hopper.fragments import SETS, fragments_of
-from schedules.hopper.geometry import ClusterPlace, Member, Work
+from schedules.hopper.geometry import ClusterPlace, Member, Product, Work
 from schedules.hopper.instructions import Multiply
 from schedules.hopper.ring import Ring
 from schedules.hopper.shared import UNIT, SharedTile, aligned
+from schedules.tirx.types import Buffer, Expr, Index, Pointer
 from schedules.tirx.values import named
-
-if TYPE_CHECKING:
-    from schedules.hopper.geometry import Product
-    from schedules.tirx.types import Buffer, Expr, Index, Pointer
 
 
 def multiply_of(work: Work) -> Multiply:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import tvm
 from tvm import tirx
@@ -32,9 +31,7 @@ from schedules.hopper.products import multiply_of
 from schedules.hopper.shared import TensorMap
 from schedules.lowering.annotations import TIRX
 from schedules.steps.story import part
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Tensors
+from schedules.tirx.types import Tensors
 
 
 def program(

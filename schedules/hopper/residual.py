@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
@@ -19,12 +18,10 @@ from schedules.hopper.exchange import WARPS
 from schedules.hopper.geometry import Added, Member
 from schedules.hopper.ring import FILLS
 from schedules.hopper.shared import UNIT
+from schedules.hopper.stores import BoxStores
+from schedules.tirx.types import Buffer, Expr, Index
 from schedules.tirx.values import named
 from schedules.tirx.words import read_shared_pair
-
-if TYPE_CHECKING:
-    from schedules.hopper.stores import BoxStores
-    from schedules.tirx.types import Buffer, Expr, Index
 
 
 class Arrivals:

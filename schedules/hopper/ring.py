@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, ClassVar
 from tvm.script import tirx as T
 
 from schedules.hopper.config import HopperConfig
+from schedules.tirx.types import Buffer, Expr, Index, Pointer, Variable
 
 if TYPE_CHECKING:
     from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
-
-    from schedules.tirx.types import Buffer, Expr, Index, Pointer, Variable
 
 FILLS = 1  # arrivals that `full` counts: the producer's, with the bytes that it expects
 

@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedules.core.problem import Conv2dProblem, Pair, numpy_dtype
-from schedules.hopper.pixels import PixelTiles
+from schedules.hopper.pixels import Pixel, PixelTiles
 from schedules.hopper.shared import LONGEST_BOX, SharedTile, Staging, TensorMap
-
-if TYPE_CHECKING:
-    from schedules.hopper.pixels import Pixel
-    from schedules.tirx.types import Index
+from schedules.tirx.types import Index
 
 GROUP = 8  # pixels in 16 bytes, and in a group of columns of wgmma's sums
 RUNS = (64, 32, 16)  # pixels side by side in shared memory: rows of 128, 64 or 32 bytes

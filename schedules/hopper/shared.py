@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedules.core.problem import numpy_dtype
+from schedules.core.tvm import T
 from schedules.hopper.config import K_BYTES, STAGING
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Expr, Index
+from schedules.tirx.types import Expr, Index
 
 SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}  # bytes of a row to CUtensorMapSwizzle, and to TVM's code in descriptors
 TFLOAT32 = 11  # CUtensorMapDataType
@@ -41,8 +40,6 @@ def folded(row: Index, fold: int) -> Index:
         return row
     if isinstance(row, int):
         return row ^ row // 8 % fold
-    from tvm.script import tirx as T
-
     return T.bitwise_xor(row, T.bitwise_and(T.shift_right(row, T.int32(3)), T.int32(fold - 1)))
 
 
@@ -263,8 +260,6 @@ class Staging:
 
     def chunk(self, row: Index, chunk: Index) -> Expr:
         """Bytes to 16-byte chunk number `chunk` of a row of the accumulators."""
-        from tvm.script import tirx as T
-
         if self.fold != self.fold_a:
             row = folded(folded(row, self.fold_a), self.fold)
         line = T.truncdiv(row, 128 // self.row_bytes)

@@ -6,16 +6,14 @@ Columns of wgmma are pixels, so that a shift is a choice of registers and a shuf
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm.script import tirx as T
 
 from schedules.hopper.epilogue import Results
 from schedules.hopper.rows import GROUP, RowTiles, shifts
+from schedules.tirx.types import Expr
 from schedules.tirx.values import named
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Expr
 
 # lanes on within four; the first lanes of the four lie in the next group
 _ACROSS = """

@@ -20,21 +20,19 @@ Computations" (2019), for the split; Ootomo and Yokota (2022) for sums outside t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from schedules.core.arch import Arch
-from schedules.core.arithmetic import BF16X3, BF16X6
-from schedules.core.operator import ScheduleSpec, WrittenInTirx
-from schedules.core.problem import Argument
+from schedules.core.problem import Argument, Conv2dProblem
+from schedules.core.tvm import T
 from schedules.hopper.config import ADDRESSING, WARPGROUP, HopperConfig
 from schedules.hopper.geometry import Operand, Product, Work
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Expr, Tensors
+from schedules.tirx.types import Expr, Tensors
+from schedules.tirx.values import kept, named
 
 DTYPE = "float32"
 PART = "bfloat16"
@@ -157,10 +155,6 @@ def _split(operand: Operand, count: int) -> Operand:
 def split_tensors(work: Work[Any], sources: Sequence[Source], tensors: Tensors) -> None:
     """Emit the kernel that fills the workspace of `work` from `sources`, in its order: a thread to each eight
     elements."""
-    from tvm.script import tirx as T
-
-    from schedules.tirx.values import kept
-
     block = T.cta_id([sum(-(-source.threads // WARPGROUP) for source in sources)])
     thread = T.thread_id([WARPGROUP])
     before = 0  # blocks
@@ -173,10 +167,6 @@ def split_tensors(work: Work[Any], sources: Sequence[Source], tensors: Tensors) 
 
 def _split_group(source: Source, target: Argument, tensors: Tensors, at: Expr) -> None:
     """Emit what thread number `at` of a tensor splits."""
-    from tvm.script import tirx as T
-
-    from schedules.tirx.values import named
-
     count, across, groups = target.shape[0], source.across, source.groups
     given, addends = tensors[source.name], tensors[target.name]
     from_ = T.decl_buffer((math.prod(map(int, given.shape)),), DTYPE, data=given.data)
@@ -199,39 +189,6 @@ def _split_group(source: Source, target: Argument, tensors: Tensors, at: Expr) -
         T.evaluate(T.cuda.func_call(name, from_.ptr_to([first]), place, there, source_code=text))
 
 
-def split_schedules(
-    kinds: Sequence[type[HopperConfig]],
-    apply: Callable[[Any, Any, Arch], Any],
-    default: Callable[..., HopperConfig],
-    space: Callable[..., Iterable[HopperConfig]],
-    estimate: Callable[[Any, Any, Arch], float],
-    siblings: tuple[str, ...],
-    **words: Any,
-) -> tuple[ScheduleSpec, ...]:
-    """The schedules ``bf16x3`` and ``bf16x6`` of an operator, whose configs are of `kinds`: only used where they are
-    named.
-
-    `default` and `space` take the kind last; `siblings` are the operator's TE schedules of float32.
-    """
-    return tuple(
-        ScheduleSpec(
-            name=arithmetic.name,
-            summary=f"float32 as {len(PAIRS[kind.addends])} bfloat16 products on Hopper, {errors}; only if named",
-            kinds=("cuda",),
-            config=kind,
-            apply=apply,
-            default=partial(default, kind=kind),
-            space=partial(space, kind=kind),
-            estimate=estimate,
-            tirx=WrittenInTirx(
-                reason="one warp loads by TMA while others multiply by wgmma and add sums of stages up; the schedule "
-                "language gives all threads the same loops, and has neither mbarriers nor clusters",
-                siblings=siblings,
-            ),
-            arithmetic=arithmetic,
-            **words,
-        )
-        for kind, arithmetic, errors in zip(
-            kinds, (BF16X3, BF16X6), ("errors up to 3 * 2^-16", "errors of a float32 sum"), strict=True
-        )
-    )
+def split_as_they_lie(problem: Conv2dProblem, work: Work) -> dict[str, Any]:
+    """Of `schedule.split_schedules`: both operands are split as they lie."""
+    return dict(prepare=partial(split_tensors, work, [contiguous(a.name, a.shape) for a in problem.arguments()[:2]]))

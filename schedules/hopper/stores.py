@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -37,11 +37,9 @@ from schedules.hopper.shared import (
     Staging,
     TensorMap,
 )
+from schedules.tirx.types import Buffer, Expr, Index, Pointer, Tensors, Variable
 from schedules.tirx.values import kept, named
 from schedules.tirx.words import pack_8, pack_16
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Index, Pointer, Tensors, Variable
 
 Writer = Callable[..., None]
 STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"

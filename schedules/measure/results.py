@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from schedules.core.arithmetic import FLOAT32
-from schedules.core.device import slug
 from schedules.core.errors import UsageError
 from schedules.core.files import read_regular
-from schedules.measure.records import now
 
 SCHEMA = 1
 KINDS = ("softmax", "convolution", "cpu")  # what a file of comparisons with other libraries compares
@@ -52,30 +49,3 @@ def is_comparison(file: str | Path) -> bool:
 def arithmetic_of(case: Mapping[str, Any]) -> str:
     """The name of the arithmetic that ours was computed in."""
     return str(case.get("arithmetic", FLOAT32.name))
-
-
-def read_costs(file: str | Path, kind: str, content: str) -> dict[str, Any]:
-    """The content of a file of `kind`, written by the script of that name, with a list `content`.
-
-    Raises UsageError if it is none.
-    """
-    try:
-        found = json.loads(read_regular(file))
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}") from error
-    except (ValueError, RecursionError):
-        found = None
-    wanted = {"device", "date", "versions", content}
-    if not isinstance(found, dict) or found.get("kind") != kind or not wanted <= found.keys():
-        raise UsageError(f"{file} holds no {kind}; give a file that {kind} wrote")
-    return found
-
-
-def keep_costs(folder: Path, kind: str, device: str, versions: Mapping[str, str], content: Mapping[str, Any]) -> Path:
-    """Write the file of `kind` of a device into its folder below `folder`, with the date, a row a line; its path."""
-    file = folder / slug(device) / f"{kind}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    words = {"kind": kind, "device": device, "date": now(), "versions": dict(versions), **content}
-    text = json.dumps(words, indent=1)
-    file.write_text(re.sub(r"\{[^{}]*\}", lambda row: re.sub(r"\n *", " ", row[0]), text) + "\n")
-    return file

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.errors import ConfigError, UnknownNameError
@@ -20,13 +20,10 @@ from schedules.core.frames import quick_frames
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
+from schedules.core.tvm import Schedule, tirx, tvm
 from schedules.definitions.program import of_shapes, program_of
 from schedules.operators.traces import MOST_BYTES, Steps, pack
 from schedules.steps.story import only_step
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm.s_tir import Schedule
 
 NAME = "auto"
 # kinds of targets that each space makes programs for
@@ -103,7 +100,6 @@ def _replayed(problem: Problem, config: AutoConfig, as_described: bool) -> Sched
 
 def replay(mod: tvm.IRModule, steps: Steps) -> Schedule:
     """`mod` after `steps`.  Raises ConfigError."""
-    from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import Trace
 
     if any(step[0] == "Tensorize" for step in steps.instructions):
@@ -119,8 +115,6 @@ def replay(mod: tvm.IRModule, steps: Steps) -> Schedule:
 
 def _plain(value: Any) -> Any:
     """TVM's strings, numbers and arrays as Python's."""
-    from tvm import tirx
-
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
@@ -147,8 +141,6 @@ def program(problem: Problem, space: str) -> tvm.IRModule:
 
     Raises ConfigError if the operator has no such program.
     """
-    import tvm
-
     op = operator_of(problem)
     if space == "template":
         if op.sampled is None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -59,20 +58,6 @@ class Trees:
             sums[start : start + ROWS] = self.threshold.take(at).sum(axis=1, dtype=np.float64)
         return sums + self.base
 
-    def save(self, file: Path) -> None:
-        """Write them as `load` reads them."""
-        parts = {
-            "roots": self.roots.astype(np.int32),
-            "feature": self.feature.astype(np.uint8),
-            "threshold": self.threshold.astype(np.float32),
-            "left": (self.left - np.arange(len(self.left))).astype(np.int16),
-            "missing_left": self.missing_left,
-        }
-        words = json.dumps({"names": self.names, "depth": self.depth, "base": self.base, **self.header})
-        content = io.BytesIO()
-        np.savez_compressed(content, words=np.frombuffer(words.encode(), np.uint8), **parts)  # type: ignore[arg-type]
-        file.write_bytes(content.getvalue())
-
 
 @lru_cache
 def load(file: Path = SHIPPED) -> Trees | None:
@@ -93,44 +78,3 @@ def load(file: Path = SHIPPED) -> Trees | None:
             left=left + np.arange(len(left)),
             missing_left=parts["missing_left"],
         )
-
-
-def from_xgboost(dumped: Sequence[str], base: float, names: Sequence[str], header: Mapping[str, Any]) -> Trees:
-    """The trees of ``Booster.get_dump(dump_format="json")`` without names of features, which are columns of `names`."""
-    nodes: list[list[Any]] = []  # feature, threshold, left, missing_left
-    roots, deepest = [], 0
-
-    def put(at: int, node: Mapping[str, Any], depth: int) -> None:
-        nonlocal deepest
-        deepest = max(deepest, depth)
-        if "leaf" in node:
-            nodes[at] = [0, node["leaf"], at, False]
-            return
-        children = {child["nodeid"]: child for child in node["children"]}
-        left = len(nodes)
-        nodes.extend([[], []])
-        nodes[at] = [
-            int(node["split"].removeprefix("f")),
-            node["split_condition"],
-            left,
-            node["missing"] == node["yes"],
-        ]
-        put(left, children[node["yes"]], depth + 1)
-        put(left + 1, children[node["no"]], depth + 1)
-
-    for text in dumped:
-        roots.append(len(nodes))
-        nodes.append([])
-        put(roots[-1], json.loads(text), 0)
-    feature, threshold, left, missing = zip(*nodes, strict=True)
-    return Trees(
-        tuple(names),
-        header,
-        np.array(roots),
-        np.array(feature),
-        np.array(threshold, np.float32),
-        np.array(left),
-        np.array(missing),
-        deepest,
-        base,
-    )

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedules.core.arch import Arch
+from schedules.core.tvm import PrimExpr, PrimFunc, T
 from schedules.lowering.annotations import PREFIX
 from schedules.steps.intrinsics import Intrinsic, register_once
-
-if TYPE_CHECKING:
-    from tvm.tirx import PrimExpr, PrimFunc
 
 PACK = 4
 
@@ -28,8 +26,6 @@ def dot4(arch: Arch) -> Intrinsic:
 
 
 def _description() -> PrimFunc:
-    from tvm.script import tirx as T
-
     @T.prim_func(s_tir=True)
     def description(a: T.handle, b: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (PACK,), "int8", offset_factor=1, align=4, scope="local")
@@ -47,8 +43,6 @@ def _description() -> PrimFunc:
 
 
 def _implementation(arch: Arch) -> PrimFunc:
-    from tvm.script import tirx as T
-
     def dot(a: Any, b: Any, c: Any) -> Any:
         if arch.kind == "cuda":
             return T.call_pure_extern("int32", "__dp4a", a, b, c)
@@ -96,8 +90,6 @@ class VectorDot:
         return register_once(f"{PREFIX}{self.name}_{self.lanes}", self._made)
 
     def _made(self) -> tuple[PrimFunc, PrimFunc]:
-        from tvm.script import tirx as T
-
         pack, lanes, data, filters = self.pack, self.lanes, self.data, self.filter
         count = pack * lanes
 

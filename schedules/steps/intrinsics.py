@@ -27,17 +27,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedules.core.arch import Arch
+from schedules.core.tvm import LoopRV, PrimFunc, SBlockRV, Schedule, T
 from schedules.lowering.annotations import LANE_AXIS, PER_THREAD, PREFIX
 from schedules.steps.fragments import Atom
 from schedules.steps.tiles import widest
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV, SBlockRV
-    from tvm.tirx import PrimFunc
 
 _described: ContextVar[bool] = ContextVar("described", default=False)
 
@@ -149,8 +145,6 @@ def multiply(atom: Atom, arch: Arch) -> Intrinsic:
 
 
 def _describe_multiply(atom: Atom) -> PrimFunc:
-    from tvm.script import tirx as T
-
     wave, holders, (slots_a, slots_b, slots_c) = atom.wave, atom.holders, atom.slots
 
     @T.prim_func(s_tir=True)
@@ -177,8 +171,6 @@ def _describe_multiply(atom: Atom) -> PrimFunc:
 
 
 def _implement_mma(atom: Atom, function: str, source: str) -> PrimFunc:
-    from tvm.script import tirx as T
-
     wave, (slots_a, slots_b, slots_c) = atom.wave, atom.slots
 
     @T.prim_func(s_tir=True)
@@ -231,8 +223,6 @@ def multiply_split(atom: Atom, arch: Arch) -> Intrinsic:
     name = f"{PREFIX}{function}"
     if name in _made:
         return _made[name]
-    from tvm.script import tirx as T
-
     wave, (slots_a, slots_b, slots_c) = atom.wave, atom.slots
 
     @T.prim_func(s_tir=True)
@@ -304,8 +294,6 @@ def multiply_split(atom: Atom, arch: Arch) -> Intrinsic:
 
 
 def _implement_matrix(atom: Atom) -> PrimFunc:
-    from tvm.script import tirx as T
-
     wave, holders, (slots_a, slots_b, slots_c) = atom.wave, atom.holders, atom.slots
     width, total = slots_a // atom.parts, f"{atom.sum}x{slots_c}"
 
@@ -365,8 +353,6 @@ def _ldmatrix_source(count: int, transposed: bool) -> tuple[str, str]:
 def load_doubled(atom: Atom, scope: str, *, transposed: bool = False) -> Intrinsic:
     """An operand's 16 rows of k from shared memory (`scope`) into both halves of a wave, by a stage over (rows, k), or
     over (k, rows) if `transposed`."""
-    from tvm.script import tirx as T
-
     rows, slots, wave = atom.holders, atom.slots[0], atom.wave
     vector = min(slots, widest(atom.source))
     extents = (slots, rows) if transposed else (rows, slots)
@@ -421,8 +407,6 @@ def load_matrix(atom: Atom, operand: str, scope: str, *, rows: int = 16, transpo
         raise ValueError(f"no ldmatrix of {rows} rows of {operand} for {atom.name}")
     if transposed and atom.word != 2:
         raise ValueError(f"ldmatrix transposes 16-bit elements, not {atom.source}")
-    from tvm.script import tirx as T
-
     function, source = _ldmatrix_source(count, transposed)
     tiles = 1 if operand == "a" else rows // atom.n
     slots = atom.slots[0] if operand == "a" else atom.slots[1]

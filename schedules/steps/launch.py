@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from schedules.core.tvm import tvm
 from schedules.lowering.annotations import MIN_BLOCKS
-
-if TYPE_CHECKING:
-    import tvm
 
 
 class MinBlocks:

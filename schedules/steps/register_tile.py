@@ -10,14 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import KIB, VectorUnit
 from schedules.core.problem import Config
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV, SBlockRV
+from schedules.core.tvm import LoopRV, SBlockRV, Schedule
 
 MOST_SUMS = 1024
 CACHED = 384 * KIB  # what a task may keep of the data: less than the second-level cache of a core

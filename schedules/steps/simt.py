@@ -15,19 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedules.core.arch import Arch
 from schedules.core.problem import Config, Conv2dProblem, Pair
 from schedules.core.space import ProductSpace, Words
 from schedules.core.space import axis as values_of
+from schedules.core.tvm import Schedule, tvm
 from schedules.lowering.annotations import AHEAD, ASYNC, PIPELINE, SWIZZLE
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, bind_grid, cooperative_fetch, widest_vector
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm.s_tir import Schedule
 
 BANK_BYTES = 128  # over which rows in shared memory are staggered
 VECTORS = (1, 2, 4)  # elements of one access

@@ -8,15 +8,9 @@ Higher-Precision Computations" (2019).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from schedules.core.tvm import PrimExpr, Schedule, te, tirx
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, widest_vector
-
-if TYPE_CHECKING:
-    from tvm import te
-    from tvm.s_tir import Schedule
-    from tvm.tirx import PrimExpr
 
 PART = "bfloat16"
 LARGEST = 2.0**128 - 2.0**120  # of bfloat16
@@ -34,8 +28,6 @@ def split(given: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
     either sign, would make NaN of every sum.  Where |x| < 2^-117 the low part is subnormal: the rest is then at most
     2^-134, and up to 2^-8 |x| on a device that flushes subnormals.
     """
-    from tvm import te, tirx
-
     name = given.op.name
 
     def bounded(x: PrimExpr, most: float) -> PrimExpr:

@@ -11,13 +11,9 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from schedules.core.tvm import Schedule, T, tvm
 from schedules.lowering.annotations import PREFIX
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm.s_tir import Schedule
 
 # the functions that marks in a program call, with the part's title: it begins; it begins within another; it ends there
 PART, INSIDE, OUTSIDE = (PREFIX + name for name in ("part", "part_inside", "part_outside"))
@@ -76,6 +72,4 @@ def inside_part(title: str) -> Iterator[None]:
 
 def _mark(kind: str, title: str) -> None:
     if _listener.get() is not None:
-        from tvm.script import tirx as T
-
         T.evaluate(T.call_extern("int32", kind, title))

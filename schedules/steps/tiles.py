@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from schedules.core.arch import GRID
 from schedules.core.problem import numpy_dtype
+from schedules.core.tvm import LoopRV, SBlockRV, Schedule, tirx
 from schedules.lowering.annotations import VECTOR_BYTES
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 
 def widest(dtype: str) -> int:
@@ -48,8 +43,6 @@ def bind(sch: Schedule, *pairs: tuple[LoopRV, str]) -> None:
 def bind_grid(sch: Schedule, *loops: LoopRV) -> None:
     """Bind neighbouring loops, the outermost first, to the axes of the grid, the innermost to x; as one loop to x if
     the others are too long for the other axes, or that is not known before run time."""
-    from tvm import tirx
-
     extents = [sch.get(loop).extent for loop in loops[:-1]]
     if any(not isinstance(extent, tirx.IntImm) or int(extent) > GRID[1] for extent in extents):
         loops = (sch.fuse(*loops),)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from schedules.core.problem import Argument
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Handle, Tensors
+from schedules.tirx.types import Handle, Tensors
 
 
 def matched(arguments: Sequence[Argument], handles: Sequence[Handle]) -> Tensors:

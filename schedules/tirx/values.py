@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
-from tvm import tirx
-from tvm.script import tirx as T
-from tvm.script.ir_builder import IRBuilder
+from schedules.core.tvm import IRBuilder, T, tirx, tvm
 
 
 def named(name: str, value: Any) -> Any:

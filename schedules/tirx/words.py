@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.core.problem import numpy_dtype
+from schedules.tirx.types import Buffer, Expr, Pointer
 from schedules.tirx.values import named
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Pointer
 
 _PACK_16 = """
 __device__ __forceinline__ unsigned int pack_{0}(float a, float b) {{

@@ -6,16 +6,13 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.script import tirx as T
 
+from schedules.tirx.types import Buffer, Expr, Tensors
 from schedules.tirx.values import kept, named
 from schedules.windows.geometry import OCTET, STEP, WORD, Windows, strides
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Tensors
 
 IN_FLIGHT = 24  # elements that a thread loads before it stores them
 # zeros where it is not there

@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from schedules.core.arch import Arch, shared_room
 from schedules.core.problem import Conv2dProblem, numpy_dtype
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Index
+from schedules.core.tvm import tirx
+from schedules.tirx.types import Index
 
 WORD = 4  # bytes
 OCTET = 8  # rows of a fragment: pixels, or output channels
@@ -298,8 +297,6 @@ class Windows:
         """Blocks that share the tiles of a column, each of which has one, for so many images."""
         if isinstance(images, int):
             return self.rows
-        from tvm import tirx
-
         return tirx.min(self.rows, self.count(images))
 
     def uneven(self) -> str | None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
+from schedules.tirx.types import Buffer, Expr
 from schedules.tirx.values import named
 from schedules.windows.geometry import ALL, OCTET, STEP, WORD, Windows
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr
 
 _FORMS = {
     "float16": ("float", "f", "m16n8k16.row.col.f32.f16.f16.f32"),

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from schedules.core.problem import Conv2dProblem
+from schedules.core.problem import Argument, Conv2dProblem
 from schedules.lowering.annotations import TIRX
 from schedules.steps.story import part
 from schedules.tirx.arguments import flattened, matched
+from schedules.tirx.types import Buffer, Expr, Index, Tensors
 from schedules.tirx.values import kept, named
 from schedules.windows.fetch import PatchFetch, Place, clear, fetch_filters
 from schedules.windows.geometry import WORD, Tile, Windows
 from schedules.windows.products import Products, WarpPlace
 from schedules.windows.results import Results
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from schedules.core.problem import Argument
-    from schedules.tirx.types import Buffer, Expr, Index, Tensors
 
 
 def program(problem: Conv2dProblem, config: Tile) -> tvm.IRModule:

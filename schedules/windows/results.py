@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.core.problem import numpy_dtype
 from schedules.definitions.epilogue import unrounded
+from schedules.tirx.types import Expr, Tensors
 from schedules.tirx.values import named
 from schedules.tirx.words import pack_8, pack_16, read, widened
 from schedules.windows.fetch import Place
 from schedules.windows.geometry import OCTET, Windows, strides
 from schedules.windows.products import Products, WarpPlace, pixel_of
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Expr, Tensors
 
 _STORES = {
     16: "*(uint4*)to = make_uint4(a, b, c, d);",

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import Conv2dProblem
+from schedules.core.tvm import tvm
 from schedules.windows.config import WindowsConfig, default, space
 from schedules.windows.cost import clocks
 from schedules.windows.geometry import Windows
-
-if TYPE_CHECKING:
-    import tvm
 
 
 def _apply(problem: Conv2dProblem, config: WindowsConfig, arch: Arch) -> tvm.IRModule:

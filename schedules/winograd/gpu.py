@@ -14,22 +14,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Conv2dProblem
+from schedules.core.tvm import Schedule, tirx, tvm
 from schedules.definitions.winograd import Winograd
 from schedules.steps import simt
 from schedules.steps.simt import SimtConfig
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, widest_vector
 from schedules.winograd.cut import Cut, cuts
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
-    from tvm.s_tir import Schedule
 
 LANES = 32  # of a block that transforms, along the innermost axis
 
@@ -75,8 +70,6 @@ def graph(problem: Conv2dProblem, config: WinogradConfig, arch: Arch) -> tirx.Pr
 
 def schedule(problem: Conv2dProblem, config: WinogradConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data, filter, the epilogue's terms and output as they lie."""
-    from tvm.s_tir import Schedule
-
     made = config.graph(problem)
     sch = Schedule(made.program())
     next_step(sch, f"The data of each tile, transformed along the rows, then the columns: lanes are {made.lanes}")

@@ -10,11 +10,11 @@ from schedules.build import inspect
 from schedules.build.builder import Built, build
 from schedules.build.matrix_cores import busy
 from schedules.build.toolchain import cuda
-from schedules.build.toolchain.remarks import resource_remarks
 from schedules.core.arch import parse_arch, waves_by_llvm
 from schedules.core.errors import ToolchainError, UnknownNameError, UsageError
 from schedules.core.presets import preset
 from schedules.show.doctor import examine
+from scripts.remarks import resource_remarks
 from tests.conftest import problem_of
 
 STATES = {state.target: state for state in examine().targets}

@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 
-from schedules.build.toolchain.remarks import resource_remarks
 from schedules.core.arch import (
     ARCHES,
     Arch,
@@ -16,6 +15,7 @@ from schedules.core.arch import (
     waves_by_registers,
 )
 from schedules.core.errors import UnknownNameError, UsageError
+from scripts.remarks import resource_remarks
 
 
 def test_every_target_of_the_plan_is_there() -> None:

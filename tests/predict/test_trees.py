@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from schedules.predict import trees
+from scripts.grown import from_xgboost, save
 
 
 def test_they_predict_what_xgboost_does(tmp_path: Path) -> None:
@@ -21,7 +22,7 @@ def test_they_predict_what_xgboost_does(tmp_path: Path) -> None:
     parameters = {"max_depth": 5, "eta": 0.3, "base_score": 0.0, "nthread": 1, "seed": 0}
     booster = xgboost.train(parameters, xgboost.DMatrix(table, wanted), 20)
     file = tmp_path / "trees.npz"
-    trees.from_xgboost(booster.get_dump(dump_format="json"), 0.5, list("abcd"), {"device": "none"}).save(file)
+    save(from_xgboost(booster.get_dump(dump_format="json"), 0.5, list("abcd"), {"device": "none"}), file)
     loaded = trees.load(file)
     assert loaded and loaded.names == tuple("abcd") and loaded.header == {"device": "none"}
     assert np.allclose(loaded.predict(table), booster.predict(xgboost.DMatrix(table)) + 0.5, atol=1e-5)

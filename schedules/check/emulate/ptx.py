@@ -205,6 +205,34 @@ def defines(pattern: str) -> Callable[[Emit], Emit]:
     return register
 
 
+_WORD = re.compile(r"\{(?:(at|has|word) )?(\d|line)\}")
+
+
+def says(pattern: str, text: str) -> None:
+    """Registers `text` for the opcodes that match `pattern`: {0} is the value of operand 0, {at 0} the address in it,
+    {word 1} group 1 of the pattern, {has 1} whether it matched (true or false), {line} the line.  It has all operands,
+    unless it has no word at all."""
+
+    def emit(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
+        taken = {int(word[2]) for word in _WORD.finditer(text) if word[1] in (None, "at") and word[2] != "line"}
+        if text and len(taken) != len(operands):
+            raise UnknownPtxError(f"{match[0]} with {len(operands)} operands")
+
+        def put(word: re.Match[str]) -> str:
+            kind, number = word.groups()
+            if number == "line":
+                return str(emitter.line)
+            if kind == "has":
+                return "true" if match[int(number)] else "false"
+            if kind == "word":
+                return str(match[int(number)])
+            return (emitter.address if kind else emitter.value)(operands[int(number)])
+
+        return _WORD.sub(put, text)
+
+    _TABLE.append((pattern, emit))
+
+
 # ---- Asynchronous copies ----
 
 
@@ -221,19 +249,9 @@ def _copy(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -
     return f"emu::async_copy({emitter.address(target)}, {source_pointer}, {bytes_}, {source_bytes}, {emitter.line});"
 
 
-@defines(r"cp\.async\.commit_group")
-def _commit(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return "emu::async_commit();"
-
-
-@defines(r"cp\.async\.wait_group")
-def _wait_group(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return f"emu::async_wait_group({emitter.value(operands[0])});"
-
-
-@defines(r"cp\.async\.wait_all")
-def _wait_all(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return "emu::async_wait_all();"
+says(r"cp\.async\.commit_group", "emu::async_commit();")
+says(r"cp\.async\.wait_group", "emu::async_wait_group({0});")
+says(r"cp\.async\.wait_all", "emu::async_wait_all();")
 
 
 # ---- Matrices ----
@@ -284,17 +302,8 @@ def _mma(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) ->
     )
 
 
-@defines(r"dp4a\.([us])32\.([us])32")
-def _dp4a(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    target, a, b, c = (emitter.value(operand) for operand in operands)
-    signs = ["true" if sign == "s" else "false" for sign in match.groups()]
-    return f"{target} = emu::dot4({a}, {signs[0]}, {b}, {signs[1]}, {c});"
-
-
-@defines(r"prmt\.b32")
-def _permute(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    target, a, b, selector = (emitter.value(operand) for operand in operands)
-    return f"{target} = __byte_perm({a}, {b}, {selector});"
+says(r"dp4a\.(?:(s)|u)32\.(?:(s)|u)32", "{0} = emu::dot4({1}, {has 1}, {2}, {has 2}, {3});")
+says(r"prmt\.b32", "{0} = __byte_perm({1}, {2}, {3});")
 
 
 # ---- Barriers and fences ----
@@ -308,14 +317,8 @@ def _barrier(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]
     return f"emu::named_barrier({identifier}, {count}, {wait}, {emitter.line});"
 
 
-@defines(r"bar\.warp\.sync")
-def _warp_barrier(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return f"emu::sync_warp({emitter.value(operands[0])}, {emitter.line});"
-
-
-@defines(r"(?:fence(?!\.proxy\.async|\.mbarrier_init)|membar|prefetch|prefetchu|griddepcontrol)(?:\.[\w:]+)*")
-def _nothing(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return ""
+says(r"bar\.warp\.sync", "emu::sync_warp({0}, {line});")
+says(r"(?:fence(?!\.proxy\.async|\.mbarrier_init)|membar|prefetch|prefetchu|griddepcontrol)(?:\.[\w:]+)*", "")
 
 
 @defines(r"bra(?:\.uni)?")
@@ -327,9 +330,7 @@ def _branch(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand])
     return f"goto ptx_{name};"
 
 
-@defines(r"activemask\.b32")
-def _active_mask(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return f"{emitter.value(operands[0])} = emu::active_mask({emitter.line});"
+says(r"activemask\.b32", "{0} = emu::active_mask({line});")
 
 
 # ---- Loads and stores ----
@@ -371,16 +372,8 @@ def _store(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) 
 # ---- Registers and arithmetic ----
 
 
-@defines(r"cvta\.to\.shared\.u(?:32|64)")
-def _to_shared(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    target, pointer = (emitter.value(operand) for operand in operands)
-    return f"{target} = emu::shared_address((const void*){pointer}, {emitter.line});"
-
-
-@defines(r"mov\.[busf](?:16|32|64)|cvt\.u32\.u64|cvt\.u64\.u32|cvta\.to\.global\.u64")
-def _move(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    target, value = (emitter.value(operand) for operand in operands)
-    return f"{target} = {value};"
+says(r"cvta\.to\.shared\.u(?:32|64)", "{0} = emu::shared_address((const void*){1}, {line});")
+says(r"mov\.[busf](?:16|32|64)|cvt\.u32\.u64|cvt\.u64\.u32|cvta\.to\.global\.u64", "{0} = {1};")
 
 
 @defines(r"cvt\.rn\.(f16|bf16)x2\.f32")
@@ -390,16 +383,8 @@ def _to_halves(emitter: Emitter, match: re.Match[str], operands: Sequence[Operan
     return f"{target} = uint32_t({encode}(emu::as_float({high}))) << 16 | {encode}(emu::as_float({low}));"
 
 
-@defines(r"cvt\.pack\.sat\.s8\.s32\.b32")
-def _pack_bytes(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    target, high, low, rest = (emitter.value(operand) for operand in operands)
-    return f"{target} = {rest} << 16 | emu::saturate_byte({high}) << 8 | emu::saturate_byte({low});"
-
-
-@defines(r"cvt\.rna\.tf32\.f32")
-def _to_tf32(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    target, value = (emitter.value(operand) for operand in operands)
-    return f"{target} = (uint32_t({value}) + 0x1000u) & 0xffffe000u;"
+says(r"cvt\.pack\.sat\.s8\.s32\.b32", "{0} = {3} << 16 | emu::saturate_byte({1}) << 8 | emu::saturate_byte({2});")
+says(r"cvt\.rna\.tf32\.f32", "{0} = (uint32_t({1}) + 0x1000u) & 0xffffe000u;")
 
 
 def _typed(value: str, kind: str) -> str:
@@ -419,10 +404,7 @@ def _compare(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]
     return f"{target} = {_typed(a, match[2])} {_COMPARISONS[match[1]]} {_typed(b, match[2])};"
 
 
-@defines(r"selp\.[busf](?:16|32|64)")
-def _select(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    target, a, b, predicate = (emitter.value(operand) for operand in operands)
-    return f"{target} = {predicate} ? {a} : {b};"
+says(r"selp\.[busf](?:16|32|64)", "{0} = {3} ? {1} : {2};")
 
 
 _INTEGER_OPERATORS = {
@@ -443,10 +425,7 @@ def _integer(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]
     return f"{target} = {_typed(a, match[2])} {_INTEGER_OPERATORS[match[1]]} {_typed(b, match[2])};"
 
 
-@defines(r"mul\.wide\.u32")
-def _wide_product(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    target, a, b = (emitter.value(operand) for operand in operands)
-    return f"{target} = uint64_t(uint32_t({a})) * uint32_t({b});"
+says(r"mul\.wide\.u32", "{0} = uint64_t(uint32_t({1})) * uint32_t({2});")
 
 
 _FLOAT_FUNCTIONS = {
@@ -468,10 +447,10 @@ def _float_binary(emitter: Emitter, match: re.Match[str], operands: Sequence[Ope
     return f"{target} = __float_as_uint(emu::as_float({a}) {operator} emu::as_float({b}));"
 
 
-@defines(r"fma\.rn(?:\.ftz)?\.f32")
-def _fma(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    target, *values = (emitter.value(operand) for operand in operands)
-    return f"{target} = __float_as_uint(fmaf({', '.join(f'emu::as_float({value})' for value in values)}));"
+says(
+    r"fma\.rn(?:\.ftz)?\.f32",
+    "{0} = __float_as_uint(fmaf(emu::as_float({1}), emu::as_float({2}), emu::as_float({3})));",
+)
 
 
 def emit(text: str, line: int) -> str:

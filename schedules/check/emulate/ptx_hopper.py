@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from schedules.check.emulate.ptx import Emitter, Operand, UnknownPtxError, defines
+from schedules.check.emulate.ptx import Emitter, Operand, UnknownPtxError, defines, says
 
 _SHARED = r"\.shared(?:::cta|::cluster)?"
 _ORDER = r"(?:\.(?:release|acquire|relaxed)\.(?:cta|cluster))?"
@@ -21,14 +21,8 @@ def _result(emitter: Emitter, operand: Operand, expression: str) -> str:
     return f"{expression};" if operand.text == "_" else f"{emitter.value(operand)} = {expression};"
 
 
-@defines(rf"mbarrier\.init{_SHARED}\.b64")
-def _init(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return f"emu::mbarrier_init({emitter.address(operands[0])}, {emitter.value(operands[1])}, {emitter.line});"
-
-
-@defines(rf"mbarrier\.inval{_SHARED}\.b64")
-def _invalidate(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return f"emu::mbarrier_invalidate({emitter.address(operands[0])}, {emitter.line});"
+says(rf"mbarrier\.init{_SHARED}\.b64", "emu::mbarrier_init({at 0}, {1}, {line});")
+says(rf"mbarrier\.inval{_SHARED}\.b64", "emu::mbarrier_invalidate({at 0}, {line});")
 
 
 @defines(rf"mbarrier\.(arrive|arrive_drop){_ORDER}{_SHARED}\.b64")
@@ -46,10 +40,10 @@ def _arrive_expect(emitter: Emitter, match: re.Match[str], operands: Sequence[Op
     return _result(emitter, state, call)
 
 
-@defines(rf"mbarrier\.(expect|complete)_tx(?:\.relaxed\.(?:cta|cluster))?{_SHARED}\.b64")
-def _bytes(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    address, size = emitter.address(operands[0]), emitter.value(operands[1])
-    return f"emu::mbarrier_{match[1]}({address}, {size}, {emitter.line});"
+says(
+    rf"mbarrier\.(expect|complete)_tx(?:\.relaxed\.(?:cta|cluster))?{_SHARED}\.b64",
+    "emu::mbarrier_{word 1}({at 0}, {1}, {line});",
+)
 
 
 @defines(rf"mbarrier\.(try|test)_wait(\.parity)?{_ORDER}{_SHARED}\.b64")
@@ -59,24 +53,16 @@ def _wait(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -
     return f"{emitter.value(target)} = {function}({emitter.address(address)}, {emitter.value(state)}, {emitter.line});"
 
 
-@defines(rf"cp\.async\.mbarrier\.arrive(\.noinc)?{_SHARED}\.b64")
-def _copy_arrive(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    counted = "true" if match[1] else "false"
-    return f"emu::async_arrive({emitter.address(operands[0])}, {counted}, {emitter.line});"
+says(rf"cp\.async\.mbarrier\.arrive(\.noinc)?{_SHARED}\.b64", "emu::async_arrive({at 0}, {has 1}, {line});")
 
 
 # ---- Clusters, elections, registers ----
 
 
-@defines(rf"mapa{_SHARED}\.u(?:32|64)")
-def _map_shared(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    target, address, rank = (emitter.value(operand) for operand in operands)
-    return f"{target} = emu::shared_address_in({address}, {rank}, {emitter.line});"
-
-
-@defines(r"barrier\.cluster\.(arrive|wait)(?:\.release|\.acquire|\.relaxed)?(?:\.aligned)?")
-def _cluster_barrier(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return f"emu::cluster_{match[1]}({emitter.line});"
+says(rf"mapa{_SHARED}\.u(?:32|64)", "{0} = emu::shared_address_in({1}, {2}, {line});")
+says(
+    r"barrier\.cluster\.(arrive|wait)(?:\.release|\.acquire|\.relaxed)?(?:\.aligned)?", "emu::cluster_{word 1}({line});"
+)
 
 
 @defines(r"elect\.sync")
@@ -89,23 +75,15 @@ def _elect(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) 
     return f"{target} = emu::elect({emitter.value(mask)}, {emitter.line});"
 
 
-@defines(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32")
-def _set_registers(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    increase = "true" if match[1] == "inc" else "false"
-    return f"emu::set_registers({emitter.value(operands[0])}, {increase}, {emitter.line});"
+says(r"setmaxnreg\.(?:(inc)|dec)\.sync\.aligned\.u32", "emu::set_registers({0}, {has 1}, {line});")
 
 
 # ---- "Proxies": fences ----
 
 
-@defines(r"fence\.mbarrier_init\.release\.cluster")
-def _fence_init(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return "emu::fence_mbarriers();"
-
-
-@defines(r"fence\.proxy\.async(\.global|\.shared::cta|\.shared::cluster)?")
-def _fence_proxy(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return "" if match[1] == ".global" else "emu::fence_mbarriers(); emu::fence_async_proxy();"
+says(r"fence\.mbarrier_init\.release\.cluster", "emu::fence_mbarriers();")
+says(r"fence\.proxy\.async\.global", "")
+says(r"fence\.proxy\.async(?:\.shared::cta|\.shared::cluster)?", "emu::fence_mbarriers(); emu::fence_async_proxy();")
 
 
 # ---- "cp.async.bulk", "cp.async.bulk.tensor", "st.async" ----
@@ -129,11 +107,10 @@ def _bulk_load(emitter: Emitter, match: re.Match[str], operands: Sequence[Operan
     )
 
 
-@defines(rf"cp\.async\.bulk\.shared::cluster\.shared::cta{_BYTES}")
-def _bulk_shared(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    target, source, size, mbarrier = operands
-    addresses = f"{emitter.address(target)}, {emitter.address(source)}"
-    return f"emu::bulk_copy_shared({addresses}, {emitter.value(size)}, {emitter.address(mbarrier)}, {emitter.line});"
+says(
+    rf"cp\.async\.bulk\.shared::cluster\.shared::cta{_BYTES}",
+    "emu::bulk_copy_shared({at 0}, {at 1}, {2}, {at 3}, {line});",
+)
 
 
 @defines(rf"st\.async(?:\.weak)?\.shared::cluster{_BYTES}(?:\.v([24]))?\.[busf](32|64)")
@@ -192,15 +169,8 @@ def _tensor_store(emitter: Emitter, match: re.Match[str], operands: Sequence[Ope
     return f"{declaration} emu::bulk_store_tensor({tensor_map}, at, {match[1]}, {address}, {emitter.line});"
 
 
-@defines(r"cp\.async\.bulk\.commit_group")
-def _bulk_commit(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return "emu::bulk_commit();"
-
-
-@defines(r"cp\.async\.bulk\.wait_group(\.read)?")
-def _bulk_wait(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    read = "true" if match[1] else "false"
-    return f"emu::bulk_wait_group({emitter.value(operands[0])}, {read}, {emitter.line});"
+says(r"cp\.async\.bulk\.commit_group", "emu::bulk_commit();")
+says(r"cp\.async\.bulk\.wait_group(\.read)?", "emu::bulk_wait_group({0}, {has 1}, {line});")
 
 
 # ---- Matrices ----
@@ -258,16 +228,6 @@ def _wgmma(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) 
     )
 
 
-@defines(r"wgmma\.fence\.sync\.aligned")
-def _wgmma_fence(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return "emu::wgmma_fence();"
-
-
-@defines(r"wgmma\.commit_group\.sync\.aligned")
-def _wgmma_commit(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return "emu::wgmma_commit();"
-
-
-@defines(r"wgmma\.wait_group\.sync\.aligned")
-def _wgmma_wait(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return f"emu::wgmma_wait({emitter.value(operands[0])}, {emitter.line});"
+says(r"wgmma\.fence\.sync\.aligned", "emu::wgmma_fence();")
+says(r"wgmma\.commit_group\.sync\.aligned", "emu::wgmma_commit();")
+says(r"wgmma\.wait_group\.sync\.aligned", "emu::wgmma_wait({0}, {line});")

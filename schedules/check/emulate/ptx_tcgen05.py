@@ -8,28 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from schedules.check.emulate.ptx import Emitter, Operand, UnknownPtxError, defines
+from schedules.check.emulate.ptx import Emitter, Operand, UnknownPtxError, defines, says
 
 _GROUP = r"\.cta_group::([12])"
 
 # ---- "Tensor Memory Allocation and Management Instructions" ----
 
 
-@defines(rf"tcgen05\.alloc{_GROUP}\.sync\.aligned(?:\.shared::cta)?\.b32")
-def _alloc(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    target, columns = operands
-    return f"emu::tensor_alloc({emitter.address(target)}, {emitter.value(columns)}, {match[1]}, {emitter.line});"
-
-
-@defines(rf"tcgen05\.dealloc{_GROUP}\.sync\.aligned\.b32")
-def _dealloc(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    address, columns = (emitter.value(operand) for operand in operands)
-    return f"emu::tensor_dealloc({address}, {columns}, {match[1]}, {emitter.line});"
-
-
-@defines(rf"tcgen05\.relinquish_alloc_permit{_GROUP}\.sync\.aligned")
-def _relinquish(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return f"emu::tensor_relinquish({match[1]}, {emitter.line});"
+says(
+    rf"tcgen05\.alloc{_GROUP}\.sync\.aligned(?:\.shared::cta)?\.b32",
+    "emu::tensor_alloc({at 0}, {1}, {word 1}, {line});",
+)
+says(rf"tcgen05\.dealloc{_GROUP}\.sync\.aligned\.b32", "emu::tensor_dealloc({0}, {1}, {word 1}, {line});")
+says(rf"tcgen05\.relinquish_alloc_permit{_GROUP}\.sync\.aligned", "emu::tensor_relinquish({word 1}, {line});")
 
 
 # ---- Products ----
@@ -75,11 +66,5 @@ def _load(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -
     )
 
 
-@defines(r"tcgen05\.wait::ld\.sync\.aligned")
-def _wait(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return f"emu::tensor_wait_loads({emitter.line});"
-
-
-@defines(r"tcgen05\.fence::(before|after)_thread_sync")
-def _fence(emitter: Emitter, match: re.Match[str], operands: Sequence[Operand]) -> str:
-    return f"emu::tensor_fence({str(match[1] == 'after').lower()}, {emitter.line});"
+says(r"tcgen05\.wait::ld\.sync\.aligned", "emu::tensor_wait_loads({line});")
+says(r"tcgen05\.fence::(?:before|(after))_thread_sync", "emu::tensor_fence({has 1}, {line});")

@@ -26,6 +26,7 @@ from schedules.check.emulate.translate import translate
 from schedules.core.arch import parse_arch
 from schedules.core.errors import BuildError, EmulationError, ToolchainError
 from schedules.core.folders import cache_folder
+from schedules.core.tvm import tvm
 
 CXX_FOLDER = Path(__file__).parent / "cxx"
 
@@ -186,8 +187,6 @@ def build_kernels(source: str, kind: str = "cuda") -> Path:
 
 
 def _build_ir(source: str) -> Path:
-    import tvm
-
     target = str(parse_arch("llvm").target())
     try:
         text = translate_ir(source, target)

@@ -12,20 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch, physical_cores, vector_unit
 from schedules.core.operator import ScheduleSpec
+from schedules.core.tvm import Schedule, tirx, tvm
 from schedules.definitions.implicit import textbook
 from schedules.definitions.program import program_of
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.steps import register_tile
 from schedules.steps.register_tile import TileConfig, accumulate
 from schedules.steps.story import next_step
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
 
 LANES = ("n", "co")
 FILTERS = (1, 2, 3, 4)  # broadcast at a time: of more, which lie side by side, LLVM 22 spills sums
@@ -78,8 +74,6 @@ def graph(problem: HwcnProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
 
 def schedule(problem: HwcnProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
-    from tvm.s_tir import Schedule
-
     p, (block_f, block_n) = problem, config.block
     sch = Schedule(graph(p, config, arch))
     conv, output, padded, weights = (sch.get_sblock(name) for name in ("conv", "output", "padded", "weights"))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from schedules.core.tvm import T
 from schedules.hopper.pixels import Box
 from schedules.hopper.shared import LONGEST_BOX
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, inside_window
+from schedules.tirx.types import Index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from schedules.tirx.types import Index
-
     Pixel = tuple[Index, Index, Index]  # (n, y, x)
 
 STEP = 16  # images in the shortest run that wgmma reads side by side
@@ -89,7 +88,6 @@ class ImageTiles:
 
     def at(self, place: Index) -> Pixel:
         """Image, row and column of place number `place`, counted from the box's first."""
-        from tvm.script import tirx as T
 
         def divided(number: Index, by: int) -> tuple[Index, Index]:
             if isinstance(number, int):

@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedules.core.arch import Arch
 from schedules.core.arithmetic import BF16X3
 from schedules.core.operator import ScheduleSpec
+from schedules.core.tvm import Schedule, tirx, tvm
 from schedules.definitions.epilogue import ACCUMULATOR
 from schedules.definitions.implicit import Implicit, Stage
 from schedules.lowering.annotations import INSIDE_FIRST
@@ -31,10 +32,6 @@ from schedules.steps.split import PART, schedule_split, split
 from schedules.steps.story import next_step
 from schedules.steps.tensor_core import Operand, TensorCoreConfig, schedule_product, tile_cost
 from schedules.steps.tiles import widest_vector
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
 
 
 @dataclass(frozen=True)
@@ -72,8 +69,6 @@ def graph(problem: HwcnProblem, config: MmaSplitConfig, arch: Arch) -> tirx.Prim
 
 def schedule(problem: HwcnProblem, config: MmaSplitConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
-    from tvm.s_tir import Schedule
-
     p = problem
     sch = Schedule(graph(p, config, arch))
     # places in the product: weights, columns, columns_low, weights_low

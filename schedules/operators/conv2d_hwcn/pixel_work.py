@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from schedules.core.device import Device
 from schedules.core.problem import Argument
 from schedules.core.space import ProductSpace, axis
+from schedules.core.tvm import T, tirx
 from schedules.hopper.config import DEPTHS, HopperConfig, blocks
-from schedules.hopper.geometry import Load, Work
+from schedules.hopper.geometry import Load, Taps, Work
 from schedules.hopper.pixels import mean_taps_inside, taps_inside
 from schedules.hopper.shared import SharedTile, TensorMap
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.operators.conv2d_hwcn.image_tiles import ImageTiles
-
-if TYPE_CHECKING:
-    from schedules.hopper.geometry import Taps
-    from schedules.tirx.types import Expr, Index
+from schedules.tirx.types import Expr, Index
+from schedules.tirx.values import named
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,7 @@ class PixelWork(Work[PixelPlace]):
         self.clusters = images * rows * columns * self.tiles_channels
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> PixelPlace:
-        from tvm.script import tirx as T
-
         from schedules.lowering.order import inside_first
-        from schedules.tirx.values import named
 
         config, tiles, channels = self.config, self.tiles, self.tiles_channels
         images, _, columns = tiles.counts
@@ -135,8 +131,6 @@ class PixelWork(Work[PixelPlace]):
         return x, y
 
     def channel_at(self, place: PixelPlace, part: Index, index: Expr) -> Expr:
-        from tvm import tirx
-
         along_rows = self.channels_along_rows
         channel = place.channel + (self._row(part, index) if along_rows else index)
         return tirx.min(channel, self.problem.co - 1)
@@ -157,8 +151,6 @@ class PixelWork(Work[PixelPlace]):
         return channel * p.n, channel < p.co
 
     def _image_start(self, place: PixelPlace, at: Expr) -> tuple[Expr, Expr]:
-        from tvm import tirx
-
         p = self.problem
         n, y, x = (start + each for start, each in zip((place.image, place.y, place.x), self.tiles.at(at), strict=True))
         there = tirx.all(n < p.n, y < p.out_h, x < p.out_w)

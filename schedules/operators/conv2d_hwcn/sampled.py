@@ -7,18 +7,14 @@ decisions of the trace, and MetaSchedule's postprocessor deals the fetches out t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import SampledSchedule
+from schedules.core.tvm import Schedule, te
 from schedules.definitions.implicit import textbook
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, bind_grid, inline_if_present, widest, widest_vector
-
-if TYPE_CHECKING:
-    from tvm import te
-    from tvm.s_tir import Schedule
 
 LARGEST = {"ci": 8, "co": 32, "n": 32}  # extents are rounded up to a power of two, at most this, that tiles divide
 UNROLL = (0, 16, 64, 512)

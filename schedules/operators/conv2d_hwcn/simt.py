@@ -12,24 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Pair
+from schedules.core.tvm import LoopRV, PrimExpr, Schedule, te, tirx, tvm
 from schedules.definitions.implicit import At, Implicit, stage
 from schedules.lowering.annotations import AHEAD, ASYNC, INSIDE_FIRST, MIN_BLOCKS, PIPELINE, SKIP
 from schedules.operators.conv2d_hwcn.definition import COLUMNS, WEIGHTS, HwcnProblem, inside_window
 from schedules.steps.simt import VECTORS
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, cooperative_fetch, widest_vector
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV
-    from tvm.tirx import PrimExpr
 
 PIECE = 4  # outputs of a piece along each axis: a 128-bit vector of either operand
 
@@ -122,8 +115,6 @@ def graph(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tirx.PrimFunc
     ``weights_pieces`` (kh, kw, ci, *co's five) and ``columns_pieces`` (out_h, out_w, kh, kw, ci, *n's five) are the
     operands as threads hold them, ``conv`` (out_h, out_w, *co's five, *n's five) the sums.
     """
-    from tvm import te
-
     p = problem
     made = Implicit(p, dict(zip(("co", "n", "ci"), (*config.block, config.step), strict=True)))
     weights, columns = made.weights(WEIGHTS).tensor, made.columns(COLUMNS).tensor
@@ -168,8 +159,6 @@ def graph(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tirx.PrimFunc
 
 def schedule(problem: HwcnProblem, config: SimtConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
-    from tvm.s_tir import Schedule
-
     sch = Schedule(graph(problem, config, arch))
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
 

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedules.core.arch import Arch
 from schedules.hopper.config import plain, stage_channels
-from schedules.hopper.cost import estimate_of
-from schedules.hopper.split import PART, SplitConfig, contiguous, split_schedules, split_tensors
+from schedules.hopper.schedule import split_schedules
+from schedules.hopper.split import PART, SplitConfig, split_as_they_lie
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.operators.conv2d_hwcn.pixel_work import with_and_without_padding
 from schedules.operators.conv2d_hwcn.tma_wgmma import BoxConfig, HwcnWork
-
-if TYPE_CHECKING:
-    import tvm
 
 
 @dataclass(frozen=True)
@@ -34,16 +30,6 @@ class Bf16x6Config(Bf16x3Config):
     addends: ClassVar[int] = 3
 
 
-def schedule(problem: HwcnProblem, config: Bf16x3Config, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (h, w, ci, n), filter (kh, kw, ci, co), the terms of the epilogue, output (out_h,
-    out_w, co, n)."""
-    from schedules.hopper.program import program
-
-    work = HwcnWork(problem, config)
-    sources = [contiguous(each.name, each.shape) for each in problem.arguments()[:2]]
-    return program(work, prepare=partial(split_tensors, work, sources))
-
-
 def default(problem: HwcnProblem, arch: Arch, kind: type[Bf16x3Config]) -> Bf16x3Config:
     return plain(kind(block_k=stage_channels(problem.ci, 32, 16)), problem, arch)
 
@@ -54,10 +40,10 @@ def space(problem: HwcnProblem, arch: Arch, kind: type[Bf16x3Config]) -> Sequenc
 
 BF16X3, BF16X6 = split_schedules(
     (Bf16x3Config, Bf16x6Config),
-    schedule,
+    HwcnWork,
     default,
     space,
-    estimate_of(HwcnWork),
     siblings=("simt", "mma_split"),
+    more=split_as_they_lie,
     channels_along_rows=True,
 )

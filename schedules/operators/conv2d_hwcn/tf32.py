@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.problem import Argument
+from schedules.core.tvm import T, tirx
 from schedules.hopper.config import ADDRESSING, K_BYTES, WARPGROUP, plain, stage_channels
 from schedules.hopper.geometry import Load, Operand, Output
+from schedules.hopper.schedule import tf32_schedule
 from schedules.hopper.shared import Columns, NoStaging, SharedTile, TensorMap
-from schedules.hopper.tf32 import tf32_schedule
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.operators.conv2d_hwcn.image_tiles import ImageTiles
 from schedules.operators.conv2d_hwcn.pixel_work import (
@@ -33,11 +33,8 @@ from schedules.operators.conv2d_hwcn.pixel_work import (
     runs_of,
     with_and_without_padding,
 )
-
-if TYPE_CHECKING:
-    import tvm
-
-    from schedules.tirx.types import Expr, Index, Tensors
+from schedules.tirx.types import Expr, Index, Tensors
+from schedules.tirx.values import named
 
 DTYPE = "float32"
 ITEM = 4  # bytes
@@ -135,8 +132,6 @@ class Tf32Work(PixelWork):
         raise NotImplementedError("its output is no tensor map")
 
     def columns_at(self, place: PixelPlace, part: Index, row: Expr) -> tuple[Expr, int, Expr | None]:
-        from tvm import tirx
-
         p, config = self.problem, self.config
         image = place.image + part * config.rows + row
         start = ((place.y * p.out_w + place.x) * p.co + place.channel) * p.n + image
@@ -148,10 +143,7 @@ class Tf32Work(PixelWork):
 def pack(problem: HwcnProblem, tensors: Tensors) -> None:
     """Emit the kernel that copies the filter (kh, kw, ci, co) as (taps, co, ci): a thread to each eight channels of a
     filter, the lanes of a warp side by side along co, so that reads are whole lines and writes whole sectors."""
-    from tvm.script import tirx as T
-
     from schedules.hopper.fragments import reduction_at
-    from schedules.tirx.values import named
 
     p, packed = problem, tensors["packed"]
     groups = packed.shape[2] // GROUP
@@ -174,14 +166,6 @@ def pack(problem: HwcnProblem, tensors: Tensors) -> None:
         T.evaluate(T.cuda.func_call("hopper_store_eight", *values, to, source_code=_PACK))
 
 
-def schedule(problem: HwcnProblem, config: Tf32Config, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (h, w, ci, n), filter (kh, kw, ci, co), the terms of the epilogue, output (out_h,
-    out_w, co, n)."""
-    from schedules.hopper.program import program
-
-    return program(Tf32Work(problem, config), prepare=partial(pack, problem))
-
-
 def default(problem: HwcnProblem, arch: Arch) -> Tf32Config:
     return plain(Tf32Config(block_k=stage_channels(problem.ci, 32, 16)), problem, arch)
 
@@ -190,4 +174,11 @@ def space(problem: HwcnProblem, arch: Arch) -> Sequence[Tf32Config]:
     return with_and_without_padding(Tf32Config, DTYPE, arch.device)
 
 
-SCHEDULE = tf32_schedule(Tf32Config, schedule, default, space, siblings=("simt", "mma_split"))
+SCHEDULE = tf32_schedule(
+    Tf32Config,
+    Tf32Work,
+    default,
+    space,
+    siblings=("simt", "mma_split"),
+    more=lambda problem, work: dict(prepare=partial(pack, problem)),
+)

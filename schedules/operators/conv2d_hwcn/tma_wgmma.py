@@ -12,17 +12,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from schedules.core.arch import Arch
-from schedules.core.operator import ScheduleSpec, WrittenInTirx
+from schedules.core.device import Device
 from schedules.core.problem import Argument, numpy_dtype
 from schedules.core.space import ProductSpace
+from schedules.core.tvm import T, tirx
 from schedules.hopper import split
 from schedules.hopper.config import DEPTHS, K_BYTES, PING_PONG, SHAPES, SUM_BYTES, clusters, first_legal
-from schedules.hopper.cost import estimate_of, microseconds
+from schedules.hopper.cost import microseconds
 from schedules.hopper.geometry import Load, Operand, Output
 from schedules.hopper.pixels import flattened
+from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import (
     UNIT,
     BlockStaging,
@@ -39,12 +41,8 @@ from schedules.operators.conv2d_hwcn import turned
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.operators.conv2d_hwcn.image_tiles import ImageTiles, image_tiles
 from schedules.operators.conv2d_hwcn.pixel_work import PixelConfig, PixelPlace, PixelWork, data_map, runs_of
-
-if TYPE_CHECKING:
-    import tvm
-
-    from schedules.core.device import Device
-    from schedules.tirx.types import Expr, Index
+from schedules.tirx.types import Expr, Index
+from schedules.tirx.values import named
 
 ITEM = 2  # bytes of an operand's element
 LINE = 128  # bytes that leave side by side, at most
@@ -255,8 +253,6 @@ class HwcnWork(PixelWork):
         return replace(place, image=place.image + n, y=place.y + y, x=place.x + x)
 
     def store_at(self, place: PixelPlace, part: Index, column: int) -> tuple[Index, ...]:
-        from tvm.script import tirx as T
-
         moved, channel = self._moved(place, column), place.channel + part * self.config.rows
         staging = self.output.staging
         assert isinstance(staging, Staging)
@@ -265,10 +261,6 @@ class HwcnWork(PixelWork):
         return moved.image, channel, moved.x, moved.y
 
     def run_at(self, place: PixelPlace, part: Index, row: Expr, column: Expr) -> tuple[Expr, Expr]:
-        from tvm import tirx
-
-        from schedules.tirx.values import named
-
         p, staging = self.problem, self.output.staging
         if isinstance(staging, BlockStaging):
             channel = place.channel + part * self.config.rows
@@ -279,15 +271,6 @@ class HwcnWork(PixelWork):
         at_image, is_image = self.column_start(place, part, column)
         inside = tirx.if_then_else(tirx.all(is_channel, is_image), 1, 0)
         return named("index", at_channel + at_image), named("inside", inside)
-
-
-def schedule(problem: HwcnProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (h, w, ci, n), filter (kh, kw, ci, co), the terms of the epilogue, output (out_h,
-    out_w, co, n)."""
-    from schedules.hopper.program import program
-
-    work = HwcnWork(problem, config)
-    return program(work, prepare=partial(turned.copies, problem, work.workspace))
 
 
 def estimate(work: HwcnWork, device: Device) -> float:
@@ -346,19 +329,15 @@ def space(problem: HwcnProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
     )
 
 
-SCHEDULE = ScheduleSpec(
-    name="tma_wgmma",
-    summary="a product for boxes of pixels on Hopper: TMA with multicast, mbarrier ring, wgmma, persistent",
-    kinds=("cuda",),
-    config=TmaWgmmaConfig,
-    apply=schedule,
-    default=default,
-    space=space,
-    estimate=estimate_of(HwcnWork, estimate),
+SCHEDULE = tma_schedule(
+    "tma_wgmma",
+    "a product for boxes of pixels on Hopper: TMA with multicast, mbarrier ring, wgmma, persistent",
+    TmaWgmmaConfig,
+    HwcnWork,
+    default,
+    space,
+    siblings=("mma",),
+    estimate=estimate,
+    more=lambda problem, work: dict(prepare=partial(turned.copies, problem, work.workspace)),
     channels_along_rows=True,
-    tirx=WrittenInTirx(
-        reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "
-        "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",
-        siblings=("mma",),
-    ),
 )

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from schedules.core.problem import Argument
+from schedules.core.tvm import T
 from schedules.hopper.config import WARPGROUP
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Tensors
+from schedules.tirx.types import Buffer, Expr, Tensors
+from schedules.tirx.values import named
 
 GROUP = 8  # elements of a thread, 16 bytes
 _VECTORS = {1: "unsigned short", 2: "unsigned int", 4: "uint2", 8: "uint4"}
@@ -77,10 +76,6 @@ def filter_argument(problem: HwcnProblem) -> Argument:
 
 def copies(problem: HwcnProblem, workspace: Sequence[Argument], tensors: Tensors) -> None:
     """Emit the kernel that fills `workspace`: a thread to each eight elements."""
-    from tvm.script import tirx as T
-
-    from schedules.tirx.values import named
-
     beside = math.gcd(problem.n, SIDE_BY_SIDE)
     # threads for each
     counts = [
@@ -100,8 +95,6 @@ def copies(problem: HwcnProblem, workspace: Sequence[Argument], tensors: Tensors
 
 
 def _pad(problem: HwcnProblem, group: Expr, shape: tuple[int, ...], size: int, source: Buffer, target: Buffer) -> None:
-    from tvm.script import tirx as T
-
     groups, vector = shape[-1] // GROUP, math.gcd(size, GROUP)
     row, first = T.truncdiv(group, groups), T.truncmod(group, groups) * GROUP
     text = _PAD.format(vector, _VECTORS[vector])
@@ -111,8 +104,6 @@ def _pad(problem: HwcnProblem, group: Expr, shape: tuple[int, ...], size: int, s
 
 def _turn(problem: HwcnProblem, group: Expr, shape: tuple[int, ...], size: int, source: Buffer, target: Buffer) -> None:
     """Of neighbouring threads two write neighbouring groups, a sector, and the next two read the next images."""
-    from tvm.script import tirx as T
-
     channels, images = shape[-1] // GROUP, math.gcd(size, SIDE_BY_SIDE)
     beside = math.gcd(channels, 2)
     outer = T.truncdiv(group, beside)

@@ -11,21 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Pair
+from schedules.core.tvm import Schedule, tirx, tvm
 from schedules.definitions.implicit import textbook
 from schedules.definitions.program import program_of
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.steps.simt import VECTORS, TiledConfig
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, bind_grid, cooperative_fetch, inline_if_present, widest_vector
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
 
 
 @dataclass(frozen=True)
@@ -53,8 +49,6 @@ def graph(problem: HwcnProblem, config: TutorialConfig, arch: Arch) -> tirx.Prim
 
 def schedule(problem: HwcnProblem, config: TutorialConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
-    from tvm.s_tir import Schedule
-
     sch = Schedule(graph(problem, config, arch))
     conv, output = sch.get_sblock("conv"), sch.get_sblock("output")
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedules.core.errors import ProblemError
 from schedules.core.operator import Array, Expected
 from schedules.core.problem import FusedConv2dProblem
 from schedules.core.reference import convolve, finished, normal_inputs
+from schedules.core.tvm import te
 from schedules.definitions.implicit import textbook
 from schedules.operators.conv2d_nchw.packing import unpack_filter
 from schedules.steps.tiles import widest_vector
-
-if TYPE_CHECKING:
-    from tvm import te
 
 inputs = normal_inputs
 

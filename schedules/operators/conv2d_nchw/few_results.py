@@ -9,24 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.config import ROWS
 from schedules.hopper.epilogue import Along, Results
+from schedules.hopper.geometry import Member
 from schedules.hopper.residual import Residual
 from schedules.hopper.rows import GROUP, shifts
 from schedules.hopper.stores import STORE, barrier
-from schedules.operators.conv2d_nchw.few_tiles import VECTOR, WARP_ROWS, FewWork
+from schedules.operators.conv2d_nchw.few_tiles import VECTOR, WARP_ROWS, FewPlace, FewWork
+from schedules.tirx.types import Buffer, Expr, Index
 from schedules.tirx.values import named
 from schedules.tirx.words import pack_16
-
-if TYPE_CHECKING:
-    from schedules.hopper.geometry import Member
-    from schedules.operators.conv2d_nchw.few_tiles import FewPlace
-    from schedules.tirx.types import Buffer, Expr, Index
 
 # four lanes hold eight columns: `behind` are the first four of the next eight, `ahead` the last four of these
 _MIDDLE = """

@@ -12,20 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedules.core.arch import Arch
+from schedules.core.tvm import tirx
 from schedules.hopper.config import ROWS, HopperConfig
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
-from schedules.hopper.pixels import PixelTiles, is_output, whole
+from schedules.hopper.pixels import Pixel, PixelTiles, is_output, whole
 from schedules.hopper.rows import GROUP, RowTiles, output_map, shifts, whole_rows
 from schedules.hopper.shared import STAGING, SharedTile, Staging, TensorMap, aligned
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.repack import filter_argument, workspace_of
-
-if TYPE_CHECKING:
-    from schedules.hopper.pixels import Pixel
-    from schedules.tirx.types import Expr, Index
+from schedules.tirx.types import Expr, Index
+from schedules.tirx.values import named
 
 DTYPES = ("float16", "bfloat16")
 ITEM = 2  # bytes
@@ -191,8 +190,6 @@ class FewWork(Work[FewPlace]):
         return FewWork(self.problem.unchecked(n=n), self.config)
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> FewPlace:
-        from schedules.tirx.values import named
-
         n, y, x = self.tiles.start(named("pixels", tile * self.config.cluster_m + rank_m))
         return FewPlace((named("n", n), named("y", y), x))
 
@@ -221,8 +218,6 @@ class FewWork(Work[FewPlace]):
         return x + along, 0, y + part * (self.config.rows // self.width) + down, n
 
     def channel_at(self, place: FewPlace, part: Index, index: Expr) -> Expr:
-        from tvm import tirx
-
         p = self.problem
         return index if p.co == self.channels else tirx.min(index, p.co - 1)
 

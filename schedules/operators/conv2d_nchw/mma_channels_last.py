@@ -9,22 +9,17 @@ in workspace of the function.  Source: the conversion that cuDNN runs before its
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.space import ProductSpace
+from schedules.core.tvm import Schedule, te, tirx, tvm
 from schedules.definitions.implicit import Implicit, Stage, at_run_time
 from schedules.definitions.implicit import stage as stage_of
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.steps.story import next_step
 from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
 from schedules.steps.tiles import bind, widest_vector
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
-    from tvm.s_tir import Schedule
 
 LANES = (4, 8)  # of a warp along (pixels, channels): 64-byte reads and 128-byte writes, both whole sectors
 WARPS = 4  # of a block that copies
@@ -42,8 +37,6 @@ def graph(problem: NchwProblem, config: MmaChannelsLastConfig, arch: Arch) -> ti
     """``data_last`` (n, h * w, ci) from ``images`` (n, ci, h * w), and ``weight_last`` (kh, kw, co, ci); then the
     product of NHWC data, with the output channels as rows: ``conv`` (co, pixel) sums ``weights`` (kh, kw, co, ci) x
     ``columns`` (kh, kw, pixel, ci)."""
-    from tvm import te
-
     p = at_run_time(problem)
     made = Implicit(p, dict(zip(("co", "pixel", "ci"), config.tile, strict=True)))
     data = made.given["data"]
@@ -59,8 +52,6 @@ def graph(problem: NchwProblem, config: MmaChannelsLastConfig, arch: Arch) -> ti
 def schedule(problem: NchwProblem, config: MmaChannelsLastConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), the epilogue's terms, output (n, co,
     out_h, out_w)."""
-    from tvm.s_tir import Schedule
-
     p = problem
     sch = Schedule(graph(p, config, arch))
     vector = widest_vector(p.ci, 8)

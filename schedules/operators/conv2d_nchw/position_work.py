@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedules.core.problem import Argument, numpy_dtype
+from schedules.core.tvm import T, tirx
 from schedules.hopper.config import HopperConfig
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.shared import UNIT, SharedTile, Slots, TensorMap, slot_staging, staging_for
@@ -16,9 +17,8 @@ from schedules.hopper.split import addends_of, whole
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.positions import Positions
 from schedules.operators.conv2d_nchw.repack import filter_argument, workspace_of
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Expr, Index
+from schedules.tirx.types import Expr, Index
+from schedules.tirx.values import named
 
 ITEM = 2  # bytes of an operand's element
 LINE = 128  # bytes of a swizzled row, at most
@@ -89,10 +89,6 @@ class PositionWork(Work[PositionPlace]):
         return Output(p.dtype, slot_staging(config.rows, columns, item), slots)
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> PositionPlace:
-        from tvm.script import tirx as T
-
-        from schedules.tirx.values import named
-
         config = self.config
         column = T.truncmod(tile, self.columns) * config.cluster_n + rank_n
         row = T.truncdiv(tile, self.columns) * config.cluster_m + rank_m
@@ -124,8 +120,6 @@ class PositionWork(Work[PositionPlace]):
         return self.positions.number(position), self._is_output(position)
 
     def _is_output(self, position: Expr) -> Expr:
-        from tvm import tirx
-
         p = self.problem
         if self.positions.dense:
             return position < p.pixels
@@ -136,8 +130,6 @@ class PositionWork(Work[PositionPlace]):
         return self.positions.element(number)
 
     def channel_at(self, place: PositionPlace, part: Index, index: Expr) -> Expr:
-        from tvm import tirx
-
         channel, whole = place.channel + index, self.problem.co % (self.config.block_n * self.config.cluster_n) == 0
         return channel if whole else tirx.min(channel, self.problem.co - 1)
 

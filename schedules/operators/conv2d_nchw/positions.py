@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from schedules.core.tvm import T, tirx
 from schedules.hopper.pixels import flattened
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Expr, Index
+from schedules.tirx.types import Expr, Index
+from schedules.tirx.values import named
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,6 @@ class Axis:
             return 0, at
         if isinstance(r, int):
             return (0 if self.planes == 1 else at % self.stride), at // self.stride
-        from tvm.script import tirx as T
-
         # truncated division is of numbers that are not negative
         lift = -(-self.pad // self.stride)
         moved = T.truncdiv(at + lift * self.stride, self.stride) - lift
@@ -67,9 +65,6 @@ class Axis:
         """Pixels of the image in the plane of a remainder."""
         if isinstance(remainder, int):
             return max(0, -(-(self.size - remainder) // self.stride))
-        from tvm import tirx
-        from tvm.script import tirx as T
-
         return T.truncdiv(tirx.max(self.size - remainder, 0) + self.stride - 1, self.stride)
 
     @cached_property
@@ -89,8 +84,6 @@ class Axis:
 
     def looked_at(self, remainder: Expr) -> Expr | bool:
         """Whether a tap looks at pixels of that remainder."""
-        from tvm import tirx
-
         if len(self.moves) == self.stride:
             return True
         return tirx.any(*(remainder == each for each in self.moves))
@@ -177,11 +170,6 @@ class Positions:
 
     def source(self, number: Expr) -> tuple[Expr, Expr, Expr]:
         """The image and the pixel of number `number` of all planes' positions, and whether it is there: else a zero."""
-        from tvm import tirx
-        from tvm.script import tirx as T
-
-        from schedules.tirx.values import named
-
         p, y_axis, x_axis = self.problem, self.y, self.x
         plane = named("plane", T.truncdiv(number, self.data))
         position = named("position", T.truncmod(number, self.data))
@@ -209,8 +197,6 @@ class Positions:
 
     def pixel(self, position: Expr) -> tuple[Expr, Expr, Expr]:
         """(n, y, x) of an output's position."""
-        from tvm.script import tirx as T
-
         line, x = T.truncdiv(position, self.x.length), T.truncmod(position, self.x.length)
         if self.lines_outside:
             return T.truncmod(line, self.problem.n), T.truncdiv(line, self.problem.n), x
@@ -218,8 +204,6 @@ class Positions:
 
     def number(self, position: Expr) -> Expr:
         """How many outputs stand before a position."""
-        from tvm import tirx
-
         p = self.problem
         if self.dense:
             return tirx.min(position, p.pixels)
@@ -232,8 +216,6 @@ class Positions:
 
     def element(self, number: Expr) -> Expr:
         """Where output number `number` of the first channel lies in the output."""
-        from tvm.script import tirx as T
-
         p = self.problem
         image = p.out_h * p.out_w
         piece, rest = T.truncdiv(number, self.piece), T.truncmod(number, self.piece)

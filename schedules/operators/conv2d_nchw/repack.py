@@ -6,14 +6,12 @@ tap, as `packing.pack_filter` would.  A filter of 1x1 is packed as it lies.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from schedules.core.problem import Argument
+from schedules.core.tvm import T
 from schedules.hopper.config import WARPGROUP
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Expr, Tensors
+from schedules.tirx.types import Expr, Tensors
+from schedules.tirx.values import named
 
 GROUP = 8  # channels of a thread, 16 bytes
 IN_REGISTERS = 25  # taps that a thread reads at once, in words; it reads more of them one by one
@@ -98,10 +96,6 @@ def pack_threads(problem: NchwProblem) -> int:
 
 def pack_at(problem: NchwProblem, tensors: Tensors, at: Expr) -> None:
     """Emit what thread number `at` packs; elements have 16 bits."""
-    from tvm.script import tirx as T
-
-    from schedules.tirx.values import named
-
     p, taps, groups = problem, problem.kh * problem.kw, _groups(problem)
     filter_: Expr = named("filter_", T.truncdiv(at, groups))
     first = named("first", T.truncmod(at, groups) * GROUP)
@@ -118,10 +112,6 @@ def pack_at(problem: NchwProblem, tensors: Tensors, at: Expr) -> None:
 
 def repack(problem: NchwProblem, tensors: Tensors) -> None:
     """Emit the kernel that fills "packed" from "filter"."""
-    from tvm.script import tirx as T
-
-    from schedules.tirx.values import named
-
     count = pack_threads(problem)
     block = T.cta_id([-(-count // WARPGROUP)])
     thread = T.thread_id([WARPGROUP])

@@ -6,18 +6,14 @@ Pixels are fetched along the images' rows, filters along the reduction, which is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
+from schedules.core.tvm import Schedule, tirx, tvm
 from schedules.definitions.implicit import product
 from schedules.operators.conv2d_nchw.definition import NchwProblem, pixel_vector
 from schedules.steps import simt
 from schedules.steps.simt import SimtConfig
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
 
 
 def graph(problem: NchwProblem, config: SimtConfig, arch: Arch) -> tirx.PrimFunc:
@@ -26,8 +22,6 @@ def graph(problem: NchwProblem, config: SimtConfig, arch: Arch) -> tirx.PrimFunc
 
 def schedule(problem: NchwProblem, config: SimtConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), output (n, co, out_h, out_w)."""
-    from tvm.s_tir import Schedule
-
     along = {"weights": (True, 1), "columns": (False, pixel_vector(problem, config.vector))}
     return simt.schedule_tiles(Schedule(graph(problem, config, arch)), config, along, problem.out_w)
 

@@ -9,20 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace
+from schedules.core.tvm import T
 from schedules.hopper.config import DEPTHS, blocks, plain, stage_channels
-from schedules.hopper.cost import estimate_of
-from schedules.hopper.split import PART, Source, SplitConfig, split_schedules, split_tensors
+from schedules.hopper.schedule import split_schedules
+from schedules.hopper.split import PART, Source, SplitConfig, split_tensors
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.tma_wgmma_turned import TurnedConfig, TurnedWork, lines_of
-
-if TYPE_CHECKING:
-    import tvm
-
-    from schedules.tirx.types import Expr
+from schedules.tirx.types import Expr
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,6 @@ def sources(work: TurnedWork) -> list[Source]:
         return number, image * (p.ci * pixels) + at, there
 
     def tap(number: Expr) -> tuple[Expr, Expr, Expr | None]:
-        from tvm.script import tirx as T
-
         if p.packed:
             return number, number * p.ci, None
         # neighbours in the tensor are taps of a channel
@@ -61,15 +56,6 @@ def sources(work: TurnedWork) -> list[Source]:
     ]
 
 
-def schedule(problem: NchwProblem, config: Bf16x3Config, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, ci, h, w), filter (co, ci, kh, kw) or (kh, kw, co, ci), the terms of the epilogue,
-    output (n, co, out_h, out_w)."""
-    from schedules.hopper.program import program
-
-    work = TurnedWork(problem, config)
-    return program(work, prepare=partial(split_tensors, work, sources(work)))
-
-
 def default(problem: NchwProblem, arch: Arch, kind: type[Bf16x3Config]) -> Bf16x3Config:
     return plain(kind(block_k=stage_channels(problem.ci, 32, 16)), problem, arch)
 
@@ -79,5 +65,10 @@ def space(problem: NchwProblem, arch: Arch, kind: type[Bf16x3Config]) -> Sequenc
 
 
 BF16X3, BF16X6 = split_schedules(
-    (Bf16x3Config, Bf16x6Config), schedule, default, space, estimate_of(TurnedWork), siblings=("simt", "direct")
+    (Bf16x3Config, Bf16x6Config),
+    TurnedWork,
+    default,
+    space,
+    siblings=("simt", "direct"),
+    more=lambda problem, work: dict(prepare=partial(split_tensors, work, sources(work))),
 )

@@ -18,26 +18,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import Any
 
 from schedules.core.arch import Arch
 from schedules.core.device import Device
-from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.space import ProductSpace, Words, axis
+from schedules.core.tvm import tirx
 from schedules.hopper.config import DEPTHS, REGISTERS, HopperConfig, clusters, first_legal
-from schedules.hopper.cost import estimate_of
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
-from schedules.hopper.pixels import TilePlace, flattened, is_output, place_pixels, whole
+from schedules.hopper.pixels import Pixel, TilePlace, flattened, is_output, place_pixels, whole
 from schedules.hopper.rows import GROUP, RowTiles, output_map, row_tiles, shifts
+from schedules.hopper.schedule import SHIFTING, tma_schedule
 from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.repack import filter_argument, repack, workspace_of
-
-if TYPE_CHECKING:
-    import tvm
-
-    from schedules.hopper.pixels import Pixel
-    from schedules.tirx.types import Expr, Index
+from schedules.tirx.types import Expr, Index
+from schedules.tirx.values import named
 
 DTYPES = ("float16", "bfloat16")
 ITEM = 2  # bytes
@@ -155,8 +151,6 @@ class NchwWork(Work[TilePlace]):
         return NchwWork(self.given.unchecked(n=n), self.config, replace(self.rows, tiles=tiles))
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> TilePlace:
-        from schedules.tirx.values import named
-
         cluster = self.config.cluster_n, self.config.cluster_m
         pixel, row = place_pixels(self.rows.tiles, self.channels, cluster, tile, rank_n, rank_m)
         return TilePlace(pixel, named("channel", row * self.config.block_m))
@@ -194,8 +188,6 @@ class NchwWork(Work[TilePlace]):
         return place.channel + self.part_at(part)[0] * self.config.rows + row
 
     def channel_at(self, place: TilePlace, part: Index, index: Expr) -> Expr:
-        from tvm import tirx
-
         channel, whole = self._channel(place, part, index), self.config.block_m * self.config.cluster_m
         return channel if self.problem.co % whole == 0 else tirx.min(channel, self.problem.co - 1)
 
@@ -215,15 +207,11 @@ def _work(problem: NchwProblem, config: TmaWgmmaConfig) -> NchwWork | None:
     return NchwWork(problem, config, rows) if rows else None
 
 
-def schedule(problem: NchwProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, ci, h, w), filter (kh, kw, co, ci) or (co, ci, kh, kw), the terms of the
-    epilogue, output (n, co, out_h, out_w)."""
-    from schedules.hopper.program import program
+def _more(problem: NchwProblem, work: NchwWork) -> dict[str, Any]:
+    """How results leave, and the kernel before."""
     from schedules.hopper.shifted import ShiftedResults
 
-    rows = config.rows_of(problem)
-    assert rows is not None  # checked
-    return program(NchwWork(problem, config, rows), partial(ShiftedResults, rows), partial(repack, problem))
+    return dict(way_out=partial(ShiftedResults, work.rows), prepare=partial(repack, problem))
 
 
 # (block_m, columns of a consumer, consumers, consumers_n)
@@ -266,20 +254,16 @@ def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
     )
 
 
-SCHEDULE = ScheduleSpec(
-    name="tma_wgmma",
-    summary="implicit GEMM on Hopper: unshifted rows by TMA, wgmma, taps along a row added in registers, persistent",
-    kinds=("cuda",),
-    config=TmaWgmmaConfig,
-    apply=schedule,
-    default=default,
-    space=space,
+SCHEDULE = tma_schedule(
+    "tma_wgmma",
+    "implicit GEMM on Hopper: unshifted rows by TMA, wgmma, taps along a row added in registers, persistent",
+    TmaWgmmaConfig,
+    _work,
+    default,
+    space,
+    siblings=("mma", "mma_channels_last"),
+    reason=SHIFTING,
+    more=_more,
     ranges=True,
-    estimate=estimate_of(_work),
     channels_along_rows=True,
-    tirx=WrittenInTirx(
-        reason="one warp loads by TMA while others multiply by wgmma and add sums out of other threads' registers; "
-        "the schedule language gives all threads the same loops, and no thread a value of another",
-        siblings=("mma", "mma_channels_last"),
-    ),
 )

@@ -10,29 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache, partial
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import Any
 
 from schedules.core.arch import Arch
 from schedules.core.device import Device
-from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.space import ProductSpace, Words, axis
 from schedules.hopper.config import DEPTHS, REGISTERS, ROWS, clusters, first_legal
-from schedules.hopper.cost import estimate_of
+from schedules.hopper.schedule import SHIFTING, tma_schedule
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.few_tiles import FewWork, TmaWgmmaFewConfig, columns_of, pitches
 from schedules.operators.conv2d_nchw.repack import repack
 
-if TYPE_CHECKING:
-    import tvm
 
-
-def schedule(problem: NchwProblem, config: TmaWgmmaFewConfig, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, ci, h, w), filter (kh, kw, co, ci) or (co, ci, kh, kw), the terms of the
-    epilogue, output (n, co, out_h, out_w)."""
-    from schedules.hopper.program import program
+def _more(problem: NchwProblem, work: FewWork) -> dict[str, Any]:
+    """How results leave, and the kernel before."""
     from schedules.operators.conv2d_nchw.few_results import FewResults
 
-    return program(FewWork(problem, config), FewResults, partial(repack, problem))
+    return dict(way_out=FewResults, prepare=partial(repack, problem))
 
 
 def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaFewConfig:
@@ -65,19 +59,15 @@ def _each_tile(device: Device) -> Iterator[Words]:
                     yield dict(own, stationary=True)
 
 
-SCHEDULE = ScheduleSpec(
-    name="tma_wgmma_few",
-    summary="few filters on Hopper: pixels x (kernel columns x channels), rows by TMA once, wgmma, persistent",
-    kinds=("cuda",),
-    config=TmaWgmmaFewConfig,
-    apply=schedule,
-    default=default,
-    space=space,
+SCHEDULE = tma_schedule(
+    "tma_wgmma_few",
+    "few filters on Hopper: pixels x (kernel columns x channels), rows by TMA once, wgmma, persistent",
+    TmaWgmmaFewConfig,
+    FewWork,
+    default,
+    space,
+    siblings=("mma", "direct"),
+    reason=SHIFTING,
+    more=_more,
     ranges=True,
-    estimate=estimate_of(FewWork),
-    tirx=WrittenInTirx(
-        reason="one warp loads by TMA while others multiply by wgmma and add sums out of other threads' registers; "
-        "the schedule language gives all threads the same loops, and no thread a value of another",
-        siblings=("mma", "direct"),
-    ),
 )

@@ -12,25 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
 
 from schedules.core.arch import Arch
-from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import ADDRESSING, COPYING, DEPTHS, WARPGROUP, HopperConfig, blocks, plain, stage_channels
-from schedules.hopper.cost import estimate_of
 from schedules.hopper.geometry import Load, Operand
 from schedules.hopper.lines import Lines
+from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import SharedTile, beyond_indices
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.position_work import ITEM, PositionPlace, PositionWork
 from schedules.operators.conv2d_nchw.positions import Positions, gathered, simplest
 from schedules.operators.conv2d_nchw.repack import repack
-
-if TYPE_CHECKING:
-    import tvm
-
-    from schedules.tirx.types import Expr, Index, Tensors
+from schedules.tirx.types import Expr, Index
 
 DTYPES = ("float16", "bfloat16")
 
@@ -79,19 +74,6 @@ class LinesWork(PositionWork):
         raise NotImplementedError("its pixels come by no tensor map")
 
 
-def schedule(problem: NchwProblem, config: TmaWgmmaLinesConfig, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, ci, h, w), filter (co, ci, kh, kw) or (kh, kw, co, ci), the terms of the epilogue,
-    output (n, co, out_h, out_w)."""
-    from schedules.hopper.program import program
-
-    work = LinesWork(problem, config)
-
-    def prepare(tensors: Tensors) -> None:
-        repack(work.problem, tensors)
-
-    return program(work, prepare=prepare)
-
-
 def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaLinesConfig:
     return plain(TmaWgmmaLinesConfig(block_k=stage_channels(simplest(problem).ci, 64, 32)), problem, arch)
 
@@ -100,19 +82,15 @@ def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaLinesConfig]:
     return ProductSpace(TmaWgmmaLinesConfig, blocks(problem.dtype, arch.device, filters=True), DEPTHS)
 
 
-SCHEDULE = ScheduleSpec(
-    name="tma_wgmma_lines",
-    summary="implicit GEMM on Hopper from the data as they lie: any stride and width, cp.async, TMA, wgmma, persistent",
-    kinds=("cuda",),
-    config=TmaWgmmaLinesConfig,
-    apply=schedule,
-    default=default,
-    space=space,
-    estimate=estimate_of(LinesWork),
-    ranges=False,
-    tirx=WrittenInTirx(
-        reason="some warps copy while others read what they need of it and multiply by wgmma; "
-        "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",
-        siblings=("mma", "mma_channels_last"),
-    ),
+SCHEDULE = tma_schedule(
+    "tma_wgmma_lines",
+    "implicit GEMM on Hopper from the data as they lie: any stride and width, cp.async, TMA, wgmma, persistent",
+    TmaWgmmaLinesConfig,
+    LinesWork,
+    default,
+    space,
+    siblings=("mma", "mma_channels_last"),
+    reason="some warps copy while others read what they need of it and multiply by wgmma; "
+    "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",
+    more=lambda problem, work: dict(prepare=partial(repack, work.problem)),
 )

@@ -11,26 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import ClassVar
 
 from schedules.core.arch import Arch
-from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import Argument
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import DEPTHS, HopperConfig, blocks, plain, stage_channels
-from schedules.hopper.cost import estimate_of
 from schedules.hopper.geometry import Load, Operand
+from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import SharedTile, TensorMap, beyond_indices
 from schedules.hopper.split import addends_of, split
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.position_work import ITEM, PositionPlace, PositionWork, filter_operand
 from schedules.operators.conv2d_nchw.positions import Positions, gathered, simplest
 from schedules.operators.conv2d_nchw.turn import turn
-
-if TYPE_CHECKING:
-    import tvm
-
-    from schedules.tirx.types import Expr, Index, Tensors
+from schedules.tirx.types import Expr, Index
 
 
 @dataclass(frozen=True)
@@ -114,19 +110,6 @@ class TurnedWork(PositionWork):
         ]
 
 
-def schedule(problem: NchwProblem, config: TmaWgmmaTurnedConfig, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, ci, h, w), filter (co, ci, kh, kw) or (kh, kw, co, ci), the terms of the epilogue,
-    output (n, co, out_h, out_w)."""
-    from schedules.hopper.program import program
-
-    work = TurnedWork(problem, config)
-
-    def prepare(tensors: Tensors) -> None:
-        turn(problem, work.positions, tensors, config.gathered)
-
-    return program(work, prepare=prepare)
-
-
 def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaTurnedConfig:
     return plain(TmaWgmmaTurnedConfig(block_k=stage_channels(problem.ci, 64, 16)), problem, arch)
 
@@ -147,18 +130,13 @@ def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaTurnedConfig]:
     )
 
 
-SCHEDULE = ScheduleSpec(
-    name="tma_wgmma_turned",
-    summary="implicit GEMM on Hopper from a turned copy of the data: any stride and width, TMA, wgmma, persistent",
-    kinds=("cuda",),
-    config=TmaWgmmaTurnedConfig,
-    apply=schedule,
-    default=default,
-    space=space,
-    estimate=estimate_of(TurnedWork),
-    tirx=WrittenInTirx(
-        reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "
-        "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",
-        siblings=("mma", "mma_channels_last"),
-    ),
+SCHEDULE = tma_schedule(
+    "tma_wgmma_turned",
+    "implicit GEMM on Hopper from a turned copy of the data: any stride and width, TMA, wgmma, persistent",
+    TmaWgmmaTurnedConfig,
+    TurnedWork,
+    default,
+    space,
+    siblings=("mma", "mma_channels_last"),
+    more=lambda problem, work: dict(prepare=partial(turn, problem, work.positions, gather=work.config.gathered)),
 )

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from schedules.core.tvm import IRBuilder, T, tirx
 from schedules.hopper.config import WARPGROUP
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.positions import Positions
 from schedules.operators.conv2d_nchw.repack import GROUP, pack_at, pack_threads, workspace_of
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Expr, Tensors
+from schedules.tirx.types import Expr, Tensors
+from schedules.tirx.values import kept, named
 
 WARP = 32
 # lanes of a warp along pixels by pixels of a load: sectors of 32 bytes are whole, read and written
@@ -72,11 +71,6 @@ GATHERED = 4  # lanes of a warp along what an output looks at: 64 bytes
 def turn(problem: NchwProblem, positions: Positions, tensors: Tensors, gather: bool = False) -> None:
     """Emit the kernel that fills "turned" from "data", unless they lie so, and "packed" from "filter", if that is
     workspace.  With `gather` positions are those of the `gathered` problem."""
-    from tvm.script import tirx as T
-    from tvm.script.ir_builder import IRBuilder
-
-    from schedules.tirx.values import kept
-
     p = positions.problem
     rows = _rows(positions)
     vector = 1 if gather else math.gcd(8, rows.length)
@@ -117,8 +111,6 @@ def turn(problem: NchwProblem, positions: Positions, tensors: Tensors, gather: b
 
 
 def _all(*conditions: Expr) -> Expr:
-    from tvm import tirx
-
     return tirx.all(*conditions)
 
 
@@ -168,12 +160,6 @@ def _turn_block(
     block: Expr,
     thread: Expr,
 ) -> None:
-    from tvm import tirx
-    from tvm.script import tirx as T
-    from tvm.script.ir_builder import IRBuilder
-
-    from schedules.tirx.values import named
-
     p, y_axis, x_axis = positions.problem, positions.y, positions.x
     across, count, rows = shape.across, shape.count, _rows(positions)
     group = named("group", T.truncmod(block, count) * across + T.truncmod(thread, across))
@@ -217,12 +203,6 @@ def _turn_block(
 def _gather_block(
     problem: NchwProblem, positions: Positions, shape: Shape, views: Tensors, block: Expr, thread: Expr
 ) -> None:
-    from tvm import tirx
-    from tvm.script import tirx as T
-    from tvm.script.ir_builder import IRBuilder
-
-    from schedules.tirx.values import named
-
     p, groups, each = problem, positions.channels // GROUP, shape.each
     group = named("group", T.truncmod(block, shape.count) * shape.across + T.truncmod(thread, shape.across))
     source = _GATHER.format(
@@ -249,8 +229,6 @@ def _gather_block(
 
 def _split(at: Expr, stride: int) -> tuple[Expr, Expr]:
     """The remainder of a coordinate, and its number in that plane."""
-    from tvm.script import tirx as T
-
     return (T.truncmod(at, stride), T.truncdiv(at, stride)) if stride > 1 else (0, at)
 
 
@@ -262,11 +240,6 @@ def _zeros(positions: Positions) -> int:
 
 def _zero(positions: Positions, groups: int, views: Tensors, at: Expr) -> None:
     """Write zero number `at`: right of the images, or else below."""
-    from tvm import tirx
-    from tvm.script import tirx as T
-
-    from schedules.tirx.values import named
-
     p, y_axis, x_axis = positions.problem, positions.y, positions.x
     group, rest = T.truncmod(at, groups), named("rest", T.truncdiv(at, groups))
     k, rest = named("k", T.truncmod(rest, _zeros(positions))), named("rest", T.truncdiv(rest, _zeros(positions)))

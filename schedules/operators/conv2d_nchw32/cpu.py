@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch, physical_cores, vector_unit
 from schedules.core.operator import ScheduleSpec
+from schedules.core.tvm import PrimExpr, Schedule, te, tirx, tvm
 from schedules.definitions.implicit import At, Implicit, at_run_time, stage
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.packing import GROUP
@@ -25,11 +25,6 @@ from schedules.steps.dot import VectorDot, vector_dot
 from schedules.steps.intrinsics import tensorize
 from schedules.steps.register_tile import PanelConfig, accumulate
 from schedules.steps.story import next_step
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import te, tirx
-    from tvm.tirx import PrimExpr
 
 PIXELS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
 
@@ -77,8 +72,6 @@ def graph(problem: Nchw32Problem, config: CpuConfig, arch: Arch) -> tirx.PrimFun
 
     Pixels are rounded up to whole register tiles: beyond the last pixel stands that pixel once more.
     """
-    from tvm import te, tirx
-
     p, dot, (rows, columns) = at_run_time(problem), vector_dot(arch), rows_of(problem)
     made, pack, flat = Implicit(p), dot.pack, rows_of(problem) != (p.out_h, p.out_w)
     wide = -(-columns // config.block_x) * config.block_x
@@ -133,7 +126,6 @@ def graph(problem: Nchw32Problem, config: CpuConfig, arch: Arch) -> tirx.PrimFun
 def _begun(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`func`, whose ``conv`` begins with ``shift``: TVM keeps that stage, but makes programs that begin with zero."""
     import tvm_ffi
-    from tvm import tirx
     from tvm.s_tir.stmt import SBlock
 
     stages = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
@@ -155,8 +147,6 @@ def _begun(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _shift(weights: te.Tensor, dot: VectorDot) -> te.Tensor:
     """(tile of channels, vector, lane): the sums of the ``weights`` times what the data are shifted back by, by way of
     the same sums apart for the channels of a step."""
-    from tvm import te
-
     tiles, *taps, lanes, width = weights.shape
     over = [te.reduce_axis((0, extent)) for extent in taps]
     apart = te.compute(
@@ -174,8 +164,6 @@ def _shift(weights: te.Tensor, dot: VectorDot) -> te.Tensor:
 
 def schedule(problem: Nchw32Problem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program."""
-    from tvm.s_tir import Schedule
-
     p, dot = problem, vector_dot(arch)
     sch = Schedule(graph(p, config, arch))
     conv, output, weights, padded = (sch.get_sblock(name) for name in ("conv", "output", "weights", "padded"))

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,11 +24,9 @@ from schedules.core.errors import ProblemError
 from schedules.core.operator import Array, Expected
 from schedules.core.problem import Conv2dProblem, Scale
 from schedules.core.reference import finished
+from schedules.core.tvm import te
 from schedules.definitions.implicit import textbook
 from schedules.operators.conv2d_nchw32.packing import GROUP, groups, pack_data, pack_filter, pack_scales
-
-if TYPE_CHECKING:
-    from tvm import te
 
 OUT_DTYPES = ("int8", "int32", "float16", "float32")
 SCALES = ("alpha", "beta", "gamma")

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedules.core.arch import Arch
 from schedules.core.device import Device
 from schedules.core.problem import Config
+from schedules.core.tvm import SBlockRV, Schedule, tirx, tvm
 from schedules.lowering.annotations import AHEAD, ASYNC, MIN_BLOCKS, PIPELINE, SWIZZLE
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.packing import GROUP
@@ -26,12 +27,6 @@ from schedules.steps.intrinsics import load_doubled, load_matrix, multiply, per_
 from schedules.steps.story import next_step
 from schedules.steps.tensor_core import bind_lanes, staggered
 from schedules.steps.tiles import bind, cooperative_fetch, inline_if_present
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import SBlockRV
 
 VECTOR = 16  # int8 elements of a 128-bit load
 PIXELS = 16  # of one matrix instruction
@@ -136,8 +131,6 @@ def graph(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tirx.Prim
 def schedule(problem: Nchw32Problem, config: MatrixConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program; AMD's instruction takes the channels as its rows, NVIDIA's the pixels, so that in both a
     thread's results are neighbouring channels."""
-    from tvm.s_tir import Schedule
-
     atom = atom_for("int8", arch)
     transposed = not atom.ldmatrix
     scope = "shared.dyn" if arch.kind == "cuda" else "shared"

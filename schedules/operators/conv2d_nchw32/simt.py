@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config
+from schedules.core.tvm import Schedule, tirx, tvm
 from schedules.lowering.annotations import SWIZZLE
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.packing import GROUP
@@ -22,10 +23,6 @@ from schedules.steps.dot import PACK, dot4
 from schedules.steps.intrinsics import tensorize
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, cooperative_fetch, inline_if_present
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
 
 VECTOR = 16  # int8 elements of a 128-bit load
 
@@ -75,7 +72,6 @@ def graph(problem: Nchw32Problem, config: SimtConfig, arch: Arch) -> tirx.PrimFu
 
 def schedule(problem: Nchw32Problem, config: SimtConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program."""
-    from tvm.s_tir import Schedule
 
     def divided(index: Any, by: int) -> tuple[Any, Any]:
         return index // by, index % by

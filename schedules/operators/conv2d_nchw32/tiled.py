@@ -7,9 +7,9 @@ its tiles; only the fetch and the last store are predicated.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from schedules.core.epilogue import Term
+from schedules.core.tvm import LoopRV, PrimExpr, Schedule, te, tirx
 from schedules.definitions.epilogue import finish
 from schedules.definitions.implicit import At, Implicit, at_run_time
 from schedules.definitions.padding import select
@@ -18,12 +18,6 @@ from schedules.definitions.scatter import scatter
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.steps.tiles import bind
-
-if TYPE_CHECKING:
-    from tvm import te, tirx
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV
-    from tvm.tirx import PrimExpr
 
 CHANNELS = 8  # neighbouring channels that one thread finishes and stores
 QUADS = GROUP // CHANNELS  # threads that share the channels of a pixel's group
@@ -81,8 +75,6 @@ def tiled_definition(problem: Nchw32Problem, rounding: Rounding, transposed: boo
     The epilogue's operands come as stages (`stage_of`).  After ``conv``, channels have axes (group, quad, 8)
     and pixels (many, lane), `rounding.lanes` of them in neighbouring lanes: TVM can then tell what one thread needs.
     """
-    from tvm import te, tirx
-
     p, r = at_run_time(problem), rounding
     made = Implicit(p, {"pixel": r.pixels, "co": r.channels, "gi": r.chunk})
     given, pixels, channels = made.given, made.extent("pixel"), made.extent("co")

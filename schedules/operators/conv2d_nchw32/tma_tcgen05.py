@@ -5,35 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from schedules.blackwell.config import BlackwellConfig, blocks, plain
 from schedules.blackwell.schedule import tcgen05_schedule
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace
 from schedules.hopper.config import DEPTHS, stage_channels
-from schedules.hopper.cost import estimate_of
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.operators.conv2d_nchw32.tma_wgmma import TmaWgmmaConfig, microseconds, ways, work_of
-
-if TYPE_CHECKING:
-    import tvm
 
 
 @dataclass(frozen=True)
 class TmaTcgen05Config(BlackwellConfig, TmaWgmmaConfig):
     """Tiles of (pixels, output channels, input channels)."""
-
-
-def schedule(problem: Nchw32Problem, config: TmaTcgen05Config, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, ci/32, h, w, 32), filter (ci/32, kh, kw, co', 32), the terms of the epilogue,
-    output (n, co'/32, out_h, out_w, 32)."""
-    from schedules.blackwell.cores import program
-
-    work = work_of(problem, config)
-    assert work is not None  # checked
-    return program(work)
 
 
 def default(problem: Nchw32Problem, arch: Arch) -> TmaTcgen05Config:
@@ -47,9 +32,9 @@ def space(problem: Nchw32Problem, arch: Arch) -> Sequence[TmaTcgen05Config]:
 SCHEDULE = tcgen05_schedule(
     "implicit GEMM on Blackwell: TMA, mbarrier ring, int8 tcgen05 into tensor memory by one or two blocks, persistent",
     TmaTcgen05Config,
-    schedule,
+    work_of,
     default,
     space,
-    estimate_of(work_of, microseconds),
     siblings=("mma",),
+    estimate=microseconds,
 )

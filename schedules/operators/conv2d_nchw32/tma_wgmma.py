@@ -10,19 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedules.core.arch import Arch
 from schedules.core.device import Device
-from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import Pair, numpy_dtype
 from schedules.core.space import ProductSpace
+from schedules.core.tvm import tirx
 from schedules.hopper.config import DEPTHS, ROWS, HopperConfig, blocks, plain, stage_channels
 from schedules.hopper.config import SHAPES as BLOCK_SHAPES
-from schedules.hopper.cost import estimate_of, product_cycles, rounds
-from schedules.hopper.geometry import Load, Operand, Output, Product, Work
+from schedules.hopper.cost import product_cycles, rounds
+from schedules.hopper.geometry import Load, Operand, Output, Product, Taps, Work
 from schedules.hopper.pixels import (
     Box,
+    Pixel,
     PixelTiles,
     flattened,
     highest,
@@ -34,16 +35,12 @@ from schedules.hopper.pixels import (
     taps_inside,
     whole,
 )
+from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import FOLDS, PATTERN, SharedTile, Staging, TensorMap, staging_for
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.packing import GROUP
-
-if TYPE_CHECKING:
-    import tvm
-
-    from schedules.hopper.geometry import Taps
-    from schedules.hopper.pixels import Pixel
-    from schedules.tirx.types import Expr, Index
+from schedules.tirx.types import Expr, Index
+from schedules.tirx.values import named
 
 
 @dataclass(frozen=True)
@@ -253,8 +250,6 @@ class Nchw32Work(Work[GroupPlace]):
         return Nchw32Work(self.given.unchecked(n=n), self.config, tiles)
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> GroupPlace:
-        from schedules.tirx.values import named
-
         cluster = self.config.cluster_m, self.config.cluster_n
         pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
         return GroupPlace(pixel, named("group_out", column * self.groups_out))
@@ -330,8 +325,6 @@ class Nchw32Work(Work[GroupPlace]):
         return _at(pixel, place.group + column // GROUP, self.staging.fold)
 
     def channel_at(self, place: GroupPlace, part: Index, index: Expr) -> Expr:
-        from tvm import tirx
-
         channel, groups = place.group * GROUP + index, self.problem.co_groups
         whole = groups % (self.groups_out * self.config.cluster_n) == 0
         return channel if whole else tirx.min(channel, groups * GROUP - 1)
@@ -343,8 +336,6 @@ class Nchw32Work(Work[GroupPlace]):
         return ((n * p.co_groups * p.out_h + y) * p.out_w + x) * GROUP, is_output(p, pixel)
 
     def column_start(self, place: GroupPlace, part: Index, column: Expr) -> tuple[Expr, Expr]:
-        from tvm import tirx
-
         p, group = self.problem, place.group + tirx.truncdiv(column, GROUP)
         return group * (p.out_h * p.out_w * GROUP) + tirx.truncmod(column, GROUP), group < p.co_groups
 
@@ -386,16 +377,6 @@ def work_of(problem: Nchw32Problem, config: TmaWgmmaConfig) -> Nchw32Work | None
     return Nchw32Work(problem, config, tiles) if tiles else None
 
 
-def schedule(problem: Nchw32Problem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, ci/32, h, w, 32), filter (ci/32, kh, kw, co', 32), the terms of the epilogue,
-    output (n, co'/32, out_h, out_w, 32)."""
-    from schedules.hopper.program import program
-
-    work = work_of(problem, config)
-    assert work is not None  # checked
-    return program(work)
-
-
 # few channels want many pixels
 SHAPES = (*BLOCK_SHAPES, (384, 64, 3), (512, 64, 2))
 # for two blocks of a multiprocessor, of which one finishes its tile while the other multiplies
@@ -421,19 +402,14 @@ def space(problem: Nchw32Problem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
     return ProductSpace(TmaWgmmaConfig, found, ways(problem), DEPTHS)
 
 
-SCHEDULE = ScheduleSpec(
-    name="tma_wgmma",
-    summary="implicit GEMM on Hopper: TMA with multicast, mbarrier ring, int8 wgmma, persistent",
-    kinds=("cuda",),
-    config=TmaWgmmaConfig,
-    apply=schedule,
-    default=default,
-    space=space,
+SCHEDULE = tma_schedule(
+    "tma_wgmma",
+    "implicit GEMM on Hopper: TMA with multicast, mbarrier ring, int8 wgmma, persistent",
+    TmaWgmmaConfig,
+    work_of,
+    default,
+    space,
+    siblings=("mma",),
+    estimate=microseconds,
     ranges=True,
-    estimate=estimate_of(work_of, microseconds),
-    tirx=WrittenInTirx(
-        reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "
-        "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",
-        siblings=("mma",),
-    ),
 )

@@ -6,19 +6,15 @@ Loads are vectors along the channels, which are turned on their way to shared me
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
+from schedules.core.tvm import Schedule, tirx, tvm
 from schedules.definitions.implicit import product
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 from schedules.steps import simt
 from schedules.steps.simt import SimtConfig
 from schedules.steps.tiles import widest_vector
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
 
 
 def graph(problem: NhwcProblem, config: SimtConfig, arch: Arch) -> tirx.PrimFunc:
@@ -28,8 +24,6 @@ def graph(problem: NhwcProblem, config: SimtConfig, arch: Arch) -> tirx.PrimFunc
 def schedule(problem: NhwcProblem, config: SimtConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (n, h, w, ci), filter (co, kh, kw, ci), the epilogue's terms, output (n, out_h,
     out_w, co)."""
-    from tvm.s_tir import Schedule
-
     load = widest_vector(problem.ci, min(config.vector, config.step)) if config.by_taps(problem) else 1
     along = {"columns": (load > 1, load), "weights": (True, load)}
     return simt.schedule_tiles(Schedule(graph(problem, config, arch)), config, along, problem.co)

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from schedules.core.arch import Arch
 from schedules.hopper.config import plain, stage_channels
-from schedules.hopper.cost import estimate_of
-from schedules.hopper.split import SplitConfig, contiguous, split_schedules, split_tensors
+from schedules.hopper.schedule import split_schedules
+from schedules.hopper.split import SplitConfig, split_as_they_lie
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 from schedules.operators.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, configs, work_of
-
-if TYPE_CHECKING:
-    import tvm
 
 
 @dataclass(frozen=True)
@@ -33,17 +29,6 @@ class Bf16x6Config(Bf16x3Config):
     addends: ClassVar[int] = 3
 
 
-def schedule(problem: NhwcProblem, config: Bf16x3Config, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, h, w, ci), filter (co, kh, kw, ci), the terms of the epilogue, output (n,
-    out_h, out_w, co)."""
-    from schedules.hopper.program import program
-
-    work = work_of(problem, config)
-    assert work is not None  # checked
-    sources = [contiguous(each.name, each.shape) for each in problem.arguments()[:2]]
-    return program(work, prepare=partial(split_tensors, work, sources))
-
-
 def default(problem: NhwcProblem, arch: Arch, kind: type[Bf16x3Config]) -> Bf16x3Config:
     return plain(kind(block_k=stage_channels(problem.ci, 32, 16)), problem, arch)
 
@@ -53,5 +38,10 @@ def space(problem: NhwcProblem, arch: Arch, kind: type[Bf16x3Config]) -> Sequenc
 
 
 BF16X3, BF16X6 = split_schedules(
-    (Bf16x3Config, Bf16x6Config), schedule, default, space, estimate_of(work_of), siblings=("simt",)
+    (Bf16x3Config, Bf16x6Config),
+    work_of,
+    default,
+    space,
+    siblings=("simt",),
+    more=split_as_they_lie,
 )

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from schedules.blackwell.config import BlackwellConfig, blocks, plain
 from schedules.blackwell.schedule import tcgen05_schedule
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace, axis
 from schedules.hopper.config import DEPTHS, stage_channels
-from schedules.hopper.cost import estimate_of
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 from schedules.operators.conv2d_nhwc.tma_wgmma import TmaWgmmaConfig, work_of
-
-if TYPE_CHECKING:
-    import tvm
 
 
 @dataclass(frozen=True)
 class TmaTcgen05Config(BlackwellConfig, TmaWgmmaConfig):
     """Tiles of (pixels, output channels, input channels)."""
-
-
-def schedule(problem: NhwcProblem, config: TmaTcgen05Config, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, h, w, ci), filter (co, kh, kw, ci), the terms of the epilogue, output (n,
-    out_h, out_w, co)."""
-    from schedules.blackwell.cores import program
-
-    work = work_of(problem, config)
-    assert work is not None  # checked
-    return program(work)
 
 
 def default(problem: NhwcProblem, arch: Arch) -> TmaTcgen05Config:
@@ -46,9 +31,8 @@ def space(problem: NhwcProblem, arch: Arch) -> Sequence[TmaTcgen05Config]:
 SCHEDULE = tcgen05_schedule(
     "implicit GEMM on Blackwell: TMA, mbarrier ring, tcgen05 into tensor memory by one or two blocks, persistent",
     TmaTcgen05Config,
-    schedule,
+    work_of,
     default,
     space,
-    estimate_of(work_of),
     siblings=("mma",),
 )

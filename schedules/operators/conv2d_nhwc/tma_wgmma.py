@@ -13,17 +13,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from schedules.core.arch import Arch
-from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import Argument, numpy_dtype
 from schedules.core.space import ProductSpace, axis
+from schedules.core.tvm import T, tirx
 from schedules.hopper import split
 from schedules.hopper.config import DEPTHS, HopperConfig, blocks, plain, stage_channels
-from schedules.hopper.cost import estimate_of
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.pixels import PixelTiles, TilePlace, flattened, is_output, pixel_tiles, place_pixels, whole
+from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import (
     PATTERN,
     UNIT,
@@ -36,11 +36,8 @@ from schedules.hopper.shared import (
     staging_for,
 )
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
-
-if TYPE_CHECKING:
-    import tvm
-
-    from schedules.tirx.types import Expr, Index
+from schedules.tirx.types import Expr, Index
+from schedules.tirx.values import named
 
 LINE = 128  # bytes of a swizzled row, at most
 
@@ -192,8 +189,6 @@ class NhwcWork(Work[TilePlace]):
         return NhwcWork(given, self.config, replace(self.tiles, problem=flattened(given, batch=True)))
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> TilePlace:
-        from schedules.tirx.values import named
-
         cluster = self.config.cluster_m, self.config.cluster_n
         pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
         return TilePlace(pixel, named("channel", column * self.config.block_n))
@@ -227,11 +222,6 @@ class NhwcWork(Work[TilePlace]):
         return place.channel + column, x, y, n
 
     def run_at(self, place: TilePlace, part: Index, row: Expr, column: Index) -> tuple[Expr, Expr]:
-        from tvm import tirx
-        from tvm.script import tirx as T
-
-        from schedules.tirx.values import named
-
         p, staging = self.problem, self.output.staging
         _, h, w = self.tiles.part(self.config.parts)
         n, y, x = self.tiles.of_part(place.pixel, part, self.config.parts)
@@ -246,8 +236,6 @@ class NhwcWork(Work[TilePlace]):
         return index, named("inside", tirx.if_then_else(there, inside, 0))
 
     def channel_at(self, place: TilePlace, part: Index, index: Expr) -> Expr:
-        from tvm import tirx
-
         channel, whole = place.channel + index, self.problem.co % (self.config.block_n * self.config.cluster_n) == 0
         return channel if whole else tirx.min(channel, self.problem.co - 1)
 
@@ -268,16 +256,6 @@ def work_of(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
     return NhwcWork(problem, config, tiles) if tiles else None
 
 
-def schedule(problem: NhwcProblem, config: TmaWgmmaConfig, arch: Arch) -> tvm.IRModule:
-    """The TIRx program for data (n, h, w, ci), filter (co, kh, kw, ci), the terms of the epilogue, output (n,
-    out_h, out_w, co)."""
-    from schedules.hopper.program import program
-
-    work = work_of(problem, config)
-    assert work is not None  # checked
-    return program(work)
-
-
 def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
     return plain(TmaWgmmaConfig(block_k=stage_channels(problem.ci, 64, 16)), problem, arch)
 
@@ -293,19 +271,13 @@ def space(problem: NhwcProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
     return configs(problem, arch, TmaWgmmaConfig)
 
 
-SCHEDULE = ScheduleSpec(
-    name="tma_wgmma",
-    summary="implicit GEMM on Hopper: TMA with multicast, mbarrier ring, wgmma, persistent",
-    kinds=("cuda",),
-    config=TmaWgmmaConfig,
-    apply=schedule,
-    default=default,
-    space=space,
+SCHEDULE = tma_schedule(
+    "tma_wgmma",
+    "implicit GEMM on Hopper: TMA with multicast, mbarrier ring, wgmma, persistent",
+    TmaWgmmaConfig,
+    work_of,
+    default,
+    space,
+    siblings=("wgmma", "mma"),
     ranges=True,
-    estimate=estimate_of(work_of),
-    tirx=WrittenInTirx(
-        reason="one warp loads by TMA while others multiply by wgmma, and the blocks of a cluster share loads; "
-        "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",
-        siblings=("wgmma", "mma"),
-    ),
 )

@@ -17,18 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch, occupancy
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.problem import numpy_dtype
 from schedules.core.space import ProductSpace
+from schedules.core.tvm import tvm
 from schedules.operators.depthwise_conv2d.bands_tile import Bands, BandsConfig
 from schedules.operators.depthwise_conv2d.cost import COSTS, SECTOR, Costs, memory, us
 from schedules.operators.depthwise_conv2d.definition import DepthwiseProblem
-
-if TYPE_CHECKING:
-    import tvm
 
 MOST_ROWS = 14  # of a thread that are tried
 WASTE = 1.15  # rows computed for one of the output, of tiles that are tried

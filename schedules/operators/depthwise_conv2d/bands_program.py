@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import tvm
 from tvm import tirx
@@ -19,13 +18,11 @@ from schedules.operators.depthwise_conv2d.definition import DepthwiseProblem
 from schedules.steps.story import part
 from schedules.steps.tiles import widest_vector
 from schedules.tirx.arguments import flattened, matched
+from schedules.tirx.types import Buffer, Expr, Index
 from schedules.tirx.values import kept, named
 from schedules.tirx.words import pack_16, read, widened
 from schedules.windows.fetch import clear, put_words
 from schedules.windows.geometry import WORD
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Index
 
 COPIED = 16  # rows of a column whose copies are written out
 IN_FLIGHT = 8  # words that a thread loads before it stores them, where data pass through registers

@@ -12,22 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product, starmap
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import KIB, Arch, physical_cores, vector_unit
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config
+from schedules.core.tvm import PrimExpr, Schedule, te, tirx, tvm
 from schedules.definitions.epilogue import ACCUMULATOR
 from schedules.definitions.implicit import At, Implicit, stage
 from schedules.definitions.padding import select
 from schedules.operators.depthwise_conv2d.definition import DepthwiseProblem
 from schedules.steps.register_tile import accumulate, vectors_for
 from schedules.steps.story import next_step
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
-    from tvm.tirx import PrimExpr
 
 CACHED = 128 * KIB  # bytes that a task copies: part of the second-level cache of a core
 TASKS = 4  # for each core
@@ -63,8 +58,6 @@ class CpuConfig(Config):
 def graph(problem: DepthwiseProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
     """The TE graph: ``padded``, data with its border, the column x * phases + phase of it apart; ``weights``; ``conv``,
     the sum over kh and kw in whole register tiles; ``output``, the part that was asked for."""
-    from tvm import te
-
     p = problem
     last, before = ("co", "x") if p.channels_last else ("x", "y")
     made = Implicit(p, {last: config.panel, before: config.block_rows}, wide=True)
@@ -100,8 +93,6 @@ def graph(problem: DepthwiseProblem, config: CpuConfig, arch: Arch) -> tirx.Prim
 
 def schedule(problem: DepthwiseProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data, filter (ci, kh, kw), the epilogue's terms, output."""
-    from tvm.s_tir import Schedule
-
     p = problem
     sch = Schedule(graph(p, config, arch))
     padded, weights, conv, output = (sch.get_sblock(name) for name in ("padded", "weights", "conv", "output"))

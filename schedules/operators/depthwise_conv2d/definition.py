@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from schedules.core.errors import ProblemError
 from schedules.core.operator import Array, Expected
 from schedules.core.problem import FusedConv2dProblem
 from schedules.core.reference import finished, normal_inputs
+from schedules.core.tvm import te
 from schedules.definitions.implicit import textbook
-
-if TYPE_CHECKING:
-    from tvm import te
 
 inputs = normal_inputs
 # axes of data and of output

@@ -15,12 +15,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch, occupancy
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Pair, numpy_dtype
 from schedules.core.space import ProductSpace, axis
+from schedules.core.tvm import LoopRV, PrimExpr, Schedule, te, tirx, tvm
 from schedules.definitions.epilogue import ACCUMULATOR
 from schedules.definitions.implicit import At, Implicit, stage
 from schedules.definitions.padding import select
@@ -29,13 +29,6 @@ from schedules.operators.depthwise_conv2d.definition import DepthwiseProblem
 from schedules.steps.launch import MinBlocks
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, widest, widest_vector
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV
-    from tvm.tirx import PrimExpr
 
 
 @dataclass(frozen=True)
@@ -140,8 +133,6 @@ class WindowsConfig(MinBlocks, Config):
 def graph(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> tirx.PrimFunc:
     """The TE graph: ``window``, the input under each tile, zero in the border; ``conv``, the sum over kh and kw of
     whole tiles; ``output``, the part that was asked for."""
-    from tvm import te
-
     p, lanes, (rows, vectors) = problem, config.columns(problem), config.window(problem)
     made = Implicit(p, {"y": config.tile[0] * config.steps, "x": config.tile[1]})
     (down, right), top, left = config.across(p), p.pad[0], (p.pad[1] + config.shift(p)) // lanes
@@ -177,8 +168,6 @@ def graph(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> tirx.
 
 def schedule(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data, filter (ci, kh, kw), the epilogue's terms, output."""
-    from tvm.s_tir import Schedule
-
     sch = Schedule(graph(problem, config, arch))
     window, conv, output = (sch.get_sblock(name) for name in ("window", "conv", "output"))
     next_step(sch, "A thread for each tile of outputs and its channels; sums, window and filter in registers")

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config
+from schedules.core.tvm import Schedule, tirx, tvm
 from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.operators.pack_nchw32.definition import PackProblem
 from schedules.operators.pack_nchw32.stages import channel_vector, staged
 from schedules.steps.story import next_step
 from schedules.steps.tiles import widest_vector
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
 
 
 @dataclass(frozen=True)
@@ -39,8 +35,6 @@ def graph(problem: PackProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
 
 def schedule(problem: PackProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data, scale, output."""
-    from tvm.s_tir import Schedule
-
     p = problem
     sch = Schedule(graph(p, config, arch))
     fetched, tile, output = (sch.get_sblock(name) for name in ("fetched", "tile", "output"))

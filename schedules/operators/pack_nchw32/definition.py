@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,14 +22,11 @@ from schedules.core.epilogue import BOUNDS, Epilogue, Term
 from schedules.core.errors import ProblemError
 from schedules.core.operator import Array, Expected
 from schedules.core.problem import Argument, Conv2dProblem, Pair, numpy_dtype
+from schedules.core.tvm import PrimExpr, te
 from schedules.definitions.epilogue import finish, placeholders
 from schedules.definitions.implicit import at_run_time
 from schedules.definitions.padding import select
 from schedules.operators.conv2d_nchw32.packing import GROUP, groups, pack_data, unpack_output
-
-if TYPE_CHECKING:
-    from tvm import te
-    from tvm.tirx import PrimExpr
 
 LAYOUTS = {"nchw": ("n", "ci", "h", "w"), "nhwc": ("n", "h", "w", "ci")}
 PACKED = ("n", "gi", "h", "w", "li")
@@ -88,8 +85,6 @@ class PackProblem(Conv2dProblem):
 
 def definition(problem: PackProblem) -> list[te.Tensor]:
     """The TE graph: ``output``.  Returns [data, scale, output]."""
-    from tvm import te
-
     p = at_run_time(problem)
     data, scale = placeholders(p).values()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from schedules.core.tvm import PrimExpr, te, tirx
 from schedules.definitions.epilogue import finish, placeholders
 from schedules.definitions.implicit import at_run_time
 from schedules.definitions.padding import select
@@ -13,10 +13,6 @@ from schedules.definitions.scatter import scatter
 from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.operators.pack_nchw32.definition import PackProblem
 from schedules.steps.tiles import widest, widest_vector
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.tirx import PrimExpr
 
 
 def channel_vector(problem: PackProblem, most: int = GROUP) -> int:
@@ -31,8 +27,6 @@ def staged(problem: PackProblem, vector: int) -> tirx.PrimFunc:
     The pixels of an image stay one index of the plain tensor's last axis of them: taken apart into rows and columns
     they no longer look like neighbours to TVM.  `vector` divides the channels where they are last.
     """
-    from tvm import te, tirx
-
     p = at_run_time(problem)
     data, scale = placeholders(p).values()
     shape = (p.n, p.extents["gi"], p.h * p.w, GROUP // vector, vector)

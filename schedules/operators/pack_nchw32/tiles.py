@@ -7,23 +7,17 @@ whole lines of it; what a thread has of the packed tensor is contiguous.  Nothin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, numpy_dtype
 from schedules.core.space import ProductSpace, axis
+from schedules.core.tvm import LoopRV, Schedule, tirx, tvm
 from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.operators.pack_nchw32.definition import PackProblem
 from schedules.operators.pack_nchw32.stages import channel_vector, staged
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, widest, widest_vector
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV
 
 LOADED = 8  # bytes of neighbouring pixels that a thread reads at once: with more, fewer threads fit
 
@@ -57,8 +51,6 @@ def graph(problem: PackProblem, config: TilesConfig, arch: Arch) -> tirx.PrimFun
 
 def schedule(problem: PackProblem, config: TilesConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data, scale, output."""
-    from tvm.s_tir import Schedule
-
     p = problem
     vector, pixels = channel_vector(p, config.lanes), config.pixel_vector(p)
     sch = Schedule(graph(p, config, arch))

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config
+from schedules.core.tvm import Schedule, tirx, tvm
 from schedules.definitions.program import program_of
 from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.operators.pool2d.definition import PoolProblem, definition
 from schedules.steps.story import next_step
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
 
 
 @dataclass(frozen=True)
@@ -38,8 +34,6 @@ def graph(problem: PoolProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
 
 def schedule(problem: PoolProblem, config: CpuConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data, the epilogue's operands, output."""
-    from tvm.s_tir import Schedule
-
     sch = Schedule(graph(problem, config, arch))
     pooled, tile, output = (sch.get_sblock(name) for name in ("pooled", "tile", "output"))
     next_step(sch, "The border tested where it is read; a parallel task for some rows of a group of channels")

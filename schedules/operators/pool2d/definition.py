@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,13 +25,10 @@ from schedules.core.errors import ProblemError
 from schedules.core.operator import Array, Expected
 from schedules.core.problem import Conv2dProblem
 from schedules.core.reference import finished
+from schedules.core.tvm import PrimExpr, te, tirx
 from schedules.definitions.epilogue import finish, operands_at, placeholders
 from schedules.definitions.implicit import At, Stage, at_run_time, stage
 from schedules.operators.conv2d_nchw32.packing import GROUP, groups, pack_data
-
-if TYPE_CHECKING:
-    from tvm import te
-    from tvm.tirx import PrimExpr
 
 KINDS = ("max", "average")
 LARGEST_SUM = 2**23  # pixels of a window at most, whose sum an int32 holds and a float32 nearly
@@ -102,8 +99,6 @@ def definition(problem: PoolProblem) -> list[te.Tensor]:
 
     Returns [data, the epilogue's operands, output].
     """
-    from tvm import te, tirx
-
     p = at_run_time(problem)
     given = placeholders(p)
     data, largest = Stage(given["data"], p.data_axes), p.kind == "max"

@@ -8,21 +8,17 @@ first-level cache.  Nothing is shared.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config
 from schedules.core.space import ProductSpace, axis
+from schedules.core.tvm import Schedule, tirx, tvm
 from schedules.definitions.program import program_of
 from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.operators.pool2d.definition import PoolProblem, definition
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
 
 MOST_UNROLLED = 16  # taps
 
@@ -46,8 +42,6 @@ def graph(problem: PoolProblem, config: DirectConfig, arch: Arch) -> tirx.PrimFu
 
 def schedule(problem: PoolProblem, config: DirectConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data, the epilogue's operands, output."""
-    from tvm.s_tir import Schedule
-
     sch = Schedule(graph(problem, config, arch))
     fetched, pooled, tile, output = (sch.get_sblock(name) for name in ("fetched", "pooled", "tile", "output"))
     next_step(sch, "A thread for some channels of one pixel; what it reads and what it makes of it in registers")

@@ -10,22 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
-from schedules.core.problem import Config
 from schedules.lowering.annotations import STREAMING, default_streaming
 from schedules.operators.softmax import rows
 from schedules.operators.softmax.definition import SoftmaxProblem
 
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
-
 
 @dataclass(frozen=True)
-class BlockRegistersConfig(Config):
+class BlockRegistersConfig(rows.InRegisters):
     threads: int = 256  # of a row, a multiple of the wave
     vector: int = 8  # elements of one access
     min_blocks: int = 0  # blocks a multiprocessor should hold (caps registers); 0 leaves it to the compiler
@@ -38,33 +32,10 @@ class BlockRegistersConfig(Config):
     def deal(self) -> rows.RegisterRows:
         return rows.RegisterRows(1, self.rows_per_block, self.in_flight)
 
-    def packing(self, problem: SoftmaxProblem) -> rows.Packing:
-        return rows.Packing(problem.cols, self.threads, self.vector)
-
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if self.threads < 1 or self.threads % arch.wave:
             return f"threads={self.threads} is not a multiple of the wave, {arch.wave} on {arch}"
-        return self.deal.check() or rows.check(
-            problem,
-            arch,
-            self.packing(problem),
-            self.threads,
-            self.min_blocks,
-            rows_held=self.in_flight,
-            streaming=self.streaming,
-            numerators=self.numerators,
-        )
-
-
-def graph(problem: SoftmaxProblem, config: BlockRegistersConfig, arch: Arch) -> tirx.PrimFunc:
-    return rows.program(rows.register_stages(problem, config.packing(problem), config.deal, config.numerators)[1])
-
-
-def schedule(problem: SoftmaxProblem, config: BlockRegistersConfig, arch: Arch) -> tvm.IRModule:
-    """The scheduled program for x or y, dy (rows, cols), run-time rows."""
-    return rows.schedule_registers(
-        problem, config.packing(problem), config.deal, config.min_blocks, config.streaming, config.numerators
-    )
+        return self.check_rows(problem, arch)
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> BlockRegistersConfig:
@@ -104,8 +75,8 @@ SCHEDULE = ScheduleSpec(
     summary="a row in the registers of a block; reductions by shuffles and two barriers",
     kinds=("cuda", "rocm"),
     config=BlockRegistersConfig,
-    apply=schedule,
+    apply=rows.schedule_registers,
     default=default,
     space=space,
-    graph=graph,
+    graph=rows.register_graph,
 )

@@ -11,19 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config
+from schedules.core.tvm import tirx, tvm
 from schedules.lowering.annotations import default_streaming
 from schedules.operators.softmax import rows
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.steps.story import next_step
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
 
 _STAGING = 256  # bytes of shared memory that the cross-warp reductions take, at most
 

@@ -20,16 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
+from schedules.core.tvm import tvm
 from schedules.operators.softmax.cluster_config import CLUSTERS, ClusterConfig
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.operators.softmax.packs import KEPT_IN_REGISTERS, Frame, held
-
-if TYPE_CHECKING:
-    import tvm
 
 PART = 16 * 1024  # bytes of a tensor in a block, by default
 PACKS = 8  # of a thread, by default

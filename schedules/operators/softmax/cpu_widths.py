@@ -8,7 +8,7 @@ keep a partial result for each lane, into whose first lanes the shorter vectors 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tvm
 from tvm import tirx
@@ -17,9 +17,7 @@ from tvm.script.ir_builder import IRBuilder
 
 from schedules.core.problem import Argument
 from schedules.operators.softmax.definition import Reduction, RowProgram, SoftmaxProblem, Values, is_kept
-
-if TYPE_CHECKING:
-    from schedules.tirx.types import Buffer, Expr, Index
+from schedules.tirx.types import Buffer, Expr, Index
 
 FIRST = {"max": -3.4028234663852886e38, "sum": 0.0}  # of a lane; the lowest finite float32, as in `definition`
 Each = Callable[[Any, Any, int], None]  # of (first column, its number in the row's buffer, how many)

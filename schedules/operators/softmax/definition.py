@@ -28,17 +28,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from schedules.core.draws import Draw, one_of, up_to
 from schedules.core.errors import ProblemError
 from schedules.core.philox import threshold
 from schedules.core.problem import Argument, Problem
 from schedules.core.tolerance import LARGEST
-
-if TYPE_CHECKING:
-    from tvm import te
-    from tvm.tirx import PrimExpr, PrimFunc
+from schedules.core.tvm import PrimExpr, PrimFunc, Schedule, te, tirx
 
 FUNCTIONS = ("softmax", "log_softmax", "softmax_grad", "log_softmax_grad")
 LOSSES = ("cross_entropy", "cross_entropy_grad")
@@ -368,8 +365,6 @@ def row_program(
     `exp2` computes 2**x of a float32 expression; TVM's by default.  With `rounding` the exponents of softmax take one
     operation in place of two, where they are small enough (from FlashAttention-2, Dao 2023, section 3.1).
     """
-    from tvm import tirx
-
     power = exp2 or tirx.exp2
     p = problem
 
@@ -509,7 +504,6 @@ def row_program(
 def row_values(problem: SoftmaxProblem, number: Callable[[str], PrimExpr], x: Callable[[PrimExpr], PrimExpr]) -> Values:
     """What is known of a row before it is reduced: from its `number` in an argument of that name, and its element `x`
     of a column that there is, in float32."""
-    from tvm import tirx
 
     def f32(value: float) -> PrimExpr:
         return tirx.const(value, "float32")
@@ -559,8 +553,6 @@ def row_results(
 
 def placeholders(problem: SoftmaxProblem) -> tuple[PrimExpr, dict[str, te.Tensor]]:
     """The run-time number of rows, and the input tensors by name.  Extents are int64: rows * cols may pass 2**31."""
-    from tvm import te, tirx
-
     rows = te.var("rows", "int64")
     cols = te.var("cols", "int64") if problem.cols_from else tirx.IntImm("int64", problem.cols)
 
@@ -579,8 +571,6 @@ def placeholders(problem: SoftmaxProblem) -> tuple[PrimExpr, dict[str, te.Tensor
 
 def drawn(problem: SoftmaxProblem, inputs: dict[str, te.Tensor], row: PrimExpr, col: PrimExpr) -> Values:
     """What is known of an element's dropout without reading it: 1 or 0, in float32, where the kernel draws it."""
-    from tvm import tirx
-
     if not problem.is_drawn:
         return {}
     cols = next(iter(inputs.values())).shape[1]
@@ -590,8 +580,6 @@ def drawn(problem: SoftmaxProblem, inputs: dict[str, te.Tensor], row: PrimExpr, 
 
 def is_kept(problem: SoftmaxProblem, seed: PrimExpr, offset: PrimExpr, element: PrimExpr) -> PrimExpr:
     """Whether dropout keeps the element of that number."""
-    from tvm import tirx
-
     from schedules.lowering import philox
 
     return philox.word(seed, offset, element) < tirx.const(threshold(problem.keep), "uint32")
@@ -613,9 +601,6 @@ def elements(problem: SoftmaxProblem, inputs: dict[str, te.Tensor]) -> dict[str,
 
 def program_of_rows(tensors: Sequence[te.Tensor], beside: str | None) -> PrimFunc:
     """The program of a graph, with the stage "row_out" in the loop over rows of the stage `beside`, if any."""
-    from tvm import te, tirx
-    from tvm.s_tir import Schedule
-
     if beside is None:
         return te.create_prim_func(list(tensors))
     *others, number = tensors
@@ -633,8 +618,6 @@ def column(tensor: te.Tensor, row: PrimExpr, col: PrimExpr) -> PrimExpr:
 
 def definition(problem: SoftmaxProblem) -> list[te.Tensor]:
     """The TE graph: one stage for each reduction and output.  Returns the arguments in order, outputs last."""
-    from tvm import te, tirx
-
     rows, inputs = placeholders(problem)
     program = row_program(problem)
     cols = next(iter(inputs.values())).shape[1]

@@ -14,19 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
+from schedules.core.tvm import tvm
 from schedules.lowering.annotations import check_streaming, default_streaming
 from schedules.operators.softmax.cost import cheapest
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.operators.softmax.frames_config import FramesConfig
 from schedules.operators.softmax.packs import PACK, Frame, held, widest
 from schedules.operators.softmax.rows import itemsize
-
-if TYPE_CHECKING:
-    import tvm
 
 ELEMENTS = 8  # of a thread, by default, where rows that share packs are not read by these
 

@@ -17,16 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
+from schedules.core.tvm import tvm
 from schedules.lowering.annotations import check_streaming, default_streaming
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.operators.softmax.parts_config import SHARES, PartsConfig
-
-if TYPE_CHECKING:
-    import tvm
 
 PACKS = 8  # of a thread, by default, at most
 

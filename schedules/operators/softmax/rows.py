@@ -10,15 +10,16 @@ A row may also be cut into parts of equal length (`split`), each dealt out like 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from schedules.core.arch import Arch
-from schedules.core.problem import numpy_dtype
+from schedules.core.problem import Config, numpy_dtype
+from schedules.core.tvm import LoopRV, PrimExpr, Schedule, te, tirx, tvm
 from schedules.lowering.annotations import check_streaming
 from schedules.operators.softmax.definition import (
     Output,
@@ -34,13 +35,6 @@ from schedules.operators.softmax.definition import (
 )
 from schedules.steps.story import next_step
 from schedules.steps.tiles import widest_vector
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import te, tirx
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV
-    from tvm.tirx import PrimExpr
 
 
 def itemsize_of(dtype: str) -> int:
@@ -129,8 +123,6 @@ def row_stages(
     `in_flight` rows are brought in at once; with `numerators` the exponentials that make the sum are kept for the
     output, in float32, instead of being computed twice.
     """
-    from tvm import te
-
     rows, inputs = placeholders(problem)
     program = row_program(problem)
     k = packing
@@ -251,8 +243,6 @@ def at_columns(formula: Output, read: Callable[..., tuple[Values, Values]]) -> C
 
 def i64(value: int) -> PrimExpr:
     """`value` as an int64 constant."""
-    from tvm import tirx
-
     return tirx.IntImm("int64", value)
 
 
@@ -265,7 +255,6 @@ def input_element(
     Masks of drop repeat the last pack there instead (what they multiply is 0): CUDA has no wide vector of uint8
     constants.
     """
-    from tvm import te, tirx
 
     def element(i: PrimExpr, *at: PrimExpr) -> PrimExpr:
         *part, p, t, v = at
@@ -284,8 +273,6 @@ def input_element(
 
 
 def _constant(value: float, dtype: str) -> PrimExpr:
-    from tvm import tirx
-
     if dtype == "bfloat16":  # by its bits: TVM 0.27 writes infinity as "inff", which is no CUDA C++
         bits = int(np.asarray(value, numpy_dtype(dtype)).view(np.uint16))
         return tirx.reinterpret(dtype, tirx.const(bits, "uint16"))
@@ -296,8 +283,6 @@ def reduce_packs(
     kind: str, name: str, element: Callable[..., PrimExpr], lead: tuple[PrimExpr, ...], packing: Packing
 ) -> te.Tensor:
     """The stage `name` of shape `lead`: the "max" or "sum" of `element` at (*lead, p, t, v)."""
-    from tvm import te
-
     axes = [
         te.reduce_axis((i64(0), i64(extent)), name=f"{name}_{axis}")
         for axis, extent in (("p", packing.rounds), ("t", packing.threads), ("v", packing.vector))
@@ -320,8 +305,6 @@ def output_stages(
 
     `element` is the output at such an index, in float32, `of_row` what is known of a row.
     """
-    from tvm import te
-
     numbers: list[te.Tensor] = []
     number = program.of_row
     if number is not None:
@@ -356,7 +339,6 @@ def _store(value: te.Tensor, lead: tuple[PrimExpr, ...], packing: Packing, name:
     In between, each store reads the element of its own index, which is what lets it be placed beside that element even
     where the last round is ragged; `tile_rows` inlines the stage in between once that is done.
     """
-    from tvm import te
 
     def element(i: PrimExpr, q: PrimExpr, v: PrimExpr) -> PrimExpr:
         p, t = q // packing.threads, q % packing.threads
@@ -374,8 +356,6 @@ def program(stages: Stages) -> tirx.PrimFunc:
 
 def new_schedule(stages: Stages) -> Schedule:
     """A schedule of `program`."""
-    from tvm.s_tir import Schedule
-
     return Schedule(program(stages))
 
 
@@ -438,24 +418,55 @@ class RegisterRows:
         return None
 
 
-def register_stages(
-    problem: SoftmaxProblem, packing: Packing, deal: RegisterRows, numerators: bool = False
-) -> tuple[Packing, Stages]:
+class InRegisters(Config):
+    """A config of rows held in registers: `threads` of a row, `vector`, `min_blocks`, `streaming` and `numerators`."""
+
+    threads: int
+    vector: int
+    min_blocks: int
+    in_flight: int
+    streaming: str
+    numerators: bool
+
+    @property
+    @abstractmethod
+    def deal(self) -> RegisterRows:
+        """How rows are dealt out to blocks."""
+
+    def packing(self, problem: SoftmaxProblem) -> Packing:
+        return Packing(problem.cols, self.threads, self.vector)
+
+    def check_rows(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
+        """Why its rows are illegal, whatever the threads of one."""
+        return self.deal.check() or check(
+            problem,
+            arch,
+            self.packing(problem),
+            self.threads * self.deal.groups,
+            self.min_blocks,
+            rows_held=self.in_flight,
+            streaming=self.streaming,
+            numerators=self.numerators,
+        )
+
+
+def _register_stages(problem: SoftmaxProblem, config: InRegisters) -> tuple[Packing, Stages]:
     """The stages of rows held in registers, and how they are packed there."""
+    packing = config.packing(problem)
     packing = replace(packing, chunk=packing.rounds)  # registers have no run-time index: every loop over packs unrolls
-    return packing, row_stages(problem, packing, "registers", in_flight=deal.in_flight, numerators=numerators)
+    stages = row_stages(problem, packing, "registers", in_flight=config.in_flight, numerators=config.numerators)
+    return packing, stages
 
 
-def schedule_registers(
-    problem: SoftmaxProblem,
-    packing: Packing,
-    deal: RegisterRows,
-    min_blocks: int,
-    streaming: str,
-    numerators: bool = False,
-) -> tvm.IRModule:
-    """The program with each row held in registers from its load to its store."""
-    packing, stages = register_stages(problem, packing, deal, numerators)
+def register_graph(problem: SoftmaxProblem, config: InRegisters, arch: Arch) -> tirx.PrimFunc:
+    """What `schedule_registers` schedules."""
+    return program(_register_stages(problem, config)[1])
+
+
+def schedule_registers(problem: SoftmaxProblem, config: InRegisters, arch: Arch) -> tvm.IRModule:
+    """The program for x or y, dy (rows, cols), run-time rows, with each row held in registers from its load to its
+    store."""
+    (packing, stages), deal = _register_stages(problem, config), config.deal
     sch = new_schedule(stages)
     row, _ = tile_rows(sch, stages, packing, deal.groups, deal.rows)
     loaded = row
@@ -468,7 +479,7 @@ def schedule_registers(
             place_numerators(sch, row)
     for name in reversed(stages.stored):
         place_stored(sch, name, loaded, "local", transposed=False)
-    return finish(sch, stages, packing, min_blocks, streaming)
+    return finish(sch, stages, packing, config.min_blocks, config.streaming)
 
 
 def tile_rows(
@@ -604,8 +615,6 @@ def finish(sch: Schedule, stages: Stages, packing: Packing, min_blocks: int = 0,
 
     Only now: with the columns as one axis from the start the index arithmetic would not simplify to whole packs.
     """
-    import tvm
-
     from schedules.lowering.annotations import APART, MIN_BLOCKS, STREAM
 
     next_step(sch, "The outputs as (rows, columns) again: packs were axes of their own so that indices simplify")

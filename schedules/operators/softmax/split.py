@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config
+from schedules.core.tvm import LoopRV, PrimExpr, Schedule, te, tirx, tvm
 from schedules.operators.softmax import rows
 from schedules.operators.softmax.definition import (
     Reduction,
@@ -32,13 +32,6 @@ from schedules.operators.softmax.definition import (
     row_results,
 )
 from schedules.steps.story import next_step
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import te, tirx
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV
-    from tvm.tirx import PrimExpr
 
 PARTIALS = "partials"
 SHARES = 16  # parts of a row that one thread combines, at most: they lie in registers
@@ -94,8 +87,6 @@ def split_stages(
     """The stages of `problem`'s program: for each reduction r one over each part, "r_part" (rows, parts); the
     workspace "partials" (rows, parts, reductions), float32; r itself (rows,) over the parts, `dealt` to a wave as
     columns are; and the outputs, from inputs loaded again in the order of `warps`."""
-    from tvm import te, tirx
-
     extent, inputs = placeholders(problem)
     program = row_program(problem)
     steps = program.reductions

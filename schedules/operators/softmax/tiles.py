@@ -16,19 +16,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
+from schedules.core.tvm import tvm
 from schedules.lowering.annotations import check_streaming, default_streaming
 from schedules.operators.softmax.cost import cheapest
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.operators.softmax.packs import KEPT_IN_REGISTERS, PACK, Frame, row_inputs, widest
 from schedules.operators.softmax.rows import itemsize
 from schedules.operators.softmax.tiles_config import TilesConfig
-
-if TYPE_CHECKING:
-    import tvm
 
 ELEMENTS = 32  # of a thread, by default
 PACKS = 4  # of a thread in flight, by default

@@ -10,22 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
-from schedules.core.problem import Config
 from schedules.lowering.annotations import STREAMING, default_streaming
 from schedules.operators.softmax import rows
 from schedules.operators.softmax.definition import SoftmaxProblem
 
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
-
 
 @dataclass(frozen=True)
-class WarpConfig(Config):
+class WarpConfig(rows.InRegisters):
     threads: int = 32  # of a row: a power of two, at most a wave
     groups: int = 4  # thread groups of a block
     rows_per_group: int = 1  # rows that a group computes one after the other
@@ -39,33 +33,10 @@ class WarpConfig(Config):
     def deal(self) -> rows.RegisterRows:
         return rows.RegisterRows(self.groups, self.rows_per_group, self.in_flight)
 
-    def packing(self, problem: SoftmaxProblem) -> rows.Packing:
-        return rows.Packing(problem.cols, self.threads, self.vector)
-
     def check(self, problem: SoftmaxProblem, arch: Arch) -> str | None:
         if self.threads < 1 or self.threads & (self.threads - 1) or self.threads > arch.wave:
             return f"threads={self.threads} is not a power of two up to {arch} wave's {arch.wave}"
-        return self.deal.check() or rows.check(
-            problem,
-            arch,
-            self.packing(problem),
-            self.threads * self.groups,
-            self.min_blocks,
-            rows_held=self.in_flight,
-            streaming=self.streaming,
-            numerators=self.numerators,
-        )
-
-
-def graph(problem: SoftmaxProblem, config: WarpConfig, arch: Arch) -> tirx.PrimFunc:
-    return rows.program(rows.register_stages(problem, config.packing(problem), config.deal, config.numerators)[1])
-
-
-def schedule(problem: SoftmaxProblem, config: WarpConfig, arch: Arch) -> tvm.IRModule:
-    """The scheduled program for x or y, dy (rows, cols), run-time rows."""
-    return rows.schedule_registers(
-        problem, config.packing(problem), config.deal, config.min_blocks, config.streaming, config.numerators
-    )
+        return self.check_rows(problem, arch)
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> WarpConfig:
@@ -100,8 +71,8 @@ SCHEDULE = ScheduleSpec(
     summary="a row in the registers of a warp or part of one; reductions by shuffles",
     kinds=("cuda", "rocm"),
     config=WarpConfig,
-    apply=schedule,
+    apply=rows.schedule_registers,
     default=default,
     space=space,
-    graph=graph,
+    graph=rows.register_graph,
 )

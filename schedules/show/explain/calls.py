@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import tvm
-    from tvm.s_tir import Schedule
+from schedules.core.tvm import Schedule, tvm
 
 _LOOKS = ("Get", "EnterPostproc")  # instructions that leave the program as it is
 _DEFAULTS = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schedules.build.builder import build
 from schedules.build.inspect import VIEWS, Summary, available, summary
@@ -19,9 +19,7 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import BundleError, SchedulesError
 from schedules.core.problem import Config, Problem
 from schedules.show.explain import Story, story
-
-if TYPE_CHECKING:
-    from schedules.show.report.data import Study
+from schedules.show.report.data import Study
 
 SOURCES = ("cuda", "amdgcn", "asm")  # the views that are a kernel's generated source
 

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.peers import instruction_mix, library, overhead, packing_cost
 from benchmarks.peers.costs import sources
+from benchmarks.peers.kept import keep_costs
 from schedules.core.errors import UsageError
-from schedules.measure.results import keep_costs
 
 READERS: dict[tuple[str, str], Callable[[Path], dict[str, Any]]] = {
     (overhead.KIND, "calls"): overhead.read_overhead,
