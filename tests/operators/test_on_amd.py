@@ -22,7 +22,7 @@ from tests.conftest import assert_correct, caught, is_right, problem_of
 # one of each size of a wave
 WAVES = {arch.wave: arch for arch in ARCHES.values() if arch.kind == "rocm" and arch.features}
 SCHEDULES = [(op, spec) for op in operators() for spec in op.schedules if "rocm" in spec.kinds]
-FLOPS = 2**20  # of a case
+FLOPS, COLS = 2**20, 1024  # of a case: LLVM gets what a thread has of a row of softmax written out
 
 BARRIER = r"call void @llvm\.amdgcn\.s\.barrier\(\)"
 
@@ -30,8 +30,8 @@ BARRIER = r"call void @llvm\.amdgcn\.s\.barrier\(\)"
 @pytest.mark.parametrize(("op", "spec"), SCHEDULES, ids=lambda each: each.name)
 def test_every_schedule(emulation: None, op: Operator, spec: ScheduleSpec) -> None:
     """The first small cases of its sweep: a default, in waves of 32 if it runs there, and a config of the space."""
-    drawn = (case for case in cases(op, spec, WAVES[64]) if case.problem.flops <= FLOPS)
-    first, second = islice(drawn, 2)
+    small = (case for case in cases(op, spec, WAVES[64]) if case.problem.flops <= FLOPS)
+    first, second = islice((case for case in small if getattr(case.problem, "cols", 0) <= COLS), 2)
     default = spec.default(first.problem, WAVES[32])
     if default.check(first.problem, WAVES[32]) is None:
         assert_correct(first.problem, WAVES[32], spec.name, default, ["emulated"])

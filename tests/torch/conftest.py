@@ -26,6 +26,19 @@ def own_choices() -> Iterator[None]:
         kernels.use_bundles()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_inductor() -> Iterator[None]:
+    """What Inductor leaves undone for the few C++ kernels of these tests: to compile its headers beforehand, to compile
+    a program that tells whether vectors of this CPU can be used, to start processes that compile."""
+    if "torch" not in sys.modules:
+        yield
+        return
+    from torch._inductor import config
+
+    with config.patch({"cpp_cache_precompile_headers": False, "cpp.simdlen": 1, "compile_threads": 1}):
+        yield
+
+
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Nothing is captured before or after, and random numbers begin anew."""

@@ -370,7 +370,7 @@ def test_compiles_without_a_graph_break(backend: str) -> None:
         return y, torch.autograd.grad(y.sum(), x)[0]
 
     # by default inductor draws other numbers than PyTorch's generator
-    with torch._inductor.config.patch(fallback_random=True, compile_threads=1):
+    with torch._inductor.config.patch(fallback_random=True):
         found = results(compiled)
     for got, wanted in zip(found, results(block), strict=True):
         torch.testing.assert_close(got, wanted)

@@ -42,6 +42,7 @@ _KERNEL_FLAGS = (
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-exceptions",
+    "-nostdlib",  # what a kernel calls is in the process that loads it, with the runtime
 )
 _RUNTIME_FLAGS = (*_COMMON_FLAGS, "-O2", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno")
 _INCLUDE = (f"-I{CXX_FOLDER}", f"-I{CXX_FOLDER / 'include'}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from schedules.check.emulate import ptx_hopper as ptx_hopper  # adds its instructions to the table of `ptx`
 from schedules.check.emulate import ptx_tcgen05 as ptx_tcgen05  # and these theirs
@@ -29,8 +30,7 @@ _ASM_QUALIFIERS = {"volatile", "__volatile__", "__volatile", "inline", "goto"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\", "'": "'"}
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """A token of the source and where it begins."""
 
     kind: str

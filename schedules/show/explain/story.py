@@ -142,19 +142,21 @@ def _written(definition: tvm.IRModule, made: tvm.IRModule) -> list[_Chapter]:
 
 def _steps(chapters: list[_Chapter]) -> Iterator[Step]:
     """The chapters that changed the program, numbered from 0."""
-    nothing = tvm.IRModule({})
-    number, script, program = 0, "", nothing
+    program = tvm.IRModule({})
+    number, script, nothing = 0, "", anatomy(program)
+    seen = nothing
     for chapter in chapters:
         if not chapter.anew and tvm_ffi.structural_equal(program, chapter.program):
             continue
         before, script = "" if chapter.anew else script, chapter.program.script()
         if script == before:
             continue
-        changes = differences(anatomy(nothing if chapter.anew else program), anatomy(chapter.program))
+        found = anatomy(chapter.program)
+        changes = differences(nothing if chapter.anew else seen, found)
         if not changes:
             changed = sum(line.startswith("+") for line in _diff(before, script, context=0))
             changes = (f"Other lines: {changed}; buffers, loops and calls stay as they are.",)
-        program = chapter.program
+        program, seen = chapter.program, found
         yield Step(number, chapter.phase, chapter.title, chapter.primitives, changes, before, script, program)
         number += 1
 
