@@ -42,7 +42,6 @@ AXES = ("x", "y", "z")
 CODE_OBJECT = 5  # of an AMD GPU: every ROCm 6 reads it, version 6 only ROCm from 6.3 on
 
 
-_VGPRS = re.compile(r"^ *\.vgpr_count: +(\d+)", re.M)  # in assembly's metadata
 # LLVM's module flag for the version of an AMD GPU's code object
 _VERSION = """\
 !llvm.module.flags = !{{!0}}
@@ -278,9 +277,11 @@ def _callbacks(arch: Arch, device_code: bool, code_object: int) -> Iterator[_Mad
         kernels = mod.functions.values()
         threads = max(map(_threads, kernels))
         blocks = max(int(kernel.attrs.get(pipeline.LEAST_BLOCKS, 0)) for kernel in kernels)
+        assembly = str(module.inspect_source("asm")) if blocks else ""
+        registers, shared = (_most(assembly, name) for name in ("vgpr_count", "group_segment_fixed_size"))
+        blocks = min(blocks, arch.shared_sm // max(shared, 1))
         waves = min(-(-blocks * -(-threads // arch.wave) // arch.simds), arch.waves_simd)
-        registers = [int(count) for count in _VGPRS.findall(str(module.inspect_source("asm")))]
-        crowded = waves_by_registers(arch, max(registers, default=0)) < waves
+        crowded = waves_by_registers(arch, registers) < waves
         if threads > link.STAMPED or crowded:
             ll = str(module.inspect_source())
             made.amd = link.for_blocks_of(max(threads, link.STAMPED), ll, arch.name, waves if crowded else 0)
@@ -313,6 +314,11 @@ def _callbacks(arch: Arch, device_code: bool, code_object: int) -> Iterator[_Mad
 def _tvm_build_rocm() -> Any:
     """TVM's own code generation for AMD GPUs."""
     return tvm_ffi.get_global_func("target.build.rocm")
+
+
+def _most(assembly: str, name: str) -> int:
+    """The largest of the numbers called `name` in the metadata of AMD's assembly; 0 if there are none."""
+    return max(map(int, re.findall(rf"^[ -]+\.{name}: +(\d+)", assembly, re.M)), default=0)
 
 
 def _threads(kernel: tirx.PrimFunc) -> int:
