@@ -3,19 +3,20 @@
 
     scripts/sweep.py conv2d_nhwc:tma_wgmma conv2d_hwcn:tma_wgmma --target cuda:sm_90a --count 300
     scripts/sweep.py softmax --count 100 --out tuning_logs/nvidia-h200/sweep.json        # each schedule of the operator
+    scripts/sweep.py all --target rocm cuda --route emulated --count 40                  # each schedule for each target
     scripts/sweep.py all --build-only --target cuda:sm_80 --count 5000                   # 1000 of each operator
     scripts/sweep.py presets --build-only --target rocm cuda                             # for every GPU that there is
 
 On the device if there is one for the target, else by the routes that this machine has: each process builds a case and
 then verifies it, so that some build while others are on the device.  What is wrong, or fails, is printed with the
 command that shows it again, and the exit code is then 1.  --out adds the counts to a JSON file after every case: a
-sweep that was stopped has fewer `cases` there than `asked`, and goes on from them with --resume.
+sweep that was stopped has fewer `cases` there than `asked`, and goes on from them with --resume.  "all" stands for a
+problem of every operator in turn, by each schedule that takes it: --count is then of all of them together.
 
 With --build-only problems are as large as real layers and larger, nothing is run, and an operator stands for what its
 rule chooses, with the default config, as `schedules build --default` builds it; OPERATOR:SCHEDULE still for that
-schedule and its configs.  "all" stands for every operator in turn: --count is then of all of them together.
-"presets" stands for all of them, however many.  What is said of a kernel's waves on an AMD GPU is compared with LLVM's
-own remark on it.
+schedule and its configs, and "all" for every operator in turn.  "presets" stands for all of them, however many.  What
+is said of a kernel's waves on an AMD GPU is compared with LLVM's own remark on it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ from schedules.build.present import device_name
 from schedules.build.toolchain.cuda import disassemble
 from schedules.build.toolchain.devices import on_local
 from schedules.check.sweep import Case, cases, rule_cases
-from schedules.check.verify import verify
+from schedules.check.verify import ROUTES, verify
 from schedules.cli.script import run_script
 from schedules.core.arch import ARCHES, Arch, parse_arch, waves_by_llvm
 from schedules.core.errors import SchedulesError, UsageError
@@ -107,14 +109,14 @@ def compiled(case: Case, arch: Arch) -> tuple[float, str]:
     return 0.0, ""
 
 
-def verified(case: Case, arch: Arch) -> tuple[float, str]:
-    """The worst error of a case by every route there is here, and what is wrong with it.
+def verified(case: Case, arch: Arch, routes: Sequence[str] | None = None) -> tuple[float, str]:
+    """The worst error of a case by `routes`, or by every route there is here, and what is wrong with it.
 
     A GPU that a kernel has made fail serves its process no more: the process says so and ends, and another takes the
     cases after it.
     """
     try:
-        checks = verify(case.problem, arch, case.schedule, case.config)
+        checks = verify(case.problem, arch, case.schedule, case.config, routes=routes)
     except SchedulesError:
         raise
     except Exception as error:
@@ -170,21 +172,25 @@ def wanted(words: Sequence[str], arch: Arch, seed: int, build_only: bool) -> Ite
             whole = [preset for preset in presets().values() if preset.available]
             yield Subject(f"{name} built for {arch}", (Case(preset.problem()) for preset in whole))
             continue
-        named = operators() if name == "all" else [operator(name)]
         if build_only and not schedule:
+            named = operators() if name == "all" else [operator(name)]
             yield Subject(f"{name} built for {arch}", rule_cases(named, seed))
             continue
-        for op in named:
-            for spec in [op.schedule(schedule)] if schedule else [s for s in op.schedules if arch.kind in s.kinds]:
-                spec.require_kind(arch)
-                key = f"{op.name} {spec.name}{f' built for {arch}' if build_only else ''}"
-                yield Subject(key, cases(op, spec, arch, seed, large=build_only))
+        if name == "all":
+            yield Subject(f"{name} verified for {arch}", all_cases(operators(), arch, seed))
+            continue
+        op = operator(name)
+        for spec in [op.schedule(schedule)] if schedule else [s for s in op.schedules if arch.kind in s.kinds]:
+            spec.require_kind(arch)
+            key = f"{op.name} {spec.name}{f' built for {arch}' if build_only else ''}"
+            yield Subject(key, cases(op, spec, arch, seed, large=build_only))
 
 
-def conditions(arch: Arch, seed: int) -> dict[str, Any]:
+def conditions(arch: Arch, seed: int, routes: Sequence[str] | None) -> dict[str, Any]:
     """What cases were drawn and verified with."""
     device, versions = str(device_name(arch) or "emulated"), environment(arch, compiler_of(arch))
-    return {"target": str(arch), "device": device, "seed": seed, "versions": versions}
+    about = {"target": str(arch), "device": device, "seed": seed, "versions": versions}
+    return about | ({"routes": list(routes)} if routes else {})
 
 
 def results_in(file: Path | None) -> dict[str, Any]:
@@ -227,6 +233,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         default=200,
         help="cases of each schedule (default 200)",
     )
+    parser.add_argument("--route", choices=ROUTES, nargs="+", help="to verify by (default: each that there is here)")
     parser.add_argument("--seed", type=int, default=0, help="of the cases drawn")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     parser.add_argument("--out", type=Path, help="a JSON file to add the counts to")
@@ -245,13 +252,13 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     args = arguments(words)
     bad = 0
-    work = compiled if args.build_only else verified
+    work: Work = compiled if args.build_only else partial(verified, routes=args.route)
     arches = [on_local(parse_arch(name)) for name in args.target]
     subjects = [(arch, each) for arch in arches for each in wanted(args.subjects, arch, args.seed, args.build_only)]
     with processes(args.workers) as pool:
         for arch, subject in subjects:
             start, key = time.monotonic(), subject.name
-            about = conditions(arch, args.seed) if args.out else {}
+            about = conditions(arch, args.seed, args.route) if args.out else {}
             old = results_in(args.out).get(key) if args.resume else None
             tally = started(old, about, args.count, key) if old else Tally(args.count)
             drawn = islice(subject.cases, tally.cases, tally.asked)

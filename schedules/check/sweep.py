@@ -1,11 +1,13 @@
 """Random problems and configs: the shapes that nobody thought of.
 
 A problem says how its fields are drawn (`Problem.drawn`).  Of a schedule, every second problem has a config drawn from
-its search space, the others its default; of an operator, each has what a user gets, the rule's schedule and default.
+its search space, the others its default; of an operator, each has what a user gets, the rule's schedule and default; of
+several operators, each problem is for every schedule that takes it.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -80,6 +82,19 @@ def rule_cases(operators: Sequence[Operator], seed: int = 0) -> Iterator[Case]:
     while True:
         for operator, r in drawing:
             yield Case(random_problem(operator, r, large=True))
+
+
+def all_cases(operators: Sequence[Operator], arch: Arch, seed: int = 0) -> Iterator[Case]:
+    """A problem of each of `operators` in turn, for every schedule that takes it on `arch`, without end; every second
+    turn has configs drawn."""
+    drawing = [(operator, random.Random(f"{operator.name} {arch} {seed}")) for operator in operators]
+    for turn in itertools.count():
+        for operator, r in drawing:
+            problem = random_problem(operator, r)
+            for spec in operator.schedules:
+                if spec.serves(problem, arch):
+                    config = random_config(spec, problem, arch, r) if turn % 2 else None
+                    yield Case(problem, spec.name, config or spec.default(problem, arch))
 
 
 def cases(operator: Operator, spec: ScheduleSpec, arch: Arch, seed: int = 0, *, large: bool = False) -> Iterator[Case]:

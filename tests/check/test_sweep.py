@@ -18,14 +18,17 @@ from typing import Any, ClassVar
 import pytest
 
 from schedules.check import sweep
-from schedules.check.sweep import cases, random_problem, rule_cases
-from schedules.core.arch import Arch, parse_arch
+from schedules.check.sweep import Case, all_cases, cases, random_problem, rule_cases
+from schedules.core.arch import ARCHES, Arch, parse_arch
 from schedules.core.child import Overdue
 from schedules.core.draws import one_of
 from schedules.core.errors import BuildError, ConfigError, ProblemError, UsageError
+from schedules.core.presets import presets
 from schedules.core.problem import Argument, Pair, Problem
 from schedules.core.registry import operator, operators
 from scripts import sweep as script
+from tests.documents import ROOT
+from tests.test_readme import ASKED
 
 ONE_VALUE = {("conv2d_nchw32", "dtype"), ("pool2d", "dtype")}  # int8 is its only one
 
@@ -120,6 +123,61 @@ def test_cases_are_legal_and_depend_on_the_seed_alone(sm_90a: Arch, name: str, s
     assert all(case.config.check(case.problem, sm_90a) is None for case in drawn)
     defaults = [case.config == spec.default(case.problem, sm_90a) for case in drawn]
     assert all(defaults[::2]) and not all(defaults)
+
+
+def test_all_schedules_that_take_a_problem_have_it(sm_90a: Arch) -> None:
+    drawn = list(islice(all_cases(operators(), sm_90a), 120))
+    assert drawn[:60] == list(islice(all_cases(operators(), sm_90a), 60))
+    assert drawn[0] != next(all_cases(operators(), parse_arch("sm_80")))
+    of_each: dict[Problem, list[str | None]] = {}
+    for case in drawn[:-20]:  # the last problem's may be cut off
+        assert case.config and case.config.check(case.problem, sm_90a) is None
+        of_each.setdefault(case.problem, []).append(case.schedule)
+    for problem, names in of_each.items():
+        op = next(op for op in operators() if isinstance(problem, op.problem))
+        assert len(names) == len(set(names)) or len(set(names)) < 3  # a small problem may be drawn again
+        assert set(names) == {spec.name for spec in op.schedules if spec.serves(problem, sm_90a)}
+    assert len({(type(case.problem), case.schedule) for case in drawn}) > 25
+    (subject,) = script.wanted(["all"], sm_90a, 0, False)
+    assert subject.name == "all verified for cuda:sm_90a" and next(subject.cases) == drawn[0]
+
+
+def test_routes_are_those_that_are_asked_for(host: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def verify(*_: Any, routes: Any) -> Any:
+        asked.append(routes)
+        return [SimpleNamespace(passed=True, error=0.5, detail="")]
+
+    monkeypatch.setattr(script, "verify", verify)
+    case = next(cases(operator("softmax"), operator("softmax").schedule("cpu"), host))
+    assert script.verified(case, host, ["emulated"]) == (0.5, "")
+    assert asked == [["emulated"]] and script.conditions(host, 0, ["emulated"])["routes"] == ["emulated"]
+    assert script.arguments(["all", "--route", "emulated"]).route == ["emulated"]
+
+
+GPUS = [name for name, arch in ARCHES.items() if arch.is_gpu]
+
+
+def test_what_is_kept_is_right_and_builds_are_of_every_target() -> None:
+    built, verified = (
+        json.loads((ROOT / "tuning_logs" / name).read_text()) for name in ("builds.json", "verified.json")
+    )
+    assert {f"presets built for {target}" for target in GPUS} <= set(built)
+    assert {f"all verified for {target}" for target in GPUS} >= set(verified)
+    assert {ARCHES[found["target"]].kind for found in verified.values()} == {"cuda", "rocm"}
+    for name, found in {**built, **verified}.items():
+        assert found["asked"] == found["cases"] == found["right"] >= 20 and not found["bad"], name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [name for name in GPUS if ARCHES[name].kind == "rocm"])
+def test_waves_of_every_preset_are_what_llvm_says(amd_linker: None, target: str) -> None:
+    if not os.environ.get(ASKED):
+        pytest.skip(f"it builds every preset; set {ASKED}=1 to run it")
+    for preset in presets().values():
+        if preset.available:
+            assert script.compiled(Case(preset.problem()), parse_arch(target)) == (0.0, ""), preset.name
 
 
 @pytest.mark.parametrize(
@@ -262,7 +320,7 @@ def test_resuming_draws_the_cases_after(host: Arch, monkeypatch: pytest.MonkeyPa
 def test_a_gpu_that_failed_serves_its_process_no_more(
     sm_90a: Arch, host: Arch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(*_: Any) -> Any:
+    def fails(*_: Any, **__: Any) -> Any:
         raise RuntimeError("an illegal memory\naccess")
 
     class Ended(BaseException):
