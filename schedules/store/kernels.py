@@ -101,6 +101,14 @@ def chosen_for(problem: Problem, arch: Arch, device: str | None, disk: Disk, sha
 
     Raises what `choose` raises.
     """
+    chosen, warnings = _choice(problem, arch, device, disk, shared)
+    for text in warnings:
+        warn_once(text)
+    return chosen
+
+
+def _choice(problem: Problem, arch: Arch, device: str | None, disk: Disk, shared: bool) -> tuple[Chosen, Sequence[str]]:
+    """`chosen_for`, and what is to be said of it by the process that was asked."""
     name = _choice_name(problem, arch, device, shared)
     kept = disk.find(name)
     if kept is None:
@@ -117,9 +125,7 @@ def chosen_for(problem: Problem, arch: Arch, device: str | None, disk: Disk, sha
         disk.add(name, {"chosen": about, "warnings": warnings})
     else:
         about, warnings = kept.about["chosen"], kept.about["warnings"]
-    for text in warnings:
-        warn_once(text)
-    return _chosen(problem, arch, about)
+    return _chosen(problem, arch, about), warnings
 
 
 def kernel_of(chosen: Chosen, disk: Disk) -> Kernel:
@@ -175,7 +181,7 @@ def build_all(
 
 def _make(problem: Problem, arch: Arch, device: str | None, disk: Disk, shared: bool) -> None:
     """In a worker process."""
-    chosen = chosen_for(problem, arch, device, disk, shared)
+    chosen, _ = _choice(problem, arch, device, disk, shared)
     name = f"{chosen.key}.so"
     if disk.find(name) is None:
         with disk.alone(name):

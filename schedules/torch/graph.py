@@ -120,7 +120,9 @@ def _settle_convolution(
     if weight is None or data.dim() != 4:
         raise ProblemError("not a batch of images")
     if made.requires_grad:
-        raise ProblemError("gradients are recorded, which our convolutions do not have")
+        raise ProblemError(
+            "gradients are recorded, which our convolutions do not have; eval() and torch.no_grad() end that"
+        )
     groups = given.get("groups", 1)
     depthwise = is_depthwise(data.shape, weight.shape, groups)
     if groups != 1 and not depthwise:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,12 @@ FUNCTIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
 WRITING = "iadd iand iconcat ifloordiv ilshift imod imul imatmul ior ipow irshift isub itruediv ixor setitem delitem"
 OUT_OF_PLACE = {operator.iadd: operator.add, torch.relu_: torch.relu, torch.clamp_: torch.clamp}
 KINDS = {target: (kind.strip(), names.split()) for kind, (names, targets) in FUNCTIONS.items() for target in targets}
+# the same as torch.export has them: operators of aten, whose other names are these, and those of their arguments
+ATEN = {"to": "cast", "scaled_dot_product_attention": "attention", "max_pool2d": "max", "avg_pool2d": "average",
+        "adaptive_avg_pool2d": "adaptive", "conv1d": "convolution", "conv3d": "convolution"} | {
+    f"conv_transpose{count}d": "convolution" for count in (1, 2, 3)
+}  # fmt: skip
+ARGUMENTS = {"self": "input", "query": "input", "train": "training"}
 # whose results lie in memory of their own
 FRESH = {"conv2d", "batch_norm", "add", "relu", "relu6", "hardtanh", "clamp", "silu", "hardswish", "gelu", "softmax"}
 
@@ -93,12 +99,27 @@ class Call:
         return None if low is None or high is None or not low <= high else str(Activation("clamp", low, high))
 
 
+def signature_of(target: Any, kinds: Mapping[Any, tuple[str, Sequence[str]]]) -> tuple[str, Sequence[str]]:
+    """The kind of what a node calls, of `kinds` by function, and the names of its arguments; "" if it is of none."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return kinds.get(target, ("", ()))
+    space, _, name = target._schema.name.partition("::")
+    base = name.removesuffix("_")
+    kind = ATEN.get(base, base)
+    if space != "aten" or all(known.removesuffix("_") != kind for known, _ in kinds.values()):
+        return "", ()
+    if kind == "cast" and target._overloadname != "dtype":
+        return "", ()
+    names = [ARGUMENTS.get(argument.name, argument.name) for argument in target._schema.arguments]
+    return kind + name[len(base) :], names
+
+
 def read(node: Any) -> Call | None:
     """The call of a node, if it is one of FUNCTIONS."""
     if not isinstance(node, Node) or node.op not in ("call_function", "call_method"):
         return None
-    kind, names = KINDS.get(node.target, (None, ()))
-    if kind is None or len(node.args) > len(names) and kind not in ("attention", "cast"):
+    kind, names = signature_of(node.target, KINDS)
+    if not kind or len(node.args) > len(names) and kind not in ("attention", "cast"):
         return None
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     return Call(kind.removesuffix("_"), given, kind.endswith("_") or bool(given.get("inplace")))
@@ -219,6 +240,9 @@ def out_of_place(graph: Graph) -> None:
                 user.replace_input_with(target, node)
         if isinstance(node.target, str):
             node.target = node.target.removesuffix("_")
+        elif isinstance(node.target, torch._ops.OpOverload):
+            packet = getattr(torch.ops.aten, node.target._opname.removesuffix("_"))
+            node.target = getattr(packet, node.target._overloadname)
         elif node.target in OUT_OF_PLACE:
             node.target = OUT_OF_PLACE[node.target]
         else:  # by an argument
@@ -354,14 +378,20 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return a.dim() == b.dim() and all(str(x) == str(y) for x, y in zip(a.shape, b.shape, strict=True))
 
 
+def extents_of(value: Tensor) -> str:
+    """In words; those that later calls may change are a question mark."""
+    return "x".join(str(size) if isinstance(size, int) else "?" for size in value.shape)
+
+
 def words_of(layer: Layer) -> str:
     """A layer in a few words: its sizes, and what is in its epilogue or around it."""
     node, made = layer.nodes[0], example(layer.nodes[-1])
     kind = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     data, weight = (example(layer.call.given.get(name)) for name in ("input", "weight"))
+    kind = kind.partition(".")[0]  # without the overload
     text = kind if layer.call.kind in ("attention", "convolution") else layer.call.kind
     if data is not None:
-        text += " " + "x".join(str(size) for size in data.shape)
+        text += f" {extents_of(data)}"
     if weight is not None and made is not None:
         kernel = "x".join(str(size) for size in weight.shape[2:])
         text += f" -> {made.shape[1 - weight.dim()]} {kernel}".rstrip()

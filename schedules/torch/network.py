@@ -271,8 +271,10 @@ def problems(
     captured(result, [found])
     training = [module for module in result.modules() if module.training]
     try:
+        for module in training:  # eval() itself is not to be had of what torch.export made
+            module.training = False
         with torch.no_grad():
-            called(result.eval(), example_inputs, report)
+            called(result, example_inputs, report)
     finally:
         for module in training:
             module.training = True
@@ -321,8 +323,16 @@ _APART = {
 class _Forward:
     """A model's `forward`, captured; as it was, where that fails.  A copy, pickled too, captures its own model."""
 
+    model: nn.Module
+    plain: Callable[..., Any]
+    backends: list[Any]
+
     def __init__(self, model: nn.Module, plain: Callable[..., Any], backends: Sequence[Any]) -> None:
         self.__setstate__({"model": model, "plain": plain, "backends": list(backends)})
+
+    @property
+    def __signature__(self) -> inspect.Signature:  # which callers look at: transformers' `generate` does
+        return inspect.signature(self.plain)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "compiled"}
@@ -350,8 +360,8 @@ class _Forward:
                     failed.append(error)
             else:
                 result = self.plain(*arguments, **keywords)  # what eager refuses is its own error, and gives up nothing
-        for error in failed:
-            self._give_up(error)
+        for each in failed:
+            self._give_up(each)
         return result
 
     def _give_up(self, error: Exception) -> None:

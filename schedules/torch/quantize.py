@@ -79,7 +79,7 @@ def quantize(
             called(watched, batch, report)
     if first is None:
         raise UsageError("there are no batches; give at least one")
-    if model.training:
+    if model.training and torch.is_grad_enabled():
         report.note("the model is in training mode, where nothing is quantised; call eval() first")
     return optimized_by(model, first[0], partial(rewrite, ranges), report, memory_format, rest, options)
 

@@ -25,7 +25,19 @@ from schedules.core.problem import Problem
 from schedules.torch.convolution import padding_of, pair
 from schedules.torch.graph import FLOATS, Frozen
 from schedules.torch.kernels import dtype_name
-from schedules.torch.layers import Call, Layer, Reader, example, given_of, module_of, read, sizes_of, words_of
+from schedules.torch.layers import (
+    Call,
+    Layer,
+    Reader,
+    example,
+    extents_of,
+    given_of,
+    module_of,
+    read,
+    signature_of,
+    sizes_of,
+    words_of,
+)
 
 SAMPLED = 2**20  # elements of a tensor that a percentile is taken of
 LARGEST = 127  # what a range's end becomes
@@ -40,7 +52,11 @@ FUNCTIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "mean": ("input dim keepdim dtype", (torch.mean, "mean")),
 }  # fmt: skip
 KINDS = {target: (kind, names.split()) for kind, (names, targets) in FUNCTIONS.items() for target in targets}
-SHAPES = (torch.flatten, torch.reshape, "flatten", "reshape", "view")  # that may leave elements where they are
+ATEN = torch.ops.aten
+SHAPES = (
+    torch.flatten, torch.reshape, "flatten", "reshape", "view", ATEN.flatten.using_ints, ATEN.reshape.default,
+    ATEN.view.default,
+)  # fmt: skip # that may leave elements where they are
 
 
 @dataclass
@@ -103,7 +119,7 @@ class Step:
     def words(self) -> str:
         if self.layer and self.layer.call.kind == "conv2d":
             return words_of(self.layer).rpartition(",")[0] + ", int8"
-        sizes = "x".join(str(size) for size in value.shape) if (value := example(self.source)) is not None else ""
+        sizes = extents_of(value) if (value := example(self.source)) is not None else ""
         if self.layer:
             name, made = "linear", example(self.layer.call.given["weight"])
             sizes += f" -> {made.shape[0]}" if made is not None else ""
@@ -285,9 +301,9 @@ def _keys(order: Iterable[Node]) -> dict[Node, str]:
 
 def call_of(node: Node) -> Call | None:
     """As `graph.read`, with the functions of this module too."""
-    if node.op in ("call_function", "call_method") and node.target in KINDS:
-        kind, names = KINDS[node.target]
-        if len(node.args) <= len(names):
+    if node.op in ("call_function", "call_method"):
+        kind, names = signature_of(node.target, KINDS)
+        if kind and len(node.args) <= len(names):
             return Call(kind, dict(zip(names, node.args, strict=False)) | node.kwargs)
     found = read(node)
     return found if found is not None and found.kind == "add" and not found.inplace else None

@@ -232,6 +232,16 @@ def test_of_two_that_need_the_same_one_builds_it(here: Disk) -> None:
     assert len(list(here.folder.glob("*.so"))) == 1
 
 
+def test_workers_leave_what_is_to_be_said_to_who_asked(here: Disk, host: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(module, "warn_once", said.append)
+    asked = SOFTMAX, host, "a device that nobody measured", here
+    module._make(*asked, False)
+    assert not said
+    chosen_for(*asked)
+    assert said == ["no records of a device that nobody measured; `schedules tune` measures some"]
+
+
 class Nobodys(SoftmaxProblem):
     """Of no operator."""
 

@@ -119,6 +119,17 @@ def test_what_follows_a_convolution_is_in_its_epilogue(case: str, stand_in: None
     assert layers_of(Layers(forward).eval(), random(1, 4, 6, 5)) == wanted
 
 
+@pytest.mark.parametrize("case", ["batch norm, in-place relu", "residual", "added in place", "hardtanh", "gelu"])
+def test_what_torch_exported_is_read_too(case: str, stand_in: None) -> None:
+    forward, wanted = FUSED[case]
+    model, x = Layers(forward).eval(), random(1, 4, 6, 5)
+    exported = torch.export.export(model, (x,)).module()
+    assert "gradients are recorded" in kernels.optimize(exported, x).report.rows[0].why  # it has no eval()
+    with torch.no_grad():
+        assert layers_of(exported, x) == wanted
+    assert kernels.problems(exported, x) == kernels.problems(model, x)
+
+
 @pytest.mark.parametrize("case", APART)
 def test_what_a_kernel_cannot_hold_stays_apart(case: str, stand_in: None) -> None:
     forward, wanted = APART[case]
@@ -306,6 +317,7 @@ def test_softmax_of_any_width_is_served_on_a_cpu() -> None:
     for cols in (12, 13, 14, 15):
         close(model, optimized, random(3, cols))
     assert len(optimized.report.replaced) == len(optimized.report.rows) >= 1
+    assert optimized.report.rows[-1].layer == "softmax 3x?, float32"
 
 
 def test_a_size_without_a_kernel_is_pytorchs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -369,6 +381,7 @@ def test_the_module_is_of_its_class_and_the_old_one_as_it_was(stand_in: None) ->
     model, x = Layers(lambda m, x: m.a(x)).eval(), random(1, 4, 6, 5)
     optimized = kernels.optimize(model, x)
     assert type(optimized) is Layers and optimized.a is model.a and "forward" not in model.__dict__
+    assert inspect.signature(optimized.forward) == inspect.signature(model.forward)
     assert list(optimized.state_dict()) == list(model.state_dict())
 
 

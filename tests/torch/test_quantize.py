@@ -163,6 +163,14 @@ def test_what_is_put_into_int8(case: str, stand_in: None) -> None:
     assert all(float(row.why.split()[1].rstrip("%;")) < 8 for row in report.rows if row.why.startswith("error"))
 
 
+def test_what_torch_exported_is_put_into_int8(stand_in: None) -> None:
+    forward, wanted, border = QUANTISED["a chain"]
+    model, x = Layers(forward).eval(), random(2, 3, 8, 8)
+    with torch.no_grad():
+        report = kernels.quantize(torch.export.export(model, (x,)).module(), [x], rest="eager").report
+    assert (in_words(report), [note.split()[0] for note in report.notes]) == (wanted, border)
+
+
 def test_what_stays_is_named(stand_in: None) -> None:
     model = Layers(lambda m, x: m.fc(pooled(m.c(F.elu(m.deep(m.a(x))))).flatten(1)).softmax(-1)).eval()
     report = kernels.quantize(model, [random(2, 3, 8, 8)], rest="eager").report
