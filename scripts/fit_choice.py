@@ -51,7 +51,7 @@ PARAMETERS = {
     "colsample_bytree": 0.6,
     "lambda": 2.0,
     "tree_method": "hist",
-    "nthread": 2,
+    "nthread": 1,  # several wait for each other longer than they compute, beside other work
     "verbosity": 0,
     "seed": 0,
 }

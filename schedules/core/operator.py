@@ -71,6 +71,9 @@ class ScheduleSpec:
     channels_along_rows: bool = False  # whether the rows of a block's tile (block_m) are output channels, or pixels
     # (problem, legal config, arch) -> about how many microseconds it takes
     estimate: Callable[[Any, Any, Arch], float] | None = None
+    # (problem, step) -> whether taps and channels are one axis that steps cut; None where channels are cut tap by tap.
+    # Of a column of steps, a column.
+    joined: Callable[[Any, Any], Any] | None = None
     # (problem, config, arch) -> the TE program that `apply` schedules; None where there is none, of programs in TIRx
     graph: Callable[[Any, Any, Arch], PrimFunc] | None = None
 

@@ -94,6 +94,10 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     if matrix and "block_k" not in columns.fields:  # a row of the kernel at once
         taps, channels = p.kh, p.kw * p.ci
         block_k = np.full(columns.count, -(-channels // 16) * 16.0)
+    one = np.zeros(columns.count, bool)
+    if spec.joined is not None:
+        one = one | spec.joined(p, block_k)
+        taps, channels = np.where(one, 1, taps), np.where(one, taps * channels, channels)
     steps = np.maximum(1.0, taps * np.ceil(channels / block_k) / split)
     stages = columns.get("num_stages", 0.0) + columns.get("stages", 0.0)
     threads = threads_of(columns)
@@ -126,13 +130,14 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
         given = np.minimum(given, device.timings.loaded_narrow * row / NARROW)
     l2 = turns * busy * loaded / (given * 1000)
     # what threads load, and not TMA, they load in vectors as long as lie in one
-    whole = [math.gcd(16 // item, p.extents[axes[-1]]) for axes in (p.data_axes, p.filter_axes)]
-    sides = tile_n / whole[0] + tile_m / whole[1] if spec.channels_along_rows else tile_m / whole[0] + tile_n / whole[1]
-    fetch = turns * busy * sides * block_k * real * steps / FETCHED / 1000 * (FILLED not in columns.fields)
+    data, filters = _vectors(p, spec, one, 16 // item)
+    vectors = (pixel / data + channel / filters) * block_k * (FILLED not in columns.fields)
+    fetch = turns * busy * vectors * real * steps / FETCHED / 1000
     # sums and what they are made of that do not fit into the registers that so many blocks leave: out and in again
     least = np.maximum(1.0, columns.get("min_blocks", 1.0))
     bound = np.minimum(arch.registers_thread, arch.registers_sm / (least * np.ceil(threads / WARP) * WARP))
-    lacking = np.maximum(0.0, tile_m * tile_n / threads + OTHERS - bound) * (FILLED not in columns.fields)
+    needed = tile_m * tile_n / threads + OTHERS + vectors / threads  # each vector has its address
+    lacking = np.maximum(0.0, needed - bound) * (FILLED not in columns.fields)
     spill = turns * busy * threads * lacking * 8 * steps * np.ceil(block_k / 16) / SPILLED / 1000
     latency = turns * steps * device.timings.latency / 1000 / np.maximum(1.0, stages - 1)
     finish = turns * busy * tile_m * tile_n * device.timings.finish / 1000 / np.minimum(of_cluster, 2) / 2 + FILL
@@ -157,6 +162,19 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     }
     used = (run / (along * pixel)) * (p.co / (across * channel)) * real
     return Work(parts, tiles * ones, waves, resident * ones, warps, steps * ones, used * ones)
+
+
+def _vectors(p: Any, spec: ScheduleSpec, joined: Array, most: int) -> tuple[Array | int, Array | int]:
+    """Elements of data and of filters that a thread loads at once, where steps of taps and channels as one axis are
+    `joined`."""
+    data, filters = (math.gcd(most, p.extents[axes[-1]]) for axes in (p.data_axes, p.filter_axes))
+    if p.data_axes[-1] == "ci":
+        return np.where(joined, 1, data), filters
+    if p.data_axes[-1] == "w" and spec.joined is not None:  # taps shift pixels off every alignment
+        plain = (p.kh, p.kw, p.stride, p.pad) == (1, 1, (1, 1), (0, 0))
+        data = data if plain else 1
+        filters = math.gcd(most, p.ci * p.kh * p.kw) if p.filter_axes[-1] == "kw" else filters
+    return data, filters
 
 
 def tile_of(columns: Columns) -> tuple[Array, Array]:

@@ -118,7 +118,7 @@ class SimtConfig(TiledConfig):
 
     def by_taps(self, problem: Conv2dProblem) -> bool:
         """Whether a step is channels of one tap, not values of (ci, kh, kw) as one: not if much of it would be idle."""
-        return -(-problem.ci // self.step) * self.step <= 1.25 * problem.ci
+        return not joined(problem, self.step)
 
     def product(self, problem: Conv2dProblem, conv: str) -> dict[str, Any]:
         """What `definitions.implicit.product` takes for ``conv`` over these axes, "pixel co" or "co pixel"."""
@@ -128,6 +128,11 @@ class SimtConfig(TiledConfig):
         if self.split_k > 1:
             forms = {name: f"part {axes}" for name, axes in forms.items()}
         return dict(forms, tile=tile, wide=True, staged=False, parts=self.split_k)
+
+
+def joined(problem: Conv2dProblem, step: Any) -> Any:
+    """Whether a step of `step` is of values of (ci, kh, kw) as one: where much of one tap's would be idle."""
+    return -(-problem.ci // step) * step > 1.25 * problem.ci
 
 
 def schedule_tiles(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedules.core.epilogue import Epilogue
 from schedules.core.operator import Array, Expected
@@ -50,11 +50,17 @@ def pixel_product(problem: HwcnProblem, tile: tuple[int, int, int], tf32: bool =
     kh, kw, ci, n), with (co, n, ci) in whole `tile`; see `definitions.implicit`.  Channels so few that most of a tile
     would be zeros are one axis with the taps."""
     p, (co, n, k) = problem, tile
-    taps, columns, weights = p.kh * p.kw, COLUMNS, WEIGHTS
-    one = 2 * -(-taps * p.ci // k) <= taps * -(-p.ci // k)
+    columns, weights = COLUMNS, WEIGHTS
+    one = joined(p, k)
     if one:
         columns, weights = (axes.replace("kh kw ci", "k") for axes in (columns, weights))
     return product(p, columns, weights, CONV, {"co": co, "n": n, "k" if one else "ci": k}, tf32=tf32)
+
+
+def joined(problem: HwcnProblem, k: Any) -> Any:
+    """Whether `pixel_product` makes one axis of taps and channels: where steps of `k` are half as many then."""
+    taps = problem.kh * problem.kw
+    return 2 * -(-taps * problem.ci // k) <= taps * -(-problem.ci // k)
 
 
 def inside_window(problem: HwcnProblem) -> tuple[int, ...] | None:

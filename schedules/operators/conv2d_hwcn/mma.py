@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.space import ProductSpace
-from schedules.operators.conv2d_hwcn.definition import HwcnProblem, pixel_product
+from schedules.operators.conv2d_hwcn.definition import HwcnProblem, joined, pixel_product
 from schedules.steps.tensor_core import Operand, TensorCoreConfig, default_tile, schedule_product, tiles
 from schedules.steps.tf32 import tf32_schedule
 from schedules.steps.tiles import widest, widest_vector
@@ -68,6 +68,7 @@ SCHEDULE = ScheduleSpec(
     default=default,
     space=space,
     channels_along_rows=True,
+    joined=joined,
     graph=graph,
 )
 TF32 = tf32_schedule(SCHEDULE, MmaTf32Config)

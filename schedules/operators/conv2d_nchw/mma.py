@@ -108,6 +108,7 @@ SCHEDULE = ScheduleSpec(
     space=space,
     ranges=True,
     channels_along_rows=True,
+    joined=lambda problem, step: True,
     graph=graph,
 )
 TF32 = tf32_schedule(SCHEDULE, MmaTf32Config)

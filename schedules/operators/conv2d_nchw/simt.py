@@ -13,7 +13,7 @@ from schedules.core.tvm import Schedule, tirx, tvm
 from schedules.definitions.implicit import product
 from schedules.operators.conv2d_nchw.definition import NchwProblem, pixel_vector
 from schedules.steps import simt
-from schedules.steps.simt import SimtConfig
+from schedules.steps.simt import SimtConfig, joined
 
 
 def graph(problem: NchwProblem, config: SimtConfig, arch: Arch) -> tirx.PrimFunc:
@@ -44,5 +44,6 @@ SCHEDULE = ScheduleSpec(
     space=space,
     ranges=True,
     channels_along_rows=True,
+    joined=joined,
     graph=graph,
 )

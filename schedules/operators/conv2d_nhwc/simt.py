@@ -13,7 +13,7 @@ from schedules.core.tvm import Schedule, tirx, tvm
 from schedules.definitions.implicit import product
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 from schedules.steps import simt
-from schedules.steps.simt import SimtConfig
+from schedules.steps.simt import SimtConfig, joined
 from schedules.steps.tiles import widest_vector
 
 
@@ -46,5 +46,6 @@ SCHEDULE = ScheduleSpec(
     default=default,
     space=space,
     ranges=True,
+    joined=joined,
     graph=graph,
 )
