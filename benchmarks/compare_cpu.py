@@ -18,7 +18,7 @@ import argparse
 import itertools
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,9 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     what = parser.add_argument_group("what is compared")
     what.add_argument("--operators", nargs="+", default=list(OPERATORS), metavar="NAME", help=", ".join(OPERATORS))
     what.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), metavar="N", help="of convolutions")
-    what.add_argument("--layers", nargs="+", metavar="FILE", help=f"in their place: sets of {FOLDER.name}/ or any folder")
+    what.add_argument(
+        "--layers", nargs="+", metavar="FILE", help=f"in their place: sets of {FOLDER.name}/ or any folder"
+    )
     what.add_argument("--until", type=float, default=math.inf, metavar="S", help="begin no case after so many seconds")
     what.add_argument("--threads", type=int, default=physical_cores(), help="of each side (default: one for each core)")
     add_arguments(parser, 2.0, f"{NAME}.json, with --layers {NAME_LAYERS}.json")

@@ -6,12 +6,13 @@
     python -m benchmarks.compare_networks --device cpu --beside 1  # while so many other processes are always busy
 
 Random weights, batch norm that has seen data, inference.  On a GPU float16, all from CUDA graphs with a flushed L2;
-images, eager and torch.compile channels-last, with cuDNN's benchmark on.  On a CPU float32, calls one after the other,
-in the format that the model has.  Ours is `schedules.torch.optimize`, with inductor for what is left and, as
-`ours_eager`, without; `int8` is `schedules.torch.quantize` by ranges of the same inputs.  `first_s` is the time of the
-first call, kernels and compilation included.  Every result is compared with eager's first; `errors` are relative to its
-norm.  A result is written after every network, to ``<logs>/<device>/compare_networks.json``; it takes the place of the
-same network's with the same batch, mode and company, if that is of the same versions.
+images, eager and torch.compile channels-last, with cuDNN's benchmark on.  On a CPU float32, in the format that the
+model has: calls one after the other, ahead of other work where the system allows that and no company is asked for.
+Ours is `schedules.torch.optimize`, with inductor for what is left and, as `ours_eager`, without; `int8` is
+`schedules.torch.quantize` by ranges of the same inputs.  `first_s` is the time of the first call, kernels and
+compilation included.  Every result is compared with eager's first; `errors` are relative to its norm.  A result is
+written after every network, to ``<logs>/<device>/compare_networks.json``; it takes the place of the same network's with
+the same batch, mode and company, if that is of the same versions.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from schedules.cli.script import run_script
 from schedules.core.device import slug
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.measure.journal import DEFAULT_FOLDER
+from schedules.measure.neighbours import ahead_of_others
 from schedules.measure.records import environment
 from schedules.torch.kernels import arch_of
 
@@ -178,7 +180,10 @@ def timed(candidates: dict[str, Call], device: torch.device) -> dict[str, dict[s
 def compared(
     name: str, n: int, device: torch.device, mode: str, peers: Sequence[str], beside: int = 0
 ) -> dict[str, Any]:
-    """One network by all `peers`, timed beside so many busy processes.  Raises UsageError if one computes something else."""
+    """One network by all `peers`, timed `beside` so many busy processes.
+
+    Raises UsageError if one computes something else.
+    """
     model, inputs = network(name, n, device)
     on_gpu = device.type == "cuda"
     options = torch._inductor.list_mode_options(mode) if on_gpu and mode != "default" else {}
@@ -216,7 +221,7 @@ def compared(
             report = made.report
             served = {"layers": len(report.rows), "replaced": len(report.replaced), "notes": report.notes}
     company = {"beside": beside} if beside else {}
-    with busy(beside):
+    with busy(beside), contextlib.nullcontext() if on_gpu or beside else ahead_of_others():
         times = timed(candidates, device)
     return {"network": name, "n": n, "mode": mode, **company, "first_s": first, "errors": errors, **served, **times}
 

@@ -43,7 +43,7 @@ from schedules.build.inspect import sums_read_early
 from schedules.build.present import device_name
 from schedules.build.toolchain.cuda import disassemble
 from schedules.build.toolchain.devices import on_local
-from schedules.check.sweep import Case, cases, rule_cases
+from schedules.check.sweep import Case, all_cases, cases, rule_cases
 from schedules.check.verify import ROUTES, verify
 from schedules.cli.script import run_script
 from schedules.core.arch import ARCHES, Arch, parse_arch, waves_by_llvm

@@ -365,6 +365,12 @@ def last_level_cache() -> int:
     return min(max(sizes, default=MOST_CACHE), MOST_CACHE)
 
 
+def beyond_caches(nbytes: int) -> bool:
+    """Whether tensors of so many bytes have their stores go past the caches of this CPU, as glibc's memcpy does: from
+    three quarters of the last one."""
+    return nbytes > 3 / 4 * last_level_cache()
+
+
 def shared_room(arch: Arch, blocks_sm: int) -> int:
     """Bytes of shared memory of a block where a multiprocessor holds `blocks_sm`."""
     return min(arch.shared_block, arch.shared_sm // blocks_sm - arch.shared_reserved)

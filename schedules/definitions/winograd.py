@@ -240,6 +240,11 @@ class Winograd:
         return self.problem.n * self.rows.periods * self.columns.periods
 
     @property
+    def owned(self) -> bool:
+        """Whether a tile of the products has all columns, so that its filters are read there alone."""
+        return self.tile[1] >= self.tiles
+
+    @property
     def filter_axes(self) -> str:
         """The channels of a transformed filter: those inside are its own innermost, as they are read and written."""
         return "co ci" if self.channels_inside else "ci co"

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from schedules.core.arch import KIB, VectorUnit
-from schedules.core.problem import Config
+from schedules.core.arch import KIB, Arch, VectorUnit, beyond_caches
+from schedules.core.problem import Config, Conv2dProblem, numpy_dtype
 from schedules.core.tvm import LoopRV, SBlockRV, Schedule
+from schedules.lowering.annotations import STREAM
 
+C = TypeVar("C", bound="Config")
+LINE = 64  # bytes of a cache line
 MOST_SUMS = 1024
 CACHED = 384 * KIB  # what a task may keep of the data: less than the second-level cache of a core
 FARTHER = 10  # a task that keeps as much takes longer by this part of its time than one that keeps little
 WAYS, WAY = 8, 4 * KIB  # of the nearest cache: ways, and bytes of each
+PIPE = 8  # lanes of one of the two pipes that multiply and add
 LATENCY = 4  # cycles from a multiply-add to the next of the same sum
 CROSSING = 1.5  # times a load costs whose vectors seldom begin with a cache line
 COPIED, STREAMED = 2, 4  # elements that a core copies in a cycle, and that it reads from afar
@@ -72,6 +77,35 @@ class PanelConfig(TileConfig):
         return self.block_x * self.block_lanes
 
 
+def check_streaming(streaming: str, problem: Conv2dProblem, row: int, panel: int, vector: int) -> str | None:
+    """Why an output in rows of `row` elements, of which a register tile has `panel` next to each other, cannot go past
+    the caches as `streaming` says."""
+    if streaming not in ("no", "stores"):
+        return f"streaming={streaming} is not no or stores"
+    size = numpy_dtype(problem.arguments()[-1].dtype).itemsize
+    if streaming == "stores" and (row % panel or vector * size % LINE):
+        return f"streaming={streaming} is for vectors of whole lines of {LINE} bytes, and rows of whole tiles of them"
+    return None
+
+
+def streamed(sch: Schedule, output: SBlockRV, streaming: str, vector: int) -> tvm.IRModule:
+    """The program, with the stores of `output` past the caches if `streaming` says so."""
+    import tvm
+
+    if streaming == "no":
+        return sch.mod
+    *_, lane = sch.split(sch.get_loops(output)[-1], [None, vector])
+    sch.vectorize(lane)
+    return tvm.IRModule({"main": sch.mod["main"].with_attr(STREAM, streaming)})
+
+
+def past_caches(config: C, problem: Conv2dProblem, arch: Arch) -> C:
+    """`config` with its stores past the caches, where that is legal and the output is more than they hold."""
+    output, past = problem.arguments()[-1], replace(config, streaming="stores")  # type: ignore[call-arg]
+    nbytes = math.prod(output.shape) * numpy_dtype(output.dtype).itemsize
+    return past if beyond_caches(nbytes) and past.check(problem, arch) is None else config
+
+
 def round_up(size: int, multiple: int) -> int:
     """The least multiple of `multiple` that is not below `size`."""
     return -(-size // multiple) * multiple
@@ -96,12 +130,17 @@ def vectors_for(unit: VectorUnit, extent: int) -> tuple[int, ...]:
 
 
 def step_cycles(unit: VectorUnit, vector: int, vectors: int, broadcasts: int) -> float:
-    """About what a step of the reduction costs: two multiply-adds and two loads a cycle of up to 8 lanes each.  Of
+    """About what a step of the reduction costs: two multiply-adds and two loads a cycle of up to PIPE lanes each.  Of
     tiles that cost the same, one with fewer loads and more sums is better."""
-    pipe = min(unit.lanes, 8)
+    pipe = min(unit.lanes, PIPE)
     parts = max(vector, pipe) / pipe / 2
     loads = CROSSING * vectors * parts + broadcasts / 2
     return max(vectors * broadcasts * parts, loads, LATENCY) + loads / 8 + LOOP
+
+
+def product_cycles(unit: VectorUnit) -> float:
+    """Cycles of a multiply-add where all pipes are always busy."""
+    return 1 / (2 * min(unit.lanes, PIPE))
 
 
 def fits(unit: VectorUnit, sums: int, vectors: int) -> bool:

@@ -1,20 +1,21 @@
 """Winograd's convolution on the CPU: what its schedules of all layouts share.
 
-Filters are transformed once for each call, packed by register tiles.  A task owns some tiles of the images and some
-output channels.  It transforms its data into a buffer that stays in cache; then, for a few channels at a time, it
-multiplies at every point, one register tile after the other, and transforms the sums back while they are in the nearest
-cache.  Vector lanes hold the layout's innermost axis: tiles of the images, or channels.
+Filters are transformed once for each call, packed by register tiles: by a task for its own channels where it owns all
+tiles of the images, so that they never leave its caches.  A task owns some tiles of the images and some output
+channels.  It transforms its data into a buffer that stays in cache; then, for a few channels at a time, it multiplies
+at every point, one register tile after the other, and transforms the sums back while they are in the nearest cache.
+Vector lanes hold the layout's innermost axis: tiles of the images, or channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedules.core.arch import Arch, physical_cores, vector_unit
+from schedules.core.arch import Arch, last_level_cache, physical_cores, vector_unit
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Conv2dProblem
 from schedules.definitions.winograd import Winograd
@@ -46,6 +47,7 @@ class WinogradCpuConfig(Cut, Config):
     block_rows: int = 6
     columns: int = 1  # register tiles of a task along the columns
     chunk: int = 0  # and along the output channels; 0: all of them
+    streaming: str = "no"  # "stores": the output goes past the caches, where channels are inside
 
     def block(self, inside: bool) -> tuple[int, int]:
         """A register tile's (output channels, columns), with channels inside or not."""
@@ -69,7 +71,10 @@ class WinogradCpuConfig(Cut, Config):
             return f"chunk={self.chunk} must not be negative"
         if self.vector * self.block_lanes * self.block_rows > register_tile.MOST_SUMS:
             return f"block_rows={self.block_rows} make a register tile of over {register_tile.MOST_SUMS} sums"
-        return None
+        inside = problem.data_axes[-1] == "ci"
+        if self.streaming == "stores" and not inside:
+            return f"streaming={self.streaming} is for data with channels inside"
+        return register_tile.check_streaming(self.streaming, problem, problem.co, self.block(inside)[0], self.vector)
 
 
 def graph(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> tirx.PrimFunc:
@@ -84,27 +89,7 @@ def schedule(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> t
     inside = made.channels_inside
     panel = made.tile[0]
     sch = Schedule(made.program())
-    next_step(sch, "The filters, transformed once and packed: the channels of a register tile side by side")
     inline_if_present(sch, "columns", "weights")
-    filters, rows = sch.get_sblock("filter_points"), sch.get_sblock("filter_rows")
-    where = (lambda u, v, f, c: [f // panel, u, v, c, f % panel]) if inside else (
-        lambda u, v, c, f: [f // panel, u, v, c, f % panel]
-    )  # fmt: skip
-    sch.transform_layout(filters, ("write", 0), where)
-    u, v, *channels = sch.get_loops(filters)
-    f, c = channels if inside else channels[::-1]
-    f, lane = sch.split(f, [None, panel])
-    sch.reorder(f, c, u, v, lane)
-    sch.parallel(f)
-    sch.unroll(v)
-    sch.vectorize(lane)
-    sch.set_scope(rows, 0, "local")
-    sch.compute_at(rows, c, preserve_unit_loops=True)
-    u, taps, *channels = sch.get_loops(rows)[-4:]
-    sch.reorder(taps, u, *channels)
-    sch.unroll(u)
-    sch.vectorize(channels[0] if inside else channels[1])
-
     next_step(sch, "A parallel task for some columns and some channels; a few channels at a time")
     output = sch.get_sblock("output")
     y, x, *sides = sch.get_loops(output)
@@ -115,7 +100,7 @@ def schedule(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> t
     sch.reorder(columns, chunk, fo, of_task, y, x, f) if inside else sch.reorder(columns, chunk, fo, f, of_task, y, x)
     task = sch.fuse(columns, chunk)
     sch.parallel(task)
-    if inside and p.co % panel == 0:
+    if inside and p.co % panel == 0 and config.streaming == "no":
         f, lane = sch.split(f, [None, config.vector])
         sch.vectorize(lane)
 
@@ -157,7 +142,31 @@ def schedule(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> t
         sch.vectorize(lane)
     else:
         sch.reorder(lane, y, x)
-    return sch.mod
+    where = "by the task that reads them" if made.owned else "once"
+    next_step(sch, f"The filters, transformed {where} and packed: the channels of a register tile side by side")
+    filters, rows = sch.get_sblock("filter_points"), sch.get_sblock("filter_rows")
+    lay = (lambda u, v, f, c: [f // panel, u, v, c, f % panel]) if inside else (
+        lambda u, v, c, f: [f // panel, u, v, c, f % panel]
+    )  # fmt: skip
+    sch.transform_layout(filters, ("write", 0), lay)
+    if made.owned:
+        sch.set_scope(filters, 0, "local")
+        sch.compute_at(filters, fo, preserve_unit_loops=True)
+    u, v, *sides = sch.get_loops(filters)[-4:]
+    f, c = sides if inside else sides[::-1]
+    f, lane = sch.split(f, [None, panel])
+    sch.reorder(f, c, u, v, lane)
+    if not made.owned:
+        sch.parallel(f)
+    sch.unroll(v)
+    sch.vectorize(lane)
+    sch.set_scope(rows, 0, "local")
+    sch.compute_at(rows, c, preserve_unit_loops=True)
+    u, taps, *sides = sch.get_loops(rows)[-4:]
+    sch.reorder(taps, u, *sides)
+    sch.unroll(u)
+    sch.vectorize(sides[0] if inside else sides[1])
+    return register_tile.streamed(sch, output, config.streaming, config.vector)
 
 
 def _lines(sch: Schedule, last: SBlockRV, first: SBlockRV, width: int) -> LoopRV:
@@ -176,11 +185,17 @@ def _lines(sch: Schedule, last: SBlockRV, first: SBlockRV, width: int) -> LoopRV
     return inner
 
 
-# cycles, about: of an element of a packed filter, of an input of a tile that is copied alone or in a vector, and of a
-# vector's way through one axis of a transform
-FILTERED, ALONE, IN_VECTOR, LINE = 3.5, 2.5, 0.4, 4.0
+# cycles, about: of an element of a packed filter, less where it stays with its task; of an input of a tile that is
+# copied alone or in a vector, and of a vector's way through one axis of a transform
+FILTERED, FILTERED_NEAR, ALONE, IN_VECTOR, LINE = 3.5, 1.6, 2.5, 0.4, 4.0
+BEYOND = 4.0  # times that products take whose data are in no cache
 STREAMED = 8  # elements of packed filters that a core reads in a cycle
-FUSED = 2  # vectors that it multiplies and adds in one
+
+
+def _reach(cores: int) -> Sequence[tuple[int, float]]:
+    """Bytes that a task may keep, and how many times longer its products then take than from the nearest cache."""
+    near = register_tile.CACHED
+    return (near, 1.0), (4 * near, 1.15), (last_level_cache() // 2 // cores, 1.5)
 
 
 @lru_cache
@@ -193,7 +208,8 @@ def default(problem: Conv2dProblem, arch: Arch) -> WinogradCpuConfig:
     legal = [config for config in found if config.check(p, arch) is None]
     if not legal:
         return WinogradCpuConfig()
-    return min((config for cut in legal for config in _tasks(cut, p, arch)), key=lambda config: cycles(config, p, arch))
+    tasks = (config for cut in legal for config in _tasks(cut, p, arch))
+    return register_tile.past_caches(min(tasks, key=lambda config: cycles(config, p, arch)), p, arch)
 
 
 def _tasks(cut: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> Iterator[WinogradCpuConfig]:
@@ -208,7 +224,7 @@ def _tasks(cut: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> Iterat
     for config in tiles[:3]:
         panel, column = config.block(made.channels_inside)
         counts = register_tile.shares(-(-made.tiles // column))
-        for columns, chunk in product(counts, (0, -(-problem.co // panel // 2) or 0)):
+        for columns, chunk in product(counts, (0, -(-problem.co // panel // physical_cores()))):
             yield replace(config, columns=columns, chunk=chunk)
 
 
@@ -239,14 +255,16 @@ def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> flo
     back += out * LINE * points
     whole = _products(config, p, arch) * (chunks * share) / round_up(made.tiles, column)
     kept = points * p.ci * share * 4
-    farther = 1.0 if kept <= register_tile.CACHED else 1.15 if kept <= 4 * register_tile.CACHED else 1.5
+    farther = next((times for most, times in _reach(cores) if kept <= most), BEYOND)
     filters = points * p.ci * of_task * panel / STREAMED
     each = data + back + whole * farther / (chunks * panels) * of_task + filters + register_tile.STARTED
-    packed = len(made.rows.filter) * len(made.columns.filter) * p.ci * panels * panel * FILTERED
-    return packed / min(cores, panels) + -(-chunks * parts // cores) * each
+    packed = len(made.rows.filter) * len(made.columns.filter) * p.ci * panel
+    if made.owned:
+        return -(-parts // cores) * (each + of_task * packed * FILTERED_NEAR)
+    return panels * packed * FILTERED / min(cores, panels) + -(-chunks * parts // cores) * each
 
 
-REACHED = 0.7  # of the multiply-adds of a core's vectors, what direct products reach at most
+REACHED = 0.85  # of the multiply-adds of a core's vectors, what direct products reach at most
 
 
 def pays(problem: Conv2dProblem, arch: Arch) -> bool:
@@ -254,8 +272,8 @@ def pays(problem: Conv2dProblem, arch: Arch) -> bool:
     best = default(problem, arch)
     if best.check(problem, arch) is not None:
         return False
-    products = problem.flops / 2 / (FUSED * vector_unit(arch).lanes) / physical_cores()
-    return cycles(best, problem, arch) < products / REACHED
+    least = problem.flops / 2 * register_tile.product_cycles(vector_unit(arch)) / physical_cores()
+    return cycles(best, problem, arch) < least / REACHED
 
 
 def space(problem: Conv2dProblem, arch: Arch) -> Iterator[WinogradCpuConfig]:

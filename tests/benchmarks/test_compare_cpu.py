@@ -58,6 +58,14 @@ def test_from_cases_to_tables(
     assert asked == [cores] and os.environ["TVM_NUM_THREADS"] == "7"
     text = tables(read_results(out))
     assert f"`conv2d_nchw`, float32, {cores} threads\n" in text and "| 2x5x5 2->3 1x1 stride 2 |" in text
-    assert "4 cases compared, 4 in" in capsys.readouterr().out
+    assert "\n4 cases in" in capsys.readouterr().out
     assert compare_cpu.main([*words, "--missing"]) == 0
-    assert "0 cases compared, 4 in" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("4 cases in")
+    assert compare_cpu.main([*words, "--until", "0"]) == 0
+    assert capsys.readouterr().out.startswith("4 cases in")
+    sets = tmp_path / "sets.json"
+    sets.write_text('{"runs": {"conv2d_nhwc float32": 1}, "sets": {"any": ["1x4x4 2->3 3x3"]}}')
+    words = ["--layers", str(sets), "--default", "--seconds", "0.001", "--log", str(tmp_path)]
+    assert compare_cpu.main(words) == 0
+    (kept,) = tmp_path.glob("*/cpu_layers.json")
+    assert "| 1x4x4 2->3 3x3 |" in tables(read_results(kept))

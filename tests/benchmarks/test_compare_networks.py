@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +44,32 @@ def test_int8_is_beside_them(compare: ModuleType, tmp_path: Path) -> None:
     (file,) = tmp_path.glob("*/compare_networks.json")
     (line,) = json.loads(file.read_text())["networks"]
     assert line["int8"]["median_us"] > 0 and line["errors"]["ours"] < 1e-5 < line["errors"]["int8"] < 0.1
+
+
+def test_results_are_added_to_those_of_other_runs(compare: ModuleType, tmp_path: Path) -> None:
+    words = ["--device", "cpu", "--peers", "eager", "ours", "--logs", str(tmp_path)]
+    for more in ([], ["--batches", "1"], ["--beside", "1"], ["--beside", "1"]):
+        assert compare.main([*words, *more]) == 0
+    (file,) = tmp_path.glob("*/compare_networks.json")
+    kept = json.loads(file.read_text())
+    assert [(row["n"], row.get("beside")) for row in kept["networks"]] == [(2, None), (1, None), (2, 1)]
+    file.write_text(json.dumps({**kept, "versions": {**kept["versions"], "torch": "1.0"}}))
+    assert compare.main(words) == 0
+    assert len(json.loads(file.read_text())["networks"]) == 1, "those of other versions are not beside"
+
+
+def test_company_is_busy_and_ends(compare: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Kept(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, words: list[str]) -> None:
+            super().__init__(words)
+            started.append(self)
+
+    monkeypatch.setattr(compare.subprocess, "Popen", Kept)
+    with compare.busy(2):
+        assert [process.poll() for process in started] == [None, None]
+    assert [process.poll() for process in started] == [-signal.SIGKILL] * 2
 
 
 def test_what_computes_something_else_is_not_timed(

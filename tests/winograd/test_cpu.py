@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from schedules.build.builder import build
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
-from schedules.winograd.cpu import WinogradCpuConfig, default, space
-from tests.conftest import assert_correct, problem_of
+from schedules.winograd.cpu import WinogradCpuConfig, cycles, default, space
+from tests.conftest import assert_changes_the_source, assert_correct, problem_of
 from tests.winograd.test_gpu import LAYER, LAYOUTS, SHAPES
 
 
@@ -27,6 +28,7 @@ def test_any_shape_is_correct(host: Arch, layout: str, shape: str) -> None:
     [
         dict(tile_h="6", tile_w="4+2", vector=4, block_lanes=1, block_rows=3, columns=2, chunk=2),
         dict(tile_h="2", tile_w="2", vector=8, block_lanes=3, block_rows=4, columns=1, chunk=1),
+        dict(tile_h="4", tile_w="4", vector=4, block_lanes=1, block_rows=3, columns=99, chunk=2),
     ],
     ids=str,
 )
@@ -46,6 +48,22 @@ def test_sums_stay_in_registers(layout: str) -> None:
         (text.split("\tj")[0] for text in blocks), key=lambda text: text.count("vfmadd231ps") - text.count("\n") / 4
     )
     assert loop.count("vfmadd") % 8 == 0 and "rsp" not in loop and not re.search(r"vmovups\s+%ymm\d+, ", loop)
+
+
+def test_outputs_go_past_the_caches(host: Arch) -> None:
+    problem = problem_of("conv2d_nhwc", n=1, h=7, w=9, ci=64, co=32, kh=3, kw=3, pad=1, bias=True)
+    config = WinogradCpuConfig(tile_h="2", tile_w="2", vector=16, block_lanes=2, block_rows=4)
+    assert_changes_the_source(problem, host, "winograd_cpu", config, streaming="stores")
+    assert_correct(problem, host, "winograd_cpu", replace(config, streaming="stores").to_json())
+    tiles = replace(config, streaming="stores").check(problem_of("conv2d_nchw", **LAYER), host)
+    assert tiles == "streaming=stores is for data with channels inside"
+
+
+def test_few_tiles_of_many_channels_have_their_filters_near(host: Arch) -> None:
+    problem = problem_of("conv2d_nhwc", n=1, h=14, w=14, ci=512, co=512, kh=3, kw=3, pad=1)
+    config = default(problem, host)
+    assert config.graph(problem).owned  # type: ignore[attr-defined]
+    assert cycles(config, problem, host) < cycles(replace(config, columns=1), problem, host)  # type: ignore[arg-type]
 
 
 def test_tasks_fill_the_cores_and_the_cache(host: Arch) -> None:
@@ -76,5 +94,5 @@ def test_illegal_configs_are_refused(host: Arch, config: dict[str, Any], words: 
 
 def test_fields_are_those_of_the_cut_and_of_the_tile() -> None:
     assert set(WinogradCpuConfig().to_json()) == {
-        "tile_h", "tile_w", "vector", "block_lanes", "block_rows", "columns", "chunk",
+        "tile_h", "tile_w", "vector", "block_lanes", "block_rows", "columns", "chunk", "streaming",
     }  # fmt: skip

@@ -21,7 +21,7 @@ from schedules.definitions.implicit import At, Implicit, at_run_time, stage
 from schedules.definitions.padding import select
 from schedules.operators.conv2d_nchw.definition import NchwProblem, image_of
 from schedules.steps import register_tile
-from schedules.steps.register_tile import TileConfig, accumulate
+from schedules.steps.register_tile import TileConfig, accumulate, check_streaming, past_caches, streamed
 from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class CpuConfig(TileConfig):
     block_x: int = 2  # vectors of a row in a register tile
     block_y: int = 2  # rows
     block_f: int = 6  # output channels
+    streaming: str = "no"  # "stores": the output goes past the caches
 
     @property
     def panel(self) -> int:
@@ -54,7 +55,9 @@ class CpuConfig(TileConfig):
         return y, x, f
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
-        return self.check_tile("block_x", "block_y", "block_f")
+        row = image_of(problem).out[1]
+        reason = check_streaming(self.streaming, problem, row, self.panel, self.vector)
+        return self.check_tile("block_x", "block_y", "block_f") or reason
 
 
 def graph(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
@@ -132,7 +135,7 @@ def schedule(problem: NchwProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     next_step(sch, "Register tiles, pixels in vector lanes, and the way out of each")
     sch.reverse_compute_at(output, xo, preserve_unit_loops=True)
     accumulate(sch, conv, rc, (f, y, x), lane)
-    return sch.mod
+    return streamed(sch, output, config.streaming, config.vector)
 
 
 @lru_cache
@@ -155,7 +158,8 @@ def default(problem: NchwProblem, arch: Arch) -> CpuConfig:
 
     tile = cycles(best) / (counts[0] * counts[1] * counts[2]) * p.reduction + register_tile.STORED * best.sums
     task = register_tile.tasks(counts, p.n, physical_cores(), tile, copied, best.block_f * p.reduction)
-    return CpuConfig(best.vector, task.tiles_x, task.tiles_y, task.chunk, best.block_x, best.block_y, best.block_f)
+    found = CpuConfig(best.vector, task.tiles_x, task.tiles_y, task.chunk, best.block_x, best.block_y, best.block_f)
+    return past_caches(found, p, arch)
 
 
 def _tiles(problem: NchwProblem, arch: Arch) -> Iterator[CpuConfig]:

@@ -1,9 +1,10 @@
 """NHWC convolution on the CPU: output channels in vector lanes, sums of a few pixels of a row in registers.
 
-Filters are packed by register tiles, output channels side by side, once for each call.  A task owns some rows and
-columns of an image and some channels: it copies the data that it reads into a buffer that stays in cache, where borders
-end (data without a border is read as it lies), then broadcasts pixels against vectors of filters, one register tile
-after the other; a tile's filters stay in cache for all of the task's pixels.
+Filters are packed by register tiles, output channels side by side, once for each call: by a task for its own channels
+where it owns all pixels, so that they never leave its caches.  A task owns some rows and columns of an image and some
+channels: it copies the data that it reads into a buffer that stays in cache, where borders end (data without a border
+is read as it lies), then broadcasts pixels against vectors of filters, one register tile after the other; a tile's
+filters stay in cache for all of the task's pixels.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from schedules.definitions.implicit import At, Implicit, at_run_time, stage
 from schedules.definitions.padding import select
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 from schedules.steps import register_tile
-from schedules.steps.register_tile import PanelConfig, accumulate
+from schedules.steps.register_tile import PanelConfig, accumulate, check_streaming, past_caches, streamed
 from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
@@ -36,13 +37,17 @@ LINE = 16  # elements of a cache line
 
 @dataclass(frozen=True)
 class CpuConfig(PanelConfig):
+    streaming: str = "no"  # "stores": the output goes past the caches
+
     def counts(self, problem: NhwcProblem) -> tuple[int, int, int]:
         """Register tiles along an image's rows and columns and along the output channels."""
         _, rows, columns = rows_of(problem)
         return rows, -(-columns // self.block_x), -(-problem.co // self.panel)
 
     def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
-        return self.check_tile("block_lanes", "block_x")
+        row = problem.co
+        reason = check_streaming(self.streaming, problem, row, self.panel, self.vector)
+        return self.check_tile("block_lanes", "block_x") or reason
 
 
 def rows_of(problem: NhwcProblem) -> tuple[int, int, int]:
@@ -103,6 +108,12 @@ def graph(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
     return made.program(stage("output", p.output_axes, p.shapes()[2], finished))
 
 
+def is_alone(config: CpuConfig, problem: NhwcProblem) -> bool:
+    """Whether a task owns all pixels, and so is the only one that reads its channels' filters."""
+    images, rows, columns = rows_of(problem)
+    return not problem.n_from and images == 1 and config.tiles_y >= rows and config.tiles_x * config.block_x >= columns
+
+
 def copies(problem: NhwcProblem) -> bool:
     """Whether tasks copy their data: for a border, or to convert it once."""
     return problem.pad != (0, 0) or problem.dtype != "float32"
@@ -122,14 +133,6 @@ def schedule(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
             output,
             lambda b, y, x, f: [b, y * p.out_w + x, f] if p.n_from else [(b * p.out_h + y) * p.out_w + x, f],
         )
-    next_step(sch, "The filters of a register tile side by side, read a cache line at a time")
-    sch.transform_layout(weights, ("write", 0), lambda f, ry, rx, c: [f // panel, ry, rx, c, f % panel])
-    f, ry, rx, c = sch.get_loops(weights)
-    tile, lane = sch.split(f, [None, panel])
-    c, line = sch.split(c, [None, min(LINE, p.ci)])
-    sch.reorder(tile, ry, rx, c, lane, line)
-    sch.parallel(sch.fuse(tile, ry, rx))
-
     next_step(sch, "A parallel task for some rows and columns of an image and some channels; sums in registers")
     sch.set_scope(conv, 0, "local")
     n, y, x, f, ry, rx, rc = sch.get_loops(conv)
@@ -143,6 +146,20 @@ def schedule(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     task = sch.fuse(n, y_task, x_task, chunk)
     sch.parallel(task)
 
+    alone = is_alone(config, p)
+    where = ", by the task that reads them" if alone else ""
+    next_step(sch, f"The filters of a register tile side by side, read a cache line at a time{where}")
+    sch.transform_layout(weights, ("write", 0), lambda f, ry, rx, c: [f // panel, ry, rx, c, f % panel])
+    if alone:
+        sch.set_scope(weights, 0, "local")
+        sch.compute_at(weights, fo, preserve_unit_loops=True)
+    filters, *taps, c = sch.get_loops(weights)[-4:]
+    tile, each = sch.split(filters, [None, panel])
+    c, line = sch.split(c, [None, min(LINE, p.ci)])
+    sch.reorder(tile, *taps, c, each, line)
+    if not alone:
+        sch.parallel(sch.fuse(tile, *taps))
+
     if copies(p):
         next_step(sch, "The data that a task reads, copied into its cache, where borders end")
         padded = sch.get_sblock("padded")
@@ -151,7 +168,7 @@ def schedule(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
     next_step(sch, "Register tiles, channels in vector lanes, and the way out of each")
     sch.reverse_compute_at(output, xo, preserve_unit_loops=True)
     accumulate(sch, conv, ry, (x, f), lane)
-    return sch.mod
+    return streamed(sch, output, config.streaming, config.vector)
 
 
 @lru_cache
@@ -181,7 +198,8 @@ def default(problem: NhwcProblem, arch: Arch) -> CpuConfig:
     reduction = p.ci * p.kh * p.kw
     tile = cycles(best) / (counts[0] * counts[1] * counts[2]) * reduction + register_tile.STORED * best.sums
     task = register_tile.tasks(counts, rows_of(p)[0], physical_cores(), tile, copied, best.panel * reduction)
-    return CpuConfig(best.vector, task.tiles_x, task.tiles_y, task.chunk, best.block_lanes, best.block_x)
+    found = CpuConfig(best.vector, task.tiles_x, task.tiles_y, task.chunk, best.block_lanes, best.block_x)
+    return past_caches(found, p, arch)
 
 
 def _tiles(problem: NhwcProblem, arch: Arch) -> Iterator[CpuConfig]:

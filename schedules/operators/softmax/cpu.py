@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedules.core.arch import Arch, last_level_cache, physical_cores, vector_unit
+from schedules.core.arch import Arch, beyond_caches, physical_cores, vector_unit
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, numpy_dtype
 from schedules.lowering.annotations import LEAST, STREAM, check_streaming
@@ -50,7 +50,6 @@ TASKS, COLUMNS = 4, 65536  # tasks of a core at least, where there are as many r
 ALONE = 8192  # elements of a problem that is one task, which the caller runs: done before another thread is awake
 LONG_ROW, KEPT_COLUMNS = 512, 2048
 BLOCK = 512  # vectors that a lane sums up one after the other, at most, before a sum is made in blocks
-BEYOND = 3 / 4  # of the last cache: tensors of more bytes have their stores go past the caches, as glibc's memcpy does
 
 
 @dataclass(frozen=True)
@@ -366,7 +365,7 @@ def default(problem: SoftmaxProblem, arch: Arch) -> CpuConfig:
         rows = min(rows, share)
     config = CpuConfig(vector=vector, unroll=4, rows_per_task=rows, keep=keep)
     past_caches = replace(config, streaming="stores")
-    worthwhile = problem.min_bytes > BEYOND * last_level_cache() and past_caches.check(problem, arch) is None
+    worthwhile = beyond_caches(problem.min_bytes) and past_caches.check(problem, arch) is None
     return past_caches if worthwhile else config
 
 

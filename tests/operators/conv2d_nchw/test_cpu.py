@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedules.build.builder import build
-from schedules.core.arch import Arch, parse_arch, physical_cores, vector_unit
+from schedules.core.arch import Arch, last_level_cache, parse_arch, physical_cores, vector_unit
 from schedules.core.errors import ConfigError
 from schedules.operators.conv2d_nchw.cpu import CpuConfig, default
 from tests.conftest import assert_changes_the_source, assert_correct, problem_of
@@ -86,13 +86,31 @@ def test_default_tasks_cover_the_cores(host: Arch) -> None:
 )
 def test_every_field_changes_the_code(host: Arch, field: str, value: Any) -> None:
     base = CpuConfig(vector=4)
-    assert set(base.to_json()) == {"vector", "block_x", "block_y", "block_f", "tiles_x", "tiles_y", "chunk"}
+    names = {"vector", "block_x", "block_y", "block_f", "tiles_x", "tiles_y", "chunk", "streaming"}
+    assert set(base.to_json()) == names
     assert_changes_the_source(problem_of("conv2d_nchw", **PROBLEM), host, "cpu", base, **{field: value})
+
+
+def test_outputs_go_past_the_caches(host: Arch) -> None:
+    problem = problem_of("conv2d_nchw", **{**PROBLEM, "w": 16, "bias": True})
+    config = dict(block_x=1, block_y=3, block_f=4)
+    assert_changes_the_source(problem, host, "cpu", CpuConfig(**config), streaming="stores")  # type: ignore[arg-type]
+    assert_correct(problem, host, "cpu", {**config, "streaming": "stores"})
+
+
+def test_only_outputs_beyond_the_caches_go_past_them() -> None:
+    arch, fields = parse_arch("llvm:x86-64-v4"), dict(n=1, w=64, ci=2, co=64, kh=3, kw=3, pad=1)
+    rows = last_level_cache() // (64 * 64 * 4)
+    streaming = [default(problem_of("conv2d_nchw", **fields, h=h), arch).streaming for h in (rows // 2, rows)]
+    assert streaming == ["no", "stores"]
+    assert default(problem_of("conv2d_nchw", **{**fields, "w": 65}, h=rows), arch).streaming == "no"
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
+        (dict(streaming="both"), "streaming=both is not no or stores"),
+        (dict(streaming="stores"), "rows of whole tiles"),
         (dict(vector=12), "vector=12"),
         (dict(tiles_y=0), "tiles_y=0"),
         (dict(chunk=-1), "chunk=-1"),

@@ -8,8 +8,8 @@ import pytest
 
 from schedules.build.builder import build
 from schedules.core.arch import Arch, parse_arch, physical_cores, vector_unit
-from schedules.operators.conv2d_nhwc.cpu import default, rows_of
-from tests.conftest import assert_correct, problem_of
+from schedules.operators.conv2d_nhwc.cpu import CpuConfig, default, is_alone, rows_of
+from tests.conftest import assert_changes_the_source, assert_correct, problem_of
 from tests.operators.conv2d_nhwc.shapes import SHAPES
 
 
@@ -74,3 +74,23 @@ def test_pixels_of_pointwise_layers_are_one_row(host: Arch) -> None:
     problem = problem_of("conv2d_nhwc", n=3, h=5, w=7, ci=4, co=8, kh=1, kw=1, dtype="float32")
     assert rows_of(problem) == (1, 1, 105)
     assert rows_of(replace(problem, stride=(2, 1))) == (3, 3, 7)
+
+
+def test_a_task_that_owns_all_pixels_packs_its_own_filters(host: Arch) -> None:
+    problem = problem_of("conv2d_nhwc", n=1, h=7, w=6, ci=20, co=40, kh=3, kw=3, pad=1, dtype="float32")
+    config = dict(vector=8, block_lanes=2, block_x=4, tiles_x=2, chunk=1)
+    made = CpuConfig(**config, tiles_y=7)  # type: ignore[arg-type]
+    assert is_alone(made, problem)
+    assert not any(is_alone(other, problem) for other in (replace(made, tiles_y=6), replace(made, tiles_x=1)))
+    assert not is_alone(made, replace(problem, n=2))
+    for tiles_y in (7, 4):
+        assert_correct(problem, host, "cpu", {**config, "tiles_y": tiles_y})
+
+
+def test_outputs_go_past_the_caches(host: Arch) -> None:
+    problem = problem_of("conv2d_nhwc", n=2, h=7, w=6, ci=20, co=32, kh=3, kw=3, pad=1, dtype="float32", bias=True)
+    config = CpuConfig(block_lanes=2, block_x=4)
+    assert_changes_the_source(problem, host, "cpu", config, streaming="stores")
+    assert_correct(problem, host, "cpu", replace(config, streaming="stores").to_json())
+    ragged = replace(config, streaming="stores").check(replace(problem, co=40), host)
+    assert ragged and "rows of whole tiles" in ragged
