@@ -309,11 +309,11 @@ _AMDGCN: tuple[Rule, ...] = (
     ("wmma", r"v_wmma_.*"),
     ("dot product", r"v_dot.*"),
     ("shuffle", r"(ds_b?permute|ds_swizzle|v_permlane|v_readlane).*|.*_dpp"),
-    ("barrier", r"s_barrier.*"),
+    ("barrier", r"s_barrier(_signal.*)?"),  # of gfx12 in two: signal and wait
     ("fp32 multiply-add", r"v_(pk_|dual_)?(fma|fmac|mad|mac)[amk]*_f32.*"),
     ("special function", r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_.*"),
     ("other vector instruction", r"v_.*"),
-    ("wait", r"s_wait.*"),
+    ("wait", r"s_(barrier_)?wait.*"),
 )
 
 

@@ -39,20 +39,21 @@ def reduced_in_waves(mod: tvm.IRModule) -> tvm.IRModule:
 def _reduced(function: tirx.PrimFunc) -> tirx.PrimFunc:
     wave = int(function.attrs["target"].attrs["thread_warp_size"])
     threads: dict[Any, tuple[str, int]] = {}  # by variable: tag and extent
-    repeated: list[Any] = []  # reductions in loops
+    of_parts: list[Any] = []  # reductions in loops, or by a part of a block: of several rows at once
+
+    def keep(node: Any) -> None:
+        tvm_ffi.structural_walk(
+            node, (tirx.AttrStmt, lambda scope: of_parts.append(scope) if scope.attr_key == "reduce_scope" else None)
+        )
 
     def thread(scope: Any) -> None:
         if scope.attr_key == "thread_extent" and isinstance(scope.value, tirx.IntImm):
-            threads[scope.node.var] = str(scope.node.thread_tag), int(scope.value)
-
-    def loop(node: Any) -> None:
-        tvm_ffi.structural_walk(
-            node, (tirx.AttrStmt, lambda scope: repeated.append(scope) if scope.attr_key == "reduce_scope" else None)
-        )
+            tag, extent = threads[scope.node.var] = str(scope.node.thread_tag), int(scope.value)
+            if tag in ("threadIdx.y", "threadIdx.z") and extent > 1:
+                keep(scope)
 
     tvm_ffi.structural_walk(function.body, (tirx.AttrStmt, thread))
-    tvm_ffi.structural_walk(function.body, (tirx.For, loop))
-    flat = all(extent == 1 for tag, extent in threads.values() if tag in ("threadIdx.y", "threadIdx.z"))
+    tvm_ffi.structural_walk(function.body, (tirx.For, keep))
 
     def visit(scope: Any) -> Any:
         if scope.attr_key != "reduce_scope":
@@ -63,7 +64,7 @@ def _reduced(function: tirx.PrimFunc) -> tirx.PrimFunc:
         condition, over = call.args[1 + count], list(call.args[2 + 2 * count :])
         tag, extent = threads.get(over[0], ("", 0))
         small = extent <= wave and wave % extent == 0 if extent else False
-        whole = flat and extent % wave == 0 and not any(map(scope.same_as, repeated)) if extent else False
+        whole = extent % wave == 0 and not any(map(scope.same_as, of_parts)) if extent else False
         bits = {tvm.DataType(str(value.ty)).bits for value in values}
         if len(over) != 1 or tag != "threadIdx.x" or not (small or whole) or bits != {32}:
             return scope

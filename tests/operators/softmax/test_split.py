@@ -225,3 +225,4 @@ def test_amd_code_objects(amd_linker: None, arch: Arch) -> None:
     assert len(set(re.findall(r"\.symbol:\s+(main_kernel\w*)\.kd", assembly))) == 2
     assert all(int(size) == 0 for size in re.findall(r"\.private_segment_fixed_size:\s+(\d+)", assembly))
     assert re.search(r"global_load_(dwordx4|b128)", assembly)
+    assert summary(built).counts["barrier"] == 2  # one for each reduction by several waves
