@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from schedules.core.arch import KIB, Arch, VectorUnit, beyond_caches
 from schedules.core.problem import Config, Conv2dProblem, numpy_dtype
-from schedules.core.tvm import LoopRV, SBlockRV, Schedule
+from schedules.core.tvm import LoopRV, SBlockRV, Schedule, tvm
 from schedules.lowering.annotations import STREAM
 
 C = TypeVar("C", bound="Config")
@@ -90,8 +90,6 @@ def check_streaming(streaming: str, problem: Conv2dProblem, row: int, panel: int
 
 def streamed(sch: Schedule, output: SBlockRV, streaming: str, vector: int) -> tvm.IRModule:
     """The program, with the stores of `output` past the caches if `streaming` says so."""
-    import tvm
-
     if streaming == "no":
         return sch.mod
     *_, lane = sch.split(sch.get_loops(output)[-1], [None, vector])
