@@ -128,8 +128,8 @@ def our_function(choice: Choice, arch: Arch, bundle: Path | None = None) -> Any:
     if arch.is_gpu:
         return build(problem, arch, choice.schedule, choice.config).module["main"]
     config, fixed = choice.config.to_json(), operator_of(problem).schedule(choice.schedule).fixed_shape
-    made = f"{choice.schedule} {choice.config} for {arch}"
-    return kernel_of(Chosen(problem, arch, choice.schedule, config, made, str(choice), fixed), disk()).function
+    words = f"{choice.schedule} {choice.config} for {arch}"
+    return kernel_of(Chosen(problem, arch, choice.schedule, config, words, str(choice), fixed), disk()).function
 
 
 def write_build(choice: Choice, arch: Arch, bundle: Path) -> Bundle:
