@@ -93,13 +93,13 @@ def test_kernels_come_from_bundles_that_fit(
     write_build(choice, host, bundle_of(tmp_path, PROBLEM, "cpu"))
     built: list[Any] = []
 
-    def refused(problem: Problem, arch: Arch, schedule: str, config: Any) -> None:
-        built.append(config)
+    def refused(chosen: Any, disk: Any) -> None:
+        built.append(chosen.config)
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr("benchmarks.peers.bench.build", refused)
+    monkeypatch.setattr("benchmarks.peers.bench.kernel_of", refused)
     case = run_case(PROBLEM, host, choice, [other], Clock(), 0.001, builds=tmp_path, launch=STREAM)
-    assert case["ours"]["us"] > 0 and built == [other.config]
+    assert case["ours"]["us"] > 0 and built == [other.config.to_json()]
     assert case["peers"]["cpu"]["failed"] == "RuntimeError: no compiler here" and "ratio" not in case
     assert "cpu - (RuntimeError: no compiler here)" in line_of(case)
 

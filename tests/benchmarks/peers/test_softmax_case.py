@@ -108,7 +108,7 @@ def test_ours_comes_from_the_bundle_of_the_same_choice(
         raise AssertionError("built again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench, "build", refused)
+        patch.setattr(bench, "kernel_of", refused)
         assert our_function(choice, host, folder)
         with pytest.raises(AssertionError):
             our_function(default_choice(SoftmaxProblem(1024, 65), host), host, folder)

@@ -358,7 +358,7 @@ def test_verification_uses_its_tolerance_for_it_alone(emulation: None, sm_90a: A
     problem = problem_of("conv2d_hwcn", n=128, h=1, w=1, ci=1, co=128, kh=1, kw=1)
     checks = verify(problem, sm_90a, "mma_split", routes=["emulated"], seeds=(1,))
     assert all(check.passed and check.error > 0.2 for check in checks)
-    others = {"mma_split": BF16X3, "bf16x3": BF16X3, "bf16x6": BF16X6, "tf32": TF32}
+    others = {"mma_split": BF16X3, "bf16x3": BF16X3, "bf16x6": BF16X6, "tf32": TF32, "mma_tf32": TF32}
     for spec in operator("conv2d_hwcn").schedules:
         assert spec.arithmetic == others.get(spec.name, FLOAT32)
 
