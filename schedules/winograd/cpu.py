@@ -89,8 +89,8 @@ def schedule(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> t
     inside = made.channels_inside
     panel = made.tile[0]
     sch = Schedule(made.program())
-    inline_if_present(sch, "columns", "weights")
     next_step(sch, "A parallel task for some columns and some channels; a few channels at a time")
+    inline_if_present(sch, "columns", "weights")
     output = sch.get_sblock("output")
     y, x, *sides = sch.get_loops(output)
     columns, channels = sides if inside else sides[::-1]

@@ -14,13 +14,15 @@ from schedules.check.emulate import EmulationMode
 from schedules.check.sweep import cases
 from schedules.check.verify import device_source, emulated_runs, poisoned
 from schedules.core.arch import ARCHES, parse_arch
+from schedules.core.arithmetic import TF32
 from schedules.core.errors import EmulationError
 from schedules.core.operator import Operator, ScheduleSpec
 from schedules.core.registry import operators
 from tests.conftest import assert_correct, caught, is_right, problem_of
 
-# one of each size of a wave
+# one of each size of a wave, and the one whose matrix cores have TF32
 WAVES = {arch.wave: arch for arch in ARCHES.values() if arch.kind == "rocm" and arch.features}
+WITH_TF32 = parse_arch("gfx942")
 SCHEDULES = [(op, spec) for op in operators() for spec in op.schedules if "rocm" in spec.kinds]
 FLOPS, COLS = 2**20, 1024  # of a case: LLVM gets what a thread has of a row of softmax written out
 
@@ -30,14 +32,15 @@ BARRIER = r"call void @llvm\.amdgcn\.s\.barrier\(\)"
 @pytest.mark.parametrize(("op", "spec"), SCHEDULES, ids=lambda each: each.name)
 def test_every_schedule(emulation: None, op: Operator, spec: ScheduleSpec) -> None:
     """The first small cases of its sweep: a default, in waves of 32 if it runs there, and a config of the space."""
-    small = (case for case in cases(op, spec, WAVES[64]) if case.problem.flops <= FLOPS)
+    wide = WITH_TF32 if spec.arithmetic == TF32 else WAVES[64]
+    small = (case for case in cases(op, spec, wide) if case.problem.flops <= FLOPS)
     first, second = islice((case for case in small if getattr(case.problem, "cols", 0) <= COLS), 2)
     default = spec.default(first.problem, WAVES[32])
     if default.check(first.problem, WAVES[32]) is None:
         assert_correct(first.problem, WAVES[32], spec.name, default, ["emulated"])
     else:
-        assert_correct(first.problem, WAVES[64], spec.name, first.config, ["emulated"])
-    assert_correct(second.problem, WAVES[64], spec.name, second.config, ["emulated"])
+        assert_correct(first.problem, wide, spec.name, first.config, ["emulated"])
+    assert_correct(second.problem, wide, spec.name, second.config, ["emulated"])
 
 
 MUTATED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
