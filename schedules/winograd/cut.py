@@ -100,7 +100,8 @@ def error(problem: Conv2dProblem, gain: float) -> float:
     """What results of tiles with a `gain` may be off, in units of the sum of their absolute products; infinity where
     nothing is sure."""
     p = problem
-    seen = math.prod(1 - pad / (d * k) for pad, d, k in zip(p.pad, p.dilation, (p.kh, p.kw), strict=True))
+    axes = zip((p.h, p.w), (p.kh, p.kw), p.pad, p.dilation, strict=True)
+    seen = math.prod(_seen(*axis) / axis[1] for axis in axes)
     off, found = UNIT * math.sqrt(gain * (CHAIN * p.ci + TRANSFORMS)), 0.0
     for share, (deviations, strayed) in ((1.0, INSIDE), (seen, CORNER)):
         products = share * p.kh * p.kw * p.ci
@@ -109,6 +110,11 @@ def error(problem: Conv2dProblem, gain: float) -> float:
         left = deviations**-2 - SPREAD / products
         found = max(found, strayed * off * math.sqrt(p.kh * p.kw * p.ci) / (MEAN * products * math.sqrt(left)))
     return found
+
+
+def _seen(extent: int, taps: int, pad: int, dilation: int) -> int:
+    """The fewest taps along an axis of which an output sees a pixel: the first output's, or the last's, mirrored."""
+    return sum(0 <= tap * dilation - pad < extent for tap in range(taps))
 
 
 def sizes(text: str) -> tuple[int, ...]:

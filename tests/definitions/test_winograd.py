@@ -130,6 +130,12 @@ def test_large_errors_are_not_as_rare_as_of_normal_numbers() -> None:
     assert FLOAT32.error < off.max() < error(problem, gain(4, 3) ** 2)
 
 
+def test_an_image_of_a_pixel_is_seen_by_one_tap() -> None:
+    fields = dict(n=8, ci=120, co=64, kh=5, kw=5, pad=2, dtype="float32")
+    large, pixel = (problem_of("conv2d_nhwc", h=size, w=size, **fields) for size in (14, 1))
+    assert error(large, gain(2, 5) ** 2) <= FLOAT32.error < 4 * FLOAT32.error < error(pixel, gain(2, 5) ** 2)
+
+
 def kinds(problem: Any, rng: np.random.Generator) -> dict[str, tuple[Array, Array]]:
     """Data and filter: normal; without negative ones; of sums that nearly cancel; over 24 powers of two; all in one tap
     and one pixel; with signs by which both transforms of F(4, 3) add up all that they see."""

@@ -20,6 +20,7 @@ from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, widest, widest_vector
 
 LOADED = 8  # bytes of neighbouring pixels that a thread reads at once: with more, fewer threads fit
+FLOATS = 4  # elements of the longest vector of float32 that CUDA has
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,11 @@ def schedule(problem: PackProblem, config: TilesConfig, arch: Arch) -> tvm.IRMod
     for stage in (tile, fetched):
         sch.compute_at(stage, thread, preserve_unit_loops=True)
     _along(sch, tile, False, 1)
+    # without bfloat16's own instructions what is moved is float32 on its way
+    most = FLOATS if p.dtype == "bfloat16" and arch.kind == "cuda" and "bf16" not in arch.features else GROUP
     plain = pixels if not p.channels_last else vector
     for stage, is_packed in ((fetched, p.unpack), (output, not p.unpack)):
-        _along(sch, stage, not is_packed and not p.channels_last, packed if is_packed else plain)
+        _along(sch, stage, not is_packed and not p.channels_last, packed if is_packed else min(plain, most))
     return sch.mod
 
 

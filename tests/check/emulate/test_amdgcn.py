@@ -327,7 +327,7 @@ def test_memory_out_of_bounds(emulator: Emulator) -> None:
 
 
 def test_buffers_with_a_range(emulator: Emulator) -> None:
-    """One offset gives zero; any other that lies beyond is a mistake."""
+    """One offset gives zero, and the elements of a vector there; any other that lies beyond is a mistake."""
     make = "call ptr addrspace(8) @llvm.amdgcn.make.buffer.rsrc.p8.p1(ptr addrspace(1) %out, i16 0, i64 {}, i32 0)"
     body = f"""  %b = {make}
   %inside = icmp slt i32 %lane, 25
@@ -335,8 +335,12 @@ def test_buffers_with_a_range(emulator: Emulator) -> None:
   %o = select i1 %inside, i32 %far, i32 -2147483648
   %x = call i32 @llvm.amdgcn.raw.ptr.buffer.load.i32(ptr addrspace(8) %b, i32 %o, i32 0, i32 0)
 {stored("%x", 1)}"""
-    _, read = launch(emulator, kernel(body.format(100)), 128).reshape(2, 64)
-    assert (read == np.where(LANES < 25, -7, 0)).all()
+    for outside in (0, 4, 12):
+        found = body.replace("-2147483648", str(outside - 2**31)).format(100)
+        _, read = launch(emulator, kernel(found), 128).reshape(2, 64)
+        assert (read == np.where(LANES < 25, -7, 0)).all()
+    with pytest.raises(EmulationError, match=r"a load past the end of a device buffer of 100 bytes"):
+        launch(emulator, kernel(body.replace("-2147483648", str(16 - 2**31)).format(100)), 128)
     with pytest.raises(EmulationError, match=r"a load past the end of a device buffer of 99 bytes \(kernel line"):
         launch(emulator, kernel(body.format(99)), 128)
 

@@ -93,7 +93,7 @@ def test_every_field_changes_the_code(host: Arch, field: str, value: Any) -> Non
 
 def test_outputs_go_past_the_caches(host: Arch) -> None:
     problem = problem_of("conv2d_nchw", **{**PROBLEM, "w": 16, "bias": True})
-    config = dict(block_x=1, block_y=3, block_f=4)
+    config = dict(vector=16, block_x=1, block_y=3, block_f=4)
     assert_changes_the_source(problem, host, "cpu", CpuConfig(**config), streaming="stores")  # type: ignore[arg-type]
     assert_correct(problem, host, "cpu", {**config, "streaming": "stores"})
 

@@ -40,6 +40,14 @@ def test_the_default_is_legal(arch: Arch) -> None:
                 assert default(problem, arch).check(problem, arch) is None
 
 
+@pytest.mark.parametrize("unpack", [False, True])
+def test_bfloat16_without_instructions_of_its_own(cuda_compiler: None, emulation: None, unpack: bool) -> None:
+    """TVM moves it as float32 there, of which CUDA has no vector of eight."""
+    problem = problem_of("pack_nchw32", n=2, h=4, w=4, ci=8, dtype="bfloat16", layout="nhwc", unpack=unpack)
+    build(problem, parse_arch("sm_75"))
+    assert_correct(problem, parse_arch("sm_75"), routes=["emulated"])
+
+
 def test_broken_kernels_are_noticed(emulation: None, sm_90a: Arch) -> None:
     built = build(problem_of("pack_nchw32", n=5, h=2, w=3, ci=20), sm_90a, "tiles", device_code=False)
     mutants = {

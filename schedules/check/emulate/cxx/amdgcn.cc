@@ -546,9 +546,9 @@ struct Resource {
   uint64_t records;
 };
 
-// Kernels ask by this offset for what is not in a buffer, and get zero (lowering/range_checks.py); any other that is not
-// there is a mistake.
-constexpr uint32_t kOutOfRange = uint32_t{1} << 31;
+// Kernels ask by this offset for what is not in a buffer, and get zero (lowering/range_checks.py); LLVM asks for some
+// elements of a vector, of so many bytes, alone.  Any other that is not there is a mistake.
+constexpr uint32_t kOutOfRange = uint32_t{1} << 31, kVector = 16;
 
 }  // namespace
 }  // namespace emu
@@ -563,7 +563,8 @@ EMU_LANE(make_resource, "make.buffer.rsrc") {
 EMU_LANE(load_buffer, "raw.ptr.buffer.load") {
   const emu::Resource& buffer = *call.operands[0].as<const emu::Resource*>();
   uint64_t offset = call.operands[1].as<uint32_t>();
-  if (offset == emu::kOutOfRange && offset >= buffer.records) return call.result.zero();
+  bool is_out = offset - emu::kOutOfRange <= emu::kVector - call.result.bytes;
+  if (is_out && offset >= buffer.records) return call.result.zero();
   offset += call.operands[2].as<uint32_t>();
   if (offset + call.result.bytes > buffer.records) {
     emu::fail(call.line, "a load past the end of a device buffer of %llu bytes",
