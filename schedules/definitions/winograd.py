@@ -210,7 +210,8 @@ class Winograd:
 
     A tile is a ``column`` of the products: images outside tiles, or inside where the layout has them so.  `tile` is
     what the extents of (co, column, ci) are rounded up to in the products; with `whole` in every stage but the output,
-    where beyond an end stands the last once more.
+    where beyond an end stands the last once more.  With `part`, which divides the channels, ``conv`` has the sums of so
+    many channels, and ``products`` adds those up: far fewer additions to a large sum, so that less is rounded off.
     """
 
     problem: Conv2dProblem
@@ -218,6 +219,7 @@ class Winograd:
     columns: Split
     tile: tuple[int, int, int] = (1, 1, 1)
     whole: bool = False
+    part: int = 0
 
     @property
     def images_inside(self) -> bool:
@@ -255,6 +257,7 @@ class Winograd:
             "py": rows.points, "px": columns.points, "iy": rows.reach, "ix": columns.reach,
             "oy": rows.period, "ox": columns.period, "kh": p.kh, "kw": p.kw,
             "uy": len(rows.filter), "ux": len(columns.filter), "ci": p.ci, "co": p.co, "column": self.tiles,
+            "part": p.ci // self.part if self.part else 1,
         }  # fmt: skip
         if whole:
             for axis, tile in zip(("co", "column", "ci"), self.tile, strict=True):
@@ -322,15 +325,18 @@ class Winograd:
             "weights": self._stage("weights", "py px ci co", fetched(filters, of_ci, ("co", p.co)), True),
         }
         (channels,) = self._extents("ci", True)
-        rc = te.reduce_axis((0, channels), "rc")
+        (parts,) = self._extents("part")
+        rc = te.reduce_axis((0, channels // parts), "rc")
         first, second = operands.values() if inside else reversed(operands.values())
-        conv = self._stage(
-            "conv",
-            f"py px {result}",
-            lambda at: te.sum(first({**at, "ci": rc}) * second({**at, "ci": rc}), axis=rc),
-            True,
-        )
-        products = self._stage("products", f"py px {result}", conv)
+
+        def of_channels(at: At) -> PrimExpr:
+            at = {**at, "ci": at["part"] * self.part + rc if parts > 1 else rc}
+            return te.sum(first(at) * second(at), axis=rc)
+
+        conv = self._stage("conv", f"{'part ' * (parts > 1)}py px {result}", of_channels, True)
+        rp = te.reduce_axis((0, parts), "rp")
+        added = (lambda at: te.sum(conv({**at, "part": rp}), axis=rp)) if parts > 1 else conv
+        products = self._stage("products", f"py px {result}", added)
         sums = self._stage("sum_rows", f"oy px {result}", lambda at: along(rows.inverse, products, "oy", "py", at))
 
         def place(at: At) -> dict[str, PrimExpr]:

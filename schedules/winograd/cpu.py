@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+PART = 32  # channels at least of a sum that is added to those of the others
 LANES = (1, 2, 3)  # vectors of a register tile
 ROWS = (2, 3, 4, 5, 6, 8)
 
@@ -55,9 +56,13 @@ class WinogradCpuConfig(Cut, Config):
         return (lanes, self.block_rows) if inside else (self.block_rows, lanes)
 
     def graph(self, problem: Conv2dProblem) -> Winograd:
-        made = Winograd(problem, *self.splits(problem), whole=True)
+        made = Winograd(problem, *self.splits(problem), whole=True, part=part(problem.ci))
         co, column = self.block(made.channels_inside)
         return replace(made, tile=(co, column * min(self.columns, -(-made.tiles // column)), 1))
+
+    def chain(self, problem: Conv2dProblem) -> int:
+        each = part(problem.ci)
+        return each + problem.ci // each if each else problem.ci
 
     def check(self, problem: Conv2dProblem, arch: Arch) -> str | None:
         if reason := self.check_cut(problem):
@@ -75,6 +80,11 @@ class WinogradCpuConfig(Cut, Config):
         if self.streaming == "stores" and not inside:
             return f"streaming={self.streaming} is for data with channels inside"
         return register_tile.check_streaming(self.streaming, problem, problem.co, self.block(inside)[0], self.vector)
+
+
+def part(ci: int) -> int:
+    """The channels of a part of the sums: the fewest from PART that divide `ci`; 0 where there is no such part."""
+    return next((each for each in range(PART, ci // 2 + 1) if ci % each == 0), 0)
 
 
 def graph(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> tirx.PrimFunc:
@@ -115,15 +125,17 @@ def schedule(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> t
     next_step(sch, "Register tiles of the products of each point")
     conv = sch.get_sblock("conv")
     sch.set_scope(conv, 0, "local")
-    u, v, row, lanes = sch.get_loops(products)[-4:]
+    u, v, row, lanes, *parts = sch.get_loops(products)[-5:] if made.part else sch.get_loops(products)[-4:]
     row, inner = sch.split(row, [None, config.block_rows])
     lanes, vectors, lane = sch.split(lanes, [None, config.block_lanes, config.vector])
-    sch.reorder(u, v, row, lanes, inner, vectors, lane)
-    tile = lanes
-    sch.unroll(inner)
-    sch.unroll(vectors)
-    sch.vectorize(lane)
-    sch.compute_at(conv, tile, preserve_unit_loops=True)
+    sch.reorder(u, v, row, lanes, *parts, inner, vectors, lane)
+    sch.compute_at(conv, parts[0] if parts else lanes, preserve_unit_loops=True)
+    if parts:
+        accumulate(sch, products, parts[0], (inner, vectors), lane)
+    else:
+        sch.unroll(inner)
+        sch.unroll(vectors)
+        sch.vectorize(lane)
     *_, u, v, row, lanes, rc = sch.get_loops(conv)
     vectors, lane = sch.split(lanes, [None, config.vector])
     sch.reorder(rc, row, vectors, lane)
@@ -203,7 +215,9 @@ def default(problem: Conv2dProblem, arch: Arch) -> WinogradCpuConfig:
     """The cut, the register tile and the task with the least estimated time."""
     p = problem
     found = [
-        WinogradCpuConfig(tile_h=tile_h, tile_w=tile_w) for tile_h, tile_w in cuts(p) if "+" not in tile_h + tile_w
+        WinogradCpuConfig(tile_h=tile_h, tile_w=tile_w)
+        for tile_h, tile_w in cuts(p, WinogradCpuConfig().chain(p))
+        if "+" not in tile_h + tile_w
     ]
     legal = [config for config in found if config.check(p, arch) is None]
     if not legal:
@@ -234,7 +248,8 @@ def _products(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> 
     panel, column = config.block(made.channels_inside)
     step = register_tile.step_cycles(vector_unit(arch), config.vector, config.block_lanes, config.block_rows)
     tiles = -(-p.co // panel) * -(-made.tiles // column) * made.rows.points * made.columns.points
-    return tiles * (p.ci * step + register_tile.STORED * config.block_lanes * config.block_rows)
+    parts = 1 + (p.ci // made.part if made.part else 0)
+    return tiles * (p.ci * step + parts * register_tile.STORED * config.block_lanes * config.block_rows)
 
 
 def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> float:
@@ -280,7 +295,7 @@ def space(problem: Conv2dProblem, arch: Arch) -> Iterator[WinogradCpuConfig]:
     """The default, and register tiles and tasks for every cut of one or two tiles."""
     p, best = problem, default(problem, arch)
     found = [best]
-    for tile_h, tile_w in cuts(p):
+    for tile_h, tile_w in cuts(p, best.chain(p)):
         cut = replace(best, tile_h=tile_h, tile_w=tile_w)
         if tile_h.count("+") + tile_w.count("+") <= 1 and cut.check(p, arch) is None:
             found += _tasks(cut, p, arch)

@@ -1,7 +1,8 @@
 """How the outputs of a convolution are cut into Winograd's tiles, and how exact that is: what its configs share.
 
 Errors.  Transforms of data and filter are sums of few terms; at each point then stands a sum over the channels, off by
-about sqrt(CHAIN * ci + TRANSFORMS) units in the last place of float32 (2^-24), in proportion to its standard deviation;
+about sqrt(CHAIN * ci + TRANSFORMS) units in the last place of float32 (2^-24), in proportion to its standard deviation
+(in parts of some channels, which are added up after: the channels of a part and the parts in place of ci);
 the way back adds these up, by which they grow by `definitions.winograd.gain`.  The constants are those of a model in
 NumPy, rounded after each multiply-add, of tiles 2 to 6 and 16 to 512 channels; it agrees within a tenth.  A result is
 held to the sum of its own absolute products, which for normal data varies as sums of so many products do, and beyond
@@ -56,8 +57,12 @@ class Cut:
     def arithmetic_of(self, problem: Conv2dProblem) -> Arithmetic:
         """What the results of `problem` are held to."""
         rows, columns = self.splits(problem)
-        found = error(problem, rows.gain * columns.gain)
+        found = error(problem, rows.gain * columns.gain, self.chain(problem))
         return FLOAT32 if found <= FLOAT32.error else Arithmetic("winograd", found)
+
+    def chain(self, problem: Conv2dProblem) -> int:
+        """How many additions, one after the other, an error of the sum over the channels is of."""
+        return problem.ci
 
     def check_cut(self, problem: Conv2dProblem) -> str | None:
         """Why the tiles are illegal for `problem`, on any arch."""
@@ -96,13 +101,13 @@ class Cut:
 
 
 @lru_cache
-def error(problem: Conv2dProblem, gain: float) -> float:
-    """What results of tiles with a `gain` may be off, in units of the sum of their absolute products; infinity where
-    nothing is sure."""
+def error(problem: Conv2dProblem, gain: float, chain: int) -> float:
+    """What results of tiles with a `gain` may be off whose sums over the channels are as exact as one of `chain`, in
+    units of the sum of their absolute products; infinity where nothing is sure."""
     p = problem
     axes = zip((p.h, p.w), (p.kh, p.kw), p.pad, p.dilation, strict=True)
     seen = math.prod(_seen(*axis) / axis[1] for axis in axes)
-    off, found = UNIT * math.sqrt(gain * (CHAIN * p.ci + TRANSFORMS)), 0.0
+    off, found = UNIT * math.sqrt(gain * (CHAIN * chain + TRANSFORMS)), 0.0
     for share, (deviations, strayed) in ((1.0, INSIDE), (seen, CORNER)):
         products = share * p.kh * p.kw * p.ci
         if products <= SPREAD * deviations**2:
@@ -123,13 +128,13 @@ def sizes(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts)) if all(part.isascii() and part.isdigit() for part in parts) else ()
 
 
-def cuts(problem: Conv2dProblem) -> Iterator[tuple[str, str]]:
-    """The ways to cut both axes worth trying whose errors are float32's: of the tiles up to a size along an axis those
-    of the fewest points, equal ones and any."""
+def cuts(problem: Conv2dProblem, chain: int) -> Iterator[tuple[str, str]]:
+    """The ways to cut both axes worth trying whose errors, with sums of `chain`, are float32's: of the tiles up to a
+    size along an axis those of the fewest points, equal ones and any."""
     p = problem
     axes = [_of_axis(k, out, d) for k, out, d in zip((p.kh, p.kw), (p.out_h, p.out_w), p.dilation, strict=True)]
     for (first, tile_h), (second, tile_w) in product(*axes):
-        if error(p, first * second) <= FLOAT32.error:
+        if error(p, first * second, chain) <= FLOAT32.error:
             yield tile_h, tile_w
 
 

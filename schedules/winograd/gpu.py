@@ -143,7 +143,7 @@ def _sides(made: Winograd) -> tuple[int, int]:
 def _ranked(problem: Conv2dProblem, arch: Arch) -> tuple[WinogradConfig, ...]:
     """For each cut that is legal `simt`'s tile for its products, the least estimate first."""
     found = []
-    for tile_h, tile_w in cuts(problem):
+    for tile_h, tile_w in cuts(problem, problem.ci):
         cut = WinogradConfig(tile_h=tile_h, tile_w=tile_w)
         if cut.check(problem, arch) is None:
             made = cut.graph(problem)

@@ -6,12 +6,14 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from schedules.build.builder import build
 from schedules.core.arch import Arch, parse_arch
+from schedules.core.arithmetic import FLOAT32
 from schedules.core.errors import ConfigError
-from schedules.winograd.cpu import WinogradCpuConfig, cycles, default, space
+from schedules.winograd.cpu import WinogradCpuConfig, cycles, default, part, space
 from tests.conftest import assert_changes_the_source, assert_correct, problem_of
 from tests.winograd.test_gpu import LAYER, LAYOUTS, SHAPES
 
@@ -48,6 +50,18 @@ def test_sums_stay_in_registers(layout: str) -> None:
         (text.split("\tj")[0] for text in blocks), key=lambda text: text.count("vfmadd231ps") - text.count("\n") / 4
     )
     assert loop.count("vfmadd") % 8 == 0 and "rsp" not in loop and not re.search(r"vmovups\s+%ymm\d+, ", loop)
+
+
+def test_channels_are_summed_in_parts(host: Arch) -> None:
+    """In one chain results of these are off by more than a tolerance."""
+    assert [part(ci) for ci in (16, 63, 64, 97, 240, 256)] == [0, 0, 32, 0, 40, 32]
+    problem = problem_of("conv2d_nchw", n=8, h=14, w=14, ci=256, co=128, kh=3, kw=3, pad=1)
+    built = build(problem, host, "winograd_cpu", dict(tile_h="4", tile_w="4"))
+    data, weights = built.operator.inputs(problem, np.random.default_rng(0))[:2]
+    got = np.full(problem.shapes()[2], np.nan, np.float32)
+    built(data, weights, got)
+    (expected,) = built.operator.reference(problem, [data, weights])
+    assert (np.abs(got - expected.values) <= 0.4 * FLOAT32.error * expected.magnitude).all()
 
 
 def test_outputs_go_past_the_caches(host: Arch) -> None:

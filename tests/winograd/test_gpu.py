@@ -128,6 +128,6 @@ def test_the_default_takes_fewer_products(sm_90a: Arch) -> None:
     problem = problem_of("conv2d_hwcn", n=256, h=14, w=14, ci=256, co=512, kh=3, kw=3, pad=1)
     rows, columns = default(problem, sm_90a).splits(problem)
     assert rows.points * rows.periods * columns.points * columns.periods <= 550  # directly: 1764
-    found = set(cuts(problem))
+    found = set(cuts(problem, problem.ci))
     assert {("4+3", "3"), ("3", "3"), ("2", "2")} <= found and ("4", "4") not in found
     assert WinogradConfig().tile_h == "4"
