@@ -27,6 +27,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where `benchmarks` is
+
 from benchmarks.peers.kept import keep_costs
 from schedules.build.builder import compiler_of
 from schedules.build.present import device_name

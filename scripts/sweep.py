@@ -38,6 +38,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where `scripts` is
+
 from schedules.build.builder import build, compiler_of
 from schedules.build.inspect import sums_read_early
 from schedules.build.present import device_name
