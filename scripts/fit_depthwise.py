@@ -131,19 +131,31 @@ def known(folder: Path = FOLDER) -> list[Layer]:
     return read(*sorted(folder.glob("*.xz")))[1]
 
 
-def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def command(
+    about: str,
+    keep: Callable[[Sequence[Path]], Any],
+    known: Callable[[], list[Layer]],
+    costs: Any,
+    objective: Callable[[list[Layer]], Callable[[Any], float]],
+    report: Callable[[list[Layer], Any], None],
+) -> int:
+    """What the words of the command line ask for; `fit` makes `objective` of the layers least, from `costs` on."""
+    words = argparse.ArgumentParser(description=about.splitlines()[0])
     words.add_argument("what", choices=("keep", "fit", "score"))
     words.add_argument("results", type=Path, nargs="*")
     asked = words.parse_args()
     if asked.what == "keep":
         print(keep(asked.results))
-    layers, costs = known(), COSTS
+    layers = known()
     if asked.what == "fit":
-        costs = fitted(costs, lambda tried: loss(layers, tried, estimates))
+        costs = fitted(costs, objective(layers))
         print(costs)
     report(layers, costs)
     return 0
+
+
+def main() -> int:
+    return command(__doc__, keep, known, COSTS, lambda layers: lambda tried: loss(layers, tried, estimates), report)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,10 @@ problem's trials by that of the fastest of them.
 
 from __future__ import annotations
 
-import argparse
 import json
 import lzma
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -32,7 +31,7 @@ from schedules.core.problem import Config
 from schedules.core.registry import operator
 from schedules.operators.softmax.cost import COSTS, Costs, Work, estimate, work
 from schedules.operators.softmax.definition import SoftmaxProblem
-from scripts.fit_depthwise import fitted, loss
+from scripts.fit_depthwise import command, loss
 from scripts.trials import TARGET, Layer, read
 
 FOLDER = Path(__file__).parents[1] / "tuning_logs/nvidia-h200/softmax_trials"
@@ -156,20 +155,13 @@ def known(folder: Path = FOLDER) -> list[Layer]:
     return [layer for layer in layers if len(layer.trials) > 1]
 
 
+def objective(layers: list[Layer]) -> Callable[[Costs], float]:
+    some = balanced(layers)
+    return lambda tried: loss(some, tried, estimates, SHARP, RIGHT) + HELD * apart(tried, COSTS)
+
+
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("what", choices=("keep", "fit", "score"))
-    words.add_argument("results", type=Path, nargs="*")
-    asked = words.parse_args()
-    if asked.what == "keep":
-        print(keep(asked.results))
-    layers, costs = known(), COSTS
-    if asked.what == "fit":
-        some = balanced(layers)
-        costs = fitted(costs, lambda tried: loss(some, tried, estimates, SHARP, RIGHT) + HELD * apart(tried, COSTS))
-        print(costs)
-    report(layers, costs)
-    return 0
+    return command(__doc__, keep, known, COSTS, objective, report)
 
 
 if __name__ == "__main__":
