@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -393,18 +393,8 @@ def _operator(convolution: _Convolution) -> Callable[..., Tensor]:
         # an empty one counts as many, whose shape is then refused
         given = [0 if tensor is None else tensor.numel() or 2 for tensor in rest[:count]]
         chosen, result = kernel(data.shape, filter.shape, data.dtype, data.device, *given, *options)
-        launch = chosen.launch(data.device, result)
         names = [name for name, numbers in zip(convolution.tensors, given, strict=True) if numbers]
-        if not set(names) & set(convolution.scales):
-            return launch
-
-        def scaled(data: Tensor, filter: Tensor, *terms: Tensor) -> Tensor:
-            for name, term in zip(names, terms, strict=True):
-                if name in convolution.scales:
-                    require_positive(name, term)
-            return launch(data, filter, *terms)  # type: ignore[no-any-return]
-
-        return scaled
+        return looking(chosen.launch(data.device, result), ["data", "filter", *names], convolution.scales)
 
     def key(data: Tensor, filter: Tensor, *rest: Any) -> tuple[Any, ...]:
         stride, pad, dilation, *others = rest[count:]
@@ -436,6 +426,21 @@ def require_positive(name: str, scales: Tensor) -> None:
     if not bool((torch.isfinite(scales) & (scales > 0)).all()):
         raise ArgumentError(f"{name} has scales that are not positive and finite; mend them")
     _positive[key] = weakref.ref(scales, lambda _: _positive.pop(key, None)), version
+
+
+def looking(launch: Launch, names: Sequence[str], scales: Collection[str]) -> Launch:
+    """`launch`, which looks first at those of its tensors, called `names`, that are `scales`: in the kernel and not
+    before, where tensors may be fake."""
+    if not set(names) & set(scales):
+        return launch
+
+    def looked(*tensors: Tensor) -> Any:
+        for name, tensor in zip(names, tensors, strict=True):
+            if name in scales:
+                require_positive(name, tensor)
+        return launch(*tensors)
+
+    return looked
 
 
 _ACTIVATION = (("activation", "str"),)

@@ -6,6 +6,7 @@ The operators ``schedules::pack_nchw32``, ``unpack_nchw32`` and ``pool2d_nchw32`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -17,11 +18,12 @@ from schedules.core.problem import Problem
 from schedules.operators.conv2d_nchw32.packing import GROUP, groups
 from schedules.operators.pack_nchw32.definition import PackProblem
 from schedules.operators.pool2d.definition import PoolProblem
-from schedules.torch.convolution import Size, pair, require_positive
+from schedules.torch.convolution import Size, looking, pair
 from schedules.torch.kernels import DTYPES, TorchKernel, dtype_name, kernel_for, remembered
 from schedules.torch.operators import Launch, custom_operator
 
 PACKED = "(n, groups, h, w, 32)"
+SCALES = ("scale", "alpha", "gamma")
 
 
 def pack_nchw32(x: Tensor, scale: Tensor | float) -> Tensor:
@@ -77,8 +79,6 @@ def pool2d_nchw32(
 
 def _scale(value: Tensor | float, like: Tensor) -> Tensor:
     if isinstance(value, Tensor):
-        if not torch.compiler.is_compiling():
-            require_positive("scale", value)
         return value
     if not 0 < value < float("inf"):
         raise ArgumentError(f"a scale of {value} is not positive and finite")
@@ -102,7 +102,13 @@ def _operator(
     def backward(ctx: Any, *gradients: Tensor) -> None:
         raise DerivativeError(f"{name} computes no gradients; call it under torch.no_grad()")
 
-    return custom_operator(name, schema, bind, key, fake, backward, strided=strided)
+    tensors = re.findall(r"Tensor\??\s+(\w+)", schema)
+
+    def looking_bind(*arguments: Any) -> Launch:
+        given = [word for word, tensor in zip(tensors, arguments, strict=False) if tensor is not None]
+        return looking(bind(*arguments), given, SCALES)
+
+    return custom_operator(name, schema, looking_bind, key, fake, backward, strided=strided)
 
 
 @remembered

@@ -241,6 +241,22 @@ def test_scales_of_packing_are_positive(stand_in: None) -> None:
                 call(bad)
 
 
+def test_scales_may_be_fake(stand_in: None) -> None:
+    """What is left of a model is traced by its compiler, with tensors that have no values."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def network(x: Any, scale: Any) -> Any:
+        y = kernels.pack_nchw32(x, scale)
+        y = kernels.pool2d_nchw32(y, 2, kind="average", alpha=scale, residual=y[:, :, ::2, ::2], gamma=scale)
+        return kernels.unpack_nchw32(y, 3, scale)
+
+    x, scale = random(1, 3, 4, 4), torch.tensor([0.25])
+    traced = make_fx(network, tracing_mode="fake")(x, scale)
+    assert torch.equal(traced(x, scale), network(x, scale))
+    with pytest.raises(ArgumentError, match="not positive and finite"):
+        traced(x, -scale)
+
+
 class Residual(nn.Module):
     def __init__(self, ci: int, co: int, stride: int) -> None:
         super().__init__()
