@@ -150,11 +150,14 @@ def work(problem: SoftmaxProblem, schedule: str, config: Any, arch: Arch) -> Wor
     again = (reads - 1) * (0.5 if nbytes * inputs < (device.l2_bytes or L2_BYTES) / 2 else 1)
     rows = problem.rows / device.multiprocessors
     second, resident = schedule in ("split", "parts"), _resident(problem, config, arch)
+    share = min(1.0, blocks / device.multiprocessors)
+    if schedule == "cluster":  # groups of multiprocessors hold whole ones, and some of them more than others
+        share = blocks / device.multiprocessors / -(-blocks // device.resident(config.cluster))
     beside = schedule == "parts" and "cluster" in arch.features
     return Work(
         resident=resident,
         waves=blocks / device.multiprocessors / resident,
-        share=min(1.0, blocks / device.multiprocessors),
+        share=share,
         memory=nbytes * (tensors + again * inputs) / (device.bandwidth or BANDWIDTH) / 1000,
         lines=rows * lines * tensors / 2,
         shared_lines=rows * shared_lines * tensors / 2,
