@@ -32,7 +32,8 @@ import numpy as np
 import torch
 
 import schedules.torch as kernels
-from benchmarks.peers.kept import keep_costs, read_costs
+from benchmarks.peers.kept import keep_costs
+from benchmarks.peers.networks import KIND, read_networks
 from schedules.build.builder import compiler_of
 from schedules.build.present import cpu_name
 from schedules.cli.script import run_script
@@ -43,7 +44,6 @@ from schedules.measure.neighbours import ahead_of_others
 from schedules.measure.records import environment
 from schedules.torch.kernels import arch_of
 
-KIND = "compare_networks"
 ROUNDS = 15
 FLUSH = 2**28  # bytes written between two runs
 TOLERANCE = {"float16": 2e-2, "float32": 1e-5, "int8": 0.2}  # of a network's output, to its norm
@@ -217,6 +217,8 @@ def compared(
             raise UsageError(f"{name} n={n}: {peer} differs from eager by {error:.1e} of its norm; nothing is timed")
         errors[peer] = float(f"{error:.1e}")
         candidates[peer] = captured(call) if on_gpu else call
+        if peer in ("ours", "int8") and (failed := [note for note in made.report.notes if " failed, " in note]):
+            raise UsageError(f"{name} n={n}: {peer} is not what is asked for: {failed[0]}")
         if peer == "ours":
             report = made.report
             served = {"layers": len(report.rows), "replaced": len(report.replaced), "notes": report.notes}
@@ -238,7 +240,7 @@ def busy(processes: int) -> Iterator[None]:
 
 def identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What no two rows of a file share."""
-    return row["network"], row["n"], row["mode"], row.get("beside", 0)
+    return row["network"], row["n"], row["mode"], row.get("beside", 0), "int8" in row
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -265,7 +267,7 @@ def main(words: Sequence[str] | None = None) -> int:
     here = torch.cuda.get_device_name(device) if arch.is_gpu else cpu_name()
     versions = {**environment(arch, compiler_of(arch)), "torch": str(torch.__version__)}
     file = args.logs / slug(str(here)) / f"{KIND}.json"
-    old = read_costs(file, KIND, "networks") if file.exists() else {}
+    old = read_networks(file) if file.exists() else {}
     found: list[dict[str, Any]] = old["networks"] if old.get("versions") == versions else []
     for name in args.networks or NETWORKS:
         for n in args.batches or NETWORKS[name][1 if arch.is_gpu else 2]:

@@ -122,7 +122,10 @@ def test_documents_in_docs_are_kept_current() -> None:
             f"<!-- table */torch_overhead -->\n{END}\n",
             r"line 1, .*has no \*/torch_overhead.json; run python -m benchmarks.torch_overhead",
         ),
-        (f"<!-- table */other -->\n{END}\n", "no table of every device's other, only of torch_overhead, packing_cost"),
+        (
+            f"<!-- table */other -->\n{END}\n",
+            "no table of every device's other, only of torch_overhead, compare_networks, packing_cost",
+        ),
         (f"<!-- table */torch_overhead mode=eager -->\n{END}\n", "mode chooses nothing in a table of every device"),
         (f"<!-- table summary -->\n{END}\n", "line 1, summary: a summary of no files; name some"),
         (f"<!-- table summary gpu/other -->\n{END}\n", "line 1, summary gpu/other: cannot read"),

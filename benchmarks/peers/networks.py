@@ -1,0 +1,50 @@
+"""Whole networks with our kernels in them (benchmarks/compare_networks.py): its files, those of several as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.costs import sources
+from benchmarks.peers.kept import read_costs
+from benchmarks.peers.markdown import table
+
+KIND = "compare_networks"
+PEERS = {"eager": "eager", "compile": "torch.compile", "ours": "ours", "int8": "ours in int8"}  # as tables name them
+
+
+def read_networks(file: str | Path) -> dict[str, Any]:
+    """The content of a file of python -m benchmarks.compare_networks.  Raises UsageError if it is none."""
+    return read_costs(file, KIND, "networks")
+
+
+def networks_table(files: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each network, batch and mode of torch.compile: the median microseconds, and those of the fastest of
+    PyTorch's by ours, in int8 if that was measured; below it, where they come from."""
+    headers = [
+        "device",
+        "network",
+        "batch",
+        "torch.compile's mode",
+        *(f"{name}, us" for name in PEERS.values()),
+        "ratio",
+    ]
+    return "\n\n".join([table(headers, _rows(files)), *sources(files)])
+
+
+def _rows(files: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    for file in files:
+        for row in file["networks"]:
+            times = {peer: row[peer]["median_us"] for peer in PEERS if peer in row}
+            theirs = [times[peer] for peer in ("eager", "compile") if peer in times]
+            ours = times.get("int8", times.get("ours"))
+            busy = f", beside {row['beside']} busy" if "beside" in row else ""
+            yield [
+                file["device"],
+                f"`{row['network']}`{busy}",
+                str(row["n"]),
+                row["mode"] if "compile" in row else "",
+                *(f"{times[peer]:,.0f}" if peer in times else "" for peer in PEERS),
+                f"{min(theirs) / ours:.2f}" if theirs and ours else "",
+            ]
