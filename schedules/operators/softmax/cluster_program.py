@@ -13,8 +13,9 @@ from tvm.script import tirx as T
 from schedules.operators.softmax.cluster_config import ClusterConfig, pack_sizes
 from schedules.operators.softmax.definition import SoftmaxProblem, Values
 from schedules.operators.softmax.loaded_program import LoadedKernel, LoadedRow
-from schedules.operators.softmax.pack_program import Scalar, module, where
+from schedules.operators.softmax.pack_program import module
 from schedules.operators.softmax.pack_sources import STORE_SHARED
+from schedules.operators.softmax.row_packs import Scalar, where
 from schedules.steps.story import inside_part, part
 from schedules.tirx.cluster import in_block, say_begun, wait_in_cluster, wait_until_begun
 from schedules.tirx.values import named

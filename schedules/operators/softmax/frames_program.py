@@ -11,7 +11,8 @@ from tvm.script.ir_builder import IRBuilder
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.operators.softmax.frames_config import FramesConfig
 from schedules.operators.softmax.loaded_program import LoadedKernel, LoadedRow
-from schedules.operators.softmax.pack_program import Scalar, module
+from schedules.operators.softmax.pack_program import module
+from schedules.operators.softmax.row_packs import Scalar
 from schedules.steps.story import part
 from schedules.tirx.values import named
 

@@ -12,7 +12,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.operators.softmax.definition import is_kept
-from schedules.operators.softmax.pack_program import PackKernel, Row, Scalar, where
+from schedules.operators.softmax.pack_program import PackKernel
+from schedules.operators.softmax.row_packs import Row, Scalar, where
 from schedules.steps.story import inside_part, part
 from schedules.tirx.values import named
 

@@ -11,8 +11,9 @@ from tvm.script.ir_builder import IRBuilder
 
 from schedules.operators.softmax.definition import SoftmaxProblem, Values, row_program
 from schedules.operators.softmax.loaded_program import LoadedKernel, LoadedRow
-from schedules.operators.softmax.pack_program import module, where
+from schedules.operators.softmax.pack_program import module
 from schedules.operators.softmax.parts_config import PartsConfig
+from schedules.operators.softmax.row_packs import where
 from schedules.steps.story import inside_part, part
 from schedules.tirx.values import kept, named
 from schedules.tirx.words import read

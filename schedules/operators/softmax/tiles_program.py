@@ -10,9 +10,10 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from schedules.operators.softmax.definition import SoftmaxProblem
-from schedules.operators.softmax.pack_program import PackKernel, Row, Scalar, module, where
+from schedules.operators.softmax.pack_program import PackKernel, module
 from schedules.operators.softmax.pack_sources import STORE, STORE_SHARED
 from schedules.operators.softmax.packs import PACK
+from schedules.operators.softmax.row_packs import Row, Scalar, where
 from schedules.operators.softmax.tiles_config import TilesConfig
 from schedules.steps.story import inside_part, part
 from schedules.tirx.values import named
