@@ -162,9 +162,14 @@ def custom_operator(
     # Function.apply itself first asks for functorch's transforms, which are none here
     record = super(Function, recorded).apply  # type: ignore[misc]
 
+    def plain(arguments: tuple[Any, ...]) -> Sequence[Any]:
+        """The same with contiguous tensors, which what traces the call then sees: a compiler may write a tensor so at
+        once, where a copy in the kernel comes after it."""
+        return arguments if strided else [*map(_contiguous, arguments[:tensors]), *arguments[tensors:]]
+
     def call(*arguments: Any, **named: Any) -> Any:
         if _compiling():
-            return registered(*arguments)
+            return registered(*plain(arguments))
         if named:  # of the registered operator only
             return dispatched(*arguments, **named)
         given = [tensor for tensor in arguments[:tensors] if tensor is not None]
@@ -175,7 +180,7 @@ def custom_operator(
             return dispatched(*arguments)
         if not _nothing_between(given):
             _refuse_tangents(name, given)
-            return dispatched(*arguments)
+            return dispatched(*plain(arguments))
         if _grad_enabled():
             for tensor in given:
                 if tensor.requires_grad:
@@ -186,6 +191,10 @@ def custom_operator(
     registered._op = call  # what is called by its name, in code that inductor wrote too, goes the same way
     _found[call] = lambda *arguments: known.find(key, arguments, tensors_of(arguments[:tensors]))
     return call
+
+
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    return tensor.contiguous() if isinstance(tensor, Tensor) and tensor.layout is torch.strided else tensor
 
 
 _found: dict[Any, Callable[..., Launch | None]] = {}  # by operator: `Known.find` of its calls

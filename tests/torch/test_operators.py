@@ -177,6 +177,13 @@ class Double(torch.nn.Module):
         return double(x)
 
 
+def test_tracing_sees_the_copy_of_a_strided_tensor() -> None:
+    """Inductor lets what makes a tensor write it as it is wanted; in the kernel it is a copy after that."""
+    for x, copies in ((torch.randn(4, 3), []), (torch.randn(3, 4).t(), [torch.ops.aten.clone.default])):
+        traced = make_fx(double, tracing_mode="fake")(x)
+        assert [node.target for node in traced.graph.nodes if node.op == "call_function"] == [*copies, OP]
+
+
 def test_what_is_no_plain_tensor_is_left_to_pytorch() -> None:
     """functorch's transforms, lazily negated tensors, other devices and layouts: as the registered operator does."""
     x, z = torch.randn(4, 3), torch.randn(4, 3)
