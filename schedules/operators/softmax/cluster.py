@@ -17,7 +17,7 @@ Gimelshein, "Online normalizer calculation for softmax", 2018, section 3.1).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -25,10 +25,10 @@ from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec, WrittenInTirx
 from schedules.core.tvm import tvm
 from schedules.operators.softmax.cluster_config import CLUSTERS, ClusterConfig
+from schedules.operators.softmax.cost import cheapest
 from schedules.operators.softmax.definition import SoftmaxProblem
-from schedules.operators.softmax.packs import KEPT_IN_REGISTERS, Frame, held
+from schedules.operators.softmax.packs import KEPT_IN_REGISTERS, held
 
-PART = 16 * 1024  # bytes of a tensor in a block, by default
 PACKS = 8  # of a thread, by default
 NUMERATORS = 5  # packs of a thread whose numerators it keeps, by default
 THREADS_SM = 1024  # on a multiprocessor, by default: with 64 registers each
@@ -43,27 +43,29 @@ def schedule(problem: SoftmaxProblem, config: ClusterConfig, arch: Arch) -> tvm.
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> ClusterConfig:
-    """The first of `preferred` that is legal; the last of them if none is."""
+    """Of each size of cluster the first of `preferred` that is legal; of these the one that takes least."""
+    sizes = [size for size in CLUSTERS if size <= arch.cluster] or CLUSTERS
+    found = (first_legal(preferred(problem, size, arch), problem, arch) for size in sizes[::-1])
+    return cheapest(problem, "cluster", found, arch)
+
+
+def first_legal(configs: Iterable[ClusterConfig], problem: SoftmaxProblem, arch: Arch) -> ClusterConfig:
+    """The last, whose `check` says why, if none is."""
     config = ClusterConfig()
-    for config in preferred(problem, arch):
+    for config in configs:
         if config.check(problem, arch) is None:
             break
     return config
 
 
-def preferred(problem: SoftmaxProblem, arch: Arch) -> Iterator[ClusterConfig]:
-    """The smallest cluster with which the rows fill the device and a part is no longer than PART of a tensor, else the
-    largest.  Of few rows of which a thread has few packs, numerators in registers, and each warp sends for itself:
-    up to 0.4 us less on an H200 than what follows.  Then, with PACKS to a thread of 256 or 512, as many as can in
-    shared memory, and as many blocks to a multiprocessor, up to six or three, as that holds, at least two.
+def preferred(problem: SoftmaxProblem, cluster: int, arch: Arch) -> Iterator[ClusterConfig]:
+    """Of few rows of which a thread has few packs, numerators in registers, and each warp sends for itself: up to
+    0.4 us less on an H200 than what follows.  Then, with PACKS to a thread of 256 or 512, as many as can in shared
+    memory, and as many blocks to a multiprocessor, up to six or three, as that holds, at least two.
 
     For longer parts two blocks with as many packs in registers as IN_REGISTERS hold, or one: estimates, not measured.
     """
-    frame, few = Frame.of_row(problem), problem.rows <= arch.device.multiprocessors
-    sizes = [c for c in CLUSTERS if c <= arch.cluster] or CLUSTERS
-    enough = [c for c in sizes if problem.rows * c >= arch.device.multiprocessors and frame.nbytes <= PART * c]
-    cluster = enough[0] if enough else sizes[-1]
-    online = not problem.is_grad
+    few, online = problem.rows <= arch.device.multiprocessors, not problem.is_grad
     if few and problem.function == "softmax":
         base = ClusterConfig(cluster, 256, kept="numerators", online=True, direct=True)
         if base.rounds(problem) <= NUMERATORS:

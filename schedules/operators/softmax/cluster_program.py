@@ -237,6 +237,9 @@ class ClusterKernel(LoadedKernel):
             self.following = named("following", self.row.value + self.clusters)
             self.following_row = self.placed(self.following, self.before, self.part)
         super().write(row, results)
+        if self.config.grid and not self.outputs:  # else each pack's place is free when it is stored
+            for p in range(self.first_in_registers):
+                self.fetch_next(p)
 
 
 def sent(count: int) -> int:

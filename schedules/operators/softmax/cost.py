@@ -180,7 +180,8 @@ def _resident(problem: SoftmaxProblem, config: Any, arch: Arch) -> int:
     threads = config.threads * getattr(config, "groups", 1)
     registers = config.registers(problem) if hasattr(config, "registers") else 1
     shared = config.shared_bytes(problem) if hasattr(config, "shared_bytes") else 0
-    return max(1, occupancy(arch, threads, registers, shared)[0])
+    most = getattr(config, "blocks_sm", 0) or arch.blocks_sm  # the compiler takes the registers that it may
+    return max(1, min(most, occupancy(arch, threads, registers, shared)[0]))
 
 
 @lru_cache(maxsize=256)
