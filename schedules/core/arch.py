@@ -365,10 +365,10 @@ def last_level_cache() -> int:
     return min(max(sizes, default=MOST_CACHE), MOST_CACHE)
 
 
-def beyond_caches(nbytes: int) -> bool:
-    """Whether tensors of so many bytes have their stores go past the caches of this CPU, as glibc's memcpy does: from
-    three quarters of the last one."""
-    return nbytes > 3 / 4 * last_level_cache()
+def beyond_caches(nbytes: int, share: float = 3 / 4) -> bool:
+    """Whether tensors of so many bytes have their stores go past the caches of this CPU: from a `share` of the last
+    one, by default that of glibc's memcpy."""
+    return nbytes > share * last_level_cache()
 
 
 def shared_room(arch: Arch, blocks_sm: int) -> int:

@@ -212,6 +212,7 @@ class Winograd:
     what the extents of (co, column, ci) are rounded up to in the products; with `whole` in every stage but the output,
     where beyond an end stands the last once more.  With `part`, which divides the channels, ``conv`` has the sums of so
     many channels, and ``products`` adds those up: far fewer additions to a large sum, so that less is rounded off.
+    With `turned`, channels are inside of columns though they are not of the data: ``turned`` is data with them inside.
     """
 
     problem: Conv2dProblem
@@ -220,6 +221,7 @@ class Winograd:
     tile: tuple[int, int, int] = (1, 1, 1)
     whole: bool = False
     part: int = 0
+    turned: bool = False
 
     @property
     def images_inside(self) -> bool:
@@ -228,8 +230,8 @@ class Winograd:
 
     @property
     def channels_inside(self) -> bool:
-        """Whether channels are inside of columns, as they are of the data."""
-        return self.problem.data_axes[-1] == "ci"
+        """Whether channels are inside of columns, as they are of the data or of what is made of it."""
+        return self.turned or self.problem.data_axes[-1] == "ci"
 
     @property
     def lanes(self) -> str:
@@ -288,6 +290,9 @@ class Winograd:
         inside = self.channels_inside
         side = "column ci" if inside else "ci column"
         result = "column co" if inside else "co column"
+        data = made.data
+        if self.turned:
+            data = stage("turned", ("n", "h", "w", "ci"), (p.n, p.h, p.w, p.ci), made.data)
 
         def pixel(at: At) -> PrimExpr:
             at = self._inside(at)
@@ -295,14 +300,14 @@ class Winograd:
             y = rows.at(down, at["iy"]) - p.pad[0]
             x = columns.at(across, at["ix"]) - p.pad[1]
             tests = [(True, te.all(y >= 0, y < p.h)), (True, te.all(x >= 0, x < p.w))]
-            return select(tests, made.data({"n": image, "h": y, "w": x, "ci": at["ci"]}))
+            return select(tests, data({"n": image, "h": y, "w": x, "ci": at["ci"]}))
 
         def along(matrix: Matrix, source: Stage, row: str, axis: str, at: At) -> PrimExpr:
             return linear(matrix, at[row], [source({**at, axis: j}) for j in range(len(matrix[0]))])
 
         pixels = self._stage("pixels", f"iy ix {side}", pixel)
         data_rows = self._stage("data_rows", f"py ix {side}", lambda at: along(rows.data, pixels, "py", "iy", at))
-        data = self._stage("data_points", f"py px {side}", lambda at: along(columns.data, data_rows, "px", "ix", at))
+        points = self._stage("data_points", f"py px {side}", lambda at: along(columns.data, data_rows, "px", "ix", at))
         axes = self.filter_axes
         filter_rows = self._stage(
             "filter_rows", f"uy kw {axes}", lambda at: along(rows.filter, made.filter, "uy", "kh", self._inside(at))
@@ -321,7 +326,7 @@ class Winograd:
 
         of_ci = ("ci", p.ci)
         operands = {
-            "columns": self._stage("columns", "py px ci column", fetched(data, of_ci, ("column", self.tiles)), True),
+            "columns": self._stage("columns", "py px ci column", fetched(points, of_ci, ("column", self.tiles)), True),
             "weights": self._stage("weights", "py px ci co", fetched(filters, of_ci, ("co", p.co)), True),
         }
         (channels,) = self._extents("ci", True)

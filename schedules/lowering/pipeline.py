@@ -16,7 +16,7 @@ from tvm.s_tir.stmt import SBlock
 from tvm.tirx.compilation_pipeline import PIPELINE_MAP, tirx_pipeline
 
 from schedules.core.problem import Argument
-from schedules.lowering import annotated
+from schedules.lowering import annotated, elementary
 from schedules.lowering.accesses import whole_accesses
 from schedules.lowering.annotations import APART, MIN_BLOCKS, PREFIX, STREAM, TIRX
 from schedules.lowering.barriers import fenced, turns_apart, without_doubled
@@ -30,6 +30,7 @@ from schedules.lowering.philox import written_out
 from schedules.lowering.range_checks import range_checked
 from schedules.lowering.shared_threads import on_shared_threads
 from schedules.lowering.statements import of_functions, of_nodes
+from schedules.lowering.turned import turned
 from schedules.lowering.wave_reduce import reduced_in_waves
 
 NAME = "te_schedules"
@@ -193,10 +194,10 @@ def _pipeline() -> tuple[Any, Any, Any]:
         if annotated.needed(mod):
             mod = annotated.lower(mod)
         mod = bounded(mod, _current.get().arguments)
-        mod = range_checked(reordered(_explicit_fma(_without_alignment(_lowered(mod)))))
+        mod = range_checked(reordered(_explicit_fma(elementary.written_out(_without_alignment(_lowered(mod))))))
         if _all_on(mod, "llvm"):
             mod = lone_tasks_in_caller(stores_past_caches(mod) if _current.get().stream == "stores" else mod)
-            mod = borders_apart(mod)
+            mod = turned(borders_apart(mod))
         _current.get().host = mod
         return on_shared_threads(mod) if _all_on(mod, "llvm") else mod
 

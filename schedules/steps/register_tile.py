@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from schedules.core.arch import KIB, Arch, VectorUnit, beyond_caches
+from schedules.core.arch import KIB, Arch, VectorUnit, beyond_caches, vector_unit
 from schedules.core.problem import Config, Conv2dProblem, numpy_dtype
 from schedules.core.tvm import LoopRV, SBlockRV, Schedule, tvm
 from schedules.lowering.annotations import STREAM
@@ -26,6 +26,7 @@ WAYS, WAY = 8, 4 * KIB  # of the nearest cache: ways, and bytes of each
 PIPE = 8  # lanes of one of the two pipes that multiply and add
 LATENCY = 4  # cycles from a multiply-add to the next of the same sum
 CROSSING = 1.5  # times a load costs whose vectors seldom begin with a cache line
+FETCHED, LITTLE = 64, 1 / 4  # cycles of a line from memory, where all cores fetch; a share of the last cache
 COPIED, STREAMED = 2, 4  # elements that a core copies in a cycle, and that it reads from afar
 LOOP, STORED, STARTED = 1, 4, 3000  # cycles of a loop's step, of a vector's way out, of a task's start
 
@@ -97,11 +98,14 @@ def streamed(sch: Schedule, output: SBlockRV, streaming: str, vector: int) -> tv
     return tvm.IRModule({"main": sch.mod["main"].with_attr(STREAM, streaming)})
 
 
-def past_caches(config: C, problem: Conv2dProblem, arch: Arch) -> C:
-    """`config` with its stores past the caches, where that is legal and the output is more than they hold."""
-    output, past = problem.arguments()[-1], replace(config, streaming="stores")  # type: ignore[call-arg]
+def past_caches(config: C, problem: Conv2dProblem, arch: Arch, far: bool = False) -> C:
+    """`config` with its stores past the caches, where that is legal and the output is more than they hold, or `far`
+    from being kept by them.  Where few products make an element, to fetch the lines that it fills would take longer
+    than all of them: then an output that leaves the last cache little room for others goes past it too."""
+    p, output, past = problem, problem.arguments()[-1], replace(config, streaming="stores")  # type: ignore[call-arg]
     nbytes = math.prod(output.shape) * numpy_dtype(output.dtype).itemsize
-    return past if beyond_caches(nbytes) and past.check(problem, arch) is None else config
+    share = LITTLE if p.ci * p.kh * p.kw * LINE * product_cycles(vector_unit(arch)) / 4 < FETCHED else 3 / 4
+    return past if (far or beyond_caches(nbytes, share)) and past.check(problem, arch) is None else config
 
 
 def round_up(size: int, multiple: int) -> int:

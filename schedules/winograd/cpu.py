@@ -9,6 +9,7 @@ Vector lanes hold the layout's innermost axis: tiles of the images, or channels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -49,6 +50,7 @@ class WinogradCpuConfig(Cut, Config):
     columns: int = 1  # register tiles of a task along the columns
     chunk: int = 0  # and along the output channels; 0: all of them
     streaming: str = "no"  # "stores": the output goes past the caches, where channels are inside
+    turned: bool = False  # channels are in the lanes of data that have them outside
 
     def block(self, inside: bool) -> tuple[int, int]:
         """A register tile's (output channels, columns), with channels inside or not."""
@@ -56,7 +58,7 @@ class WinogradCpuConfig(Cut, Config):
         return (lanes, self.block_rows) if inside else (self.block_rows, lanes)
 
     def graph(self, problem: Conv2dProblem) -> Winograd:
-        made = Winograd(problem, *self.splits(problem), whole=True, part=part(problem.ci))
+        made = Winograd(problem, *self.splits(problem), whole=True, part=part(problem.ci), turned=self.turned)
         co, column = self.block(made.channels_inside)
         return replace(made, tile=(co, column * min(self.columns, -(-made.tiles // column)), 1))
 
@@ -77,6 +79,8 @@ class WinogradCpuConfig(Cut, Config):
         if self.vector * self.block_lanes * self.block_rows > register_tile.MOST_SUMS:
             return f"block_rows={self.block_rows} make a register tile of over {register_tile.MOST_SUMS} sums"
         inside = problem.data_axes[-1] == "ci"
+        if self.turned and problem.data_axes[-1] != "w":
+            return "turned=True is for data with columns inside"
         if self.streaming == "stores" and not inside:
             return f"streaming={self.streaming} is for data with channels inside"
         return register_tile.check_streaming(self.streaming, problem, problem.co, self.block(inside)[0], self.vector)
@@ -99,6 +103,9 @@ def schedule(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> t
     inside = made.channels_inside
     panel = made.tile[0]
     sch = Schedule(made.program())
+    if made.turned:
+        next_step(sch, "The data with channels inside")
+        _turn(sch, p, config.vector)
     next_step(sch, "A parallel task for some columns and some channels; a few channels at a time")
     inline_if_present(sch, "columns", "weights")
     output = sch.get_sblock("output")
@@ -107,10 +114,12 @@ def schedule(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> t
     columns, of_task = sch.split(columns, [None, made.tile[1]])
     count = -(-p.co // panel)
     chunk, fo, f = sch.split(channels, [None, min(config.chunk or count, count), panel])
-    sch.reorder(columns, chunk, fo, of_task, y, x, f) if inside else sch.reorder(columns, chunk, fo, f, of_task, y, x)
+    by_channels = inside and not made.turned  # as the output lies
+    order = (of_task, y, x, f) if by_channels else (f, of_task, y, x)
+    sch.reorder(columns, chunk, fo, *order)
     task = sch.fuse(columns, chunk)
     sch.parallel(task)
-    if inside and p.co % panel == 0 and config.streaming == "no":
+    if by_channels and p.co % panel == 0 and config.streaming == "no":
         f, lane = sch.split(f, [None, config.vector])
         sch.vectorize(lane)
 
@@ -181,6 +190,17 @@ def schedule(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> t
     return register_tile.streamed(sch, output, config.streaming, config.vector)
 
 
+def _turn(sch: Schedule, problem: Conv2dProblem, vector: int) -> None:
+    """Schedule the stage that turns data, in square blocks of pixels and channels that lowering turns in vectors."""
+    n, y, x, channel = sch.get_loops(sch.get_sblock("turned"))
+    pixel = sch.fuse(y, x)
+    side = widest_vector(math.gcd(problem.h * problem.w, problem.ci), vector)
+    pixels, pixel = sch.split(pixel, [None, side])
+    channels, channel = sch.split(channel, [None, side])
+    sch.reorder(n, pixels, channels, channel, pixel)
+    sch.parallel(sch.fuse(n, pixels))
+
+
 def _lines(sch: Schedule, last: SBlockRV, first: SBlockRV, width: int) -> LoopRV:
     """Compute `last`, and within it `first`, the transform along one axis, for a vector of the innermost axis at a
     time; returns the loop over those."""
@@ -200,6 +220,7 @@ def _lines(sch: Schedule, last: SBlockRV, first: SBlockRV, width: int) -> LoopRV
 # cycles, about: of an element of a packed filter, less where it stays with its task; of an input of a tile that is
 # copied alone or in a vector, and of a vector's way through one axis of a transform
 FILTERED, FILTERED_NEAR, ALONE, IN_VECTOR, LINE = 3.5, 1.6, 2.5, 0.4, 4.0
+TURNED = 1.0  # cycles, about, of an element of data that is turned
 BEYOND = 4.0  # times that products take whose data are in no cache
 STREAMED = 8  # elements of packed filters that a core reads in a cycle
 
@@ -219,6 +240,7 @@ def default(problem: Conv2dProblem, arch: Arch) -> WinogradCpuConfig:
         for tile_h, tile_w in cuts(p, WinogradCpuConfig().chain(p))
         if "+" not in tile_h + tile_w
     ]
+    found += [replace(config, turned=True) for config in found]
     legal = [config for config in found if config.check(p, arch) is None]
     if not legal:
         return WinogradCpuConfig()
@@ -266,17 +288,19 @@ def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> flo
     vectors = inside or (made.images_inside and p.n % config.vector == 0)
     data = along * (reach * (IN_VECTOR if vectors else ALONE) * config.vector + LINE * (points + reach))
     out = share * of_task * panel / config.vector
+    vectors &= not made.turned
     back = out * (made.rows.period * made.columns.period * (IN_VECTOR if vectors else ALONE) * config.vector)
     back += out * LINE * points
     whole = _products(config, p, arch) * (chunks * share) / round_up(made.tiles, column)
     kept = points * p.ci * share * 4
     farther = next((times for most, times in _reach(cores) if kept <= most), BEYOND)
     filters = points * p.ci * of_task * panel / STREAMED
+    turned = p.n * p.h * p.w * p.ci * TURNED / cores if made.turned else 0.0
     each = data + back + whole * farther / (chunks * panels) * of_task + filters + register_tile.STARTED
     packed = len(made.rows.filter) * len(made.columns.filter) * p.ci * panel
     if made.owned:
-        return -(-parts // cores) * (each + of_task * packed * FILTERED_NEAR)
-    return panels * packed * FILTERED / min(cores, panels) + -(-chunks * parts // cores) * each
+        return turned + -(-parts // cores) * (each + of_task * packed * FILTERED_NEAR)
+    return turned + panels * packed * FILTERED / min(cores, panels) + -(-chunks * parts // cores) * each
 
 
 REACHED = 0.85  # of the multiply-adds of a core's vectors, what direct products reach at most

@@ -24,6 +24,24 @@ def test_any_shape_is_correct(host: Arch, layout: str, shape: str) -> None:
     assert_correct(problem_of(layout, **SHAPES[shape]), host, "winograd_cpu")
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_any_image_is_correct_turned_or_not(host: Arch, shape: str) -> None:
+    problem = problem_of("conv2d_nchw", **SHAPES[shape])
+    other = not default(problem, host).turned  # type: ignore[attr-defined]
+    assert_correct(problem, host, "winograd_cpu", dict(turned=other, streaming="no"))
+
+
+def test_images_are_turned_by_shuffles(host: Arch) -> None:
+    """Blocks of as many pixels and channels as divide both."""
+    arch = parse_arch("llvm:x86-64-v4")
+    for size, side in ((8, 16), (6, 4)):
+        problem = problem_of("conv2d_nchw", n=1, h=size, w=size, ci=64, co=32, kh=3, kw=3, pad=1)
+        source = str(build(problem, arch, "winograd_cpu", dict(turned=True)).sources["ll"])
+        assert len(re.findall(rf"shufflevector <{side} x float>", source)) >= side * (side.bit_length() - 1)
+    problem = problem_of("conv2d_nhwc", **LAYER)
+    assert WinogradCpuConfig(turned=True).check(problem, host) == "turned=True is for data with columns inside"
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "config",
@@ -108,5 +126,5 @@ def test_illegal_configs_are_refused(host: Arch, config: dict[str, Any], words: 
 
 def test_fields_are_those_of_the_cut_and_of_the_tile() -> None:
     assert set(WinogradCpuConfig().to_json()) == {
-        "tile_h", "tile_w", "vector", "block_lanes", "block_rows", "columns", "chunk", "streaming",
+        "tile_h", "tile_w", "vector", "block_lanes", "block_rows", "columns", "chunk", "streaming", "turned",
     }  # fmt: skip

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 LANES = (1, 2, 3, 4)  # vectors of a register tile
 PIXELS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
-LINE = 16  # elements of a cache line
 
 
 @dataclass(frozen=True)
@@ -148,15 +147,15 @@ def schedule(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
 
     alone = is_alone(config, p)
     where = ", by the task that reads them" if alone else ""
-    next_step(sch, f"The filters of a register tile side by side, read a cache line at a time{where}")
+    next_step(sch, f"The filters of a register tile side by side, turned a vector at a time{where}")
     sch.transform_layout(weights, ("write", 0), lambda f, ry, rx, c: [f // panel, ry, rx, c, f % panel])
     if alone:
         sch.set_scope(weights, 0, "local")
         sch.compute_at(weights, fo, preserve_unit_loops=True)
     filters, *taps, c = sch.get_loops(weights)[-4:]
-    tile, each = sch.split(filters, [None, panel])
-    c, line = sch.split(c, [None, min(LINE, p.ci)])
-    sch.reorder(tile, *taps, c, each, line)
+    tile, part, each = sch.split(filters, [None, config.block_lanes, config.vector])
+    c, line = sch.split(c, [None, min(config.vector, p.ci)])
+    sch.reorder(tile, *taps, c, part, each, line)
     if not alone:
         sch.parallel(sch.fuse(tile, *taps))
 

@@ -74,37 +74,6 @@ class CpuConfig(Config):
         return check_streaming(self.streaming, arch)
 
 
-@functools.lru_cache
-def power_of_fraction() -> tuple[float, ...]:
-    """Coefficients, that of 1 first, of a polynomial that is 2**f to within 3e-9 for |f| <= 1/2."""
-    from numpy.polynomial import Chebyshev, Polynomial
-
-    fitted = Chebyshev.interpolate(lambda f: 2.0**f, 6, domain=[-0.5, 0.5])
-    return tuple(float(c) for c in fitted.convert(kind=Polynomial).coef)
-
-
-def exp2(x: PrimExpr) -> PrimExpr:
-    """2**x of a float32 expression in arithmetic that vectorises: 2**n from the exponent bits, n the whole number next
-    to x, times a polynomial of 2**(x - n).
-
-    0 below -126, where results would be denormal; infinity from 127.5 on; NaN of NaN.
-    """
-    from tvm import tirx
-
-    def f32(value: float) -> PrimExpr:
-        return tirx.const(value, "float32")
-
-    whole = tirx.floor(x + f32(0.5))  # TVM 0.27 vectorises no nearbyint
-    fraction = x - whole
-    # a float32 near 1.5 * 2**23 counts in ones: the sum's last bits are n with the exponent's bias
-    biased = tirx.reinterpret("int32", whole + f32(1.5 * 2**23 + 127))
-    *lower, power = (f32(c) for c in power_of_fraction())
-    for coefficient in reversed(lower):
-        power = power * fraction + coefficient
-    result = power * tirx.reinterpret("float32", biased << tirx.const(23, "int32"))
-    return tirx.Select(x < f32(-126.0), f32(0.0), tirx.Select(x > f32(127.5), tirx.infinity("float32"), result))
-
-
 @dataclass(frozen=True)
 class _Stages:
     tensors: list[te.Tensor]  # arguments, outputs last
@@ -133,7 +102,7 @@ def schedule(problem: SoftmaxProblem, config: CpuConfig, arch: Arch) -> tvm.IRMo
     if problem.cols_from:
         from schedules.operators.softmax.cpu_widths import program
 
-        formulas = row_program(problem, exp2)
+        formulas = row_program(problem)
         return program(problem, formulas, config.vector, config.rows_per_task, config.keep)
 
     stages = _stages(problem, config)
@@ -207,7 +176,7 @@ def _stages(problem: SoftmaxProblem, config: CpuConfig) -> _Stages:
     from tvm import te, tirx
 
     rows, inputs = placeholders(problem)
-    program = row_program(problem, exp2)
+    program = row_program(problem)
     vector = config.vector
     vectors = problem.cols // vector
     names: list[str] = []

@@ -355,24 +355,19 @@ class Rounding:
     times: Callable[[PrimExpr, PrimExpr], PrimExpr]
 
 
-def row_program(
-    problem: SoftmaxProblem,
-    exp2: Callable[[PrimExpr], PrimExpr] | None = None,
-    rounding: Rounding | None = None,
-) -> RowProgram:
+def row_program(problem: SoftmaxProblem, rounding: Rounding | None = None) -> RowProgram:
     """Compose the input step, the function and the output step of `problem`.
 
-    `exp2` computes 2**x of a float32 expression; TVM's by default.  With `rounding` the exponents of softmax take one
-    operation in place of two, where they are small enough (from FlashAttention-2, Dao 2023, section 3.1).
+    With `rounding` the exponents of softmax take one operation in place of two, where they are small enough (from
+    FlashAttention-2, Dao 2023, section 3.1).
     """
-    power = exp2 or tirx.exp2
     p = problem
 
     def f32(value: float) -> PrimExpr:
         return tirx.const(value, "float32")
 
     def exp(value: PrimExpr) -> PrimExpr:
-        return power(value * f32(LOG2E))
+        return tirx.exp2(value * f32(LOG2E))
 
     def scaled(value: PrimExpr, results: Values) -> PrimExpr:
         if p.temperature:
@@ -431,12 +426,12 @@ def row_program(
 
     def numerator(inputs: Values, results: Values) -> PrimExpr:
         if fused:
-            return power(fused.fma(compared(inputs, results), f32(k), fused.times(results["peak"], f32(-k))))
+            return tirx.exp2(fused.fma(compared(inputs, results), f32(k), fused.times(results["peak"], f32(-k))))
         return exp(shifted(inputs, results))
 
     def share(part: Values, results: Values) -> PrimExpr:
         if fused:
-            return part["total"] * power(fused.times(part["peak"], f32(k)) - fused.times(results["peak"], f32(k)))
+            return part["total"] * tirx.exp2(fused.times(part["peak"], f32(k)) - fused.times(results["peak"], f32(k)))
         return part["total"] * exp(spread(part["peak"] - results["peak"], results))
 
     def shifted(inputs: Values, results: Values) -> PrimExpr:

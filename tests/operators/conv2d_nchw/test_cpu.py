@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schedules.build.builder import build
 from schedules.core.arch import Arch, last_level_cache, parse_arch, physical_cores, vector_unit
 from schedules.core.errors import ConfigError
-from schedules.operators.conv2d_nchw.cpu import CpuConfig, default
+from schedules.operators.conv2d_nchw.cpu import LANES, CpuConfig, default, of_lanes
 from tests.conftest import assert_changes_the_source, assert_correct, problem_of
 from tests.operators.conv2d_nchw.shapes import SHAPES
 
@@ -20,7 +20,13 @@ PROBLEM: dict[str, Any] = dict(n=2, h=12, w=12, ci=64, co=24, kh=3, kw=3, pad=1)
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
-    "config", [{}, dict(vector=8, block_x=3, block_y=2, block_f=4, tiles_x=2, tiles_y=3, chunk=1)], ids=str
+    "config",
+    [
+        {},
+        dict(lanes="x", vector=8, block_x=3, block_y=2, block_f=4, tiles_x=2, tiles_y=3, chunk=1),
+        dict(lanes="co", vector=8, block_x=5, block_y=1, block_f=2, tiles_x=2, tiles_y=3, chunk=1),
+    ],
+    ids=str,
 )
 def test_schedule_is_correct(host: Arch, shape: str, config: dict[str, Any]) -> None:
     assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), host, "cpu", config)
@@ -31,10 +37,11 @@ def test_schedule_is_correct(host: Arch, shape: str, config: dict[str, Any]) -> 
     n=st.integers(1, 3), h=st.integers(1, 9), w=st.integers(1, 20), ci=st.integers(1, 9), co=st.integers(1, 20),
     k=st.integers(1, 3), stride=st.integers(1, 3), dilation=st.integers(1, 2), pad=st.integers(0, 2),
     block=st.tuples(*[st.integers(1, 4)] * 3), tiles=st.integers(1, 3), chunk=st.integers(0, 3),
+    lanes=st.sampled_from(LANES),
 )  # fmt: skip
 def test_any_shape_is_correct(
     host: Arch, n: int, h: int, w: int, ci: int, co: int, k: int, stride: int, dilation: int, pad: int,
-    block: tuple[int, int, int], tiles: int, chunk: int,
+    block: tuple[int, int, int], tiles: int, chunk: int, lanes: str,
 ) -> None:  # fmt: skip
     reach = dilation * (k - 1) + 1 - 2 * pad
     problem = problem_of(
@@ -42,7 +49,7 @@ def test_any_shape_is_correct(
         pad=pad, stride=stride, dilation=dilation,
     )  # fmt: skip
     x, y, f = block
-    config = dict(vector=4, block_x=x, block_y=y, block_f=f, tiles_x=tiles, tiles_y=tiles, chunk=chunk)
+    config = dict(vector=4, lanes=lanes, block_x=x, block_y=y, block_f=f, tiles_x=tiles, tiles_y=tiles, chunk=chunk)
     assert_correct(problem, host, "cpu", config)
 
 
@@ -64,12 +71,13 @@ def test_sums_stay_in_registers() -> None:
 
 
 def test_default_fits_the_registers_and_the_problem(host: Arch) -> None:
-    tiles = {arch: default(problem_of("conv2d_nchw", **PROBLEM), parse_arch(arch)) for arch in TARGETS}
+    whole = problem_of("conv2d_nchw", **{**PROBLEM, "co": 48})  # vectors of every width
+    tiles = {arch: default(whole, parse_arch(arch)) for arch in TARGETS}
     assert [tile.vector for tile in tiles.values()] == [16, 8, 4]
     for arch, tile in tiles.items():
         assert tile.sums * 4 <= vector_unit(parse_arch(arch)).registers * 3
     short = default(problem_of("conv2d_nchw", **{**PROBLEM, "co": 3, "w": 5}), host)
-    assert short.block_f <= 3 and short.panel <= 8
+    assert short.block[0] <= 4 and short.block[2] <= 8
 
 
 def test_default_tasks_cover_the_cores(host: Arch) -> None:
@@ -82,35 +90,60 @@ def test_default_tasks_cover_the_cores(host: Arch) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("vector", 8), ("block_x", 1), ("block_y", 1), ("block_f", 3), ("tiles_x", 2), ("tiles_y", 2), ("chunk", 2)],
+    [
+        ("vector", 8),
+        ("lanes", "co"),
+        ("block_x", 1),
+        ("block_y", 1),
+        ("block_f", 3),
+        ("tiles_x", 2),
+        ("tiles_y", 2),
+        ("chunk", 2),
+    ],
 )
 def test_every_field_changes_the_code(host: Arch, field: str, value: Any) -> None:
     base = CpuConfig(vector=4)
-    names = {"vector", "block_x", "block_y", "block_f", "tiles_x", "tiles_y", "chunk", "streaming"}
+    names = {"vector", "lanes", "block_x", "block_y", "block_f", "tiles_x", "tiles_y", "chunk", "streaming"}
     assert set(base.to_json()) == names
     assert_changes_the_source(problem_of("conv2d_nchw", **PROBLEM), host, "cpu", base, **{field: value})
 
 
 def test_outputs_go_past_the_caches(host: Arch) -> None:
     problem = problem_of("conv2d_nchw", **{**PROBLEM, "w": 16, "bias": True})
-    config = dict(vector=16, block_x=1, block_y=3, block_f=4)
+    config = dict(lanes="x", vector=16, block_x=1, block_y=3, block_f=4)
     assert_changes_the_source(problem, host, "cpu", CpuConfig(**config), streaming="stores")  # type: ignore[arg-type]
     assert_correct(problem, host, "cpu", {**config, "streaming": "stores"})
 
 
-def test_only_outputs_beyond_the_caches_go_past_them() -> None:
-    arch, fields = parse_arch("llvm:x86-64-v4"), dict(n=1, w=64, ci=2, co=64, kh=3, kw=3, pad=1)
-    rows = last_level_cache() // (64 * 64 * 4)
-    streaming = [default(problem_of("conv2d_nchw", **fields, h=h), arch).streaming for h in (rows // 2, rows)]
-    assert streaming == ["no", "stores"]
-    assert default(problem_of("conv2d_nchw", **{**fields, "w": 65}, h=rows), arch).streaming == "no"
+def test_only_outputs_that_no_cache_keeps_go_past_them() -> None:
+    """Those of more than the last cache, or whose channels lie whole pages apart, eight ways of one set of the nearest,
+    and are more than the next one has room for; of few products for each those that leave the last one little room."""
+    arch, fields = parse_arch("llvm:x86-64-v4"), dict(n=1, ci=16, co=64, kh=3, kw=3, pad=1)
+    rows = last_level_cache() // (64 * 48 * 4)
+    sizes = [(rows // 2 | 1, 48), (rows | 1, 48), (rows | 1, 49), (8 * physical_cores() * 16, 64), (16, 64)]
+    streaming = [default(problem_of("conv2d_nchw", **fields, h=h, w=w), arch).streaming for h, w in sizes]
+    assert streaming == ["no", "stores", "no", "stores", "no"]
+    few = problem_of("conv2d_nchw", **{**fields, "ci": 2}, h=rows // 2 | 1, w=48)
+    assert default(few, arch).streaming == "stores"  # type: ignore[attr-defined]
+
+
+def test_filters_of_a_vector_are_turned_by_shuffles() -> None:
+    """Of whole vectors; none is gathered or scattered."""
+    config = dict(lanes="co", vector=16, block_x=7, block_y=1, block_f=2)
+    fields = dict(n=2, h=7, w=7, ci=16, co=32, kh=3, kw=3, pad=1)
+    built = build(problem_of("conv2d_nchw", **fields), parse_arch("llvm:x86-64-v4"), "cpu", config)
+    source = str(built.sources["s"])
+    assert len(re.findall(r"\tv(?:unpck|perm|shuf|insert)\w+\s.*zmm", source)) >= 64
+    assert "vscatter" not in source and "vgather" not in source
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
         (dict(streaming="both"), "streaming=both is not no or stores"),
-        (dict(streaming="stores"), "rows of whole tiles"),
+        (dict(streaming="stores", lanes="x"), "rows of whole tiles"),
+        (dict(streaming="stores", lanes="co"), "streaming=stores is for lanes=x"),
+        (dict(lanes="n"), "lanes=n is not x or co"),
         (dict(vector=12), "vector=12"),
         (dict(tiles_y=0), "tiles_y=0"),
         (dict(chunk=-1), "chunk=-1"),
@@ -126,5 +159,5 @@ def test_filters_that_share_a_set_of_the_cache_are_read_a_few_at_a_time() -> Non
     """Rows of 2048 channels lie two times 4 KiB apart: eight ways of one set would hold all of them."""
     arch = parse_arch("llvm:x86-64-v3")
     fields = dict(n=1, h=7, w=7, co=512, kh=1, kw=1)
-    far, near = (default(problem_of("conv2d_nchw", ci=ci, **fields), arch) for ci in (2048, 2032))
+    far, near = (of_lanes("x", problem_of("conv2d_nchw", ci=ci, **fields), arch)[1] for ci in (2048, 2032))
     assert far.block_f <= 4 < near.block_f
