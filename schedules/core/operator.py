@@ -81,7 +81,7 @@ class ScheduleSpec:
     def opt_in(self) -> bool:
         """Whether it is used only where a user names it, as what is less exact than float32 is: no rule, record or
         search of all schedules chooses it."""
-        return self.arithmetic != FLOAT32
+        return not self.arithmetic.exact
 
     @property
     def language(self) -> str:

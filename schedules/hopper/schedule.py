@@ -98,15 +98,14 @@ def split_schedules(
     more: More,
     **words: Any,
 ) -> tuple[ScheduleSpec, ...]:
-    """The schedules ``bf16x3`` and ``bf16x6`` of an operator, whose configs are of `kinds`: only used where they are
-    named.
+    """The schedules ``bf16x3``, only used where it is named, and ``bf16x6``, whose configs are of `kinds`.
 
     `default` and `space` take the kind last; `siblings` are the operator's TE schedules of float32.
     """
     return tuple(
         tma_schedule(
             arithmetic.name,
-            f"float32 as {len(PAIRS[kind.addends])} bfloat16 products on Hopper, {errors}; only if named",
+            f"float32 as {len(PAIRS[kind.addends])} bfloat16 products on Hopper, {errors}",
             kind,
             work_of,
             partial(default, kind=kind),
@@ -118,6 +117,6 @@ def split_schedules(
             **words,
         )
         for kind, arithmetic, errors in zip(
-            kinds, (BF16X3, BF16X6), ("errors up to 3 * 2^-16", "errors of a float32 sum"), strict=True
+            kinds, (BF16X3, BF16X6), ("errors up to 3 * 2^-16; only if named", "errors of a float32 sum"), strict=True
         )
     )

@@ -6,9 +6,9 @@ ones before leave, rounded to nearest: of x at most 2^-16 |x| is left over by tw
 multiplies the pairs of PAIRS, small products first, of one stage, whose sums are then added to the tile's on CUDA
 cores: tensor cores cut off towards zero what they add.
 
-- `bf16x3`: two addends, three products; errors up to 3 * 2^-16 of the sum of the absolute products.
+- `bf16x3`: two addends, three products; errors up to 3 * 2^-16 of the sum of the absolute products: only if named.
 - `bf16x6`: three addends, six products; what is left out of a product is at most 2^-23 of it, and of a sum less than a
-  sum in float32 rounds away.
+  sum in float32 rounds away: used unasked where it is estimated to be the fastest.
 
 An infinity and NaN are split into 1 with its sign, zeros, and itself as the last addend, which is multiplied by none
 but the first: were they the first, their products with addends that are 0 would make NaN of every sum.  No addend is

@@ -49,7 +49,7 @@ class Options:
     skip: bool  # steps whose tile of an operand is all zeros are left out
     at_once: bool = False  # a tile's product has no k steps, and reads the tiles as they lie
     proxy: bool = False  # that product goes on beside the threads, and reads by the async proxy
-    tile_sums: bool = False  # each tile is summed apart, from zero, and added to the sums when it is done
+    tile_sums: int = 0  # so many tiles are summed apart, from zero, and added to the sums when they are done
 
     @staticmethod
     def of(annotations: dict[Any, Any]) -> Options:
@@ -60,7 +60,7 @@ class Options:
             skip=bool(annotations.get(SKIP, 0)),
             at_once=bool(annotations.get(AT_ONCE, 0)),
             proxy=bool(annotations.get(PROXY, 0)),
-            tile_sums=bool(annotations.get(TILE_SUMS, 0)),
+            tile_sums=int(annotations.get(TILE_SUMS, 0)),
         )
 
 
@@ -179,7 +179,8 @@ class _Emitter:
         self.cursors: tuple[list[Cursor], list[Cursor]] = ([], [])  # in the stage to read, in the one to write
         sets = 2 if self.ahead else 1
         self.sets = {fragment: _with_axis(fragment, sets) for fragment in nest.fragments}
-        self.sums: dict[Any, Any] = {}  # those of a tile, by those of all
+        self.together = options.tile_sums  # tiles
+        self.sums: dict[Any, Any] = {}  # those of so many tiles, by those of all
         if options.tile_sums:
             self.sums = {total: _like(total, "tile_sums") for total in _written(nest.multiply)}
         self.stage = tirx.decl_buffer([2], "int32", "stage", scope="local")  # to read, to write
@@ -376,7 +377,7 @@ class _Emitter:
             self.multiply(step, tirx.truncmod(step, integer(2))),
         ]
         first = [*self.ready(), *self.load(integer(0), integer(0), integer(0))]
-        return [*first, self.over_tiles(tile, joined(self.summed([self.over_steps(step, iteration)])))]
+        return [*first, self.over_tiles(tile, self.over_steps(step, iteration))]
 
     def loading_each(self) -> list[Any]:
         """The loop with one set of fragments, which the compiler may double; a k step loads its own."""
@@ -384,7 +385,7 @@ class _Emitter:
         start, finish = self.next_tile(tile)
         steps = self.over_steps(step, [*self.load(READ, step, integer(0), [step]), self.multiply(step, integer(0))])
         # the barrier also says that all have read the stage that is written next
-        body = [*self.ready(), *start, *self.summed([steps]), *finish, *self.turn()]
+        body = [*self.ready(), *start, steps, *finish, *self.turn()]
         return [self.over_tiles(tile, joined(body))]
 
     def multiplying_at_once(self) -> list[Any]:
@@ -392,12 +393,20 @@ class _Emitter:
         tile = tirx.Var("tile", "int32")
         start, finish = self.next_tile(tile)
         product = self.in_set(self.in_stage(fresh(self.nest.multiply), READ), integer(0))
-        under_way = [product, *start] if self.proxy else [*start, *self.summed([product])]
+        under_way = [product, *start] if self.proxy else [*start, product]
         body = [*self.ready(), *under_way, *finish, *self.turn()]
         return [self.over_tiles(tile, joined(body))]
 
-    def summed(self, steps: list[Any]) -> list[Any]:
-        """`steps` of one tile between what clears its sums and what adds them to those of all."""
+    def over_tiles(self, tile: Any, body: Any) -> Any:
+        """`body` for each tile; of tiles whose sums are apart, between what clears these and what adds them to those of
+        all."""
+        if not self.sums:
+            return tirx.For(tile, integer(0), self.at.total, tirx.ForKind.SERIAL, body)
+        part, count = tile, integer(self.together)
+        if self.together > 1:
+            part, each = tirx.Var("part", "int32"), tirx.Var("tile", "int32")
+            left = tirx.op.min(count, self.at.total - part * count)
+            body = tirx.For(each, integer(0), left, tirx.ForKind.SERIAL, substitute(body, {tile: part * count + each}))
         clear, add = [], []
         for total, own in self.sums.items():
             at, loops = _indices(own.shape)
@@ -405,10 +414,8 @@ class _Emitter:
             at, loops = _indices(own.shape)
             sum_of_both = tirx.BufferLoad(total, at) + tirx.BufferLoad(own, at)
             add.append(loops(tirx.BufferStore(total, sum_of_both, at)))
-        return [*clear, *steps, *add]
-
-    def over_tiles(self, tile: Any, body: Any) -> Any:
-        return tirx.For(tile, integer(0), self.at.total, tirx.ForKind.SERIAL, body)
+        parts = tirx.truncdiv(self.at.total + integer(self.together - 1), count)
+        return tirx.For(part, integer(0), parts, tirx.ForKind.SERIAL, joined([*clear, body, *add]))
 
     def over_steps(self, step: Any, body: list[Any]) -> Any:
         return tirx.For(step, integer(0), integer(int(self.nest.steps.extent)), tirx.ForKind.UNROLLED, joined(body))

@@ -71,10 +71,16 @@ def peak(arch: Arch, name: str) -> float:
     return own.peaks.get(name, 60.0) * device.multiprocessors / own.multiprocessors
 
 
+def operand_bytes(problem: Any, spec: ScheduleSpec) -> int:
+    """Bytes of an element of an operand, or of all of its addends."""
+    made = spec.arithmetic
+    return numpy_dtype(made.of).itemsize * made.addends if made.addends > 1 else numpy_dtype(problem.dtype).itemsize
+
+
 def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work:
     """The estimate for each row of `columns`."""
     p, device = problem, arch.device
-    item = numpy_dtype(p.dtype).itemsize
+    item = operand_bytes(p, spec)
     matrix = "block_n" in columns.fields
     tile_m, tile_n = tile_of(columns)
     pixel, channel = (tile_n, tile_m) if spec.channels_along_rows else (tile_m, tile_n)
@@ -110,8 +116,8 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     waves = units / (held * resident)
     turns = np.ceil(waves)
     products = tile_m * tile_n * block_k * steps
-    dtype = p.dtype if matrix else "float32"
-    rate = peak(arch, "tf32" if matrix and dtype == "float32" and spec.opt_in else dtype)
+    dtype = (spec.arithmetic.of or p.dtype) if matrix else "float32"
+    rate = peak(arch, dtype) / spec.arithmetic.products
     share = rate * 1e6 / 2 / device.multiprocessors  # multiply-adds in a microsecond
     busy = np.minimum(resident, np.ceil(units / device.multiprocessors))
     multiply = turns * busy * products / share

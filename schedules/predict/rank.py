@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from itertools import compress
 from operator import itemgetter
 from typing import Any
 
@@ -14,12 +13,12 @@ import numpy as np
 
 from schedules.core.arch import Arch
 from schedules.core.operator import Array, Operator, ScheduleSpec
-from schedules.core.problem import Config, Problem, numpy_dtype
+from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
 from schedules.hopper.config import STAGES, STAGING, SUM_BYTES
 from schedules.predict import trees
 from schedules.predict.configs import FILLED, Columns, columns_of, columns_of_space
-from schedules.predict.estimate import Work, tile_of, work
+from schedules.predict.estimate import LAUNCH, Work, operand_bytes, tile_of, work
 from schedules.predict.features import OWN, features, table
 from schedules.windows.geometry import OTHERS
 
@@ -49,12 +48,16 @@ class Ranked:
     parts: tuple[tuple[str, float], ...]
 
 
+def trained_for(arch: Arch) -> trees.Trees | None:
+    """The shipped trees, if they were trained for `arch`."""
+    found = trees.load()
+    return found if found and str(arch) == found.header["target"] else None
+
+
 def knows(operator: Operator, problem: Any, arch: Arch) -> trees.Trees | None:
     """The shipped trees, if they were trained on problems as this one for `arch`."""
-    found = trees.load()
-    if found is None or str(arch) != found.header["target"]:
-        return None
-    return found if kind_of(operator, problem) in found.header["kinds"] else None
+    found = trained_for(arch)
+    return found if found and kind_of(operator, problem) in found.header["kinds"] else None
 
 
 def kind_of(operator: Operator, problem: Any) -> str:
@@ -67,28 +70,43 @@ def kind_of(operator: Operator, problem: Any) -> str:
 def ranked(problem: Problem, arch: Arch, schedule: str | None = None) -> tuple[Ranked, ...]:
     """Legal configs for `problem`, of `schedule` or of all schedules offered on `arch`, the fastest first.
 
-    Where the trees know nothing of such problems those of one schedule, `schedule` or the one of the operator's rule,
-    by its own estimate; none if it has none.  Where they know nothing of a schedule on CUDA cores alone, its default
-    stands among the others by its own estimate.
+    Where the trees know nothing of a schedule, its configs stand among the others by its own estimate, of a schedule on
+    CUDA cores alone its default.  Where they know nothing of such problems that holds for all, and the schedule of the
+    operator's rule stands among them, without an estimate of its own by that of `work`; but only it where no trees were
+    trained for `arch`, on which such estimates were compared with nothing.  None if it has no estimate either.
     """
     op = operator_of(problem)
     known, specs = knows(op, problem, arch), [op.schedule(schedule)] if schedule else op.offered(arch)
-    learned = (
-        [f"is {op.name}.{spec.name}" in known.names and worth_a_look(problem, spec) for spec in specs] if known else []
-    )
-    if not any(learned):
-        known, specs = None, [op.schedule(schedule or op.choose(problem, arch))]
+    learned = [
+        spec for spec in specs if known and f"is {op.name}.{spec.name}" in known.names and worth_a_look(problem, spec)
+    ]
+    rule = None
+    if not learned:
+        known, rule = None, op.schedule(schedule or op.choose(problem, arch))
+        specs = specs if trained_for(arch) else [rule]
     own = [spec for spec in specs if by_default(spec) and spec.serves(problem, arch)]
-    specs = list(compress(specs, learned)) if known else [s for s in specs if s.estimate and not by_default(s)]
-    parts = candidates(op, problem, [spec for spec in specs if arch.kind in spec.kinds], arch, known is not None)
+    others = [
+        spec
+        for spec in specs
+        if spec.estimate
+        and not by_default(spec)
+        and spec not in learned
+        and (spec is rule or spec.serves(problem, arch))
+    ]
+    times = []
+    for by, chosen in ((known, learned), (None, others)):
+        parts = candidates(op, problem, [spec for spec in chosen if arch.kind in spec.kinds], arch, by is not None)
+        times += _timed(op, problem, arch, by, parts)
     best = []
-    for us, row, part in sorted(_timed(op, problem, arch, known, parts), key=itemgetter(0))[:RANKED]:
-        told = tuple((name, float(values[row])) for name, values in part.made.parts.items())
-        best.append(Ranked(part.spec.name, part.columns.make(row), us, part.made.limit(row), told))
+    for us, row, part in sorted(times, key=itemgetter(0))[:RANKED]:
+        best.append(_ranked(us, row, part))
     for spec in own:
         config = spec.default(problem, arch)
         us = spec.estimate(problem, config, arch)  # type: ignore[misc]
         best.append(Ranked(spec.name, config, us, "own estimate", (("own estimate", us),)))
+    if rule and not rule.estimate and best:
+        part = _part(problem, rule, rule.default(problem, arch), arch)
+        best.append(_ranked(float(part.made.total[0]), 0, part))
     return tuple(sorted(best, key=lambda each: each.us)[:RANKED])
 
 
@@ -109,16 +127,27 @@ class Part:
         return Part(self.spec, self.columns.take(rows), self.made.take(rows))
 
 
+def _part(problem: Problem, spec: ScheduleSpec, config: Config, arch: Arch) -> Part:
+    columns = columns_of([config])
+    return Part(spec, columns, work(problem, spec, columns, arch))
+
+
+def _ranked(us: float, row: int, part: Part) -> Ranked:
+    told = tuple((name, float(values[row])) for name, values in part.made.parts.items())
+    return Ranked(part.spec.name, part.columns.make(row), us, part.made.limit(row), told)
+
+
 def _timed(
     op: Operator, problem: Problem, arch: Arch, known: trees.Trees | None, parts: Sequence[Part]
 ) -> list[tuple[float, int, Part]]:
-    """Predicted us of each row of `parts`, in their order: by `known` trees, or by the schedules' own estimates."""
+    """Predicted us of each row of `parts`, in their order: by `known` trees, or by the schedules' own estimates, which
+    begin after the launch."""
     if not parts:
         return []
     rows = [(row, part) for part in parts for row in range(part.columns.count)]
     if known is None:
         own = [(part.spec.estimate, part.columns.make(row)) for row, part in rows]
-        us = [estimate(problem, config, arch) if estimate else math.inf for estimate, config in own]
+        us = [LAUNCH + estimate(problem, config, arch) if estimate else math.inf for estimate, config in own]
         return [(time, *each) for time, each in zip(us, rows, strict=True)]
     told = [features(op.name, problem, p.spec, p.columns, p.made, arch, OWN in known.names) for p in parts]
     total = np.concatenate([part.made.total for part in parts])
@@ -132,15 +161,16 @@ def worth_a_look(problem: Any, spec: ScheduleSpec) -> bool:
 
 
 def predicted_us(problem: Problem, schedule: str, config: Config, arch: Arch) -> float | None:
-    """Predicted us of one config; None where the trees know nothing of such problems or the schedule."""
+    """Predicted us of one config; None where the trees know nothing of it, nor has the schedule an estimate."""
     op = operator_of(problem)
     known, spec = knows(op, problem, arch), op.schedule(schedule)
     if spec.estimate and by_default(spec):
         return spec.estimate(problem, config, arch)
     if known is None or f"is {op.name}.{schedule}" not in known.names:
+        known = None
+    if known is None and spec.estimate is None:
         return None
-    columns = columns_of([config])
-    return _timed(op, problem, arch, known, [Part(spec, columns, work(problem, spec, columns, arch))])[0][0]
+    return _timed(op, problem, arch, known, [_part(problem, spec, config, arch)])[0][0]
 
 
 def candidates(op: Operator, problem: Problem, specs: Sequence[ScheduleSpec], arch: Arch, trained: bool) -> list[Part]:
@@ -193,7 +223,7 @@ def _sifted(part: Part, most: float) -> Part:
 def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arch) -> Columns:
     """Those for which there is room, about, with as many stages as there is room for if there are stages to be
     filled."""
-    p, item = problem, numpy_dtype(problem.dtype).itemsize
+    p, item = problem, operand_bytes(problem, spec)
     (m, n), blocks_sm = tile_of(columns), columns.get("blocks_sm", 1.0)
     room = np.minimum(arch.shared_block, arch.shared_sm / blocks_sm - arch.shared_reserved)
     if "tile_h" in columns.fields:  # a patch of the image, and all filters of the block

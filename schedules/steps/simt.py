@@ -22,7 +22,7 @@ from schedules.core.problem import Config, Conv2dProblem, Pair
 from schedules.core.space import ProductSpace, Words
 from schedules.core.space import axis as values_of
 from schedules.core.tvm import Schedule, tvm
-from schedules.lowering.annotations import AHEAD, ASYNC, PIPELINE, SWIZZLE
+from schedules.lowering.annotations import AHEAD, ASYNC, PIPELINE, SWIZZLE, TILE_SUMS
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, bind_grid, cooperative_fetch, widest_vector
 
@@ -142,9 +142,10 @@ def schedule_tiles(
     store: int,
     output: str = "output",
     batch: int = 0,
+    part: int = 0,
 ) -> tvm.IRModule:
     """Schedule the product that `SimtConfig.product` describes, or `batch` axes of products, whose sums leave by
-    `output`.
+    `output`; with `part`, so many steps are summed apart, and then added to the sums.
 
     `along` says of ``columns`` and ``weights``, that with the rows first, whether neighbouring threads fetch neighbours
     along the reduction, and of how many elements a load is; `store` of how many a store may be.
@@ -210,7 +211,8 @@ def schedule_tiles(
     sch.decompose_reduction(conv, ko)
     if config.stages > 1:
         next_step(sch, "Pipeline: the next tiles are on their way through registers while these are multiplied")
-        for annotation, value in ((PIPELINE, config.stages), (ASYNC, 0), (AHEAD, int(config.ahead))):
+        settings = ((PIPELINE, config.stages), (ASYNC, 0), (AHEAD, int(config.ahead)), (TILE_SUMS, part))
+        for annotation, value in settings:
             sch.annotate(ko, annotation, value)
     return sch.mod
 

@@ -58,13 +58,12 @@ class WinogradCpuConfig(Cut, Config):
         return (lanes, self.block_rows) if inside else (self.block_rows, lanes)
 
     def graph(self, problem: Conv2dProblem) -> Winograd:
-        made = Winograd(problem, *self.splits(problem), whole=True, part=part(problem.ci), turned=self.turned)
+        made = Winograd(problem, *self.splits(problem), whole=True, part=self.part_of(problem), turned=self.turned)
         co, column = self.block(made.channels_inside)
         return replace(made, tile=(co, column * min(self.columns, -(-made.tiles // column)), 1))
 
-    def chain(self, problem: Conv2dProblem) -> int:
-        each = part(problem.ci)
-        return each + problem.ci // each if each else problem.ci
+    def part_of(self, problem: Conv2dProblem) -> int:
+        return part(problem.ci)
 
     def check(self, problem: Conv2dProblem, arch: Arch) -> str | None:
         if reason := self.check_cut(problem):
@@ -237,8 +236,8 @@ def default(problem: Conv2dProblem, arch: Arch) -> WinogradCpuConfig:
     p = problem
     found = [
         WinogradCpuConfig(tile_h=tile_h, tile_w=tile_w)
-        for tile_h, tile_w in cuts(p, WinogradCpuConfig().chain(p))
-        if "+" not in tile_h + tile_w
+        for tile_h, tile_w in cuts(p, part(p.ci))
+        if not set("+5") & set(tile_h + tile_w)  # transforms of 5, without a zero, take longer than LINE says
     ]
     found += [replace(config, turned=True) for config in found]
     legal = [config for config in found if config.check(p, arch) is None]
@@ -319,7 +318,7 @@ def space(problem: Conv2dProblem, arch: Arch) -> Iterator[WinogradCpuConfig]:
     """The default, and register tiles and tasks for every cut of one or two tiles."""
     p, best = problem, default(problem, arch)
     found = [best]
-    for tile_h, tile_w in cuts(p, best.chain(p)):
+    for tile_h, tile_w in cuts(p, part(p.ci)):
         cut = replace(best, tile_h=tile_h, tile_w=tile_w)
         if tile_h.count("+") + tile_w.count("+") <= 1 and cut.check(p, arch) is None:
             found += _tasks(cut, p, arch)

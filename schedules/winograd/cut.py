@@ -29,7 +29,7 @@ from schedules.core.arithmetic import FLOAT32, Arithmetic
 from schedules.core.problem import Conv2dProblem
 from schedules.definitions.winograd import POINTS, Split, gain
 
-SIZES = (6, 4, 3, 2, 1)  # outputs of a tile
+SIZES = (6, 5, 4, 3, 2, 1)  # outputs of a tile
 MOST = 3  # tiles of a period
 UNIT = 2.0**-24
 CHAIN, TRANSFORMS = 0.085, 1.5  # of the square of the error of a point's sum, in units: for each channel, and beside
@@ -57,12 +57,12 @@ class Cut:
     def arithmetic_of(self, problem: Conv2dProblem) -> Arithmetic:
         """What the results of `problem` are held to."""
         rows, columns = self.splits(problem)
-        found = error(problem, rows.gain * columns.gain, self.chain(problem))
+        found = error(problem, rows.gain * columns.gain, chain(problem.ci, self.part_of(problem)))
         return FLOAT32 if found <= FLOAT32.error else Arithmetic("winograd", found)
 
-    def chain(self, problem: Conv2dProblem) -> int:
-        """How many additions, one after the other, an error of the sum over the channels is of."""
-        return problem.ci
+    def part_of(self, problem: Conv2dProblem) -> int:
+        """How many channels are summed apart, and added to the others' sums after; 0 if all are one chain."""
+        raise NotImplementedError
 
     def check_cut(self, problem: Conv2dProblem) -> str | None:
         """Why the tiles are illegal for `problem`, on any arch."""
@@ -101,13 +101,13 @@ class Cut:
 
 
 @lru_cache
-def error(problem: Conv2dProblem, gain: float, chain: int) -> float:
-    """What results of tiles with a `gain` may be off whose sums over the channels are as exact as one of `chain`, in
+def error(problem: Conv2dProblem, gain: float, length: int) -> float:
+    """What results of tiles with a `gain` may be off whose sums over the channels are as exact as one of `length`, in
     units of the sum of their absolute products; infinity where nothing is sure."""
     p = problem
     axes = zip((p.h, p.w), (p.kh, p.kw), p.pad, p.dilation, strict=True)
     seen = math.prod(_seen(*axis) / axis[1] for axis in axes)
-    off, found = UNIT * math.sqrt(gain * (CHAIN * chain + TRANSFORMS)), 0.0
+    off, found = UNIT * math.sqrt(gain * (CHAIN * length + TRANSFORMS)), 0.0
     for share, (deviations, strayed) in ((1.0, INSIDE), (seen, CORNER)):
         products = share * p.kh * p.kw * p.ci
         if products <= SPREAD * deviations**2:
@@ -115,6 +115,11 @@ def error(problem: Conv2dProblem, gain: float, chain: int) -> float:
         left = deviations**-2 - SPREAD / products
         found = max(found, strayed * off * math.sqrt(p.kh * p.kw * p.ci) / (MEAN * products * math.sqrt(left)))
     return found
+
+
+def chain(ci: int, part: int) -> int:
+    """How many additions, one after the other, an error of the sum over `ci` channels in parts of `part` is of."""
+    return part + -(-ci // part) if part else ci
 
 
 def _seen(extent: int, taps: int, pad: int, dilation: int) -> int:
@@ -128,13 +133,13 @@ def sizes(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts)) if all(part.isascii() and part.isdigit() for part in parts) else ()
 
 
-def cuts(problem: Conv2dProblem, chain: int) -> Iterator[tuple[str, str]]:
-    """The ways to cut both axes worth trying whose errors, with sums of `chain`, are float32's: of the tiles up to a
-    size along an axis those of the fewest points, equal ones and any."""
+def cuts(problem: Conv2dProblem, part: int) -> Iterator[tuple[str, str]]:
+    """The ways to cut both axes worth trying whose errors, with channels in parts of `part`, are float32's: of the
+    tiles up to a size along an axis those of the fewest points, equal ones and any."""
     p = problem
     axes = [_of_axis(k, out, d) for k, out, d in zip((p.kh, p.kw), (p.out_h, p.out_w), p.dilation, strict=True)]
     for (first, tile_h), (second, tile_w) in product(*axes):
-        if error(p, first * second, chain) <= FLOAT32.error:
+        if error(p, first * second, chain(p.ci, part)) <= FLOAT32.error:
             yield tile_h, tile_w
 
 

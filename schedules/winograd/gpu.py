@@ -5,6 +5,9 @@ each point, is that of `steps.simt`, and the sums are transformed back and finis
 is transformed along one axis in shared memory: its warps first go along the columns of a tile, then along the rows of
 what they made, so that a thread has the values of one line only, whatever the tile.  Neighbouring lanes have
 neighbouring elements of the layout's innermost axis: a batch that is innermost makes all accesses plain vectors.
+
+Where tiles are only exact enough with sums of parts of the channels, a thread adds the sums of a part to a second set
+of registers.  Fewer blocks are then resident; to keep as many, with the second set in the nearest cache, takes longer.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from schedules.steps.tiles import bind, widest_vector
 from schedules.winograd.cut import Cut, cuts
 
 LANES = 32  # of a block that transforms, along the innermost axis
+PARTS = (0, 128, 64, 32, 16)  # channels that are summed apart, as tried: the most that are exact enough for a cut
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class WinogradConfig(Cut, SimtConfig):
     tile_h: str = "4"
     tile_w: str = "4"
     transform_warps: int = 4  # of a block that transforms
+    part: int = 0  # channels that are summed apart, and then added to the others' sums; 0: all are one chain
 
     def check(self, problem: Conv2dProblem, arch: Arch) -> str | None:
         if reason := self.check_cut(problem):
@@ -45,6 +50,8 @@ class WinogradConfig(Cut, SimtConfig):
             return f"split_k={self.split_k} is for products alone; each of Winograd's is one block's, give 1"
         if not 1 <= self.transform_warps <= 8:
             return f"transform_warps={self.transform_warps} is not 1 to 8"
+        if self.part and (self.stages == 1 or self.part < 1 or self.part % self.step):
+            return f"part={self.part} is not 0, nor a multiple of step={self.step} with stages=2"
         needed = max(4 * LANES * elements for elements in self._shared(problem))
         if needed > arch.shared_static:
             return (
@@ -52,6 +59,9 @@ class WinogradConfig(Cut, SimtConfig):
                 f"{arch} has {arch.shared_static}; use smaller tiles"
             )
         return super().check(problem, arch)
+
+    def part_of(self, problem: Conv2dProblem) -> int:
+        return self.part
 
     def _shared(self, problem: Conv2dProblem) -> tuple[int, int, int]:
         """Values of a lane between the two axes of the transform of data, of filters, and back."""
@@ -88,7 +98,7 @@ def schedule(problem: Conv2dProblem, config: WinogradConfig, arch: Arch) -> tvm.
     else:
         along = {"weights": (False, widest_vector(p.co, vector)), "columns": (False, widest_vector(made.tiles, vector))}
         store = made.tiles
-    simt.schedule_tiles(sch, config, along, store, "products", batch=2)
+    simt.schedule_tiles(sch, config, along, store, "products", batch=2, part=config.part // config.step)
     next_step(sch, "The sums, transformed back, finished and stored where they belong")
     sch.compute_inline(sch.get_sblock("finished"))
     _transform(sch, "sum_rows", "output", config.transform_warps)
@@ -120,6 +130,7 @@ NEAR, CACHED = 10e6, 0.2  # bytes of a workspace that stays in L2, and the share
 MEMORY = 1.5  # times what a copy of the workspaces takes
 APART = 1.25  # and what the images take where lanes are tiles, whose pixels lie apart
 STARTED = 15.0  # us: four kernels, one after the other
+ADDED = 2.0  # multiply-adds, about, in whose time a thread adds a sum of a part to that of all
 
 
 def estimate(problem: Conv2dProblem, config: WinogradConfig, arch: Arch) -> float:
@@ -128,6 +139,7 @@ def estimate(problem: Conv2dProblem, config: WinogradConfig, arch: Arch) -> floa
     points, kept = made.rows.points * made.columns.points, len(made.rows.filter) * len(made.columns.filter)
     plain = math.prod(config.tile) / (math.prod(config.tile) + simt.overhead(config)) * PRODUCT
     products = plain * simt.microseconds(config, arch, _sides(made), points, p.ci)
+    products *= 1 + ADDED / config.part if config.part else 1
     spaces = [4 * size for size in (points * made.tiles * p.ci, kept * p.ci * p.co, points * made.tiles * p.co)]
     moved = MEMORY * sum(2 * size * (1 if size > NEAR else CACHED) for size in spaces)
     moved += APART * p.min_bytes * (made.lanes == "tiles")
@@ -141,15 +153,21 @@ def _sides(made: Winograd) -> tuple[int, int]:
 
 @lru_cache
 def _ranked(problem: Conv2dProblem, arch: Arch) -> tuple[WinogradConfig, ...]:
-    """For each cut that is legal `simt`'s tile for its products, the least estimate first."""
+    """For each cut that is legal the parts that it needs and `simt`'s tile for its products, the least estimate
+    first."""
+    needed: dict[tuple[str, str], int] = {}
+    for part in PARTS:
+        if part < problem.ci:
+            needed = dict.fromkeys(cuts(problem, part), part) | needed
     found = []
-    for tile_h, tile_w in cuts(problem, problem.ci):
-        cut = WinogradConfig(tile_h=tile_h, tile_w=tile_w)
-        if cut.check(problem, arch) is None:
-            made = cut.graph(problem)
+    for cut, part in needed.items():
+        plain = WinogradConfig(tile_h=cut[0], tile_w=cut[1])
+        if plain.check(problem, arch) is None:
+            made = plain.graph(problem)
             tile = simt.default(problem, arch, _sides(made), batch=made.rows.points * made.columns.points)
-            found.append(WinogradConfig(**tile.to_json(), tile_h=tile_h, tile_w=tile_w))
-    return tuple(sorted(found, key=lambda config: estimate(problem, config, arch)))
+            found.append(WinogradConfig(**tile.to_json(), tile_h=cut[0], tile_w=cut[1], part=part))
+    legal = (config for config in found if config.check(problem, arch) is None)
+    return tuple(sorted(legal, key=lambda config: estimate(problem, config, arch)))
 
 
 def default(problem: Conv2dProblem, arch: Arch) -> WinogradConfig:
@@ -164,8 +182,8 @@ def space(problem: Conv2dProblem, arch: Arch) -> Iterator[WinogradConfig]:
         for tile in simt.space(problem, arch)
         if (tile.vector, tile.unroll, tile.split_k) == (4, 0, 1) and tile.threads >= 64
     ]
-    for cut, tile in product(_ranked(problem, arch)[:6], tiles):
-        yield WinogradConfig(**tile, tile_h=cut.tile_h, tile_w=cut.tile_w)
+    for best, tile in product(_ranked(problem, arch)[:6], tiles):
+        yield WinogradConfig(**tile, tile_h=best.tile_h, tile_w=best.tile_w, part=best.part)
 
 
 def pays(problem: Conv2dProblem, arch: Arch) -> bool:

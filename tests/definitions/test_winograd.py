@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from schedules.build.builder import build
+from schedules.check.verify import MODES, emulated_runs, poisoned
 from schedules.core.arch import Arch
 from schedules.core.arithmetic import FLOAT32
 from schedules.core.operator import Array
 from schedules.core.registry import operator
 from schedules.definitions.winograd import Matrix, Split, gain, transform
-from schedules.winograd.cut import CHAIN, TRANSFORMS, UNIT, error
+from schedules.winograd.cut import CHAIN, TRANSFORMS, UNIT, chain, error
 from tests.conftest import problem_of
 
-FORMS = [(2, 3), (3, 3), (4, 3), (6, 3), (2, 5), (4, 5), (2, 7), (4, 2), (1, 1)]
+FORMS = [(2, 3), (3, 3), (4, 3), (5, 3), (6, 3), (2, 5), (3, 5), (4, 5), (2, 7), (4, 2), (1, 1)]
 
 
 def times(matrix: Matrix, vector: Sequence[Any]) -> list[Any]:
@@ -98,7 +99,7 @@ def both(matrix: Matrix, array: Array) -> Array:
     return array
 
 
-@pytest.mark.parametrize("outputs", [2, 3, 4, 6])
+@pytest.mark.parametrize("outputs", [2, 3, 4, 5, 6])
 @pytest.mark.parametrize(("ci", "part"), [(16, 16), (128, 128), (128, 32)])
 def test_the_worst_output_is_off_by_what_is_said(outputs: int, ci: int, part: int) -> None:
     rng, made, side = np.random.default_rng(ci), transform(outputs, 3), outputs + 2
@@ -112,8 +113,8 @@ def test_the_worst_output_is_off_by_what_is_said(outputs: int, ci: int, part: in
     windows = np.lib.stride_tricks.sliding_window_view(data.astype(float), (3, 3), (0, 1))
     off = got - np.einsum("yxctij,ijcf->yxtf", windows, weights, optimize=True)
     seen = np.sqrt((off**2).mean((2, 3))).max() / np.sqrt(9 * ci) / UNIT
-    chain = part + ci // part if part < ci else ci
-    assert seen == pytest.approx(gain(outputs, 3) * np.sqrt(CHAIN * chain + TRANSFORMS), rel=0.15)
+    length = chain(ci, part if part < ci else 0)
+    assert seen == pytest.approx(gain(outputs, 3) * np.sqrt(CHAIN * length + TRANSFORMS), rel=0.15)
 
 
 def test_large_errors_are_not_as_rare_as_of_normal_numbers() -> None:
@@ -165,18 +166,29 @@ def kinds(problem: Any, rng: np.random.Generator) -> dict[str, tuple[Array, Arra
     }
 
 
-@pytest.mark.parametrize(("ci", "tile"), [(24, "2"), (24, "3"), (80, "4"), (80, "6")])
-def test_errors(host: Arch, ci: int, tile: str) -> None:
+@pytest.mark.parametrize(
+    ("ci", "tile", "part"), [(24, "2", None), (24, "3", None), (80, "4", None), (80, "6", None), (128, "4", 32)]
+)
+def test_errors(emulation: None, host: Arch, sm_90a: Arch, ci: int, tile: str, part: int | None) -> None:
+    """Of the CPU, or with `part` of the GPU's kernels."""
     problem = problem_of("conv2d_nhwc", n=4, h=9, w=9, ci=ci, co=32, kh=3, kw=3, pad=1)
-    built = build(problem, host, "winograd_cpu", {"tile_h": tile, "tile_w": tile})
+    config: dict[str, Any] = {"tile_h": tile, "tile_w": tile}
+    if part is None:
+        built = build(problem, host, "winograd_cpu", config)
+    else:
+        built = build(problem, sm_90a, "winograd", config | {"part": part}, device_code=False)
     arithmetic = built.schedule.arithmetic_of(problem, built.config)
-    assert (arithmetic == FLOAT32) == (tile in "23") and arithmetic.error < 2.0**-16
+    assert (arithmetic == FLOAT32) == (tile in "23" or part is not None) and arithmetic.error < 2.0**-16
     # sums over channels, the two transforms of data, of the filter and back, each of at most `points` terms
     proven = (ci + 6 * (int(tile) + 2)) * UNIT * amplification(int(tile), 3)
     missed = {}
     for name, (data, weights) in kinds(problem, np.random.default_rng(1)).items():
-        got = np.full(problem.shapes()[2], np.nan, np.float32)
-        built(data, weights, got)
+        got = poisoned(problem)[0]
+        if part is None:
+            built(data, weights, got)
+        else:
+            ((_, run),) = emulated_runs(built, str(built.sources["cu"]), MODES[:1])
+            got = run([data, weights, got])[0]
         (expected,) = built.operator.reference(problem, [data, weights])
         error = np.abs(got - expected.values)
         largest = np.abs(data).max((1, 2)).astype(float) @ np.abs(weights).astype(float).sum((1, 2)).T

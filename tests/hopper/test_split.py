@@ -1,4 +1,4 @@
-"""float32 as sums of bfloat16 addends: right in every layout, as exact as it says, and used only where it is named."""
+"""float32 as sums of bfloat16 addends: right in every layout, as exact as it says, and unasked only if as float32."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from schedules.core.arithmetic import BF16X3, BF16X6, FLOAT32
 from schedules.core.errors import ConfigError
 from schedules.core.operator import Array
 from schedules.core.registry import operator
+from schedules.predict.estimate import LAUNCH
+from schedules.predict.rank import predicted_us, ranked
 from tests.conftest import assert_mutants_caught, problem_of
 from tests.hopper.works import PLAIN
 from tests.hopper_kernels import assert_correct_on, assert_emulated, opcodes, to_be_waited_for
@@ -195,12 +197,29 @@ def test_what_it_is_made_of(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("schedule", NAMES)
-def test_it_is_only_used_where_it_is_named(sm_90a: Arch, layout: str, schedule: str) -> None:
+def test_it_is_used_unasked_if_as_exact_as_float32(sm_90a: Arch, layout: str, schedule: str) -> None:
     problem, op = problem_of(layout, **WORK), operator(layout)
     spec = op.schedule(schedule)
-    assert spec.opt_in and spec not in op.offered(sm_90a) and op.choose(problem, sm_90a) == "winograd"
+    assert spec.arithmetic == NAMES[schedule]
     assert spec.config_for(problem, sm_90a) in spec.space(problem, sm_90a)
-    assert spec.arithmetic == NAMES[schedule] and NAMES["bf16x6"].error == FLOAT32.error
+    assert spec.opt_in == (spec not in op.offered(sm_90a)) == (spec.arithmetic.error > FLOAT32.error)
+    assert spec.opt_in == (schedule == "bf16x3")
+    found = [each for each in ranked(problem, sm_90a) if each.schedule == schedule]
+    assert bool(found) == (schedule == "bf16x6")
+    for each in found:
+        assert each.us == predicted_us(problem, schedule, each.config, sm_90a) > LAUNCH
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_stands_among_the_others_by_its_estimate(sm_90a: Arch, layout: str) -> None:
+    """Few products of a datum are dear: it is read and written anew to be split."""
+    strided = problem_of(layout, **WORK | dict(stride=2))
+    assert ranked(strided, sm_90a)[0].schedule == "bf16x6"
+    few = problem_of(layout, **WORK | dict(h=56, w=56, ci=64, co=16, kh=1, kw=1, pad=0))
+    assert ranked(few, sm_90a)[0].schedule != "bf16x6"
+    odd = problem_of(layout, **WORK | dict(n=3, co=6))
+    served = operator(layout).schedule("bf16x6").serves(odd, sm_90a)
+    assert served >= any(each.schedule == "bf16x6" for each in ranked(odd, sm_90a)) and served == (layout == LAYOUTS[1])
 
 
 def test_what_is_refused(sm_90a: Arch) -> None:

@@ -14,6 +14,7 @@ from schedules.core.presets import resolve
 from schedules.core.registry import operator_of
 from schedules.measure.choice import default_choice
 from schedules.predict import trees
+from schedules.predict.estimate import LAUNCH
 from schedules.predict.rank import predicted_us, ranked
 from scripts import fit_choice
 
@@ -104,7 +105,7 @@ def test_a_schedule_with_an_estimate_is_ranked_by_it_where_no_trees_are() -> Non
     _, problem = resolve("conv2d_nhwc", {**LAYER, "ci": "3", "h": "64", "w": "64", "kh": "7", "kw": "7"})
     spec, found = operator_of(problem).schedule("mma_windows"), ranked(problem, arch)
     assert spec.estimate and len(found) > 8 and {each.schedule for each in found} == {spec.name}
-    assert [each.us for each in found] == sorted(spec.estimate(problem, each.config, arch) for each in found)
+    assert [each.us for each in found] == sorted(LAUNCH + spec.estimate(problem, each.config, arch) for each in found)
     assert not ranked(problem, arch, "mma") and default_choice(problem, arch).config == found[0].config
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from schedules.core.arithmetic import FLOAT32
+from schedules.core.arithmetic import BF16X3, BF16X6, FLOAT32
 from schedules.core.device import GENERIC, MIB, find_device
 from schedules.core.presets import short
 from schedules.core.problem import Problem
@@ -20,7 +20,7 @@ from schedules.show.report.data import Comparison, Study
 
 # an arithmetic that makes one product of several: whose ceiling bounds it, and how many
 PARTLY = 4  # times the L2 cache: of so many bytes a part is still there
-PRODUCTS: Mapping[str, tuple[str, int]] = {"bf16x3": ("bfloat16", 3)}
+PRODUCTS: Mapping[str, tuple[str, int]] = {each.name: (each.of, each.products) for each in (BF16X3, BF16X6)}
 
 
 @dataclass(frozen=True)
