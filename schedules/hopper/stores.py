@@ -329,8 +329,8 @@ class SlotStores(Stores):
         first, last = self.work.slots_at(self.place, self.member.part)
         self.first, self.last = named("first_result", first), named("last_result", last)
         self.base = named("base", T.truncdiv(self.first, self.target.vector) * self.target.vector)
-        # where all rows are stored they wait in their order
-        in_order = not self.target.ragged and not self.work.a.by_registers
+        # where all rows are stored they wait in their order, and where they are stored one by one
+        in_order = (not self.target.ragged or self.target.vector == 1) and not self.work.a.by_registers
         self.whole = in_order and self.staging.item == 2  # which stmatrix turns
         self.rows = []
         for m, below in () if self.whole else product(range(self.staging.rows // ROWS), (0, 8)):
@@ -385,14 +385,19 @@ class SlotStores(Stores):
         text = _COPY_PART.format(vector, _VECTORS[vector * staging.item], element)
         with T.serial(-(-vectors // beside)) as turn:
             at = turn * beside + T.truncmod(self.member.thread, beside)
-            number = named("number", self.base + at * vector)
+            if self.whole and vector == 1:
+                number, there = self.work.slot_of(self.place, self.member.part, at)
+                stored = named("there", there)
+            else:
+                number = named("number", self.base + at * vector)
+                begin, end = named("begin", self.first - number), named("end", self.last - number)
+                stored = tirx.all(begin < vector, end > 0)
             start = named("start", self.work.slot_start(number))
-            begin, end = named("begin", self.first - number), named("end", self.last - number)
             with T.serial(-(-staging.width // columns)) as more:
                 column = named("column", more * columns + T.truncdiv(self.member.thread, beside))
                 column_of_tile = self.begin + first * staging.width + column
                 channel, inside = self.work.column_start(self.place, self.member.part, column_of_tile)
-                with T.If(tirx.all(at < vectors, column < staging.width, begin < vector, end > 0, inside)), T.Then():
+                with T.If(tirx.all(at < vectors, column < staging.width, stored, inside)), T.Then():
                     source = self.memory.ptr_to([self.start + (column * staging.pitch + at * vector) * staging.item])
                     to = self.output.ptr_to([start + channel])
                     if parts:

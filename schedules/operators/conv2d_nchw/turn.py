@@ -1,18 +1,23 @@
 """The kernel before `tma_wgmma_turned`: images as `Positions`, channels last, and the filter packed.
 
-A thread turns eight channels of as many neighbouring pixels as a load may bring, up to eight, in registers: whole
-sectors are read along pixels and written along channels.  Or it gathers eight of what an output looks at, in the
-filter's order: the larger copy, where filters then need none.  Other blocks of the launch write the zeros between rows
-and images, and others the filter (`repack`).
+A block copies what it turns into shared memory, by ``cp.async`` in whole 16 bytes wherever a pixel stands in them, as
+`hopper.lines` has it; a thread then writes eight channels of a pixel, or of two: whole sectors are read along pixels
+and written along channels.  Of rows that a stride leaves others between, a thread turns eight channels of four or eight
+pixels in registers, if a load may bring so many.  Or a thread gathers eight of what an output looks at, in the filter's
+order: the larger copy, where filters then need none.  Other blocks of the launch write the zeros between rows and
+images, and others the filter (`repack`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from schedules.core.tvm import IRBuilder, T, tirx
 from schedules.hopper.config import WARPGROUP
+from schedules.hopper.lines import down
+from schedules.hopper.shared import UNIT
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.positions import Positions
 from schedules.operators.conv2d_nchw.repack import GROUP, pack_at, pack_threads, workspace_of
@@ -20,10 +25,16 @@ from schedules.tirx.types import Expr, Tensors
 from schedules.tirx.values import kept, named
 
 WARP = 32
+ITEM = 2  # bytes of an element
+_COPY = "cp.async.cg.shared.global"
 # lanes of a warp along pixels by pixels of a load: sectors of 32 bytes are whole, read and written
-LANES = {8: 4, 4: 8, 2: 8, 1: 16}
-RUNS = 4  # pixels that a thread loads at once, of each channel, where loads bring fewer and blocks remain
+LANES = {8: 4, 4: 8}
+GATHERED = 4  # lanes of a warp along what an output looks at: 64 bytes
+RUNS = 4  # outputs that a thread gathers for, where blocks remain
 MANY = 1024  # blocks
+RESIDENT = 8  # blocks on a multiprocessor, at least
+PIXELS = 64  # of a tile in shared memory, or fewer
+SIDE_BY_SIDE = 8  # groups of channels that neighbouring threads write: 128 bytes
 
 _WORDS = {8: "uint4", 4: "uint2", 2: "unsigned int", 1: "unsigned short"}
 # {0} pixels of eight channels, {2} elements apart, of which `there` exist, if not all: eight channels of each pixel
@@ -33,7 +44,7 @@ __device__ __forceinline__ void nchw_turn_{0}(const void* from, void* to{3}) {{
 #pragma unroll
   for (int c = 0; c < 8; ++c) {{
     {1} word = {{}};
-    {4}word = {5}((const {1}*)((const unsigned short*)from + c * {2}));
+    {4}word = __ldcs((const {1}*)((const unsigned short*)from + c * {2}));
     *({1}*)v[c] = word;
   }}
 #pragma unroll
@@ -65,7 +76,21 @@ __device__ __forceinline__ void nchw_gather(const void* image, int k, int y, int
   for (int i = 0; i < 4; ++i) ((unsigned int*)to)[i] = o[i];
 }}
 """
-GATHERED = 4  # lanes of a warp along what an output looks at: 64 bytes
+# eight channels of {0} pixels in a tile, {2} elements apart, of which `there` exist; the first begins `start` elements
+# into the tensor, each {3} elements further, and by as much beyond a multiple of eight in the tile
+_COLUMN = """
+__device__ __forceinline__ void nchw_column_{0}(const void* tile, int start, int there, void* to) {{
+  {1} v[8] = {{}};
+#pragma unroll
+  for (int c = 0; c < 8; ++c)
+    if (c < there) v[c] = *(const {1}*)((const unsigned short*)tile + c * {2} + (start + c * {3} & 7));
+#pragma unroll
+  for (int p = 0; p < {0}; ++p)
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      ((unsigned int*)to)[4 * p + k] = (v[2 * k] >> 16 * p & 0xffff) | (unsigned int)(v[2 * k + 1] >> 16 * p) << 16;
+}}
+"""
 
 
 def turn(problem: NchwProblem, positions: Positions, tensors: Tensors, gather: bool = False) -> None:
@@ -73,14 +98,21 @@ def turn(problem: NchwProblem, positions: Positions, tensors: Tensors, gather: b
     workspace.  With `gather` positions are those of the `gathered` problem."""
     p = positions.problem
     rows = _rows(positions)
-    vector = 1 if gather else math.gcd(8, rows.length)
-    loads = p.n * rows.pixels // vector
+    vector = math.gcd(GROUP, rows.length)
     groups = positions.channels // GROUP
-    across = GATHERED if gather else min(WARP // LANES[vector], 1 << (groups - 1).bit_length())
-    shape = Shape(across, WARPGROUP // across, -(-groups // across), 1)
-    while 2 * shape.runs * vector <= RUNS and shape.blocks(loads) >= 2 * MANY:
-        shape = replace(shape, runs=2 * shape.runs)
-    turned = shape.blocks(loads) if "turned" in tensors else 0
+    shape: Shape | Tile
+    if gather:
+        shape = _shape(GATHERED, groups)
+        while 2 * shape.runs <= RUNS and shape.blocks(p.pixels) >= 2 * MANY:
+            shape = replace(shape, runs=2 * shape.runs)
+        turned = shape.blocks(p.pixels)
+    elif rows.count > 1 and vector in LANES:
+        shape = _shape(WARP // LANES[vector], groups)
+        turned = shape.blocks(p.n * rows.pixels // vector)
+    else:
+        shape = Tile(rows, groups)
+        turned = shape.blocks(p.n)
+    turned = turned if "turned" in tensors else 0
     zeros = positions.planes * p.n * groups * _zeros(positions) if "turned" in tensors else 0
     packed = pack_threads(p) if workspace_of(p) else 0
     grid = turned - (-zeros // WARPGROUP) - (-packed // WARPGROUP)
@@ -93,21 +125,25 @@ def turn(problem: NchwProblem, positions: Positions, tensors: Tensors, gather: b
             views[name] = T.decl_buffer((size,), p.dtype, data=tensors[name].data)
             IRBuilder.name(f"flat_{name}", views[name])
 
-    if turned:
-        with T.If(block < turned), T.Then():
-            if gather:
-                _gather_block(problem, positions, shape, views, block, thread)
-            else:
-                _turn_block(positions, vector, shape, views, block, thread)
-    if zeros:
-        at = kept("at", (block - turned) * WARPGROUP + thread)
-        with T.If(_all(block >= turned, at < zeros)), T.Then():
-            _zero(positions, groups, views, at)
-    if packed:
-        # kept, else TVM multiplies the number of the first block too, and the product need not fit into 32 bits
-        at = kept("at", (block - (turned - (-zeros // WARPGROUP))) * WARPGROUP + thread)
-        with T.If(_all(at >= 0, at < packed)), T.Then():
-            pack_at(p, tensors, at)
+    # said, else ptxas keeps to fewer registers than a packed filter needs
+    with T.attr({"tirx.launch_bounds_min_blocks_per_sm": RESIDENT}):
+        if turned:
+            with T.If(block < turned), T.Then():
+                if isinstance(shape, Tile):
+                    _turn_tile(positions, shape, views, block, thread)
+                elif gather:
+                    _gather_block(problem, positions, shape, views, block, thread)
+                else:
+                    _turn_block(positions, vector, shape, views, block, thread)
+        if zeros:
+            at = kept("at", (block - turned) * WARPGROUP + thread)
+            with T.If(_all(block >= turned, at < zeros)), T.Then():
+                _zero(positions, groups, views, at)
+        if packed:
+            # kept, else TVM multiplies the number of the first block too, and the product need not fit into 32 bits
+            at = kept("at", (block - (turned - (-zeros // WARPGROUP))) * WARPGROUP + thread)
+            with T.If(_all(at >= 0, at < packed)), T.Then():
+                pack_at(p, tensors, at)
 
 
 def _all(*conditions: Expr) -> Expr:
@@ -129,6 +165,12 @@ class Shape:
         return self.count * -(-loads // (self.each * self.runs))
 
 
+def _shape(most: int, groups: int) -> Shape:
+    """That of blocks with up to `most` lanes along channels."""
+    across = min(most, 1 << (groups - 1).bit_length())
+    return Shape(across, WARPGROUP // across, -(-groups // across), 1)
+
+
 @dataclass(frozen=True)
 class Rows:
     """The pixels of an image that are loaded: `count` runs of `length`, `apart`, the first from `first` on."""
@@ -141,6 +183,65 @@ class Rows:
     @property
     def pixels(self) -> int:
         return self.count * self.length
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block turns by way of shared memory: `count` pieces of `rows`, each of `length` pixels or, of the last
+    piece of a row, fewer; and `across` groups of channels of the image's `groups`.
+
+    A channel's piece is `units` copies of 16 bytes.  Channels stand `pitch` elements apart, those of a group `across`
+    times as many: then neighbouring groups, which threads read at once, lie in other banks.
+    """
+
+    rows: Rows
+    groups: int
+
+    @property
+    def across(self) -> int:
+        return min(SIDE_BY_SIDE, 1 << (self.groups - 1).bit_length())
+
+    @property
+    def pieces(self) -> int:
+        """Of a row."""
+        return -(-self.rows.length // PIXELS)
+
+    @property
+    def each(self) -> int:
+        """Pixels that a thread takes at once: pieces have whole words of them, or not."""
+        return math.gcd(2, self.rows.length)
+
+    @property
+    def length(self) -> int:
+        return -(-self.rows.length // self.pieces // self.each) * self.each
+
+    @property
+    def count(self) -> int:
+        return max(1, PIXELS // self.length)
+
+    @property
+    def units(self) -> int:
+        return (self.length + 2 * (GROUP - 1)) // GROUP
+
+    @property
+    def pitch(self) -> int:
+        return (self.count * self.units | 1) * GROUP
+
+    @property
+    def of_image(self) -> int:
+        """Pieces of an image."""
+        return self.rows.count * self.pieces
+
+    def blocks(self, images: int) -> int:
+        return -(-self.groups // self.across) * -(-images * self.of_image // self.count)
+
+    def piece(self, number: Expr) -> tuple[Expr, Expr, Expr]:
+        """The image of a piece, its first pixel there, and how many it has."""
+        image = named("image", T.truncdiv(number, self.of_image))
+        rest = named("rest", T.truncmod(number, self.of_image))
+        row, before = T.truncdiv(rest, self.pieces), named("before", T.truncmod(rest, self.pieces) * self.length)
+        first = named("first", self.rows.first + row * self.rows.apart + before)
+        return image, first, tirx.min(self.length, self.rows.length - before)
 
 
 def _rows(positions: Positions) -> Rows:
@@ -160,44 +261,93 @@ def _turn_block(
     block: Expr,
     thread: Expr,
 ) -> None:
-    p, y_axis, x_axis = positions.problem, positions.y, positions.x
-    across, count, rows = shape.across, shape.count, _rows(positions)
+    p, across, count, rows = positions.problem, shape.across, shape.count, _rows(positions)
     group = named("group", T.truncmod(block, count) * across + T.truncmod(thread, across))
     ragged = (", int there", "if (c < there) ") if p.ci % GROUP else ("", "")
-    # read for the last time: it gives way in L2 to what is written; but sectors of few pixels are other threads' too
-    load = "__ldcs" if vector >= GROUP // 2 else "*"
-    source, name = _TURN.format(vector, _WORDS[vector], p.h * p.w, *ragged, load), f"nchw_turn_{vector}"
-    runs = []
-    for run in range(shape.runs):  # all are loaded before any is stored
-        number = (T.truncdiv(block, count) * shape.runs + run) * shape.each + T.truncdiv(thread, across)
-        image = named("image", T.truncdiv(number, rows.pixels // vector))
-        pixel = named("pixel", T.truncmod(number, rows.pixels // vector) * vector)
-        first = named("first", T.truncdiv(pixel, rows.length) * (rows.apart - rows.length) + rows.first + pixel)
-        places = []
-        for j in range(vector):
-            pixel = first + j
-            y, x = named("y", T.truncdiv(pixel, p.w)), named("x", T.truncmod(pixel, p.w))
-            (by, py), (bx, px) = _split(y, y_axis.stride), _split(x, x_axis.stride)
-            plane = (by if y_axis.planes > 1 else 0) * x_axis.planes + (bx if x_axis.planes > 1 else 0)
-            at = plane * positions.data + positions.at(image, py, px)
-            places.append((named("place", at), tirx.all(y_axis.looked_at(by), x_axis.looked_at(bx))))
-        wanted = tirx.any(*(looked_at for _, looked_at in places))
-        exists = named("exists", tirx.all(group * GROUP < p.ci, image < p.n, wanted))
-        words = T.alloc_local((4 * vector,), "uint32")
-        IRBuilder.name("words", words)
-        start = (image * p.ci + group * GROUP) * (p.h * p.w) + first
-        # without a branch, which would wait for what it loads
-        taken = views["data"].ptr_to([T.Select(exists, start, 0)])
-        there = [p.ci - T.Select(exists, group * GROUP, 0)] if p.ci % GROUP else []
-        T.evaluate(T.cuda.func_call(name, taken, words.ptr_to([0]), *there, source_code=source))
-        runs.append((exists, words, places))
-    for exists, words, places in runs:
-        for j, (place, looked_at) in enumerate(places):
-            with T.If(_all(exists, looked_at)), T.Then():
-                # in 64 bits: the bound that TVM has of a large copy does not fit into 32
-                to = views["turned"].ptr_to([T.Cast("int64", place) * positions.channels + group * GROUP])
-                four = [words[4 * j + k] for k in range(4)]
-                T.evaluate(T.cuda.func_call("nchw_put", to, *four, source_code=_PUT))
+    # read for the last time: it gives way in L2 to what is written
+    source, name = _TURN.format(vector, _WORDS[vector], p.h * p.w, *ragged), f"nchw_turn_{vector}"
+    number = T.truncdiv(block, count) * shape.each + T.truncdiv(thread, across)
+    image = named("image", T.truncdiv(number, rows.pixels // vector))
+    pixel = named("pixel", T.truncmod(number, rows.pixels // vector) * vector)
+    first = named("first", T.truncdiv(pixel, rows.length) * (rows.apart - rows.length) + rows.first + pixel)
+    places = [_place(positions, image, first + j) for j in range(vector)]
+    wanted = tirx.any(*(looked_at for _, looked_at in places))
+    exists = named("exists", tirx.all(group * GROUP < p.ci, image < p.n, wanted))
+    words = T.alloc_local((4 * vector,), "uint32")
+    IRBuilder.name("words", words)
+    start = (image * p.ci + group * GROUP) * (p.h * p.w) + first
+    # without a branch, which would wait for what it loads
+    taken = views["data"].ptr_to([T.Select(exists, start, 0)])
+    there = [p.ci - T.Select(exists, group * GROUP, 0)] if p.ci % GROUP else []
+    T.evaluate(T.cuda.func_call(name, taken, words.ptr_to([0]), *there, source_code=source))
+    for j, (place, looked_at) in enumerate(places):
+        with T.If(_all(exists, looked_at)), T.Then():
+            _put(positions, views, place, group, [words[4 * j + k] for k in range(4)])
+
+
+def _turn_tile(positions: Positions, tile: Tile, views: Tensors, block: Expr, thread: Expr) -> None:
+    p, plane, across = positions.problem, positions.problem.h * positions.problem.w, tile.across
+    count, total = -(-tile.groups // across), p.n * p.ci * plane
+    memory = T.alloc_shared((across * GROUP * tile.pitch,), p.dtype, align=UNIT)
+    IRBuilder.name("tile", memory)
+    group = named("group", T.truncmod(block, count) * across)
+    number = named("number", T.truncdiv(block, count) * tile.count)
+    copies = across * GROUP * tile.count * tile.units
+    with T.serial(-(-copies // WARPGROUP)) as turn:
+        at = named("at", turn * WARPGROUP + thread)
+        unit, rest = named("unit", T.truncmod(at, tile.units)), named("rest", T.truncdiv(at, tile.units))
+        piece, of_block = named("piece", T.truncmod(rest, tile.count)), named("of_block", T.truncdiv(rest, tile.count))
+        image, first, length = tile.piece(number + piece)
+        channel = named("channel", group * GROUP + of_block)
+        start = named("start", (image * p.ci + channel) * plane + first)
+        taken = named("taken", down(start) + unit * GROUP)
+        exists = tirx.all(of_block < across * GROUP, channel < p.ci, image < p.n, taken < start + length)
+        with T.If(exists), T.Then():
+            row = T.truncmod(of_block, GROUP) * across + T.truncdiv(of_block, GROUP)
+            place = memory.ptr_to([row * tile.pitch + (piece * tile.units + unit) * GROUP])
+            # of the tensor's last the bytes that there are
+            there = [T.Cast("uint32", tirx.min(total - taken, GROUP) * ITEM)] if total % GROUP else []
+            T.evaluate(T.ptx[_COPY](place, views["data"].ptr_to([taken]), UNIT, *there))
+    T.evaluate(T.ptx.cp.async_.wait_all())
+    T.evaluate(T.cuda.cta_sync())
+    each = tile.each
+    source = _COLUMN.format(each, _WORDS[each], across * tile.pitch, plane)
+    with T.serial(-(-across * tile.count * (tile.length // each) // WARPGROUP)) as turn:
+        at = named("at", turn * WARPGROUP + thread)
+        of_block, rest = named("of_block", T.truncmod(at, across)), named("rest", T.truncdiv(at, across))
+        x = named("x", T.truncmod(rest, tile.length // each) * each)
+        piece = named("piece", T.truncdiv(rest, tile.length // each))
+        image, first, length = tile.piece(number + piece)
+        places = [_place(positions, image, first + x + j) for j in range(each)]
+        channel = named("channel", (group + of_block) * GROUP)
+        with T.If(_all(piece < tile.count, channel < p.ci, image < p.n, x < length)), T.Then():
+            words = T.alloc_local((4 * each,), "uint32")
+            IRBuilder.name("words", words)
+            start = named("start", (image * p.ci + channel) * plane + first)
+            waits = memory.ptr_to([of_block * tile.pitch + piece * (tile.units * GROUP) + x])
+            filled = p.ci - channel if p.ci % GROUP else GROUP
+            call = f"nchw_column_{each}", waits, start, filled, words.ptr_to([0])
+            T.evaluate(T.cuda.func_call(*call, source_code=source))
+            for j, (place, looked_at) in enumerate(places):
+                with T.If(_all(looked_at)), T.Then():
+                    _put(positions, views, place, group + of_block, [words[4 * j + k] for k in range(4)])
+
+
+def _place(positions: Positions, image: Expr, pixel: Expr) -> tuple[Expr, Expr]:
+    """Where in the copy a pixel of an image stands, and whether any tap looks at it."""
+    p, y_axis, x_axis = positions.problem, positions.y, positions.x
+    y, x = named("y", T.truncdiv(pixel, p.w)), named("x", T.truncmod(pixel, p.w))
+    (by, py), (bx, px) = _split(y, y_axis.stride), _split(x, x_axis.stride)
+    plane = (by if y_axis.planes > 1 else 0) * x_axis.planes + (bx if x_axis.planes > 1 else 0)
+    at = plane * positions.data + positions.at(image, py, px)
+    return named("place", at), tirx.all(y_axis.looked_at(by), x_axis.looked_at(bx))
+
+
+def _put(positions: Positions, views: Tensors, place: Expr, group: Expr, words: Sequence[Expr]) -> None:
+    """Write eight channels of a place."""
+    # in 64 bits: the bound that TVM has of a large copy does not fit into 32
+    to = views["turned"].ptr_to([T.Cast("int64", place) * positions.channels + group * GROUP])
+    T.evaluate(T.cuda.func_call("nchw_put", to, *words, source_code=_PUT))
 
 
 def _gather_block(
@@ -258,7 +408,4 @@ def _zero(positions: Positions, groups: int, views: Tensors, at: Expr) -> None:
     is_image = tirx.all(y < y_axis.real(by), x < x_axis.real(bx))
     with T.If(tirx.Not(is_image)), T.Then():
         place = named("place", plane * positions.data + positions.at(image, y, x))
-        # in 64 bits: the bound that TVM has of a large image's zeros does not fit into 32
-        to = views["turned"].ptr_to([T.Cast("int64", place) * positions.channels + group * GROUP])
-        zero = T.uint32(0)
-        T.evaluate(T.cuda.func_call("nchw_put", to, zero, zero, zero, zero, source_code=_PUT))
+        _put(positions, views, place, group, [T.uint32(0)] * 4)

@@ -15,7 +15,7 @@ from tests.hopper_kernels import assert_correct_on, assert_emulated, assert_well
 
 NAME = "tma_wgmma_turned"
 WORK: dict[str, Any] = dict(n=8, h=14, w=14, ci=128, co=128, kh=3, kw=3, pad=1)
-# vectors of 8, 4, 2 and 1 pixels are turned, and of as many results stored
+# pixels are turned in pairs and one by one; results are stored in vectors of 8, 4, 2 and 1
 SHAPES: dict[str, dict[str, Any]] = {
     "whole vectors": dict(n=2, h=8, w=8, ci=64, co=64, kh=3, kw=3, pad=1),
     "vectors of four, stride 2": dict(n=3, h=14, w=14, ci=24, co=40, kh=3, kw=3, pad=1, stride=2, bias=True),
@@ -76,8 +76,8 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch, lines_outside: bo
     assert_well_made(built, "HGMMA", stored_by_tma=False)
     source = str(built.sources["cu"])
     assert len(built.resources) == 2 and all(each.stack == 0 for each in built.resources)
-    # an image of 196 pixels comes in vectors of four, and leaves so, or by lines of 14 in vectors of two
-    assert "nchw_turn_4(" in source and f"hopper_copy_part_{2 if lines_outside else 4}(" in source
+    # an image of 196 pixels is turned in pairs, and leaves in vectors of four, or by lines of 14 in vectors of two
+    assert "nchw_column_2(" in source and f"hopper_copy_part_{2 if lines_outside else 4}(" in source
     # the product is launched while the copy is made, and waits before it loads; what follows is while it multiplies
     assert source.count("griddepcontrol_launch_dependents();") == 2 and source.count("griddepcontrol_wait();") == 1
     assert built.lowered.count("use_programtic_dependent_launch") == 1  # sic
@@ -101,13 +101,38 @@ def test_gathered_emulated(emulation: None, shape: str) -> None:
     assert_emulated("conv2d_nchw", dict(dtype="float16") | SHAPES[shape], CONFIGS[-1], NAME)
 
 
-@pytest.mark.parametrize("gathered", [False, True])
-def test_several_loads_of_a_thread_emulated(emulation: None, monkeypatch: pytest.MonkeyPatch, gathered: bool) -> None:
+def test_several_outputs_of_a_thread_emulated(emulation: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("schedules.operators.conv2d_nchw.turn.MANY", 1)  # as if blocks were left
     fields = dict(n=3, h=7, w=9, ci=24, co=16, kh=3, kw=3, pad=1, dtype="float16")
-    built = assert_emulated("conv2d_nchw", fields, CONFIGS[-1] | dict(gathered=gathered), NAME)
-    call = "nchw_gather((" if gathered else "nchw_turn_1(("
-    assert str(built.sources["cu"]).count(call) == 4
+    built = assert_emulated("conv2d_nchw", fields, CONFIGS[-1], NAME)
+    assert str(built.sources["cu"]).count("nchw_gather((") == 4
+
+
+TILES: dict[str, dict[str, Any]] = {
+    "several pieces of an image, ragged, to the tensor's last bytes": dict(n=3, h=9, w=17, ci=11, co=24),
+    "images that share a tile": dict(n=5, h=3, w=5, ci=40, co=24),
+    "more groups of channels than a block has": dict(n=2, h=5, w=7, ci=80, co=24, kh=3, kw=3, pad=1),
+    "rows that a stride leaves": dict(n=2, h=9, w=23, ci=24, co=16, stride="3,1"),
+    "rows in pieces": dict(n=2, h=5, w=131, ci=8, co=16, stride="2,2"),
+    "planes of both remainders": dict(n=2, h=9, w=15, ci=16, co=24, kh=3, kw=3, stride=2),
+    "pixels in pairs": dict(n=3, h=9, w=14, ci=20, co=24, kh=3, kw=3, pad=1),
+    "rows in pairs, of which a stride leaves some": dict(n=2, h=7, w=70, ci=16, co=24, stride=2),
+}
+
+
+@pytest.mark.parametrize("fields", [dict(w=24, ci=24), dict(w=12, ci=20)], ids=["eight pixels", "four, ragged"])
+def test_rows_that_a_stride_leaves_are_turned_in_registers_emulated(emulation: None, fields: dict[str, Any]) -> None:
+    rows = dict(n=3, h=7, co=24, kh=1, kw=1, stride="3,1", dtype="float16")
+    built = assert_emulated("conv2d_nchw", rows | fields, dict(gathered=False), NAME)
+    assert f"nchw_turn_{8 if fields['w'] == 24 else 4}((" in str(built.sources["cu"])
+
+
+@pytest.mark.parametrize("shape", TILES)
+def test_turned_by_way_of_shared_memory_emulated(emulation: None, shape: str) -> None:
+    fields = dict(kh=1, kw=1) | TILES[shape]
+    for dtype in ("float16", "bfloat16") if shape == next(iter(TILES)) else ("float16",):
+        built = assert_emulated("conv2d_nchw", dict(dtype=dtype, **fields), dict(gathered=False), NAME)
+        assert str(built.sources["cu"]).count(f"nchw_column_{2 - fields['w'] % 2}((") == 1
 
 
 def test_filters_larger_than_the_data_are_taken_as_they_lie(cuda_compiler: None, sm_90a: Arch) -> None:
