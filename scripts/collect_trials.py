@@ -53,6 +53,7 @@ BATCHES = (1, 1, 2, 4, 8, 8, 16, 16, 32, 32, 64, 128)
 SHORT = 2e9  # operations of a layer whose kernel takes little longer than its launch
 MOST_FLOPS, MOST_ELEMENTS = 5e11, 3e8
 PREDICTED = 4  # configs of the ranking, whatever it learned so far
+OF = (1, 3, 6)  # draws, of which one is kept
 TRIES = 60  # draws until a legal config is given up
 PEERS = 3  # of as many problems, cuDNN is timed on one: its search takes longer than all else
 ROUNDS = 13  # replays of each candidate
@@ -205,6 +206,13 @@ def problems(file: Path | None, seed: int, sorts: Sequence[str]) -> Any:
             yield name, problem
 
 
+def given(file: Path) -> Any:
+    """(set, problem) of each line of `file`: a set, an operator and the problem's fields."""
+    for line in file.read_text().splitlines():
+        name, op, *words = line.split()
+        yield name, operator(op).problem.parse(dict(word.split("=", 1) for word in words))
+
+
 def _product(sizes: Any) -> int:
     found = 1
     for size in sizes:
@@ -213,7 +221,7 @@ def _product(sizes: Any) -> int:
 
 
 def rough(problem: Any, config: Any, arch: Arch) -> float:
-    """A crude measure of what a config costs, by which one of a few draws is kept."""
+    """A crude measure of what a config costs."""
     m, n = getattr(config, "block_m", 0), getattr(config, "block_n", 0)
     m = m or getattr(config, "tile_h", 0) * getattr(config, "tile_w", 0)
     if not m or not n:
@@ -225,9 +233,11 @@ def rough(problem: Any, config: Any, arch: Arch) -> float:
     return -(-tiles // resident) * own
 
 
-def draws(problem: Any, arch: Arch, count: int, r: random.Random, predicted: int) -> list[tuple[str, Config]]:
+def draws(
+    problem: Any, arch: Arch, count: int, r: random.Random, predicted: int, of: Sequence[int] = OF
+) -> list[tuple[str, Config]]:
     """What is ruled, the `predicted` first of the ranking, every schedule's default, and `count` in all with those at
-    random."""
+    random: each the best that is expected `of` so many."""
     from schedules.predict.rank import ranked
     from schedules.predict.start import started
 
@@ -256,12 +266,21 @@ def draws(problem: Any, arch: Arch, count: int, r: random.Random, predicted: int
     for _ in range(4 * count):
         if len(found) >= count or not fitting:
             break
-        spec = r.choices([spec for spec, _ in fitting], [weight for _, weight in fitting])[0]
-        space = spaces.setdefault(spec.name, spec.numbered_space(problem, arch))
-        few = [c for c in (one(space, problem, arch, r) for _ in range(r.choice((1, 3, 6)))) if c]
+        few: list[tuple[str, Config]] = []
+        for spec in r.choices([spec for spec, _ in fitting], [weight for _, weight in fitting], k=r.choice(of)):
+            space = spaces.setdefault(spec.name, spec.numbered_space(problem, arch))
+            few += [(spec.name, config) for config in [one(space, problem, arch, r)] if config]
         if few:
-            add(spec.name, min(few, key=lambda config: rough(problem, config, arch)))
+            add(*min(few, key=lambda each: cost(problem, each[0], each[1], arch)))
     return list(found.values())[:count]
+
+
+def cost(problem: Any, schedule: str, config: Any, arch: Arch) -> float:
+    """What a config is predicted to take, or a crude measure of it, by which one of a few draws is kept."""
+    from schedules.predict.rank import predicted_us
+
+    found = predicted_us(problem, schedule, config, arch)
+    return rough(problem, config, arch) if found is None else found
 
 
 def one(space: Any, problem: Any, arch: Arch, r: random.Random) -> Config | None:
@@ -279,7 +298,7 @@ def one(space: Any, problem: Any, arch: Arch, r: random.Random) -> Config | None
     return None
 
 
-def builder(pipe: Connection, target: str, folder: str, predicted: int) -> None:
+def builder(pipe: Connection, target: str, folder: str, predicted: int, of: Sequence[int]) -> None:
     """A process that draws and builds: takes (number, problem, count, seed), sends (number, schedule, config, library,
     workspaces) or a failure, and None where the problem is through."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -292,7 +311,7 @@ def builder(pipe: Connection, target: str, folder: str, predicted: int) -> None:
         number, problem, count, seed, until = pipe.recv()
         op = operator_of(problem)
         try:
-            candidates = draws(problem, arch, count, random.Random(seed), predicted)
+            candidates = draws(problem, arch, count, random.Random(seed), predicted, of)
         except Exception as error:
             pipe.send((number, "draw", None, f"{type(error).__name__}: {error}"[:200], ()))
             candidates = []
@@ -491,11 +510,13 @@ def main() -> int:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("out", type=Path)
     words.add_argument("--shapes", type=Path)
+    words.add_argument("--problems", type=Path, help="lines of a set, an operator and fields: these and no others")
     words.add_argument("--seconds", type=float, default=240)
     words.add_argument("--builders", type=int, default=(os.cpu_count() or 2) - 2)
     words.add_argument("--gpus", default=os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
     words.add_argument("--count", type=int, default=14, help="candidates of a problem")
     words.add_argument("--predicted", type=int, default=PREDICTED, help="of these, the first of the ranking")
+    words.add_argument("--of", default=",".join(map(str, OF)), help="draws of which the best that is expected is kept")
     words.add_argument("--sorts", default="few,flat,other", help="of layers, as few,flat+short,nchw+ragged,float32")
     words.add_argument("--seed", type=int, default=0)
     words.add_argument("--target", default="cuda:sm_90a")
@@ -505,9 +526,12 @@ def main() -> int:
     from schedules.core.versions import versions
 
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
-        builders = [Child(builder, asked.target, folder, asked.predicted) for _ in range(asked.builders)]
+        of = tuple(map(int, asked.of.split(",")))
+        builders = [Child(builder, asked.target, folder, asked.predicted, of) for _ in range(asked.builders)]
         benches = [Child(measurer, gpu, asked.target) for gpu in asked.gpus.split(",")]
         source, number = problems(asked.shapes, asked.seed, asked.sorts.split(",")), 0
+        if asked.problems:
+            source = given(asked.problems)
         held: dict[int, dict[str, Any]] = {}  # by number: what is known of a problem under way
         ready: list[int] = []
         trials = wrong = 0
@@ -533,10 +557,13 @@ def main() -> int:
                     line = {"op": operator_of(p).name, "p": str(p), "set": job["set"], "cudnn": job["cudnn"]}
                     out.write(json.dumps({**line, "t": done, "bad": job["bad"]}, separators=(",", ":")) + "\n")
 
-            while time.time() < end:
+            while time.time() < end and (held or stop_drawing):
                 for child in builders:
                     if child.job is None and time.time() < stop_drawing and len(ready) < 40:
-                        name, problem = next(source)
+                        name, problem = next(source, ("", None))
+                        if problem is None:
+                            stop_drawing = 0.0
+                            break
                         number += 1
                         held[number] = dict(problem=problem, set=name, built=[], names=[], bad=[], times={}, cudnn=None)
                         child.send((number, problem, asked.count, f"{asked.seed} {number}", stop_building), number)

@@ -140,7 +140,7 @@ class TensorCores(Cores):
         config = self.config
         T.evaluate(T.ptx["tcgen05.fence::before_thread_sync"]())
         if config.cluster > 1:
-            super().end(group, warp)
+            T.evaluate(T.cuda.cluster_sync())
         else:
             wait_for_block(config)
         T.evaluate(T.ptx["tcgen05.fence::after_thread_sync"]())

@@ -74,6 +74,9 @@ class ScheduleSpec:
     # (problem, step) -> whether taps and channels are one axis that steps cut; None where channels are cut tap by tap.
     # Of a column of steps, a column.
     joined: Callable[[Any, Any], Any] | None = None
+    # (problem, output pixels of a tile, blocks of a cluster with pixels of their own, whether the data's channels are
+    # turned inside) -> tiles of a channel, whose boxes reach over the ends of an image; None if there are no such boxes
+    boxes: Callable[[Any, int, int, bool], int | None] | None = None
     # (problem, config, arch) -> the TE program that `apply` schedules; None where there is none, of programs in TIRx
     graph: Callable[[Any, Any, Arch], PrimFunc] | None = None
 

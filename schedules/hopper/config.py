@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -252,6 +252,10 @@ PING_PONG = (
     (128, 32, 2),
 )
 PLAIN = ((128, 128, 2), (64, 64, 1), (64, 32, 1), (64, 16, 1))  # those that `plain` takes the first of
+# what `fitting` tries: (block_m, consumers), columns, results of a tile, blocks that share a reduction
+HEIGHTS = ((64, 1), (128, 2), (192, 3), (256, 2))
+NARROWEST, WIDEST, SPLITS, FITTING = 64, 128 * 128, (1, 2, 4), 4
+BORDER, EXCHANGE = 48, 2.7e6  # products in the time of an operand's row, and of blocks that exchange sums, about
 STAGES = tuple(range(2, 9))
 DEPTHS = axis("num_stages", STAGES)
 # (cluster_m, cluster_n, split_k)
@@ -271,6 +275,24 @@ CLUSTERS = (
     (1, 1, 8),
     (2, 2, 2),
 )
+
+
+def fitting(
+    rows: Callable[[int], int], columns: int, reduction: int, device: Device
+) -> tuple[tuple[int, int, int], ...]:
+    """The few shapes beside `SHAPES` that leave less of `device` idle, or fewer columns of a tile without use, than
+    all of those: as wide as equal parts of `columns`; `rows` says how many tiles of so many rows there are."""
+
+    def cost(m: int, n: int, _: int = 0) -> float:
+        tiles, loaded = rows(m) * -(-columns // n), BORDER * (m + n)
+        own = {k: -(-tiles * k // device.resident(k)) * (m * n + loaded) / k for k in SPLITS}
+        return min(time + (k > 1) * EXCHANGE / reduction for k, time in own.items())
+
+    widths = {-(-columns // (16 * parts)) * 16 for parts in range(1, columns // NARROWEST + 2)}
+    tried = [(m, n, c) for m, c in HEIGHTS for n in widths if NARROWEST <= n <= WIDEST // m * 2 and n <= 256]
+    least = min(cost(*shape) for shape in SHAPES)
+    found = sorted((cost(*shape), shape) for shape in {*tried} - {*SHAPES} if cost(*shape) < least)
+    return tuple(shape for _, shape in found[:FITTING])
 
 
 def clusters(blocks_sm: int, device: Device) -> list[dict[str, Any]]:

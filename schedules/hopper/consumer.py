@@ -13,9 +13,10 @@ from schedules.hopper.epilogue import Results
 from schedules.hopper.geometry import ClusterPlace, Member, Work
 from schedules.hopper.instructions import peer_of
 from schedules.hopper.launch import SharedMemory
+from schedules.hopper.lines import Lines
 from schedules.hopper.products import Products
 from schedules.hopper.residual import Residual, owner_of
-from schedules.hopper.ring import Ring
+from schedules.hopper.ring import Ring, writers
 from schedules.steps.story import part
 from schedules.tirx.types import Expr, Index, Variable
 from schedules.tirx.values import named
@@ -154,8 +155,19 @@ class Cores:
         """The ring, before its first stage."""
         return Ring(self.config, self.work.stage_bytes, memory.stages, memory.full, memory.empty, stage, phase)
 
+    @property
+    def drains(self) -> bool:
+        """Whether all that other blocks write into a block's shared memory has come when its last stages are free and
+        its sums finished: not what says that a next tile's sums may be sent."""
+        return not isinstance(self.work.a.source, Lines) and not (self.config.split_k > 1 and self.work.again)
+
     def drain(self, ring: Ring) -> None:
-        """Have the producer wait for what frees its last stages, where that comes late."""
+        """Have the producer wait until its last stages are free, in every block that they were loaded into: consumers
+        finish meanwhile, and no block waits for all of the others to end."""
+        if self.drains and writers(self.config) > 1:
+            with T.serial(self.config.num_stages):
+                ring.wait_empty()
+                ring.advance()
 
     def beside_producer(
         self, ring: Ring, memory: SharedMemory, at: ClusterPlace, clusters: Index, warp: Expr, tile: Variable
@@ -178,6 +190,6 @@ class Cores:
         return Consumer(self.work, memory, ring, at, clusters, member, products, results)
 
     def end(self, group: Expr, warp: Expr) -> None:
-        """Wait for the other blocks of the cluster, and give back what `begin` took."""
-        if self.config.cluster > 1:
+        """Wait for what other blocks of the cluster may still write, and give back what `begin` took."""
+        if self.config.cluster > 1 and not self.drains:
             T.evaluate(T.cuda.cluster_sync())

@@ -29,6 +29,7 @@ from schedules.hopper.lines import Lines
 from schedules.hopper.producer import Producer
 from schedules.hopper.products import multiply_of
 from schedules.hopper.shared import TensorMap
+from schedules.hopper.warm import warm
 from schedules.lowering.annotations import TIRX
 from schedules.steps.story import part
 from schedules.tirx.types import Tensors
@@ -86,11 +87,14 @@ def program(
         cores.begin(group, warp)
         memory.initialise(work, maps, group * WARPGROUP + thread, first)
         T.evaluate(T.ptx["griddepcontrol.launch_dependents"]())  # which set themselves up, and wait
+        at = T.meta_var(cluster_place(config, rank))
+        if group < consumers:
+            part("The consumers: what the first stages need comes into L2 while TMA waits for its maps")
+            warm(work, fixed.arguments, tensors, at, T.truncdiv(block, cluster), group * WARPGROUP + thread)
         if not dependent:  # on a kernel of its own, which waits for those before that
             T.evaluate(T.ptx["griddepcontrol.wait"]())
 
         part("Which tiles are this block's, and where it stands in the ring")
-        at = T.meta_var(cluster_place(config, rank))
         tile: T.int32
         tile = T.truncdiv(block, cluster)
         stage: T.int32

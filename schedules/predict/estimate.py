@@ -30,6 +30,8 @@ WARP = 32
 SECTOR = 32  # bytes of L2
 PARTIAL = 0.3  # ns for an element that is stored alone, and not a whole sector by four lanes
 ROW = 64  # elements of a row of a box of TMA at most
+CLUSTERED = 16  # more than a cluster has blocks
+IMAGES = 16  # of a pixel, whose multiples copies have
 BUSY = 8  # warps that keep a multiprocessor's arithmetic busy where threads multiply; of fewer each waits for its own
 
 
@@ -85,11 +87,14 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     tile_m, tile_n = tile_of(columns)
     pixel, channel = (tile_n, tile_m) if spec.channels_along_rows else (tile_m, tile_n)
     # images of a pixel fill a tile's side, or, by TMA, those of a few pixels
-    apart = p.output_axes[-1] == "n" and FILLED not in columns.fields
+    by_tma = FILLED in columns.fields
+    apart = p.output_axes[-1] == "n" and not by_tma
     runs, run = (p.out_h * p.out_w, p.n) if apart else (1, p.pixels)
     along, across = np.ceil(run / pixel), np.ceil(p.co / channel)
     if "tile_h" in columns.fields:  # tiles do not reach over the end of a row, nor into the next image
         along = p.n * np.ceil(p.out_h / columns.get("tile_h")) * np.ceil(p.out_w / columns.get("tile_w"))
+    if spec.boxes is not None:
+        along = _boxes(p, spec, pixel, columns, along)
     tiles = runs * along * across
     split, taps, channels = columns.get("split_k", 1.0), p.kh * p.kw, p.ci
     of_cluster = split if FILLED in columns.fields else 1.0  # else another kernel adds up what parts leave in memory
@@ -153,6 +158,8 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
         finish = finish + (4 * stored * item < SECTOR) * turns * busy * tile_m * tile_n * PARTIAL / stored / 1000
     copied = columns.get("gathered", 0.0) * 2.0 * p.pixels * p.ci * p.kh * p.kw  # elements, by a kernel before
     copied = copied + columns.get("turned", 0.0) * 2.0 * p.n * p.h * p.w * p.ci
+    if by_tma and p.output_axes[-1] == "n" and p.n % (16 // item):  # or with more images, since TMA wants whole vectors
+        copied = np.where(copied > 0, copied, (p.n + -(-p.n // IMAGES) * IMAGES) * p.h * p.w * p.ci)
     copied = copied + (split > of_cluster) * 2.0 * split * p.pixels * p.co * SUM_BYTES / item
     ones = np.ones(columns.count)
     parts = {
@@ -168,6 +175,22 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     }
     used = (run / (along * pixel)) * (p.co / (across * channel)) * real
     return Work(parts, tiles * ones, waves, resident * ones, warps, steps * ones, used * ones)
+
+
+def _boxes(p: Any, spec: ScheduleSpec, pixels: Array, columns: Columns, along: Array) -> Array:
+    """`along` as the boxes of so many `pixels` make it, of clusters with blocks side by side along them."""
+    assert spec.boxes is not None
+    turned, blocks = (
+        columns.get("turned", 0.0),
+        columns.get("cluster_n" if spec.channels_along_rows else "cluster_m", 1.0),
+    )
+    kind = ((pixels * CLUSTERED + blocks) * 2 + turned).astype(np.intp)
+    counts = np.full(kind.max() + 1, np.nan)
+    for each in map(int, np.flatnonzero(np.bincount(kind))):
+        size, beside = divmod(each // 2, CLUSTERED)
+        counts[each] = spec.boxes(p, size, beside, bool(each % 2)) or np.nan
+    found = counts[kind]
+    return np.where(np.isnan(found), along, found)
 
 
 def _vectors(p: Any, spec: ScheduleSpec, joined: Array, most: int) -> tuple[Array | int, Array | int]:

@@ -181,7 +181,8 @@ def candidates(op: Operator, problem: Problem, specs: Sequence[ScheduleSpec], ar
         columns = roughly_filled(columns_of_space(spec, problem, arch), problem, spec, arch)
         if columns.count:
             part = Part(spec, columns, work(problem, spec, columns, arch))
-            copied = part.made.parts["copies"] > 0  # ways so different that the estimate tells little of both
+            copies = part.made.parts["copies"]
+            copied = copies > copies.min()  # ways so different that the estimate tells little of both
             parts += [part.take(np.flatnonzero(rows)) for rows in (copied, ~copied) if rows.any()]
     while len({part.spec.name for part in parts}) > 1:
         first = min(parts, key=lambda part: float(part.made.total.min())).spec

@@ -38,3 +38,17 @@ def test_mutants_are_caught(built: Built, name: str | None) -> None:
     source, arrays = str(built.sources["cu"]), built.operator.inputs(built.problem, np.random.default_rng(0))
     mutant, count = re.subn(*MUTANTS[name], source) if name else (source, 1)
     assert count == 1 and caught(built, mutant, arrays) == bool(name)
+
+
+@pytest.mark.parametrize("words", [dict(cluster_m=2), dict(cluster_n=2), dict(cluster_m=2, split_k=2, grid=0)], ids=str)
+def test_a_block_stays_until_no_other_writes_into_it(emulation: None, words: dict[str, Any]) -> None:
+    """By waiting for its ring alone: consumers of other blocks say that they have read what it loaded for them."""
+    problem = problem_of("conv2d_nhwc", n=4, h=8, w=8, ci=80, co=64, kh=1, kw=1, dtype="float16")
+    plain = dict(block_m=64, block_n=32, block_k=16, num_stages=3, consumers=1, cluster_m=1, grid=4)
+    built = build(problem, parse_arch("sm_90a"), "tma_wgmma", plain | words, device_code=False)
+    source, arrays = str(built.sources["cu"]), built.operator.inputs(problem, np.random.default_rng(0))
+    mutant, count = re.subn(
+        r"for \(int v = 0; v < 3; \+\+v\) \{\n.*mbarrier_wait", r"for (;false;) {mbarrier_wait", source
+    )
+    assert "cluster_sync" not in source and count == 1
+    assert not caught(built, source, arrays) and caught(built, mutant, arrays)

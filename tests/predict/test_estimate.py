@@ -10,6 +10,8 @@ from schedules.core.arch import parse_arch
 from schedules.core.presets import resolve
 from schedules.core.problem import Config
 from schedules.core.registry import operator_of
+from schedules.operators.conv2d_hwcn.tma_wgmma import HwcnWork
+from schedules.operators.conv2d_nhwc.tma_wgmma import work_of
 from schedules.predict.configs import columns_of
 from schedules.predict.estimate import work
 
@@ -61,3 +63,34 @@ def test_a_residual_comes_once_for_each_tile() -> None:
             (times[size, residual],) = parts("conv2d_nhwc", "tma_wgmma", layer, tile)
     more = [times[size, "true"]["l2"] - times[size, "false"]["l2"] for size in ("1", "3")]
     assert more[0] == pytest.approx(more[1]) and more[0] > 0.2 * times["1", "false"]["l2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "words"),
+    [
+        ("conv2d_hwcn", {"n": "130"}, dict(block_n=160, turned="true")),
+        ("conv2d_hwcn", {"n": "130"}, dict(block_n=256)),
+        ("conv2d_hwcn", {"n": "96", "h": "13", "w": "13"}, dict(block_n=192)),
+        ("conv2d_hwcn", {"n": "96", "h": "13", "w": "13"}, dict(block_n=96, cluster_n=2)),
+        ("conv2d_nhwc", {"h": "7", "w": "7"}, dict(block_n=64)),
+        ("conv2d_nhwc", {"n": "3", "h": "7", "w": "7"}, dict(block_n=64, cluster_m=2)),
+        ("conv2d_nhwc", {"kh": "1", "kw": "1", "pad": "0", "h": "7", "w": "7"}, dict(block_n=64)),
+    ],
+    ids=str,
+)
+def test_tiles_are_counted_as_their_boxes_are(name: str, layer: dict[str, str], words: dict[str, Any]) -> None:
+    """Of odd batches and small images a tile has fewer outputs than places."""
+    _, problem = resolve(name, LAYER | layer)
+    spec = operator_of(problem).schedule("tma_wgmma")
+    config: Any = spec.config.parse(dict(block_m=128, block_k=64, cluster_m=1, num_stages=2) | words)
+    made = work_of(problem, config) if name == "conv2d_nhwc" else HwcnWork(problem, config)
+    assert made is not None
+    assert work(problem, spec, columns_of([config]), ARCH).tiles[0] == made.clusters * config.cluster
+
+
+def test_odd_batches_are_copied_either_way() -> None:
+    odd, even = (
+        parts("conv2d_hwcn", "tma_wgmma", {"n": n}, dict(block_n=128), dict(block_n=128, turned=True))
+        for n in ("130", "128")
+    )
+    assert even[0]["copies"] == 0 < odd[0]["copies"] and odd[1]["copies"] > 0 < even[1]["copies"]

@@ -50,7 +50,7 @@ K = K_BYTES // ITEM  # of the reduction in one wgmma
 RUN = 64  # rows of an operand side by side in 128 bytes
 LARGEST_BLOCKS = 36 * 1024  # bytes of a consumer's results in blocks, at most
 LONGEST_WINDOW = 192  # products of a stage with all taps, at most
-TURNED = (16, 32, 64, 128)  # channels of a stage where they lie inside
+TURNED = (16, 32, 64, 96, 128)  # channels of a stage where they lie inside
 BESIDE = 0.93  # of the time that two blocks of a multiprocessor take, of which one multiplies while the other ends
 
 
@@ -140,7 +140,7 @@ def window_k(problem: HwcnProblem) -> list[int]:
 
 def _tiles(problem: HwcnProblem, config: BoxConfig) -> ImageTiles | None:
     """None if TMA brings no boxes of so many places."""
-    line = -(-RUN // config.block_k) if config.turned else 0
+    line = RUN // math.gcd(config.block_k, RUN) if config.turned else 0
     # a row of all pixels where none looks beyond itself
     return image_tiles(
         flattened(problem, batch=False), config.block_n, config.cluster_n, config.cluster_m, config.turned, line
@@ -168,7 +168,7 @@ class HwcnWork(PixelWork):
             k, spare_k = of_stage, config.block_k - of_stage
             box = (tiles.run, p.ci, p.kw, rows)
         else:
-            box = (min(k, RUN), n, w, h) if config.turned else (tiles.run, k, w, h)
+            box = (math.gcd(k, RUN), n, w, h) if config.turned else (tiles.run, k, w, h)
         co = weight.shape[-1]
         channels = p.kh * p.kw * p.ci // taps
         self.a = Operand(
@@ -273,6 +273,13 @@ class HwcnWork(PixelWork):
         return named("index", at_channel + at_image), named("inside", inside)
 
 
+def boxes(problem: HwcnProblem, places: int, blocks: int, turned: bool) -> int | None:
+    """Boxes of `places` images and pixels that the output of a channel is cut into, `blocks` side by side; None if TMA
+    brings none."""
+    tiles = image_tiles(flattened(problem, batch=False), places, blocks, 1, turned)
+    return math.prod(tiles.counts) * blocks if tiles else None
+
+
 def estimate(work: HwcnWork, device: Device) -> float:
     """About how many microseconds the function takes on `device`."""
     beside = BESIDE if work.config.blocks_sm > 1 else 1.0
@@ -299,19 +306,25 @@ def ways(problem: HwcnProblem) -> list[dict[str, Any]]:
     if p.kh * p.kw > 1:
         found += [dict(block_k=k, window=True) for k in window_k(p)]
     if p.n % RUN and p.ci >= K:
-        inside = [k for k in TURNED if k < 2 * p.ci][-2:]
-        found += [dict(block_k=k, turned=True, skip_padding=skip) for k in inside for skip in skips]
+        # those of which fewest channels are none, the widest first
+        inside = sorted((k for k in TURNED if k < 2 * p.ci and 2 * k > min(p.ci, 32)), key=lambda k: (-p.ci % k, -k))
+        found += [dict(block_k=k, turned=True, skip_padding=skip) for k in inside[:3] for skip in skips]
     return found
 
 
-def shapes(problem: HwcnProblem, way: dict[str, Any]) -> list[dict[str, int]]:
-    """Fields of the tile: those of `SHAPES`, and others as wide as boxes of all images are."""
+def shapes(problem: HwcnProblem, way: dict[str, Any]) -> list[dict[str, Any]]:
+    """Fields of the tile: those of `SHAPES`, and others as wide as boxes of all images are, of consumers that share it
+    or take turns."""
     p, found = problem, [dict(block_m=m, block_n=n, consumers=consumers) for m, n, consumers in SHAPES]
     unit = p.n if way.get("turned") else -(-p.n // K) * K
     widths = {-(-unit * pixels // K) * K for pixels in range(1, 17) if 64 <= unit * pixels <= 256}
     for width in sorted(widths, reverse=True)[:4]:
-        more = [(256, width, 2), (128, width, 2), (64, width, 1)]
+        more = [(256, width, 2), (192, width, 3), (128, width, 2), (64, width, 1)]
         found += [dict(block_m=m, block_n=n, consumers=c) for m, n, c in more if (m, n, c) not in SHAPES]
+        more = [(128, width, 2), (64, width, 2)]
+        found += [
+            dict(block_m=m, block_n=n, consumers=c, ping_pong=True) for m, n, c in more if (m, n, c) not in PING_PONG
+        ]
     return found
 
 
@@ -340,4 +353,5 @@ SCHEDULE = tma_schedule(
     estimate=estimate,
     more=lambda problem, work: dict(prepare=partial(turned.copies, problem, work.workspace)),
     channels_along_rows=True,
+    boxes=boxes,
 )

@@ -11,15 +11,18 @@ import math
 from collections.abc import Sequence
 
 from schedules.core.problem import Argument
-from schedules.core.tvm import T
-from schedules.hopper.config import WARPGROUP
+from schedules.core.tvm import IRBuilder, T, tirx
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.tirx.types import Buffer, Expr, Tensors
 from schedules.tirx.values import named
 
 GROUP = 8  # elements of a thread, 16 bytes
+THREADS = 256
 _VECTORS = {1: "unsigned short", 2: "unsigned int", 4: "uint2", 8: "uint4"}
-SIDE_BY_SIDE = 8  # images of a thread that turns, at most
+TILE = 32 * 1024  # bytes that a block turns at once, at most
+IMAGES = TILE // (GROUP * 2)  # of them, for so few channels
+CHANNELS = 64  # and of them, at most
+BESIDE = 4  # groups of a pixel that neighbouring threads write, two sectors
 
 # eight elements side by side, of which `left` are there, by vectors of {0}
 _PAD = """
@@ -31,7 +34,14 @@ __device__ __forceinline__ void hwcn_pad_{0}(const void* from, void* to, int lef
   *(uint4*)to = v.all;
 }}
 """
-# read for the last time: it gives way in L2 to what is written;
+# a block's part of the data, `count` vectors of {0}, all of which are under way at once; read for the last time: they
+# give way in L2 to what is written
+_TAKE = """
+__device__ __forceinline__ void hwcn_take_{0}(const void* from, void* to, int thread, int count) {{
+#pragma unroll 8
+  for (int i = thread; i < count; i += {2}) (({1}*)to)[i] = __ldcs((const {1}*)from + i);
+}}
+"""
 # of {0} images eight channels, {2} elements apart, of which `left` are there; images are {3} elements apart in `to`
 _TURN = """
 __device__ __forceinline__ void hwcn_turn_{0}(const void* from, void* to, int left) {{
@@ -40,7 +50,7 @@ __device__ __forceinline__ void hwcn_turn_{0}(const void* from, void* to, int le
   for (int i = 0; i < 8; ++i) {{
 #pragma unroll
     for (int j = 0; j < {0}; ++j) v[i].each[j] = 0;
-    if (i < left) v[i].all = __ldcs((const {1}*)((const unsigned short*)from + i * {2}));
+    if (i < left) v[i].all = *(const {1}*)((const unsigned short*)from + i * {2});
   }}
 #pragma unroll
   for (int j = 0; j < {0}; ++j) {{
@@ -75,43 +85,86 @@ def filter_argument(problem: HwcnProblem) -> Argument:
 
 
 def copies(problem: HwcnProblem, workspace: Sequence[Argument], tensors: Tensors) -> None:
-    """Emit the kernel that fills `workspace`: a thread to each eight elements."""
-    beside = math.gcd(problem.n, SIDE_BY_SIDE)
-    # threads for each
-    counts = [
-        math.prod(argument.shape) // GROUP // (beside if argument.name == "turned" else 1) for argument in workspace
-    ]
-    block = T.cta_id([-(-sum(counts) // WARPGROUP)])
-    thread = T.thread_id([WARPGROUP])
-    at, before = named("at", block * WARPGROUP + thread), 0
+    """Emit the kernel that fills `workspace`: blocks of threads for each of its tensors, one after the other."""
+    counts = [_blocks(problem, argument) for argument in workspace]
+    block = T.cta_id([sum(counts)])
+    thread, before = T.thread_id([THREADS]), 0
     for argument, count in zip(workspace, counts, strict=True):
         source = tensors["filter" if argument.name == "filters" else "data"]
         to = T.decl_buffer((math.prod(argument.shape),), argument.dtype, data=tensors[argument.name].data)
         from_ = T.decl_buffer((math.prod(map(int, source.shape)),), argument.dtype, data=source.data)
-        with T.If(T.And(at >= before, at < before + count)), T.Then():
+        with T.If(T.And(block >= before, block < before + count)), T.Then():
             copy = _turn if argument.name == "turned" else _pad
-            copy(problem, named("group", at - before), argument.shape, int(source.shape[-1]), from_, to)
+            copy(problem, named("part", block - before), thread, argument.shape, int(source.shape[-1]), from_, to)
         before += count
 
 
-def _pad(problem: HwcnProblem, group: Expr, shape: tuple[int, ...], size: int, source: Buffer, target: Buffer) -> None:
+def _blocks(problem: HwcnProblem, argument: Argument) -> int:
+    """Blocks that fill `argument`."""
+    if argument.name != "turned":
+        return -(-math.prod(argument.shape) // GROUP // THREADS)
+    channels, images = _tile(problem)
+    return problem.h * problem.w * -(-problem.ci // channels) * -(-problem.n // images)
+
+
+def _tile(problem: HwcnProblem) -> tuple[int, int]:
+    """Channels and images that a block turns: all images, of as many channels as there is room for."""
+    if problem.n > IMAGES:
+        return GROUP, IMAGES
+    channels = min(CHANNELS, whole(problem.ci), TILE // 2 // problem.n // GROUP * GROUP)
+    return channels, problem.n
+
+
+def _pad(
+    problem: HwcnProblem, part: Expr, thread: Expr, shape: tuple[int, ...], size: int, source: Buffer, target: Buffer
+) -> None:
+    """A thread to each eight elements."""
+    group = named("group", part * THREADS + thread)
     groups, vector = shape[-1] // GROUP, math.gcd(size, GROUP)
     row, first = T.truncdiv(group, groups), T.truncmod(group, groups) * GROUP
     text = _PAD.format(vector, _VECTORS[vector])
     taken, to = source.ptr_to([row * size + first]), target.ptr_to([group * GROUP])
-    T.evaluate(T.cuda.func_call(f"hwcn_pad_{vector}", taken, to, size - first, source_code=text))
+    with T.If(group < math.prod(shape) // GROUP), T.Then():
+        T.evaluate(T.cuda.func_call(f"hwcn_pad_{vector}", taken, to, size - first, source_code=text))
 
 
-def _turn(problem: HwcnProblem, group: Expr, shape: tuple[int, ...], size: int, source: Buffer, target: Buffer) -> None:
-    """Of neighbouring threads two write neighbouring groups, a sector, and the next two read the next images."""
-    channels, images = shape[-1] // GROUP, math.gcd(size, SIDE_BY_SIDE)
-    beside = math.gcd(channels, 2)
-    outer = T.truncdiv(group, beside)
-    image = T.truncmod(outer, size // images) * images
-    outer = T.truncdiv(outer, size // images)
-    pixel = T.truncdiv(outer, channels // beside)
-    first = (T.truncmod(outer, channels // beside) * beside + T.truncmod(group, beside)) * GROUP
-    taken = source.ptr_to([(pixel * problem.ci + first) * size + image])
-    to = target.ptr_to([(pixel * size + image) * (channels * GROUP) + first])
-    text = _TURN.format(images, _VECTORS[images], size, channels * GROUP)
-    T.evaluate(T.cuda.func_call(f"hwcn_turn_{images}", taken, to, problem.ci - first, source_code=text))
+def _turn(
+    problem: HwcnProblem, part: Expr, thread: Expr, shape: tuple[int, ...], size: int, source: Buffer, target: Buffer
+) -> None:
+    """By way of shared memory, into which rows come as they lie: of all images they are contiguous.  Neighbouring
+    threads write neighbouring groups of channels, those after them the next images."""
+    channels, images = _tile(problem)
+    tile = T.alloc_shared((channels * images,), source.dtype)
+    IRBuilder.name("tile", tile)
+    columns, runs = -(-problem.ci // channels), -(-size // images)
+    image = T.truncmod(part, runs) * images
+    outer = T.truncdiv(part, runs)
+    pixel, channel = named("pixel", T.truncdiv(outer, columns)), named("channel", T.truncmod(outer, columns) * channels)
+    there = named("there", tirx.min(problem.ci - channel, channels))
+    first = named("first", (pixel * problem.ci + channel) * size + image)
+    vector = math.gcd(GROUP, problem.ci * size if runs == 1 else size)
+    take = _TAKE.format(vector, _VECTORS[vector], THREADS)
+    if runs == 1:
+        pieces = [(0, there * size)]
+    else:
+        pieces = [(row, T.Select(row < there, tirx.min(size - image, images), 0)) for row in range(channels)]
+    for row, count in pieces:
+        taken, to = source.ptr_to([first + row * size]), tile.ptr_to([row * images])
+        count = T.truncdiv(count, vector)
+        T.evaluate(T.cuda.func_call(f"hwcn_take_{vector}", taken, to, thread, count, source_code=take))
+    T.evaluate(T.cuda.cta_sync())
+    beside, each = math.gcd(channels // GROUP, BESIDE), math.gcd(size, 2)
+    items = channels // GROUP * (images // each)
+    text = _TURN.format(each, _VECTORS[each], images, shape[-1])
+    with T.serial(-(-items // THREADS)) as turn:
+        at = named("at", turn * THREADS + thread)
+        outer = T.truncdiv(at, beside)
+        own = T.truncmod(outer, images // each) * each
+        row = (T.truncdiv(outer, images // each) * beside + T.truncmod(at, beside)) * GROUP
+        inside = tirx.all(at < items, row < there, image + own < size)
+        with T.If(inside), T.Then():
+            to = target.ptr_to([(pixel * size + image + own) * shape[-1] + channel + row])
+            left = there - row
+            T.evaluate(
+                T.cuda.func_call(f"hwcn_turn_{each}", tile.ptr_to([row * images + own]), to, left, source_code=text)
+            )

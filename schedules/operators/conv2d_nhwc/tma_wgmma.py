@@ -20,7 +20,7 @@ from schedules.core.problem import Argument, numpy_dtype
 from schedules.core.space import ProductSpace, axis
 from schedules.core.tvm import T, tirx
 from schedules.hopper import split
-from schedules.hopper.config import DEPTHS, HopperConfig, blocks, plain, stage_channels
+from schedules.hopper.config import DEPTHS, SHAPES, HopperConfig, blocks, fitting, plain, stage_channels
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.pixels import PixelTiles, TilePlace, flattened, is_output, pixel_tiles, place_pixels, whole
 from schedules.hopper.schedule import tma_schedule
@@ -256,6 +256,12 @@ def work_of(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
     return NhwcWork(problem, config, tiles) if tiles else None
 
 
+def boxes(problem: NhwcProblem, pixels: int, blocks: int = 1, _: bool = False) -> int | None:
+    """Boxes of as many `pixels` that the output is cut into, for `blocks` at a time; None if TMA reaches over none."""
+    tiles = pixel_tiles(flattened(problem, batch=True), pixels, (1,))
+    return -(-tiles.count // blocks) * blocks if tiles else None
+
+
 def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
     return plain(TmaWgmmaConfig(block_k=stage_channels(problem.ci, 64, 16)), problem, arch)
 
@@ -263,7 +269,9 @@ def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
 def configs(problem: NhwcProblem, arch: Arch, kind: type[C]) -> Sequence[C]:
     """Every config of `kind` worth trying, legal or not."""
     halos = (False, True) if problem.kh > 1 and problem.stride[0] == 1 else (False,)
-    tiles = blocks(split.PART if kind.addends > 1 else problem.dtype, arch.device, filters=True)
+    p = problem
+    shapes = SHAPES + fitting(lambda m: boxes(p, m) or -(-p.pixels // m), p.co, p.kh * p.kw * p.ci, arch.device)
+    tiles = blocks(split.PART if kind.addends > 1 else problem.dtype, arch.device, shapes, filters=True)
     return ProductSpace(kind, tiles, axis("halo", halos), DEPTHS)
 
 
@@ -280,4 +288,5 @@ SCHEDULE = tma_schedule(
     space,
     siblings=("wgmma", "mma"),
     ranges=True,
+    boxes=boxes,
 )

@@ -61,6 +61,7 @@ CONFIGS: list[dict[str, Any]] = [
             dict(block_m=64, block_n=128, consumers=1, num_stages=3, blocks_sm=2, grid=264),
             dict(block_m=128, block_n=128, consumers=2, num_stages=2, cluster_m=2, grid=2),
             dict(block_m=128, block_n=96, consumers=2, num_stages=4, turned=True, cluster_m=1),
+            dict(block_m=64, block_n=96, consumers=1, num_stages=3, turned=True, cluster_m=1, block_k=96),
             dict(block_m=128, block_n=128, consumers=2, num_stages=3, block_k=32, cluster_m=1, cluster_n=2),
             dict(block_m=64, block_n=64, consumers=3, num_stages=4, cluster_m=1, grid=5, ping_pong=True),
             dict(
@@ -108,7 +109,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     for words, reason in {
         "block_n=16": "block_n=16 is not cluster_m=2 boxes of images and pixels",
         "block_k=192": "block_k=192 is over 128, with window=false",
-        "block_k=48 turned=true": "block_k=48 is not 16, 32, 64, 128, with turned=true",
+        "block_k=48 turned=true": "block_k=48 is not 16, 32, 64, 96, 128, with turned=true",
         "window=true": "block_k=64 is not over 192, the products of all taps or of a kernel row's",
         "window=true turned=true": "window=true takes taps as they lie, turned=true has the channels between them",
         "cluster_n=4 cluster_m=1": "block_m=128 is not cluster_n=4 times a multiple of 64",

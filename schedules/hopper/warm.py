@@ -1,0 +1,62 @@
+"""What consumers do before their first stage is there: bring its rows from memory into L2.
+
+TMA's first loads wait for their tensor maps, and only then for memory; threads know where the rows lie without them.
+It is no read: what a kernel before still writes goes into L2 too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from schedules.core.problem import Argument, numpy_dtype
+from schedules.core.tvm import T, tirx
+from schedules.hopper.config import WARPGROUP
+from schedules.hopper.geometry import ClusterPlace, Load, Work
+from schedules.hopper.shared import TensorMap, beyond_indices
+from schedules.tirx.types import Buffer, Expr, Index, Tensors
+from schedules.tirx.values import named
+
+SECTORS = 64  # bytes that a miss brings at once, at least
+_WARM = """
+__device__ __forceinline__ void hopper_warm(const void* tensor, int bytes, int element) {
+  asm volatile("prefetch.global.L2 [%0];" :: "l"((const char*)tensor + (long long)element * bytes));
+}
+"""
+
+
+def warm(
+    work: Work, arguments: Sequence[Argument], tensors: Tensors, at: ClusterPlace, tile: Expr, thread: Expr
+) -> None:
+    """Have `thread` of the consumers bring its rows of the first stage of tile number `tile`, of those of `arguments`
+    whose elements can be numbered."""
+    place = work.place(tile, at.rank_m, at.rank_n)
+    first_y, _, first_x, _ = work.taps(place)
+    known = [each.name for each in arguments if beyond_indices(each.name, math.prod(each.shape)) is None]
+    threads = work.config.consumers * WARPGROUP
+    with T.If(tile < work.clusters), T.Then():
+        for operand, loads, part in ((work.a, work.loads_a, at.rank_n), (work.b, work.loads_b, at.rank_m)):
+            source = operand.source
+            if isinstance(source, TensorMap) and source.tensor in known:
+                boxes = loads(place, first_y, first_x, at.rank_k, part)
+                _rows(source, boxes, tensors[source.tensor], thread, threads)
+
+
+def _rows(source: TensorMap, boxes: Sequence[Load], tensor: Buffer, thread: Expr, threads: int) -> None:
+    item = numpy_dtype(source.dtype).itemsize
+    pieces = -(-source.box[0] * item // SECTORS)  # of a row
+    rows = math.prod(source.box[1:]) * pieces
+    start = tensor.ptr_to([0] * len(tensor.shape))
+    for box in boxes:
+        with T.serial(-(-rows // threads)) as turn:
+            number = named("row", turn * threads + thread)
+            outer: Expr = T.truncdiv(number, pieces)
+            element: Index = box.at[0] + T.truncmod(number, pieces) * (SECTORS // item)
+            inside = [number < rows, element < source.sizes[0]]
+            for axis, stride in enumerate(source.strides, start=1):
+                own = box.at[axis] + T.truncmod(outer, source.box[axis]) * source.steps[axis]
+                outer = T.truncdiv(outer, source.box[axis])
+                inside += [own >= 0, own < source.sizes[axis]]
+                element = element + own * (stride // item)
+            with T.If(tirx.all(*inside)), T.Then():
+                T.evaluate(T.cuda.func_call("hopper_warm", start, item, element, source_code=_WARM))

@@ -1,0 +1,35 @@
+"""Tiles that are tried beside those that every problem has."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedules.core.arch import Arch
+from schedules.core.registry import operator
+from schedules.hopper.config import SHAPES, fitting
+from tests.conftest import problem_of
+
+
+@pytest.mark.parametrize(
+    ("pixels", "channels", "reduction", "shape"),
+    [
+        (6240, 384, 384, (192, 96, 3)),  # 33 x 4 tiles for 132 multiprocessors
+        (1568, 2048, 512, (128, 208, 2)),  # 13 x 10
+        (8192, 320, 640, None),  # 64 x 2 of 128 x 160
+    ],
+)
+def test_shapes_that_fill_the_device(
+    sm_90a: Arch, pixels: int, channels: int, reduction: int, shape: tuple[int, int, int] | None
+) -> None:
+    found = fitting(lambda m: -(-pixels // m), channels, reduction, sm_90a.device)
+    assert found[:1] == ((shape,) if shape else ()) and not {*found} & {*SHAPES}
+
+
+def test_they_are_of_the_space_and_legal(sm_90a: Arch) -> None:
+    problem = problem_of("conv2d_nhwc", n=32, h=7, w=7, ci=512, co=2048, kh=1, kw=1, dtype="float16")
+    configs = [
+        config
+        for config in operator("conv2d_nhwc").schedule("tma_wgmma").space(problem, sm_90a)
+        if (config.block_m, config.block_n) == (128, 208)
+    ]
+    assert any(config.check(problem, sm_90a) is None for config in configs)
