@@ -29,28 +29,29 @@ from schedules.operators.depthwise_conv2d.cost import COSTS, Costs
 from scripts.trials import Layer, read
 
 C = TypeVar("C", bound=Any)  # a frozen dataclass of constants
-FOLDER = Path(__file__).parents[1] / "tuning_logs/nvidia-h200/depthwise_conv2d"
+LOGS = Path(__file__).parents[1] / "tuning_logs/nvidia-h200"
+OPERATORS = ("depthwise_conv2d", "depthwise_nchw32")
 ROUNDS, TRIES, SEED = 9, 100, 0  # of the search
 SHOWN = 8
 
 
-def keep(results: Sequence[Path], folder: Path = FOLDER) -> Path:
-    """Write the trials of `results`, of one device and day, as a file of `folder`."""
-    lines, fields, head = [], {}, {}
+def keep(results: Sequence[Path], logs: Path = LOGS) -> Path:
+    """Write the trials of `results`, of one operator, device and day, as a file of `logs`."""
+    lines, fields, head, name = [], {}, {}, OPERATORS[0]
     for result in results:
         first, *rows = map(json.loads, result.read_text().splitlines())
         head = {name: first[name] for name in ("device", "versions", "date", "target")}
         for row in rows:
-            trials = []
+            name, trials = row.get("op", name), []
             for trial in row["configs"]:
                 if trial.get("error", math.inf) <= 1.01:
-                    fields[f"depthwise_conv2d.{trial['schedule']}"] = list(trial["config"])
+                    fields[f"{name}.{trial['schedule']}"] = list(trial["config"])
                     trials.append([trial["schedule"], list(trial["config"].values()), trial["us"]])
-            told = {"op": "depthwise_conv2d", "p": row["problem"], "set": row["net"], "cudnn": row["cudnn"]}
+            told = {"op": name, "p": row["problem"], "set": row["net"], "cudnn": row["cudnn"]}
             lines.append(json.dumps({**told, "copy": row["copy"], "t": trials}, separators=(",", ":")))
     text = "\n".join([json.dumps({**head, "fields": fields}), *lines, ""])
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{head['date']}.jsonl.xz"
+    file = logs / name / f"{head['date']}.jsonl.xz"
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(lzma.compress(text.encode(), preset=9))
     return file
 
@@ -104,22 +105,9 @@ def fitted(costs: C, of_loss: Callable[[C], float]) -> C:
 
 def report(layers: Sequence[Layer], costs: Costs = COSTS) -> None:
     found = np.array([regret(layer, costs) for layer in layers])
-    for what, own in (
-        ("all", np.full(len(layers), True)),
-        *(
-            (
-                f"{layout} {kind}",
-                np.array(
-                    [
-                        layer.problem.layout == layout and ("float32" in layer.problem.dtype) == (kind == "float32")  # type: ignore[attr-defined]
-                        for layer in layers
-                    ]
-                ),
-            )
-            for layout in ("nchw", "nhwc")
-            for kind in ("16 bits", "float32")
-        ),
-    ):
+    kinds = [f"{getattr(layer.problem, 'layout', 'nchw32')} {layer.problem.dtype}" for layer in layers]  # type: ignore[attr-defined]
+    for what in ("all", *dict.fromkeys(kinds)):
+        own = np.array([what in ("all", kind) for kind in kinds])
         if own.any():
             of = found[own]
             print(f"{what:16s} {len(of):4d} layers  mean {np.exp(np.log(of).mean()):.3f}  worst {of.max():.2f}")
@@ -127,8 +115,9 @@ def report(layers: Sequence[Layer], costs: Costs = COSTS) -> None:
         print(f"  {found[at]:.2f} {layers[at].problem}")
 
 
-def known(folder: Path = FOLDER) -> list[Layer]:
-    return read(*sorted(folder.glob("*.xz")))[1]
+def known(logs: Path = LOGS) -> list[Layer]:
+    files = [sorted((logs / name).glob("*.xz")) for name in OPERATORS]
+    return [layer for found in files if found for layer in read(*found)[1]]
 
 
 def command(

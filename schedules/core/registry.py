@@ -24,6 +24,7 @@ OPERATORS = {
     "conv2d_nchw32": "schedules.operators.conv2d_nchw32",
     "conv2d_nhwc": "schedules.operators.conv2d_nhwc",
     "depthwise_conv2d": "schedules.operators.depthwise_conv2d",
+    "depthwise_nchw32": "schedules.operators.depthwise_nchw32",
     "pack_nchw32": "schedules.operators.pack_nchw32",
     "pool2d": "schedules.operators.pool2d",
     "softmax": "schedules.operators.softmax",

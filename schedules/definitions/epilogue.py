@@ -13,6 +13,7 @@ from schedules.core.problem import Conv2dProblem, Problem
 from schedules.core.tvm import PrimExpr, te, tirx
 
 ACCUMULATOR = "float32"
+WHOLE = 1.5 * 2.0**23  # a float32 as large has no room for a fraction
 
 
 def placeholders(problem: Problem) -> dict[str, te.Tensor]:
@@ -42,8 +43,14 @@ def _index(problem: Conv2dProblem, axis: str, at: Sequence[PrimExpr]) -> list[Pr
 
 def finish(epilogue: Epilogue, total: PrimExpr, operands: Sequence[PrimExpr]) -> PrimExpr:
     """The output element, in its dtype, of the sum `total`, float32 or int32, and its `operands`."""
-    y = unrounded(epilogue, total, operands)
-    return (_saturated(y, "int8") if epilogue.out_dtype == "int8" else y).astype(epilogue.out_dtype)
+    if epilogue.out_dtype != "int8":
+        return unrounded(epilogue, total, operands).astype(epilogue.out_dtype)
+    y, activation = unrounded(epilogue, total, operands), epilogue.activation
+    low, high = BOUNDS["int8"]
+    y = y if activation.name == "relu" or activation.low >= low else tirx.max(y, tirx.const(low, "float32"))
+    y = y if activation.high <= high else tirx.min(y, tirx.const(high, "float32"))
+    # the sum is rounded to nearest even, and its lowest byte is the result: GPUs have few units that round and convert
+    return tirx.reinterpret("int32", y + tirx.const(WHOLE, "float32")).astype("int8")
 
 
 def unrounded(epilogue: Epilogue, total: PrimExpr, operands: Sequence[PrimExpr]) -> PrimExpr:
@@ -76,12 +83,12 @@ def unrounded(epilogue: Epilogue, total: PrimExpr, operands: Sequence[PrimExpr])
         else:
             y = fma(scalar(factor), wide, y)
     y = _activated(e.activation, y, scalar, whole)
-    return _saturated(y, "int32").astype("int32") if e.out_dtype == "int32" != e.work else y
+    return _saturated(y).astype("int32") if e.out_dtype == "int32" != e.work else y
 
 
-def _saturated(y: PrimExpr, dtype: str) -> PrimExpr:
-    """The float32 `y` rounded to a whole number, to nearest even, that `dtype` holds."""
-    low, high = (tirx.const(bound, "float32") for bound in BOUNDS[dtype])
+def _saturated(y: PrimExpr) -> PrimExpr:
+    """The float32 `y` rounded to a whole number, to nearest even, that an int32 holds."""
+    low, high = (tirx.const(bound, "float32") for bound in BOUNDS["int32"])
     return tirx.nearbyint(tirx.min(tirx.max(y, low), high))
 
 

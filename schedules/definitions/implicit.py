@@ -5,9 +5,9 @@ products; ``finished``, the epilogue; ``output``, the part that was asked for.  
 border) in place of ``columns``.
 
 Axes go by these names: n h w ci of data, kh kw ci co of the filter, n y x co of the output; ``pixel`` is (n, y, x) as
-one, ``k`` (ci, kh, kw); channels in groups are gi li and go lo; ``part`` is one of several parts of the reduction.  A
-form is a line of them for each stage.  Extents are rounded up to whole tiles, so that a schedule's tiles are free of
-tests but for the first load and the last store.
+one, ``k`` (ci, kh, kw); channels in groups are gi li and go lo; ``kt`` is kw in whole words; ``part`` is one of several
+parts of the reduction.  A form is a line of them for each stage.  Extents are rounded up to whole tiles, so that a
+schedule's tiles are free of tests but for the first load and the last store.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ class Implicit:
     wide: bool = False
     parts: int = 1
     tf32: bool = False
+    sums: str = ""  # another dtype of them than is usual
+    begun: tuple[str, ...] = ()  # terms that they begin with, and that the epilogue does not add
 
     @cached_property
     def given(self) -> dict[str, te.Tensor]:
@@ -139,6 +141,8 @@ class Implicit:
             full |= {"ci": tirx.truncdiv(k, taps), "kh": ry, "kw": tirx.truncmod(k, p.kw)}
         if "go" in at:
             full["co"] = at["go"] * self.real("lo") + at["lo"]
+        if "kw" in at:
+            full["kt"] = at["kw"]
         return full
 
     def columns(self, axes: str, name: str = "columns", source: Callable[[At], PrimExpr] | None = None) -> Stage:
@@ -211,10 +215,12 @@ class Implicit:
         there is dropped."""
         from tvm import te
 
-        p = self.problem
+        p, total = self.problem, total.astype("int32") if self.problem.dtype == "int8" else total
         ragged = [axis for axis in at if self.ragged(axis)]
         full = self.apart({**at, **{axis: te.min(at[axis], self.real(axis) - 1) for axis in ragged}})
-        return finish(p.epilogue, total, operands_at(p, self.given, [full[axis] for axis in p.output_axes]))
+        operands = operands_at(p, self.given, [full[axis] for axis in p.output_axes])
+        pairs = zip(p.epilogue.operands, operands, strict=True)
+        return finish(p.epilogue, total, [0 if term.name in self.begun else operand for term, operand in pairs])
 
     def program(self, output: Stage) -> tirx.PrimFunc:
         """The program whose ``output`` is stored as the problem's lies.
@@ -243,11 +249,12 @@ class Implicit:
         return scatter(func, p.shapes()[2], place)
 
     @property
-    def _accumulator(self) -> str:
-        return "int32" if self.problem.dtype == "int8" else ACCUMULATOR
+    def accumulator(self) -> str:
+        """The dtype of sums."""
+        return self.sums or ("int32" if self.problem.dtype == "int8" else ACCUMULATOR)
 
     def _fetched(self, value: PrimExpr) -> PrimExpr:
-        value = value.astype(self._accumulator) if self.wide else value
+        value = value.astype(self.accumulator) if self.wide else value
         return rounded(value) if self.tf32 else value
 
     def _stage(self, name: str, axes: str, element: Callable[[At], PrimExpr]) -> Stage:
@@ -262,7 +269,7 @@ class Implicit:
     def _sum(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]], over: Sequence[te.IterVar]) -> PrimExpr:
         from tvm import te
 
-        first, *others = (a.astype(self._accumulator) * b.astype(self._accumulator) for a, b in pairs)
+        first, *others = (a.astype(self.accumulator) * b.astype(self.accumulator) for a, b in pairs)
         return te.sum(sum(others, first), axis=list(over))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from schedules.core.problem import Argument
-from schedules.core.tvm import te, tirx
+from schedules.core.tvm import PrimExpr, te, tirx
 
 # elements of a tensor from which on indices have 64 bits: half of what 32 bits reach, since tiles at a tensor's end
 # have indices past it, of elements that a test then leaves out
@@ -52,3 +52,25 @@ def _stages(graph: Sequence[te.Tensor]) -> Iterator[te.Tensor]:
             seen.add(tensor)
             left.extend(tensor.op.input_tensors)
             yield tensor
+
+
+def begun(func: tirx.PrimFunc, source: str, index: Callable[[Sequence[PrimExpr]], Sequence[PrimExpr]]) -> tirx.PrimFunc:
+    """`func`, whose sums ``conv`` begin with elements of `source`, a stage or an argument, at the `index` of theirs:
+    TVM keeps the beginning of a sum in a graph, but makes programs that begin with zero."""
+    import tvm_ffi
+    from tvm.s_tir.stmt import SBlock
+
+    buffers = {buffer.name: buffer for buffer in (*func.params, *func.body.block.alloc_buffers)}
+
+    def begin(block: SBlock) -> SBlock:
+        if block.name_hint != "conv":
+            return block
+        zero = block.init
+        value = tirx.BufferLoad(buffers[source], index(zero.indices))
+        return SBlock(
+            block.iter_vars, block.reads, block.writes, block.name_hint, block.body,
+            tirx.BufferStore(zero.buffer, value, zero.indices), block.alloc_buffers, block.match_buffers,
+            block.annotations,
+        )  # fmt: skip
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (SBlock, begin)))

@@ -65,6 +65,54 @@ def _implementation(arch: Arch) -> PrimFunc:
     return implementation
 
 
+def dot_taps(step: int) -> Intrinsic:
+    """c[i] += a[0, i] * b[i, 0] + a[step, i] * b[i, 1] + .. for four channels i and four pixels `step` apart, by `dp4a`
+    of words that have a channel's pixels.  The compiler makes each word, and the pairs that it is made of, once."""
+    reach = (PACK - 1) * step + 1
+
+    def permuted(a: Any, b: Any, order: int) -> Any:
+        return T.call_pure_extern("uint32", "__byte_perm", a, b, T.uint32(order))
+
+    def summed(a: Any, b: Any, c: Any, channel: int) -> Any:
+        first, second, third, fourth = (T.reinterpret("uint32", a[i * step, T.ramp(0, 1, PACK)]) for i in range(PACK))
+        pair = 0x7362 if channel >= 2 else 0x5140  # two channels' bytes of two pixels
+        halves = permuted(first, second, pair), permuted(third, fourth, pair)
+        word = T.reinterpret("int32", permuted(*halves, 0x7632 if channel % 2 else 0x5410))
+        return T.call_pure_extern("int32", "__dp4a", word, b[channel, T.ramp(0, 1, PACK)], c[channel])
+
+    def make() -> tuple[PrimFunc, PrimFunc]:
+        @T.prim_func(s_tir=True)
+        def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+            A = T.match_buffer(a, (reach, PACK), "int8", offset_factor=1, align=4, scope="local")
+            B = T.match_buffer(b, (PACK, PACK), "int8", offset_factor=1, align=4, scope="local")
+            C = T.match_buffer(c, (PACK,), "int32", offset_factor=1, align=4, scope="local")
+            with T.sblock("root"):
+                T.reads(C[0:PACK], A[0:reach, 0:PACK], B[0:PACK, 0:PACK])
+                T.writes(C[0:PACK])
+                for i, k in T.grid(PACK, PACK):
+                    with T.sblock("update"):
+                        vi, vk = T.axis.remap("SR", [i, k])
+                        C[vi] = C[vi] + T.Cast("int32", A[vk * step, vi]) * T.Cast("int32", B[vi, vk])
+
+        @T.prim_func(s_tir=True)
+        def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+            a0, b0 = T.int32(), T.int32()
+            A = T.match_buffer(a, (reach, PACK), "int8", offset_factor=1, align=4, scope="local", strides=[a0, 1])
+            B = T.match_buffer(b, (PACK, PACK), "int8", offset_factor=1, align=4, scope="local", strides=[b0, 1])
+            C = T.match_buffer(c, (PACK,), "int32", offset_factor=1, align=4, scope="local")
+            with T.sblock("root"):
+                T.reads(C[0:PACK], A[0:reach, 0:PACK], B[0:PACK, 0:PACK])
+                T.writes(C[0:PACK])
+                C[0] = summed(A, B, C, 0)
+                C[1] = summed(A, B, C, 1)
+                C[2] = summed(A, B, C, 2)
+                C[3] = summed(A, B, C, 3)
+
+        return description, implementation
+
+    return register_once(f"{PREFIX}dot_taps_{step}", make)
+
+
 @dataclass(frozen=True)
 class VectorDot:
     """An instruction of a CPU: `lanes` int32 sums, each of `pack` products, of `data` that all lanes share and of

@@ -16,7 +16,7 @@ Every function raises ArgumentError for tensors that it does not take, and what 
 cannot be meant or built.
 """
 
-from schedules.torch.convolution import conv2d, conv2d_hwcn, conv2d_nchw, conv2d_nchw32, conv2d_nhwc
+from schedules.torch.convolution import conv2d, conv2d_hwcn, conv2d_nchw, conv2d_nchw32, conv2d_nhwc, depthwise_nchw32
 from schedules.torch.kernels import prepare, use_bundles
 from schedules.torch.losses import cross_entropy, cross_entropy_with_grad
 from schedules.torch.network import Report, backend, optimize, problems
@@ -33,6 +33,7 @@ __all__ = [
     "conv2d_nchw",
     "conv2d_nchw32",
     "conv2d_nhwc",
+    "depthwise_nchw32",
     "cross_entropy",
     "cross_entropy_with_grad",
     "dropout_softmax",

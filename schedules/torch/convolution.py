@@ -1,5 +1,5 @@
-"""Convolutions for PyTorch: the operators ``schedules::conv2d_nchw``, ``conv2d_nhwc``, ``conv2d_hwcn`` and
-``conv2d_nchw32``.  Forward only."""
+"""Convolutions for PyTorch: the operators ``schedules::conv2d_nchw``, ``conv2d_nhwc``, ``conv2d_hwcn``,
+``conv2d_nchw32`` and ``depthwise_nchw32``.  Forward only."""
 
 from __future__ import annotations
 
@@ -296,10 +296,51 @@ def conv2d_nchw32(
     Raises ArgumentError, ProblemError; DerivativeError in a backward pass.
     """
     sizes = pair(stride), pair(padding), pair(dilation)
-    scales = [alpha, 1.0 if bias is None else beta, 1.0 if residual is None else gamma]
+    return _conv2d_nchw32(*_scaled(data, filter, bias, residual, sizes, (alpha, beta, gamma), activation, out_dtype))
+
+
+def depthwise_nchw32(
+    data: Tensor,
+    filter: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    *,
+    kw: int,
+    alpha: float | Tensor,
+    beta: float | Tensor | None = 1.0,
+    gamma: float | Tensor = 1.0,
+    activation: str = "none",
+    out_dtype: torch.dtype = torch.int8,
+) -> Tensor:
+    """`conv2d_nchw32` of each channel with a filter of its own: as many channels come out.
+
+    filter (ci/32, kh, 32, kw'), as `operators.conv2d_nchw32.packing.pack_depthwise` makes it: kw' is `kw`, the columns
+    of the kernel, rounded up to 4.  All else is as there.
+    """
+    sizes = pair(stride), pair(padding), pair(dilation)
+    given = _scaled(data, filter, bias, residual, sizes, (alpha, beta, gamma), activation, out_dtype)
+    return _depthwise_nchw32(*given, kw)
+
+
+def _scaled(
+    data: Tensor,
+    filter: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    sizes: tuple[Any, ...],
+    scales: Sequence[Any],
+    activation: str,
+    out_dtype: torch.dtype,
+) -> tuple[Any, ...]:
+    """The arguments of an operator with scales, each a tensor or a number; those of what is not there are 1."""
+    given = True, bias is not None, residual is not None
+    scales = [scale if there else 1.0 for scale, there in zip(scales, given, strict=True)]
     tensors = [scale if isinstance(scale, Tensor) else None for scale in scales]
     numbers = [None if isinstance(scale, Tensor) else scale for scale in scales]
-    return _conv2d_nchw32(data, filter, bias, residual, *tensors, *sizes, *numbers, activation, dtype_name(out_dtype))
+    return data, filter, bias, residual, *tensors, *sizes, *numbers, activation, dtype_name(out_dtype)
 
 
 @dataclass(frozen=True)
@@ -353,6 +394,7 @@ class _Convolution:
         sizes = self.sizes(data, filter, fields.get("filter_layout", ""))
         if "groups" in sizes:
             sizes["ci"] = sizes.pop("groups") * sizes.pop("lanes")
+            sizes.pop("words", None)
         counts = dict(zip(self.tensors, given, strict=True))
         fields |= {name: counts[name] > 0 for name in self.optional} | {"dtype": dtype_name(dtype)}
         for name in self.scales:
@@ -365,10 +407,12 @@ class _Convolution:
         """Memory for the output; extents may be symbolic."""
         fields = self.fields(options)
         sizes = self.sizes(data.shape, filter.shape, fields.get("filter_layout", ""))
+        sizes.setdefault("kw", fields.get("kw", 1))
         for axis, number, kernel in (("h", 0, "kh"), ("w", 1, "kw")):
             stride, pad, dilation = (fields[name][number] for name in SIZES)
             sizes[f"out_{axis}"] = (sizes[axis] + 2 * pad - dilation * (sizes[kernel] - 1) - 1) // stride + 1
-        sizes["groups"] = sizes.get("co", 0) // sizes.get("lanes", 1)
+        if "co" in sizes:
+            sizes["groups"] = sizes["co"] // sizes.get("lanes", 1)
         dtype = DTYPES.get(fields.get("out_dtype", ""), data.dtype)
         return data.new_empty([sizes[axis] for axis in self.result.split()], dtype=dtype)
 
@@ -458,6 +502,14 @@ NCHW32 = _Convolution(
     _EPILOGUE,
     scales=_SCALES,
 )
+DEPTHWISE_NCHW32 = _Convolution(
+    "depthwise_nchw32",
+    "n groups h w lanes",
+    "groups kh lanes words",
+    "n groups out_h out_w lanes",
+    (*_EPILOGUE, ("kw", "int")),
+    scales=_SCALES,
+)
 DEPTHWISE_NCHW, DEPTHWISE_NHWC = (
     _Convolution(
         f"depthwise_conv2d_{layout}", axes, "ci kh kw", result, _ACTIVATION, of="depthwise_conv2d", layout=layout
@@ -465,4 +517,4 @@ DEPTHWISE_NCHW, DEPTHWISE_NHWC = (
     for layout, axes, result in (("nchw", "n ci h w", "n ci out_h out_w"), ("nhwc", "n h w ci", "n out_h out_w ci"))
 )
 _conv2d_nchw, _conv2d_nhwc, _conv2d_hwcn, _conv2d_nchw32 = map(_operator, (NCHW, NHWC, HWCN, NCHW32))
-_depthwise_nchw, _depthwise_nhwc = map(_operator, (DEPTHWISE_NCHW, DEPTHWISE_NHWC))
+_depthwise_nchw, _depthwise_nhwc, _depthwise_nchw32 = map(_operator, (DEPTHWISE_NCHW, DEPTHWISE_NHWC, DEPTHWISE_NCHW32))

@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from schedules.core.epilogue import Activation
 from schedules.core.errors import ProblemError
 from schedules.core.problem import Problem
-from schedules.torch.convolution import padding_of, pair
+from schedules.torch.convolution import is_depthwise, padding_of, pair
 from schedules.torch.graph import FLOATS, Frozen
 from schedules.torch.kernels import dtype_name
 from schedules.torch.layers import (
@@ -211,8 +211,10 @@ class Plan:
             raise ProblemError("not a batch of images")
         if not layer.constant:
             raise ProblemError("its filter is no parameter that stays")
-        if given.get("groups", 1) != 1:
-            raise ProblemError(f"{given['groups']} groups")
+        groups = given.get("groups", 1)
+        if groups != 1 and not is_depthwise(data.shape, weight.shape, groups):
+            raise ProblemError(f"{groups} groups")
+        layer = replace(layer, depthwise=groups != 1)
         if made.dtype not in FLOATS or data.dtype != made.dtype:
             raise ProblemError(f"dtype {dtype_name(made.dtype)}")
         dilation = given.get("dilation", 1)

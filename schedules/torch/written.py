@@ -20,10 +20,11 @@ from torch.fx import GraphModule, Node
 
 from schedules.core.problem import Problem
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
-from schedules.operators.conv2d_nchw32.packing import GROUP, groups, pack_filter, pack_scales
+from schedules.operators.conv2d_nchw32.packing import GROUP, groups, pack_depthwise, pack_filter, pack_scales
+from schedules.operators.depthwise_nchw32.definition import DepthwiseNchw32Problem
 from schedules.operators.pack_nchw32.definition import PackProblem
 from schedules.operators.pool2d.definition import PoolProblem
-from schedules.torch.convolution import conv2d_nchw32
+from schedules.torch.convolution import conv2d_nchw32, depthwise_nchw32
 from schedules.torch.graph import UNFIT, Frozen
 from schedules.torch.kernels import dtype_name
 from schedules.torch.layers import example, sizes_of
@@ -47,9 +48,12 @@ def settled(step: Step, dtype: torch.dtype) -> Problem:
         activation = exact(step.activation) or "none"
         return PoolProblem(**fields, kind=step.kind, activation=activation)
     fields |= {"activation": (exact(step.activation) or "none") if step.stays else step.activation}
-    fields |= {"out_dtype": "int8" if step.stays else _floats(dtype), "co": groups(int(made.shape[1])) * GROUP}
+    fields |= {"out_dtype": "int8" if step.stays else _floats(dtype)}
     fields |= {"gamma": "tensor"} if step.residual is not None else {}
-    return Nchw32Problem(**fields, bias=True, alpha="channel", beta="alpha")
+    fields |= {"bias": True, "alpha": "channel", "beta": "alpha"}
+    if step.layer is not None and step.layer.depthwise:
+        return DepthwiseNchw32Problem(**fields)
+    return Nchw32Problem(**fields, co=groups(int(made.shape[1])) * GROUP)
 
 
 def _floats(dtype: torch.dtype) -> str:
@@ -174,7 +178,7 @@ class Writer:
             terms = on_host[bias].double() if bias is not None else None
             if norm:
                 filters, terms = norm.filter(filters, on_host), norm.shift(terms, on_host)
-            return Filter.of(filters, terms, data.scale, result)
+            return Filter.of(filters, terms, data.scale, result, layer.depthwise)
 
         def constant(name: str) -> Node:
             return self.frozen.constant(
@@ -190,7 +194,9 @@ class Writer:
             keywords["gamma"] = self.single(float(np.float32(residual[0].scale / result)), step.result)
         keywords["out_dtype"] = getattr(torch, getattr(problem, "out_dtype"))  # noqa: B009
         arguments = data.node, constant("values"), constant("bias"), residual[0].node if residual else None
-        return self.graph.call_function(conv2d_nchw32, (*arguments, step.stride, step.pad, step.dilation), keywords)
+        keywords |= {"kw": step.kernel[1]} if layer.depthwise else {}
+        convolve = depthwise_nchw32 if layer.depthwise else conv2d_nchw32
+        return self.graph.call_function(convolve, (*arguments, step.stride, step.pad, step.dilation), keywords)
 
     def _pooling(self, step: Step, operands: Sequence[Int8], scale: float) -> Node:
         data, *residual = operands
@@ -237,16 +243,17 @@ def _format(value: Tensor) -> torch.memory_format:
 
 @dataclass(frozen=True)
 class Filter:
-    """An int8 filter as kernels read it: `values` (gi, kh, kw, co', 32), `bias` int32 (co',) in units of the sums, and
-    `scales` float32 (co',), which make of sums the result's units."""
+    """An int8 filter as kernels read it: `values` (gi, kh, kw, co', 32), depthwise (co'/32, kh, 32, kw'); `bias` int32
+    (co',) in units of the sums; `scales` float32 (co',), which make of sums the result's units."""
 
     values: np.ndarray[Any, Any]
     bias: np.ndarray[Any, Any]
     scales: np.ndarray[Any, Any]
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, data: float, result: float) -> Filter:
-        """Of float64 weight (co, ci, kh, kw) and bias (co,), for data and result of these scales."""
+    def of(cls, weight: Tensor, bias: Tensor | None, data: float, result: float, depthwise: bool = False) -> Filter:
+        """Of float64 weight (co, ci, kh, kw), or (co, 1, kh, kw) depthwise, and bias (co,), for data and result of
+        these scales."""
         filters = weight.numpy()
         terms = np.zeros(len(filters)) if bias is None else bias.numpy()
         # a channel that is hardly there takes coarser steps, in which its bias is a number that float32 holds
@@ -255,4 +262,5 @@ class Filter:
         values = np.rint(filters / steps[:, None, None, None]).astype(np.int8)
         sums = np.zeros(groups(len(filters)) * GROUP, np.int32)
         sums[: len(terms)] = np.rint(terms / (data * steps))
-        return cls(pack_filter(values), sums, pack_scales(data * steps / result, len(filters), "alpha"))
+        packed = pack_depthwise(values[:, 0]) if depthwise else pack_filter(values)
+        return cls(packed, sums, pack_scales(data * steps / result, len(filters), "alpha"))

@@ -18,6 +18,7 @@ PROBLEMS = {
     "conv2d_nchw32": "n=1 ci=32 h=8 w=8 co=32 kh=3 kw=3",
     "conv2d_nhwc": "n=2 h=8 w=8 ci=16 co=16 kh=3 kw=3",
     "depthwise_conv2d": "n=2 h=8 w=8 ci=16 kh=3 kw=3 pad=1",
+    "depthwise_nchw32": "n=2 h=8 w=8 ci=40 kh=3 kw=3 pad=1",
     "pack_nchw32": "n=2 h=8 w=8 ci=40",
     "pool2d": "n=2 h=8 w=8 ci=40 kh=3 kw=3 stride=2 pad=1",
     "softmax": "rows=64 cols=100 dtype=float32",

@@ -23,6 +23,7 @@ SAMPLES = {
     "conv2d_nchw32": dict(n=2, h=4, w=4, ci=40, co=33, kh=3, kw=3, pad=1),
     "conv2d_nhwc": dict(n=2, h=4, w=4, ci=8, co=6, kh=3, kw=3, pad=1, dtype="float16"),
     "depthwise_conv2d": dict(n=2, h=4, w=4, ci=8, kh=3, kw=3, pad=1, layout="nhwc"),
+    "depthwise_nchw32": dict(n=2, h=4, w=4, ci=40, kh=3, kw=3, pad=1),
     "pack_nchw32": dict(n=2, h=4, w=4, ci=8, layout="nhwc"),
     "pool2d": dict(n=2, h=4, w=4, ci=8, kh=3, kw=3, pad=1),
     "softmax": dict(rows=5, cols=100),

@@ -16,7 +16,7 @@ from schedules.core.registry import operator
 from schedules.definitions import epilogue as expressions
 from tests.conftest import assert_correct, of_problem
 
-CONVOLUTIONS = ("conv2d_hwcn", "conv2d_nchw", "conv2d_nhwc", "depthwise_conv2d", "conv2d_nchw32")
+CONVOLUTIONS = ("conv2d_hwcn", "conv2d_nchw", "conv2d_nhwc", "depthwise_conv2d", "conv2d_nchw32", "depthwise_nchw32")
 TARGETS = {"cuda": "cuda:sm_90a", "rocm": "rocm:gfx942", "llvm": "llvm"}
 ODD: dict[str, Any] = dict(n=3, h=7, w=6, ci=5, co=13, kh=3, kw=2, pad="1,0", stride="2,1")
 ONE: dict[str, Any] = dict(n=1, h=1, w=1, ci=1, co=1, kh=1, kw=1)
@@ -34,7 +34,7 @@ CASES = [
     (name, spec.name, epilogue)
     for name in CONVOLUTIONS
     for i, spec in enumerate(spec for spec in operator(name).schedules if spec.graph is not None)
-    for j, epilogue in enumerate(list(EPILOGUES)[4:] if name == "conv2d_nchw32" else list(EPILOGUES)[:4])
+    for j, epilogue in enumerate(list(EPILOGUES)[4:] if name.endswith("_nchw32") else list(EPILOGUES)[:4])
     if (i + j) % 2 == 0
 ]
 
@@ -73,7 +73,7 @@ def test_every_schedule_computes_it(name: str, schedule: str, epilogue: str) -> 
     ],
 )
 def test_generated_code_computes_it(emulation: None, name: str, schedule: str) -> None:
-    epilogue = "int8" if name == "conv2d_nchw32" else "float32"
+    epilogue = "int8" if name.endswith("_nchw32") else "float32"
     spec = operator(name).schedule(schedule)
     problem = of_problem(name, odd(schedule) | EPILOGUES[epilogue])
     arch = parse_arch("cuda:sm_90a")
@@ -94,6 +94,6 @@ def test_what_a_kernel_leaves_out_is_noticed(name: str, lost: str, monkeypatch: 
         return true(replace(e, terms=tuple(replace(t, factor=0.0) if t.name == lost else t for t in e.terms)), *rest)
 
     monkeypatch.setattr(expressions, "unrounded", without)
-    whole = name == "conv2d_nchw32"
+    whole = name.endswith("_nchw32")
     problem = of_problem(name, ODD | (EPILOGUES["int8"] | {"gamma": 0.7} if whole else EPILOGUES["float32"]))
     assert not any(check.passed for check in verify(problem, parse_arch("llvm"), "cpu", routes=["device"]))

@@ -27,7 +27,7 @@ def test_what_was_measured_and_right_is_kept(tmp_path: Path) -> None:
     result = tmp_path / "result.jsonl"
     result.write_text(f"{json.dumps(HEAD)}\n{json.dumps(line)}\n")
     file = keep([result], tmp_path / "kept")
-    (layer,) = known(file.parent)
+    (layer,) = known(file.parents[1])
     assert [(name, us) for name, _, us in layer.trials] == [("windows", 3.0), ("bands", 2.0)]
     assert layer.network == "MobileNet" and layer.cudnn == 9.0
     assert (estimates(layer) > 0).all() and regret(layer) in (1.0, 1.5)

@@ -18,6 +18,7 @@ from schedules.core.arch import Arch, physical_cores, vector_unit
 from schedules.core.operator import ScheduleSpec
 from schedules.core.tvm import PrimExpr, Schedule, te, tirx, tvm
 from schedules.definitions.implicit import At, Implicit, at_run_time, stage
+from schedules.definitions.program import begun
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
 from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.steps import register_tile
@@ -120,28 +121,7 @@ def graph(problem: Nchw32Problem, config: CpuConfig, arch: Arch) -> tirx.PrimFun
         return made.finish(total, at)
 
     func = made.program(stage("output", p.output_axes, p.shapes()[2], finished))
-    return _begun(func) if dot.shift else func
-
-
-def _begun(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """`func`, whose ``conv`` begins with ``shift``: TVM keeps that stage, but makes programs that begin with zero."""
-    import tvm_ffi
-    from tvm.s_tir.stmt import SBlock
-
-    stages = {buffer.name: buffer for buffer in func.body.block.alloc_buffers}
-
-    def begin(block: SBlock) -> SBlock:
-        if block.name_hint != "conv":
-            return block
-        zero = block.init
-        value = tirx.BufferLoad(stages["shift"], zero.indices[-3:])
-        return SBlock(
-            block.iter_vars, block.reads, block.writes, block.name_hint, block.body,
-            tirx.BufferStore(zero.buffer, value, zero.indices), block.alloc_buffers, block.match_buffers,
-            block.annotations,
-        )  # fmt: skip
-
-    return func.with_body(tvm_ffi.structural_map(func.body, (SBlock, begin)))
+    return begun(func, "shift", lambda at: at[-3:]) if dot.shift else func
 
 
 def _shift(weights: te.Tensor, dot: VectorDot) -> te.Tensor:

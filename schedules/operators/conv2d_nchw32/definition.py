@@ -11,7 +11,7 @@ After MegEngine's int8 tensor-core convolution on NCHW32.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -47,7 +47,7 @@ class Nchw32Problem(Conv2dProblem):
 
     dtypes: ClassVar[tuple[str, ...]] = ("int8",)
     data_axes = ("n", "gi", "h", "w", "li")
-    filter_axes = ("gi", "kh", "kw", "co", "li")
+    filter_axes: ClassVar[tuple[str, ...]] = ("gi", "kh", "kw", "co", "li")
     output_axes = ("n", "go", "y", "x", "lo")
     out_dtypes: ClassVar[tuple[str, ...]] = OUT_DTYPES
     alphas: ClassVar[tuple[str, ...]] = RUN_TIME  # words that may stand for a number
@@ -76,7 +76,7 @@ class Nchw32Problem(Conv2dProblem):
             elif value not in words:
                 raise ProblemError(f"{name}={value} is not a number, {' or '.join(words)}")
         object.__setattr__(self, "activation", str(self.epilogue.activation))
-        if self.ci * self.kh * self.kw > LONGEST_SUM:
+        if self.products > LONGEST_SUM:
             raise ProblemError(
                 f"ci={self.ci} kh={self.kh} kw={self.kw} sums more than {LONGEST_SUM} products, which can exceed int32"
             )
@@ -95,9 +95,14 @@ class Nchw32Problem(Conv2dProblem):
         return groups(self.co)
 
     @property
+    def products(self) -> int:
+        """Of a sum."""
+        return self.ci * self.kh * self.kw
+
+    @property
     def largest_sum(self) -> float:
         """No sum of products is greater."""
-        return self.ci * self.kh * self.kw * 2.0**14
+        return self.products * 2.0**14
 
     @cached_property
     def epilogue(self) -> Epilogue:
@@ -131,28 +136,41 @@ def inputs(problem: Nchw32Problem, rng: np.random.Generator) -> list[Array]:
     """Uniform over the range of int8, bias of the size of the sums; packed, so zeros in the channels added.  Scales
     about their default."""
     p = problem
+    return drawn_inputs(p, rng, lambda rng: pack_filter(rng.integers(-128, 128, (p.co, p.ci, p.kh, p.kw), "int8")))
+
+
+def drawn_inputs(
+    problem: Nchw32Problem, rng: np.random.Generator, weight: Callable[[np.random.Generator], Array]
+) -> list[Array]:
+    """The same, of a `weight` that is drawn after the data."""
+    p = problem
+    defaults: dict[str, Any] = {name: type(p).__dataclass_fields__[name].default for name in SCALES}
 
     def integers(bound: int, shape: tuple[int, ...], dtype: str = "int8") -> Array:
         return rng.integers(-bound, bound, shape, dtype=dtype)
 
-    made = [
-        pack_data(integers(128, (p.n, p.ci, p.h, p.w))),
-        pack_filter(integers(128, (p.co, p.ci, p.kh, p.kw))),
-    ]
+    made = [pack_data(integers(128, (p.n, p.ci, p.h, p.w))), weight(rng)]
     for term in p.epilogue.operands:
         if term.name in SCALES:
-            default: Any = type(p).__dataclass_fields__[term.name].default
             size = p.co if term.axis == "channel" else None
-            made.append(pack_scales(default * rng.uniform(0.5, 2, size), p.co, term.name))
+            made.append(pack_scales(defaults[term.name] * rng.uniform(0.5, 2, size), p.co, term.name))
         elif term.axis == "channel":
-            made.append(np.pad(integers(2**17, (p.co,), "int32"), (0, p.co_groups * GROUP - p.co)))
+            bound = round(64 / defaults["beta"])
+            made.append(np.pad(integers(bound, (p.co,), "int32"), (0, p.co_groups * GROUP - p.co)))
         else:
             made.append(pack_data(integers(128, (p.n, p.co, p.out_h, p.out_w)).astype(term.dtype)))
     return made
 
 
 def reference(problem: Nchw32Problem, arrays: Sequence[Array]) -> list[Expected]:
-    """The output, exact unless the activation is not, for as many images at a time as PART has room for."""
+    """The output, exact unless the activation is not."""
+    return finished_sums(problem, arrays, _sums)
+
+
+def finished_sums(
+    problem: Nchw32Problem, arrays: Sequence[Array], sums: Callable[[Any, Array, Array], Array]
+) -> list[Expected]:
+    """The output of the `sums` of problem, data and filter, for as many images at a time as PART has room for."""
     p = problem
     data, weight, *operands = arrays
     images = max(1, PART // math.prod(p.shapes()[2][1:]))
@@ -163,7 +181,7 @@ def reference(problem: Nchw32Problem, arrays: Sequence[Array]) -> list[Expected]
             array[part] if operand.axis == "element" else array
             for operand, array in zip(p.epilogue.operands, operands, strict=True)
         ]
-        found.append(finished(p, _sums(p, data[part], weight), of_images))
+        found.append(finished(p, sums(p, data[part], weight), of_images))
     values, magnitude = (np.concatenate([getattr(part, name) for part in found]) for name in ("values", "magnitude"))
     return [Expected(values, magnitude)]
 

@@ -11,6 +11,7 @@ from schedules.core.operator import Array
 from schedules.core.tolerance import LARGEST, TOLERANCES
 
 GROUP = 32  # channels stored together: 32 bytes of int8, two 128-bit vectors
+TAPS = 4  # of a row of a depthwise filter, stored together: a word
 
 
 def groups(channels: int) -> int:
@@ -40,6 +41,14 @@ def pack_filter(weight: Array) -> Array:
     co, ci, kh, kw = weight.shape
     padded = np.pad(weight, [(0, groups(co) * GROUP - co), (0, groups(ci) * GROUP - ci), (0, 0), (0, 0)])
     return np.ascontiguousarray(padded.reshape(-1, groups(ci), GROUP, kh, kw).transpose(1, 3, 4, 0, 2))
+
+
+def pack_depthwise(weight: Array) -> Array:
+    """(ci, kh, kw) int8 to (ceil(ci/32), kh, 32, kw'), kw' = kw rounded up to 4, with zeros in what is added: of each
+    row of a channel's taps words of four, as dot products take them, neighbouring channels' beside them."""
+    ci, _, kw = weight.shape
+    padded = np.pad(weight, [(0, groups(ci) * GROUP - ci), (0, 0), (0, -kw % TAPS)])
+    return np.ascontiguousarray(padded.reshape(groups(ci), GROUP, *padded.shape[1:]).transpose(0, 2, 1, 3))
 
 
 def pack_scales(scales: float | Sequence[float] | Array, channels: int, name: str = "scale") -> Array:

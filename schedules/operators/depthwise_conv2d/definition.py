@@ -15,7 +15,7 @@ import numpy as np
 
 from schedules.core.errors import ProblemError
 from schedules.core.operator import Array, Expected
-from schedules.core.problem import FusedConv2dProblem
+from schedules.core.problem import Conv2dProblem, FusedConv2dProblem
 from schedules.core.reference import finished, normal_inputs
 from schedules.core.tvm import te
 from schedules.definitions.implicit import textbook
@@ -64,6 +64,12 @@ def definition(problem: DepthwiseProblem) -> list[te.Tensor]:
     Returns [data, filter, the epilogue's terms, the output].
     """
     return textbook(problem)
+
+
+def outer_axes(problem: Conv2dProblem) -> tuple[list[str], str]:
+    """The axes of the output before rows and columns, and the one that numbers a thread's or a vector's channels."""
+    axes = [axis for axis in problem.output_axes if axis not in ("y", "x")]
+    return (axes if axes[-1] != problem.output_axes[-1] else axes[:-1]), axes[-1]
 
 
 def reference(problem: DepthwiseProblem, arrays: Sequence[Array]) -> list[Expected]:

@@ -11,7 +11,9 @@ inside the image or all border.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,11 +23,13 @@ from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Pair, numpy_dtype
 from schedules.core.space import ProductSpace, axis
 from schedules.core.tvm import LoopRV, PrimExpr, Schedule, te, tirx, tvm
-from schedules.definitions.epilogue import ACCUMULATOR
 from schedules.definitions.implicit import At, Implicit, stage
 from schedules.definitions.padding import select
+from schedules.definitions.program import begun
 from schedules.operators.depthwise_conv2d.cost import COSTS, LINE, Costs, memory, us
-from schedules.operators.depthwise_conv2d.definition import DepthwiseProblem
+from schedules.operators.depthwise_conv2d.definition import DepthwiseProblem, outer_axes
+from schedules.steps.dot import PACK, dot_taps
+from schedules.steps.intrinsics import tensorize
 from schedules.steps.launch import MinBlocks
 from schedules.steps.story import next_step
 from schedules.steps.tiles import bind, widest, widest_vector
@@ -44,7 +48,7 @@ class WindowsConfig(MinBlocks, Config):
 
     def channels(self, problem: DepthwiseProblem) -> int:
         """Channels of a thread."""
-        return widest_vector(problem.ci, self.vector) if problem.channels_last else 1
+        return widest_vector(problem.extents["co"], self.vector) if problem.channels_last else 1
 
     def columns(self, problem: DepthwiseProblem) -> int:
         """Columns of one load: no row and no tile may start inside a vector."""
@@ -52,13 +56,17 @@ class WindowsConfig(MinBlocks, Config):
 
     def stored(self, problem: DepthwiseProblem) -> int:
         """Elements of one store; an epilogue's tests of more are more than CUDA has vectors for."""
+        if in_words(problem):
+            return min(self.channels(problem), widest(problem.epilogue.out_dtype))
         if problem.channels_last:
             return min(self.channels(problem), 4)
         return widest_vector(math.gcd(problem.out_w, self.tile[1]), min(self.vector, 4))
 
     def weight_vector(self, problem: DepthwiseProblem) -> int:
-        """Weights of one load: a thread's channels lie together, each with all its taps.  Of an even number of taps
-        TVM 0.27 does not see that they are neighbours."""
+        """Weights of one load: a thread's channels lie together, each with all its taps, or those of a kernel row.  Of
+        an even number of taps TVM 0.27 does not see that they are neighbours."""
+        if words := in_words(problem):
+            return min(self.channels(problem) * words, widest(problem.dtype))
         taps, most = problem.kh * problem.kw, widest(problem.dtype)
         return widest_vector(self.channels(problem) * taps, most) if taps % 2 and not self.by_rows else 1
 
@@ -74,12 +82,23 @@ class WindowsConfig(MinBlocks, Config):
         """Rows and vectors of columns under a tile."""
         p, (down, right) = problem, self.across(problem)
         rows = down - p.stride[0] + (p.kh - 1) * p.dilation[0] + 1
-        columns = right - p.stride[1] + (p.kw - 1) * p.dilation[1] + 1 + self.shift(p)
+        columns = right - p.stride[1] + ((in_words(p) or p.kw) - 1) * p.dilation[1] + 1 + self.shift(p)
         return rows, -(-columns // self.columns(p))
+
+    def loaded(self, problem: DepthwiseProblem) -> Pair:
+        """Those of them that are loaded: beyond the last tap in a word there is none."""
+        rows, vectors = self.window(problem)
+        beyond = max(0, in_words(problem) - problem.kw) * problem.dilation[1]
+        return rows, vectors - beyond
+
+    def in_pairs(self, problem: DepthwiseProblem) -> bool:
+        """Whether two neighbouring outputs read the same words, by filters of which one is shifted by a tap."""
+        p = problem
+        return in_words(p) > p.kw and p.stride[1] == p.dilation[1] == 1 and self.tile[1] % 2 == 0
 
     def fetched(self, problem: DepthwiseProblem) -> Pair:
         """Rows and vectors of the window that are in registers at once."""
-        rows, vectors = self.window(problem)
+        rows, vectors = self.loaded(problem)
         return rows - (problem.kh - 1) * problem.dilation[0] if self.by_rows else rows, vectors
 
     def tiles(self, problem: DepthwiseProblem) -> Pair:
@@ -87,12 +106,12 @@ class WindowsConfig(MinBlocks, Config):
         return -(-problem.out_h // (self.tile[0] * self.steps)), -(-problem.out_w // self.tile[1])
 
     def all_threads(self, problem: DepthwiseProblem) -> int:
-        return problem.n * math.prod(self.tiles(problem)) * problem.ci // self.channels(problem)
+        return problem.n * math.prod(self.tiles(problem)) * problem.extents["co"] // self.channels(problem)
 
     def registers(self, problem: DepthwiseProblem) -> int:
         """An estimate for each thread: sums, window and filter as they lie in memory, and addressing."""
         rows, vectors = self.fetched(problem)
-        taps = problem.kw if self.by_rows else problem.kh * problem.kw
+        taps = (in_words(problem) or problem.kw) * (1 if self.by_rows else problem.kh)
         elements = rows * vectors * self.columns(problem) + taps
         words = max(1, self.channels(problem) * numpy_dtype(problem.dtype).itemsize / 4)
         return self.channels(problem) * math.prod(self.tile) + math.ceil(elements * words) + 24
@@ -118,6 +137,8 @@ class WindowsConfig(MinBlocks, Config):
         most = widest(problem.dtype)
         if self.vector not in (1, 2, 4, 8) or self.vector > most:
             return f"vector={self.vector} is no power of two up to {most}, the widest access"
+        if in_words(problem) and self.vector < PACK:
+            return f"vector={self.vector} is less than the {PACK} channels whose taps are put into words together"
         if self.threads > arch.max_threads:
             return f"threads={self.threads} is over {arch.max_threads}, the most of a block of {arch}"
         if self.min_blocks < 0:
@@ -130,72 +151,121 @@ class WindowsConfig(MinBlocks, Config):
         return None
 
 
+def in_words(problem: DepthwiseProblem) -> int:
+    """Taps of a kernel row with those that make whole words of it; 0 where the filter is not in words."""
+    return problem.extents.get("kt", 0)
+
+
 def graph(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> tirx.PrimFunc:
     """The TE graph: ``window``, the input under each tile, zero in the border; ``conv``, the sum over kh and kw of
     whole tiles; ``output``, the part that was asked for."""
     p, lanes, (rows, vectors) = problem, config.columns(problem), config.window(problem)
-    made = Implicit(p, {"y": config.tile[0] * config.steps, "x": config.tile[1]})
+    added = tuple(term.name for term in p.epilogue.terms if term.factor is None)
+    made = Implicit(p, {"y": config.tile[0] * config.steps, "x": config.tile[1]}, begun=added)
     (down, right), top, left = config.across(p), p.pad[0], (p.pad[1] + config.shift(p)) // lanes
     tiles = made.extent("y") // config.tile[0], made.extent("x") // config.tile[1]
-    bottom, last = (tiles[0] - 1) * down + rows - top, (tiles[1] - 1) * right // lanes + vectors - left
+    loaded = config.loaded(p)[1]
+    bottom, last = (tiles[0] - 1) * down + rows - top, (tiles[1] - 1) * right // lanes + loaded - left
 
     def element(at: At) -> PrimExpr:
         y, x = at["tile_y"] * down + at["row"] - top, at["tile_x"] * (right // lanes) + at["vector"] - left
         inside = [
-            (top > 0, y >= 0), (bottom > p.h, y < p.h), (left > 0, x >= 0), (last > p.w // lanes, x < p.w // lanes)
+            (top > 0, y >= 0), (bottom > p.h, y < p.h), (left > 0, x >= 0), (last > p.w // lanes, x < p.w // lanes),
+            (loaded < vectors, at["vector"] < loaded),
         ]  # fmt: skip
-        return select(inside, made.data({**at, "h": y, "w": x * lanes + at["lane"]}))
+        if in_words(p):  # tests one after the other are branches, in each of which CUDA's compiler finds the place anew
+            needed = [test.astype("int32") for is_needed, test in inside if is_needed]
+            inside = [(len(needed) > 0, functools.reduce(operator.and_, needed, 1) != 0)]
+        return select(inside, made.data({**at, "h": y, "w": x * lanes + at.get("lane", 0)}))
 
-    extents = {"n": p.n, "co": p.co, "tile_y": tiles[0], "tile_x": tiles[1], "row": rows, "vector": vectors}
-    extents["lane"] = lanes
-    axes = [axis for axis in extents if axis != "co"]
-    axes.insert(len(axes) if p.channels_last else 1, "co")
-    window = stage("window", axes, [extents[axis] for axis in axes], element)
-    ry, rx = te.reduce_axis((0, p.kh), "ry"), te.reduce_axis((0, p.kw), "rx")
+    outer, channel = outer_axes(p)
+    extents = {axis: p.extents[axis] for axis in outer}
+    extents |= {"tile_y": tiles[0], "tile_x": tiles[1], "row": rows, "vector": vectors}
+    extents |= {channel: p.extents[channel]} if p.channels_last else {"lane": lanes}
+    window = stage("window", list(extents), list(extents.values()), element)
+    ry, rx = te.reduce_axis((0, p.kh), "ry"), te.reduce_axis((0, in_words(p) or p.kw), "rx")
+
+    def shifted(at: At) -> PrimExpr:
+        place = at["kt"] - at["shift"]
+        return select([(True, place >= 0)], made.filter({**at, "kt": te.max(place, 0)}))
+
+    filters, pairs = made.filter, config.in_pairs(p)
+    if pairs:
+        filters = stage("shifted", ("shift", *p.filter_axes), (2, *p.shapes()[1]), shifted)
+
+    def channel_of(at: Sequence[PrimExpr]) -> PrimExpr:
+        return made.apart(dict(zip(p.output_axes, at, strict=True)))["co"]
 
     def total(at: At) -> PrimExpr:
-        column = at["x"] % config.tile[1] * p.stride[1] + rx * p.dilation[1] + config.shift(p)
+        shift = at["x"] % 2 if pairs else 0
+        column = (at["x"] % config.tile[1] - shift) * p.stride[1] + rx * p.dilation[1] + config.shift(p)
         of_window = {
             **{"tile_y": at["y"] // config.tile[0], "row": at["y"] % config.tile[0] * p.stride[0] + ry * p.dilation[0]},
             **{"tile_x": at["x"] // config.tile[1], "vector": column // lanes, "lane": column % lanes},
         }
-        value, weight = window({**at, **of_window}), made.filter({**at, "kh": ry, "kw": rx})
-        return te.sum(value.astype(ACCUMULATOR) * weight.astype(ACCUMULATOR), axis=[ry, rx])
+        value, weight = window({**at, **of_window}), filters(made.apart({**at, "kh": ry, "kw": rx}) | {"shift": shift})
+        first = made.given[added[0]](channel_of(list(at.values()))) if added else None
+        return te.sum(value.astype(made.accumulator) * weight.astype(made.accumulator), axis=[ry, rx], init=first)
 
     conv = stage("conv", p.output_axes, [made.extent(axis) for axis in p.output_axes], total)
-    return made.program(made.output(conv))
+    func = made.program(made.output(conv, staged=in_words(p) > 0))
+    return begun(func, added[0], lambda at: [channel_of(at)]) if added else func
 
 
 def schedule(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch) -> tvm.IRModule:
-    """The scheduled program for data, filter (ci, kh, kw), the epilogue's terms, output."""
-    sch = Schedule(graph(problem, config, arch))
+    """The scheduled program for data, filter, the epilogue's terms, output."""
+    sch, words = Schedule(graph(problem, config, arch)), in_words(problem) > 0
+    dots = words and arch.kind == "cuda"
     window, conv, output = (sch.get_sblock(name) for name in ("window", "conv", "output"))
     next_step(sch, "A thread for each tile of outputs and its channels; sums, window and filter in registers")
     for block in (window, conv):
         sch.set_scope(block, 0, "local")
-    weights = sch.cache_read(conv, 1, "local")
+    shifted = sch.get_sblock("shifted") if config.in_pairs(problem) else None
+    weights = sch.cache_read(shifted or conv, 0 if shifted else 1, "local")
     at = dict(zip(problem.output_axes, sch.get_loops(conv), strict=False))
     ry, rx = sch.get_loops(conv)[-2:]
     rows, step, y = sch.split(at["y"], [None, config.steps, config.tile[0]])
     columns, x = sch.split(at["x"], [None, config.tile[1]])
-    channels, c = sch.split(at["co"], [None, config.channels(problem)])
-    across = (rows, columns, channels) if problem.channels_last else (channels, rows, columns)
-    sch.reorder(at["n"], *across, step, ry, rx, y, x, c)
+    outer, channel = outer_axes(problem)
+    at[channel], c = sch.split(at[channel], [None, config.channels(problem)])
+    across = [*(at[axis] for axis in outer), rows, columns, *((at[channel],) if problem.channels_last else ())]
+    in_word = [c]
+    if words:
+        rx, tap = sch.split(rx, [None, PACK])
+        c, of_word = sch.split(c, [None, PACK])
+        in_word = [of_word, tap]
+    inner = [ry, rx, y, x, *((c,) if words else ()), *in_word]
+    sch.reorder(*across, step, *inner)
+    _unroll(sch, inner[:-2][int(config.by_rows) :] if dots else inner[int(config.by_rows) :])
+    # of loops that threads share TVM 0.27 sees no blocks any more
+    summed = sch.blockize(in_word[0]) if dots else conv
     # of a loop of one, TVM 0.27 forgets at the way out that other threads have no tile
     threads = min(config.threads, config.all_threads(problem))
-    block, thread = sch.split(sch.fuse(at["n"], *across), [None, threads])
+    block, thread = sch.split(sch.fuse(*across), [None, threads])
     bind(sch, (block, "blockIdx.x"), (thread, "threadIdx.x"))
 
     next_step(sch, "The filter once, the window of each step, and the way out, by vectors")
+    if shifted:
+        sch.set_scope(shifted, 0, "local")
+        sch.compute_at(shifted, ry if config.by_rows else thread, preserve_unit_loops=True)
+        _unroll(sch, sch.get_loops(shifted)[3 if config.by_rows else 2 :])
     sch.compute_at(weights, ry if config.by_rows else thread, preserve_unit_loops=True)
     sch.compute_at(window, ry if config.by_rows else step, preserve_unit_loops=True)
+    if words:
+        finished = sch.get_sblock("finished")
+        sch.set_scope(finished, 0, "local")
+        sch.reverse_compute_at(finished, step, preserve_unit_loops=True)
+        _unroll(sch, sch.get_loops(finished)[3:])
     sch.reverse_compute_at(output, step, preserve_unit_loops=True)
-    _unroll(sch, [sch.fuse(*sch.get_loops(weights)[-3:])], config.weight_vector(problem))
-    outer = 4 if config.by_rows else 3  # block, thread, step, and the kernel's rows
-    _unroll(sch, sch.get_loops(window)[outer:], max(config.channels(problem), config.columns(problem)))
+    *kernel_row, lo, kw = sch.get_loops(weights)[-3:]
+    run = [*kernel_row, sch.fuse(lo, kw)] if words else [sch.fuse(*kernel_row, lo, kw)]
+    _unroll(sch, run, config.weight_vector(problem))
+    around = 4 if config.by_rows else 3  # block, thread, step, and the kernel's rows
+    _unroll(sch, sch.get_loops(window)[around:], max(config.channels(problem), config.columns(problem)))
     _unroll(sch, sch.get_loops(output)[3:], config.stored(problem))
-    _unroll(sch, [*(() if config.by_rows else (ry,)), rx, y, x, c])
-    sch.decompose_reduction(conv, ry)
+    sch.decompose_reduction(summed, ry)
+    if dots:
+        tensorize(sch, in_word[0], dot_taps(problem.dilation[1]))
     if (
         arch.kind == "cuda"
     ):  # by the compiler: of large windows there are thousands of lines, and LLVM stops short of them
@@ -221,9 +291,16 @@ def estimate(problem: DepthwiseProblem, config: WindowsConfig, arch: Arch, costs
     outputs, taps = channels * math.prod(config.tile), p.kh * p.kw
     (down, right), stores = config.across(p), outputs / config.stored(p)
     loads = rows * vectors * (p.kh if config.by_rows else 1)
-    widened = 0 if item == 4 else loads * lanes * channels + outputs // 2
-    each = outputs * taps + widened + costs.fetch * loads + stores + 1
-    filters = taps * channels * (2 if item < 4 else 1)
+    if words := in_words(p) / PACK:
+        made = words * channels * config.window(p)[0] * config.tile[1] * (0.875 if config.in_pairs(p) else 1.75)
+        multiplied, filters = (p.kh * words + FINISHED) * outputs + made, p.kh * words * channels / 4
+    else:
+        multiplied = outputs * taps + (0 if item == 4 else loads * lanes * channels + outputs // 2)
+        filters = taps * channels * (2 if item < 4 else 1)
+    each = multiplied + costs.fetch * loads + stores + 1
+    if config.min_blocks:  # what has no room in registers is stored and loaded again
+        left = arch.registers_sm // (config.min_blocks * config.threads)
+        each += SPILLED * max(0, config.registers(p) - left)
     blocks = -(-config.all_threads(p) // config.threads)
     busiest = -(-blocks // arch.device.multiprocessors)
     warps = busiest * -(-config.threads // arch.wave)
@@ -250,6 +327,9 @@ def _lines(p: DepthwiseProblem, config: WindowsConfig, right: int, down: int, ar
 
 
 TILES = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4), (4, 8), (7, 1), (7, 2), (8, 2), (8, 4))
+SPILLED = 8  # instructions of a register too many, with what it waits
+FINISHED = 7  # instructions of an int8 result, from its sum to its byte in a word
+WIDER = ((2, 8), (7, 4), (14, 2))  # of bytes, four of which share a register
 
 
 # registers of a thread, as `WindowsConfig.held` counts them, that LLVM finds for AMD GPUs without memory for others (by
@@ -266,7 +346,7 @@ def default(problem: DepthwiseProblem, arch: Arch) -> WindowsConfig:
         every = _configs(problem, (128,), (by_rows,))
         if legal := [each for each in every if each.check(problem, arch) is None and each.held(problem) <= most]:
             return min(legal, key=lambda config: estimate(problem, config, arch))
-    return WindowsConfig((1, 1), 1, by_rows=True)
+    return WindowsConfig((1, 1), PACK if in_words(problem) else 1, by_rows=True)
 
 
 def space(problem: DepthwiseProblem, arch: Arch) -> Sequence[WindowsConfig]:
@@ -275,10 +355,10 @@ def space(problem: DepthwiseProblem, arch: Arch) -> Sequence[WindowsConfig]:
 
 def _configs(problem: DepthwiseProblem, threads: Sequence[int], by_rows: Sequence[bool]) -> Sequence[WindowsConfig]:
     # of four 16-bit elements TVM 0.27 selects each one by itself, and so does the compiler of one
-    vectors = (1, 2, 4) if problem.dtype == "float32" else (2, 8)
+    vectors = {"float32": (1, 2, 4), "int8": (4, 8)}.get(problem.dtype, (2, 8))
     return ProductSpace(
         WindowsConfig,
-        axis("tile", TILES),
+        axis("tile", TILES + (WIDER if problem.dtype == "int8" else ())),
         axis("vector", vectors),
         axis("steps", (1, 2, 4, 8)),
         axis("threads", threads),

@@ -31,6 +31,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], ...]] = {
     "pack_nchw32": (dict(n=2, h=4, w=8, ci=40),),
     "pool2d": (dict(CONV, n=2, ci=4),),
     "depthwise_conv2d": (dict(CONV, n=2, ci=4), dict(CONV, n=2, ci=8, dtype="float16")),
+    "depthwise_nchw32": (dict(CONV, n=2, ci=40),),
     "softmax": (dict(rows=4, cols=264, dtype="float16"),),
 }
 SCHEDULES = [(op.name, spec.name) for op in operators() for spec in op.schedules]
