@@ -282,6 +282,7 @@ def conv2d_nchw32(
     gamma: float | Tensor = 1.0,
     activation: str = "none",
     out_dtype: torch.dtype = torch.int8,
+    channels: int | None = None,
 ) -> Tensor:
     """int8 convolution over channels in groups of 32: activation(alpha * conv + beta * bias + gamma * residual).
 
@@ -291,12 +292,14 @@ def conv2d_nchw32(
 
     alpha, beta and gamma are positive: numbers, which are rounded to float32 and compiled in, or float32 tensors of one
     number (1,) or one for each channel (co,), of which one build takes any.  With beta=None the bias is in units of the
-    sums, and added to them: activation(alpha * (conv + bias) + gamma * residual).
+    sums, and added to them: activation(alpha * (conv + bias) + gamma * residual).  `channels` says how many of data's
+    are no zeros, by default all: those of an image may be 3, and the others are then not read.
 
     Raises ArgumentError, ProblemError; DerivativeError in a backward pass.
     """
     sizes = pair(stride), pair(padding), pair(dilation)
-    return _conv2d_nchw32(*_scaled(data, filter, bias, residual, sizes, (alpha, beta, gamma), activation, out_dtype))
+    given = _scaled(data, filter, bias, residual, sizes, (alpha, beta, gamma), activation, out_dtype)
+    return _conv2d_nchw32(*given, channels)
 
 
 def depthwise_nchw32(
@@ -393,7 +396,10 @@ class _Convolution:
         fields = self.fields(options)
         sizes = self.sizes(data, filter, fields.get("filter_layout", ""))
         if "groups" in sizes:
-            sizes["ci"] = sizes.pop("groups") * sizes.pop("lanes")
+            count, lanes, channels = sizes.pop("groups"), sizes.pop("lanes"), fields.pop("channels", None)
+            if channels is not None and -(-channels // lanes) != count:
+                raise ArgumentError(f"channels={channels} are not in {count} groups of {lanes}, as data's are")
+            sizes["ci"] = channels or count * lanes
             sizes.pop("words", None)
         counts = dict(zip(self.tensors, given, strict=True))
         fields |= {name: counts[name] > 0 for name in self.optional} | {"dtype": dtype_name(dtype)}
@@ -499,7 +505,7 @@ NCHW32 = _Convolution(
     "n groups h w lanes",
     "groups kh kw co lanes",
     "n groups out_h out_w lanes",
-    _EPILOGUE,
+    (*_EPILOGUE, ("channels", "int?")),
     scales=_SCALES,
 )
 DEPTHWISE_NCHW32 = _Convolution(

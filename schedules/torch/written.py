@@ -53,7 +53,7 @@ def settled(step: Step, dtype: torch.dtype) -> Problem:
     fields |= {"bias": True, "alpha": "channel", "beta": "alpha"}
     if step.layer is not None and step.layer.depthwise:
         return DepthwiseNchw32Problem(**fields)
-    return Nchw32Problem(**fields, co=groups(int(made.shape[1])) * GROUP)
+    return Nchw32Problem(**{**fields, "ci": c}, co=groups(int(made.shape[1])) * GROUP)
 
 
 def _floats(dtype: torch.dtype) -> str:
@@ -194,7 +194,7 @@ class Writer:
             keywords["gamma"] = self.single(float(np.float32(residual[0].scale / result)), step.result)
         keywords["out_dtype"] = getattr(torch, getattr(problem, "out_dtype"))  # noqa: B009
         arguments = data.node, constant("values"), constant("bias"), residual[0].node if residual else None
-        keywords |= {"kw": step.kernel[1]} if layer.depthwise else {}
+        keywords |= {"kw": step.kernel[1]} if layer.depthwise else {"channels": getattr(problem, "ci")}  # noqa: B009
         convolve = depthwise_nchw32 if layer.depthwise else conv2d_nchw32
         return self.graph.call_function(convolve, (*arguments, step.stride, step.pad, step.dilation), keywords)
 

@@ -227,6 +227,13 @@ def test_int8_with_its_epilogue(out_dtype: str, alpha: float) -> None:
     assert np.array_equal(y.numpy(), reference(problem, arrays)[0].values)
 
 
+def test_int8_of_an_image_reads_its_channels() -> None:
+    problem = Nchw32Problem(n=2, h=5, w=4, ci=3, co=32, kh=3, kw=3, pad=(1, 1), alpha=0.125)
+    arrays = inputs(problem, np.random.default_rng(0))
+    y = kernels.conv2d_nchw32(*map(torch.from_numpy, arrays), padding=1, alpha=0.125, channels=3)
+    assert np.array_equal(y.numpy(), reference(problem, arrays)[0].values)
+
+
 def test_what_it_does_not_take() -> None:
     x, weight, bias = random(2, 3, 6, 5), random(4, 3, 3, 3), random(4)
     refused: list[tuple[type[Exception], str, Any]] = [
@@ -242,15 +249,16 @@ def test_what_it_does_not_take() -> None:
         (ArgumentError, "padding='full' is not", lambda: kernels.conv2d(x, weight, padding="full")),
         (ArgumentError, 'padding="same" is for stride=1', lambda: kernels.conv2d(x, weight, stride=2, padding="same")),
         (ArgumentError, "data has shape", lambda: _int8(1.0, lanes=16)),
+        (ArgumentError, "channels=33 are not in 1 groups of 32", lambda: _int8(1.0, channels=33)),
     ]
     for error, text, call in refused:
         with pytest.raises(error, match=text):
             call()
 
 
-def _int8(alpha: float, lanes: int = 32) -> Any:
+def _int8(alpha: float, lanes: int = 32, channels: int | None = None) -> Any:
     data, weight = torch.ones(1, 1, 4, 4, lanes), torch.full((1, 1, 1, 32, 32), 3)
-    return kernels.conv2d_nchw32(data.to(torch.int8), weight.to(torch.int8), alpha=alpha)
+    return kernels.conv2d_nchw32(data.to(torch.int8), weight.to(torch.int8), alpha=alpha, channels=channels)
 
 
 def test_forward_only() -> None:
@@ -274,7 +282,7 @@ def test_operators_keep_pytorchs_contract() -> None:
     bias, scales = torch.ones(32, dtype=torch.int32), torch.full((32,), 0.5)
     for tensors, numbers in (((None,) * 4, (1.0,) * 3), ((bias, None, scales, None), (None, None, 1.0))):
         bias, residual, alpha, beta = tensors
-        arguments = data, filters, bias, residual, alpha, beta, None, *sizes, *numbers, "none", "float32"
+        arguments = data, filters, bias, residual, alpha, beta, None, *sizes, *numbers, "none", "float32", None
         torch.library.opcheck(OPS.conv2d_nchw32.default, arguments, test_utils=checks)
 
 
