@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -10,6 +8,7 @@ from schedules.check.verify import EMULATED_FLOPS, poisoned, reduced, verify, ve
 from schedules.core.arch import Arch
 from schedules.core.errors import ConfigError, UnknownNameError, UsageError
 from schedules.core.registry import operator
+from schedules.operators.conv2d_hwcn.tutorial import TutorialConfig
 from tests.conftest import problem_of
 
 SMALL = dict(n=4, h=4, w=4, ci=3, co=6, kh=3, kw=3, pad=1)
@@ -88,10 +87,9 @@ def test_outputs_are_poisoned() -> None:
 def test_an_illegal_config_is_refused_on_every_route(sm_90a: Arch) -> None:
     problem = problem_of("conv2d_hwcn", **SMALL)
     with pytest.raises(ConfigError, match="vthread"):
-        verify(problem, sm_90a, "tutorial", dict(tile=3), routes=["serial"])
-    spec_config = replace(build(problem, sm_90a, "tutorial", device_code=False).config, step=0)
+        verify(problem, sm_90a, "tutorial", {**TutorialConfig().to_json(), "tile": 3}, routes=["serial"])
     with pytest.raises(ConfigError, match="step=0"):
-        verify(problem, sm_90a, "tutorial", spec_config, routes=["serial"])
+        verify(problem, sm_90a, "tutorial", TutorialConfig(step=0), routes=["serial"])
 
 
 @pytest.mark.gpu

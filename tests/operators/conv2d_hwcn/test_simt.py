@@ -195,7 +195,7 @@ def test_every_field_changes_the_source(sm_90a: Arch) -> None:
 )
 def test_illegal_configs_are_refused(sm_90a: Arch, config: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
-        build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "simt", config)
+        build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "simt", {**SimtConfig().to_json(), **config})
 
 
 @pytest.mark.parametrize(

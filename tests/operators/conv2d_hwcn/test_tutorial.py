@@ -73,7 +73,7 @@ def test_any_shape_is_correct(sm_90a: Arch, n: int, h: int, ci: int, co: int, k:
 
 
 def test_source_is_the_tutorials(sm_90a: Arch) -> None:
-    built = build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "tutorial", device_code=False)
+    built = build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "tutorial", TutorialConfig(), device_code=False)
     source = str(built.sources["cu"])
     assert built.launch and built.launch.block == (8, 8, 1) and built.launch.grid == (4, 8, 196)
     assert sorted(re.findall(r"__shared__ .*?float (\w+)\[(\d+)\]", source)) == [
@@ -89,14 +89,14 @@ def test_source_is_the_tutorials(sm_90a: Arch) -> None:
 
 
 def test_resources_of_the_tutorial(cuda_compiler: None, sm_90a: Arch) -> None:
-    built = build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "tutorial")
+    built = build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "tutorial", TutorialConfig())
     (kernel,) = built.resources
     assert kernel.shared == 4096
     assert kernel.spill_stores == kernel.spill_loads == kernel.stack == 0
     found = summary(material(built))
     assert found.threads == 64
     assert found.counts["global load 128-bit"] >= 4
-    wide = summary(material(build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "tutorial", dict(store=4))))
+    wide = summary(material(build(problem_of("conv2d_hwcn", **TUTORIAL), sm_90a, "tutorial", TutorialConfig(store=4))))
     assert wide.counts["global store 128-bit"] == 16
 
 
@@ -178,7 +178,7 @@ def test_broken_kernels_are_caught(emulation: None, sm_90a: Arch) -> None:
     import numpy as np
 
     problem = problem_of("conv2d_hwcn", **SHAPES["whole tiles"])
-    built = build(problem, sm_90a, "tutorial", device_code=False)
+    built = build(problem, sm_90a, "tutorial", TutorialConfig(), device_code=False)
     source = str(built.sources["cu"])
     inputs = built.operator.inputs(problem, np.random.default_rng(0))
 

@@ -172,7 +172,7 @@ def test_the_rule_takes_them_for_long_rows_that_are_not_too_few() -> None:
 
     assert chosen(8, 65536) == chosen(132, 65536) == chosen(132, 2**20) == chosen(10**5, 2**20) == "cluster"
     assert chosen(132, 50257) == chosen(8, 32768, dtype="float32") == chosen(132, 2**20 - 1) == "cluster"
-    assert chosen(10**5, 32768) == chosen(10**5, 50257) == chosen(132, 1000) == "frames"
+    assert chosen(10**5, 16384) == chosen(132, 1000) == "frames" and chosen(10**5, 50257) == "cluster"
     assert chosen(1, 65536) == "cluster" and chosen(1, 2**20) == "parts"
     assert chosen(132, 2**22) == chosen(132, 2**20, "sm_80") == "parts"
 

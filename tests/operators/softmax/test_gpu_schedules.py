@@ -143,8 +143,8 @@ def chosen(cols: int, target: str = "sm_90a", rows: int = 49152, **fields: Any) 
 
 def test_the_rule() -> None:
     assert chosen(37) == chosen(100) == chosen(13, function="softmax_grad") == chosen(77, "sm_75") == "tiles"
-    assert chosen(128) == chosen(1023) == chosen(4096) == chosen(50257) == chosen(1000, dtype="float32") == "frames"
-    assert chosen(50257, function="softmax_grad") == chosen(100001) == chosen(10**6) == "cluster"
+    assert chosen(128) == chosen(1023) == chosen(4096) == chosen(16384) == chosen(1000, dtype="float32") == "frames"
+    assert chosen(50257) == chosen(50257, function="softmax_grad") == chosen(100001) == chosen(10**6) == "cluster"
     assert chosen(10**6, "sm_80") == "parts" and chosen(100, "gfx90a") == "warp"
     assert chosen(4096, "llvm") == chosen(10**6, "llvm", rows=1) == "cpu"
 
