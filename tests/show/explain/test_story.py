@@ -18,6 +18,7 @@ from schedules.lowering.annotations import PREFIX
 from schedules.lowering.pipeline import is_tirx
 from schedules.operators import auto
 from schedules.operators.auto import AutoConfig
+from schedules.operators.conv2d_hwcn.tutorial import TutorialConfig
 from schedules.show.explain import Step, Story, story
 from schedules.show.explain.calls import calls
 from schedules.show.explain.story import DEFINITION, LOWERING, PROGRAM, SCHEDULE
@@ -83,7 +84,7 @@ def tutorial() -> Story:
     from schedules.core.arch import parse_arch
 
     problem = problem_of("conv2d_hwcn", **TUTORIAL)
-    return story(problem, parse_arch("cuda:sm_90a"), "tutorial")
+    return story(problem, parse_arch("cuda:sm_90a"), "tutorial", TutorialConfig())
 
 
 def test_the_story_is_that_of_the_build(tutorial: Story) -> None:
@@ -133,7 +134,7 @@ def test_a_tutorial_of_the_primitives(tutorial: Story) -> None:
 
 def test_steps_follow_the_config(sm_90a: Arch) -> None:
     problem = problem_of("conv2d_hwcn", **TUTORIAL)
-    scalar = story(problem, sm_90a, "tutorial", {"vector": 1})
+    scalar = story(problem, sm_90a, "tutorial", TutorialConfig(vector=1))
     assert not any("Vectorised" in change for step in scalar.steps for change in step.changes)
     with pytest.raises(ConfigError, match="vector=3"):
         story(problem, sm_90a, "tutorial", {"vector": 3})
