@@ -259,8 +259,8 @@ def test_show_operator(run: Run) -> None:
 
 def test_show_problem(run: Run) -> None:
     found = run("show", "tutorial", "--target", "cuda:sm_90a", "--json").json
-    assert (found["schedule"], found["flops"]) == ("winograd", 118_380_036_096)
-    assert found["config"]["tile"] == [8, 8] and 0 < found["config_space_legal"] <= found["config_space"]
+    assert (found["schedule"], found["flops"]) == ("bf16x6", 118_380_036_096)
+    assert found["config"]["block_k"] == 32 and 0 < found["config_space_legal"] <= found["config_space"]
     assert [a["name"] for a in found["arguments"]] == ["data", "filter", "output"]
     result = run("show", "tutorial")
     assert result.code == 0 and "T.axis.remap" in result.out and "(14, 14, 256, 256)" in result.out
@@ -288,7 +288,7 @@ def test_build_and_inspect_cuda(run: Run, tmp_path: Path) -> None:
         "--schedule",
         "tutorial",
         "--config",
-        "tile=8x4,vthread=2",
+        "num_thread=8,tile=8x4,vthread=2",
         "--config",
         "step=4",
     ]

@@ -44,14 +44,14 @@ class WinogradConfig(Cut, SimtConfig):
     part: int = 0  # channels that are summed apart, and then added to the others' sums; 0: all are one chain
 
     def check(self, problem: Conv2dProblem, arch: Arch) -> str | None:
+        if self.part and (self.stages == 1 or self.step < 1 or self.part < 1 or self.part % self.step):
+            return f"part={self.part} is not 0, nor a multiple of step={self.step} with stages=2"
         if reason := self.check_cut(problem):
             return reason
         if self.split_k > 1:
             return f"split_k={self.split_k} is for products alone; each of Winograd's is one block's, give 1"
         if not 1 <= self.transform_warps <= 8:
             return f"transform_warps={self.transform_warps} is not 1 to 8"
-        if self.part and (self.stages == 1 or self.part < 1 or self.part % self.step):
-            return f"part={self.part} is not 0, nor a multiple of step={self.step} with stages=2"
         needed = max(4 * LANES * elements for elements in self._shared(problem))
         if needed > arch.shared_static:
             return (
