@@ -5,12 +5,16 @@ names of the config's fields of each schedule ("operator.schedule").  Each other
 ``set`` the network or family it is of, ``cudnn`` us of the faster of cuDNN's layouts, and ``t``, lists of a schedule,
 the values of its config's fields, us (median), us (lowest tenth; may be left out).  All
 were verified.  A trial whose median lies far over its lowest tenth was disturbed, and is not read.
+
+A launch takes up to 2 us more on one host than on another, whatever the kernel: so much as cuDNN's short layers differ
+between two files, ours are brought to the earlier one's host.
 """
 
 from __future__ import annotations
 
 import json
 import lzma
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +28,7 @@ from schedules.core.operator import Operator
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator
 
+SHORT, SHARED = 20.0, 5  # us of layers by which hosts are compared, and how many they must share
 CALM = 1.3  # times the lowest tenth: the highest median of a trial that nothing disturbed
 TARGET = "cuda:sm_90a"  # of what ``benchmarks.compare_layers`` measures
 
@@ -43,21 +48,36 @@ class Layer:
     def best(self) -> float:
         return min(us for *_, us in self.trials)
 
+    def later(self, us: float) -> Layer:
+        """The same where a launch takes `us` longer."""
+        trials = tuple((name, config, time + us) for name, config, time in self.trials)
+        return replace(self, cudnn=self.cudnn and self.cudnn + us, trials=trials)
+
 
 def read(*files: Path) -> tuple[Mapping[str, Any], list[Layer]]:
     """The header of the first of `files`, and the layers of all, each once with all of its trials, of which the last
-    time of a config counts; configs that no longer are of their schedule are left out."""
+    time of a config counts, all as on the first file's host; configs that no longer are of their schedule are left
+    out."""
     headers: list[Mapping[str, Any]] = []
     found: dict[tuple[str, Problem], Layer] = {}
     for file in files:
         with lzma.open(file, "rt") if file.suffix == ".xz" else file.open() as lines:
             headers.append(json.loads(next(lines)))
-            for layer in _layers(lines, headers[-1]):
-                key = layer.operator.name, layer.problem
-                old = found.get(key, layer)
-                trials = {trial[:2]: trial for trial in (*old.trials, *layer.trials)}
-                found[key] = replace(old, cudnn=layer.cudnn or old.cudnn, trials=tuple(trials.values()))
+            here = {(layer.operator.name, layer.problem): layer for layer in _layers(lines, headers[-1])}
+        slower = launch_of(here, found)
+        for key, layer in here.items():
+            layer = layer.later(-slower)
+            old = found.get(key, layer)
+            trials = {trial[:2]: trial for trial in (*old.trials, *layer.trials)}
+            found[key] = replace(old, cudnn=old.cudnn or layer.cudnn, trials=tuple(trials.values()))
     return headers[0], list(found.values())
+
+
+def launch_of(here: Mapping[Any, Layer], before: Mapping[Any, Layer]) -> float:
+    """By how many us a launch takes longer where `here` was measured than where the same layers were `before`."""
+    pairs = [(layer.cudnn, before[key].cudnn) for key, layer in here.items() if key in before]
+    differences = [now - then for now, then in pairs if now and then and max(now, then) < SHORT]
+    return statistics.median(differences) if len(differences) >= SHARED else 0.0
 
 
 def measured(file: Path, known: Iterable[Layer]) -> str:

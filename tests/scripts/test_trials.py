@@ -23,3 +23,30 @@ def test_what_was_measured_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert header["device"] == "NVIDIA H200" and len(layers) == len(rows)
     assert sorted(layer.best for layer in layers) == sorted(row["us"] for row in rows)
     assert not measured(FOLDER / "layers.json", layers)
+
+
+def kept(file: Path, cudnn: dict[int, float], us: dict[int, float]) -> Path:
+    """A file of trials of 1x1 layers with so many channels: cuDNN's time of each, and ours."""
+    config = {"block_m": 64, "block_n": 64, "block_k": 64, "warps_m": 2, "warps_n": 2, "stages": 3, "min_blocks": 0}
+    header = {"target": "cuda:sm_90a", "device": "A GPU", "fields": {"conv2d_nhwc.mma": list(config)}}
+    lines = [json.dumps(header)]
+    for ci, time in us.items():
+        p = f"n=8 h=14 w=14 ci={ci} co=64 kh=1 kw=1 dtype=float16"
+        trial = ["mma", list(config.values()), time]
+        lines.append(json.dumps({"op": "conv2d_nhwc", "p": p, "set": "made up", "cudnn": cudnn.get(ci), "t": [trial]}))
+    file.write_text("\n".join([*lines, ""]))
+    return file
+
+
+def test_times_are_brought_to_the_first_files_host(tmp_path: Path) -> None:
+    """By what cuDNN's short layers differ; long ones tell nothing of a launch."""
+    shared = range(64, 64 + 64 * 5, 64)
+    slow = kept(tmp_path / "a.jsonl", {ci: 8.0 for ci in shared} | {640: 90.0}, {ci: 9.0 for ci in [*shared, 640]})
+    here = {ci: 6.5 for ci in shared} | {640: 50.0, 704: 5.0}
+    fast = kept(tmp_path / "b.jsonl", here, {704: 7.0, 640: 60.0, **{ci: 7.25 for ci in shared}})
+    layers = {layer.problem.to_json()["ci"]: layer for layer in read(slow, fast)[1]}
+    assert (layers[704].best, layers[704].cudnn) == (8.5, 6.5)
+    assert {layers[ci].best for ci in shared} == {8.75} and layers[640].best == 61.5
+    few = {ci: time for ci, time in here.items() if ci not in (64, 128)}
+    apart = kept(tmp_path / "c.jsonl", few, {ci: 7.0 for ci in here})
+    assert {layer.problem.to_json()["ci"]: layer.best for layer in read(slow, apart)[1]}[704] == 7.0
