@@ -13,6 +13,7 @@ from schedules.build.toolchain import cuda
 from schedules.core.arch import parse_arch, waves_by_llvm
 from schedules.core.errors import ToolchainError, UnknownNameError, UsageError
 from schedules.core.presets import preset
+from schedules.operators.conv2d_hwcn.tutorial import TutorialConfig
 from schedules.show.doctor import examine
 from scripts.remarks import resource_remarks
 from tests.conftest import problem_of
@@ -27,12 +28,12 @@ needs_rocm = pytest.mark.skipif(not STATES["rocm:gfx90a"].build, reason=STATES["
 
 @pytest.fixture(scope="module")
 def on_cuda() -> Built:
-    return build(preset("tutorial").problem(), parse_arch("cuda:sm_90a"), "tutorial")
+    return build(preset("tutorial").problem(), parse_arch("cuda:sm_90a"), "tutorial", TutorialConfig())
 
 
 @pytest.fixture(scope="module")
 def on_rocm() -> Built:
-    return build(preset("tutorial").problem(), parse_arch("rocm:gfx90a"), "tutorial")
+    return build(preset("tutorial").problem(), parse_arch("rocm:gfx90a"), "tutorial", TutorialConfig())
 
 
 @pytest.fixture(scope="module")

@@ -148,7 +148,7 @@ def test_amd_blocks_stay_within_1024_threads() -> None:
 
 @pytest.mark.parametrize("arch", ROCM_ARCHES, ids=str)
 def test_amd_code_object(amd_linker: None, arch: Arch) -> None:
-    built = build(problem_of("conv2d_hwcn", **TUTORIAL), arch, "tutorial")
+    built = build(problem_of("conv2d_hwcn", **TUTORIAL), arch, "tutorial", TutorialConfig())
     assembly, code = str(built.sources["s"]), built.sources["hsaco"]
     assert isinstance(code, bytes) and int.from_bytes(code[18:20], "little") == 224  # EM_AMDGPU
     assert "main_kernel" in assembly
