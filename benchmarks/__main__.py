@@ -50,6 +50,7 @@ COMPARISONS: Mapping[str, Comparison] = {
         "compare_networks resnet50 --peers eager ours int8",
         "compare_networks resnet50 --device cpu --peers eager ours int8",
     ),
+    "searches": Comparison("what 8 trials find of layers, beside 200", "few_trials"),
     "calls": Comparison("what a call costs", "torch_overhead", "torch_overhead --device cpu"),
     "softmax": Comparison(
         "softmax of wide batches, few rows and fused",

@@ -124,7 +124,7 @@ def test_documents_in_docs_are_kept_current() -> None:
         ),
         (
             f"<!-- table */other -->\n{END}\n",
-            "no table of every device's other, only of torch_overhead, compare_networks, packing_cost",
+            "no table of every device's other, only of torch_overhead, compare_networks, few_trials",
         ),
         (f"<!-- table */torch_overhead mode=eager -->\n{END}\n", "mode chooses nothing in a table of every device"),
         (f"<!-- table summary -->\n{END}\n", "line 1, summary: a summary of no files; name some"),
