@@ -51,6 +51,10 @@ COMPARISONS: Mapping[str, Comparison] = {
         "compare_networks resnet50 --device cpu --peers eager ours int8",
     ),
     "searches": Comparison("what 8 trials find of layers, beside 200", "few_trials"),
+    "int8-layers": Comparison(
+        "ResNet-50's layers in int8, beside cuDNN and a copy",
+        "compare_layers whole/resnet50-int8.json --copy --each 0.05",
+    ),
     "calls": Comparison("what a call costs", "torch_overhead", "torch_overhead --device cpu"),
     "softmax": Comparison(
         "softmax of wide batches, few rows and fused",

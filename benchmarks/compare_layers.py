@@ -4,6 +4,7 @@
     python -m benchmarks.compare_layers hwcn.json --every 1    # one file, all of its layers
     python -m benchmarks.compare_layers --only 'conv2d_nhwc float16' --seconds 300
     python -m benchmarks.compare_layers networks.json --runs 'conv2d_nchw float32' --schedule winograd
+    python -m benchmarks.compare_layers whole/resnet50-int8.json --copy     # a network's layers, beside a copy too
     python -m benchmarks.compare_layers --start 1 --step 2 --out part-1.json     # the second of two GPUs' shares
     python -m benchmarks.compare_layers --add part-0.json part-1.json            # both into LOG/<device>/layers.json
     python -m benchmarks.compare_layers --picture docs/layers.png    # of what LOG has; needs no GPU
@@ -66,6 +67,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, default=max(1, (cores() or 2) - 1), help="processes that build (default cores - 1)"
     )
+    parser.add_argument("--copy", action="store_true", help="beside each layer a copy of as many bytes as it must move")
     parser.add_argument("--log", type=Path, default=DEFAULT_FOLDER, help="folder of the results")
     parser.add_argument("--out", type=Path, help=f"the result (default LOG/<device>/{KIND}.json)")
     parser.add_argument("--fresh", action="store_true", help="measure layers that are in the result too")
@@ -139,7 +141,11 @@ def run_all(layers: Sequence[Layer], arch: Arch, results: Layers, timer: Timer, 
             torch.cuda.empty_cache()
             fault: Exception | None = None
             try:
-                row = layer_case.run_layer(layer, arch, made, timer, args.each, GRAPH) if made else failed(layer, why)
+                row = (
+                    layer_case.run_layer(layer, arch, made, timer, args.each, GRAPH, args.copy)
+                    if made
+                    else failed(layer, why)
+                )
             except Exception as error:  # TVM's and PyTorch's many types
                 row, fault = failed(layer, error), error
             results.put(row)

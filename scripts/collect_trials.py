@@ -160,10 +160,14 @@ def drawn(r: random.Random) -> tuple[str, dict[str, Any]]:
 
 def finish(dtype: str, r: random.Random) -> dict[str, Any]:
     """Fields of what networks do with the sums of a layer: nothing, or a bias with batch norm in it, a residual in
-    each block's last layer, an activation."""
-    if dtype == "int8" or r.random() < 0.4:  # int8's scale is drawn by nobody
+    each block's last layer, an activation; of int8 scales that come at run time."""
+    if r.random() < 0.4:
         return {}
-    return {"bias": True, "residual": r.random() < 0.4, "activation": r.choice(("relu", "relu", "none", "silu"))}
+    found = {"bias": True, "residual": r.random() < 0.4, "activation": r.choice(("relu", "relu", "none", "silu"))}
+    if dtype == "int8":
+        found |= {"alpha": "channel", "beta": "alpha", "activation": found["activation"].replace("silu", "relu")}
+        found |= {"gamma": "tensor"} if found["residual"] else {}
+    return found
 
 
 def words_of(problem: Any) -> set[str]:
@@ -386,10 +390,10 @@ class Bench:
         if p.dtype == "int8":
             x = torch.randint(-64, 64, (p.n, p.ci, p.h, p.w), device=self.device).to(torch.int8)
             f = torch.randint(-64, 64, (p.co, p.ci, p.kh, p.kw), device=self.device).to(torch.int8)
-            exact = conv(x.double(), f.double(), None, p.stride, p.pad, p.dilation)
-            wanted = (exact * p.alpha).round().clamp(-128, 127)
+            wanted = conv(x.double(), f.double(), None, p.stride, p.pad, p.dilation)
+            terms = {each.name: self.drawn_int8(p, each) for each in p.epilogue.operands}
+            wanted = self.finished_int8(p, wanted, terms)
             peers, eps = (x.half(), f.half()), 0.0
-            del exact
         else:
             dtype = getattr(torch, p.dtype)
             x = torch.randn(p.n, p.ci, p.h, p.w, dtype=dtype, device=self.device)
@@ -435,6 +439,29 @@ class Bench:
                 yield index, median, low, ""
         both = [median for (index, _), (median, _) in zip(graphs, found, strict=True) if index < 0]
         yield None, min(both, default=None), None, "end"
+
+    def drawn_int8(self, p: Any, operand: Any) -> Any:
+        """A bias, a residual, or a scale about its default; of channels those added to a group too, with no bias."""
+        torch, device = self.torch, self.device
+        if operand.axis == "element":
+            return torch.randint(-64, 64, (p.n, p.co, p.out_h, p.out_w), device=device).to(torch.int8)
+        size = (p.co + -p.co % 32) if operand.axis == "channel" else 1
+        if operand.dtype == "int32":
+            return torch.randint(-20000, 20000, (size,), device=device, dtype=torch.int32).index_fill_(
+                0, torch.arange(p.co, size, device=device), 0
+            )
+        usual = type(p).__dataclass_fields__[operand.name].default
+        return (torch.rand(size, device=device) + 0.5) * usual
+
+    def finished_int8(self, p: Any, sums: Any, terms: Any) -> Any:
+        """What becomes of exact sums, rounded where the kernels round."""
+        if not terms:
+            return (sums * p.alpha).round().clamp(-128, 127)
+        own = {name: each[: p.co, None, None] if each.dim() == 1 else each for name, each in terms.items()}
+        y = own["alpha"] * (sums + own["bias"]).float()
+        if "residual" in own:
+            y = (y.double() + own["gamma"].double() * own["residual"].double()).float()
+        return y.clamp(0 if p.activation == "relu" else -128, 127).round().double()
 
     def graph(self, call: Any) -> Any:
         torch = self.torch

@@ -97,9 +97,12 @@ def prebuild(problem: Conv2dProblem, arch: Arch, library: Path, schedule: str | 
     return Prebuilt(library, choice.schedule, choice.config.to_json(), workspaces, seconds)
 
 
-def run_layer(layer: Layer, arch: Arch, made: Prebuilt, timer: Timer, seconds: float, launch: str) -> dict[str, Any]:
+def run_layer(
+    layer: Layer, arch: Arch, made: Prebuilt, timer: Timer, seconds: float, launch: str, copy: bool = False
+) -> dict[str, Any]:
     """The layer with its times in microseconds: `us` ours, `cudnn` its best of either layout and, where they are told
-    apart, `direct` its best of implicit GEMM alone; or `failed` and why.
+    apart, `direct` its best of implicit GEMM alone, and with `copy` that of as many bytes as it must move; or `failed`
+    and why.
 
     Raises DeviceError, and what a device that is out of order makes TVM or PyTorch raise.
     """
@@ -133,6 +136,14 @@ def run_layer(layer: Layer, arch: Arch, made: Prebuilt, timer: Timer, seconds: f
         judged = peer.same_work(problem)
         entrants[peer.name] = Entrant(theirs, {}, peer.far, judged, lambda outputs: [placed(problem, outputs[0])])
 
+    def copied() -> Call:
+        nbytes = (problem.min_bytes // 2,)
+        source, target = (torch.empty(nbytes, dtype=torch.int8, device="cuda").fill_(0) for _ in range(2))
+        return launched(lambda: (target.copy_(source),))
+
+    if copy:
+        entrants["copy"] = Entrant(copied, {}, judged=False)
+
     def poison() -> None:
         output.view(torch.uint8).fill_(0xFF)
 
@@ -149,6 +160,7 @@ def run_layer(layer: Layer, arch: Arch, made: Prebuilt, timer: Timer, seconds: f
     if times is None:
         return {**words, "failed": told["failed"]}
     fastest = {"us": [times], "cudnn": best, **({"direct": direct} if problem.dtype == "float32" else {})}
+    fastest |= {"copy": [found["copy"][0]]} if copy else {}
     return words | {name: round(min(t.us for t in some if t), 2) for name, some in fastest.items() if any(some)}
 
 

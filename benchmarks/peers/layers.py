@@ -92,7 +92,7 @@ def read_layers(file: str | Path) -> dict[str, Any]:
 
 def identity(row: Row) -> tuple[str, ...]:
     """What no two rows of a file share."""
-    return row["operator"], row["dtype"], row["layer"]
+    return row["set"], row["operator"], row["dtype"], row["layer"]
 
 
 def ratio(row: Row) -> float:
@@ -169,11 +169,29 @@ def worst(files: Sequence[Mapping[str, Any]]) -> str:
     return table(["set", "operator", "layer", "us", "cuDNN us", "schedule", "ratio"], rows)
 
 
+def copies(files: Sequence[Mapping[str, Any]]) -> str:
+    """For each device and set of layers that a copy ran beside: each layer by name, and what all of them sum up to."""
+    parts = []
+    for file in files:
+        for (name, operator, dtype), found in groups(file["layers"], "set", "operator", "dtype").items():
+            beside = [row for row in found if "copy" in row]
+            rows = [
+                [row["layer"], f"`{row['schedule']}`", *(f"{row[of]:.1f}" for of in ("us", "cudnn", "copy"))]
+                + [f"{ratio(row):.2f}", f"{row['copy'] / row['us']:.0%}"]
+                for row in sorted(beside, key=ratio)
+            ]
+            if rows:
+                told = "{} layers: {}, {}, {}".format(*shares(beside))
+                parts.append(f"{file['device']}, {name}, `{operator}` {dtype}; {told}")
+                parts.append(table(["layer", "schedule", "us", "cuDNN us", "copy us", "ratio", "of a copy"], rows))
+    return "\n\n".join(parts)
+
+
 def _name(row: Row) -> list[str]:
     return [row["set"], f"`{row['operator']}` {row['dtype']}", row["layer"]]
 
 
-PARTS = {"summary": summary, "sets": by_set, "worst": worst}
+PARTS = {"summary": summary, "sets": by_set, "worst": worst, "copies": copies}
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:

@@ -29,7 +29,6 @@ SLOPES = {"none": 1.0, "relu": 1.0, "clamp": 1.0, "silu": 1.1, "gelu": 1.13, "ge
 EXACT = ("none", "relu", "clamp", "hardswish")  # that give one certain number whatever compiles them
 CLAMPS = {"relu6": (0.0, 6.0)}  # those with a name
 ACTIVATIONS = (*(name for name in SLOPES if name != "clamp"), *CLAMPS)
-LARGEST = {"int8": 2.0**7, "int32": 2.0**31}
 BOUNDS = {"int8": (-128.0, 127.0), "int32": (-(2.0**31), 2.0**31 - 128)}  # float32 numbers that saturation keeps
 
 
@@ -110,7 +109,7 @@ class Epilogue:
     activation: Activation = Activation()
 
     def __post_init__(self) -> None:
-        if self.out_dtype in LARGEST and not self.activation.exact:
+        if self.out_dtype in BOUNDS and not self.activation.exact:
             raise ProblemError(
                 f"activation={self.activation} cannot be exact, as out_dtype={self.out_dtype} is; use out_dtype=float32"
             )
@@ -151,11 +150,7 @@ class Epilogue:
         """The operands of "tensor", "channel", "pixel" or "element"."""
         return tuple(operand for operand in self.operands if operand.axis in axes)
 
-    def greatest(self, total: float) -> float:
-        """No result is greater before it is rounded, where no sum is greater than `total`, whatever the operands."""
-        parts = [total, *(LARGEST.get(term.dtype, math.inf) for term in self.terms)]
-        factors = [self.scale if factor is None else factor for factor in self.factors]
-        sizes = [math.inf if isinstance(factor, Term) else abs(factor or 0) for factor in factors]
-        bound = sum(size * part for size, part in zip(sizes, parts, strict=True) if size)
-        bound *= 1 + 2.0**-20  # sums are rounded
-        return min(bound, max(abs(self.activation.low), abs(self.activation.high)))
+    @property
+    def saturates_below(self) -> bool:
+        """Whether relu is what saturation to an int8 does at its lower end, which is 0 then."""
+        return self.out_dtype == "int8" and self.activation.name == "relu"

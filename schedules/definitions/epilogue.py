@@ -47,14 +47,16 @@ def finish(epilogue: Epilogue, total: PrimExpr, operands: Sequence[PrimExpr]) ->
         return unrounded(epilogue, total, operands).astype(epilogue.out_dtype)
     y, activation = unrounded(epilogue, total, operands), epilogue.activation
     low, high = BOUNDS["int8"]
-    y = y if activation.name == "relu" or activation.low >= low else tirx.max(y, tirx.const(low, "float32"))
+    low = 0.0 if epilogue.saturates_below else low
+    y = y if activation.low >= low else tirx.max(y, tirx.const(low, "float32"))
     y = y if activation.high <= high else tirx.min(y, tirx.const(high, "float32"))
     # the sum is rounded to nearest even, and its lowest byte is the result: GPUs have few units that round and convert
     return tirx.reinterpret("int32", y + tirx.const(WHOLE, "float32")).astype("int8")
 
 
 def unrounded(epilogue: Epilogue, total: PrimExpr, operands: Sequence[PrimExpr]) -> PrimExpr:
-    """The same before saturation and rounding, in `epilogue.work`; but of int32 the output itself."""
+    """The same before rounding and saturation, with a relu that this does, in `epilogue.work`; but of int32 the output
+    itself."""
     from tvm.tirx.op import fma
 
     e = epilogue
@@ -82,7 +84,7 @@ def unrounded(epilogue: Epilogue, total: PrimExpr, operands: Sequence[PrimExpr])
             y = y + wide
         else:
             y = fma(scalar(factor), wide, y)
-    y = _activated(e.activation, y, scalar, whole)
+    y = y if e.saturates_below else _activated(e.activation, y, scalar, whole)
     return _saturated(y).astype("int32") if e.out_dtype == "int32" != e.work else y
 
 

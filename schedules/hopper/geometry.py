@@ -154,15 +154,11 @@ class Product:
 @dataclass(frozen=True)
 class Output:
     """How results leave: elements of `dtype` through the staging memory, by boxes of a tensor map or as runs, or
-    straight from registers along columns.
-
-    None is greater than `bound` before it is rounded and saturated.
-    """
+    straight from registers along columns."""
 
     dtype: str
     staging: Staging | RunStaging | BlockStaging | SlotStaging | NoStaging
     target: TensorMap | Runs | Slots | Columns
-    bound: float = math.inf
 
 
 @dataclass(frozen=True)

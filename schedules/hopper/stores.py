@@ -477,11 +477,11 @@ def _writer_apart(kind: str) -> Writer:
     return write
 
 
-def _writer_8(bound: float) -> Writer:
+def _writer_8(relu: bool) -> Writer:
     def write(
         staging: Staging, memory: Buffer, base: Expr, values: Sequence[Expr], row: Expr, pair: int, lane: Expr
     ) -> None:
-        words = [pack_8(values[at : at + 4], bound) for at in (0, 4)]
+        words = [pack_8(values[at : at + 4], relu) for at in (0, 4)]
         rows = [row + T.truncdiv(lane, 4) + below for below in (0, 8)]
         targets = [memory.ptr_to([base + staging.chunk(at, pair)]) for at in rows]
         T.evaluate(T.cuda.func_call("hopper_store_s8", *words, *targets, lane, source_code=_STORE_8))
@@ -518,7 +518,7 @@ _WRITERS: dict[str, Writer] = {
 def _writer(work: Work) -> Writer:
     output = work.output
     if output.dtype == "int8":
-        return _writer_8(output.bound)
+        return _writer_8(work.epilogue.saturates_below)
     if numpy_dtype(output.dtype).itemsize == 2 and work.b.tile.fold == FOLDS[0]:
         return _writer_apart(output.dtype)
     return _WRITERS[output.dtype]

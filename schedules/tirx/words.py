@@ -18,19 +18,27 @@ __device__ __forceinline__ unsigned int pack_{0}(float a, float b) {{
 """
 _WIDE = {"int8": "int32", "float16": "float32", "bfloat16": "float32"}
 _KINDS_16 = {"float16": "f16", "bfloat16": "bf16"}
-# 1.5 * 2**23: what is added to it is rounded to a whole number, to nearest even, in the lowest bits, if within
-# WHOLE; not to be contracted with the product before it.  A conversion saturates by itself, on a pipe of half the rate
+# A conversion is 16 to a cycle of a multiprocessor, a multiply-add 128.  A float32 below 2**-125 is its bits times
+# 2**-149: by a factor of that, y is rounded to nearest even to a whole number, which its bits are.  Below 0 `.sat` has
+# 0, which is relu; to keep what is there, 1.5 * 2**-126 is added and its bits taken off.  No y is too large for that.
 _PACK_8 = """
-__device__ __forceinline__ int pack_whole(float y) {{ return {1}; }}
-__device__ __forceinline__ unsigned int pack_{0}(float a, float b, float c, float d) {{
+__device__ __forceinline__ int {0}_whole(float y) {{
+  int bits;
+  asm("fma.rn.sat.f32 %0, %1, 0f00000001, 0f{1:08X};" : "=r"(bits) : "f"(y));
+  return bits - {1:#x};
+}}
+__device__ __forceinline__ unsigned int {0}(float a, float b, float c, float d) {{
   unsigned int high, all;
-  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(high) : "r"(pack_whole(d)), "r"(pack_whole(c)), "r"(0));
-  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(all) : "r"(pack_whole(b)), "r"(pack_whole(a)), "r"(high));
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(high) : "r"({0}_whole(d)), "r"({0}_whole(c)), "r"(0));
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(all) : "r"({0}_whole(b)), "r"({0}_whole(a)), "r"(high));
   return all;
 }}
 """
-_ROUNDED = {"s8": "__float_as_int(__fadd_rn(y, 12582912.f)) - 0x4b400000", "any_s8": "__float2int_rn(y)"}
-WHOLE = 2**22 - 1  # float32 up to here are rounded to whole numbers by adding a constant
+_FLOAT_8 = """
+__device__ __forceinline__ float float_s8_{0}(unsigned int bytes) {{
+  return __uint_as_float(__byte_perm(bytes ^ 0x8080, 0x4b000000, 0x765{0})) - 8388736.f;
+}}
+"""
 # of an element in memory: how C++ reads it, and makes a 32-bit number of it
 _ELEMENTS = {
     "int8": ("int", "signed char", "{}"),
@@ -57,12 +65,11 @@ def pack_16(dtype: str, a: Expr, b: Expr) -> Expr:
     return T.cuda.func_call(f"pack_{kind}", a, b, source_code=_PACK_16.format(kind), return_type="uint32")
 
 
-def pack_8(values: Sequence[Expr], bound: float) -> Expr:
+def pack_8(values: Sequence[Expr], relu: bool) -> Expr:
     """The word of four float32 numbers rounded to int8, to nearest even, and saturated, the first in its lowest byte;
-    none is greater than `bound`."""
-    name = "any_s8" if bound > WHOLE else "s8"
-    source = _PACK_8.format(name, _ROUNDED[name])
-    return T.cuda.func_call(f"pack_{name}", *values, source_code=source, return_type="uint32")
+    with `relu` those below 0 are 0."""
+    name, offset = ("pack_relu_s8", 0) if relu else ("pack_s8", 0xC00000)
+    return T.cuda.func_call(name, *values, source_code=_PACK_8.format(name, offset), return_type="uint32")
 
 
 def widened(value: Expr) -> Expr:
@@ -76,7 +83,7 @@ def read_pair(name: str, elements: Buffer, at: Expr) -> Sequence[Expr]:
 
 
 def read_shared_pair(name: str, dtype: str, at: Pointer) -> Sequence[Expr]:
-    """Two elements of `dtype` side by side in shared memory, by one load, as numbers of 32 bits."""
+    """Two elements of `dtype` side by side in shared memory, by one load, as numbers of 32 bits; int8 as float32."""
     return _halves(name, dtype, "read_shared_pair", "*(const {}*)at", at)
 
 
@@ -85,6 +92,12 @@ def _halves(name: str, dtype: str, call: str, loaded: str, at: Pointer) -> Seque
     word, kind = f"uint{2 * bits}", _WORDS[2 * bits]
     source = _READ_WORD.format(f"{call}_{bits}", kind, loaded.format(kind))
     both = named(f"{name}_pair", T.cuda.func_call(f"{call}_{bits}", at, source_code=source, return_type=word))
+    if dtype == "int8":  # their bytes become the lowest bits of 2**23 + 128 + element
+        call, wide = "float_s8_{}", T.Cast("uint32", both)
+        return [
+            named(name, T.cuda.func_call(call.format(i), wide, source_code=_FLOAT_8.format(i), return_type="float32"))
+            for i in range(2)
+        ]
     halves = (T.Cast(f"uint{bits}", half) for half in (both, T.shift_right(both, tirx.const(bits, word))))
     return [named(name, widened(T.reinterpret(dtype, half))) for half in halves]
 

@@ -39,8 +39,6 @@ class Results:
         self.out = strides(w.problem.output_axes, w.problem.extents)
         self.item = numpy_dtype(w.problem.epilogue.out_dtype).itemsize
         self.count = 2 * w.run  # neighbours of a lane
-        p = w.problem
-        self.bound = p.epilogue.greatest(p.ci * p.kh * p.kw * 2.0**14)  # of sums of int8
         self.row, self.quad = named("row", T.truncdiv(lane, 4)), named("left", T.truncmod(lane, 4) * self.count)
         self.first = named("channel", first + warp.n * (w.weight_octets * OCTET))
 
@@ -133,5 +131,7 @@ class Results:
         for i in range(0, len(values), each):
             part = [*values[i : i + each]]
             part += [T.float32(0)] * (each - len(part))
-            words.append(pack_8(part, self.bound) if self.item == 1 else pack_16(dtype, *part))
+            words.append(
+                pack_8(part, self.w.problem.epilogue.saturates_below) if self.item == 1 else pack_16(dtype, *part)
+            )
         return words

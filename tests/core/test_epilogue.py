@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +122,9 @@ def test_what_comes_at_run_time_is_an_operand() -> None:
     assert [operand.name for operand in e.operands] == ["bias", "residual", "alpha", "gamma"]
     assert e.sorted([1, 2, 3, 4]) == (3, [(None, 1), (4, 2)])
     assert [operand.name for operand in e.of_axis("tensor", "channel")] == ["bias", "alpha", "gamma"]
-    assert not e.only_rounds and math.isinf(e.greatest(1.0))
-    assert Epilogue("int8", terms[:1], 0.5).greatest(100) == pytest.approx(0.5 * (100 + 2.0**31))
+    assert not e.only_rounds and not e.saturates_below
+    assert Epilogue("int8", terms, scale, Activation("relu")).saturates_below
+    assert not Epilogue("float32", terms[:1], scale, Activation("relu")).saturates_below
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,3 @@ def test_what_comes_at_run_time_is_an_operand() -> None:
 )
 def test_int32_is_computed_in_whole_numbers_where_all_are(fields: dict[str, Any], work: str) -> None:
     assert Epilogue("int32", **fields).work == work and Epilogue("int8", **fields).work == "float32"
-
-
-def test_greatest() -> None:
-    e = Epilogue("int8", (Term("bias", "channel", "int32", 2.0), Term("residual", "element", "int8", -3.0)), 0.5)
-    assert e.greatest(100) == pytest.approx(0.5 * 100 + 2.0 * 2**31 + 3 * 128)
-    assert math.isinf(Epilogue("float32", (Term("residual", "element", "float32"),)).greatest(1.0))
-    assert Epilogue("int8", e.terms, activation=Activation.parse("clamp:-9:6")).greatest(100) == 9

@@ -30,10 +30,13 @@ def test_words_of_a_sort_must_all_hold() -> None:
 
 def test_results_are_finished_as_networks_do() -> None:
     found = [problem for _, problem in islice(collect_trials.problems(None, 2, ["few", "flat", "other"]), 80)]
-    terms = [sorted(term.name for term in p.epilogue.terms) for p in found if p.dtype != "int8"]
-    assert {("bias",), ("bias", "residual"), ()} == set(map(tuple, terms))
-    assert all(not p.epilogue.terms for p in found if p.dtype == "int8")
-    assert {p.activation for p in found if p.dtype != "int8"} == {"none", "relu", "silu"}
+    for whole, activations in ((False, {"none", "relu", "silu"}), (True, {"none", "relu"})):
+        of = [p for p in found if (p.dtype == "int8") is whole]
+        terms = [tuple(sorted(term.name for term in p.epilogue.terms)) for p in of]
+        assert {("bias",), ("bias", "residual"), ()} == set(terms)
+        assert {p.activation for p in of} == activations
+    scales = {str(p.alpha) for p in of if p.epilogue.terms}
+    assert scales == {"channel"} and {p.gamma for p in of if p.residual} == {"tensor"}
 
 
 def test_what_is_predicted_comes_first() -> None:

@@ -447,10 +447,9 @@ def _float_binary(emitter: Emitter, match: re.Match[str], operands: Sequence[Ope
     return f"{target} = __float_as_uint(emu::as_float({a}) {operator} emu::as_float({b}));"
 
 
-says(
-    r"fma\.rn(?:\.ftz)?\.f32",
-    "{0} = __float_as_uint(fmaf(emu::as_float({1}), emu::as_float({2}), emu::as_float({3})));",
-)
+_FMA = "fmaf(emu::as_float({1}), emu::as_float({2}), emu::as_float({3}))"
+says(r"fma\.rn(?:\.ftz)?\.f32", f"{{0}} = __float_as_uint({_FMA});")
+says(r"fma\.rn\.sat\.f32", f"{{0}} = __float_as_uint(__saturatef({_FMA}));")
 
 
 def emit(text: str, line: int) -> str:

@@ -99,11 +99,6 @@ class Nchw32Problem(Conv2dProblem):
         """Of a sum."""
         return self.ci * self.kh * self.kw
 
-    @property
-    def largest_sum(self) -> float:
-        """No sum of products is greater."""
-        return self.products * 2.0**14
-
     @cached_property
     def epilogue(self) -> Epilogue:
         alpha, beta, gamma = (self._factor(name) for name in SCALES)

@@ -62,7 +62,7 @@ def schedule(problem: PackProblem, config: TilesConfig, arch: Arch) -> tvm.IRMod
     n, g, pixel, block, lane = sch.get_loops(output)
     po, pi = sch.split(pixel, [None, pixels])
     bo, bi = sch.split(block, [None, config.lanes // vector])
-    outer = (n, po, g, bo) if p.channels_last else (n, g, bo, po)
+    outer = (n, po, g, bo) if p.channels_last else (n, g, po, bo)  # parts of a pixel's sector side by side
     sch.reorder(*outer, pi, bi, lane)
     # of a loop of one, TVM 0.27 forgets at the way out that other threads have no pixels
     every = p.n * p.extents["gi"] * (GROUP // config.lanes) * (p.h * p.w // pixels)
@@ -101,12 +101,12 @@ def _unroll(sch: Schedule, outer: LoopRV, last: LoopRV, vector: int) -> None:
 
 
 def default(problem: PackProblem, arch: Arch) -> TilesConfig:
-    """Whole groups of channels of as many pixels as LOADED holds; where channels are last, one vector of them for a few
-    pixels."""
+    """A vector of what is packed, of as many pixels as LOADED holds, so that neighbouring threads have whole sectors of
+    it; on the way back to channels that are last, one of theirs for a few pixels."""
     item = numpy_dtype(problem.dtype).itemsize
     if problem.channels_last:
-        return TilesConfig(max(4, channel_vector(problem)), 4)
-    return TilesConfig(GROUP, LOADED // item)
+        return TilesConfig(max(4, channel_vector(problem)) if problem.unpack else widest("int8"), 4)
+    return TilesConfig(widest("int8"), LOADED // item)
 
 
 def space(problem: PackProblem, arch: Arch) -> ProductSpace[TilesConfig]:

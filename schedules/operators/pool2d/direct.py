@@ -21,6 +21,7 @@ from schedules.steps.story import next_step
 from schedules.steps.tiles import bind
 
 MOST_UNROLLED = 16  # taps
+WORD = 4  # bytes, of whose maxima CUDA makes a few instructions (`lowering`)
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ def schedule(problem: PoolProblem, config: DirectConfig, arch: Arch) -> tvm.IRMo
         vectors.append(residual)
     for stage in vectors:
         sch.vectorize(sch.get_loops(stage)[-1])
+    if problem.kind == "max":
+        lane, word = sch.split(lane, [None, WORD])
+        sch.vectorize(word)
     start = sch.decompose_reduction(pooled, ry)
     sch.unroll(rx)
     if problem.kh * problem.kw <= MOST_UNROLLED:

@@ -43,6 +43,10 @@ class Tensor(np.ndarray):
         self[...] = value
         return self
 
+    def copy_(self, source: Tensor) -> Tensor:
+        self[...] = source
+        return self
+
     def mul_(self, factor: float) -> Tensor:
         self *= factor
         return self

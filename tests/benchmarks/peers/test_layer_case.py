@@ -52,7 +52,8 @@ def test_the_default_is_built_verified_and_timed(
 ) -> None:
     layer = layer_named("some", operator, dtype, TEXT)
     made = prebuild(layer.problem, host, tmp_path / "layer.so")
-    row = run_layer(layer, host, made, Clock(), 0.001, STREAM)
+    row = run_layer(layer, host, made, Clock(), 0.001, STREAM, copy=dtype == "int8")
+    assert ("copy" in row) == (dtype == "int8")
     assert row.items() >= {**layer.to_json(), "schedule": "cpu", "first_s": round(made.seconds, 2)}.items()
     assert row["us"] > 0 and row["cudnn"] > 0 and ("direct" in row) == (dtype == "float32")
     assert fake_torch.module.backends.cudnn.benchmark_limit == 0

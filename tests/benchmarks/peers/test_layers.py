@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers.layers import FOLDER, Layers, by_set, layers_of, lines, picture, read_layers, summary, worst
+from benchmarks.peers.layers import (
+    FOLDER,
+    Layers,
+    by_set,
+    copies,
+    layers_of,
+    lines,
+    picture,
+    read_layers,
+    summary,
+    worst,
+)
 from schedules.core.errors import UsageError
 
 VERSIONS = {"torch": "2"}
@@ -70,6 +81,18 @@ def test_the_worst_come_first_and_what_failed_before_them(found: dict[str, Any])
     assert "direct 20.00" in next(line for line in told if " e " in line)
 
 
+def test_layers_beside_a_copy(found: dict[str, Any], tmp_path: Path) -> None:
+    assert copies([found]) == ""
+    results = Layers(tmp_path / "gpu" / "layers.json", "Some GPU", VERSIONS)
+    results.put(row("b", 2.0, 1.0, copy=1.5), row("a", 1.0, 2.0, copy=0.5))
+    told = copies([read_layers(results.file)]).splitlines()
+    assert told[0] == "Some GPU, net, `conv2d_nhwc` float16; 2 layers: 1.00, 0.50, 50%"
+    assert told[-2:] == [
+        "| b | `mma` | 2.0 | 1.0 | 1.5 | 0.50 | 75% |",
+        "| a | `mma` | 1.0 | 2.0 | 0.5 | 2.00 | 50% |",
+    ]
+
+
 def test_the_picture(found: dict[str, Any]) -> None:
     pytest.importorskip("matplotlib")
     assert picture([found]).startswith(b"\x89PNG") and picture([found, found]).startswith(b"\x89PNG")
@@ -91,7 +114,9 @@ def test_files_of_sets(tmp_path: Path) -> None:
         layers_of(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.json")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted([*FOLDER.glob("*.json"), *FOLDER.glob("whole/*.json")]), ids=lambda file: file.stem
+)
 def test_the_sets_that_are_here(file: Path) -> None:
     every = layers_of(file, every=1)
     assert len(every) == len(set(every)) and len(layers_of(file)) <= len(every)

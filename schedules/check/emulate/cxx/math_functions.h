@@ -64,7 +64,7 @@ static inline float __fadd_rn(float x, float y) { return x + y; }
 static inline float __fsub_rn(float x, float y) { return x - y; }
 static inline float __fmul_rn(float x, float y) { return x * y; }
 static inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
-static inline float __saturatef(float x) { return fminf(fmaxf(x, 0.0f), 1.0f); }
+static inline float __saturatef(float x) { return x > 0.0f ? fminf(x, 1.0f) : 0.0f; }
 static inline float normcdff(float x) { return 0.5f * erfcf(x * -0.70710678f); }
 static inline float sigmoidf(float x) { return 1.0f / (1.0f + expf(-x)); }
 
@@ -130,6 +130,10 @@ static inline int __float2int_ru(float x) { return emu::to_int(ceilf(x)); }
 static inline float __int2float_rn(int x) { return static_cast<float>(x); }
 static inline float __uint2float_rn(unsigned x) { return static_cast<float>(x); }
 
+static inline unsigned __vmaxs2(unsigned a, unsigned b) {
+  auto larger = [&](int shift) { return unsigned(uint16_t(int16_t(a >> shift) > int16_t(b >> shift) ? a >> shift : b >> shift)) << shift; };
+  return larger(0) | larger(16);
+}
 static inline int __dp4a(int a, int b, int sum) { return emu::dot4(a, true, b, true, sum); }
 static inline unsigned __dp4a(unsigned a, unsigned b, unsigned sum) {
   return static_cast<unsigned>(emu::dot4(a, false, b, false, sum));
