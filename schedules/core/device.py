@@ -40,6 +40,7 @@ class Timings:
     loaded_narrow: float = 41.0  # the same by boxes whose rows are 32 bytes
     latency: float = 690.0  # from the load of a stage to its use
     finish: float = 0.104  # of a result of a tile
+    moved: float = 0.016  # of one that moves to another lane: 32 in a cycle
     overlap: float = 2.46  # the norm's exponent: 1 if nothing overlapped, infinite if everything did
     exchange: float = 1500.0  # until sums of another block are there
     sent: float = 0.2  # of a sum sent

@@ -95,20 +95,33 @@ class Consumer:
         self.products.begin_tile(place)
         before: T.int32
         before = 0
-        for step in T.serial(count):
-            self.ring.wait_full()
-            if self.work.config.promoted:
-                self.products.promote_stage(step, partial(self.ring.release, self.ring.stage, self.member.thread, peer))
-            else:
-                self.products.multiply_stage(step, partial(self.ring.release, before, self.member.thread, peer))
-                before = self.ring.stage
-            self.ring.advance()
+        if self.work.shifts is not None:
+            of_phase = T.meta_var(named("of_phase", T.truncdiv(count, self.work.shifts.phases)))
+            for phase in T.serial(self.work.shifts.phases):
+                for step in T.serial(of_phase):
+                    self.multiply_stage(phase * of_phase + step, before, peer)
+                with T.If(phase < self.work.shifts.phases - 1), T.Then():
+                    self.products.shift(self.member.lane)
+        else:
+            for step in T.serial(count):
+                self.multiply_stage(step, before, peer)
         if self.work.config.ping_pong:
             self.give_turn()
             turn = turn ^ 1
         if not self.work.config.promoted:
             self.products.settle()
             self.ring.release(before, self.member.thread, peer)
+
+    @T.inline
+    def multiply_stage(self, step: Expr, before: Variable, peer: Expr) -> None:
+        """Multiply stage number `step` of a tile when it is full, and free the one `before`, or itself."""
+        self.ring.wait_full()
+        if self.work.config.promoted:
+            self.products.promote_stage(step, partial(self.ring.release, self.ring.stage, self.member.thread, peer))
+        else:
+            self.products.multiply_stage(step, partial(self.ring.release, before, self.member.thread, peer))
+            before = self.ring.stage
+        self.ring.advance()
 
     def place(self, tile: Expr) -> Any:
         """Where the block's tile of a cluster's number `tile` lies."""

@@ -41,7 +41,8 @@ def _rate(operand: Operand, timings: Timings) -> float:
     line = operand.tile.swizzle
     rate = timings.loaded_narrow if line <= NARROW else timings.loaded
     # L2 reads whole sectors, of which a line that begins within one has parts too much
-    return rate * line / (line + 2 * NARROW) if operand.source.strides[0] % NARROW else rate
+    apart = any(stride % NARROW for stride in operand.source.strides)
+    return rate * line / (line + 2 * NARROW) if apart else rate
 
 
 def rounds(config: HopperConfig, clusters: int, device: Device) -> int:
@@ -73,6 +74,8 @@ def microseconds(work: Work, device: Device) -> float:
     turn = (multiply + load + waves * own * t.latency) / config.num_stages
     results = config.block_m * config.block_n
     finish = results * t.finish / min(config.split_k, config.consumers)
+    if work.shifts:
+        finish += results * (work.shifts.phases - 1) * t.moved
     if config.split_k > 1:
         finish += t.exchange + results * t.sent * (config.split_k - 1) / config.split_k
     overlapped = sum(part**t.overlap for part in (multiply, load, turn)) ** (1 / t.overlap)

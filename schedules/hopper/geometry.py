@@ -152,6 +152,17 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Shifts:
+    """How the sums of a tile move between the `phases` of its reduction: operand b of each lies `columns` (1, 2 or 4)
+    further to the front than that of the one before.  `following` says of each group of eight columns from which one
+    its last columns come; where it is the group itself, nothing comes that is stored."""
+
+    phases: int
+    columns: int
+    following: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Output:
     """How results leave: elements of `dtype` through the staging memory, by boxes of a tensor map or as runs, or
     straight from registers along columns."""
@@ -192,6 +203,7 @@ class Work(ABC, Generic[P]):
     margin: int = 0  # columns of a consumer's before the first that is stored, whole groups of eight
     workspace: tuple[Argument, ...] = ()  # tensors of the function's own, which a kernel before fills
     chunks: int  # stages of one tap, or group of them
+    shifts: Shifts | None = None  # where the reduction has phases, each of as many of the chunks of all taps
     clusters: int  # tiles of a whole cluster
     # tiles of a cluster side by side with filters of their own, if these are operand b and may stay; else 0
     columns: int = 0
@@ -237,6 +249,11 @@ class Work(ABC, Generic[P]):
     def stage_bytes(self) -> int:
         """Bytes from one stage to the next."""
         return self.b_start if self.config.stationary else aligned(self.b_start + self.b.nbytes)
+
+    @property
+    def chunks_of_phase(self) -> int:
+        """Of the chunks, those of each phase."""
+        return self.chunks // self.shifts.phases if self.shifts else self.chunks
 
     @property
     def mean_taps(self) -> float:
@@ -298,6 +315,8 @@ class Work(ABC, Generic[P]):
             reason = beyond_indices(own.name, math.prod(own.shape))
             if reason:
                 return reason
+        if config.split_k > 1 and self.shifts:
+            return f"split_k={config.split_k} deals stages out, and sums of several alignments have phases of them"
         if config.split_k > stages:
             return f"split_k={config.split_k} blocks share a tile of {stages} stages; lower split_k or block_k"
         if config.stationary:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from schedules.hopper.geometry import ClusterPlace, Load, Operand, Work
+from schedules.hopper.geometry import ClusterPlace, Load, Operand, Taps, Work
 from schedules.hopper.instructions import column_mask, row_mask
 from schedules.hopper.launch import Maps, SharedMemory
 from schedules.hopper.lines import Lines
@@ -45,28 +45,41 @@ class Producer:
             # blocks that share the reduction take every split_k-th of its stages, over all taps
             chunk: T.int32
             chunk = self.at.rank_k
-            # while: unrolled, the loops would need more registers than the producer keeps
-            ry: T.int32
-            ry = window[0]
-            while ry < window[1]:
-                rx: T.int32
-                rx = window[2]
-                while rx < window[3]:
-                    while chunk < self.work.chunks:
-                        self.ring.wait_empty()
-                        if isinstance(self.work.a.source, Lines):
-                            if self.thread == 0:
-                                self.load_boxes(place, tile, ry, rx, chunk)
-                            self.copy_lines(place, ry, chunk)
-                        else:
-                            self.load_boxes(place, tile, ry, rx, chunk)
-                        self.ring.advance()
-                        chunk = chunk + self.work.config.split_k
-                    chunk = chunk - self.work.chunks
-                    rx = rx + 1
-                ry = ry + 1
+            if self.work.shifts is not None:
+                phase: T.int32
+                phase = 0
+                while phase < self.work.shifts.phases:
+                    self.load_taps(place, tile, window, chunk, phase)
+                    phase = phase + 1
+            else:
+                self.load_taps(place, tile, window, chunk, 0)
             self.load_residual(place, tile)
             tile = tile + self.clusters
+
+    @T.inline
+    def load_taps(self, place: Any, tile: Expr, window: Taps, chunk: Variable, phase: Index) -> None:
+        """Load the stages of all taps in `window`, of the chunks of a phase, from `chunk` on."""
+        of_phase = T.meta_var(self.work.chunks_of_phase)
+        # while: unrolled, the loops would need more registers than the producer keeps
+        ry: T.int32
+        ry = window[0]
+        while ry < window[1]:
+            rx: T.int32
+            rx = window[2]
+            while rx < window[3]:
+                while chunk < of_phase:
+                    self.ring.wait_empty()
+                    if isinstance(self.work.a.source, Lines):
+                        if self.thread == 0:
+                            self.load_boxes(place, tile, ry, rx, chunk)
+                        self.copy_lines(place, ry, chunk)
+                    else:
+                        self.load_boxes(place, tile, ry, rx, chunk + phase * of_phase)
+                    self.ring.advance()
+                    chunk = chunk + self.work.config.split_k
+                chunk = chunk - of_phase
+                rx = rx + 1
+            ry = ry + 1
 
     def load_boxes(self, place: Any, tile: Expr, ry: Expr, rx: Expr, chunk: Expr) -> None:
         """Have TMA fill the stage."""

@@ -18,6 +18,23 @@ from schedules.hopper.shared import UNIT, SharedTile, aligned
 from schedules.tirx.types import Buffer, Expr, Index, Pointer
 from schedules.tirx.values import named
 
+# A sum gets the one {0} columns further, of `next` where that is another group of eight: of a lane beside it, which
+# gives its own of the group that is wanted.
+_SHIFT = """
+__device__ __forceinline__ void hopper_shift_{0}(float& sum, float next, int lane) {{
+  float given = (lane & 3) < {0} / 2 ? next : sum;
+  sum = __shfl_sync(0xffffffffu, given, (lane & ~3) | ((lane + {0} / 2) & 3));
+}}
+"""
+# the same of two neighbours by one column
+_SHIFT_ONE = """
+__device__ __forceinline__ void hopper_shift_1(float& even, float& odd, float next, int lane) {
+  float given = (lane & 3) < 1 ? next : even;
+  even = odd;
+  odd = __shfl_sync(0xffffffffu, given, (lane & ~3) | ((lane + 1) & 3));
+}
+"""
+
 
 def multiply_of(work: Work) -> Multiply:
     """The wgmma of `work`."""
@@ -148,6 +165,20 @@ class Products:
         if self.config.stationary:
             return self.b + units(stage_step, aligned(self.work.b.nbytes), offset)
         return self.b + units(self.ring.stage, self.work.stage_bytes, offset)
+
+    def shift(self, lane: Expr) -> None:
+        """Move all sums as the work's `shifts` say, when they are there."""
+        shifts = self.work.shifts
+        assert shifts
+        self.settle()
+        pairs = shifts.columns == 1
+        name, source = f"hopper_shift_{shifts.columns}", _SHIFT_ONE if pairs else _SHIFT.format(shifts.columns)
+        for block in range(0, self.count, self.multiply.registers):
+            for group, following in enumerate(shifts.following):
+                own, other = block + 4 * group, block + 4 * following
+                for i in range(0, 4, 1 + pairs):
+                    moved = [self.sums[own + i + j] for j in range(1 + pairs)]
+                    T.evaluate(T.cuda.func_call(name, *moved, self.sums[other + i], lane, source_code=source))
 
     def settle(self) -> None:
         """Wait until all sums are there."""

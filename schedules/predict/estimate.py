@@ -88,7 +88,7 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     pixel, channel = (tile_n, tile_m) if spec.channels_along_rows else (tile_m, tile_n)
     # images of a pixel fill a tile's side, or, by TMA, those of a few pixels
     by_tma = FILLED in columns.fields
-    apart = p.output_axes[-1] == "n" and not by_tma
+    apart = p.output_axes[-1] == "n" and not by_tma and "tile_h" not in columns.fields
     runs, run = (p.out_h * p.out_w, p.n) if apart else (1, p.pixels)
     along, across = np.ceil(run / pixel), np.ceil(p.co / channel)
     if "tile_h" in columns.fields:  # tiles do not reach over the end of a row, nor into the next image
@@ -105,6 +105,9 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     if matrix and "block_k" not in columns.fields:  # a row of the kernel at once
         taps, channels = p.kh, p.kw * p.ci
         block_k = np.full(columns.count, -(-channels // 16) * 16.0)
+    as_they_lie = (columns.get("turned", 0.0) == 0) & (columns.get("window", 0.0) == 0)
+    phases = np.where(as_they_lie, spec.phases(p), 1) if spec.phases is not None else np.ones(columns.count)
+    taps, channels = taps * phases, channels / phases
     one = np.zeros(columns.count, bool)
     if spec.joined is not None:
         one = one | spec.joined(p, block_k)
@@ -139,6 +142,7 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     if FILLED in columns.fields and p.output_axes[-1] == "n":  # rows of boxes: images, or channels
         row = np.where(columns.get("turned", 0.0) > 0, np.minimum(block_k, ROW), min(-(-p.n // 16) * 16, ROW)) * item
         given = np.minimum(given, device.timings.loaded_narrow * row / NARROW)
+        given = np.where(phases > 1, given * row / (row + 2 * SECTOR), given)  # rows begin within sectors
     l2 = turns * busy * loaded / (given * 1000)
     # what threads load, and not TMA, they load in vectors as long as lie in one
     data, filters = _vectors(p, spec, one, 16 // item)
@@ -153,13 +157,15 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     latency = turns * steps * device.timings.latency / 1000 / np.maximum(1.0, stages - 1)
     finish = turns * busy * tile_m * tile_n * device.timings.finish / 1000 / np.minimum(of_cluster, 2) / 2 + FILL
     finish = finish + (of_cluster > 1) * device.timings.exchange / 1000
+    finish = finish + turns * busy * tile_m * tile_n * (phases - 1) * device.timings.moved / 1000
     if "tile_h" in columns.fields and p.output_axes[-1] == "x":  # sums leave as they lie, in parts of sectors
         stored = math.gcd(SECTOR // 4 // item, p.out_w)
         finish = finish + (4 * stored * item < SECTOR) * turns * busy * tile_m * tile_n * PARTIAL / stored / 1000
     copied = columns.get("gathered", 0.0) * 2.0 * p.pixels * p.ci * p.kh * p.kw  # elements, by a kernel before
     copied = copied + columns.get("turned", 0.0) * 2.0 * p.n * p.h * p.w * p.ci
     if by_tma and p.output_axes[-1] == "n" and p.n % (16 // item):  # or with more images, since TMA wants whole vectors
-        copied = np.where(copied > 0, copied, (p.n + -(-p.n // IMAGES) * IMAGES) * p.h * p.w * p.ci)
+        padded = (p.n + -(-p.n // IMAGES) * IMAGES) * p.h * p.w * p.ci
+        copied = np.where((copied > 0) | (phases > 1), copied, padded)
     copied = copied + (split > of_cluster) * 2.0 * split * p.pixels * p.co * SUM_BYTES / item
     ones = np.ones(columns.count)
     parts = {

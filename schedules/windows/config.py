@@ -59,9 +59,9 @@ def default(problem: Conv2dProblem, arch: Arch) -> WindowsConfig:
 
 
 def is_few(problem: Conv2dProblem) -> bool:
-    """Whether a pixel's channels are less than a step of the reduction, 32 bytes, which other schedules fill up."""
+    """Whether a pixel's elements are less than a step of the reduction, 32 bytes, which other schedules fill up."""
     w = Windows(problem, WindowsConfig())
-    return problem.ci * w.item < WORD * STEP
+    return w.elements * w.item < WORD * STEP
 
 
 def space(problem: Conv2dProblem, arch: Arch) -> ProductSpace[WindowsConfig]:

@@ -36,7 +36,7 @@ def clocks(w: Windows, arch: Arch) -> float:
     warps, pixels, steps = c.threads // 32, c.tile_h * c.tile_w, w.steps
     octets = w.pixel_octets * w.weight_octets
     item = numpy_dtype(p.epilogue.out_dtype).itemsize
-    loaded = math.prod(w.patch) * p.ci * w.item
+    loaded = math.prod(w.patch) * w.elements * w.item
     fetch = loaded / w.item * (GATHERED if w.pixels > 1 else ELEMENT)
     if w.vector:
         fetch = loaded / w.vector * COPY

@@ -112,7 +112,7 @@ class PatchFetch:
 
     def __init__(self, w: Windows, tensors: Tensors, memory: Buffer, thread: Expr) -> None:
         self.w, self.tensors, self.memory, self.thread = w, tensors, memory, thread
-        p, (self.rows, columns) = w.problem, w.patch
+        self.rows, columns = w.patch
         self.copied = w.vector > 0
         self.per_row = 1
         if self.copied:
@@ -122,8 +122,8 @@ class PatchFetch:
         elif w.pixels > 1:
             self.pieces = w.pitch * w.unit // (w.pixels * w.channels)
         else:
-            self.per_row = 1 if w.contiguous else p.ci
-            self.pieces = columns * p.ci // self.per_row
+            self.per_row = 1 if w.contiguous else w.elements
+            self.pieces = columns * w.elements // self.per_row
         self.lines = self.rows * self.per_row
         powers = [2**i for i in range(3, 11) if w.config.threads % 2**i == 0]
         self.across = min(powers, key=lambda n: (math.prod(self.turns(n)), -n))
@@ -147,8 +147,8 @@ class PatchFetch:
         octet = T.truncdiv(place.x, OCTET) * (p.stride[1] * OCTET)
         if self.copied:
             of_piece = w.vector // w.item
-            at = T.truncdiv(octet * p.ci, of_piece) + (-p.pad[1] * p.ci - w.shift) // of_piece + piece
-            return at * of_piece, tirx.all(at >= 0, at < p.w * p.ci // of_piece), piece * w.vector
+            at = T.truncdiv(octet * w.elements, of_piece) + (-p.pad[1] * w.elements - w.shift) // of_piece + piece
+            return at * of_piece, tirx.all(at >= 0, at < p.w * w.elements // of_piece), piece * w.vector
         if w.pixels > 1:
             at = T.truncdiv(octet, w.pixels) + (-p.pad[1] - w.shift // w.channels) // w.pixels + piece
             inside = tirx.all(at >= 0, at < p.w // w.pixels)
@@ -156,9 +156,9 @@ class PatchFetch:
         if self.per_row > 1:
             x = start + piece
             return x, tirx.all(x >= 0, x < p.w), piece * (w.channels * w.item)
-        at = start * p.ci + piece
-        pixel, channel = T.truncdiv(piece, p.ci), T.truncmod(piece, p.ci)
-        return at, tirx.all(at >= 0, at < p.w * p.ci), (pixel * w.channels + channel) * w.item
+        at = start * w.elements + piece
+        pixel, channel = T.truncdiv(piece, w.elements), T.truncmod(piece, w.elements)
+        return at, tirx.all(at >= 0, at < p.w * w.elements), (pixel * w.channels + channel) * w.item
 
     def line(self, place: Place, number: Expr) -> tuple[Expr, Expr, Expr]:
         """(element where it starts in memory, whether it is there, bytes into the patch) of a line."""
@@ -220,15 +220,15 @@ class PatchFetch:
     def piece_words(self) -> int:
         """Registers that hold a piece."""
         w = self.w
-        return w.pixels * w.problem.ci // w.unit if w.pixels > 1 else 1
+        return w.pixels * w.elements // w.unit if w.pixels > 1 else 1
 
     def _load(self, words: list[Expr], element: Expr, use: Expr, values: Buffer, own: int) -> None:
-        w, p = self.w, self.w.problem
+        w = self.w
         if w.pixels == 1:
             T.buffer_store(values, _load(w.item, self._at(element, use), use), [own])
             return
         # runs of elements that follow each other: all of the piece's, or those of each channel
-        run = w.pixels * p.ci if w.contiguous else w.pixels
+        run = w.pixels * w.elements if w.contiguous else w.pixels
         each = math.gcd(16 // w.item, run) // w.unit
         for first in range(0, len(words), each):
             line, of_line = divmod(first * w.unit, run)
@@ -236,7 +236,7 @@ class PatchFetch:
             _load_words(words[first : first + each], self._at(at, use), use)
 
     def _store(self, target: Expr, words: list[Expr]) -> None:
-        w, p = self.w, self.w.problem
+        w = self.w
         if w.pixels == 1:
             _put(w.item, self.memory.ptr_to([target]), words[0])
             return
@@ -244,9 +244,9 @@ class PatchFetch:
         def element(number: int) -> Expr:
             """An element of the piece as it lies in shared memory, in the low half of a word."""
             pixel, channel = divmod(number, w.channels)
-            if channel >= p.ci:
+            if channel >= w.elements:
                 return T.uint32(0)
-            at = pixel * p.ci + channel if w.contiguous else channel * w.pixels + pixel
+            at = pixel * w.elements + channel if w.contiguous else channel * w.pixels + pixel
             return T.bitwise_and(T.shift_right(words[at // 2], T.uint32(16 * (at % 2))), T.uint32(0xFFFF))
 
         found = [
@@ -276,9 +276,9 @@ def fetch_filters(w: Windows, tensors: Tensors, memory: Buffer, warp: Expr, lane
     p, c = w.problem, w.config
     channel_axis = w.channel_axis
     pitch = strides(p.filter_axes, p.extents)
-    warps, units, channels = c.threads // 32, w.steps * STEP, p.extents["co"]
+    warps, units, channels = c.threads // 32, w.steps * STEP, p.extents["co"] * w.beside
     whole = channel_axis == "li"  # units are words of channels in memory, as they are where channels are even
-    along = p.filter_axes[-1] == "ci" and w.channels == p.ci
+    along = p.filter_axes[-1] == "ci" and w.channels == w.elements
     whole = whole or (along and w.lead % w.unit == 0 and p.kw * p.ci % w.unit == 0)
     of_warp = -(-c.block_n // warps)
     together = min(of_warp, IN_FLIGHT // (1 if whole else w.unit))
@@ -288,14 +288,15 @@ def fetch_filters(w: Windows, tensors: Tensors, memory: Buffer, warp: Expr, lane
         found = []
         for i in range(1 if whole else w.unit):
             column, channel = T.truncdiv(element + i, w.channels), T.truncmod(element + i, w.channels)
-            inside = [row < p.kh, element + i >= 0, element + i < p.kw * w.channels, channel < p.ci]
+            inside = [row < p.kh, element + i >= 0, element + i < p.kw * w.channels, channel < w.elements]
+            channel = T.truncdiv(channel, w.beside)
             place = row * pitch["kh"] + column * pitch["kw"] + channel * pitch[channel_axis]
             found.append((named("place", place), named("inside", tirx.all(*inside))))
         with T.serial(-(-of_warp // together)) as turn:
             values = T.alloc_local((together * len(found),), "uint32")
             numbers = [named("number", (turn * together + k) * warps + warp) for k in range(together)]
             for k, number in enumerate(numbers):
-                start = named("start", (first + number) * pitch["co"])
+                start = named("start", T.truncdiv(first + number, w.beside) * pitch["co"])
                 for i, (place, inside) in enumerate(found):
                     use = tirx.all(inside, first + number < channels)
                     source = tensors["flat filter"].ptr_to([T.Select(use, start + place, 0)])
@@ -315,8 +316,10 @@ def weight_word(w: Windows, channel: Expr, unit: Expr) -> Expr:
     """The word of a block's channel and unit of the reduction among its filters."""
     if w.channels_last:  # a lane has 2 x run neighbours
         of_run = T.truncmod(channel, OCTET * w.run)
-        octet = T.truncdiv(channel, OCTET * w.run) * w.run + T.truncdiv(T.truncmod(of_run, 2 * w.run), 2)
-        row = T.truncdiv(of_run, 2 * w.run) * 2 + T.truncmod(channel, 2)
+        neighbour = T.truncmod(of_run, 2 * w.run)
+        image, own = T.truncmod(neighbour, w.beside), T.truncdiv(neighbour, w.beside)
+        octet = T.truncdiv(channel, OCTET * w.run) * w.run + image + T.truncdiv(own, 2) * w.beside
+        row = T.truncdiv(of_run, 2 * w.run) * 2 + T.truncmod(own, 2)
     else:
         octet, row = T.truncdiv(channel, OCTET), T.truncmod(channel, OCTET)
     step, of_step = T.truncdiv(unit, STEP), T.truncmod(unit, STEP)

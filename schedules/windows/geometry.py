@@ -92,10 +92,21 @@ class Windows:
 
     @cached_property
     def out_channels(self) -> int:
-        """Output channels that are stored, those added to a group too."""
-        return math.prod(self.problem.shapes()[2][axis] for axis in self.problem.channel_axes)
+        """Output channels that are stored, those added to a group too; of all images that lie side by side."""
+        return self.beside * math.prod(self.problem.shapes()[2][axis] for axis in self.problem.channel_axes)
 
     # ---- The patch ----
+
+    @cached_property
+    def beside(self) -> int:
+        """Images whose pixels lie side by side, element by element: all, where the batch is innermost.  Windows have
+        those of all of them, of which a product keeps one's; octets of output channels take turns at the images."""
+        return self.problem.n if self.problem.data_axes[-1] == "n" else 1
+
+    @property
+    def elements(self) -> int:
+        """Of a pixel in memory: the channels of the images that lie side by side."""
+        return self.problem.ci * self.beside
 
     @cached_property
     def channels(self) -> int:
@@ -103,7 +114,7 @@ class Windows:
         p = self.problem
         if self.channel_axis == "li":
             return -(-p.ci // self.unit) * self.unit
-        channels = p.ci
+        channels = self.elements
         while p.stride[1] * channels % self.unit:
             channels += 1
         return channels
@@ -111,7 +122,7 @@ class Windows:
     @property
     def contiguous(self) -> bool:
         """Whether the channels of neighbouring pixels follow each other in memory, and nothing else."""
-        return self.data["w"] == self.problem.ci
+        return self.data["w"] == self.elements
 
     @cached_property
     def vector(self) -> int:
@@ -120,8 +131,8 @@ class Windows:
         p = self.problem
         if self.channel_axis == "li":
             return math.gcd(16, self.channels * self.item)
-        vector = math.gcd(16, p.w * p.ci * self.item)
-        return vector if vector >= WORD and self.contiguous and self.channels == p.ci else 0
+        vector = math.gcd(16, p.w * self.elements * self.item)
+        return vector if vector >= WORD and self.contiguous and self.channels == self.elements else 0
 
     @cached_property
     def pixels(self) -> int:
@@ -135,7 +146,7 @@ class Windows:
         if self.channel_axis == "li":
             return 0
         if self.vector:
-            return -p.pad[1] * p.ci % (self.vector // self.item)
+            return -p.pad[1] * self.elements % (self.vector // self.item)
         return -p.pad[1] % self.pixels * self.channels
 
     @property
@@ -233,7 +244,7 @@ class Windows:
         """Octets, on the side of the output's neighbours, of which a lane has neighbours, 2 results of each: what one
         store takes, where the output is aligned so far."""
         if self.channels_last:
-            return math.gcd(4, self.weight_octets, -(-math.gcd(8, self.out_channels) // 2))
+            return max(self.beside, math.gcd(4, self.weight_octets, -(-math.gcd(8, self.out_channels) // 2)))
         octets = self.pixel_octets, self.config.tile_w // OCTET
         return math.gcd(4, *octets, -(-math.gcd(8, self.problem.out_w) // 2))
 
@@ -254,28 +265,31 @@ class Windows:
     def registers(self) -> int:
         """Of a thread, about: its sums, two steps of its fragments, and others."""
         octets = self.pixel_octets + self.weight_octets
-        return 2 * self.pixel_octets * self.weight_octets + 2 * octets + OTHERS
+        apart = 2 * (self.beside - 1) * self.pixel_octets
+        return 2 * self.pixel_octets * self.weight_octets + 2 * octets + apart + OTHERS
 
-    def kept(self, number: int, last: bool) -> tuple[int, ...]:
+    def kept(self, number: int, last: bool, image: int | None = None) -> tuple[int, ...]:
         """The bits that are of the window in four units, number `number` of a period, or of the `last` one: what lies
-        between and beyond kernel rows is multiplied by zeros, which an infinity or a NaN would survive."""
+        between and beyond kernel rows is multiplied by zeros, which an infinity or a NaN would survive.  With an
+        `image`, of those side by side, its alone."""
         p, bits, found = self.problem, 8 * self.item, []
         rows = self.period_rows if self.periods > 1 and not last else p.kh - (self.periods - 1) * self.period_rows
         for unit in range(4 * number, 4 * number + 4):
             row, first = divmod(unit, self.row_units)
             at = [first * self.unit - self.lead + i for i in range(self.unit)]
             own = [row < rows and 0 <= element < p.kw * self.channels for element in at]
+            own = [it and image in (None, element % self.beside) for it, element in zip(own, at, strict=True)]
             found.append(sum(((1 << bits) - 1) << bits * i for i, it in enumerate(own) if it))
-        whole = self.item == 1 and (self.periods > 1 or any(found))
+        whole = self.item == 1 and self.beside == 1 and (self.periods > 1 or any(found))
         return ALL if whole else tuple(found)
 
     # ---- The launch ----
 
     @cached_property
     def tiles(self) -> tuple[int, int, int]:
-        """(images, tiles along h, along w)."""
+        """(images, or all as one where they lie side by side, tiles along h, along w)."""
         p, c = self.problem, self.config
-        return p.n, -(-p.out_h // c.tile_h), -(-p.out_w // c.tile_w)
+        return p.n // self.beside, -(-p.out_h // c.tile_h), -(-p.out_w // c.tile_w)
 
     @property
     def columns(self) -> int:
@@ -291,7 +305,7 @@ class Windows:
 
     def count(self, images: Index) -> Index:
         """Tiles of so many images."""
-        return images * (self.tiles[1] * self.tiles[2])
+        return (images if self.beside == 1 else 1) * (self.tiles[1] * self.tiles[2])
 
     def launched(self, images: Index) -> Index:
         """Blocks that share the tiles of a column, each of which has one, for so many images."""
@@ -302,8 +316,8 @@ class Windows:
     def uneven(self) -> str | None:
         """Why the tile cannot be dealt out among the warps; None if it can."""
         c = self.config
-        if c.block_n % (OCTET * c.warps_n):
-            return f"block_n={c.block_n} is not a multiple of 8 for each of warps_n={c.warps_n}"
+        if c.block_n % (OCTET * self.beside * c.warps_n):
+            return f"block_n={c.block_n} is not a multiple of {OCTET * self.beside} for each of warps_n={c.warps_n}"
         if c.tile_h * c.tile_w % (OCTET * c.warps_m):
             return f"tile_h={c.tile_h} x tile_w={c.tile_w} is not a multiple of 8 pixels for each of {c.warps_m} warps"
         octets, of_row = self.pixel_octets, c.tile_w // OCTET
@@ -320,6 +334,8 @@ class Windows:
         p, c = self.problem, self.config
         if self.channel_axis == "li" and p.extents["gi"] > 1:
             return f"ci={p.ci} is more than one group of channels; use another schedule"
+        if self.unit % self.beside:
+            return f"n={p.n} images side by side share no word of {self.unit} elements; use another schedule"
         reason = self.uneven()
         if reason:
             return reason

@@ -81,7 +81,7 @@ class Products:
         self.kind, self.constraint, self.form = _FORMS[w.problem.dtype]
         dtype = "int32" if self.kind == "int" else "float32"
         self.sums = self._array("sums", 2 * w.pixel_octets * w.weight_octets, dtype)
-        self.windows = self._array("windows", 2 * w.pixel_octets)
+        self.windows = self._array("windows", 2 * w.pixel_octets * w.beside)
         self.weights = self._array("weights", 2 * w.weight_octets)
         self.zero = T.int32(0) if dtype == "int32" else T.float32(0)
 
@@ -146,13 +146,13 @@ class Products:
             own = self.own + turn * (w.period * STEP * w.config.block_n)
             self._period(named("rows", start + turn * rows), named("own", own), turn == w.periods - 1)
 
-    def _masks(self, last: Expr | None) -> list[Expr | None]:
-        """What is kept of a lane's word of each four units; None where it is all of it."""
+    def _masks(self, last: Expr | None, image: int) -> list[Expr | None]:
+        """What is kept of a lane's word of each four units for an image; None where it is all of it."""
         w = self.w
         found: dict[Any, Expr] = {}
         masks: list[Expr | None] = []
         for number in range(2 * w.period):
-            lanes = w.kept(number, False), w.kept(number, True)
+            lanes = w.kept(number, False, image), w.kept(number, True, image)
             if lanes not in found and lanes != (ALL, ALL):
                 mask = self._mask(lanes[0])
                 if last is not None and lanes[0] != lanes[1]:
@@ -162,18 +162,22 @@ class Products:
         return masks
 
     def _period(self, start: Expr, own: Expr, last: Expr | None = None) -> None:
-        w, masks = self.w, self._masks(last)
+        w, masks = self.w, [self._masks(last, image) for image in range(self.w.beside)]
         starts = {0: start, **{at: named("next", start + further) for at, further in self.further.items()}}
         for step in range(w.period):
             for half in range(2):
                 number = 2 * step + half
-                (at, word), mask = self.unit(number), masks[number]
+                at, word = self.unit(number)
                 for octet in range(w.pixel_octets):
                     value = T.uint32(0)
                     if at is not None:
                         value = self.words[starts[at] + (word + self.offset(octet))]
-                        value = value if mask is None else T.bitwise_and(value, mask)
-                    T.buffer_store(self.windows, value, [2 * octet + half])
+                    if w.beside > 1:
+                        value = named("word", value)
+                    for image, of_image in enumerate(masks):
+                        mask = None if at is None else of_image[number]
+                        of_window = value if mask is None else T.bitwise_and(value, mask)
+                        T.buffer_store(self.windows, of_window, [2 * (image * w.pixel_octets + octet) + half])
             words = 2 * w.pair
             for vector in range(w.weight_octets // w.pair):
                 word = own + (step * STEP * w.config.block_n + vector * 32 * words)
@@ -197,7 +201,8 @@ class Products:
         for i in range(octets[0] // 2):
             for j in range(octets[1]):
                 sums = [self.sums[(i * octets[1] + j) * 4 + k] for k in range(4)]
-                rows = [a[4 * i + k] for k in (0, 2, 1, 3)]
+                image = j % w.beside * 2 * w.pixel_octets  # octets of channels take turns at the images
+                rows = [a[image + 4 * i + k] for k in (0, 2, 1, 3)]
                 columns = [b[2 * j + k] for k in range(2)]
                 T.evaluate(T.cuda.func_call("windows_mma", *sums, *rows, *columns, source_code=text))
 

@@ -58,16 +58,20 @@ class Results:
         for octet in range(w.pixel_octets):
             row, column = pixel_of(w, self.warp, octet)
             y, x = named("y", place.y + row), named("x", place.x + column + self.row)
-            start = named("start", place.n * self.out["n"] + y * self.out["y"] + x * self.out["x"])
+            image = place.n * (self.out["n"] if w.beside == 1 else 0)
+            start = named("start", image + y * self.out["y"] + x * self.out["x"])
             inside = named("inside", tirx.all(y < p.out_h, x < p.out_w))
             for group, channel, given in zip(groups, channels, terms, strict=True):
-                sums = [self.products.sum_of(octet, group + i // 2, i % 2) for i in range(self.count)]
+                sums = []
+                for i in range(self.count):
+                    own, image = divmod(i, w.beside)
+                    sums.append(self.products.sum_of(octet, group + own // 2 * w.beside + image, own % 2))
                 self._store(self._at(start, channel), sums, given, inside, w.out_channels - channel)
 
     def _at(self, start: Expr, channel: Expr) -> Expr:
         """The element of a channel of the pixel that starts there."""
         if "go" not in self.out:
-            return start + channel * self.out["co"]
+            return start + channel
         size = self.w.problem.extents["lo"]
         return start + T.truncdiv(channel, size) * self.out["go"] + T.truncmod(channel, size)
 
@@ -87,7 +91,7 @@ class Results:
 
     def _channel_terms(self, channel: Expr) -> dict[str, Expr]:
         terms = self.w.problem.epilogue.of_axis("channel")
-        at = tirx.min(channel, self.w.out_channels - 1)
+        at = T.truncdiv(tirx.min(channel, self.w.out_channels - 1), self.w.beside)
         return {term.name: named(term.name, widened(self.tensors[term.name][at])) for term in terms}
 
     def _store(

@@ -21,8 +21,9 @@ def _estimate(problem: Conv2dProblem, config: WindowsConfig, arch: Arch) -> floa
     return clocks(Windows(problem, config), arch) * arch.device.timings.cycle / 1000
 
 
-def windows_schedule(siblings: tuple[str, ...]) -> ScheduleSpec:
-    """The schedule ``mma_windows`` of an operator; `siblings` are its TE schedules of the same problems."""
+def windows_schedule(siblings: tuple[str, ...], ranges: bool = True) -> ScheduleSpec:
+    """The schedule ``mma_windows`` of an operator; `siblings` are its TE schedules of the same problems, `ranges` says
+    whether one kernel may serve several batches."""
 
     return ScheduleSpec(
         name="mma_windows",
@@ -32,7 +33,7 @@ def windows_schedule(siblings: tuple[str, ...]) -> ScheduleSpec:
         apply=_apply,
         default=default,
         space=space,
-        ranges=True,
+        ranges=ranges,
         estimate=_estimate,
         tirx=WrittenInTirx(
             reason="fragments are read from rows of the image that windows share, at addresses of each lane; the "

@@ -71,7 +71,7 @@ def sample_for(found: Operator, spec: ScheduleSpec) -> Problem:
     if spec.name in ("mma", "mma_channels_last", "bands") and "float16" in found.problem.dtypes:
         fields["dtype"] = "float16"
     if spec.name == "mma_windows":
-        fields |= dict(ci=3, dtype="int8" if found.problem.dtypes == ("int8",) else "float16")
+        fields |= dict(n=2, ci=3, dtype="int8" if found.problem.dtypes == ("int8",) else "float16")
     if spec.name.startswith("tma_"):  # TMA moves multiples of 16 bytes
         fields |= dict(n=8, ci=32, co=32, dtype="int8" if found.problem.dtypes == ("int8",) else "float16")
     if spec.name.startswith("winograd") or spec.name == "mma_tf32":

@@ -88,9 +88,11 @@ def test_tiles_are_counted_as_their_boxes_are(name: str, layer: dict[str, str], 
     assert work(problem, spec, columns_of([config]), ARCH).tiles[0] == made.clusters * config.cluster
 
 
-def test_odd_batches_are_copied_either_way() -> None:
-    odd, even = (
-        parts("conv2d_hwcn", "tma_wgmma", {"n": n}, dict(block_n=128), dict(block_n=128, turned=True))
-        for n in ("130", "128")
+def test_odd_batches_are_copied_where_their_channels_have_no_phases() -> None:
+    odd, even, few = (
+        parts("conv2d_hwcn", "tma_wgmma", words, *(dict(block_n=144, turned=turned) for turned in (False, True)))
+        for words in ({"n": "130"}, {"n": "128"}, {"n": "130", "ci": "40"})
     )
-    assert even[0]["copies"] == 0 < odd[0]["copies"] and odd[1]["copies"] > 0 < even[1]["copies"]
+    assert even[0]["copies"] == odd[0]["copies"] == 0 < few[0]["copies"]
+    assert all(parts_of[1]["copies"] > 0 for parts_of in (odd, even, few))
+    assert odd[0]["finish"] > odd[1]["finish"]  # sums move between phases

@@ -46,6 +46,7 @@ def test_mutants_are_caught(emulation: None) -> None:
         ("conv2d_nhwc", "a loop"),  # rows beyond the last
         ("conv2d_nchw", "one channel"),
         ("conv2d_nchw", "ragged, residual"),
+        ("conv2d_hwcn", "3x3"),  # two images share each word
     ],
 )
 def test_nans_reach_the_outputs_whose_windows_hold_them(emulation: None, name: str, shape: str) -> None:

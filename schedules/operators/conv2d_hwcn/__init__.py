@@ -8,6 +8,7 @@ from schedules.operators.conv2d_hwcn import (
     cpu,
     mma,
     mma_split,
+    mma_windows,
     sampled,
     simt,
     split,
@@ -18,12 +19,16 @@ from schedules.operators.conv2d_hwcn import (
 )
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, definition, inputs, reference
 from schedules.steps.tensor_core import matrix_schedule
+from schedules.windows.config import is_few
 from schedules.winograd.rule import winograd_schedule
 
 
 def choose(problem: HwcnProblem, arch: Arch) -> str:
-    """The rule: matrix cores for the dtypes that they take; else Winograd's tiles where they are estimated to pay, for
+    """The rule: matrix cores for the dtypes that they take, with windows of the image for few channels of one image or
+    two; else Winograd's tiles where they are estimated to pay, for
     float32; else `simt` for float32 where there is cp.async, and `tutorial` on every other GPU."""
+    if is_few(problem) and mma_windows.SCHEDULE.serves(problem, arch):
+        return "mma_windows"
     if fewer := matrix_schedule(problem.dtype, arch) or winograd_schedule(problem, arch):
         return fewer
     if not arch.is_gpu:
@@ -44,6 +49,7 @@ OPERATOR = Operator(
         mma.SCHEDULE,
         mma.TF32,
         mma_split.SCHEDULE,
+        mma_windows.SCHEDULE,
         tma_wgmma.SCHEDULE,
         tf32.SCHEDULE,
         split.BF16X3,

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     Pixel = tuple[Index, Index, Index]  # (n, y, x)
 
 STEP = 16  # images in the shortest run that wgmma reads side by side
-UNIT = 8  # elements that are stored at once, at most
+LONGEST_RUN = 64  # and in the longest
+UNIT = 8  # elements of 16 bytes, which are stored at once at most
 # TMA takes as long for a short line as for a long one: about what a tile of lines of as many images costs beside others
 SHORT_LINES = {16: 1.2, 32: 1.03, 64: 1.0}
 
@@ -103,17 +104,22 @@ class ImageTiles:
 
 @lru_cache(maxsize=4096)
 def image_tiles(
-    problem: HwcnProblem, places: int, blocks: int, parts: int, turned: bool, line: int = 0
+    problem: HwcnProblem, places: int, blocks: int, parts: int, turned: bool, line: int = 0, columns: int = 0
 ) -> ImageTiles | None:
     """The boxes of `places` that waste least at the ends, each cut in `parts` that TMA brings, for clusters of `blocks`
     side by side; None if there are none.
 
     A box has all the places, in runs of images of 32, 64 or 128 bytes, or of any number of images, and may leave some
-    places out, if `turned`.  Of equals the one with fewest pixels, whose padding is left out most often.
+    places out, if `turned`.  With `columns`, of all images so many columns, which may reach beyond the places of one
+    pixel.  Of equals the one with fewest pixels, whose padding is left out most often.
     """
     best: tuple[tuple[float, int, int], ImageTiles] | None = None
     sizes = problem.n, problem.out_h, problem.out_w
-    for box, run in (_whole if turned else _runs)(problem, places):
+    if turned:
+        found = _whole(problem, places)
+    else:
+        found = _columns(problem, places, columns) if columns else _runs(problem, places)
+    for box, run in found:
         if max(box[0] if turned else run, box[1] * problem.stride[0], box[2] * problem.stride[1]) > LONGEST_BOX:
             continue
         for spread in {(blocks, 1, 1): 0, (1, 1, blocks): 0, (1, blocks, 1): 0}:
@@ -128,14 +134,23 @@ def image_tiles(
     return best[1] if best else None
 
 
-def _runs(problem: HwcnProblem, places: int) -> Iterator[tuple[Box, int]]:
-    """Boxes of all `places`, and the images of a run."""
-    for n in range(STEP, min(places, -(-problem.n // STEP) * STEP) + 1, STEP):
+def _runs(problem: HwcnProblem, places: int, columns: int = 0) -> Iterator[tuple[Box, int]]:
+    """Boxes of all `places`, and the images of a run; no more images than the batch, or than `columns`, has."""
+    for n in range(STEP, min(places, -(-max(problem.n, columns) // STEP) * STEP) + 1, STEP):
         if places % n == 0:
             pixels = places // n
             for w in range(1, pixels + 1):
                 if pixels % w == 0:
-                    yield (n, pixels // w, w), math.gcd(n, 64)
+                    yield (n, pixels // w, w), math.gcd(n, LONGEST_RUN)
+
+
+def _columns(problem: HwcnProblem, places: int, columns: int) -> Iterator[tuple[Box, int]]:
+    """Boxes of all images, of `columns` at least, and the columns of a run."""
+    if places >= columns:
+        yield (-(-places // LONGEST_RUN) * LONGEST_RUN, 1, 1), LONGEST_RUN
+    for box, run in _runs(problem, places, -(-columns // LONGEST_RUN) * LONGEST_RUN):
+        if box[0] >= columns and box[1] * box[2] > 1:
+            yield box, run
 
 
 def _whole(problem: HwcnProblem, places: int) -> Iterator[tuple[Box, int]]:

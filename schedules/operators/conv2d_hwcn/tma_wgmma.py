@@ -1,9 +1,9 @@
 """HWCN convolution on Hopper: for boxes of output pixels, output channels x (images, pixels) by TMA and wgmma.
 
 Both operands have their reduction axis outside (MN-major), in runs of up to 64 rows of 128 bytes.  Where the batch is
-no multiple of 8, a kernel before copies the data with a padded batch, or with the channels inside (`turned`): of those
-any number of images fits a tile.  Of few channels a stage has those of all taps, or of all taps of a kernel row
-(`window`), as one box brings them.
+no multiple of 8, the reduction has `phases`, by where rows of images begin; or a kernel before copies the data with a
+padded batch, or with the channels inside (`turned`): of those any number of images fits a tile.  Of few channels a
+stage has those of all taps, or of all taps of a kernel row (`window`), as one box brings them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from schedules.hopper.shared import (
     run_staging,
     staging_for,
 )
-from schedules.operators.conv2d_hwcn import turned
+from schedules.operators.conv2d_hwcn import phases, turned
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.operators.conv2d_hwcn.image_tiles import ImageTiles, image_tiles
 from schedules.operators.conv2d_hwcn.pixel_work import PixelConfig, PixelPlace, PixelWork, data_map, runs_of
@@ -110,6 +110,10 @@ class BoxConfig(PixelConfig):
             return f"block_k={self.block_k} is over {TURNED[-1]}, with window=false"
         return None
 
+    def in_phases(self, problem: HwcnProblem) -> bool:
+        """Whether the reduction has phases."""
+        return not (self.window or self.turned) and self.addends == 1 and phases.serve(problem)
+
     def kernel_rows(self, problem: HwcnProblem) -> int:
         """Rows of the kernel that a stage with `window` has."""
         return problem.kh if problem.kh * problem.kw * problem.ci <= self.block_k else 1
@@ -125,9 +129,10 @@ class TmaWgmmaConfig(BoxConfig):
 
 def operands(problem: HwcnProblem, config: BoxConfig) -> tuple[Argument, Argument]:
     """The data and the filter that TMA reads."""
-    if config.addends == 1:
-        return turned.data_argument(problem, config.turned), turned.filter_argument(problem)
     data, weight, *_ = problem.arguments()
+    if config.addends == 1:
+        copied = turned.data_argument(problem, config.turned)
+        return data if config.in_phases(problem) else copied, turned.filter_argument(problem)
     return split.addends_of(data.name, data.shape), split.addends_of(weight.name, weight.shape)
 
 
@@ -142,9 +147,9 @@ def _tiles(problem: HwcnProblem, config: BoxConfig) -> ImageTiles | None:
     """None if TMA brings no boxes of so many places."""
     line = RUN // math.gcd(config.block_k, RUN) if config.turned else 0
     # a row of all pixels where none looks beyond itself
-    return image_tiles(
-        flattened(problem, batch=False), config.block_n, config.cluster_n, config.cluster_m, config.turned, line
-    )
+    columns = phases.columns(problem) if config.in_phases(problem) else 0
+    pixels, blocks, parts = flattened(problem, batch=False), config.cluster_n, config.cluster_m
+    return image_tiles(pixels, config.block_n, blocks, parts, config.turned, line, columns)
 
 
 class HwcnWork(PixelWork):
@@ -169,25 +174,21 @@ class HwcnWork(PixelWork):
             box = (tiles.run, p.ci, p.kw, rows)
         else:
             box = (math.gcd(k, RUN), n, w, h) if config.turned else (tiles.run, k, w, h)
-        co = weight.shape[-1]
+        co, run = weight.shape[-1], box[0]
         channels = p.kh * p.kw * p.ci // taps
-        self.a = Operand(
-            SharedTile(config.block_m, config.block_k, ITEM, RUN, transposed=True),
-            TensorMap(
-                weight.name,
-                weight.dtype,
-                (co, channels, taps),
-                (co * ITEM, channels * co * ITEM),
-                (RUN, k, 1),
-                (1, 1, 1),
-                RUN * ITEM,
-            ),
-            spare_k=spare_k,
-        )
-        run = box[0]
-        b = SharedTile(config.block_n, config.block_k, ITEM, run, transposed=not config.turned)
-        source = data_map(tiles.problem, b, data, box, tap=not config.window)
-        self.b = Operand(b, source, spare=config.block_n - tiles.places, spare_k=spare_k)
+        columns = max(config.block_n, tiles.places)
+        b = SharedTile(columns, config.block_k, ITEM, run, transposed=not config.turned)
+        if config.in_phases(p):
+            count = phases.phases(p)
+            self.chunks, self.shifts = count * -(-p.ci // count // k), phases.shifts(p, tiles, config.block_n)
+            filters, source = phases.filter_map(p, weight, RUN, k), phases.data_map(tiles.problem, data, box, b.swizzle)
+        else:
+            sizes, strides = (co, channels, taps), (co * ITEM, channels * co * ITEM)
+            filters = TensorMap(weight.name, weight.dtype, sizes, strides, (RUN, k, 1), (1, 1, 1), RUN * ITEM)
+            source = data_map(tiles.problem, b, data, box, tap=not config.window)
+        a = SharedTile(config.block_m, config.block_k, ITEM, RUN, transposed=True)
+        self.a = Operand(a, filters, spare_k=spare_k)
+        self.b = Operand(b, source, spare=columns - tiles.places, spare_k=spare_k)
         if config.addends > 1:
             split.split(self, data, weight)
         staging = config.staging(p)
@@ -216,7 +217,9 @@ class HwcnWork(PixelWork):
         return sum(2 * argument.nbytes for argument in self.workspace)
 
     def loads_a(self, place: PixelPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
-        at = (chunk * self.a.tile.k, self.tap(ry, rx))
+        at: tuple[Index, ...] = (chunk * self.a.tile.k, self.tap(ry, rx))
+        if self.shifts:
+            at = (*self._channels(chunk), at[-1])
         return runs_of(self.a.tile, part, self.config.cluster_n, place.channel, at)
 
     def loads_b(self, place: PixelPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
@@ -225,7 +228,7 @@ class HwcnWork(PixelWork):
         if config.window:
             ry = ry * config.kernel_rows(self.problem)
             return [
-                self._box(place, ry, rx, 0, part * places + first, part * (places // tile.run) + number)
+                self._box(place, ry, rx, (T.int32(0),), part * places + first, part * (places // tile.run) + number)
                 for number, first in enumerate(range(0, places, tile.run))
             ]
         if config.turned:
@@ -237,15 +240,36 @@ class HwcnWork(PixelWork):
                 for number in range(tile.k // tile.run)
             ]
         each = math.prod(self.part[1:]) * tile.run  # of a box
+        channels, moved = self._channels(chunk), 0
+        if self.shifts:
+            moved = phases.late(self.problem, channels[0])
         return [
-            self._box(place, ry, rx, chunk * tile.k, part * places + first, part * (places // tile.run) + number)
+            self._box(place, ry, rx, channels, part * places + first, part * (places // tile.run) + number, moved)
             for first, number in ((i * each, i * each // tile.run) for i in range(places // each))
         ]
 
-    def _box(self, place: PixelPlace, ry: Index, rx: Index, channel: Expr, first: Index, run: Index) -> Load:
-        """The box whose first place is number `first` of the tile, into run number `run`."""
+    def _channels(self, chunk: Expr) -> tuple[Expr, ...]:
+        """Where the channels of a chunk begin: behind, if there are phases, which of them it is in a group of as many
+        channels as there are phases."""
+        if not self.shifts:
+            return (chunk * self.b.tile.k,)
+        each = self.chunks_of_phase
+        first = phases.channel(self.problem, T.truncdiv(chunk, each))
+        return named("of_group", first), T.truncmod(chunk, each) * self.b.tile.k
+
+    def _box(
+        self,
+        place: PixelPlace,
+        ry: Index,
+        rx: Index,
+        channels: tuple[Expr, ...],
+        first: Index,
+        run: Index,
+        late: Index = 0,
+    ) -> Load:
+        """The box whose first place is number `first` of the tile, into run number `run`; rows are `late`."""
         moved = self._moved(place, first)
-        return Load(run * self.b.tile.slab, (moved.image, channel, *self.data_at(moved, ry, rx)))
+        return Load(run * self.b.tile.slab, (moved.image + late, *channels, *self.data_at(moved, ry, rx)))
 
     def _moved(self, place: PixelPlace, first: Index) -> PixelPlace:
         """The place whose first image and pixel are number `first` of `place`."""
@@ -276,7 +300,8 @@ class HwcnWork(PixelWork):
 def boxes(problem: HwcnProblem, places: int, blocks: int, turned: bool) -> int | None:
     """Boxes of `places` images and pixels that the output of a channel is cut into, `blocks` side by side; None if TMA
     brings none."""
-    tiles = image_tiles(flattened(problem, batch=False), places, blocks, 1, turned)
+    columns = phases.columns(problem) if phases.serve(problem) and not turned else 0
+    tiles = image_tiles(flattened(problem, batch=False), places, blocks, 1, turned, columns=columns)
     return math.prod(tiles.counts) * blocks if tiles else None
 
 
@@ -298,9 +323,10 @@ def ways(problem: HwcnProblem) -> list[dict[str, Any]]:
     p = problem
     found: list[dict[str, Any]] = []
     skips = (True, False) if p.pad != (0, 0) else (True,)
-    most = min(TURNED[-1], -(-p.ci // K) * K)
-    stages = range(1, -(-p.ci // min(most, 32)) + 1)
-    channels = sorted({-(-p.ci // count // K) * K or K for count in stages} & set(range(K, most + 1, K)), reverse=True)
+    ci = p.ci // phases.phases(p) if phases.serve(p) else p.ci
+    most = min(TURNED[-1], -(-ci // K) * K)
+    stages = range(1, -(-ci // min(most, 32)) + 1)
+    channels = sorted({-(-ci // count // K) * K or K for count in stages} & set(range(K, most + 1, K)), reverse=True)
     if p.ci * max(p.kh, p.kw) > K or p.kh * p.kw == 1:
         found += [dict(block_k=k, skip_padding=skip) for k in channels[:4] for skip in skips]
     if p.kh * p.kw > 1:
@@ -316,7 +342,8 @@ def shapes(problem: HwcnProblem, way: dict[str, Any]) -> list[dict[str, Any]]:
     """Fields of the tile: those of `SHAPES`, and others as wide as boxes of all images are, of consumers that share it
     or take turns."""
     p, found = problem, [dict(block_m=m, block_n=n, consumers=consumers) for m, n, consumers in SHAPES]
-    unit = p.n if way.get("turned") else -(-p.n // K) * K
+    in_phases = phases.serve(p) and not (way.get("turned") or way.get("window"))
+    unit = p.n if way.get("turned") else -(-(phases.columns(p) if in_phases else p.n) // K) * K
     widths = {-(-unit * pixels // K) * K for pixels in range(1, 17) if 64 <= unit * pixels <= 256}
     for width in sorted(widths, reverse=True)[:4]:
         more = [(256, width, 2), (192, width, 3), (128, width, 2), (64, width, 1)]
@@ -354,4 +381,5 @@ SCHEDULE = tma_schedule(
     more=lambda problem, work: dict(prepare=partial(turned.copies, problem, work.workspace)),
     channels_along_rows=True,
     boxes=boxes,
+    phases=lambda problem: phases.phases(problem) if phases.serve(problem) else 1,
 )
