@@ -154,10 +154,15 @@ class HopperConfig(Config):
         """The same with as many blocks as `device` holds at once."""
         return replace(self, grid=device.resident(self.cluster) * self.blocks_sm)
 
+    @classmethod
+    def missing(cls, arch: Arch) -> list[str]:
+        """The features that every config needs and `arch` has not."""
+        return [feature for feature in cls.needs if feature not in arch.features]
+
     def check_block(self, dtype: str, arch: Arch, sums: int = 1, addressing: int = ADDRESSING) -> str | None:
         """Why the tile is illegal for operands of `dtype` on `arch`, whatever the problem; `sums` is the sets of
         accumulators, `addressing` the registers beside them."""
-        missing = [feature for feature in self.needs if feature not in arch.features]
+        missing = self.missing(arch)
         if missing:
             return f"{arch} has no {' and no '.join(missing)}; choose another --schedule"
         for name, value in self.to_json().items():
