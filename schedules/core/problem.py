@@ -514,6 +514,16 @@ class Conv2dProblem(Problem):
         around = 2 * self.pad[1] - self.dilation[1] * (self.kw - 1) - 1
         return (self.w + (around + self.stride[1])) // self.stride[1]
 
+    def under(self, rows: int, columns: int) -> Pair:
+        """Input rows and columns that so many neighbouring output rows and columns look at."""
+        down, right = ((k - 1) * gap + 1 for k, gap in zip((self.kh, self.kw), self.dilation, strict=True))
+        return (rows - 1) * self.stride[0] + down, (columns - 1) * self.stride[1] + right
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether every output pixel is an input pixel."""
+        return self.kh == self.kw == 1 and self.stride == (1, 1) and self.pad == (0, 0)
+
     @property
     def flops(self) -> int:
         return 2 * self.n * self.out_h * self.out_w * self.co * self.ci * self.kh * self.kw

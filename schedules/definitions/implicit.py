@@ -308,10 +308,7 @@ def textbook(
     p = at_run_time(problem)
     graph = Implicit(p, tile or {}, wide)
     (top, left), channels = p.pad, [axis for axis in p.data_axes if axis not in "hwn"]
-    size = {
-        "h": (graph.extent("y") - 1) * p.stride[0] + (p.kh - 1) * p.dilation[0] + 1,
-        "w": (graph.extent("x") - 1) * p.stride[1] + (p.kw - 1) * p.dilation[1] + 1,
-    }
+    size = dict(zip("hw", p.under(graph.extent("y"), graph.extent("x")), strict=True))
 
     def pixel(at: At) -> PrimExpr:
         y, x = at["h"], at["w"]

@@ -8,8 +8,9 @@ After Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TypeVar
 
 from schedules.core.arch import KIB, Arch, VectorUnit, beyond_caches, vector_unit
@@ -18,6 +19,7 @@ from schedules.core.tvm import LoopRV, SBlockRV, Schedule, tvm
 from schedules.lowering.annotations import STREAM
 
 C = TypeVar("C", bound="Config")
+T = TypeVar("T", bound="TileConfig")
 LINE = 64  # bytes of a cache line
 MOST_SUMS = 1024
 CACHED = 384 * KIB  # what a task may keep of the data: less than the second-level cache of a core
@@ -108,6 +110,19 @@ def past_caches(config: C, problem: Conv2dProblem, arch: Arch, far: bool = False
     return past if (far or beyond_caches(nbytes, share)) and past.check(problem, arch) is None else config
 
 
+SHARES = [
+    dict(zip(("tiles_x", "tiles_y", "chunk"), each, strict=True)) for each in product((1, 4), (1, 4, 16), (0, 1, 4))
+]
+
+
+def around(default: T, tiles: Sequence[T], arch: Arch) -> Iterator[T]:
+    """The default, and those of `tiles` of half the sums that the registers hold at least, where there are as many, in
+    tasks of several sizes."""
+    enough = min(vector_unit(arch).registers // 2, max(tile.sums for tile in tiles))
+    found = [replace(tile, **share) for tile in tiles if tile.sums >= enough for share in SHARES]
+    yield from dict.fromkeys([default, *found])
+
+
 def round_up(size: int, multiple: int) -> int:
     """The least multiple of `multiple` that is not below `size`."""
     return -(-size // multiple) * multiple
@@ -172,6 +187,10 @@ class Task:
     chunk: int
     cycles: float
 
+    def given_to(self, tile: T) -> T:
+        """The config of such tasks of `tile`."""
+        return replace(tile, tiles_y=self.tiles_y, tiles_x=self.tiles_x, chunk=self.chunk)
+
 
 def tasks(
     counts: tuple[int, int, int],
@@ -193,20 +212,11 @@ def tasks(
             for x in shares(counts[1]):
                 kept = copied(y, x)
                 for f in shares(counts[2]):
-                    number = times * _ways(counts, (y, x, f))
+                    number = times * math.prod(
+                        -(-count // share) for count, share in zip(counts, (y, x, f), strict=True)
+                    )
                     each = y * x * f * tile_cycles + kept / COPIED + f * weights / STREAMED + STARTED
                     farther = 1 + 4 * kept / CACHED / FARTHER if 4 * kept <= CACHED else 1.5
                     yield Task(y, x, f, -(-number // cores) * each * farther)
 
-    return _least(every())
-
-
-def _ways(counts: Sequence[int], shared: Sequence[int]) -> int:
-    number = 1
-    for count, share in zip(counts, shared, strict=True):
-        number *= -(-count // share)
-    return number
-
-
-def _least(found: Iterable[Task]) -> Task:
-    return min(found, key=lambda task: task.cycles)
+    return min(every(), key=lambda task: task.cycles)

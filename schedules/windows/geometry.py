@@ -197,8 +197,7 @@ class Windows:
     def patch(self) -> tuple[int, int]:
         """(rows, columns) of the image."""
         p, c = self.problem, self.config
-        rows = (c.tile_h - 1) * p.stride[0] + (p.kh - 1) * p.dilation[0] + 1
-        return rows, (c.tile_w - 1) * p.stride[1] + p.kw
+        return p.under(c.tile_h, 1)[0], (c.tile_w - 1) * p.stride[1] + p.kw
 
     @property
     def pixel_words(self) -> int:

@@ -8,8 +8,9 @@ border and no tile is ragged, data is read as it lies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
@@ -20,7 +21,7 @@ from schedules.definitions.implicit import textbook
 from schedules.definitions.program import program_of
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem
 from schedules.steps import register_tile
-from schedules.steps.register_tile import TileConfig, accumulate
+from schedules.steps.register_tile import TileConfig, accumulate, around
 from schedules.steps.story import next_step
 
 LANES = ("n", "co")
@@ -142,17 +143,12 @@ def default(problem: HwcnProblem, arch: Arch) -> CpuConfig:
     def copied(tiles_y: int, tiles_x: int) -> int:
         if not copies(p, best):
             return 0
-        height = (tiles_y - 1) * p.stride[0] + (p.kh - 1) * p.dilation[0] + 1
-        width = (tiles_x * best.block_x - 1) * p.stride[1] + (p.kw - 1) * p.dilation[1] + 1
-        return height * width * p.ci * best.block[1]
+        return math.prod(p.under(tiles_y, tiles_x * best.block_x)) * p.ci * best.block[1]
 
     weights = best.block[0] * p.ci * p.kh * p.kw
     tile = cycles(best) / (rows * columns * channels * batches)
-    task = register_tile.tasks((rows, columns, channels), batches, physical_cores(), tile, copied, weights)
-    return CpuConfig(
-        best.vector, task.tiles_x, task.tiles_y, task.chunk,
-        best.lanes, best.block_lanes, best.block_rows, best.block_x, best.packed,
-    )  # fmt: skip
+    counts = rows, columns, channels
+    return register_tile.tasks(counts, batches, physical_cores(), tile, copied, weights).given_to(best)
 
 
 def _tiles(problem: HwcnProblem, arch: Arch) -> Iterator[CpuConfig]:
@@ -169,16 +165,8 @@ def _tiles(problem: HwcnProblem, arch: Arch) -> Iterator[CpuConfig]:
 
 
 def space(problem: HwcnProblem, arch: Arch) -> Iterator[CpuConfig]:
-    """The default, and tiles of half the sums that the registers hold at least, where the problem has as many."""
     tiles = list(_tiles(problem, arch))
-    enough = min(vector_unit(arch).registers // 2, max(tile.sums for tile in tiles))
-    found = [
-        CpuConfig(tile.vector, x, y, chunk, tile.lanes, tile.block_lanes, tile.block_rows, tile.block_x, packed)
-        for tile in tiles
-        if tile.sums >= enough
-        for x, y, chunk, packed in product((1, 4), (1, 4, 16), (0, 1), sorted({tile.packed, True}))
-    ]
-    yield from dict.fromkeys([default(problem, arch), *found])
+    return around(default(problem, arch), [*tiles, *(replace(tile, packed=True) for tile in tiles)], arch)
 
 
 SCHEDULE = ScheduleSpec(

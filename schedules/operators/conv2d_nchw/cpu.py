@@ -23,7 +23,7 @@ from schedules.definitions.implicit import At, Implicit, at_run_time, stage
 from schedules.definitions.padding import select
 from schedules.operators.conv2d_nchw.definition import NchwProblem, image_of
 from schedules.steps import register_tile
-from schedules.steps.register_tile import TileConfig, accumulate, check_streaming, past_caches, streamed
+from schedules.steps.register_tile import TileConfig, accumulate, around, check_streaming, past_caches, streamed
 from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
 
     tile, cores, weights = cycles(best) / math.prod(counts), physical_cores(), block_f * p.reduction
     task = register_tile.tasks(counts, p.n, cores, tile, copied, weights)
-    found = [(task.cycles, replace(best, tiles_x=task.tiles_x, tiles_y=task.tiles_y, chunk=task.chunk))]
+    found = [(task.cycles, task.given_to(best))]
     y, x, f = counts
     rows = copied(y, x)
     # or tasks of all pixels, which pack their own filters, and read all rows again for each, if some cache keeps them
@@ -277,16 +277,8 @@ def _tiles(problem: NchwProblem, arch: Arch, lanes: str) -> Iterator[CpuConfig]:
 
 
 def space(problem: NchwProblem, arch: Arch) -> Iterator[CpuConfig]:
-    """The default, and tiles of half the sums that the registers hold at least, where the problem has as many."""
     tiles = [tile for lanes in LANES for tile in _tiles(problem, arch, lanes)]
-    enough = min(vector_unit(arch).registers // 2, max(tile.sums for tile in tiles))
-    found = [
-        replace(tile, tiles_x=tiles_x, tiles_y=tiles_y, chunk=chunk)
-        for tile in tiles
-        if tile.sums >= enough
-        for tiles_x, tiles_y, chunk in product((1, 4), (1, 4, 16), (0, 1, 4))
-    ]
-    yield from dict.fromkeys([default(problem, arch), *found])
+    return around(default(problem, arch), tiles, arch)
 
 
 SCHEDULE = ScheduleSpec(

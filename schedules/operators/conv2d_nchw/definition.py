@@ -74,7 +74,7 @@ class Image:
 def image_of(problem: NchwProblem) -> Image:
     """The image of `problem`; where every output pixel is an input pixel, all of them in one row."""
     p = problem
-    if p.kh == p.kw == 1 and p.stride == (1, 1) and p.pad == (0, 0):
+    if p.pointwise:
         return Image((1, p.h * p.w), (1, p.h * p.w), p.stride, p.pad)
     return Image((p.h, p.w), (p.out_h, p.out_w), p.stride, p.pad)
 
@@ -86,9 +86,7 @@ def weight_vector(problem: NchwProblem, limit: int) -> int:
 
 def pixel_vector(problem: NchwProblem, limit: int) -> int:
     """How many neighbouring pixels one load may bring: more than one only if output pixels are input pixels."""
-    p = problem
-    plain = p.kh == p.kw == 1 and p.stride == (1, 1) and p.pad == (0, 0)
-    return widest_vector(p.out_w, limit) if plain else 1
+    return widest_vector(problem.out_w, limit) if problem.pointwise else 1
 
 
 def reference(problem: NchwProblem, arrays: Sequence[Array]) -> list[Expected]:

@@ -81,9 +81,8 @@ class DirectConfig(MinBlocks, Config):
     def halo(self, problem: NchwProblem) -> Pair:
         """Rows and columns of the input under a tile, whole vectors."""
         p, lanes = problem, self.lanes(problem)
-        rows = (self.block[0] - 1) * p.stride[0] + (p.kh - 1) * p.dilation[0] + 1
-        columns = (self.block[1] - 1) * p.stride[1] + (p.kw - 1) * p.dilation[1] + 1 + self.shift(p)
-        return rows, -(-columns // lanes) * lanes
+        rows, columns = p.under(*self.block)
+        return rows, -(-(columns + self.shift(p)) // lanes) * lanes
 
     def weight_row(self, problem: NchwProblem) -> int:
         """Weights of one kernel row and channel for all filters, rounded up so that rows start at 16 bytes."""

@@ -9,6 +9,7 @@ pixels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +25,7 @@ from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.steps import register_tile
 from schedules.steps.dot import VectorDot, vector_dot
 from schedules.steps.intrinsics import tensorize
-from schedules.steps.register_tile import PanelConfig, accumulate
+from schedules.steps.register_tile import PanelConfig, accumulate, around
 from schedules.steps.story import next_step
 
 PIXELS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
@@ -56,7 +57,7 @@ class CpuConfig(PanelConfig):
 def rows_of(problem: Nchw32Problem) -> tuple[int, int]:
     """Rows of an image and columns of its pixels; where every output pixel is an input pixel, all are one row."""
     p = problem
-    if p.kh == p.kw == 1 and p.stride == (1, 1) and p.pad == (0, 0):
+    if p.pointwise:
         return 1, p.h * p.w
     return p.out_h, p.out_w
 
@@ -96,9 +97,7 @@ def graph(problem: Nchw32Problem, config: CpuConfig, arch: Arch) -> tirx.PrimFun
         inside = [y >= 0, y < p.h] * (p.pad[0] > 0) + [x >= 0, x < p.w] * (p.pad[1] > 0)
         return te.if_then_else(te.all(*inside), value, zero) if inside else value
 
-    sizes = zip((rows, columns), p.stride, (p.kh, p.kw), p.dilation, strict=True)
-    extents = ((out - 1) * step + (k - 1) * gap + 1 for out, step, k, gap in sizes)
-    padded = te.compute((p.n, p.ci_groups, *extents, GROUP), border, name="padded")
+    padded = te.compute((p.n, p.ci_groups, *p.under(rows, columns), GROUP), border, name="padded")
     over = [te.reduce_axis((0, e), name) for e, name in zip((*taps, pack), ("rg", "ry", "rx", "rk", "rc"), strict=True)]
     rg, ry, rx, rk, rc = over
 
@@ -204,23 +203,20 @@ def default(problem: Nchw32Problem, arch: Arch) -> CpuConfig:
     p, unit, dot = problem, vector_unit(arch), vector_dot(arch)
 
     def cycles(config: CpuConfig) -> float:
-        rows, columns, channels = config.counts(p)
         step = register_tile.step_cycles(unit, config.vector, config.block_lanes, config.block_x)
-        return rows * columns * channels * step
+        return math.prod(config.counts(p)) * step
 
     best = min(_tiles(p, arch), key=cycles)
     counts = best.counts(p)
     width = 4 // dot.pack  # of an element of data, in parts of the four bytes that tasks are counted in
 
     def copied(tiles_y: int, tiles_x: int) -> int:
-        rows = (tiles_y - 1) * p.stride[0] + (p.kh - 1) * p.dilation[0] + 1
-        columns = (tiles_x * best.block_x - 1) * p.stride[1] + (p.kw - 1) * p.dilation[1] + 1
+        rows, columns = p.under(tiles_y, tiles_x * best.block_x)
         return p.ci_groups * GROUP * rows * columns * width // 4
 
     reduction = p.ci_groups * p.kh * p.kw * steps_of(p, dot.pack)
-    tile = cycles(best) / (counts[0] * counts[1] * counts[2]) * reduction + register_tile.STORED * best.sums
-    task = register_tile.tasks(counts, p.n, physical_cores(), tile, copied, best.panel * reduction)
-    return CpuConfig(best.vector, task.tiles_x, task.tiles_y, task.chunk, best.block_lanes, best.block_x)
+    tile = cycles(best) / math.prod(counts) * reduction + register_tile.STORED * best.sums
+    return register_tile.tasks(counts, p.n, physical_cores(), tile, copied, best.panel * reduction).given_to(best)
 
 
 def _tiles(problem: Nchw32Problem, arch: Arch) -> Iterator[CpuConfig]:
@@ -234,16 +230,7 @@ def _tiles(problem: Nchw32Problem, arch: Arch) -> Iterator[CpuConfig]:
 
 
 def space(problem: Nchw32Problem, arch: Arch) -> Iterator[CpuConfig]:
-    """The default, and tiles of half the sums that the registers hold at least, where the problem has as many."""
-    tiles = list(_tiles(problem, arch))
-    enough = min(vector_unit(arch).registers // 2, max(tile.sums for tile in tiles))
-    found = [
-        CpuConfig(tile.vector, tiles_x, tiles_y, chunk, tile.block_lanes, tile.block_x)
-        for tile in tiles
-        if tile.sums >= enough
-        for tiles_x, tiles_y, chunk in product((1, 4), (1, 4, 16), (0, 1, 4))
-    ]
-    yield from dict.fromkeys([default(problem, arch), *found])
+    return around(default(problem, arch), list(_tiles(problem, arch)), arch)
 
 
 SCHEDULE = ScheduleSpec(

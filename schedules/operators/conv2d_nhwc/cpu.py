@@ -9,6 +9,7 @@ filters stay in cache for all of the task's pixels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +23,7 @@ from schedules.definitions.implicit import At, Implicit, at_run_time, stage
 from schedules.definitions.padding import select
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem
 from schedules.steps import register_tile
-from schedules.steps.register_tile import PanelConfig, accumulate, check_streaming, past_caches, streamed
+from schedules.steps.register_tile import PanelConfig, accumulate, around, check_streaming, past_caches, streamed
 from schedules.steps.story import next_step
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def rows_of(problem: NhwcProblem) -> tuple[int, int, int]:
     """Images, and rows and columns of their pixels; where every output pixel is an input pixel, all are one row, or
     those of each image where there is any number of images."""
     p = problem
-    if p.kh == p.kw == 1 and p.stride == (1, 1) and p.pad == (0, 0):
+    if p.pointwise:
         return (p.n, 1, p.h * p.w) if p.n_from else (1, 1, p.pixels)
     return p.n, p.out_h, p.out_w
 
@@ -80,9 +81,7 @@ def graph(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
 
     source = made.data
     if copies(p):
-        sizes = zip((p.out_h, p.out_w), p.stride, (p.kh, p.kw), p.dilation, strict=True)
-        rows_and_columns = ((out - 1) * step + (k - 1) * gap + 1 for out, step, k, gap in sizes)
-        source = stage("padded", p.data_axes, (p.n, *rows_and_columns, p.ci), border)
+        source = stage("padded", p.data_axes, (p.n, *p.under(p.out_h, p.out_w), p.ci), border)
     ry, rx, rc = (te.reduce_axis((0, extent), name) for name, extent in (("ry", p.kh), ("rx", p.kw), ("rc", p.ci)))
 
     def element(b: PrimExpr, y: PrimExpr, x: PrimExpr, f: PrimExpr) -> PrimExpr:
@@ -176,13 +175,8 @@ def default(problem: NhwcProblem, arch: Arch) -> CpuConfig:
     p, unit = problem, vector_unit(arch)
 
     def cycles(config: CpuConfig) -> float:
-        rows, columns, channels = config.counts(p)
-        return (
-            rows
-            * columns
-            * channels
-            * register_tile.step_cycles(unit, config.vector, config.block_lanes, config.block_x)
-        )
+        step = register_tile.step_cycles(unit, config.vector, config.block_lanes, config.block_x)
+        return math.prod(config.counts(p)) * step
 
     best = min(_tiles(p, arch), key=cycles)
     counts = best.counts(p)
@@ -190,15 +184,13 @@ def default(problem: NhwcProblem, arch: Arch) -> CpuConfig:
     def copied(tiles_y: int, tiles_x: int) -> int:
         if not copies(p):
             return 0
-        rows = (tiles_y - 1) * p.stride[0] + (p.kh - 1) * p.dilation[0] + 1
-        columns = (tiles_x * best.block_x - 1) * p.stride[1] + (p.kw - 1) * p.dilation[1] + 1
+        rows, columns = p.under(tiles_y, tiles_x * best.block_x)
         return p.ci * rows * columns
 
     reduction = p.ci * p.kh * p.kw
-    tile = cycles(best) / (counts[0] * counts[1] * counts[2]) * reduction + register_tile.STORED * best.sums
+    tile = cycles(best) / math.prod(counts) * reduction + register_tile.STORED * best.sums
     task = register_tile.tasks(counts, rows_of(p)[0], physical_cores(), tile, copied, best.panel * reduction)
-    found = CpuConfig(best.vector, task.tiles_x, task.tiles_y, task.chunk, best.block_lanes, best.block_x)
-    return past_caches(found, p, arch)
+    return past_caches(task.given_to(best), p, arch)
 
 
 def _tiles(problem: NhwcProblem, arch: Arch) -> Iterator[CpuConfig]:
@@ -212,16 +204,7 @@ def _tiles(problem: NhwcProblem, arch: Arch) -> Iterator[CpuConfig]:
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Iterator[CpuConfig]:
-    """The default, and tiles of half the sums that the registers hold at least, where the problem has as many."""
-    tiles = list(_tiles(problem, arch))
-    enough = min(vector_unit(arch).registers // 2, max(tile.sums for tile in tiles))
-    found = [
-        CpuConfig(tile.vector, tiles_x, tiles_y, chunk, tile.block_lanes, tile.block_x)
-        for tile in tiles
-        if tile.sums >= enough
-        for tiles_x, tiles_y, chunk in product((1, 4), (1, 4, 16), (0, 1, 4))
-    ]
-    yield from dict.fromkeys([default(problem, arch), *found])
+    return around(default(problem, arch), list(_tiles(problem, arch)), arch)
 
 
 SCHEDULE = ScheduleSpec(

@@ -424,7 +424,7 @@ class Kernel:
         start = named("start", (start + T.truncdiv(self.lane, POSITIONS) * OCTET) * ITEM)
         for i in range(4 * c.rows):
             T.buffer_store(sums, T.float32(0), [i])
-        for row in range((c.rows - 1) * p.stride[0] + (p.kh - 1) * p.dilation[0] + 1):
+        for row in range(p.under(c.rows, 1)[0]):
             users = [
                 (t, ry) for t in range(c.rows) for ry in range(p.kh) if t * p.stride[0] + ry * p.dilation[0] == row
             ]

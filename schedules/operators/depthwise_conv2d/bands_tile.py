@@ -83,7 +83,7 @@ class Bands:
 
     def _octets(self, lead: int) -> int:
         p = self.problem
-        pixels = (self.across - 1) * p.stride[1] + (p.kw - 1) * p.dilation[1] + 1 + lead
+        pixels = p.under(1, self.across)[1] + lead
         return -(-pixels * self.config.together // OCTET)
 
     @cached_property
@@ -139,8 +139,7 @@ class Bands:
 
     @property
     def in_rows(self) -> int:
-        p = self.problem
-        return (self.config.tile_h - 1) * p.stride[0] + (p.kh - 1) * p.dilation[0] + 1
+        return self.problem.under(self.config.tile_h, 1)[0]
 
     @cached_property
     def plane(self) -> int:

@@ -103,8 +103,7 @@ def definition(problem: PoolProblem) -> list[te.Tensor]:
     given = placeholders(p)
     data, largest = Stage(given["data"], p.data_axes), p.kind == "max"
     (top, left), (down, right) = p.pad, p.stride
-    rows, columns = ((p.kh - 1) * p.dilation[0] + 1, (p.kw - 1) * p.dilation[1] + 1)
-    extents = {**p.extents, "h": (p.out_h - 1) * down + rows, "w": (p.out_w - 1) * right + columns}
+    extents = {**p.extents, **dict(zip("hw", p.under(p.out_h, p.out_w), strict=True))}
 
     def element(at: At) -> PrimExpr:
         y, x = at["h"] - top, at["w"] - left
