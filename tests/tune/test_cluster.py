@@ -170,7 +170,7 @@ def outcome(crew: RayCrew, fault: str) -> tuple[str, str]:
 class TestOneCrew:
     def test_a_search(self, crew: RayCrew, tmp_path: Path) -> None:
         assert (crew.slots, crew.builders, crew.state(), crew.exclusive) == (2, 2, ["idle", "idle"], True)
-        assert_whole(tune(work(10), crew, folder=tmp_path), tmp_path, 10)
+        assert_whole(tune(work(6), crew, folder=tmp_path), tmp_path, 6)
 
     @pytest.mark.parametrize("fault", ["segfault", "spin", "crash", "none"])
     def test_a_fault_costs_only_its_candidate(self, crew: RayCrew, fault: str) -> None:
@@ -197,8 +197,8 @@ class TestOneCrew:
     ) -> None:
         node = nodes.add()
         until(lambda: crew.slots == crew.builders == 3, "the new node is used")
-        spy = Spy(5, lambda: nodes.lose(node))
-        assert_whole(tune(work(30), crew, folder=tmp_path, watcher=spy), tmp_path, 30)
+        spy = Spy(3, lambda: nodes.lose(node))
+        assert_whole(tune(work(14), crew, folder=tmp_path, watcher=spy), tmp_path, 14)
         until(lambda: crew.slots == crew.builders == 2, "the node is missed")
         assert capfd.readouterr() == ("", "")  # where a progress view or --json is, Ray says nothing
 
@@ -217,9 +217,9 @@ def test_devices_that_differ_are_kept_apart(nodes: Nodes, tmp_path: Path) -> Non
         assert [crew.slots for crew in found] == [1, 1]
         assert [crew.builders for crew in found] == [1, 1]
         assert [crew.device.rpartition(" x")[2] for crew in found] == ["1", str(len(cores))]
-        results = tune_each(work(6), found, folder=tmp_path)
+        results = tune_each(work(3), found, folder=tmp_path)
         for result in results:
-            assert_whole(result, tmp_path, 6)
+            assert_whole(result, tmp_path, 3)
         assert [result.status.device for result in results] == [crew.device for crew in found]
         assert len(list(tmp_path.glob("*/faulty.jsonl"))) == 2
     finally:

@@ -18,13 +18,19 @@ TARGETS = ("llvm:x86-64-v4", "llvm:x86-64-v3", "llvm:x86-64")
 PROBLEM: dict[str, Any] = dict(n=2, h=12, w=12, ci=64, co=24, kh=3, kw=3, pad=1)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+CONFIGS: list[dict[str, Any]] = [
+    dict(lanes="x", vector=8, block_x=3, block_y=2, block_f=4, tiles_x=2, tiles_y=3, chunk=1),
+    dict(lanes="co", vector=8, block_x=5, block_y=1, block_f=2, tiles_x=2, tiles_y=3, chunk=1),
+]
+
+
+# each shape with either axis in the lanes, every third with the default config
 @pytest.mark.parametrize(
-    "config",
+    ("config", "shape"),
     [
-        {},
-        dict(lanes="x", vector=8, block_x=3, block_y=2, block_f=4, tiles_x=2, tiles_y=3, chunk=1),
-        dict(lanes="co", vector=8, block_x=5, block_y=1, block_f=2, tiles_x=2, tiles_y=3, chunk=1),
+        (config, shape)
+        for number, shape in enumerate(SHAPES)
+        for config in (*CONFIGS, *([{}] if number % 3 == 0 else []))
     ],
     ids=str,
 )

@@ -53,18 +53,25 @@ def test_generated_cuda_is_correct_on(emulation: None, arch: Arch, dtype: str) -
     assert_correct(problem, arch, "simt", routes=["emulated"])
 
 
+OTHERS: list[dict[str, Any]] = [
+    dict(tile="4x8", num_thread="4x8"),
+    dict(tile="8x4", num_thread="2x16", vthread="1x4", step=3),
+    dict(vector=1, unroll=64, tile="1x4", num_thread="3x16", vthread=1),
+    dict(tile=2, num_thread="3x5", vthread=1, step=5, vector=2),
+    dict(tile="1x4", num_thread="2x64", vthread=1, step=8, stages=2),  # rows of half a vector
+]
+
+
+# all on one shape, and the others with some
 @pytest.mark.parametrize(
-    "config",
+    ("config", "shape"),
     [
-        dict(tile="4x8", num_thread="4x8"),
-        dict(tile="8x4", num_thread="2x16", vthread="1x4", step=3),
-        dict(vector=1, unroll=64, tile="1x4", num_thread="3x16", vthread=1),
-        dict(tile=2, num_thread="3x5", vthread=1, step=5, vector=2),
-        dict(tile="1x4", num_thread="2x64", vthread=1, step=8, stages=2),  # rows of half a vector
+        *((config, "ragged, stride 2, fused") for config in OTHERS),
+        *((config, "1x1 kernel") for config in OTHERS[1::2]),
+        *((config, "1x1 image") for config in OTHERS[::4]),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("shape", ["ragged, stride 2, fused", "1x1 kernel", "1x1 image"])
 def test_other_configs_are_correct(emulation: None, sm_90a: Arch, config: dict[str, Any], shape: str) -> None:
     assert_correct(problem_of("conv2d_nchw", **SHAPES[shape]), sm_90a, "simt", config, ["serial", "emulated"])
 

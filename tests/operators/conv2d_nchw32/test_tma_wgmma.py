@@ -97,7 +97,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *((shape, {}) for shape in SHAPES),
     *(("ragged everything, stride 2", words) for words in CONFIGS[1:12]),
     *(("ragged everything, stride 2", words) for words in SPLIT if not words["tall"]),
-    *((shape, words) for shape in TALL for words in SPLIT if words["tall"]),
+    *((shape, words) for shape in list(TALL)[::2] for words in SPLIT if words["tall"]),
     *((shape, words) for shape in PADDED for words in CONFIGS[15:17]),
 ]
 # by the emulator each shape with one of the first configs, the ragged one with all, and with one of the tall ones
