@@ -48,7 +48,9 @@ def link_library(output: str, objects: Sequence[str], options: Any = None, **_: 
     """
     compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
     if compiler:
-        _run([compiler, "-shared", "-fPIC", "-o", output, *objects, "-Wl,--no-as-needed", "-lm"])
+        # neither what starts programs nor the C library, which libm brings: half of the time goes there
+        libraries = ("-nostdlib", "-Wl,--no-as-needed", "-lm", "-lgcc")
+        _run([compiler, "-shared", "-fPIC", "-o", output, *objects, *libraries])
         return
     lld = find_lld()
     if lld is None:
