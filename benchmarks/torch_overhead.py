@@ -4,10 +4,11 @@
     python -m benchmarks.torch_overhead --device cpu --modes eager
 
 Microseconds of one call, by the host's clock, of many in a row (on a GPU the device is waited for after the last): so
-small that what is measured is the way to the kernel.  `kernel` is TVM's function alone, its output given; `eager` a
-call; `grad` forward and backward; `compiled` a call under ``torch.compile``; `graph` one of the calls captured in a
-CUDA graph.  Ours and PyTorch's take turns.  Kept in ``tuning_logs/<device>/torch_overhead.json``, from which
-python -m benchmarks.readme_tables makes the table of docs/pytorch.md.
+small that what is measured is the way to the kernel.  `kernel` is the launch alone, its output given: TVM's function
+on a CPU, the driver's launch on a GPU; `eager` a call; `grad` forward and backward; `compiled` a call under
+``torch.compile``; `graph` one of the calls captured in a CUDA graph.  Ours and PyTorch's take turns.  Kept in
+``tuning_logs/<device>/torch_overhead.json``, from which python -m benchmarks.readme_tables makes the table of
+docs/pytorch.md.
 """
 
 from __future__ import annotations
@@ -89,13 +90,16 @@ def calls(mode: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -
 
 
 def bare(name: str, arguments: tuple[Any, ...]) -> Call:
-    """TVM's function for the operator, called with its output."""
+    """The launch of the operator's kernel with its output."""
     fields: dict[str, Any] = dict(rows=ROWS, cols=COLS) if name == "softmax" else IMAGE
     problem = operator(name).problem(**fields, dtype="float32")
     plain = [argument.detach() for argument in arguments]
     kernel = kernel_for(problem, plain[0].device)
     given = torch.empty(problem.arguments()[-1].shape, device=plain[0].device), *kernel.memory(plain[0].device, ROWS)
-    return lambda: kernel.function(*plain, *given)
+    if plain[0].device.type == "cpu":
+        return lambda: kernel.function(*plain, *given)
+    ready, stream = kernel.function.ready(*plain, *given), torch.cuda.current_stream().cuda_stream
+    return lambda: ready([tensor.data_ptr() for tensor in (*plain, *given)], stream)
 
 
 def timed(candidates: dict[str, Call], of_call: int, device: torch.device) -> dict[str, dict[str, float]]:

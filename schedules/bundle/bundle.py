@@ -188,8 +188,9 @@ class Bundle:
         fits = here[0].newest_arch() or "llvm"
         raise BundleError(f"{wanted}, this device is {here[0].capability}; rebuild with --target {fits}")
 
-    def load(self) -> Loaded:
-        """The function, which checks its tensors.
+    def load(self, by_driver: bool = False) -> Loaded:
+        """The function, which checks its tensors.  TVM's host code launches the kernels of a GPU, or with `by_driver`,
+        and where only that can, its driver.
 
         Raises BundleError if this machine cannot run it, or if the operator now takes other arguments than it did.
         """
@@ -199,7 +200,7 @@ class Bundle:
             was = self.manifest["versions"].get("te-schedules")
             raise BundleError(f"{self.path} was written by te-schedules {was} with other arguments; build it again")
         try:
-            by_driver = loader.by_driver(self.manifest)
+            by_driver = arch.is_gpu and by_driver or loader.by_driver(self.manifest)
             function = loader.launcher(self.path, self.manifest) if by_driver else load_library(self.library, arch)
         except ToolchainError:
             raise

@@ -1,8 +1,8 @@
 """The kernel for a problem on this machine, as it was chosen and built before, by whatever process.
 
 Two files stand for it.  A choice, by the problem and what it was chosen by: where it will run, the journals, this
-package.  And a library, or an AMD GPU's code object, by what was chosen and the compilers; so the same kernel for many
-numbers of rows, or after another search, is one file.  To find both needs neither TVM's Python nor a compiler.
+package.  And a library, or for a GPU what its driver takes, by what was chosen and the compilers; so the same kernel
+for many numbers of rows, or after another search, is one file.  To find both needs neither TVM's Python nor a compiler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,7 @@ def kernel_of(chosen: Chosen, disk: Disk) -> Kernel:
             found = _loaded(name, chosen, disk)
             if found is None:
                 built = _built(name, chosen, disk)
+                _write_native(chosen.arch, disk)
                 # to load what was written is quicker than to have LLVM make it once more, for this process
                 found = _loaded(name, chosen, disk) or built()
     return found
@@ -168,6 +169,7 @@ def build_all(
         tasks = {
             pool.schedule(_make, (problem, arch, device, disk, shared)): problem for problem, shared in problems.items()
         }
+        pool.schedule(_write_native, (arch, disk))
         for task in as_completed(tasks):
             try:
                 task.result()
@@ -208,8 +210,8 @@ def _loaded(name: str, chosen: Chosen, disk: Disk) -> Kernel | None:
     if kept is None:
         return None
     try:
-        if chosen.arch.kind == "rocm":
-            function: Callable[..., None] = _launcher(chosen.arch, kept.file.read_bytes(), kept.about)
+        if chosen.arch.is_gpu:
+            function: Callable[..., None] = _launcher(chosen.arch, kept.file.read_bytes(), kept.about, disk)
         else:
             function = load_library(kept.file, chosen.arch)
     except (ToolchainError, DeviceError):
@@ -249,22 +251,63 @@ def _built(name: str, chosen: Chosen, disk: Disk) -> Callable[[], Kernel]:
         "arguments": [dataclasses.asdict(argument) for argument in arguments],
         "workspaces": [dataclasses.asdict(workspace) for workspace in workspaces],
     }
-    code: Any = made.binaries.get("hsaco")
+    code: Any = made.binaries.get("cubin") or made.binaries.get("hsaco")
     if code:
         about["launches"] = launches(made.host, (*arguments, *workspaces))
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            if not code:
-                write_library(made.module, Path(folder) / name)
-            disk.add(name, about, code or (Path(folder) / name).read_bytes())
+        disk.add(name, about, code or _library(made.module))
     except (ToolchainError, BuildError, OSError) as error:  # no linker, or no room
         disk.refuse(str(error))
-    return lambda: Kernel(arguments, workspaces, _launcher(arch, code, about) if code else made.module["main"])
+    return lambda: Kernel(arguments, workspaces, _launcher(arch, code, about, disk) if code else made.module["main"])
 
 
-def _launcher(arch: Arch, code: bytes, about: Mapping[str, Any]) -> Launcher:
-    """The function of an AMD GPU's code object, of its arguments and workspaces.  Raises DeviceError."""
+def _library(module: Any) -> bytes:
+    """A TVM module as a shared library.  Raises ToolchainError, BuildError, OSError."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "library.so"
+        write_library(module, library)
+        return library.read_bytes()
+
+
+def _launcher(arch: Arch, code: bytes, about: Mapping[str, Any], disk: Disk) -> Launcher:
+    """The function of a cubin or code object, of its arguments and workspaces.  Raises DeviceError."""
+    native = _native(disk) if arch.kind == "cuda" else None
+    arguments = [*about["arguments"], *about["workspaces"]]
     try:
-        return Launcher(arch.kind, str(arch), code, about["launches"], [*about["arguments"], *about["workspaces"]])
+        return Launcher(arch.kind, str(arch), code, about["launches"], arguments, native)
     except KernelError as error:
         raise DeviceError(str(error)) from None
+
+
+def _native_name() -> str:
+    told = versions()
+    host = platform.machine(), cpu_name(), sorted(devices.cpu_features() or ())
+    made = [told[name] for name in ("te-schedules", "apache-tvm", "apache-tvm-ffi")]
+    return f"{digest(['launch', host, made, sources('schedules')])}.so"
+
+
+def _write_native(arch: Arch, disk: Disk) -> None:
+    """Write the machine code that launches, unless it is there."""
+    if arch.kind != "cuda" or disk.find(_native_name()) is not None:
+        return
+    from schedules.build.launch_code import build_launch
+
+    try:
+        disk.add(_native_name(), {}, _library(build_launch()))
+    except (ToolchainError, BuildError, OSError) as error:  # no linker, or no room
+        disk.refuse(str(error))
+
+
+@cache
+def _native(disk: Disk) -> Callable[..., int] | None:
+    """The machine code that launches, if it was written; else Python does."""
+    kept = disk.find(_native_name())
+    if kept is None:
+        return None
+    try:
+        import tvm_ffi
+
+        return tvm_ffi.load_module(str(kept.file))["launch"]  # type: ignore[no-any-return]
+    except Exception as error:  # tvm_ffi raises many types
+        disk.drop(kept.file.name, f"it does not load ({' '.join(str(error).split())})")
+        return None

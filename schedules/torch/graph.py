@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +32,7 @@ from schedules.torch.convolution import (
     padding_of,
     pair,
 )
-from schedules.torch.kernels import DTYPES, arch_of, dtype_name, kernel_for, prepare
+from schedules.torch.kernels import DTYPES, TorchKernel, arch_of, dtype_name, kernel_for, prepare
 from schedules.torch.layers import NAMES, Layer, Reader, example, given_of, module_of, out_of_place, sizes_of, words_of
 from schedules.torch.rows import problem_of
 from schedules.torch.softmax import dropout_softmax, log_softmax, softmax
@@ -253,36 +255,76 @@ def convolution(*arguments: Any) -> Tensor:
     return by_pytorch(x, filter.permute(order), bias, residual, stride, pad, dilation, 1, activation)
 
 
+@dataclass(frozen=True)
+class Served:
+    """The layers of a graph, and what serves each, which is found out meanwhile: a kernel, or why PyTorch keeps it."""
+
+    layers: list[Layer]
+    kernels: Future[list[TorchKernel | str]]
+    words: list[tuple[str, str]]  # the module of each, and what it does
+
+    def misses(self) -> bool:
+        """Whether a layer that is to have a kernel has none, once all are built."""
+        pairs = zip(self.layers, self.kernels.result(), strict=True)
+        return any(isinstance(kernel, str) and not layer.why for layer, kernel in pairs)
+
+    def rows(self) -> list[tuple[Row, Problem | None]]:
+        """A line for each layer, and the problem if it has one."""
+        rows: list[tuple[Row, Problem | None]] = []
+        for layer, words, kernel in zip(self.layers, self.words, self.kernels.result(), strict=True):
+            told = ("", kernel) if isinstance(kernel, str) else (kernel.made.split()[0], kernel.why)
+            rows.append((Row(*words, *told), layer.problem))
+        return rows
+
+
 def kernels_in(
     module: GraphModule,
     frozen: Frozen,
     memory_format: torch.memory_format | None,
     on_gpu: bool | None = None,
     prepares: bool = True,
-) -> list[tuple[Row, Problem | None]]:
-    """Put kernels into a captured graph, built for the sizes it was captured with; a line for each of its layers, and
-    the problem if it has one.  `on_gpu` is whether kernels are for a GPU, by default as the layers are."""
+    meanwhile: bool = False,
+) -> Served:
+    """Put kernels into a captured graph, built for the sizes it was captured with.  `on_gpu` is whether kernels are for
+    a GPU, by default as the layers are.  What turns out to have no kernel is left to PyTorch; with `meanwhile`, where
+    kernels are built while the caller goes on, it is there as if it had one (`Served.misses`)."""
     out_of_place(module.graph)
     found = list(Reader(module.graph, frozen.tensors).layers())
     for layer in found:
         settle(layer, memory_format, layer.on_gpu if on_gpu is None else on_gpu)
-    rows: list[tuple[Row, Problem | None]] = []
-    served = [layer for layer in found if layer.problem is not None and not layer.why]
-    for device in {layer.device for layer in served} if prepares else ():
-        with contextlib.suppress(*UNFIT):  # each layer's own tells it below
-            prepare([layer.problem for layer in served if layer.device == device and layer.problem], device)
-    for layer in found:
-        kernel = ""
-        if prepares and layer.problem is not None and not layer.why:
-            try:
-                made = kernel_for(layer.problem, layer.device)
-                kernel, how = made.made.split()[0], made.why
-            except UNFIT as error:
-                layer.why = str(error)
-        rows.append(
-            (Row(module_of(layer.nodes[0]), words_of(layer), kernel, layer.why or (kernel and how)), layer.problem)
-        )
-        if prepares:
+    kernels: Future[list[TorchKernel | str]] = Future()
+    if not prepares:
+        kernels.set_result([layer.why for layer in found])
+    elif meanwhile:
+        threading.Thread(target=_build, args=(found, kernels), daemon=True).start()
+    else:
+        _build(found, kernels)
+        for layer, kernel in zip(found, kernels.result(), strict=True):
+            layer.why = kernel if isinstance(kernel, str) else ""
+    served = Served(found, kernels, [(module_of(layer.nodes[0]), words_of(layer)) for layer in found])
+    if prepares:
+        for layer in found:
             put(module, layer, frozen)
     module.recompile()
-    return rows
+    return served
+
+
+def _build(layers: Sequence[Layer], kernels: Future[list[TorchKernel | str]]) -> None:
+    """Have the kernels of settled layers built: of each the kernel, or why there is none."""
+    try:
+        wanted = [layer for layer in layers if layer.problem is not None and not layer.why]
+        for device in {layer.device for layer in wanted}:
+            with contextlib.suppress(*UNFIT):  # each layer's own tells it below
+                prepare([layer.problem for layer in wanted if layer.device == device and layer.problem], device)
+        kernels.set_result([_kernel(layer) for layer in layers])
+    except BaseException as error:
+        kernels.set_exception(error)
+
+
+def _kernel(layer: Layer) -> TorchKernel | str:
+    if layer.problem is None or layer.why:
+        return layer.why
+    try:
+        return kernel_for(layer.problem, layer.device)
+    except UNFIT as error:
+        return str(error)

@@ -1,8 +1,9 @@
 """Kernels for PyTorch tensors: which one serves a problem on a device, built or loaded once and called without copies.
 
-TVM takes a tensor's memory as it is (DLPack) and launches on PyTorch's current stream of the tensor's device; on AMD
-GPUs the driver itself does (`bundle.package.launch`).  All memory comes from PyTorch: outputs, and the workspaces of
-functions of several kernels (`build.workspace`); a bundle keeps its own, one for each stream and captured graph.
+TVM takes a tensor's memory on the CPU as it is (DLPack).  Kernels of GPUs are launched by the driver itself on
+PyTorch's current stream of the tensors' device (`bundle.package.launch`), without TVM: nothing is linked, and a tensor
+map is encoded once for each address.  All memory comes from PyTorch: outputs, and the workspaces of functions of many
+kernels (`build.workspace`); a bundle keeps its own, one for each stream and captured graph.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from schedules.build.library import VECTOR_BYTES
 from schedules.build.toolchain import devices
 from schedules.build.toolchain.devices import LocalDevice
 from schedules.bundle.bundle import MANIFEST, Bundle
+from schedules.bundle.package.launch import Ready
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ArgumentError, BundleError, DeviceError, SchedulesError, UsageError
 from schedules.core.problem import Argument, Problem
@@ -65,12 +67,11 @@ class TorchKernel:
         Raises ArgumentError before anything runs if a tensor does not fit.
         """
         device = tensors[0].device
-        # TVM leaves the tensors' device as the current one
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        with _current(device):
             try:
                 self.function(*tensors, *self.memory(device, self._extent([tensor.shape for tensor in tensors])))
             except (TypeError, ValueError):
-                self._explain(tensors)
+                self.explain(tensors)
                 raise
 
     def launch(self, device: torch.device, *outputs: Output) -> Callable[..., Any]:
@@ -78,28 +79,9 @@ class TorchKernel:
         them: one, or a tuple of several.  Raises ArgumentError as a call does."""
         shapes: list[Shape] = [()] * (len(self.arguments) - len(outputs)) + [shape for shape, _ in outputs]
         makes = [_maker(device, *wanted) for wanted in (*outputs, *self._spaces(self._extent(shapes)))]
-        function, make, count = self.function, makes[0], len(outputs)
-
-        def one(*inputs: torch.Tensor) -> torch.Tensor:
-            output = make()
-            try:
-                function(*inputs, output)
-            except (TypeError, ValueError):
-                self._explain((*inputs, output))
-                raise
-            return output
-
-        def several(*inputs: torch.Tensor) -> Any:
-            made = [make() for make in makes]
-            try:
-                function(*inputs, *made)
-            except (TypeError, ValueError):
-                self._explain((*inputs, *made[:count]))
-                raise
-            return made[0] if count == 1 else tuple(made[:count])
-
-        run: Callable[..., Any] = one if len(makes) == 1 else several
-        return _on_gpu(run, device.index) if device.type == "cuda" else run
+        if device.type == "cuda":
+            return _by_driver(self, makes, len(outputs), device)
+        return _by_tvm(self, makes, len(outputs))
 
     def _extent(self, shapes: Sequence[Shape]) -> int | None:
         for argument, shape in zip(self.arguments, shapes, strict=True):
@@ -120,7 +102,7 @@ class TorchKernel:
         """Workspaces for one call, whose run-time extent is `extent`."""
         return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._spaces(extent)]
 
-    def _explain(self, tensors: Sequence[torch.Tensor]) -> None:
+    def explain(self, tensors: Sequence[torch.Tensor]) -> None:
         """Raise ArgumentError if the function's own checks refuse these tensors; what those say is hard to read."""
         from schedules.build.builder import check_arguments
 
@@ -129,32 +111,92 @@ class TorchKernel:
             raise ArgumentError(f"tensors lie on {' and '.join(sorted(places))}; move them to one") from None
 
 
+def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """With a GPU, if PyTorch uses any, as the current one."""
+    on_gpu = device.type == "cuda" and torch.cuda.is_initialized()
+    return torch.cuda.device(device) if on_gpu else contextlib.nullcontext()
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """TVM's name of a dtype: float32 of torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
-def _maker(device: torch.device, shape: Shape, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-    """New contiguous memory on the current device of a kind, as code that inductor wrote has it: in half the time of
-    `torch.empty`."""
-    strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+def _maker(device: torch.device, shape: Shape, dtype: torch.dtype, strides: Shape = ()) -> Callable[[], torch.Tensor]:
+    """New memory on the current device of a kind, contiguous if no `strides` are given, as code that inductor wrote has
+    it: in half the time of `torch.empty`."""
+    strides = strides or tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     return functools.partial(getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}"), shape, strides, dtype)
 
 
-def _on_gpu(run: Callable[..., Any], index: int) -> Callable[..., Any]:
-    """`run` with a GPU as the current one, which TVM leaves so, and inputs at multiples of 16 bytes."""
-    current = torch._C._cuda_getDevice
+def _by_tvm(kernel: TorchKernel, makes: Sequence[Callable[[], torch.Tensor]], count: int) -> Callable[..., Any]:
+    """A function of inputs on the CPU that makes the outputs, `count` of what `makes` makes, and returns them."""
+    function, make = kernel.function, makes[0]
+
+    def one(*inputs: torch.Tensor) -> torch.Tensor:
+        output = make()
+        try:
+            function(*inputs, output)
+        except (TypeError, ValueError):
+            kernel.explain((*inputs, output))
+            raise
+        return output
+
+    def several(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = [make() for make in makes]
+        try:
+            function(*inputs, *made)
+        except (TypeError, ValueError):
+            kernel.explain((*inputs, *made))
+            raise
+        return tuple(made)
+
+    return one if count == 1 else several
+
+
+def _by_driver(
+    kernel: TorchKernel,
+    makes: Sequence[Callable[[], torch.Tensor]],
+    count: int,
+    device: torch.device,
+    ready: Ready | None = None,
+) -> Callable[..., Any]:
+    """The same on a GPU: with it as the current one, and inputs at multiples of 16 bytes.  Where nothing is `ready` the
+    first call looks at its tensors; those after it are of others like them."""
+    current, stream_of, index = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, device.index
 
     def call(*inputs: torch.Tensor) -> Any:
-        for tensor in inputs:
-            if tensor.data_ptr() % VECTOR_BYTES:
-                return call(*[each.clone() if each.data_ptr() % VECTOR_BYTES else each for each in inputs])
-        if current() == index:
-            return run(*inputs)
-        with torch.cuda.device(index):
-            return run(*inputs)
+        nonlocal ready
+        if current() != index:
+            with torch.cuda.device(index):
+                return call(*inputs)
+        made = [make() for make in makes]
+        addresses = [tensor.data_ptr() for tensor in (*inputs, *made)]
+        if ready is None:
+            if any(address % VECTOR_BYTES for address in addresses):
+                return call(*map(_even, inputs))
+            try:
+                ready = kernel.function.ready(*inputs, *made)  # type: ignore[attr-defined]
+            except ValueError:
+                kernel.explain((*inputs, *made[:count]))
+                raise
+        if not ready(addresses, stream_of(index)):
+            return call(*map(_even, inputs))
+        return made[0] if count == 1 else tuple(made[:count])
 
+    def making(like: torch.Tensor) -> Callable[..., Any]:
+        """After a call: the same of other views of the inputs, whose result is as `like`."""
+        make = _maker(device, like.shape, like.dtype, like.stride())
+        return _by_driver(kernel, [make, *makes[1:]], count, device, ready)
+
+    if count == 1:
+        call.making = making  # type: ignore[attr-defined]
     return call
+
+
+def _even(tensor: torch.Tensor) -> torch.Tensor:
+    """The same at a multiple of 16 bytes."""
+    return tensor.clone() if tensor.data_ptr() % VECTOR_BYTES else tensor
 
 
 def remembered(function: F) -> F:
@@ -278,7 +320,8 @@ def _ready(key: tuple[Any, ...], problem: Problem, make: Callable[[], TorchKerne
     if key not in _kernels:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise UsageError(f"no kernel for {problem} yet, and a CUDA graph is being captured; call it once before")
-        _kernels[key] = make()
+        with _current(key[-1]):  # where the driver loads it
+            _kernels[key] = make()
     logger.info("%s: %s; %s", problem, _kernels[key].made, why)
     return _kernels[key]
 
@@ -309,7 +352,7 @@ def _name(device: torch.device) -> str | None:
 
 
 def _loaded(bundle: Bundle) -> TorchKernel:
-    return TorchKernel(bundle.arch, bundle.arguments, (), f"bundle {bundle.path}", bundle.load().function)
+    return TorchKernel(bundle.arch, bundle.arguments, (), f"bundle {bundle.path}", bundle.load(by_driver=True).function)
 
 
 def _served(bundle: Bundle) -> Problem:

@@ -89,6 +89,7 @@ class Backend:
     builds: bool = True
     on_gpu: bool | None = None  # whether kernels are for a GPU; None: as the graph is
     rewrite: Rewrite | None = None  # what is done to a graph before
+    meanwhile: bool = True  # kernels are built while inductor compiles
 
     def __post_init__(self) -> None:
         if self.rest not in ("", *RESTS):
@@ -96,25 +97,34 @@ class Backend:
 
     def __call__(self, module: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         plain = module.forward
+        devices = {value.device.type for value in examples if isinstance(value, Tensor)}
+        compiles = self.builds and self.rest != "eager" and bool(self.rest or has_compiler(devices))
+        meanwhile = compiles and self.meanwhile
+        before = copied(module) if meanwhile or not self.builds else module
         if not self.builds:
-            module = copied(module)
+            module = before
         given = inputs_of(module, examples)
         frozen = frozen_of(given) if self.freeze else Frozen({})
         rewritten = self.rewrite(module, frozen, examples, self) if self.rewrite else []
-        rows = kernels_in(module, frozen, self.memory_format, self.on_gpu, self.builds)
+        served = kernels_in(module, frozen, self.memory_format, self.on_gpu, self.builds, meanwhile)
+        run = self._compiled(module, examples, frozen) if compiles else module.forward if self.builds else plain
+        if meanwhile and served.misses():
+            return replace(self, meanwhile=False)(before, examples)
+        rows = served.rows()
         self.report.add(_joined(rewritten, rows) if self.rewrite else rows)
-        run = module.forward if self.builds else plain
-        devices = {value.device.type for value in examples if isinstance(value, Tensor)}
-        if self.builds and self.rest != "eager" and (self.rest or has_compiler(devices)):
-            from torch._dynamo.source import ConstantSource
-            from torch._inductor import list_mode_options
-            from torch._inductor.compile_fx import compile_fx
-
-            # tensors that dynamo has not put there need a source of their own
-            getattr(module, "_param_name_to_source", {}).update((name, ConstantSource(name)) for name in frozen.made)
-            patches = {**(list_mode_options(self.mode) if self.mode else {}), **self.options}
-            run = compile_fx(module, list(examples), config_patches=patches)
         return _guarded(run, module, frozen, list(given)) if self.builds and frozen.made else run
+
+    def _compiled(self, module: GraphModule, examples: Sequence[Any], frozen: Frozen) -> Callable[..., Any]:
+        """A graph that inductor has compiled."""
+        from torch._dynamo.source import ConstantSource
+        from torch._inductor import list_mode_options
+        from torch._inductor.compile_fx import compile_fx
+
+        # tensors that dynamo has not put there need a source of their own
+        getattr(module, "_param_name_to_source", {}).update((name, ConstantSource(name)) for name in frozen.made)
+        patches = {**(list_mode_options(self.mode) if self.mode else {}), **self.options}
+        run: Callable[..., Any] = compile_fx(module, list(examples), config_patches=patches)
+        return run
 
 
 def backend(
@@ -176,7 +186,10 @@ def copied(module: GraphModule) -> GraphModule:
     """The same with a graph of its own."""
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    return GraphModule(module, graph)
+    result = GraphModule(module, graph)
+    if (sources := getattr(module, "_param_name_to_source", None)) is not None:
+        result._param_name_to_source = dict(sources)
+    return result
 
 
 def _is_of_module(node: Node) -> bool:

@@ -70,13 +70,13 @@ class Known:
     def find(self, key: Callable[..., Hashable], arguments: Sequence[Any], given: Sequence[Tensor]) -> Launch | None:
         """What to call with the tensors `given`, if the dispatcher would do no more than call the kernel."""
         try:
-            ways = self.calls[_grad_enabled()].get(key(*arguments))
-        except TypeError:  # extents that are symbolic have no hash
-            return None
-        if ways is None or _profiling() or forward_ad._current_level >= 0 or _overridden(given):
+            ways = self.calls[_grad_enabled()][key(*arguments)]
+        except (KeyError, TypeError):  # extents that are symbolic have no hash
             return None
         for like, launch in ways:
             if like(*given):
+                if _profiling() or forward_ad._current_level >= 0 or _overridden(given):
+                    return None
                 return launch  # type: ignore[no-any-return]
         return None
 
@@ -214,13 +214,17 @@ def found(call: Callable[..., Any], given: Sequence[Tensor | None], views: Seque
     if launch is None or any(old.data_ptr() != new.data_ptr() for old, new in pairs):
         return None
     forms = [None if old is new else (new.shape, new.stride()) for old, new in pairs]
+    if forms.count(None) == len(forms):
+        return launch
     shape, strides = result.shape, result.stride()
+    if hasattr(launch, "making"):
+        return launch.making(result)
 
     def make(*tensors: Tensor) -> Tensor:
         made = launch(*[t if form is None else _view(t, *form) for t, form in zip(tensors, forms, strict=True)])
         return _view(made, shape, strides)
 
-    return launch if forms.count(None) == len(forms) else make
+    return make
 
 
 def _copied(launch: Launch, *tensors: Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.store import kernels as module
 from schedules.store.disk import Disk
 from schedules.store.kernels import build_all, chosen_for, is_kept, kernel_of
+from tests.bundle.package import fake
 from tests.fake import record_of
 
 SOFTMAX = SoftmaxProblem(3, 41, dtype="float32")
@@ -170,13 +172,18 @@ def test_without_a_linker_kernels_are_built_and_not_kept(
     assert "no linker found" in caplog.text
 
 
-def test_kernels_of_gpus_get_their_workspaces(here: Disk, cuda_compiler: None, sm_90a: Arch) -> None:
-    """Of the same text as for a launch without them; no NVRTC is asked for one that is there."""
-    chosen = chosen_for(SoftmaxProblem(4, 2**21), sm_90a, None, here)
-    first = kernel_of(chosen, here)
-    second = module._loaded(f"{chosen.key}.so", chosen, here)
-    assert second is not None and second.workspaces == first.workspaces
-    assert [space.name for space in second.workspaces] == ["partials"]
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler")
+def test_kernels_of_gpus_get_their_workspaces(
+    here: Disk, cuda_compiler: None, sm_90a: Arch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same text as for a launch without them; neither NVRTC nor TVM is asked for one that is there."""
+    with fake.driving("cuda", tmp_path, monkeypatch):
+        chosen = chosen_for(SoftmaxProblem(4, 2**21), sm_90a, None, here)
+        first = kernel_of(chosen, here)
+        monkeypatch.setattr(module, "load_library", None)
+        second = module._loaded(f"{chosen.key}.so", chosen, here)
+        assert second is not None and second.workspaces == first.workspaces
+        assert [space.name for space in second.workspaces] == ["partials"]
 
 
 LATER = """

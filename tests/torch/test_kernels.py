@@ -23,7 +23,6 @@ from schedules.operators.conv2d_nhwc.definition import NhwcProblem as ConvProble
 from schedules.operators.softmax import OPERATOR, cpu  # noqa: E402
 from schedules.operators.softmax.definition import SoftmaxProblem  # noqa: E402
 from schedules.store import kernels as store  # noqa: E402
-from schedules.store.disk import disk  # noqa: E402
 from schedules.torch import kernels as dispatch  # noqa: E402
 from tests.fake import record_of  # noqa: E402
 
@@ -136,15 +135,6 @@ def test_bundles_come_first_and_the_nearest_of_them(
     assert "bundle" not in dispatch.kernel_for(softmax_problem(3, 29), CPU).made
 
 
-def test_workspaces_come_from_pytorch(cuda_compiler: None, sm_90a: Arch) -> None:
-    kept = disk()
-    made = dispatch._made(store.chosen_for(SoftmaxProblem(4, 2**21), sm_90a, None, kept), kept)
-    assert [space.name for space in made.workspaces] == ["partials"]
-    (memory,) = made.memory(CPU, 7)
-    parts = made.workspaces[0].shape[2]
-    assert memory.shape == (2, 7, parts) and memory.dtype is torch.float32
-
-
 def test_a_folder_without_bundles_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="holds no bundle"):
         kernels.use_bundles(tmp_path)
@@ -180,33 +170,6 @@ def test_tensors_that_do_not_fit_are_named() -> None:
     assert not y.any()
     kernel(x, y)
     torch.testing.assert_close(y, torch.softmax(x, -1))
-
-
-def test_a_gpu_is_current_and_addresses_are_even(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel of a GPU that is not the current one, and inputs at odd addresses, by tensors of the CPU."""
-    current, seen = [0], []
-
-    class Device:
-        def __init__(self, index: int) -> None:
-            self.index, self.before = index, current[0]
-
-        def __enter__(self) -> None:
-            current[0] = self.index
-
-        def __exit__(self, *error: Any) -> None:
-            current[0] = self.before
-
-    def run(*tensors: Any) -> None:
-        seen.append((current[0], [tensor.data_ptr() % dispatch.VECTOR_BYTES for tensor in tensors]))
-
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
-    monkeypatch.setattr(torch.cuda, "device", Device)
-    x = torch.randn(9)
-    for index in (0, 1):
-        call = dispatch._on_gpu(run, index)
-        call(x, x)
-        call(x, x[1:])
-    assert seen == [(0, [0, 0])] * 2 + [(1, [0, 0])] * 2 and current == [0]
 
 
 def test_extents_of_one_may_have_any_stride() -> None:

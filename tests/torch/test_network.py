@@ -6,6 +6,7 @@ import copy
 import inspect
 import logging
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import schedules.torch as kernels  # noqa: E402
-from schedules.core.errors import ConfigError, UsageError  # noqa: E402
-from schedules.torch import graph  # noqa: E402
+from schedules.core.errors import BuildError, ConfigError, UsageError  # noqa: E402
+from schedules.torch import graph, network  # noqa: E402
 from schedules.torch.convolution import by_pytorch  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -410,3 +411,37 @@ def test_inductor_takes_what_is_left() -> None:
     optimized = kernels.optimize(model, x.to(memory_format=LAST), rest="inductor")
     assert not optimized.report.notes and len(optimized.report.replaced) == 2
     close(model, optimized, x.to(memory_format=LAST))
+
+
+def test_kernels_are_built_while_inductor_compiles(monkeypatch: pytest.MonkeyPatch, stand_in: None) -> None:
+    """One that then cannot be built is PyTorch's, after another compilation."""
+    order: list[str] = []
+    compiling = threading.Event()
+    find = graph.kernel_for
+
+    def kernel(problem: Any, device: Any) -> Any:
+        assert compiling.wait(30)
+        order.append("built")
+        if problem.kh == 1:
+            raise BuildError("no room")
+        return find(problem, device)
+
+    def compiled(self: Any, module: Any, *_: Any) -> Any:
+        order.append("compiled")
+        compiling.set()
+        return module.forward
+
+    monkeypatch.setattr(graph, "kernel_for", kernel)
+    monkeypatch.setattr(network.Backend, "_compiled", compiled)
+    for body, compilations, served in (
+        (lambda m, x: m.norm(m.a(x)).relu(), 1, 1),
+        (lambda m, x: m.b(m.norm(m.a(x)).relu()), 2, 1),
+    ):
+        order.clear()
+        compiling.clear()
+        model, x = Layers(body).eval(), random(1, 4, 6, 5)
+        optimized = kernels.optimize(model, x, rest="inductor")
+        assert order[0] == "compiled" and order.count("compiled") == compilations
+        assert len(optimized.report.replaced) == served and len(optimized.report.rows) == compilations
+        assert ("no room" in str(optimized.report)) == (compilations == 2) and not optimized.report.notes
+        close(model, optimized, x)

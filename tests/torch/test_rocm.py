@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from schedules.build.builder import build  # noqa: E402
 from schedules.build.toolchain import devices  # noqa: E402
 from schedules.build.toolchain.devices import LocalDevice  # noqa: E402
 from schedules.bundle.bundle import write_bundle  # noqa: E402
-from schedules.bundle.package import launch  # noqa: E402
 from schedules.core.arch import parse_arch  # noqa: E402
 from schedules.core.errors import DeviceError  # noqa: E402
 from schedules.operators.softmax.definition import SoftmaxProblem  # noqa: E402
@@ -48,19 +46,17 @@ def on_gpu(*shape: int, dtype: torch.dtype = torch.float32) -> OnGpu:
 @pytest.fixture
 def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """PyTorch for ROCm with a gfx90a; what it returns reads the launches."""
-    library = ctypes.CDLL(str(fake.drivers(tmp_path) / "libamdhip64.so"))
     told = SimpleNamespace(name="AMD Instinct MI210", gcnArchName="gfx90a:sramecc+:xnack-", major=9, minor=0)
     monkeypatch.setattr(torch.version, "hip", "6.2")
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: told)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: STREAM, raising=False)
-    monkeypatch.setattr(launch, "driver_library", lambda kind: library)
     monkeypatch.setattr(devices, "rocm", lambda: (LocalDevice("rocm", told.name, "gfx90a"),))
-    monkeypatch.setenv("FAKE_DRIVER_LOG", str(tmp_path / "log"))
-    forgotten = launch._driver.cache_clear, dispatch.arch_of.cache_clear, dispatch._kernels.clear
+    forgotten = dispatch.arch_of.cache_clear, dispatch._kernels.clear
     for forget in forgotten:
         forget()
-    yield lambda: [line for line in fake.noted(tmp_path / "log") if isinstance(line, dict) and "symbol" in line]
+    with fake.driving("rocm", tmp_path, monkeypatch) as launches:
+        yield launches
     for forget in forgotten:
         forget()
     kernels.use_bundles()

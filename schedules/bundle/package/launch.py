@@ -12,14 +12,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import ctypes.util
+import functools
 import importlib.util
 import operator
 import re
+import struct
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,9 @@ VECTOR_BYTES = 16  # of the widest load: a GPU faults on an address that is no m
 OPT_IN = 48 << 10  # bytes of dynamic shared memory that a kernel may use unasked
 PORTABLE_CLUSTER = 8  # blocks
 ALIGNED = 256  # bytes, of each workspace
-CALLS = 256  # that are kept ready, of different shapes
+CALLS = 256  # that are kept ready, of different shapes; tensor maps, of different addresses
+NATIVE = 64  # parameters of a kernel that machine code launches
+ADDRESS, MAP, CONSTANT = range(3)  # what a parameter is
 PLACES = {"cuda": (2, 13), "rocm": (10,)}  # DLPack's device types
 CODE = {"cuda": "kernel.cubin", "rocm": "kernel.hsaco"}
 
@@ -50,12 +53,12 @@ _NAMES = {
     "capture": ("cuStreamGetCaptureInfo_v2", "hipStreamGetCaptureInfo_v2"),
     "capture_mode": ("cuThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode"),
     "encode": ("cuTensorMapEncodeTiled", ""),
-    "launch": ("cuLaunchKernel", "hipModuleLaunchKernel"),
-    "launch_with": ("cuLaunchKernelEx", ""),
+    "launch": ("cuLaunchKernelEx", "hipModuleLaunchKernel"),
     "error": ("cuGetErrorString", "hipDrvGetErrorString"),
 }
 _MOST_SHARED, _ANY_CLUSTER = 8, 14  # of CUfunction_attribute
 _COOPERATIVE, _CLUSTER, _DEPENDENT = 2, 4, 6  # of CUlaunchAttributeID
+_ODD, _ELSEWHERE = -1, -2  # what kept a call from launching, besides the driver's errors: an address, another context
 _RELAXED = 2  # of CUstreamCaptureMode: memory may be allocated
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -241,15 +244,20 @@ class Driver:
 
     def bound(self, name: str, *arguments: Any) -> Callable[[], None]:
         """A call that is made again and again."""
-        function = getattr(self.library, self.names[name])
+        function = self.function(name)
 
         def call() -> None:
             if code := function(*arguments):
-                raise self._error(name, code)
+                raise self.error(name, code)
 
         return call
 
-    def _error(self, name: str, code: int) -> KernelError:
+    def function(self, name: str) -> Callable[..., int]:
+        """One of the library's own, which returns 0 or the code of an error."""
+        found: Callable[..., int] = getattr(self.library, self.names[name])
+        return found
+
+    def error(self, name: str, code: int) -> KernelError:
         told = ctypes.c_char_p()
         if hasattr(self.library, self.names["error"]):  # ROCm has it from 5.5 on
             getattr(self.library, self.names["error"])(code, ctypes.byref(told))
@@ -302,9 +310,8 @@ class _Loaded:
     ) -> None:
         """`told` is the code in words.  Raises LoadError."""
         self.driver, self.index, self.lock = driver, index, threading.Lock()
-        self.context, self.current, self.stream = driver.context(index), driver.context(), ctypes.c_void_p()
+        self.context, self.stream = driver.context(index), ctypes.c_void_p()
         self.status, self.graph = ctypes.c_int(), ctypes.c_uint64()
-        self.ask_current = driver.bound("current", ctypes.byref(self.current))
         found = ctypes.byref(self.status), ctypes.byref(self.graph)
         self.ask_capture = driver.bound("capture", self.stream, *found, None, None, None)
         self.memory: dict[Any, tuple[int, int]] = {}  # for a stream and graph: address and bytes
@@ -325,15 +332,11 @@ class _Loaded:
         # not at exit, when the driver may be gone
         weakref.finalize(self, _release, self.driver, self.context, module, self.all).atexit = False
 
-    def is_current(self) -> bool:
-        """Whether it is this thread's device, asked by who has the lock."""
-        self.ask_current()
-        return bool(self.current.value == self.context.value)
-
-    def workspace(self, wanted: int) -> int:
-        """The address of so many bytes for `stream` and the graph that it captures, by who has the lock."""
+    def workspace(self, wanted: int, stream: int) -> int:
+        """The address of so many bytes for a stream and the graph that it captures, by who has the lock."""
+        self.stream.value = stream
         self.ask_capture()
-        key = self.stream.value, self.graph.value if self.status.value else None
+        key = stream, self.graph.value if self.status.value else None
         address, size = self.memory.get(key, (0, 0))
         if size < wanted:
             memory = ctypes.c_void_p()
@@ -351,85 +354,206 @@ class _Loaded:
             self.shared[symbol] = shared
 
 
-class _Call:
-    """A call on one device with arguments of certain sizes: what the driver reads, ready but for addresses and stream.
+class _Map:
+    """A CUtensorMap, which has to lie at a multiple of 64 bytes, for each address that a buffer had: it depends on
+    nothing else that changes.  `place` is the buffer's number."""
 
-    To be used by who has the device's lock.
-    """
+    def __init__(self, driver: Driver, told: Mapping[str, Any], place: int) -> None:
+        self.driver, self.place, self.type, self.rank = driver, place, told["type"], len(told["dims"])
+        self.lists = [(kind * max(1, len(told[word])))(*told[word]) for word, kind in _MAP_WORDS.items()]
+        self.modes = [told[word] for word in ("interleave", "swizzle", "promotion", "fill")]
+        self.made: dict[int, Any] = {}
 
-    def __init__(self, device: _Loaded, planned: Mapping[str, Any], names: Iterable[str]) -> None:
-        self.device, self.bytes = device, 0
-        cells = {name: ctypes.c_void_p() for name in (*names, *planned["workspaces"])}
-        self.addresses = [cells[name] for name in names]
-        self.workspaces: list[tuple[ctypes.c_void_p, int]] = []  # and where in the memory
-        for name, size in planned["workspaces"].items():
-            self.workspaces.append((cells[name], self.bytes))
-            self.bytes += -(-size // ALIGNED) * ALIGNED
-        self.streams, self.kept, self.launches = [device.stream], [], []  # type: ignore[var-annotated]
-        self.maps = {name: _Map(device.driver, told, cells[told["buffer"]]) for name, told in planned["maps"].items()}
-        for kernel in planned["kernels"]:
-            self._add(kernel, [self._cell(passed, cells) for passed in kernel["arguments"]])
+    def of(self, address: int) -> Any:
+        """The map of a buffer at this address."""
+        cell = self.made.get(address)
+        if cell is None:
+            memory = (ctypes.c_uint8 * 192)()
+            cell = (ctypes.c_uint8 * 128).from_buffer(memory, -ctypes.addressof(memory) % 64)
+            where = ctypes.c_void_p(address)
+            self.driver("encode", ctypes.byref(cell), self.type, self.rank, where, *self.lists, *self.modes)
+            if len(self.made) >= CALLS:
+                self.made = {}  # who launches with one of these has it
+            self.made[address] = cell
+        return cell
 
-    def _cell(self, passed: Mapping[str, Any], cells: Mapping[str, Any]) -> Any:
-        """What holds one parameter."""
-        if "map" in passed:
-            return self.maps[passed["map"]].cell
-        return cells[passed["buffer"]] if "buffer" in passed else _TYPES[passed["dtype"]](passed["value"])
 
-    def _add(self, kernel: Mapping[str, Any], cells: Sequence[Any]) -> None:
-        device, shared = self.device, kernel["shared"]
-        device.allow(kernel["symbol"], shared)
-        function, shape = device.functions[kernel["symbol"]], [*kernel["grid"], *kernel["block"]]
-        parameters = (ctypes.c_void_p * max(1, len(cells)))(*map(ctypes.addressof, cells))
+class _Kernel:
+    """A launch of a call: the function, its configuration, and of each parameter whether it is a buffer, a map or a
+    constant (ADDRESS, MAP, CONSTANT), and the buffer's or map's number, or the constant's address."""
+
+    def __init__(
+        self, device: _Loaded, told: Mapping[str, Any], places: Mapping[str, int], maps: Sequence[str]
+    ) -> None:
+        device.allow(told["symbol"], told["shared"])
+        self.function, self.shared = device.functions[told["symbol"]], told["shared"]
+        self.shape = [*told["grid"], *told["block"]]
+        self.kept: list[Any] = []
+        self.parameters: list[tuple[int, int]] = []
+        for each in told["arguments"]:
+            if "map" in each:
+                self.parameters.append((MAP, maps.index(each["map"])))
+            elif "buffer" in each:
+                self.parameters.append((ADDRESS, places[each["buffer"]]))
+            else:
+                self.kept.append(_TYPES[each["dtype"]](each["value"]))
+                self.parameters.append((CONSTANT, ctypes.addressof(self.kept[-1])))
         attributes: list[_Attribute] = []
-        if kernel["cooperative"]:
+        if told["cooperative"]:
             attributes.append(_Attribute(_COOPERATIVE, 0, (1,)))
-        if prod(kernel["cluster"]) > 1:
-            attributes.append(_Attribute(_CLUSTER, 0, tuple(kernel["cluster"])))
-        if kernel["dependent"]:
+        if prod(told["cluster"]) > 1:
+            attributes.append(_Attribute(_CLUSTER, 0, tuple(told["cluster"])))
+        if told["dependent"]:
             attributes.append(_Attribute(_DEPENDENT, 0, (1,)))
-        name, given = "launch", (function, *shape, shared, device.stream, parameters, None)
-        if attributes:
-            listed = (_Attribute * len(attributes))(*attributes)
-            config = _Config(*shape, shared, None, ctypes.cast(listed, ctypes.c_void_p), len(attributes))
-            self.streams.append(ctypes.c_void_p.from_buffer(config, _Config.stream.offset))
-            name, given = "launch_with", (ctypes.byref(config), function, parameters, None)
-            self.kept.append((config, listed))
-        self.kept.append(cells)
-        self.launches.append(device.driver.bound(name, *given))
+        self.attributes = (_Attribute * max(1, len(attributes)))(*attributes)
+        self.count = len(attributes)
 
-    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+    def config(self) -> _Config:
+        listed = ctypes.cast(self.attributes, ctypes.c_void_p)
+        return _Config(*self.shape, self.shared, None, listed, self.count)
+
+
+class _Call:
+    """What the driver reads of a call: ready but for stream and words, which are the addresses of tensors and
+    workspaces.  For one thread at a time."""
+
+    def __init__(self, driver: Driver, kernels: Sequence[_Kernel], words: int) -> None:
+        self.current, self.words = driver.context(), (ctypes.c_uint64 * max(1, words))()
+        self.ask_current = functools.partial(driver.function("current"), ctypes.byref(self.current))
+        self.fill = functools.partial(struct.Struct(f"={words}Q").pack_into, self.words, 0)
+        self.stream = 0
+        self.streams, self.launches, self.slots = [], [], []  # type: ignore[var-annotated]
+        self.maps: dict[int, Any] = {}  # that the driver reads
+        for kernel in kernels:
+            parameters = (ctypes.c_void_p * max(1, len(kernel.parameters)))()
+            for at, (kind, of) in enumerate(kernel.parameters):
+                if kind == MAP:
+                    self.slots.append((parameters, at, of))
+                else:
+                    parameters[at] = of if kind == CONSTANT else ctypes.addressof(self.words) + 8 * of
+            if driver.kind == "rocm":
+                stream = ctypes.c_void_p()
+                given: tuple[Any, ...] = kernel.function, *kernel.shape, kernel.shared, stream, parameters, None
+            else:
+                config = kernel.config()
+                stream = ctypes.c_void_p.from_buffer(config, _Config.stream.offset)
+                given = ctypes.byref(config), kernel.function, parameters, None
+            self.streams.append(stream)
+            self.launches.append(functools.partial(driver.function("launch"), *given))
+
+    def use(self, stream: int) -> None:
+        """Launch on this stream from now on."""
         for cell in self.streams:
             cell.value = stream
-        for cell, address in zip(self.addresses, addresses, strict=True):
-            cell.value = address
-        if self.workspaces:
-            start = self.device.workspace(self.bytes)
-            for cell, offset in self.workspaces:
-                cell.value = start + offset
-        for each in self.maps.values():
-            each.encode()
-        for launch in self.launches:
-            launch()
+        self.stream = stream
+
+    def point(self, maps: Sequence[Any]) -> None:
+        """Launch with these tensor maps."""
+        for parameters, at, of in self.slots:
+            self.maps[of] = maps[of]
+            parameters[at] = ctypes.addressof(maps[of])
 
 
-class _Map:
-    """A CUtensorMap, which has to lie at a multiple of 64 bytes, of what `address` holds."""
+class _Job:
+    """What the machine code of `schedules.build.launch_code` reads of a call; it knows in which order."""
 
-    def __init__(self, driver: Driver, told: Mapping[str, Any], address: ctypes.c_void_p) -> None:
-        memory = (ctypes.c_uint8 * 192)()
-        self.cell = (ctypes.c_uint8 * 128).from_buffer(memory, -ctypes.addressof(memory) % 64)
-        lists = [(kind * max(1, len(told[word])))(*told[word]) for word, kind in _MAP_WORDS.items()]
-        modes = [told[word] for word in ("interleave", "swizzle", "promotion", "fill")]
-        cell = ctypes.byref(self.cell)
-        self.write = driver.bound("encode", cell, told["type"], len(told["dims"]), address, *lists, *modes)
-        self.address = address
-        self.encoded: int | None = None
+    def __init__(self, device: _Loaded, kernels: Sequence[_Kernel], words: int) -> None:
+        self.kept: list[Any] = [device, kernels]
+        listed = []
+        for kernel in kernels:
+            config, numbers = kernel.config(), [number for pair in kernel.parameters for number in pair]
+            # maps come after all addresses
+            numbers[1::2] = [of + words if kind == MAP else of for kind, of in kernel.parameters]
+            parameters = (ctypes.c_uint64 * max(1, len(numbers)))(*numbers)
+            self.kept += [config, parameters]
+            listed += [ctypes.addressof(config), kernel.function.value or 0, len(kernel.parameters)]
+            listed += [ctypes.addressof(parameters)]
+        kernel_list = (ctypes.c_uint64 * len(listed))(*listed)
+        functions = [ctypes.cast(device.driver.function(name), ctypes.c_void_p) for name in ("launch", "current")]  # type: ignore[arg-type]
+        numbers = [*(each.value or 0 for each in (*functions, device.context)), words, len(kernels)]
+        job = (ctypes.c_uint64 * (len(numbers) + 1))(*numbers, ctypes.addressof(kernel_list))
+        self.kept += [kernel_list, job]
+        self.address = ctypes.addressof(job)
 
-    def encode(self) -> None:
-        if self.encoded != self.address.value:
-            self.write()
-            self.encoded = self.address.value
+
+class Ready:
+    """A call of a kernel with tensors of certain shapes on one device, given their addresses and a stream.
+
+    By `native`, machine code that launches, or else in Python.
+    """
+
+    def __init__(self, device: _Loaded, planned: Mapping[str, Any], names: Sequence[str], native: Any) -> None:
+        self.device, self.context = device, device.context.value
+        self.offsets: list[int] = []  # of workspaces in their memory
+        self.bytes = 0
+        for size in planned["workspaces"].values():
+            self.offsets.append(self.bytes)
+            self.bytes += -(-size // ALIGNED) * ALIGNED
+        places = {name: at for at, name in enumerate((*names, *planned["workspaces"]))}
+        self.maps = [_Map(device.driver, told, places[told["buffer"]]) for told in planned["maps"].values()]
+        with device.lock, device.driver.on(device.context):
+            kernels = [_Kernel(device, told, places, list(planned["maps"])) for told in planned["kernels"]]
+        self.make = functools.partial(_Call, device.driver, kernels, len(places))
+        self.free: list[_Call] = []  # a thread has its own while it launches
+        self.native, self.job = None, 0
+        if native is not None and all(len(kernel.parameters) <= NATIVE for kernel in kernels):
+            self.native, self.kept = native, _Job(device, kernels, len(places))
+            self.job = self.kept.address
+
+    def __call__(self, addresses: Sequence[int], stream: int) -> bool:
+        """Launch, with addresses of tensors that the kernel takes; False, and nothing is done, if one of them is no
+        multiple of VECTOR_BYTES.  Raises KernelError."""
+        if self.offsets:
+            return self._with_workspaces(addresses, stream)
+        code = (
+            self._run(addresses, stream)
+            if self.native is None or self.maps
+            else self.native(self.job, stream, *addresses)
+        )
+        return not code or self._again(code, addresses, stream)
+
+    def _run(self, addresses: Sequence[int], stream: int) -> int:
+        """0, or what kept it from launching."""
+        maps = [each.of(addresses[each.place]) for each in self.maps]
+        if self.native is not None:
+            return int(self.native(self.job, stream, *addresses, *map(ctypes.addressof, maps)))
+        if any(address % VECTOR_BYTES for address in addresses):
+            return _ODD
+        try:
+            call = self.free.pop()
+        except IndexError:
+            call = self.make()
+        if call.ask_current() or call.current.value != self.context:
+            self.free.append(call)
+            return _ELSEWHERE
+        call.fill(*addresses)
+        if stream != call.stream:
+            call.use(stream)
+        if maps:
+            call.point(maps)
+        code = 0
+        for launch in call.launches:
+            code = code or launch()
+        self.free.append(call)
+        return code
+
+    def _again(self, code: int, addresses: Sequence[int], stream: int) -> bool:
+        """After what kept it from launching."""
+        if code == _ODD:
+            return False
+        if code == _ELSEWHERE:
+            with self.device.driver.on(self.device.context):
+                code = self._run(addresses, stream)
+        if code:
+            raise self.device.driver.error("launch", code)
+        return True
+
+    def _with_workspaces(self, addresses: Sequence[int], stream: int) -> bool:
+        with self.device.lock, self.device.driver.on(self.device.context):  # kernels that share one follow each other
+            start = self.device.workspace(self.bytes, stream)
+            words = [*addresses, *[start + offset for offset in self.offsets]]
+            code = self._run(words, stream)
+            return not code or self._again(code, words, stream)
 
 
 class Launcher:
@@ -449,18 +573,20 @@ class Launcher:
         code: bytes,
         launches: Mapping[str, Any],
         arguments: Sequence[Mapping[str, Any]],
+        native: Any = None,
     ) -> None:
         """`kind` is cuda or rocm, `built_for` the arch for messages; `launches` and `arguments` as in kernel.json.
+        `native` is the machine code that launches CUDA kernels (`schedules.build.launch_code`), if there is any.
 
         Raises LoadError.
         """
         if "why" in launches:
             raise LoadError(f"it cannot be launched without TVM's runtime: {launches['why']}")
         self.driver, self.kind, self.built_for, self.code = _driver(kind), kind, built_for, code
-        self.launches, self.arguments = launches, arguments
+        self.launches, self.arguments, self.native = launches, arguments, native
         self.places = {argument["name"]: at for at, argument in enumerate(arguments)}
         self.latest: tuple[tuple[Any, ...], Any] = (), None  # facts of PyTorch's tensors, and the call for them
-        self.calls: dict[Any, _Call] = {}  # by device and shapes
+        self.calls: dict[Any, Ready] = {}  # by device and shapes
         self.devices: dict[int, _Loaded] = {}
         self.lock = threading.Lock()
         torch = sys.modules.get("torch")
@@ -473,20 +599,19 @@ class Launcher:
         addresses = None if torch is None else _addresses(tensors, facts, torch.Tensor)
         if addresses is None:
             call, addresses = self._prepared(tensors, torch)
-        device = call.device
+        index = call.device.index
         if torch is not None and isinstance(tensors[0], torch.Tensor):
-            stream = torch._C._cuda_getCurrentRawStream(device.index)
+            stream = torch._C._cuda_getCurrentRawStream(index)
         else:
             ffi = sys.modules.get("tvm_ffi")
-            stream = ffi.get_raw_stream(ffi.device(PLACES[self.kind][0], device.index)) if ffi else 0
-        with device.lock:  # kernels that share a workspace follow each other
-            if device.is_current():
-                call(addresses, stream)
-            else:
-                with self.driver.on(device.context):
-                    call(addresses, stream)
+            stream = ffi.get_raw_stream(ffi.device(PLACES[self.kind][0], index)) if ffi else 0
+        call(addresses, stream)
 
-    def _prepared(self, tensors: Sequence[Any], torch: Any) -> tuple[_Call, list[int]]:
+    def ready(self, *tensors: Any) -> Ready:
+        """The launch of tensors like these, for who knows that they are.  Raises ArgumentError, LoadError."""
+        return self._prepared(tensors, None)[0]
+
+    def _prepared(self, tensors: Sequence[Any], torch: Any) -> tuple[Ready, list[int]]:
         """The call for tensors like these, and their addresses.  Raises ArgumentError, LoadError."""
         names = list(self.places)
         if len(tensors) != len(names):
@@ -497,9 +622,7 @@ class Launcher:
         if call is None:
             self._check(given)
             sizes = {name: given[self.places[of]].shape[axis] for name, (of, axis) in self.launches["sizes"].items()}
-            planned, device = plan(self.launches, names, sizes), self._on(given[0].device)
-            with device.lock, self.driver.on(device.context):
-                call = _Call(device, planned, names)
+            call = Ready(self._on(given[0].device), plan(self.launches, names, sizes), names, self.native)
             if len(self.calls) >= CALLS:
                 self.calls.clear()
             self.calls[facts] = call
@@ -572,7 +695,7 @@ def _described(kind: str, built_for: str, code: bytes) -> str:
     return f"code object for {built_for}, version {version}{since}"
 
 
-@cache
+@functools.cache
 def _driver(kind: str) -> Driver:
     return Driver(kind)
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from schedules.build.builder import Built
 from schedules.build.toolchain.link import write_library
+from schedules.bundle.package import launch
 from schedules.check.emulate.toolchain import build_runtime, find_cxx
 from schedules.core.problem import Argument
 
@@ -21,14 +28,38 @@ ROOT = HERE.parents[3]
 PLACES = {"cuda": 2, "rocm": 10}
 
 
+LIBRARIES = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
+
+
 def drivers(folder: Path) -> Path:
     """`folder` with both drivers, for LD_LIBRARY_PATH."""
-    for name, flags in (("libcuda.so.1", ()), ("libamdhip64.so", ("-DHIP",))):
-        command = [find_cxx(), "-shared", "-fPIC", "-std=c++17", "-Wall", *flags]
-        made = [str(HERE / "driver.cc"), f"-Wl,-soname,{name}", "-o", str(folder / name)]
-        done = subprocess.run([*command, *made], capture_output=True, text=True)
-        assert done.returncode == 0 and not done.stderr, done.stderr
+    for kind, name in LIBRARIES.items():
+        _compiled(kind, folder / name, f"-Wl,-soname,{name}")
     return folder
+
+
+def _compiled(kind: str, library: Path, *flags: str) -> None:
+    command = [find_cxx(), "-shared", "-fPIC", "-std=c++17", "-Wall", *(["-DHIP"] if kind == "rocm" else []), *flags]
+    done = subprocess.run([*command, str(HERE / "driver.cc"), "-o", str(library)], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+@functools.cache
+def _loaded(kind: str) -> ctypes.CDLL:
+    """A driver in this process, by no name that others look for."""
+    with tempfile.TemporaryDirectory() as folder:
+        _compiled(kind, Path(folder) / "driver.so")
+        return ctypes.CDLL(str(Path(folder) / "driver.so"))
+
+
+@contextlib.contextmanager
+def driving(kind: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """This process with the driver of `kind`; what it gives returns the launches that were noted since."""
+    patch.setattr(launch, "driver_library", _loaded)
+    patch.setenv("FAKE_DRIVER_LOG", str(folder / "log"))
+    launch._driver.cache_clear()
+    yield lambda: [line for line in noted(folder / "log") if isinstance(line, dict) and "symbol" in line]
+    launch._driver.cache_clear()
 
 
 def tensors(arguments: Sequence[Argument], kind: str, extent: int | None = None) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -23,6 +24,7 @@
 
 namespace {
 
+std::mutex one;                   // thread notes at a time
 std::vector<std::string> maps;  // a tensor map holds the number of its line here
 std::set<int64_t> allocated;       // what was allocated
 std::map<std::pair<void*, int>, int> allowed;  // attributes of functions
@@ -73,6 +75,8 @@ void say(const std::string& line) {
 int launched(void* function, const unsigned* grid, const unsigned* block, const unsigned* cluster, unsigned shared,
              bool dependent, void* stream, void** parameters) {
   if (device() < 0) return 201;
+  if (int failed = code("launch")) return failed;
+  std::lock_guard<std::mutex> held(one);
 #ifndef HIP
   if (shared > 48 << 10 && allowed[{function, 8}] < static_cast<int>(shared)) return 1;
   if (cluster[0] * cluster[1] * cluster[2] > 8 && !allowed[{function, 14}]) return 1;
@@ -154,6 +158,7 @@ API cuTensorMapEncodeTiled(uint64_t* map, int type, unsigned rank, void* address
                            int swizzle, int promotion, int fill) {
   if (reinterpret_cast<uintptr_t>(map) % 64) return 1;
   int modes[] = {interleave, swizzle, promotion, fill};
+  std::lock_guard<std::mutex> held(one);
   *map = maps.size();
   maps.push_back("[" + std::to_string(reinterpret_cast<int64_t>(address)) + ", " + std::to_string(type) + ", " +
                  list(dims, rank) + ", " + list(strides, rank - 1) + ", " + list(box, rank) + ", " + list(steps, rank) +
