@@ -30,7 +30,7 @@ from schedules.predict.start import started
 
 KIND = LANGUAGES
 WIDE = 32  # channels of a convolution that tensor cores multiply in float32's stead: fewer would mostly be filled up
-LAYERS = {"first": 12, "networks": 100, "hwcn": 20}  # files of layers, and that every how many of them are compared
+LAYERS = {"first": 12, "networks": 100, "hwcn": 10}  # files of layers, and that every how many of them are compared
 
 
 def program_for(problem: Problem, arch: Arch, used: Sequence[ScheduleSpec | None] = ()) -> ScheduleSpec | None:

@@ -16,6 +16,9 @@ NARROW = 32  # bytes of a row of a box, of which TMA loads no more than `Timings
 
 # of a kernel before: microseconds until the next starts, and bytes that it reads or writes in a nanosecond
 STARTED, COPIED = 2.0, 2500.0
+# cycles for each sum that a thread adds, and as many sums as it could in what passes from a stage's last product to
+# the next one's first; bytes that shared memory takes in in a cycle
+PROMOTED, ADDED, SHARED = 2.5, 200, 128
 
 W = TypeVar("W", bound=Work)
 
@@ -64,6 +67,14 @@ def microseconds(work: Work, device: Device) -> float:
     own = math.ceil(stages / config.split_k)
     cycles = product_cycles(config, _row_cycles(work.a)) * t.cycle
     multiply = waves * own * config.blocks_sm * config.block_m / ROWS * nbytes / K_BYTES * cycles
+    if work.outputs > 1:
+        # a consumer adds its sums to each while others multiply, but not while it does; and shared memory gives wgmma
+        # its operands while it takes in those of other stages
+        promoted = PROMOTED * (work.outputs * config.accumulators / work.together + ADDED)
+        alone = multiply / (config.consumers * config.blocks_sm) + waves * own * promoted * t.cycle
+        given = multiply / product_cycles(config) * (config.row_cycles + config.held_n / 4)
+        taken = waves * own * config.blocks_sm * (work.a.loaded + work.b.loaded) / SHARED * t.cycle
+        multiply = max(multiply, alone, given + taken)
     used = waves if config.stationary else 1  # times that operand b is, once loaded
     each = work.a.loaded / config.cluster_n / _rate(work.a, t)
     each += work.b.loaded / config.cluster_m / used / _rate(work.b, t)
@@ -72,7 +83,7 @@ def microseconds(work: Work, device: Device) -> float:
         load += waves * config.parts * work.added.nbytes / t.loaded
     # a stage is loaded, arrives and is multiplied before it is loaded again
     turn = (multiply + load + waves * own * t.latency) / config.num_stages
-    results = config.block_m * config.block_n
+    results = config.block_m * config.block_n * work.outputs
     finish = results * t.finish / min(config.split_k, config.consumers)
     if work.shifts:
         finish += results * (work.shifts.phases - 1) * t.moved

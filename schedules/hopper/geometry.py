@@ -204,6 +204,9 @@ class Work(ABC, Generic[P]):
     workspace: tuple[Argument, ...] = ()  # tensors of the function's own, which a kernel before fills
     chunks: int  # stages of one tap, or group of them
     shifts: Shifts | None = None  # where the reduction has phases, each of as many of the chunks of all taps
+    # sets of sums of a tile, to each of which those of so many stages of a tap `together` are added times a factor
+    outputs: int = 1
+    together: int = 1
     clusters: int  # tiles of a whole cluster
     # tiles of a cluster side by side with filters of their own, if these are operand b and may stay; else 0
     columns: int = 0
@@ -284,6 +287,8 @@ class Work(ABC, Generic[P]):
         config, output, terms = self.config, self.output, self.epilogue.of_axis("element")
         target, staging = output.target, output.staging
         if not isinstance(target, TensorMap) or not isinstance(staging, Staging) or isinstance(self.a.source, Lines):
+            return None
+        if self.outputs > 1:
             return None
         if [term.dtype for term in terms] != [output.dtype] or config.split_k > 1 or config.multiplies_apart:
             return None
@@ -383,6 +388,14 @@ class Work(ABC, Generic[P]):
         """First and last (exclusive) ry, first and last rx that a tile needs; at least one tap."""
         return 0, self.kernel[0], 0, self.kernel[1]
 
+    def factors(self, place: P, number: Expr) -> Sequence[Expr]:
+        """What sums of tap number `number` of those that a tile needs count in each of its `outputs`."""
+        raise NotImplementedError(f"{type(self).__name__} has one set of sums")
+
+    def output_at(self, place: P, number: int) -> tuple[Expr | None, P]:
+        """Whether a tile has set number `number` of its `outputs`, None if all have, and its place."""
+        raise NotImplementedError(f"{type(self).__name__} has one set of sums")
+
     @abstractmethod
     def loads_a(self, place: P, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         """The boxes of part number `part` (of cluster_n) of operand a, for a tap and a chunk of the channels."""
@@ -414,6 +427,10 @@ class Work(ABC, Generic[P]):
     def slot_start(self, number: Expr) -> Expr:
         """For an output of slots: where in it result number `number` of the first channel lies."""
         raise NotImplementedError(f"{type(self).__name__} has no output of slots")
+
+    def slot_in(self, place: P, number: Expr) -> tuple[Expr, Expr | None]:
+        """The same for a tile at `place`, and whether it is inside; None if all are."""
+        return self.slot_start(number), None
 
     def columns_at(self, place: P, part: Index, row: Expr) -> tuple[Expr, int, Expr | None]:
         """For an output of columns: where in it row `row` of the consumer's lies in the first column of the block, how

@@ -18,10 +18,12 @@ Pixel = tuple[Index, Index, Index]  # (n, y, x)
 
 @dataclass(frozen=True)
 class TilePlace:
-    """A block's tile: its first output pixel (n, y, x), and its first output channel."""
+    """A block's tile: its first output pixel (n, y, x), and its first output channel; where each of its pixels stands
+    for several outputs, which."""
 
     pixel: Pixel
     channel: Expr
+    output: int = 0
 
 
 Box = tuple[int, int, int]

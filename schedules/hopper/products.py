@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
+from tvm import tirx
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
@@ -55,7 +56,7 @@ class Products:
         self.blocks_m = self.config.rows // ROWS
         self.fragments = fragments_of(work.a, self.blocks_m)
         consumer_m, consumer_n = work.part_at(member.part)
-        self.sums = self.multiplied = _registers("sums", self.count, self.multiply.accumulator)
+        self.sums = self.multiplied = _registers("sums", self.count * work.outputs, self.multiply.accumulator)
         if self.config.promoted:
             self.multiplied = _registers("sums_of_stage", self.count, self.multiply.accumulator)
         if self.fragments:
@@ -88,8 +89,9 @@ class Products:
         if self.fragments:
             self.fragments.begin_tile(self.work.position_at(place))
         if self.config.promoted:
-            for i in range(self.count):
+            for i in range(self.count * self.work.outputs):
                 T.buffer_store(self.sums, T.float32(0), [i])
+        self.tile = place
 
     def _kernel_row(self, step: Expr) -> Index:
         """Of the taps of the block's stage number `step` of a tile that needs all stages."""
@@ -105,10 +107,24 @@ class Products:
         T.evaluate(T.ptx.wgmma.fence.sync.aligned())
         self._multiply(products, steps, step)
         T.evaluate(T.ptx.wgmma.commit_group.sync.aligned())
+        if self.work.outputs == 1:
+            self.settle()
+            release()
+            for i in range(self.count):
+                T.buffer_store(self.sums, self.sums[i] + self.multiplied[i], [i])
+            return
+        factors = self.work.factors(self.tile, T.truncdiv(step, self.work.chunks))
+        chunk, together = self._chunk(step), self.work.together
         self.settle()
         release()
-        for i in range(self.count):
-            T.buffer_store(self.sums, self.sums[i] + self.multiplied[i], [i])
+        with T.If(tirx.any(T.truncmod(chunk, together) == together - 1, chunk == self.work.chunks - 1)), T.Then():
+            for output, factor in enumerate(factors):
+                for i in range(output * self.count, (output + 1) * self.count):
+                    T.buffer_store(self.sums, self.sums[i] + factor * self.multiplied[i % self.count], [i])
+
+    def _chunk(self, step: Expr) -> Expr:
+        """Of a tap, which stage number `step` of a tile with several outputs is."""
+        return T.truncmod(step, self.work.chunks)
 
     def multiply_stage(self, step: Expr, release_last: Callable[[], None]) -> None:
         """Multiply the ring's stage, number `step` of a tile; `release_last` frees the one before, once it is read."""
@@ -135,6 +151,8 @@ class Products:
             others = (other.sums for other in self.work.products[:number])
             begins = step == 0 and each.sums not in others
             anew = T.bool(False) if self.config.promoted else stage_step > 0
+            if self.work.together > 1:
+                anew = T.truncmod(self._chunk(stage_step), self.work.together) > 0
             self.multiply.emit(
                 self._sums(each, m), self._a(each, step, m), self._b(each, step, stage_step),
                 anew if begins else T.bool(True),

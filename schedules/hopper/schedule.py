@@ -100,16 +100,19 @@ def split_schedules(
     space: Callable[..., Iterable[HopperConfig]],
     siblings: tuple[str, ...],
     more: More,
+    prefix: str = "",
     **words: Any,
 ) -> tuple[ScheduleSpec, ...]:
-    """The schedules ``bf16x3``, only used where it is named, and ``bf16x6``, whose configs are of `kinds`.
+    """The schedules ``bf16x3``, only used where it is named, and ``bf16x6``, after a `prefix` of their names, whose
+    configs are of `kinds`.
 
     `default` and `space` take the kind last; `siblings` are the operator's TE schedules of float32.
     """
+    tiles = ", fewer by Winograd's tiles along rows" if prefix else ""
     return tuple(
         tma_schedule(
-            arithmetic.name,
-            f"float32 as {len(PAIRS[kind.addends])} bfloat16 products on Hopper, {errors}",
+            prefix + arithmetic.name,
+            f"float32 as {len(PAIRS[kind.addends])} bfloat16 products on Hopper{tiles}, {errors}",
             kind,
             work_of,
             partial(default, kind=kind),

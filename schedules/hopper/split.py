@@ -43,42 +43,56 @@ PAIRS = {2: ((0, 1), (1, 0), (0, 0)), 3: ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0)
 # of each addend in turn: what with those before is no more than float32 holds
 LARGEST = ("0x1.fep127f", "0x1.fep119f", "0x1.fep111f")
 
-# {1} elements at a time of eight, {2} apart, of which `there` exist; {3} addends of each, {4} bytes apart
+# {1} elements at a time of eight, {2} apart, of which `there` exist
 _SPLIT = """
 __device__ __forceinline__ void {0}(const float* from, void* to, int there) {{
-  union {{ {5} vectors[8 / {1}]; float each[8]; }} x;
-  float last[8];
+  union {{ {3} vectors[8 / {1}]; float each[8]; }} x;
 #pragma unroll
   for (int i = 0; i < 8; ++i) x.each[i] = 0.f;
 #pragma unroll
   for (int i = 0; i < 8; i += {1})
-    if (i < there) x.vectors[i / {1}] = *(const {5}*)(from + (long long)i * {2});
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {{
-    bool finite = fabsf(x.each[i]) <= 0x1.fffffep127f;
-    last[i] = finite ? 0.f : x.each[i];
-    x.each[i] = finite ? x.each[i] : copysignf(1.f, x.each[i]);
-  }}
-  const float most[] = {{{6}}};
-#pragma unroll
-  for (int addend = 0; addend < {3}; ++addend) {{
-    unsigned int words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {{
-      float a = fminf(fmaxf(x.each[2 * i], -most[addend]), most[addend]);
-      float b = fminf(fmaxf(x.each[2 * i + 1], -most[addend]), most[addend]);
-      if (addend == {3} - 1) {{
-        a = last[2 * i] == 0.f ? a : last[2 * i];
-        b = last[2 * i + 1] == 0.f ? b : last[2 * i + 1];
-      }}
-      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words[i]) : "f"(b), "f"(a));
-      x.each[2 * i] -= __uint_as_float(words[i] << 16);
-      x.each[2 * i + 1] -= __uint_as_float(words[i] & 0xffff0000u);
-    }}
-    *(uint4*)((char*)to + addend * {4}ll) = make_uint4(words[0], words[1], words[2], words[3]);
+    if (i < there) x.vectors[i / {1}] = *(const {3}*)(from + (long long)i * {2});
+  {{
+    float* each = x.each;
+{4}
   }}
 }}
 """
+# of the eight numbers `each`, which are used up, {0} addends, {1} bytes apart from `to` on
+_ADDENDS = """
+    const float most[] = {{{2}}};
+    float last[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {{
+      bool finite = fabsf(each[i]) <= 0x1.fffffep127f;
+      last[i] = finite ? 0.f : each[i];
+      each[i] = finite ? each[i] : copysignf(1.f, each[i]);
+    }}
+#pragma unroll
+    for (int addend = 0; addend < {0}; ++addend) {{
+      unsigned int words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {{
+        float a = fminf(fmaxf(each[2 * i], -most[addend]), most[addend]);
+        float b = fminf(fmaxf(each[2 * i + 1], -most[addend]), most[addend]);
+        if (addend == {0} - 1) {{
+          a = last[2 * i] == 0.f ? a : last[2 * i];
+          b = last[2 * i + 1] == 0.f ? b : last[2 * i + 1];
+        }}
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words[i]) : "f"(b), "f"(a));
+        each[2 * i] -= __uint_as_float(words[i] << 16);
+        each[2 * i + 1] -= __uint_as_float(words[i] & 0xffff0000u);
+      }}
+      *(uint4*)((char*)to + addend * {1}ll) = make_uint4(words[0], words[1], words[2], words[3]);
+    }}
+"""
+VECTORS = {1: "float", 2: "float2", 4: "float4"}
+
+
+def addends_text(count: int, apart: int) -> str:
+    """What splits eight numbers `each` of a function in CUDA C++ into `count` addends, `apart` bytes apart from
+    `to`."""
+    return _ADDENDS.format(count, apart, ", ".join(LARGEST))
 
 
 def whole(size: int) -> int:
@@ -179,11 +193,8 @@ def _split_group(source: Source, target: Argument, tensors: Tensors, at: Expr) -
     if is_there is not None:
         there, first = T.Select(is_there, there, 0), T.Select(is_there, first, 0)
     vector = math.gcd(4, source.length) if source.apart == 1 else 1
-    vector_type = {1: "float", 2: "float2", 4: "float4"}[vector]
-    name = f"hopper_split_{target.name}"
-    text = _SPLIT.format(
-        name, vector, source.apart, count, math.prod(target.shape[1:]) * 2, vector_type, ", ".join(LARGEST)
-    )
+    name, apart = f"hopper_split_{target.name}", math.prod(target.shape[1:]) * 2
+    text = _SPLIT.format(name, vector, source.apart, VECTORS[vector], addends_text(count, apart))
     with T.If(group < groups), T.Then():
         place = to.ptr_to([line * (groups * GROUP) + group * GROUP])
         T.evaluate(T.cuda.func_call(name, from_.ptr_to([first]), place, there, source_code=text))

@@ -235,6 +235,12 @@ class RunStores(Stores):
                 at = (self.row(m) + T.truncdiv(lane, 4) + 8 * below) * staging.pitch + left
                 target = self.memory.ptr_to([self.start + at * staging.item])
                 two = values[4 * half + 2 * below : 4 * half + 2 * below + 2]
+                if staging.item == 4:  # never packed
+                    kind = _KINDS[self.work.output.dtype]
+                    T.evaluate(
+                        T.cuda.func_call(f"hopper_store_{kind}", *two, target, source_code=_STORE_32.format(kind))
+                    )
+                    continue
                 word = pack_16(self.work.output.dtype, *two)
                 # how many of the two are columns of the tensor
                 there = T.int32(2) if group + 8 <= staging.pitch else staging.pitch - left
@@ -392,7 +398,10 @@ class SlotStores(Stores):
                 number = named("number", self.base + at * vector)
                 begin, end = named("begin", self.first - number), named("end", self.last - number)
                 stored = tirx.all(begin < vector, end > 0)
-            start = named("start", self.work.slot_start(number))
+            start, is_inside = self.work.slot_in(self.place, number)
+            start = named("start", start)
+            if is_inside is not None:
+                stored = tirx.all(stored, is_inside)
             with T.serial(-(-staging.width // columns)) as more:
                 column = named("column", more * columns + T.truncdiv(self.member.thread, beside))
                 column_of_tile = self.begin + first * staging.width + column

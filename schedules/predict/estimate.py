@@ -90,13 +90,18 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     by_tma = FILLED in columns.fields
     apart = p.output_axes[-1] == "n" and not by_tma and "tile_h" not in columns.fields
     runs, run = (p.out_h * p.out_w, p.n) if apart else (1, p.pixels)
+    # a tile's row is a tile of as many outputs along an image's row, and its points are the taps: `hopper.winograd`
+    in_tiles = "tile_w" in columns.fields and "tile_h" not in columns.fields
+    outputs = columns.get("tile_w") if in_tiles else 1
+    if in_tiles:
+        run = p.n * p.out_h * np.ceil(p.out_w / outputs)
     along, across = np.ceil(run / pixel), np.ceil(p.co / channel)
     if "tile_h" in columns.fields:  # tiles do not reach over the end of a row, nor into the next image
         along = p.n * np.ceil(p.out_h / columns.get("tile_h")) * np.ceil(p.out_w / columns.get("tile_w"))
     if spec.boxes is not None:
         along = _boxes(p, spec, pixel, columns, along)
     tiles = runs * along * across
-    split, taps, channels = columns.get("split_k", 1.0), p.kh * p.kw, p.ci
+    split, taps, channels = columns.get("split_k", 1.0), p.kh * (outputs + p.kw - 1), p.ci
     of_cluster = split if FILLED in columns.fields else 1.0  # else another kernel adds up what parts leave in memory
     block_k = columns.get("block_k" if matrix else "step", 8.0)
     if "channels_per_stage" in columns.fields:
@@ -156,7 +161,7 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     spill = turns * busy * threads * lacking * 8 * steps * np.ceil(block_k / 16) / SPILLED / 1000
     latency = turns * steps * device.timings.latency / 1000 / np.maximum(1.0, stages - 1)
     finish = turns * busy * tile_m * tile_n * device.timings.finish / 1000 / np.minimum(of_cluster, 2) / 2 + FILL
-    finish = finish + (of_cluster > 1) * device.timings.exchange / 1000
+    finish = finish * outputs + (of_cluster > 1) * device.timings.exchange / 1000
     finish = finish + turns * busy * tile_m * tile_n * (phases - 1) * device.timings.moved / 1000
     if "tile_h" in columns.fields and p.output_axes[-1] == "x":  # sums leave as they lie, in parts of sectors
         stored = math.gcd(SECTOR // 4 // item, p.out_w)

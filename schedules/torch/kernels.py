@@ -126,7 +126,8 @@ def _maker(device: torch.device, shape: Shape, dtype: torch.dtype, strides: Shap
     """New memory on the current device of a kind, contiguous if no `strides` are given, as code that inductor wrote has
     it: in half the time of `torch.empty`."""
     strides = strides or tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    return functools.partial(getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}"), shape, strides, dtype)
+    make = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}")
+    return functools.partial(make, tuple(shape), tuple(strides), dtype)  # torch.Size is not tuple enough
 
 
 def _by_tvm(kernel: TorchKernel, makes: Sequence[Callable[[], torch.Tensor]], count: int) -> Callable[..., Any]:

@@ -76,7 +76,7 @@ def sample_for(found: Operator, spec: ScheduleSpec) -> Problem:
         fields |= dict(n=8, ci=32, co=32, dtype="int8" if found.problem.dtypes == ("int8",) else "float16")
     if spec.name.startswith("winograd") or spec.name == "mma_tf32":
         fields |= dict(ci=16, dtype="float32")
-    if spec.name in ("tf32", "bf16x3", "bf16x6"):
+    if spec.name == "tf32" or spec.name.endswith(("bf16x3", "bf16x6")):
         fields |= dict(n=8, ci=32, co=32, dtype="float32")
     if spec.name.startswith("tma_wgmma") and found.name == "conv2d_nchw":
         fields |= dict(w=8, filter_layout="hwoi")

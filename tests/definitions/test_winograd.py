@@ -16,7 +16,7 @@ from schedules.core.arithmetic import FLOAT32
 from schedules.core.operator import Array
 from schedules.core.registry import operator
 from schedules.definitions.winograd import Matrix, Split, gain, transform
-from schedules.winograd.cut import CHAIN, TRANSFORMS, UNIT, chain, error
+from schedules.definitions.winograd_errors import CHAIN, TRANSFORMS, UNIT, chain, error
 from tests.conftest import problem_of
 
 FORMS = [(2, 3), (3, 3), (4, 3), (5, 3), (6, 3), (2, 5), (3, 5), (4, 5), (2, 7), (4, 2), (1, 1)]

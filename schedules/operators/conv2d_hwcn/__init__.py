@@ -16,6 +16,7 @@ from schedules.operators.conv2d_hwcn import (
     tma_wgmma,
     tutorial,
     winograd,
+    winograd_split,
 )
 from schedules.operators.conv2d_hwcn.definition import HwcnProblem, definition, inputs, reference
 from schedules.steps.tensor_core import matrix_schedule
@@ -55,6 +56,8 @@ OPERATOR = Operator(
         split.BF16X3,
         split.BF16X6,
         winograd.SCHEDULE,
+        winograd_split.BF16X3,
+        winograd_split.BF16X6,
         cpu.SCHEDULE,
         winograd.CPU,
     ),

@@ -104,14 +104,22 @@ class ImageTiles:
 
 @lru_cache(maxsize=4096)
 def image_tiles(
-    problem: HwcnProblem, places: int, blocks: int, parts: int, turned: bool, line: int = 0, columns: int = 0
+    problem: HwcnProblem,
+    places: int,
+    blocks: int,
+    parts: int,
+    turned: bool,
+    line: int = 0,
+    columns: int = 0,
+    narrow: bool = False,
 ) -> ImageTiles | None:
     """The boxes of `places` that waste least at the ends, each cut in `parts` that TMA brings, for clusters of `blocks`
     side by side; None if there are none.
 
     A box has all the places, in runs of images of 32, 64 or 128 bytes, or of any number of images, and may leave some
     places out, if `turned`.  With `columns`, of all images so many columns, which may reach beyond the places of one
-    pixel.  Of equals the one with fewest pixels, whose padding is left out most often.
+    pixel.  Of equals the one with fewest pixels, whose padding is left out most often.  With `narrow` pixels side by
+    side are never of one cluster.
     """
     best: tuple[tuple[float, int, int], ImageTiles] | None = None
     sizes = problem.n, problem.out_h, problem.out_w
@@ -123,6 +131,8 @@ def image_tiles(
         if max(box[0] if turned else run, box[1] * problem.stride[0], box[2] * problem.stride[1]) > LONGEST_BOX:
             continue
         for spread in {(blocks, 1, 1): 0, (1, 1, blocks): 0, (1, blocks, 1): 0}:
+            if narrow and box[2] * spread[2] > 1:
+                continue
             cost = 1 + 1 / run if turned else SHORT_LINES[run]  # results of few images are stored in short pieces
             for size, extent, count in zip(sizes, box, spread, strict=True):
                 cost *= -(-size // (extent * count))

@@ -64,7 +64,7 @@ class BoxConfig(PixelConfig):
     turned = False
 
     def staging(self, problem: HwcnProblem) -> Staging | RunStaging | BlockStaging:
-        tiles, item = _tiles(problem, self), numpy_dtype(problem.dtype).itemsize
+        tiles, item = self.tiles(problem), numpy_dtype(problem.dtype).itemsize
         if self.turned or problem.n % (UNIT // item):
             if tiles and tiles.box[0] >= problem.n:
                 blocks = tiles.box[1] * tiles.box[2]
@@ -73,8 +73,9 @@ class BoxConfig(PixelConfig):
                     return staging
             return run_staging(self.rows, self.block_n, problem.n * problem.out_h * problem.out_w + self.block_n, item)
         run, line = tiles.run if tiles else RUN, LINE // item
-        # channels of a few images are contiguous: several leave as one line
-        fold = line // run if run == problem.n and run <= line and problem.co % (line // run) == 0 else 1
+        # channels of a few images are contiguous: several leave as one line, where no block has images beyond them
+        alone = tiles is not None and tiles.reach[0] == run == problem.n
+        fold = line // run if alone and run <= line and problem.co % (line // run) == 0 else 1
         return staging_for(self.rows, self.block_n, item, run, (fold, 1))
 
     def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
@@ -87,13 +88,28 @@ class BoxConfig(PixelConfig):
             return reason
         if self.block_m % (RUN * self.cluster_n):
             return f"block_m={self.block_m} is not cluster_n={self.cluster_n} times a multiple of {RUN}"
-        if _tiles(problem, self) is None:
+        if self.tiles(problem) is None:
             return f"block_n={self.block_n} is not cluster_m={self.cluster_m} boxes of images and pixels"
         for argument in (operands(problem, self)[0], problem.arguments()[-1]):
             reason = beyond_indices(argument.name, math.prod(argument.shape))
             if reason:
                 return reason
-        return HwcnWork(problem, self).reason(arch)
+        return self.work(problem).reason(arch)
+
+    def work(self, problem: HwcnProblem) -> HwcnWork:
+        return HwcnWork(problem, self)
+
+    def stored(self, problem: HwcnProblem) -> HwcnProblem:
+        """The problem whose data and filter are the tensors that TMA reads."""
+        return problem
+
+    def tiles(self, problem: HwcnProblem) -> ImageTiles | None:
+        """None if TMA brings no boxes of so many places."""
+        line = RUN // math.gcd(self.block_k, RUN) if self.turned else 0
+        # a row of all pixels where none looks beyond itself
+        columns = phases.columns(problem) if self.in_phases(problem) else 0
+        p = flattened(problem, batch=False)
+        return image_tiles(p, self.block_n, self.cluster_n, self.cluster_m, self.turned, line, columns)
 
     def _check_k(self, problem: HwcnProblem) -> str | None:
         """Why a stage's part of the reduction is illegal; None if it is not."""
@@ -129,10 +145,11 @@ class TmaWgmmaConfig(BoxConfig):
 
 def operands(problem: HwcnProblem, config: BoxConfig) -> tuple[Argument, Argument]:
     """The data and the filter that TMA reads."""
-    data, weight, *_ = problem.arguments()
     if config.addends == 1:
         copied = turned.data_argument(problem, config.turned)
-        return data if config.in_phases(problem) else copied, turned.filter_argument(problem)
+        data = problem.arguments()[0] if config.in_phases(problem) else copied
+        return data, turned.filter_argument(problem)
+    data, weight, *_ = config.stored(problem).arguments()
     return split.addends_of(data.name, data.shape), split.addends_of(weight.name, weight.shape)
 
 
@@ -143,29 +160,20 @@ def window_k(problem: HwcnProblem) -> list[int]:
     return [k for k in found if k <= LONGEST_WINDOW]
 
 
-def _tiles(problem: HwcnProblem, config: BoxConfig) -> ImageTiles | None:
-    """None if TMA brings no boxes of so many places."""
-    line = RUN // math.gcd(config.block_k, RUN) if config.turned else 0
-    # a row of all pixels where none looks beyond itself
-    columns = phases.columns(problem) if config.in_phases(problem) else 0
-    pixels, blocks, parts = flattened(problem, batch=False), config.cluster_n, config.cluster_m
-    return image_tiles(pixels, config.block_n, blocks, parts, config.turned, line, columns)
-
-
 class HwcnWork(PixelWork):
     config: BoxConfig
     channels_along_rows = True
 
     def __init__(self, problem: HwcnProblem, config: BoxConfig) -> None:
-        p, tiles = problem, _tiles(problem, config)
+        p, tiles, flat = problem, config.tiles(problem), flattened(problem, batch=False)
         assert tiles is not None  # checked
-        super().__init__(tiles.problem, config, tiles)
+        super().__init__(flat, config, tiles)
         self.arguments = p.arguments()
         data, weight = operands(p, config)
         self.workspace = tuple(each for each in (data, weight) if each.name not in ("data", "filter"))
         self.part = tiles.part(config.cluster_m)
         n, h, w = self.part
-        k, spare_k, taps = config.block_k, 0, p.kh * p.kw
+        k, spare_k, taps = config.block_k, 0, math.prod(weight.shape[:2])
         if config.window:
             rows = config.kernel_rows(p)
             self.kernel, self.chunks = (p.kh // rows, 1), 1
@@ -175,7 +183,7 @@ class HwcnWork(PixelWork):
         else:
             box = (math.gcd(k, RUN), n, w, h) if config.turned else (tiles.run, k, w, h)
         co, run = weight.shape[-1], box[0]
-        channels = p.kh * p.kw * p.ci // taps
+        channels = math.prod(weight.shape[:3]) // taps
         columns = max(config.block_n, tiles.places)
         b = SharedTile(columns, config.block_k, ITEM, run, transposed=not config.turned)
         if config.in_phases(p):
@@ -185,7 +193,7 @@ class HwcnWork(PixelWork):
         else:
             sizes, strides = (co, channels, taps), (co * ITEM, channels * co * ITEM)
             filters = TensorMap(weight.name, weight.dtype, sizes, strides, (RUN, k, 1), (1, 1, 1), RUN * ITEM)
-            source = data_map(tiles.problem, b, data, box, tap=not config.window)
+            source = data_map(config.stored(flat), b, data, box, tap=not config.window)
         a = SharedTile(config.block_m, config.block_k, ITEM, RUN, transposed=True)
         self.a = Operand(a, filters, spare_k=spare_k)
         self.b = Operand(b, source, spare=columns - tiles.places, spare_k=spare_k)

@@ -17,6 +17,7 @@ from schedules.operators.conv2d_nchw import (
     tma_wgmma_lines,
     tma_wgmma_turned,
     winograd,
+    winograd_split,
 )
 from schedules.operators.conv2d_nchw.definition import NchwProblem, definition, inputs, pixel_vector, reference
 from schedules.steps.tensor_core import matrix_schedule
@@ -67,6 +68,8 @@ OPERATOR = Operator(
         tma_wgmma_turned.SCHEDULE,
         split.BF16X3,
         split.BF16X6,
+        winograd_split.BF16X3,
+        winograd_split.BF16X6,
         direct.SCHEDULE,
         simt.SCHEDULE,
         winograd.SCHEDULE,

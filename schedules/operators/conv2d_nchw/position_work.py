@@ -26,10 +26,12 @@ LINE = 128  # bytes of a swizzled row, at most
 
 @dataclass(frozen=True)
 class PositionPlace:
-    """A block's tile: its first position, and its first output channel."""
+    """A block's tile: its first position, and its first output channel; where each position stands for several outputs,
+    which."""
 
     position: Expr
     channel: Expr
+    output: int = 0
 
 
 def filter_operand(problem: NchwProblem, config: HopperConfig) -> Argument:

@@ -56,7 +56,10 @@ class TurnedConfig(HopperConfig):
             reason = beyond_indices(argument.name, math.prod(argument.shape))
             if reason:
                 return reason
-        return TurnedWork(problem, self).reason(arch)
+        return self.work(problem).reason(arch)
+
+    def work(self, problem: NchwProblem) -> TurnedWork:
+        return TurnedWork(problem, self)
 
 
 @dataclass(frozen=True)

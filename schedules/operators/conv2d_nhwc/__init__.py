@@ -15,6 +15,7 @@ from schedules.operators.conv2d_nhwc import (
     tma_wgmma,
     wgmma,
     winograd,
+    winograd_split,
 )
 from schedules.operators.conv2d_nhwc.definition import NhwcProblem, definition, inputs, reference
 from schedules.steps.tensor_core import matrix_schedule
@@ -50,6 +51,8 @@ OPERATOR = Operator(
         tf32.SCHEDULE,
         split.BF16X3,
         split.BF16X6,
+        winograd_split.BF16X3,
+        winograd_split.BF16X6,
         simt.SCHEDULE,
         winograd.SCHEDULE,
         cpu.SCHEDULE,

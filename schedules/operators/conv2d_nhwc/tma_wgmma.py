@@ -88,7 +88,7 @@ class TmaWgmmaConfig(HopperConfig):
         p = flattened(problem, batch=True)
         if self.halo and (p.kh == 1 or p.stride[0] != 1):
             return f"halo=true is for kernels of several rows at stride 1, not of {p.kh} at {p.stride[0]}"
-        work = work_of(problem, self)
+        work = self.work(problem)
         if work is None and self.halo:
             return f"halo=true has no box of an image with block_m={self.block_m} pixels in lines of whole eights"
         if work is None:
@@ -98,6 +98,15 @@ class TmaWgmmaConfig(HopperConfig):
         if self.block_n % (8 * self.cluster_m):
             return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
         return work.reason(arch)
+
+    def work(self, problem: NhwcProblem) -> NhwcWork | None:
+        """None if TMA does not reach over a tile's pixels."""
+        tiles = self.tiles(problem)
+        return NhwcWork(problem, self, tiles) if tiles else None
+
+    def tiles(self, problem: NhwcProblem) -> PixelTiles | None:
+        p, parts = flattened(problem, batch=True), (self.parts, self.cluster_n)
+        return pixel_tiles(p, self.block_m, parts, line=PATTERN if self.halo else 1, alone=self.halo)
 
 
 C = TypeVar("C", bound=TmaWgmmaConfig)
@@ -250,10 +259,7 @@ class NhwcWork(Work[TilePlace]):
 
 
 def work_of(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
-    """None if TMA does not reach over a tile's pixels."""
-    p, parts = flattened(problem, batch=True), (config.parts, config.cluster_n)
-    tiles = pixel_tiles(p, config.block_m, parts, line=PATTERN if config.halo else 1, alone=config.halo)
-    return NhwcWork(problem, config, tiles) if tiles else None
+    return config.work(problem)
 
 
 def boxes(problem: NhwcProblem, pixels: int, blocks: int = 1, _: bool = False) -> int | None:

@@ -61,10 +61,9 @@ def test_the_program_of_a_problem(sm_90a: Arch) -> None:
         return spec.name if spec else None
 
     assert program(presets()["k100-nhwc-2"].problem()) == "tma_wgmma"
-    assert program(presets()["k100-nhwc-2"].problem({"dtype": "float32"})) == "bf16x6"
-    # where a TE schedule is chosen: one that no rule chooses
+    assert program(presets()["k100-nhwc-2"].problem({"dtype": "float32"})) == "winograd_bf16x6"
     wide = problem_of("conv2d_nhwc", n=8, h=56, w=56, ci=512, co=512, kh=3, kw=3, pad=1, dtype="float32")
-    assert program(wide) == "tf32"
+    assert program(wide) == "winograd_bf16x6"
     # where a TE schedule is chosen: TMA takes no six channels
     assert program(problem_of("conv2d_nhwc", n=2, h=9, w=9, ci=16, co=6, kh=3, kw=3)) is None
 
