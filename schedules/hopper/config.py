@@ -26,6 +26,8 @@ REGISTERS: dict[tuple[int, int], tuple[int, int]] = {
     (2, 1): (40, 232),
     (3, 1): (56, 152),
 }
+# where the producer turns
+TURNING = {(1, 1): (0, 255), (1, 2): (104, 152), (2, 1): (136, 184), (3, 1): (80, 144)}
 COPYING = {(1, 1): (0, 255), (1, 2): (72, 184), (2, 1): (72, 216), (3, 1): (80, 144)}  # where the producer copies
 INSTRUCTION = 26  # registers beside its sums that ptxas wants for a wgmma, of those a thread has at the launch
 ADDRESSING = 48  # registers beside the accumulators, about

@@ -13,7 +13,6 @@ from schedules.hopper.epilogue import Results
 from schedules.hopper.geometry import ClusterPlace, Member, Work
 from schedules.hopper.instructions import peer_of
 from schedules.hopper.launch import SharedMemory
-from schedules.hopper.lines import Lines
 from schedules.hopper.products import Products
 from schedules.hopper.residual import Residual, owner_of
 from schedules.hopper.ring import Ring, writers
@@ -172,7 +171,7 @@ class Cores:
     def drains(self) -> bool:
         """Whether all that other blocks write into a block's shared memory has come when its last stages are free and
         its sums finished: not what says that a next tile's sums may be sent."""
-        return not isinstance(self.work.a.source, Lines) and not (self.config.split_k > 1 and self.work.again)
+        return not self.work.a.copied and not (self.config.split_k > 1 and self.work.again)
 
     def drain(self, ring: Ring) -> None:
         """Have the producer wait until its last stages are free, in every block that they were loaded into: consumers

@@ -11,9 +11,11 @@ from schedules.core.device import Device, Timings
 from schedules.hopper.config import K_BYTES, ROWS, HopperConfig
 from schedules.hopper.geometry import Operand, Work
 from schedules.hopper.lines import Lines
+from schedules.hopper.spans import Spans
 
 NARROW = 32  # bytes of a row of a box, of which TMA loads no more than `Timings.loaded_narrow`; and of a sector
 
+TURNED = 64.0  # bytes that the producer's threads turn in a nanosecond, about
 # of a kernel before: microseconds until the next starts, and bytes that it reads or writes in a nanosecond
 STARTED, COPIED = 2.0, 2500.0
 # cycles for each sum that a thread adds, and as many sums as it could in what passes from a stage's last product to
@@ -39,6 +41,8 @@ def _row_cycles(operand: Operand) -> float:
 
 def _rate(operand: Operand, timings: Timings) -> float:
     """Bytes of an operand that a multiprocessor gets from L2 in a nanosecond."""
+    if isinstance(operand.source, Spans):
+        return min(timings.loaded, TURNED)
     if isinstance(operand.source, Lines):
         return timings.loaded
     line = operand.tile.swizzle

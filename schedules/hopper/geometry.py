@@ -34,6 +34,7 @@ from schedules.hopper.shared import (
     aligned,
     beyond_indices,
 )
+from schedules.hopper.spans import Spans
 from schedules.tirx import BARRIER_PAIR_BYTES
 from schedules.tirx.types import Expr, Index
 
@@ -78,7 +79,7 @@ class Load:
 @dataclass(frozen=True)
 class Operand:
     """An operand's tiles in a stage, one behind the other, and the tensor map of the boxes that fill them; or the lines
-    that operand a's rows lie in, which threads copy.
+    that operand a's rows lie in, or spans of positions, which threads copy.
 
     No box fills the last `spare` rows of a tile, of whose products nothing is stored, nor the last `spare_k` of the
     reduction of an MN-major one, which are zeros.
@@ -87,12 +88,17 @@ class Operand:
     """
 
     tile: SharedTile
-    source: TensorMap | Lines
+    source: TensorMap | Lines | Spans
     count: int = 1
     by_registers: bool = False
     spare: int = 0
     spare_k: int = 0
     addends: int = 1
+
+    @property
+    def copied(self) -> bool:
+        """Whether threads of the producer bring it."""
+        return not isinstance(self.source, TensorMap)
 
     @property
     def boxes(self) -> TensorMap:
@@ -103,7 +109,7 @@ class Operand:
     @property
     def nbytes(self) -> int:
         """Of a stage's shared memory."""
-        return self.source.nbytes if isinstance(self.source, Lines) else self.addends * self.addend_bytes
+        return self.addends * self.addend_bytes if isinstance(self.source, TensorMap) else self.source.nbytes
 
     @property
     def addend_bytes(self) -> int:
@@ -113,7 +119,7 @@ class Operand:
     @property
     def loaded(self) -> int:
         """Bytes that come into a stage: by boxes all of them, by threads about as many."""
-        if isinstance(self.source, Lines):
+        if not isinstance(self.source, TensorMap):
             return self.source.loaded
         tile = self.tile
         missing = self.spare * tile.k + (tile.rows - self.spare) * self.spare_k
@@ -286,7 +292,7 @@ class Work(ABC, Generic[P]):
         """The residual, where it can come by TMA; else threads read it element by element."""
         config, output, terms = self.config, self.output, self.epilogue.of_axis("element")
         target, staging = output.target, output.staging
-        if not isinstance(target, TensorMap) or not isinstance(staging, Staging) or isinstance(self.a.source, Lines):
+        if not isinstance(target, TensorMap) or not isinstance(staging, Staging) or self.a.copied:
             return None
         if self.outputs > 1:
             return None
@@ -383,6 +389,11 @@ class Work(ABC, Generic[P]):
     def position_at(self, place: P) -> Expr | None:
         """The number of the tile's first output pixel, where its pixels lie in lines."""
         return None
+
+    def pixel_at(self, place: P, ry: Expr, block: int, lane: Expr) -> tuple[Expr, Expr]:
+        """For operand a in spans: where its row `lane` of block number `block` begins in the tensor, were its channel
+        the first, for a tap or group of them, and whether there is such a pixel."""
+        raise NotImplementedError(f"{type(self).__name__} has no operand in spans")
 
     def taps(self, place: P) -> Taps:
         """First and last (exclusive) ry, first and last rx that a tile needs; at least one tap."""

@@ -16,6 +16,7 @@ from schedules.hopper.lines import Lines
 from schedules.hopper.residual import Arrivals
 from schedules.hopper.ring import FILLS, readers, writers
 from schedules.hopper.shared import UNIT, Columns, Runs, Slots, TensorMap
+from schedules.hopper.spans import Spans
 from schedules.steps.story import inside_part
 from schedules.tirx.arguments import flattened, matched
 from schedules.tirx.cluster import say_begun, wait_until_begun
@@ -55,7 +56,7 @@ def with_flat(work: Work, tensors: Tensors) -> Tensors:
     """`tensors`, and as "flat ..." the elements without a shape of those that the epilogue reads or writes one by one,
     as a problem with flattened pixels counts them."""
     names = [] if work.added else [term.name for term in work.epilogue.of_axis("element")]
-    if isinstance(work.a.source, Lines):
+    if not isinstance(work.a.source, TensorMap):
         names.append(work.a.source.tensor)
     if not isinstance(work.output.target, TensorMap):
         names.append("output")
@@ -90,7 +91,7 @@ class Maps:
                     T.evaluate(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
 
 
-def _encode(name: str, target: TensorMap | Lines | Runs | Slots | Columns, tensors: Tensors) -> Variable | None:
+def _encode(name: str, target: TensorMap | Lines | Spans | Runs | Slots | Columns, tensors: Tensors) -> Variable | None:
     if not isinstance(target, TensorMap):
         return None
     variable = named(name, T.tvm_stack_alloca("tensormap", 1))
@@ -154,7 +155,7 @@ class SharedMemory:
         for operand, start in ((work.a, 0), (work.b, work.b_start)):
             if operand.spare_k:
                 self._clear(work, operand, start, thread)
-        self.full.init(FILLS + (WARPGROUP if isinstance(work.a.source, Lines) else 0))
+        self.full.init(FILLS + (0 if isinstance(work.a.source, TensorMap) else work.a.source.arrivals))
         self.empty.init(readers(config))
         if self.turns:
             self.turns.init(WARPGROUP)
@@ -186,7 +187,7 @@ def before_loads(work: Work) -> None:
     issues TMA's loads has set this block up, and does not wait for itself, but others that copy lines or multiply do.
     """
     config = work.config
-    if isinstance(work.a.source, Lines) or config.multiplies_apart:
+    if work.a.copied or config.multiplies_apart:
         before_products(config)
     elif config.cluster == 1:
         T.evaluate(T.ptx.bar.arrive(T.uint32(_BLOCK), T.uint32(config.threads)))
@@ -198,7 +199,7 @@ def after_loads(work: Work) -> None:
     """The same behind its last load, where only others wrote into other blocks."""
     config = work.config
     T.evaluate(T.cuda.warp_sync())
-    waited = isinstance(work.a.source, Lines) or config.multiplies_apart
+    waited = work.a.copied or config.multiplies_apart
     if config.cluster > 1 and writers(config) == 1 and not waited:
         wait_until_begun()
 

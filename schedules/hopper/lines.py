@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from schedules.core.problem import Conv2dProblem
 from schedules.core.tvm import T, tirx
@@ -60,6 +61,8 @@ class Lines:
     problem: Conv2dProblem
     rows: int
     k: int
+
+    arrivals: ClassVar[int] = WARPGROUP  # that say that a stage is filled
 
     @property
     def whole(self) -> bool:

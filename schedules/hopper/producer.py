@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm.script import tirx as T
@@ -16,6 +17,7 @@ from schedules.hopper.lines import Lines
 from schedules.hopper.residual import owner_of
 from schedules.hopper.ring import Ring
 from schedules.hopper.shared import TensorMap, aligned
+from schedules.hopper.spans import Spans, Turner
 from schedules.tirx.types import Buffer, Expr, Index, Tensors, Variable
 from schedules.tirx.values import named
 
@@ -39,6 +41,7 @@ class Producer:
     @T.inline
     def run(self, tile: Variable) -> None:
         """Load the tiles of this block from number `tile` on."""
+        turner = T.meta_var(self.turner())
         while tile < self.work.clusters:
             place = T.meta_var(self.work.place(tile, self.at.rank_m, self.at.rank_n))
             window = T.meta_var(self.work.taps(place))
@@ -49,15 +52,48 @@ class Producer:
                 phase: T.int32
                 phase = 0
                 while phase < self.work.shifts.phases:
-                    self.load_taps(place, tile, window, chunk, phase)
+                    self.load_taps(turner, place, tile, window, chunk, phase)
                     phase = phase + 1
             else:
-                self.load_taps(place, tile, window, chunk, 0)
+                self.load_taps(turner, place, tile, window, chunk, 0)
             self.load_residual(place, tile)
             tile = tile + self.clusters
+        self.finish(turner)
+
+    def turner(self) -> Turner | None:
+        """What fills operand a, where it is turned."""
+        spans = self.work.a.source
+        if not isinstance(spans, Spans):
+            return None
+        return Turner(spans, self.work.a.tile, self.ring, self.tensors[f"flat {spans.tensor}"], self.thread)
+
+    def fill(self, turner: Turner | None, place: Any, tile: Expr, ry: Expr, rx: Expr, chunk: Expr) -> None:
+        """Fill the stage when it is free."""
+
+        def load() -> None:
+            self.ring.wait_empty()
+            if self.work.a.copied:
+                with T.If(self.thread == 0), T.Then():
+                    self.load_boxes(place, tile, ry, rx, chunk)
+            else:
+                self.load_boxes(place, tile, ry, rx, chunk)
+
+        if turner:
+            turner.fill(partial(self.work.pixel_at, place, ry), chunk, load)
+            return
+        load()
+        if self.work.a.copied:
+            self.copy_lines(place, ry, chunk)
+
+    def finish(self, turner: Turner | None) -> None:
+        """Fill what is left of the last stage."""
+        if turner:
+            turner.finish()
 
     @T.inline
-    def load_taps(self, place: Any, tile: Expr, window: Taps, chunk: Variable, phase: Index) -> None:
+    def load_taps(
+        self, turner: Turner | None, place: Any, tile: Expr, window: Taps, chunk: Variable, phase: Index
+    ) -> None:
         """Load the stages of all taps in `window`, of the chunks of a phase, from `chunk` on."""
         of_phase = T.meta_var(self.work.chunks_of_phase)
         # while: unrolled, the loops would need more registers than the producer keeps
@@ -68,13 +104,7 @@ class Producer:
             rx = window[2]
             while rx < window[3]:
                 while chunk < of_phase:
-                    self.ring.wait_empty()
-                    if isinstance(self.work.a.source, Lines):
-                        if self.thread == 0:
-                            self.load_boxes(place, tile, ry, rx, chunk)
-                        self.copy_lines(place, ry, chunk)
-                    else:
-                        self.load_boxes(place, tile, ry, rx, chunk + phase * of_phase)
+                    self.fill(turner, place, tile, ry, rx, chunk + phase * of_phase)
                     self.ring.advance()
                     chunk = chunk + self.work.config.split_k
                 chunk = chunk - of_phase

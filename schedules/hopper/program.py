@@ -25,7 +25,6 @@ from schedules.hopper.launch import (
     with_flat,
     with_workspace,
 )
-from schedules.hopper.lines import Lines
 from schedules.hopper.producer import Producer
 from schedules.hopper.products import multiply_of
 from schedules.hopper.shared import TensorMap
@@ -48,7 +47,7 @@ def program(
     """
     config, fixed = work.config, work
     consumers, cluster = config.consumers, config.cluster
-    copied = isinstance(work.a.source, Lines)  # by all of the producer's threads
+    copied = work.a.copied  # by all of the producer's threads
     producer_registers, consumer_registers = config.registers[consumers, config.blocks_sm]
     accumulator = multiply_of(work).accumulator
     stored_by_tma = isinstance(work.output.target, TensorMap)

@@ -41,8 +41,8 @@ def filter_operand(problem: NchwProblem, config: HopperConfig) -> Argument:
 
 
 class PositionWork(Work[PositionPlace]):
-    """The product of `p`, in tiles of `positions` of its output, with so many `taps` of a row of the kernel in a stage;
-    operand a is its own."""
+    """The product of `p`, in tiles of `positions` of its output, with so many `taps` of the kernel, or of a row of
+    it, in a stage; operand a is its own."""
 
     channels_along_rows = False
     in_order: ClassVar[bool] = True  # whether neighbouring rows of the tile are neighbouring rows of the sums
@@ -50,7 +50,7 @@ class PositionWork(Work[PositionPlace]):
     def __init__(self, p: NchwProblem, config: HopperConfig, positions: Positions, taps: int = 1) -> None:
         self.problem, self.config, self.positions = p, config, positions
         self.epilogue, self.workspace = p.epilogue, workspace_of(p)
-        self.kernel = (p.kh, p.kw // taps)
+        self.kernel = (1, 1) if taps == p.kh * p.kw else (p.kh, p.kw // taps)
         self.chunks = -(-p.ci // config.block_k)
         self.columns = -(-p.co // (config.block_n * config.cluster_n))  # tiles of a cluster along the channels
         self.clusters = -(-positions.outputs // (config.block_m * config.cluster_m)) * self.columns

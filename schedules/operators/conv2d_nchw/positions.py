@@ -186,8 +186,12 @@ class Positions:
     def of_tap(self, ry: Expr, rx: Expr) -> tuple[Expr, Expr]:
         """The plane of a tap, and how many positions after an output's its pixel stands."""
         (plane_y, y), (plane_x, x) = self.y.tap(ry), self.x.tap(rx)
-        line = self.problem.n if self.lines_outside else 1
-        return plane_y * self.x.planes + plane_x, y * (line * self.x.length) + x
+        return plane_y * self.x.planes + plane_x, y * self.down + x
+
+    @property
+    def down(self) -> int:
+        """Positions from a pixel to the one below it."""
+        return (self.problem.n if self.lines_outside else 1) * self.x.length
 
     @property
     def piece(self) -> int:
@@ -196,7 +200,7 @@ class Positions:
         return p.out_w if self.lines_outside and p.n > 1 else p.out_h * p.out_w
 
     def pixel(self, position: Expr) -> tuple[Expr, Expr, Expr]:
-        """(n, y, x) of an output's position."""
+        """(n, y, x) of a position, if that is of an image."""
         line, x = T.truncdiv(position, self.x.length), T.truncmod(position, self.x.length)
         if self.lines_outside:
             return T.truncmod(line, self.problem.n), T.truncdiv(line, self.problem.n), x

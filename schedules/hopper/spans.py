@@ -1,0 +1,201 @@
+"""Pixels of NCHW data turned on their way into shared memory, where TMA cannot read their rows, or not turn them.
+
+A stage has spans: runs of positions in planes of the data (an operator's `Work` says which pixel stands at each, or
+that there is none), each with the channels of the stage side by side, swizzled as TMA would.  A tap's operand is such a
+span from some row on: K-major descriptors may begin at any row, since the XOR is of bits of the address.  So what a
+stage has is turned once for all its taps.
+
+The producer's threads read along pixels, eight channels of one each, pack these to 16 bytes in registers and store
+them.  `ahead` such units are on their way while older ones are stored, across the ends of stages: the first loads of a
+stage are issued before it is free, and before the last units of the stage before are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from schedules.core.tvm import IRBuilder, T
+from schedules.hopper.config import WARPGROUP
+from schedules.hopper.ring import Ring
+from schedules.hopper.shared import UNIT, SharedTile, beyond_indices
+from schedules.tirx.types import Buffer, Expr
+from schedules.tirx.values import kept, named
+
+ITEM = 2  # bytes of an element
+GROUP = UNIT // ITEM  # channels of a unit
+WARP = 32  # rows of a unit
+WARPS = WARPGROUP // WARP  # whose units are neighbouring groups of channels
+OTHERS, MOST = 56, 10  # registers of a thread that wait for no load, about; units that do, at most
+
+# eight channels of a pixel, {0} bytes apart, of which those exist that `there` counts
+_LOAD = """
+__device__ __forceinline__ void hopper_span_load_{0}(unsigned int& a, unsigned int& b, unsigned int& c, unsigned int& d,
+    unsigned int& e, unsigned int& f, unsigned int& g, unsigned int& h, const void* from, int there) {{
+  asm volatile("{{\\n.reg .pred p;\\n"
+{1}
+    "}}\\n" : "=&r"(a), "=&r"(b), "=&r"(c), "=&r"(d), "=&r"(e), "=&r"(f), "=&r"(g), "=&r"(h) : "l"(from), "r"(there));
+}}
+"""
+_PUT = """
+__device__ __forceinline__ void hopper_span_put(unsigned int to, unsigned int a, unsigned int b, unsigned int c,
+    unsigned int d, unsigned int e, unsigned int f, unsigned int g, unsigned int h) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" :: "r"(to), "r"(__byte_perm(a, b, 0x5410)),
+    "r"(__byte_perm(c, d, 0x5410)), "r"(__byte_perm(e, f, 0x5410)), "r"(__byte_perm(g, h, 0x5410)) : "memory");
+}
+"""
+
+
+def _load_source(plane: int, ragged: bool) -> str:
+    """Without a branch, and in the order of the program."""
+    lines = []
+    for i in range(GROUP):
+        if i == 0 or ragged:
+            lines.append(f"setp.gt.s32 p, %9, {i};")
+        lines += [f"mov.b32 %{i}, 0;", f"@p ld.global.nc.u16 %{i}, [%8+{i * plane * ITEM}];"]
+    return _LOAD.format(plane * ITEM, "\n".join(f'    "{line}\\n"' for line in lines))
+
+
+@dataclass(frozen=True)
+class Spans:
+    """What fills the `rows` of operand a with `k` channels: elements of `tensor`, of whose images each has `channels`
+    of `plane` pixels; `registers` are those of a thread of the producer."""
+
+    tensor: str
+    elements: int
+    channels: int
+    plane: int
+    rows: int
+    k: int
+    registers: int
+
+    arrivals: ClassVar[int] = WARPS  # that say that a stage is filled
+
+    @property
+    def each(self) -> int:
+        """Units of a thread for a block of WARP rows."""
+        return self.k // GROUP // WARPS
+
+    @property
+    def units(self) -> int:
+        """Of a thread in a stage."""
+        return self.rows // WARP * self.each
+
+    @property
+    def rounds(self) -> int:
+        most = max(1, min(MOST, (self.registers - OTHERS) // GROUP))
+        return -(-self.units // most)
+
+    @property
+    def ahead(self) -> int:
+        """Units on their way at once, as many in each round."""
+        return -(-self.units // self.rounds)
+
+    @property
+    def nbytes(self) -> int:
+        """Of shared memory."""
+        return self.rows * self.k * ITEM
+
+    @property
+    def loaded(self) -> int:
+        return self.nbytes
+
+    def reason(self) -> str | None:
+        """Why the tensor cannot be read so; None if it can."""
+        return beyond_indices(self.tensor, self.elements)
+
+
+Pixel = Callable[[int, Expr], tuple[Expr, Expr]]  # of a block of WARP rows and a lane: its element, whether there is one
+
+
+class Turner:
+    """A `thread` of the producer that fills the stages of `ring` with `spans` of `source`, as rows of `tile`."""
+
+    def __init__(self, spans: Spans, tile: SharedTile, ring: Ring, source: Buffer, thread: Expr) -> None:
+        self.spans, self.tile, self.ring, self.source = spans, tile, ring, source
+        self.warp = named("warp_of_producer", T.truncdiv(thread, WARP))
+        self.lane = named("lane_of_producer", T.truncmod(thread, WARP))
+        self.words = _local("on_their_way", spans.ahead * GROUP, "uint32")
+        self.before = _local("stage_before", 2, "int32")  # its number, and whether there is one
+        for i in range(2):
+            T.buffer_store(self.before, T.int32(0), [i])
+        for i in range(spans.ahead * GROUP):
+            T.buffer_store(self.words, T.uint32(0), [i])
+        chunks = tile.swizzle // UNIT
+        turned = T.bitwise_and(T.shift_right(self.lane * tile.swizzle, T.int32(7)), T.int32(chunks - 1))
+        place = self.lane * tile.swizzle + T.bitwise_xor(self.warp, turned) * UNIT
+        place = T.Cast("int32", T.cuda.cvta_generic_to_shared(ring.memory.ptr_to([0]))) + place
+        # of even and of odd units of a row, whose chunks are WARPS apart
+        self.places = [kept("place", place)]
+        self.places.append(kept("place", T.bitwise_xor(self.places[0], T.int32(WARPS * UNIT))))
+
+    def fill(self, pixel: Pixel, chunk: Expr, opened: Callable[[], None]) -> None:
+        """Load what the ring's stage has of a chunk of the channels, and store it but for the last round; `opened`
+        waits for the stage."""
+        s = self.spans
+        start, start_before = named("start", self.ring.start), named("start_before", self._start_before())
+        channel = named("first_channel", chunk * s.k + self.warp * GROUP)
+        for turn in range(s.rounds):
+            for slot in range(s.ahead):
+                if turn:
+                    self._put(start, (turn - 1) * s.ahead + slot, slot)
+                else:
+                    # before the first stage there is none: its memory is written twice
+                    self._put(start_before, (s.rounds - 1) * s.ahead + slot, slot)
+                self._load(pixel, channel, turn * s.ahead + slot, slot)
+            if turn == 0:
+                with T.If(self.before[1] > 0), T.Then():
+                    self._arrive()
+                opened()
+        T.buffer_store(self.before, self.ring.stage, [0])
+        T.buffer_store(self.before, T.int32(1), [1])
+
+    def finish(self) -> None:
+        """Store what the last stage has still to come."""
+        with T.If(self.before[1] > 0), T.Then():
+            for slot in range(self.spans.ahead):
+                self._put(self._start_before(), (self.spans.rounds - 1) * self.spans.ahead + slot, slot)
+            self._arrive()
+
+    def _start_before(self) -> Expr:
+        return self.before[0] * self.ring.stage_bytes
+
+    def _load(self, pixel: Pixel, channel: Expr, unit: int, slot: int) -> None:
+        s = self.spans
+        if unit >= s.units:
+            return
+        block, number = divmod(unit, s.each)
+        if number == 0:
+            element, exists = pixel(block, self.lane)
+            self.element = named("element", element + channel * s.plane)
+            self.exists = named("exists", exists)
+        more = number * WARPS * GROUP
+        there: Expr = T.Select(self.exists, s.channels - (channel + more) if s.channels % s.k else T.int32(GROUP), 0)
+        at = self.source.ptr_to([self.element + more * s.plane])
+        text = _load_source(s.plane, s.channels % GROUP > 0)
+        registers = [self.words[slot * GROUP + i] for i in range(GROUP)]
+        T.evaluate(T.cuda.func_call(f"hopper_span_load_{s.plane * ITEM}", *registers, at, there, source_code=text))
+
+    def _put(self, start: Expr, unit: int, slot: int) -> None:
+        s, tile = self.spans, self.tile
+        if unit >= s.units:
+            return
+        block, number = divmod(unit, s.each)
+        slab, odd = divmod(number, max(1, tile.swizzle // UNIT // WARPS))
+        to = self.places[odd] + (start + (slab * tile.slab + block * WARP * tile.swizzle))
+        registers = [self.words[slot * GROUP + i] for i in range(GROUP)]
+        T.evaluate(T.cuda.func_call("hopper_span_put", T.Cast("uint32", to), *registers, source_code=_PUT))
+
+    def _arrive(self) -> None:
+        """Say that this warp has filled its part of the stage before."""
+        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+        T.evaluate(T.cuda.warp_sync())
+        with T.If(self.lane == 0), T.Then():
+            T.evaluate(T.ptx.mbarrier.arrive.shared__cta.b64(self.ring.full.ptr_to([self.before[0]])))
+
+
+def _local(name: str, count: int, dtype: str) -> Any:
+    found = T.alloc_local((count,), dtype)
+    IRBuilder.name(name, found)
+    return found
