@@ -6,8 +6,8 @@ span from some row on: K-major descriptors may begin at any row, since the XOR i
 stage has is turned once for all its taps.
 
 The producer's threads read along pixels, eight channels of one each, pack these to 16 bytes in registers and store
-them.  `ahead` such units are on their way while older ones are stored, across the ends of stages: the first loads of a
-stage are issued before it is free, and before the last units of the stage before are stored.
+them.  `ahead` such units are on their way at once: the first of a stage are loaded before it is free, and the last are
+stored when the loop comes to the next stage.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ class Spans:
         return beyond_indices(self.tensor, self.elements)
 
 
-Pixel = Callable[[int, Expr], tuple[Expr, Expr]]  # of a block of WARP rows and a lane: its element, whether there is one
+Pixel = Callable[
+    [int, Expr], tuple[Expr, Expr]
+]  # of a block of WARP rows and a lane: its element, whether there is one
 
 
 class Turner:
@@ -120,8 +122,6 @@ class Turner:
         self.before = _local("stage_before", 2, "int32")  # its number, and whether there is one
         for i in range(2):
             T.buffer_store(self.before, T.int32(0), [i])
-        for i in range(spans.ahead * GROUP):
-            T.buffer_store(self.words, T.uint32(0), [i])
         chunks = tile.swizzle // UNIT
         turned = T.bitwise_and(T.shift_right(self.lane * tile.swizzle, T.int32(7)), T.int32(chunks - 1))
         place = self.lane * tile.swizzle + T.bitwise_xor(self.warp, turned) * UNIT
@@ -134,32 +134,30 @@ class Turner:
         """Load what the ring's stage has of a chunk of the channels, and store it but for the last round; `opened`
         waits for the stage."""
         s = self.spans
-        start, start_before = named("start", self.ring.start), named("start_before", self._start_before())
-        channel = named("first_channel", chunk * s.k + self.warp * GROUP)
+        self.finish()
+        start, channel = named("start", self.ring.start), named("first_channel", chunk * s.k + self.warp * GROUP)
         for turn in range(s.rounds):
             for slot in range(s.ahead):
                 if turn:
                     self._put(start, (turn - 1) * s.ahead + slot, slot)
-                else:
-                    # before the first stage there is none: its memory is written twice
-                    self._put(start_before, (s.rounds - 1) * s.ahead + slot, slot)
                 self._load(pixel, channel, turn * s.ahead + slot, slot)
             if turn == 0:
-                with T.If(self.before[1] > 0), T.Then():
-                    self._arrive()
                 opened()
         T.buffer_store(self.before, self.ring.stage, [0])
         T.buffer_store(self.before, T.int32(1), [1])
 
     def finish(self) -> None:
-        """Store what the last stage has still to come."""
+        """Store the last round of the stage before, if there is one, and say that it is filled."""
+        s = self.spans
         with T.If(self.before[1] > 0), T.Then():
-            for slot in range(self.spans.ahead):
-                self._put(self._start_before(), (self.spans.rounds - 1) * self.spans.ahead + slot, slot)
-            self._arrive()
-
-    def _start_before(self) -> Expr:
-        return self.before[0] * self.ring.stage_bytes
+            start = named("start_before", self.before[0] * self.ring.stage_bytes)
+            for slot in range(s.ahead):
+                self._put(start, (s.rounds - 1) * s.ahead + slot, slot)
+            # before anything else is loaded, for which the fence would wait
+            T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+            T.evaluate(T.cuda.warp_sync())
+            with T.If(self.lane == 0), T.Then():
+                T.evaluate(T.ptx.mbarrier.arrive.shared__cta.b64(self.ring.full.ptr_to([self.before[0]])))
 
     def _load(self, pixel: Pixel, channel: Expr, unit: int, slot: int) -> None:
         s = self.spans
@@ -186,13 +184,6 @@ class Turner:
         to = self.places[odd] + (start + (slab * tile.slab + block * WARP * tile.swizzle))
         registers = [self.words[slot * GROUP + i] for i in range(GROUP)]
         T.evaluate(T.cuda.func_call("hopper_span_put", T.Cast("uint32", to), *registers, source_code=_PUT))
-
-    def _arrive(self) -> None:
-        """Say that this warp has filled its part of the stage before."""
-        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
-        T.evaluate(T.cuda.warp_sync())
-        with T.If(self.lane == 0), T.Then():
-            T.evaluate(T.ptx.mbarrier.arrive.shared__cta.b64(self.ring.full.ptr_to([self.before[0]])))
 
 
 def _local(name: str, count: int, dtype: str) -> Any:

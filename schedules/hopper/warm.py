@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from schedules.core.problem import Argument, numpy_dtype
 from schedules.core.tvm import T, tirx
 from schedules.hopper.config import WARPGROUP
 from schedules.hopper.geometry import ClusterPlace, Load, Work
 from schedules.hopper.shared import TensorMap, beyond_indices
+from schedules.hopper.spans import ITEM, WARP, Pixel, Spans
 from schedules.tirx.types import Buffer, Expr, Index, Tensors
 from schedules.tirx.values import named
 
@@ -37,9 +39,25 @@ def warm(
     with T.If(tile < work.clusters), T.Then():
         for operand, loads, part in ((work.a, work.loads_a, at.rank_n), (work.b, work.loads_b, at.rank_m)):
             source = operand.source
+            if isinstance(source, Spans) and source.tensor in known:
+                _pixels(source, partial(work.pixel_at, place, first_y), tensors, thread, threads)
             if isinstance(source, TensorMap) and source.tensor in known:
                 boxes = loads(place, first_y, first_x, at.rank_k, part)
                 _rows(source, boxes, tensors[source.tensor], thread, threads)
+
+
+def _pixels(spans: Spans, pixel: Pixel, tensors: Tensors, thread: Expr, threads: int) -> None:
+    """Of all channels, for the first row of the kernel: of each block of rows where it begins."""
+    tensor = tensors[spans.tensor]
+    start = tensor.ptr_to([0] * len(tensor.shape))
+    for block in range(spans.rows // WARP):
+        first, exists = pixel(block, T.int32(0))
+        first, exists = named("first", first), named("exists", exists)
+        with T.serial(-(-spans.channels // threads)) as turn:
+            channel = named("channel", turn * threads + thread)
+            with T.If(tirx.all(exists, channel < spans.channels)), T.Then():
+                element = first + channel * spans.plane
+                T.evaluate(T.cuda.func_call("hopper_warm", start, ITEM, element, source_code=_WARM))
 
 
 def _rows(source: TensorMap, boxes: Sequence[Load], tensor: Buffer, thread: Expr, threads: int) -> None:

@@ -1,8 +1,8 @@
 """NCHW convolution on Hopper of any stride and width: pixels x output channels by wgmma, turned inside the block.
 
 TMA reads NCHW data only where image rows are whole 16 bytes apart, and unshifted.  Here the producer's threads turn
-what a tile looks at on its way into shared memory (`hopper.spans`), as runs of the line of `Positions`: of each chunk of
-the channels once for all taps of a row of the kernel, or with `halo` of all of its rows.  No copy of the data comes
+what a tile looks at on its way into shared memory (`hopper.spans`), as runs of the line of `Positions`: of each chunk
+of the channels once for all taps of a row of the kernel, or with `halo` of all of its rows.  No copy of the data comes
 before.  Filters come by TMA, packed by a kernel before unless they are of 1x1.  Results leave as those of
 `tma_wgmma_turned`.
 """
