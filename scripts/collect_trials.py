@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import heapq
 import json
 import multiprocessing
 import os
@@ -238,10 +239,17 @@ def rough(problem: Any, config: Any, arch: Arch) -> float:
 
 
 def draws(
-    problem: Any, arch: Arch, count: int, r: random.Random, predicted: int, of: Sequence[int] = OF
+    problem: Any,
+    arch: Arch,
+    count: int,
+    r: random.Random,
+    predicted: int,
+    of: Sequence[int] = OF,
+    only: Sequence[str] = (),
 ) -> list[tuple[str, Config]]:
     """What is ruled, the `predicted` first of the ranking, every schedule's default, and `count` in all with those at
-    random: each the best that is expected `of` so many."""
+    random: each the best that is expected `of` so many.  Of `only` these schedules, if there are any, beside what is
+    ruled and the first of others in the ranking."""
     from schedules.predict.rank import ranked
     from schedules.predict.start import started
 
@@ -254,11 +262,15 @@ def draws(
     with contextlib.suppress(SchedulesError):
         spec, config = started(problem, arch)
         add(spec.name, config)
-    for each in ranked(problem, arch)[:predicted]:
+    first = ranked(problem, arch)
+    if only:
+        others = [spec.name for spec in op.offered(arch) if spec.name not in only]
+        first = tuple(heapq.merge(*(ranked(problem, arch, name) for name in others), key=lambda each: each.us))
+    for each in first[:predicted]:
         add(each.schedule, each.config)
     fitting: list[tuple[ScheduleSpec, float]] = []
     for spec in op.offered(arch):
-        if arch.kind in spec.kinds:
+        if arch.kind in spec.kinds and spec.name in (only or [spec.name]):
             cores = not {f.name for f in dataclasses.fields(spec.config)} >= {"block_n"}
             slow = cores and problem.dtype != "float32" and problem.ci > 8
             default = spec.default(problem, arch)
@@ -302,7 +314,9 @@ def one(space: Any, problem: Any, arch: Arch, r: random.Random) -> Config | None
     return None
 
 
-def builder(pipe: Connection, target: str, folder: str, predicted: int, of: Sequence[int]) -> None:
+def builder(
+    pipe: Connection, target: str, folder: str, predicted: int, of: Sequence[int], only: Sequence[str]
+) -> None:
     """A process that draws and builds: takes (number, problem, count, seed), sends (number, schedule, config, library,
     workspaces) or a failure, and None where the problem is through."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -315,7 +329,7 @@ def builder(pipe: Connection, target: str, folder: str, predicted: int, of: Sequ
         number, problem, count, seed, until = pipe.recv()
         op = operator_of(problem)
         try:
-            candidates = draws(problem, arch, count, random.Random(seed), predicted, of)
+            candidates = draws(problem, arch, count, random.Random(seed), predicted, of, only)
         except Exception as error:
             pipe.send((number, "draw", None, f"{type(error).__name__}: {error}"[:200], ()))
             candidates = []
@@ -335,7 +349,7 @@ def builder(pipe: Connection, target: str, folder: str, predicted: int, of: Sequ
         pipe.send((number, None, None, None, ()))
 
 
-def measurer(pipe: Connection, gpu: str, target: str) -> None:
+def measurer(pipe: Connection, gpu: str, target: str, peers: int) -> None:
     """A process with a GPU: takes (number, problem, candidates), sends (number, index, us, p10 us, reason) of each and
     (number, None, us of cuDNN, ...) last."""
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu
@@ -351,7 +365,7 @@ def measurer(pipe: Connection, gpu: str, target: str) -> None:
     while True:
         number, problem, candidates = pipe.recv()
         for line in bench.run(
-            problem, candidates, number % PEERS == 0, lambda index, n=number: pipe.send((n, index, None, None, "start"))
+            problem, candidates, number % peers == 0, lambda index, n=number: pipe.send((n, index, None, None, "start"))
         ):
             pipe.send((number, *line))
 
@@ -544,6 +558,8 @@ def main() -> int:
     words.add_argument("--count", type=int, default=14, help="candidates of a problem")
     words.add_argument("--predicted", type=int, default=PREDICTED, help="of these, the first of the ranking")
     words.add_argument("--of", default=",".join(map(str, OF)), help="draws of which the best that is expected is kept")
+    words.add_argument("--schedules", default="", help="draw configs of these alone")
+    words.add_argument("--peers", type=int, default=PEERS, help="of as many problems, cuDNN is timed on one")
     words.add_argument("--sorts", default="few,flat,other", help="of layers, as few,flat+short,nchw+ragged,float32")
     words.add_argument("--seed", type=int, default=0)
     words.add_argument("--target", default="cuda:sm_90a")
@@ -554,8 +570,9 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         of = tuple(map(int, asked.of.split(",")))
-        builders = [Child(builder, asked.target, folder, asked.predicted, of) for _ in range(asked.builders)]
-        benches = [Child(measurer, gpu, asked.target) for gpu in asked.gpus.split(",")]
+        only = [name for name in asked.schedules.split(",") if name]
+        builders = [Child(builder, asked.target, folder, asked.predicted, of, only) for _ in range(asked.builders)]
+        benches = [Child(measurer, gpu, asked.target, asked.peers) for gpu in asked.gpus.split(",")]
         source, number = problems(asked.shapes, asked.seed, asked.sorts.split(",")), 0
         if asked.problems:
             source = given(asked.problems)

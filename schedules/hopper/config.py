@@ -49,6 +49,7 @@ class HopperConfig(Config):
     # a consumer's rows are sixteens of its warps: rows from one of a warp to its next, and from warp to warp
     sixteens: ClassVar[tuple[int, int]] = (ROWS, 16)
     row_cycles: ClassVar[float] = 16  # that shared memory takes to give operand a of ROWS rows of a product
+    row_of_taps: ClassVar[bool] = False  # whether a stage has the filters of all taps along a row
     multiplies_apart: ClassVar[bool] = False  # whether a warp beside the producer multiplies, and not the consumers
     addends: ClassVar[int] = 1  # numbers of 16 bits that each of an operand's is the sum of: see `hopper.split`
     promoted: ClassVar[bool] = False  # whether the sums of a stage are added to a tile's on CUDA cores

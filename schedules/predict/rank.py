@@ -242,7 +242,8 @@ def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arc
         pixels, channels = (n, m) if spec.channels_along_rows else (m, n)
         stay, k = columns.get("stationary", 0.0) > 0, columns.get("block_k")  # filters of all steps
         # tap by tap, or with halo those of all rows, or those along a row, whose sums lie side by side
-        taps = np.where(halo, p.kh, 1.0) * (p.kw if "consumers_n" in columns.fields else 1)
+        along = "consumers_n" in columns.fields or getattr(spec.config, "row_of_taps", False)
+        taps = np.where(halo, p.kh, 1.0) * (p.kw if along else 1)
         filters, steps = channels * taps * k / columns.get("cta_group", 1.0), p.kh * p.kw / taps * -(-p.ci // k)
         stage = (pixels * np.where(halo, HALO, 1.0) * k + np.where(stay, 0.0, filters)) * item
         results = np.minimum(m * n * item, STAGING * columns.get("consumers"))

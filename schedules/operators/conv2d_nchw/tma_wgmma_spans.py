@@ -39,6 +39,7 @@ class TmaWgmmaSpansConfig(HopperConfig):
 
     k_steps = (2, 4, 8)  # each warp of the producer has groups of eight channels of its own
     registers = TURNING
+    row_of_taps = True
 
     # positions are those of all images' rows after the other, with no zeros below an image; else image after image
     lines_outside: bool = False
