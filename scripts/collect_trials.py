@@ -264,9 +264,11 @@ def draws(
         add(spec.name, config)
     first = ranked(problem, arch)
     if only:
-        others = [spec.name for spec in op.offered(arch) if spec.name not in only]
-        first = tuple(heapq.merge(*(ranked(problem, arch, name) for name in others), key=lambda each: each.us))
-    for each in first[:predicted]:
+        by_name = {spec.name: ranked(problem, arch, spec.name) for spec in op.offered(arch)}
+        of_others = [found for name, found in by_name.items() if name not in only]
+        first = tuple(heapq.merge(*of_others, key=lambda each: each.us))[:predicted]
+        first += tuple(each for name in only for each in by_name.get(name, ())[: 2 * predicted])
+    for each in first[: None if only else predicted]:
         add(each.schedule, each.config)
     fitting: list[tuple[ScheduleSpec, float]] = []
     for spec in op.offered(arch):
@@ -314,9 +316,7 @@ def one(space: Any, problem: Any, arch: Arch, r: random.Random) -> Config | None
     return None
 
 
-def builder(
-    pipe: Connection, target: str, folder: str, predicted: int, of: Sequence[int], only: Sequence[str]
-) -> None:
+def builder(pipe: Connection, target: str, folder: str, predicted: int, of: Sequence[int], only: Sequence[str]) -> None:
     """A process that draws and builds: takes (number, problem, count, seed), sends (number, schedule, config, library,
     workspaces) or a failure, and None where the problem is through."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -390,9 +390,9 @@ class Work(ABC, Generic[P]):
         """The number of the tile's first output pixel, where its pixels lie in lines."""
         return None
 
-    def pixel_at(self, place: P, ry: Expr, block: int, lane: Expr) -> tuple[Expr, Expr]:
-        """For operand a in spans: where its row `lane` of block number `block` begins in the tensor, were its channel
-        the first, for a tap or group of them, and whether there is such a pixel."""
+    def pixel_at(self, place: P, ry: Expr, row: int, more: Expr) -> tuple[Expr, Expr]:
+        """For operand a in spans: where in the first channel of the tensor the pixel of its row `row` + `more` is, of
+        the same block of rows, for a tap or group of them, and whether there is one."""
         raise NotImplementedError(f"{type(self).__name__} has no operand in spans")
 
     def taps(self, place: P) -> Taps:

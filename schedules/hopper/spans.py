@@ -29,7 +29,7 @@ WARP = 32  # rows of a unit
 WARPS = WARPGROUP // WARP  # whose units are neighbouring groups of channels
 OTHERS, MOST = 56, 10  # registers of a thread that wait for no load, about; units that do, at most
 
-# eight channels of a pixel, {0} bytes apart, of which those exist that `there` counts
+# eight channels of a pixel or two, {0} bytes apart, of which those exist that `there` counts
 _LOAD = """
 __device__ __forceinline__ void hopper_span_load_{0}(unsigned int& a, unsigned int& b, unsigned int& c, unsigned int& d,
     unsigned int& e, unsigned int& f, unsigned int& g, unsigned int& h, const void* from, int there) {{
@@ -39,28 +39,32 @@ __device__ __forceinline__ void hopper_span_load_{0}(unsigned int& a, unsigned i
 }}
 """
 _PUT = """
-__device__ __forceinline__ void hopper_span_put(unsigned int to, unsigned int a, unsigned int b, unsigned int c,
-    unsigned int d, unsigned int e, unsigned int f, unsigned int g, unsigned int h) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" :: "r"(to), "r"(__byte_perm(a, b, 0x5410)),
-    "r"(__byte_perm(c, d, 0x5410)), "r"(__byte_perm(e, f, 0x5410)), "r"(__byte_perm(g, h, 0x5410)) : "memory");
+__device__ __forceinline__ void hopper_span_put(unsigned int to, unsigned int order, unsigned int a, unsigned int b,
+    unsigned int c, unsigned int d, unsigned int e, unsigned int f, unsigned int g, unsigned int h) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" :: "r"(to), "r"(__byte_perm(a, b, order)),
+    "r"(__byte_perm(c, d, order)), "r"(__byte_perm(e, f, order)), "r"(__byte_perm(g, h, order)) : "memory");
 }
 """
+_LOWER, _UPPER = 0x5410, 0x7632  # of two words the halves that are one pixel's
 
 
-def _load_source(plane: int, ragged: bool) -> str:
+def _load_source(plane: int, ragged: bool, bits: str) -> str:
     """Without a branch, and in the order of the program."""
     lines = []
     for i in range(GROUP):
         if i == 0 or ragged:
             lines.append(f"setp.gt.s32 p, %9, {i};")
-        lines += [f"mov.b32 %{i}, 0;", f"@p ld.global.nc.u16 %{i}, [%8+{i * plane * ITEM}];"]
+        lines += [f"mov.b32 %{i}, 0;", f"@p ld.global.nc.{bits} %{i}, [%8+{i * plane * ITEM}];"]
     return _LOAD.format(plane * ITEM, "\n".join(f'    "{line}\\n"' for line in lines))
 
 
 @dataclass(frozen=True)
 class Spans:
     """What fills the `rows` of operand a with `k` channels: elements of `tensor`, of whose images each has `channels`
-    of `plane` pixels; `registers` are those of a thread of the producer."""
+    of `plane` pixels; `registers` are those of a thread of the producer.
+
+    With `pairs` a thread loads two neighbouring rows at once: pixels that share an aligned word, if there are any.
+    """
 
     tensor: str
     elements: int
@@ -69,18 +73,24 @@ class Spans:
     rows: int
     k: int
     registers: int
+    pairs: bool
 
     arrivals: ClassVar[int] = WARPS  # that say that a stage is filled
 
     @property
+    def at_once(self) -> int:
+        """Rows of a unit of all lanes."""
+        return 2 * WARP if self.pairs else WARP
+
+    @property
     def each(self) -> int:
-        """Units of a thread for a block of WARP rows."""
+        """Units of a thread for as many rows."""
         return self.k // GROUP // WARPS
 
     @property
     def units(self) -> int:
         """Of a thread in a stage."""
-        return self.rows // WARP * self.each
+        return self.rows // self.at_once * self.each
 
     @property
     def rounds(self) -> int:
@@ -106,9 +116,8 @@ class Spans:
         return beyond_indices(self.tensor, self.elements)
 
 
-Pixel = Callable[
-    [int, Expr], tuple[Expr, Expr]
-]  # of a block of WARP rows and a lane: its element, whether there is one
+# of the first row of a block and a row from there: the element, and whether there is one
+Pixel = Callable[[int, Expr], tuple[Expr, Expr]]
 
 
 class Turner:
@@ -122,13 +131,25 @@ class Turner:
         self.before = _local("stage_before", 2, "int32")  # its number, and whether there is one
         for i in range(2):
             T.buffer_store(self.before, T.int32(0), [i])
-        chunks = tile.swizzle // UNIT
-        turned = T.bitwise_and(T.shift_right(self.lane * tile.swizzle, T.int32(7)), T.int32(chunks - 1))
-        place = self.lane * tile.swizzle + T.bitwise_xor(self.warp, turned) * UNIT
-        place = T.Cast("int32", T.cuda.cvta_generic_to_shared(ring.memory.ptr_to([0]))) + place
-        # of even and of odd units of a row, whose chunks are WARPS apart
-        self.places = [kept("place", place)]
-        self.places.append(kept("place", T.bitwise_xor(self.places[0], T.int32(WARPS * UNIT))))
+        base = T.Cast("int32", T.cuda.cvta_generic_to_shared(ring.memory.ptr_to([0])))
+        lower, upper = T.uint32(_LOWER), T.uint32(_UPPER)
+        # of a unit: where even and odd ones lie, and the order of halves
+        self.stores: list[tuple[list[Expr], Expr]] = []
+        if spans.pairs:
+            # every other four lanes begin with the second of their rows: so eight lanes are of eight rows
+            second = named("second", T.bitwise_and(T.shift_right(self.lane, T.int32(2)), T.int32(1)))
+            for row in (second, 1 - second):
+                order = named("order", T.Select(row == 0, lower, upper))
+                self.stores.append((self._places(base, self.lane * 2 + row), order))
+        else:
+            self.stores.append((self._places(base, self.lane), lower))
+
+    def _places(self, base: Expr, row: Expr) -> list[Expr]:
+        """Where a row of the first unit lies in the first stage, and of the second, whose chunk is WARPS further."""
+        line = self.tile.swizzle
+        turned = T.bitwise_and(T.shift_right(row * line, T.int32(7)), T.int32(line // UNIT - 1))
+        first = kept("place", base + row * line + T.bitwise_xor(self.warp, turned) * UNIT)
+        return [first, kept("place", T.bitwise_xor(first, T.int32(WARPS * UNIT)))]
 
     def fill(self, pixel: Pixel, chunk: Expr, opened: Callable[[], None]) -> None:
         """Load what the ring's stage has of a chunk of the channels, and store it but for the last round; `opened`
@@ -165,15 +186,15 @@ class Turner:
             return
         block, number = divmod(unit, s.each)
         if number == 0:
-            element, exists = pixel(block, self.lane)
+            element, exists = pixel(block * s.at_once, self.lane * (2 if s.pairs else 1))
             self.element = named("element", element + channel * s.plane)
             self.exists = named("exists", exists)
         more = number * WARPS * GROUP
         there: Expr = T.Select(self.exists, s.channels - (channel + more) if s.channels % s.k else T.int32(GROUP), 0)
         at = self.source.ptr_to([self.element + more * s.plane])
-        text = _load_source(s.plane, s.channels % GROUP > 0)
-        registers = [self.words[slot * GROUP + i] for i in range(GROUP)]
-        T.evaluate(T.cuda.func_call(f"hopper_span_load_{s.plane * ITEM}", *registers, at, there, source_code=text))
+        text = _load_source(s.plane, s.channels % GROUP > 0, "b32" if s.pairs else "u16")
+        call = f"hopper_span_load_{s.plane * ITEM}", *self._of(slot), at, there
+        T.evaluate(T.cuda.func_call(*call, source_code=text))
 
     def _put(self, start: Expr, unit: int, slot: int) -> None:
         s, tile = self.spans, self.tile
@@ -181,9 +202,14 @@ class Turner:
             return
         block, number = divmod(unit, s.each)
         slab, odd = divmod(number, max(1, tile.swizzle // UNIT // WARPS))
-        to = self.places[odd] + (start + (slab * tile.slab + block * WARP * tile.swizzle))
-        registers = [self.words[slot * GROUP + i] for i in range(GROUP)]
-        T.evaluate(T.cuda.func_call("hopper_span_put", T.Cast("uint32", to), *registers, source_code=_PUT))
+        more = start + (slab * tile.slab + block * s.at_once * tile.swizzle)
+        for places, order in self.stores:
+            to = T.Cast("uint32", places[odd] + more)
+            T.evaluate(T.cuda.func_call("hopper_span_put", to, order, *self._of(slot), source_code=_PUT))
+
+    def _of(self, slot: int) -> list[Expr]:
+        """The registers of a unit on its way."""
+        return [self.words[slot * GROUP + i] for i in range(GROUP)]
 
 
 def _local(name: str, count: int, dtype: str) -> Any:

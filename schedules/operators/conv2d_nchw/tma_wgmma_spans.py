@@ -75,11 +75,7 @@ class Span:
     y: int | None
     x: int
     moved: int
-
-    @property
-    def end(self) -> int:
-        """Its last row and what is left of that one's block."""
-        return self.row + -(-self.rows // WARP) * WARP
+    end: int  # row of the next
 
 
 class SpansWork(PositionWork):
@@ -91,20 +87,29 @@ class SpansWork(PositionWork):
         self.arguments = problem.arguments()
         taps, plane = self._taps(), p.h * p.w
         self.spans: dict[tuple[int | None, int], Span] = {}
-        row = 0
+        row, pairs = 0, self._pairs()
+        each = 2 if pairs else 1
         for key in dict.fromkeys((y, x) for y, x, _ in taps):
             moves = [moved for *own, moved in taps if tuple(own) == key]
-            self.spans[key] = Span(row, config.block_m + max(moves) - min(moves), *key, min(moves))
-            row = self.spans[key].end
+            first = min(moves) // each * each
+            rows = config.block_m + max(moves) - first
+            end = row + -(-rows // (each * WARP)) * (each * WARP)
+            self.spans[key] = Span(row, rows, *key, first, end)
+            row = end
         tile = SharedTile(row, config.block_k, ITEM, self.run)
         registers, _ = config.registers[config.consumers, config.blocks_sm]
-        source = Spans("data", p.n * p.ci * plane, p.ci, plane, row, config.block_k, registers or 255)
+        source = Spans("data", p.n * p.ci * plane, p.ci, plane, row, config.block_k, registers or 255, pairs)
         self.a = Operand(tile, source)
         self.products = tuple(
             Product(0, (span.row + moved - span.moved) * tile.swizzle, number * self.b.tile.nbytes)
             for number, (y, x, moved) in enumerate(taps)
             for span in [self.spans[y, x]]
         )
+
+    def _pairs(self) -> bool:
+        """Whether neighbours of every second position on share an aligned word, whatever the channel."""
+        p, x = self.problem, self.positions.x
+        return x.stride == 1 and p.w % 2 == x.length % 2 == 0
 
     def _taps(self) -> list[tuple[int | None, int, int]]:
         """Of each tap of a stage: the remainders of what it looks at, and how far that is from the tile's positions;
@@ -116,21 +121,21 @@ class SpansWork(PositionWork):
         down = [divmod(ry * y.dilation - y.pad, y.stride) for ry in range(y.k)]
         return [(by, bx, my * self.positions.down + mx) for my, by in down for mx, bx in across]
 
-    def pixel_at(self, place: PositionPlace, ry: Expr, block: int, lane: Expr) -> tuple[Expr, Expr]:
+    def pixel_at(self, place: PositionPlace, ry: Expr, row: int, more: Expr) -> tuple[Expr, Expr]:
         p, positions = self.problem, self.positions
-        (span,) = (each for each in self.spans.values() if each.row <= block * WARP < each.end)
-        before = block * WARP - span.row
+        (span,) = (each for each in self.spans.values() if each.row <= row < each.end)
+        before = row - span.row
         first, remainder = place.position + (span.moved + before), span.y
         if remainder is None:
             plane, down = positions.y.tap(ry if p.kh > 1 else 0)
             first = named("first", first + down * positions.down)
             remainder = plane if positions.y.planes > 1 else next(iter(positions.y.moves))
-        at = named("at", first + lane)
+        at = named("at", first + more)
         n, y, x = (named("at", value) for value in positions.pixel(at))
         y, x = named("y", y * p.stride[0] + remainder), named("x", x * p.stride[1] + span.x)
         exists = [at >= 0, n < p.n, y < p.h, x < p.w]
-        if before + WARP > span.rows:
-            exists.append(lane < span.rows - before)
+        if span.end > span.row + span.rows:
+            exists.append(more < span.rows - before)
         return n * (p.ci * p.h * p.w) + y * p.w + x, tirx.all(*exists)
 
     def loads_a(self, place: PositionPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
