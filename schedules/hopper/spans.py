@@ -6,8 +6,8 @@ span from some row on: K-major descriptors may begin at any row, since the XOR i
 stage has is turned once for all its taps.
 
 The producer's threads read along pixels, eight channels of one each, pack these to 16 bytes in registers and store
-them.  `ahead` such units are on their way at once: the first of a stage are loaded before it is free, and the last are
-stored when the loop comes to the next stage.
+them.  `ahead` such units of a stage are on their way at once, of small stages those of several: the first of a stage
+are loaded before it is free, and the last are stored when the loop comes to a later stage.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def _load_source(plane: int, ragged: bool, bits: str) -> str:
 @dataclass(frozen=True)
 class Spans:
     """What fills the `rows` of operand a with `k` channels: elements of `tensor`, of whose images each has `channels`
-    of `plane` pixels; `registers` are those of a thread of the producer.
+    of `plane` pixels; `registers` are those of a thread of the producer, `stages` those of the
+    ring.
 
     With `pairs` a thread loads two neighbouring rows at once: pixels that share an aligned word, if there are any.
     """
@@ -74,6 +75,7 @@ class Spans:
     k: int
     registers: int
     pairs: bool
+    stages: int
 
     arrivals: ClassVar[int] = WARPS  # that say that a stage is filled
 
@@ -93,14 +95,23 @@ class Spans:
         return self.rows // self.at_once * self.each
 
     @property
+    def most(self) -> int:
+        """Units of a thread that there are registers for."""
+        return max(1, min(MOST, (self.registers - OTHERS) // GROUP))
+
+    @property
     def rounds(self) -> int:
-        most = max(1, min(MOST, (self.registers - OTHERS) // GROUP))
-        return -(-self.units // most)
+        return -(-self.units // self.most)
 
     @property
     def ahead(self) -> int:
         """Units on their way at once, as many in each round."""
         return -(-self.units // self.rounds)
+
+    @property
+    def sets(self) -> int:
+        """Stages that are on their way at once, at most: of each the last round."""
+        return max(1, min(self.most // self.ahead, self.stages - 1))
 
     @property
     def nbytes(self) -> int:
@@ -127,10 +138,13 @@ class Turner:
         self.spans, self.tile, self.ring, self.source = spans, tile, ring, source
         self.warp = named("warp_of_producer", T.truncdiv(thread, WARP))
         self.lane = named("lane_of_producer", T.truncmod(thread, WARP))
-        self.words = _local("on_their_way", spans.ahead * GROUP, "uint32")
-        self.before = _local("stage_before", 2, "int32")  # its number, and whether there is one
-        for i in range(2):
-            T.buffer_store(self.before, T.int32(0), [i])
+        self.words = [_local("on_their_way", spans.ahead * GROUP, "uint32") for _ in range(spans.sets)]
+        # of each set the number of the stage that is on its way, and -1 while there is none; and whose turn it is
+        self.before = [_local("stage_before", 1, "int32") for _ in range(spans.sets)]
+        self.turn = _local("turn", 1, "int32")
+        T.buffer_store(self.turn, T.int32(0), [0])
+        for before in self.before:
+            T.buffer_store(before, T.int32(-1), [0])
         base = T.Cast("int32", T.cuda.cvta_generic_to_shared(ring.memory.ptr_to([0])))
         lower, upper = T.uint32(_LOWER), T.uint32(_UPPER)
         # of a unit: where even and odd ones lie, and the order of halves
@@ -155,61 +169,76 @@ class Turner:
         """Load what the ring's stage has of a chunk of the channels, and store it but for the last round; `opened`
         waits for the stage."""
         s = self.spans
-        self.finish()
         start, channel = named("start", self.ring.start), named("first_channel", chunk * s.k + self.warp * GROUP)
-        for turn in range(s.rounds):
-            for slot in range(s.ahead):
-                if turn:
-                    self._put(start, (turn - 1) * s.ahead + slot, slot)
-                self._load(pixel, channel, turn * s.ahead + slot, slot)
-            if turn == 0:
-                opened()
-        T.buffer_store(self.before, self.ring.stage, [0])
-        T.buffer_store(self.before, T.int32(1), [1])
+        for number in range(s.sets):
+            with T.If(self.turn[0] == number), T.Then():
+                self._store_last(number)
+                for slot in range(s.ahead):
+                    self._load(pixel, channel, slot, number, slot)
+                T.buffer_store(self.before[number], self.ring.stage, [0])
+        self._advance()
+        opened()
+        for unit in range(s.ahead, s.rounds * s.ahead):
+            slot = unit % s.ahead
+            self._put(start, unit - s.ahead, 0, slot)
+            self._load(pixel, channel, unit, 0, slot)
 
     def finish(self) -> None:
-        """Store the last round of the stage before, if there is one, and say that it is filled."""
-        s = self.spans
-        with T.If(self.before[1] > 0), T.Then():
-            start = named("start_before", self.before[0] * self.ring.stage_bytes)
+        """Store what is still on its way."""
+        with T.serial(self.spans.sets):
+            for number in range(self.spans.sets):
+                with T.If(self.turn[0] == number), T.Then():
+                    self._store_last(number)
+            self._advance()
+
+    def _advance(self) -> None:
+        if self.spans.sets > 1:
+            last = self.turn[0] == self.spans.sets - 1
+            T.buffer_store(self.turn, T.Select(last, 0, self.turn[0] + 1), [0])
+
+    def _store_last(self, number: int) -> None:
+        """Store the last round of a set's stage, if there is one, and say that it is filled."""
+        s, stage = self.spans, self.before[number][0]
+        with T.If(stage >= 0), T.Then():
+            start = named("start_before", stage * self.ring.stage_bytes)
             for slot in range(s.ahead):
-                self._put(start, (s.rounds - 1) * s.ahead + slot, slot)
+                self._put(start, (s.rounds - 1) * s.ahead + slot, number, slot)
             # before anything else is loaded, for which the fence would wait
             T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
             T.evaluate(T.cuda.warp_sync())
             with T.If(self.lane == 0), T.Then():
-                T.evaluate(T.ptx.mbarrier.arrive.shared__cta.b64(self.ring.full.ptr_to([self.before[0]])))
+                T.evaluate(T.ptx.mbarrier.arrive.shared__cta.b64(self.ring.full.ptr_to([stage])))
 
-    def _load(self, pixel: Pixel, channel: Expr, unit: int, slot: int) -> None:
+    def _load(self, pixel: Pixel, channel: Expr, unit: int, number: int, slot: int) -> None:
         s = self.spans
         if unit >= s.units:
             return
-        block, number = divmod(unit, s.each)
-        if number == 0:
+        block, group = divmod(unit, s.each)
+        if group == 0 or slot == 0:
             element, exists = pixel(block * s.at_once, self.lane * (2 if s.pairs else 1))
             self.element = named("element", element + channel * s.plane)
             self.exists = named("exists", exists)
-        more = number * WARPS * GROUP
+        more = group * WARPS * GROUP
         there: Expr = T.Select(self.exists, s.channels - (channel + more) if s.channels % s.k else T.int32(GROUP), 0)
         at = self.source.ptr_to([self.element + more * s.plane])
         text = _load_source(s.plane, s.channels % GROUP > 0, "b32" if s.pairs else "u16")
-        call = f"hopper_span_load_{s.plane * ITEM}", *self._of(slot), at, there
+        call = f"hopper_span_load_{s.plane * ITEM}", *self._of(number, slot), at, there
         T.evaluate(T.cuda.func_call(*call, source_code=text))
 
-    def _put(self, start: Expr, unit: int, slot: int) -> None:
+    def _put(self, start: Expr, unit: int, number: int, slot: int) -> None:
         s, tile = self.spans, self.tile
         if unit >= s.units:
             return
-        block, number = divmod(unit, s.each)
-        slab, odd = divmod(number, max(1, tile.swizzle // UNIT // WARPS))
+        block, group = divmod(unit, s.each)
+        slab, odd = divmod(group, max(1, tile.swizzle // UNIT // WARPS))
         more = start + (slab * tile.slab + block * s.at_once * tile.swizzle)
         for places, order in self.stores:
             to = T.Cast("uint32", places[odd] + more)
-            T.evaluate(T.cuda.func_call("hopper_span_put", to, order, *self._of(slot), source_code=_PUT))
+            T.evaluate(T.cuda.func_call("hopper_span_put", to, order, *self._of(number, slot), source_code=_PUT))
 
-    def _of(self, slot: int) -> list[Expr]:
+    def _of(self, number: int, slot: int) -> list[Expr]:
         """The registers of a unit on its way."""
-        return [self.words[slot * GROUP + i] for i in range(GROUP)]
+        return [self.words[number][slot * GROUP + i] for i in range(GROUP)]
 
 
 def _local(name: str, count: int, dtype: str) -> Any:

@@ -97,9 +97,9 @@ class SpansWork(PositionWork):
             self.spans[key] = Span(row, rows, *key, first, end)
             row = end
         tile = SharedTile(row, config.block_k, ITEM, self.run)
-        registers, _ = config.registers[config.consumers, config.blocks_sm]
-        source = Spans("data", p.n * p.ci * plane, p.ci, plane, row, config.block_k, registers or 255, pairs)
-        self.a = Operand(tile, source)
+        registers = config.registers[config.consumers, config.blocks_sm][0] or 255
+        spans = Spans("data", p.n * p.ci * plane, p.ci, plane, row, config.block_k, registers, pairs, config.num_stages)
+        self.a = Operand(tile, spans)
         self.products = tuple(
             Product(0, (span.row + moved - span.moved) * tile.swizzle, number * self.b.tile.nbytes)
             for number, (y, x, moved) in enumerate(taps)
