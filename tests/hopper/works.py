@@ -84,6 +84,15 @@ WORKS: dict[str, Case] = {
         "conv2d_nchw", "tma_wgmma_lines", NHWC | dict(stride=1),
         dict(block_m=64, consumers=1, block_n=32, block_k=32, cluster_m=2, cluster_n=1, grid=120),
     ),
+    "a line of pixels, turned in the block": (
+        "conv2d_nchw", "tma_wgmma_spans", NHWC | dict(ci=20, co=41),
+        PLAIN | dict(block_m=128, block_n=32, block_k=32, lines_outside=False, halo=True),
+    ),
+    "a line of pixels, turned in the block, clusters": (
+        "conv2d_nchw", "tma_wgmma_spans", NHWC | dict(stride=1),
+        dict(block_m=64, consumers=1, block_n=32, block_k=32, num_stages=4, cluster_m=2, cluster_n=1, grid=120,
+             lines_outside=True, halo=False),
+    ),
     "a line of pixels, addends": (
         "conv2d_nchw", "bf16x6", NHWC | dict(ci=20, co=41, dtype="float32"),
         PLAIN | dict(block_m=128, block_n=32, block_k=16, cluster_n=2, grid=120, lines_outside=True),
