@@ -259,7 +259,7 @@ def test_show_operator(run: Run) -> None:
 
 def test_show_problem(run: Run) -> None:
     found = run("show", "tutorial", "--target", "cuda:sm_90a", "--json").json
-    assert (found["schedule"], found["flops"]) == ("bf16x6", 118_380_036_096)
+    assert (found["schedule"], found["flops"]) == ("winograd_bf16x6", 118_380_036_096)
     assert found["config"]["block_k"] == 32 and 0 < found["config_space_legal"] <= found["config_space"]
     assert [a["name"] for a in found["arguments"]] == ["data", "filter", "output"]
     result = run("show", "tutorial")

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedules.core.tvm import IRBuilder, T
 from schedules.hopper.config import WARPGROUP
-from schedules.hopper.ring import Ring
 from schedules.hopper.shared import UNIT, SharedTile, beyond_indices
 from schedules.tirx.types import Buffer, Expr
 from schedules.tirx.values import kept, named
+
+if TYPE_CHECKING:
+    from schedules.hopper.ring import Ring
 
 ITEM = 2  # bytes of an element
 GROUP = UNIT // ITEM  # channels of a unit

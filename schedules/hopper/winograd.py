@@ -29,9 +29,7 @@ from schedules.core.tvm import T
 from schedules.definitions.winograd import POINTS, Matrix, Transform, gain, transform
 from schedules.definitions.winograd_errors import CHAIN, TRANSFORMS, UNIT, chain, error
 from schedules.hopper.config import ADDRESSING, DEPTHS, WARPGROUP, clusters, first_legal, stage_channels
-from schedules.hopper.epilogue import Results
 from schedules.hopper.geometry import Work
-from schedules.hopper.residual import Residual
 from schedules.hopper.split import ACROSS, DTYPE, GROUP, PART, VECTORS, SplitConfig, addends_text, whole
 from schedules.tirx.types import Expr, Index, Tensors
 from schedules.tirx.values import kept, named
@@ -205,6 +203,9 @@ class RowTilesConfig(SplitConfig):
     def check_tiles(self, problem: Conv2dProblem) -> str | None:
         """Why rows are not cut so; None if they are."""
         p = problem
+        for name in ("block_k", "together"):
+            if getattr(self, name) < 1:
+                return f"{name}={getattr(self, name)} must be at least 1"
         if p.stride[1] != 1 or p.dilation[1] != 1:
             return f"stride={p.stride} and dilation={p.dilation}: along a row both have to be 1; use another schedule"
         if self.tile_w not in SIZES:
@@ -214,8 +215,6 @@ class RowTilesConfig(SplitConfig):
         rest = self.row_tiles(p).rest
         if rest > 1 and rest + p.kw - 1 not in POINTS:
             return f"tile_w={self.tile_w} leaves {rest} outputs of kw={p.kw} taps, which there are no points for"
-        if self.together < 1:
-            return f"together={self.together} must be at least 1"
         if self.split_k > 1:
             return f"split_k={self.split_k} has no way to add sums of several outputs, give 1"
         if 2 * p.pad[1] > p.kw - 1:
@@ -387,27 +386,10 @@ def factors(tiles: RowTiles, tile: Index, number: Expr) -> list[Expr]:
     ]
 
 
-class TileResults(Results):
-    """The way out of sums of several outputs, one after the other."""
-
-    output = 0
-
-    def totals(self, m: int, group: int, below: int) -> Sequence[Expr]:
-        return [self.fragment(self.output, m, group, 2 * below + j) for j in range(2)]
-
-    def emit(self, place: Any, begin: Index = 0, residual: Residual | None = None) -> None:
-        for number in range(self.work.outputs):
-            self.output = number
-            there, own = self.work.output_at(place, number)
-            if there is None:
-                super().emit(own, begin, residual)
-            else:
-                with T.If(there), T.Then():
-                    super().emit(own, begin, residual)
-
-
 def more(work: Work[Any], tiles: RowTiles, pad: int, data: Lined, weight: Lined) -> dict[str, Any]:
     """What `program` takes for `work`, of data with `pad` columns of padding, and of filters."""
+    from schedules.hopper.several import TileResults
+
     parts = zip(tiles.transforms, (tiles.full, 1), (0, tiles.full), strict=False)
     if not tiles.full:
         parts = zip(tiles.transforms[1:], (1,), (0,), strict=True)

@@ -259,6 +259,7 @@ class NhwcWork(Work[TilePlace]):
 
 
 def work_of(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
+    """None if TMA brings no such tiles."""
     return config.work(problem)
 
 

@@ -333,7 +333,13 @@ def test_a_search_takes_it_by_name_only(sm_90a: Arch) -> None:
 
     known = records(sm_90a)
     unasked = first_candidates(Work(PROBLEM, sm_90a, Limits()), best_of(known[:2]), known)
-    assert {candidate.schedule for candidate in unasked} == {"simt", "tutorial", "winograd", "bf16x6"}
+    assert {candidate.schedule for candidate in unasked} == {
+        "simt",
+        "tutorial",
+        "winograd",
+        "bf16x6",
+        "winograd_bf16x6",
+    }
     asked = Work(PROBLEM, sm_90a, Limits(), schedules=("mma_split",))
     assert {c.schedule for c in first_candidates(asked, known[0], known)} == {"mma_split"}
 
@@ -346,7 +352,7 @@ def test_no_record_brings_it_unasked(sm_90a: Arch, tmp_path: Path, monkeypatch: 
     assert [record.schedule for record in nearest(PROBLEM, others, ("mma_split",))] == ["mma_split"]
 
     monkeypatch.setattr("schedules.measure.choice._same_versions", lambda record, arch: True)
-    for folder, kept, expected in (("exact", [split, simt], "simt"), ("near", others, "bf16x6")):
+    for folder, kept, expected in (("exact", [split, simt], "simt"), ("near", others, "winograd_bf16x6")):
         for record in kept:
             append(tmp_path / folder, record)
         assert choose(PROBLEM, sm_90a, folders=[tmp_path / folder]).schedule == expected
@@ -359,6 +365,7 @@ def test_verification_uses_its_tolerance_for_it_alone(emulation: None, sm_90a: A
     checks = verify(problem, sm_90a, "mma_split", routes=["emulated"], seeds=(1,))
     assert all(check.passed and check.error > 0.2 for check in checks)
     others = {"mma_split": BF16X3, "bf16x3": BF16X3, "bf16x6": BF16X6, "tf32": TF32, "mma_tf32": TF32}
+    others |= {"winograd_bf16x3": BF16X3, "winograd_bf16x6": BF16X6}
     for spec in operator("conv2d_hwcn").schedules:
         assert spec.arithmetic == others.get(spec.name, FLOAT32)
 

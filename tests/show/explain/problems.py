@@ -18,6 +18,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], ...]] = {
         dict(CONV, n=8, ci=16, co=32),
         dict(CONV, n=16, ci=16, co=32, dtype="float16"),
         dict(CONV, n=64, ci=16, co=64, dtype="float16"),
+        dict(CONV, n=2, ci=4, co=32, dtype="float16"),
     ),
     "conv2d_nchw": (
         dict(CONV, n=2, ci=4, co=4, bias=False),
