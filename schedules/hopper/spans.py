@@ -63,8 +63,7 @@ def _load_source(plane: int, ragged: bool, bits: str) -> str:
 @dataclass(frozen=True)
 class Spans:
     """What fills the `rows` of operand a with `k` channels: elements of `tensor`, of whose images each has `channels`
-    of `plane` pixels; `registers` are those of a thread of the producer, `stages` those of the
-    ring.
+    of `plane` pixels; `registers` are those of a thread of the producer, `stages` those of the ring.
 
     With `pairs` a thread loads two neighbouring rows at once: pixels that share an aligned word, if there are any.
     """

@@ -48,7 +48,7 @@ def link_library(output: str, objects: Sequence[str], options: Any = None, **_: 
     """
     compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
     if compiler:
-        # neither what starts programs nor the C library, which libm brings: half of the time goes there
+        # without what starts programs, and without the C library, which libm brings: there is less to read
         libraries = ("-nostdlib", "-Wl,--no-as-needed", "-lm", "-lgcc")
         _run([compiler, "-shared", "-fPIC", "-o", output, *objects, *libraries])
         return
