@@ -145,7 +145,7 @@ def run_case(
 
 def _told(times: Times | None, about: Mapping[str, Any], nbytes: int) -> dict[str, Any]:
     """With the rate at which `nbytes` were moved."""
-    rate = {**times.to_json(), "gbytes_per_s": round(nbytes / times.us / 1e3, 1)} if times else {}
+    rate = {**times.to_json(), "gbytes_per_s": float(f"{nbytes / times.us / 1e3:.5g}")} if times else {}
     return {**about, **rate}
 
 

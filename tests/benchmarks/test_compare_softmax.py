@@ -195,3 +195,9 @@ def test_results_are_printed_as_tables(tmp_path: Path, capsys: pytest.CaptureFix
     file.write_text(json.dumps({}))
     with pytest.raises(UsageError, match="not a comparison"):
         results_table.main([str(file)])
+
+
+def test_a_case_of_few_bytes_has_a_rate(tmp_path: Path) -> None:
+    problem, times = SoftmaxProblem(rows=1, cols=1, dtype="float16"), Times(3.4, 3.3, 3.5, 100)
+    case = case_result(problem, {"ours": (times, {"schedule": "tiles"}), "copy:torch": (times, {})})
+    assert case["ours"]["gbytes_per_s"] == case["copies"]["torch"]["gbytes_per_s"] == pytest.approx(4 / 3.4e3, rel=1e-4)
