@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from benchmarks.peers import softmax_tables
 from benchmarks.peers.tables import tables
 from schedules.cli.script import run_script
-from schedules.core.problem import Fields
+from schedules.core.fields import Fields
 from schedules.measure.journal import read_journal
 from schedules.measure.records import Record
 from schedules.measure.results import read_results

@@ -135,7 +135,7 @@ def tune(problem: Problem, arch: Arch, space: str, args: argparse.Namespace, fol
     watch = Watch(args.minutes * 60)
     try:
         ms.tune_tir(
-            auto.program(problem, space),
+            auto.program(problem),
             search_target(arch, space),
             folder,
             args.trials,
@@ -155,11 +155,11 @@ def tune(problem: Problem, arch: Arch, space: str, args: argparse.Namespace, fol
 
 def finalists(problem: Problem, space: str, database: Any) -> list[AutoConfig]:
     """The configs of the fastest records."""
-    mod = ms.tune_context._normalize_mod(auto.program(problem, space)["main"])
+    mod = ms.tune_context._normalize_mod(auto.program(problem)["main"])
     workload = database.commit_workload(mod)
     found = []
     for record in database.get_top_k(workload, FINALISTS):
-        sch = Schedule(auto.program(problem, space))
+        sch = Schedule(auto.program(problem))
         record.trace.apply_to_schedule(sch, remove_postproc=False)
         found.append(AutoConfig.of(space, sch))
     return found

@@ -146,7 +146,8 @@ def command(case: Case, arch: Arch, verb: str) -> str:
         return [f"{k}={','.join(map(text, v)) if isinstance(v, list | tuple) else text(v)}" for k, v in fields.items()]
 
     problem = [operator_of(case.problem).name, *words(case.problem.to_json()), "--target", str(arch)]
-    schedule = ["--schedule", case.schedule] if case.schedule else ["--default"]
+    default = ["--default"] if verb == "build" else []  # what `verify` takes anyhow
+    schedule = ["--schedule", case.schedule] if case.schedule else default
     config = [f"--config {word}" for word in words(case.config.to_json())] if case.config else []
     return " ".join(["schedules", verb, *problem, *schedule, *config])
 

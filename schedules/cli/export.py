@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     parser.add_argument("--out", metavar="DIR", help="the bundle's folder; with --all a folder for all of them")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--best", action="store_true", help="the record that a build uses (this is the default)")
-    what.add_argument("--record", metavar="WHICH", help=WHICH)
+    parser.add_argument("--record", metavar="WHICH", help=f"{WHICH} (default: what a build uses)")
     parser.add_argument("--all", action="store_true", help="every problem in the journals that this machine can build")
     parser.add_argument("--force", action="store_true", help="replace a bundle of something else")
     add_sign(parser)

@@ -9,14 +9,13 @@ from schedules.build.inspect import VIEWS, Material, Summary, available, materia
 from schedules.bundle.bundle import Bundle
 from schedules.cli.arguments import add_json, add_problem, bundle_path, job, print_choice
 from schedules.cli.output import code, dimensions, emit_json, fields, heading
-from schedules.core.errors import UnknownNameError, UsageError
+from schedules.core.errors import UnknownNameError
 
 SUMMARY = "summary"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problem(parser, "a bundle's folder; or an operator or a preset, then its fields")
-    parser.add_argument("--default", action="store_true", help="the default config: as without --config")
     parser.add_argument(
         "--view",
         action="append",
@@ -54,8 +53,6 @@ def _kernel(args: argparse.Namespace) -> Material:
     bundle = bundle_path(args)
     if bundle:
         return Bundle.open(bundle).material()
-    if args.default and args.config:
-        raise UsageError("--config replaces fields of the default config already; leave out --default")
     work = job(args)
     from schedules.build.builder import build
 

@@ -141,11 +141,6 @@ class Epilogue:
         exact = whole and self.operands == self.terms and self.activation.name != "hardswish"
         return "int32" if self.out_dtype == "int32" and exact else "float32"
 
-    @property
-    def only_rounds(self) -> bool:
-        """Whether there is nothing to do but to round."""
-        return self == Epilogue(self.out_dtype)
-
     def of_axis(self, *axes: str) -> tuple[Term, ...]:
         """The operands of "tensor", "channel", "pixel" or "element"."""
         return tuple(operand for operand in self.operands if operand.axis in axes)

@@ -162,13 +162,9 @@ class ScheduleSpec:
             )
 
 
-@dataclass(frozen=True)
-class SampledSchedule:
-    """A hand-written schedule whose constants are drawn, for the auto-scheduler to search (its space "template")."""
-
-    definition: Callable[[Any], Sequence[te.Tensor]]  # problem -> the TE graph that the steps are written for
-    # (schedule of that graph, problem, arch): takes the steps, drawing decisions with ``sch.sample_*``
-    apply: Callable[[Any, Any, Arch], None]
+def by_kind(gpu: str, cpu: str = "cpu") -> Callable[[Any, Arch], str]:
+    """The rule of an operator that has one schedule for GPUs and one for CPUs."""
+    return lambda problem, arch: gpu if arch.is_gpu else cpu
 
 
 @dataclass(frozen=True)
@@ -186,7 +182,6 @@ class Operator:
     inputs: Callable[[Any, np.random.Generator], Sequence[Array]]
     schedules: tuple[ScheduleSpec, ...]
     choose: Callable[[Any, Arch], str]  # the rule: which schedule serves this problem on this arch
-    sampled: SampledSchedule | None = None
 
     def schedule(self, name: str) -> ScheduleSpec:
         """The schedule called `name`.  Raises UnknownNameError with the nearest name."""

@@ -18,8 +18,7 @@ from tvm import ir, tirx
 
 from schedules.lowering.statements import of_nodes
 
-EVICT_FIRST = 0x12F0000000000000  # cache policies of L2, as createpolicy encodes them and CUTLASS writes them down
-EVICT_LAST = 0x14F0000000000000
+EVICT_LAST = 0x14F0000000000000  # a cache policy of L2, as createpolicy encodes it and CUTLASS writes it down
 # by element type and lanes: the generated code's type of an access, and a built-in type of as many bytes
 _TYPES = {
     ("float16", 4): ("half4", "uint2"),

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from schedules.build.toolchain.devices import driver_version
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import UnknownNameError, UsageError
-from schedules.core.problem import Config, Problem, required_fields
+from schedules.core.fields import required_fields
+from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator
 from schedules.core.versions import versions
 

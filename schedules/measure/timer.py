@@ -55,15 +55,15 @@ def random_tensors(built: Built, seed: int) -> list[Any]:
     return [to_device(array, built.arch) for array in (*inputs, *poisoned(built.problem))]
 
 
-def measure(built: Built, *, seconds: float = 0.5, seed: int = 0, tensors: list[Any] | None = None) -> Measurement:
-    """Time `built` on its device for about `seconds`, on random data or on `tensors`.
+def measure(built: Built, *, seconds: float = 0.5, seed: int = 0) -> Measurement:
+    """Time `built` on its device for about `seconds`, on random data.
 
     Raises UsageError if there is no such device here.
     """
     name = device_name(built.arch)
     if name is None:
         raise UsageError(f"no device for {built.arch} here; measure on a machine that has one, or use --target llvm")
-    tensors = tensors if tensors is not None else random_tensors(built, seed)
+    tensors = random_tensors(built, seed)
     function = built.module["main"]
     with timer_of(built.arch) as timer:
         return summary(timed_for(timer, lambda: function(*tensors), seconds), name)
@@ -234,7 +234,7 @@ def time_cuda(call: Callable[[], None], seconds: float) -> list[float]:
         return timed_for(timer, call, seconds)
 
 
-def copy_bandwidth(nbytes: int, seconds: float = 0.2) -> float:
+def copy_bandwidth(nbytes: int) -> float:
     """GB/s of a device-to-device copy of `nbytes` on the CUDA GPU, counting bytes read and bytes written: the ceiling
     of work that moves memory."""
     from cuda.bindings import runtime
@@ -247,7 +247,7 @@ def copy_bandwidth(nbytes: int, seconds: float = 0.2) -> float:
         buffers.append(pointer)
     kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
     try:
-        times = time_cuda(lambda: runtime.cudaMemcpyAsync(buffers[1], buffers[0], nbytes, kind, 0), seconds)
+        times = time_cuda(lambda: runtime.cudaMemcpyAsync(buffers[1], buffers[0], nbytes, kind, 0), 0.2)
     finally:
         for pointer in buffers:
             runtime.cudaFree(pointer)

@@ -1,8 +1,8 @@
 """The schedule `auto`: a program that TVM's auto-scheduler made, as the trace of its steps.
 
 Every operator has it.  A config holds the space that the search drew from and the trace, TVM's list of scheduling
-instructions with the decisions taken.  Replaying the trace on the space's unscheduled program gives the scheduled one
-again, in any process.  There is no default and nothing to enumerate: traces come from `tune.auto`.
+instructions with the decisions taken.  Replaying the trace on the operator's unscheduled program gives the scheduled
+one again, in any process.  There is no default and nothing to enumerate: traces come from `tune.auto`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ SPACES: dict[str, tuple[str, ...]] = {
     "cuda": ("cuda",),
     "cuda-tensorcore": ("cuda",),
     "rocm": ("rocm",),
-    "template": ("cuda", "rocm"),
 }
 
 
 @dataclass(frozen=True)
 class AutoConfig(Config):
-    """`space` names the design space and with it the unscheduled program; `trace` is TVM's JSON of a trace, compressed:
-    of the tensor-core spaces it is 30 KB."""
+    """`space` names the design space; `trace` is TVM's JSON of a trace, compressed: of the tensor-core spaces it is
+    30 KB."""
 
     letters: ClassVar[int] = MOST_BYTES
 
@@ -76,12 +75,12 @@ class AutoConfig(Config):
 def schedule(problem: Problem, config: AutoConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for ``problem.arguments()``, every extent of it fixed.  Raises ConfigError."""
     sch = replayed(problem, config, arch)
-    only_step(sch, f"What the search found in the space {config.space}", program(problem, config.space))
+    only_step(sch, f"What the search found in the space {config.space}", program(problem))
     return sch.mod
 
 
 def replayed(problem: Problem, config: AutoConfig, arch: Arch) -> Schedule:
-    """What the trace of `config` makes of its space's program.  Raises ConfigError with the reason."""
+    """What the trace of `config` makes of the operator's program.  Raises ConfigError with the reason."""
     from schedules.steps.intrinsics import described
 
     if config.space not in SPACES:
@@ -95,7 +94,7 @@ def replayed(problem: Problem, config: AutoConfig, arch: Arch) -> Schedule:
 def _replayed(problem: Problem, config: AutoConfig, as_described: bool) -> Schedule:
     """`as_described` leaves the loops that a tensor intrinsic stands for, which any target can run."""
     steps = config.steps.without("Tensorize") if as_described else config.steps
-    return replay(program(problem, config.space), steps)
+    return replay(program(problem), steps)
 
 
 def replay(mod: tvm.IRModule, steps: Steps) -> Schedule:
@@ -136,18 +135,9 @@ def register_intrinsics() -> None:
 
 
 @lru_cache(maxsize=16)
-def program(problem: Problem, space: str) -> tvm.IRModule:
-    """The unscheduled program that traces of `space` start from, every extent of it fixed.
-
-    Raises ConfigError if the operator has no such program.
-    """
-    op = operator_of(problem)
-    if space == "template":
-        if op.sampled is None:
-            raise ConfigError(f"{op.name} has no schedule with sampled decisions; leave out space=template")
-        tensors = op.sampled.definition(problem)
-    else:
-        tensors = op.definition(problem)
+def program(problem: Problem) -> tvm.IRModule:
+    """The unscheduled program that traces start from, every extent of it fixed."""
+    tensors = operator_of(problem).definition(problem)
     return tvm.IRModule({"main": of_shapes(program_of(tensors), problem.arguments())})
 
 
@@ -168,5 +158,5 @@ SCHEDULE = ScheduleSpec(
     default=_no_default,
     space=_no_space,
     fixed_shape=True,
-    graph=lambda problem, config, arch: program(problem, config.space)["main"],
+    graph=lambda problem, config, arch: program(problem)["main"],
 )

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorCoreConfig(MinBlocks, Config):
+    """Tiles of rows x columns of an operator's product: which axes these are, its module says."""
+
     tf32: ClassVar[bool] = False  # whether operands are float32, and rounded to TF32
 
     block_m: int = 128  # output tile of a block
@@ -79,6 +81,9 @@ class TensorCoreConfig(MinBlocks, Config):
         item = parts * numpy_dtype(atom.source).itemsize
         sums = m * n if parts == 1 else 2 * m * n
         return sums // atom.wave + self.fragment_sets * (m + n) * atom.k * item // 4 // atom.holders + 40
+
+    def check(self, problem: Any, arch: Arch) -> str | None:
+        return self.check_tile(problem.dtype, arch)
 
     def check_tile(self, dtype: str, arch: Arch, output: str | None = None, parts: int = 1) -> str | None:
         """Why the tile is illegal for operands of `parts` x `dtype` on `arch`, whatever the problem; the output is of

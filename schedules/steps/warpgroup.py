@@ -9,7 +9,7 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedules.core.arch import Arch
 from schedules.core.problem import Config, numpy_dtype
@@ -58,8 +58,8 @@ class WarpgroupConfig(MinBlocks, Config):
         operands = self.stages * (self.block_m + self.block_n) * self.block_k * item
         return max(operands, self.block_m * self.block_n * item)
 
-    def check_tile(self, dtype: str, arch: Arch) -> str | None:
-        """Why the tile is illegal for operands of `dtype` on `arch`, whatever the problem."""
+    def check(self, problem: Any, arch: Arch) -> str | None:
+        dtype = problem.dtype
         if dtype not in DTYPES:
             return f"dtype={dtype} is not {' or '.join(DTYPES)}"
         if "wgmma" not in arch.features:

@@ -26,6 +26,7 @@ from schedules.tune.strategy import Candidate
 from schedules.tune.trace_model import Features, TraceModel
 from schedules.tune.trace_space import TraceSpace
 
+WIDTH = 4  # programs examined for each one asked, tens of milliseconds each; small batches cost as much as one of four
 LEAST = 16  # programs examined for a batch however small
 ELITE = 32  # fastest programs that are mutated
 FRESH = 0.15  # of the examined programs, drawn anew once there are parents
@@ -52,9 +53,7 @@ class _Program:
 class AutoSearch:
     """A `Strategy` over the design space `space` of `problem` on `arch`.
 
-    `width` programs are examined for each one asked, tens of milliseconds each; small batches cost as much as one of
-    four.  `effort` counts how many points may be drawn in a row without a new program before the space is taken for
-    exhausted.  `threads` compute features and train the model; the candidates do not depend on them.
+    `effort` counts how many points may be drawn in a row without a new program before the space is taken for exhausted.
     Raises ConfigError if the space does not fit, ToolchainError if xgboost is not installed.
     """
 
@@ -68,13 +67,11 @@ class AutoSearch:
         seed: int = 0,
         space: str | None = None,
         *,
-        width: int = 4,
         effort: int = 200,
-        threads: int = 1,
     ) -> None:
-        self.problem, self.arch, self.seed, self.width, self.effort = problem, arch, seed, width, effort
-        self._model = TraceModel(seed, threads)
-        self.space = TraceSpace(problem, arch, space or default_space(problem, arch), threads)
+        self.problem, self.arch, self.seed, self.effort = problem, arch, seed, effort
+        self._model = TraceModel(seed)
+        self.space = TraceSpace(problem, arch, space or default_space(problem, arch))
         self._open: dict[str, _Program] = {}  # asked, not told
         self._known: set[str] = set()  # traces asked or told
         self._structures: set[int] = set()  # of the programs asked or told
@@ -87,7 +84,7 @@ class AutoSearch:
         self._asks += 1
         # new points after a resume too, where the same seed meets a longer history
         rng = random.Random(f"{self.seed} {self._asks} {len(self._known)}")
-        programs = self._evolved(max(LEAST, self.width * count), rng)
+        programs = self._evolved(max(LEAST, WIDTH * count), rng)
         scores = self._model.scores([program.features for program in programs])
         if scores is None:
             ranked = rng.sample(programs, len(programs))
@@ -145,7 +142,7 @@ class AutoSearch:
                 yield self._open.pop(str(config))
                 continue
             try:
-                sch = auto.replay(auto.program(record.problem, space.name), config.steps)
+                sch = auto.replay(auto.program(record.problem), config.steps)
             except ConfigError:
                 yield None
                 continue

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from schedules.core.fields import Fields
 from schedules.core.operator import Array
-from schedules.core.problem import Fields, Problem
+from schedules.core.problem import Problem
 from schedules.tune.strategy import Candidate
 
 

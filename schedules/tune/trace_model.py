@@ -24,7 +24,7 @@ ROUNDS = 100
 WARM_UP = 16  # programs before the model is trusted
 SLOWEST = -5.0  # log2 of the relative throughput below which slow is slow
 FAILED = -6.0
-PARAMETERS = {"max_depth": 3, "eta": 0.1, "colsample_bynode": 0.3, "tree_method": "hist", "verbosity": 0}
+PARAMETERS = {"max_depth": 3, "eta": 0.1, "colsample_bynode": 0.3, "tree_method": "hist", "nthread": 1, "verbosity": 0}
 
 
 def require_xgboost() -> None:
@@ -56,9 +56,9 @@ class _Group:
 class TraceModel:
     """Predicts log2 of a program's throughput relative to the fastest known of its problem."""
 
-    def __init__(self, seed: int, threads: int = 1) -> None:
+    def __init__(self, seed: int) -> None:
         require_xgboost()
-        self._parameters = {**PARAMETERS, "seed": seed, "nthread": threads}
+        self._parameters = {**PARAMETERS, "seed": seed}
         self._groups: dict[str, _Group] = {}
         self._booster: Any = None
         self._trained = 0

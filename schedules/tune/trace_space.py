@@ -145,19 +145,20 @@ class TraceSpace:
     kernels could not be compiled here.  `rejected` counts what became of points that were drawn and are no candidates.
     """
 
-    def __init__(self, problem: Problem, arch: Arch, space: str, threads: int = 1) -> None:
+    def __init__(self, problem: Problem, arch: Arch, space: str) -> None:
         if space not in auto.SPACES or arch.kind not in auto.SPACES[space]:
             known = [name for name, kinds in auto.SPACES.items() if arch.kind in kinds]
             raise ConfigError(f"space={space} is not one for {arch}; use {' or '.join(known)}")
         self.name, self.arch = space, arch
-        self.mod = auto.program(problem, space)
+        self.mod = auto.program(problem)
         self.target = search_target(arch, space)
         self.rejected: Counter[str] = Counter()
         if space == "cuda-tensorcore":
             require_headers("#include <mma.h>")
             auto.register_intrinsics()
-        self._generator = _template(problem, arch) if space == "template" else _rules(RULES[space])
-        self._context = _context(self.mod, self.target, self._generator, threads)
+        rules = RULES[space]
+        self._generator = ms.space_generator.PostOrderApply(sch_rules=rules, postprocs=rules, mutator_probs=rules)
+        self._context = _context(self.mod, self.target, self._generator)
         self._extractor = ms.feature_extractor.PerStoreFeature()
         try:
             made = list(self._generator.generate_design_space(self.mod))
@@ -247,39 +248,11 @@ class TraceSpace:
         return [found.numpy().astype(np.float32) for found in self._extractor.extract_from(self._context, candidates)]
 
 
-def _rules(name: str) -> Any:
-    return ms.space_generator.PostOrderApply(sch_rules=name, postprocs=name, mutator_probs=name)
-
-
-def _template(problem: Problem, arch: Arch) -> Any:
-    """The operator's hand-written schedule with sampled decisions, as a space."""
-    sampled = operator_of(problem).sampled
-    assert sampled is not None  # auto.program found it
-
-    def steps(sch: Schedule) -> Schedule:
-        sampled.apply(sch, problem, arch)
-        return sch
-
-    return ms.space_generator.ScheduleFn(
-        steps,
-        sch_rules=[],
-        postprocs=[
-            ms.postproc.DisallowDynamicLoop(),
-            ms.postproc.RewriteCooperativeFetch(),
-            ms.postproc.RewriteUnboundBlock(),
-            ms.postproc.RewriteParallelVectorizeUnroll(),
-            ms.postproc.RewriteReductionBlock(),
-            ms.postproc.VerifyGPUCode(),
-        ],
-        mutator_probs={ms.mutator.MutateTileSize(): 0.9, ms.mutator.MutateUnroll(): 0.1},
-    )
-
-
-def _context(mod: tvm.IRModule, target: Target, generator: Any, threads: int) -> Any:
+def _context(mod: tvm.IRModule, target: Target, generator: Any) -> Any:
     """A TuneContext, without what its constructor does first: import every target's intrinsics, some ten seconds."""
     context = ms.TuneContext.__new__(ms.TuneContext)
     context.__init_handle_by_constructor__(
-        ms_ffi.TuneContext, mod, target, generator, None, "main", threads, 1, get_logging_func(logger)
+        ms_ffi.TuneContext, mod, target, generator, None, "main", 1, 1, get_logging_func(logger)
     )
     ms_ffi.TuneContextInitialize(context)
     return context

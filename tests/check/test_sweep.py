@@ -271,6 +271,17 @@ def test_what_was_verified_is_kept_and_gone_on_with(tmp_path: Path) -> None:
     assert json.loads(out.read_text())["softmax cpu"] == found
 
 
+@pytest.mark.parametrize("verb", ["build", "verify"])
+def test_what_makes_a_case_again_is_a_command(verb: str) -> None:
+    from schedules.cli import command_parser
+    from schedules.cli.arguments import parse
+
+    host = parse_arch("llvm")
+    for case in (Case(presets()["tutorial"].problem()), Case(presets()["tutorial"].problem(), "cpu")):
+        _, name, *words = script.command(case, host, verb).split()
+        assert parse(command_parser(name)[1], words).target == "llvm"
+
+
 def test_builds_are_counted_with_the_slowest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "sweep.json"
     assert script.main(["all", "--build-only", "--count", "6", "--workers", "1", "--out", str(out)]) == 0

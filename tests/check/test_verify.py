@@ -93,7 +93,7 @@ def test_an_illegal_config_is_refused_on_every_route(sm_90a: Arch) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("schedule", ["warp", "block_registers", "block_shared", "block_streaming", "split", "frames"])
+@pytest.mark.parametrize("schedule", ["warp", "block_registers", "block_streaming", "split", "frames"])
 @pytest.mark.parametrize("function", ["softmax", "log_softmax", "softmax_grad", "log_softmax_grad"])
 @pytest.mark.parametrize("cols", [1, 100, 257, 1000, 1024])
 def test_softmax_on_the_gpu(gpu: Arch, schedule: str, function: str, cols: int) -> None:

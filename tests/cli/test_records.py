@@ -285,7 +285,7 @@ def test_a_line_without_a_record(run: Run, logs: Path) -> None:
 
 def test_export(run: Run, logs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run("export", *WORDS, "--best", "--out", out, "--logs", logs).code == 0
+    assert run("export", *WORDS, "--out", out, "--logs", logs).code == 0
     bundle = Bundle.open(out)
     assert bundle.manifest["config"]["chunk"] == 2 and bundle.manifest["measured"]["median_us"] == 20.0
     assert run("export", *WORDS, "--out", out, "--logs", logs).code == 0  # it is there already

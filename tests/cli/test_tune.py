@@ -104,7 +104,7 @@ def test_again_and_further(run: Run, searched: tuple[Path, str], tmp_path: Path)
     assert more.json["speedup"] and more.json["best"]["search"]["trials"] == 5
 
     out = tmp_path / "best"
-    assert run("export", *SMALL, "--best", "--out", out, "--logs", folder).code == 0
+    assert run("export", *SMALL, "--out", out, "--logs", folder).code == 0
     assert Bundle.open(out).manifest["config"] == more.json["best"]["config"]
     assert run("verify", out).code == 0
 

@@ -122,7 +122,7 @@ def test_what_comes_at_run_time_is_an_operand() -> None:
     assert [operand.name for operand in e.operands] == ["bias", "residual", "alpha", "gamma"]
     assert e.sorted([1, 2, 3, 4]) == (3, [(None, 1), (4, 2)])
     assert [operand.name for operand in e.of_axis("tensor", "channel")] == ["bias", "alpha", "gamma"]
-    assert not e.only_rounds and not e.saturates_below
+    assert not e.saturates_below
     assert Epilogue("int8", terms, scale, Activation("relu")).saturates_below
     assert not Epilogue("float32", terms[:1], scale, Activation("relu")).saturates_below
 

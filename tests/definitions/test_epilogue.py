@@ -172,8 +172,8 @@ def test_slopes_bound_what_an_error_grows_by() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nothing_to_do_only_rounds(layout: str) -> None:
+def test_with_nothing_to_do_there_is_no_epilogue(layout: str) -> None:
     fields = dict(alpha=1.0) if layout == "conv2d_nchw32" else {}
-    assert problem_with(layout, **fields).epilogue.only_rounds
-    assert not problem_with(layout, **fields, bias=True).epilogue.only_rounds
+    plain, more = (problem_with(layout, **given).epilogue for given in (fields, {**fields, "bias": True}))
+    assert plain == Epilogue(plain.out_dtype) and more != Epilogue(more.out_dtype)
     assert operator(layout).problem is type(problem_with(layout))

@@ -63,7 +63,7 @@ def test_rows_that_follow_each_other_are_not_mixed_up(emulation: None, amd_linke
 def test_every_barrier_stands_after_the_stores_to_lds(amd_linker: None) -> None:
     """LLVM waits for LDS before each barrier, and for nothing from global memory there."""
     for arch in ("gfx90a", "gfx942", "gfx1100", "gfx1200"):
-        built = build(problem_of("softmax", rows=8, cols=4096), parse_arch(arch), "block_shared")
+        built = build(problem_of("softmax", rows=8, cols=4096), parse_arch(arch), "block_registers")
         lines = [line.strip() for line in str(built.sources["s"]).splitlines()]
         places = [i for i, line in enumerate(lines) if re.match(r"s_barrier(_signal)?\b", line)]
         assert places
@@ -114,7 +114,7 @@ def test_bfloat16_takes_16_bits_of_lds(amd_linker: None) -> None:
     assert sizes["bfloat16"] == sizes["float16"]
 
 
-@pytest.mark.parametrize("schedule", ["block_shared", "warp"])
+@pytest.mark.parametrize("schedule", ["block_registers", "warp"])
 def test_bfloat16_rows_are_right(emulation: None, amd_linker: None, schedule: str) -> None:
     assert_correct(
         problem_of("softmax", rows=3, cols=120, dtype="bfloat16"), parse_arch("gfx942"), schedule, routes=["emulated"]

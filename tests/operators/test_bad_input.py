@@ -11,8 +11,9 @@ import pytest
 
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError, ProblemError, SchedulesError, UsageError
+from schedules.core.fields import Fields
 from schedules.core.operator import Operator, ScheduleSpec
-from schedules.core.problem import Fields, Problem
+from schedules.core.problem import Problem
 from schedules.core.registry import operators
 
 NUMBERS = (0, -1, 1, 3, 7, 17, 100, 2**16, 2**20 + 1, 2**31 - 1, 2**31, 2**63 - 1, 2**63, -(10**40))

@@ -46,7 +46,7 @@ def test_every_schedule(emulation: None, op: Operator, spec: ScheduleSpec) -> No
 MUTATED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "mma": ("conv2d_nhwc", "mma", "gfx942", dict(n=2, h=7, w=6, ci=64, co=64, kh=3, kw=3, pad=1, dtype="float16")),
     "tutorial": ("conv2d_hwcn", "tutorial", "gfx1100", dict(n=3, h=5, w=7, ci=5, co=9, kh=3, kw=3, pad=1)),
-    "softmax": ("softmax", "block_shared", "gfx942", dict(rows=3, cols=1000)),
+    "softmax": ("softmax", "block_registers", "gfx942", dict(rows=3, cols=3000)),
 }
 
 

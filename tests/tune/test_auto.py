@@ -140,16 +140,11 @@ def test_a_space_is_exhausted(host: Arch) -> None:
 
 
 @pytest.mark.parametrize("name", ["conv2d_hwcn", "conv2d_nchw"])
-@pytest.mark.parametrize("space", ["cuda", "template"])
-def test_large_problems_have_candidates_on_a_gpu(name: str, space: str) -> None:
+def test_large_problems_have_candidates_on_a_gpu(name: str) -> None:
     """Most points of such a space are impossible: they are to be passed over cheaply."""
     problem = problem_of(name, n=256, h=14, w=14, ci=256, co=512, kh=3, kw=3, pad=1)
     arch = parse_arch("sm_90a")
-    if space == "template" and name != "conv2d_hwcn":
-        with pytest.raises(ConfigError, match="no schedule with sampled decisions"):
-            AutoSearch(problem, arch, 1, space)
-        return
-    search = AutoSearch(problem, arch, 1, space)
+    search = AutoSearch(problem, arch, 1, "cuda")
     assert len(search.ask(4)) == 4
     assert search.space.rejected["VerifyGPUCode"] <= 2
 

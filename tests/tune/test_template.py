@@ -80,7 +80,7 @@ def test_the_same_seed_asks_the_same(problem: Problem, sm_90a: Arch) -> None:
 
 def test_none_is_asked_twice_and_none_is_left_out(sm_90a: Arch) -> None:
     small = problem_of("softmax", rows=64, cols=1000)
-    named = ("block_shared", "split", "cluster")
+    named = ("block_streaming", "split", "cluster")
     space = candidates(small, sm_90a, named)
     search = TemplateSearch(small, sm_90a, schedules=named)
     assert search.size == len(space)

@@ -9,7 +9,6 @@ from schedules.operators.conv2d_hwcn import (
     mma,
     mma_split,
     mma_windows,
-    sampled,
     simt,
     split,
     tf32,
@@ -62,5 +61,4 @@ OPERATOR = Operator(
         winograd.CPU,
     ),
     choose=choose,
-    sampled=sampled.SAMPLED,
 )

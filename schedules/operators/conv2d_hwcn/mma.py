@@ -6,8 +6,7 @@ The instruction is `mma.sync`, MFMA or WMMA.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
@@ -22,24 +21,11 @@ if TYPE_CHECKING:
     from tvm import tirx
 
 
-@dataclass(frozen=True)
-class MmaConfig(TensorCoreConfig):
-    """Tiles of (output channels, batch, input channels)."""
-
-    def check(self, problem: HwcnProblem, arch: Arch) -> str | None:
-        return self.check_tile(problem.dtype, arch)
-
-
-@dataclass(frozen=True)
-class MmaTf32Config(MmaConfig):
-    tf32: ClassVar[bool] = True
-
-
-def graph(problem: HwcnProblem, config: MmaConfig, arch: Arch) -> tirx.PrimFunc:
+def graph(problem: HwcnProblem, config: TensorCoreConfig, arch: Arch) -> tirx.PrimFunc:
     return pixel_product(problem, config.tile, config.tf32)
 
 
-def schedule(problem: HwcnProblem, config: MmaConfig, arch: Arch) -> tvm.IRModule:
+def schedule(problem: HwcnProblem, config: TensorCoreConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (h, w, ci, n), filter (kh, kw, ci, co), output (out_h, out_w, co, n)."""
     from tvm.s_tir import Schedule
 
@@ -51,19 +37,19 @@ def schedule(problem: HwcnProblem, config: MmaConfig, arch: Arch) -> tvm.IRModul
     return config.finish(sch.mod)
 
 
-def default(problem: HwcnProblem, arch: Arch) -> MmaConfig:
-    return MmaConfig(**default_tile(problem.co, problem.n, problem.out_h * problem.out_w, problem.dtype, arch))
+def default(problem: HwcnProblem, arch: Arch) -> TensorCoreConfig:
+    return TensorCoreConfig(**default_tile(problem.co, problem.n, problem.out_h * problem.out_w, problem.dtype, arch))
 
 
-def space(problem: HwcnProblem, arch: Arch) -> ProductSpace[MmaConfig]:
-    return ProductSpace(MmaConfig, tiles(problem.dtype, arch))
+def space(problem: HwcnProblem, arch: Arch) -> ProductSpace[TensorCoreConfig]:
+    return ProductSpace(TensorCoreConfig, tiles(problem.dtype, arch))
 
 
 SCHEDULE = ScheduleSpec(
     name="mma",
     summary="a product for each pixel on matrix cores: mma.sync with ldmatrix and cp.async stages, MFMA, WMMA",
     kinds=("cuda", "rocm"),
-    config=MmaConfig,
+    config=TensorCoreConfig,
     apply=schedule,
     default=default,
     space=space,
@@ -71,4 +57,4 @@ SCHEDULE = ScheduleSpec(
     joined=joined,
     graph=graph,
 )
-TF32 = tf32_schedule(SCHEDULE, MmaTf32Config)
+TF32 = tf32_schedule(SCHEDULE)

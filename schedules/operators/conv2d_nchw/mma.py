@@ -9,8 +9,7 @@ channels to 16.  Source: the K100_AI implicit-GEMM article's problem, on the mai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
@@ -41,25 +40,12 @@ TILES = (  # block_m, block_n, warps_m, warps_n
 )
 
 
-@dataclass(frozen=True)
-class MmaConfig(TensorCoreConfig):
-    """Tiles of (output channels, pixels, k)."""
-
-    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
-        return self.check_tile(problem.dtype, arch)
-
-
-@dataclass(frozen=True)
-class MmaTf32Config(MmaConfig):
-    tf32: ClassVar[bool] = True
-
-
-def graph(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tirx.PrimFunc:
+def graph(problem: NchwProblem, config: TensorCoreConfig, arch: Arch) -> tirx.PrimFunc:
     tile = dict(zip(("co", "pixel", "k"), config.tile, strict=True))
     return matrix_product(problem, "k pixel", "co k", "co pixel", tile, tf32=config.tf32)
 
 
-def schedule(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tvm.IRModule:
+def schedule(problem: NchwProblem, config: TensorCoreConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), the epilogue's terms, output (n, co,
     out_h, out_w)."""
     from tvm.s_tir import Schedule
@@ -73,7 +59,7 @@ def schedule(problem: NchwProblem, config: MmaConfig, arch: Arch) -> tvm.IRModul
     return config.finish(sch.mod)
 
 
-def default(problem: NchwProblem, arch: Arch) -> MmaConfig:
+def default(problem: NchwProblem, arch: Arch) -> TensorCoreConfig:
     """The tile height with the least work, where a lower one counts for more because it reuses pixels less; half the
     width where whole tiles would leave multiprocessors idle."""
     p = problem
@@ -84,13 +70,13 @@ def default(problem: NchwProblem, arch: Arch) -> MmaConfig:
     if block_m >= 64 and 8 * arch.wave <= arch.max_threads:
         rows, columns = (4, 2) if block_n == 64 and block_m == 128 else (2, 4)
     stages = 3 if "cp_async" in arch.features else 2
-    return MmaConfig(block_m, block_n, whole_steps(32, p.dtype, arch), rows, columns, stages)
+    return TensorCoreConfig(block_m, block_n, whole_steps(32, p.dtype, arch), rows, columns, stages)
 
 
-def space(problem: NchwProblem, arch: Arch) -> ProductSpace[MmaConfig]:
+def space(problem: NchwProblem, arch: Arch) -> ProductSpace[TensorCoreConfig]:
     names = ("block_m", "block_n", "warps_m", "warps_n")
     return ProductSpace(
-        MmaConfig,
+        TensorCoreConfig,
         [dict(zip(names, tile, strict=True)) for tile in TILES if tile[0] < 2 * max(problem.co, 16)],
         axis("block_k", (32, 64)),
         axis("stages", (2, 3, 4)),
@@ -102,7 +88,7 @@ SCHEDULE = ScheduleSpec(
     name="mma",
     summary="implicit GEMM on matrix cores: mma.sync with ldmatrix, transposed for pixels, and cp.async; MFMA; WMMA",
     kinds=("cuda", "rocm"),
-    config=MmaConfig,
+    config=TensorCoreConfig,
     apply=schedule,
     default=default,
     space=space,
@@ -111,4 +97,4 @@ SCHEDULE = ScheduleSpec(
     joined=lambda problem, step: True,
     graph=graph,
 )
-TF32 = tf32_schedule(SCHEDULE, MmaTf32Config)
+TF32 = tf32_schedule(SCHEDULE)

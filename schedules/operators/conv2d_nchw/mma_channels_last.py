@@ -8,8 +8,6 @@ in workspace of the function.  Source: the conversion that cuDNN runs before its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.space import ProductSpace
@@ -25,15 +23,7 @@ LANES = (4, 8)  # of a warp along (pixels, channels): 64-byte reads and 128-byte
 WARPS = 4  # of a block that copies
 
 
-@dataclass(frozen=True)
-class MmaChannelsLastConfig(TensorCoreConfig):
-    """Tiles of (output channels, pixels, input channels)."""
-
-    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
-        return self.check_tile(problem.dtype, arch)
-
-
-def graph(problem: NchwProblem, config: MmaChannelsLastConfig, arch: Arch) -> tirx.PrimFunc:
+def graph(problem: NchwProblem, config: TensorCoreConfig, arch: Arch) -> tirx.PrimFunc:
     """``data_last`` (n, h * w, ci) from ``images`` (n, ci, h * w), and ``weight_last`` (kh, kw, co, ci); then the
     product of NHWC data, with the output channels as rows: ``conv`` (co, pixel) sums ``weights`` (kh, kw, co, ci) x
     ``columns`` (kh, kw, pixel, ci)."""
@@ -49,7 +39,7 @@ def graph(problem: NchwProblem, config: MmaChannelsLastConfig, arch: Arch) -> ti
     return made.program(made.output(made.conv("co pixel", (weights, columns)), staged=True))
 
 
-def schedule(problem: NchwProblem, config: MmaChannelsLastConfig, arch: Arch) -> tvm.IRModule:
+def schedule(problem: NchwProblem, config: TensorCoreConfig, arch: Arch) -> tvm.IRModule:
     """The scheduled program for data (n, ci, h, w), filter (co, ci, kh, kw), the epilogue's terms, output (n, co,
     out_h, out_w)."""
     p = problem
@@ -99,19 +89,19 @@ def _copy_weight(sch: Schedule, problem: NchwProblem) -> None:
     bind(sch, (block, "blockIdx.x"), (thread, "threadIdx.x"))
 
 
-def default(problem: NchwProblem, arch: Arch) -> MmaChannelsLastConfig:
-    return MmaChannelsLastConfig(**default_tile(problem.co, problem.pixels, 1, problem.dtype, arch))
+def default(problem: NchwProblem, arch: Arch) -> TensorCoreConfig:
+    return TensorCoreConfig(**default_tile(problem.co, problem.pixels, 1, problem.dtype, arch))
 
 
-def space(problem: NchwProblem, arch: Arch) -> ProductSpace[MmaChannelsLastConfig]:
-    return ProductSpace(MmaChannelsLastConfig, tiles(problem.dtype, arch))
+def space(problem: NchwProblem, arch: Arch) -> ProductSpace[TensorCoreConfig]:
+    return ProductSpace(TensorCoreConfig, tiles(problem.dtype, arch))
 
 
 SCHEDULE = ScheduleSpec(
     name="mma_channels_last",
     summary="implicit GEMM on tensor cores from channels-last copies of data and filter",
     kinds=("cuda",),
-    config=MmaChannelsLastConfig,
+    config=TensorCoreConfig,
     apply=schedule,
     default=default,
     space=space,

@@ -21,8 +21,9 @@ import numpy as np
 from schedules.core.draws import Draw, one_of
 from schedules.core.epilogue import ACTIVATIONS, RUN_TIME, Activation, Epilogue, Factor, Term
 from schedules.core.errors import ProblemError
+from schedules.core.fields import Scale
 from schedules.core.operator import Array, Expected
-from schedules.core.problem import Conv2dProblem, Scale
+from schedules.core.problem import Conv2dProblem
 from schedules.core.reference import finished
 from schedules.core.tvm import te
 from schedules.definitions.implicit import textbook

@@ -6,8 +6,7 @@ once, outside of it.  The instruction is `mma.sync`, MFMA or WMMA.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
@@ -22,19 +21,6 @@ if TYPE_CHECKING:
     from tvm import tirx
 
     from schedules.steps.warpgroup import WarpgroupConfig
-
-
-@dataclass(frozen=True)
-class MmaConfig(TensorCoreConfig):
-    """Tiles of (pixels, output channels, input channels)."""
-
-    def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
-        return self.check_tile(problem.dtype, arch)
-
-
-@dataclass(frozen=True)
-class MmaTf32Config(MmaConfig):
-    tf32: ClassVar[bool] = True
 
 
 def graph(problem: NhwcProblem, config: TensorCoreConfig | WarpgroupConfig, arch: Arch) -> tirx.PrimFunc:
@@ -53,23 +39,23 @@ def schedule(problem: NhwcProblem, config: TensorCoreConfig | WarpgroupConfig, a
     return config.finish(sch.mod)
 
 
-def default(problem: NhwcProblem, arch: Arch) -> MmaConfig:
-    return MmaConfig(**default_tile(problem.pixels, problem.co, 1, problem.dtype, arch))
+def default(problem: NhwcProblem, arch: Arch) -> TensorCoreConfig:
+    return TensorCoreConfig(**default_tile(problem.pixels, problem.co, 1, problem.dtype, arch))
 
 
-def space(problem: NhwcProblem, arch: Arch) -> ProductSpace[MmaConfig]:
-    return ProductSpace(MmaConfig, tiles(problem.dtype, arch))
+def space(problem: NhwcProblem, arch: Arch) -> ProductSpace[TensorCoreConfig]:
+    return ProductSpace(TensorCoreConfig, tiles(problem.dtype, arch))
 
 
 SCHEDULE = ScheduleSpec(
     name="mma",
     summary="implicit GEMM on matrix cores: mma.sync with ldmatrix and cp.async stages, MFMA or WMMA with two",
     kinds=("cuda", "rocm"),
-    config=MmaConfig,
+    config=TensorCoreConfig,
     apply=schedule,
     default=default,
     space=space,
     ranges=True,
     graph=graph,
 )
-TF32 = tf32_schedule(SCHEDULE, MmaTf32Config)
+TF32 = tf32_schedule(SCHEDULE)

@@ -6,8 +6,6 @@ The definition, the fetches and the pipeline are those of `mma`; the instruction
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from schedules.core.arch import Arch
 from schedules.core.operator import ScheduleSpec
 from schedules.core.space import ProductSpace, axis
@@ -31,23 +29,15 @@ SHAPES = (
 )
 
 
-@dataclass(frozen=True)
-class WgmmaConfig(WarpgroupConfig):
-    """Tiles of (pixels, output channels, input channels)."""
-
-    def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
-        return self.check_tile(problem.dtype, arch)
-
-
-def default(problem: NhwcProblem, arch: Arch) -> WgmmaConfig:
+def default(problem: NhwcProblem, arch: Arch) -> WarpgroupConfig:
     """The tile with the least work on the busiest multiprocessor."""
     shape = min(SHAPES, key=lambda shape: tile_cost(shape, problem.pixels, problem.co, 1, arch.device))
-    return WgmmaConfig(shape[0], shape[1], 64, shape[2])
+    return WarpgroupConfig(shape[0], shape[1], 64, shape[2])
 
 
-def space(problem: NhwcProblem, arch: Arch) -> ProductSpace[WgmmaConfig]:
+def space(problem: NhwcProblem, arch: Arch) -> ProductSpace[WarpgroupConfig]:
     return ProductSpace(
-        WgmmaConfig,
+        WarpgroupConfig,
         [dict(block_m=m, block_n=n) for m, n, _ in SHAPES],
         axis("block_k", (32, 64)),
         axis("stages", (2, 3, 4, 6)),
@@ -59,7 +49,7 @@ SCHEDULE = ScheduleSpec(
     name="wgmma",
     summary="implicit GEMM by wgmma as a tensor intrinsic: multi-stage cp.async, operands in shared memory",
     kinds=("cuda",),
-    config=WgmmaConfig,
+    config=WarpgroupConfig,
     apply=mma.schedule,
     default=default,
     space=space,

@@ -13,8 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
+from schedules.core.fields import Scale
 from schedules.core.operator import Array, Expected
-from schedules.core.problem import Scale
 from schedules.core.tvm import te
 from schedules.definitions.implicit import textbook
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem, drawn_inputs, finished_sums

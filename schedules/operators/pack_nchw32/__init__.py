@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from schedules.core.arch import Arch
-from schedules.core.operator import Operator
+from schedules.core.operator import Operator, by_kind
 from schedules.operators.pack_nchw32 import cpu, tiles
 from schedules.operators.pack_nchw32.definition import PackProblem, definition, inputs, reference
-
-
-def choose(problem: PackProblem, arch: Arch) -> str:
-    """The rule: there is one schedule for GPUs and one for CPUs."""
-    return "tiles" if arch.is_gpu else "cpu"
-
 
 OPERATOR = Operator(
     name="pack_nchw32",
@@ -21,5 +14,5 @@ OPERATOR = Operator(
     reference=reference,
     inputs=inputs,
     schedules=(tiles.SCHEDULE, cpu.SCHEDULE),
-    choose=choose,
+    choose=by_kind("tiles"),
 )

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from schedules.core.arch import Arch
-from schedules.core.operator import Operator
+from schedules.core.operator import Operator, by_kind
 from schedules.operators.pool2d import cpu, direct
 from schedules.operators.pool2d.definition import PoolProblem, definition, inputs, reference
-
-
-def choose(problem: PoolProblem, arch: Arch) -> str:
-    """The rule: there is one schedule for GPUs and one for CPUs."""
-    return "direct" if arch.is_gpu else "cpu"
-
 
 OPERATOR = Operator(
     name="pool2d",
@@ -21,5 +14,5 @@ OPERATOR = Operator(
     reference=reference,
     inputs=inputs,
     schedules=(direct.SCHEDULE, cpu.SCHEDULE),
-    choose=choose,
+    choose=by_kind("direct"),
 )

@@ -6,7 +6,6 @@ from schedules.core.arch import Arch
 from schedules.core.operator import Operator
 from schedules.operators.softmax import (
     block_registers,
-    block_shared,
     block_streaming,
     cluster,
     cpu,
@@ -17,7 +16,8 @@ from schedules.operators.softmax import (
     warp,
 )
 from schedules.operators.softmax.cost import microseconds
-from schedules.operators.softmax.definition import SoftmaxProblem, definition
+from schedules.operators.softmax.definition import SoftmaxProblem
+from schedules.operators.softmax.graph import definition
 from schedules.operators.softmax.reference import inputs, reference
 
 # What the rule chooses from: on CUDA programs in TIRx, of which `frames` was within 1.2% of the fastest in TE on an
@@ -26,7 +26,6 @@ ON_CUDA = (tiles.SCHEDULE, frames.SCHEDULE, cluster.SCHEDULE, parts.SCHEDULE)
 IN_TE = (
     warp.SCHEDULE,
     block_registers.SCHEDULE,
-    block_shared.SCHEDULE,
     block_streaming.SCHEDULE,
     split.SCHEDULE,
 )

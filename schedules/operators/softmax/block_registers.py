@@ -1,8 +1,9 @@
 """Softmax with a row in the registers of a block.
 
 As `warp`, with up to a whole block on a row: reductions are shuffles, then a little shared memory and two barriers.
-Not one of OneFlow's three; registers hold rows that shared memory would only pass through.  Where it was timed on an
-H200 it was within 2% of the fastest from 1000 to 32768 columns (tuning_logs/nvidia-h200/softmax.jsonl).
+Not one of OneFlow's three: registers hold the rows that its second brings into shared memory, which they would only
+pass through.  Where it was timed on an H200 it was within 2% of the fastest from 1000 to 32768 columns
+(tuning_logs/nvidia-h200/softmax.jsonl).
 """
 
 from __future__ import annotations

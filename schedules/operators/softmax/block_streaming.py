@@ -39,7 +39,7 @@ class BlockStreamingConfig(Config):
 
 
 def _stages(problem: SoftmaxProblem, config: BlockStreamingConfig) -> rows.Stages:
-    return rows.row_stages(problem, config.packing(problem), "nowhere")
+    return rows.row_stages(problem, config.packing(problem), again=True)
 
 
 def graph(problem: SoftmaxProblem, config: BlockStreamingConfig, arch: Arch) -> tirx.PrimFunc:

@@ -143,7 +143,6 @@ def work(problem: SoftmaxProblem, schedule: str, config: Any, arch: Arch) -> Wor
         run = min(threads, frame.most) * frame.access  # bytes side by side
         apart = (run < row_bytes or edges) * bool(run % LINE or edges)
         lines = 2 * frame.most * frame.access * (1 / LINE + apart / run)
-        lines += (reductions + 2) * row_bytes / LINE * (schedule == "block_shared")
         accesses, shared_lines = threads * rounds * reads, float(edges)
     elements = rounds * frame.pack
     nbytes = problem.rows * row_bytes

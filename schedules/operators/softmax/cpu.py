@@ -20,20 +20,8 @@ from schedules.core.arch import Arch, beyond_caches, physical_cores, vector_unit
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, numpy_dtype
 from schedules.lowering.annotations import LEAST, STREAM, check_streaming
-from schedules.operators.softmax.definition import (
-    Reduction,
-    SoftmaxProblem,
-    Values,
-    column,
-    cut,
-    definition,
-    elements,
-    is_kept,
-    placeholders,
-    program_of_rows,
-    row_program,
-    row_values,
-)
+from schedules.operators.softmax.definition import Reduction, SoftmaxProblem, Values, row_program, row_values
+from schedules.operators.softmax.graph import column, cut, definition, elements, is_kept, placeholders, program_of_rows
 from schedules.steps.story import next_step
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from schedules.core.problem import Argument
-from schedules.operators.softmax.definition import Reduction, RowProgram, SoftmaxProblem, Values, is_kept
+from schedules.operators.softmax.definition import Reduction, RowProgram, SoftmaxProblem, Values
+from schedules.operators.softmax.graph import is_kept
 from schedules.tirx.types import Buffer, Expr, Index
 
 FIRST = {"max": -3.4028234663852886e38, "sum": 0.0}  # of a lane; the lowest finite float32, as in `definition`

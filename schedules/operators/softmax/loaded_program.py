@@ -11,7 +11,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from schedules.operators.softmax.definition import is_kept
+from schedules.operators.softmax.graph import is_kept
 from schedules.operators.softmax.pack_program import PackKernel
 from schedules.operators.softmax.row_packs import Row, Scalar, where
 from schedules.steps.story import inside_part, part

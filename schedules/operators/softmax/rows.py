@@ -21,18 +21,8 @@ from schedules.core.arch import Arch
 from schedules.core.problem import Config, numpy_dtype
 from schedules.core.tvm import LoopRV, PrimExpr, Schedule, te, tirx, tvm
 from schedules.lowering.annotations import check_streaming
-from schedules.operators.softmax.definition import (
-    Output,
-    RowProgram,
-    SoftmaxProblem,
-    Values,
-    column,
-    drawn,
-    placeholders,
-    program_of_rows,
-    row_program,
-    row_results,
-)
+from schedules.operators.softmax.definition import Output, RowProgram, SoftmaxProblem, Values, row_program
+from schedules.operators.softmax.graph import column, drawn, placeholders, program_of_rows, row_results
 from schedules.steps.story import next_step
 from schedules.steps.tiles import widest_vector
 
@@ -108,17 +98,12 @@ class Stages:
 def row_stages(
     problem: SoftmaxProblem,
     packing: Packing,
-    keep: str,
-    transposed: bool = False,
+    again: bool = False,
     in_flight: int = 1,
     numerators: bool = False,
 ) -> Stages:
-    """The stages of `problem`'s program, with the row's inputs kept in `keep`:
-
-    "registers": each input is loaded once, into registers; every later stage reads those.
-    "shared": each input is loaded once, into a stage to be placed in shared memory; every later stage copies its part
-        into registers.  `transposed` lays that stage out as [vector][packs] instead of [packs][vector].
-    "nowhere": every stage loads its inputs again.
+    """The stages of `problem`'s program.  The row's inputs are loaded once, into registers that every later stage
+    reads; or every stage loads its inputs `again`.
 
     `in_flight` rows are brought in at once; with `numerators` the exponentials that make the sum are kept for the
     output, in float32, instead of being computed twice.
@@ -135,9 +120,6 @@ def row_stages(
 
     def stored(name: str) -> te.Tensor:
         """The input where it is kept for the whole row."""
-        if transposed:
-            order = (rows, i64(k.vector), i64(k.rounds), i64(k.threads))
-            return te.compute(order, lambda i, v, p, t: element(name)(i, p, t, v), name=f"{name}_row")
         if in_flight == 1:
             return te.compute((rows, *axes), element(name), name=f"{name}_row")
         # rows in flight as an axis of their own, or their number would be one known at run time; TVM cannot prove that
@@ -146,8 +128,6 @@ def row_stages(
         return te.compute((rows, many, *axes), lambda g, i, p, t, v: inside(g * many + i, p, t, v), name=f"{name}_row")
 
     def where(i: PrimExpr, p: PrimExpr, t: PrimExpr, v: PrimExpr) -> tuple[PrimExpr, ...]:
-        if transposed:
-            return i, v, p, t
         return (i // many, i % many, p, t, v) if in_flight > 1 else (i, p, t, v)
 
     row_loads = Loads(stored, where)
@@ -156,10 +136,9 @@ def row_stages(
         """The register copies that a stage reads."""
 
         def copy(name: str) -> te.Tensor:
-            copied = element(name) if keep == "nowhere" else partial(row_loads.read, name)
-            return te.compute((rows, *axes), lambda i, p, t, v: copied(i, p, t, v), name=f"{name}_{stage}")
+            return te.compute((rows, *axes), element(name), name=f"{name}_{stage}")
 
-        return row_loads if keep == "registers" else Loads(copy)
+        return Loads(copy) if again else row_loads
 
     stages = {stage: loads(stage) for stage in (*(step.name for step in program.reductions), "value")}
 
@@ -187,7 +166,7 @@ def row_stages(
         stored=row_loads.blocks,
         of_row=program.of_row is not None,
         elements=bool(problem.element_outputs),
-        loads={stage: () if keep == "registers" else copies.blocks for stage, copies in stages.items()},
+        loads={stage: copies.blocks if again else () for stage, copies in stages.items()},
         reductions=tuple(step.name for step in program.reductions),
         numerators=numerator is not None,
         dropped=program.dropped is not None,
@@ -454,7 +433,7 @@ def _register_stages(problem: SoftmaxProblem, config: InRegisters) -> tuple[Pack
     """The stages of rows held in registers, and how they are packed there."""
     packing = config.packing(problem)
     packing = replace(packing, chunk=packing.rounds)  # registers have no run-time index: every loop over packs unrolls
-    stages = row_stages(problem, packing, "registers", in_flight=config.in_flight, numerators=config.numerators)
+    stages = row_stages(problem, packing, in_flight=config.in_flight, numerators=config.numerators)
     return packing, stages
 
 
@@ -478,7 +457,7 @@ def schedule_registers(problem: SoftmaxProblem, config: InRegisters, arch: Arch)
         if stages.numerators and name == stages.reductions[-1]:
             place_numerators(sch, row)
     for name in reversed(stages.stored):
-        place_stored(sch, name, loaded, "local", transposed=False)
+        place_stored(sch, name, loaded)
     return finish(sch, stages, packing, config.min_blocks, config.streaming)
 
 
@@ -548,7 +527,7 @@ def split_chunks(sch: Schedule, p: LoopRV, packing: Packing) -> tuple[LoopRV, Lo
     return chunk, p
 
 
-def place_loads(sch: Schedule, names: Sequence[str], chunk: LoopRV, vectorize: bool = True) -> None:
+def place_loads(sch: Schedule, names: Sequence[str], chunk: LoopRV) -> None:
     """Bring a chunk's packs of each input into registers, all of them in flight before the first is used."""
     for name in reversed(names):
         block = sch.get_sblock(name)
@@ -556,15 +535,10 @@ def place_loads(sch: Schedule, names: Sequence[str], chunk: LoopRV, vectorize: b
         sch.set_scope(block, 0, "local")
         p, _, lane = sch.get_loops(block)[-3:]
         sch.unroll(p)
-        if vectorize:
-            sch.vectorize(lane)
-        else:
-            sch.unroll(lane)
+        sch.vectorize(lane)
 
 
-def place_reduction(
-    sch: Schedule, name: str, loads: Sequence[str], row: LoopRV, packing: Packing, vectorize: bool = True
-) -> None:
+def place_reduction(sch: Schedule, name: str, loads: Sequence[str], row: LoopRV, packing: Packing) -> None:
     """Reduce a row: each thread its packs, then across threadIdx.x (TVM lowers that to shuffles and shared memory)."""
     next_step(sch, f"Reduce to {name}: each thread its packs, then across the threads of the row")
     block = sch.get_sblock(name)
@@ -575,27 +549,20 @@ def place_reduction(
     chunk, p = split_chunks(sch, p, packing)
     sch.reorder(t, chunk, p, v)
     sch.unroll(v)
-    place_loads(sch, loads, chunk, vectorize)
+    place_loads(sch, loads, chunk)
 
 
-def place_stored(sch: Schedule, name: str, row: LoopRV, scope: str, transposed: bool) -> None:
-    """Bring a row of an input where it is kept, all of a thread's packs in flight at once."""
-    where = "registers" if scope == "local" else "shared memory"
-    next_step(sch, f"Bring {name} into {where}, all packs in flight, where every stage of the row reads it")
+def place_stored(sch: Schedule, name: str, row: LoopRV) -> None:
+    """Bring a row of an input into registers, all of a thread's packs in flight at once."""
+    next_step(sch, f"Bring {name} into registers, all packs in flight, where every stage of the row reads it")
     block = sch.get_sblock(name)
     sch.compute_at(block, row, preserve_unit_loops=True, index=0)
-    sch.set_scope(block, 0, scope)
-    if transposed:
-        v, p, t = sch.get_loops(block)[-3:]
-        sch.reorder(p, t, v)
-        sch.unroll(v)
-    else:
-        p, t, v = sch.get_loops(block)[-3:]
-        sch.vectorize(v)
+    sch.set_scope(block, 0, "local")
+    rows, p, t, v = sch.get_loops(block)[-4:]
+    sch.vectorize(v)
     sch.bind(t, "threadIdx.x")
     sch.unroll(p)
-    if scope == "local":
-        sch.unroll(sch.get_loops(block)[-4])  # rows
+    sch.unroll(rows)
 
 
 def place_numerators(sch: Schedule, row: LoopRV) -> None:

@@ -23,14 +23,8 @@ from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config
 from schedules.core.tvm import LoopRV, PrimExpr, Schedule, te, tirx, tvm
 from schedules.operators.softmax import rows
-from schedules.operators.softmax.definition import (
-    Reduction,
-    SoftmaxProblem,
-    Values,
-    placeholders,
-    row_program,
-    row_results,
-)
+from schedules.operators.softmax.definition import Reduction, SoftmaxProblem, Values, row_program
+from schedules.operators.softmax.graph import placeholders, row_results
 from schedules.steps.story import next_step
 
 PARTIALS = "partials"
@@ -201,18 +195,18 @@ def schedule(problem: SoftmaxProblem, config: SplitConfig, arch: Arch) -> tvm.IR
         for name in reversed(stages.reductions):
             rows.place_reduction(sch, name, (), row, dealt)
         for name in reversed((*stages.reread, *stages.shares)):
-            rows.place_stored(sch, name, row, "local", transposed=False)
+            rows.place_stored(sch, name, row)
     if stages.of_row_reductions:
         row, _ = rows.tile_numbers(sch, dealt, 1, 1)
         for name in reversed(stages.of_row_reductions):
             rows.place_reduction(sch, name, (), row, dealt)
         for name in reversed(stages.of_row_shares):
-            rows.place_stored(sch, name, row, "local", transposed=False)
+            rows.place_stored(sch, name, row)
     part = _tile_parts(sch, packing)
     for name in reversed(stages.parts):
         rows.place_reduction(sch, name, (), part, packing)
     for name in reversed(stages.stored):
-        rows.place_stored(sch, name, part, "local", transposed=False)
+        rows.place_stored(sch, name, part)
     return rows.finish(sch, stages, packing, config.min_blocks)
 
 

@@ -19,6 +19,7 @@ from schedules.core.problem import numpy_dtype
 from schedules.lowering.annotations import PREFIX, TIRX
 
 MOST = 6  # things that a sentence names
+LETTERS = 60  # of a value
 # what of a function's attributes says something of the kernel, beside those of this package
 _ATTRIBUTES = ("tirx.launch_bounds_min_blocks_per_sm", "tirx.kernel_launch_params")
 _SCOPES = {
@@ -245,9 +246,9 @@ def _around(node: Any) -> str:
     return loop.name if loop.kind in (loop.name, "serial") else f"{loop.name} ({loop.kind})"
 
 
-def _short(text: str, most: int = 60) -> str:
+def _short(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= most else f"{text[:most]}..."
+    return text if len(text) <= LETTERS else f"{text[:LETTERS]}..."
 
 
 def listed(items: Iterable[Any], most: int = MOST) -> str:

@@ -306,8 +306,6 @@ def _case(words: Mapping[str, Any], file: Path, device: str) -> Case:
         *(_told(name, PEER if peer.get("counts", True) else OTHER, peer) for name, peer in words["peers"].items()),
     ]
     owner = operator(words["operator"])
-    if "us" in ours:
-        owner.schedule(ours["schedule"])  # one that this version does not have says nothing of its arithmetic
     usual = arithmetic_of(words) == FLOAT32.name
     rates = [_number(copy, "gbytes_per_s") for copy in copies.values() if "gbytes_per_s" in copy]
     return Case(

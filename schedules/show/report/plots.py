@@ -452,8 +452,8 @@ def _hex(name: str) -> str:
     return COLOURS[name][0]
 
 
-def _cycle(count: int, begin: int = 0) -> list[str]:
-    return [_hex(SERIES[(begin + index) % len(SERIES)]) for index in range(count)]
+def _cycle(count: int) -> list[str]:
+    return [_hex(SERIES[index % len(SERIES)]) for index in range(count)]
 
 
 def _plain_log(axis: Any, limits: tuple[float, float]) -> None:

@@ -129,17 +129,23 @@ def roofline(
     for case in sorted(cases, key=lambda case: case.beside.date):
         assert case.beside.ours and case.beside.ours.us
         us, place = case.beside.ours.us, case.beside.place
-        put(_point(empty, case.operator, case.problem, case.schedule, us, "", place), case.problem)
+        arithmetic = case.beside.arithmetic
+        put(_point(empty, case.operator, case.problem, case.schedule, arithmetic, us, "", place), case.problem)
     for study in studies:
         best = study.summary.best
         if study.summary.device == device and best:
-            made = _point(empty, best.operator, best.problem, best.schedule, best.us, study.key, "journal")
+            declared = operator(best.operator).schedule(best.schedule).arithmetic
+            arithmetic = "" if declared == FLOAT32 else declared.name
+            made = _point(empty, best.operator, best.problem, best.schedule, arithmetic, best.us, study.key, "journal")
             put(made, best.problem)
     return Roofline(device, empty.ceilings, empty.bandwidth, tuple(points.values()))
 
 
-def _point(roofline: Roofline, owner: str, problem: Problem, schedule: str, us: float, key: str, source: str) -> Point:
-    arithmetic = arithmetic_of(owner, problem, schedule)
+def _point(
+    roofline: Roofline, owner: str, problem: Problem, schedule: str, declared: str, us: float, key: str, source: str
+) -> Point:
+    """`declared` is the arithmetic that the schedule says it computes in; "" where that is the problem's dtype."""
+    arithmetic = declared or str(getattr(problem, "dtype", FLOAT32.name))
     intensity = problem.flops / problem.min_bytes
     written = sum(argument.nbytes for argument in problem.arguments() if argument.output)
     return Point(
@@ -156,12 +162,6 @@ def _point(roofline: Roofline, owner: str, problem: Problem, schedule: str, us: 
         read=problem.min_bytes - written,
         written=written,
     )
-
-
-def arithmetic_of(owner: str, problem: Problem, schedule: str) -> str:
-    """What the products are computed in: what the schedule declares, else the problem's dtype."""
-    declared = operator(owner).schedule(schedule).arithmetic
-    return str(getattr(problem, "dtype", declared.name)) if declared == FLOAT32 else declared.name
 
 
 def _ceilings(device: str, comparisons: Sequence[Comparison]) -> list[Ceiling]:

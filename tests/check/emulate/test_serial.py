@@ -69,7 +69,7 @@ def test_sums_of_long_rows_are_as_exact_as_on_a_gpu(target: str) -> None:
         problem = SoftmaxProblem(24, cols, function, "float32", r.choice((1.0, -0.5)), keep=r.choice((1.0, 0.8)))
         if not problem.is_grad:
             problem = replace(problem, mask=r.choice(SoftmaxProblem.masks))
-        schedule = r.choice(["warp", "block_shared", "block_streaming", "split"])
+        schedule = r.choice(["warp", "block_registers", "block_streaming", "split"])
         if not operator("softmax").schedule(schedule).serves(problem, arch):
             schedule = "block_registers"
         (check,) = verify(problem, arch, schedule, routes=["serial"], seeds=[seed])
@@ -114,7 +114,7 @@ def in_half(block: Any, total: Any) -> Any:
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_wrong_sum_is_found(function: str, sm_90a: Arch) -> None:
     """Without a lane, without a single element, or with halves."""
-    schedule, problem = "block_shared", SoftmaxProblem(3, 16384, function, "float32")
+    schedule, problem = "block_registers", SoftmaxProblem(3, 16384, function, "float32")
     assert sum_with(lambda _, total: total, schedule, problem, sm_90a).passed
     lane = without(lambda p, t, v: t == 31)
     one = without(lambda p, t, v: tirx.all(p == 1, t == 77, v == 2))

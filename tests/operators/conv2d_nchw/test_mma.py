@@ -16,7 +16,8 @@ from schedules.core.arch import ARCHES, Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.presets import preset
 from schedules.core.registry import operator
-from schedules.operators.conv2d_nchw.mma import MmaConfig, default, space
+from schedules.operators.conv2d_nchw.mma import default, space
+from schedules.steps.tensor_core import TensorCoreConfig
 from tests.amd import assert_fits
 from tests.conftest import EMULATED_ARCHES, ROCM_ARCHES, assert_changes_the_source, assert_correct, problem_of
 from tests.operators.conv2d_nchw.shapes import SHAPES
@@ -156,13 +157,13 @@ def _changes() -> list[tuple[str, Any]]:
 
 
 def test_every_field_is_listed() -> None:
-    assert {name for name, _ in _changes()} == set(MmaConfig().to_json())
+    assert {name for name, _ in _changes()} == set(TensorCoreConfig().to_json())
 
 
 @pytest.mark.parametrize(("field", "value"), _changes())
 def test_every_field_changes_the_source(sm_90a: Arch, field: str, value: Any) -> None:
     problem = preset("k100-2").problem()
-    assert_changes_the_source(problem, sm_90a, "mma", MmaConfig(), **{field: value})
+    assert_changes_the_source(problem, sm_90a, "mma", TensorCoreConfig(), **{field: value})
 
 
 def test_single_precision_is_refused(sm_90a: Arch) -> None:

@@ -8,7 +8,8 @@ from schedules.build.builder import build
 from schedules.build.inspect import material, summary
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.registry import operator
-from schedules.operators.conv2d_nchw.mma_channels_last import MmaChannelsLastConfig, default, space
+from schedules.operators.conv2d_nchw.mma_channels_last import default, space
+from schedules.steps.tensor_core import TensorCoreConfig
 from tests.conftest import assert_changes_the_source, assert_correct, problem_of
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -62,7 +63,7 @@ def test_copies_and_product(cuda_compiler: None, sm_90a: Arch) -> None:
 )
 def test_every_field_changes_the_source(sm_90a: Arch, field: str, value: int) -> None:
     problem = problem_of("conv2d_nchw", dtype="float16", n=16, ci=256, h=32, w=32, co=256, kh=3, kw=3, pad=1)
-    base = MmaChannelsLastConfig(128, 128, 64, 2, 2, 3)
+    base = TensorCoreConfig(128, 128, 64, 2, 2, 3)
     assert field in base.to_json() and len(base.to_json()) == 7
     assert_changes_the_source(problem, sm_90a, "mma_channels_last", base, **{field: value})
 

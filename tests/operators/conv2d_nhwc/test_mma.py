@@ -14,7 +14,8 @@ from schedules.build.inspect import summary
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
-from schedules.operators.conv2d_nhwc.mma import MmaConfig, space
+from schedules.operators.conv2d_nhwc.mma import space
+from schedules.steps.tensor_core import TensorCoreConfig
 from tests.amd import assert_fits, loops
 from tests.conftest import EMULATED_ARCHES, assert_correct, problem_of
 from tests.operators.conv2d_nhwc.shapes import K100, SHAPES
@@ -102,7 +103,7 @@ def test_defaults_do_not_spill(cuda_compiler: None, arch: Arch, number: int) -> 
 def test_few_channels_waste_no_wide_tile(sm_90a: Arch, number: int, widest: int) -> None:
     problem = problem_of("conv2d_nhwc", **K100[number])
     config = operator("conv2d_nhwc").schedule("mma").config_for(problem, sm_90a)
-    assert isinstance(config, MmaConfig) and config.block_n <= widest
+    assert isinstance(config, TensorCoreConfig) and config.block_n <= widest
 
 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942"])

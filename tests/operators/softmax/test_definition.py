@@ -12,7 +12,8 @@ from schedules.check.verify import judge
 from schedules.core.arch import parse_arch
 from schedules.core.philox import threshold, words
 from schedules.core.problem import numpy_dtype
-from schedules.operators.softmax.definition import DROPS, FUNCTIONS, MASKS, SoftmaxProblem, definition
+from schedules.operators.softmax.definition import DROPS, FUNCTIONS, MASKS, SoftmaxProblem
+from schedules.operators.softmax.graph import definition
 from schedules.operators.softmax.reference import distinct_rows, inputs, reference
 
 

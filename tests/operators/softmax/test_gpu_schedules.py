@@ -22,7 +22,7 @@ from schedules.operators.softmax import candidates
 from schedules.operators.softmax.definition import FUNCTIONS, SoftmaxProblem
 from tests.conftest import EMULATED_ARCHES, ROCM_ARCHES, assert_changes_the_source, assert_correct, caught, problem_of
 
-GPU_SCHEDULES = ["warp", "block_registers", "block_shared", "block_streaming", "split"]
+GPU_SCHEDULES = ["warp", "block_registers", "block_streaming", "split"]
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("warp", {}),
     ("warp", dict(threads=8, groups=4, rows_per_group=2)),
@@ -31,8 +31,6 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("block_registers", {}),
     ("block_registers", dict(threads=64, rows_per_block=3, in_flight=3, streaming="stores")),
     ("block_registers", dict(threads=64, rows_per_block=2, in_flight=2, numerators=True)),
-    ("block_shared", {}),
-    ("block_shared", dict(transposed=True, streaming="no")),
     ("block_streaming", {}),
     ("block_streaming", dict(threads=256, unroll=2)),
     ("split", {}),
@@ -118,10 +116,9 @@ def test_the_rule_serves_every_width(arch: str, cols: int) -> None:
         assert_correct(problem, target, routes=["serial"])
 
 
-@pytest.mark.parametrize("schedule", ["block_shared", "block_streaming"])
 @pytest.mark.parametrize("cols", [50257, 100000])
-def test_long_rows_for_which_the_rule_has_better_while_they_are_few(sm_90a: Arch, schedule: str, cols: int) -> None:
-    assert_correct(problem_of("softmax", rows=2, cols=cols), sm_90a, schedule, routes=["serial"])
+def test_long_rows_for_which_the_rule_has_better_while_they_are_few(sm_90a: Arch, cols: int) -> None:
+    assert_correct(problem_of("softmax", rows=2, cols=cols), sm_90a, "block_streaming", routes=["serial"])
 
 
 WIDTHS = [7, 32, 100, 1000, 1023, 2048, 8192, 32768, 50257, 100000]
@@ -171,7 +168,7 @@ def test_a_row_more_costs_no_less(sm_90a: Arch, rows: int) -> None:
 
 
 CUT = [
-    ("warp", {}), ("block_registers", {}), ("block_shared", {}), ("block_streaming", {}), ("split", {}),
+    ("warp", {}), ("block_registers", {}), ("block_streaming", {}), ("split", {}),
     ("tiles", {}), ("frames", {}), ("frames", dict(threads=64, groups=1, online=True)),
     ("cluster", dict(cluster=2, threads=64, in_shared=0)), ("parts", dict(threads=64, packs=1)),
 ]  # fmt: skip
@@ -247,11 +244,6 @@ def _fields() -> list[tuple[str, str, Any]]:
         ("block_registers", "in_flight", 2),
         ("block_registers", "streaming", "stores"),
         ("block_registers", "numerators", True),
-        ("block_shared", "threads", 128),
-        ("block_shared", "vector", 4),
-        ("block_shared", "transposed", True),
-        ("block_shared", "min_blocks", 2),
-        ("block_shared", "streaming", "no"),
         ("block_streaming", "threads", 512),
         ("block_streaming", "vector", 4),
         ("block_streaming", "unroll", 2),
@@ -292,7 +284,7 @@ def test_rows_move_in_128_bit_accesses_and_shuffles(cuda_compiler: None, sm_90a:
     assert found.counts["shuffle"] >= 10
 
 
-@pytest.mark.parametrize("schedule", ["block_registers", "block_shared", "block_streaming"])
+@pytest.mark.parametrize("schedule", ["block_registers", "block_streaming"])
 def test_a_result_is_read_and_divided_by_once(cuda_compiler: None, sm_90a: Arch, schedule: str) -> None:
     """Not by every element, from shared memory."""
     ptx = str(build(problem_of("softmax", rows=64, cols=4096), sm_90a, schedule).sources["ptx"])
@@ -315,32 +307,6 @@ def test_defaults_do_not_spill(cuda_compiler: None, target: str, cols: int) -> N
     built = build(problem_of("softmax", rows=64, cols=cols), parse_arch(target))
     for kernel in built.resources:
         assert kernel.spill_stores == kernel.spill_loads == kernel.stack == 0, built.config
-
-
-def test_long_rows_use_dynamic_shared_memory(emulation: None, sm_90a: Arch) -> None:
-    problem = problem_of("softmax", rows=2, cols=65536)
-    built = build(problem, sm_90a, "block_shared", device_code=False)
-    assert "extern __shared__" in str(built.sources["cu"])
-    assert_correct(problem, sm_90a, "block_shared", routes=["emulated"])
-
-
-@pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_shared_rows_are_free_of_bank_conflicts(itemsize: int, transposed: bool) -> None:
-    """Addresses of one warp's access: every wavefront of 128 bytes touches each of the 32 banks once."""
-    threads, vector = 32, 16 // itemsize
-    if transposed:  # word v of thread t at (v * packs + t): one element a thread and access
-        offsets = [t * itemsize for t in range(threads)]
-        wavefronts = [[(offset // 4) for offset in offsets]]
-    else:  # 16 bytes a thread: the hardware serves eight threads a wavefront
-        offsets = [t * vector * itemsize for t in range(threads)]
-        wavefronts = [
-            [word for t in range(group, group + 8) for word in range(offsets[t] // 4, offsets[t] // 4 + 4)]
-            for group in range(0, threads, 8)
-        ]
-    for words in wavefronts:
-        distinct = set(words)  # threads that read one word share it
-        assert len({word % 32 for word in distinct}) == len(distinct)
 
 
 @pytest.mark.parametrize("arch", ROCM_ARCHES, ids=str)
@@ -375,7 +341,6 @@ def test_amd_code_objects(amd_linker: None, arch: Arch, schedule: str) -> None:
         ("block_registers", dict(threads=64, rows_per_block=8, in_flight=8), 8192, "need about"),
         ("block_registers", dict(rows_per_block=0), 4096, "must be positive"),
         ("warp", dict(streaming="loads"), 64, "streaming=loads is not one of no, stores, both, evict_last"),
-        ("block_shared", {}, 200000, "bytes of shared memory"),
         ("block_streaming", dict(unroll=0), 64, "unroll=0"),
         ("split", dict(threads=0), 64, "threads=0 is not a multiple of the wave"),
         ("split", dict(packs=0), 64, "packs=0 must be at least 1"),
@@ -428,7 +393,7 @@ def test_accesses_stay_whole(
 def test_missing_barriers_are_caught(emulation: None, sm_90a: Arch) -> None:
     """Barriers whose absence the data can show: all but those after which only the writing thread reads."""
     problem = problem_of("softmax", rows=6, cols=2048)
-    built = build(problem, sm_90a, "block_shared", dict(threads=128), device_code=False)
+    built = build(problem, sm_90a, "block_registers", dict(threads=128), device_code=False)
     source = str(built.sources["cu"])
     barriers = [match.start() for match in re.finditer(r"__syncthreads\(\);", source)]
     arrays = built.operator.inputs(problem, np.random.default_rng(0))

@@ -43,7 +43,7 @@ CASES: list[tuple[str, int, Fields]] = [
     ("warp", 36, dict(LOSS, **ALL)),
     ("block_registers", 300, dict(LOSS_GRAD, **ALL)),
     ("block_streaming", 300, dict(y_dtype="float32", lse=True)),
-    ("block_shared", 300, dict(lse=True, function="softmax_grad", temperature=True)),
+    ("block_registers", 300, dict(lse=True, function="softmax_grad", temperature=True)),
     ("split", 1300, dict(LOSS_GRAD, **ALL)),
     ("split", 1300, dict(LOSS, dtype="float32")),
     ("split", 1300, dict(lse=True, keep=0.8, drop="drawn")),
@@ -78,7 +78,7 @@ def test_on_the_cpu(host: Arch, cols: int, fields: Fields) -> None:
 
 # schedules whose output may lie where the input does, with the columns of a row
 IN_PLACE = [("frames", 37), ("frames", 1023), ("tiles", 5), ("parts", 5003), ("cluster", 9001), ("warp", 36)]
-IN_PLACE += [("block_registers", 300), ("block_shared", 300), ("block_streaming", 300), ("split", 1300)]
+IN_PLACE += [("block_registers", 300), ("block_streaming", 300), ("split", 1300)]
 
 
 @pytest.mark.parametrize(("schedule", "cols"), IN_PLACE)

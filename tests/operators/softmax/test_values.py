@@ -158,7 +158,7 @@ def test_special_rows_in_generated_cuda(emulation: None, sm_90a: Arch, schedule:
     [
         ("warp", dict(rows_per_group=2, in_flight=2, numerators=True, streaming="both")),
         ("block_registers", dict(rows_per_block=2, in_flight=2, numerators=True, streaming="stores")),
-        ("block_shared", dict(transposed=True)),
+        ("block_streaming", dict(threads=256, unroll=2)),
         ("tiles", dict(threads=8, groups=16, rows_per_group=2, kept="numerators", streaming="both")),
         ("parts", dict(threads=64, packs=1)),
         ("frames", dict(threads=8, groups=8, kept="numerators", rows_per_group=2)),

@@ -146,7 +146,7 @@ def test_steps_follow_the_config(sm_90a: Arch) -> None:
 
 def test_a_searched_trace_has_a_story(host: Arch) -> None:
     problem = problem_of("softmax", rows=4, cols=8)
-    sch = Schedule(auto.program(problem, "llvm"))
+    sch = Schedule(auto.program(problem))
     next_step(sch, "nobody listens")
     row, _ = sch.get_loops("out")
     sch.parallel(row)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from schedules.show.report.roofline import Ceiling, Point, Roofline, arithmetic_of, roofline
+from schedules.show.report.roofline import Ceiling, Point, Roofline, roofline
 from tests.conftest import problem_of
 from tests.fake import record_of
 from tests.show.report.conftest import CONV, DEVICE, SOFTMAX, case, study_of, write_results
@@ -96,15 +96,19 @@ def test_a_point_above_its_roof_has_a_reason(more: dict[str, Any], reason: str) 
 
 
 def test_each_arithmetic_of_a_problem_is_a_point(tmp_path: Path) -> None:
-    split = case(CONV, 3.0, {}) | {"ours": {"schedule": "mma_split", "config": {}, "us": 3.0}}
+    split = case(CONV, 3.0, {}, arithmetic="bf16x3")
     compared = write_results(tmp_path / "a.json", [split])
     study = study_of(tmp_path / "logs", [record_of(CONV, 9.0, device=DEVICE)], compared)
     found = {point.arithmetic: (point.us, point.key) for point in roofline(DEVICE, [study], compared).points}
     assert found == {"bf16x3": (3.0, ""), "float32": (9.0, study.key)}
 
 
-def test_what_products_are_computed_in() -> None:
-    assert arithmetic_of("conv2d_hwcn", CONV, "tutorial") == "float32"
-    assert arithmetic_of("conv2d_hwcn", CONV, "mma_split") == "bf16x3"
+def test_what_products_are_computed_in(tmp_path: Path) -> None:
     half = problem_of("softmax", rows=2, cols=2, dtype="float16")
-    assert arithmetic_of("softmax", half, "warp") == "float16"
+    records = (
+        (record_of(CONV, 9.0, device=DEVICE), "float32"),
+        (record_of(half, 9.0, device=DEVICE), "float16"),
+    )
+    for record, arithmetic in records:
+        study = study_of(tmp_path / arithmetic, [record], [])
+        assert [point.arithmetic for point in roofline(DEVICE, [study], []).points] == [arithmetic]
