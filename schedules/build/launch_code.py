@@ -11,13 +11,15 @@ hence the function in TIR around it.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
-# Nothing is written but on the stack: any number of threads may launch at once.
+# Nothing is written but on the stack: any number of threads may launch at once.  A field is what lies at the address of
+# a getelementptr; `_code` writes both.
 _CODE = """
 %any = type { i32, i32, i64 }                        ; TVMFFIAny: type, padding, value
 %job = type { ptr, ptr, ptr, i64, i64, ptr }         ; launch, ask for the context, context, addresses, kernels, these
@@ -28,13 +30,10 @@ define i64 @schedules_run(ptr %args) {
   %here = alloca ptr
   %config = alloca [56 x i8], align 8
   %passed = alloca [64 x ptr]
-  %job.at = getelementptr %any, ptr %args, i64 0, i32 2
-  %job = load ptr, ptr %job.at
-  %stream.at = getelementptr %any, ptr %args, i64 1, i32 2
-  %stream = load ptr, ptr %stream.at
+  %job = field ptr, %any, ptr %args, i64 0, i32 2
+  %stream = field ptr, %any, ptr %args, i64 1, i32 2
   %words = getelementptr %any, ptr %args, i64 2, i32 2
-  %addresses.at = getelementptr %job, ptr %job, i32 0, i32 3
-  %addresses = load i64, ptr %addresses.at
+  %addresses = field i64, %job, ptr %job, i32 0, i32 3
   br label %aligned
 aligned:
   %word.at = phi i64 [ 0, %0 ], [ %word.next, %word ]
@@ -42,8 +41,7 @@ aligned:
   %all = icmp eq i64 %word.at, %addresses
   br i1 %all, label %tested, label %word
 word:
-  %word.ptr = getelementptr %any, ptr %words, i64 %word.at
-  %word.value = load i64, ptr %word.ptr
+  %word.value = field i64, %any, ptr %words, i64 %word.at
   %bits.next = or i64 %bits, %word.value
   %word.next = add i64 %word.at, 1
   br label %aligned
@@ -55,11 +53,9 @@ refused:
   ret i64 -1
 where:
   store ptr null, ptr %here
-  %ask.at = getelementptr %job, ptr %job, i32 0, i32 1
-  %ask = load ptr, ptr %ask.at
+  %ask = field ptr, %job, ptr %job, i32 0, i32 1
   %asked = call i32 %ask(ptr %here)
-  %context.at = getelementptr %job, ptr %job, i32 0, i32 2
-  %context = load ptr, ptr %context.at
+  %context = field ptr, %job, ptr %job, i32 0, i32 2
   %current = load ptr, ptr %here
   %same = icmp eq ptr %current, %context
   br i1 %same, label %begin, label %elsewhere
@@ -67,10 +63,8 @@ elsewhere:
   ret i64 -2
 begin:
   %launch = load ptr, ptr %job
-  %count.at = getelementptr %job, ptr %job, i32 0, i32 4
-  %count = load i64, ptr %count.at
-  %kernels.at = getelementptr %job, ptr %job, i32 0, i32 5
-  %kernels = load ptr, ptr %kernels.at
+  %count = field i64, %job, ptr %job, i32 0, i32 4
+  %kernels = field ptr, %job, ptr %job, i32 0, i32 5
   br label %next
 next:
   %number = phi i64 [ 0, %begin ], [ %number.next, %launched ]
@@ -84,22 +78,17 @@ one:
   call void @llvm.memcpy.p0.p0.i64(ptr align 8 %config, ptr align 8 %as, i64 56, i1 false)
   %config.stream = getelementptr i8, ptr %config, i64 32
   store ptr %stream, ptr %config.stream
-  %function.at = getelementptr %kernel, ptr %kernel, i32 0, i32 1
-  %function = load ptr, ptr %function.at
-  %parameters.at = getelementptr %kernel, ptr %kernel, i32 0, i32 2
-  %parameters = load i64, ptr %parameters.at
-  %list.at = getelementptr %kernel, ptr %kernel, i32 0, i32 3
-  %list = load ptr, ptr %list.at
+  %function = field ptr, %kernel, ptr %kernel, i32 0, i32 1
+  %parameters = field i64, %kernel, ptr %kernel, i32 0, i32 2
+  %list = field ptr, %kernel, ptr %kernel, i32 0, i32 3
   br label %fill
 fill:
   %place = phi i64 [ 0, %one ], [ %place.next, %filled ]
   %full = icmp eq i64 %place, %parameters
   br i1 %full, label %go, label %parameter
 parameter:
-  %kind.at = getelementptr %parameter, ptr %list, i64 %place
-  %kind = load i64, ptr %kind.at
-  %of.at = getelementptr %parameter, ptr %list, i64 %place, i32 1
-  %of = load i64, ptr %of.at
+  %kind = field i64, %parameter, ptr %list, i64 %place
+  %of = field i64, %parameter, ptr %list, i64 %place, i32 1
   %slot = getelementptr [64 x ptr], ptr %passed, i64 0, i64 %place
   switch i64 %kind, label %constant [ i64 0, label %address
                                       i64 1, label %map ]
@@ -108,8 +97,7 @@ address:
   store ptr %address.at, ptr %slot
   br label %filled
 map:
-  %map.at = getelementptr %any, ptr %words, i64 %of
-  %map.ptr = load ptr, ptr %map.at
+  %map.ptr = field ptr, %any, ptr %words, i64 %of
   store ptr %map.ptr, ptr %slot
   br label %filled
 constant:
@@ -143,6 +131,11 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 """
 
 
+def _code() -> str:
+    """LLVM IR."""
+    return re.sub(r"(%[\w.]+) = field (\w+), (.+)", r"\1.at = getelementptr \3\n  \1 = load \2, ptr \1.at", _CODE)
+
+
 def build_launch() -> Any:
     """The module with the function, built for this CPU."""
 
@@ -153,6 +146,6 @@ def build_launch() -> Any:
         return 0
 
     target = tvm.target.Target("llvm")
-    code = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", tvm.ir.StringImm(_CODE), launch.body)
+    code = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", tvm.ir.StringImm(_code()), launch.body)
     mod = tvm.IRModule({"__tvm_ffi_launch": launch.with_body(code).with_attr("target", target)})
     return tvm.get_global_func("target.build.llvm")(mod, target)

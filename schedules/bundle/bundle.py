@@ -262,15 +262,21 @@ def check_destination(out: str | Path, *, force: bool = False) -> None:
 
 
 def source(file: str) -> str:
-    """A module of `package` as it stands alone: with what it imports of the rest of this package in its place."""
-    text = resources.files("schedules.bundle.package").joinpath(file).read_text()
+    """A module of `package` as it stands alone: with what it imports of the rest of this package in its place, once."""
+    there: set[str] = set()
+
+    def alone(text: str) -> str:
+        return re.sub(r"^from (schedules\.[\w.]+) import .*\n", inlined, text, flags=re.MULTILINE)
 
     def inlined(line: re.Match[str]) -> str:
+        if line[1] in there:
+            return ""
+        there.add(line[1])
         folder, _, name = line[1].rpartition(".")
         body = resources.files(folder).joinpath(f"{name}.py").read_text()
-        return body.partition("from __future__ import annotations\n\n")[2]  # after the docstring
+        return alone(body.partition("from __future__ import annotations\n\n")[2])  # after the docstring
 
-    return re.sub(r"^from (schedules\.[\w.]+) import .*\n", inlined, text, flags=re.MULTILINE)
+    return alone(resources.files("schedules.bundle.package").joinpath(file).read_text())
 
 
 def embedded_machines(library: bytes) -> set[int]:

@@ -10,7 +10,7 @@ from importlib import metadata
 
 from schedules.build.toolchain import cuda, devices, link
 from schedules.build.toolchain.devices import LocalDevice
-from schedules.bundle.package.launch import LoadError, driver_library
+from schedules.bundle.package.driver import LoadError, driver_library
 from schedules.core.arch import ARCHES, Arch
 from schedules.core.errors import ToolchainError
 from schedules.core.versions import version_of

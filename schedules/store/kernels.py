@@ -25,7 +25,8 @@ from schedules.build.library import load_library
 from schedules.build.present import cpu_name
 from schedules.build.toolchain import cuda, devices
 from schedules.build.toolchain.link import write_library
-from schedules.bundle.package.launch import KernelError, Launcher
+from schedules.bundle.package.driver import KernelError
+from schedules.bundle.package.launch import Launcher
 from schedules.core.arch import Arch, last_level_cache
 from schedules.core.child import Ended, Overdue, Stopped
 from schedules.core.errors import BuildError, DeviceError, SchedulesError, ToolchainError

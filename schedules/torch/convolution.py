@@ -17,7 +17,7 @@ from schedules.core.errors import ArgumentError, DerivativeError
 from schedules.core.problem import Problem
 from schedules.core.registry import operator
 from schedules.torch.kernels import DTYPES, Output, TorchKernel, dtype_name, kernel_for, remembered
-from schedules.torch.operators import LOWER, Known, Launch, custom_operator, found, tensors_of
+from schedules.torch.operators import LOWER, Known, Launch, custom_operator, found
 
 Size = int | Sequence[int]
 Padding = Size | str
@@ -78,16 +78,19 @@ def in_layout(
 
 
 Views = tuple[Callable[..., Tensor], tuple[Any, ...]]  # an operator, and its arguments: views of tensors, then options
-_views = Known()
+_views, _compiling = Known(), torch.compiler.is_dynamo_compiling
 
 
 def _by_views(views: Callable[..., Views], given: tuple[Tensor | None, ...], options: tuple[Any, ...]) -> Tensor:
     """The convolution of channels last, or not, that `views` of these arguments says."""
-    compiling = torch.compiler.is_dynamo_compiling()
-    tensors = [] if compiling else tensors_of(given)
-    launch = None if compiling else _views.find(_key_of_views, (views, given, options), tensors)
-    if launch is not None:
-        return launch(*tensors)  # type: ignore[no-any-return]
+    compiling = _compiling()
+    if not compiling:
+        x, filter, bias, residual = given
+        key = views, x.shape, filter.shape, bias is None, residual is None, options  # type: ignore[union-attr]
+        tensors = [tensor for tensor in given if tensor is not None]
+        launch = _views.find(key, tensors)
+        if launch is not None:
+            return launch(*tensors)  # type: ignore[no-any-return]
     convolve, arguments = views(*given, *options)
     output = convolve(*arguments)
     if convolve in (_conv2d_nhwc, _depthwise_nhwc):
@@ -95,13 +98,8 @@ def _by_views(views: Callable[..., Views], given: tuple[Tensor | None, ...], opt
     if not compiling and not any(isinstance(option, list) for option in options):
         launch = found(convolve, given, arguments, output)
         if launch is not None:
-            _views.keep(_key_of_views(views, given, options), tensors, launch)
+            _views.keep(key, tensors, launch)
     return output
-
-
-def _key_of_views(views: Any, given: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Any, ...]:
-    x, filter, bias, residual = given
-    return views, x.shape, filter.shape, bias is None, residual is None, options
 
 
 def _as_pytorch(

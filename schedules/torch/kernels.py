@@ -26,7 +26,7 @@ from schedules.build.library import VECTOR_BYTES
 from schedules.build.toolchain import devices
 from schedules.build.toolchain.devices import LocalDevice
 from schedules.bundle.bundle import MANIFEST, Bundle
-from schedules.bundle.package.launch import Ready
+from schedules.bundle.package.launch import ALIGNED, Ready
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ArgumentError, BundleError, DeviceError, SchedulesError, UsageError
 from schedules.core.problem import Argument, Problem
@@ -78,10 +78,10 @@ class TorchKernel:
         """A function of contiguous inputs on `device`, always of the same shapes, that makes these outputs and returns
         them: one, or a tuple of several.  Raises ArgumentError as a call does."""
         shapes: list[Shape] = [()] * (len(self.arguments) - len(outputs)) + [shape for shape, _ in outputs]
-        makes = [_maker(device, *wanted) for wanted in (*outputs, *self._spaces(self._extent(shapes)))]
+        makes, spaces = [_maker(device, *wanted) for wanted in outputs], self._spaces(self._extent(shapes))
         if device.type == "cuda":
-            return _by_driver(self, makes, len(outputs), device)
-        return _by_tvm(self, makes, len(outputs))
+            return _by_driver(self, makes, spaces, device)
+        return _by_tvm(self, [*makes, *[_maker(device, *space) for space in spaces]], len(outputs))
 
     def _extent(self, shapes: Sequence[Shape]) -> int | None:
         for argument, shape in zip(self.arguments, shapes, strict=True):
@@ -155,41 +155,83 @@ def _by_tvm(kernel: TorchKernel, makes: Sequence[Callable[[], torch.Tensor]], co
     return one if count == 1 else several
 
 
+def _lent(run: Callable[..., int], spaces: Sequence[Output]) -> Callable[..., int]:
+    """`run`, a function of a stream and addresses, with those of workspaces after all others: one piece of PyTorch's
+    memory, given back once all is launched, which the stream's order allows.  Tensors would cost more than a kernel."""
+    if not spaces:
+        return run
+    take, give = torch._C._cuda_cudaCachingAllocator_raw_alloc, torch._C._cuda_cudaCachingAllocator_raw_delete
+    sizes = [-(-math.prod(shape) * dtype.itemsize // ALIGNED) * ALIGNED for shape, dtype in spaces]
+    size, starts = sum(sizes), [sum(sizes[:at]) for at in range(1, len(sizes))]
+
+    def call(stream: int, *addresses: int) -> int:
+        memory = take(size, stream)
+        try:
+            if not starts:
+                return run(stream, *addresses, memory)
+            return run(stream, *addresses, memory, *[memory + start for start in starts])
+        finally:
+            give(memory)
+
+    return call
+
+
 def _by_driver(
     kernel: TorchKernel,
     makes: Sequence[Callable[[], torch.Tensor]],
-    count: int,
+    spaces: Sequence[Output],
     device: torch.device,
     ready: Ready | None = None,
 ) -> Callable[..., Any]:
     """The same on a GPU: with it as the current one, and inputs at multiples of 16 bytes.  Where nothing is `ready` the
     first call looks at its tensors; those after it are of others like them."""
     current, stream_of, index = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, device.index
+    make, address, count = makes[0], torch.Tensor.data_ptr, len(makes)
+    run = None if ready is None else _lent(ready.run, spaces)
 
-    def call(*inputs: torch.Tensor) -> Any:
-        nonlocal ready
+    def one(*inputs: torch.Tensor) -> Any:
+        if run is None or current() != index:
+            return otherwise(inputs)
+        output = make()
+        code = run(stream_of(index), *map(address, inputs), address(output))
+        return again(code, inputs, [output]) if code else output
+
+    def several(*inputs: torch.Tensor) -> Any:
+        if run is None or current() != index:
+            return otherwise(inputs)
+        outputs = tuple([make() for make in makes])
+        code = run(stream_of(index), *map(address, inputs), *map(address, outputs))
+        return again(code, inputs, outputs) if code else outputs
+
+    def again(code: int, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
+        """After what kept it from launching."""
+        assert ready is not None and run is not None
+        launch = functools.partial(run, stream_of(index), *map(address, inputs), *map(address, outputs))
+        if not ready.settle(code, launch):
+            return call(*map(_even, inputs))
+        return outputs[0] if count == 1 else outputs
+
+    def otherwise(inputs: Sequence[torch.Tensor]) -> Any:
+        """The first call, or one with another device as the current one."""
+        nonlocal ready, run
         if current() != index:
             with torch.cuda.device(index):
                 return call(*inputs)
-        made = [make() for make in makes]
-        addresses = [tensor.data_ptr() for tensor in (*inputs, *made)]
-        if ready is None:
-            if any(address % VECTOR_BYTES for address in addresses):
-                return call(*map(_even, inputs))
-            try:
-                ready = kernel.function.ready(*inputs, *made)  # type: ignore[attr-defined]
-            except ValueError:
-                kernel.explain((*inputs, *made[:count]))
-                raise
-        if not ready(addresses, stream_of(index)):
-            return call(*map(_even, inputs))
-        return made[0] if count == 1 else tuple(made[:count])
+        inputs = [*map(_even, inputs)]
+        made = [make() for make in (*makes, *[_maker(device, *space) for space in spaces])]
+        try:
+            ready = ready or kernel.function.ready(*inputs, *made)  # type: ignore[attr-defined]
+        except ValueError:
+            kernel.explain((*inputs, *made[:count]))
+            raise
+        run = _lent(ready.run, spaces)
+        return call(*inputs)
 
     def making(like: torch.Tensor) -> Callable[..., Any]:
         """After a call: the same of other views of the inputs, whose result is as `like`."""
-        make = _maker(device, like.shape, like.dtype, like.stride())
-        return _by_driver(kernel, [make, *makes[1:]], count, device, ready)
+        return _by_driver(kernel, [_maker(device, like.shape, like.dtype, like.stride())], spaces, device, ready)
 
+    call = one if count == 1 else several
     if count == 1:
         call.making = making  # type: ignore[attr-defined]
     return call

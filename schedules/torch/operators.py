@@ -48,7 +48,6 @@ _overridden = torch._C._has_torch_function  # by a mode, or the class of a tenso
 _grad_enabled = torch.is_grad_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
 _profiling = torch.autograd._profiler_enabled
-_compiling = torch.compiler.is_dynamo_compiling
 _guard = functools.partial(
     torch._C._dynamo.guards.TensorGuards, dynamic_dims_sizes=None, dynamic_dims_strides=None
 )  # of classes, keys for the dispatcher as it stands, dtypes, devices, sizes, strides and requires_grad
@@ -67,10 +66,10 @@ class Known:
         for calls in self.calls:
             calls.clear()
 
-    def find(self, key: Callable[..., Hashable], arguments: Sequence[Any], given: Sequence[Tensor]) -> Launch | None:
+    def find(self, key: Hashable, given: Sequence[Tensor]) -> Launch | None:
         """What to call with the tensors `given`, if the dispatcher would do no more than call the kernel."""
         try:
-            ways = self.calls[_grad_enabled()][key(*arguments)]
+            ways = self.calls[_grad_enabled()][key]
         except (KeyError, TypeError):  # extents that are symbolic have no hash
             return None
         for like, launch in ways:
@@ -132,11 +131,20 @@ def custom_operator(
     registered = getattr(torch.ops.schedules, name).default  # bound once: to look it up takes microseconds
     tensors = sum("Tensor" in str(argument.type) for argument in registered._schema.arguments)
     known, dispatched = Known(), registered._op  # PyTorch's dispatcher
+    # code that was compiled guards what its trace looked up in this module: it finds no more than these, here
+    compiling, copied = torch.compiler.is_dynamo_compiling, 0 if strided else tensors
+
+    def look(arguments: Sequence[Any], given: Sequence[Tensor]) -> Launch | None:
+        try:
+            wanted = key(*arguments)
+        except TypeError:  # a number for two, as PyTorch takes it
+            return None
+        return known.find(wanted, given)
 
     def run(*arguments: Any) -> Any:
         """The kernel."""
         given = [tensor for tensor in arguments[:tensors] if tensor is not None]
-        launch = known.find(key, arguments, given)
+        launch = look(arguments, given)
         if launch is not None:
             return launch(*given)
         launch = bind(*arguments)
@@ -165,15 +173,16 @@ def custom_operator(
     def plain(arguments: tuple[Any, ...]) -> Sequence[Any]:
         """The same with contiguous tensors, which what traces the call then sees: a compiler may write a tensor so at
         once, where a copy in the kernel comes after it."""
-        return arguments if strided else [*map(_contiguous, arguments[:tensors]), *arguments[tensors:]]
+        return [*map(_contiguous, arguments[:copied]), *arguments[copied:]]
 
     def call(*arguments: Any, **named: Any) -> Any:
-        if _compiling():
-            return registered(*plain(arguments))
+        if compiling():
+            whole = [tensor if tensor is None else tensor.contiguous() for tensor in arguments[:copied]]
+            return registered(*whole, *arguments[copied:])
         if named:  # of the registered operator only
             return dispatched(*arguments, **named)
         given = [tensor for tensor in arguments[:tensors] if tensor is not None]
-        launch = known.find(key, arguments, given)
+        launch = look(arguments, given)
         if launch is not None:
             return launch(*given)
         if autocast and _any_autocast():
@@ -189,7 +198,7 @@ def custom_operator(
         return run(*arguments)
 
     registered._op = call  # what is called by its name, in code that inductor wrote too, goes the same way
-    _found[call] = lambda *arguments: known.find(key, arguments, tensors_of(arguments[:tensors]))
+    _found[call] = lambda *arguments: look(arguments, tensors_of(arguments[:tensors]))
     return call
 
 

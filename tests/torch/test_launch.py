@@ -131,24 +131,40 @@ def test_a_call_like_others_passes_its_own_addresses(cuda: Any, monkeypatch: pyt
 
 
 def test_workspaces_are_pytorchs(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call has new ones, whatever stream and graph it is for."""
+    """Each call has new ones, whatever stream and graph it is for, and gives them back, also where it fails."""
+    lent: list[tuple[int, int]] = []
+    given_back: list[int] = []
+
+    def take(size: int, stream: int) -> int:
+        lent.append((size, stream))
+        return 0x7000_0000 + 0x10_0000 * len(lent)
+
+    monkeypatch.setattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", take, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", given_back.append, raising=False)
     kernel, run = made(SPLIT, GPU, monkeypatch)
-    spaces: list[Any] = []
-    (memory,) = kernel.memory(torch.device("cpu"), 7)
-    assert memory.shape == (2, 7, kernel.workspaces[0].shape[2]) and memory.dtype is torch.float32
-    make = dispatch._maker
-    monkeypatch.setattr(
-        dispatch,
-        "_maker",
-        lambda *given: lambda: spaces.append(make(*given)()) or spaces[-1],  # type: ignore[func-returns-value]
-    )
-    run = kernel.launch(GPU, ((4, 2**21), torch.float32))
+    (memory,) = kernel.memory(torch.device("cpu"), 4)
+    assert memory.shape == (2, 4, kernel.workspaces[0].shape[2]) and memory.dtype is torch.float32
     x = on_gpu((4, 2**21))
-    run(x), run(x)
-    used = [{number for number in launched["arguments"]} for launched in cuda()]
-    assert len(used) == 4 and len(spaces) == 4
-    for (first, second), (y, space) in zip((used[:2], used[2:]), (spaces[:2], spaces[2:]), strict=True):
-        assert space.data_ptr() in first and space.data_ptr() in second and y.data_ptr() in second
+    run(x)  # the first looks at tensors
+    cuda()
+    for _ in range(2):
+        y = run(x)
+        first, second = ({*launched["arguments"]} for launched in cuda())
+        space = 0x7000_0000 + 0x10_0000 * len(lent)
+        assert {x.data_ptr(), space} <= first and {space, y.data_ptr()} <= second
+    size = -(-memory.numel() * 4 // launch.ALIGNED) * launch.ALIGNED
+    assert {*lent} == {(size, 0x5000)} and len(given_back) == len({*given_back}) == len(lent)
+    passed: list[int] = []
+    two = [((3,), torch.float32), ((4,), torch.int8)]
+    dispatch._lent(lambda stream, *addresses: passed.extend(addresses) or 0, two)(0, 16)  # type: ignore[func-returns-value]
+    assert passed == [16, given_back[-1], given_back[-1] + launch.ALIGNED] and lent[-1] == (2 * launch.ALIGNED, 0)
+
+    def failing(*_: int) -> int:
+        raise ArgumentError("no")
+
+    with pytest.raises(ArgumentError):
+        dispatch._lent(failing, [((3,), torch.float32)])(0)
+    assert len(given_back) == len(lent)
 
 
 def test_views_need_not_be_made(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:

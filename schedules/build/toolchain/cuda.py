@@ -273,6 +273,7 @@ def load_cudart() -> None:
     raise ToolchainError(f"libcudart.so.13 not found; {INSTALL}")
 
 
+@lru_cache
 def compiler_installed() -> str:
     """What `compile_cuda` would use, as far as that can be told without loading it."""
     nvcc = shutil.which("nvcc")

@@ -1,29 +1,26 @@
 """Kernels launched by the GPU's driver, as data says: no TVM.
 
-NVIDIA's driver library (libcuda) and AMD's (libamdhip64, of ROCm or of a PyTorch that brings one) have the same
-functions under two names.  `Launcher` loads a cubin or a code object with them and launches what `launches` of
-kernel.json lists; how that reads is told in docs/libraries.md.
+`Launcher` loads a cubin or a code object and launches what `launches` of kernel.json lists; how that reads is told in
+docs/libraries.md.
 
-A bundle's load.py holds this module, which therefore needs nothing else of the package.
+A bundle's load.py holds this module and those it imports, which need nothing else of the package.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import ctypes.util
 import functools
-import importlib.util
 import operator
-import re
 import struct
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from schedules.bundle.package.driver import ArgumentError, Driver, KernelError, LoadError, driver_of
+from schedules.bundle.package.tensors import Tensor, look_at
 
 VECTOR_BYTES = 16  # of the widest load: a GPU faults on an address that is no multiple of it
 OPT_IN = 48 << 10  # bytes of dynamic shared memory that a kernel may use unasked
@@ -35,31 +32,9 @@ ADDRESS, MAP, CONSTANT = range(3)  # what a parameter is
 PLACES = {"cuda": (2, 13), "rocm": (10,)}  # DLPack's device types
 CODE = {"cuda": "kernel.cubin", "rocm": "kernel.hsaco"}
 
-_LIBRARIES = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
-_WITH_HIP = ("torch", "_rocm_sdk_core")  # packages that may have it in their lib: PyTorch, and ROCm from pip
-_INSTALL = {"cuda": "install NVIDIA's driver", "rocm": "install ROCm, or PyTorch for ROCm"}
-_NAMES = {
-    "init": ("cuInit", "hipInit"),
-    "count": ("cuDeviceGetCount", "hipGetDeviceCount"),
-    "retain": ("cuDevicePrimaryCtxRetain", ""),
-    "current": ("cuCtxGetCurrent", "hipGetDevice"),
-    "make_current": ("cuCtxSetCurrent", "hipSetDevice"),
-    "load": ("cuModuleLoadData", "hipModuleLoadData"),
-    "unload": ("cuModuleUnload", "hipModuleUnload"),
-    "function": ("cuModuleGetFunction", "hipModuleGetFunction"),
-    "attribute": ("cuFuncSetAttribute", ""),
-    "allocate": ("cuMemAlloc_v2", "hipMalloc"),
-    "free": ("cuMemFree_v2", "hipFree"),
-    "capture": ("cuStreamGetCaptureInfo_v2", "hipStreamGetCaptureInfo_v2"),
-    "capture_mode": ("cuThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode"),
-    "encode": ("cuTensorMapEncodeTiled", ""),
-    "launch": ("cuLaunchKernelEx", "hipModuleLaunchKernel"),
-    "error": ("cuGetErrorString", "hipDrvGetErrorString"),
-}
 _MOST_SHARED, _ANY_CLUSTER = 8, 14  # of CUfunction_attribute
 _COOPERATIVE, _CLUSTER, _DEPENDENT = 2, 4, 6  # of CUlaunchAttributeID
 _ODD, _ELSEWHERE = -1, -2  # what kept a call from launching, besides the driver's errors: an address, another context
-_RELAXED = 2  # of CUstreamCaptureMode: memory may be allocated
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -72,20 +47,6 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
 _MAP_WORDS = {"dims": ctypes.c_uint64, "strides": ctypes.c_uint64, "box": ctypes.c_uint32}
 _MAP_WORDS["element_strides"] = ctypes.c_uint32
 _TYPES = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64}
-_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}  # of DLPack's types
-_KINDS = {"f": "float", "i": "int", "u": "uint", "b": "bool"}  # of NumPy's
-
-
-class KernelError(RuntimeError):
-    """Base of the errors of this module; each is one line.  It is raised itself for a kernel that failed."""
-
-
-class LoadError(KernelError):
-    """This machine cannot load the kernel: another CPU or device, or a library that is not installed."""
-
-
-class ArgumentError(KernelError, ValueError):
-    """Tensors that the kernel does not take; nothing was run."""
 
 
 def value(formula: Any, sizes: Mapping[str, int]) -> int:
@@ -134,78 +95,6 @@ def _most(number: int, most: int) -> int:
     return number
 
 
-class Tensor(NamedTuple):
-    """What is to be known of a tensor, from PyTorch's own methods, DLPack, or the CUDA array interface."""
-
-    address: int
-    shape: tuple[int, ...]
-    dtype: str
-    place: int | None  # DLPack's device type, if it is told
-    device: int
-    contiguous: bool
-
-
-def _contiguous(shape: Sequence[int], strides: Sequence[int] | None) -> bool:
-    expected = 1
-    for extent, stride in zip(reversed(shape), reversed(strides or ()), strict=False):
-        if extent != 1 and stride != expected:
-            return False
-        expected *= extent
-    return True
-
-
-class _DLTensor(ctypes.Structure):
-    """DLTensor of DLPack, of which a capsule holds a DLManagedTensor that starts with it."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-_POINTER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-
-
-def _tensor(tensor: Any, name: str) -> Tensor:
-    """What is to be known of `tensor`.  Raises ArgumentError for what is no tensor."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor):
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        place, index = tensor.__dlpack_device__()
-        return Tensor(tensor.data_ptr(), tuple(tensor.shape), dtype, int(place), index, tensor.is_contiguous())
-    if hasattr(tensor, "__dlpack__"):
-        try:
-            return _of_capsule(tensor.__dlpack__())
-        except BufferError as error:
-            raise ArgumentError(f"{name}: {error}; pass what can be written") from None
-    told = getattr(tensor, "__cuda_array_interface__", None)
-    if told is None:
-        raise ArgumentError(f"{name} is a {type(tensor).__name__}, needed a tensor: of PyTorch, or by DLPack")
-    kind, size = told["typestr"][1], int(told["typestr"][2:])
-    strides = told.get("strides") and [stride // size for stride in told["strides"]]
-    dtype, shape = f"{_KINDS.get(kind, kind)}{8 * size if kind != 'b' else ''}", tuple(map(int, told["shape"]))
-    return Tensor(told["data"][0], shape, dtype, None, 0, _contiguous(shape, strides))
-
-
-def _of_capsule(capsule: Any) -> Tensor:
-    found = _DLTensor.from_address(_POINTER(capsule, b"dltensor"))
-    shape = tuple(found.shape[: found.ndim])
-    strides = found.strides[: found.ndim] if found.strides else None
-    dtype = f"{_CODES.get(found.code, found.code)}{found.bits if found.code != 6 else ''}"
-    address = (found.data or 0) + found.byte_offset
-    return Tensor(address, shape, dtype, found.device_type, found.device_id, _contiguous(shape, strides))
-
-
 class _Attribute(ctypes.Structure):
     """CUlaunchAttribute: its value is a union of 64 bytes."""
 
@@ -222,77 +111,6 @@ class _Config(ctypes.Structure):
         ("attributes", ctypes.c_void_p),
         ("count", ctypes.c_uint32),
     ]
-
-
-class Driver:
-    """A driver library; call it with one of `_NAMES` and that function's arguments.  Raises KernelError."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind, self.library = kind, driver_library(kind)
-        self.names = {name: pair[kind == "rocm"] for name, pair in _NAMES.items()}
-        count = ctypes.c_int()
-        try:
-            self("init", 0)
-            self("count", ctypes.byref(count))
-        except (AttributeError, KernelError) as error:  # a stand-in for cross-building has no cuInit
-            raise LoadError(f"no {kind} device can be used ({error}); {_INSTALL[kind]}") from None
-        if not count.value:
-            raise LoadError(f"this machine has no {kind} device")
-
-    def __call__(self, name: str, *arguments: Any) -> None:
-        self.bound(name, *arguments)()
-
-    def bound(self, name: str, *arguments: Any) -> Callable[[], None]:
-        """A call that is made again and again."""
-        function = self.function(name)
-
-        def call() -> None:
-            if code := function(*arguments):
-                raise self.error(name, code)
-
-        return call
-
-    def function(self, name: str) -> Callable[..., int]:
-        """One of the library's own, which returns 0 or the code of an error."""
-        found: Callable[..., int] = getattr(self.library, self.names[name])
-        return found
-
-    def error(self, name: str, code: int) -> KernelError:
-        told = ctypes.c_char_p()
-        if hasattr(self.library, self.names["error"]):  # ROCm has it from 5.5 on
-            getattr(self.library, self.names["error"])(code, ctypes.byref(told))
-        reason = told.value.decode(errors="replace") if told.value else "error"
-        return KernelError(f"{self.names[name]} failed ({code}: {reason})")
-
-    def context(self, index: int | None = None) -> Any:
-        """What `on` takes for a device: CUDA's primary context, or its number; without `index` room for one."""
-        if self.kind == "rocm":
-            return ctypes.c_int(index or 0)
-        found = ctypes.c_void_p()
-        if index is not None:
-            self("retain", ctypes.byref(found), index)
-        return found
-
-    @contextlib.contextmanager
-    def on(self, context: Any) -> Iterator[None]:
-        """With a device as the current one of this thread."""
-        before = self.context()
-        self("current", ctypes.byref(before))
-        self("make_current", context)
-        try:
-            yield
-        finally:
-            self("make_current", before)
-
-    @contextlib.contextmanager
-    def relaxed(self) -> Iterator[None]:
-        """With memory that this thread may allocate and free whatever is captured meanwhile."""
-        mode = ctypes.c_int(_RELAXED)
-        self("capture_mode", ctypes.byref(mode))
-        try:
-            yield
-        finally:
-            self("capture_mode", ctypes.byref(mode))
 
 
 def _release(driver: Driver, context: Any, module: Any, memory: Sequence[int]) -> None:
@@ -495,28 +313,38 @@ class Ready:
             kernels = [_Kernel(device, told, places, list(planned["maps"])) for told in planned["kernels"]]
         self.make = functools.partial(_Call, device.driver, kernels, len(places))
         self.free: list[_Call] = []  # a thread has its own while it launches
-        self.native, self.job = None, 0
+        self.native: Any = None
         if native is not None and all(len(kernel.parameters) <= NATIVE for kernel in kernels):
-            self.native, self.kept = native, _Job(device, kernels, len(places))
-            self.job = self.kept.address
+            self.job = _Job(device, kernels, len(places))
+            self.native = functools.partial(native, self.job.address)
+
+    @property
+    def run(self) -> Callable[..., int]:
+        """A function of a stream and addresses that launches: it returns 0, or what kept it from that."""
+        if self.offsets:
+            return self._with_workspaces
+        return self._run if self.native is None or self.maps else self.native  # type: ignore[no-any-return]
 
     def __call__(self, addresses: Sequence[int], stream: int) -> bool:
         """Launch, with addresses of tensors that the kernel takes; False, and nothing is done, if one of them is no
         multiple of VECTOR_BYTES.  Raises KernelError."""
-        if self.offsets:
-            return self._with_workspaces(addresses, stream)
-        code = (
-            self._run(addresses, stream)
-            if self.native is None or self.maps
-            else self.native(self.job, stream, *addresses)
-        )
-        return not code or self._again(code, addresses, stream)
+        code = self.run(stream, *addresses)
+        return not code or self.settle(code, functools.partial(self.run, stream, *addresses))
 
-    def _run(self, addresses: Sequence[int], stream: int) -> int:
-        """0, or what kept it from launching."""
+    def settle(self, code: int, run: Callable[[], int]) -> bool:
+        """After `run` returned this code, and launched nothing: as a call returns, run again where another context than
+        this device's was the current one."""
+        if code == _ELSEWHERE:
+            with self.device.driver.on(self.device.context):
+                code = run()
+        if code not in (0, _ODD):
+            raise self.device.driver.error("launch", code)
+        return not code
+
+    def _run(self, stream: int, *addresses: int) -> int:
         maps = [each.of(addresses[each.place]) for each in self.maps]
         if self.native is not None:
-            return int(self.native(self.job, stream, *addresses, *map(ctypes.addressof, maps)))
+            return int(self.native(stream, *addresses, *map(ctypes.addressof, maps)))
         if any(address % VECTOR_BYTES for address in addresses):
             return _ODD
         try:
@@ -537,23 +365,10 @@ class Ready:
         self.free.append(call)
         return code
 
-    def _again(self, code: int, addresses: Sequence[int], stream: int) -> bool:
-        """After what kept it from launching."""
-        if code == _ODD:
-            return False
-        if code == _ELSEWHERE:
-            with self.device.driver.on(self.device.context):
-                code = self._run(addresses, stream)
-        if code:
-            raise self.device.driver.error("launch", code)
-        return True
-
-    def _with_workspaces(self, addresses: Sequence[int], stream: int) -> bool:
+    def _with_workspaces(self, stream: int, *addresses: int) -> int:
         with self.device.lock, self.device.driver.on(self.device.context):  # kernels that share one follow each other
             start = self.device.workspace(self.bytes, stream)
-            words = [*addresses, *[start + offset for offset in self.offsets]]
-            code = self._run(words, stream)
-            return not code or self._again(code, words, stream)
+            return self._run(stream, *addresses, *[start + offset for offset in self.offsets])
 
 
 class Launcher:
@@ -582,7 +397,7 @@ class Launcher:
         """
         if "why" in launches:
             raise LoadError(f"it cannot be launched without TVM's runtime: {launches['why']}")
-        self.driver, self.kind, self.built_for, self.code = _driver(kind), kind, built_for, code
+        self.driver, self.kind, self.built_for, self.code = driver_of(kind), kind, built_for, code
         self.launches, self.arguments, self.native = launches, arguments, native
         self.places = {argument["name"]: at for at, argument in enumerate(arguments)}
         self.latest: tuple[tuple[Any, ...], Any] = (), None  # facts of PyTorch's tensors, and the call for them
@@ -616,7 +431,7 @@ class Launcher:
         names = list(self.places)
         if len(tensors) != len(names):
             raise ArgumentError(f"{len(tensors)} tensors given, {len(names)} needed: {', '.join(names)}")
-        given = [_tensor(tensor, name) for name, tensor in zip(names, tensors, strict=True)]
+        given = [look_at(tensor, name) for name, tensor in zip(names, tensors, strict=True)]
         facts = tuple([each[1:] for each in given])
         call = self.calls.get(facts)
         if call is None:
@@ -693,35 +508,3 @@ def _described(kind: str, built_for: str, code: bytes) -> str:
     version = code[8] + 2  # e_ident[EI_ABIVERSION] (LLVM, "User Guide for AMDGPU Backend")
     since = "; ROCm reads version 6 from 6.3 on" if version == 6 else ""
     return f"code object for {built_for}, version {version}{since}"
-
-
-@functools.cache
-def _driver(kind: str) -> Driver:
-    return Driver(kind)
-
-
-def driver_library(kind: str) -> ctypes.CDLL:
-    """The first of `_places` that loads.  Raises LoadError."""
-    reason: object = ""
-    for name in _places(kind):
-        try:
-            return ctypes.CDLL(name)
-        except OSError as error:
-            reason = reason or error
-    raise LoadError(f"{_LIBRARIES[kind]} does not load ({reason}); {_INSTALL[kind]}")
-
-
-def _places(kind: str) -> Iterator[str]:
-    """Where the driver's library may be.  There may be several of HIP's, of any version, and a process must not use
-    two: first that which is loaded already, then that of a Python package, then the system's."""
-    if kind == "rocm":
-        with contextlib.suppress(OSError):
-            yield from re.findall(r"\S*/libamdhip64\.so\S*", Path("/proc/self/maps").read_text())
-        for package in filter(None, map(importlib.util.find_spec, _WITH_HIP)):
-            for root in package.submodule_search_locations or []:
-                yield from map(str, sorted(Path(root).glob("lib/libamdhip64.so*")))
-    yield _LIBRARIES[kind]
-    if kind == "rocm":
-        if known := ctypes.util.find_library("amdhip64"):
-            yield known
-        yield from map(str, sorted(Path("/opt").glob("rocm*/lib/libamdhip64.so*")))

@@ -37,7 +37,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from schedules.bundle.package.launch import CODE, VECTOR_BYTES, ArgumentError, KernelError, Launcher, LoadError, plan
+from schedules.bundle.package.driver import ArgumentError, KernelError, LoadError
+from schedules.bundle.package.launch import CODE, VECTOR_BYTES, Launcher, plan
 from schedules.core.threads import before_call, share
 
 HERE = Path(__file__).resolve().parent

@@ -19,7 +19,7 @@ import pytest
 
 from schedules.build.builder import Built
 from schedules.build.toolchain.link import write_library
-from schedules.bundle.package import launch
+from schedules.bundle.package import driver
 from schedules.check.emulate.toolchain import build_runtime, find_cxx
 from schedules.core.problem import Argument
 
@@ -55,11 +55,11 @@ def _loaded(kind: str) -> ctypes.CDLL:
 @contextlib.contextmanager
 def driving(kind: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[dict[str, Any]]]]:
     """This process with the driver of `kind`; what it gives returns the launches that were noted since."""
-    patch.setattr(launch, "driver_library", _loaded)
+    patch.setattr(driver, "driver_library", _loaded)
     patch.setenv("FAKE_DRIVER_LOG", str(folder / "log"))
-    launch._driver.cache_clear()
+    driver.driver_of.cache_clear()
     yield lambda: [line for line in noted(folder / "log") if isinstance(line, dict) and "symbol" in line]
-    launch._driver.cache_clear()
+    driver.driver_of.cache_clear()
 
 
 def tensors(arguments: Sequence[Argument], kind: str, extent: int | None = None) -> list[dict[str, Any]]:
