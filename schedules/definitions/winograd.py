@@ -3,7 +3,9 @@
 F(m, r) makes m outputs of a filter of r taps from m + r - 1 products, one for each point at which the polynomials of
 tile and filter are multiplied; direct multiplication takes m * r.  An axis is cut into periods of one or several tiles,
 which may be unequal: 14 = 6 + 4 + 4 takes 8 + 6 + 6 products.  A dilated filter's outputs of one phase are a
-convolution without dilation.  Two axes nest: a tile of a plane has as many products as the product of its sides'.
+convolution without dilation.  With a stride, so are the taps of each phase over the inputs of that phase, of which all
+are added up: at stride 2 four outputs of three taps take 5 + 4 products in place of 12.  Two axes nest: a tile of a
+plane has as many products as the product of its sides'.
 
 Sources: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015; Toom-Cook by way of Lagrange's
 interpolation, with points chosen after Barabasz et al., "Error Analysis and Improving the Accuracy of Winograd
@@ -28,7 +30,7 @@ from schedules.definitions.scatter import scatter
 Matrix = tuple[tuple[Fraction, ...], ...]
 # of the symmetric points with up to four bits, those of the least `gain`, by the number of points; infinity is one more
 POINTS = {
-    1: (),
+    3: ("11/16", "-11/16"),
     4: ("0", "1", "-1"),
     5: ("3/8", "-3/8", "5/4", "-5/4"),
     6: ("0", "11/16", "-11/16", "3/2", "-3/2"),
@@ -46,9 +48,29 @@ class Transform:
     data: Matrix  # points x inputs
 
 
+def phases(taps: int, stride: int) -> list[int]:
+    """The taps of each phase of a stride that has any."""
+    return [len(range(phase, taps, stride)) for phase in range(min(taps, stride))]
+
+
+def points_of(outputs: int, taps: int, stride: int = 1) -> int:
+    """Products of `outputs` outputs."""
+    return sum(outputs + each - 1 for each in phases(taps, stride))
+
+
+def is_known(outputs: int, taps: int, stride: int = 1) -> bool:
+    """Whether POINTS has what `transform` needs."""
+    return all(1 in (outputs, each) or outputs + each - 1 in POINTS for each in phases(taps, stride))
+
+
 @lru_cache
-def transform(outputs: int, taps: int) -> Transform:
-    """F(`outputs`, `taps`), whose number of points is one of POINTS."""
+def transform(outputs: int, taps: int, stride: int = 1) -> Transform:
+    """F(`outputs`, `taps`) over every `stride`-th input, where it `is_known`."""
+    if stride > 1:
+        return _of_phases(outputs, taps, stride)
+    if 1 in (outputs, taps):
+        plain, ones = _identity(outputs + taps - 1), ((Fraction(1),) * taps,)
+        return Transform(plain if taps == 1 else ones, plain if outputs == 1 else ones * outputs, plain)
     points = [Fraction(point) for point in POINTS[outputs + taps - 1]]
     zero, one = Fraction(0), Fraction(1)
     inverse = [[point**i for point in points] + [one if i == outputs - 1 else zero] for i in range(outputs)]
@@ -63,12 +85,32 @@ def transform(outputs: int, taps: int) -> Transform:
     return Transform(*(tuple(map(tuple, matrix)) for matrix in (inverse, filters, data)))
 
 
+def _identity(size: int) -> Matrix:
+    return tuple(tuple(Fraction(row == column) for column in range(size)) for row in range(size))
+
+
+def _of_phases(outputs: int, taps: int, stride: int) -> Transform:
+    """The transforms of all phases: their points one after the other, their inputs and taps as they lie."""
+    inputs = stride * (outputs - 1) + taps
+    made = [transform(outputs, each) for each in phases(taps, stride)]
+
+    def apart(row: Sequence[Fraction], phase: int, size: int) -> tuple[Fraction, ...]:
+        at = range(phase, size, stride)
+        return tuple(row[at.index(i)] if i in at and at.index(i) < len(row) else Fraction(0) for i in range(size))
+
+    return Transform(
+        tuple(tuple(x for each in made for x in each.inverse[row]) for row in range(outputs)),
+        tuple(apart(row, phase, taps) for phase, each in enumerate(made) for row in each.filter),
+        tuple(apart(row, phase, inputs) for phase, each in enumerate(made) for row in each.data),
+    )
+
+
 @lru_cache
-def gain(outputs: int, taps: int) -> float:
+def gain(outputs: int, taps: int, stride: int = 1) -> float:
     """How much larger errors of F(`outputs`, `taps`) are than those of sums over the channels alone: the variance of
     the worst output's, for data and filters at random, of which each point's sum has its own rounding.  Over two axes
     it is the gains' product."""
-    made = transform(outputs, taps)
+    made = transform(outputs, taps, stride)
     squares = [[sum(x * x for x in row) for row in matrix] for matrix in (made.filter, made.data)]
     each = [float(a * b) for a, b in zip(*squares, strict=True)]
     return max(sum(float(x * x) * e for x, e in zip(row, each, strict=True)) for row in made.inverse) / taps
@@ -91,6 +133,7 @@ class Split:
     taps: int
     out: int
     dilation: int = 1
+    stride: int = 1
 
     @property
     def period(self) -> int:
@@ -100,7 +143,7 @@ class Split:
     @property
     def reach(self) -> int:
         """Inputs of a period."""
-        return self.period + self.taps - 1
+        return self.stride * (self.period - 1) + self.taps
 
     @property
     def repeats(self) -> int:
@@ -115,20 +158,20 @@ class Split:
     @property
     def points(self) -> int:
         """Points of a period: products for each pair of channels."""
-        return sum(size + self.taps - 1 for size in self.sizes)
+        return sum(points_of(size, self.taps, self.stride) for size in self.sizes)
 
     @property
     def gain(self) -> float:
         """That of the tile with the largest errors."""
-        return max(gain(size, self.taps) for size in self.sizes)
+        return max(gain(size, self.taps, self.stride) for size in self.sizes)
 
     @cached_property
     def _tiles(self) -> list[tuple[Transform, int, int]]:
         """Each tile of a period: its transform, first output and first point."""
         found, output, point = [], 0, 0
         for size in self.sizes:
-            found.append((transform(size, self.taps), output, point))
-            output, point = output + size, point + size + self.taps - 1
+            found.append((transform(size, self.taps, self.stride), output, point))
+            output, point = output + size, point + points_of(size, self.taps, self.stride)
         return found
 
     @cached_property
@@ -137,8 +180,9 @@ class Split:
         rows = []
         for tile, output, _ in self._tiles:
             for row in tile.data:
-                after = self.reach - output - len(row)
-                rows.append((Fraction(0),) * output + row + (Fraction(0),) * after)
+                first = output * self.stride
+                after = self.reach - first - len(row)
+                rows.append((Fraction(0),) * first + row + (Fraction(0),) * after)
         return tuple(rows)
 
     @cached_property
@@ -153,13 +197,14 @@ class Split:
     @cached_property
     def filter(self) -> Matrix:
         """Distinct points x taps."""
-        return tuple(row for size in dict.fromkeys(self.sizes) for row in transform(size, self.taps).filter)
+        found = (transform(size, self.taps, self.stride) for size in dict.fromkeys(self.sizes))
+        return tuple(row for each in found for row in each.filter)
 
     def filter_point(self, point: PrimExpr) -> PrimExpr:
         """The row of `filter` that belongs to a point of a period."""
         first, before = dict[int, int](), 0
         for size in dict.fromkeys(self.sizes):
-            first[size], before = before, before + size + self.taps - 1
+            first[size], before = before, before + points_of(size, self.taps, self.stride)
         row = point
         for size, (_, _, start) in zip(self.sizes, self._tiles, strict=True):
             if start != first[size]:
@@ -169,7 +214,7 @@ class Split:
     def at(self, period: PrimExpr, within: PrimExpr, inputs: bool = False) -> PrimExpr:
         """The output, or the input of the padded image, that is `within` a period of its phase."""
         if self.dilation == 1:
-            return period * self.period + within
+            return period * self.period * (self.stride if inputs else 1) + within
         return period % self.dilation + (period // self.dilation * self.period + within) * self.dilation
 
 
@@ -213,7 +258,7 @@ class Winograd:
     what the extents of (co, column, ci) are rounded up to in the products; with `whole` in every stage but the output,
     where beyond an end stands the last once more.  With `part`, which divides the channels, ``conv`` has the sums of so
     many channels, and ``products`` adds those up: far fewer additions to a large sum, so that less is rounded off.
-    With `turned`, channels are inside of columns though they are not of the data: ``turned`` is data with them inside.
+    With `turned`, channels are inside of columns though they are not of the data.
     """
 
     problem: Conv2dProblem
@@ -291,17 +336,14 @@ class Winograd:
         inside = self.channels_inside
         side = "column ci" if inside else "ci column"
         result = "column co" if inside else "co column"
-        data = made.data
-        if self.turned:
-            data = stage("turned", ("n", "h", "w", "ci"), (p.n, p.h, p.w, p.ci), made.data)
 
         def pixel(at: At) -> PrimExpr:
             at = self._inside(at)
             image, down, across = self.place(at["column"])
-            y = rows.at(down, at["iy"]) - p.pad[0]
-            x = columns.at(across, at["ix"]) - p.pad[1]
+            y = rows.at(down, at["iy"], inputs=True) - p.pad[0]
+            x = columns.at(across, at["ix"], inputs=True) - p.pad[1]
             tests = [(True, te.all(y >= 0, y < p.h)), (True, te.all(x >= 0, x < p.w))]
-            return select(tests, data({"n": image, "h": y, "w": x, "ci": at["ci"]}))
+            return select(tests, made.data({"n": image, "h": y, "w": x, "ci": at["ci"]}))
 
         def along(matrix: Matrix, source: Stage, row: str, axis: str, at: At) -> PrimExpr:
             return linear(matrix, at[row], [source({**at, axis: j}) for j in range(len(matrix[0]))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from schedules.lowering.wave_reduce import reduced_in_waves
 
 NAME = "te_schedules"
 TIRX_NAME = "te_schedules_tirx"
+STACK = 4096  # bytes of a buffer of vectors that lies on a CPU thread's stack
 LEAST_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"  # of a kernel, as TVM's code generator for CUDA reads it
 
 
@@ -200,7 +202,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
         mod = range_checked(reordered(_explicit_fma(elementary.written_out(_without_alignment(_lowered(mod))))))
         if _all_on(mod, "llvm"):
             mod = lone_tasks_in_caller(stores_past_caches(mod) if _current.get().stream == "stores" else mod)
-            mod = turned(borders_apart(mod))
+            mod = of_nodes(turned(borders_apart(mod)), (tirx.AllocBuffer, _on_stack))
         _current.get().host = mod
         return on_shared_threads(mod) if _all_on(mod, "llvm") else mod
 
@@ -246,6 +248,19 @@ def _pipeline() -> tuple[Any, Any, Any]:
         )
 
     return lower_and_record, finalize_host_passes, finalize_device
+
+
+def _on_stack(allocation: Any) -> Any:
+    """Small buffers of vectors on the stack, where LLVM keeps them in registers: what TVM gets from the heap, all over
+    1024 bytes, is written to memory too, though nobody reads it there."""
+    dtype, shape = tvm.DataType(str(allocation.buffer.dtype)), allocation.buffer.shape
+    if dtype.lanes == 1 or not all(isinstance(size, tirx.IntImm) for size in shape):
+        return allocation
+    if math.prod(map(int, shape)) * dtype.lanes * dtype.bits > 8 * STACK:
+        return allocation
+    return tirx.AllocBuffer(
+        allocation.buffer, {**allocation.annotations, "disable_lower_builtin": tirx.const(1, "bool")}
+    )
 
 
 def _narrow_shuffle(call: Any) -> Any:

@@ -31,6 +31,8 @@ CROSSING = 1.5  # times a load costs whose vectors seldom begin with a cache lin
 FETCHED, LITTLE = 64, 1 / 4  # cycles of a line from memory, where all cores fetch; a share of the last cache
 COPIED, STREAMED = 2, 4  # elements that a core copies in a cycle, and that it reads from afar
 LOOP, STORED, STARTED = 1, 4, 3000  # cycles of a loop's step, of a vector's way out, of a task's start
+PACKED, PACKED_ALONE = 2.5, 3.0  # of an element that is copied apart in vectors, or alone
+SEGMENT = 2.0  # and of each row of the output to which some of a tile go, beside those of its vectors
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,10 @@ def product_cycles(unit: VectorUnit) -> float:
     return 1 / (2 * min(unit.lanes, PIPE))
 
 
-def fits(unit: VectorUnit, sums: int, vectors: int) -> bool:
-    """Whether a tile leaves registers for its operands and for what the compiler moves ahead."""
-    return sums <= unit.registers * 3 // 4 and sums + vectors + 1 <= unit.registers
+def fits(unit: VectorUnit, sums: int, vectors: int, broadcasts: int = 1) -> bool:
+    """Whether a tile leaves registers for its operands and for what the compiler moves ahead: of `broadcasts` those
+    that it keeps, all where the next tap along a row multiplies them again."""
+    return sums <= unit.registers * 3 // 4 and sums + vectors + broadcasts <= unit.registers
 
 
 def crowded(rows: int, apart: int) -> bool:

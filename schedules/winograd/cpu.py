@@ -4,12 +4,12 @@ Filters are transformed once for each call, packed by register tiles: by a task 
 tiles of the images, so that they never leave its caches.  A task owns some tiles of the images and some output
 channels.  It transforms its data into a buffer that stays in cache; then, for a few channels at a time, it multiplies
 at every point, one register tile after the other, and transforms the sums back while they are in the nearest cache.
-Vector lanes hold the layout's innermost axis: tiles of the images, or channels.
+Vector lanes hold images where they are the layout's innermost axis, else channels, which are brought together as data
+is read and parted as outputs are stored where the layout has columns inside.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -50,7 +50,6 @@ class WinogradCpuConfig(Cut, Config):
     columns: int = 1  # register tiles of a task along the columns
     chunk: int = 0  # and along the output channels; 0: all of them
     streaming: str = "no"  # "stores": the output goes past the caches, where channels are inside
-    turned: bool = False  # channels are in the lanes of data that have them outside
 
     def block(self, inside: bool) -> tuple[int, int]:
         """A register tile's (output channels, columns), with channels inside or not."""
@@ -58,7 +57,8 @@ class WinogradCpuConfig(Cut, Config):
         return (lanes, self.block_rows) if inside else (self.block_rows, lanes)
 
     def graph(self, problem: Conv2dProblem) -> Winograd:
-        made = Winograd(problem, *self.splits(problem), whole=True, part=self.part_of(problem), turned=self.turned)
+        columns_inside = problem.data_axes[-1] == "w"
+        made = Winograd(problem, *self.splits(problem), whole=True, part=self.part_of(problem), turned=columns_inside)
         co, column = self.block(made.channels_inside)
         return replace(made, tile=(co, column * min(self.columns, -(-made.tiles // column)), 1))
 
@@ -78,8 +78,6 @@ class WinogradCpuConfig(Cut, Config):
         if self.vector * self.block_lanes * self.block_rows > register_tile.MOST_SUMS:
             return f"block_rows={self.block_rows} make a register tile of over {register_tile.MOST_SUMS} sums"
         inside = problem.data_axes[-1] == "ci"
-        if self.turned and problem.data_axes[-1] != "w":
-            return "turned=True is for data with columns inside"
         if self.streaming == "stores" and not inside:
             return f"streaming={self.streaming} is for data with channels inside"
         return register_tile.check_streaming(self.streaming, problem, problem.co, self.block(inside)[0], self.vector)
@@ -102,9 +100,6 @@ def schedule(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> t
     inside = made.channels_inside
     panel = made.tile[0]
     sch = Schedule(made.program())
-    if made.turned:
-        next_step(sch, "The data with channels inside")
-        _turn(sch, p, config.vector)
     next_step(sch, "A parallel task for some columns and some channels; a few channels at a time")
     inline_if_present(sch, "columns", "weights")
     output = sch.get_sblock("output")
@@ -175,7 +170,9 @@ def schedule(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> t
     u, v, *sides = sch.get_loops(filters)[-4:]
     f, c = sides if inside else sides[::-1]
     f, lane = sch.split(f, [None, panel])
-    sch.reorder(f, c, u, v, lane)
+    side = widest_vector(p.ci, config.vector)
+    block, c = sch.split(c, [None, side])
+    sch.reorder(f, block, c, u, v, lane)
     if not made.owned:
         sch.parallel(f)
     sch.unroll(v)
@@ -186,18 +183,22 @@ def schedule(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> t
     sch.reorder(taps, u, *sides)
     sch.unroll(u)
     sch.vectorize(sides[0] if inside else sides[1])
+    if p.filter_axes[0] == "co":
+        _brought_together(sch, rows, block, config.vector, widest_vector(p.kh * p.kw * side, config.vector))
     return register_tile.streamed(sch, output, config.streaming, config.vector)
 
 
-def _turn(sch: Schedule, problem: Conv2dProblem, vector: int) -> None:
-    """Schedule the stage that turns data, in square blocks of pixels and channels that lowering turns in vectors."""
-    n, y, x, channel = sch.get_loops(sch.get_sblock("turned"))
-    pixel = sch.fuse(y, x)
-    side = widest_vector(math.gcd(problem.h * problem.w, problem.ci), vector)
-    pixels, pixel = sch.split(pixel, [None, side])
-    channels, channel = sch.split(channel, [None, side])
-    sch.reorder(n, pixels, channels, channel, pixel)
-    sch.parallel(sch.fuse(n, pixels))
+def _brought_together(sch: Schedule, rows: SBlockRV, block: LoopRV, vector: int, run: int) -> None:
+    """The filters that `rows` reads in a step of the loop `block`, output channels side by side, turned a vector of
+    them by a `run` of elements at a time: read one by one, those that lie a power of two apart drive each other out of
+    the nearest cache."""
+    near = sch.cache_read(rows, 0, "local")
+    sch.compute_at(near, block, preserve_unit_loops=True)
+    sch.transform_layout(near, ("write", 0), lambda f, *at: [*at, f])
+    f, *along = sch.get_loops(near)[-4:]
+    f, each = sch.split(f, [None, vector])
+    along, line = sch.split(sch.fuse(*along), [None, run])
+    sch.reorder(f, along, each, line)
 
 
 def _lines(sch: Schedule, last: SBlockRV, first: SBlockRV, width: int) -> LoopRV:
@@ -216,18 +217,19 @@ def _lines(sch: Schedule, last: SBlockRV, first: SBlockRV, width: int) -> LoopRV
     return inner
 
 
-# cycles, about: of an element of a packed filter, less where it stays with its task; of an input of a tile that is
-# copied alone or in a vector, and of a vector's way through one axis of a transform
-FILTERED, FILTERED_NEAR, ALONE, IN_VECTOR, LINE = 3.5, 1.6, 2.5, 0.4, 4.0
-TURNED = 1.0  # cycles, about, of an element of data that is turned
+# cycles, about, fitted to 110 layers on a core with AVX-512: of an element of a packed filter, less
+# where it stays with its task; of an input of a tile and of an output, copied and transformed in vectors or one by one,
+# or from channels that drive each other out of the nearest cache
+FILTERED, FILTERED_NEAR = 1.5, 0.9
+READ, READ_ALONE, READ_CROWDED, WRITTEN, WRITTEN_ALONE = 1.3, 1.6, 7.0, 2.7, 3.5
 BEYOND = 4.0  # times that products take whose data are in no cache
-STREAMED = 8  # elements of packed filters that a core reads in a cycle
+STREAMED = 12  # elements of packed filters that a core reads in a cycle
 
 
 def _reach(cores: int) -> Sequence[tuple[int, float]]:
     """Bytes that a task may keep, and how many times longer its products then take than from the nearest cache."""
     near = register_tile.CACHED
-    return (near, 1.0), (4 * near, 1.15), (last_level_cache() // 2 // cores, 1.5)
+    return (near, 1.0), (4 * near, 1.06), (last_level_cache() // 2 // cores, 1.5)
 
 
 @lru_cache
@@ -237,9 +239,8 @@ def default(problem: Conv2dProblem, arch: Arch) -> WinogradCpuConfig:
     found = [
         WinogradCpuConfig(tile_h=tile_h, tile_w=tile_w)
         for tile_h, tile_w in cuts(p, part(p.ci))
-        if not set("+5") & set(tile_h + tile_w)  # transforms of 5, without a zero, take longer than LINE says
+        if not set("+5") & set(tile_h + tile_w)  # transforms of 5, without a zero, take longer than READ says
     ]
-    found += [replace(config, turned=True) for config in found]
     legal = [config for config in found if config.check(p, arch) is None]
     if not legal:
         return WinogradCpuConfig()
@@ -283,26 +284,23 @@ def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> flo
     of_task = min(config.chunk or panels, panels)
     chunks, parts = -(-made.tiles // share), -(-panels // of_task)
     points, reach = made.rows.points * made.columns.points, made.rows.reach * made.columns.reach
-    along = share * p.ci / config.vector
-    vectors = inside or (made.images_inside and p.n % config.vector == 0)
-    data = along * (reach * (IN_VECTOR if vectors else ALONE) * config.vector + LINE * (points + reach))
-    out = share * of_task * panel / config.vector
-    vectors &= not made.turned
-    back = out * (made.rows.period * made.columns.period * (IN_VECTOR if vectors else ALONE) * config.vector)
-    back += out * LINE * points
+    vectors = (inside and not made.turned) or (made.images_inside and p.n % config.vector == 0)
+    crowded = made.turned and register_tile.crowded(config.vector, 4 * p.h * p.w)
+    data = share * p.ci * reach * (READ if vectors else READ_CROWDED if crowded else READ_ALONE)
+    period = made.rows.period * made.columns.period
+    back = share * of_task * panel * period * (WRITTEN if vectors else WRITTEN_ALONE)
     whole = _products(config, p, arch) * (chunks * share) / round_up(made.tiles, column)
     kept = points * p.ci * share * 4
     farther = next((times for most, times in _reach(cores) if kept <= most), BEYOND)
     filters = points * p.ci * of_task * panel / STREAMED
-    turned = p.n * p.h * p.w * p.ci * TURNED / cores if made.turned else 0.0
     each = data + back + whole * farther / (chunks * panels) * of_task + filters + register_tile.STARTED
     packed = len(made.rows.filter) * len(made.columns.filter) * p.ci * panel
     if made.owned:
-        return turned + -(-parts // cores) * (each + of_task * packed * FILTERED_NEAR)
-    return turned + panels * packed * FILTERED / min(cores, panels) + -(-chunks * parts // cores) * each
+        return -(-parts // cores) * (each + of_task * packed * FILTERED_NEAR)
+    return panels * packed * FILTERED / min(cores, panels) + -(-chunks * parts // cores) * each
 
 
-REACHED = 0.85  # of the multiply-adds of a core's vectors, what direct products reach at most
+REACHED = 0.8  # of the multiply-adds of a core's vectors, what direct products reach
 
 
 def pays(problem: Conv2dProblem, arch: Arch) -> bool:

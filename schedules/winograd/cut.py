@@ -14,7 +14,7 @@ from itertools import combinations_with_replacement, product
 
 from schedules.core.arithmetic import FLOAT32, Arithmetic
 from schedules.core.problem import Conv2dProblem
-from schedules.definitions.winograd import POINTS, Split, gain
+from schedules.definitions.winograd import Split, gain, is_known
 from schedules.definitions.winograd_errors import chain, error
 
 SIZES = (6, 5, 4, 3, 2, 1)  # outputs of a tile
@@ -31,8 +31,8 @@ class Cut:
         """How the rows and the columns are cut."""
         p = problem
         return (
-            Split(sizes(self.tile_h), p.kh, p.out_h, p.dilation[0]),
-            Split(sizes(self.tile_w), p.kw, p.out_w, p.dilation[1]),
+            Split(sizes(self.tile_h), p.kh, p.out_h, p.dilation[0], p.stride[0]),
+            Split(sizes(self.tile_w), p.kw, p.out_w, p.dilation[1], p.stride[1]),
         )
 
     def arithmetic_of(self, problem: Conv2dProblem) -> Arithmetic:
@@ -50,12 +50,12 @@ class Cut:
         p = problem
         if p.dtype != "float32":
             return f"dtype={p.dtype}: transforms are in float32; use another schedule"
-        if p.stride != (1, 1):
-            return f"stride={p.stride} is not 1: tiles of outputs share no inputs; use another schedule"
+        if any(stride > 1 and dilation > 1 for stride, dilation in zip(p.stride, p.dilation, strict=True)):
+            return f"stride={p.stride} of a filter with dilation={p.dilation}; use another schedule"
         if p.kh * p.kw == 1:
             return "kh=kw=1 is a product already; use another schedule"
-        for axis, text, taps, pad, dilation in zip(
-            "hw", (self.tile_h, self.tile_w), (p.kh, p.kw), p.pad, p.dilation, strict=True
+        for axis, text, taps, pad, dilation, stride in zip(
+            "hw", (self.tile_h, self.tile_w), (p.kh, p.kw), p.pad, p.dilation, p.stride, strict=True
         ):
             tiles = sizes(text)
             if not 1 <= len(tiles) <= MOST or not set(tiles) <= set(SIZES):
@@ -63,10 +63,8 @@ class Cut:
             if list(tiles) != sorted(tiles, reverse=True):
                 return f"tile_{axis}={text}: larger tiles come first"
             for size in tiles:
-                if size + taps - 1 not in POINTS:
-                    return f"tile_{axis}={text}: {size} outputs of {taps} taps take {size + taps - 1} points, not " + (
-                        " or ".join(map(str, POINTS))
-                    )
+                if not is_known(size, taps, stride):
+                    return f"tile_{axis}={text}: no points are known for {size} outputs of {taps} taps"
             if 2 * pad > dilation * (taps - 1):
                 return (
                     f"pad={pad} shows more border than a window's half: outputs that see next to nothing have the "
@@ -91,22 +89,23 @@ def cuts(problem: Conv2dProblem, part: int) -> Iterator[tuple[str, str]]:
     """The ways to cut both axes worth trying whose errors, with channels in parts of `part`, are float32's: of the
     tiles up to a size along an axis those of the fewest points, equal ones and any."""
     p = problem
-    axes = [_of_axis(k, out, d) for k, out, d in zip((p.kh, p.kw), (p.out_h, p.out_w), p.dilation, strict=True)]
+    sides = zip((p.kh, p.kw), (p.out_h, p.out_w), p.dilation, p.stride, strict=True)
+    axes = [_of_axis(*side) for side in sides]
     for (first, tile_h), (second, tile_w) in product(*axes):
         if error(p, first * second, chain(p.ci, part)) <= FLOAT32.error:
             yield tile_h, tile_w
 
 
 @lru_cache
-def _of_axis(taps: int, out: int, dilation: int) -> tuple[tuple[float, str], ...]:
+def _of_axis(taps: int, out: int, dilation: int, stride: int) -> tuple[tuple[float, str], ...]:
     """(gain, tiles of a period) of an axis of `out` outputs."""
-    legal = [size for size in SIZES if size + taps - 1 in POINTS and (size == 1) == (taps == 1)]
+    legal = [size for size in SIZES if is_known(size, taps, stride) and (size == 1) == (taps == 1)]
     found = {}
     for most in legal:
         for counts in (range(1, 2), range(1, MOST + 1)):
             tiles = [t for count in counts for t in combinations_with_replacement(legal, count) if t[0] == most]
-            best = min(tiles, key=lambda t: _points(Split(t, taps, out, dilation)))
-            found["+".join(map(str, best))] = gain(most, taps)
+            best = min(tiles, key=lambda t: _points(Split(t, taps, out, dilation, stride)))
+            found["+".join(map(str, best))] = gain(most, taps, stride)
     return tuple((each, text) for text, each in found.items())
 
 

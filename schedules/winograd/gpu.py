@@ -48,6 +48,8 @@ class WinogradConfig(Cut, SimtConfig):
             return f"part={self.part} is not 0, nor a multiple of step={self.step} with stages=2"
         if reason := self.check_cut(problem):
             return reason
+        if problem.stride != (1, 1):
+            return f"stride={problem.stride} is not 1, and no more was timed on a GPU; use another schedule"
         if self.split_k > 1:
             return f"split_k={self.split_k} is for products alone; each of Winograd's is one block's, give 1"
         if not 1 <= self.transform_warps <= 8:

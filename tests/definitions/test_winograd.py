@@ -15,28 +15,30 @@ from schedules.core.arch import Arch
 from schedules.core.arithmetic import FLOAT32
 from schedules.core.operator import Array
 from schedules.core.registry import operator
-from schedules.definitions.winograd import Matrix, Split, gain, transform
+from schedules.definitions.winograd import Matrix, Split, gain, points_of, transform
 from schedules.definitions.winograd_errors import CHAIN, TRANSFORMS, UNIT, chain, error
 from tests.conftest import problem_of
 
-FORMS = [(2, 3), (3, 3), (4, 3), (5, 3), (6, 3), (2, 5), (3, 5), (4, 5), (2, 7), (4, 2), (1, 1)]
+FORMS = [(2, 3), (3, 3), (4, 3), (5, 3), (6, 3), (2, 5), (3, 5), (4, 5), (2, 7), (2, 2), (4, 2), (1, 1), (4, 1)]
+STRIDED = [(4, 3, 2), (3, 5, 2), (2, 7, 3), (6, 1, 2), (2, 2, 3)]  # of taps in phases, of phases without any
 
 
 def times(matrix: Matrix, vector: Sequence[Any]) -> list[Any]:
     return [sum((a * b for a, b in zip(row, vector, strict=True)), start=Fraction(0)) for row in matrix]
 
 
-def convolved(data: Sequence[Any], taps: Sequence[Any], outputs: int) -> list[Any]:
-    return [sum(data[i + j] * tap for j, tap in enumerate(taps)) for i in range(outputs)]
+def convolved(data: Sequence[Any], taps: Sequence[Any], outputs: int, stride: int = 1) -> list[Any]:
+    return [sum(data[i * stride + j] * tap for j, tap in enumerate(taps)) for i in range(outputs)]
 
 
-@pytest.mark.parametrize(("outputs", "taps"), FORMS)
-def test_a_transform_is_exact(outputs: int, taps: int) -> None:
-    found = transform(outputs, taps)
-    data = [Fraction(i * i % 7 - 3) for i in range(outputs + taps - 1)]
+@pytest.mark.parametrize(("outputs", "taps", "stride"), [*((*form, 1) for form in FORMS), *STRIDED])
+def test_a_transform_is_exact(outputs: int, taps: int, stride: int) -> None:
+    found = transform(outputs, taps, stride)
+    data = [Fraction(i * i % 7 - 3) for i in range(stride * (outputs - 1) + taps)]
     weights = [Fraction(3 * i % 5 - 2, 3) for i in range(taps)]
     products = [a * b for a, b in zip(times(found.filter, weights), times(found.data, data), strict=True)]
-    assert times(found.inverse, products) == convolved(data, weights, outputs)
+    assert times(found.inverse, products) == convolved(data, weights, outputs, stride)
+    assert len(products) == points_of(outputs, taps, stride)
     # what data and sums are multiplied by is no matter of rounding
     assert all(
         Fraction(float(np.float32(float(x)))) == x
@@ -54,6 +56,15 @@ def test_unequal_tiles_take_fewer_products() -> None:
     rows = [*range(14), *range(8, 14)]  # both tiles of four have one filter
     products = [filters[row] * value for row, value in zip(rows, times(split.data, data), strict=True)]
     assert times(split.inverse, products) == convolved(data, weights, 14)
+
+
+def test_tiles_of_a_stride_share_inputs() -> None:
+    split = Split((4, 3), 3, 7, stride=2)
+    assert (split.period, split.points, split.reach, split.repeats, len(split.filter)) == (7, 16, 15, 1, 16)
+    data, weights = [Fraction(i * i % 11) for i in range(15)], [Fraction(2), Fraction(-1), Fraction(5)]
+    products = [a * b for a, b in zip(times(split.filter, weights), times(split.data, data), strict=True)]
+    assert times(split.inverse, products) == convolved(data, weights, 7, 2)
+    assert split.at(3, 2, inputs=True) == 44  # type: ignore[arg-type,comparison-overlap]
 
 
 @pytest.mark.parametrize("dilation", [1, 2, 3])
@@ -99,22 +110,24 @@ def both(matrix: Matrix, array: Array) -> Array:
     return array
 
 
-@pytest.mark.parametrize("outputs", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize(("outputs", "stride"), [(2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (2, 2), (4, 2), (6, 2)])
 @pytest.mark.parametrize(("ci", "part"), [(16, 16), (128, 128), (128, 32)])
-def test_the_worst_output_is_off_by_what_is_said(outputs: int, ci: int, part: int) -> None:
-    rng, made, side = np.random.default_rng(ci), transform(outputs, 3), outputs + 2
+def test_the_worst_output_is_off_by_what_is_said(outputs: int, stride: int, ci: int, part: int) -> None:
+    rng, made = np.random.default_rng(ci), transform(outputs, 3, stride)
+    side, points_of_side = stride * (outputs - 1) + 3, len(made.data)
     data = rng.standard_normal((side, side, ci, 40)).astype(np.float32)
     weights = rng.standard_normal((3, 3, ci, 24)).astype(np.float32)
-    points = [both(m, x).reshape(side * side, ci, -1) for m, x in ((made.data, data), (made.filter, weights))]
-    total = np.zeros((side * side, 40, 24), np.float32)
+    square = points_of_side**2
+    points = [both(m, x).reshape(square, ci, -1) for m, x in ((made.data, data), (made.filter, weights))]
+    total = np.zeros((square, 40, 24), np.float32)
     for first in range(0, ci, part):
         total += sums(*(array[:, first : first + part] for array in points))
-    got = both(made.inverse, total.reshape(side, side, 40, 24))
-    windows = np.lib.stride_tricks.sliding_window_view(data.astype(float), (3, 3), (0, 1))
+    got = both(made.inverse, total.reshape(points_of_side, points_of_side, 40, 24))
+    windows = np.lib.stride_tricks.sliding_window_view(data.astype(float), (3, 3), (0, 1))[::stride, ::stride]
     off = got - np.einsum("yxctij,ijcf->yxtf", windows, weights, optimize=True)
     seen = np.sqrt((off**2).mean((2, 3))).max() / np.sqrt(9 * ci) / UNIT
     length = chain(ci, part if part < ci else 0)
-    assert seen == pytest.approx(gain(outputs, 3) * np.sqrt(CHAIN * length + TRANSFORMS), rel=0.15)
+    assert seen == pytest.approx(gain(outputs, 3, stride) * np.sqrt(CHAIN * length + TRANSFORMS), rel=0.15)
 
 
 def test_large_errors_are_not_as_rare_as_of_normal_numbers() -> None:

@@ -13,7 +13,7 @@ from schedules.build.builder import build
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.arithmetic import FLOAT32
 from schedules.core.errors import ConfigError
-from schedules.winograd.cpu import WinogradCpuConfig, cycles, default, part, space
+from schedules.winograd.cpu import WinogradCpuConfig, cycles, default, part, pays, space
 from tests.conftest import assert_changes_the_source, assert_correct, problem_of
 from tests.winograd.test_gpu import LAYER, LAYOUTS, SHAPES
 
@@ -24,22 +24,42 @@ def test_any_shape_is_correct(host: Arch, layout: str, shape: str) -> None:
     assert_correct(problem_of(layout, **SHAPES[shape]), host, "winograd_cpu")
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_any_image_is_correct_turned_or_not(host: Arch, shape: str) -> None:
-    problem = problem_of("conv2d_nchw", **SHAPES[shape])
-    other = not default(problem, host).turned  # type: ignore[attr-defined]
-    assert_correct(problem, host, "winograd_cpu", dict(turned=other, streaming="no"))
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("shape", "config"),
+    [
+        (dict(n=2, h=15, w=18, ci=40, co=24, kh=3, kw=3, pad=1, stride=2, bias=True), {}),
+        (dict(n=1, h=12, w=13, ci=40, co=20, kh=3, kw=3, stride=(1, 2)), dict(tile_h="3", tile_w="4+2")),
+        (dict(n=2, h=11, w=9, ci=40, co=24, kh=5, kw=2, pad=(2, 0), stride=(3, 2)), dict(tile_h="3", tile_w="5")),
+        (dict(n=1, h=9, w=11, ci=64, co=24, kh=1, kw=3, stride=(2, 4)), dict(tile_h="1", tile_w="2")),
+    ],
+    ids=str,
+)
+def test_any_stride_is_correct(host: Arch, layout: str, shape: dict[str, Any], config: dict[str, Any]) -> None:
+    assert_correct(problem_of(layout, **shape), host, "winograd_cpu", config)
 
 
-def test_images_are_turned_by_shuffles(host: Arch) -> None:
-    """Blocks of as many pixels and channels as divide both."""
+def test_a_stride_takes_fewer_products() -> None:
+    """Where an image is large beside its filters: five points of one phase and four of the other make four outputs."""
     arch = parse_arch("llvm:x86-64-v4")
-    for size, side in ((8, 16), (6, 4)):
-        problem = problem_of("conv2d_nchw", n=1, h=size, w=size, ci=64, co=32, kh=3, kw=3, pad=1)
-        source = str(build(problem, arch, "winograd_cpu", dict(turned=True)).sources["ll"])
-        assert len(re.findall(rf"shufflevector <{side} x float>", source)) >= side * (side.bit_length() - 1)
-    problem = problem_of("conv2d_nhwc", **LAYER)
-    assert WinogradCpuConfig(turned=True).check(problem, host) == "turned=True is for data with columns inside"
+    for layout in ("conv2d_nchw", "conv2d_nhwc"):
+        problem = problem_of(layout, n=16, h=56, w=56, ci=128, co=128, kh=3, kw=3, pad=1, stride=2)
+        config = default(problem, arch)
+        made = config.graph(problem)
+        assert made.rows.points * made.columns.points < 9 * made.rows.period * made.columns.period
+        assert pays(problem, arch)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (dict(stride=2, dilation=2), "stride=(2, 2) of a filter with dilation=(2, 2)"),
+        (dict(dtype="float16"), "dtype=float16: transforms are in float32"),
+    ],
+)
+def test_what_is_refused(host: Arch, fields: dict[str, Any], words: str) -> None:
+    problem = problem_of("conv2d_nhwc", **{**LAYER, **fields})
+    assert str(WinogradCpuConfig().check(problem, host)).startswith(words)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -126,5 +146,5 @@ def test_illegal_configs_are_refused(host: Arch, config: dict[str, Any], words: 
 
 def test_fields_are_those_of_the_cut_and_of_the_tile() -> None:
     assert set(WinogradCpuConfig().to_json()) == {
-        "tile_h", "tile_w", "vector", "block_lanes", "block_rows", "columns", "chunk", "streaming", "turned",
+        "tile_h", "tile_w", "vector", "block_lanes", "block_rows", "columns", "chunk", "streaming",
     }  # fmt: skip

@@ -37,9 +37,7 @@ LANES = ("x", "co")
 VECTORS, ROWS, CHANNELS = (1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 6, 8, 12)  # of a tile
 PIXELS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)  # of a tile with channels in the lanes
 BEGUN = 16  # elements that a core copies in the time in which it begins a row
-# cycles, about: of an element that is packed in vectors, less by the task that reads it, or alone; of a sum that leaves
-# a tile with channels in the lanes, and of each row of a channel to which some go
-IN_VECTORS, NEAR, ALONE, TURNED, SEGMENT = 2.5, 1.0, 3.0, 1.5, 2.0
+NEAR, TURNED = 1.0, 1.5  # cycles, about: of an element packed by the task that reads it; of a sum that leaves turned
 
 
 @dataclass(frozen=True)
@@ -220,7 +218,7 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
     in_lanes = lanes == "co"
 
     def stored(config: CpuConfig) -> float:
-        turned = TURNED * config.vector * config.sums + SEGMENT * config.block[0] * config.block_y
+        turned = TURNED * config.vector * config.sums + register_tile.SEGMENT * config.block[0] * config.block_y
         return turned if in_lanes else register_tile.STORED * config.sums
 
     def cycles(config: CpuConfig) -> float:
@@ -252,9 +250,9 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
     def others(config: CpuConfig) -> float:
         """Cycles of what is packed, or of columns that a stride skips, which are copied apart one by one."""
         if in_lanes:
-            each = (NEAR if is_alone(config, p) else IN_VECTORS) if whole else ALONE
+            each = (NEAR if is_alone(config, p) else register_tile.PACKED) if whole else register_tile.PACKED_ALONE
             return f * weights * each / cores
-        return p.n * p.ci * p.h * p.w * ALONE / cores if image.stride[1] > 1 else 0.0
+        return p.n * p.ci * p.h * p.w * register_tile.PACKED_ALONE / cores if image.stride[1] > 1 else 0.0
 
     return min(((cycles + others(config), config) for cycles, config in found), key=lambda each: each[0])
 
@@ -262,7 +260,7 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
 def _tiles(problem: NchwProblem, arch: Arch, lanes: str) -> Iterator[CpuConfig]:
     """Register tiles that the registers hold and the problem does not fall short of; with pixels in the lanes those
     whose filters, and whose outputs, the nearest cache holds side by side."""
-    unit, (out_h, out_w), in_lanes = vector_unit(arch), image_of(problem).out, lanes == "co"
+    p, unit, (out_h, out_w), in_lanes = problem, vector_unit(arch), image_of(problem).out, lanes == "co"
     sizes = (PIXELS, ROWS[:2], VECTORS[:4]) if in_lanes else (VECTORS, ROWS, CHANNELS)
     rows = problem.reduction, problem.out_h * problem.out_w
     for vector in register_tile.vectors_for(unit, problem.co if in_lanes else out_w):
@@ -272,7 +270,8 @@ def _tiles(problem: NchwProblem, arch: Arch, lanes: str) -> Iterator[CpuConfig]:
             extents = (problem.co, out_w) if in_lanes else (out_w, problem.co)
             short = vector * (of_lanes - 1) >= extents[0] or tile.block_y > out_h or of_rows > extents[1]
             short |= not in_lanes and any(register_tile.crowded(tile.block_f, 4 * apart) for apart in rows)
-            if not short and register_tile.fits(unit, tile.sums, tile.operands()[0]):
+            vectors, broadcasts = tile.operands()
+            if not short and register_tile.fits(unit, tile.sums, vectors, broadcasts if in_lanes and p.kw > 1 else 1):
                 yield tile
 
 

@@ -173,10 +173,17 @@ def schedule(problem: NhwcProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
 def default(problem: NhwcProblem, arch: Arch) -> CpuConfig:
     """The register tile that wastes least, and tasks that keep every core busy and their data in its cache."""
     p, unit = problem, vector_unit(arch)
+    reduction = p.ci * p.kh * p.kw
+
+    def of_tile(config: CpuConfig) -> float:
+        step = register_tile.step_cycles(unit, config.vector, config.block_lanes, config.block_x)
+        segments = config.block_x if config.panel < p.co else 1
+        return step * reduction + register_tile.STORED * config.sums + register_tile.SEGMENT * segments
 
     def cycles(config: CpuConfig) -> float:
-        step = register_tile.step_cycles(unit, config.vector, config.block_lanes, config.block_x)
-        return math.prod(config.counts(p)) * step
+        packed = register_tile.PACKED if p.co % config.panel == 0 else register_tile.PACKED_ALONE
+        channels = config.counts(p)[2] * config.panel
+        return rows_of(p)[0] * math.prod(config.counts(p)) * of_tile(config) + channels * reduction * packed
 
     best = min(_tiles(p, arch), key=cycles)
     counts = best.counts(p)
@@ -187,9 +194,7 @@ def default(problem: NhwcProblem, arch: Arch) -> CpuConfig:
         rows, columns = p.under(tiles_y, tiles_x * best.block_x)
         return p.ci * rows * columns
 
-    reduction = p.ci * p.kh * p.kw
-    tile = cycles(best) / math.prod(counts) * reduction + register_tile.STORED * best.sums
-    task = register_tile.tasks(counts, rows_of(p)[0], physical_cores(), tile, copied, best.panel * reduction)
+    task = register_tile.tasks(counts, rows_of(p)[0], physical_cores(), of_tile(best), copied, best.panel * reduction)
     return past_caches(task.given_to(best), p, arch)
 
 
