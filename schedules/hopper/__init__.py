@@ -33,7 +33,6 @@ Mechanism: who loads, waits and multiplies
 The way out
     epilogue  from sums to results
     shifted   the same where a result is a sum of each tap, shifted along its image row
-    several   the same where a place has several results, of Winograd's tiles
     stores    from registers, by way of shared memory or not, to global memory
 
 tf32      what schedules of float32 in TF32 are, whatever the operator

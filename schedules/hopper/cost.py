@@ -87,7 +87,7 @@ def microseconds(work: Work, device: Device) -> float:
         load += waves * config.parts * work.added.nbytes / t.loaded
     # a stage is loaded, arrives and is multiplied before it is loaded again
     turn = (multiply + load + waves * own * t.latency) / config.num_stages
-    results = config.block_m * config.block_n * work.outputs
+    results = config.block_m * config.block_n * work.leaving
     finish = results * t.finish / min(config.split_k, config.consumers)
     if work.shifts:
         finish += results * (work.shifts.phases - 1) * t.moved

@@ -50,6 +50,7 @@ class Results:
     ) -> None:
         self.work, self.tensors, self.output_map = work, tensors, output_map
         self.sums, self.memory, self.member = sums, memory, member
+        self.leaves = 0  # which of the sets of sums that leave one after the other
 
     def fragment(self, which: int, m: int, group: int, register: int) -> Expr:
         """The accumulator of the sums number `which`, of 64 rows number `m` of the consumer's, of a group of eight
@@ -63,7 +64,7 @@ class Results:
     def totals(self, m: int, group: int, below: int) -> Sequence[Expr]:
         """The two sums of a thread in columns 8 * `group` + lane % 4 * 2 + (0, 1) of its consumer, in 64 rows number
         `m`, there 8 * `below` rows down; all threads of a warp ask together."""
-        return [self.fragment(0, m, group, 2 * below + j) for j in range(2)]
+        return [self.fragment(self.leaves, m, group, 2 * below + j) for j in range(2)]
 
     @property
     def reads_elements(self) -> bool:
@@ -126,6 +127,20 @@ class Results:
     def emit(self, place: Any, begin: Index = 0, residual: Residual | None = None) -> None:
         """Finish the tile at `place` and issue its stores; if a slice of its columns is stored, it begins at column
         `begin`, and its sums lie where those of the first slice do.  `residual` is what comes of it by TMA."""
+        if self.work.leaving == 1:
+            self._emit(place, begin, residual)
+            return
+        for number in range(self.work.leaving):
+            self.leaves = number
+            there, own = self.work.output_at(place, number)
+            if there is None:
+                self._emit(own, begin, residual)
+            else:
+                with T.If(there), T.Then():
+                    self._emit(own, begin, residual)
+
+    def _emit(self, place: Any, begin: Index, residual: Residual | None) -> None:
+        """The same of one set of sums."""
         work, tensors, member = self.work, self.tensors, self.member
         warp, lane = member.warp, member.lane
         staging = work.output.staging

@@ -240,6 +240,11 @@ class Work(ABC, Generic[P]):
         return self.config.blocks(tiles) < tiles
 
     @property
+    def leaving(self) -> int:
+        """Sets of sums of a tile that each leave for a place of their own."""
+        return self.outputs
+
+    @property
     def dtype(self) -> str:
         """Of the operands."""
         return self.b.boxes.dtype
@@ -294,7 +299,7 @@ class Work(ABC, Generic[P]):
         target, staging = output.target, output.staging
         if not isinstance(target, TensorMap) or not isinstance(staging, Staging) or self.a.copied:
             return None
-        if self.outputs > 1:
+        if self.leaving > 1:
             return None
         if [term.dtype for term in terms] != [output.dtype] or config.split_k > 1 or config.multiplies_apart:
             return None
@@ -404,7 +409,7 @@ class Work(ABC, Generic[P]):
         raise NotImplementedError(f"{type(self).__name__} has one set of sums")
 
     def output_at(self, place: P, number: int) -> tuple[Expr | None, P]:
-        """Whether a tile has set number `number` of its `outputs`, None if all have, and its place."""
+        """Whether a tile has set number `number` of those `leaving`, None if all have, and its place."""
         raise NotImplementedError(f"{type(self).__name__} has one set of sums")
 
     @abstractmethod

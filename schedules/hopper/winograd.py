@@ -388,14 +388,12 @@ def factors(tiles: RowTiles, tile: Index, number: Expr) -> list[Expr]:
 
 def more(work: Work[Any], tiles: RowTiles, pad: int, data: Lined, weight: Lined) -> dict[str, Any]:
     """What `program` takes for `work`, of data with `pad` columns of padding, and of filters."""
-    from schedules.hopper.several import TileResults
-
     parts = zip(tiles.transforms, (tiles.full, 1), (0, tiles.full), strict=False)
     if not tiles.full:
         parts = zip(tiles.transforms[1:], (1,), (0,), strict=True)
     sources = [Transformed("data", data, each.data, count, before, tiles.size, pad) for each, count, before in parts]
     sources.append(Transformed("filter", weight, tiles.filter))
-    return dict(prepare=partial(transform_tensors, work, sources), way_out=TileResults)
+    return dict(prepare=partial(transform_tensors, work, sources))
 
 
 # (block_m, block_n, consumers) by outputs of a tile: as many sums as registers hold

@@ -31,6 +31,7 @@ SECTOR = 32  # bytes of L2
 PARTIAL = 0.3  # ns for an element that is stored alone, and not a whole sector by four lanes
 ROW = 64  # elements of a row of a box of TMA at most
 CLUSTERED = 16  # more than a cluster has blocks
+MOST_LINES = 16  # more than a tile has
 IMAGES = 16  # of a pixel, whose multiples copies have
 BUSY = 8  # warps that keep a multiprocessor's arithmetic busy where threads multiply; of fewer each waits for its own
 
@@ -85,6 +86,8 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     item = operand_bytes(p, spec)
     matrix = "block_n" in columns.fields
     tile_m, tile_n = tile_of(columns)
+    lines, kernel_rows, looked_at = lines_of(p, columns)
+    multiplied, tile_n = tile_n, tile_n * lines
     pixel, channel = (tile_n, tile_m) if spec.channels_along_rows else (tile_m, tile_n)
     # images of a pixel fill a tile's side, or, by TMA, those of a few pixels
     by_tma = FILLED in columns.fields
@@ -137,11 +140,11 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     warps = busy * np.ceil(threads / WARP)
     if FILLED in columns.fields:  # products of few columns wait for shared memory
         rows = getattr(spec.config, "row_cycles", 16)
-        multiply *= np.maximum(1.0, (rows + tile_n / columns.get("cta_group", 1.0) / 4) / (tile_n / 2))
+        multiply *= np.maximum(1.0, (rows + multiplied / columns.get("cta_group", 1.0) / 4) / (multiplied / 2))
     if not matrix:  # lanes that a warp lacks are idle
         multiply *= np.maximum(1.0, BUSY / warps) * np.ceil(threads / WARP) * WARP / threads
     real = channels / (np.ceil(channels / block_k) * block_k)  # of a step's channels; zeros are not loaded
-    loaded = (tile_m / n + tile_n / m) * block_k * real * steps * item
+    loaded = (tile_m / n + tile_n * looked_at / m) * block_k * real * steps * item
     loaded = loaded + tile_m * tile_n * item * len(p.epilogue.of_axis("element"))
     given = np.full(columns.count, device.timings.loaded)
     if FILLED in columns.fields and p.output_axes[-1] == "n":  # rows of boxes: images, or channels
@@ -159,7 +162,7 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     needed = tile_m * tile_n / threads + OTHERS + vectors / threads  # each vector has its address
     lacking = np.maximum(0.0, needed - bound) * (FILLED not in columns.fields)
     spill = turns * busy * threads * lacking * 8 * steps * np.ceil(block_k / 16) / SPILLED / 1000
-    latency = turns * steps * device.timings.latency / 1000 / np.maximum(1.0, stages - 1)
+    latency = turns * steps / kernel_rows * device.timings.latency / 1000 / np.maximum(1.0, stages - 1)
     finish = turns * busy * tile_m * tile_n * device.timings.finish / 1000 / np.minimum(of_cluster, 2) / 2 + FILL
     finish = finish * outputs + (of_cluster > 1) * device.timings.exchange / 1000
     finish = finish + turns * busy * tile_m * tile_n * (phases - 1) * device.timings.moved / 1000
@@ -191,15 +194,18 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
 def _boxes(p: Any, spec: ScheduleSpec, pixels: Array, columns: Columns, along: Array) -> Array:
     """`along` as the boxes of so many `pixels` make it, of clusters with blocks side by side along them."""
     assert spec.boxes is not None
-    turned, blocks = (
+    turned, lines, blocks = (
         columns.get("turned", 0.0),
+        columns.get("lines", 1.0),
         columns.get("cluster_n" if spec.channels_along_rows else "cluster_m", 1.0),
     )
-    kind = ((pixels * CLUSTERED + blocks) * 2 + turned).astype(np.intp)
+    kind = (((pixels / lines * CLUSTERED + blocks) * 2 + turned) * MOST_LINES + lines).astype(np.intp)
     counts = np.full(kind.max() + 1, np.nan)
     for each in map(int, np.flatnonzero(np.bincount(kind))):
-        size, beside = divmod(each // 2, CLUSTERED)
-        counts[each] = spec.boxes(p, size, beside, bool(each % 2)) or np.nan
+        rest, of_tile = divmod(each, MOST_LINES)
+        size, beside = divmod(rest // 2, CLUSTERED)
+        several = {"lines": of_tile} if of_tile > 1 else {}
+        counts[each] = spec.boxes(p, size, beside, bool(rest % 2), **several) or np.nan
     found = counts[kind]
     return np.where(np.isnan(found), along, found)
 
@@ -215,6 +221,14 @@ def _vectors(p: Any, spec: ScheduleSpec, joined: Array, most: int) -> tuple[Arra
         data = data if plain else 1
         filters = math.gcd(most, p.ci * p.kh * p.kw) if p.filter_axes[-1] == "kw" else filters
     return data, filters
+
+
+def lines_of(problem: Any, columns: Columns) -> tuple[Array, Array, Array]:
+    """Lines of pixels of a tile that are products of their own; kernel rows that a stage then has, and the lines that
+    it has for them by those that it would have row by row."""
+    p, lines = problem, columns.get("lines", 1.0)
+    rows = np.where(lines > 1, p.kh, 1.0)
+    return lines, rows, ((lines - 1) * p.stride[0] + (rows - 1) * p.dilation[0] + 1) / (lines * rows) ** (lines > 1)
 
 
 def tile_of(columns: Columns) -> tuple[Array, Array]:

@@ -18,7 +18,7 @@ from schedules.core.registry import operator_of
 from schedules.hopper.config import STAGES, STAGING, SUM_BYTES
 from schedules.predict import trees
 from schedules.predict.configs import FILLED, Columns, columns_of, columns_of_space
-from schedules.predict.estimate import LAUNCH, Work, operand_bytes, tile_of, work
+from schedules.predict.estimate import LAUNCH, Work, lines_of, operand_bytes, tile_of, work
 from schedules.predict.features import OWN, features, table
 from schedules.windows.geometry import OTHERS
 
@@ -240,10 +240,12 @@ def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arc
     elif "consumers" in columns.fields:
         halo = columns.get("halo", 0.0) > 0  # a stage has the filters of all kernel rows, and pixels for them
         pixels, channels = (n, m) if spec.channels_along_rows else (m, n)
+        lines, kernel_rows, looked_at = lines_of(p, columns)
+        pixels = pixels * lines * kernel_rows * looked_at
         stay, k = columns.get("stationary", 0.0) > 0, columns.get("block_k")  # filters of all steps
         # tap by tap, or with halo those of all rows, or those along a row, whose sums lie side by side
         along = "consumers_n" in columns.fields or getattr(spec.config, "row_of_taps", False)
-        taps = np.where(halo, p.kh, 1.0) * (p.kw if along else 1)
+        taps = np.where(halo, p.kh, kernel_rows) * (p.kw if along else 1)
         filters, steps = channels * taps * k / columns.get("cta_group", 1.0), p.kh * p.kw / taps * -(-p.ci // k)
         stage = (pixels * np.where(halo, HALO, 1.0) * k + np.where(stay, 0.0, filters)) * item
         results = np.minimum(m * n * item, STAGING * columns.get("consumers"))

@@ -274,9 +274,12 @@ def fetch_filters(w: Windows, tensors: Tensors, memory: Buffer, warp: Expr, lane
     A warp has some of the channels, its lanes neighbouring units, whose places in a filter are found once for all.
     """
     p, c = w.problem, w.config
+    if p.filter_axes[-1] == "co":
+        _fetch_across(w, tensors, memory, warp, lane, first, at)
+        return
     channel_axis = w.channel_axis
     pitch = strides(p.filter_axes, p.extents)
-    warps, units, channels = c.threads // 32, w.steps * STEP, p.extents["co"] * w.beside
+    warps, units, channels = c.threads // 32, w.steps * STEP, p.extents["co"]
     whole = channel_axis == "li"  # units are words of channels in memory, as they are where channels are even
     along = p.filter_axes[-1] == "ci" and w.channels == w.elements
     whole = whole or (along and w.lead % w.unit == 0 and p.kw * p.ci % w.unit == 0)
@@ -289,14 +292,13 @@ def fetch_filters(w: Windows, tensors: Tensors, memory: Buffer, warp: Expr, lane
         for i in range(1 if whole else w.unit):
             column, channel = T.truncdiv(element + i, w.channels), T.truncmod(element + i, w.channels)
             inside = [row < p.kh, element + i >= 0, element + i < p.kw * w.channels, channel < w.elements]
-            channel = T.truncdiv(channel, w.beside)
             place = row * pitch["kh"] + column * pitch["kw"] + channel * pitch[channel_axis]
             found.append((named("place", place), named("inside", tirx.all(*inside))))
         with T.serial(-(-of_warp // together)) as turn:
             values = T.alloc_local((together * len(found),), "uint32")
             numbers = [named("number", (turn * together + k) * warps + warp) for k in range(together)]
             for k, number in enumerate(numbers):
-                start = named("start", T.truncdiv(first + number, w.beside) * pitch["co"])
+                start = named("start", (first + number) * pitch["co"])
                 for i, (place, inside) in enumerate(found):
                     use = tirx.all(inside, first + number < channels)
                     source = tensors["flat filter"].ptr_to([T.Select(use, start + place, 0)])
@@ -309,6 +311,46 @@ def fetch_filters(w: Windows, tensors: Tensors, memory: Buffer, warp: Expr, lane
                     value = T.bitwise_or(value, T.shift_left(values[k * len(found) + i], shift))
                 target = memory.ptr_to([(at + weight_word(w, number, unit)) * WORD])
                 with T.If(tirx.all(number < c.block_n, unit < units)), T.Then():
+                    _put(WORD, target, value)
+
+
+def _fetch_across(w: Windows, tensors: Tensors, memory: Buffer, warp: Expr, lane: Expr, first: Expr, at: int) -> None:
+    """The same where output channels are neighbours in memory: eight lanes have eight of them, others the next units,
+    so that what a warp loads lies in few sectors, and what it stores in many banks.  Each is loaded once for all images
+    that lie side by side."""
+    p, c = w.problem, w.config
+    pitch, elements = strides(p.filter_axes, p.extents), w.unit // w.beside
+    warps, groups, lanes = c.threads // 32, c.block_n // w.beside // OCTET, 32 // OCTET
+    count = w.steps * STEP // lanes * groups
+    of_warp = -(-count // warps)
+    together = min(of_warp, IN_FLIGHT // elements)
+    with T.serial(-(-of_warp // together)) as turn:
+        values = T.alloc_local((together * elements,), "uint32")
+        places = []
+        for k in range(together):
+            number = named("number", (turn * together + k) * warps + warp)
+            unit = named("unit", T.truncdiv(number, groups) * lanes + T.truncdiv(lane, OCTET))
+            own = named("own", T.truncmod(number, groups) * OCTET + T.truncmod(lane, OCTET))
+            channel = T.truncdiv(first, w.beside) + own
+            row = named("row", T.truncdiv(unit, w.row_units))
+            for i in range(elements):
+                element = T.truncmod(unit, w.row_units) * w.unit - w.lead + i * w.beside
+                column, of_pixel = T.truncdiv(element, w.channels), T.truncmod(element, w.channels)
+                inside = (row < p.kh, element >= 0, element < p.kw * w.channels, of_pixel < w.elements)
+                use = tirx.all(number < count, channel < p.co, *inside)
+                place = row * pitch["kh"] + column * pitch["kw"] + T.truncdiv(of_pixel, w.beside) * pitch["ci"]
+                source = tensors["flat filter"].ptr_to([T.Select(use, place + channel, 0)])
+                T.buffer_store(values, _load(w.item, source, use), [k * elements + i])
+            places.append((number, unit, own))
+        for k, (number, unit, own) in enumerate(places):
+            value = T.uint32(0)
+            for i in range(w.unit):
+                value = T.bitwise_or(
+                    value, T.shift_left(values[k * elements + i // w.beside], T.uint32(8 * w.item * i))
+                )
+            for image in range(w.beside):
+                target = memory.ptr_to([(at + weight_word(w, own * w.beside + image, unit)) * WORD])
+                with T.If(number < count), T.Then():
                     _put(WORD, target, value)
 
 

@@ -46,7 +46,7 @@ ODD: dict[str, Case] = {
     ),
     "HWCN": (
         "conv2d_hwcn", "tma_wgmma", HWCN | dict(n=24, h=2, ci=13, co=40),
-        SMALL | dict(block_n=64, window=False, turned=False),
+        SMALL | dict(block_n=64, window=False, turned=False, lines=1),
     ),
     "NCHW, addends": (
         "conv2d_nchw", "bf16x6", NHWC | dict(ci=9, co=20, dtype="float32"),

@@ -17,11 +17,12 @@ from tests.hopper.works import WORKS
 
 
 def places(work: Any, tiles: Sequence[int]) -> Iterator[Any]:
-    """Of every block of the clusters at `tiles`."""
+    """Of every block of the clusters at `tiles`, each from which results leave."""
     from tvm.script import tirx as T
 
     for tile, m, n in product(tiles, range(work.config.cluster_m), range(work.config.cluster_n)):
-        yield work.place(T.int32(tile), T.int32(m), T.int32(n))
+        place = work.place(T.int32(tile), T.int32(m), T.int32(n))
+        yield from [place] if work.leaving == 1 else (work.output_at(place, i)[1] for i in range(work.leaving))
 
 
 def number(value: Any) -> int:

@@ -118,20 +118,26 @@ WORKS: dict[str, Case] = {
         PLAIN | dict(block_m=64, consumers=1, block_n=32, block_k=64, row_pixels=1, tall=False, skip_padding=True),
     ),
     "a pixel": (
-        "conv2d_hwcn", "tma_wgmma", HWCN, PLAIN | dict(block_m=128, block_n=64, block_k=16, window=False, turned=False),
+        "conv2d_hwcn", "tma_wgmma", HWCN,
+        PLAIN | dict(block_m=128, block_n=64, block_k=16, window=False, turned=False, lines=1),
     ),
     "a pixel, clusters": (
         "conv2d_hwcn", "tma_wgmma", HWCN,
         dict(block_m=128, block_n=128, block_k=16, num_stages=2, cluster_m=2, cluster_n=2, grid=120, window=False,
-             turned=False),
+             turned=False, lines=1),
     ),
     "images of few channels": (
         "conv2d_hwcn", "tma_wgmma", HWCN | dict(n=16, ci=3),
-        PLAIN | dict(block_m=128, block_n=128, block_k=32, window=True, turned=False, cluster_m=2),
+        PLAIN | dict(block_m=128, block_n=128, block_k=32, window=True, turned=False, lines=1, cluster_m=2),
     ),
     "images, turned": (
         "conv2d_hwcn", "tma_wgmma", HWCN | dict(n=26, co=67),
-        PLAIN | dict(block_m=128, block_n=80, block_k=16, window=False, turned=True),
+        PLAIN | dict(block_m=128, block_n=80, block_k=16, window=False, turned=True, lines=1),
+    ),
+    "lines of images": (
+        "conv2d_hwcn", "tma_wgmma", HWCN | dict(h=5),
+        dict(block_m=128, block_n=80, block_k=16, num_stages=2, cluster_m=2, cluster_n=2, grid=120, window=False,
+             turned=False, lines=2),
     ),
     "a pixel, addends": (
         "conv2d_hwcn", "bf16x6", HWCN | dict(n=36, co=43, dtype="float32"),

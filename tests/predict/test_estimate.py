@@ -72,6 +72,8 @@ def test_a_residual_comes_once_for_each_tile() -> None:
         ("conv2d_hwcn", {"n": "130"}, dict(block_n=256)),
         ("conv2d_hwcn", {"n": "96", "h": "13", "w": "13"}, dict(block_n=192)),
         ("conv2d_hwcn", {"n": "96", "h": "13", "w": "13"}, dict(block_n=96, cluster_n=2)),
+        ("conv2d_hwcn", {"n": "96", "h": "13", "w": "13"}, dict(block_n=96, cluster_n=2, lines=3)),
+        ("conv2d_hwcn", {"n": "130"}, dict(block_n=144, block_k=16, lines=2)),
         ("conv2d_nhwc", {"h": "7", "w": "7"}, dict(block_n=64)),
         ("conv2d_nhwc", {"n": "3", "h": "7", "w": "7"}, dict(block_n=64, cluster_m=2)),
         ("conv2d_nhwc", {"kh": "1", "kw": "1", "pad": "0", "h": "7", "w": "7"}, dict(block_n=64)),
@@ -86,6 +88,14 @@ def test_tiles_are_counted_as_their_boxes_are(name: str, layer: dict[str, str], 
     made = work_of(problem, config) if name == "conv2d_nhwc" else HwcnWork(problem, config)
     assert made is not None
     assert work(problem, spec, columns_of([config]), ARCH).tiles[0] == made.clusters * config.cluster
+
+
+@pytest.mark.parametrize(("size", "stride", "share"), [("3", "1", 4 / 6), ("5", "1", 6 / 10), ("3", "2", 5 / 6)])
+def test_lines_of_a_tile_share_what_their_kernel_rows_look_at(size: str, stride: str, share: float) -> None:
+    layer = {"n": "64", "kh": size, "kw": size, "pad": "1", "stride": stride}
+    tile = dict(block_m=128, block_k=32, cluster_m=1, num_stages=3)
+    wide, tall = parts("conv2d_hwcn", "tma_wgmma", layer, tile | dict(block_n=128), tile | dict(block_n=64, lines=2))
+    assert tall["l2"] == pytest.approx(wide["l2"] * (1 + share) / 2) and tall["latency"] < wide["latency"]
 
 
 def test_odd_batches_are_copied_where_their_channels_have_no_phases() -> None:

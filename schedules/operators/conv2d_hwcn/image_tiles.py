@@ -29,13 +29,14 @@ class ImageTiles:
     """Output elements of one channel of `problem` in boxes (n, h, w).
 
     Places of a tile count `run` images side by side, then w, h, and runs of images.  The blocks of a cluster that have
-    boxes of their own lie side by side as `spread` says.
+    boxes of their own lie side by side as `spread` says; each has as many boxes as `lines`, one below the other.
     """
 
     problem: HwcnProblem
     box: Box
     run: int
     spread: Box = (1, 1, 1)
+    lines: int = 1
 
     @property
     def places(self) -> int:
@@ -47,9 +48,15 @@ class ImageTiles:
         return self.box[0] // self.run
 
     @property
+    def extents(self) -> Box:
+        """Of all boxes of a block."""
+        n, h, w = self.box
+        return n, h * self.lines, w
+
+    @property
     def reach(self) -> Box:
         """The box of a cluster."""
-        n, h, w = (extent * count for extent, count in zip(self.box, self.spread, strict=True))
+        n, h, w = (extent * count for extent, count in zip(self.extents, self.spread, strict=True))
         return n, h, w
 
     @property
@@ -112,6 +119,7 @@ def image_tiles(
     line: int = 0,
     columns: int = 0,
     narrow: bool = False,
+    lines: int = 1,
 ) -> ImageTiles | None:
     """The boxes of `places` that waste least at the ends, each cut in `parts` that TMA brings, for clusters of `blocks`
     side by side; None if there are none.
@@ -119,7 +127,7 @@ def image_tiles(
     A box has all the places, in runs of images of 32, 64 or 128 bytes, or of any number of images, and may leave some
     places out, if `turned`.  With `columns`, of all images so many columns, which may reach beyond the places of one
     pixel.  Of equals the one with fewest pixels, whose padding is left out most often.  With `narrow` pixels side by
-    side are never of one cluster.
+    side are never of one cluster.  Where a block has several `lines`, a box is of one.
     """
     best: tuple[tuple[float, int, int], ImageTiles] | None = None
     sizes = problem.n, problem.out_h, problem.out_w
@@ -130,17 +138,18 @@ def image_tiles(
     for box, run in found:
         if max(box[0] if turned else run, box[1] * problem.stride[0], box[2] * problem.stride[1]) > LONGEST_BOX:
             continue
+        if lines > 1 and box[1] > 1:
+            continue
         for spread in {(blocks, 1, 1): 0, (1, 1, blocks): 0, (1, blocks, 1): 0}:
             if narrow and box[2] * spread[2] > 1:
                 continue
             cost = 1 + 1 / run if turned else SHORT_LINES[run]  # results of few images are stored in short pieces
-            for size, extent, count in zip(sizes, box, spread, strict=True):
-                cost *= -(-size // (extent * count))
+            tiles = ImageTiles(problem, box, run, spread, lines)
+            for size, reach in zip(sizes, tiles.reach, strict=True):
+                cost *= -(-size // reach)
             key = cost, box[1] * box[2], abs(box[1] - box[2])
-            if best is None or key < best[0]:
-                tiles = ImageTiles(problem, box, run, spread)
-                if tiles.has_parts(parts, line):
-                    best = key, tiles
+            if (best is None or key < best[0]) and tiles.has_parts(parts, line):
+                best = key, tiles
     return best[1] if best else None
 
 

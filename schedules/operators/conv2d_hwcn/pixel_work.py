@@ -81,7 +81,7 @@ class PixelWork(Work[PixelPlace]):
         taps = self._taps(first[1], first[2])
         own = [
             named(name, start + rank * extent) if several > 1 else start
-            for name, start, extent, several in zip("nyx", first, tiles.box, tiles.spread, strict=True)
+            for name, start, extent, several in zip("nyx", first, tiles.extents, tiles.spread, strict=True)
         ]
         start = named("channel", (channel * cluster + rank_channel) * self.block_channels)
         return PixelPlace(own[0], own[1], own[2], start, taps)

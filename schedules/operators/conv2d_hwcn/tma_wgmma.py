@@ -3,7 +3,8 @@
 Both operands have their reduction axis outside (MN-major), in runs of up to 64 rows of 128 bytes.  Where the batch is
 no multiple of 8, the reduction has `phases`, by where rows of images begin; or a kernel before copies the data with a
 padded batch, or with the channels inside (`turned`): of those any number of images fits a tile.  Of few channels a
-stage has those of all taps, or of all taps of a kernel row (`window`), as one box brings them.
+stage has those of all taps, or of all taps of a kernel row (`window`), as one box brings them.  A tile of several
+`lines` of pixels has a stage with the filters of all kernel rows, and each line that any of its own looks at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, ClassVar
 
 from schedules.core.arch import Arch
@@ -22,7 +24,7 @@ from schedules.core.tvm import T, tirx
 from schedules.hopper import split
 from schedules.hopper.config import DEPTHS, K_BYTES, PING_PONG, SHAPES, SUM_BYTES, clusters, first_legal
 from schedules.hopper.cost import microseconds
-from schedules.hopper.geometry import Load, Operand, Output
+from schedules.hopper.geometry import Load, Operand, Output, Product
 from schedules.hopper.pixels import flattened
 from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import (
@@ -51,6 +53,8 @@ RUN = 64  # rows of an operand side by side in 128 bytes
 LARGEST_BLOCKS = 36 * 1024  # bytes of a consumer's results in blocks, at most
 LONGEST_WINDOW = 192  # products of a stage with all taps, at most
 TURNED = (16, 32, 64, 96, 128)  # channels of a stage where they lie inside
+LINES = (2, 3, 4)  # of a tile that searches try, and channels of a stage with the filters of all kernel rows
+SHARED_K = (16, 32)
 BESIDE = 0.93  # of the time that two blocks of a multiprocessor take, of which one multiplies while the other ends
 
 
@@ -62,6 +66,7 @@ class BoxConfig(PixelConfig):
     k_steps: ClassVar[Sequence[int]] = range(1, LONGEST_WINDOW // K + 1)
     window = False
     turned = False
+    lines = 1
 
     def staging(self, problem: HwcnProblem) -> Staging | RunStaging | BlockStaging:
         tiles, item = self.tiles(problem), numpy_dtype(problem.dtype).itemsize
@@ -83,7 +88,8 @@ class BoxConfig(PixelConfig):
             return f"dtype={problem.dtype} is not {' or '.join(self.dtypes)}"
         if self.addends > 1 and problem.n % (UNIT // SUM_BYTES):
             return f"n={problem.n} is not a multiple of {UNIT // SUM_BYTES}, which TMA needs"
-        reason = self.check_block(problem.dtype, arch) or self._check_k(problem)
+        reason = self._check_lines(problem) or self.check_block(problem.dtype, arch, self.lines)
+        reason = reason or self._check_k(problem)
         if reason:
             return reason
         if self.block_m % (RUN * self.cluster_n):
@@ -109,7 +115,19 @@ class BoxConfig(PixelConfig):
         # a row of all pixels where none looks beyond itself
         columns = phases.columns(problem) if self.in_phases(problem) else 0
         p = flattened(problem, batch=False)
-        return image_tiles(p, self.block_n, self.cluster_n, self.cluster_m, self.turned, line, columns)
+        parts = self.parts_of_line(problem)
+        return image_tiles(p, self.block_n, self.cluster_n, parts, self.turned, line, columns, lines=self.lines)
+
+    def lines_looked_at(self, problem: HwcnProblem) -> int:
+        """Of the data, by a tile's lines under one tap, or, if these are several, under a kernel column's."""
+        if self.lines == 1:
+            return 1
+        return (self.lines - 1) * problem.stride[0] + (problem.kh - 1) * problem.dilation[0] + 1
+
+    def parts_of_line(self, problem: HwcnProblem) -> int:
+        """In which the blocks of a cluster load a line that they share; 1 where each of them loads whole lines."""
+        lines = self.lines_looked_at(problem)
+        return 1 if lines > 1 and lines % self.cluster_m == 0 else self.cluster_m
 
     def _check_k(self, problem: HwcnProblem) -> str | None:
         """Why a stage's part of the reduction is illegal; None if it is not."""
@@ -124,6 +142,17 @@ class BoxConfig(PixelConfig):
             return f"block_k={self.block_k} is not {', '.join(map(str, TURNED))}, with turned=true"
         elif self.block_k > TURNED[-1]:
             return f"block_k={self.block_k} is over {TURNED[-1]}, with window=false"
+        return None
+
+    def _check_lines(self, problem: HwcnProblem) -> str | None:
+        """Why a tile cannot have so many lines; None if it can."""
+        most = flattened(problem, batch=False).out_h
+        if self.lines > most:
+            return f"lines={self.lines} of a tile are more than the {most} of an image"
+        if self.lines > 1 and self.window:
+            return f"window=true takes taps as they lie, lines={self.lines} share what their kernel rows look at"
+        if self.lines > 1 and self.split_k > 1:
+            return f"split_k={self.split_k} has no way to add sums of lines={self.lines}, give 1"
         return None
 
     def in_phases(self, problem: HwcnProblem) -> bool:
@@ -141,6 +170,7 @@ class TmaWgmmaConfig(BoxConfig):
 
     window: bool = False  # a stage has the channels of all taps, or of a kernel row's; else of one tap
     turned: bool = False  # data are copied with their channels inside
+    lines: int = 1  # of pixels that a tile has, block_n columns each; of several a stage has what all kernel rows need
 
 
 def operands(problem: HwcnProblem, config: BoxConfig) -> tuple[Argument, Argument]:
@@ -171,7 +201,8 @@ class HwcnWork(PixelWork):
         self.arguments = p.arguments()
         data, weight = operands(p, config)
         self.workspace = tuple(each for each in (data, weight) if each.name not in ("data", "filter"))
-        self.part = tiles.part(config.cluster_m)
+        self.parts = config.parts_of_line(p)
+        self.part = tiles.part(self.parts)
         n, h, w = self.part
         k, spare_k, taps = config.block_k, 0, math.prod(weight.shape[:2])
         if config.window:
@@ -194,9 +225,15 @@ class HwcnWork(PixelWork):
             sizes, strides = (co, channels, taps), (co * ITEM, channels * co * ITEM)
             filters = TensorMap(weight.name, weight.dtype, sizes, strides, (RUN, k, 1), (1, 1, 1), RUN * ITEM)
             source = data_map(config.stored(flat), b, data, box, tap=not config.window)
-        a = SharedTile(config.block_m, config.block_k, ITEM, RUN, transposed=True)
-        self.a = Operand(a, filters, spare_k=spare_k)
-        self.b = Operand(b, source, spare=columns - tiles.places, spare_k=spare_k)
+        a, rows = SharedTile(config.block_m, config.block_k, ITEM, RUN, transposed=True), 1
+        if config.lines > 1:
+            self.kernel, rows = (1, p.kw), p.kh
+            self.products = tuple(
+                Product(line, row * a.nbytes, (line * p.stride[0] + row * p.dilation[0]) * b.nbytes)
+                for line, row in product(range(config.lines), range(rows))
+            )
+        self.a = Operand(a, filters, rows, spare_k=spare_k)
+        self.b = Operand(b, source, config.lines_looked_at(p), spare=columns - tiles.places, spare_k=spare_k)
         if config.addends > 1:
             split.split(self, data, weight)
         staging = config.staging(p)
@@ -220,19 +257,41 @@ class HwcnWork(PixelWork):
         )
 
     @property
+    def leaving(self) -> int:
+        return max(self.outputs, self.config.lines)
+
+    def output_at(self, place: PixelPlace, number: int) -> tuple[Expr | None, PixelPlace]:
+        return None, replace(place, y=place.y + number)
+
+    @property
     def copied(self) -> int:
         """Bytes that a kernel before reads and writes."""
         return sum(2 * argument.nbytes for argument in self.workspace)
 
     def loads_a(self, place: PixelPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
-        at: tuple[Index, ...] = (chunk * self.a.tile.k, self.tap(ry, rx))
-        if self.shifts:
-            at = (*self._channels(chunk), at[-1])
-        return runs_of(self.a.tile, part, self.config.cluster_n, place.channel, at)
+        tile, channels = self.a.tile, self._channels(chunk)
+        return [
+            replace(load, offset=row * tile.nbytes + load.offset)
+            for row in range(self.a.count)
+            for load in runs_of(tile, part, self.config.cluster_n, place.channel, (*channels, self.tap(ry + row, rx)))
+        ]
 
     def loads_b(self, place: PixelPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+        lines, first = self.b.count, T.int32(0)
+        if self.parts < self.config.cluster_m:
+            lines //= self.config.cluster_m
+            part, first = 0, part * lines
+        loads = self._loads_of_line(place, ry, rx, chunk, part)
+        return [
+            Load((first + line) * self.b.tile.nbytes + load.offset, (*load.at[:-1], load.at[-1] + (first + line)))
+            for line in range(lines)
+            for load in loads
+        ]
+
+    def _loads_of_line(self, place: PixelPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> list[Load]:
+        """Those of the first line that a stage has, or of the only one."""
         tile, tiles, config = self.b.tile, self.tiles, self.config
-        places = tiles.places // config.cluster_m  # of a part
+        places = tiles.places // self.parts  # of a part
         if config.window:
             ry = ry * config.kernel_rows(self.problem)
             return [
@@ -305,11 +364,11 @@ class HwcnWork(PixelWork):
         return named("index", at_channel + at_image), named("inside", inside)
 
 
-def boxes(problem: HwcnProblem, places: int, blocks: int, turned: bool) -> int | None:
-    """Boxes of `places` images and pixels that the output of a channel is cut into, `blocks` side by side; None if TMA
-    brings none."""
+def boxes(problem: HwcnProblem, places: int, blocks: int, turned: bool, lines: int = 1) -> int | None:
+    """Tiles of `lines` of `places` images and pixels that the output of a channel is cut into, `blocks` side by side;
+    None if TMA brings none."""
     columns = phases.columns(problem) if phases.serve(problem) and not turned else 0
-    tiles = image_tiles(flattened(problem, batch=False), places, blocks, 1, turned, columns=columns)
+    tiles = image_tiles(flattened(problem, batch=False), places, blocks, 1, turned, columns=columns, lines=lines)
     return math.prod(tiles.counts) * blocks if tiles else None
 
 
@@ -343,6 +402,11 @@ def ways(problem: HwcnProblem) -> list[dict[str, Any]]:
         # those of which fewest channels are none, the widest first
         inside = sorted((k for k in TURNED if k < 2 * p.ci and 2 * k > min(p.ci, 32)), key=lambda k: (-p.ci % k, -k))
         found += [dict(block_k=k, turned=True, skip_padding=skip) for k in inside[:3] for skip in skips]
+    if p.kh > 1:
+        shared = [dict(block_k=k) for k in SHARED_K if k <= most]
+        if p.n % RUN and p.ci >= K:
+            shared += [dict(block_k=k, turned=True) for k in SHARED_K if k < 2 * p.ci]
+        found += [dict(way, lines=lines) for way in shared for lines in LINES if lines <= p.out_h]
     return found
 
 

@@ -18,7 +18,7 @@ from tests.hopper_kernels import assert_emulated, assert_well_made
 ODD = [n for n in range(9, 256) if n % 8]
 PLAIN: dict[str, Any] = dict(
     num_stages=4, consumers=2, cluster_m=1, cluster_n=1, grid=132, blocks_sm=1, split_k=1, ping_pong=False,
-    stationary=False, skip_padding=True, window=False, turned=False,
+    stationary=False, skip_padding=True, window=False, turned=False, lines=1,
 )  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "two phases, two pixels": dict(n=36, h=4, w=5, ci=32, co=72, kh=3, kw=3, pad=1, dtype="float16"),

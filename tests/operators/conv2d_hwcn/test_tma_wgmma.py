@@ -39,12 +39,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "odd batch, turned": dict(n=26, h=5, w=6, ci=44, co=61, kh=3, kw=3, pad=1, residual=True, dtype="bfloat16"),
     "few images": dict(n=3, h=9, w=7, ci=40, co=30, kh=3, kw=3, pad=1, stride=2, dtype="float16"),
     "one image, one channel": dict(n=1, h=10, w=14, ci=80, co=1, kh=3, kw=3, pad=1, stride=2, dtype="float16"),
+    "phases, a few runs": dict(n=130, h=3, w=2, ci=64, co=72, kh=3, kw=3, pad=1, bias=True, dtype="float16"),
     "many tiles": dict(n=256, h=9, w=11, ci=64, co=256, kh=3, kw=3, pad=1, dtype="float16"),
 }
 # what a config says of none of its own, whatever the default for the problem
 PLAIN = dict(
     block_k=64, cluster_m=2, cluster_n=1, grid=132, blocks_sm=1, split_k=1, ping_pong=False, stationary=False,
-    skip_padding=True, window=False, turned=False,
+    skip_padding=True, window=False, turned=False, lines=1,
 )  # fmt: skip
 CONFIGS: list[dict[str, Any]] = [
     dict(),
@@ -64,6 +65,7 @@ CONFIGS: list[dict[str, Any]] = [
             dict(block_m=64, block_n=96, consumers=1, num_stages=3, turned=True, cluster_m=1, block_k=96),
             dict(block_m=128, block_n=128, consumers=2, num_stages=3, block_k=32, cluster_m=1, cluster_n=2),
             dict(block_m=64, block_n=64, consumers=3, num_stages=4, cluster_m=1, grid=5, ping_pong=True),
+            dict(block_m=128, block_n=64, consumers=2, num_stages=2, block_k=16, grid=4, lines=2),
             dict(
                 block_m=128,
                 block_n=128,
@@ -114,6 +116,10 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
         "window=true turned=true": "window=true takes taps as they lie, turned=true has the channels between them",
         "cluster_n=4 cluster_m=1": "block_m=128 is not cluster_n=4 times a multiple of 64",
         "num_stages=5": "num_stages=5 needs 278608 bytes of shared memory",
+        "lines=15": "lines=15 of a tile are more than the 14 of an image",
+        "lines=2 window=true": "window=true takes taps as they lie, lines=2 share what their kernel rows look at",
+        "lines=2 split_k=2": "split_k=2 has no way to add sums of lines=2, give 1",
+        "lines=2": "block_m=128 x block_n=256 needs about 304 registers",
         "stationary=true": "stationary=true keeps filters as operand b, here they are operand a",
     }.items():
         with pytest.raises(ConfigError, match=reason):
@@ -148,6 +154,18 @@ def test_what_it_serves(sm_90a: Arch, fields: dict[str, Any], serves: bool) -> N
     assert spec.serves(problem, sm_90a) == serves
 
 
+# tiles of several lines: shared by a cluster whole or in parts, beyond the image, of several runs and phases
+LINES: list[tuple[str, dict[str, Any]]] = [
+    (shape, PLAIN | dict(block_m=128, consumers=2, num_stages=2, cluster_m=1, grid=4) | words)
+    for shape, words in (
+        ("boxes of pixels", dict(block_n=48, block_k=16, cluster_m=2, lines=4)),
+        ("asymmetric, stride 3, dilated", dict(block_m=64, block_n=16, block_k=32, lines=3, ping_pong=True)),
+        ("phases, a few runs", dict(block_n=144, block_k=16, cluster_n=2, lines=2)),
+        ("odd batch, turned", dict(block_n=80, block_k=32, lines=2, turned=True)),
+    )
+]
+
+
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
@@ -172,12 +190,13 @@ def test_what_it_serves(sm_90a: Arch, fields: dict[str, Any], serves: bool) -> N
             "whole tiles",
             PLAIN | dict(block_m=64, block_n=64, block_k=16, num_stages=4, consumers=1, cluster_m=1, split_k=4, grid=4),
         ),
+        *LINES,
     ],
 )
 def test_right_and_well_made(emulation: None, cuda_compiler: None, shape: str, words: dict[str, Any]) -> None:
     built = assert_emulated("conv2d_hwcn", SHAPES[shape], words, compiled=True)
     if len(built.resources) == 1:
-        assert_well_made(built, "HGMMA", stored_by_tma=not words.get("turned"))
+        assert_well_made(built, "HGMMA", stored_by_tma=SHAPES[shape]["n"] % 8 == 0 and not words.get("turned"))
     else:
         to_be_waited_for(built)
     assert all(kernel.spill_stores == kernel.spill_loads == 0 for kernel in built.resources)
