@@ -70,7 +70,8 @@ def assert_well_made(built: Built, multiply: str, stored_by_tma: bool = True) ->
     assert isinstance(built.launch.grid[0], int) and built.launch.grid[0] % config.cluster == 0
     # what a stage gets once filters stay stands last
     stage = re.findall(r"mbarrier_arrive_expect_tx\w*\(.*\D(\d+)\)+;", str(built.sources["cu"]))
-    needed = config.num_stages * (int(stage[0]) + 16)
+    of_stage, persistent = int(stage[0]) + 16, config.grid == built.launch.grid[0]
+    needed = of_stage * (config.num_stages if persistent else 1)  # of a lone tile as many as it fills
     assert kernel.shared and needed <= kernel.shared <= built.arch.shared_block
     assert kernel.registers and kernel.registers * config.threads * config.blocks_sm <= built.arch.registers_sm
     assert kernel.blocks_sm and kernel.blocks_sm >= config.blocks_sm

@@ -158,33 +158,46 @@ class Results:
             for top in tops
         ]
 
+        blocks, pairs = range(staging.rows // ROWS), range(staging.width // 16)
+
+        def columns(box: int, pair: int) -> tuple[int, int, Expr]:
+            """The first of the 16 columns number `pair` of a box, which lanes their permutation gives them to, and the
+            thread's first, which is stored."""
+            column = box * staging.width + pair * 16
+            across = folded(column, b.fold) % 8 // 2  # as eight further: neighbouring eights differ in bit 0
+            return column, across, lefts[across] + begin + column
+
+        def added(box: int, pair: int, m: int) -> list[Sequence[Expr | None]]:
+            """The residual's elements of 64 rows number `m` and these columns: two for each pair of sums."""
+            if not residual:
+                return [(None, None)] * 4
+            assert isinstance(stores, BoxStores)
+            if pair == m == 0:
+                residual.wait(box)
+            lane_of = lanes[columns(box, pair)[1]]
+            found = [residual.pair(stores, box, m, pair, *part, lane_of) for part in product(range(2), range(2))]
+            if (pair, m) == (pairs[-1], blocks[-1]):
+                residual.free(box)
+            return found
+
         for first in range(0, staging.columns // staging.width, staging.together):
             stores.before()
-            for store in range(staging.together):
-                if residual:
-                    residual.wait(first + store)
-                for pair in range(staging.width // 16):
-                    column = (first + store) * staging.width + pair * 16
-                    self.fetch(column)
-                    swaps = [folded(column + 8 * half, b.fold) % 8 for half in range(2)]
-                    across = swaps[0] // 2  # as swaps[1] // 2: neighbouring eights differ in bit 0
-                    left = lefts[across] + begin + column
+            steps = list(product(range(first, first + staging.together), pairs, blocks))
+            ahead = added(*steps[0])
+            for (box, pair, m), following in zip(steps, [*steps[1:], None], strict=True):
+                column, across, left = columns(box, pair)
+                if m == 0:
                     of_columns = [each for half in range(2) for each in self.of_columns(place, left + 8 * half)]
-                    for m in range(staging.rows // ROWS):
-                        values = []
-                        for half, below in product(range(2), range(2)):
-                            group, of_row = (column + work.margin) // 8 + half, of_rows[2 * m + below]
-                            totals = self.totals(m, group, below)
-                            elements: Sequence[Expr | None] = (None, None)
-                            if residual:
-                                assert isinstance(stores, BoxStores)
-                                elements = residual.pair(stores, first + store, m, pair, half, below, lanes[across])
-                            for i in range(2):
-                                j = 2 * half + i
-                                total = totals[i ^ swaps[half] % 2]
-                                values.append(self.finish(total, of_row, of_columns[j], elements[i]))
-                        stores.write(store, values, m, pair, lanes[across])
-                if residual:
-                    residual.free(first + store)
+                    self.fetch(column)
+                # the next ones before these are stored: the compiler moves no load above a store
+                elements, ahead = ahead, added(*following) if following else ahead
+                values = []
+                for part, (half, below) in enumerate(product(range(2), range(2))):
+                    group, of_row = (column + work.margin) // 8 + half, of_rows[2 * m + below]
+                    totals, swap = self.totals(m, group, below), folded(column + 8 * half, b.fold) % 2
+                    for i in range(2):
+                        given = of_columns[2 * half + i], elements[part][i]
+                        values.append(self.finish(totals[i ^ swap], of_row, *given))
+                stores.write(box - first, values, m, pair, lanes[across])
             stores.written()
             stores.store(first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -60,6 +61,9 @@ def tma_schedule(
         from schedules.hopper.program import program
 
         work = work_of(problem, config)
+        if work is not None and not work.again and work.stages < config.num_stages:
+            # no more than are ever filled: what memory is left, blocks of the next kernel set themselves up in
+            work = work_of(problem, replace(config, num_stages=work.stages))
         assert work is not None  # the config is legal
         return program(work, **(more(problem, work) if more else {}))
 

@@ -16,6 +16,7 @@ from schedules.core.epilogue import Activation
 from schedules.core.errors import ArgumentError, DerivativeError
 from schedules.core.problem import Problem
 from schedules.core.registry import operator
+from schedules.operators.conv2d_nchw32.packing import GROUP
 from schedules.torch.kernels import DTYPES, Output, TorchKernel, dtype_name, kernel_for, remembered
 from schedules.torch.operators import LOWER, Known, Launch, custom_operator, found
 
@@ -285,8 +286,9 @@ def conv2d_nchw32(
     """int8 convolution over channels in groups of 32: activation(alpha * conv + beta * bias + gamma * residual).
 
     data (n, ci/32, h, w, 32) and filter (ci/32, kh, kw, co, 32) int8, as `operators.conv2d_nchw32.packing` makes them,
-    co a multiple of 32; bias (co,) int32; residual and the result (n, co/32, out_h, out_w, 32) of `out_dtype`: int8 and
-    int32 (rounded to nearest even, saturated), float16 or float32.
+    co a multiple of 32; both may have 4, 8 or 16 lanes in place of 32 where these hold all channels; bias (co,) int32;
+    residual and the result (n, co/32, out_h, out_w, 32) of `out_dtype`: int8 and int32 (rounded to nearest even,
+    saturated), float16 or float32.
 
     alpha, beta and gamma are positive: numbers, which are rounded to float32 and compiled in, or float32 tensors of one
     number (1,) or one for each channel (co,), of which one build takes any.  With beta=None the bias is in units of the
@@ -398,6 +400,7 @@ class _Convolution:
             if channels is not None and -(-channels // lanes) != count:
                 raise ArgumentError(f"channels={channels} are not in {count} groups of {lanes}, as data's are")
             sizes["ci"] = channels or count * lanes
+            fields |= {"lanes": lanes} if lanes != GROUP else {}
             sizes.pop("words", None)
         counts = dict(zip(self.tensors, given, strict=True))
         fields |= {name: counts[name] > 0 for name in self.optional} | {"dtype": dtype_name(dtype)}
@@ -415,8 +418,10 @@ class _Convolution:
         for axis, number, kernel in (("h", 0, "kh"), ("w", 1, "kw")):
             stride, pad, dilation = (fields[name][number] for name in SIZES)
             sizes[f"out_{axis}"] = (sizes[axis] + 2 * pad - dilation * (sizes[kernel] - 1) - 1) // stride + 1
+        if "lanes" in sizes:
+            sizes["lanes"] = GROUP  # of a result
         if "co" in sizes:
-            sizes["groups"] = sizes["co"] // sizes.get("lanes", 1)
+            sizes["groups"] = sizes["co"] // GROUP
         dtype = DTYPES.get(fields.get("out_dtype", ""), data.dtype)
         return data.new_empty([sizes[axis] for axis in self.result.split()], dtype=dtype)
 

@@ -133,7 +133,7 @@ def rewrite(
         failed = len(refused)
         for step in plan.steps:
             try:
-                step.problem = settled(step, _dtype(step.result))
+                step.problem = settled(step, _dtype(step.result), packed_for=step.source not in plan.made)
             except UNFIT as error:
                 refused[step.nodes[0]] = str(error)
         if len(refused) == failed and backend.builds:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,22 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from schedules.core.problem import Problem
+from schedules.core.registry import operator_of
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem
-from schedules.operators.conv2d_nchw32.packing import GROUP, groups, pack_depthwise, pack_filter, pack_scales
+from schedules.operators.conv2d_nchw32.packing import (
+    GROUP,
+    groups,
+    lanes_for,
+    pack_depthwise,
+    pack_filter,
+    pack_scales,
+)
 from schedules.operators.depthwise_nchw32.definition import DepthwiseNchw32Problem
 from schedules.operators.pack_nchw32.definition import PackProblem
 from schedules.operators.pool2d.definition import PoolProblem
 from schedules.torch.convolution import conv2d_nchw32, depthwise_nchw32
 from schedules.torch.graph import UNFIT, Frozen
-from schedules.torch.kernels import dtype_name
+from schedules.torch.kernels import arch_of, dtype_name
 from schedules.torch.layers import example, sizes_of
 from schedules.torch.packed import pack_nchw32, pool2d_nchw32, unpack_nchw32
 from schedules.torch.steps import LARGEST, Plan, Step, exact, sides_of
@@ -34,8 +42,9 @@ from schedules.torch.steps import LARGEST, Plan, Step, exact, sides_of
 BIAS = 2**23  # units of the sums that a bias has at most, so that float32 holds it
 
 
-def settled(step: Step, dtype: torch.dtype) -> Problem:
-    """The problem of a step that reads packed tensors.  Raises ProblemError."""
+def settled(step: Step, dtype: torch.dtype, packed_for: bool = False) -> Problem:
+    """The problem of a step that reads packed tensors; of what is `packed_for` it alone, few channels have few lanes
+    where a kernel takes these.  Raises ProblemError."""
     data, made = example(step.source), example(step.result)
     assert data is not None and made is not None
     n, c = sizes_of(data)[:2]
@@ -53,7 +62,9 @@ def settled(step: Step, dtype: torch.dtype) -> Problem:
     fields |= {"bias": True, "alpha": "channel", "beta": "alpha"}
     if step.layer is not None and step.layer.depthwise:
         return DepthwiseNchw32Problem(**fields)
-    return Nchw32Problem(**{**fields, "ci": c}, co=groups(int(made.shape[1])) * GROUP)
+    problem = Nchw32Problem(**{**fields, "ci": c}, co=groups(int(made.shape[1])) * GROUP)
+    few, arch = replace(problem, lanes=lanes_for(c) if packed_for else GROUP), arch_of(data.device)
+    return few if any(spec.serves(few, arch) for spec in operator_of(few).schedules) else problem
 
 
 def _floats(dtype: torch.dtype) -> str:
@@ -92,7 +103,7 @@ class Writer:
     def __init__(self, module: GraphModule, frozen: Frozen, plan: Plan) -> None:
         self.module, self.graph, self.frozen, self.plan = module, module.graph, frozen, plan
         self.ints: dict[Node, Int8] = {}  # by the node whose elements they are
-        self.packed_at: dict[Node, Node] = {}  # what was packed: the node before which that was done
+        self.packed: dict[tuple[Node, int], tuple[Int8, Node]] = {}  # of so many lanes, before which node
         self.floats: dict[Node, Node] = {}  # what stands in the place of a result
         self.shown: dict[Step, Node] = {}  # where a step's result can be seen
         self.covered: list[Node] = []
@@ -110,19 +121,19 @@ class Writer:
     def operand(self, source: Node, step: Step) -> Int8:
         """What `step` reads, packed before it where it is not yet."""
         plan, reader = self.plan, step.nodes[0]
-        known = self.ints.get(source)
-        if known is not None and plan.unwritten(self.packed_at.get(source, source), reader):
+        lanes = getattr(step.problem, "lanes", GROUP) if source is step.source else GROUP
+        known, at = self.packed.get((source, lanes)) or (self.ints.get(source), source)
+        if known is not None and plan.unwritten(at, reader):
             return known
         scale, value = plan.scale(source), example(source)
         assert scale is not None and value is not None
         node = self.floats.get(source, source)
         if value.dim() == 2:
             node = self.graph.call_function(as_images, (node,))
-        node = self.graph.call_function(pack_nchw32, (node, self.single(float(np.float32(1 / scale)), source)))
+        node = self.graph.call_function(pack_nchw32, (node, self.single(float(np.float32(1 / scale)), source), lanes))
         self.converted[node] = source, False
-        found = Int8(node, scale)
-        self.ints[source], self.packed_at[source] = found, reader
-        return found
+        self.packed[source, lanes] = Int8(node, scale), reader
+        return Int8(node, scale)
 
     def put(self, step: Step) -> None:
         last, plan = step.result, self.plan
@@ -136,7 +147,6 @@ class Writer:
             new = put(step, operands, scale)
             if step.stays:
                 self.ints[last] = Int8(new, scale)
-                self.packed_at.pop(last, None)
                 shown, floats = new, self._unpacked(new, scale, last)
             else:
                 shown = self.graph.call_function(plain, (new, value.shape[1], value.dim() == 2))
@@ -169,7 +179,8 @@ class Writer:
         assert value is not None
         sources = weight, bias, *(norm.sources if norm else ())
         result = scale if step.stays else 1.0
-        what = data.scale, result, step.kernel, value.device
+        lanes = getattr(step.problem, "lanes", GROUP)
+        what = data.scale, result, step.kernel, value.device, lanes
 
         def parts(tensors: dict[Node, Tensor]) -> Filter:
             on_host = {node: tensors[node].detach().cpu() for node in sources if node is not None}
@@ -178,7 +189,7 @@ class Writer:
             terms = on_host[bias].double() if bias is not None else None
             if norm:
                 filters, terms = norm.filter(filters, on_host), norm.shift(terms, on_host)
-            return Filter.of(filters, terms, data.scale, result, layer.depthwise)
+            return Filter.of(filters, terms, data.scale, result, layer.depthwise, lanes)
 
         def constant(name: str) -> Node:
             return self.frozen.constant(
@@ -231,7 +242,8 @@ class Writer:
             h, w = sides_of(value)
             layout = "nhwc" if _format(value) is torch.channels_last else "nchw"
             with contextlib.suppress(*UNFIT):
-                fields: dict[str, Any] = dict(n=n, h=h, w=w, ci=c, dtype=dtype_name(value.dtype))
+                lanes = GROUP if unpack else node.args[2]
+                fields: dict[str, Any] = dict(n=n, h=h, w=w, ci=c, dtype=dtype_name(value.dtype), lanes=lanes)
                 found[node] = source, PackProblem(**fields, layout=layout, unpack=unpack)
         return found
 
@@ -243,15 +255,23 @@ def _format(value: Tensor) -> torch.memory_format:
 
 @dataclass(frozen=True)
 class Filter:
-    """An int8 filter as kernels read it: `values` (gi, kh, kw, co', 32), depthwise (co'/32, kh, 32, kw'); `bias` int32
-    (co',) in units of the sums; `scales` float32 (co',), which make of sums the result's units."""
+    """An int8 filter as kernels read it: `values` (gi, kh, kw, co', lanes), depthwise (co'/32, kh, 32, kw'); `bias`
+    int32 (co',) in units of the sums; `scales` float32 (co',), which make of sums the result's units."""
 
     values: np.ndarray[Any, Any]
     bias: np.ndarray[Any, Any]
     scales: np.ndarray[Any, Any]
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, data: float, result: float, depthwise: bool = False) -> Filter:
+    def of(
+        cls,
+        weight: Tensor,
+        bias: Tensor | None,
+        data: float,
+        result: float,
+        depthwise: bool = False,
+        lanes: int = GROUP,
+    ) -> Filter:
         """Of float64 weight (co, ci, kh, kw), or (co, 1, kh, kw) depthwise, and bias (co,), for data and result of
         these scales."""
         filters = weight.numpy()
@@ -262,5 +282,5 @@ class Filter:
         values = np.rint(filters / steps[:, None, None, None]).astype(np.int8)
         sums = np.zeros(groups(len(filters)) * GROUP, np.int32)
         sums[: len(terms)] = np.rint(terms / (data * steps))
-        packed = pack_depthwise(values[:, 0]) if depthwise else pack_filter(values)
+        packed = pack_depthwise(values[:, 0]) if depthwise else pack_filter(values, lanes)
         return cls(packed, sums, pack_scales(data * steps / result, len(filters), "alpha"))

@@ -117,7 +117,7 @@ class PatchFetch:
         self.per_row = 1
         if self.copied:
             self.pieces = w.pitch * WORD // w.vector
-            if w.channel_axis == "li":
+            if w.apart:
                 self.pieces = columns * w.channels // (w.vector // w.item)
         elif w.pixels > 1:
             self.pieces = w.pitch * w.unit // (w.pixels * w.channels)
@@ -137,7 +137,7 @@ class PatchFetch:
         of a piece."""
         w, p = self.w, self.w.problem
         start = place.x * p.stride[1] - p.pad[1]
-        if self.copied and w.channel_axis == "li":
+        if self.copied and w.apart:
             of_piece = w.vector // w.item
             parts = w.channels // of_piece
             x = start + T.truncdiv(piece, parts)

@@ -105,19 +105,26 @@ class Windows:
 
     @property
     def elements(self) -> int:
-        """Of a pixel in memory: the channels of the images that lie side by side."""
-        return self.problem.ci * self.beside
+        """Of a pixel in memory: the channels of the images that lie side by side, or the lanes of
+        less than a group."""
+        lanes = self.problem.extents.get("li", STEP * self.unit)
+        return lanes if lanes < STEP * self.unit else self.problem.ci * self.beside
 
     @cached_property
     def channels(self) -> int:
         """Elements of a pixel in shared memory: enough for windows to start at whole words; of groups whole words."""
         p = self.problem
-        if self.channel_axis == "li":
+        if self.apart:
             return -(-p.ci // self.unit) * self.unit
         channels = self.elements
         while p.stride[1] * channels % self.unit:
             channels += 1
         return channels
+
+    @property
+    def apart(self) -> bool:
+        """Whether a pixel has more channels in memory than it has elements: whole groups."""
+        return self.channel_axis == "li" and not self.contiguous
 
     @property
     def contiguous(self) -> bool:
@@ -129,7 +136,7 @@ class Windows:
         """Bytes of a piece of a line that cp.async copies; 0 where pixels lie in another way in shared memory, or none
         is aligned to 4 bytes."""
         p = self.problem
-        if self.channel_axis == "li":
+        if self.apart:
             return math.gcd(16, self.channels * self.item)
         vector = math.gcd(16, p.w * self.elements * self.item)
         return vector if vector >= WORD and self.contiguous and self.channels == self.elements else 0
@@ -143,7 +150,7 @@ class Windows:
     def shift(self) -> int:
         """Elements of a row before the tile's first window, so that the row starts where a vector does in memory."""
         p = self.problem
-        if self.channel_axis == "li":
+        if self.apart:
             return 0
         if self.vector:
             return -p.pad[1] * self.elements % (self.vector // self.item)
@@ -223,7 +230,7 @@ class Windows:
     @property
     def unbrought(self) -> int:
         """The word of a stage from which on nothing is brought, or not to all words."""
-        every = self.pixels > 1 or (self.vector and self.channel_axis == "ci")
+        every = self.pixels > 1 or (self.vector and not self.apart)
         return self.patch[0] * self.pitch if every else 0
 
     # ---- Fragments ----

@@ -248,7 +248,7 @@ def test_what_it_does_not_take() -> None:
         (ArgumentError, "neither a number nor one", lambda: kernels.conv2d(x, weight, stride=(1, 1, 1))),
         (ArgumentError, "padding='full' is not", lambda: kernels.conv2d(x, weight, padding="full")),
         (ArgumentError, 'padding="same" is for stride=1', lambda: kernels.conv2d(x, weight, stride=2, padding="same")),
-        (ArgumentError, "data has shape", lambda: _int8(1.0, lanes=16)),
+        (ArgumentError, "filter has shape", lambda: _int8(1.0, lanes=16)),
         (ArgumentError, "channels=33 are not in 1 groups of 32", lambda: _int8(1.0, channels=33)),
     ]
     for error, text, call in refused:

@@ -355,6 +355,7 @@ def test_what_a_library_needs(stand_in: None) -> None:
     quantised = kernels.quantize(model, [x], rest="eager")
     found = kernels.problems(quantised, x)
     assert [type(problem).__name__ for problem in found].count("PackProblem") == 1
+    assert sorted(problem.lanes for problem in found if getattr(problem, "ci", 0) == 3) == [4, 4]  # an image's pixels
     assert sorted(found.values()) == [1] * 6 and all(operator_of(problem).name != "conv2d_nchw" for problem in found)
     asked = {problem.representative() for problem in ASKED}
     assert asked == set(found)

@@ -64,7 +64,7 @@ def rows_of(problem: Nchw32Problem) -> tuple[int, int]:
 
 def steps_of(problem: Nchw32Problem, pack: int) -> int:
     """Steps of `pack` channels in a group: if it is the only one, without those that only hold zeros."""
-    return -(-min(problem.ci, GROUP) // pack)
+    return -(-min(problem.ci, problem.lanes) // pack)
 
 
 def graph(problem: Nchw32Problem, config: CpuConfig, arch: Arch) -> tirx.PrimFunc:
@@ -97,7 +97,7 @@ def graph(problem: Nchw32Problem, config: CpuConfig, arch: Arch) -> tirx.PrimFun
         inside = [y >= 0, y < p.h] * (p.pad[0] > 0) + [x >= 0, x < p.w] * (p.pad[1] > 0)
         return te.if_then_else(te.all(*inside), value, zero) if inside else value
 
-    padded = te.compute((p.n, p.ci_groups, *p.under(rows, columns), GROUP), border, name="padded")
+    padded = te.compute((p.n, p.ci_groups, *p.under(rows, columns), p.lanes), border, name="padded")
     over = [te.reduce_axis((0, e), name) for e, name in zip((*taps, pack), ("rg", "ry", "rx", "rk", "rc"), strict=True)]
     rg, ry, rx, rk, rc = over
 
@@ -212,7 +212,7 @@ def default(problem: Nchw32Problem, arch: Arch) -> CpuConfig:
 
     def copied(tiles_y: int, tiles_x: int) -> int:
         rows, columns = p.under(tiles_y, tiles_x * best.block_x)
-        return p.ci_groups * GROUP * rows * columns * width // 4
+        return p.ci_groups * p.lanes * rows * columns * width // 4
 
     reduction = p.ci_groups * p.kh * p.kw * steps_of(p, dot.pack)
     tile = cycles(best) / math.prod(counts) * reduction + register_tile.STORED * best.sums

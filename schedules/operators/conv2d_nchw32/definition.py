@@ -1,7 +1,8 @@
 """int8 convolution over channels in groups of 32: what is computed.
 
 data (n, ci/32, h, w, 32), filter (ci/32, kh, kw, co', 32), output (n, co'/32, out_h, out_w, 32); ci/32 is rounded up,
-co' is co rounded up to 32, and the channels added hold zeros.  Sums are int32.  The epilogue is
+co' is co rounded up to 32, and the channels added hold zeros.  Data of few channels, an image's, may have 4, 8 or 16
+`lanes` in place of 32, and the filter as many.  Sums are int32.  The epilogue is
 ``y = alpha * conv + beta * bias + gamma * residual`` with bias (co',) int32 and the residual as the output; alpha, beta
 and gamma are numbers of the problem, or float32 arguments of one number (1,) or of one for each channel (co',).  Where
 beta is alpha, it is ``y = alpha * (conv + bias) + gamma * residual``, and the sum in brackets is int32.
@@ -27,7 +28,7 @@ from schedules.core.problem import Conv2dProblem
 from schedules.core.reference import finished
 from schedules.core.tvm import te
 from schedules.definitions.implicit import textbook
-from schedules.operators.conv2d_nchw32.packing import GROUP, groups, pack_data, pack_filter, pack_scales
+from schedules.operators.conv2d_nchw32.packing import GROUP, LANES, groups, pack_data, pack_filter, pack_scales
 
 OUT_DTYPES = ("int8", "int32", "float16", "float32")
 SCALES = ("alpha", "beta", "gamma")
@@ -56,6 +57,7 @@ class Nchw32Problem(Conv2dProblem):
     gammas: ClassVar[tuple[str, ...]] = RUN_TIME
     activations: ClassVar[tuple[str, ...]] = ACTIVATIONS
     finishing = ("out_dtype", *SCALES, "bias", "residual", "activation")
+    later = ("lanes",)
 
     dtype: str = "int8"
     out_dtype: str = "int8"
@@ -65,9 +67,13 @@ class Nchw32Problem(Conv2dProblem):
     bias: bool = False
     residual: bool = False
     activation: str = "none"
+    lanes: int = GROUP
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        fewer = [lanes for lanes in LANES if self.ci <= lanes < GROUP]
+        if self.lanes not in (*fewer, GROUP):
+            raise ProblemError(f"lanes={self.lanes} is not {' or '.join(map(str, (*fewer, GROUP)))} for ci={self.ci}")
         if self.out_dtype not in OUT_DTYPES:
             raise ProblemError(f"out_dtype={self.out_dtype} is not {' or '.join(OUT_DTYPES)}")
         for name in SCALES:
@@ -89,11 +95,16 @@ class Nchw32Problem(Conv2dProblem):
 
     @property
     def ci_groups(self) -> int:
-        return groups(self.ci)
+        return -(-self.ci // self.lanes)
 
     @property
     def co_groups(self) -> int:
         return groups(self.co)
+
+    @property
+    def not_groups(self) -> str | None:
+        """Why a schedule that takes data by whole groups does not serve the problem, if it does not."""
+        return None if self.lanes == GROUP else f"lanes={self.lanes} of data are not the {GROUP} that it loads at once"
 
     @property
     def products(self) -> int:
@@ -115,7 +126,13 @@ class Nchw32Problem(Conv2dProblem):
 
     @cached_property
     def extents(self) -> dict[str, int]:
-        groups = {"gi": self.ci_groups, "li": GROUP, "go": self.co_groups, "lo": GROUP, "co": self.co_groups * GROUP}
+        groups = {
+            "gi": self.ci_groups,
+            "li": self.lanes,
+            "go": self.co_groups,
+            "lo": GROUP,
+            "co": self.co_groups * GROUP,
+        }
         return super().extents | groups
 
 
@@ -132,7 +149,9 @@ def inputs(problem: Nchw32Problem, rng: np.random.Generator) -> list[Array]:
     """Uniform over the range of int8, bias of the size of the sums; packed, so zeros in the channels added.  Scales
     about their default."""
     p = problem
-    return drawn_inputs(p, rng, lambda rng: pack_filter(rng.integers(-128, 128, (p.co, p.ci, p.kh, p.kw), "int8")))
+    return drawn_inputs(
+        p, rng, lambda rng: pack_filter(rng.integers(-128, 128, (p.co, p.ci, p.kh, p.kw), "int8"), p.lanes)
+    )
 
 
 def drawn_inputs(
@@ -145,7 +164,7 @@ def drawn_inputs(
     def integers(bound: int, shape: tuple[int, ...], dtype: str = "int8") -> Array:
         return rng.integers(-bound, bound, shape, dtype=dtype)
 
-    made = [pack_data(integers(128, (p.n, p.ci, p.h, p.w))), weight(rng)]
+    made = [pack_data(integers(128, (p.n, p.ci, p.h, p.w)), p.lanes), weight(rng)]
     for term in p.epilogue.operands:
         if term.name in SCALES:
             size = p.co if term.axis == "channel" else None
@@ -195,7 +214,7 @@ def _sums(problem: Nchw32Problem, data: Array, weight: Array) -> Array:
             window = window[:, :, :: p.stride[0], :: p.stride[1]]
             for g in range(0, p.ci_groups, 16):
                 channels = window[:, g : g + 16].transpose(0, 2, 3, 1, 4)
-                rows = channels.reshape(-1, channels.shape[3] * GROUP).astype(np.float32)
+                rows = channels.reshape(-1, channels.shape[3] * p.lanes).astype(np.float32)
                 taps = weight[g : g + 16, ry, rx].transpose(0, 2, 1).reshape(rows.shape[1], -1).astype(np.float32)
                 total += (rows @ taps).astype(np.int64).reshape(total.shape)
     return total.reshape(*total.shape[:3], p.co_groups, GROUP).transpose(0, 3, 1, 2, 4)

@@ -60,6 +60,8 @@ class MatrixConfig(Config):
         return m * n // atom.wave + (m + n) * atom.k // 2 // atom.holders + 40
 
     def check(self, problem: Nchw32Problem, arch: Arch) -> str | None:
+        if problem.not_groups:
+            return problem.not_groups
         for name, value in self.to_json().items():
             if value < (name != "min_blocks"):
                 return f"{name}={value} must be at least {int(name != 'min_blocks')}"

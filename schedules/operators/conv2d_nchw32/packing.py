@@ -11,6 +11,7 @@ from schedules.core.operator import Array
 from schedules.core.tolerance import LARGEST, TOLERANCES
 
 GROUP = 32  # channels stored together: 32 bytes of int8, two 128-bit vectors
+LANES = (4, 8, 16, GROUP)  # channels of a pixel that may lie together; less than a group only where that holds all
 TAPS = 4  # of a row of a depthwise filter, stored together: a word
 
 
@@ -19,28 +20,34 @@ def groups(channels: int) -> int:
     return -(-channels // GROUP)
 
 
-def pack_data(data: Array) -> Array:
-    """(n, c, h, w) of any dtype to (n, ceil(c/32), h, w, 32), with zeros in the channels added."""
+def lanes_for(channels: int) -> int:
+    """The fewest lanes that hold a pixel's `channels`, or a group's."""
+    return next((lanes for lanes in LANES if channels <= lanes), GROUP)
+
+
+def pack_data(data: Array, lanes: int = GROUP) -> Array:
+    """(n, c, h, w) of any dtype to (n, ceil(c/lanes), h, w, lanes), with zeros in the channels added."""
     n, c, h, w = data.shape
-    padded = np.pad(data, [(0, 0), (0, groups(c) * GROUP - c), (0, 0), (0, 0)])
-    return np.ascontiguousarray(padded.reshape(n, -1, GROUP, h, w).transpose(0, 1, 3, 4, 2))
+    padded = np.pad(data, [(0, 0), (0, -c % lanes), (0, 0), (0, 0)])
+    return np.ascontiguousarray(padded.reshape(n, -1, lanes, h, w).transpose(0, 1, 3, 4, 2))
 
 
 def unpack_output(output: Array, co: int) -> Array:
-    """(n, co/32, h, w, 32) back to (n, co, h, w)."""
-    n, g, h, w, _ = output.shape
-    return np.ascontiguousarray(output.transpose(0, 1, 4, 2, 3).reshape(n, g * GROUP, h, w)[:, :co])
+    """(n, co/32, h, w, 32), or of other lanes, back to (n, co, h, w)."""
+    n, _, h, w, _ = output.shape
+    return np.ascontiguousarray(output.transpose(0, 1, 4, 2, 3).reshape(n, -1, h, w)[:, :co])
 
 
-def pack_filter(weight: Array) -> Array:
-    """(co, ci, kh, kw) int8 to (ceil(ci/32), kh, kw, co', 32), co' = co rounded up to 32, with zeros in what is added.
+def pack_filter(weight: Array, lanes: int = GROUP) -> Array:
+    """(co, ci, kh, kw) int8 to (ceil(ci/32), kh, kw, co', 32), co' = co rounded up to 32, with zeros in what is added;
+    for data of other `lanes`, as many channels of theirs lie together.
 
     The order is that of the reduction: what one step of it needs of a tile of filters is contiguous, so that
     neighbouring threads load neighbouring 128-bit vectors, and a step further is one fixed stride.
     """
     co, ci, kh, kw = weight.shape
-    padded = np.pad(weight, [(0, groups(co) * GROUP - co), (0, groups(ci) * GROUP - ci), (0, 0), (0, 0)])
-    return np.ascontiguousarray(padded.reshape(-1, groups(ci), GROUP, kh, kw).transpose(1, 3, 4, 0, 2))
+    padded = np.pad(weight, [(0, -co % GROUP), (0, -ci % lanes), (0, 0), (0, 0)])
+    return np.ascontiguousarray(padded.reshape(len(padded), -1, lanes, kh, kw).transpose(1, 3, 4, 0, 2))
 
 
 def pack_depthwise(weight: Array) -> Array:

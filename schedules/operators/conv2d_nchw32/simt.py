@@ -39,6 +39,8 @@ class SimtConfig(Config):
         return self.tile_m * arch.wave // QUADS * self.warps_m, self.tile_n * QUADS * self.warps_n
 
     def check(self, problem: Nchw32Problem, arch: Arch) -> str | None:
+        if problem.not_groups:
+            return problem.not_groups
         for name, value in self.to_json().items():
             if value < 1:
                 return f"{name}={value} must be at least 1"

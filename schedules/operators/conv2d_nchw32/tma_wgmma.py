@@ -72,7 +72,7 @@ class TmaWgmmaConfig(HopperConfig):
     def check(self, problem: Nchw32Problem, arch: Arch) -> str | None:
         if self.row_pixels not in FOLDS:
             return f"row_pixels={self.row_pixels} is not 1, 2 or 4"
-        reason = self.check_block(problem.dtype, arch)
+        reason = problem.not_groups or self.check_block(problem.dtype, arch)
         if reason:
             return reason
         for name in ("cluster_m", "cluster_n"):
@@ -251,6 +251,10 @@ class Nchw32Work(Work[GroupPlace]):
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> GroupPlace:
         cluster = self.config.cluster_m, self.config.cluster_n
+        if self.problem.co < self.problem.ci:
+            # a network's layer before has written much more than this one will, the end of it last: the L2 cache has
+            # that still, and after this layer the beginning, which the next but one reads again as its residual
+            tile = self.clusters - 1 - tile
         pixel, column = place_pixels(self.tiles, self.columns, cluster, tile, rank_m, rank_n)
         return GroupPlace(pixel, named("group_out", column * self.groups_out))
 

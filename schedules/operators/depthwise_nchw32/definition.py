@@ -33,6 +33,7 @@ class DepthwiseNchw32Problem(Nchw32Problem):
     co: int = field(init=False)  # as many as come in
     alpha: Scale = 2.0**-8
     beta: Scale = 2.0**-8
+    lanes: int = field(init=False, default=GROUP)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "co", self.ci)

@@ -57,7 +57,7 @@ def schedule(problem: PackProblem, config: CpuConfig, arch: Arch) -> tvm.IRModul
         elif plain:
             sch.vectorize(lane)
         else:
-            _, lane = sch.split(sch.fuse(b, lane), [None, GROUP // 2])
+            _, lane = sch.split(sch.fuse(b, lane), [None, min(p.lanes, GROUP // 2)])
             sch.vectorize(lane)
     return sch.mod
 

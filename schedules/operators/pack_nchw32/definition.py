@@ -1,7 +1,8 @@
 """Packing into groups of 32 channels, quantised to int8, and the way back: what is computed.
 
 By `layout`, the plain tensor is (n, ci, h, w) or (n, h, w, ci), of `dtype`; the packed one is (n, ci/32, h, w, 32) of
-int8, ci/32 rounded up, with zeros in the channels added.  `scale` is one float32 that is given at each call:
+int8, ci/32 rounded up, with zeros in the channels added; of few channels it may have 4, 8 or 16 `lanes` in place of 32,
+as `conv2d_nchw32` takes them.  `scale` is one float32 that is given at each call:
 
     packed = round(scale * plain)       to nearest even, saturated
     plain = scale * packed              with `unpack`
@@ -26,7 +27,7 @@ from schedules.core.tvm import PrimExpr, te
 from schedules.definitions.epilogue import finish, placeholders
 from schedules.definitions.implicit import at_run_time
 from schedules.definitions.padding import select
-from schedules.operators.conv2d_nchw32.packing import GROUP, groups, pack_data, unpack_output
+from schedules.operators.conv2d_nchw32.packing import GROUP, LANES, pack_data, unpack_output
 
 LAYOUTS = {"nchw": ("n", "ci", "h", "w"), "nhwc": ("n", "h", "w", "ci")}
 PACKED = ("n", "gi", "h", "w", "li")
@@ -38,6 +39,7 @@ class PackProblem(Conv2dProblem):
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16")
     layouts: ClassVar[tuple[str, ...]] = tuple(LAYOUTS)
+    later = ("lanes",)
 
     co: int = field(init=False)
     kh: int = field(init=False, default=1)
@@ -47,10 +49,13 @@ class PackProblem(Conv2dProblem):
     dilation: Pair = field(init=False, default=(1, 1))
     layout: str = "nchw"
     unpack: bool = False
+    lanes: int = GROUP
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
             raise ProblemError(f"layout={self.layout} is not {' or '.join(LAYOUTS)}")
+        if self.lanes not in LANES:
+            raise ProblemError(f"lanes={self.lanes} is not {' or '.join(map(str, LANES))}")
         axes = (LAYOUTS[self.layout], PACKED)
         for name, value in zip(("data_axes", "output_axes"), axes[::-1] if self.unpack else axes, strict=True):
             object.__setattr__(self, name, value)
@@ -63,7 +68,7 @@ class PackProblem(Conv2dProblem):
 
     @cached_property
     def extents(self) -> dict[str, int]:
-        return super().extents | {"gi": groups(self.ci), "li": GROUP}
+        return super().extents | {"gi": -(-self.ci // self.lanes), "li": self.lanes}
 
     @property
     def channels_last(self) -> bool:
@@ -91,11 +96,11 @@ def definition(problem: PackProblem) -> list[te.Tensor]:
     def element(*index: PrimExpr) -> PrimExpr:
         at = dict(zip(p.output_axes, index, strict=True))
         if p.unpack:
-            at |= {"gi": at["ci"] // GROUP, "li": at["ci"] % GROUP}
+            at |= {"gi": at["ci"] // p.lanes, "li": at["ci"] % p.lanes}
         else:
-            at["ci"] = at["gi"] * GROUP + at["li"]
+            at["ci"] = at["gi"] * p.lanes + at["li"]
         value = finish(p.epilogue, data(*(at[axis] for axis in p.data_axes)), [scale[0]])
-        return select([(not p.unpack and p.ci % GROUP > 0, at["ci"] < p.ci)], value)
+        return select([(not p.unpack and p.ci % p.lanes > 0, at["ci"] < p.ci)], value)
 
     return [data, scale, te.compute(p.shapes()[2], element, name="output")]
 
@@ -105,7 +110,7 @@ def inputs(problem: PackProblem, rng: np.random.Generator) -> list[Array]:
     p = problem
     shape = (p.n, p.ci, p.h, p.w)
     if p.unpack:
-        packed = pack_data(rng.integers(-128, 128, shape, dtype="int8"))
+        packed = pack_data(rng.integers(-128, 128, shape, dtype="int8"), p.lanes)
         return [packed, np.array([rng.uniform(0.5, 2) / 128], "float32")]
     plain = rng.standard_normal(shape, dtype=np.float32).astype(numpy_dtype(p.dtype))
     data = np.ascontiguousarray(plain.transpose(0, 2, 3, 1)) if p.channels_last else plain
@@ -121,5 +126,5 @@ def reference(problem: PackProblem, arrays: Sequence[Array]) -> list[Expected]:
         return [Expected(values.astype(np.float64), np.zeros((1,) * 4))]
     plain = data.astype(np.float32)
     plain = plain.transpose(0, 3, 1, 2) if p.channels_last else plain
-    packed = pack_data(np.rint(np.clip(plain * scale, *BOUNDS["int8"])))
+    packed = pack_data(np.rint(np.clip(plain * scale, *BOUNDS["int8"])), p.lanes)
     return [Expected(packed.astype(np.float64), np.zeros((1,) * 5))]

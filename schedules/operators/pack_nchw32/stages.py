@@ -21,32 +21,32 @@ def channel_vector(problem: PackProblem, most: int = GROUP) -> int:
 
 
 def staged(problem: PackProblem, vector: int) -> tirx.PrimFunc:
-    """The stages ``fetched``, zero beyond the channels, ``tile`` and ``output``, all over (n, ci/32, pixel, 32/vector,
-    vector).
+    """The stages ``fetched``, zero beyond the channels, ``tile`` and ``output``, all over (n, ci/lanes, pixel,
+    lanes/vector, vector).
 
     The pixels of an image stay one index of the plain tensor's last axis of them: taken apart into rows and columns
     they no longer look like neighbours to TVM.  `vector` divides the channels where they are last.
     """
     p = at_run_time(problem)
     data, scale = placeholders(p).values()
-    shape = (p.n, p.extents["gi"], p.h * p.w, GROUP // vector, vector)
+    shape = (p.n, p.extents["gi"], p.h * p.w, p.lanes // vector, vector)
 
     def inside(at: Sequence[PrimExpr]) -> PrimExpr:
         _, g, _, block, _ = at
-        return g * (GROUP // vector) + block < p.ci // vector
+        return g * (p.lanes // vector) + block < p.ci // vector
 
     def index(axes: Sequence[str], at: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
         n, g, pixel, block, lane = at
         li = block * vector + lane
-        of = {"n": n, "gi": g, "h": tirx.const(0, str(pixel.ty)), "w": pixel, "li": li, "ci": g * GROUP + li}
+        of = {"n": n, "gi": g, "h": tirx.const(0, str(pixel.ty)), "w": pixel, "li": li, "ci": g * p.lanes + li}
         return tuple(of[axis] for axis in axes)
 
     def fetch(*at: PrimExpr) -> PrimExpr:
         value = data(*index(p.data_axes, at))
-        return value if p.unpack else select([(p.ci % GROUP > 0, inside(at))], value)
+        return value if p.unpack else select([(p.ci % p.lanes > 0, inside(at))], value)
 
     def place(*at: PrimExpr) -> tuple[PrimExpr | None, tuple[PrimExpr, ...]]:
-        return inside(at) if p.unpack and p.ci % GROUP else None, index(p.output_axes, at)
+        return inside(at) if p.unpack and p.ci % p.lanes else None, index(p.output_axes, at)
 
     fetched = te.compute(shape, fetch, name="fetched")
     tile = te.compute(shape, lambda *at: finish(p.epilogue, fetched(*at), [scale[0]]), name="tile")

@@ -6,6 +6,7 @@ whole lines of it; what a thread has of the packed tensor is contiguous.  Nothin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schedules.core.arch import Arch
@@ -13,7 +14,7 @@ from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, numpy_dtype
 from schedules.core.space import ProductSpace, axis
 from schedules.core.tvm import LoopRV, Schedule, tirx, tvm
-from schedules.operators.conv2d_nchw32.packing import GROUP
+from schedules.operators.conv2d_nchw32.packing import GROUP, LANES
 from schedules.operators.pack_nchw32.definition import PackProblem
 from schedules.operators.pack_nchw32.stages import channel_vector, staged
 from schedules.steps.story import next_step
@@ -34,8 +35,9 @@ class TilesConfig(Config):
         return widest_vector(problem.h * problem.w, self.pixels)
 
     def check(self, problem: PackProblem, arch: Arch) -> str | None:
-        if self.lanes not in (4, 8, 16, 32):
-            return f"lanes={self.lanes} is not 4, 8, 16 or 32"
+        fits = [lanes for lanes in LANES if lanes <= problem.lanes]
+        if self.lanes not in fits:
+            return f"lanes={self.lanes} is not {' or '.join(map(str, fits))}"
         if self.pixels not in (1, 2, 4, 8):
             return f"pixels={self.pixels} is not 1, 2, 4 or 8"
         if not 1 <= self.threads <= arch.max_threads:
@@ -65,7 +67,7 @@ def schedule(problem: PackProblem, config: TilesConfig, arch: Arch) -> tvm.IRMod
     outer = (n, po, g, bo) if p.channels_last else (n, g, po, bo)  # parts of a pixel's sector side by side
     sch.reorder(*outer, pi, bi, lane)
     # of a loop of one, TVM 0.27 forgets at the way out that other threads have no pixels
-    every = p.n * p.extents["gi"] * (GROUP // config.lanes) * (p.h * p.w // pixels)
+    every = p.n * p.extents["gi"] * (p.lanes // config.lanes) * (p.h * p.w // pixels)
     block, thread = sch.split(sch.fuse(*outer), [None, min(config.threads, every)])
     bind(sch, (block, "blockIdx.x"), (thread, "threadIdx.x"))
 
@@ -74,11 +76,16 @@ def schedule(problem: PackProblem, config: TilesConfig, arch: Arch) -> tvm.IRMod
     for stage in (tile, fetched):
         sch.compute_at(stage, thread, preserve_unit_loops=True)
     _along(sch, tile, False, 1)
+    packed_on = config.lanes == p.lanes  # neighbouring pixels of what is packed follow each other
     # without bfloat16's own instructions what is moved is float32 on its way
     most = FLOATS if p.dtype == "bfloat16" and arch.kind == "cuda" and "bf16" not in arch.features else GROUP
     plain = pixels if not p.channels_last else vector
     for stage, is_packed in ((fetched, p.unpack), (output, not p.unpack)):
-        _along(sch, stage, not is_packed and not p.channels_last, packed if is_packed else min(plain, most))
+        if is_packed and packed_on:
+            last = sch.fuse(*sch.get_loops(stage)[-3:])
+            _unroll(sch, [], last, widest_vector(pixels * p.lanes, widest("int8")))
+        else:
+            _along(sch, stage, not is_packed and not p.channels_last, packed if is_packed else min(plain, most))
     return sch.mod
 
 
@@ -89,14 +96,14 @@ def _along(sch: Schedule, block: tvm.s_tir.schedule.SBlockRV, pixels: bool, vect
     if pixels:
         sch.reorder(channel, pi)
     outer, last = (channel, pi) if pixels else (pi, channel)
-    _unroll(sch, outer, last, min(vector, widest(str(sch.get(block).writes[0].source.dtype))))
+    _unroll(sch, [outer], last, min(vector, widest(str(sch.get(block).writes[0].source.dtype))))
 
 
-def _unroll(sch: Schedule, outer: LoopRV, last: LoopRV, vector: int) -> None:
+def _unroll(sch: Schedule, outer: Sequence[LoopRV], last: LoopRV, vector: int) -> None:
     last, lane = sch.split(last, [None, vector])
     if vector > 1:
         sch.vectorize(lane)
-    for loop in (outer, last):
+    for loop in (*outer, last):
         sch.unroll(loop)
 
 
@@ -104,15 +111,16 @@ def default(problem: PackProblem, arch: Arch) -> TilesConfig:
     """A vector of what is packed, of as many pixels as LOADED holds, so that neighbouring threads have whole sectors of
     it; on the way back to channels that are last, one of theirs for a few pixels."""
     item = numpy_dtype(problem.dtype).itemsize
+    most = min(widest("int8"), problem.lanes)
     if problem.channels_last:
-        return TilesConfig(max(4, channel_vector(problem)) if problem.unpack else widest("int8"), 4)
-    return TilesConfig(widest("int8"), LOADED // item)
+        return TilesConfig(min(max(4, channel_vector(problem)), most) if problem.unpack else most, 4)
+    return TilesConfig(most, max(LOADED // item, widest("int8") // most))
 
 
 def space(problem: PackProblem, arch: Arch) -> ProductSpace[TilesConfig]:
     return ProductSpace(
         TilesConfig,
-        axis("lanes", (4, 8, 16, 32)),
+        axis("lanes", LANES),
         axis("pixels", (1, 2, 4, 8)),
         axis("threads", (64, 128, 256)),
     )

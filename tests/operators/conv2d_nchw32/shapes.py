@@ -15,6 +15,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "1x1, many channels": dict(n=1, h=3, w=5, ci=200, co=130, kh=1, kw=1),
     "7x7": dict(n=1, h=7, w=6, ci=33, co=20, kh=7, kw=7, pad=3),
 }
+FEW_LANES: dict[str, dict[str, Any]] = {
+    "3 of 4": dict(n=2, h=9, w=7, ci=3, co=40, kh=7, kw=7, pad=3, stride=2, lanes=4),
+    "11 of 16, 1x1": dict(n=1, h=4, w=5, ci=11, co=32, kh=1, kw=1, lanes=16),
+}
 EPILOGUES: dict[str, dict[str, Any]] = {
     "bias": dict(bias=True, beta=0.0625),
     "residual": dict(residual=True, gamma=0.5),

@@ -17,12 +17,12 @@ from schedules.operators.conv2d_nchw32.cpu import SCHEDULE
 from schedules.operators.conv2d_nchw32.definition import inputs
 from schedules.steps.intrinsics import as_described
 from tests.conftest import assert_correct, problem_of
-from tests.operators.conv2d_nchw32.shapes import EPILOGUE_SHAPE, EPILOGUES, SHAPES
+from tests.operators.conv2d_nchw32.shapes import EPILOGUE_SHAPE, EPILOGUES, FEW_LANES, SHAPES
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES | FEW_LANES)
 def test_schedule_is_exact(host: Arch, shape: str) -> None:
-    assert_correct(problem_of("conv2d_nchw32", **SHAPES[shape]), host, routes=["device"])
+    assert_correct(problem_of("conv2d_nchw32", **(SHAPES | FEW_LANES)[shape]), host, routes=["device"])
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schedules.core.arch import parse_arch
 from schedules.core.errors import ProblemError
 from schedules.core.reference import finished, fma
+from schedules.core.registry import operator
 from schedules.operators.conv2d_nchw32.definition import Nchw32Problem, inputs, reference
 from schedules.operators.conv2d_nchw32.packing import pack_data, pack_filter, pack_scales, unpack_output
 from tests.conftest import problem_of
@@ -113,6 +115,20 @@ def test_channels_added_by_packing_compute_zero() -> None:
     assert output[..., : p.co].any()
 
 
+def test_few_lanes_compute_the_same() -> None:
+    """The same bytes in fewer lanes make the same sums, and no schedule takes them for whole groups."""
+    wide = replace(SMALL, ci=3)
+    narrow = replace(wide, lanes=4)
+    data, weight, *rest = inputs(wide, np.random.default_rng(0))
+    few = [np.ascontiguousarray(array[..., :4]) for array in (data, weight)]
+    assert [array.shape for array in few] == [argument.shape for argument in narrow.arguments()[:2]]
+    assert (reference(wide, [data, weight, *rest])[0].values == reference(narrow, [*few, *rest])[0].values).all()
+    assert str(wide) == str(replace(narrow, lanes=32)) and "lanes=4" in str(narrow) and "lanes" not in wide.to_json()
+    for name in ("tma_wgmma", "mma", "simt"):
+        spec = operator("conv2d_nchw32").schedule(name)
+        assert "lanes=4 of data" in str(spec.default(narrow, parse_arch("sm_90a")).check(narrow, parse_arch("sm_90a")))
+
+
 @settings(max_examples=20)
 @given(n=st.integers(1, 3), c=st.integers(1, 70), h=st.integers(1, 4), w=st.integers(1, 4))
 def test_packed_data_comes_back(n: int, c: int, h: int, w: int) -> None:
@@ -210,6 +226,8 @@ def test_int8_rounds_ties_to_even_and_saturates(total: int, wanted: int) -> None
         ({"alpha": -2.0}, "alpha=-2 is not a positive"),
         ({"beta": float("inf")}, "beta=inf is not a positive"),
         ({"gamma": 1e-40}, "gamma=1e-40 is not a positive"),
+        ({"lanes": 16}, "lanes=16 is not 32 for ci=35"),
+        ({"lanes": 4, "ci": 5}, "lanes=4 is not 8 or 16 or 32 for ci=5"),
         ({"ci": 4096, "kh": 7, "kw": 7, "h": 9, "w": 9}, "can exceed int32"),
     ],
 )

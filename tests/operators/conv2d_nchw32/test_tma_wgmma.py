@@ -12,7 +12,7 @@ from schedules.build.builder import build
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
-from tests.conftest import problem_of
+from tests.conftest import generated, problem_of
 from tests.hopper_kernels import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
 from tests.operators.conv2d_nchw32.shapes import EPILOGUE_SHAPE, EPILOGUES
 from tests.operators.conv2d_nchw32.shapes import SHAPES as ALL_SHAPES
@@ -243,3 +243,16 @@ def test_epilogues(
 def test_epilogues_on_a_device(gpu: Arch, epilogue: str, words: dict[str, Any]) -> None:
     for fields in EPILOGUE_SHAPES:
         assert_correct_on(gpu, "conv2d_nchw32", fields | EPILOGUES[epilogue], words)
+
+
+def test_a_lone_tile_has_no_more_stages_than_it_fills(sm_90a: Arch) -> None:
+    """What shared memory is left, blocks of the next kernel set themselves up in."""
+    problem = problem_of("conv2d_nchw32", n=1, h=16, w=16, ci=256, co=64, kh=1, kw=1)  # eight tiles of four stages
+    spec = operator("conv2d_nchw32").schedule("tma_wgmma")
+
+    def source(**words: int) -> str:
+        few = PLAIN | dict(block_m=64, block_n=32, block_k=64, consumers=1, cluster_m=1, grid=8) | words
+        return generated(problem, sm_90a, "tma_wgmma", spec.config_for(problem, sm_90a, few))
+
+    assert source(num_stages=8) == source() != source(num_stages=3)
+    assert source(num_stages=8, grid=4) != source(grid=4)  # the next tile's come ahead
