@@ -100,7 +100,7 @@ class Consumer:
                 for step in T.serial(of_phase):
                     self.multiply_stage(phase * of_phase + step, before, peer)
                 with T.If(phase < self.work.shifts.phases - 1), T.Then():
-                    self.products.shift(self.member.lane)
+                    self.products.shift(self.member.lane, phase)
         else:
             for step in T.serial(count):
                 self.multiply_stage(step, before, peer)
@@ -110,6 +110,8 @@ class Consumer:
         if not self.work.config.promoted:
             self.products.settle()
             self.ring.release(before, self.member.thread, peer)
+        if self.work.shifts is not None:
+            self.products.shift_back(self.member.lane)
 
     @T.inline
     def multiply_stage(self, step: Expr, before: Variable, peer: Expr) -> None:

@@ -161,11 +161,21 @@ class Product:
 class Shifts:
     """How the sums of a tile move between the `phases` of its reduction: operand b of each lies `columns` (1, 2 or 4)
     further to the front than that of the one before.  `following` says of each group of eight columns from which one
-    its last columns come; where it is the group itself, nothing comes that is stored."""
+    its last columns come; None for zeros.
+
+    At last they move `back` by as many columns, which the last phases were too far to the front.  Of the groups in
+    `kept`, what then comes first was moved out by as many of the last shifts, each by one column: it waits behind the
+    tile's sums."""
 
     phases: int
     columns: int
-    following: tuple[int, ...]
+    following: tuple[int | None, ...]
+    back: int = 0
+    kept: tuple[int, ...] = ()
+
+    def sums(self, blocks_m: int) -> int:
+        """Of a thread that are kept, of `blocks_m` times ROWS rows."""
+        return self.back * len(self.kept) * blocks_m * 2
 
 
 @dataclass(frozen=True)
@@ -331,8 +341,15 @@ class Work(ABC, Generic[P]):
             reason = beyond_indices(own.name, math.prod(own.shape))
             if reason:
                 return reason
-        if config.split_k > 1 and self.shifts:
-            return f"split_k={config.split_k} deals stages out, and sums of several alignments have phases of them"
+        of_phase = self.least_taps * self.chunks_of_phase
+        if (
+            config.split_k > 1
+            and self.shifts
+            and (self.least_taps < math.prod(self.kernel) or of_phase % config.split_k)
+        ):
+            return (
+                f"split_k={config.split_k} deals stages out, and phases of them, up to {of_phase}, are not equal parts"
+            )
         if config.split_k > stages:
             return f"split_k={config.split_k} blocks share a tile of {stages} stages; lower split_k or block_k"
         if config.stationary:

@@ -35,6 +35,14 @@ __device__ __forceinline__ void hopper_shift_1(float& even, float& odd, float ne
   odd = __shfl_sync(0xffffffffu, given, (lane & ~3) | ((lane + 1) & 3));
 }
 """
+# and back, of which the first gets the second of the lane before, or of the group before: `near`
+_SHIFT_BACK = """
+__device__ __forceinline__ void hopper_shift_back(float& even, float& odd, float near, int lane) {
+  float given = (lane & 3) == 3 ? near : odd;
+  odd = even;
+  even = __shfl_sync(0xffffffffu, given, (lane & ~3) | ((lane + 3) & 3));
+}
+"""
 
 
 def multiply_of(work: Work) -> Multiply:
@@ -56,7 +64,8 @@ class Products:
         self.blocks_m = self.config.rows // ROWS
         self.fragments = fragments_of(work.a, self.blocks_m)
         consumer_m, consumer_n = work.part_at(member.part)
-        self.sums = self.multiplied = _registers("sums", self.count * work.outputs, self.multiply.accumulator)
+        kept = work.shifts.sums(self.blocks_m) if work.shifts else 0
+        self.sums = self.multiplied = _registers("sums", self.count * work.outputs + kept, self.multiply.accumulator)
         if self.config.promoted:
             self.multiplied = _registers("sums_of_stage", self.count, self.multiply.accumulator)
         if self.fragments:
@@ -184,19 +193,48 @@ class Products:
             return self.b + units(stage_step, aligned(self.work.b.nbytes), offset)
         return self.b + units(self.ring.stage, self.work.stage_bytes, offset)
 
-    def shift(self, lane: Expr) -> None:
-        """Move all sums as the work's `shifts` say, when they are there."""
+    def shift(self, lane: Expr, phase: Expr) -> None:
+        """Move all sums as the work's `shifts` say, when they are there, behind a phase."""
         shifts = self.work.shifts
         assert shifts
         self.settle()
+        for time in range(shifts.back if shifts.kept else 0):
+            with T.If(phase == shifts.phases - 1 - shifts.back + time), T.Then():
+                for kept, own in self._kept(time):
+                    T.buffer_store(self.sums, self.sums[own], [kept])
         pairs = shifts.columns == 1
         name, source = f"hopper_shift_{shifts.columns}", _SHIFT_ONE if pairs else _SHIFT.format(shifts.columns)
         for block in range(0, self.count, self.multiply.registers):
             for group, following in enumerate(shifts.following):
-                own, other = block + 4 * group, block + 4 * following
+                own = block + 4 * group
                 for i in range(0, 4, 1 + pairs):
                     moved = [self.sums[own + i + j] for j in range(1 + pairs)]
-                    T.evaluate(T.cuda.func_call(name, *moved, self.sums[other + i], lane, source_code=source))
+                    other = T.float32(0) if following is None else self.sums[block + 4 * following + i]
+                    T.evaluate(T.cuda.func_call(name, *moved, other, lane, source_code=source))
+
+    def shift_back(self, lane: Expr) -> None:
+        """Move all sums to where they belong, behind the last phase, when they are there."""
+        shifts = self.work.shifts
+        assert shifts
+        for time in reversed(range(shifts.back)):
+            first = dict((own, kept) for kept, own in self._kept(time))
+            for at in reversed(range(0, self.count, 2)):
+                group, below = divmod(at % self.multiply.registers, 4)
+                begins = group == 0 or shifts.following[group - 1] is None
+                near = T.float32(0) if begins else self.sums[at - 3]
+                call = "hopper_shift_back", self.sums[at], self.sums[at + 1], near, lane
+                T.evaluate(T.cuda.func_call(*call, source_code=_SHIFT_BACK))
+                if at in first:
+                    value = T.Select((lane & 3) == 0, self.sums[first[at]], self.sums[at])
+                    T.buffer_store(self.sums, value, [at])
+
+    def _kept(self, time: int) -> Iterator[tuple[int, int]]:
+        """Of each sum that shift number `time` of those that keep some does: where it waits, and where it was."""
+        shifts = self.work.shifts
+        assert shifts
+        each = product(shifts.kept, range(self.blocks_m), range(2))
+        for number, (group, m, below) in enumerate(each, time * len(shifts.kept) * self.blocks_m * 2):
+            yield self.count + number, m * self.multiply.registers + 4 * group + 2 * below
 
     def settle(self) -> None:
         """Wait until all sums are there."""

@@ -165,7 +165,8 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     latency = turns * steps / kernel_rows * device.timings.latency / 1000 / np.maximum(1.0, stages - 1)
     finish = turns * busy * tile_m * tile_n * device.timings.finish / 1000 / np.minimum(of_cluster, 2) / 2 + FILL
     finish = finish * outputs + (of_cluster > 1) * device.timings.exchange / 1000
-    finish = finish + turns * busy * tile_m * tile_n * (phases - 1) * device.timings.moved / 1000
+    moves = phases - 1 + columns.get("phases", 0.0) * (p.kw - 1)  # of all sums
+    finish = finish + turns * busy * tile_m * tile_n * moves * device.timings.moved / 1000
     if "tile_h" in columns.fields and p.output_axes[-1] == "x":  # sums leave as they lie, in parts of sectors
         stored = math.gcd(SECTOR // 4 // item, p.out_w)
         finish = finish + (4 * stored * item < SECTOR) * turns * busy * tile_m * tile_n * PARTIAL / stored / 1000

@@ -243,9 +243,10 @@ def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arc
         lines, kernel_rows, looked_at = lines_of(p, columns)
         pixels = pixels * lines * kernel_rows * looked_at
         stay, k = columns.get("stationary", 0.0) > 0, columns.get("block_k")  # filters of all steps
-        # tap by tap, or with halo those of all rows, or those along a row, whose sums lie side by side
+        # tap by tap, or with halo those of all rows, or those along a row, whose sums lie side by side or are no phases
         along = "consumers_n" in columns.fields or getattr(spec.config, "row_of_taps", False)
-        taps = np.where(halo, p.kh, kernel_rows) * (p.kw if along else 1)
+        row = np.where(columns.get("phases", 0.0) > 0, 1, p.kw if along else 1)
+        taps = np.where(halo, p.kh, kernel_rows) * row
         filters, steps = channels * taps * k / columns.get("cta_group", 1.0), p.kh * p.kw / taps * -(-p.ci // k)
         stage = (pixels * np.where(halo, HALO, 1.0) * k + np.where(stay, 0.0, filters)) * item
         results = np.minimum(m * n * item, STAGING * columns.get("consumers"))

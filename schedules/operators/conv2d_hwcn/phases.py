@@ -88,9 +88,9 @@ def filter_map(problem: HwcnProblem, weight: Argument, run: int, channels: int) 
 def shifts(problem: HwcnProblem, tiles: ImageTiles, places: int) -> Shifts:
     """Of a tile of `places`, of which an image's neighbours may lie in another run."""
     beside = tiles.box[1] * tiles.box[2] * tiles.run  # from a run to the next of the same pixel
-    following = []
+    following: list[int | None] = []
     for first in range(0, places, UNIT):
         inside = first % tiles.run + UNIT < tiles.run
         then = first + UNIT if inside else first - first % tiles.run + beside
-        following.append((then if then < places else first) // UNIT)
+        following.append(then // UNIT if then < places else None)
     return Shifts(phases(problem), math.gcd(problem.n, UNIT), tuple(following))

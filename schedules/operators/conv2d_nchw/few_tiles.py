@@ -196,8 +196,8 @@ class FewWork(Work[FewPlace]):
     def loads_a(self, place: FewPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile = self.a.tile
         return [
-            Load(offset, (x, chunk * tile.k + channel, y - self.problem.pad[0], n))
-            for offset, x, channel, y, n in self.rows.loads(tile, place.pixel, 0, 1)
+            Load(offset, (x, chunk * tile.k + channel, y, n))
+            for offset, x, channel, y, n in self.rows.loads(tile, place.pixel, 0, 1, -self.problem.pad[0])
         ]
 
     def loads_b(self, place: FewPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:

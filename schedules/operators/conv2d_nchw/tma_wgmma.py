@@ -8,12 +8,17 @@ so that a shift is a choice of registers and a shuffle.  With `halo` a step is a
 of the kernel looks at are loaded once, the kernel's rows are offsets into them, and a stage has the filters of all
 taps.
 
+With `phases` taps along a row are phases of the reduction, the last tap's first, between which the sums move by a
+column: one set of sums, for wider tiles, and loads as those of an ordinary implicit GEMM.  A row's first sums, which
+move out of it, are complete then, since the taps to come look beyond the image at them: they wait in registers.
+
 The filter comes packed, (kh, kw, co, ci), rows of ci (K-major), or is packed by a kernel before (`repack`); pixels lie
 as they are (MN-major), whole image rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -23,13 +28,13 @@ from typing import Any
 from schedules.core.arch import Arch
 from schedules.core.device import Device
 from schedules.core.space import ProductSpace, Words, axis
-from schedules.core.tvm import tirx
-from schedules.hopper.config import DEPTHS, REGISTERS, HopperConfig, clusters, first_legal
-from schedules.hopper.geometry import Load, Operand, Output, Product, Work
+from schedules.core.tvm import T, tirx
+from schedules.hopper.config import DEPTHS, REGISTERS, ROWS, HopperConfig, clusters, first_legal
+from schedules.hopper.geometry import Load, Operand, Output, Product, Shifts, Work
 from schedules.hopper.pixels import Pixel, TilePlace, flattened, is_output, place_pixels, whole
-from schedules.hopper.rows import GROUP, RowTiles, output_map, row_tiles, shifts
+from schedules.hopper.rows import GROUP, RowTiles, flat_tiles, late, output_map, row_tiles, shifts, whole_rows
 from schedules.hopper.schedule import SHIFTING, tma_schedule
-from schedules.hopper.shared import SharedTile, Staging, TensorMap, staging_for
+from schedules.hopper.shared import Runs, RunStaging, SharedTile, Staging, TensorMap, run_staging, staging_for
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.repack import filter_argument, repack, workspace_of
 from schedules.tirx.types import Expr, Index
@@ -49,27 +54,38 @@ class TmaWgmmaConfig(HopperConfig):
     consumers_n: int = 1  # consumers side by side along the pixels
 
     halo: bool = False  # pixels are loaded once for all kernel rows, with the rows around them; else once for each
+    phases: bool = False  # a stage has one tap of a kernel row, and the sums move between taps; else all of them
 
     def rows_of(self, problem: NchwProblem) -> RowTiles | None:
         """The output pixels of a block; None if there are no such tiles."""
         if self.consumers_n < 1 or self.block_n < self.consumers_n:
             return None
-        return row_tiles(flattened(problem, batch=False), self.columns, self.consumers_n, images=not self.halo)
+        tiles = flat_tiles if self.phases else row_tiles
+        return tiles(flattened(problem, batch=False), self.columns, self.consumers_n, images=not self.halo)
 
     def loaded(self, rows: RowTiles) -> RowTiles:
         """The pixels of a stage."""
         return rows.with_halo() if self.halo else rows
 
-    def staging(self, rows: RowTiles) -> Staging:
+    def staging(self, rows: RowTiles) -> Staging | RunStaging:
         stored = self.columns - sum(rows.margins)
+        if late(rows.tiles.problem.w):
+            return run_staging(self.rows, stored, stored + GROUP, ITEM)
         return staging_for(self.rows, stored, ITEM, rows.run)
+
+    def classes(self, problem: NchwProblem) -> int:
+        """Of channels whose rows begin alike, which are phases of the reduction."""
+        p = flattened(problem, batch=False)
+        alone = (p.kh, p.kw, p.stride, p.pad, p.h) == (1, 1, (1, 1), (0, 0), 1) and p.w > VECTOR
+        return VECTOR // math.gcd(p.w, VECTOR) if self.phases and alone else 1
 
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
         p = flattened(problem, batch=False)
         if p.dtype not in DTYPES:
             return f"dtype={p.dtype} is not {' or '.join(DTYPES)}"
+        classes = self.classes(problem)
         for name, size in (("ci", p.ci), ("w", p.w), ("out_w", p.out_w)):
-            if size % VECTOR:
+            if size % VECTOR and (classes == 1 or name == "ci"):
                 return f"{name}={size} is not a multiple of {VECTOR}, which TMA needs"
         if p.stride[1] != 1:
             return f"stride={p.stride} moves {p.stride[1]} pixels along a row, sums can be shifted only at 1"
@@ -78,8 +94,13 @@ class TmaWgmmaConfig(HopperConfig):
             return f"pad={p.pad[1]}, dilation={p.dilation[1]} reach over {reach} pixels, sums shift by {GROUP} at most"
         if self.halo and p.stride[0] != 1:
             return f"halo={self.halo} at stride={p.stride} would load rows that no tap looks at"
+        if self.phases and classes == 1 and (p.kw == 1 or p.stride[0] != 1 or p.dilation[1] != 1 or p.pad[1] >= p.kw):
+            return (
+                f"phases={self.phases} is for several taps along a row, side by side and not all of them beyond it, at"
+                f" stride 1, not for kw={p.kw}, stride={p.stride}, pad={p.pad[1]}, dilation={p.dilation[1]}"
+            )
         rows = self.rows_of(p)
-        reason = self.check_block(p.dtype, arch, p.kw, ADDRESSING)
+        reason = self.check_block(p.dtype, arch, 1 if self.phases else p.kw, ADDRESSING)
         if reason:
             return reason
         if rows is None:
@@ -87,11 +108,28 @@ class TmaWgmmaConfig(HopperConfig):
                 f"block_n={self.block_n} for consumers_n={self.consumers_n} holds no whole number of rows of"
                 f" {max(p.w, p.out_w)} pixels"
             )
+        if self.phases:
+            kept = moves(p, self, rows, classes).sums(self.rows // ROWS)
+            reason = self.check_sums(p.dtype, arch, 1, ADDRESSING + kept)
+            if reason:
+                return reason
         if not self.loaded(rows).cut(self.cluster_m) and self.block_k % (8 * self.cluster_m):
             return f"block_k={self.block_k} is not cluster_m={self.cluster_m} times a multiple of 8"
         if self.block_m % (8 * self.cluster_n):
             return f"block_m={self.block_m} is not cluster_n={self.cluster_n} times a multiple of 8"
         return NchwWork(problem, self, rows).reason(arch)
+
+
+def moves(problem: NchwProblem, config: TmaWgmmaConfig, rows: RowTiles, classes: int) -> Shifts:
+    """Of the sums of a consumer, between the taps of a row of `problem`, from the last to the first, or its `classes`
+    of channels, from the latest on."""
+    p, row, groups = problem, rows.width // GROUP, config.columns // GROUP
+    following = tuple(group + 1 if (group + 1) % row else None for group in range(groups))
+    if classes > 1:
+        return Shifts(classes, GROUP // classes, following)
+    # parts of rows have margins, into which what is stored moves
+    kept = tuple(range(0, groups, row)) if p.pad[1] and rows.margins == (0, 0) else ()
+    return Shifts(p.kw, 1, following, p.pad[1], kept)
 
 
 class NchwWork(Work[TilePlace]):
@@ -102,36 +140,49 @@ class NchwWork(Work[TilePlace]):
         p = flattened(problem, batch=False)
         self.given, self.problem, self.config, self.rows = problem, p, config, rows
         self.arguments, self.epilogue = problem.arguments(), p.epilogue
-        self.workspace = workspace_of(problem)
+        self.classes = config.classes(problem)
+        self.workspace = workspace_of(problem, self.classes)
         self.loaded = config.loaded(rows)
         stages, taps = (1, p.kh) if config.halo else (p.kh, 1)  # kernel rows by stages, and in a stage
         self.kernel = (stages, 1)
         self.margin = rows.margins[0]
-        self.chunks = -(-p.ci // config.block_k)
+        channels = p.ci // self.classes
+        self.chunks = (max(p.kw, self.classes) if config.phases else 1) * -(-channels // config.block_k)
+        if config.phases:
+            self.shifts = moves(p, config, rows, self.classes)
+        across = 1 if config.phases else p.kw  # taps along a row in a stage
         self.channels = -(-p.co // (config.block_m * config.cluster_m))  # tiles of a cluster along the channels
         self.clusters = whole(rows.tiles.count, config.cluster_n) * self.channels
         run = min(config.block_k, 128 // ITEM)
+        filters = filter_argument(problem, self.classes)
+        line = channels if self.classes == 1 else filters.shape[-1]
         self.a = Operand(
             SharedTile(config.block_m, config.block_k, ITEM, run),
             TensorMap(
-                filter_argument(problem).name,
+                filters.name,
                 p.dtype,
-                (p.ci, p.co, p.kh * p.kw),
-                (p.ci * ITEM, p.co * p.ci * ITEM),
+                (channels, p.co, p.kh * p.kw * self.classes),
+                (line * ITEM, p.co * line * ITEM),
                 (run, config.block_m // config.cluster_n, 1),
                 (1, 1, 1),
                 run * ITEM,
             ),
-            taps * p.kw,
+            taps * across,
         )
         image = p.h * p.w * ITEM
+        h, w = (1, p.h * p.w) if rows.flat else (p.h, p.w)
+        apart, each = w, image  # rows, and channels
+        if self.classes > 1:
+            # a row begins at the last 16 bytes at which it could, were its class's and those before it so far apart
+            apart, each, h = w // VECTOR * VECTOR, self.classes * image, self.classes
+            w += (h - 1) * (w - apart)
         self.b = Operand(
             SharedTile(self.loaded.pixels, config.block_k, ITEM, rows.run, transposed=True),
             TensorMap(
                 "data",
                 p.dtype,
-                (p.w, p.ci, p.h, p.n),
-                (image, p.w * ITEM, p.ci * image),
+                (w, channels, h, p.n),
+                (each, apart * ITEM, p.ci * image),
                 self.loaded.box(config.block_k, config.cluster_m),
                 (1, 1, p.stride[0], 1),
                 rows.run * ITEM,
@@ -139,12 +190,17 @@ class NchwWork(Work[TilePlace]):
         )
         down = p.dilation[0] * (rows.width // rows.run) * self.b.tile.slab
         self.products = tuple(
-            Product(rx, (ry * p.kw + rx) * self.a.tile.nbytes, ry * down)
-            for ry, rx in product(range(taps), range(p.kw))
+            Product(rx, (ry * across + rx) * self.a.tile.nbytes, ry * down)
+            for ry, rx in product(range(taps), range(across))
         )
         staging = config.staging(rows)
-        target = output_map(p, staging, config.rows)
-        self.output = Output(p.dtype, staging, target)
+        self.output = Output(p.dtype, staging, self._target(staging))
+
+    def _target(self, staging: Staging | RunStaging) -> TensorMap | Runs:
+        p = self.problem
+        if isinstance(staging, Staging):
+            return output_map(p, staging, self.config.rows, self.rows.flat)
+        return Runs("output", math.prod(self.arguments[-1].shape), 1, math.gcd(p.out_w, VECTOR))
 
     def of_images(self, n: Expr) -> NchwWork:
         tiles = replace(self.rows.tiles, problem=self.problem.unchecked(n=n))
@@ -157,24 +213,48 @@ class NchwWork(Work[TilePlace]):
 
     def loads_a(self, place: TilePlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         tile, rows = self.a.tile, self.config.block_m // self.config.cluster_n
+        taps = [ry * self.a.count + tap for tap in range(self.a.count)]
+        if self.classes > 1:
+            taps = [self._class_of(chunk)]
+        elif self.shifts:
+            across = self.problem.kw - 1 - T.truncdiv(chunk, self.chunks_of_phase)
+            taps = [tap * self.problem.kw + across for tap in taps]
+        channel = self._channel_of(chunk)
         return [
             Load(
-                tap * tile.nbytes + run * tile.slab + part * (rows * tile.swizzle),
-                (chunk * tile.k + run * tile.run, place.channel + part * rows, ry * self.a.count + tap),
+                number * tile.nbytes + run * tile.slab + part * (rows * tile.swizzle),
+                (channel + run * tile.run, place.channel + part * rows, tap),
             )
-            for tap, run in product(range(self.a.count), range(tile.k // tile.run))
+            for (number, tap), run in product(enumerate(taps), range(tile.k // tile.run))
         ]
 
+    def _class_of(self, chunk: Expr) -> Expr:
+        """The class of the channels of a chunk: late by as many pixels as there are phases to come, times what sums
+        move by."""
+        odd = self.problem.w // math.gcd(self.problem.w, VECTOR) % self.classes  # its own inverse
+        phase = T.truncdiv(chunk, self.chunks_of_phase)
+        return named("class_", T.truncmod((self.classes - 1 - phase) * odd, self.classes))
+
+    def _channel_of(self, chunk: Expr) -> Expr:
+        """The first channel of a chunk, of whatever phase."""
+        return (T.truncmod(chunk, self.chunks_of_phase) if self.shifts else chunk) * self.a.tile.k
+
     def loads_b(self, place: TilePlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
-        p, tile = self.problem, self.b.tile
+        p, tile, first = self.problem, self.b.tile, self._channel_of(chunk)
+        down, after = ry * p.dilation[0] - p.pad[0], T.int32(0)
+        if self.classes > 1:
+            down = self._class_of(chunk)
+            after = T.truncdiv(down * (p.w % VECTOR), VECTOR) * VECTOR
         return [
-            Load(offset, (x, chunk * tile.k + channel, y * p.stride[0] + ry * p.dilation[0] - p.pad[0], n))
-            for offset, x, channel, y, n in self.loaded.loads(tile, place.pixel, part, self.config.cluster_m)
+            Load(offset, (x + after if self.classes > 1 else x, first + channel, y, n))
+            for offset, x, channel, y, n in self.loaded.loads(tile, place.pixel, part, self.config.cluster_m, down)
         ]
 
     def store_at(self, place: TilePlace, part: Index, column: int) -> tuple[Index, ...]:
         n, y, x = self._first_pixel(place, part)
         _, h, w = self.rows.tiles.part(self.config.consumers_n)
+        if self.rows.flat:
+            return y * w + column % (h * w), self._channel(place, part, 0), 0, n + column // (h * w)
         row = column // w
         return x + column % w, self._channel(place, part, 0), y + row % h, n + row // h
 
@@ -195,6 +275,12 @@ class NchwWork(Work[TilePlace]):
         p, channel = self.problem, self._channel(place, part, row)
         return channel * (p.out_h * p.out_w), channel < p.co
 
+    def run_at(self, place: TilePlace, part: Index, row: Expr, column: Expr) -> tuple[Expr, Expr]:
+        at_channel, is_channel = self.row_start(place, part, row)
+        at_pixel, is_pixel = self.column_start(place, part, column)
+        inside = tirx.if_then_else(tirx.all(is_channel, is_pixel), 1, 0)
+        return named("index", at_channel + at_pixel), named("inside", inside)
+
     def column_start(self, place: TilePlace, part: Index, column: Expr) -> tuple[Expr, Expr]:
         p = self.problem
         n, y, x = pixel = self.rows.tiles.pixel(self._first_pixel(place, part), column)
@@ -211,7 +297,8 @@ def _more(problem: NchwProblem, work: NchwWork) -> dict[str, Any]:
     """How results leave, and the kernel before."""
     from schedules.hopper.shifted import ShiftedResults
 
-    return dict(way_out=partial(ShiftedResults, work.rows), prepare=partial(repack, problem))
+    shifted = {} if work.shifts else dict(way_out=partial(ShiftedResults, work.rows))
+    return dict(shifted, prepare=partial(repack, problem, classes=work.classes))
 
 
 # (block_m, columns of a consumer, consumers, consumers_n)
@@ -220,6 +307,23 @@ SHAPES = tuple(
     for columns in (128, 96, 64, 48, 32, 256, 192, 160, 144, 112, 80, 16)
     for consumers, consumers_n in ((2, 1), (2, 2), (1, 1), (3, 1), (3, 3))
 )
+# with phases: 64 rows of a block, consumers, those side by side, and what else
+IN_PHASES: tuple[tuple[int, int, int, Words], ...] = tuple(
+    (rows, consumers, beside, dict(words, phases=True))
+    for rows, consumers, beside, words in (
+        (1, 1, 1, {}),
+        (2, 2, 1, {}),
+        (4, 2, 1, {}),
+        (3, 3, 1, {}),
+        (1, 2, 2, {}),
+        (2, 2, 2, {}),
+        (1, 3, 3, {}),
+        (1, 2, 1, dict(ping_pong=True)),
+        (2, 2, 1, dict(ping_pong=True)),
+    )
+)
+LONGEST_RUN = 256  # columns of a wgmma
+TARGETS = (256, 192, 128, 64)  # of which widths that are tried are the next narrower
 
 
 def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaConfig:
@@ -233,21 +337,44 @@ def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaConfig:
 
 
 @lru_cache
-def _tiles(device: Device) -> tuple[Words, ...]:
-    """Fields of every tile and cluster."""
+def _tiles(device: Device, widths: tuple[int, ...]) -> tuple[Words, ...]:
+    """Fields of every tile and cluster, with phases those of so many columns of a consumer."""
+    tiles: list[Words] = [
+        dict(block_m=block_m, block_n=columns * consumers_n, consumers=consumers, consumers_n=consumers_n)
+        for block_m, columns, consumers, consumers_n in SHAPES
+    ]
+    tiles += [
+        dict(block_m=rows * ROWS, block_n=columns * consumers_n, consumers=consumers, consumers_n=consumers_n, **words)
+        for columns in widths
+        for rows, consumers, consumers_n, words in IN_PHASES
+    ]
     return tuple(
-        dict(block_m=block_m, block_n=columns * consumers_n, consumers=consumers, consumers_n=consumers_n, **words)
-        for (block_m, columns, consumers, consumers_n), words in product(
-            SHAPES, [*clusters(1, device), *clusters(2, device)]
-        )
-        if (consumers, words["blocks_sm"]) in REGISTERS
+        dict(tile, **words)
+        for tile, words in product(tiles, [*clusters(1, device), *clusters(2, device)])
+        if (tile["consumers"], words["blocks_sm"]) in REGISTERS
     )
+
+
+def phase_widths(problem: NchwProblem) -> tuple[int, ...]:
+    """Columns of a consumer worth trying with phases: of whole rows, or of equal parts of one with its margins."""
+    p, most = flattened(problem, batch=False), LONGEST_RUN
+    if p.kw == 1 and not late(p.w):
+        return ()
+    if p.w + late(p.w) <= most:
+        each = -(-(p.w + late(p.w)) // 16) * 16 if late(p.w) else p.w
+        whole = [columns for columns in range(each, most + 1, each) if columns % 16 == 0]
+        found = [max(each for each in whole if each <= most) for most in TARGETS if whole and whole[0] <= most]
+        found += [columns for columns in TARGETS if whole_rows(p, columns)]  # lengthened
+    else:
+        parts = range(-(-p.out_w // (most - 2 * GROUP)), p.out_w // 64 + 1)
+        found = [-(-p.out_w // count // 16) * 16 + 2 * GROUP for count in parts][: len(TARGETS)]
+    return tuple(sorted(set(found), reverse=True))
 
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
     return ProductSpace(
         TmaWgmmaConfig,
-        _tiles(arch.device),
+        _tiles(arch.device, phase_widths(problem)),
         axis("block_k", (16, 32, 64, 128)),
         DEPTHS,
         axis("halo", (False, True) if problem.kh > 1 else (False,)),

@@ -12,8 +12,9 @@ from schedules.build.builder import build
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
+from schedules.hopper.geometry import Shifts
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.tma_wgmma import TmaWgmmaConfig
+from schedules.operators.conv2d_nchw.tma_wgmma import NchwWork, TmaWgmmaConfig, phase_widths
 from tests.conftest import assert_correct, problem_of
 from tests.hopper_kernels import assert_builds_or_says_why, assert_correct_on, assert_emulated, assert_well_made
 
@@ -62,8 +63,44 @@ CONFIGS: list[dict[str, Any]] = [
     dict(block_m=64, block_n=64, consumers=2, consumers_n=1, block_k=16, num_stages=3, cluster_m=1, cluster_n=2,
          grid=2, halo=True, ping_pong=True),
 ]  # fmt: skip
-CONFIGS = [dict(block_k=64, split_k=1, halo=False) | words for words in CONFIGS]
+CONFIGS = [dict(block_k=64, split_k=1, halo=False, phases=False) | words for words in CONFIGS]
 ODD = "ragged, stride 2 down"
+# (problem, config) of taps along a row that are phases
+TAPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "whole rows of no whole lines": (
+        dict(n=1, h=9, w=56, ci=40, co=70, bias=True), dict(block_m=128, block_n=224)
+    ),
+    "several images": (
+        dict(n=5, h=3, w=8, ci=40, co=33, activation="relu"), dict(block_m=64, block_n=96, consumers=1, cluster_m=2)
+    ),
+    "all kernel rows, side by side": (
+        dict(n=2, h=9, w=32, ci=40, co=70, dtype="bfloat16"),
+        dict(block_m=64, block_n=256, consumers_n=2, halo=True, block_k=16, cluster_n=2),
+    ),
+    "parts of a row": (dict(n=1, h=3, w=304, ci=24, co=140), dict(block_m=256, block_n=128, cluster_n=2)),
+    "far to both sides": (
+        dict(n=1, h=7, w=24, ci=24, co=40, kh=5, kw=5, pad=2, dilation="2,1", bias=True),
+        dict(block_m=128, block_n=96),
+    ),
+    "in turn, with a residual": (
+        dict(n=2, h=8, w=16, ci=72, co=72, residual=True, activation="relu"),
+        dict(block_m=64, block_n=128, ping_pong=True, grid=2),
+    ),
+    "rows of 8 alignments": (
+        dict(n=5, h=7, w=7, ci=144, co=70, kh=1, kw=1, pad=0, bias=True), dict(block_m=128, block_n=128, cluster_m=2)
+    ),
+    "rows of 2 alignments, parts of them": (
+        dict(n=2, h=14, w=14, ci=72, co=70, kh=1, kw=1, pad=0), dict(block_m=64, block_n=128, ping_pong=True, grid=2)
+    ),
+    "rows of 8 alignments, parts of the reduction": (
+        dict(n=2, h=17, w=9, ci=256, co=200, kh=1, kw=1, pad=0, residual=True, filter_layout="oihw"),
+        dict(block_m=128, block_n=160, block_k=16, split_k=2, cluster_n=2),
+    ),
+    "parts of the reduction": (
+        dict(n=2, h=8, w=8, ci=64, co=70, kw=5, pad="1,2"),
+        dict(block_m=64, block_n=64, consumers=1, split_k=4, block_k=16),
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(params=SHAPES)
@@ -125,6 +162,15 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     ):
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem_of("conv2d_nchw", **WORK | fields), sm_90a)
+    for fields, reason in (
+        (dict(kw=1, pad="1,0"), "phases=True is for several taps along a row, .* not for kw=1, stride=.1, 1., pad=0"),
+        (dict(stride="2,1"), "not for kw=3, stride=.2, 1."),
+        (dict(dilation=2, pad=2), "pad=2, dilation=2"),
+        (dict(w=256), "split_k=8 deals stages out, and phases of them, up to 12, are not equal parts"),
+    ):
+        given = CONFIGS[0] | dict(phases=True, cluster_n=1, split_k=8 if "w" in fields else 1)
+        with pytest.raises(ConfigError, match=reason):
+            spec.config_for(problem_of("conv2d_nchw", **WORK | fields), sm_90a, given)
     with pytest.raises(ConfigError, match="cuda:sm_80 has no tma and no wgmma"):
         spec.config_for(problem_of("conv2d_nchw", **WORK), parse_arch("sm_80"))
 
@@ -147,6 +193,47 @@ def test_halo_emulated(emulation: None, shape: str) -> None:
     assert (config is None) == (SHAPES[shape]["kh"] == 1)
     if config:
         assert_correct(problem, arch, "tma_wgmma", config, ["emulated"])
+
+
+def test_widths_of_phases() -> None:
+    def widths(**fields: Any) -> tuple[int, ...]:
+        problem = problem_of("conv2d_nchw", **WORK | fields)
+        assert isinstance(problem, NchwProblem)
+        return phase_widths(problem)
+
+    assert (
+        widths(w=56) == (256, 224, 192, 128, 112, 64)
+        and widths(w=16) == (256, 192, 128, 64)
+        and widths(w=256) == (256,)
+    )
+    assert widths(w=416) == (224, 160, 128, 112) and not widths(kw=1, pad="1,0")
+
+
+@pytest.mark.parametrize("name", TAPS)
+def test_phases_emulated(emulation: None, name: str) -> None:
+    fields, words = TAPS[name]
+    more = dict(phases=True, num_stages=3, grid=4, cluster_m=1, cluster_n=1, consumers=2, block_k=32)
+    assert_emulated("conv2d_nchw", PACKED | dict(kh=3, kw=3, pad=1) | fields, CONFIGS[0] | more | words)
+
+
+def test_moves_of_sums(sm_90a: Arch) -> None:
+    """By a column between taps, within rows, and back to where results lie; the first of whole rows wait."""
+    spec = operator("conv2d_nchw").schedule("tma_wgmma")
+
+    def work(width: int, columns: int, **fields: Any) -> NchwWork:
+        problem = problem_of("conv2d_nchw", **WORK | dict(w=width) | fields)
+        words = dict(phases=True, block_n=columns, num_stages=2)
+        config = spec.config_for(problem, sm_90a, CONFIGS[0] | words)
+        assert isinstance(problem, NchwProblem) and isinstance(config, TmaWgmmaConfig)
+        rows = config.rows_of(problem)
+        assert rows
+        return NchwWork(problem, config, rows)
+
+    found = work(16, 64)
+    assert found.shifts == Shifts(3, 1, (1, None, 3, None, 5, None, 7, None), 1, (0, 2, 4, 6))
+    assert (found.kernel, found.chunks, found.chunks_of_phase, found.sums, found.margin) == ((3, 1), 12, 4, 1, 0)
+    found = work(256, 64)
+    assert found.shifts == Shifts(3, 1, (*range(1, 8), None), 1) and found.margin == 8
 
 
 def test_the_search_tries_few_columns_for_wide_kernels(sm_90a: Arch) -> None:
