@@ -61,14 +61,20 @@ class PixelWork(Work[PixelPlace]):
         images, rows, columns = tiles.counts
         self.clusters = images * rows * columns * self.tiles_channels
 
+    @property
+    def inside(self) -> tuple[int, int, int, int] | None:
+        """(first row, rows, first column, columns) of the clusters with the most work, which come first; None if all
+        have as much."""
+        return self.tiles.inside if self.config.skip_padding else None
+
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> PixelPlace:
         from schedules.lowering.order import inside_first
 
         config, tiles, channels = self.config, self.tiles, self.tiles_channels
         images, _, columns = tiles.counts
         each = channels * images
-        if config.skip_padding and tiles.inside:
-            tile = named("place", inside_first(tile, (each, columns, *tiles.inside)))
+        if self.inside:
+            tile = named("place", inside_first(tile, (each, columns, *self.inside)))
         pixel = named("pixel", T.truncdiv(tile, each))
         if self.channels_along_rows:
             rank, rank_channel, cluster = rank_n, rank_m, config.cluster_m

@@ -64,6 +64,13 @@ class RowTilesWork(HwcnWork):
         self.kernel = (problem.kh, self.row_tiles.distinct)
 
     @property
+    def inside(self) -> tuple[int, int, int, int] | None:
+        _, rows, columns = self.tiles.counts
+        top, height, left, width = super().inside or (0, rows, 0, columns)
+        width = min(width, self.row_tiles.full - left)  # the rest of a row has fewer points
+        return (top, height, left, width) if 0 < width * height < rows * columns else None
+
+    @property
     def mean_taps(self) -> float:
         skipped = self.config.skip_padding and self.problem.kh > 1
         rows = mean_taps_inside(self.tiles.counts[1], *self._axes()[0]) if skipped else self.problem.kh

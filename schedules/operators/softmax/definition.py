@@ -43,6 +43,7 @@ DROPS = ("given", "drawn")
 CUTS = ("lengths", "causal")  # masks that are no elements, but how many of a row's columns count
 LOG2E = math.log2(math.e)
 SMALLEST = 2.0**-126  # float32's last number that no GPU flushes to 0
+LOWEST = float.fromhex("-0x1.fffffep127")  # float32
 SHORT = 1024  # columns up to which rows of any width may share a build
 
 
@@ -334,7 +335,8 @@ class RowProgram:
 
     `fill` is what columns past the end read as, for each input: neutral in every reduction.  `dropped` makes, from the
     output (rounded to the tensors' dtype) and drop, a second output.  `from_element` makes the output of a column from
-    its element of the last reduction, for schedules that keep that rather than compute it again.
+    its element of the last reduction, for schedules that keep that rather than compute it again.  `lowest` is what a
+    largest starts from: finite, as are its products that the program makes.
     """
 
     fill: dict[str, float]
@@ -344,6 +346,7 @@ class RowProgram:
     dropped: Callable[[PrimExpr, PrimExpr], PrimExpr] | None = None
     from_element: Callable[[PrimExpr, Values, Values], PrimExpr] | None = None
     of_row: Callable[[Values], PrimExpr] | None = None  # the output that is a number a row
+    lowest: float = LOWEST
 
 
 @dataclass(frozen=True)
@@ -472,9 +475,9 @@ def row_program(problem: SoftmaxProblem, rounding: Rounding | None = None) -> Ro
         derived.append(("log_total", lambda results: tirx.log(results["total"])))
     if p.z and p.element_outputs:
         derived.append(("more", lambda results: lse(results) * f32(2 * p.z) + f32(1)))
-    # a part's total is relative to its own peak.  Peaks start from the lowest finite float32, not from -inf, so that a
-    # part that is all -inf has the factor 0 or 1, not NaN, for its total of 0; one that holds +inf or NaN has a NaN for
-    # its total, which no factor takes away
+    # a part's total is relative to its own peak.  Peaks start from the lowest finite number, not from -inf, so that a
+    # part that is empty or all -inf has the factor 0 or 1, not NaN, for its total of 0; one that holds +inf or NaN has
+    # a NaN for its total, which no factor takes away
     reductions = [Reduction("peak", "max", compared), Reduction("total", "sum", numerator, share)]
     if p.smoothing:
         reductions.insert(1, Reduction("linear", "sum", linear, of_row=True))
@@ -492,6 +495,7 @@ def row_program(problem: SoftmaxProblem, rounding: Rounding | None = None) -> Ro
         dropped if p.has_dropout else None,
         None if p.is_log else from_element,
         loss if p.is_loss else lse if p.lse else None,
+        -LARGEST[p.dtype] if fused else LOWEST,
     )
 
 

@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import tirx
 from tvm.script import tirx as T
@@ -178,7 +177,7 @@ class PackKernel(RowPacks[R]):
     def no_peaks(self) -> Any:
         """A thread's largest so far, before there is one: as many as need not wait for each other."""
         if not self.by_twos:
-            return self.sums("peaks", float(np.finfo(np.float32).min))
+            return self.sums("peaks", self.program.lowest)
         lowest = repeated(LARGEST[self.in_dtype] * (-1 if self.problem.scale > 0 else 1), self.in_dtype)
         peaks = T.alloc_local((self.each,), "uint32")
         IRBuilder.name("peaks", peaks)
@@ -261,7 +260,7 @@ class PackKernel(RowPacks[R]):
     def online_of_thread(self, row: R) -> Values:
         """The reductions over a thread's part, each pack added as it comes, relative to the largest so far: what the
         first packs come to is computed while the last are on their way."""
-        sums, peak = self.no_sums(), Scalar("peak_so_far", T.float32(np.finfo(np.float32).min), "float32")
+        sums, peak = self.no_sums(), Scalar("peak_so_far", T.float32(self.program.lowest), "float32")
         if self.kept == "numerators":
             peaks = T.alloc_local((self.rounds,), "float32")
             IRBuilder.name("peaks_of_packs", peaks)

@@ -28,6 +28,7 @@ CASES: list[tuple[Fields, Fields]] = [
     (dict(cols=2049, function="log_softmax", dtype="float32"), dict(SMALL, min_blocks=4)),
     (dict(cols=2047, function="log_softmax_grad", dtype="bfloat16", scale=0.3), dict(SMALL, streaming="evict_last")),
     (dict(cols=40003, dtype="float32"), SMALL),  # three parts to a thread
+    (dict(cols=2047), SMALL),  # a last part without elements
 ]
 
 
