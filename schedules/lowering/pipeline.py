@@ -323,8 +323,10 @@ def _dependent_launches(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> t
     """Kernels are launched while the one before runs (programmatic dependent launch): TVM's runtime has a tag for it,
     which nothing in 0.27 sets.
 
-    Those that do not say so themselves begin with letting the next one be launched, and with waiting: a multiprocessor
-    has their blocks when the one before ends.
+    Those that do not say so themselves begin with waiting: a multiprocessor has their blocks when the one before ends.
+    Before that they let the next one be launched, if all of their blocks are there at once; else the next one is
+    launched when the last of them end.  Its blocks would be put where the first of these ended, several to a
+    multiprocessor while others have none: 83 us for 65 of an H200.
     """
 
     def tagged(function: Any) -> Any:
@@ -333,7 +335,11 @@ def _dependent_launches(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> t
         said = _said(function)
         chip = parse_arch(f"cuda:{function.attrs['target'].attrs['arch']}")
         if not said and "tma" in chip.features:  # which is as old
-            said = ["launch_dependents", "wait"]
+            said = (
+                ["launch_dependents", "wait"]
+                if _threads(function) <= chip.device.multiprocessors * chip.threads_sm
+                else ["wait"]
+            )
             calls = [tirx.Evaluate(T.ptx[f"griddepcontrol.{action}"]()) for action in said]
             function = function.with_body(tirx.SeqStmt([*calls, function.body]))
         if "wait" not in said:
@@ -341,6 +347,19 @@ def _dependent_launches(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> t
         return function.with_attr(_LAUNCH, [_DEPENDENT, *function.attrs[_LAUNCH]])
 
     return of_functions(mod, tagged)
+
+
+def _threads(function: tirx.PrimFunc) -> float:
+    """Of all of a kernel's blocks; infinity if these are known at run time only."""
+    extents: dict[str, float] = {}
+
+    def visit(scope: Any) -> None:
+        if scope.attr_key == "thread_extent":
+            known = isinstance(scope.value, tirx.IntImm)
+            extents[str(scope.node.thread_tag)] = int(scope.value) if known else math.inf
+
+    tvm_ffi.structural_walk(function.body, (tirx.AttrStmt, visit))
+    return math.prod(extents.values())
 
 
 def _said(function: tirx.PrimFunc) -> list[str]:
