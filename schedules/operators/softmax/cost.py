@@ -40,24 +40,26 @@ L2_BYTES = 32 * 2**20
 class Costs:
     """Microseconds, and instructions of a thread, if nothing else is said."""
 
-    launch: float = 3.45
-    latency: float = 0.022  # from a block's loads to its stores
-    delay: float = 0.0207  # of an element of a thread
-    barrier: float = 0.0378
-    tile: float = 0.0506  # of rows by way of shared memory
-    exchange: float = 0.672  # of a cluster
-    second: float = 1.96  # of another kernel
-    overlapped: float = 1.77  # of one that starts while the first runs
-    shared: float = 0.287  # of packs that rows share
-    drawn: float = 13.1  # of the share of the bandwidth that is a multiprocessor's own, what one alone can draw
-    reached: float = 0.989  # of the bandwidth
-    overlap: float = 1.94  # the norm's exponent where blocks fill each other's waits: 1 if nothing overlapped
-    fixed: float = 175  # beside its elements
-    edges: float = 9.05  # for packs that rows share
-    element: float = 1.64  # of an element, where an exponential counts as eight
-    access: float = 10.3  # of a load and a store of global memory
-    turn: float = 0.267  # of shared memory
-    parts: float = 25.4  # stores of a row's packs that it shares, about
+    launch: float = 3.27
+    latency: float = 0.118  # from a block's loads to its stores
+    delay: float = 0.0283  # of an element of a thread
+    barrier: float = 0.0851
+    tile: float = 0.201  # of rows by way of shared memory
+    exchange: float = 0.498  # of a cluster
+    second: float = 1.84  # of another kernel
+    overlapped: float = 1.48  # of one that starts while the first runs
+    shared: float = 0.214  # of packs that rows share
+    drawn: float = 54  # of the share of the bandwidth that is a multiprocessor's own, what one alone can draw
+    reached: float = 0.985  # of the bandwidth
+    overlap: float = 1.92  # the norm's exponent where blocks fill each other's waits: 1 if nothing overlapped
+    fixed: float = 77.9  # beside its elements
+    edges: float = 123  # for packs that rows share
+    element: float = 0.4  # of an element, where an exponential counts as eight
+    access: float = 13.8  # of a load and a store of global memory
+    turn: float = 0.0901  # of shared memory
+    again: float = 4.16  # of an element that was not kept as it is used
+    block: float = 0.0574  # us until a multiprocessor has begun a block
+    parts: float = 38.1  # stores of a row's packs that it shares, about
 
 
 COSTS = Costs()
@@ -80,6 +82,8 @@ class Work:
     each: Any  # elements that a thread has, one after the other
     barriers: Any  # how many of what nothing overlaps
     tiles: Any
+    blocks: Any  # of a multiprocessor, one after the other
+    again: Any  # elements whose exponentials are computed twice
     exchanges: Any
     seconds: Any
     overlapped: Any
@@ -90,12 +94,21 @@ def cheapest(problem: SoftmaxProblem, schedule: str, configs: Iterable[C], arch:
     """The legal config that takes least; the first, whose `check` says why, if none is legal."""
     first, *others = configs
     legal = [config for config in (first, *others) if config.check(problem, arch) is None]
-    return min(legal, key=lambda config: microseconds(problem, schedule, config, arch), default=first)
+    if not legal:
+        return first
+    found = works(problem, [(schedule, config) for config in legal], arch)
+    return legal[int(np.argmin(estimate(found)))]
 
 
-def microseconds(problem: SoftmaxProblem, schedule: str, config: Any, arch: Arch, costs: Costs = COSTS) -> float:
+def microseconds(problem: SoftmaxProblem, schedule: str, config: Any, arch: Arch) -> float:
     """What `schedule` with a legal config takes."""
-    return float(estimate(work(problem, schedule, config, arch), costs))
+    return float(estimate(work(problem, schedule, config, arch)))
+
+
+def works(problem: SoftmaxProblem, given: Iterable[tuple[str, Any]], arch: Arch) -> Work:
+    """Of each schedule with its legal config."""
+    each = [vars(work(problem, name, config, arch)) for name, config in given]
+    return Work(**{name: np.array([found[name] for found in each]) for name in each[0]})
 
 
 def estimate(work: Work, costs: Costs = COSTS) -> Any:
@@ -103,11 +116,13 @@ def estimate(work: Work, costs: Costs = COSTS) -> Any:
     memory = work.memory / np.minimum(costs.reached, costs.drawn * work.share)
     lines = (work.lines + work.shared_lines * costs.parts) / work.share / CLOCK
     issued = work.threads * (costs.fixed + costs.edges * work.edges) + work.elements * costs.element
-    issued = (issued + work.accesses * costs.access + work.turns * costs.turn) / LANES / work.share / CLOCK
+    issued = issued + work.accesses * costs.access + work.turns * costs.turn + work.again * costs.again
+    issued = issued / LANES / work.share / CLOCK
+    begun = work.blocks * costs.block
     waits = np.maximum(1.0, work.waves) * (costs.latency + costs.delay * work.each)
     # blocks overlap with others of their multiprocessor, and with those of others that are at another part of the work
     norm = 1 + (costs.overlap - 1) * np.minimum(1.0, work.waves) * (1 - 1 / work.resident / np.maximum(1.0, work.waves))
-    together = (memory**norm + lines**norm + issued**norm + waits**norm) ** (1 / norm)
+    together = (memory**norm + lines**norm + issued**norm + waits**norm + begun**norm) ** (1 / norm)
     alone = costs.barrier * work.barriers + costs.tile * work.tiles + costs.exchange * work.exchanges
     alone = alone + costs.second * work.seconds + costs.overlapped * work.overlapped + costs.shared * work.edges
     return costs.launch + alone + together
@@ -167,6 +182,8 @@ def work(problem: SoftmaxProblem, schedule: str, config: Any, arch: Arch) -> Wor
         each=elements * each * (reads if schedule == "block_streaming" else 1),
         barriers=2 * reductions * (threads > arch.wave),
         tiles=float(schedule == "tiles"),
+        blocks=blocks * (1 + second) / device.multiprocessors / share,
+        again=rows * threads * elements * (getattr(config, "kept", "packed") == "packed"),
         exchanges=float(schedule == "cluster"),
         seconds=float(second and not beside),
         overlapped=float(beside),
