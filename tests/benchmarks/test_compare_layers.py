@@ -121,8 +121,8 @@ def test_a_schedule_by_name_has_the_layers_that_it_takes(
     sets.write_text(json.dumps({"runs": {"conv2d_nhwc float32": 1}, "sets": {"net": texts}}))
     words = [str(sets), "--log", str(tmp_path), "--schedule", "winograd_cpu"]
     assert compare_layers.main(words) == 0
-    assert sorted(device.batches) == [1, 4]
-    assert len(read_layers(tmp_path / "some-gpu" / "layers_winograd_cpu.json")["layers"]) == 2
+    assert sorted(device.batches) == [1, 3, 4]
+    assert len(read_layers(tmp_path / "some-gpu" / "layers_winograd_cpu.json")["layers"]) == 3
     (layer, *_) = compare_layers.layers_of(sets)
     ((_, made, why),) = BUILT_AHEAD([layer], parse_arch("llvm"), 1, "winograd_cpu")
     assert made.schedule == "winograd_cpu" and not why

@@ -140,7 +140,7 @@ def test_a_neighbour_too_far_or_with_another_schedule_is_passed_over(sm_90a: Arc
     config = operator("softmax").schedule("frames").default(softmax(49152, 64), sm_90a).to_json()
     record = record_of(softmax(49152, 64), 10.0, config, **made)  # type: ignore[arg-type]
     append(tmp_path, record)
-    near, other, far = softmax(49152, 32), softmax(49152, 63), softmax(49152, 512)
+    near, other, far = softmax(49152, 32), softmax(49152, 77), softmax(49152, 512)
     assert found(near).source == "nearest" and found(near).config == record.config
     assert default_choice(other, sm_90a).schedule == "tiles" and found(other).source == "default"
     assert found(far).source == "default"

@@ -60,7 +60,7 @@ def test_the_fastest_come_first_and_all_are_legal(name: str) -> None:
     [
         ("conv2d_nhwc", dict(n=32, h=56, w=56, ci=256, co=256), "tma_wgmma"),
         ("conv2d_nchw", dict(n=32, h=56, w=56, ci=256, co=256), "tma_wgmma"),
-        ("conv2d_nchw", dict(n=32, h=57, w=57, ci=256, co=256), "tma_wgmma_turned"),
+        ("conv2d_nchw", dict(n=32, h=57, w=57, ci=256, co=256), "tma_wgmma_"),
         ("conv2d_hwcn", dict(n=64, h=56, w=56, ci=256, co=256), "tma_wgmma"),
         ("conv2d_nchw32", dict(n=32, h=56, w=56, ci=256, co=256, dtype="int8"), "tma_wgmma"),
         ("conv2d_nhwc", dict(n=32, h=224, w=224, ci=3, co=64), "mma_windows"),

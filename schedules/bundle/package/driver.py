@@ -125,6 +125,7 @@ class Driver:
 
 @functools.cache
 def driver_of(kind: str) -> Driver:
+    """The driver of a kind of GPU, loaded once.  Raises LoadError."""
     return Driver(kind)
 
 

@@ -11,13 +11,14 @@ from schedules.windows.config import is_few
 
 
 def choose(problem: Nchw32Problem, arch: Arch) -> str:
-    """The rule: windows for few input channels; else tensor memory, where there is some; else matrix cores; else
-    four-byte dot products."""
+    """The rule: windows for few input channels; else tensor memory, where there is some; else matrix cores, if data are
+    whole groups; else four-byte dot products."""
     if is_few(problem) and mma_windows.SCHEDULE.serves(problem, arch):
         return mma_windows.SCHEDULE.name
     if tma_tcgen05.SCHEDULE.serves(problem, arch):
         return tma_tcgen05.SCHEDULE.name
-    return matrix_schedule(problem.dtype, arch) or ("simt" if arch.is_gpu else "cpu")
+    matrix = None if problem.not_groups else matrix_schedule(problem.dtype, arch)
+    return matrix or ("simt" if arch.is_gpu else "cpu")
 
 
 OPERATOR = Operator(

@@ -57,7 +57,7 @@ class Nchw32Problem(Conv2dProblem):
     gammas: ClassVar[tuple[str, ...]] = RUN_TIME
     activations: ClassVar[tuple[str, ...]] = ACTIVATIONS
     finishing = ("out_dtype", *SCALES, "bias", "residual", "activation")
-    later = ("lanes",)
+    later = ("n_from", "lanes")
 
     dtype: str = "int8"
     out_dtype: str = "int8"

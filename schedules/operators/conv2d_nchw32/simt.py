@@ -39,8 +39,6 @@ class SimtConfig(Config):
         return self.tile_m * arch.wave // QUADS * self.warps_m, self.tile_n * QUADS * self.warps_n
 
     def check(self, problem: Nchw32Problem, arch: Arch) -> str | None:
-        if problem.not_groups:
-            return problem.not_groups
         for name, value in self.to_json().items():
             if value < 1:
                 return f"{name}={value} must be at least 1"
@@ -51,10 +49,10 @@ class SimtConfig(Config):
             return (
                 f"warps_m={self.warps_m} x warps_n={self.warps_n} are {threads} threads, {arch} has {arch.max_threads}"
             )
-        shared = sum(self.block(arch)) * GROUP
+        shared = sum(self.block(arch)) * problem.lanes
         if shared > arch.shared_static:
             return f"tile_m={self.tile_m} needs {shared} bytes of shared memory, {arch} has {arch.shared_static}"
-        registers = self.tile_m * self.tile_n + (self.tile_m + self.tile_n) * VECTOR // PACK + 40
+        registers = self.tile_m * self.tile_n + (self.tile_m + self.tile_n) * min(VECTOR, problem.lanes) // PACK + 40
         if registers > arch.registers_thread:
             return (
                 f"tile_m={self.tile_m} x tile_n={self.tile_n} needs about {registers} registers a thread, {arch} has "
@@ -78,7 +76,7 @@ def schedule(problem: Nchw32Problem, config: SimtConfig, arch: Arch) -> tvm.IRMo
     def divided(index: Any, by: int) -> tuple[Any, Any]:
         return index // by, index % by
 
-    pixels = arch.wave // QUADS  # neighbouring pixels in neighbouring lanes
+    pixels, vector = arch.wave // QUADS, min(VECTOR, problem.lanes)  # neighbouring pixels in neighbouring lanes
     warps = (config.warps_m, config.warps_n)
     sch = Schedule(graph(problem, config, arch))
     conv = sch.get_sblock("conv")
@@ -100,12 +98,12 @@ def schedule(problem: Nchw32Problem, config: SimtConfig, arch: Arch) -> tvm.IRMo
     next_step(sch, "Blocks, warps and lanes; the epilogue in the lane that holds the sums")
     schedule_output(sch, problem, rounding_of(config, arch), warps, quads_first=False)
 
-    # sixteen channels of a thread's pixels and filters in registers
+    # up to sixteen channels of a thread's pixels and filters in registers
     next_step(sch, "The reduction: each thread multiplies its pixels and filters, four channels by one dot product")
     m, pixel, n, quad, rg, ry, rx, k = sch.get_loops(conv)[-8:]
     warp_m, m = sch.split(m, [config.warps_m, config.tile_m])
     warp_n, n = sch.split(n, [config.warps_n, config.tile_n])
-    step, word, k = sch.split(k, [None, VECTOR // PACK, PACK])
+    step, word, k = sch.split(k, [None, vector // PACK, PACK])
     sch.reorder(rg, ry, rx, warp_m, warp_n, pixel, quad, step, word, m, n, k)
     bind(sch, (sch.fuse(warp_m, warp_n), "threadIdx.y"), (sch.fuse(pixel, quad), "threadIdx.x"))
     for loop in (word, m, n):
@@ -117,8 +115,9 @@ def schedule(problem: Nchw32Problem, config: SimtConfig, arch: Arch) -> tvm.IRMo
         sch.vectorize(lane)
     for stage in shared:
         sch.compute_at(stage, rx, preserve_unit_loops=True)
-        cooperative_fetch(sch, stage, 5, (warps[0] * warps[1], arch.wave), VECTOR)
-        sch.annotate(stage, SWIZZLE, arch.bank_bytes)
+        cooperative_fetch(sch, stage, 5, (warps[0] * warps[1], arch.wave), vector)
+        if problem.lanes > vector:
+            sch.annotate(stage, SWIZZLE, arch.bank_bytes)
 
     for loop in sch.get_loops(sch.decompose_reduction(conv, rg))[-2:]:
         sch.unroll(loop)

@@ -39,7 +39,7 @@ class PackProblem(Conv2dProblem):
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16")
     layouts: ClassVar[tuple[str, ...]] = tuple(LAYOUTS)
-    later = ("lanes",)
+    later = ("n_from", "lanes")
 
     co: int = field(init=False)
     kh: int = field(init=False, default=1)

@@ -32,7 +32,7 @@ def schedule(problem: SoftmaxProblem, config: FramesConfig, arch: Arch) -> tvm.I
     """The program for x or y, dy (rows, cols), run-time rows."""
     from schedules.operators.softmax.frames_program import program
 
-    return program(problem, config, overlapped="cluster" in arch.features, redux="redux" in arch.features)
+    return program(problem, config, redux="redux" in arch.features)
 
 
 def default(problem: SoftmaxProblem, arch: Arch) -> FramesConfig:

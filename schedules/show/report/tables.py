@@ -23,15 +23,15 @@ def _entries(report: Report) -> Iterator[tuple[Device, Entry]]:
     return ((device, entry) for device in report.devices for entry in device.entries)
 
 
+def _key(entry: Entry) -> Row:
+    """What tells problems apart, for long tables: `problems` has the rest."""
+    summary = entry.study.summary
+    return {"device": summary.device, "operator": summary.operator, "name": entry.study.name}
+
+
 def _head(entry: Entry) -> Row:
     summary = entry.study.summary
-    return {
-        "device": summary.device,
-        "target": summary.target,
-        "operator": summary.operator,
-        "name": entry.study.name,
-        "problem": str(summary.problem),
-    }
+    return {**_key(entry), "target": summary.target, "problem": str(summary.problem)}
 
 
 def problems(report: Report) -> Iterator[Row]:
@@ -69,7 +69,7 @@ def times(report: Report) -> Iterator[Row]:
         for run in entry.study.beside:
             where = {"source": run.source, "launch": run.launch, "arithmetic": run.arithmetic, "date": run.date}
             for timing in run.timings:
-                yield {**_head(entry), **where, **dataclasses.asdict(timing)}
+                yield {**_key(entry), **where, **dataclasses.asdict(timing)}
 
 
 def comparisons(report: Report) -> Iterator[Row]:
@@ -104,7 +104,7 @@ def trials(report: Report) -> Iterator[Row]:
             rows = zip(curve.us, curve.seconds, curve.best, strict=True)
             for number, (us, seconds, best) in enumerate(rows, 1):
                 yield {
-                    **_head(entry),
+                    **_key(entry),
                     "search": curve.name,
                     "trial": number,
                     "seconds": seconds,

@@ -57,7 +57,9 @@ SMALL: list[dict[str, Any]] = [
 
 
 def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
-    words = dict(block_m=128, block_n=256, block_k=32, num_stages=4, consumers=2, cluster_m=2, grid=132)
+    words = dict(
+        block_m=128, block_n=256, block_k=32, num_stages=4, consumers=2, cluster_m=2, grid=132, skip_padding=True
+    )
     built = build(problem_of("conv2d_hwcn", **WORK), sm_90a, "tf32", words)
     found, source = assert_well_made(built, "HGMMA", stored_by_tma=False), str(built.sources["cu"])
     assert "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32" in source and ", p, 1, 1;" in source

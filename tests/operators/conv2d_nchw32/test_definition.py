@@ -116,7 +116,7 @@ def test_channels_added_by_packing_compute_zero() -> None:
 
 
 def test_few_lanes_compute_the_same() -> None:
-    """The same bytes in fewer lanes make the same sums, and no schedule takes them for whole groups."""
+    """The same bytes in fewer lanes make the same sums, and schedules of whole groups do not take them."""
     wide = replace(SMALL, ci=3)
     narrow = replace(wide, lanes=4)
     data, weight, *rest = inputs(wide, np.random.default_rng(0))
@@ -124,7 +124,7 @@ def test_few_lanes_compute_the_same() -> None:
     assert [array.shape for array in few] == [argument.shape for argument in narrow.arguments()[:2]]
     assert (reference(wide, [data, weight, *rest])[0].values == reference(narrow, [*few, *rest])[0].values).all()
     assert str(wide) == str(replace(narrow, lanes=32)) and "lanes=4" in str(narrow) and "lanes" not in wide.to_json()
-    for name in ("tma_wgmma", "mma", "simt"):
+    for name in ("tma_wgmma", "mma"):
         spec = operator("conv2d_nchw32").schedule(name)
         assert "lanes=4 of data" in str(spec.default(narrow, parse_arch("sm_90a")).check(narrow, parse_arch("sm_90a")))
 

@@ -12,6 +12,7 @@ from schedules.build.inspect import amdgcn_resources, count_ptx
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.presets import preset
+from schedules.core.registry import operator_of
 from schedules.operators.conv2d_nchw32.simt import SimtConfig, space
 from tests.conftest import ROCM_ARCHES, assert_correct, problem_of
 from tests.operators.conv2d_nchw32.shapes import EPILOGUE_SHAPE, EPILOGUES, SHAPES
@@ -39,6 +40,14 @@ def test_schedule_is_exact_for_amd(arch: Arch) -> None:
 def test_other_configs_are_exact(emulation: None, config: dict[str, Any]) -> None:
     problem = problem_of("conv2d_nchw32", n=1, h=5, w=4, ci=35, co=70, kh=2, kw=3, pad=1, bias=True)
     assert_correct(problem, parse_arch("sm_80"), "simt", config, ["serial", "emulated"])
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
+def test_data_of_few_lanes_are_its_by_the_rule(emulation: None, target: str, lanes: int) -> None:
+    problem = problem_of("conv2d_nchw32", n=2, h=9, w=7, ci=3, co=40, kh=3, kw=2, dilation=2, lanes=lanes, bias=True)
+    assert operator_of(problem).choose(problem, parse_arch(target)) == "simt" or target == "sm_80"
+    assert_correct(problem, parse_arch(target), "simt", routes=["emulated"])
 
 
 def test_cuda_multiplies_four_bytes_at_once(cuda_compiler: None) -> None:

@@ -161,7 +161,7 @@ def test_special_rows_in_generated_cuda(emulation: None, sm_90a: Arch, schedule:
         ("block_streaming", dict(threads=256, unroll=2)),
         ("tiles", dict(threads=8, groups=16, rows_per_group=2, kept="numerators", streaming="both")),
         ("parts", dict(threads=64, packs=1)),
-        ("frames", dict(threads=8, groups=8, kept="numerators", rows_per_group=2)),
+        ("frames", dict(threads=8, groups=8, kept="numerators", rows_per_group=2, online=False)),
         ("frames", dict(threads=64, groups=1, online=True)),
         ("cluster", dict(cluster=4, threads=64, kept="numerators", grid=8, direct=False)),
         ("cluster", dict(cluster=4, threads=64, kept="packed", online=True, grid=0, direct=True)),
