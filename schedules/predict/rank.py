@@ -15,7 +15,7 @@ from schedules.core.arch import Arch
 from schedules.core.operator import Array, Operator, ScheduleSpec
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator_of
-from schedules.hopper.config import STAGES, STAGING, SUM_BYTES
+from schedules.hopper.config import ADDRESSING, INSTRUCTION, STAGES, STAGING, SUM_BYTES, WARPGROUP
 from schedules.predict import trees
 from schedules.predict.configs import FILLED, Columns, columns_of, columns_of_space
 from schedules.predict.estimate import LAUNCH, Work, lines_of, operand_bytes, tile_of, work
@@ -23,6 +23,7 @@ from schedules.predict.features import OWN, features, table
 from schedules.windows.geometry import OTHERS
 
 HOPELESS = 4.0  # times the least estimate of all schedules, beyond which a config is not looked at
+BESIDE = 1.2  # times the least estimate of its way, up to which it is looked at all the same
 SIFTED = (
     512  # configs of a schedule, of each way of it, those of the least estimate, that the coarse trees put in order
 )
@@ -35,6 +36,8 @@ TRIED, MOST_TRIED = 100, 140  # configs of a schedule before it is given up: non
 FEWER = 2  # stages than there seems to be room for, at most
 HALO = 1.25  # times the pixels of a tile that a stage with a halo has, about
 RANKED = 16  # that are handed back
+# fields by which a stage has something else, and what they usually are
+WAYS = {"window": 0.0, "turned": 0.0, "halo": 0.0, "tall": 0.0, "phases": 0.0, "lines": 1.0}
 
 
 @dataclass(frozen=True)
@@ -181,9 +184,8 @@ def candidates(op: Operator, problem: Problem, specs: Sequence[ScheduleSpec], ar
         columns = roughly_filled(columns_of_space(spec, problem, arch), problem, spec, arch)
         if columns.count:
             part = Part(spec, columns, work(problem, spec, columns, arch))
-            copies = part.made.parts["copies"]
-            copied = copies > copies.min()  # ways so different that the estimate tells little of both
-            parts += [part.take(np.flatnonzero(rows)) for rows in (copied, ~copied) if rows.any()]
+            ways = _ways(part)
+            parts += [part.take(np.flatnonzero(ways == way)) for way in np.unique(ways)]
     while len({part.spec.name for part in parts}) > 1:
         first = min(parts, key=lambda part: float(part.made.total.min())).spec
         if first.default(problem, arch).check(problem, arch) is None:
@@ -191,7 +193,7 @@ def candidates(op: Operator, problem: Problem, specs: Sequence[ScheduleSpec], ar
         # of a schedule that is never legal, which would make all others hopeless
         parts = [part for part in parts if part.spec is not first]
     least = min((part.made.total.min() for part in parts), default=0.0)
-    parts = [_sifted(part, HOPELESS * least) for part in parts]
+    parts = [_sifted(part, max(HOPELESS * least, BESIDE * part.made.total.min())) for part in parts]
     parts = [part for part in parts if part.columns.count]
     if trained:
         found = _timed(op, problem, arch, trees.load(trees.COARSE), parts)
@@ -212,6 +214,14 @@ def candidates(op: Operator, problem: Problem, specs: Sequence[ScheduleSpec], ar
                 count += 1
     made = [(part.spec, columns_of(configs)) for part, configs in kept.items() if configs]
     return [Part(spec, columns, work(problem, spec, columns, arch)) for spec, columns in made]
+
+
+def _ways(part: Part) -> Array:
+    """A number for each way of a schedule: ways so different that the estimate tells little of several."""
+    copies = part.made.parts["copies"]
+    told = [copies > copies.min(), *(part.columns.get(name, usual) != usual for name, usual in WAYS.items())]
+    found: Array = sum(np.broadcast_to(each, copies.shape) * 2**i for i, each in enumerate(told))
+    return found
 
 
 def _sifted(part: Part, most: float) -> Part:
@@ -238,7 +248,9 @@ def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arc
         held = np.minimum(arch.registers_thread, arch.registers_sm / (32 * warps_m * warps_n * blocks_sm))
         room = np.where(registers <= held, room, 0.0)
     elif "consumers" in columns.fields:
-        halo = columns.get("halo", 0.0) > 0  # a stage has the filters of all kernel rows, and pixels for them
+        # a stage has the filters of all kernel rows, and pixels for them: of each remainder of the stride its own
+        halo = columns.get("halo", 0.0) + columns.get("tall", 0.0) > 0
+        beside = HALO * len({row * p.dilation[0] % p.stride[0] for row in range(p.kh)})
         pixels, channels = (n, m) if spec.channels_along_rows else (m, n)
         lines, kernel_rows, looked_at = lines_of(p, columns)
         pixels = pixels * lines * kernel_rows * looked_at
@@ -248,7 +260,8 @@ def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arc
         row = np.where(columns.get("phases", 0.0) > 0, 1, p.kw if along else 1)
         taps = np.where(halo, p.kh, kernel_rows) * row
         filters, steps = channels * taps * k / columns.get("cta_group", 1.0), p.kh * p.kw / taps * -(-p.ci // k)
-        stage = (pixels * np.where(halo, HALO, 1.0) * k + np.where(stay, 0.0, filters)) * item
+        room = np.where(_sums_fit(m * n * lines, columns, spec, arch), room, 0.0)
+        stage = (pixels * np.where(halo, beside, 1.0) * k + np.where(stay, 0.0, filters)) * item
         results = np.minimum(m * n * item, STAGING * columns.get("consumers"))
         sent = m * n * SUM_BYTES * (1 - 1 / columns.get("split_k", 1.0))
         # a residual waits beside the stages, of all tiles that a block works on at once
@@ -269,6 +282,18 @@ def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arc
         return replace(found.make(row), **{FILLED: int(stages[row])})
 
     return replace(found, fields={**found.fields, FILLED: stages}, make=make)
+
+
+def _sums_fit(outputs: Array, columns: Columns, spec: ScheduleSpec, arch: Arch) -> Array:
+    """Whether consumers have the registers for the sums of a tile's `outputs`, as `HopperConfig.check_sums` has it."""
+    consumers, blocks_sm = columns.get("consumers"), columns.get("blocks_sm")
+    parts, most = np.where(columns.get("ping_pong", 0.0) > 0, 1.0, consumers), np.zeros(columns.count)
+    for each, (_, registers) in spec.config.registers.items():  # type: ignore[attr-defined]
+        most[(consumers == each[0]) & (blocks_sm == each[1])] = registers
+    at_launch = arch.registers_sm // (WARPGROUP * (consumers + 1) * blocks_sm) // 8 * 8
+    side = columns.get("block_n") / columns.get("consumers_n", 1.0) // 2 + INSTRUCTION
+    fit: Array = (outputs / parts / WARPGROUP + ADDRESSING <= most) & (side <= at_launch)
+    return fit
 
 
 def filled(config: Any, problem: Any, arch: Arch) -> Config | None:

@@ -116,3 +116,17 @@ def test_what_the_trees_have_not_seen_is_left_to_the_rule() -> None:
         assert default_choice(problem, arch).predicted is None
     _, rows = resolve("softmax", {"rows": "8", "cols": "100", "dtype": "float16"})
     assert ranked(rows, ARCH) == ()
+
+
+def test_what_trials_show_to_be_fast_is_among_the_ranked() -> None:
+    """Of recorded layers: no legal config, of a schedule that needs no name, is predicted to be much faster."""
+    lost, layers = [], fit_choice.learned(fit_choice.known(ROOT / "tuning_logs/nvidia-h200")[1])
+    strided = [layer for layer in layers if layer.problem.stride[0] > 1 and layer.problem.n >= 32]
+    for layer in strided[::3]:
+        unasked = {spec.name for spec in layer.operator.offered(ARCH) if spec.name != "winograd"}  # whose errors count
+        best = ranked(layer.problem, ARCH)[0].us
+        for name, config, _ in layer.trials:
+            us = predicted_us(layer.problem, name, config, ARCH) if name in unasked else None
+            if us and best > 1.25 * us:
+                lost.append((str(layer.problem), name, str(config), us, best))
+    assert not lost
