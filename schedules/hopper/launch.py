@@ -182,26 +182,40 @@ class SharedMemory:
                 T.evaluate(T.cuda.func_call("hopper_clear", target, source_code=_CLEAR))
 
 
-def before_loads(work: Work) -> None:
-    """The producer's wait before its first load: for the blocks that it writes into, if there are others; the warp that
-    issues TMA's loads has set this block up, and does not wait for itself, but others that copy lines or multiply do.
+def before_loads(work: Work, warp: Expr) -> None:
+    """The wait of the producer's `warp` before its first load: for the blocks that it writes into, if there are others;
+    the first, which issues TMA's loads, has set this block up, and does not wait for itself, but others that copy
+    lines, multiply or have residuals loaded do.
     """
     config = work.config
-    if work.a.copied or config.multiplies_apart:
+    if _all_wait(work):
         before_products(config)
-    elif config.cluster == 1:
-        T.evaluate(T.ptx.bar.arrive(T.uint32(_BLOCK), T.uint32(config.threads)))
-    elif writers(config) > 1:
-        wait_until_begun()
+    elif config.cluster > 1:
+        if writers(config) > 1:
+            wait_until_begun()
+    elif work.added:
+        with T.If(warp == 0):
+            with T.Then():
+                arrive_for_block(config)
+            with T.Else():
+                wait_for_block(config)
+    else:
+        arrive_for_block(config)
 
 
 def after_loads(work: Work) -> None:
     """The same behind its last load, where only others wrote into other blocks."""
     config = work.config
     T.evaluate(T.cuda.warp_sync())
-    waited = work.a.copied or config.multiplies_apart
-    if config.cluster > 1 and writers(config) == 1 and not waited:
+    if config.cluster > 1 and writers(config) == 1 and not _all_wait(work):
         wait_until_begun()
+
+
+def _all_wait(work: Work) -> bool:
+    """Whether all warps of the producer wait for the block, and for those of its cluster, before its first load."""
+    config = work.config
+    alone = config.cluster > 1 and writers(config) == 1  # in a cluster, but not writing into its other blocks
+    return work.a.copied or config.multiplies_apart or (work.added is not None and alone)
 
 
 def before_products(config: HopperConfig) -> None:
@@ -211,6 +225,11 @@ def before_products(config: HopperConfig) -> None:
         wait_until_begun()
     if config.cluster == 1 or config.multiplies_apart:
         wait_for_block(config)
+
+
+def arrive_for_block(config: HopperConfig) -> None:
+    """Let those who wait for all threads of the block not wait for this one."""
+    T.evaluate(T.ptx.bar.arrive(T.uint32(_BLOCK), T.uint32(config.threads)))
 
 
 def wait_for_block(config: HopperConfig) -> None:

@@ -1,5 +1,5 @@
 """The producer: one thread that has TMA fill every stage of the ring that is free, tile after tile; beside it, where
-operand a lies in lines, all threads of its warpgroup that copy these."""
+operand a lies in lines, all threads of its warpgroup that copy these; one more has TMA bring residuals."""
 
 from __future__ import annotations
 
@@ -56,9 +56,16 @@ class Producer:
                     phase = phase + 1
             else:
                 self.load_taps(turner, place, tile, window, chunk, 0)
-            self.load_residual(place, tile)
             tile = tile + self.clusters
         self.finish(turner)
+
+    @T.inline
+    def run_residuals(self, tile: Variable) -> None:
+        """Load the residuals of this block's tiles from number `tile` on."""
+        while tile < self.work.clusters:
+            place = T.meta_var(self.work.place(tile, self.at.rank_m, self.at.rank_n))
+            self.load_residual(place, tile)
+            tile = tile + self.clusters
 
     def turner(self) -> Turner | None:
         """What fills operand a, where it is turned."""
@@ -119,10 +126,9 @@ class Producer:
         self.load_b(self.work.loads_b(place, ry, rx, chunk, self.at.rank_m), tile, ry, rx, chunk)
 
     def load_residual(self, place: Any, tile: Expr) -> None:
-        """Have TMA bring the tile's residual, if it comes so, to those who add it, when they have read their last."""
+        """Have TMA bring the tile's residual to those who add it, when they have read their last."""
         arrivals, work = self.memory.residual, self.work
-        if arrivals is None:
-            return
+        assert arrivals
         owner, turn = owner_of(work.config, tile, self.clusters)
         source, width = arrivals.added.source, work.output.staging.width
         for part in range(work.config.parts):

@@ -33,6 +33,8 @@ from schedules.lowering.annotations import TIRX
 from schedules.steps.story import part
 from schedules.tirx.types import Tensors
 
+RESIDUAL_WARP = 1  # of the producer's, whose first loads the operands
+
 
 def program(
     work: Work,
@@ -48,6 +50,7 @@ def program(
     config, fixed = work.config, work
     consumers, cluster = config.consumers, config.cluster
     copied = work.a.copied  # by all of the producer's threads
+    added = work.added is not None
     producer_registers, consumer_registers = config.registers[consumers, config.blocks_sm]
     accumulator = multiply_of(work).accumulator
     stored_by_tma = isinstance(work.output.target, TensorMap)
@@ -105,7 +108,7 @@ def program(
             part("The producer: one thread has TMA fill every stage that is free, tile after tile")
             if producer_registers > 0:
                 T.ptx["setmaxnreg.dec.sync.aligned.u32"](producer_registers)
-            before_loads(work)
+            before_loads(work, warp)
             producer = T.meta_var(Producer(work, maps, memory, ring, at, clusters, thread, views))
             if copied:
                 if dependent:  # noqa: SIM102 (of the two only the other is the kernel's)
@@ -119,6 +122,14 @@ def program(
                         T.evaluate(T.ptx["griddepcontrol.wait"]())
                     producer.run(tile)
                     cores.drain(ring)
+            if added:
+                part("A warp of its own: one thread has TMA bring residuals, which wait for nothing but room")
+                if warp == RESIDUAL_WARP:
+                    T.cuda.warp_sync()
+                    if T.cuda.elect_sync():
+                        if dependent:
+                            T.evaluate(T.ptx["griddepcontrol.wait"]())
+                        producer.run_residuals(tile)
             cores.beside_producer(ring, memory, at, clusters, warp, tile)
             after_loads(work)
         else:
