@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import os
 import re
 import sys
@@ -15,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from tvm.s_tir.schedule import _type_checker
-from tvm.script.parser.core import doc
 
 from schedules.build.builder import Built, build
 from schedules.check.emulate import toolchain
@@ -24,7 +21,7 @@ from schedules.check.verify import Check, emulated_runs, emulator_available, jud
 from schedules.core import child
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import EmulationError, ToolchainError
-from schedules.core.frames import outer_frames
+from schedules.core.frames import quicker
 from schedules.core.problem import Config, Problem
 from schedules.core.registry import operator
 from schedules.core.versions import version_of
@@ -47,12 +44,8 @@ settings.register_profile("suite", deadline=None, derandomize=True, suppress_hea
 settings.load_profile("suite")
 
 gc.disable()  # until the tests are collected: nothing that is imported or collected is garbage
-# TVM's parser asks for the whole call stack, which pytest makes deep, many times a schedule, and reads the source of
-# the same programs again for each of hundreds of kernels
-inspect.getouterframes = outer_frames
-doc.parse = lru_cache(maxsize=None)(doc.parse)
-# and each call of a schedule's primitive takes the types of its parameters apart
-_type_checker._dispatcher = lru_cache(maxsize=None)(_type_checker._dispatcher)
+for _place, _name, _function in quicker():  # at all times, in whatever thread
+    setattr(_place, _name, _function)
 
 # of those whose generated code is alike one stands for all; tests/build/test_builder.py builds for the others
 CUDA_ARCHES = [parse_arch(name) for name in ("sm_75", "sm_80", "sm_90a", "sm_120a")]

@@ -6,8 +6,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from tvm.script.parser.core import doc, evaluator
 
-from schedules.core.frames import outer_frames, quick_frames
+from schedules.core.frames import outer_frames, quick_frames, quicker, source_of
 
 
 def plain() -> Any:
@@ -50,3 +51,35 @@ def test_they_are_in_place_only_meanwhile(monkeypatch: pytest.MonkeyPatch) -> No
         assert inspect.getouterframes is outer_frames
         assert inspect.stack()[0].function == "test_they_are_in_place_only_meanwhile"
     assert inspect.getouterframes is PLAIN.getouterframes
+
+
+class Names(dict[str, Any]):
+    """What `x.real`, `f(x)` and the like are of."""
+
+    def __init__(self) -> None:
+        super().__init__(x=3, row=[1, 2.5, "a"], more=(4, 5), named=dict(end="!"), f=lambda *a, **k: (a, k), none=None)
+
+
+# of names and constants; the last are more, or have a constant whose source is not its repr
+SHORT = ("x", "7", "'\\n\\''", "None", "True", "x.real", "row[x]", "row[0]", "(x, 1)", "(x,)", "()", "f()", "f(x, 1)")
+SHORT += ("f(x, a=row, b=2)", "f(x, **named)", "f(b'\\0')")
+LONG = ("-1", "1.5", "...", "row[0:2]", "f(x.real)", "x + 1", "[x]", "f(1e400)", "not x", "{x: 1}", "f(*more, x)")
+
+
+@pytest.mark.parametrize("source", [*SHORT, *LONG])
+def test_an_expression_is_worth_what_it_is_to_python(source: str) -> None:
+    """A second time too, with other values."""
+    (value_of,) = (function for place, name, function in quicker() if name == "_eval_expr")
+    node, names = doc.parse(source, mode="eval").body, Names()
+    assert bool(source_of(node)) == (source in SHORT)
+    for number in (3, 1):
+        names["x"] = number % 3 if "row[x]" in source else number
+        assert value_of(node, names) == eval(source, dict(names))
+    assert evaluator._eval_expr is value_of
+
+
+def test_an_error_is_pythons() -> None:
+    (value_of,) = (function for place, name, function in quicker() if name == "_eval_expr")
+    for source, error in (("x.nothing", AttributeError), ("nobody", NameError), ("row[x]", IndexError)):
+        with pytest.raises(error):
+            value_of(doc.parse(source, mode="eval").body, Names())
