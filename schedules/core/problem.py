@@ -73,6 +73,11 @@ class Problem(Fields):
         plain = {f.name: f.default for f in dataclasses.fields(self) if f.name in self.finishing}
         return dataclasses.replace(self, **plain) if plain else self
 
+    def is_bare_as(self, other: Problem) -> bool:
+        """Whether `bare` of both is the same."""
+        names = [name for name in self.__dataclass_fields__ if name not in self.finishing]
+        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in names)
+
     @property
     def flops(self) -> int:
         """Floating-point operations of the textbook method; a multiply and an add count as two."""

@@ -262,7 +262,7 @@ def same_but_finish(problem: Problem, records: Sequence[Record], asked: Collecti
     """The best record of each problem that differs only in what is done to the result; in the fewest fields first."""
     found: dict[Problem, list[Record]] = {}
     for record in records:
-        if record.problem != problem and record.problem.bare() == problem.bare():
+        if record.problem != problem and problem.is_bare_as(record.problem):
             found.setdefault(record.problem, []).append(record)
 
     def fields_apart(other: Problem) -> int:
