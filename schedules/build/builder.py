@@ -139,10 +139,14 @@ def build_scheduled(
     mod: tvm.IRModule,
     *,
     device_code: bool = True,
+    host_code: bool = True,
     code_object: int = CODE_OBJECT,
     instruments: Sequence[Any] = (),
 ) -> Built:
-    """Build a program that is already scheduled, with TVM's pass `instruments` watching."""
+    """Build a program that is already scheduled, with TVM's pass `instruments` watching.
+
+    Without host_code LLVM spends a tenth of the time on a GPU's function, whose kernels something else launches.
+    """
     start = time.perf_counter()
     launch = launch_of(mod, arch) if arch.is_gpu else None
     if launch and launch.threads > arch.max_threads:
@@ -153,7 +157,8 @@ def build_scheduled(
                 f"{spec.name} launches {extent} blocks along {axis}, GPUs allow {most}; use larger tiles or another "
                 f"--schedule, or split the problem"
             )
-    module, made, state = _compile(mod, arch, device_code, instruments, spec.arguments(problem), code_object)
+    arguments = spec.arguments(problem)
+    module, made, state = _compile(mod, arch, device_code, host_code, instruments, arguments, code_object)
     return Built(
         operator=op,
         problem=problem,
@@ -187,20 +192,21 @@ def compiler_of(arch: Arch) -> str:
 
 def compiled(mod: tvm.IRModule, arch: Arch) -> Any:
     """The runtime module of a scheduled program that belongs to no operator.  Raises what `build` raises."""
-    return _compile(mod, arch, device_code=True)[0]
+    return _compile(mod, arch)[0]
 
 
 def _compile(
     mod: tvm.IRModule,
     arch: Arch,
-    device_code: bool,
+    device_code: bool = True,
+    host_code: bool = True,
     instruments: Sequence[Any] = (),
     arguments: Sequence[Argument] = (),
     code_object: int = CODE_OBJECT,
 ) -> tuple[Any, _Made, pipeline.Lowering]:
     """The runtime module of `mod`, what the device compiler made, and what the lowering left."""
     target = arch.target()
-    if arch.is_gpu and not device_code:  # the host code runs in the emulator, once or twice
+    if arch.is_gpu and not (device_code and host_code):  # without device code, the emulator runs it once or twice
         target = target.with_host(tvm.target.Target({"kind": "llvm", "opt-level": 0}))
     with _callbacks(arch, device_code, code_object) as made, pipeline.lowering(mod, arguments) as state:
         try:

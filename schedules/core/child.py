@@ -22,6 +22,7 @@ from concurrent.futures import CancelledError
 from multiprocessing import process, spawn
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
+from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ class Child:
     and importing the program's main module, which comes before any call, is enough to make it.  With `quiet` its output
     is kept for the errors' text until the initializer sends it elsewhere.  Without `main` it does not import the
     program's main module, and can be asked for nothing that is defined there.  It ends with the thread that made it.
+    As a copy of `origin`, which has one thread, it has in memory what that has, environment and output too, and ends
+    with it.
     Raises MachineError if no process can be started.
     """
 
@@ -77,10 +80,12 @@ class Child:
         environment: Mapping[str, str] | None = None,
         quiet: bool = False,
         main: bool = True,
+        origin: Child | None = None,
     ) -> None:
         self._words = -1
         self._connection: Connection | None = None
         self._talker: threading.Thread | None = None
+        self._asking = threading.Lock()  # of what makes copies
         try:
             self._connection, theirs = Pipe()
             with theirs:
@@ -88,15 +93,19 @@ class Child:
                     self._words = os.memfd_create("words")
                 output = self._words if quiet else None
                 command = _COMMAND.format(path=sys.path, descriptor=theirs.fileno())
-                self._popen = subprocess.Popen(
-                    [sys.executable, "-c", command],
-                    env={**os.environ, WORKER: "1", **(environment or {})},
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,  # what it starts can be ended with it, and no key of a terminal reaches it
-                )
+                self._popen: subprocess.Popen[bytes] | _Copy
+                if origin:
+                    self._popen = _Copy(origin, theirs.fileno())
+                else:
+                    self._popen = subprocess.Popen(
+                        [sys.executable, "-c", command],
+                        env={**os.environ, WORKER: "1", **(environment or {})},
+                        pass_fds=(theirs.fileno(),),
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        start_new_session=True,  # what it starts can be ended with it; no key of a terminal reaches it
+                    )
         except OSError as error:
             self._close()
             raise MachineError(f"no process can be started: {error.strerror or error}; end some others") from error
@@ -104,9 +113,10 @@ class Child:
         del preparation["authkey"]  # which is not to be written anywhere, nor needed
         if not main:
             preparation = {key: value for key, value in preparation.items() if not key.startswith("init_main")}
-        self._first = [
-            pickle.dumps(each, protocol=5) for each in ((preparation, os.getpid()), (initializer, arguments))
-        ]
+        parent = origin.pid if origin else os.getpid()
+        with contextlib.suppress(OSError):  # it has ended, which a call tells
+            for message in ((preparation, parent), (initializer, arguments)):
+                self._connection.send_bytes(pickle.dumps(message, protocol=5))
 
     @property
     def pid(self) -> int:
@@ -122,16 +132,16 @@ class Child:
         arguments: tuple[Any, ...] = (),
         seconds: float = float("inf"),
         cancelled: Callable[[], bool] = lambda: False,
+        descriptor: int | None = None,
     ) -> Any:
-        """What `function` returns there; what it raises is raised.
+        """What `function` returns there, after which `descriptor` is sent; what it raises is raised.
 
         Raises Ended, Stopped, Overdue, and CancelledError once `cancelled` says so, after which the process is gone.
         """
         answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        messages = [*self._first, pickle.dumps((function, arguments), protocol=5)]
-        self._first = []
+        message = pickle.dumps((function, arguments), protocol=5)
         # a process that is stopped neither reads nor writes: what waits for it is not what looks after it
-        self._talker = threading.Thread(target=self._talk, args=(messages, answers), daemon=True)
+        self._talker = threading.Thread(target=self._talk, args=(message, answers, descriptor), daemon=True)
         self._talker.start()
         spent = stopped = 0.0
         last = time.monotonic()
@@ -185,13 +195,14 @@ class Child:
             os.close(self._words)
             self._words = -1
 
-    def _talk(self, messages: list[bytes], answers: queue.SimpleQueue[bytes | None]) -> None:
+    def _talk(self, message: bytes, answers: queue.SimpleQueue[bytes | None], descriptor: int | None) -> None:
         answer = None
         connection = self._connection
         with contextlib.suppress(OSError, EOFError):
             if connection:
-                for message in messages:
-                    connection.send_bytes(message)
+                connection.send_bytes(message)
+                if descriptor is not None:
+                    send_handle(connection, descriptor, self.pid)
                 answer = connection.recv_bytes()
         answers.put(answer)
 
@@ -207,14 +218,74 @@ class Child:
         return Ended(self._popen.returncode if self._popen.returncode is not None else -signal.SIGKILL, words)
 
 
+class _Copy:
+    """What `subprocess` would say of a process that is not this one's child but its `origin`'s."""
+
+    def __init__(self, origin: Child, descriptor: int) -> None:
+        self._origin = origin
+        self.returncode: int | None = None
+        self.pid: int = self._asked(_copy, descriptor=descriptor)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            try:
+                self.returncode = self._asked(_exit_code, (self.pid,))
+            except (Ended, Stopped):  # and with it all copies
+                self.returncode = -signal.SIGKILL
+        return self.returncode
+
+    def wait(self, timeout: float) -> None:
+        """Raises subprocess.TimeoutExpired."""
+        until = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("copy", timeout)
+            time.sleep(0.002)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _asked(self, *call: Any, **options: Any) -> Any:
+        with self._origin._asking:
+            return self._origin.call(*call, **options)
+
+
+_connection: Connection  # of a child, with its parent
+
+
+def _copy() -> int:
+    """In a child: another process with all that is in its memory, to be asked by the descriptor that is sent."""
+    descriptor = recv_handle(_connection)
+    pid = os.fork()
+    if pid:
+        os.close(descriptor)
+        return pid
+    try:
+        os.setsid()
+        _connection.close()
+        spawn_main(descriptor)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _exit_code(pid: int) -> int | None:
+    """In a child: of a copy that has ended."""
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
 def spawn_main(descriptor: int) -> None:
     """The life of a child: its program's main module, the initializer, then calls, until nobody asks any more."""
+    global _connection
     # Ctrl-C goes to every process of the terminal; what becomes of this one is its parent's to say
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # a handler written in Python never runs while native code spins
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.set_inheritable(descriptor, False)
-    connection = Connection(descriptor)
+    _connection = connection = Connection(descriptor)
     preparation, parent = pickle.loads(_received(connection))
     die_with(parent)
     current: Any = process.current_process()

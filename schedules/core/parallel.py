@@ -19,11 +19,11 @@ TRIES = 3  # of a task whose process somebody stops
 
 
 class Processes:
-    """Processes that take tasks in the order in which they come, with their temporary files in `folder`; a thread looks
-    after each."""
+    """Processes that take tasks in the order in which they come, with their temporary files in `folder`, copies of
+    `origin` if there is one; a thread looks after each."""
 
-    def __init__(self, count: int, folder: str, main: bool) -> None:
-        self._main = main
+    def __init__(self, count: int, folder: str, main: bool, origin: Child | None) -> None:
+        self._main, self._origin = main, origin
         self._setup = (folder, None, False, False)
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Any] | None] = queue.SimpleQueue()
         self._stopped = False
@@ -56,7 +56,10 @@ class Processes:
             task, call = entry
             for again in range(TRIES if task.set_running_or_notify_cancel() else 0):
                 try:
-                    child = child or Child(start_worker, self._setup, environment=_ONE_THREAD, main=self._main)
+                    origin = self._origin if self._origin and self._origin.alive else None
+                    child = child or Child(
+                        start_worker, self._setup, environment=_ONE_THREAD, main=self._main, origin=origin
+                    )
                     task.set_result(child.call(*call))
                 except (Ended, Overdue, Stopped, CancelledError) as ended:
                     if child:
@@ -73,11 +76,11 @@ class Processes:
 
 
 @contextlib.contextmanager
-def processes(count: int, main: bool = True) -> Iterator[Processes]:
-    """`count` processes, each started from nothing, and without `main` without the program's main module; stopped at
-    once if the body fails, and gone with this process, their temporary files too."""
+def processes(count: int, main: bool = True, origin: Child | None = None) -> Iterator[Processes]:
+    """`count` processes, each a copy of `origin` or started from nothing, and without `main` without the program's main
+    module; stopped at once if the body fails, and gone with this process, their temporary files too."""
     with contextlib.closing(ScratchFolder()) as scratch:
-        pool = Processes(count, scratch.path, main)
+        pool = Processes(count, scratch.path, main, origin)
         try:
             yield pool
             pool.join()
@@ -85,6 +88,16 @@ def processes(count: int, main: bool = True) -> Iterator[Processes]:
             pool.stop()
             pool.join()
             raise
+
+
+@contextlib.contextmanager
+def origin(ready: Callable[..., None], *arguments: Any) -> Iterator[Child]:
+    """A process to be copied by `processes`, which calls `ready` meanwhile; gone after the body."""
+    child = Child(ready, arguments, environment=_ONE_THREAD, main=False)
+    try:
+        yield child
+    finally:
+        child.kill()
 
 
 def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:

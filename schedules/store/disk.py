@@ -102,6 +102,13 @@ class Disk:
         if code:  # what has none is small, and goes with the next that has some
             self._keep_to_limit()
 
+    def is_empty(self) -> bool:
+        """Whether nothing is kept, as where nothing was built yet."""
+        try:
+            return next(self._files(), None) is None
+        except OSError:  # nothing can be
+            return True
+
     def takes_files(self) -> bool:
         """Whether files can be written."""
         try:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import json
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -28,10 +29,10 @@ from schedules.build.toolchain.link import write_library
 from schedules.bundle.package.driver import KernelError
 from schedules.bundle.package.launch import Launcher
 from schedules.core.arch import Arch, last_level_cache
-from schedules.core.child import Ended, Overdue, Stopped
+from schedules.core.child import Child, Ended, Overdue, Stopped
 from schedules.core.errors import BuildError, DeviceError, SchedulesError, ToolchainError
 from schedules.core.frames import quick_frames
-from schedules.core.parallel import processes
+from schedules.core.parallel import origin, processes
 from schedules.core.problem import Argument, Problem
 from schedules.core.registry import operator_modules, operator_of
 from schedules.core.text import warn_once
@@ -166,7 +167,11 @@ def build_all(
     Returns the errors of those that cannot be built.
     """
     failed: dict[Problem, SchedulesError] = {}
-    with processes(min(cores() or 1, len(problems)), main=False) as pool:
+    with contextlib.ExitStack() as held:
+        builder = _ready_ahead.pop() if _ready_ahead else held.enter_context(origin(_ready, arch))
+        with contextlib.suppress(Ended):  # its copies tell why
+            builder.call(_ready_for, (next(iter(problems)), arch, device))
+        pool = held.enter_context(processes(min(cores() or 1, len(problems)), main=False, origin=builder))
         tasks = {
             pool.schedule(_make, (problem, arch, device, disk, shared)): problem for problem, shared in problems.items()
         }
@@ -180,6 +185,36 @@ def build_all(
                 failed[tasks[task]] = BuildError(f"the build of {tasks[task]} ended: {ended}")
             done()
     return failed
+
+
+_ready_ahead: list[Child] = []
+
+
+@contextlib.contextmanager
+def ready_to_build(arch: Arch) -> Iterator[None]:
+    """While the body finds out what to build, a process for `build_all` to copy starts."""
+    with origin(_ready, arch) as builder:
+        _ready_ahead.append(builder)
+        try:
+            yield
+        finally:
+            if builder in _ready_ahead:
+                _ready_ahead.remove(builder)
+
+
+def _ready(arch: Arch) -> None:
+    """In a process that is copied for each core: what all builds need is there."""
+    gc.disable()  # it and its copies end soon, and looking for garbage would have them copy all memory
+    with contextlib.suppress(ImportError, SchedulesError):  # which who builds is told
+        from schedules.build.builder import compiler_of
+
+        compiler_of(arch)
+
+
+def _ready_for(problem: Problem, arch: Arch, device: str | None) -> None:
+    """In that process: what was measured is read, and how to choose."""
+    with contextlib.suppress(ImportError, SchedulesError):
+        choose(problem, arch, device=device)
 
 
 def _make(problem: Problem, arch: Arch, device: str | None, disk: Disk, shared: bool) -> None:
@@ -242,7 +277,7 @@ def _built(name: str, chosen: Chosen, disk: Disk) -> Callable[[], Kernel]:
     workspaces: tuple[Argument, ...] = ()
     if arch.is_gpu:  # on a CPU, calls are over when they return
         scheduled, workspaces = workspaces_as_arguments(scheduled)
-    made = build_scheduled(operator, problem, spec, config, arch, scheduled)
+    made = build_scheduled(operator, problem, spec, config, arch, scheduled, host_code=False)
     arguments = spec.arguments(problem)
     about: dict[str, Any] = {
         "operator": operator.name,

@@ -32,7 +32,7 @@ from schedules.core.errors import ArgumentError, BundleError, DeviceError, Sched
 from schedules.core.problem import Argument, Problem
 from schedules.measure.choice import distance
 from schedules.store.disk import Disk, disk, private_disk
-from schedules.store.kernels import Chosen, build_all, chosen_for, is_kept, kernel_of
+from schedules.store.kernels import Chosen, build_all, chosen_for, is_kept, kernel_of, ready_to_build
 
 logger = logging.getLogger("schedules")
 
@@ -290,6 +290,16 @@ def prepare(problems: Iterable[Problem], device: torch.device, progress: bool | 
                 failed[problem] = error
     for problem, why in failed.items():
         logger.warning("no kernel for %s: %s", problem, why)
+
+
+@contextlib.contextmanager
+def likely_to_build(devices: Iterable[torch.device]) -> Iterator[None]:
+    """While the body traces a model, have compilers start where this user has no kernel yet."""
+    with contextlib.ExitStack() as ended:
+        for device in devices if not _bundles and disk().is_empty() else ():
+            with contextlib.suppress(DeviceError):
+                ended.enter_context(ready_to_build(arch_of(device)))
+        yield
 
 
 def _kernel_for(problem: Problem, device: torch.device, kept: Disk) -> TorchKernel:

@@ -184,6 +184,36 @@ def test_time_without_a_core_does_not_count(monkeypatch: pytest.MonkeyPatch) -> 
         assert time.monotonic() - start >= 0.1 * module.STARVED
 
 
+def remember(value: int) -> None:
+    """In a process that is copied."""
+    os.environ["REMEMBERED"] = str(value)
+
+
+def test_a_copy_has_what_its_origin_has(tmp_path: Path) -> None:
+    """And ends as any other, which is told alike; or with its origin."""
+    with contextlib.ExitStack() as ended:
+        origin = Child(remember, (7,), environment=LIGHT)
+        ended.callback(origin.kill)
+        copies = [Child(os.chdir, (str(tmp_path),), origin=origin) for _ in range(4)]
+        assert len({origin.pid, os.getpid(), *(copy.call(os.getpid) for copy in copies)}) == 6
+        for copy in copies:
+            assert copy.call(os.getenv, ("REMEMBERED",)) == "7" and copy.call(os.getcwd) == str(tmp_path)
+        assert origin.call(os.getcwd) == os.getcwd()
+        with pytest.raises(Ended, match="exit code 3"):
+            copies[0].call(os._exit, (3,))
+        with pytest.raises(Overdue):
+            copies[1].call(time.sleep, (60,), 0.1)
+        assert not copies[0].alive and not copies[1].alive and copies[2].alive
+        copies[2].kill()
+        assert not copies[2].alive
+        origin.kill()
+        with pytest.raises(Ended, match="SIGKILL"):
+            copies[3].call(os.getpid)
+        assert not copies[3].alive
+        with pytest.raises(Ended):
+            Child(origin=origin)
+
+
 def test_what_a_process_started_ends_with_it(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     with mortal() as child:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,7 +26,7 @@ from schedules.measure.journal import append
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.store import kernels as module
 from schedules.store.disk import Disk
-from schedules.store.kernels import build_all, chosen_for, is_kept, kernel_of
+from schedules.store.kernels import build_all, chosen_for, is_kept, kernel_of, ready_to_build
 from tests.bundle.package import fake
 from tests.fake import record_of
 
@@ -265,3 +267,16 @@ def test_all_at_once(here: Disk, host: Arch, builds: list[str]) -> None:
     for problem in problems:
         made(problem, host, here)
     assert not builds
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_what_is_ready_is_copied(here: Disk, host: Arch, monkeypatch: pytest.MonkeyPatch, lives: bool) -> None:
+    """If it has ended, processes start from nothing."""
+    with ready_to_build(host):
+        (ready,) = module._ready_ahead
+        monkeypatch.setattr(module, "origin", None)  # there is to be no other
+        if not lives:
+            os.kill(ready.pid, signal.SIGKILL)
+        assert build_all({SOFTMAX: False}, host, None, here) == {}
+        assert is_kept(SOFTMAX, host, None, here) and ready.alive == lives and not module._ready_ahead
+    assert not ready.alive

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import subprocess
@@ -207,6 +208,24 @@ def test_prepared_kernels_are_not_built_again(
         torch.testing.assert_close(kernels.softmax(x), torch.softmax(x, -1))
     kernels.prepare(problems, CPU)
     assert not built and not capfd.readouterr().err
+
+
+def test_compilers_start_while_a_first_model_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where a kernel was built before, nor where bundles serve."""
+    begun: list[Arch] = []
+    monkeypatch.setattr(dispatch, "ready_to_build", lambda arch: contextlib.nullcontext(begun.append(arch)))
+    model, x = torch.nn.Softmax(-1).eval(), torch.randn(3, 1073)
+    model.register_buffer("there", torch.zeros(1))
+    (tmp_path / "file").write_text("")
+    for folder, starts in (("kernels", 1), ("kernels", 0), ("file", 1), ("file/under", 1)):
+        monkeypatch.setenv("SCHEDULES_CACHE", str(tmp_path / folder))
+        begun.clear()
+        torch.testing.assert_close(kernels.optimize(model, x)(x), torch.softmax(x, -1))
+        assert begun == [dispatch.arch_of(CPU)] * starts
+        dispatch._kernels.clear()
+    monkeypatch.setattr(dispatch, "_bundles", {0: []})
+    with dispatch.likely_to_build([CPU]):
+        assert len(begun) == 1
 
 
 SECOND = """
