@@ -68,7 +68,8 @@ def _operand(node: Any) -> str:
 def quicker() -> list[tuple[Any, str, Callable[..., Any]]]:
     """What is quicker: where it lies, by which name, and what is to be there."""
     from tvm.s_tir.schedule import _type_checker
-    from tvm.script.parser.core import doc, evaluator
+    from tvm.script.parser.core import diagnostics, doc, evaluator, utils
+    from tvm.script.parser.core.parser import ScriptMacro
 
     usual, compiled = evaluator._eval_expr, lru_cache(maxsize=16384)(compile)
 
@@ -76,8 +77,31 @@ def quicker() -> list[tuple[Any, str, Callable[..., Any]]]:
         source = source_of(node)
         return eval(compiled(source, "<ast>", "eval"), names) if source and names is not None else usual(node, names)
 
+    def parser_of(_macro: Any) -> Any:
+        at: FrameType | None = inspect.currentframe()
+        while at and ScriptMacro.parser_object_name not in at.f_globals:
+            at = at.f_back
+        if at is None:
+            raise RuntimeError("an inlined function of TVM's script was called where no script is parsed")
+        return at.f_globals[ScriptMacro.parser_object_name]
+
+    def once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """`function`, once for all functions of one source."""
+        known: dict[Any, Any] = {}
+
+        def told(subject: Any) -> Any:
+            code = getattr(subject, "__code__", subject)
+            if code not in known:
+                known[code] = function(subject)
+            return known[code]
+
+        return told
+
     return [
         (inspect, "getouterframes", outer_frames),
+        (ScriptMacro, "_find_parser_def", parser_of),
+        (utils, "_collect_annotation_names", once(utils._collect_annotation_names)),
+        (diagnostics, "getsourcelines", once(diagnostics.getsourcelines)),
         (evaluator, "_eval_expr", value_of),
         # a tree is read only, but for decorators of functions inside of functions, which our programs do not have
         (doc, "parse", lru_cache(maxsize=1024)(doc.parse)),

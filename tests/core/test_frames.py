@@ -6,6 +6,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from tvm.script import tirx as T
 from tvm.script.parser.core import doc, evaluator
 
 from schedules.core.frames import outer_frames, quick_frames, quicker, source_of
@@ -83,3 +84,26 @@ def test_an_error_is_pythons() -> None:
     for source, error in (("x.nothing", AttributeError), ("nobody", NameError), ("row[x]", IndexError)):
         with pytest.raises(error):
             value_of(doc.parse(source, mode="eval").body, Names())
+
+
+def test_inlined_functions_of_one_text_are_apart() -> None:
+    """Each is expanded with what it closes over, and none outside of a script."""
+
+    def program(amount: int) -> Any:
+        @T.inline
+        def store(buffer: Any) -> None:
+            buffer[0] = amount
+
+        with quick_frames():
+
+            @T.prim_func
+            def main(a: T.handle) -> None:
+                A = T.match_buffer(a, (4,), "int32")
+                store(A)
+
+        with pytest.raises(RuntimeError, match="where no script is parsed"), quick_frames():
+            store(None)
+        return main
+
+    told = [program(amount).script() for amount in (3, 4)]
+    assert "A[0] = 3" in told[0] and "A[0] = 4" in told[1]
