@@ -124,8 +124,16 @@ class Backend:
         # tensors that dynamo has not put there need a source of their own
         getattr(module, "_param_name_to_source", {}).update((name, ConstantSource(name)) for name in frozen.made)
         patches = {**(list_mode_options(self.mode) if self.mode else {}), **self.options}
-        run: Callable[..., Any] = compile_fx(module, list(examples), config_patches=patches)
-        return run
+        # parameters that nothing reads any more would cost time in each of inductor's passes, and at every call; dynamo
+        # passes what the captured graph itself takes
+        module = copied(module)
+        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        read = [number for number, node in enumerate(inputs) if node.users or not _is_of_module(node)]
+        for node in {*inputs} - {inputs[number] for number in read}:
+            module.graph.erase_node(node)
+        module.recompile()
+        run: Callable[..., Any] = compile_fx(module, [examples[number] for number in read], config_patches=patches)
+        return lambda *arguments: run(*[arguments[number] for number in read])
 
 
 def backend(
@@ -185,9 +193,13 @@ def frozen_of(given: Mapping[Node, Any]) -> Frozen:
 
 def copied(module: GraphModule) -> GraphModule:
     """The same with a graph of its own."""
-    graph = Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
+    graph, copies = Graph(), dict[Node, Node]()
+    graph.output(graph.graph_copy(module.graph, copies))
+    for node, copy in copies.items():
+        if source := getattr(node, "_dynamo_source", None):
+            copy._dynamo_source = source  # type: ignore[attr-defined]
     result = GraphModule(module, graph)
+    result.meta = dict(module.meta)
     if (sources := getattr(module, "_param_name_to_source", None)) is not None:
         result._param_name_to_source = dict(sources)
     return result

@@ -413,6 +413,30 @@ def test_inductor_takes_what_is_left() -> None:
     close(model, optimized, x.to(memory_format=LAST))
 
 
+def test_inductor_gets_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No parameter whose folded form a kernel has; that is made anew all the same when the parameter changes."""
+    from torch._inductor import compile_fx
+
+    taken: list[int] = []
+
+    def compiled(module: Any, examples: Any, **_: Any) -> Any:
+        assert len([node for node in module.graph.nodes if node.op == "placeholder"]) == len(examples)
+        taken.append(len(examples))
+        return module.forward
+
+    monkeypatch.setattr(compile_fx, "compile_fx", compiled)
+    model = Layers(lambda m, x: torch.nn.functional.linear(m.b(m.a(x)), m.last)).eval()
+    model.last, x = torch.nn.Parameter(random(7, 5)), random(1, 4, 6, 5)
+    optimized = kernels.optimize(model, x, rest="inductor")
+    assert taken == [2] and len(optimized.report.replaced) == 2  # data, and the filter that no kernel has
+    close(model, optimized, x)
+    with torch.no_grad():
+        model.a.weight.mul_(2)
+        model.last.mul_(3)
+    close(model, optimized, x)
+    assert taken == [2]
+
+
 def test_kernels_are_built_while_inductor_compiles(monkeypatch: pytest.MonkeyPatch, stand_in: None) -> None:
     """One that then cannot be built is PyTorch's, after another compilation."""
     order: list[str] = []
