@@ -65,7 +65,8 @@ class Spans:
     """What fills the `rows` of operand a with `k` channels: elements of `tensor`, of whose images each has `channels`
     of `plane` pixels; `registers` are those of a thread of the producer, `stages` those of the ring.
 
-    With `pairs` a thread loads two neighbouring rows at once: pixels that share an aligned word, if there are any.
+    With `pairs` a thread loads two pixels at once, which share an aligned word: those of rows that are so many apart,
+    neighbours or such of two planes.
     """
 
     tensor: str
@@ -75,15 +76,20 @@ class Spans:
     rows: int
     k: int
     registers: int
-    pairs: bool
+    pairs: int
     stages: int
 
     arrivals: ClassVar[int] = WARPS  # that say that a stage is filled
 
     @property
     def at_once(self) -> int:
-        """Rows of a unit of all lanes."""
-        return 2 * WARP if self.pairs else WARP
+        """Rows of a unit of all lanes, side by side."""
+        return 2 * WARP if self.pairs == 1 else WARP
+
+    @property
+    def asked(self) -> int:
+        """Rows that loads are for, which bring those of a second plane too."""
+        return self.pairs if self.pairs > 1 else self.rows
 
     @property
     def each(self) -> int:
@@ -93,7 +99,7 @@ class Spans:
     @property
     def units(self) -> int:
         """Of a thread in a stage."""
-        return self.rows // self.at_once * self.each
+        return self.asked // self.at_once * self.each
 
     @property
     def most(self) -> int:
@@ -150,14 +156,17 @@ class Turner:
         lower, upper = T.uint32(_LOWER), T.uint32(_UPPER)
         # of a unit: where even and odd ones lie, and the order of halves
         self.stores: list[tuple[list[Expr], Expr]] = []
-        if spans.pairs:
+        if spans.pairs == 1:
             # every other four lanes begin with the second of their rows: so eight lanes are of eight rows
             second = named("second", T.bitwise_and(T.shift_right(self.lane, T.int32(2)), T.int32(1)))
             for row in (second, 1 - second):
                 order = named("order", T.Select(row == 0, lower, upper))
                 self.stores.append((self._places(base, self.lane * 2 + row), order))
         else:
-            self.stores.append((self._places(base, self.lane), lower))
+            rows = (0, spans.pairs) if spans.pairs else (0,)
+            self.stores += [
+                (self._places(base, self.lane + row), order) for row, order in zip(rows, (lower, upper), strict=False)
+            ]
 
     def _places(self, base: Expr, row: Expr) -> list[Expr]:
         """Where a row of the first unit lies in the first stage, and of the second, whose chunk is WARPS further."""
@@ -216,7 +225,7 @@ class Turner:
             return
         block, group = divmod(unit, s.each)
         if group == 0 or slot == 0:
-            element, exists = pixel(block * s.at_once, self.lane * (2 if s.pairs else 1))
+            element, exists = pixel(block * s.at_once, self.lane * (2 if s.pairs == 1 else 1))
             self.element = named("element", element + channel * s.plane)
             self.exists = named("exists", exists)
         more = group * WARPS * GROUP

@@ -50,7 +50,7 @@ def _pixels(spans: Spans, pixel: Pixel, tensors: Tensors, thread: Expr, threads:
     """Of all channels, for the first row of the kernel: of each block of rows where it begins."""
     tensor = tensors[spans.tensor]
     start = tensor.ptr_to([0] * len(tensor.shape))
-    for row in range(0, spans.rows, WARP):
+    for row in range(0, spans.asked, WARP):
         first, exists = pixel(row, T.int32(0))
         first, exists = named("first", first), named("exists", exists)
         with T.serial(-(-spans.channels // threads)) as turn:

@@ -87,15 +87,18 @@ class SpansWork(PositionWork):
         self.arguments = problem.arguments()
         taps, plane = self._taps(), p.h * p.w
         self.spans: dict[tuple[int | None, int], Span] = {}
-        row, pairs = 0, self._pairs()
-        each = 2 if pairs else 1
-        for key in dict.fromkeys((y, x) for y, x, _ in taps):
-            moves = [moved for *own, moved in taps if tuple(own) == key]
+        neighbours, planes = self._neighbours(), self._planes()
+        each = 2 if neighbours else 1
+        row, keys = 0, dict.fromkeys((y, x) for y, x, _ in taps)
+        # of two planes whose pixels are loaded at once all spans of one come first, and spans are alike
+        for y, x in sorted(keys, key=lambda key: key[1]) if planes else keys:
+            moves = [moved for by, bx, moved in taps if by == y and (planes or bx == x)]
             first = min(moves) // each * each
             rows = config.block_m + max(moves) - first
             end = row + -(-rows // (each * WARP)) * (each * WARP)
-            self.spans[key] = Span(row, rows, *key, first, end)
+            self.spans[y, x] = Span(row, rows, y, x, first, end)
             row = end
+        pairs = 1 if neighbours else row // 2 if planes else 0
         tile = SharedTile(row, config.block_k, ITEM, self.run)
         registers = config.registers[config.consumers, config.blocks_sm][0] or 255
         spans = Spans("data", p.n * p.ci * plane, p.ci, plane, row, config.block_k, registers, pairs, config.num_stages)
@@ -106,10 +109,14 @@ class SpansWork(PositionWork):
             for span in [self.spans[y, x]]
         )
 
-    def _pairs(self) -> bool:
+    def _neighbours(self) -> bool:
         """Whether neighbours of every second position on share an aligned word, whatever the channel."""
         p, x = self.problem, self.positions.x
         return x.stride == 1 and p.w % 2 == x.length % 2 == 0
+
+    def _planes(self) -> bool:
+        """Whether pixels of a position in two planes along a row do, at a stride of 2."""
+        return self.positions.x.planes == 2 and self.problem.w % 2 == 0
 
     def _taps(self) -> list[tuple[int | None, int, int]]:
         """Of each tap of a stage: the remainders of what it looks at, and how far that is from the tile's positions;

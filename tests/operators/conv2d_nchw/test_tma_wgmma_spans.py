@@ -25,6 +25,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "images": dict(n=3, h=7, w=7, ci=16, co=70, kh=3, kw=3, pad=1, bias=True, activation="relu"),
     "ragged channels": dict(n=2, h=9, w=13, ci=21, co=33, kh=3, kw=3, pad=1, residual=True),
     "stride 2": dict(n=3, h=13, w=11, ci=40, co=40, kh=5, kw=5, pad=1, stride=2, bias=True),
+    "stride 2, planes share words": dict(n=2, h=9, w=14, ci=40, co=40, kh=5, kw=5, pad=2, stride=2, bias=True),
+    "stride 2, planes of unlike taps": dict(n=3, h=8, w=10, ci=21, co=33, kh=2, kw=4, pad="0,1", stride="1,2"),
     "rows, neighbours share words": dict(n=2, h=7, w=14, ci=40, co=24, kh=5, kw=5, pad=2),
     "odd strides and dilation": dict(
         n=2, h=11, w=10, ci=16, co=24, kh=3, kw=2, pad="2,1", stride="2,3", dilation="2,1"
@@ -82,6 +84,14 @@ def test_two_pixels_come_at_once_where_they_share_a_word(cuda_compiler: None, sm
     # filters of 1x1 are taken as they lie
     assert len(built.resources) == 1
     assert ptx.count("ld.global.nc.b32") == 2 * 8 and "ld.global.nc.u16" not in ptx
+
+
+def test_pixels_of_two_planes_come_at_once_where_they_share_a_word(cuda_compiler: None, sm_90a: Arch) -> None:
+    built = build(problem_of("conv2d_nchw", **WORK | dict(w=26, stride=2), **HALF), sm_90a, NAME, SMALL | dict(grid=0))
+    ptx = str(built.sources["ptx"])
+    # five units of a thread for 129 rows, which it stores as one of either plane, in the loop and behind it
+    assert ptx.count("ld.global.nc.b32") == 5 * 8 and ptx.count("st.shared.v4") == 2 * 2 * 5
+    assert "ld.global.nc.u16" not in ptx
 
 
 def test_taps_are_rows_of_what_is_turned_once(sm_90a: Arch) -> None:
