@@ -56,6 +56,7 @@ PARAMETERS = {
     "seed": 0,
 }
 ROUNDS = 320
+AGAIN, HARDER = 3, 8.0  # trainings after the first, and the weight that a choice twice as slow as the best then gains
 LESS, LESS_ROUNDS = {"max_depth": 5, "eta": 0.15}, 90  # of the coarse trees
 
 
@@ -97,6 +98,18 @@ class Rows:
             found[start:stop] = (us[start:stop].min() / us[start:stop]) ** 1.5 + 0.05
         return found
 
+    def misjudged(self, scores: Array) -> Array:
+        """More weight for configs that score no worse (less is better) than the layer's fastest and are slower, as far
+        as they are, and for that fastest as far as the first of them is."""
+        us, found = np.array(self.us), np.zeros(len(self.us))
+        for start, stop in zip(self.bounds, self.bounds[1:], strict=False):
+            own, score = us[start:stop], scores[start:stop]
+            slower = np.minimum(own / own.min() - 1, 1.0)
+            fastest = own.argmin()
+            found[start:stop] = HARDER * slower * (score <= score[fastest])
+            found[start + fastest] = HARDER / 2 * slower[score.argmin()]
+        return found
+
     def regrets(self, scores: Array, among: int = 1) -> Array:
         """Of each layer, the fastest of the `among` best by `scores` (us, less is better) over the fastest."""
         us, found = np.array(self.us), []
@@ -111,13 +124,19 @@ def fold_of(layer: Layer) -> int:
 
 
 def train(rows: Rows, header: dict[str, Any], rounds: int = ROUNDS, coarse: bool = False) -> trees.Trees:
+    """Trees of `rows`, trained again with more weight on what those before would have chosen wrongly."""
     import xgboost
 
     names = [name for name in rows.names() if not (coarse and name == OWN)]
     base = float(np.mean(rows.target))
-    data = xgboost.DMatrix(rows.table(names), rows.target - base, weight=rows.weights())
+    weights = rows.weights()
+    data = xgboost.DMatrix(rows.table(names), rows.target - base)
     parameters = {**PARAMETERS, **(LESS if coarse else {}), "base_score": 0.0}
-    booster = xgboost.train(parameters, data, LESS_ROUNDS if coarse else rounds)
+    for again in range(1 if coarse else AGAIN + 1):
+        data.set_weight(weights)
+        booster = xgboost.train(parameters, data, LESS_ROUNDS if coarse else rounds)
+        if again < AGAIN:
+            weights += rows.misjudged(np.log(rows.total) + booster.predict(data))
     return from_xgboost(booster.get_dump(dump_format="json"), base, names, header)
 
 
