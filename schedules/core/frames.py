@@ -11,12 +11,25 @@ import inspect
 import linecache
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 _LOCK = threading.RLock()
 _PLAIN = (bool, int, str, bytes, type(None))  # constants whose source is their repr
+
+T = TypeVar("T")
+
+
+def apart(function: Callable[..., T], *arguments: Any) -> T:
+    """`function(*arguments)`, in a thread of its own.
+
+    TVM's parser leaves call stacks and errors in cycles until Python looks for garbage.  Those of the thread that calls
+    have all that its frames hold: a model's activations, or nodes of its gradient, which break a CUDA graph's capture.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function, *arguments).result()
 
 
 def outer_frames(frame: Any, context: int = 1) -> list[inspect.FrameInfo]:

@@ -12,6 +12,7 @@ from typing import Any
 from schedules.build.builder import Built, build, operator_of
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import UsageError
+from schedules.core.frames import apart
 from schedules.core.presets import operator_named, preset, resolve
 from schedules.core.problem import Config, Problem
 from schedules.core.text import warn_once
@@ -87,4 +88,4 @@ def problem_named(name: str, problem: Mapping[str, Any] | Problem | str | None) 
 
 @cache
 def _built(problem: Problem, arch: Arch, schedule: str, config: Config) -> Built:
-    return build(problem, arch, schedule, config)
+    return apart(build, problem, arch, schedule, config)

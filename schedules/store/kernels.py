@@ -31,7 +31,7 @@ from schedules.bundle.package.launch import Launcher
 from schedules.core.arch import Arch, last_level_cache
 from schedules.core.child import Child, Ended, Overdue, Stopped
 from schedules.core.errors import BuildError, DeviceError, SchedulesError, ToolchainError
-from schedules.core.frames import quick_frames
+from schedules.core.frames import apart, quick_frames
 from schedules.core.parallel import origin, processes
 from schedules.core.problem import Argument, Problem
 from schedules.core.registry import operator_modules, operator_of
@@ -141,8 +141,8 @@ def kernel_of(chosen: Chosen, disk: Disk) -> Kernel:
         with disk.alone(name):
             found = _loaded(name, chosen, disk)
             if found is None:
-                built = _built(name, chosen, disk)
-                _write_native(chosen.arch, disk)
+                built = apart(_built, name, chosen, disk)
+                apart(_write_native, chosen.arch, disk)
                 # to load what was written is quicker than to have LLVM make it once more, for this process
                 found = _loaded(name, chosen, disk) or built()
     return found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from schedules.core.device import find_device
 from schedules.core.errors import ToolchainError, UsageError
 from schedules.core.files import write_whole
 from schedules.core.parallel import processes
+from schedules.core.registry import operator as operator_named
 from schedules.measure.journal import append
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.store import kernels as module
@@ -75,6 +78,40 @@ def test_what_was_built_is_loaded(here: Disk, host: Arch, builds: list[str]) -> 
     assert [(about["operator"], about["arch"], about["problem"]) for about in abouts] == [
         ("softmax", "llvm", str(SOFTMAX))
     ]
+
+
+class Held:
+    """What a caller has in its frame: a tensor, a node of a gradient."""
+
+
+def kept_of_a_caller(problem: Any, arch: Arch, disk: Disk) -> Held | None:
+    """What is left of that by a first call, until Python looks for garbage."""
+
+    def caller() -> weakref.ref[Held]:
+        held = Held()
+        made(problem, arch, disk)
+        return weakref.ref(held)
+
+    gc.collect()
+    gc.disable()
+    try:
+        return caller()()
+    finally:
+        gc.enable()
+
+
+def test_a_build_keeps_nothing_of_its_caller(here: Disk, host: Arch) -> None:
+    """Or its memory would stay taken, and the capture of a CUDA graph fail for a gradient that is over."""
+    assert kept_of_a_caller(SOFTMAX, host, here) is None
+
+
+@pytest.mark.parametrize("operator", ["conv2d_nhwc", "conv2d_nchw"])
+def test_nor_does_that_of_a_program(
+    operator: str, here: Disk, cuda_compiler: None, sm_90a: Arch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = operator_named(operator).problem(n=8, h=14, w=14, ci=64, co=64, kh=3, kw=3, dtype="float16")
+    with fake.driving("cuda", tmp_path, monkeypatch):
+        assert kept_of_a_caller(problem, sm_90a, here) is None
 
 
 def test_kernels_of_one_shape_are_kept_by_it(here: Disk, host: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
