@@ -148,9 +148,34 @@ def kernel_of(chosen: Chosen, disk: Disk) -> Kernel:
     return found
 
 
-def is_kept(problem: Problem, arch: Arch, device: str | None, disk: Disk, shared: bool = False) -> bool:
-    """Whether `disk` has all that is needed, so that nothing would be chosen or built."""
-    kept = disk.find(_choice_name(problem, arch, device, shared))
+def look_around() -> None:
+    """Look up what all names of kernels depend on, which is kept for the process: many small files, at each of which a
+    thread waits long for one that computes beside it.  So this is for the latter, beforehand."""
+    versions()
+    sources("schedules")
+    cuda.compiler_installed()
+
+
+def missing(problems: Mapping[Problem, bool], arch: Arch, device: str | None, disk: Disk) -> dict[Problem, bool]:
+    """Those of `problems`, each with whether it is shared, that `is_kept` does not find; it looks at journals once."""
+    journals = {name: _journals_of(name) for name in {operator_of(problem).name for problem in problems}}
+    return {
+        problem: shared
+        for problem, shared in problems.items()
+        if not is_kept(problem, arch, device, disk, shared, journals[operator_of(problem).name])
+    }
+
+
+def is_kept(
+    problem: Problem,
+    arch: Arch,
+    device: str | None,
+    disk: Disk,
+    shared: bool = False,
+    journals: Sequence[Any] | None = None,
+) -> bool:
+    """Whether `disk` has all that is needed, so that nothing would be chosen or built; `journals` as `_journals_of`."""
+    kept = disk.find(_choice_name(problem, arch, device, shared, journals))
     return kept is not None and (disk.folder / f"{_chosen(problem, arch, kept.about['chosen']).key}.so").exists()
 
 
@@ -231,12 +256,20 @@ def _chosen(problem: Problem, arch: Arch, about: Mapping[str, Any]) -> Chosen:
     return Chosen(**{**about, "problem": type(problem).parse(about["problem"]), "arch": arch})
 
 
-def _choice_name(problem: Problem, arch: Arch, device: str | None, shared: bool) -> str:
+def _journals_of(operator: str) -> list[tuple[str, int, int]]:
+    """What tells a journal's state, of each that a choice may depend on."""
     journals = []
-    for file in journals_of(operator_of(problem).name):
+    for file in journals_of(operator):
         with contextlib.suppress(OSError):  # gone meanwhile
             found = file.stat()
             journals.append((os.path.abspath(file), found.st_size, found.st_mtime_ns))
+    return journals
+
+
+def _choice_name(
+    problem: Problem, arch: Arch, device: str | None, shared: bool, journals: Sequence[Any] | None = None
+) -> str:
+    journals = _journals_of(operator_of(problem).name) if journals is None else journals
     asked = {"device": device, "journals": journals, "shared": shared}
     return f"{digest({**facts(problem, arch), **asked})}.choice"
 

@@ -32,7 +32,16 @@ from schedules.core.errors import ArgumentError, BundleError, DeviceError, Sched
 from schedules.core.problem import Argument, Problem
 from schedules.measure.choice import distance
 from schedules.store.disk import Disk, disk, private_disk
-from schedules.store.kernels import Chosen, build_all, chosen_for, is_kept, kernel_of, ready_to_build
+from schedules.store.kernels import (
+    Chosen,
+    build_all,
+    chosen_for,
+    is_kept,
+    kernel_of,
+    look_around,
+    missing,
+    ready_to_build,
+)
 
 logger = logging.getLogger("schedules")
 
@@ -277,11 +286,11 @@ def prepare(problems: Iterable[Problem], device: torch.device, progress: bool | 
     with contextlib.ExitStack() as held:
         kept = disk() if disk().takes_files() else held.enter_context(private_disk())
         shared = {p: _shared(p, arch, device, kept) for p in problems if _bundle_for(p, device) is None}
-        missing = {p: shares for p, shares in shared.items() if not is_kept(p, arch, name, kept, shares)}
+        lacking = missing(shared, arch, name, kept)
         failed: dict[Problem, SchedulesError] = {}
-        if len(missing) > 1:  # one is sooner built here than a process is started
-            with _bar(len(missing), progress) as done:
-                failed = build_all(missing, arch, name, kept, done)
+        if len(lacking) > 1:  # one is sooner built here than a process is started
+            with _bar(len(lacking), progress) as done:
+                failed = build_all(lacking, arch, name, kept, done)
         for problem in problems:
             try:
                 if problem not in failed:
@@ -299,6 +308,7 @@ def likely_to_build(devices: Iterable[torch.device]) -> Iterator[None]:
         for device in devices if not _bundles and disk().is_empty() else ():
             with contextlib.suppress(DeviceError):
                 ended.enter_context(ready_to_build(arch_of(device)))
+        look_around()
         yield
 
 

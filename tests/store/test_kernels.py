@@ -25,11 +25,12 @@ from schedules.core.errors import ToolchainError, UsageError
 from schedules.core.files import write_whole
 from schedules.core.parallel import processes
 from schedules.core.registry import operator as operator_named
+from schedules.core.versions import sources, versions
 from schedules.measure.journal import append
 from schedules.operators.softmax.definition import SoftmaxProblem
 from schedules.store import kernels as module
 from schedules.store.disk import Disk
-from schedules.store.kernels import build_all, chosen_for, is_kept, kernel_of, ready_to_build
+from schedules.store.kernels import build_all, chosen_for, is_kept, kernel_of, look_around, missing, ready_to_build
 from tests.bundle.package import fake
 from tests.fake import record_of
 
@@ -112,6 +113,20 @@ def test_nor_does_that_of_a_program(
     problem = operator_named(operator).problem(n=8, h=14, w=14, ci=64, co=64, kh=3, kw=3, dtype="float16")
     with fake.driving("cuda", tmp_path, monkeypatch):
         assert kept_of_a_caller(problem, sm_90a, here) is None
+
+
+def test_what_is_missing_of_many(here: Disk, host: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Journals are looked at once for all; what all names depend on may have been looked up by then."""
+    other, looked = replace(SOFTMAX, cols=40), []
+    journals = module.journals_of
+    made(SOFTMAX, host, here)
+    monkeypatch.setattr(module, "journals_of", lambda name: looked.append(name) or journals(name))
+    assert missing({SOFTMAX: False, other: False}, host, None, here) == {other: False} and looked == ["softmax"]
+    for cached in (versions, sources):
+        cached.cache_clear()
+    look_around()
+    monkeypatch.setattr("pathlib.Path.read_bytes", None)
+    assert is_kept(SOFTMAX, host, None, here) and not missing({}, host, None, here)
 
 
 def test_kernels_of_one_shape_are_kept_by_it(here: Disk, host: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
