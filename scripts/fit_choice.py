@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Train the trees that the choice is made by on recorded trials, and score a choice on them.
 
-    python -m scripts.fit_choice fit tuning_logs/nvidia-h200      # writes schedules/predict/trees.npz
+    python -m scripts.fit_choice fit tuning_logs/nvidia-h200 tuning_logs/nvidia-h100-80gb-hbm3  # predict/trees.npz
     python -m scripts.fit_choice score tuning_logs/nvidia-h200    # replays the trials with the shipped trees
 
-The folder has files of trials, ``layers/*.xz``, and what ``python -m benchmarks.compare_layers`` measured last,
-``layers.json``: what that has of configs that no trial was of is first kept as another file of trials, for the next
-measure replaces it.
+Each folder, of a device of the arch, has files of trials, ``layers/*.xz``, and what ``python -m
+benchmarks.compare_layers`` measured last, ``layers.json``: what that has of configs that no trial was of is first kept
+as another file of trials, for the next measure replaces it.
 
 Regret is the time of what is chosen of a layer's trials by that of the fastest of them.  `fit` first trains on four
 fifths of the networks and families and scores the rest, each fifth in turn; that is the score it states, and what it
@@ -220,9 +220,9 @@ def score(layers: Sequence[Layer], file: Path) -> None:
     print(f"{time.time() - start:.1f} s")
 
 
-def known(folder: Path) -> tuple[dict[str, Any], list[Layer]]:
-    """What the trees' header says of the trials of `folder`, and their layers."""
-    header, layers = read(*sorted(folder.glob("layers/*.xz")))
+def known(*folders: Path) -> tuple[dict[str, Any], list[Layer]]:
+    """What the trees' header says of the trials of `folders`, and their layers."""
+    header, layers = read(*(file for folder in folders for file in sorted(folder.glob("layers/*.xz"))))
     return {name: header[name] for name in ("target", "device", "versions", "date")}, layers
 
 
@@ -249,13 +249,14 @@ def keep_measured(folder: Path) -> None:
 def main() -> int:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("what", choices=("fit", "score"))
-    words.add_argument("folder", type=Path)
+    words.add_argument("folders", type=Path, nargs="+")
     words.add_argument("--out", type=Path, default=trees.SHIPPED)
     words.add_argument("--rounds", type=int, default=ROUNDS)
     asked = words.parse_args()
     if asked.what == "fit":
-        keep_measured(asked.folder)
-    header, layers = known(asked.folder)
+        for folder in asked.folders:
+            keep_measured(folder)
+    header, layers = known(*asked.folders)
     layers = learned(layers)
     if asked.what == "fit":
         fit(layers, header, asked.out, asked.rounds)

@@ -7,7 +7,8 @@ the values of its config's fields, us (median), us (lowest tenth; may be left ou
 were verified.  A trial whose median lies far over its lowest tenth was disturbed, and is not read.
 
 A launch takes up to 2 us more on one host than on another, whatever the kernel: so much as cuDNN's short layers differ
-between two files, ours are brought to the earlier one's host.
+between two files of a device, ours are brought to the earlier one's host.  Trials of several devices stand side by
+side, each layer with an arch that has its own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from benchmarks.peers.layer_case import layer_named
 from benchmarks.peers.layers import read_layers
 from schedules.core.arch import Arch, parse_arch
+from schedules.core.device import find_device
 from schedules.core.errors import SchedulesError
 from schedules.core.operator import Operator
 from schedules.core.problem import Config, Problem
@@ -30,6 +32,7 @@ from schedules.core.registry import operator
 
 SHORT, SHARED = 20.0, 5  # us of layers by which hosts are compared, and how many they must share
 CALM = 1.3  # times the lowest tenth: the highest median of a trial that nothing disturbed
+Key = tuple[str, Problem, str]  # of a layer: operator, problem, device
 TARGET = "cuda:sm_90a"  # of what ``benchmarks.compare_layers`` measures
 
 
@@ -59,11 +62,11 @@ def read(*files: Path) -> tuple[Mapping[str, Any], list[Layer]]:
     time of a config counts, all as on the first file's host; configs that no longer are of their schedule are left
     out."""
     headers: list[Mapping[str, Any]] = []
-    found: dict[tuple[str, Problem], Layer] = {}
+    found: dict[Key, Layer] = {}
     for file in files:
         with lzma.open(file, "rt") if file.suffix == ".xz" else file.open() as lines:
             headers.append(json.loads(next(lines)))
-            here = {(layer.operator.name, layer.problem): layer for layer in _layers(lines, headers[-1])}
+            here = {_key(layer): layer for layer in _layers(lines, headers[-1])}
         slower = launch_of(here, found)
         for key, layer in here.items():
             layer = layer.later(-slower)
@@ -71,6 +74,10 @@ def read(*files: Path) -> tuple[Mapping[str, Any], list[Layer]]:
             trials = {trial[:2]: trial for trial in (*old.trials, *layer.trials)}
             found[key] = replace(old, cudnn=old.cudnn or layer.cudnn, trials=tuple(trials.values()))
     return headers[0], list(found.values())
+
+
+def _key(layer: Layer) -> Key:
+    return layer.operator.name, layer.problem, layer.arch.device.name
 
 
 def launch_of(here: Mapping[Any, Layer], before: Mapping[Any, Layer]) -> float:
@@ -102,7 +109,8 @@ def measured(file: Path, known: Iterable[Layer]) -> str:
 
 
 def _layers(lines: Iterator[str], header: Mapping[str, Any]) -> Iterator[Layer]:
-    arch = parse_arch(header["target"])
+    arch, device = parse_arch(header["target"]), find_device(header.get("device", ""))
+    arch = arch.on(device) if device else arch
     for line in lines:
         words = json.loads(line)
         op = operator(words["op"])

@@ -6,14 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from scripts.fit_choice import known
 from scripts.trials import measured, read
 
-FOLDER = Path(__file__).parents[2] / "tuning_logs/nvidia-h200"
+LOGS = Path(__file__).parents[2] / "tuning_logs"
+FOLDER = LOGS / "nvidia-h200"
 
 
-def test_the_last_measure_is_among_the_trials() -> None:
-    assert measured(FOLDER / "layers.json", known(FOLDER)[1]) == ""
+@pytest.mark.parametrize("folder", sorted({file.parents[1].name for file in LOGS.glob("*/layers/*.xz")}))
+def test_the_last_measure_is_among_the_trials(folder: str) -> None:
+    assert measured(LOGS / folder / "layers.json", known(LOGS / folder)[1]) == ""
 
 
 def test_what_was_measured_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -56,3 +60,15 @@ def test_times_are_brought_to_the_first_files_host(tmp_path: Path) -> None:
     few = {ci: time for ci, time in here.items() if ci not in (64, 128)}
     apart = kept(tmp_path / "c.jsonl", few, {ci: 7.0 for ci in here})
     assert {layer.problem.to_json()["ci"]: layer.best for layer in read(slow, apart)[1]}[704] == 7.0
+
+
+def test_a_layer_of_two_devices_is_two(tmp_path: Path) -> None:
+    """Each with its own device's rates; a launch there tells nothing of one here."""
+    files = []
+    for name in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"):
+        file = kept(tmp_path / f"{len(files)}.jsonl", {64: 8.0 + len(files)}, {64: 9.0})
+        file.write_text(file.read_text().replace("A GPU", name))
+        files.append(file)
+    layers = read(*files)[1]
+    assert [layer.arch.device.name for layer in layers] == ["NVIDIA H200", "NVIDIA H100 80GB HBM3"]
+    assert [layer.best for layer in layers] == [9.0, 9.0]
