@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.epilogue import Results
@@ -16,6 +17,7 @@ from schedules.hopper.launch import SharedMemory
 from schedules.hopper.products import Products
 from schedules.hopper.residual import Residual, owner_of
 from schedules.hopper.ring import Ring, writers
+from schedules.hopper.turning import Slots
 from schedules.steps.story import part
 from schedules.tirx.types import Expr, Index, Variable
 from schedules.tirx.values import named
@@ -34,6 +36,7 @@ class Consumer:
     member: Member
     products: Products
     results: Results
+    slots: Slots | None  # of operand a, where it is turned beside the stages
 
     @T.inline
     def run(self, tile: Variable) -> None:
@@ -84,6 +87,8 @@ class Consumer:
             position = T.meta_var(
                 named("position", self.ring.stage + self.work.stages_at(self.place(tile), self.at.rank_k))
             )
+            if self.slots is not None:
+                self.slots.skip(T.truncdiv(position - self.ring.stage, self.stages_of_slot()))
             self.ring.skip(position)
             tile = tile + self.clusters
 
@@ -109,7 +114,7 @@ class Consumer:
             turn = turn ^ 1
         if not self.work.config.promoted:
             self.products.settle()
-            self.ring.release(before, self.member.thread, peer)
+            self.release(before, 0, peer)
         if self.work.shifts is not None:
             self.products.shift_back(self.member.lane)
 
@@ -117,12 +122,42 @@ class Consumer:
     def multiply_stage(self, step: Expr, before: Variable, peer: Expr) -> None:
         """Multiply stage number `step` of a tile when it is full, and free the one `before`, or itself."""
         self.ring.wait_full()
+        if self.slots is not None:
+            self.wait_slot(step)
         if self.work.config.promoted:
             self.products.promote_stage(step, partial(self.ring.release, self.ring.stage, self.member.thread, peer))
         else:
-            self.products.multiply_stage(step, partial(self.ring.release, before, self.member.thread, peer))
+            self.products.multiply_stage(step, partial(self.release, before, step, peer))
             before = self.ring.stage
+        if self.slots is not None:
+            self.leave_slot(step)
         self.ring.advance()
+
+    def stages_of_slot(self) -> int:
+        """Stages that take the same turned chunk, one after the other."""
+        turned = self.work.a.turned
+        assert turned
+        return turned.stages
+
+    def wait_slot(self, step: Expr) -> None:
+        """Wait for the chunk of operand a of stage number `step`, of which it is the first."""
+        assert self.slots
+        with T.If(T.truncmod(step, self.stages_of_slot()) == 0), T.Then():
+            self.slots.wait_full()
+
+    def leave_slot(self, step: Expr) -> None:
+        """Go on to the next chunk of operand a after the last stage that takes this one."""
+        assert self.slots
+        stages = self.stages_of_slot()
+        with T.If(T.truncmod(step, stages) == stages - 1), T.Then():
+            self.slots.advance()
+
+    def release(self, before: Expr, step: Index, peer: Expr) -> None:
+        """Free the stage `before` number `step` of a tile, and operand a's slot if no other takes it."""
+        self.ring.release(before, self.member.thread, peer)
+        if self.slots:
+            first = T.truncmod(step, self.stages_of_slot()) == 0
+            self.slots.release(tirx.all(first, self.member.thread == 0))
 
     def place(self, tile: Expr) -> Any:
         """Where the block's tile of a cluster's number `tile` lies."""
@@ -199,9 +234,10 @@ class Cores:
     ) -> Any:
         """What runs through the block's tiles, `member` of whose threads this is; `way_out` makes the way out of sums,
         staging memory and member."""
-        products = Products(self.work, ring, memory.filters, member, at)
+        slots = memory.turned.ring_of_rows() if memory.turned else None
+        products = Products(self.work, ring, memory.filters, member, at, slots)
         results = way_out(products.sums, memory.staging, member)
-        return Consumer(self.work, memory, ring, at, clusters, member, products, results)
+        return Consumer(self.work, memory, ring, at, clusters, member, products, results, slots)
 
     def end(self, group: Expr, warp: Expr) -> None:
         """Wait for what other blocks of the cluster may still write, and give back what `begin` took."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from schedules.core.arch import Arch
 from schedules.core.device import Device, Timings
+from schedules.hopper.boxes import TurnedData
 from schedules.hopper.config import K_BYTES, ROWS, HopperConfig
 from schedules.hopper.geometry import Operand, Work
 from schedules.hopper.lines import Lines
@@ -41,7 +42,7 @@ def _row_cycles(operand: Operand) -> float:
 
 def _rate(operand: Operand, timings: Timings) -> float:
     """Bytes of an operand that a multiprocessor gets from L2 in a nanosecond."""
-    if isinstance(operand.source, Spans):
+    if isinstance(operand.source, Spans | TurnedData):
         return min(timings.loaded, TURNED)
     if isinstance(operand.source, Lines):
         return timings.loaded

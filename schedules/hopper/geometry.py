@@ -14,6 +14,7 @@ from schedules.core.arch import Arch, shared_room
 from schedules.core.epilogue import Epilogue
 from schedules.core.problem import Argument, Pair
 from schedules.core.tvm import T
+from schedules.hopper.boxes import TurnedData
 from schedules.hopper.config import (
     SUM_BYTES,
     WARPGROUP,
@@ -23,6 +24,7 @@ from schedules.hopper.lines import Lines
 from schedules.hopper.shared import (
     BlockStaging,
     Columns,
+    LineStaging,
     NoStaging,
     Runs,
     RunStaging,
@@ -34,7 +36,7 @@ from schedules.hopper.shared import (
     aligned,
     beyond_indices,
 )
-from schedules.hopper.spans import Spans
+from schedules.hopper.spans import Pixel, Spans
 from schedules.tirx import BARRIER_PAIR_BYTES
 from schedules.tirx.types import Expr, Index
 
@@ -70,16 +72,19 @@ class ClusterPlace:
 
 @dataclass(frozen=True)
 class Load:
-    """One TMA box: `offset` bytes into the operand's tile, from the coordinates `at` (innermost first)."""
+    """One TMA box: `offset` bytes into the operand's tile, from the coordinates `at` (innermost first); only `when` it
+    is wanted."""
 
     offset: Index
     at: tuple[Index, ...]
+    when: Expr | None = None
 
 
 @dataclass(frozen=True)
 class Operand:
     """An operand's tiles in a stage, one behind the other, and the tensor map of the boxes that fill them; or the lines
-    that operand a's rows lie in, or spans of positions, which threads copy.
+    that operand a's rows lie in, or spans of positions, which threads copy; or boxes beside the stages, which threads
+    turn.
 
     No box fills the last `spare` rows of a tile, of whose products nothing is stored, nor the last `spare_k` of the
     reduction of an MN-major one, which are zeros.
@@ -88,7 +93,7 @@ class Operand:
     """
 
     tile: SharedTile
-    source: TensorMap | Lines | Spans
+    source: TensorMap | Lines | Spans | TurnedData
     count: int = 1
     by_registers: bool = False
     spare: int = 0
@@ -97,8 +102,19 @@ class Operand:
 
     @property
     def copied(self) -> bool:
-        """Whether threads of the producer bring it."""
-        return not isinstance(self.source, TensorMap)
+        """Whether all threads of the producer bring it."""
+        return isinstance(self.source, Lines | Spans)
+
+    @property
+    def turned(self) -> TurnedData | None:
+        """What it is turned from beside the stages, if it is."""
+        return self.source if isinstance(self.source, TurnedData) else None
+
+    @property
+    def tensor_map(self) -> TensorMap | None:
+        """Of the boxes that TMA brings, if it does."""
+        source = self.source.source if isinstance(self.source, TurnedData) else self.source
+        return source if isinstance(source, TensorMap) else None
 
     @property
     def boxes(self) -> TensorMap:
@@ -184,7 +200,7 @@ class Output:
     straight from registers along columns."""
 
     dtype: str
-    staging: Staging | RunStaging | BlockStaging | SlotStaging | NoStaging
+    staging: Staging | LineStaging | RunStaging | BlockStaging | SlotStaging | NoStaging
     target: TensorMap | Runs | Slots | Columns
 
 
@@ -307,7 +323,7 @@ class Work(ABC, Generic[P]):
         """The residual, where it can come by TMA; else threads read it element by element."""
         config, output, terms = self.config, self.output, self.epilogue.of_axis("element")
         target, staging = output.target, output.staging
-        if not isinstance(target, TensorMap) or not isinstance(staging, Staging) or self.a.copied:
+        if not isinstance(target, TensorMap) or not isinstance(staging, Staging) or self.a.copied or self.a.turned:
             return None
         if self.leaving > 1:
             return None
@@ -321,6 +337,7 @@ class Work(ABC, Generic[P]):
         """Bytes of shared memory that are no stages."""
         config = self.config
         exchange = self.exchange_bytes + config.consumers * BARRIER_PAIR_BYTES if config.split_k > 1 else 0
+        exchange += self.a.turned.beside_stages if self.a.turned else 0
         results = self.output.staging.nbytes
         if self.added:
             results += self.added.nbytes + self.added.boxes * BARRIER_PAIR_BYTES
@@ -417,6 +434,11 @@ class Work(ABC, Generic[P]):
         the same block of rows, for a tap or group of them, and whether there is one."""
         raise NotImplementedError(f"{type(self).__name__} has no operand in spans")
 
+    def pixels_of_runs(self, place: P) -> Pixel:
+        """For operand a turned from runs: of the first row of a block of rows and one from there, bytes to its pixel in
+        what TMA brought, and whether there is one."""
+        raise NotImplementedError(f"{type(self).__name__} has no operand that is turned from runs")
+
     def taps(self, place: P) -> Taps:
         """First and last (exclusive) ry, first and last rx that a tile needs; at least one tap."""
         return 0, self.kernel[0], 0, self.kernel[1]
@@ -440,6 +462,10 @@ class Work(ABC, Generic[P]):
     @abstractmethod
     def store_at(self, place: P, part: Index, column: Index) -> tuple[Index, ...]:
         """Coordinates in the output's tensor map of a part's rows and its stored columns from `column` on."""
+
+    def line_at(self, place: P, part: Index, row: int, column: Index) -> tuple[Index, ...]:
+        """The same where stores are of lines: of row `row` of a part, and the columns from `column` on."""
+        raise NotImplementedError(f"{type(self).__name__} has no output of lines")
 
     def run_at(self, place: P, part: Index, row: Expr, column: Index) -> tuple[Expr, Expr]:
         """For an output of runs: where in it the one begins that has row `row` of the consumer's first, in the columns

@@ -9,6 +9,7 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
+from schedules.hopper.boxes import SLOTS
 from schedules.hopper.config import WARPGROUP, HopperConfig
 from schedules.hopper.exchange import Exchange
 from schedules.hopper.geometry import ClusterPlace, Operand, Work
@@ -17,6 +18,7 @@ from schedules.hopper.residual import Arrivals
 from schedules.hopper.ring import FILLS, readers, writers
 from schedules.hopper.shared import UNIT, Columns, Runs, Slots, TensorMap
 from schedules.hopper.spans import Spans
+from schedules.hopper.turning import Turned
 from schedules.steps.story import inside_part
 from schedules.tirx.arguments import flattened, matched
 from schedules.tirx.cluster import say_begun, wait_until_begun
@@ -56,7 +58,7 @@ def with_flat(work: Work, tensors: Tensors) -> Tensors:
     """`tensors`, and as "flat ..." the elements without a shape of those that the epilogue reads or writes one by one,
     as a problem with flattened pixels counts them."""
     names = [] if work.added else [term.name for term in work.epilogue.of_axis("element")]
-    if not isinstance(work.a.source, TensorMap):
+    if isinstance(work.a.source, Lines | Spans):
         names.append(work.a.source.tensor)
     if not isinstance(work.output.target, TensorMap):
         names.append("output")
@@ -77,8 +79,8 @@ class Maps:
     def encoded(cls, work: Work, tensors: Tensors) -> Maps:
         """As the host encodes them."""
         return cls(
-            _encode("a_map", work.a.source, tensors),
-            _encode("b_map", work.b.source, tensors),
+            _encode("a_map", work.a.tensor_map, tensors),
+            _encode("b_map", work.b.tensor_map, tensors),
             _encode("residual_map", work.added.source, tensors) if work.added else None,
             _encode("output_map", work.output.target, tensors),
         )
@@ -91,7 +93,7 @@ class Maps:
                     T.evaluate(T.ptx.prefetch.tensormap(T.address_of(tensor_map)))
 
 
-def _encode(name: str, target: TensorMap | Lines | Spans | Runs | Slots | Columns, tensors: Tensors) -> Variable | None:
+def _encode(name: str, target: TensorMap | Runs | Slots | Columns | None, tensors: Tensors) -> Variable | None:
     if not isinstance(target, TensorMap):
         return None
     variable = named(name, T.tvm_stack_alloca("tensormap", 1))
@@ -117,6 +119,7 @@ class SharedMemory:
     exchange: Exchange | None
     turns: MBarrier | None
     residual: Arrivals | None
+    turned: Turned | None
 
     @classmethod
     def allocated(cls, work: Work, accumulator: str, pool: T.SMEMPool, leader: Expr) -> SharedMemory:
@@ -131,6 +134,9 @@ class SharedMemory:
 
         stages = tiles("stages", config.num_stages * work.stage_bytes)
         filters = tiles("filters", work.stationary_bytes) if config.stationary else stages
+        turned = work.a.turned
+        boxes = tiles("boxes", turned.arriving_slots * turned.arriving_bytes) if turned else None
+        rows = tiles("turned", SLOTS * turned.slot_bytes) if turned else None
         staging = work.output.staging.nbytes
         results = tiles("staging", config.consumers * staging) if staging else None
         added = tiles("residuals", config.consumers * work.added.nbytes) if work.added else None
@@ -143,6 +149,7 @@ class SharedMemory:
             Exchange(work, accumulator, pool, leader) if config.split_k > 1 else None,
             MBarrier(pool, config.consumers, leader=leader) if config.ping_pong else None,
             Arrivals(work.added, added, config.consumers, pool, leader) if work.added and added is not None else None,
+            Turned(turned, boxes, rows, config.parts, pool, leader) if turned else None,
         )
         return memory
 
@@ -155,7 +162,7 @@ class SharedMemory:
         for operand, start in ((work.a, 0), (work.b, work.b_start)):
             if operand.spare_k:
                 self._clear(work, operand, start, thread)
-        self.full.init(FILLS + (0 if isinstance(work.a.source, TensorMap) else work.a.source.arrivals))
+        self.full.init(FILLS + (work.a.source.arrivals if isinstance(work.a.source, Lines | Spans) else 0))
         self.empty.init(readers(config))
         if self.turns:
             self.turns.init(WARPGROUP)
@@ -163,6 +170,8 @@ class SharedMemory:
             self.exchange.init()
         if self.residual:
             self.residual.init()
+        if self.turned:
+            self.turned.init()
         T.evaluate(T.ptx.fence.mbarrier_init.release.cluster())
         T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
         if config.cluster > 1:
@@ -215,7 +224,8 @@ def _all_wait(work: Work) -> bool:
     """Whether all warps of the producer wait for the block, and for those of its cluster, before its first load."""
     config = work.config
     alone = config.cluster > 1 and writers(config) == 1  # in a cluster, but not writing into its other blocks
-    return work.a.copied or config.multiplies_apart or (work.added is not None and alone)
+    by_threads = work.a.copied or work.a.turned is not None
+    return by_threads or config.multiplies_apart or (work.added is not None and alone)
 
 
 def before_products(config: HopperConfig) -> None:

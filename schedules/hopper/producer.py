@@ -151,7 +151,7 @@ class Producer:
 
     def expected(self, tile: Expr) -> Index:
         """Bytes that TMA brings into a stage."""
-        a = self.work.a.loaded if isinstance(self.work.a.source, TensorMap) else 0
+        a = self.work.a.loaded if isinstance(self.work.a.source, TensorMap) else 0  # else it arrives elsewhere
         both = a + self.work.b.loaded
         return T.Select(self.is_first(tile), both, a) if self.work.config.stationary else both
 

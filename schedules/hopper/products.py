@@ -16,6 +16,7 @@ from schedules.hopper.geometry import ClusterPlace, Member, Product, Work
 from schedules.hopper.instructions import Multiply
 from schedules.hopper.ring import Ring
 from schedules.hopper.shared import UNIT, SharedTile, aligned
+from schedules.hopper.turning import Slots
 from schedules.tirx.types import Buffer, Expr, Index, Pointer
 from schedules.tirx.values import named
 
@@ -55,11 +56,13 @@ class Products:
     """The sums of a consumer, `member` of whose threads this is, and where it finds its operands.
 
     Operand a is a descriptor of the consumer's rows; or, by way of registers, the memory of their `fragments`.
-    Descriptors are those of the first stage; the block stands at `at`.
+    Descriptors are those of the first stage, or of operand a of the first of its `slots`; the block stands at `at`.
     """
 
-    def __init__(self, work: Work, ring: Ring, filters: Buffer, member: Member, at: ClusterPlace) -> None:
-        self.work, self.config, self.ring, self.at = work, work.config, ring, at
+    def __init__(
+        self, work: Work, ring: Ring, filters: Buffer, member: Member, at: ClusterPlace, slots: Slots | None = None
+    ) -> None:
+        self.work, self.config, self.ring, self.at, self.slots = work, work.config, ring, at, slots
         self.multiply = multiply_of(work)
         self.blocks_m = self.config.rows // ROWS
         self.fragments = fragments_of(work.a, self.blocks_m)
@@ -72,7 +75,8 @@ class Products:
             self.a = _registers("fragments", self.fragments.registers, "uint32")
             self.fragments.locate(ring.memory.ptr_to([0]), consumer_m * self.config.rows, member)
         else:
-            rows = ring.memory.ptr_to([consumer_m * work.a.tile.row_offset(self.config.rows)])
+            memory = slots.memory if slots else ring.memory
+            rows = memory.ptr_to([consumer_m * work.a.tile.row_offset(self.config.rows)])
             self.a = _descriptor("a_tile", work.a.tile, rows)
         columns = consumer_n * work.b.tile.row_offset(self.config.columns)
         start = columns if self.config.stationary else work.b_start + columns
@@ -139,6 +143,11 @@ class Products:
         """Multiply the ring's stage, number `step` of a tile; `release_last` frees the one before, once it is read."""
         if self.fragments:
             self.fragments.begin_stage(self.ring.start, self._kernel_row(step))
+        if self.slots:
+            turned = self.work.a.turned
+            assert turned
+            more = units(self.slots.slot, turned.slot_bytes, 0) + turned.moved(step)
+            self.begins = self.a + named("to_taps", more)
         for number, (products, steps) in enumerate(self.parts):
             if self.fragments:
                 if steps.start == 0:
@@ -184,6 +193,8 @@ class Products:
             return self.fragments.of(self.a, step, m)
         tile = self.work.a.tile
         offset = each.a + tile.k_offset(step) + tile.row_offset(m * ROWS)
+        if self.slots:
+            return [self.begins + T.uint64(offset // UNIT)]
         return [self.a + units(self.ring.stage, self.work.stage_bytes, offset)]
 
     def _b(self, each: Product, step: int, stage_step: Expr) -> Expr:

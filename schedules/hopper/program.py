@@ -28,6 +28,7 @@ from schedules.hopper.launch import (
 from schedules.hopper.producer import Producer
 from schedules.hopper.products import multiply_of
 from schedules.hopper.shared import TensorMap
+from schedules.hopper.turning import FIRST_TURNER, LOADER, turner_of
 from schedules.hopper.warm import warm
 from schedules.lowering.annotations import TIRX
 from schedules.steps.story import part
@@ -54,6 +55,7 @@ def program(
     producer_registers, consumer_registers = config.registers[consumers, config.blocks_sm]
     accumulator = multiply_of(work).accumulator
     stored_by_tma = isinstance(work.output.target, TensorMap)
+    turned = work.a.turned is not None
     dependent = bool(work.workspace)  # on what the kernel before fills
 
     # fmt: off
@@ -122,6 +124,17 @@ def program(
                         T.evaluate(T.ptx["griddepcontrol.wait"]())
                     producer.run(tile)
                     cores.drain(ring)
+            if turned:
+                part("Two warps turn operand a, of which another has TMA bring boxes of the data as they lie")
+                turner = T.meta_var(turner_of(work, memory.turned, maps.a, at, clusters))
+                if warp == LOADER:
+                    T.cuda.warp_sync()
+                    if T.cuda.elect_sync():
+                        if dependent:
+                            T.evaluate(T.ptx["griddepcontrol.wait"]())
+                        turner.load(tile, partial(work.loads_a, ry=0, rx=0, part=0))
+                if warp >= FIRST_TURNER:
+                    turner.turn(tile, warp, lane)
             if added:
                 part("A warp of its own: one thread has TMA bring residuals, which wait for nothing but room")
                 if warp == RESIDUAL_WARP:

@@ -108,6 +108,7 @@ class SharedTile:
     K-major: [k / run][rows][run], `run` elements of k being a row of bytes that is swizzled.
     MN-major (`transposed`): [rows / run][k][run], `run` rows side by side.
     `fold` rows of a K-major tile come as one line, permuted: wgmma's row i is ``folded(i, fold)``.
+    Of a K-major tile, wgmma's groups of eight rows begin `pitch` rows apart.
     """
 
     rows: int
@@ -116,6 +117,7 @@ class SharedTile:
     run: int
     transposed: bool = False
     fold: int = 1
+    pitch: int = PATTERN
 
     @property
     def swizzle(self) -> int:
@@ -138,7 +140,7 @@ class SharedTile:
         no effect for K-major tiles.
         """
         leading = self.slab // UNIT if self.transposed else 1
-        return leading, 8 * self.swizzle // UNIT, SWIZZLES[self.swizzle]
+        return leading, self.pitch * self.swizzle // UNIT, SWIZZLES[self.swizzle]
 
     def k_offset(self, step: int) -> int:
         """Bytes to wgmma step `step` of the reduction."""
@@ -149,7 +151,7 @@ class SharedTile:
 
     def row_offset(self, row: int) -> int:
         """Bytes to a row that is a multiple of 64, or of a run where runs are shorter."""
-        return row // self.run * self.slab if self.transposed else row * self.swizzle
+        return row // self.run * self.slab if self.transposed else row // PATTERN * self.pitch * self.swizzle
 
 
 @dataclass(frozen=True)
@@ -319,6 +321,49 @@ def slot_staging(rows: int, columns: int, item: int) -> SlotStaging:
     while width % 32 == 0 and SlotStaging(rows, width, item, columns).nbytes > STAGING:
         width //= 2
     return SlotStaging(rows, width, item, columns)
+
+
+@dataclass(frozen=True)
+class LineStaging:
+    """Where a consumer's results wait for TMA where neighbours in the tensor are rows of the tile: `width` columns at a
+    time of the block's `columns`, of each `run` rows that lie side by side there, swizzled, which one store takes of
+    all these columns, and then the next of the `rows`."""
+
+    rows: int
+    width: int
+    item: int
+    columns: int
+    run: int
+    together: ClassVar[int] = 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a column's run."""
+        return self.run * self.item
+
+    @property
+    def store_bytes(self) -> int:
+        return self.width * self.row_bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.width * self.item
+
+    def chunk(self, row: Expr, column: Expr) -> Expr:
+        """Bytes to the 16 that have row `row`, a multiple of eight, in a column."""
+        chunk, chunks = T.truncdiv(T.truncmod(row, self.run), UNIT // self.item), self.row_bytes // UNIT
+        turned = T.truncmod(T.truncdiv(column * self.row_bytes, 128), chunks)
+        at = column * self.row_bytes + T.bitwise_xor(chunk, turned) * UNIT
+        return T.truncdiv(row, self.run) * self.store_bytes + at
+
+
+def line_staging(rows: int, columns: int, item: int, line: int) -> LineStaging:
+    """Staging for the results of a consumer, of whose rows `line` lie side by side, in passes of as many columns as
+    half of STAGING holds: what stages turned data has little room beside it."""
+    width, run = columns, math.gcd(line, 128 // item)
+    while width % 32 == 0 and rows * width * item > STAGING // 2:
+        width //= 2
+    return LineStaging(rows, width, item, columns, run)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ are not whole 16 bytes apart, which TMA needs, the consumer's threads store them
 that the tensor's alignment allows.  By blocks: the same where they lie in that memory as in the tensor.  By slots: the
 same where neighbours in the tensor are rows of the tile, of which some may be left out.  By columns: where neighbours
 in the tensor are rows of the tile, of which a thread has two side by side (`fragments`), they are stored from its
-registers.
+registers.  By lines: by TMA, where neighbours in the tensor are rows of the tile, which are turned on their way into
+staging memory.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from schedules.hopper.shared import (
     FOLDS,
     BlockStaging,
     Columns,
+    LineStaging,
     NoStaging,
     Runs,
     RunStaging,
@@ -206,6 +208,43 @@ class BoxStores(Stores):
                 column = self.begin + (first + store) * staging.width
                 to = self.work.store_at(self.place, self.member.part, column)
                 source = self.memory.ptr_to([self.start + store * staging.store_bytes])
+                T.evaluate(T.ptx[self.form](T.address_of(self.output_map), *to, source))
+            T.evaluate(T.ptx.cp.async_.bulk.commit_group())
+
+
+@dataclass
+class LineStores(Stores):
+    """The same where the rows of the tile lie side by side in the tensor: one store for each line of them."""
+
+    memory: Buffer
+
+    def __post_init__(self) -> None:
+        output = self.work.output
+        assert isinstance(output.staging, LineStaging) and isinstance(output.target, TensorMap)
+        self.staging, self.form = output.staging, STORE.format(output.target.rank)
+
+    def before(self) -> None:
+        with T.If(self.member.thread == 0), T.Then():
+            T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
+        barrier(self.member.consumer)
+
+    def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
+        words = [pack_16(self.work.output.dtype, *values[at : at + 2]) for at in range(0, 8, 2)]
+        column = pair * 16 + T.truncdiv(lane, 16) * 8 + T.truncmod(lane, 8)
+        at = self.staging.chunk(self.row(m) + T.truncmod(T.truncdiv(lane, 8), 2) * 8, column)
+        T.evaluate(T.ptx[_STMATRIX_TURNED](self.memory.ptr_to([self.start + at]), *words))
+
+    def written(self) -> None:
+        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+        barrier(self.member.consumer)
+
+    def store(self, first: int) -> None:
+        staging = self.staging
+        with T.If(self.member.thread == 0), T.Then():
+            for number in range(staging.rows // staging.run):
+                column = self.begin + first * staging.width
+                to = self.work.line_at(self.place, self.member.part, number * staging.run, column)
+                source = self.memory.ptr_to([self.start + number * staging.store_bytes])
                 T.evaluate(T.ptx[self.form](T.address_of(self.output_map), *to, source))
             T.evaluate(T.ptx.cp.async_.bulk.commit_group())
 
@@ -546,6 +585,7 @@ def stores_of(
     staging = work.output.staging
     kinds = {
         Staging: BoxStores,
+        LineStaging: LineStores,
         RunStaging: RunStores,
         BlockStaging: BlockStores,
         SlotStaging: SlotStores,

@@ -41,9 +41,10 @@ def warm(
             source = operand.source
             if isinstance(source, Spans) and source.tensor in known:
                 _pixels(source, partial(work.pixel_at, place, first_y), tensors, thread, threads)
-            if isinstance(source, TensorMap) and source.tensor in known:
+            boxed = operand.tensor_map
+            if boxed and boxed.tensor in known:
                 boxes = loads(place, first_y, first_x, at.rank_k, part)
-                _rows(source, boxes, tensors[source.tensor], thread, threads)
+                _rows(boxed, boxes, tensors[source.tensor], thread, threads)
 
 
 def _pixels(spans: Spans, pixel: Pixel, tensors: Tensors, thread: Expr, threads: int) -> None:

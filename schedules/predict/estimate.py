@@ -8,7 +8,9 @@ the device (`core.device`), so that what was learned on one of an arch serves th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -145,6 +147,9 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
         multiply *= np.maximum(1.0, BUSY / warps) * np.ceil(threads / WARP) * WARP / threads
     real = channels / (np.ceil(channels / block_k) * block_k)  # of a step's channels; zeros are not loaded
     loaded = (tile_m / n + tile_n * looked_at / m) * block_k * real * steps * item
+    if spec.turned is not None:
+        found = by_pairs(partial(spec.turned, p), tile_m, block_k)
+        loaded = (found[:, 1] / taps + tile_n / m * item) * block_k * real * steps
     loaded = loaded + tile_m * tile_n * item * len(p.epilogue.of_axis("element"))
     given = np.full(columns.count, device.timings.loaded)
     if FILLED in columns.fields and p.output_axes[-1] == "n":  # rows of boxes: images, or channels
@@ -190,6 +195,13 @@ def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work
     }
     used = (run / (along * pixel)) * (p.co / (across * channel)) * real
     return Work(parts, tiles * ones, waves, resident * ones, warps, steps * ones, used * ones)
+
+
+def by_pairs(of: Callable[[int, int], tuple[int, int] | None], first: Array, second: Array) -> Array:
+    """What `of` says of each row of both columns, infinity where it is None, as two columns; of equal rows once."""
+    rows, number = np.unique(np.stack([first, second], axis=1), axis=0, return_inverse=True)
+    found = np.array([of(int(a), int(b)) or (math.inf, math.inf) for a, b in rows])
+    return found[number.reshape(-1)]
 
 
 def _boxes(p: Any, spec: ScheduleSpec, pixels: Array, columns: Columns, along: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -18,7 +18,7 @@ from schedules.core.registry import operator_of
 from schedules.hopper.config import ADDRESSING, INSTRUCTION, STAGES, STAGING, SUM_BYTES, WARPGROUP
 from schedules.predict import trees
 from schedules.predict.configs import FILLED, Columns, columns_of, columns_of_space
-from schedules.predict.estimate import LAUNCH, Work, lines_of, operand_bytes, tile_of, work
+from schedules.predict.estimate import LAUNCH, Work, by_pairs, lines_of, operand_bytes, tile_of, work
 from schedules.predict.features import OWN, features, table
 from schedules.windows.geometry import OTHERS
 
@@ -257,7 +257,8 @@ def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arc
         stay, k = columns.get("stationary", 0.0) > 0, columns.get("block_k")  # filters of all steps
         # tap by tap, or with halo those of all rows, or those along a row, whose sums lie side by side or are no phases
         along = "consumers_n" in columns.fields or getattr(spec.config, "row_of_taps", False)
-        row = np.where(columns.get("phases", 0.0) > 0, 1, p.kw if along else 1)
+        one = (columns.get("phases", 0.0) > 0) | (columns.get("row", 1.0) == 0)
+        row = np.where(one, 1, p.kw if along else 1)
         taps = np.where(halo, p.kh, kernel_rows) * row
         filters, steps = channels * taps * k / columns.get("cta_group", 1.0), p.kh * p.kw / taps * -(-p.ci // k)
         room = np.where(_sums_fit(m * n * lines, columns, spec, arch), room, 0.0)
@@ -268,13 +269,16 @@ def roughly_filled(columns: Columns, problem: Any, spec: ScheduleSpec, arch: Arc
         added = m * n * item * np.where(columns.get("ping_pong", 0.0) > 0, columns.get("consumers"), 1.0)
         added *= len(p.epilogue.of_axis("element")) * (columns.get("split_k", 1.0) == 1)
         taken, least, most = results + sent + added + np.where(stay, filters * steps * item, 0.0), 2, STAGES[-1]
+        if spec.turned is not None:  # beside the stages
+            stage = np.where(stay, 0.0, filters) * item
+            taken = taken + by_pairs(partial(spec.turned, p), pixels, k)[:, 0]
     elif "block_k" in columns.fields:
         return columns.take(
             np.flatnonzero(columns.get("stages", 1.0) * (m + n) * columns.get("block_k") * item <= room)
         )
     else:
         return columns
-    stages = np.minimum(np.floor((room - taken) / stage), most)
+    stages = np.minimum(np.floor((room - taken) / np.maximum(stage, 1.0)), most)
     fit = np.flatnonzero(stages >= least)
     stages, found = stages[fit], columns.take(fit)
 

@@ -11,7 +11,7 @@ import pytest
 from tvm import tirx
 
 from schedules.hopper.geometry import Load, Operand
-from schedules.hopper.shared import BlockStaging, RunStaging, SlotStaging, TensorMap
+from schedules.hopper.shared import BlockStaging, LineStaging, RunStaging, SlotStaging, TensorMap
 from tests.hopper.conftest import WorkOf, in_numbers
 from tests.hopper.works import WORKS
 
@@ -48,7 +48,7 @@ def test_loads_fill_a_stage_once(work_of: WorkOf, name: str) -> None:
         (work.a, work.config.cluster_n, work.loads_a),
         (work.b, work.config.cluster_m, work.loads_b),
     ):
-        if operand.copied:
+        if operand.copied or operand.turned:
             continue
         tile = operand.tile
         at = np.arange(operand.nbytes) % tile.nbytes
@@ -67,6 +67,20 @@ def stored_in_boxes(work: Any) -> np.ndarray:
     for place, part in product(places(work, range(work.clusters)), range(work.config.parts)):
         for column in range(0, staging.columns, staging.width):
             start = [number(at) for at in work.store_at(place, part, column)]
+            assert min(start) >= 0
+            box = [slice(at, at + extent) for at, extent in zip(start, target.box, strict=True)]
+            count[tuple(box[::-1])] += 1
+    return count
+
+
+def stored_in_lines(work: Any) -> np.ndarray:
+    target, staging = work.output.target, work.output.staging
+    count = np.zeros(target.sizes[::-1], "int32")
+    for place, part in product(places(work, range(work.clusters)), range(work.config.parts)):
+        for column, row in product(
+            range(0, staging.columns, staging.width), range(0, staging.rows, staging.run)
+        ):  # fmt: skip
+            start = [number(at) for at in work.line_at(place, part, row, column)]
             assert min(start) >= 0
             box = [slice(at, at + extent) for at, extent in zip(start, target.box, strict=True)]
             count[tuple(box[::-1])] += 1
@@ -138,7 +152,7 @@ def test_each_result_is_stored_once(work_of: WorkOf, name: str) -> None:
     output, staging = work.output, work.output.staging
     if isinstance(output.target, TensorMap):
         assert staging.store_bytes == output.target.box_bytes
-        count = stored_in_boxes(work)
+        count = stored_in_lines(work) if isinstance(staging, LineStaging) else stored_in_boxes(work)
     elif isinstance(staging, RunStaging):
         count = stored_in_runs(work)
     elif isinstance(staging, SlotStaging):

@@ -18,12 +18,12 @@ TILE = PLAIN | dict(block_m=128, block_n=96, block_k=32, num_stages=3)
 
 @pytest.mark.parametrize("name", [name for name in WORKS if "TF32" not in name])
 def test_it_comes_where_results_leave_by_tma(work_of: WorkOf, name: str) -> None:
-    """But for few filters, shared reductions and several lines."""
+    """But for few filters, shared reductions, several lines and data that are turned."""
     operator, schedule, fields, words = WORKS[name]
     work = work_of(operator, schedule, fields | dict(residual=True), words)
     added, staging = work.added, work.output.staging
     if added is None:
-        others = schedule == "tma_wgmma_few", work.config.split_k > 1, work.leaving > 1
+        others = schedule == "tma_wgmma_few", work.config.split_k > 1, work.leaving > 1, work.a.turned is not None
         assert not isinstance(work.output.target, TensorMap) or any(others)
     else:
         assert added.boxes * staging.width == staging.columns and added.source.box_bytes == staging.store_bytes

@@ -56,6 +56,18 @@ WORKS: dict[str, Case] = {
     "rows, consumers side by side": (
         "conv2d_nchw", "tma_wgmma", NCHW, PLAIN | dict(block_m=64, block_n=128, block_k=32, consumers_n=2, halo=True),
     ),
+    "boxes that are turned": (
+        "conv2d_nchw", "tma_wgmma_boxes", NCHW | dict(stride=2, w=32),
+        PLAIN | dict(block_m=64, consumers=1, block_n=32, block_k=32, num_stages=3, row=False),
+    ),
+    "boxes that are turned, in clusters": (
+        "conv2d_nchw", "tma_wgmma_boxes", NCHW,
+        PLAIN | dict(block_m=64, block_n=32, block_k=32, cluster_m=2, grid=4, ping_pong=True, row=True),
+    ),
+    "runs that are turned": (
+        "conv2d_nchw", "tma_wgmma_runs", NCHW | dict(w=7),
+        PLAIN | dict(block_m=64, consumers=1, block_n=32, block_k=32, grid=2, row=True),
+    ),
     "rows wider than a tile": (
         "conv2d_nchw", "tma_wgmma", NCHW | dict(w=200), PLAIN | dict(block_m=64, consumers=1, block_n=128, block_k=16),
     ),

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from schedules.core.problem import Argument, numpy_dtype
 from schedules.core.tvm import T, tirx
+from schedules.hopper.boxes import TurnedData
 from schedules.hopper.config import HopperConfig
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
 from schedules.hopper.shared import UNIT, SharedTile, Slots, TensorMap, slot_staging, staging_for
@@ -22,6 +23,8 @@ from schedules.tirx.values import named
 
 ITEM = 2  # bytes of an operand's element
 LINE = 128  # bytes of a swizzled row, at most
+
+P = TypeVar("P")  # where a tile lies
 
 
 @dataclass(frozen=True)
@@ -40,20 +43,19 @@ def filter_operand(problem: NchwProblem, config: HopperConfig) -> Argument:
     return filter_argument(p) if config.addends == 1 else addends_of("filter", (p.kh, p.kw, p.co, p.ci))
 
 
-class PositionWork(Work[PositionPlace]):
-    """The product of `p`, in tiles of `positions` of its output, with so many `taps` of the kernel, or of a row of
-    it, in a stage; operand a is its own."""
+class FilterWork(Work[P]):
+    """The product of `p`, pixels x output channels, with so many `taps` of the kernel, or of a row of it, in a stage;
+    operand b are filters, operand a and the tiles of pixels are its own."""
 
     channels_along_rows = False
-    in_order: ClassVar[bool] = True  # whether neighbouring rows of the tile are neighbouring rows of the sums
+    turned: TurnedData  # operand a, if it is turned beside the stages
 
-    def __init__(self, p: NchwProblem, config: HopperConfig, positions: Positions, taps: int = 1) -> None:
-        self.problem, self.config, self.positions = p, config, positions
+    def __init__(self, p: NchwProblem, config: HopperConfig, taps: int = 1) -> None:
+        self.problem, self.config = p, config
         self.epilogue, self.workspace = p.epilogue, workspace_of(p)
         self.kernel = (1, 1) if taps == p.kh * p.kw else (p.kh, p.kw // taps)
         self.chunks = -(-p.ci // config.block_k)
         self.columns = -(-p.co // (config.block_n * config.cluster_n))  # tiles of a cluster along the channels
-        self.clusters = -(-positions.outputs // (config.block_m * config.cluster_m)) * self.columns
         self.run = min(config.block_k, LINE // ITEM)
         b = SharedTile(config.block_n, config.block_k, ITEM, self.run)
         weight = filter_operand(p, config)
@@ -74,6 +76,56 @@ class PositionWork(Work[PositionPlace]):
         )
         self.products = tuple(Product(0, 0, tap * b.nbytes) for tap in range(taps))
         self.slices = config.slices
+
+    def turn(self, source: TurnedData) -> None:
+        """Have operand a be turned beside the stages: those of a chunk of the channels come one after the other, and
+        blocks that share the reduction take every split_k-th chunk, zeros among them beyond the last."""
+        split, taps = self.config.split_k, source.taps
+        self.kernel, self.chunks = (1, 1), -(-self.chunks // split) * split * source.stages
+        self.a, self.turned = Operand(source.tile, source), source
+        self.products = tuple(
+            Product(0, source.moved_across(rx) * source.tile.swizzle * (taps > 1), rx * self.b.tile.nbytes)
+            for rx in range(taps)
+        )
+
+    def turned_filters(self, channel: Expr, number: Expr, part: Index) -> Sequence[Load]:
+        """The boxes of operand b of stage number `number` of all blocks that share the reduction."""
+        split, stages = self.config.split_k, self.turned.stages
+        own = T.truncdiv(number, split)
+        chunk = named("chunk_of_channels", T.truncdiv(own, stages) * split + T.truncmod(number, split))
+        return self.filters_of(channel, T.truncmod(own, stages) * self.b.count, chunk, part)
+
+    def filters_of(self, channel: Expr, first: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+        """The boxes of part number `part` (of cluster_m) of operand b, for the taps from `first` on, the output
+        channels from `channel` on and a chunk of the input's."""
+        tile, rows = self.b.tile, self.config.block_n // self.config.cluster_m
+        return [
+            Load(
+                tap * tile.nbytes + part * (rows * tile.swizzle) + run * tile.slab,
+                (chunk * tile.k + run * tile.run, channel + part * rows, first + tap),
+            )
+            for tap, run in product(range(self.b.count), range(tile.k // tile.run))
+        ]
+
+    def channel_of(self, first: Expr, index: Expr) -> Expr:
+        """Output channel number `index` from `first` on, of those beyond the last the last."""
+        channel, whole = first + index, self.problem.co % (self.config.block_n * self.config.cluster_n) == 0
+        return channel if whole else tirx.min(channel, self.problem.co - 1)
+
+    def plane_of(self, channel: Expr) -> tuple[Expr, Expr]:
+        """Where the pixels of an output channel begin in an image, and whether there is such a channel."""
+        return channel * (self.problem.out_h * self.problem.out_w), channel < self.problem.co
+
+
+class PositionWork(FilterWork[PositionPlace]):
+    """The same in tiles of `positions` of its output."""
+
+    in_order: ClassVar[bool] = True  # whether neighbouring rows of the tile are neighbouring rows of the sums
+
+    def __init__(self, p: NchwProblem, config: HopperConfig, positions: Positions, taps: int = 1) -> None:
+        super().__init__(p, config, taps)
+        self.positions = positions
+        self.clusters = -(-positions.outputs // (config.block_m * config.cluster_m)) * self.columns
         self.output = self._output(config.block_n // self.slices)
 
     def _output(self, columns: int) -> Output:
@@ -97,15 +149,7 @@ class PositionWork(Work[PositionPlace]):
         return PositionPlace(named("position", row * config.block_m), named("channel", column * config.block_n))
 
     def loads_b(self, place: PositionPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
-        tile, rows = self.b.tile, self.config.block_n // self.config.cluster_m
-        first = ry * self.problem.kw + rx
-        return [
-            Load(
-                tap * tile.nbytes + part * (rows * tile.swizzle) + run * tile.slab,
-                (chunk * tile.k + run * tile.run, place.channel + part * rows, first + tap),
-            )
-            for tap, run in product(range(self.b.count), range(tile.k // tile.run))
-        ]
+        return self.filters_of(place.channel, ry * self.problem.kw + rx, chunk, part)
 
     def store_at(self, place: PositionPlace, part: Index, column: int) -> tuple[Index, ...]:
         return place.channel + column, self._first(place, part)
@@ -132,13 +176,11 @@ class PositionWork(Work[PositionPlace]):
         return self.positions.element(number)
 
     def channel_at(self, place: PositionPlace, part: Index, index: Expr) -> Expr:
-        channel, whole = place.channel + index, self.problem.co % (self.config.block_n * self.config.cluster_n) == 0
-        return channel if whole else tirx.min(channel, self.problem.co - 1)
+        return self.channel_of(place.channel, index)
 
     def row_start(self, place: PositionPlace, part: Index, row: Expr) -> tuple[Expr, Expr]:
         position = self._first(place, part) + row
         return self.positions.element(self.positions.number(position)), self._is_output(position)
 
     def column_start(self, place: PositionPlace, part: Index, column: Expr) -> tuple[Expr, Expr]:
-        channel = place.channel + column
-        return channel * (self.problem.out_h * self.problem.out_w), channel < self.problem.co
+        return self.plane_of(place.channel + column)

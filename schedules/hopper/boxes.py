@@ -1,0 +1,333 @@
+"""Operand a from boxes of NCHW data, which TMA brings as they lie and threads turn in shared memory, once for all taps.
+
+Beside the ring of stages, which has filters alone, a block has two more.  Boxes arrive in one: of a chunk of the
+channels all rows and columns that a tile looks at, pixels side by side.  Two warps of the producer read two neighbours
+at a time, of eight channels, and store 16 bytes of each into the other, swizzled, with the channels side by side:
+K-major tiles, of which a tap is the same rows, moved.  There pixels stand in groups of eight of a line, as rows of
+operand a do for wgmma; a group has the pixels beyond its ends too, which taps along a row reach, so that groups are
+`Layout.pitch` rows apart wherever their line ends.  With a stride there are such lines for each remainder of the
+coordinates.  TMA fills with zeros what lies beyond the image.
+
+A turned chunk serves the stages of all rows of the kernel.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from schedules.core.tvm import T
+from schedules.hopper.shared import PATTERN, UNIT, SharedTile, TensorMap, aligned
+from schedules.tirx import BARRIER_PAIR_BYTES
+from schedules.tirx.types import Expr, Index
+
+ITEM = 2  # bytes of an element
+GROUP = UNIT // ITEM  # channels of a pixel that are stored at once, and pixels of a group
+WARP = 32
+SLOTS = 2  # of the ring of turned chunks, and of that of boxes at least
+ARRIVING = 64 * 1024  # bytes of shared memory that the latter may take for more of them
+MOST_SLOTS = 6
+SECTOR = 32  # bytes of L2
+GIVEN, SHARED = 64, 128  # bytes in a clock, from L2 and of shared memory
+BANKS = 32
+
+
+@dataclass(frozen=True)
+class Along:
+    """An axis of a tile of `size` outputs: the pixels that taps look at, from the first output's on, where it moves
+    `stride` at a time; tap r looks `r * dilation - pad` after it."""
+
+    size: int
+    k: int
+    stride: int
+    pad: int
+    dilation: int
+
+    @cached_property
+    def taps(self) -> Sequence[tuple[int, int]]:
+        """Of each tap how many outputs after its own the pixel would be, and the remainder."""
+        return [divmod(r * self.dilation - self.pad, self.stride) for r in range(self.k)]
+
+    @cached_property
+    def moves(self) -> Mapping[int, tuple[int, int]]:
+        """Of each remainder the first and the last that a tap moves by."""
+        found: dict[int, tuple[int, int]] = {}
+        for moved, remainder in self.taps:
+            first, last = found.get(remainder, (moved, moved))
+            found[remainder] = min(first, moved), max(last, moved)
+        return found
+
+    @property
+    def reach(self) -> int:
+        """The most that a tap moves by after another of its remainder."""
+        return max(last - first for first, last in self.moves.values())
+
+    @property
+    def first(self) -> int:
+        """The first pixel that is looked at, from the first output's."""
+        return -self.pad
+
+    @property
+    def beyond(self) -> int:
+        """And the one after the last."""
+        return (self.size - 1) * self.stride + (self.k - 1) * self.dilation - self.pad + 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rows of a turned tile of `y.size` x `x.size` outputs, the latter whole groups: of each remainder of x, and each
+    of y, its lines, of each line its groups, of each group `pitch` pixels."""
+
+    y: Along
+    x: Along
+
+    @property
+    def pitch(self) -> int:
+        return GROUP + self.x.reach
+
+    @property
+    def line(self) -> int:
+        """Rows of a line."""
+        return self.x.size // GROUP * self.pitch
+
+    @property
+    def lines(self) -> int:
+        """Of all remainders of y."""
+        return sum(self._lines_of(remainder) for remainder in self.y.moves)
+
+    @property
+    def rows(self) -> int:
+        return len(self.x.moves) * self.lines * self.line
+
+    def _lines_of(self, remainder: int) -> int:
+        """0 of a remainder that no tap has."""
+        first, last = self.y.moves.get(remainder, (self.y.size, 0))
+        return self.y.size + last - first
+
+    def _before(self, remainder: int) -> int:
+        """Lines of the remainders before."""
+        found = 0
+        for other in self.y.moves:
+            if other == remainder:
+                return found
+            found += self._lines_of(other)
+        raise AssertionError(remainder)
+
+    def moved_down(self, ry: int) -> int:
+        """Rows to what row `ry` of the kernel looks at."""
+        moved, remainder = self.y.taps[ry]
+        return (self._before(remainder) + moved - self.y.moves[remainder][0]) * self.line
+
+    def moved_across(self, rx: int) -> int:
+        moved, remainder = self.x.taps[rx]
+        return list(self.x.moves).index(remainder) * self.lines * self.line + moved - self.x.moves[remainder][0]
+
+    @property
+    def left(self) -> int:
+        """Pixels of a box before the first output's, in whole 16 bytes."""
+        return -(-self.x.pad // GROUP) * GROUP
+
+    @property
+    def box(self) -> tuple[int, int]:
+        """Columns and rows of a box."""
+        return -(-(self.left + self.x.beyond) // GROUP) * GROUP, self.y.beyond - self.y.first
+
+    @property
+    def loaded(self) -> int:
+        """Bytes that L2 gives for a channel's box: whole sectors, in which its rows begin and end."""
+        width, height = self.box
+        return height * (-(-width * ITEM // SECTOR) + (width * ITEM % SECTOR == 0 and self.left > 0)) * SECTOR
+
+    @property
+    def cost(self) -> float:
+        """Cycles of a channel, about: in which L2 gives its box, shared memory takes that in, and threads turn it."""
+        width, height = self.box
+        return self.loaded / GIVEN + (width * height + self.rows) * ITEM / SHARED + self.reads
+
+    @property
+    def reads(self) -> int:
+        """Cycles in which shared memory gives a channel's words to the warps that turn them."""
+        found = 0
+        for first in range(0, len(self.words), WARP):
+            words = {word.at // 2 for word in self.words[first : first + WARP]}
+            found += max(Counter(word % BANKS for word in words).values())
+        return found
+
+    @cached_property
+    def words(self) -> Sequence[Word]:
+        """What there is to turn of a channel, in the order of the box."""
+        width, height = self.box
+        found = []
+        for at in range(height):
+            moved, remainder = divmod(at + self.y.first, self.y.stride)
+            line = moved - self.y.moves.get(remainder, (moved + 1, 0))[0]
+            if not 0 <= line < self._lines_of(remainder):
+                continue
+            for group in range(self.x.size // GROUP):
+                row = (self._before(remainder) + line) * self.line + group * self.pitch
+                halves: dict[int, list[int]] = {}
+                for plane, (b, (first, last)) in enumerate(self.x.moves.items()):
+                    for pixel in range(GROUP + last - first):
+                        column = self.left + (group * GROUP + pixel + first) * self.x.stride + b
+                        rows = halves.setdefault(column // 2, [-1, -1])
+                        rows[column % 2] = plane * self.lines * self.line + row + pixel
+                found += [Word(at * width + 2 * column, *rows) for column, rows in sorted(halves.items())]
+        return found
+
+
+class Word(NamedTuple):
+    """Two neighbours in a channel's box, from element `at` on, and the row that each is turned into, or -1."""
+
+    at: int
+    even: int
+    odd: int
+
+
+def _one_of(number: Expr, values: Sequence[int]) -> Index:
+    """The value number `number`, or the last."""
+    found: Index = values[-1]
+    for at, value in reversed(list(enumerate(values[:-1]))):
+        found = T.Select(number == at, T.int32(value), T.int32(found) if isinstance(found, int) else found)
+    return found
+
+
+@dataclass(frozen=True)
+class TurnedData(ABC):
+    """What a block has of operand a: what TMA brings by `source`, turned into rows of `tile`; stages of `taps` of a row
+    of the kernel each take it, one after the other."""
+
+    source: TensorMap
+    tile: SharedTile
+    taps: int
+
+    @property
+    @abstractmethod
+    def kernel(self) -> tuple[int, int]:
+        """Rows of the kernel, and taps of each."""
+
+    @abstractmethod
+    def moved_down(self, ry: int) -> int:
+        """Rows of the tile to what row `ry` of the kernel looks at."""
+
+    @abstractmethod
+    def moved_across(self, rx: int) -> int:
+        """And from there to what tap `rx` of it does."""
+
+    @property
+    @abstractmethod
+    def offsets(self) -> Sequence[int]:
+        """Bytes to a pixel in each of eight channels, in what TMA brought."""
+
+    @property
+    @abstractmethod
+    def group_bytes(self) -> int:
+        """Bytes from there to the next eight channels."""
+
+    @property
+    @abstractmethod
+    def arriving_bytes(self) -> int:
+        """Of shared memory for what TMA brings of a chunk."""
+
+    @property
+    @abstractmethod
+    def loaded_bytes(self) -> int:
+        """That come from L2 for a channel, about."""
+
+    @property
+    def stages(self) -> int:
+        """That take a turned chunk."""
+        return self.kernel[0] * self.kernel[1] // self.taps
+
+    @property
+    def nbytes(self) -> int:
+        """Of a stage: none."""
+        return 0
+
+    @property
+    def tensor(self) -> str:
+        return self.source.tensor
+
+    @property
+    def loaded(self) -> int:
+        """Bytes that come in for a stage, about."""
+        return self.tile.k * self.loaded_bytes // self.stages
+
+    @property
+    def slot_bytes(self) -> int:
+        return aligned(self.tile.nbytes)
+
+    @property
+    def beside_stages(self) -> int:
+        """Bytes of shared memory for both rings."""
+        rings = (SLOTS, self.slot_bytes), (self.arriving_slots, self.arriving_bytes)
+        return sum(slots * (nbytes + BARRIER_PAIR_BYTES) for slots, nbytes in rings)
+
+    @property
+    def arriving_slots(self) -> int:
+        """Of the ring of boxes: a load takes longer than a chunk of one tap is multiplied."""
+        if self.kernel != (1, 1):
+            return SLOTS
+        return max(SLOTS, min(MOST_SLOTS, ARRIVING // self.arriving_bytes))
+
+    def reason(self) -> str | None:
+        """Why TMA brings no such boxes; None if it does."""
+        return self.source.reason()
+
+    def moved(self, step: Expr) -> Expr:
+        """Units of a descriptor to what the first tap of stage number `step` looks at."""
+        number, k = T.truncmod(step, self.stages), self.kernel[1] // self.taps
+        unit = self.tile.swizzle // UNIT
+        found = _one_of(T.truncdiv(number, k), [self.moved_down(ry) * unit for ry in range(self.kernel[0])])
+        if k > 1:
+            found = found + _one_of(T.truncmod(number, k), [self.moved_across(rx) * unit for rx in range(k)])
+        return T.Cast("uint64", found)
+
+
+@dataclass(frozen=True)
+class TurnedBoxes(TurnedData):
+    """Of boxes whose innermost axes are (x, y, channels), of `layout`."""
+
+    layout: Layout
+
+    @property
+    def kernel(self) -> tuple[int, int]:
+        return self.layout.y.k, self.layout.x.k
+
+    def moved_down(self, ry: int) -> int:
+        return self.layout.moved_down(ry)
+
+    def moved_across(self, rx: int) -> int:
+        return self.layout.moved_across(rx)
+
+    @property
+    def apart(self) -> int:
+        """Bytes from channel to channel."""
+        width, height = self.layout.box
+        return width * height * ITEM
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        return [i * self.apart for i in range(GROUP)]
+
+    @property
+    def group_bytes(self) -> int:
+        return GROUP * self.apart
+
+    @property
+    def arriving_bytes(self) -> int:
+        return aligned(self.source.box_bytes)
+
+    @property
+    def loaded_bytes(self) -> int:
+        return self.layout.loaded
+
+
+def turned_tile(layout: Layout, k: int, run: int) -> SharedTile:
+    """The tile of operand a that `k` channels of `layout` are turned into."""
+    rows = -(-layout.rows // WARP) * WARP  # whole warps of pixels, and patterns of the swizzle
+    assert rows % PATTERN == 0
+    return SharedTile(rows, k, ITEM, run, pitch=layout.pitch)

@@ -1,0 +1,319 @@
+"""What fills operand a from boxes (`hopper.boxes`): a warp that has TMA bring them, two that turn them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+
+from schedules.hopper.boxes import GROUP, SLOTS, WARP, TurnedBoxes, TurnedData
+from schedules.hopper.geometry import ClusterPlace, Load, Work
+from schedules.hopper.ring import FILLS
+from schedules.hopper.shared import UNIT
+from schedules.hopper.spans import Pixel
+from schedules.tirx.types import Buffer, Expr, Index, Variable
+from schedules.tirx.values import kept, named
+
+LOADER, FIRST_TURNER, TURNERS = 1, 2, 2  # of the producer's warps
+OTHERS = 40  # registers of a thread that wait for no word, about
+MOST = 5  # units that are read before the first is stored
+
+# of a pixel, or of two neighbours, eight channels
+_READ = """
+__device__ __forceinline__ void hopper_turned_read(unsigned int& a, unsigned int& b, unsigned int& c, unsigned int& d,
+    unsigned int& e, unsigned int& f, unsigned int& g, unsigned int& h, unsigned int from) {{
+{0}
+}}
+"""
+# of one of them, whose halves `order` takes, unless it goes nowhere
+_PUT = """
+__device__ __forceinline__ void hopper_turned_put(int to, int more, unsigned int order, unsigned int a, unsigned int b,
+    unsigned int c, unsigned int d, unsigned int e, unsigned int f, unsigned int g, unsigned int h) {
+  asm volatile("{\\n.reg .pred p;\\nsetp.ge.s32 p, %0, 0;\\n@p st.shared.v4.b32 [%1], {%2, %3, %4, %5};\\n}\\n"
+    :: "r"(to), "r"(to + more), "r"(__byte_perm(a, b, order)), "r"(__byte_perm(c, d, order)),
+    "r"(__byte_perm(e, f, order)), "r"(__byte_perm(g, h, order)) : "memory");
+}
+"""
+_LOWER, _UPPER = 0x5410, 0x7632
+_ZEROS = 0x3232  # of a word that is half of one
+_TABLE = """
+__device__ __forceinline__ int hopper_turned_{0}(int number) {{
+  static const short values[{1}] = {{{2}}};
+  return number < {1} ? values[number] : {3};
+}}
+"""
+
+
+def _read_source(source: TurnedData, bits: str) -> str:
+    lines = [
+        f'  asm volatile("ld.shared.{bits} %0, [%1+{offset}];" : "=r"({name}) : "r"(from));'
+        for name, offset in zip("abcdefgh", source.offsets, strict=True)
+    ]
+    return _READ.format("\n".join(lines))
+
+
+def _local(name: str, dtype: str = "int32", count: int = 1) -> Any:
+    found = T.alloc_local((count,), dtype)
+    IRBuilder.name(name, found)
+    if dtype == "int32":
+        T.buffer_store(found, T.int32(0), [0])
+    return found
+
+
+class Slots:
+    """A ring of slots in `memory`, `nbytes` apart, as a warp or a warpgroup goes around it; `full` and `empty` have a
+    barrier for each."""
+
+    def __init__(self, name: str, memory: Buffer, nbytes: int, full: MBarrier, empty: MBarrier) -> None:
+        self.memory, self.nbytes, self.full, self.empty, self.count = memory, nbytes, full, empty, full.depth
+        self._slot, self._phase, self._left = (_local(f"{name}_{each}") for each in ("slot", "phase", "slot_before"))
+
+    @property
+    def slot(self) -> Expr:
+        return self._slot[0]
+
+    def wait_full(self) -> None:
+        self.full.wait(self.slot, self._phase[0])
+
+    def wait_empty(self) -> None:
+        self.empty.wait(self.slot, self._phase[0] ^ 1)
+
+    def skip(self, count: Expr) -> None:
+        """Go on by so many slots."""
+        at = named("at_slot", self.slot + count)
+        T.buffer_store(self._phase, self._phase[0] ^ (T.truncdiv(at, self.count) & 1), [0])
+        T.buffer_store(self._slot, T.truncmod(at, self.count), [0])
+
+    def advance(self) -> None:
+        """Go on to the next slot; this one may be said to be read later (`release`)."""
+        T.buffer_store(self._left, self.slot, [0])
+        self.skip(T.int32(1))
+
+    def release(self, by: Expr) -> None:
+        """Have the thread for which `by` is true say that the slot before has been read."""
+        with T.If(by), T.Then():
+            self.empty.arrive(self._left[0])
+
+
+class Turned:
+    """Both rings of a block, in the memory for `boxes` and for turned `rows`, with barriers from `pool`; `readers` say
+    that they have read a turned chunk."""
+
+    def __init__(
+        self, source: TurnedData, boxes: Buffer, rows: Buffer, readers: int, pool: T.SMEMPool, leader: Expr
+    ) -> None:
+        self.source, self.boxes, self.rows, self.readers = source, boxes, rows, readers
+        self.arrived = TMABar(pool, source.arriving_slots, leader=leader)
+        self.read = MBarrier(pool, source.arriving_slots, leader=leader)
+        self.full, self.empty = (MBarrier(pool, SLOTS, leader=leader) for _ in range(2))
+
+    def init(self) -> None:
+        """Set the barriers up."""
+        self.arrived.init(FILLS)
+        self.read.init(TURNERS)
+        self.full.init(TURNERS)
+        self.empty.init(self.readers)
+
+    def ring_of_boxes(self) -> Slots:
+        return Slots("box", self.boxes, self.source.arriving_bytes, self.arrived, self.read)
+
+    def ring_of_rows(self) -> Slots:
+        return Slots("turned", self.rows, self.source.slot_bytes, self.full, self.empty)
+
+
+@dataclass(frozen=True)
+class BoxTurner:
+    """What both kinds of warps do with all chunks of a block's tiles from a number on, of `clusters` in all, each
+    `apart` from the one before; `place` says where a tile lies, `pixel` of one of runs where its rows' pixels are."""
+
+    memory: Turned
+    tensor_map: Variable
+    place: Callable[[Expr], Any]
+    pixel: Callable[[Any], Pixel]
+    clusters: Index
+    apart: Index
+    chunks: int
+    first: Index  # of the chunks, this block's, which takes every so manyth
+    every: int
+    registers: int  # of a thread that turns
+
+    @T.inline
+    def load(self, tile: Variable, boxes: Callable[..., Sequence[Load]]) -> None:
+        """Have TMA bring them, by one thread."""
+        ring = T.meta_var(self.memory.ring_of_boxes())
+        while tile < self.clusters:
+            place = T.meta_var(self.place(tile))
+            chunk: T.int32
+            chunk = self.first
+            while chunk < self.chunks:
+                self.bring(ring, boxes(place, chunk=chunk))
+                chunk = chunk + self.every
+            tile = tile + self.apart
+
+    def bring(self, ring: Slots, loads: Sequence[Load]) -> None:
+        """Fill the ring's slot when it is free."""
+        source = self.memory.source.source
+        ring.wait_empty()
+        always = sum(load.when is None for load in loads)
+        count = sum((T.Cast("int32", load.when) for load in loads if load.when is not None), T.int32(always))
+        self.memory.arrived.arrive(ring.slot, count * source.box_bytes)
+        form = f"cp.async.bulk.tensor.{source.rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        for load in loads:
+            to = ring.memory.ptr_to([ring.slot * ring.nbytes + load.offset])
+            barrier = self.memory.arrived.ptr_to([ring.slot])
+            with contextlib.nullcontext() if load.when is None else _where(load.when):
+                T.evaluate(T.ptx[form](to, T.address_of(self.tensor_map), *load.at, barrier))
+        ring.advance()
+
+    @T.inline
+    def turn(self, tile: Variable, warp: Expr, lane: Expr) -> None:
+        """Turn them, by `lane` of one of the warps that do."""
+        boxes = T.meta_var(self.memory.ring_of_boxes())
+        rows = T.meta_var(self.memory.ring_of_rows())
+        fixed = T.meta_var(self.places(warp, lane))
+        while tile < self.clusters:
+            places = T.meta_var(self.places_of(tile, warp, lane) if fixed is None else fixed)
+            chunk: T.int32
+            chunk = self.first
+            while chunk < self.chunks:
+                boxes.wait_full()
+                rows.wait_empty()
+                self.turn_chunk(boxes, rows, places)
+                T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+                T.evaluate(T.cuda.warp_sync())
+                if lane == 0:
+                    rows.full.arrive(rows.slot)
+                    boxes.empty.arrive(boxes.slot)
+                boxes.advance()
+                rows.advance()
+                chunk = chunk + self.every
+            tile = tile + self.apart
+
+    def places(self, warp: Expr, lane: Expr) -> Places | None:
+        """What the thread turns of each block of words, in the channels that its warp begins with: where these are in
+        the first box, and where its first and its second pixel go in the first turned tile; None if that is not the
+        same for all tiles."""
+        source = self.memory.source
+        if not isinstance(source, TurnedBoxes):
+            return None
+        base, to, turner = self._bases(warp)
+        # every other four lanes begin with the second of their pixels: so eight lanes are of eight rows
+        odd_first = named("odd_first", T.bitwise_and(T.shift_right(lane, T.int32(2)), T.int32(1)) == 1)
+        orders = [
+            named(name, T.Select(odd_first == odd, T.uint32(_UPPER), T.uint32(_LOWER)))
+            for name, odd in (("first_order", True), ("second_order", False))
+        ]
+        found = Places("b32")
+        words = source.layout.words
+        for first in range(0, len(words), WARP):
+            at, even, odd = (
+                named(name, _looked_up(name, [getattr(word, name) for word in words], beyond, lane + first))
+                for name, beyond in (("at", 0), ("even", -1), ("odd", -1))
+            )
+            rows = T.Select(odd_first, odd, even), T.Select(odd_first, even, odd)
+            goes = [(kept("row", self._place(to, row, turner)), order) for row, order in zip(rows, orders, strict=True)]
+            found.blocks.append((kept("word", base + at * 2), goes))
+        return found
+
+    def places_of(self, tile: Expr, warp: Expr, lane: Expr) -> Places:
+        """The same of tile number `tile`: of each row of the turned tile its pixel, or zeros."""
+        base, to, turner = self._bases(warp)
+        found, source = Places("u16"), self.memory.source
+        row = named("row", self._place(to, lane, turner))
+        pixel = self.pixel(self.place(tile))
+        for first in range(0, source.tile.rows, WARP):
+            at, exists = pixel(first, lane)
+            exists = named("exists", exists)
+            order = named("order", T.Select(exists, T.uint32(_LOWER), T.uint32(_ZEROS)))
+            word = kept("word", base + T.Select(exists, at, 0))
+            found.blocks.append((word, [(row + first * source.tile.swizzle, order)]))
+        return found
+
+    def _bases(self, warp: Expr) -> tuple[Expr, Expr, Expr]:
+        """Where the channels of a warp begin in what arrives first, and where the first turned tile does; and the
+        warp's number among those that turn."""
+        turner = warp - FIRST_TURNER
+        base = T.Cast("int32", T.cuda.cvta_generic_to_shared(self.memory.boxes.ptr_to([0])))
+        to = T.Cast("int32", T.cuda.cvta_generic_to_shared(self.memory.rows.ptr_to([0])))
+        return named("first_pixels", base + turner * self.memory.source.group_bytes), to, turner
+
+    def _place(self, to: Expr, row: Expr, turner: Expr) -> Expr:
+        """Where a row's first channels of a warp go, negative if nowhere."""
+        tile = self.memory.source.tile
+        line = T.bitwise_and(T.shift_right(row * tile.swizzle, T.int32(7)), T.int32(tile.swizzle // UNIT - 1))
+        return T.Select(row < 0, T.int32(-1), to + row * tile.swizzle + T.bitwise_xor(turner, line) * UNIT)
+
+    def turn_chunk(self, boxes: Slots, rows: Slots, places: Places) -> None:
+        """Turn the slot of `boxes` into that of `rows`: blocks of words, and of each the channels of this warp."""
+        source = self.memory.source
+        tile = source.tile
+        start, to = named("from_box", boxes.slot * boxes.nbytes), named("to_rows", rows.slot * rows.nbytes)
+        taken = OTHERS + len(places.blocks) * (1 + len(places.blocks[0][1]))
+        together = max(2, min(MOST, (self.registers - taken) // GROUP))
+        words = _local("channels", "uint32", together * GROUP)
+        units = list(product(places.blocks, range(tile.k // GROUP // TURNERS)))
+        each = tile.swizzle // UNIT // TURNERS  # of a warp in a slab
+
+        def registers(number: int) -> list[Expr]:
+            return [words[number % together * GROUP + i] for i in range(GROUP)]
+
+        for number in range(len(units) + together - 1):
+            if number >= together - 1:
+                (_, goes), group = units[number - together + 1]
+                slab, of_slab = divmod(group, each)
+                for row, order in goes:
+                    place = T.bitwise_xor(row, T.int32(of_slab * TURNERS * UNIT)), to + slab * tile.slab
+                    call = "hopper_turned_put", *place, order, *registers(number - together + 1)
+                    T.evaluate(T.cuda.func_call(*call, source_code=_PUT))
+            if number < len(units):
+                (word, _), group = units[number]
+                at = T.Cast("uint32", word + start + group * (TURNERS * source.group_bytes))
+                call = "hopper_turned_read", *registers(number), at
+                T.evaluate(T.cuda.func_call(*call, source_code=_read_source(source, places.bits)))
+
+
+@dataclass
+class Places:
+    """Of a thread, of each block of words: where its word, or half of one, is; and of each pixel of it where that goes,
+    and the order of halves by which it is taken."""
+
+    bits: str
+    blocks: list[tuple[Expr, list[tuple[Expr, Expr]]]] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def _where(condition: Expr) -> Iterator[None]:
+    with T.If(condition), T.Then():
+        yield
+
+
+def _looked_up(name: str, values: Sequence[int], beyond: int, number: Expr) -> Expr:
+    source = _TABLE.format(name, len(values), ", ".join(map(str, values)), beyond)
+    return T.cuda.func_call(f"hopper_turned_{name}", number, source_code=source, return_type="int32")
+
+
+def turner_of(work: Work, turned: Turned, tensor_map: Variable, at: ClusterPlace, clusters: Index) -> BoxTurner:
+    """That of the block at `at` of one of `clusters`."""
+
+    def place(tile: Expr) -> Any:
+        return work.place(tile, at.rank_m, at.rank_n)
+
+    registers, _ = work.config.registers[work.config.consumers, work.config.blocks_sm]
+    return BoxTurner(
+        turned,
+        tensor_map,
+        place,
+        work.pixels_of_runs,
+        work.clusters,
+        clusters,
+        work.chunks // turned.source.stages,
+        at.rank_k,
+        work.config.split_k,
+        registers or 255,
+    )

@@ -1,0 +1,262 @@
+"""NCHW convolution on Hopper: pixels x output channels by wgmma, from boxes of rows that are turned once for all taps.
+
+TMA brings what a tile looks at as it lies, the kernel's halo included, padding as zeros; threads turn it in shared
+memory, so that a tap is the same rows, moved (`hopper.boxes`).  No copy of the data comes before, and each chunk of
+the channels is loaded once.  Image rows have to be whole 16 bytes, as TMA takes them; strides are any.  Filters come
+packed, or are packed by a kernel before (`repack`).  Results leave by TMA too, turned back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import ClassVar, TypeVar
+
+from schedules.core.arch import Arch
+from schedules.core.space import ProductSpace, axis
+from schedules.core.tvm import T
+from schedules.hopper.boxes import Along, Layout, TurnedBoxes, turned_tile
+from schedules.hopper.config import DEPTHS, SHAPES, HopperConfig, blocks, first_legal, fitting, plain, stage_channels
+from schedules.hopper.geometry import Load, Output
+from schedules.hopper.pixels import Box, PixelTiles, TilePlace, flattened, is_output, pixel_tiles, place_pixels, whole
+from schedules.hopper.schedule import tma_schedule
+from schedules.hopper.shared import PATTERN, UNIT, Slots, TensorMap, beyond_indices, line_staging, slot_staging
+from schedules.operators.conv2d_nchw.definition import NchwProblem
+from schedules.operators.conv2d_nchw.position_work import ITEM, LINE, FilterWork
+from schedules.operators.conv2d_nchw.repack import repack
+from schedules.tirx.types import Expr, Index
+from schedules.tirx.values import named
+
+DTYPES = ("float16", "bfloat16")
+VECTOR = UNIT // ITEM  # elements in 16 bytes
+
+
+@dataclass(frozen=True)
+class TmaWgmmaBoxesConfig(HopperConfig):
+    """Tiles of (pixels, output channels, input channels)."""
+
+    k_steps = (2, 4)  # each of the two warps that turn has groups of eight channels of its own
+    row_of_taps = True
+    registers: ClassVar[dict[tuple[int, int], tuple[int, int]]] = {
+        (1, 1): (0, 255),
+        (1, 2): (88, 168),
+        (2, 1): (88, 208),
+        (3, 1): (80, 144),
+    }
+
+    # a stage has the filters of all taps of a row of the kernel; else of one
+    row: bool = True
+
+    def check(self, problem: NchwProblem, arch: Arch) -> str | None:
+        if problem.dtype not in DTYPES:
+            return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
+        reason = self.check_block(problem.dtype, arch)
+        if reason:
+            return reason
+        p = flattened(problem, batch=False)
+        if p.w % VECTOR:
+            return f"w={p.w} is not a multiple of {VECTOR}, which TMA needs"
+        reason = self.check_turning(problem)
+        if reason:
+            return reason
+        work = self.work(problem)
+        if work is None:
+            return f"block_m={self.block_m} pixels have no box of an image in lines of whole eights"
+        return work.reason(arch)
+
+    def check_turning(self, problem: NchwProblem) -> str | None:
+        """Why blocks that turn their own data cannot work so; None if they can."""
+        if self.block_n % (8 * self.cluster_m):
+            return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
+        if self.cluster_n > 1:
+            return f"cluster_n={self.cluster_n} would share pixels, which threads turn for their own block; give 1"
+        for argument in problem.arguments():
+            reason = beyond_indices(argument.name, math.prod(argument.shape))
+            if reason:
+                return reason
+        return None
+
+    def work(self, problem: NchwProblem) -> BoxWork | None:
+        """None if there are no such tiles."""
+        tiles = tiles_of(flattened(problem, batch=False), self.block_m, self.parts)
+        return BoxWork(problem, self, tiles) if tiles else None
+
+
+C = TypeVar("C", bound=TmaWgmmaBoxesConfig)
+
+
+def layout_of(problem: NchwProblem, box: Box) -> Layout:
+    """What a tile of a `box` of outputs looks at."""
+    p, (_, h, w) = problem, box
+    y, x = (
+        Along(size, k, stride, pad, dilation)
+        for size, k, stride, pad, dilation in zip((h, w), (p.kh, p.kw), p.stride, p.pad, p.dilation, strict=True)
+    )
+    return Layout(y, x)
+
+
+@lru_cache(maxsize=4096)
+def tiles_of(problem: NchwProblem, pixels: int, parts: int) -> PixelTiles | None:
+    """The boxes of `pixels` of an image that waste least at the borders; of equals the cheapest to load and turn."""
+
+    def cost(box: Box) -> tuple[float, ...]:
+        return (layout_of(problem, box).cost,)
+
+    return pixel_tiles(problem, pixels, (parts,), line=PATTERN, prefer=cost, alone=True)
+
+
+def turned_boxes(problem: NchwProblem, layout: Layout, channels: int, taps: int) -> TurnedBoxes:
+    """Operand a of tiles of `layout`, in chunks of so many `channels`, each for stages of so many `taps`."""
+    p, (width, height) = problem, layout.box
+    image = p.h * p.w * ITEM
+    boxes = TensorMap(
+        "data",
+        p.dtype,
+        (p.w, p.h, p.ci, p.n),
+        (p.w * ITEM, image, p.ci * image),
+        (width, height, channels, 1),
+        (1, 1, 1, 1),
+        UNIT,
+    )
+    return TurnedBoxes(boxes, turned_tile(layout, channels, min(channels, LINE // ITEM)), taps, layout)
+
+
+class BoxWork(FilterWork[TilePlace]):
+    config: TmaWgmmaBoxesConfig
+
+    def __init__(self, problem: NchwProblem, config: TmaWgmmaBoxesConfig, tiles: PixelTiles) -> None:
+        p = flattened(problem, batch=False)
+        taps = p.kw if config.row else 1
+        super().__init__(p, config, taps)
+        self.given, self.tiles, self.arguments = problem, tiles, problem.arguments()
+        self.layout = layout_of(p, tiles.box)
+        self.clusters = whole(tiles.count, config.cluster_m) * self.columns
+        self.turn(turned_boxes(p, self.layout, config.block_k, taps))
+        self.output = self._output()
+
+    def _output(self) -> Output:
+        """By TMA where rows of the output are whole 16 bytes too."""
+        p, rows, columns = self.problem, self.config.rows, self.config.block_n // self.slices
+        if p.out_w % VECTOR:
+            slots = Slots("output", p.pixels * p.co, math.gcd(VECTOR, p.out_w), ragged=False)
+            return Output(p.dtype, slot_staging(rows, columns, ITEM), slots)
+        staging = line_staging(rows, columns, ITEM, self.tiles.box[2])
+        image = p.out_h * p.out_w * ITEM
+        lines = TensorMap(
+            "output",
+            p.dtype,
+            (p.out_w, p.out_h, p.co, p.n),
+            (p.out_w * ITEM, image, p.co * image),
+            (staging.run, 1, staging.width, 1),
+            (1, 1, 1, 1),
+            staging.row_bytes,
+            promotion=0,
+        )
+        return Output(p.dtype, staging, lines)
+
+    def of_images(self, n: Expr) -> BoxWork:
+        given = self.given.unchecked(n=n)
+        return BoxWork(given, self.config, replace(self.tiles, problem=flattened(given, batch=False)))
+
+    def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> TilePlace:
+        pixel, column = place_pixels(self.tiles, self.columns, (self.config.cluster_m, 1), tile, rank_m, rank_n)
+        return TilePlace(pixel, named("channel", column * self.config.block_n))
+
+    def loads_a(self, place: TilePlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+        """The box of chunk number `chunk` of the channels."""
+        p, (n, y, x) = self.problem, place.pixel
+        at = x * p.stride[1] - self.layout.left, y * p.stride[0] + self.layout.y.first
+        return [Load(0, (*at, chunk * self.config.block_k, n))]
+
+    def loads_b(self, place: TilePlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
+        return self.turned_filters(place.channel, chunk, part)
+
+    def store_at(self, place: TilePlace, part: Index, column: Index) -> tuple[Index, ...]:
+        raise NotImplementedError("its results leave by lines, or slots")
+
+    def line_at(self, place: TilePlace, part: Index, row: int, column: Index) -> tuple[Index, ...]:
+        n, y, x = self.tiles.pixel(place.pixel, T.int32(0) + part * self.config.rows + row)
+        return x, y, place.channel + column, n
+
+    def slots_at(self, place: TilePlace, part: Index) -> tuple[Expr, Expr]:
+        rows = self.config.rows
+        return T.int32(0) + part * rows, (part + 1) * rows
+
+    def slot_of(self, place: TilePlace, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        return part * self.config.rows + row, is_output(self.problem, self.tiles.pixel(place.pixel, row))
+
+    def slot_in(self, place: TilePlace, number: Expr) -> tuple[Expr, Expr | None]:
+        p = self.problem
+        n, y, x = pixel = self.tiles.pixel(place.pixel, number)
+        return (n * (p.co * p.out_h) + y) * p.out_w + x, is_output(p, pixel)
+
+    def channel_at(self, place: TilePlace, part: Index, index: Expr) -> Expr:
+        return self.channel_of(place.channel, index)
+
+    def row_start(self, place: TilePlace, part: Index, row: Expr) -> tuple[Expr, Expr]:
+        start, inside = self.slot_in(place, part * self.config.rows + row)
+        assert inside is not None
+        return start, inside
+
+    def column_start(self, place: TilePlace, part: Index, column: Expr) -> tuple[Expr, Expr]:
+        return self.plane_of(place.channel + column)
+
+
+def work_of(problem: NchwProblem, config: TmaWgmmaBoxesConfig) -> BoxWork | None:
+    """None if there are no such tiles."""
+    return config.work(problem)
+
+
+def boxes(problem: NchwProblem, pixels: int, blocks: int = 1, _: bool = False) -> int | None:
+    """Boxes of as many `pixels` that the output is cut into, for `blocks` at a time; None if there are none."""
+    tiles = tiles_of(flattened(problem, batch=False), pixels, 1)
+    return -(-tiles.count // blocks) * blocks if tiles else None
+
+
+def turned(problem: NchwProblem, pixels: int, channels: int) -> tuple[int, int] | None:
+    """Of tiles of as many `pixels` and `channels` the bytes of shared memory in which they are turned, and those that
+    come from L2 for a channel; None if there are none."""
+    p = flattened(problem, batch=False)
+    tiles = tiles_of(p, pixels, 1)
+    if tiles is None:
+        return None
+    layout = layout_of(p, tiles.box)
+    return turned_boxes(p, layout, channels, 1).beside_stages, layout.loaded
+
+
+def small(kind: type[C], problem: NchwProblem, arch: Arch) -> C:
+    """A tile that is legal, with the filters of a row of taps in a stage if there is room for that."""
+    ways = ((stage_channels(problem.ci, 64, 32), True), (32, True), (32, False))
+    return first_legal((plain(kind(block_k=k, row=row), problem, arch) for k, row in ways), problem, arch)
+
+
+def default(problem: NchwProblem, arch: Arch) -> TmaWgmmaBoxesConfig:
+    return small(TmaWgmmaBoxesConfig, problem, arch)
+
+
+def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaBoxesConfig]:
+    p = problem
+    shapes = fitting(lambda m: boxes(p, m) or -(-p.pixels // m), p.co, p.reduction, arch.device)
+    rows = axis("row", (True, False) if p.kw > 1 else (True,))
+    return ProductSpace(
+        TmaWgmmaBoxesConfig, blocks(p.dtype, arch.device, (*SHAPES, *shapes), filters=True), rows, DEPTHS
+    )
+
+
+SCHEDULE = tma_schedule(
+    "tma_wgmma_boxes",
+    "implicit GEMM on Hopper from boxes of rows turned in shared memory: any stride, TMA, wgmma, persistent",
+    TmaWgmmaBoxesConfig,
+    work_of,
+    default,
+    space,
+    siblings=("mma", "mma_channels_last"),
+    reason="some warps turn in shared memory what TMA brings while others multiply it by wgmma; "
+    "the schedule language gives all threads the same loops, and has neither mbarriers nor clusters",
+    more=lambda problem, work: dict(prepare=partial(repack, work.problem)),
+    ranges=True,
+    boxes=boxes,
+    turned=turned,
+)

@@ -1,0 +1,157 @@
+"""NCHW convolution from boxes that are turned in shared memory: what it is made of, what it refuses, and whether it is
+right."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schedules.build.builder import build
+from schedules.core.arch import Arch, parse_arch
+from schedules.core.errors import ConfigError
+from schedules.core.registry import operator
+from schedules.operators.conv2d_nchw.tma_wgmma_boxes import BoxWork, turned
+from tests.conftest import caught, problem_of
+from tests.hopper_kernels import assert_emulated, assert_producer_fits, assert_well_made
+
+NAME = "tma_wgmma_boxes"
+HALF = dict(dtype="float16")
+WORK: dict[str, Any] = dict(n=2, h=24, w=32, ci=64, co=64, kh=3, kw=3, pad=1)
+SHAPES: dict[str, dict[str, Any]] = {
+    "images": dict(n=2, h=11, w=24, ci=40, co=72, kh=3, kw=3, pad=1, bias=True, activation="relu"),
+    "1x1, an image as one row": dict(n=3, h=12, w=6, ci=48, co=40, kh=1, kw=1, residual=True),
+    "1x1 that leaves pixels out": dict(n=2, h=16, w=24, ci=40, co=24, kh=1, kw=1, stride=2),
+    "a row of taps": dict(n=1, h=9, w=16, ci=32, co=24, kh=1, kw=7, pad="0,3", bias=True),
+    "a column of taps": dict(n=1, h=9, w=16, ci=32, co=24, kh=7, kw=1, pad="3,0"),
+    "stride 2": dict(n=2, h=19, w=40, ci=32, co=40, kh=5, kw=5, stride=2, pad=1, bias=True),
+    "stride 2, planes of unlike taps": dict(n=1, h=10, w=16, ci=32, co=24, kh=2, kw=4, pad="0,1", stride="1,2"),
+    "strides and dilation": dict(n=1, h=13, w=24, ci=16, co=24, kh=3, kw=2, pad="2,1", stride="2,3", dilation="2,1"),
+    "output rows that are no whole vectors": dict(n=1, h=9, w=24, ci=32, co=24, kh=3, kw=3, dilation=2, residual=True),
+    "packed": dict(n=1, h=8, w=8, ci=16, co=24, kh=3, kw=3, pad=1, filter_layout="hwoi"),
+    "padding wider than the image": dict(n=2, h=3, w=8, ci=16, co=16, kh=5, kw=7, pad="4,9"),
+    "bfloat16": dict(n=1, h=12, w=16, ci=16, co=24, kh=3, kw=3, pad=1, dtype="bfloat16", residual=True),
+}
+SMALL = dict(
+    block_m=64, block_n=32, block_k=32, num_stages=2, consumers=1, cluster_m=1, cluster_n=1, grid=2, blocks_sm=1,
+    split_k=1, ping_pong=False, stationary=False, row=True,
+)  # fmt: skip
+CONFIGS: list[dict[str, Any]] = [
+    SMALL | dict(block_m=128, block_n=64, consumers=2, cluster_m=2, grid=4),
+    SMALL | dict(block_m=256, block_n=16, consumers=2, row=False),
+    SMALL | dict(block_k=64, num_stages=4, row=False),
+    SMALL | dict(consumers=2, ping_pong=True, num_stages=3),
+    SMALL | dict(consumers=3, ping_pong=True, num_stages=5, row=False, block_n=16),
+    SMALL | dict(block_m=192, block_n=48, consumers=3),
+    SMALL | dict(consumers=2, ping_pong=True, stationary=True),
+    SMALL | dict(blocks_sm=2, grid=3, row=False, block_n=16),
+    SMALL | dict(split_k=4, grid=4),
+]
+
+
+def work_of(arch: Arch, fields: dict[str, Any], **words: Any) -> BoxWork:
+    problem: Any = problem_of("conv2d_nchw", **HALF | fields)
+    config: Any = operator("conv2d_nchw").schedule(NAME).config_for(problem, arch, SMALL | words)
+    work: BoxWork | None = config.work(problem)
+    assert work is not None
+    return work
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_emulated(emulation: None, shape: str) -> None:
+    """By rows of the kernel, and each other shape tap by tap."""
+    row = list(SHAPES).index(shape) % 2 == 0
+    assert_emulated("conv2d_nchw", HALF | SHAPES[shape], SMALL | dict(row=row), NAME)
+
+
+@pytest.mark.parametrize("words", CONFIGS, ids=str)
+def test_configs_emulated(emulation: None, words: dict[str, Any]) -> None:
+    fields = dict(n=2, h=11, w=24, ci=40, co=32, kh=3, kw=2, pad=1, bias=True)
+    assert_emulated("conv2d_nchw", HALF | fields, words, NAME)
+
+
+def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
+    words = SMALL | dict(block_m=128, block_n=64, consumers=2, num_stages=3, grid=0)
+    built = build(problem_of("conv2d_nchw", **WORK, **HALF, filter_layout="hwoi"), sm_90a, NAME, words)
+    found = assert_well_made(built, "HGMMA")
+    assert_producer_fits(built)
+    # a stage has three taps of the filter, and another warp has boxes of the data brought; a consumer's two lines leave
+    assert len(built.resources) == 1 and (found["UTMALDG"], found["UTMASTG"]) == (4, 2)
+    # 4 lines of 32 pixels, and one around: 6 of 4 groups, each 6 words, in 5 blocks of a warp, for 2 groups of channels
+    ptx = str(built.sources["ptx"])
+    assert ptx.count("ld.shared.b32") == 5 * 2 * 8 and ptx.count("@p st.shared.v4") == 5 * 2 * 2
+
+
+def test_every_tap_finds_the_pixel_that_it_looks_at(sm_90a: Arch) -> None:
+    for fields in SHAPES.values():
+        layout = work_of(sm_90a, fields).layout
+        placed = [(row, word.at + i) for word in layout.words for i, row in enumerate(word[1:]) if row >= 0]
+        place = dict(placed)
+        assert len(place) == len(placed) and set(place) <= set(range(layout.rows))
+        (width, _), y_axis, x_axis = layout.box, layout.y, layout.x
+        for y, x, ry, rx in np.ndindex(y_axis.size, x_axis.size, y_axis.k, x_axis.k):
+            row = (y * (x_axis.size // 8) + x // 8) * layout.pitch + x % 8
+            at = place[row + layout.moved_down(ry) + layout.moved_across(rx)]
+            down = y * y_axis.stride + ry * y_axis.dilation
+            across = x * x_axis.stride + rx * x_axis.dilation - x_axis.pad + layout.left
+            assert divmod(at, width) == (down, across)
+
+
+def test_tiles_are_those_that_are_cheap_to_turn(sm_90a: Arch) -> None:
+    # lines of 32 pixels, whose words are of all banks, rather than squares
+    for pixels, box in ((64, (1, 2, 32)), (128, (1, 4, 32)), (256, (1, 8, 32))):
+        words = dict(block_m=pixels, consumers=2 if pixels > 64 else 1, block_n=16)
+        found = work_of(sm_90a, dict(n=1, h=96, w=96, ci=32, co=16, kh=3, kw=3, pad=1), **words)
+        assert found.tiles.box == box
+
+
+@pytest.mark.parametrize(
+    "what",
+    [r"fence_proxy_proxy_async\w*\(", r"mbarrier_wait\(.*turned_slot"],
+    ids=["fence of what is turned", "wait for it"],
+)
+def test_what_is_left_out_is_noticed(emulation: None, sm_90a: Arch, what: str) -> None:
+    problem = problem_of("conv2d_nchw", **HALF | SHAPES["images"])
+    built = build(problem, sm_90a, NAME, SMALL | dict(grid=1))
+    arrays = operator("conv2d_nchw").inputs(problem, np.random.default_rng(0))
+    lines = str(built.sources["cu"]).splitlines()
+    found = [i for i, line in enumerate(lines) if re.match(rf" +\w*{what}", line)]
+    assert found and not caught(built, "\n".join(lines), arrays)
+    # the last: a fence of barriers comes before, and of waits that of who turns
+    assert caught(built, "\n".join(lines[: found[-1]] + lines[found[-1] + 1 :]), arrays)
+
+
+def test_illegal_configs_say_why(sm_90a: Arch) -> None:
+    spec, problem = operator("conv2d_nchw").schedule(NAME), problem_of("conv2d_nchw", **WORK, **HALF)
+    for words, reason in (
+        (dict(block_n=48, cluster_m=4, grid=4), "block_n=48 is not 4 times a multiple of 8 rows"),
+        (dict(cluster_n=2), "cluster_n=2 would share pixels, which threads turn for their own block; give 1"),
+        (dict(block_k=128), "block_k=128 is not 32 or 64"),
+        (dict(num_stages=40), "num_stages=40 needs"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            spec.config_for(problem, sm_90a, SMALL | words)
+    with pytest.raises(ConfigError, match="w=28 is not a multiple of 8, which TMA needs"):
+        spec.config_for(problem_of("conv2d_nchw", **WORK | dict(w=28), **HALF), sm_90a, SMALL)
+    with pytest.raises(ConfigError, match="dtype=float32 is not float16 or bfloat16"):
+        spec.config_for(problem_of("conv2d_nchw", **WORK), sm_90a)
+    with pytest.raises(ConfigError, match="cuda:sm_80 has no tma and no wgmma"):
+        spec.config_for(problem, parse_arch("sm_80"))
+
+
+def test_what_the_choice_is_told_of_memory_is_what_a_block_has(sm_90a: Arch) -> None:
+    for pixels, channels in ((64, 32), (64, 64), (256, 32)):
+        words = dict(block_m=pixels, block_k=channels, consumers=2 if pixels > 64 else 1)
+        work = work_of(sm_90a, WORK, **words)
+        assert work.a.turned is not None
+        found = turned(work.given, pixels, channels)
+        assert found == (work.a.turned.beside_stages, work.layout.loaded)
+
+
+@pytest.mark.parametrize("fields", [dict(), dict(kh=1, kw=1, pad=0), dict(stride=2)], ids=str)
+def test_the_space_holds_the_default(sm_90a: Arch, fields: dict[str, Any]) -> None:
+    problem, spec = problem_of("conv2d_nchw", **WORK | fields, **HALF), operator("conv2d_nchw").schedule(NAME)
+    assert spec.default(problem, sm_90a).check(problem, sm_90a) is None
+    assert spec.default(problem, sm_90a) in spec.space(problem, sm_90a)
