@@ -85,16 +85,16 @@ class Layout:
     y: Along
     x: Along
 
-    @property
+    @cached_property
     def pitch(self) -> int:
         return GROUP + self.x.reach
 
-    @property
+    @cached_property
     def line(self) -> int:
         """Rows of a line."""
         return self.x.size // GROUP * self.pitch
 
-    @property
+    @cached_property
     def lines(self) -> int:
         """Of all remainders of y."""
         return sum(self._lines_of(remainder) for remainder in self.y.moves)
@@ -160,7 +160,7 @@ class Layout:
     @cached_property
     def words(self) -> Sequence[Word]:
         """What there is to turn of a channel, in the order of the box."""
-        width, height = self.box
+        (width, height), plane = self.box, self.lines * self.line
         found = []
         for at in range(height):
             moved, remainder = divmod(at + self.y.first, self.y.stride)
@@ -170,11 +170,11 @@ class Layout:
             for group in range(self.x.size // GROUP):
                 row = (self._before(remainder) + line) * self.line + group * self.pitch
                 halves: dict[int, list[int]] = {}
-                for plane, (b, (first, last)) in enumerate(self.x.moves.items()):
+                for number, (b, (first, last)) in enumerate(self.x.moves.items()):
                     for pixel in range(GROUP + last - first):
                         column = self.left + (group * GROUP + pixel + first) * self.x.stride + b
                         rows = halves.setdefault(column // 2, [-1, -1])
-                        rows[column % 2] = plane * self.lines * self.line + row + pixel
+                        rows[column % 2] = number * plane + row + pixel
                 found += [Word(at * width + 2 * column, *rows) for column, rows in sorted(halves.items())]
         return found
 

@@ -171,7 +171,7 @@ def pixel_tiles(
     Of equals those that waste least with the fewest images of a range, then that for which `prefer` is least.  None if
     TMA reaches over none: with a stride a box spans more pixels than it loads.
     """
-    best: tuple[Any, PixelTiles] | None = None
+    found: dict[tuple[int, int], list[PixelTiles]] = {}
     for w in [width] if width else _divisors(rows):
         for h in _divisors(rows // w):
             n = rows // w // h
@@ -180,10 +180,9 @@ def pixel_tiles(
             if n * w % line or (alone and n > 1) or reach > LONGEST_BOX or not all(map(tiles.has_parts, parts)):
                 continue
             fewest = replace(tiles, problem=problem.unchecked(n=problem.n_from)).count if problem.n_from else 0
-            key = tiles.count, fewest, prefer(tiles.box)
-            if best is None or key < best[0]:
-                best = key, tiles
-    return best[1] if best else None
+            found.setdefault((tiles.count, fewest), []).append(tiles)
+    equals = found[min(found)] if found else []
+    return min(equals, key=lambda tiles: prefer(tiles.box)) if len(equals) > 1 else next(iter(equals), None)
 
 
 def taps_inside(

@@ -99,7 +99,10 @@ def layout_of(problem: NchwProblem, box: Box) -> Layout:
 
 @lru_cache(maxsize=4096)
 def tiles_of(problem: NchwProblem, pixels: int, parts: int) -> PixelTiles | None:
-    """The boxes of `pixels` of an image that waste least at the borders; of equals the cheapest to load and turn."""
+    """The boxes of `pixels` of an image that waste least at the borders; of equals the cheapest to load and turn.  None
+    if there are none, or TMA takes no such image."""
+    if problem.w % VECTOR:
+        return None
 
     def cost(box: Box) -> tuple[float, ...]:
         return (layout_of(problem, box).cost,)
