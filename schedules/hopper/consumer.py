@@ -17,7 +17,7 @@ from schedules.hopper.launch import SharedMemory
 from schedules.hopper.products import Products
 from schedules.hopper.residual import Residual, owner_of
 from schedules.hopper.ring import Ring, writers
-from schedules.hopper.turning import Slots
+from schedules.hopper.turning import SlotRing
 from schedules.steps.story import part
 from schedules.tirx.types import Expr, Index, Variable
 from schedules.tirx.values import named
@@ -36,7 +36,7 @@ class Consumer:
     member: Member
     products: Products
     results: Results
-    slots: Slots | None  # of operand a, where it is turned beside the stages
+    slots: SlotRing | None  # of operand a, where it is turned beside the stages
 
     @T.inline
     def run(self, tile: Variable) -> None:

@@ -16,7 +16,7 @@ from schedules.hopper.geometry import ClusterPlace, Member, Product, Work
 from schedules.hopper.instructions import Multiply
 from schedules.hopper.ring import Ring
 from schedules.hopper.shared import UNIT, SharedTile, aligned
-from schedules.hopper.turning import Slots
+from schedules.hopper.turning import SlotRing
 from schedules.tirx.types import Buffer, Expr, Index, Pointer
 from schedules.tirx.values import named
 
@@ -60,7 +60,7 @@ class Products:
     """
 
     def __init__(
-        self, work: Work, ring: Ring, filters: Buffer, member: Member, at: ClusterPlace, slots: Slots | None = None
+        self, work: Work, ring: Ring, filters: Buffer, member: Member, at: ClusterPlace, slots: SlotRing | None = None
     ) -> None:
         self.work, self.config, self.ring, self.at, self.slots = work, work.config, ring, at, slots
         self.multiply = multiply_of(work)

@@ -177,10 +177,24 @@ class Stores(ABC):
 
 
 @dataclass
-class BoxStores(Stores):
+class TmaStores(Stores):
     """Results leave by TMA, issued by one thread."""
 
     memory: Buffer
+
+    def before(self) -> None:
+        with T.If(self.member.thread == 0), T.Then():
+            T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
+        barrier(self.member.consumer)
+
+    def written(self) -> None:
+        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
+        barrier(self.member.consumer)
+
+
+@dataclass
+class BoxStores(TmaStores):
+    """By boxes of rows of the tensor."""
 
     def __post_init__(self) -> None:
         output = self.work.output
@@ -188,18 +202,9 @@ class BoxStores(Stores):
         self.staging = output.staging
         self.form, self.writer = STORE.format(output.target.rank), _writer(self.work)
 
-    def before(self) -> None:
-        with T.If(self.member.thread == 0), T.Then():
-            T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
-        barrier(self.member.consumer)
-
     def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
         base = self.start + store * self.staging.store_bytes
         self.writer(self.staging, self.memory, base, values, self.row(m), pair, lane)
-
-    def written(self) -> None:
-        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
-        barrier(self.member.consumer)
 
     def store(self, first: int) -> None:
         staging = self.staging
@@ -213,30 +218,19 @@ class BoxStores(Stores):
 
 
 @dataclass
-class LineStores(Stores):
-    """The same where the rows of the tile lie side by side in the tensor: one store for each line of them."""
-
-    memory: Buffer
+class LineStores(TmaStores):
+    """By lines, of rows of the tile that lie side by side in the tensor: one store for each."""
 
     def __post_init__(self) -> None:
         output = self.work.output
         assert isinstance(output.staging, LineStaging) and isinstance(output.target, TensorMap)
         self.staging, self.form = output.staging, STORE.format(output.target.rank)
 
-    def before(self) -> None:
-        with T.If(self.member.thread == 0), T.Then():
-            T.evaluate(T.ptx.cp.async_.bulk.wait_group.read(0))
-        barrier(self.member.consumer)
-
     def write(self, store: int, values: Sequence[Expr], m: int, pair: int, lane: Expr) -> None:
         words = [pack_16(self.work.output.dtype, *values[at : at + 2]) for at in range(0, 8, 2)]
         column = pair * 16 + T.truncdiv(lane, 16) * 8 + T.truncmod(lane, 8)
         at = self.staging.chunk(self.row(m) + T.truncmod(T.truncdiv(lane, 8), 2) * 8, column)
         T.evaluate(T.ptx[_STMATRIX_TURNED](self.memory.ptr_to([self.start + at]), *words))
-
-    def written(self) -> None:
-        T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
-        barrier(self.member.consumer)
 
     def store(self, first: int) -> None:
         staging = self.staging

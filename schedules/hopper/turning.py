@@ -66,7 +66,7 @@ def _local(name: str, dtype: str = "int32", count: int = 1) -> Any:
     return found
 
 
-class Slots:
+class SlotRing:
     """A ring of slots in `memory`, `nbytes` apart, as a warp or a warpgroup goes around it; `full` and `empty` have a
     barrier for each."""
 
@@ -120,11 +120,11 @@ class Turned:
         self.full.init(TURNERS)
         self.empty.init(self.readers)
 
-    def ring_of_boxes(self) -> Slots:
-        return Slots("box", self.boxes, self.source.arriving_bytes, self.arrived, self.read)
+    def ring_of_boxes(self) -> SlotRing:
+        return SlotRing("box", self.boxes, self.source.arriving_bytes, self.arrived, self.read)
 
-    def ring_of_rows(self) -> Slots:
-        return Slots("turned", self.rows, self.source.slot_bytes, self.full, self.empty)
+    def ring_of_rows(self) -> SlotRing:
+        return SlotRing("turned", self.rows, self.source.slot_bytes, self.full, self.empty)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class BoxTurner:
                 chunk = chunk + self.every
             tile = tile + self.apart
 
-    def bring(self, ring: Slots, loads: Sequence[Load]) -> None:
+    def bring(self, ring: SlotRing, loads: Sequence[Load]) -> None:
         """Fill the ring's slot when it is free."""
         source = self.memory.source.source
         ring.wait_empty()
@@ -249,7 +249,7 @@ class BoxTurner:
         line = T.bitwise_and(T.shift_right(row * tile.swizzle, T.int32(7)), T.int32(tile.swizzle // UNIT - 1))
         return T.Select(row < 0, T.int32(-1), to + row * tile.swizzle + T.bitwise_xor(turner, line) * UNIT)
 
-    def turn_chunk(self, boxes: Slots, rows: Slots, places: Places) -> None:
+    def turn_chunk(self, boxes: SlotRing, rows: SlotRing, places: Places) -> None:
         """Turn the slot of `boxes` into that of `rows`: blocks of words, and of each the channels of this warp."""
         source = self.memory.source
         tile = source.tile

@@ -13,7 +13,7 @@ from schedules.core.tvm import T, tirx
 from schedules.hopper.boxes import TurnedData
 from schedules.hopper.config import HopperConfig
 from schedules.hopper.geometry import Load, Operand, Output, Product, Work
-from schedules.hopper.shared import UNIT, SharedTile, Slots, TensorMap, slot_staging, staging_for
+from schedules.hopper.shared import UNIT, SharedTile, Slots, TensorMap, beyond_indices, slot_staging, staging_for
 from schedules.hopper.split import addends_of, whole
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.positions import Positions
@@ -41,6 +41,16 @@ def filter_operand(problem: NchwProblem, config: HopperConfig) -> Argument:
     """The filter (kh, kw, co, ci) that TMA reads."""
     p = problem
     return filter_argument(p) if config.addends == 1 else addends_of("filter", (p.kh, p.kw, p.co, p.ci))
+
+
+def check_own_pixels(problem: NchwProblem, config: HopperConfig) -> str | None:
+    """Why blocks whose threads bring their own pixels cannot work so, sharing filters; None if they can."""
+    if config.block_n % (8 * config.cluster_m):
+        return f"block_n={config.block_n} is not {config.cluster_m} times a multiple of 8 rows"
+    if config.cluster_n > 1:
+        return f"cluster_n={config.cluster_n} would share pixels, which threads bring for their own block; give 1"
+    reasons = (beyond_indices(argument.name, math.prod(argument.shape)) for argument in problem.arguments())
+    return next(filter(None, reasons), None)
 
 
 class FilterWork(Work[P]):

@@ -22,9 +22,9 @@ from schedules.hopper.config import DEPTHS, SHAPES, HopperConfig, blocks, first_
 from schedules.hopper.geometry import Load, Output
 from schedules.hopper.pixels import Box, PixelTiles, TilePlace, flattened, is_output, pixel_tiles, place_pixels, whole
 from schedules.hopper.schedule import tma_schedule
-from schedules.hopper.shared import PATTERN, UNIT, Slots, TensorMap, beyond_indices, line_staging, slot_staging
+from schedules.hopper.shared import PATTERN, UNIT, Slots, TensorMap, line_staging, slot_staging
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.position_work import ITEM, LINE, FilterWork
+from schedules.operators.conv2d_nchw.position_work import ITEM, LINE, FilterWork, check_own_pixels
 from schedules.operators.conv2d_nchw.repack import repack
 from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import named
@@ -58,25 +58,13 @@ class TmaWgmmaBoxesConfig(HopperConfig):
         p = flattened(problem, batch=False)
         if p.w % VECTOR:
             return f"w={p.w} is not a multiple of {VECTOR}, which TMA needs"
-        reason = self.check_turning(problem)
+        reason = check_own_pixels(problem, self)
         if reason:
             return reason
         work = self.work(problem)
         if work is None:
             return f"block_m={self.block_m} pixels have no box of an image in lines of whole eights"
         return work.reason(arch)
-
-    def check_turning(self, problem: NchwProblem) -> str | None:
-        """Why blocks that turn their own data cannot work so; None if they can."""
-        if self.block_n % (8 * self.cluster_m):
-            return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
-        if self.cluster_n > 1:
-            return f"cluster_n={self.cluster_n} would share pixels, which threads turn for their own block; give 1"
-        for argument in problem.arguments():
-            reason = beyond_indices(argument.name, math.prod(argument.shape))
-            if reason:
-                return reason
-        return None
 
     def work(self, problem: NchwProblem) -> BoxWork | None:
         """None if there are no such tiles."""

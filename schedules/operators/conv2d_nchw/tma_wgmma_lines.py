@@ -9,7 +9,6 @@ are read.  Filters come by TMA, packed by a kernel before unless they are of 1x1
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +19,9 @@ from schedules.hopper.config import ADDRESSING, COPYING, DEPTHS, WARPGROUP, Hopp
 from schedules.hopper.geometry import Load, Operand
 from schedules.hopper.lines import Lines
 from schedules.hopper.schedule import tma_schedule
-from schedules.hopper.shared import SharedTile, beyond_indices
+from schedules.hopper.shared import SharedTile
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.position_work import ITEM, PositionPlace, PositionWork
+from schedules.operators.conv2d_nchw.position_work import ITEM, PositionPlace, PositionWork, check_own_pixels
 from schedules.operators.conv2d_nchw.positions import Positions, gathered, simplest
 from schedules.operators.conv2d_nchw.repack import repack
 from schedules.tirx.types import Expr, Index
@@ -44,16 +43,9 @@ class TmaWgmmaLinesConfig(HopperConfig):
         reason = self.check_block(problem.dtype, arch) or self.check_block(
             problem.dtype, arch, addressing=ADDRESSING + self.rows * self.block_k // WARPGROUP // 2
         )
+        reason = reason or check_own_pixels(problem, self)
         if reason:
             return reason
-        if self.block_n % (8 * self.cluster_m):
-            return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
-        if self.cluster_n > 1:
-            return f"cluster_n={self.cluster_n} would share pixels, which threads copy for their own block; give 1"
-        for argument in problem.arguments():
-            reason = beyond_indices(argument.name, math.prod(argument.shape))
-            if reason:
-                return reason
         return LinesWork(problem, self).reason(arch)
 
 

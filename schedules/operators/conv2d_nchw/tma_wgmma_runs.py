@@ -23,7 +23,7 @@ from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import LONGEST_BOX, UNIT, SharedTile, TensorMap
 from schedules.hopper.spans import Pixel
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.position_work import LINE, PositionPlace, PositionWork
+from schedules.operators.conv2d_nchw.position_work import LINE, PositionPlace, PositionWork, check_own_pixels
 from schedules.operators.conv2d_nchw.positions import Axis, Positions, simplest
 from schedules.operators.conv2d_nchw.repack import repack
 from schedules.operators.conv2d_nchw.tma_wgmma_boxes import DTYPES, TmaWgmmaBoxesConfig, small
@@ -38,7 +38,7 @@ class TmaWgmmaRunsConfig(TmaWgmmaBoxesConfig):
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
         if problem.dtype not in DTYPES:
             return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
-        reason = self.check_block(problem.dtype, arch) or self.check_turning(problem)
+        reason = self.check_block(problem.dtype, arch) or check_own_pixels(problem, self)
         if reason:
             return reason
         p = simplest(problem)

@@ -9,7 +9,6 @@ before.  Filters come by TMA, packed by a kernel before unless they are of 1x1. 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +19,10 @@ from schedules.core.tvm import tirx
 from schedules.hopper.config import DEPTHS, TURNING, HopperConfig, blocks, plain, stage_channels
 from schedules.hopper.geometry import Load, Operand, Product
 from schedules.hopper.schedule import tma_schedule
-from schedules.hopper.shared import SharedTile, beyond_indices
+from schedules.hopper.shared import SharedTile
 from schedules.hopper.spans import WARP, Spans
 from schedules.operators.conv2d_nchw.definition import NchwProblem
-from schedules.operators.conv2d_nchw.position_work import ITEM, PositionPlace, PositionWork
+from schedules.operators.conv2d_nchw.position_work import ITEM, PositionPlace, PositionWork, check_own_pixels
 from schedules.operators.conv2d_nchw.positions import Positions, simplest
 from schedules.operators.conv2d_nchw.repack import repack
 from schedules.operators.conv2d_nchw.tma_wgmma_turned import lines_of
@@ -49,19 +48,11 @@ class TmaWgmmaSpansConfig(HopperConfig):
     def check(self, problem: NchwProblem, arch: Arch) -> str | None:
         if problem.dtype not in DTYPES:
             return f"dtype={problem.dtype} is not {' or '.join(DTYPES)}"
-        reason = self.check_block(problem.dtype, arch)
+        reason = self.check_block(problem.dtype, arch) or check_own_pixels(problem, self)
         if reason:
             return reason
-        if self.block_n % (8 * self.cluster_m):
-            return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
-        if self.cluster_n > 1:
-            return f"cluster_n={self.cluster_n} would share pixels, which threads turn for their own block; give 1"
         if self.halo and simplest(problem).kh == 1:
             return f"halo={self.halo} is for kernels of several rows"
-        for argument in problem.arguments():
-            reason = beyond_indices(argument.name, math.prod(argument.shape))
-            if reason:
-                return reason
         return SpansWork(problem, self).reason(arch)
 
 

@@ -110,7 +110,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     spec, problem = operator("conv2d_nchw").schedule(NAME), problem_of("conv2d_nchw", **WORK, **HALF)
     for words, reason in (
         (dict(block_n=48, cluster_m=4, grid=4), "block_n=48 is not 4 times a multiple of 8 rows"),
-        (dict(cluster_n=2), "cluster_n=2 would share pixels, which threads turn for their own block; give 1"),
+        (dict(cluster_n=2), "cluster_n=2 would share pixels, which threads bring for their own block; give 1"),
         (dict(block_k=16), "block_k=16 is not 32, 64 or 128"),
         (dict(num_stages=40), "num_stages=40 needs"),
     ):
