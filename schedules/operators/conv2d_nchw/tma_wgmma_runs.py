@@ -161,6 +161,7 @@ class RunLayout:
 
 @lru_cache(maxsize=4096)
 def layout_of(problem: NchwProblem, pixels: int) -> RunLayout:
+    """What tiles of so many `pixels` of `problem`, (n, ci, h, w), look at."""
     return RunLayout(Positions(simplest(problem), lines_outside=False), pixels)
 
 
