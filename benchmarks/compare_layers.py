@@ -31,7 +31,7 @@ from benchmarks.peers import bench, layer_case
 from benchmarks.peers.comparison import GRAPH, reason
 from benchmarks.peers.cudnn import torch_module
 from benchmarks.peers.layer_case import Layer, failed
-from benchmarks.peers.layers import FOLDER, KIND, Layers, layers_of, line_of, lines, picture, read_layers, timed
+from benchmarks.peers.layers import FOLDER, KIND, Layers, dated, layers_of, line_of, lines, picture, read_layers, timed
 from schedules.build.present import device_name, local_gpu
 from schedules.cli.script import run_script
 from schedules.core.arch import Arch
@@ -167,7 +167,7 @@ def main(words: Sequence[str] | None = None) -> int:
             results = Layers(
                 args.out or args.log / slug(new["device"]) / f"{KIND}.json", new["device"], new["versions"]
             )
-            results.put(*new["layers"])
+            results.put(*dated(new))
             print(f"{len(new['layers'])} layers added, {len(results.rows)} in {results.file}")
         return 0
     arch = local_gpu()

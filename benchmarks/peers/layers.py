@@ -14,10 +14,9 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.peers.costs import sources
 from benchmarks.peers.kept import read_costs
 from benchmarks.peers.layer_case import Layer, layer_named
-from benchmarks.peers.markdown import table
+from benchmarks.peers.markdown import provenance, table
 from schedules.core.errors import UsageError
 from schedules.measure.records import now
 
@@ -65,15 +64,16 @@ class Layers:
         self.rows: list[Row] = []
         if file.exists():
             old = read_layers(file)
-            self.rows = old["layers"] if all(old[name] == value for name, value in self._head.items()) else []
+            self.rows = dated(old) if all(old[name] == value for name, value in self._head.items()) else []
 
     def __contains__(self, layer: Layer) -> bool:
         return identity(layer.to_json()) in map(identity, self.rows)
 
     def put(self, *rows: Row) -> None:
-        """Add or replace rows, and write the file.  Raises UsageError if that cannot be done."""
+        """Add or replace rows, of today if they have no date, and write the file.  Raises UsageError if that cannot be
+        done."""
         new = {identity(row) for row in rows}
-        self.rows = [*(row for row in self.rows if identity(row) not in new), *rows]
+        self.rows = [*(row for row in self.rows if identity(row) not in new), *dated({"layers": rows, "date": now()})]
         head = json.dumps({**self._head, "date": now()}, indent=1).removesuffix("\n}")
         text = head + ',\n "layers": [\n' + ",\n".join(map(json.dumps, self.rows)) + "\n ]\n}\n"
         beside = self.file.with_name(self.file.name + ".new")
@@ -88,6 +88,16 @@ class Layers:
 def read_layers(file: str | Path) -> dict[str, Any]:
     """The content of a file of python -m benchmarks.compare_layers.  Raises UsageError if it is none."""
     return read_costs(file, KIND, "layers")
+
+
+def dated(file: Mapping[str, Any]) -> list[Row]:
+    """The rows of a file, each with the day on which it was measured: the file's, which is the last, if it has none."""
+    return [{**row, "date": row.get("date", file["date"])[:10]} for row in file["layers"]]
+
+
+def measured_on(files: Iterable[Mapping[str, Any]]) -> list[str]:
+    """For each file the line of device, days and versions that stands below a table."""
+    return [provenance({**file, "cases": dated(file)}) for file in files]
 
 
 def identity(row: Row) -> tuple[str, ...]:
@@ -132,7 +142,7 @@ def summary(files: Sequence[Mapping[str, Any]]) -> str:
             count, *rest = shares(found)
             count += f" and {lost} failed" if (lost := failures[operator, dtype]) else ""
             rows.append([file["device"], f"`{operator}`", dtype, count, *rest])
-    return "\n\n".join([table(["device", "operator", "dtype", *SHARES], rows), *sources(files)])
+    return "\n\n".join([table(["device", "operator", "dtype", *SHARES], rows), *measured_on(files)])
 
 
 def by_set(files: Sequence[Mapping[str, Any]]) -> str:
@@ -153,7 +163,7 @@ def by_set(files: Sequence[Mapping[str, Any]]) -> str:
             if direct := [row for row in timed(file["layers"]) if row["dtype"] == dtype and "direct" in row]:
                 told = "{} layers: {}, {}, {}".format(*shares(direct, lambda row: row["direct"] / row["us"]))
                 parts.append(f"Beside cuDNN's implicit GEMM alone, {told}.")
-    return "\n\n".join([*parts, *sources(files)])
+    return "\n\n".join([*parts, *measured_on(files)])
 
 
 def worst(files: Sequence[Mapping[str, Any]]) -> str:

@@ -11,8 +11,10 @@ from benchmarks.peers.layers import (
     Layers,
     by_set,
     copies,
+    dated,
     layers_of,
     lines,
+    measured_on,
     picture,
     read_layers,
     summary,
@@ -38,6 +40,17 @@ ROWS = [
 ]
 
 
+def test_a_row_keeps_its_day_when_others_are_added(tmp_path: Path) -> None:
+    file = tmp_path / "layers.json"
+    old = {"kind": "layers", "device": "Some GPU", "versions": VERSIONS, "date": "2020-01-02T03:04:05+00:00"}
+    file.write_text(json.dumps({**old, "layers": ROWS[:2]}))
+    Layers(file, "Some GPU", VERSIONS).put(ROWS[2], {**ROWS[1], "date": "2020-05-06"})
+    days = {row["layer"]: row["date"] for row in read_layers(file)["layers"]}
+    today = read_layers(file)["date"][:10]
+    assert days == {ROWS[0]["layer"]: "2020-01-02", ROWS[1]["layer"]: "2020-05-06", ROWS[2]["layer"]: today}
+    assert f"Some GPU, 2020-01-02 to {today}; " in measured_on([read_layers(file)])[0]
+
+
 @pytest.fixture
 def found(tmp_path: Path) -> dict[str, Any]:
     results = Layers(tmp_path / "gpu" / "layers.json", "Some GPU", VERSIONS)
@@ -50,7 +63,8 @@ def test_a_file_is_kept_a_line_for_each_layer(tmp_path: Path) -> None:
     for rows in (ROWS[:2], ROWS[2:], [row("a", 2.0, 5.0)]):  # the last in place of the first
         Layers(file, "Some GPU", VERSIONS).put(*rows)
     kept = Layers(file, "Some GPU", VERSIONS)
-    assert kept.rows == [*ROWS[1:], row("a", 2.0, 5.0)]
+    written = [*ROWS[1:], row("a", 2.0, 5.0)]
+    assert kept.rows == dated({"layers": written, "date": read_layers(file)["date"]})
     assert len([line for line in file.read_text().splitlines() if '"layer":' in line]) == len(ROWS)
     assert read_layers(file)["versions"] == VERSIONS
     assert not Layers(file, "Some GPU", {"torch": "3"}).rows and not Layers(file, "Another", VERSIONS).rows
