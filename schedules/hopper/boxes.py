@@ -34,6 +34,7 @@ MOST_SLOTS = 6
 SECTOR = 32  # bytes of L2
 GIVEN, SHARED = 64, 128  # bytes in a clock, from L2 and of shared memory
 BANKS = 32
+MOST_UNROLLED = 12  # stages
 
 
 @dataclass(frozen=True)
@@ -277,14 +278,20 @@ class TurnedData(ABC):
         """Why TMA brings no such boxes; None if it does."""
         return self.source.reason()
 
-    def moved(self, step: Expr) -> Expr:
-        """Units of a descriptor to what the first tap of stage number `step` looks at."""
-        number, k = T.truncmod(step, self.stages), self.kernel[1] // self.taps
-        unit = self.tile.swizzle // UNIT
-        found = _one_of(T.truncdiv(number, k), [self.moved_down(ry) * unit for ry in range(self.kernel[0])])
-        if k > 1:
-            found = found + _one_of(T.truncmod(number, k), [self.moved_across(rx) * unit for rx in range(k)])
-        return T.Cast("uint64", found)
+    @property
+    def unrolled(self) -> int:
+        """Of these stages, how many follow each other in the code: all, or those of a row of the kernel."""
+        return next((count for count in (self.stages, self.kernel[1] // self.taps) if count <= MOST_UNROLLED), 1)
+
+    def moved(self, number: Index) -> Index:
+        """Units of a descriptor to what the first tap of stage number `number` of a chunk looks at."""
+        k, unit = self.kernel[1] // self.taps, self.tile.swizzle // UNIT
+        down = [self.moved_down(ry) * unit for ry in range(self.kernel[0])]
+        across = [self.moved_across(rx) * unit for rx in range(k)]
+        if isinstance(number, int):
+            return down[number // k] + across[number % k] * (k > 1)
+        found = _one_of(T.truncdiv(number, k), down)
+        return found + _one_of(T.truncmod(number, k), across) if k > 1 else found
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from tvm import tirx
 from tvm.script import tirx as T
 
 from schedules.hopper.epilogue import Results
@@ -20,7 +19,7 @@ from schedules.hopper.ring import Ring, writers
 from schedules.hopper.turning import SlotRing
 from schedules.steps.story import part
 from schedules.tirx.types import Expr, Index, Variable
-from schedules.tirx.values import named
+from schedules.tirx.values import named, when
 
 
 @dataclass(frozen=True)
@@ -106,6 +105,8 @@ class Consumer:
                     self.multiply_stage(phase * of_phase + step, before, peer)
                 with T.If(phase < self.work.shifts.phases - 1), T.Then():
                     self.products.shift(self.member.lane, phase)
+        elif self.slots is not None:
+            self.multiply_chunks(count, before, peer)
         else:
             for step in T.serial(count):
                 self.multiply_stage(step, before, peer)
@@ -118,19 +119,30 @@ class Consumer:
         if self.work.shifts is not None:
             self.products.shift_back(self.member.lane)
 
+    def multiply_chunks(self, count: Expr, before: Variable, peer: Expr) -> None:
+        """Multiply `count` stages, of whole turned chunks: unrolled, so that where the taps of each look is known."""
+        turned = self.work.a.turned
+        assert turned
+        stages, unrolled = turned.stages, turned.unrolled
+        with T.serial(T.truncdiv(count, stages)) as chunk, T.serial(stages // unrolled) as part_of_chunk:
+            for number in range(unrolled):
+                of_chunk = part_of_chunk * unrolled + number if unrolled < stages else number
+                self.multiply_stage(chunk * stages + of_chunk, before, peer, of_chunk)
+
     @T.inline
-    def multiply_stage(self, step: Expr, before: Variable, peer: Expr) -> None:
-        """Multiply stage number `step` of a tile when it is full, and free the one `before`, or itself."""
+    def multiply_stage(self, step: Expr, before: Variable, peer: Expr, of_chunk: Index = 0) -> None:
+        """Multiply stage number `step` of a tile, `of_chunk` of those that take a turned chunk, when it is full, and
+        free the one `before`, or itself."""
         self.ring.wait_full()
         if self.slots is not None:
-            self.wait_slot(step)
+            self.wait_slot(of_chunk)
         if self.work.config.promoted:
             self.products.promote_stage(step, partial(self.ring.release, self.ring.stage, self.member.thread, peer))
         else:
-            self.products.multiply_stage(step, partial(self.release, before, step, peer))
+            self.products.multiply_stage(step, partial(self.release, before, of_chunk, peer), of_chunk)
             before = self.ring.stage
         if self.slots is not None:
-            self.leave_slot(step)
+            self.leave_slot(of_chunk)
         self.ring.advance()
 
     def stages_of_slot(self) -> int:
@@ -139,25 +151,21 @@ class Consumer:
         assert turned
         return turned.stages
 
-    def wait_slot(self, step: Expr) -> None:
-        """Wait for the chunk of operand a of stage number `step`, of which it is the first."""
+    def wait_slot(self, of_chunk: Index) -> None:
+        """Wait for the chunk of operand a, of whose stages it is the first."""
         assert self.slots
-        with T.If(T.truncmod(step, self.stages_of_slot()) == 0), T.Then():
-            self.slots.wait_full()
+        when(of_chunk == 0, self.slots.wait_full)
 
-    def leave_slot(self, step: Expr) -> None:
+    def leave_slot(self, of_chunk: Index) -> None:
         """Go on to the next chunk of operand a after the last stage that takes this one."""
         assert self.slots
-        stages = self.stages_of_slot()
-        with T.If(T.truncmod(step, stages) == stages - 1), T.Then():
-            self.slots.advance()
+        when(of_chunk == self.stages_of_slot() - 1, self.slots.advance)
 
-    def release(self, before: Expr, step: Index, peer: Expr) -> None:
-        """Free the stage `before` number `step` of a tile, and operand a's slot if no other takes it."""
+    def release(self, before: Expr, of_chunk: Index, peer: Expr) -> None:
+        """Free the stage `before` number `of_chunk` of a chunk, and operand a's slot if no other takes it."""
         self.ring.release(before, self.member.thread, peer)
         if self.slots:
-            first = T.truncmod(step, self.stages_of_slot()) == 0
-            self.slots.release(tirx.all(first, self.member.thread == 0))
+            when(of_chunk == 0, partial(self.slots.release, self.member.thread == 0))
 
     def place(self, tile: Expr) -> Any:
         """Where the block's tile of a cluster's number `tile` lies."""

@@ -139,14 +139,15 @@ class Products:
         """Of a tap, which stage number `step` of a tile with several outputs is."""
         return T.truncmod(step, self.work.chunks)
 
-    def multiply_stage(self, step: Expr, release_last: Callable[[], None]) -> None:
-        """Multiply the ring's stage, number `step` of a tile; `release_last` frees the one before, once it is read."""
+    def multiply_stage(self, step: Expr, release_last: Callable[[], None], of_chunk: Index = 0) -> None:
+        """Multiply the ring's stage, number `step` of a tile, `of_chunk` of those that take a turned chunk;
+        `release_last` frees the one before, once it is read."""
         if self.fragments:
             self.fragments.begin_stage(self.ring.start, self._kernel_row(step))
         if self.slots:
             turned = self.work.a.turned
             assert turned
-            more = units(self.slots.slot, turned.slot_bytes, 0) + turned.moved(step)
+            more = units(self.slots.slot, turned.slot_bytes, 0) + T.Cast("uint64", turned.moved(of_chunk))
             self.begins = self.a + named("to_taps", more)
         for number, (products, steps) in enumerate(self.parts):
             if self.fragments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from schedules.core.tvm import IRBuilder, T, tirx, tvm
@@ -14,6 +15,16 @@ def named(name: str, value: Any) -> Any:
     variable = T.Bind(value)
     IRBuilder.name(name, variable)
     return variable
+
+
+def when(condition: Any, body: Callable[[], None]) -> None:
+    """Emit `body` under `condition`, without a branch where that is known."""
+    if isinstance(condition, bool):
+        if condition:
+            body()
+        return
+    with T.If(condition), T.Then():
+        body()
 
 
 _KEPT = """

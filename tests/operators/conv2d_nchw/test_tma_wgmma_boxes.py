@@ -99,6 +99,16 @@ def test_every_tap_finds_the_pixel_that_it_looks_at(sm_90a: Arch) -> None:
             assert divmod(at, width) == (down, across)
 
 
+@pytest.mark.parametrize("kernel, row, unrolled", [(3, False, 9), (3, True, 3 * 3), (5, False, 5), (5, True, 5 * 5)])
+def test_stages_of_a_chunk_are_unrolled(sm_90a: Arch, kernel: int, row: bool, unrolled: int) -> None:
+    """All of them, or those of a row of the kernel where they are many: a loop would reckon where each one's taps look
+    for longer than they are multiplied."""
+    problem = problem_of("conv2d_nchw", **HALF, **WORK | dict(kh=kernel, kw=kernel, pad=kernel // 2))
+    built = build(problem, sm_90a, NAME, SMALL | dict(row=row), device_code=False)
+    calls = re.findall(r"^ +hopper_wgmma_m64n32_f16\(", str(built.sources["cu"]), re.M)
+    assert len(calls) == unrolled * SMALL["block_k"] // 16
+
+
 def test_tiles_are_those_that_are_cheap_to_turn(sm_90a: Arch) -> None:
     # lines of 32 pixels, whose words are of all banks, rather than squares
     for pixels, box in ((64, (1, 2, 32)), (128, (1, 4, 32)), (256, (1, 8, 32))):
