@@ -66,18 +66,21 @@ def read(*files: Path) -> tuple[Mapping[str, Any], list[Layer]]:
     for file in files:
         with lzma.open(file, "rt") if file.suffix == ".xz" else file.open() as lines:
             headers.append(json.loads(next(lines)))
-            here = {_key(layer): layer for layer in _layers(lines, headers[-1])}
+            here: dict[Key, Layer] = {}
+            for layer in _layers(lines, headers[-1]):
+                _add(here, layer)
         slower = launch_of(here, found)
-        for key, layer in here.items():
-            layer = layer.later(-slower)
-            old = found.get(key, layer)
-            trials = {trial[:2]: trial for trial in (*old.trials, *layer.trials)}
-            found[key] = replace(old, cudnn=old.cudnn or layer.cudnn, trials=tuple(trials.values()))
+        for layer in here.values():
+            _add(found, layer.later(-slower))
     return headers[0], list(found.values())
 
 
-def _key(layer: Layer) -> Key:
-    return layer.operator.name, layer.problem, layer.arch.device.name
+def _add(found: dict[Key, Layer], layer: Layer) -> None:
+    """Put `layer` among those that were `found`, with the trials that it has there already."""
+    key = layer.operator.name, layer.problem, layer.arch.device.name
+    old = found.get(key, layer)
+    trials = {trial[:2]: trial for trial in (*old.trials, *layer.trials)}
+    found[key] = replace(old, cudnn=old.cudnn or layer.cudnn, trials=tuple(trials.values()))
 
 
 def launch_of(here: Mapping[Any, Layer], before: Mapping[Any, Layer]) -> float:
