@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Train the trees that the choice is made by on recorded trials, and score a choice on them.
+"""Train the trees that the choice is made by on recorded trials, and score a choice, or each schedule, on them.
 
     python -m scripts.fit_choice fit tuning_logs/nvidia-h200 tuning_logs/nvidia-h100-80gb-hbm3  # predict/trees.npz
     python -m scripts.fit_choice score tuning_logs/nvidia-h200    # replays the trials with the shipped trees
+    python -m scripts.fit_choice worth tuning_logs/nvidia-h200    # what layers would take longer without each schedule
 
 Each folder, of a device of the arch, has files of trials, ``layers/*.xz``, and what ``python -m
 benchmarks.compare_layers`` measured last, ``layers.json``: what that has of configs that no trial was of is first kept
@@ -10,7 +11,7 @@ as another file of trials, for the next measure replaces it.
 
 Regret is the time of what is chosen of a layer's trials by that of the fastest of them.  `fit` first trains on four
 fifths of the networks and families and scores the rest, each fifth in turn; that is the score it states, and what it
-writes into the table's header.  Needs xgboost; `score` does not.
+writes into the table's header.  Needs xgboost; `score` and `worth` do not.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import sys
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,43 @@ def score(layers: Sequence[Layer], file: Path) -> None:
     print(f"{time.time() - start:.1f} s")
 
 
+@dataclass(frozen=True)
+class Worth:
+    """Of how many of a kind's layers a schedule's trial is the fastest, of those that several schedules were tried of;
+    and the mean and the worst of the other schedules' fastest times by the fastest of all."""
+
+    kind: str
+    schedule: str
+    best: int
+    layers: int
+    mean: float
+    worst: float
+
+
+def worths(layers: Sequence[Layer]) -> list[Worth]:
+    """What each schedule is worth, kind by kind; one that is worth nothing need not be kept."""
+    kinds: dict[str, list[dict[str, float]]] = {}
+    for layer in layers:
+        fastest: dict[str, float] = {}
+        for name, _, us in layer.trials:
+            fastest[name] = min(us, fastest.get(name, us))
+        if len(fastest) > 1:
+            kinds.setdefault(kind_of(layer.operator, layer.problem), []).append(fastest)
+    found = []
+    for kind, tried in sorted(kinds.items()):
+        for schedule in sorted({name for fastest in tried for name in fastest}):
+            without = np.array(
+                [
+                    min(us for name, us in fastest.items() if name != schedule) / min(fastest.values())
+                    for fastest in tried
+                ]
+            )
+            found.append(
+                Worth(kind, schedule, int((without > 1).sum()), len(tried), mean(without), float(without.max()))
+            )
+    return found
+
+
 def known(*folders: Path) -> tuple[dict[str, Any], list[Layer]]:
     """What the trees' header says of the trials of `folders`, and their layers."""
     header, layers = read(*(file for folder in folders for file in sorted(folder.glob("layers/*.xz"))))
@@ -248,7 +286,7 @@ def keep_measured(folder: Path) -> None:
 
 def main() -> int:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("what", choices=("fit", "score"))
+    words.add_argument("what", choices=("fit", "score", "worth"))
     words.add_argument("folders", type=Path, nargs="+")
     words.add_argument("--out", type=Path, default=trees.SHIPPED)
     words.add_argument("--rounds", type=int, default=ROUNDS)
@@ -257,6 +295,11 @@ def main() -> int:
         for folder in asked.folders:
             keep_measured(folder)
     header, layers = known(*asked.folders)
+    if asked.what == "worth":
+        for each in worths(layers):
+            of = f"{each.best:4d} of {each.layers:4d} layers"
+            print(f"{each.kind:22s} {each.schedule:20s} {of}  mean {each.mean:.3f}  worst {each.worst:.2f}")
+        return 0
     layers = learned(layers)
     if asked.what == "fit":
         fit(layers, header, asked.out, asked.rounds)
