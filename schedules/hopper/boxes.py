@@ -287,11 +287,11 @@ class TurnedData(ABC):
         """Units of a descriptor to what the first tap of stage number `number` of a chunk looks at."""
         k, unit = self.kernel[1] // self.taps, self.tile.swizzle // UNIT
         down = [self.moved_down(ry) * unit for ry in range(self.kernel[0])]
-        across = [self.moved_across(rx) * unit for rx in range(k)]
+        # a stage of all taps of a row has products that say how far each moves
+        across = [self.moved_across(rx) * unit for rx in range(k)] if k > 1 else [0]
         if isinstance(number, int):
-            return down[number // k] + across[number % k] * (k > 1)
-        found = _one_of(T.truncdiv(number, k), down)
-        return found + _one_of(T.truncmod(number, k), across) if k > 1 else found
+            return down[number // k] + across[number % k]
+        return _one_of(T.truncdiv(number, k), down) + _one_of(T.truncmod(number, k), across)
 
 
 @dataclass(frozen=True)

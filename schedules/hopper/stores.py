@@ -12,9 +12,8 @@ staging memory.
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -40,7 +39,7 @@ from schedules.hopper.shared import (
     TensorMap,
 )
 from schedules.tirx.types import Buffer, Expr, Index, Pointer, Tensors, Variable
-from schedules.tirx.values import kept, named
+from schedules.tirx.values import kept, named, where
 from schedules.tirx.words import pack_8, pack_16
 
 Writer = Callable[..., None]
@@ -476,7 +475,7 @@ class ColumnStores(Stores):
             column = pair * 16 + 8 * half + j
             two = [values[4 * half + 2 * below + j] for below in range(2)]
             to = self.output.ptr_to([element + column * pitch])
-            with contextlib.nullcontext() if inside is None else _where(column < inside):
+            with where(None if inside is None else column < inside):
                 T.evaluate(T.cuda.func_call(f"hopper_store_{self.kind}", *two, to, source_code=source))
 
     def written(self) -> None:
@@ -484,12 +483,6 @@ class ColumnStores(Stores):
 
     def store(self, first: int) -> None:
         """They were stored as they were written."""
-
-
-@contextlib.contextmanager
-def _where(condition: Expr) -> Iterator[None]:
-    with T.If(condition), T.Then():
-        yield
 
 
 def _writer_16(kind: str) -> Writer:

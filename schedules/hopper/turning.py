@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -18,7 +17,7 @@ from schedules.hopper.ring import FILLS
 from schedules.hopper.shared import UNIT
 from schedules.hopper.spans import Pixel
 from schedules.tirx.types import Buffer, Expr, Index, Variable
-from schedules.tirx.values import kept, named
+from schedules.tirx.values import kept, named, where
 
 LOADER, FIRST_TURNER, TURNERS = 1, 2, 2  # of the producer's warps
 OTHERS = 40  # registers of a thread that wait for no word, about
@@ -167,7 +166,7 @@ class BoxTurner:
         for load in loads:
             to = ring.memory.ptr_to([ring.slot * ring.nbytes + load.offset])
             barrier = self.memory.arrived.ptr_to([ring.slot])
-            with contextlib.nullcontext() if load.when is None else _where(load.when):
+            with where(load.when):
                 T.evaluate(T.ptx[form](to, T.address_of(self.tensor_map), *load.at, barrier))
         ring.advance()
 
@@ -285,12 +284,6 @@ class Places:
 
     bits: str
     blocks: list[tuple[Expr, list[tuple[Expr, Expr]]]] = field(default_factory=list)
-
-
-@contextlib.contextmanager
-def _where(condition: Expr) -> Iterator[None]:
-    with T.If(condition), T.Then():
-        yield
 
 
 def _looked_up(name: str, values: Sequence[int], beyond: int, number: Expr) -> Expr:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from schedules.core.tvm import IRBuilder, T, tirx, tvm
@@ -17,14 +18,21 @@ def named(name: str, value: Any) -> Any:
     return variable
 
 
-def when(condition: Any, body: Callable[[], None]) -> None:
-    """Emit `body` under `condition`, without a branch where that is known."""
-    if isinstance(condition, bool):
-        if condition:
-            body()
+@contextlib.contextmanager
+def where(condition: Any) -> Iterator[None]:
+    """Emit what follows under `condition`; None is always true."""
+    if condition is None:
+        yield
         return
     with T.If(condition), T.Then():
-        body()
+        yield
+
+
+def when(condition: Any, body: Callable[[], None]) -> None:
+    """Emit `body` under `condition`, without a branch where that is known."""
+    if condition is not False:
+        with where(None if condition is True else condition):
+            body()
 
 
 _KEPT = """
