@@ -21,7 +21,10 @@ _NUMBERS = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EFBIG),  # in a worker's own folder
 )
 # the linker writes by a mapping, and is ended by SIGBUS where the file finds no room
-_WORDS = (*(os.strerror(number) for number in _NUMBERS), "Bus error", "SIGBUS", "out of disk space", "MemoryError")
+_SIGBUS = ("Bus error", "SIGBUS")
+# a compiler, or what it starts, that something else ended, as a system short of memory does
+_KILLED = ("SIGKILL", "SIGTERM", "signal 9", "signal 15", "Killed signal")
+_WORDS = (*(os.strerror(number) for number in _NUMBERS), *_SIGBUS, *_KILLED, "out of disk space", "MemoryError")
 _COMPLAINT = re.compile("|".join(map(re.escape, sorted(_WORDS, key=len, reverse=True))), re.IGNORECASE)
 OUT_OF_MEMORY = (os.strerror(errno.ENOMEM), "MemoryError")
 

@@ -18,6 +18,10 @@ def test_the_machines_words() -> None:
         assert complaint(OSError(number, "?")) == os.strerror(number)
         assert complaint(f"ld: final link failed: {os.strerror(number)}") == os.strerror(number)
     assert complaint("collect2: fatal error: ld terminated with signal 7 [Bus error], core dumped") == "Bus error"
+    assert complaint("collect2: fatal error: ld terminated with signal 9 [Killed]") == "signal 9"
+    assert complaint("gcc: fatal error: Killed signal terminated program cc1") == "Killed signal"
+    assert complaint("nvcc error   : 'ptxas' died due to signal 15 (Terminated)") == "signal 15"
+    assert not complaint("nvcc error   : 'cicc' died due to signal 11 (Invalid memory reference)")
     assert complaint(MemoryError()) == "MemoryError"
     try:
         try:

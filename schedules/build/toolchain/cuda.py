@@ -11,12 +11,12 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from schedules.build.toolchain.command import run_tool
 from schedules.build.toolchain.nvrtc_headers import stand_ins
 from schedules.build.toolchain.runtime import load_runtime
 from schedules.build.toolchain.stub_elf import shared_library
@@ -179,11 +179,11 @@ def _nvcc(source: str, arch: str) -> Cubin:
         for kind, code in (("ptx", f"compute_{number}"), ("cubin", f"sm_{number}")):
             command = ["nvcc", f"-{kind}", "-O3", "-gencode", f"arch=compute_{number},code={code}", "-Xptxas", "-v"]
             command += [*_COMMON, "-o", f"{folder}/kernel.{kind}", f"{folder}/kernel.cu"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = run_tool(command)
             log += done.stdout + done.stderr
             if done.returncode:
                 raise BuildError(f"nvcc refused the generated source: {_first_error(log)}")
-        version = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
+        version = run_tool(["nvcc", "--version"]).stdout
         found = re.search(r"release (\S+),", version)
         return Cubin(
             (Path(folder) / "kernel.cubin").read_bytes(),
@@ -303,7 +303,7 @@ def _disassembled(tool: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run([tool, "-c", "-ndf", file.name], capture_output=True, text=True, check=False)
+        done = run_tool([tool, "-c", "-ndf", file.name])
     if done.returncode:
         raise BuildError(f"nvdisasm failed: {done.stderr.strip().splitlines()[-1:]}")
     return done.stdout

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from schedules.build.toolchain.command import run_tool
 from schedules.build.toolchain.stub_elf import shared_library
 from schedules.core.errors import BuildError, ToolchainError
 
@@ -34,7 +34,7 @@ def find_lld() -> tuple[str, ...] | None:
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(list(command), capture_output=True, text=True, check=False)
+    done = run_tool(command)
     if done.returncode:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         raise BuildError(f"{Path(command[0]).name} failed: {lines[0] if lines else 'no message'}")
