@@ -324,12 +324,22 @@ def host_cpu(name: str) -> dict[str, str]:
     return {"mcpu": cpu} if cpu and cpu in llvm_cpus() else {}
 
 
+# as LLVM names them; from Intel's optimization manual and AMD's guide for family 1Ah
+WIDE_PIPES = (
+    *("skylake-avx512", "cascadelake", "cooperlake", "icelake-server"),
+    *("sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids"),
+    "znver5",
+)
+
+
 @dataclass(frozen=True)
 class VectorUnit:
-    """The float32 lanes of a CPU's vector registers, and how many registers it has."""
+    """The float32 lanes of a CPU's vector registers, how many registers it has, and on how many lanes each of its two
+    pipes multiplies and adds in a cycle: of registers of 64 bytes half, except where the CPU is one of WIDE_PIPES."""
 
     lanes: int
     registers: int
+    pipe: int
 
 
 @lru_cache
@@ -344,8 +354,8 @@ def vector_unit(arch: Arch) -> VectorUnit:
         return bool(codegen.target_has_features(feature, target))
 
     if has("avx512f"):
-        return VectorUnit(16, 32)
-    return VectorUnit(8, 16) if has("avx") else VectorUnit(4, 32 if has("neon") else 16)
+        return VectorUnit(16, 32, 16 if host_cpu(arch.name).get("mcpu") in WIDE_PIPES else 8)
+    return VectorUnit(8, 16, 8) if has("avx") else VectorUnit(4, 32 if has("neon") else 16, 4)
 
 
 @lru_cache

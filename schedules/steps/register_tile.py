@@ -25,13 +25,14 @@ MOST_SUMS = 1024
 CACHED = 384 * KIB  # what a task may keep of the data: less than the second-level cache of a core
 FARTHER = 10  # a task that keeps as much takes longer by this part of its time than one that keeps little
 WAYS, WAY = 8, 4 * KIB  # of the nearest cache: ways, and bytes of each
-PIPE = 8  # lanes of one of the two pipes that multiply and add
+PIPE = 8  # lanes, at most, of one of the two pipes that multiply and add, as tiles are compared
 LATENCY = 4  # cycles from a multiply-add to the next of the same sum
 CROSSING = 1.5  # times a load costs whose vectors seldom begin with a cache line
 FETCHED, LITTLE = 64, 1 / 4  # cycles of a line from memory, where all cores fetch; a share of the last cache
 COPIED, STREAMED = 2, 4  # elements that a core copies in a cycle, and that it reads from afar
 LOOP, STORED, STARTED = 1, 4, 3000  # cycles of a loop's step, of a vector's way out, of a task's start
-PACKED, PACKED_ALONE = 2.5, 3.0  # of an element that is copied apart in vectors, or alone
+# of an element that is copied apart in vectors, by the task that reads it or out of a cache, and alone
+PACKED, PACKED_NEAR, PACKED_ALONE = 2.5, 1.0, 3.0
 SEGMENT = 2.0  # and of each row of the output to which some of a tile go, beside those of its vectors
 
 
@@ -159,7 +160,13 @@ def step_cycles(unit: VectorUnit, vector: int, vectors: int, broadcasts: int) ->
 
 def product_cycles(unit: VectorUnit) -> float:
     """Cycles of a multiply-add where all pipes are always busy."""
-    return 1 / (2 * min(unit.lanes, PIPE))
+    return 1 / (2 * unit.pipe)
+
+
+def pipe_share(unit: VectorUnit) -> float:
+    """The share of what `step_cycles` says that products take.  That compares tiles as if no pipe were wider than PIPE
+    lanes: on CPUs whose pipes are, its choices are measured to be the faster ones."""
+    return min(unit.lanes, PIPE) / unit.pipe
 
 
 def fits(unit: VectorUnit, sums: int, vectors: int, broadcasts: int = 1) -> bool:

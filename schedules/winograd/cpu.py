@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedules.core.arch import Arch, last_level_cache, physical_cores, vector_unit
+from schedules.core.arch import Arch, beyond_caches, last_level_cache, physical_cores, vector_unit
 from schedules.core.operator import ScheduleSpec
 from schedules.core.problem import Config, Conv2dProblem
 from schedules.definitions.winograd import Winograd
@@ -221,7 +221,7 @@ def _lines(sch: Schedule, last: SBlockRV, first: SBlockRV, width: int) -> LoopRV
 # where it stays with its task; of an input of a tile and of an output, copied and transformed in vectors or one by one,
 # or from channels that drive each other out of the nearest cache
 FILTERED, FILTERED_NEAR = 1.5, 0.9
-READ, READ_ALONE, READ_CROWDED, WRITTEN, WRITTEN_ALONE = 1.3, 1.6, 7.0, 2.7, 3.5
+READ, READ_ALONE, READ_CROWDED, WRITTEN, WRITTEN_ALONE = 1.3, 1.6, 3.0, 2.7, 3.5
 BEYOND = 4.0  # times that products take whose data are in no cache
 STREAMED = 12  # elements of packed filters that a core reads in a cycle
 
@@ -266,12 +266,13 @@ def _tasks(cut: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> Iterat
 
 def _products(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> float:
     """Cycles of the products of all points."""
-    p, made = problem, config.graph(problem)
+    p, made, unit = problem, config.graph(problem), vector_unit(arch)
     panel, column = config.block(made.channels_inside)
-    step = register_tile.step_cycles(vector_unit(arch), config.vector, config.block_lanes, config.block_rows)
+    step = register_tile.step_cycles(unit, config.vector, config.block_lanes, config.block_rows)
     tiles = -(-p.co // panel) * -(-made.tiles // column) * made.rows.points * made.columns.points
     parts = 1 + (p.ci // made.part if made.part else 0)
-    return tiles * (p.ci * step + parts * register_tile.STORED * config.block_lanes * config.block_rows)
+    stored = parts * register_tile.STORED * config.block_lanes * config.block_rows
+    return tiles * (p.ci * step * register_tile.pipe_share(unit) + stored)
 
 
 def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> float:
@@ -300,16 +301,22 @@ def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> flo
     return panels * packed * FILTERED / min(cores, panels) + -(-chunks * parts // cores) * each
 
 
-REACHED = 0.8  # of the multiply-adds of a core's vectors, what direct products reach
+# of the multiply-adds of a core's vectors, what direct products reach, and where a pixel has but one vector of channels
+REACHED, REACHED_ALONE = 0.9, 0.7
 
 
 def pays(problem: Conv2dProblem, arch: Arch) -> bool:
-    """Whether it is estimated to take less time than the products that `cpu` makes."""
-    best = default(problem, arch)
-    if best.check(problem, arch) is not None:
+    """Whether it is estimated to take less time than `cpu`, which packs filters and makes all products."""
+    p, best = problem, default(problem, arch)
+    if best.check(p, arch) is not None:
         return False
-    least = problem.flops / 2 * register_tile.product_cycles(vector_unit(arch)) / physical_cores()
-    return cycles(best, problem, arch) < least / REACHED
+    unit, inside = vector_unit(arch), p.data_axes[-1] == "ci"
+    lanes = register_tile.round_up(p.co, unit.pipe) / p.co if inside else 1.0
+    reached = REACHED_ALONE if inside and p.co <= unit.lanes else REACHED
+    products = p.flops / 2 * lanes * register_tile.product_cycles(unit) / reached
+    filters = p.co * p.ci * p.kh * p.kw
+    packed = register_tile.PACKED if beyond_caches(4 * filters) else register_tile.PACKED_NEAR
+    return cycles(best, p, arch) < (products + packed * filters) / physical_cores()
 
 
 def space(problem: Conv2dProblem, arch: Arch) -> Iterator[WinogradCpuConfig]:

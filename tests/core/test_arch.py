@@ -6,8 +6,10 @@ import pytest
 
 from schedules.core.arch import (
     ARCHES,
+    WIDE_PIPES,
     Arch,
     VectorUnit,
+    llvm_cpus,
     occupancy,
     parse_arch,
     vector_unit,
@@ -149,8 +151,20 @@ def test_waves_of_a_simd_are_what_llvm_says(amd_linker: None, arch: Arch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("target", "lanes", "registers"),
-    [("llvm:x86-64-v4", 16, 32), ("llvm:x86-64-v3", 8, 16), ("llvm:x86-64", 4, 16), ("llvm:znver4", 16, 32)],
+    ("target", "unit"),
+    [
+        ("llvm:x86-64-v4", VectorUnit(16, 32, 8)),
+        ("llvm:x86-64-v3", VectorUnit(8, 16, 8)),
+        ("llvm:x86-64", VectorUnit(4, 16, 4)),
+        ("llvm:znver4", VectorUnit(16, 32, 8)),
+        ("llvm:znver5", VectorUnit(16, 32, 16)),
+        ("llvm:icelake-client", VectorUnit(16, 32, 8)),
+        ("llvm:sapphirerapids", VectorUnit(16, 32, 16)),
+    ],
 )
-def test_vector_units(target: str, lanes: int, registers: int) -> None:
-    assert vector_unit(parse_arch(target)) == VectorUnit(lanes, registers)
+def test_vector_units(target: str, unit: VectorUnit) -> None:
+    assert vector_unit(parse_arch(target)) == unit
+
+
+def test_wide_pipes_are_names_that_llvm_knows() -> None:
+    assert set(WIDE_PIPES) <= set(llvm_cpus())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schedules.core.arch import VectorUnit
 from schedules.steps.register_tile import CACHED, fits, shares, step_cycles, tasks, vectors_for
 
-AVX512, AVX2 = VectorUnit(16, 32), VectorUnit(8, 16)
+AVX512, AVX2 = VectorUnit(16, 32, 8), VectorUnit(8, 16, 8)
 
 
 @pytest.mark.parametrize(

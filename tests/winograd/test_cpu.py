@@ -50,6 +50,17 @@ def test_a_stride_takes_fewer_products() -> None:
         assert pays(problem, arch)
 
 
+def test_where_direct_products_are_faster() -> None:
+    """Wide pipes multiply in half the time, and transform in as much.  Lanes that hold channels are idle
+    where there are few."""
+    wide = parse_arch("llvm:znver5")
+    few = dict(n=16, h=64, w=64, ci=320, co=4, kh=3, kw=3, pad=1)
+    for layout in ("conv2d_nchw", "conv2d_nhwc"):
+        strided = problem_of(layout, n=16, h=14, w=14, ci=512, co=512, kh=3, kw=3, pad=1, stride=2)
+        assert not pays(strided, wide) and pays(replace(strided, stride=(1, 1)), wide)
+        assert pays(problem_of(layout, **few), wide) == (layout == "conv2d_nhwc")
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -37,7 +37,7 @@ LANES = ("x", "co")
 VECTORS, ROWS, CHANNELS = (1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 6, 8, 12)  # of a tile
 PIXELS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)  # of a tile with channels in the lanes
 BEGUN = 16  # elements that a core copies in the time in which it begins a row
-NEAR, TURNED = 1.0, 1.5  # cycles, about: of an element packed by the task that reads it; of a sum that leaves turned
+TURNED = 1.5  # cycles, about, of a sum that leaves turned
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,11 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
     def others(config: CpuConfig) -> float:
         """Cycles of what is packed, or of columns that a stride skips, which are copied apart one by one."""
         if in_lanes:
-            each = (NEAR if is_alone(config, p) else register_tile.PACKED) if whole else register_tile.PACKED_ALONE
+            each = (
+                (register_tile.PACKED_NEAR if is_alone(config, p) else register_tile.PACKED)
+                if whole
+                else register_tile.PACKED_ALONE
+            )
             return f * weights * each / cores
         return p.n * p.ci * p.h * p.w * register_tile.PACKED_ALONE / cores if image.stride[1] > 1 else 0.0
 
