@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
@@ -235,16 +235,10 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
         return p.ci * rows * (columns + BEGUN)
 
     tile, cores, weights = cycles(best) / math.prod(counts), physical_cores(), block_f * p.reduction
-    task = register_tile.tasks(counts, p.n, cores, tile, copied, weights)
-    found = [(task.cycles, task.given_to(best))]
+    found = [register_tile.tasks(counts, p.n, cores, tile, copied, weights)]
     y, x, f = counts
-    rows = copied(y, x)
-    # or tasks of all pixels, which pack their own filters, and read all rows again for each, if some cache keeps them
-    if in_lanes and p.n == 1 and rows <= register_tile.CACHED:
-        again = tile * y * x + rows / register_tile.STREAMED
-        task = register_tile.tasks((1, 1, f), 1, cores, again, lambda *_: 0, weights)
-        cost = task.cycles + rows / register_tile.COPIED
-        found.append((cost, replace(best, tiles_x=x, tiles_y=y, chunk=task.chunk)))
+    if in_lanes and p.n == 1:
+        found += filter(None, [register_tile.tasks_alone(counts, cores, tile, copied(y, x), weights)])
     whole = p.co % block_f == 0 and p.reduction % best.vector == 0
 
     def others(config: CpuConfig) -> float:
@@ -258,7 +252,8 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
             return f * weights * each / cores
         return p.n * p.ci * p.h * p.w * register_tile.PACKED_ALONE / cores if image.stride[1] > 1 else 0.0
 
-    return min(((cycles + others(config), config) for cycles, config in found), key=lambda each: each[0])
+    configs = ((task.cycles, task.given_to(best)) for task in found)
+    return min(((cycles + others(config), config) for cycles, config in configs), key=lambda each: each[0])
 
 
 def _tiles(problem: NchwProblem, arch: Arch, lanes: str) -> Iterator[CpuConfig]:

@@ -180,10 +180,13 @@ def default(problem: NhwcProblem, arch: Arch) -> CpuConfig:
         segments = config.block_x if config.panel < p.co else 1
         return step * reduction + register_tile.STORED * config.sums + register_tile.SEGMENT * segments
 
+    def packed(config: CpuConfig) -> float:
+        near = register_tile.PACKED_NEAR if is_alone(config, p) else register_tile.PACKED
+        each = near if p.co % config.panel == 0 else register_tile.PACKED_ALONE
+        return config.counts(p)[2] * config.panel * reduction * each
+
     def cycles(config: CpuConfig) -> float:
-        packed = register_tile.PACKED if p.co % config.panel == 0 else register_tile.PACKED_ALONE
-        channels = config.counts(p)[2] * config.panel
-        return rows_of(p)[0] * math.prod(config.counts(p)) * of_tile(config) + channels * reduction * packed
+        return rows_of(p)[0] * math.prod(config.counts(p)) * of_tile(config) + packed(config)
 
     best = min(_tiles(p, arch), key=cycles)
     counts = best.counts(p)
@@ -194,8 +197,14 @@ def default(problem: NhwcProblem, arch: Arch) -> CpuConfig:
         rows, columns = p.under(tiles_y, tiles_x * best.block_x)
         return p.ci * rows * columns
 
-    task = register_tile.tasks(counts, rows_of(p)[0], physical_cores(), of_tile(best), copied, best.panel * reduction)
-    return past_caches(task.given_to(best), p, arch)
+    images, cores, weights = rows_of(p)[0], physical_cores(), best.panel * reduction
+    found = [register_tile.tasks(counts, images, cores, of_tile(best), copied, weights)]
+    if images == 1 and not p.n_from:
+        data = math.prod(p.under(counts[0], counts[1] * best.block_x)) * p.ci
+        found += filter(None, [register_tile.tasks_alone(counts, cores, of_tile(best), data, weights)])
+    configs = ((task.cycles, task.given_to(best)) for task in found)
+    least = min(configs, key=lambda each: each[0] + packed(each[1]) / cores)
+    return past_caches(least[1], p, arch)
 
 
 def _tiles(problem: NhwcProblem, arch: Arch) -> Iterator[CpuConfig]:
