@@ -169,6 +169,11 @@ def pipe_share(unit: VectorUnit) -> float:
     return min(unit.lanes, PIPE) / unit.pipe
 
 
+def packing(elements: int, whole: bool, near: bool) -> float:
+    """Cycles of filters that are packed in `whole` vectors or one by one, `near` to the task that reads them or not."""
+    return elements * ((PACKED_NEAR if near else PACKED) if whole else PACKED_ALONE)
+
+
 def fits(unit: VectorUnit, sums: int, vectors: int, broadcasts: int = 1) -> bool:
     """Whether a tile leaves registers for its operands and for what the compiler moves ahead: of `broadcasts` those
     that it keeps, all where the next tap along a row multiplies them again."""

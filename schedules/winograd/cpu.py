@@ -315,8 +315,8 @@ def pays(problem: Conv2dProblem, arch: Arch) -> bool:
     reached = REACHED_ALONE if inside and p.co <= unit.lanes else REACHED
     products = p.flops / 2 * lanes * register_tile.product_cycles(unit) / reached
     filters = p.co * p.ci * p.kh * p.kw
-    packed = register_tile.PACKED if beyond_caches(4 * filters) else register_tile.PACKED_NEAR
-    return cycles(best, p, arch) < (products + packed * filters) / physical_cores()
+    packed = register_tile.packing(filters, whole=True, near=not beyond_caches(4 * filters))
+    return cycles(best, p, arch) < (products + packed) / physical_cores()
 
 
 def space(problem: Conv2dProblem, arch: Arch) -> Iterator[WinogradCpuConfig]:

@@ -244,12 +244,7 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
     def others(config: CpuConfig) -> float:
         """Cycles of what is packed, or of columns that a stride skips, which are copied apart one by one."""
         if in_lanes:
-            each = (
-                (register_tile.PACKED_NEAR if is_alone(config, p) else register_tile.PACKED)
-                if whole
-                else register_tile.PACKED_ALONE
-            )
-            return f * weights * each / cores
+            return register_tile.packing(f * weights, whole, is_alone(config, p)) / cores
         return p.n * p.ci * p.h * p.w * register_tile.PACKED_ALONE / cores if image.stride[1] > 1 else 0.0
 
     configs = ((task.cycles, task.given_to(best)) for task in found)

@@ -181,9 +181,8 @@ def default(problem: NhwcProblem, arch: Arch) -> CpuConfig:
         return step * reduction + register_tile.STORED * config.sums + register_tile.SEGMENT * segments
 
     def packed(config: CpuConfig) -> float:
-        near = register_tile.PACKED_NEAR if is_alone(config, p) else register_tile.PACKED
-        each = near if p.co % config.panel == 0 else register_tile.PACKED_ALONE
-        return config.counts(p)[2] * config.panel * reduction * each
+        filters = config.counts(p)[2] * config.panel * reduction
+        return register_tile.packing(filters, p.co % config.panel == 0, is_alone(config, p))
 
     def cycles(config: CpuConfig) -> float:
         return rows_of(p)[0] * math.prod(config.counts(p)) * of_tile(config) + packed(config)
