@@ -319,7 +319,11 @@ class Winograd:
         """The index with what is beyond the end of an axis at its last."""
         ends = {"co": self.problem.co, "column": self.tiles, "ci": self.problem.ci}
         ragged = [axis for axis in ends if axis in at and self.whole and self._extents(axis, True) != [ends[axis]]]
-        return {**at, **{axis: te.min(at[axis], ends[axis] - 1) for axis in ragged}}
+        found = {**at, **{axis: te.min(at[axis], ends[axis] - 1) for axis in ragged}}
+        if "column" in ragged and self.images_inside:  # the last tile, whose images are still neighbours
+            n = self.problem.n
+            found["column"] = te.min(at["column"] // n, self.tiles // n - 1) * n + at["column"] % n
+        return found
 
     def place(self, column: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """The image, the period along the rows and that along the columns of a column of the products."""

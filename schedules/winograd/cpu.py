@@ -4,8 +4,8 @@ Filters are transformed once for each call, packed by register tiles: by a task 
 tiles of the images, so that they never leave its caches.  A task owns some tiles of the images and some output
 channels.  It transforms its data into a buffer that stays in cache; then, for a few channels at a time, it multiplies
 at every point, one register tile after the other, and transforms the sums back while they are in the nearest cache.
-Vector lanes hold images where they are the layout's innermost axis, else channels, which are brought together as data
-is read and parted as outputs are stored where the layout has columns inside.
+Vector lanes hold images where these are the layout's innermost axis and fill vectors, else channels, which are brought
+together as data is read and parted as outputs are stored where the layout has others inside.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ class WinogradCpuConfig(Cut, Config):
         return (lanes, self.block_rows) if inside else (self.block_rows, lanes)
 
     def graph(self, problem: Conv2dProblem) -> Winograd:
-        columns_inside = problem.data_axes[-1] == "w"
-        made = Winograd(problem, *self.splits(problem), whole=True, part=self.part_of(problem), turned=columns_inside)
+        p = problem
+        # images fill vectors, or channels are brought inside
+        as_they_lie = p.data_axes[-1] == "ci" or (p.data_axes[-1] == "n" and p.n % self.vector == 0)
+        made = Winograd(p, *self.splits(p), whole=True, part=self.part_of(p), turned=not as_they_lie)
         co, column = self.block(made.channels_inside)
         return replace(made, tile=(co, column * min(self.columns, -(-made.tiles // column)), 1))
 
@@ -109,8 +111,12 @@ def schedule(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> t
     count = -(-p.co // panel)
     chunk, fo, f = sch.split(channels, [None, min(config.chunk or count, count), panel])
     by_channels = inside and not made.turned  # as the output lies
-    order = (of_task, y, x, f) if by_channels else (f, of_task, y, x)
-    sch.reorder(columns, chunk, fo, *order)
+    images = []
+    if not inside:
+        of_task, *images = sch.split(of_task, [None, config.vector])
+    sch.reorder(columns, chunk, fo, *((of_task, y, x, f) if by_channels else (f, of_task, y, x)), *images)
+    for lane in images:
+        sch.vectorize(lane)
     task = sch.fuse(columns, chunk)
     sch.parallel(task)
     if by_channels and p.co % panel == 0 and config.streaming == "no":
@@ -152,11 +158,7 @@ def schedule(problem: Conv2dProblem, config: WinogradCpuConfig, arch: Arch) -> t
     width = widest_vector(p.ci, config.vector) if inside else config.vector
     at = _lines(sch, points, rows, width)
     sch.compute_at(pixels, at, preserve_unit_loops=True)
-    y, x, _, lane = sch.get_loops(pixels)[-4:]
-    if inside or (made.images_inside and p.n % config.vector == 0):
-        sch.vectorize(lane)
-    else:
-        sch.reorder(lane, y, x)
+    sch.vectorize(sch.get_loops(pixels)[-1])
     where = "by the task that reads them" if made.owned else "once"
     next_step(sch, f"The filters, transformed {where} and packed: the channels of a register tile side by side")
     filters, rows = sch.get_sblock("filter_points"), sch.get_sblock("filter_rows")
@@ -285,11 +287,14 @@ def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> flo
     of_task = min(config.chunk or panels, panels)
     chunks, parts = -(-made.tiles // share), -(-panels // of_task)
     points, reach = made.rows.points * made.columns.points, made.rows.reach * made.columns.reach
-    vectors = (inside and not made.turned) or (made.images_inside and p.n % config.vector == 0)
-    crowded = made.turned and register_tile.crowded(config.vector, 4 * p.h * p.w)
-    data = share * p.ci * reach * (READ if vectors else READ_CROWDED if crowded else READ_ALONE)
+    read, written = READ, WRITTEN
+    if made.turned:
+        apart = p.n if made.images_inside else p.h * p.w  # elements from channel to channel
+        read = READ_CROWDED if register_tile.crowded(config.vector, 4 * apart) else READ_ALONE
+        written = WRITTEN_ALONE
+    data = share * p.ci * reach * read
     period = made.rows.period * made.columns.period
-    back = share * of_task * panel * period * (WRITTEN if vectors else WRITTEN_ALONE)
+    back = share * of_task * panel * period * written
     whole = _products(config, p, arch) * (chunks * share) / round_up(made.tiles, column)
     kept = points * p.ci * share * 4
     farther = next((times for most, times in _reach(cores) if kept <= most), BEYOND)

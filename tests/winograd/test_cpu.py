@@ -50,6 +50,16 @@ def test_a_stride_takes_fewer_products() -> None:
         assert pays(problem, arch)
 
 
+@pytest.mark.parametrize(("n", "vector"), [(8, 4), (8, 8), (16, 8), (6, 4), (1, 8)])
+def test_any_number_of_images_inside_is_correct(host: Arch, n: int, vector: int) -> None:
+    """Images fill vectors of the last tiles too, of which some are beyond the end; or channels are brought inside."""
+    problem = problem_of("conv2d_hwcn", n=n, h=11, w=14, ci=24, co=20, kh=3, kw=3, pad=1, bias=True)
+    config = WinogradCpuConfig("4", "3", vector=vector, block_lanes=2, block_rows=4, columns=7)
+    made = config.graph(problem)
+    assert made.turned == bool(n % vector) and made.tiles % made.tile[1]
+    assert_correct(problem, host, "winograd_cpu", config)
+
+
 def test_where_direct_products_are_faster() -> None:
     """Wide pipes multiply in half the time, and transform in as much.  Lanes that hold channels are idle
     where there are few."""
