@@ -58,6 +58,9 @@ def test_any_number_of_images_inside_is_correct(host: Arch, n: int, vector: int)
     made = config.graph(problem)
     assert made.turned == bool(n % vector) and made.tiles % made.tile[1]
     assert_correct(problem, host, "winograd_cpu", config)
+    lowered = build(problem, host, "winograd_cpu", config).lowered
+    assert "pixels_local[" in lowered
+    assert made.turned or not re.search(r"pixels_local\[[^\]]*_s\b", lowered), "images are copied one by one"
 
 
 def test_where_direct_products_are_faster() -> None:
