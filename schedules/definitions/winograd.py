@@ -282,7 +282,7 @@ class Winograd:
     @property
     def lanes(self) -> str:
         """What neighbours along the innermost axis of transformed data are."""
-        return "images" if self.images_inside else "channels" if self.channels_inside else "tiles"
+        return "channels" if self.channels_inside else "images" if self.images_inside else "tiles"
 
     @property
     def tiles(self) -> int:
@@ -319,11 +319,15 @@ class Winograd:
         """The index with what is beyond the end of an axis at its last."""
         ends = {"co": self.problem.co, "column": self.tiles, "ci": self.problem.ci}
         ragged = [axis for axis in ends if axis in at and self.whole and self._extents(axis, True) != [ends[axis]]]
-        found = {**at, **{axis: te.min(at[axis], ends[axis] - 1) for axis in ragged}}
-        if "column" in ragged and self.images_inside:  # the last tile, whose images are still neighbours
-            n = self.problem.n
-            found["column"] = te.min(at["column"] // n, self.tiles // n - 1) * n + at["column"] % n
-        return found
+        images = self.problem.n if self.images_inside else 1
+
+        def last(axis: str) -> PrimExpr:
+            if axis == "column":  # of the last tile, whose images are neighbours still
+                tile, image = at[axis] // images, at[axis] % images
+                return te.min(tile, self.tiles // images - 1) * images + image
+            return te.min(at[axis], ends[axis] - 1)
+
+        return {**at, **{axis: last(axis) for axis in ragged}}
 
     def place(self, column: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """The image, the period along the rows and that along the columns of a column of the products."""

@@ -241,7 +241,7 @@ def tasks_alone(counts: tuple[int, int, int], cores: int, tile_cycles: float, co
     """The best task that owns all pixels of an image, so that it packs its own filters: all `copied` elements are read
     again for each of its channels' tiles.  None where no cache keeps as many."""
     y, x, f = counts
-    if copied > CACHED:
+    if copied > CACHED:  # elements of four bytes: four times what a task keeps that does not read them again
         return None
     task = tasks((1, 1, f), 1, cores, tile_cycles * y * x + copied / STREAMED, lambda *_: 0, weights)
     return Task(y, x, task.chunk, task.cycles + copied / COPIED)

@@ -57,6 +57,7 @@ def test_any_number_of_images_inside_is_correct(host: Arch, n: int, vector: int)
     config = WinogradCpuConfig("4", "3", vector=vector, block_lanes=2, block_rows=4, columns=7)
     made = config.graph(problem)
     assert made.turned == bool(n % vector) and made.tiles % made.tile[1]
+    assert made.lanes == ("channels" if made.turned else "images")
     assert_correct(problem, host, "winograd_cpu", config)
     lowered = build(problem, host, "winograd_cpu", config).lowered
     assert "pixels_local[" in lowered
