@@ -20,6 +20,7 @@ from schedules.core.interrupts import ASKING, INTERRUPTED
 from tests.tune.plans import TWO, plan_file
 from tests.tune.searches import ROOT, Searches
 
+LATE = 0.3  # seconds before the end of a process in which a signal may find it past its last line
 SECONDS = 10.0  # that an interrupted process may take to end
 CONVOLUTION = "conv2d_hwcn n=16 h=7 w=7 ci=16 co=16 kh=3 kw=3"
 SOFTMAX = "softmax rows=64 cols=1000"
@@ -69,6 +70,7 @@ def interrupted(words: list[str], dice: random.Random, longest: float, folder: P
     time.sleep(delay)
     ended = running.poll()
     if ended is None:
+        sent = time.monotonic()
         send(running.pid, number)
         if twice:
             time.sleep(dice.choice([0.01, 0.3, 1.0]))
@@ -79,7 +81,7 @@ def interrupted(words: list[str], dice: random.Random, longest: float, folder: P
     except subprocess.TimeoutExpired:
         os.killpg(running.pid, signal.SIGKILL)
         pytest.fail(f"{told}: it did not end")
-    if ended is None:
+    if ended is None and not (running.returncode == 0 and time.monotonic() - sent < LATE):
         assert running.returncode == INTERRUPTED and err.count("\n") == 1, (told, running.returncode, out, err)
     assert not [name for name in work.rglob(".*")], told
     traces.assert_clean()

@@ -28,6 +28,7 @@ LINE = "schedules: error: interrupted"
 AGAIN = 0.25  # seconds after which a KeyboardInterrupt that was lost is raised again
 GRACE = 3.5  # seconds for what is to be finished first: see Deferred
 PATIENCE = 6.0  # seconds from the signal until the process is ended, wherever it is
+LOOK = 0.5  # seconds between two looks at signals that wait
 CLOSING = 1.5  # seconds for its exit functions then, which remove temporary folders
 _NOW = 0  # in the pipe of the signals' numbers: end without waiting
 
@@ -117,18 +118,19 @@ class Heeding:
         """End the process if it has not ended in time.  The numbers come from C, whatever the main thread does."""
         import select  # in this thread: no need to wait for it
 
+        # a signal that the main thread keeps for later (`process.kept_signals`) is to wait, not to come to this one
+        signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
         deadline = None
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([reader], [], [], left)[0]:
-                break
-            numbers = os.read(reader, 256)
-            if not numbers:
-                os.close(reader)
-                return
-            if _NOW in numbers:
-                break
-            if deadline is None and any(number in ASKING for number in numbers):
+        while deadline is None or time.monotonic() < deadline:
+            numbers: Any = b""
+            if select.select([reader], [], [], LOOK)[0]:
+                numbers = os.read(reader, 256)
+                if not numbers:
+                    os.close(reader)
+                    return
+                if _NOW in numbers:
+                    break
+            if deadline is None and any(number in ASKING for number in (*numbers, *signal.sigpending())):
                 deadline = time.monotonic() + PATIENCE
         self._end()
 

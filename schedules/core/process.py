@@ -96,7 +96,14 @@ def die_with(parent: int) -> None:
 def shielded_children() -> Iterator[None]:
     """Processes that start in the body get no signal of the terminal, which goes to every process of it: what becomes
     of them is the starting one's to say."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    with kept_signals(signal.SIGINT, signal.SIGHUP):
+        yield
+
+
+@contextlib.contextmanager
+def kept_signals(*numbers: int) -> Iterator[None]:
+    """Signals of these numbers, to this thread or to one that starts in the body, come once that is over."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:

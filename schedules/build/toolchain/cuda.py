@@ -11,6 +11,7 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ from schedules.build.toolchain.nvrtc_headers import stand_ins
 from schedules.build.toolchain.runtime import load_runtime
 from schedules.build.toolchain.stub_elf import shared_library
 from schedules.core.errors import BuildError, ToolchainError
+from schedules.core.process import kept_signals
 from schedules.core.versions import version_of
 
 INSTALL = "pip install 'te-schedules[cuda]'"
@@ -156,7 +158,9 @@ def _nvrtc(source: str, arch: str) -> Cubin:
         text.encode(), b"kernel.cu", len(headers), list(headers.values()), list(headers)
     )
     ok((status,))
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    # which has handlers of its own for a while, that end the process without a word
+    with kept_signals(signal.SIGINT, signal.SIGTERM):
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     log = bytes(ok(nvrtc.nvrtcGetProgramLogSize(program)))
     ok(nvrtc.nvrtcGetProgramLog(program, log))
     text_log = log.decode(errors="replace").strip("\0 \n")

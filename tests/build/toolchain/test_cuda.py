@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from schedules.build.toolchain import cuda
+from schedules.core import interrupts
 from schedules.core.errors import BuildError, ToolchainError
 
+ROOT = Path(__file__).parents[3]
 KERNEL = """
 #include <cuda_fp16.h>
 extern "C" __global__ void __launch_bounds__(64) twice(float* x) {
@@ -71,3 +78,49 @@ ptxas info    : Function properties for f
     16 bytes stack frame, 20 bytes spill stores, 24 bytes spill loads
 ptxas info    : Used 255 registers, used 1 barriers, 49152 bytes smem, 380 bytes cmem[0]"""
     assert cuda.parse_resources(log) == (cuda.KernelResources("f", 255, 49152, 16, 20, 24),)
+
+
+INTERRUPTED = """
+from schedules.core import interrupts
+interrupts.heed()
+import ctypes, os, signal, sys, threading, time
+from schedules.build.toolchain import cuda
+
+C, action = ctypes.CDLL(None), (ctypes.c_void_p * 32)()
+
+
+def handler():
+    C.sigaction(int(sys.argv[1]), None, action)
+    return action[0]
+
+
+def send():
+    signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.ASKING)
+    while handler() == ours:
+        time.sleep(0.0001)
+    os.kill(os.getpid(), int(sys.argv[1]))
+
+
+def main():
+    global ours
+    ours = handler()
+    threading.Thread(target=send, daemon=True).start()
+    body = "".join(f"x[{i}] = sinf(x[{i}]);" for i in range(200))
+    cuda._nvrtc('extern "C" __global__ void k(float* x) {' + body + "}", "sm_90a")
+    time.sleep(60)
+
+
+interrupts.run(main)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nvrtc_answers_no_signal(number: int, tmp_path: Path) -> None:
+    """It has handlers of its own while it reads, that end the process; the signal is answered as at any other time."""
+    if not cuda.nvrtc_available():
+        pytest.skip(f"no NVRTC; {cuda.INSTALL}")
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(int(number))],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (interrupts.INTERRUPTED, f"{interrupts.LINE}\n")
