@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,14 @@ def test_format() -> None:
 @pytest.mark.slow
 def test_mypy() -> None:
     tool("mypy")
+
+
+def test_no_folder_of_tests_is_passed_over(pytestconfig: pytest.Config) -> None:
+    """As pytest does by itself with those called build."""
+    patterns = pytestconfig.getini("norecursedirs")
+    folders = {folder for file in (ROOT / "tests").rglob("test_*.py") for folder in file.relative_to(ROOT).parts[:-1]}
+    assert "build" in folders
+    assert not [folder for folder in folders for pattern in patterns if fnmatch(folder, pattern)]
 
 
 def undocumented(tree: ast.Module) -> Iterator[str]:
