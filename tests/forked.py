@@ -7,13 +7,18 @@ have too: a test's stand-ins.
 
 from __future__ import annotations
 
+import _thread
 import faulthandler
+import functools
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Mapping
+from importlib import _bootstrap  # type: ignore[attr-defined]
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +53,7 @@ def _live(descriptor: int, streams: tuple[int, int, int], environment: Mapping[s
         os.closerange(3, descriptor)
         os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+        _let_go()
         os.environ.clear()
         os.environ.update(environment)
         child.spawn_main(descriptor)
@@ -60,6 +66,27 @@ def _live(descriptor: int, streams: tuple[int, int, int], environment: Mapping[s
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _let_go() -> None:
+    """Free what other threads of the parent held, which they never will: modules that they were importing, to be
+    imported anew, and the locks that cached properties have before Python 3.12."""
+    for name, reference in list(_bootstrap._module_locks.items()):
+        lock = reference()
+        if lock is not None and lock.owner not in (None, _thread.get_ident()):
+            del _bootstrap._module_locks[name]
+            sys.modules.pop(name, None)
+    _bootstrap._blocking_on.clear()
+    classes = {
+        each
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] == "schedules"
+        for each in vars(module).values()
+        if isinstance(each, type)
+    }
+    for value in itertools.chain(*(vars(each).values() for each in classes)):
+        if isinstance(value, functools.cached_property) and hasattr(value, "lock"):
+            value.lock = threading.RLock()
 
 
 # in the place of `subprocess` in `schedules.core.child`

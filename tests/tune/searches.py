@@ -21,7 +21,7 @@ from schedules.measure.records import Record
 
 ROOT = Path(__file__).parents[2]
 TOTAL = 14
-LONG = 600.0  # seconds after which a test that waits has failed
+LONG = 240.0  # seconds after which a test that waits has failed
 
 
 @dataclass

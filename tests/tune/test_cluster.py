@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from schedules.core import child
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ToolchainError, TuningError, UsageError
 from schedules.core.problem import Problem
@@ -36,7 +38,7 @@ from tests.conftest import problem_of
 from tests.tune.faulty import OUTCOMES, FaultyConfig
 
 ray = pytest.importorskip("ray", reason=f"Ray is not installed; {connection.INSTALL}")
-LONG = 600.0  # seconds after which what a test waits for has failed
+LONG = 240.0  # seconds after which what a test waits for has failed
 LLVM = parse_arch("llvm")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes are tied to their parents on Linux")
@@ -101,6 +103,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         found.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **SMALL})
         for _ in range(2):
             found.add()
+        # its threads stay when it is shut down: no copy of this process is to be made any more
+        child.subprocess = subprocess  # type: ignore[attr-defined]
         yield found
         found.cluster.shutdown()
 
