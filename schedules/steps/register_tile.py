@@ -32,7 +32,7 @@ FETCHED, LITTLE = 64, 1 / 4  # cycles of a line from memory, where all cores fet
 COPIED, STREAMED = 2, 4  # elements that a core copies in a cycle, and that it reads from afar
 LOOP, STORED, STARTED = 1, 4, 3000  # cycles of a loop's step, of a vector's way out, of a task's start
 # of an element that is copied apart in vectors, by the task that reads it or out of a cache, and alone
-PACKED, PACKED_NEAR, PACKED_ALONE = 2.5, 1.0, 3.0
+PACKED, PACKED_NEAR, PACKED_ALONE = 2.5, 1.0, 5.0
 SEGMENT = 2.0  # and of each row of the output to which some of a tile go, beside those of its vectors
 
 
@@ -150,10 +150,10 @@ def vectors_for(unit: VectorUnit, extent: int) -> tuple[int, ...]:
 
 
 def step_cycles(unit: VectorUnit, vector: int, vectors: int, broadcasts: int) -> float:
-    """About what a step of the reduction costs: two multiply-adds and two loads a cycle of up to PIPE lanes each.  Of
-    tiles that cost the same, one with fewer loads and more sums is better."""
-    pipe = min(unit.lanes, PIPE)
-    parts = max(vector, pipe) / pipe / 2
+    """About what a step of the reduction costs: two multiply-adds and two loads a cycle of up to PIPE lanes each, of a
+    vector of less than a pipe as many as of a whole one.  Of tiles that cost the same, one with fewer loads and more
+    sums is better."""
+    parts = max(vector, unit.pipe) / min(unit.lanes, PIPE) / 2
     loads = CROSSING * vectors * parts + broadcasts / 2
     return max(vectors * broadcasts * parts, loads, LATENCY) + loads / 8 + LOOP
 

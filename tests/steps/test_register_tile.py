@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schedules.core.arch import VectorUnit
 from schedules.steps.register_tile import CACHED, fits, shares, step_cycles, tasks, vectors_for
 
-AVX512, AVX2 = VectorUnit(16, 32, 8), VectorUnit(8, 16, 8)
+AVX512, AVX2, WIDE = VectorUnit(16, 32, 8), VectorUnit(8, 16, 8), VectorUnit(16, 32, 16)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,11 @@ def test_a_tile_with_few_sums_waits_and_a_flat_one_loads() -> None:
 
     assert of_a_sum(4, 6) < of_a_sum(1, 3)
     assert of_a_sum(4, 6) < of_a_sum(24, 1)
+
+
+def test_half_a_pipe_takes_as_long_as_a_whole_one() -> None:
+    assert step_cycles(WIDE, 8, 4, 6) == step_cycles(WIDE, 16, 4, 6)
+    assert step_cycles(AVX512, 8, 4, 6) < step_cycles(AVX512, 16, 4, 6)
 
 
 @given(count=st.integers(1, 300))

@@ -226,26 +226,29 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
         rows, columns, channels = config.counts(p)
         return rows * columns * channels * (step * p.reduction + stored(config))
 
-    best = min(_tiles(p, arch, lanes), key=cycles)
+    def packed(config: CpuConfig) -> float:
+        filters = config.counts(p)[2] * config.block[0] * p.reduction
+        whole = p.co % config.block[0] == 0 and p.reduction % config.vector == 0
+        return register_tile.packing(filters, whole, is_alone(config, p)) if in_lanes else 0.0
+
+    best = min(_tiles(p, arch, lanes), key=lambda tile: p.n * cycles(tile) + packed(tile))
     counts, (block_f, block_y, block_x) = best.counts(p), best.block
 
-    def copied(tiles_y: int, tiles_x: int) -> int:
+    def copied(tiles_y: int, tiles_x: int, begun: int = BEGUN) -> int:
         rows = (tiles_y * block_y - 1) * image.stride[0] + (p.kh - 1) * p.dilation[0] + 1
         columns = tiles_x * block_x * image.stride[1] + (p.kw - 1) * p.dilation[1]
-        return p.ci * rows * (columns + BEGUN)
+        return p.ci * rows * (columns + begun)
 
     tile, cores, weights = cycles(best) / math.prod(counts), physical_cores(), block_f * p.reduction
     found = [register_tile.tasks(counts, p.n, cores, tile, copied, weights)]
-    y, x, f = counts
+    y, x, _ = counts
     if in_lanes and p.n == 1:
-        found += filter(None, [register_tile.tasks_alone(counts, cores, tile, copied(y, x), weights)])
-    whole = p.co % block_f == 0 and p.reduction % best.vector == 0
+        found += filter(None, [register_tile.tasks_alone(counts, cores, tile, copied(y, x, begun=0), weights)])
 
     def others(config: CpuConfig) -> float:
         """Cycles of what is packed, or of columns that a stride skips, which are copied apart one by one."""
-        if in_lanes:
-            return register_tile.packing(f * weights, whole, is_alone(config, p)) / cores
-        return p.n * p.ci * p.h * p.w * register_tile.PACKED_ALONE / cores if image.stride[1] > 1 else 0.0
+        apart = p.n * p.ci * p.h * p.w * register_tile.PACKED_ALONE if image.stride[1] > 1 else 0.0
+        return (packed(config) if in_lanes else apart) / cores
 
     configs = ((task.cycles, task.given_to(best)) for task in found)
     return min(((cycles + others(config), config) for cycles, config in configs), key=lambda each: each[0])

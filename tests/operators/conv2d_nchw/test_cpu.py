@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from schedules.build.builder import build
 from schedules.core.arch import Arch, last_level_cache, parse_arch, physical_cores, vector_unit
 from schedules.core.errors import ConfigError
-from schedules.operators.conv2d_nchw.cpu import LANES, CpuConfig, default, of_lanes
+from schedules.operators.conv2d_nchw.cpu import LANES, CpuConfig, default, is_alone, of_lanes
 from tests.conftest import assert_changes_the_source, assert_correct, problem_of
 from tests.operators.conv2d_nchw.shapes import SHAPES
 
@@ -84,6 +85,15 @@ def test_default_fits_the_registers_and_the_problem(host: Arch) -> None:
         assert tile.sums * 4 <= vector_unit(parse_arch(arch)).registers * 3
     short = default(problem_of("conv2d_nchw", **{**PROBLEM, "co": 3, "w": 5}), host)
     assert short.block[0] <= 4 and short.block[2] <= 8
+
+
+def test_default_packs_in_whole_vectors_near_who_reads_them() -> None:
+    """Few pixels and many filters: how those are packed decides."""
+    arch = parse_arch("llvm:znver5")
+    few = problem_of("conv2d_nchw", n=1, h=14, w=14, ci=1024, co=2048, kh=1, kw=1, stride=2)
+    config = default(few, arch)
+    assert config.lanes == "co" and few.co % config.block[0] == 0
+    assert is_alone(config, few) and not is_alone(default(replace(few, n=16), arch), replace(few, n=16))
 
 
 def test_default_tasks_cover_the_cores(host: Arch) -> None:
