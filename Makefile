@@ -7,6 +7,7 @@ EXTRAS ?= cuda,rocm,tune,cluster,plot,dev
 # the CPU's build, 190 MB; TORCH=torch is a GPU's, gigabytes
 TORCH ?= torch==2.13.0+cpu
 BIN := $(VENV)/bin
+# a test that hangs ends its process, and another begins it anew
 SUITE := -m pytest -q -n $(JOBS) --max-worker-restart 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test suite test-torch setup lint clean

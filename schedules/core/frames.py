@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import inspect
 import linecache
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from types import FrameType
 from typing import Any, TypeVar
+
+from schedules.core.process import kept_signals
 
 _LOCK = threading.RLock()
 _PLAIN = (bool, int, str, bytes, type(None))  # constants whose source is their repr
@@ -27,8 +30,9 @@ def apart(function: Callable[..., T], *arguments: Any) -> T:
 
     TVM's parser leaves call stacks and errors in cycles until Python looks for garbage.  Those of the thread that calls
     have all that its frames hold: a model's activations, or nodes of its gradient, which break a CUDA graph's capture.
+    Signals that ask the process to end come when the call is over, as `kept_signals` of a compiler in it needs.
     """
-    with ThreadPoolExecutor(1) as thread:
+    with kept_signals(signal.SIGINT, signal.SIGTERM), ThreadPoolExecutor(1) as thread:
         return thread.submit(function, *arguments).result()
 
 

@@ -122,8 +122,9 @@ class Heeding:
         signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
         deadline = None
         while deadline is None or time.monotonic() < deadline:
-            numbers: Any = b""
-            if select.select([reader], [], [], LOOK)[0]:
+            left = LOOK if deadline is None else min(LOOK, max(0.0, deadline - time.monotonic()))
+            numbers = b""
+            if select.select([reader], [], [], left)[0]:
                 numbers = os.read(reader, 256)
                 if not numbers:
                     os.close(reader)

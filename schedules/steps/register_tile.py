@@ -150,9 +150,9 @@ def vectors_for(unit: VectorUnit, extent: int) -> tuple[int, ...]:
 
 
 def step_cycles(unit: VectorUnit, vector: int, vectors: int, broadcasts: int) -> float:
-    """About what a step of the reduction costs: two multiply-adds and two loads a cycle of up to PIPE lanes each, of a
-    vector of less than a pipe as many as of a whole one.  Of tiles that cost the same, one with fewer loads and more
-    sums is better."""
+    """About what a step of the reduction costs: two multiply-adds and two loads a cycle of up to PIPE lanes each.  A
+    vector that leaves lanes of a pipe empty takes as long as one that fills them.  Of tiles that cost the same, one
+    with fewer loads and more sums is better."""
     parts = max(vector, unit.pipe) / min(unit.lanes, PIPE) / 2
     loads = CROSSING * vectors * parts + broadcasts / 2
     return max(vectors * broadcasts * parts, loads, LATENCY) + loads / 8 + LOOP

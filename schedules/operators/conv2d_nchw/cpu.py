@@ -235,6 +235,7 @@ def of_lanes(lanes: str, problem: NchwProblem, arch: Arch) -> tuple[float, CpuCo
     counts, (block_f, block_y, block_x) = best.counts(p), best.block
 
     def copied(tiles_y: int, tiles_x: int, begun: int = BEGUN) -> int:
+        """Elements that a task copies, with those that it could copy while it begins rows."""
         rows = (tiles_y * block_y - 1) * image.stride[0] + (p.kh - 1) * p.dilation[0] + 1
         columns = tiles_x * block_x * image.stride[1] + (p.kw - 1) * p.dilation[1]
         return p.ci * rows * (columns + begun)

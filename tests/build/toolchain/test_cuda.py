@@ -85,6 +85,7 @@ from schedules.core import interrupts
 interrupts.heed()
 import ctypes, os, signal, sys, threading, time
 from schedules.build.toolchain import cuda
+from schedules.core.frames import apart
 
 C, action = ctypes.CDLL(None), (ctypes.c_void_p * 32)()
 
@@ -106,7 +107,11 @@ def main():
     ours = handler()
     threading.Thread(target=send, daemon=True).start()
     body = "".join(f"x[{i}] = sinf(x[{i}]);" for i in range(200))
-    cuda._nvrtc('extern "C" __global__ void k(float* x) {' + body + "}", "sm_90a")
+    source = 'extern "C" __global__ void k(float* x) {' + body + "}"
+    if sys.argv[2] == "apart":
+        apart(cuda._nvrtc, source, "sm_90a")
+    else:
+        cuda._nvrtc(source, "sm_90a")
     time.sleep(60)
 
 
@@ -114,13 +119,14 @@ interrupts.run(main)
 """
 
 
+@pytest.mark.parametrize("where", ["here", "apart"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_nvrtc_answers_no_signal(number: int, tmp_path: Path) -> None:
+def test_nvrtc_answers_no_signal(number: int, where: str) -> None:
     """It has handlers of its own while it reads, that end the process; the signal is answered as at any other time."""
     if not cuda.nvrtc_available():
         pytest.skip(f"no NVRTC; {cuda.INSTALL}")
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, str(int(number))],
+        [sys.executable, "-c", INTERRUPTED, str(int(number)), where],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (interrupts.INTERRUPTED, f"{interrupts.LINE}\n")
