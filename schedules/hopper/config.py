@@ -289,18 +289,23 @@ def fitting(
     rows: Callable[[int], int], columns: int, reduction: int, device: Device
 ) -> tuple[tuple[int, int, int], ...]:
     """The few shapes beside `SHAPES` that leave less of `device` idle, or fewer columns of a tile without use, than
-    all of those: as wide as equal parts of `columns`; `rows` says how many tiles of so many rows there are."""
+    all of those, whether blocks may share a reduction or not: as wide as equal parts of `columns`; `rows` says how many
+    tiles of so many rows there are."""
 
-    def cost(m: int, n: int, _: int = 0) -> float:
+    def cost(shape: tuple[int, int, int], splits: Sequence[int]) -> float:
+        m, n, _ = shape
         tiles, loaded = rows(m) * -(-columns // n), BORDER * (m + n)
-        own = {k: -(-tiles * k // device.resident(k)) * (m * n + loaded) / k for k in SPLITS}
+        own = {k: -(-tiles * k // device.resident(k)) * (m * n + loaded) / k for k in splits}
         return min(time + (k > 1) * EXCHANGE / reduction for k, time in own.items())
 
     widths = {-(-columns // (16 * parts)) * 16 for parts in range(1, columns // NARROWEST + 2)}
-    tried = [(m, n, c) for m, c in HEIGHTS for n in widths if NARROWEST <= n <= WIDEST // m * 2 and n <= 256]
-    least = min(cost(*shape) for shape in SHAPES)
-    found = sorted((cost(*shape), shape) for shape in {*tried} - {*SHAPES} if cost(*shape) < least)
-    return tuple(shape for _, shape in found[:FITTING])
+    tried = {(m, n, c) for m, c in HEIGHTS for n in widths if NARROWEST <= n <= WIDEST // m * 2 and n <= 256}
+    found: list[tuple[int, int, int]] = []
+    for splits in (SPLITS, (1,)):
+        least = min(cost(shape, splits) for shape in SHAPES)
+        better = sorted((cost(shape, splits), shape) for shape in tried - {*SHAPES} if cost(shape, splits) < least)
+        found += [shape for _, shape in better[:FITTING]]
+    return tuple(dict.fromkeys(found))
 
 
 def clusters(blocks_sm: int, device: Device) -> list[dict[str, Any]]:

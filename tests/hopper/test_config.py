@@ -25,6 +25,15 @@ def test_shapes_that_fill_the_device(
     assert found[:1] == ((shape,) if shape else ()) and not {*found} & {*SHAPES}
 
 
+@pytest.mark.parametrize(("pixels", "channels", "reduction"), [(512, 1280, 2560), (512, 1280, 640)])
+def test_shapes_that_fill_it_where_no_blocks_share_a_reduction(
+    sm_90a: Arch, pixels: int, channels: int, reduction: int
+) -> None:
+    found = fitting(lambda m: -(-pixels // m), channels, reduction, sm_90a.device)
+    assert (64, 80, 1) in found  # 8 x 16 tiles for 132 multiprocessors
+    assert len(found) == len({*found})
+
+
 def test_they_are_of_the_space_and_legal(sm_90a: Arch) -> None:
     problem = problem_of("conv2d_nhwc", n=32, h=7, w=7, ci=512, co=2048, kh=1, kw=1, dtype="float16")
     configs = [
