@@ -77,6 +77,7 @@ class ScheduleSpec:
     # (problem, output pixels of a tile, blocks of a cluster with pixels of their own, whether the data's channels are
     # turned inside) -> tiles of a channel, whose boxes reach over the ends of an image; None if there are no such boxes
     boxes: Callable[[Any, int, int, bool], int | None] | None = None
+    folded: bool = False  # whether it computes what the problem says is the same (`folded`), with fewer taps
     # problem, pixels of a tile, channels of a chunk, where data are turned beside the stages -> bytes of shared memory
     # for that, and bytes from L2 for each channel; None if there are no such tiles
     turned: Callable[[Any, int, int], tuple[int, int] | None] | None = None

@@ -84,7 +84,7 @@ def operand_bytes(problem: Any, spec: ScheduleSpec) -> int:
 
 def work(problem: Any, spec: ScheduleSpec, columns: Columns, arch: Arch) -> Work:
     """The estimate for each row of `columns`."""
-    p, device = problem, arch.device
+    p, device = problem.folded if spec.folded else problem, arch.device
     item = operand_bytes(p, spec)
     matrix = "block_n" in columns.fields
     tile_m, tile_n = tile_of(columns)

@@ -33,7 +33,7 @@ def features(
 ) -> dict[str, Array | float]:
     """Named columns; a number stands for a column of it.  With `own_estimate` OWN too, which is made config by
     config."""
-    p, total = problem, work.total
+    p, total = problem.folded if spec.folded else problem, work.total
     item = numpy_dtype(p.dtype).itemsize
     inside = p.n if p.output_axes[-1] == "n" else p.out_w
     turns = np.ceil(work.waves)

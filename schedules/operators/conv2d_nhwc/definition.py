@@ -31,6 +31,20 @@ class NhwcProblem(FusedConv2dProblem):
     filter_axes = ("co", "kh", "kw", "ci")
     output_axes = ("n", "y", "x", "co")
 
+    @property
+    def folded(self) -> NhwcProblem:
+        """The same, of the same memory, where kernels lie side by side (patches): the pixels of a kernel's row are one,
+        of as many times the channels; and if its rows are such pixels, the lines of the image that it has are one, in
+        which they are its taps.  Then there is no stride."""
+        p = self
+        if p.kw > 1 and (p.stride[1], p.pad[1], p.dilation[1], p.w % p.kw) == (p.kw, 0, 1, 0):
+            ones = dict(stride=(p.stride[0], 1), dilation=(p.dilation[0], 1))
+            p = p.unchecked(w=p.w // p.kw, ci=p.ci * p.kw, kw=1, **ones)
+        alone = (p.kw, p.stride[1], p.pad[1]) == (1, 1, 0)
+        if alone and p.kh > 1 and (p.stride[0], p.pad[0], p.dilation[0], p.h % p.kh) == (p.kh, 0, 1, 0):
+            p = p.unchecked(h=p.h // p.kh, w=p.kh * p.w, kh=1, kw=p.kh, stride=(1, 1), dilation=(1, p.w))
+        return p
+
 
 def definition(problem: NhwcProblem) -> list[te.Tensor]:
     """The TE graph: ``padded`` (data with its border of zeros), ``conv`` (the sum over kh, kw, ci), ``output``.

@@ -27,7 +27,7 @@ class Tf32Config(TmaWgmmaConfig):
 
 
 def default(problem: NhwcProblem, arch: Arch) -> Tf32Config:
-    return plain(Tf32Config(block_k=stage_channels(problem.ci, 32, 8)), problem, arch)
+    return plain(Tf32Config(block_k=stage_channels(problem.folded.ci, 32, 8)), problem, arch)
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Sequence[Tf32Config]:

@@ -20,7 +20,7 @@ class TmaTcgen05Config(BlackwellConfig, TmaWgmmaConfig):
 
 
 def default(problem: NhwcProblem, arch: Arch) -> TmaTcgen05Config:
-    return plain(TmaTcgen05Config(block_k=stage_channels(problem.ci, 64, 16)), problem, arch)
+    return plain(TmaTcgen05Config(block_k=stage_channels(problem.folded.ci, 64, 16)), problem, arch)
 
 
 def space(problem: NhwcProblem, arch: Arch) -> Sequence[TmaTcgen05Config]:

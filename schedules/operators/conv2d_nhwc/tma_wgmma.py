@@ -4,7 +4,8 @@ A tile of pixels is a box (n, h, w), which TMA reads shifted by a kernel tap, pa
 strides, and writes clipped; where the output channels of a pixel are no multiple of 16 bytes, which TMA needs, ordinary
 stores write the pixels, which are contiguous.  The filter (co, kh, kw, ci) has its channels last as the data: both
 operands are K-major.  With `halo` a box has the lines below it too that the kernel's further rows look at: these are
-offsets into it, of whole eights of pixels, after which a swizzle begins anew.
+offsets into it, of whole eights of pixels, after which a swizzle begins anew.  Patches are a pixel for each row of
+theirs (`NhwcProblem.folded`): then a few channels are many, and TMA leaves no columns out.
 """
 
 from __future__ import annotations
@@ -78,14 +79,14 @@ class TmaWgmmaConfig(HopperConfig):
     def check(self, problem: NhwcProblem, arch: Arch) -> str | None:
         if problem.dtype not in self.dtypes:
             return f"dtype={problem.dtype} is not {' or '.join(self.dtypes)}"
-        if self.addends == 1 and problem.ci % _vector(problem):
-            return f"ci={problem.ci} is not a multiple of {_vector(problem)}, which TMA needs"
+        p = self.simplest(problem)
+        if self.addends == 1 and p.ci % _vector(p):
+            return f"ci={p.ci} is not a multiple of {_vector(p)}, which TMA needs"
         if _item(problem) == 4 and problem.co % _vector(problem):
             return f"co={problem.co} is not a multiple of {_vector(problem)}, which TMA needs"
         reason = self.check_block(problem.dtype, arch)
         if reason:
             return reason
-        p = flattened(problem, batch=True)
         if self.halo and (p.kh == 1 or p.stride[0] != 1):
             return f"halo=true is for kernels of several rows at stride 1, not of {p.kh} at {p.stride[0]}"
         work = self.work(problem)
@@ -99,13 +100,18 @@ class TmaWgmmaConfig(HopperConfig):
             return f"block_n={self.block_n} is not {self.cluster_m} times a multiple of 8 rows"
         return work.reason(arch)
 
+    def simplest(self, problem: NhwcProblem) -> NhwcProblem:
+        """The same problem of fewer axes; addends are made of whole pixels."""
+        found: NhwcProblem = flattened(problem.folded if self.addends == 1 else problem, batch=True)
+        return found
+
     def work(self, problem: NhwcProblem) -> NhwcWork | None:
         """None if TMA does not reach over a tile's pixels."""
         tiles = self.tiles(problem)
         return NhwcWork(problem, self, tiles) if tiles else None
 
     def tiles(self, problem: NhwcProblem) -> PixelTiles | None:
-        p, parts = flattened(problem, batch=True), (self.parts, self.cluster_n)
+        p, parts = self.simplest(problem), (self.parts, self.cluster_n)
         return pixel_tiles(p, self.block_m, parts, line=PATTERN if self.halo else 1, alone=self.halo)
 
 
@@ -117,10 +123,11 @@ class NhwcWork(Work[TilePlace]):
     channels_along_rows = False
 
     def __init__(self, problem: NhwcProblem, config: TmaWgmmaConfig, tiles: PixelTiles) -> None:
-        p = flattened(problem, batch=True)
+        p = config.simplest(problem)
         self.given, self.problem, self.config, self.tiles = problem, p, config, tiles
         data, weight = operands(problem, config)
-        item, to_tf32, ci = numpy_dtype(data.dtype).itemsize, data.dtype == "float32", data.shape[-1]
+        item, to_tf32 = numpy_dtype(data.dtype).itemsize, data.dtype == "float32"
+        ci = p.ci if config.addends == 1 else data.shape[-1]
         self.arguments, self.epilogue = problem.arguments(), p.epilogue
         # rows of the kernel by stages, and in a stage
         self.kernel, rows = ((1, p.kw), p.kh) if config.halo else ((p.kh, p.kw), 1)
@@ -195,7 +202,7 @@ class NhwcWork(Work[TilePlace]):
 
     def of_images(self, n: Expr) -> NhwcWork:
         given = self.given.unchecked(n=n)
-        return NhwcWork(given, self.config, replace(self.tiles, problem=flattened(given, batch=True)))
+        return NhwcWork(given, self.config, replace(self.tiles, problem=self.config.simplest(given)))
 
     def place(self, tile: Expr, rank_m: Index, rank_n: Index) -> TilePlace:
         cluster = self.config.cluster_m, self.config.cluster_n
@@ -265,12 +272,12 @@ def work_of(problem: NhwcProblem, config: TmaWgmmaConfig) -> NhwcWork | None:
 
 def boxes(problem: NhwcProblem, pixels: int, blocks: int = 1, _: bool = False) -> int | None:
     """Boxes of as many `pixels` that the output is cut into, for `blocks` at a time; None if TMA reaches over none."""
-    tiles = pixel_tiles(flattened(problem, batch=True), pixels, (1,))
+    tiles = pixel_tiles(flattened(problem.folded, batch=True), pixels, (1,))
     return -(-tiles.count // blocks) * blocks if tiles else None
 
 
 def default(problem: NhwcProblem, arch: Arch) -> TmaWgmmaConfig:
-    return plain(TmaWgmmaConfig(block_k=stage_channels(problem.ci, 64, 16)), problem, arch)
+    return plain(TmaWgmmaConfig(block_k=stage_channels(problem.folded.ci, 64, 16)), problem, arch)
 
 
 def configs(problem: NhwcProblem, arch: Arch, kind: type[C]) -> Sequence[C]:
@@ -296,4 +303,5 @@ SCHEDULE = tma_schedule(
     siblings=("wgmma", "mma"),
     ranges=True,
     boxes=boxes,
+    folded=True,
 )

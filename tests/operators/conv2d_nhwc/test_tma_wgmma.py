@@ -41,6 +41,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "many odd channels": dict(n=2, h=5, w=3, ci=24, co=331, kh=1, kw=1, bias=True, activation="relu",
                               dtype="float16"),
     "1x1, few channels": dict(n=3, h=5, w=7, ci=72, co=3, kh=1, kw=1, dtype="bfloat16"),
+    "patches of three channels": dict(n=3, h=48, w=80, ci=3, co=40, kh=16, kw=16, stride=16, bias=True,
+                                      dtype="float16"),
+    "patches, a line left": dict(n=2, h=15, w=18, ci=40, co=72, kh=2, kw=2, stride=2, dtype="float16"),
+    "patches": dict(n=2, h=14, w=18, ci=40, co=72, kh=2, kw=2, stride=2, dtype="float16"),
+    "patches of a row": dict(n=2, h=7, w=24, ci=4, co=16, kh=3, kw=4, stride="1,4", pad="1,0", dilation="2,1",
+                             activation="relu", dtype="bfloat16"),
     "taller than wide": dict(
         n=2, h=17, w=13, ci=40, co=72, kh=3, kw=2, pad=1, stride="1,2", dilation="2,1", bias=True, dtype="float16"
     ),
