@@ -141,18 +141,27 @@ def one(space: Any, problem: Any, arch: Arch, r: random.Random) -> Config | None
     return None
 
 
-def builder(pipe: Connection, target: str, folder: str, predicted: int, of: Sequence[int], only: Sequence[str]) -> None:
-    """A process that draws and builds: takes (number, problem, count, seed), sends (number, schedule, config, library,
-    workspaces) or a failure, and None where the problem is through."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+def build_at(library: Path, problem: Any, schedule: str, config: Any, arch: Arch) -> tuple[Any, ...]:
+    """Build a config into `library`; shape and dtype of each workspace that its function takes last."""
     from schedules.build.builder import build_scheduled
     from schedules.build.toolchain.link import write_library
     from schedules.build.workspace import workspaces_as_arguments
 
+    op = operator_of(problem)
+    spec = op.schedule(schedule)
+    scheduled, workspaces = workspaces_as_arguments(spec.apply(problem, config, arch))
+    write_library(build_scheduled(op, problem, spec, config, arch, scheduled).module, library)
+    return tuple((argument.shape, argument.dtype) for argument in workspaces)
+
+
+def builder(pipe: Connection, target: str, folder: str, predicted: int, of: Sequence[int], only: Sequence[str]) -> None:
+    """A process that draws and builds: takes (number, problem, count, seed), sends (number, schedule, config, library,
+    workspaces) or a failure, and None where the problem is through."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
     arch = parse_arch(target)
     while True:
         number, problem, count, seed, until = pipe.recv()
-        op = operator_of(problem)
         try:
             candidates = draws(problem, arch, count, random.Random(seed), predicted, of, only)
         except Exception as error:
@@ -161,13 +170,9 @@ def builder(pipe: Connection, target: str, folder: str, predicted: int, of: Sequ
         for index, (name, config) in enumerate(candidates):
             if time.time() > until:
                 break
-            spec = op.schedule(name)
+            library = Path(folder) / f"{number}-{index}.so"
             try:
-                scheduled, workspaces = workspaces_as_arguments(spec.apply(problem, config, arch))
-                built = build_scheduled(op, problem, spec, config, arch, scheduled)
-                library = Path(folder) / f"{number}-{index}.so"
-                write_library(built.module, library)
-                made = tuple((argument.shape, argument.dtype) for argument in workspaces)
+                made = build_at(library, problem, name, config, arch)
                 pipe.send((number, name, config, str(library), made))
             except Exception as error:
                 pipe.send((number, name, config, f"! {type(error).__name__}: {str(error)[-150:]}", ()))
