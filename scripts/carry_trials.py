@@ -4,9 +4,9 @@
     python -m scripts.carry_trials build FOLDER --shapes SHAPES.json --seconds 1800 --known tuning_logs/nvidia-h200
     python -m scripts.carry_trials measure FOLDER OUT.jsonl
 
-Built are the configs that are predicted to be fastest, of each problem a few that differ by more than their stages, but
-none that the trials of the `known` folders have.  FOLDER holds the libraries and ``index.jsonl``; OUT.jsonl is what
-`collect_trials` writes, verified and timed as there.
+Built are the configs that are predicted to be fastest, of each problem a few that differ by more than their stages, and
+others at random if asked, but none that the trials of the `known` folders have.  FOLDER holds the libraries and
+``index.jsonl``; OUT.jsonl is what `collect_trials` writes, verified and timed as there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from schedules.core.problem import Config
 from schedules.core.registry import operator, operator_of
 from schedules.core.versions import versions
 from schedules.predict.rank import ranked
-from scripts.collect_trials import LATE, PEERS, Child, build_at, measurer, names
+from scripts.collect_trials import LATE, PEERS, Child, build_at, draws, measurer, names
 from scripts.drawn_layers import given, problems
 from scripts.trials import read
 
@@ -59,7 +59,11 @@ def built(asked: argparse.Namespace, number: int, name: str, problem: Any, tried
     """Build what is likely to be fastest of a problem; its line of the index, "" where nothing was built."""
     arch, found = parse_arch(asked.target), []
     schedules = [spec.name for spec in operator_of(problem).offered(arch) if spec.name in asked.schedules.split(",")]
-    for index, (schedule, config) in enumerate(likely(problem, arch, asked.count, tried, schedules)):
+    candidates = likely(problem, arch, asked.count, tried, schedules)
+    if asked.drawn:
+        others = draws(problem, arch, asked.drawn, random.Random(number), 0, only=schedules)
+        candidates += [each for each in others if each not in tried and each not in candidates]
+    for index, (schedule, config) in enumerate(candidates):
         library = asked.folder / f"{number}-{index}.so"
         try:
             workspaces = build_at(library, problem, schedule, config, arch)
@@ -193,6 +197,7 @@ def main() -> int:
     step.add_argument("--known", type=Path, nargs="*", default=[], help="folders whose trials are not built again")
     step.add_argument("--operators", default="", help="only of these")
     step.add_argument("--schedules", default="", help="of these as many, beside those of all")
+    step.add_argument("--drawn", type=int, default=0, help="configs at random, of --schedules if there are any")
     step.add_argument("--sorts", default="few,flat,other", help="of layers, as in collect_trials")
     step.add_argument("--count", type=int, default=5, help="configs of a problem")
     step.add_argument("--layers", type=int, help="problems, at most")

@@ -45,7 +45,7 @@ def test_problems_come_once_and_mostly_bare() -> None:
 
 def test_what_is_built_is_in_the_index(cuda_compiler: None, tmp_path: Path) -> None:
     problem = problem_of("conv2d_nhwc", **LAYER)
-    asked = Namespace(folder=tmp_path, target=str(ARCH), schedules="", count=1)
+    asked = Namespace(folder=tmp_path, target=str(ARCH), schedules="", count=1, drawn=0)
     line = carry_trials.built(asked, 7, "a net", problem, ())
     words, again = carry_trials.parsed(line, names())
     assert again == problem and words["set"] == "a net"
@@ -54,6 +54,18 @@ def test_what_is_built_is_in_the_index(cuda_compiler: None, tmp_path: Path) -> N
     assert (schedule, values, workspaces) == (best.schedule, list(best.config.to_json(True).values()), [])
     assert (tmp_path / file).stat().st_size > 1000
     assert carry_trials.parsed(line, {**names(), f"conv2d_nhwc.{schedule}": ["block_m"]})[0]["t"] == []
+
+
+def test_configs_at_random_are_of_the_schedules_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, Any]] = []
+    monkeypatch.setattr(
+        carry_trials, "build_at", lambda library, problem, name, config, arch: asked.append((name, config))
+    )
+    words = Namespace(folder=Path(), target=str(ARCH), schedules="mma_windows", count=1, drawn=9)
+    problem = problem_of("conv2d_nhwc", n=8, h=64, w=64, ci=3, co=32, kh=3, kw=3, stride=2, dtype="float16")
+    carry_trials.built(words, 0, "a net", problem, ())
+    assert len({(name, str(config)) for name, config in asked}) == len(asked) >= 9
+    assert [name for name, _ in asked].count("mma_windows") >= 8
 
 
 class Measurer:
