@@ -59,7 +59,16 @@ def test_right(emulation: None, name: str) -> None:
     assert_emulated("conv2d_nhwc", fields, PLAIN | words, "tma_tcgen05", target="sm_100a")
 
 
-@pytest.mark.parametrize("fields", [dict(kh=1, kw=1), dict(kh=3, kw=3, pad=1, co=27, residual=True)], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(kh=1, kw=1),
+        dict(kh=3, kw=3, pad=1, co=27, residual=True),
+        dict(h=8, w=16, ci=4, kh=4, kw=4, stride=4),
+        dict(h=8, w=16, kh=1, kw=4, stride="1,4"),
+    ],
+    ids=str,
+)
 def test_images_at_run_time(emulation: None, sm_100a: Arch, fields: dict[str, Any]) -> None:
     problem = problem_of("conv2d_nhwc", **dict(n=8, n_from=5, h=7, w=7, ci=32, co=40, dtype="float16") | fields)
     assert_correct(problem, sm_100a, "tma_tcgen05", PLAIN | PAIR | dict(grid=4), routes=["emulated"])
