@@ -57,7 +57,11 @@ PARAMETERS = {
     "seed": 0,
 }
 ROUNDS = 320
-AGAIN, HARDER = 3, 8.0  # trainings after the first, and the weight that a choice twice as slow as the best then gains
+# Trees that put a layer's configs in order, grown on top of those of their times from pairs at the head of the order
+# (LambdaMART).  PER_LOG of a sum of leaves is one of a time's logarithm.
+SORTED = {"objective": "rank:pairwise", "lambdarank_pair_method": "topk", "lambdarank_num_pair_per_sample": 6}
+SORTED_ROUNDS, PER_LOG = 400, 6.0
+GRADES, WORST = 31, 2.0  # of the fastest, and how many times slower a config of grade 0 is
 LESS, LESS_ROUNDS = {"max_depth": 5, "eta": 0.15}, 90  # of the coarse trees
 
 
@@ -99,17 +103,12 @@ class Rows:
             found[start:stop] = (us[start:stop].min() / us[start:stop]) ** 1.5 + 0.05
         return found
 
-    def misjudged(self, scores: Array) -> Array:
-        """More weight for configs that score no worse (less is better) than the layer's fastest and are slower, as far
-        as they are, and for that fastest as far as the first of them is."""
-        us, found = np.array(self.us), np.zeros(len(self.us))
-        for start, stop in zip(self.bounds, self.bounds[1:], strict=False):
-            own, score = us[start:stop], scores[start:stop]
-            slower = np.minimum(own / own.min() - 1, 1.0)
-            fastest = own.argmin()
-            found[start:stop] = HARDER * slower * (score <= score[fastest])
-            found[start + fastest] = HARDER / 2 * slower[score.argmin()]
-        return found
+    def grades(self) -> Array:
+        """How good each config is beside the layer's fastest, from 0 to GRADES."""
+        us = np.array(self.us)
+        best = np.minimum.reduceat(us, self.bounds[:-1])
+        share = np.repeat(best, np.diff(self.bounds)) / us
+        return np.round(GRADES * np.maximum(0.0, (share - 1 / WORST) / (1 - 1 / WORST)))
 
     def regrets(self, scores: Array, among: int = 1) -> Array:
         """Of each layer, the fastest of the `among` best by `scores` (us, less is better) over the fastest."""
@@ -125,20 +124,22 @@ def fold_of(layer: Layer) -> int:
 
 
 def train(rows: Rows, header: dict[str, Any], rounds: int = ROUNDS, coarse: bool = False) -> trees.Trees:
-    """Trees of `rows`, trained again with more weight on what those before would have chosen wrongly."""
+    """Trees of `rows`: of times, and unless `coarse` more that put them in order."""
     import xgboost
 
     names = [name for name in rows.names() if not (coarse and name == OWN)]
     base = float(np.mean(rows.target))
-    weights = rows.weights()
-    data = xgboost.DMatrix(rows.table(names), rows.target - base)
+    table = rows.table(names)
+    data = xgboost.DMatrix(table, rows.target - base, weight=rows.weights())
     parameters = {**PARAMETERS, **(LESS if coarse else {}), "base_score": 0.0}
-    for again in range(1 if coarse else AGAIN + 1):
-        data.set_weight(weights)
-        booster = xgboost.train(parameters, data, LESS_ROUNDS if coarse else rounds)
-        if again < AGAIN:
-            weights += rows.misjudged(np.log(rows.total) + booster.predict(data))
-    return from_xgboost(booster.get_dump(dump_format="json"), base, names, header)
+    times = xgboost.train(parameters, data, LESS_ROUNDS if coarse else rounds)
+    grown = [(times.get_dump(dump_format="json"), 1.0)]
+    if not coarse:
+        order = xgboost.DMatrix(table, rows.grades(), base_margin=-PER_LOG * (np.log(rows.total) + times.predict(data)))
+        order.set_group(np.diff(rows.bounds))
+        sorter = xgboost.train({**PARAMETERS, **SORTED}, order, SORTED_ROUNDS * rounds // ROUNDS)
+        grown.append((sorter.get_dump(dump_format="json"), -1 / PER_LOG))
+    return from_xgboost(grown, base, names, header)
 
 
 def mean(regrets: Array) -> float:

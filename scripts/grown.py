@@ -28,16 +28,19 @@ def save(grown: Trees, file: Path) -> None:
     file.write_bytes(content.getvalue())
 
 
-def from_xgboost(dumped: Sequence[str], base: float, names: Sequence[str], header: Mapping[str, Any]) -> Trees:
-    """The trees of ``Booster.get_dump(dump_format="json")`` without names of features, which are columns of `names`."""
+def from_xgboost(
+    grown: Sequence[tuple[Sequence[str], float]], base: float, names: Sequence[str], header: Mapping[str, Any]
+) -> Trees:
+    """The trees of several ``Booster.get_dump(dump_format="json")`` without names of features, which are columns of
+    `names`; the leaves of each times a factor."""
     nodes: list[list[Any]] = []  # feature, threshold, left, missing_left
     roots, deepest = [], 0
 
-    def put(at: int, node: Mapping[str, Any], depth: int) -> None:
+    def put(at: int, node: Mapping[str, Any], depth: int, factor: float) -> None:
         nonlocal deepest
         deepest = max(deepest, depth)
         if "leaf" in node:
-            nodes[at] = [0, node["leaf"], at, False]
+            nodes[at] = [0, node["leaf"] * factor, at, False]
             return
         children = {child["nodeid"]: child for child in node["children"]}
         left = len(nodes)
@@ -48,13 +51,14 @@ def from_xgboost(dumped: Sequence[str], base: float, names: Sequence[str], heade
             left,
             node["missing"] == node["yes"],
         ]
-        put(left, children[node["yes"]], depth + 1)
-        put(left + 1, children[node["no"]], depth + 1)
+        put(left, children[node["yes"]], depth + 1, factor)
+        put(left + 1, children[node["no"]], depth + 1, factor)
 
-    for text in dumped:
-        roots.append(len(nodes))
-        nodes.append([])
-        put(roots[-1], json.loads(text), 0)
+    for dumped, factor in grown:
+        for text in dumped:
+            roots.append(len(nodes))
+            nodes.append([])
+            put(roots[-1], json.loads(text), 0, factor)
     feature, threshold, left, missing = zip(*nodes, strict=True)
     return Trees(
         tuple(names),

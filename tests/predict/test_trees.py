@@ -21,11 +21,14 @@ def test_they_predict_what_xgboost_does(tmp_path: Path) -> None:
     wanted = np.where(np.isnan(table[:, 0]), 2, np.nan_to_num(table[:, 1]) * 3 - np.nan_to_num(table[:, 2]) ** 2)
     parameters = {"max_depth": 5, "eta": 0.3, "base_score": 0.0, "nthread": 1, "seed": 0}
     booster = xgboost.train(parameters, xgboost.DMatrix(table, wanted), 20)
+    other = xgboost.train(parameters, xgboost.DMatrix(table, np.nan_to_num(table[:, 3])), 3)
     file = tmp_path / "trees.npz"
-    save(from_xgboost(booster.get_dump(dump_format="json"), 0.5, list("abcd"), {"device": "none"}), file)
+    grown = [(each.get_dump(dump_format="json"), factor) for each, factor in ((booster, 1.0), (other, -0.25))]
+    save(from_xgboost(grown, 0.5, list("abcd"), {"device": "none"}), file)
     loaded = trees.load(file)
     assert loaded and loaded.names == tuple("abcd") and loaded.header == {"device": "none"}
-    assert np.allclose(loaded.predict(table), booster.predict(xgboost.DMatrix(table)) + 0.5, atol=1e-5)
+    both = booster.predict(xgboost.DMatrix(table)) - other.predict(xgboost.DMatrix(table)) / 4
+    assert np.allclose(loaded.predict(table), both + 0.5, atol=1e-5)
 
 
 def test_no_trees_are_none(tmp_path: Path) -> None:
