@@ -3,6 +3,7 @@
 
     python -m scripts.fit_choice fit tuning_logs/nvidia-h200 tuning_logs/nvidia-h100-80gb-hbm3  # predict/trees.npz
     python -m scripts.fit_choice score tuning_logs/nvidia-h200    # replays the trials with the shipped trees
+    python -m scripts.fit_choice restate tuning_logs/nvidia-h200  # of the same trees, with trials of a later measure
     python -m scripts.fit_choice worth tuning_logs/nvidia-h200    # what layers would take longer without each schedule
 
 Each folder, of a device of the arch, has files of trials, ``layers/*.xz``, and what ``python -m
@@ -201,15 +202,17 @@ def fit(layers: Sequence[Layer], header: dict[str, Any], out: Path, rounds: int)
     }
     model = train(rows, {**header, **more}, rounds)
     save(train(rows, {"target": header["target"]}, coarse=True), out.with_name(trees.COARSE.name))
-    again = replayed(model, layers)
-    model = replace(
-        model,
-        header={**model.header, "replayed": {"mean": round(mean(again), 4), "worst": round(float(again.max()), 3)}},
-    )
-    save(model, out)
+    restate(model, layers, out)
     print(f"{out}: {out.stat().st_size} bytes, {len(model.roots)} trees, {len(model.feature)} nodes")
     scores = rows.total * np.exp(model.predict(rows.table(model.names)))
     print(told("trained on", rows.regrets(scores)))
+
+
+def restate(model: trees.Trees, layers: Sequence[Layer], out: Path) -> None:
+    """Write trees with what a replay of `layers` scores them at."""
+    again = replayed(model, layers)
+    stated = {"mean": round(mean(again), 4), "worst": round(float(again.max()), 3)}
+    save(replace(model, header={**model.header, "replayed": stated}), out)
 
 
 def score(layers: Sequence[Layer], file: Path) -> None:
@@ -287,12 +290,12 @@ def keep_measured(folder: Path) -> None:
 
 def main() -> int:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("what", choices=("fit", "score", "worth"))
+    words.add_argument("what", choices=("fit", "restate", "score", "worth"))
     words.add_argument("folders", type=Path, nargs="+")
     words.add_argument("--out", type=Path, default=trees.SHIPPED)
     words.add_argument("--rounds", type=int, default=ROUNDS)
     asked = words.parse_args()
-    if asked.what == "fit":
+    if asked.what in ("fit", "restate"):
         for folder in asked.folders:
             keep_measured(folder)
     header, layers = known(*asked.folders)
@@ -304,6 +307,10 @@ def main() -> int:
     layers = learned(layers)
     if asked.what == "fit":
         fit(layers, header, asked.out, asked.rounds)
+    elif asked.what == "restate":
+        shipped = trees.load()
+        assert shipped is not None
+        restate(shipped, layers, asked.out)
     else:
         score(layers, asked.out)
     return 0

@@ -11,7 +11,8 @@ import pytest
 
 from schedules.core.arch import parse_arch
 from schedules.core.registry import operator
-from scripts.fit_choice import GRADES, ROUNDS, SORTED_ROUNDS, Rows, Worth, known, learned, mean, train, worths
+from schedules.predict import trees
+from scripts.fit_choice import GRADES, ROUNDS, SORTED_ROUNDS, Rows, Worth, known, learned, mean, restate, train, worths
 from scripts.trials import Layer
 
 
@@ -54,3 +55,14 @@ def test_trees_of_order_choose_better_than_those_of_times() -> None:
     assert chosen[0] < chosen[1] - 0.01
     # still times, about: a correction of none in the mean
     assert abs(float(np.mean(model.predict(table) - rows.target))) < 0.05
+
+
+def test_trees_are_restated_as_they_are(tmp_path: Path) -> None:
+    shipped = trees.load()
+    assert shipped is not None
+    layers = [layer(64 + 64 * i, mma=8.0, wgmma=4.0 + i) for i in range(8)]
+    restate(shipped, layers, tmp_path / "trees.npz")
+    again = trees.load(tmp_path / "trees.npz")
+    assert again is not None and again.header["replayed"] != shipped.header["replayed"]
+    assert {**again.header, "replayed": 0} == {**shipped.header, "replayed": 0}
+    assert np.array_equal(again.threshold, shipped.threshold) and np.array_equal(again.left, shipped.left)
