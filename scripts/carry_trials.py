@@ -113,7 +113,7 @@ def build(asked: argparse.Namespace) -> None:
                 index.write(line + "\n")
 
     pool = ProcessPoolExecutor(asked.builders, multiprocessing.get_context("spawn"))
-    with (asked.folder / INDEX).open("a", buffering=1) as index, pool:
+    with (asked.folder / INDEX).open("w", buffering=1) as index, pool:
         for number, (name, problem) in enumerate(wanted(asked)):
             if time.time() > end or number == asked.layers:
                 break
@@ -209,6 +209,8 @@ def main() -> int:
     step.add_argument("out", type=Path)
     step.add_argument("--peers", type=int, default=PEERS, help="of as many problems, cuDNN is timed on one")
     asked = words.parse_args()
+    if asked.step == "build" and (asked.folder / INDEX).exists():
+        words.error(f"{asked.folder} has kernels already; name a new folder")
     (build if asked.step == "build" else measure)(asked)
     return 0
 

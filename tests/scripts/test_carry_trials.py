@@ -111,7 +111,13 @@ def test_an_end_while_all_are_timed_is_nobodys_fault() -> None:
 
 
 @pytest.mark.parametrize("seconds", [1e9, 0])
-def test_a_whole_build(cuda_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+def test_a_whole_build(
+    cuda_compiler: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    seconds: float,
+) -> None:
     problems = tmp_path / "problems"
     problems.write_text(f"net conv2d_nhwc {problem_of('conv2d_nhwc', **LAYER)}\n")
     folder = tmp_path / "built"
@@ -121,3 +127,6 @@ def test_a_whole_build(cuda_compiler: None, tmp_path: Path, monkeypatch: pytest.
     lines = [json.loads(line) for line in (folder / carry_trials.INDEX).read_text().splitlines()]
     assert len(lines) == (1 if seconds else 0)
     assert all((folder / trial[2]).exists() for line in lines for trial in line["t"])
+    with pytest.raises(SystemExit):  # what it has would be overwritten
+        carry_trials.main()
+    assert "has kernels already; name a new folder" in capsys.readouterr().err

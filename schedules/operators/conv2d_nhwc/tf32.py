@@ -34,4 +34,4 @@ def space(problem: NhwcProblem, arch: Arch) -> Sequence[Tf32Config]:
     return configs(problem, arch, Tf32Config)
 
 
-SCHEDULE = tf32_schedule(Tf32Config, work_of, default, space, siblings=("simt",))
+SCHEDULE = tf32_schedule(Tf32Config, work_of, default, space, siblings=("simt",), folded=True)

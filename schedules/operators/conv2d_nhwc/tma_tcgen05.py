@@ -35,4 +35,5 @@ SCHEDULE = tcgen05_schedule(
     default,
     space,
     siblings=("mma",),
+    folded=True,
 )
