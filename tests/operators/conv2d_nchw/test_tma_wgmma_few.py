@@ -180,7 +180,8 @@ def test_stages_of_two_runs_of_channels(emulation: None) -> None:
 def test_a_missing_barrier_is_noticed(emulation: None, sm_90a: Arch) -> None:
     """Without the one between handing sums over and taking them, neighbours read what is not there yet."""
     problem = problem_of("conv2d_nchw", **PACKED | SHAPES["whole tiles"])
-    built = build(problem, sm_90a, NAME, device_code=False)
+    words = dict(block_m=64, block_n=96, block_k=64, num_stages=7, consumers=3, cluster_m=4, grid=120)
+    built = build(problem, sm_90a, NAME, dict(words, ping_pong=True, stationary=True), device_code=False)
     source = str(built.sources["cu"])
     barriers = list(re.finditer(r"^ +tvm_builtin_ptx_bar_sync\w*\(.*\);$", source, re.M))
     first = barriers[0]

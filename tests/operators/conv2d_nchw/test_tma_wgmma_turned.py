@@ -87,7 +87,8 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch, lines_outside: bo
 
 @pytest.mark.parametrize("shape", ["one pixel", "the whole image"])
 def test_what_lies_in_line_is_one_kernel(cuda_compiler: None, sm_90a: Arch, shape: str) -> None:
-    built = build(problem_of("conv2d_nchw", dtype="float16", **SHAPES[shape]), sm_90a, NAME)
+    words = dict(gathered=False, lines_outside=False)
+    built = build(problem_of("conv2d_nchw", dtype="float16", **SHAPES[shape]), sm_90a, NAME, words)
     assert_well_made(built, "HGMMA")
     assert len(built.resources) == 1
     assert "nchw_turn" not in str(built.sources["cu"])
