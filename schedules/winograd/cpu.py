@@ -225,13 +225,23 @@ def _lines(sch: Schedule, last: SBlockRV, first: SBlockRV, width: int) -> LoopRV
 FILTERED, FILTERED_NEAR = 1.5, 0.9
 READ, READ_ALONE, READ_CROWDED, WRITTEN, WRITTEN_ALONE = 1.3, 1.6, 3.0, 2.7, 3.5
 BEYOND = 4.0  # times that products take whose data are in no cache
-STREAMED = 12  # elements of packed filters that a core reads in a cycle
+# of what steps of the reduction are said to take; and elements of packed filters that a core reads in a cycle, from a
+# cache of its own, from the shared one and from beyond: fitted to 124 layers of stride 1 and 2
+MULTIPLIED = 0.7
+STREAMED, STREAMED_SHARED, STREAMED_BEYOND = 12, 5, 2.4
 
 
 def _reach(cores: int) -> Sequence[tuple[int, float]]:
     """Bytes that a task may keep, and how many times longer its products then take than from the nearest cache."""
     near = register_tile.CACHED
     return (near, 1.0), (4 * near, 1.06), (last_level_cache() // 2 // cores, 1.5)
+
+
+def _streamed(filters: int) -> float:
+    """Elements in a cycle of packed filters of so many bytes."""
+    if filters <= 4 * register_tile.CACHED:
+        return STREAMED
+    return STREAMED_BEYOND if beyond_caches(filters) else STREAMED_SHARED
 
 
 @lru_cache
@@ -295,10 +305,10 @@ def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> flo
     data = share * p.ci * reach * read
     period = made.rows.period * made.columns.period
     back = share * of_task * panel * period * written
-    whole = _products(config, p, arch) * (chunks * share) / round_up(made.tiles, column)
+    whole = MULTIPLIED * _products(config, p, arch) * (chunks * share) / round_up(made.tiles, column)
     kept = points * p.ci * share * 4
     farther = next((times for most, times in _reach(cores) if kept <= most), BEYOND)
-    filters = points * p.ci * of_task * panel / STREAMED
+    filters = points * p.ci * of_task * panel / _streamed(4 * points * p.ci * panels * panel)
     each = data + back + whole * farther / (chunks * panels) * of_task + filters + register_tile.STARTED
     packed = len(made.rows.filter) * len(made.columns.filter) * p.ci * panel
     if made.owned:

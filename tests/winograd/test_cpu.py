@@ -13,6 +13,7 @@ from schedules.build.builder import build
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.arithmetic import FLOAT32
 from schedules.core.errors import ConfigError
+from schedules.winograd import cpu
 from schedules.winograd.cpu import WinogradCpuConfig, cycles, default, part, pays, space
 from tests.conftest import assert_changes_the_source, assert_correct, problem_of
 from tests.winograd.test_gpu import LAYER, LAYOUTS, SHAPES
@@ -173,3 +174,17 @@ def test_fields_are_those_of_the_cut_and_of_the_tile() -> None:
     assert set(WinogradCpuConfig().to_json()) == {
         "tile_h", "tile_w", "vector", "block_lanes", "block_rows", "columns", "chunk", "streaming",
     }  # fmt: skip
+
+
+def test_filters_from_beyond_the_caches_are_read_less_often(host: Arch) -> None:
+    """Of many channels a task has more tiles, which its filters serve before the next are read."""
+    lines = []
+    for room in (1 << 40, 1 << 20):  # of the last cache
+        default.cache_clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cpu, "beyond_caches", lambda nbytes, room=room: nbytes > room)
+            problem = problem_of("conv2d_nhwc", n=1, h=32, w=32, ci=640, co=640, kh=3, kw=3, pad=1)
+            config = default(problem, host)
+            lines.append((config.graph(problem).tile[1], cycles(config, problem, host)))
+    default.cache_clear()
+    assert lines[1][0] >= lines[0][0] and lines[1][1] > lines[0][1]
