@@ -32,7 +32,8 @@ from schedules.core.versions import versions
 from schedules.predict.rank import ranked
 from scripts.collect_trials import LATE, PEERS, Child, build_at, draws, measurer, names
 from scripts.drawn_layers import given, problems
-from scripts.trials import read
+from scripts.fit_choice import known
+from scripts.trials import problem_of
 
 INDEX = "index.jsonl"
 TILE = ("block_m", "block_n", "split_k", "cluster_m", "cluster_n", "tile_h", "tile_w")
@@ -94,8 +95,7 @@ def wanted(asked: argparse.Namespace) -> Iterator[tuple[str, Any]]:
 
 def build(asked: argparse.Namespace) -> None:
     tried: dict[tuple[str, Any], set[Any]] = {}
-    files = [file for folder in asked.known for file in sorted(folder.glob("layers/*.xz"))]
-    for layer in read(*files)[1] if files else []:
+    for layer in known(*asked.known)[1] if asked.known else []:
         tried.setdefault((layer.operator.name, layer.problem), set()).update(trial[:2] for trial in layer.trials)
     asked.folder.mkdir(parents=True, exist_ok=True)
     running: set[Future[str]] = set()
@@ -131,7 +131,7 @@ def parsed(line: str, fields: dict[str, list[str]]) -> tuple[dict[str, Any], Any
     words = json.loads(line)
     op = operator(words["op"])
     words["t"] = [each for each in words["t"] if len(each[1]) == len(fields[f"{op.name}.{each[0]}"])]
-    return words, op.problem.parse(dict(word.split("=", 1) for word in words["p"].split()))
+    return words, problem_of(op, words["p"])
 
 
 def trials_of(

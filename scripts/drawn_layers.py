@@ -11,6 +11,7 @@ from typing import Any
 
 from schedules.core.errors import SchedulesError
 from schedules.core.registry import operator, operator_of
+from scripts.trials import problem_of
 
 # (operator, dtype, how often)
 MIX = (
@@ -166,5 +167,5 @@ def problems(file: Path | None, seed: int, sorts: Sequence[str]) -> Any:
 def given(file: Path) -> Any:
     """(set, problem) of each line of `file`: a set, an operator and the problem's fields."""
     for line in file.read_text().splitlines():
-        name, op, *words = line.split()
-        yield name, operator(op).problem.parse(dict(word.split("=", 1) for word in words))
+        name, op, fields = line.split(maxsplit=2)
+        yield name, problem_of(operator(op), fields)

@@ -111,13 +111,18 @@ def measured(file: Path, known: Iterable[Layer]) -> str:
     return "\n".join([json.dumps({**head, "fields": fields}), *lines, ""]) if lines else ""
 
 
+def problem_of(op: Operator, text: str) -> Any:
+    """The problem that is written as its fields, ``name=value`` with spaces between."""
+    return op.problem.parse(dict(word.split("=", 1) for word in text.split()))
+
+
 def _layers(lines: Iterator[str], header: Mapping[str, Any]) -> Iterator[Layer]:
     arch, device = parse_arch(header["target"]), find_device(header.get("device", ""))
     arch = arch.on(device) if device else arch
     for line in lines:
         words = json.loads(line)
         op = operator(words["op"])
-        problem = op.problem.parse(dict(word.split("=", 1) for word in words["p"].split()))
+        problem = problem_of(op, words["p"])
         trials = []
         for name, values, us, *low in words["t"]:
             if low and us > CALM * low[0]:

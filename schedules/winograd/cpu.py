@@ -226,7 +226,8 @@ FILTERED, FILTERED_NEAR = 1.5, 0.9
 READ, READ_ALONE, READ_CROWDED, WRITTEN, WRITTEN_ALONE = 1.3, 1.6, 3.0, 2.7, 3.5
 BEYOND = 4.0  # times that products take whose data are in no cache
 # of what steps of the reduction are said to take; and elements of packed filters that a core reads in a cycle, from a
-# cache of its own, from the shared one and from beyond: fitted to 124 layers of stride 1 and 2
+# cache of its own, from the shared one and from beyond: near what fits the times of 124 layers of stride 1 and 2 on a
+# core with AVX-512, and of a few values the ones whose choices were faster on 52 of them
 MULTIPLIED = 0.7
 STREAMED, STREAMED_SHARED, STREAMED_BEYOND = 12, 5, 2.4
 
@@ -237,9 +238,14 @@ def _reach(cores: int) -> Sequence[tuple[int, float]]:
     return (near, 1.0), (4 * near, 1.06), (last_level_cache() // 2 // cores, 1.5)
 
 
+def _near() -> int:
+    """Bytes of the caches that a core has to itself."""
+    return 4 * register_tile.CACHED
+
+
 def _streamed(filters: int) -> float:
     """Elements in a cycle of packed filters of so many bytes."""
-    if filters <= 4 * register_tile.CACHED:
+    if filters <= _near():
         return STREAMED
     return STREAMED_BEYOND if beyond_caches(filters) else STREAMED_SHARED
 

@@ -33,9 +33,13 @@ class NhwcProblem(FusedConv2dProblem):
 
     @property
     def folded(self) -> NhwcProblem:
-        """The same, of the same memory, where kernels lie side by side (patches): the pixels of a kernel's row are one,
-        of as many times the channels; and if its rows are such pixels, the lines of the image that it has are one, in
-        which they are its taps.  Then there is no stride."""
+        """The same convolution of the same memory with fewer taps, where no two kernels share a pixel (patches).
+
+        The pixels along a row of a patch become one pixel, whose channels are those of all of them.  If patches do not
+        share rows either, the `kh` image rows of a row of patches become one long row, and each is a tap of it, as far
+        from the next as it was long: a convolution of 1 x `kh` taps with that dilation, and no stride.  A problem that
+        is not of patches is handed back as it is.
+        """
         p = self
         if p.kw > 1 and (p.stride[1], p.pad[1], p.dilation[1], p.w % p.kw) == (p.kw, 0, 1, 0):
             ones = dict(stride=(p.stride[0], 1), dilation=(p.dilation[0], 1))
