@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 from schedules.core.tvm import T
@@ -159,6 +160,21 @@ class Layout:
         return found
 
     @cached_property
+    def pixels(self) -> Sequence[tuple[int, int]]:
+        """Of each row the line and the column of the pixel that it is, from the first that taps look at."""
+        found = []
+        for b, (first_x, _) in self.x.moves.items():
+            for by, (first_y, last_y) in self.y.moves.items():
+                for line, group, pixel in product(
+                    range(self.y.size + last_y - first_y), range(self.x.size // GROUP), range(self.pitch)
+                ):
+                    down = (line + first_y) * self.y.stride + by - self.y.first
+                    across = (group * GROUP + pixel + first_x) * self.x.stride + b - self.x.first
+                    # a remainder of fewer taps needs no pixels so far beyond a group
+                    found.append((down, min(across, self.x.beyond - self.x.first - 1)))
+        return found
+
+    @cached_property
     def words(self) -> Sequence[Word]:
         """What there is to turn of a channel, in the order of the box."""
         (width, height), plane = self.box, self.lines * self.line
@@ -295,8 +311,8 @@ class TurnedData(ABC):
 
 
 @dataclass(frozen=True)
-class TurnedBoxes(TurnedData):
-    """Of boxes whose innermost axes are (x, y, channels), of `layout`."""
+class TurnedLayout(TurnedData):
+    """Into the rows of `layout`."""
 
     layout: Layout
 
@@ -309,6 +325,11 @@ class TurnedBoxes(TurnedData):
 
     def moved_across(self, rx: int) -> int:
         return self.layout.moved_across(rx)
+
+
+@dataclass(frozen=True)
+class TurnedBoxes(TurnedLayout):
+    """Of boxes whose innermost axes are (x, y, channels)."""
 
     @property
     def apart(self) -> int:

@@ -7,19 +7,22 @@ images as a tile is of, or of each image from where the tile looks at it on.  Th
 it.
 
 The tile's rows are positions of a line in which every tap is a run (`operators.conv2d_nchw.positions`), as they are of
-`hopper.spans`; those that are no pixels are zeros.
+`hopper.spans`; those that are no pixels are zeros.  Or they are those of a box (`hopper.boxes`), of which each line is
+such a run (`TurnedLines`).
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schedules.hopper.boxes import GROUP, ITEM, SECTOR, TurnedData
+from schedules.hopper.boxes import GROUP, ITEM, SECTOR, TurnedData, TurnedLayout
 from schedules.hopper.shared import LONGEST_BOX, aligned
 
 TO = 128  # bytes that TMA writes at a multiple of
+MOST_LOADS = 64  # of a chunk, one by one
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,72 @@ class Classes:
         return max(map(self.late, range(self.count)))
 
 
+class ByClasses(TurnedData):
+    """Of boxes whose innermost axes are (pixels, channels of a class)."""
+
+    classes: Classes
+
+    @property
+    @abstractmethod
+    def class_bytes(self) -> int:
+        """From class to class."""
+
+    @property
+    def run_bytes(self) -> int:
+        """From channel to channel of a class."""
+        return self.source.box[0] * ITEM
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        each = self.classes.count
+        return [
+            i % each * self.class_bytes + i // each * self.run_bytes + self.classes.late(i % each) * ITEM
+            for i in range(GROUP)
+        ]
+
+    @property
+    def group_bytes(self) -> int:
+        return GROUP // self.classes.count * self.run_bytes
+
+    def reason(self) -> str | None:
+        if self.source.box[0] > LONGEST_BOX:
+            return f"a tile looks at {self.source.box[0]} pixels of an image side by side, TMA brings {LONGEST_BOX}"
+        return self.source.reason()
+
+
 @dataclass(frozen=True)
-class TurnedRuns(TurnedData):
+class TurnedLines(ByClasses, TurnedLayout):
+    """Of boxes of a class, each of one of `lines` of an image that a tile looks at, from a multiple of 16 bytes on."""
+
+    classes: Classes
+    lines: int
+
+    def reason(self) -> str | None:
+        count = self.lines * self.classes.count
+        if count > MOST_LOADS:
+            return f"a tile looks at {self.lines} lines in {self.classes.count} classes, at most {MOST_LOADS} loads"
+        return super().reason()
+
+    @property
+    def class_bytes(self) -> int:
+        return -(-self.source.box_bytes // TO) * TO
+
+    @property
+    def line_bytes(self) -> int:
+        """From line to line."""
+        return self.class_bytes * self.classes.count
+
+    @property
+    def arriving_bytes(self) -> int:
+        return aligned(self.line_bytes * self.lines)
+
+    @property
+    def loaded_bytes(self) -> int:
+        return (-(-self.run_bytes // SECTOR) + 1) * SECTOR * self.lines
+
+
+@dataclass(frozen=True)
+class TurnedRuns(ByClasses):
     """Of boxes whose axes are (pixels, channels of a class, images): `images` of them in a tile, of each `whole` planes
     by one box, or else from a multiple of 16 bytes on.  `down` and `across` are rows of the tile to what the kernel's
     rows and their taps look at."""
@@ -68,11 +135,6 @@ class TurnedRuns(TurnedData):
         return self.across[rx]
 
     @property
-    def run_bytes(self) -> int:
-        """From channel to channel of a class."""
-        return self.source.box[0] * ITEM
-
-    @property
     def image_bytes(self) -> int:
         """From image to image."""
         channels = self.run_bytes * self.source.box[1]
@@ -80,20 +142,7 @@ class TurnedRuns(TurnedData):
 
     @property
     def class_bytes(self) -> int:
-        """From class to class."""
         return -(-self.image_bytes * self.images // TO) * TO
-
-    @property
-    def offsets(self) -> Sequence[int]:
-        each = self.classes.count
-        return [
-            i % each * self.class_bytes + i // each * self.run_bytes + self.classes.late(i % each) * ITEM
-            for i in range(GROUP)
-        ]
-
-    @property
-    def group_bytes(self) -> int:
-        return GROUP // self.classes.count * self.run_bytes
 
     @property
     def arriving_bytes(self) -> int:
@@ -102,8 +151,3 @@ class TurnedRuns(TurnedData):
     @property
     def loaded_bytes(self) -> int:
         return (-(-self.run_bytes // SECTOR) + 1) * SECTOR * self.images
-
-    def reason(self) -> str | None:
-        if self.source.box[0] > LONGEST_BOX:
-            return f"a tile looks at {self.source.box[0]} pixels of an image side by side, TMA brings {LONGEST_BOX}"
-        return self.source.reason()

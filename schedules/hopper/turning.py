@@ -20,7 +20,7 @@ from schedules.tirx.types import Buffer, Expr, Index, Variable
 from schedules.tirx.values import kept, named, where
 
 LOADER, FIRST_TURNER, TURNERS = 1, 2, 2  # of the producer's warps
-OTHERS = 40  # registers of a thread that wait for no word, about
+OTHERS = {"b32": 40, "u16": 48}  # registers of a thread that wait for no word, about
 MOST = 5  # units that are read before the first is stored
 
 # of a pixel, or of two neighbours, eight channels
@@ -228,10 +228,9 @@ class BoxTurner:
         pixel = self.pixel(self.place(tile))
         for first in range(0, source.tile.rows, WARP):
             at, exists = pixel(first, lane)
-            exists = named("exists", exists)
-            order = named("order", T.Select(exists, T.uint32(_LOWER), T.uint32(_ZEROS)))
-            word = kept("word", base + T.Select(exists, at, 0))
-            found.blocks.append((word, [(row + first * source.tile.swizzle, order)]))
+            # halves of words are at even bytes, and at one further is none
+            word = kept("word", base + T.Select(named("exists", exists), at, 1))
+            found.blocks.append((word, [(row + first * source.tile.swizzle, None)]))
         return found
 
     def _bases(self, warp: Expr) -> tuple[Expr, Expr, Expr]:
@@ -253,8 +252,9 @@ class BoxTurner:
         source = self.memory.source
         tile = source.tile
         start, to = named("from_box", boxes.slot * boxes.nbytes), named("to_rows", rows.slot * rows.nbytes)
-        taken = OTHERS + len(places.blocks) * (1 + len(places.blocks[0][1]))
-        together = max(2, min(MOST, (self.registers - taken) // GROUP))
+        rows_of_block = sum(order is not None for _, order in places.blocks[0][1])
+        taken = OTHERS[places.bits] + len(places.blocks) * (1 + rows_of_block)
+        together = max(1, min(MOST, (self.registers - taken) // GROUP))
         words = _local("channels", "uint32", together * GROUP)
         units = list(product(places.blocks, range(tile.k // GROUP // TURNERS)))
         each = tile.swizzle // UNIT // TURNERS  # of a warp in a slab
@@ -264,15 +264,18 @@ class BoxTurner:
 
         for number in range(len(units) + together - 1):
             if number >= together - 1:
-                (_, goes), group = units[number - together + 1]
+                (word, goes), group = units[number - together + 1]
                 slab, of_slab = divmod(group, each)
                 for row, order in goes:
+                    if order is None:
+                        order = T.Select(T.bitwise_and(word, 1) == 0, T.uint32(_LOWER), T.uint32(_ZEROS))
                     place = T.bitwise_xor(row, T.int32(of_slab * TURNERS * UNIT)), to + slab * tile.slab
                     call = "hopper_turned_put", *place, order, *registers(number - together + 1)
                     T.evaluate(T.cuda.func_call(*call, source_code=_PUT))
             if number < len(units):
                 (word, _), group = units[number]
-                at = T.Cast("uint32", word + start + group * (TURNERS * source.group_bytes))
+                from_word = word if places.bits == "b32" else T.bitwise_and(word, T.int32(-2))
+                at = T.Cast("uint32", from_word + start + group * (TURNERS * source.group_bytes))
                 call = "hopper_turned_read", *registers(number), at
                 T.evaluate(T.cuda.func_call(*call, source_code=_read_source(source, places.bits)))
 
@@ -280,10 +283,11 @@ class BoxTurner:
 @dataclass
 class Places:
     """Of a thread, of each block of words: where its word, or half of one, is; and of each pixel of it where that goes,
-    and the order of halves by which it is taken."""
+    and the order of halves by which it is taken: None for that of the lower ones, or zeros where the word is at an odd
+    byte."""
 
     bits: str
-    blocks: list[tuple[Expr, list[tuple[Expr, Expr]]]] = field(default_factory=list)
+    blocks: list[tuple[Expr, list[tuple[Expr, Expr | None]]]] = field(default_factory=list)
 
 
 def _looked_up(name: str, values: Sequence[int], beyond: int, number: Expr) -> Expr:

@@ -2,8 +2,9 @@
 
 TMA brings what a tile looks at as it lies, the kernel's halo included, padding as zeros; threads turn it in shared
 memory, so that a tap is the same rows, moved (`hopper.boxes`).  No copy of the data comes before, and each chunk of
-the channels is loaded once.  Image rows have to be whole 16 bytes, as TMA takes them; strides are any.  Filters come
-packed, or are packed by a kernel before (`repack`).  Results leave by TMA too, turned back.
+the channels is loaded once.  Image rows that are no whole 16 bytes, as TMA takes them, come one by one, by classes of
+channels (`hopper.runs`), and threads write the zeros that are padding.  Strides are any.  Filters come packed, or are
+packed by a kernel before (`repack`).  Results leave by TMA too, turned back, or by slots.
 """
 
 from __future__ import annotations
@@ -12,23 +13,34 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import product
 from typing import ClassVar, TypeVar
 
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace, axis
-from schedules.core.tvm import T
+from schedules.core.tvm import T, tirx
 from schedules.hopper.boxes import Along, Layout, TurnedBoxes, turned_tile
 from schedules.hopper.config import DEPTHS, SHAPES, HopperConfig, blocks, first_legal, fitting, plain, stage_channels
 from schedules.hopper.geometry import Load, Output
+from schedules.hopper.lines import beyond, down
 from schedules.hopper.pixels import Box, PixelTiles, TilePlace, flattened, is_output, pixel_tiles, place_pixels, whole
+from schedules.hopper.runs import Classes, TurnedLines
 from schedules.hopper.schedule import tma_schedule
 from schedules.hopper.shared import PATTERN, UNIT, Slots, TensorMap, line_staging, slot_staging
+from schedules.hopper.spans import Pixel
 from schedules.operators.conv2d_nchw.definition import NchwProblem
 from schedules.operators.conv2d_nchw.position_work import ITEM, LINE, FilterWork, check_own_pixels
 from schedules.operators.conv2d_nchw.repack import repack
 from schedules.tirx.types import Expr, Index
-from schedules.tirx.values import named
+from schedules.tirx.values import kept, named
 
+# of a row of operand a the line and the column of its pixel, from the first that the tile looks at
+_PIXEL = """
+__device__ __forceinline__ int nchw_pixel_of_box(int row) {{
+  static const int pixels[{0}] = {{{1}}};
+  return row < {0} ? pixels[row] : -1;
+}}
+"""
 DTYPES = ("float16", "bfloat16")
 VECTOR = UNIT // ITEM  # elements in 16 bytes
 
@@ -42,7 +54,7 @@ class TmaWgmmaBoxesConfig(HopperConfig):
     registers: ClassVar[dict[tuple[int, int], tuple[int, int]]] = {
         (1, 1): (0, 255),
         (1, 2): (88, 168),
-        (2, 1): (88, 208),
+        (2, 1): (120, 192),
         (3, 1): (80, 144),
     }
 
@@ -56,8 +68,8 @@ class TmaWgmmaBoxesConfig(HopperConfig):
         if reason:
             return reason
         p = flattened(problem, batch=False)
-        if p.w % VECTOR:
-            return f"w={p.w} is not a multiple of {VECTOR}, which TMA needs"
+        if p.w % VECTOR and p.ci % Classes(p.h * p.w).count:
+            return f"ci={p.ci} is not a multiple of the {Classes(p.h * p.w).count} channels that are whole 16 bytes"
         reason = check_own_pixels(problem, self)
         if reason:
             return reason
@@ -88,9 +100,7 @@ def layout_of(problem: NchwProblem, box: Box) -> Layout:
 @lru_cache(maxsize=4096)
 def tiles_of(problem: NchwProblem, pixels: int, parts: int) -> PixelTiles | None:
     """The boxes of `pixels` of an image that waste least at the borders; of equals the cheapest to load and turn.  None
-    if there are none, or TMA takes no such image."""
-    if problem.w % VECTOR:
-        return None
+    if there are none."""
 
     def cost(box: Box) -> tuple[float, ...]:
         return (layout_of(problem, box).cost,)
@@ -98,10 +108,25 @@ def tiles_of(problem: NchwProblem, pixels: int, parts: int) -> PixelTiles | None
     return pixel_tiles(problem, pixels, (parts,), line=PATTERN, prefer=cost, alone=True)
 
 
-def turned_boxes(problem: NchwProblem, layout: Layout, channels: int, taps: int) -> TurnedBoxes:
+def turned_boxes(problem: NchwProblem, layout: Layout, channels: int, taps: int) -> TurnedBoxes | TurnedLines:
     """Operand a of tiles of `layout`, in chunks of so many `channels`, each for stages of so many `taps`."""
     p, (width, height) = problem, layout.box
+    tile = turned_tile(layout, channels, min(channels, LINE // ITEM))
     image = p.h * p.w * ITEM
+    if p.w % VECTOR:
+        classes, x = Classes(p.h * p.w), layout.x
+        # in whole 16 bytes, of which a line begins somewhere in the first, and by as much later as a class may
+        run = -(-(x.beyond - x.first + VECTOR - 1 + classes.latest) // VECTOR) * VECTOR
+        lines = TensorMap(
+            "data",
+            p.dtype,
+            (classes.count * p.h * p.w, p.ci // classes.count, p.n),
+            (classes.count * image, p.ci * image),
+            (run, channels // classes.count, 1),
+            (1, 1, 1),
+            UNIT,
+        )
+        return TurnedLines(lines, tile, taps, layout, classes, height)
     boxes = TensorMap(
         "data",
         p.dtype,
@@ -111,7 +136,7 @@ def turned_boxes(problem: NchwProblem, layout: Layout, channels: int, taps: int)
         (1, 1, 1, 1),
         UNIT,
     )
-    return TurnedBoxes(boxes, turned_tile(layout, channels, min(channels, LINE // ITEM)), taps, layout)
+    return TurnedBoxes(boxes, tile, taps, layout)
 
 
 class BoxWork(FilterWork[TilePlace]):
@@ -156,10 +181,45 @@ class BoxWork(FilterWork[TilePlace]):
         return TilePlace(pixel, named("channel", column * self.config.block_n))
 
     def loads_a(self, place: TilePlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
-        """The box of chunk number `chunk` of the channels."""
-        p, (n, y, x) = self.problem, place.pixel
+        """The box of chunk number `chunk` of the channels, or each of its lines in each class of them."""
+        p, (n, y, x), source = self.problem, place.pixel, self.a.source
+        if isinstance(source, TurnedLines):
+            # not all before the first chunk, for which there are no registers
+            starts = [down(kept("line", self._line(place, number))) for number in range(source.lines)]
+            channel = chunk * source.source.box[1]
+            return [
+                Load(
+                    line * source.line_bytes + each * source.class_bytes,
+                    (starts[line] + source.classes.begin(each), channel, n),
+                )
+                for line, each in product(range(source.lines), range(source.classes.count))
+            ]
         at = x * p.stride[1] - self.layout.left, y * p.stride[0] + self.layout.y.first
         return [Load(0, (*at, chunk * self.config.block_k, n))]
+
+    def _line(self, place: TilePlace, number: Index) -> Index:
+        """The first pixel of a line that the tile looks at, from that of its channel's plane; of those that are padding
+        somewhere else."""
+        p, (_, y, x) = self.problem, place.pixel
+        row = y * p.stride[0] + self.layout.y.first + number
+        return row * p.w + x * p.stride[1] + self.layout.x.first
+
+    def pixels_of_runs(self, place: TilePlace) -> Pixel:
+        p, (_, y, x), source, layout = self.problem, place.pixel, self.a.source, self.layout
+        assert isinstance(source, TurnedLines)
+        text = _PIXEL.format(len(layout.pixels), ", ".join(str(a << 16 | b) for a, b in layout.pixels))
+        top = named("top", y * p.stride[0] + layout.y.first)
+        left = named("left", x * p.stride[1] + layout.x.first)
+
+        def pixel(row: int, more: Expr) -> tuple[Expr, Expr]:
+            call = "nchw_pixel_of_box", more + row
+            both = named("pixel", T.cuda.func_call(*call, source_code=text, return_type="int32"))
+            line, column = T.shift_right(both, T.int32(16)), T.bitwise_and(both, T.int32(0xFFFF))
+            at = line * source.line_bytes + (beyond(self._line(place, line)) + column) * ITEM
+            down, across = named("y", top + line), named("x", left + column)
+            return at, tirx.all(both >= 0, down >= 0, down < p.h, across >= 0, across < p.w)
+
+        return pixel
 
     def loads_b(self, place: TilePlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
         return self.turned_filters(place.channel, chunk, part)
@@ -213,8 +273,8 @@ def turned(problem: NchwProblem, pixels: int, channels: int) -> tuple[int, int] 
     tiles = tiles_of(p, pixels, 1)
     if tiles is None:
         return None
-    layout = layout_of(p, tiles.box)
-    return turned_boxes(p, layout, channels, 1).beside_stages, layout.loaded
+    source = turned_boxes(p, layout_of(p, tiles.box), channels, 1)
+    return None if source.reason() else (source.beside_stages, source.loaded_bytes)
 
 
 def small(kind: type[C], problem: NchwProblem, arch: Arch) -> C:

@@ -32,6 +32,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "output rows that are no whole vectors": dict(n=1, h=9, w=24, ci=32, co=24, kh=3, kw=3, dilation=2, residual=True),
     "packed": dict(n=1, h=8, w=8, ci=16, co=24, kh=3, kw=3, pad=1, filter_layout="hwoi"),
     "padding wider than the image": dict(n=2, h=3, w=8, ci=16, co=16, kh=5, kw=7, pad="4,9"),
+    "rows of any width": dict(n=2, h=11, w=13, ci=40, co=72, kh=3, kw=3, pad=1, bias=True, activation="relu"),
+    "rows of any width, stride 2": dict(n=2, h=19, w=37, ci=16, co=40, kh=3, kw=3, stride=2, residual=True),
+    "rows of any width, stride 2, more taps": dict(n=2, h=15, w=30, ci=32, co=24, kh=5, kw=5, stride=2, pad=1),
+    "an image of any size as one row": dict(n=3, h=9, w=7, ci=24, co=40, kh=1, kw=1, bias=True),
+    "rows of any width, strides and dilation": dict(
+        n=1, h=12, w=26, ci=16, co=24, kh=3, kw=2, pad="2,1", stride="2,3", dilation="2,1"
+    ),
+    "rows of any width, padding wider than the image": dict(n=2, h=4, w=6, ci=16, co=16, kh=5, kw=7, pad="4,9"),
     "bfloat16": dict(n=1, h=12, w=16, ci=16, co=24, kh=3, kw=3, pad=1, dtype="bfloat16", residual=True),
 }
 SMALL = dict(
@@ -87,6 +95,10 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
 def test_every_tap_finds_the_pixel_that_it_looks_at(sm_90a: Arch) -> None:
     for fields in SHAPES.values():
         layout = work_of(sm_90a, fields).layout
+        for y, x, ry, rx in np.ndindex(layout.y.size, layout.x.size, layout.y.k, layout.x.k):
+            row = (y * (layout.x.size // 8) + x // 8) * layout.pitch + x % 8
+            looked_at = y * layout.y.stride + ry * layout.y.dilation, x * layout.x.stride + rx * layout.x.dilation
+            assert layout.pixels[row + layout.moved_down(ry) + layout.moved_across(rx)] == looked_at
         placed = [(row, word.at + i) for word in layout.words for i, row in enumerate(word[1:]) if row >= 0]
         place = dict(placed)
         assert len(place) == len(placed) and set(place) <= set(range(layout.rows))
@@ -143,8 +155,16 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     ):
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem, sm_90a, SMALL | words)
-    with pytest.raises(ConfigError, match="w=28 is not a multiple of 8, which TMA needs"):
-        spec.config_for(problem_of("conv2d_nchw", **WORK | dict(w=28), **HALF), sm_90a, SMALL)
+    for fields, reason in (
+        (dict(h=22, w=13, ci=22), "ci=22 is not a multiple of the 4 channels that are whole 16 bytes"),
+        (dict(h=23, w=13, ci=20), "ci=20 is not a multiple of the 8 channels that are whole 16 bytes"),
+        (dict(h=23, w=13, kh=7, pad="3,1"), "a tile looks at .* lines in 8 classes, at most 64 loads"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            spec.config_for(problem_of("conv2d_nchw", **WORK | fields, **HALF), sm_90a, SMALL)
+    with pytest.raises(ConfigError, match="a tile looks at 272 pixels of an image side by side, TMA brings 256"):
+        wide = problem_of("conv2d_nchw", **WORK | dict(h=23, w=29, kh=1, kw=1, pad=0), **HALF)
+        spec.config_for(wide, sm_90a, SMALL | dict(block_m=256, block_n=16, consumers=2))
     with pytest.raises(ConfigError, match="dtype=float32 is not float16 or bfloat16"):
         spec.config_for(problem_of("conv2d_nchw", **WORK), sm_90a)
     with pytest.raises(ConfigError, match="cuda:sm_80 has no tma and no wgmma"):
@@ -158,6 +178,8 @@ def test_what_the_choice_is_told_of_memory_is_what_a_block_has(sm_90a: Arch) -> 
         assert work.a.turned is not None
         found = turned(work.given, pixels, channels)
         assert found == (work.a.turned.beside_stages, work.layout.loaded)
+    odd: Any = problem_of("conv2d_nchw", **WORK | dict(h=23, w=13, kh=7, pad="3,1"), **HALF)
+    assert turned(odd, 64, 32) is None
 
 
 @pytest.mark.parametrize("fields", [dict(), dict(kh=1, kw=1, pad=0), dict(stride=2)], ids=str)
