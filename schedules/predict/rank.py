@@ -27,7 +27,7 @@ BESIDE = 1.2  # times the least estimate of its way, up to which it is looked at
 SIFTED = (
     512  # configs of a schedule, of each way of it, those of the least estimate, that the coarse trees put in order
 )
-KEPT = 40  # legal configs of all schedules that all trees look at
+KEPT = 48  # legal configs of all schedules that all trees look at
 EACH = (
     6  # of them that each way of a schedule has at least, which may be NEAR times as slow as the coarse trees' fastest
 )
