@@ -20,8 +20,8 @@ from schedules.tirx.types import Buffer, Expr, Index, Variable
 from schedules.tirx.values import kept, named, where
 
 LOADER, FIRST_TURNER, TURNERS = 1, 2, 2  # of the producer's warps
-OTHERS = {"b32": 40, "u16": 48}  # registers of a thread that wait for no word, about
-MOST = 5  # units that are read before the first is stored
+OTHERS = {"b32": 40, "u16": 48}  # registers of a thread that wait for no word, about, by what it reads at once
+LEAST, MOST = {"b32": 2, "u16": 1}, 5  # units that are read before the first is stored
 
 # of a pixel, or of two neighbours, eight channels
 _READ = """
@@ -254,7 +254,7 @@ class BoxTurner:
         start, to = named("from_box", boxes.slot * boxes.nbytes), named("to_rows", rows.slot * rows.nbytes)
         rows_of_block = sum(order is not None for _, order in places.blocks[0][1])
         taken = OTHERS[places.bits] + len(places.blocks) * (1 + rows_of_block)
-        together = max(1, min(MOST, (self.registers - taken) // GROUP))
+        together = max(LEAST[places.bits], min(MOST, (self.registers - taken) // GROUP))
         words = _local("channels", "uint32", together * GROUP)
         units = list(product(places.blocks, range(tile.k // GROUP // TURNERS)))
         each = tile.swizzle // UNIT // TURNERS  # of a warp in a slab

@@ -198,8 +198,7 @@ class BoxWork(FilterWork[TilePlace]):
         return [Load(0, (*at, chunk * self.config.block_k, n))]
 
     def _line(self, place: TilePlace, number: Index) -> Index:
-        """The first pixel of a line that the tile looks at, from that of its channel's plane; of those that are padding
-        somewhere else."""
+        """Where in its channel's plane a line begins that the tile looks at, also where that is padding."""
         p, (_, y, x) = self.problem, place.pixel
         row = y * p.stride[0] + self.layout.y.first + number
         return row * p.w + x * p.stride[1] + self.layout.x.first
@@ -216,8 +215,8 @@ class BoxWork(FilterWork[TilePlace]):
             both = named("pixel", T.cuda.func_call(*call, source_code=text, return_type="int32"))
             line, column = T.shift_right(both, T.int32(16)), T.bitwise_and(both, T.int32(0xFFFF))
             at = line * source.line_bytes + (beyond(self._line(place, line)) + column) * ITEM
-            down, across = named("y", top + line), named("x", left + column)
-            return at, tirx.all(both >= 0, down >= 0, down < p.h, across >= 0, across < p.w)
+            at_y, at_x = named("y", top + line), named("x", left + column)
+            return at, tirx.all(both >= 0, at_y >= 0, at_y < p.h, at_x >= 0, at_x < p.w)
 
         return pixel
 
