@@ -13,6 +13,7 @@ from schedules.build.builder import build
 from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
+from schedules.hopper.runs import TurnedLines
 from schedules.operators.conv2d_nchw.tma_wgmma_boxes import BoxWork, turned
 from tests.conftest import caught, problem_of
 from tests.hopper_kernels import assert_emulated, assert_producer_fits, assert_well_made
@@ -90,6 +91,21 @@ def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
     # 4 lines of 32 pixels, and one around: 6 of 4 groups, each 6 words, in 5 blocks of a warp, for 2 groups of channels
     ptx = str(built.sources["ptx"])
     assert ptx.count("ld.shared.b32") == 5 * 2 * 8 and ptx.count("@p st.shared.v4") == 5 * 2 * 2
+
+
+def test_what_it_is_made_of_where_rows_come_one_by_one(cuda_compiler: None, sm_90a: Arch) -> None:
+    fields = WORK | dict(h=23, w=29, filter_layout="hwoi")
+    words = SMALL | dict(block_m=128, block_n=64, consumers=2, num_stages=3, grid=0)
+    built = build(problem_of("conv2d_nchw", **fields, **HALF), sm_90a, NAME, words)
+    found = assert_well_made(built, "HGMMA", stored_by_tma=False)
+    assert_producer_fits(built)
+    # three taps of the filter, and six lines in eight classes of channels
+    source = work_of(sm_90a, fields, **words).a.source
+    assert isinstance(source, TurnedLines) and (source.lines, source.classes.count) == (6, 8)
+    assert len(built.resources) == 1 and found["UTMALDG"] == 3 + 6 * 8
+    # pixels are read one by one, of blocks of a warp, for 2 groups of channels
+    ptx, blocks = str(built.sources["ptx"]), source.tile.rows // 32
+    assert ptx.count("ld.shared.u16") >= blocks * 2 * 8 and ptx.count("@p st.shared.v4") == blocks * 2
 
 
 def test_every_tap_finds_the_pixel_that_it_looks_at(sm_90a: Arch) -> None:
