@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import NamedTuple
 
 from schedules.core.tvm import T
@@ -160,21 +159,6 @@ class Layout:
         return found
 
     @cached_property
-    def pixels(self) -> Sequence[tuple[int, int]]:
-        """Of each row the line and the column of the pixel that it is, from the first that taps look at."""
-        found = []
-        for b, (first_x, _) in self.x.moves.items():
-            for by, (first_y, last_y) in self.y.moves.items():
-                for line, group, pixel in product(
-                    range(self.y.size + last_y - first_y), range(self.x.size // GROUP), range(self.pitch)
-                ):
-                    down = (line + first_y) * self.y.stride + by - self.y.first
-                    across = (group * GROUP + pixel + first_x) * self.x.stride + b - self.x.first
-                    # a remainder of fewer taps needs no pixels so far beyond a group
-                    found.append((down, min(across, self.x.beyond - self.x.first - 1)))
-        return found
-
-    @cached_property
     def words(self) -> Sequence[Word]:
         """What there is to turn of a channel, in the order of the box."""
         (width, height), plane = self.box, self.lines * self.line
@@ -193,6 +177,17 @@ class Layout:
                         rows = halves.setdefault(column // 2, [-1, -1])
                         rows[column % 2] = number * plane + row + pixel
                 found += [Word(at * width + 2 * column, *rows) for column, rows in sorted(halves.items())]
+        return found
+
+    @property
+    def pixels(self) -> Sequence[tuple[int, int] | None]:
+        """Of each row the line and the column of its pixel, from the first that taps look at; None if no tap does."""
+        found: list[tuple[int, int] | None] = [None] * self.rows
+        for at, *rows in self.words:
+            for i, row in enumerate(rows):
+                if row >= 0:
+                    line, column = divmod(at + i, self.box[0])
+                    found[row] = line, column - self.left - self.x.first
         return found
 
 

@@ -47,6 +47,12 @@ class Classes:
     def latest(self) -> int:
         return max(map(self.late, range(self.count)))
 
+    def reason(self, channels: int) -> str | None:
+        """Why an image of so many `channels` has not whole classes of them; None if it has."""
+        if channels % self.count:
+            return f"ci={channels} is not a multiple of the {self.count} channels that are whole 16 bytes"
+        return None
+
 
 class ByClasses(TurnedData):
     """Of boxes whose innermost axes are (pixels, channels of a class)."""
@@ -62,6 +68,11 @@ class ByClasses(TurnedData):
     def run_bytes(self) -> int:
         """From channel to channel of a class."""
         return self.source.box[0] * ITEM
+
+    @property
+    def run_loaded(self) -> int:
+        """Bytes that come from L2 for a run, about."""
+        return (-(-self.run_bytes // SECTOR) + 1) * SECTOR
 
     @property
     def offsets(self) -> Sequence[int]:
@@ -109,7 +120,7 @@ class TurnedLines(ByClasses, TurnedLayout):
 
     @property
     def loaded_bytes(self) -> int:
-        return (-(-self.run_bytes // SECTOR) + 1) * SECTOR * self.lines
+        return self.run_loaded * self.lines
 
 
 @dataclass(frozen=True)
@@ -150,4 +161,4 @@ class TurnedRuns(ByClasses):
 
     @property
     def loaded_bytes(self) -> int:
-        return (-(-self.run_bytes // SECTOR) + 1) * SECTOR * self.images
+        return self.run_loaded * self.images

@@ -34,7 +34,7 @@ from schedules.operators.conv2d_nchw.repack import repack
 from schedules.tirx.types import Expr, Index
 from schedules.tirx.values import kept, named
 
-# of a row of operand a the line and the column of its pixel, from the first that the tile looks at
+# of a row of operand a the line and the column of its pixel, from the first that the tile looks at, or -1
 _PIXEL = """
 __device__ __forceinline__ int nchw_pixel_of_box(int row) {{
   static const int pixels[{0}] = {{{1}}};
@@ -68,9 +68,8 @@ class TmaWgmmaBoxesConfig(HopperConfig):
         if reason:
             return reason
         p = flattened(problem, batch=False)
-        if p.w % VECTOR and p.ci % Classes(p.h * p.w).count:
-            return f"ci={p.ci} is not a multiple of the {Classes(p.h * p.w).count} channels that are whole 16 bytes"
-        reason = check_own_pixels(problem, self)
+        reason = Classes(p.h * p.w).reason(p.ci) if p.w % VECTOR else None
+        reason = reason or check_own_pixels(problem, self)
         if reason:
             return reason
         work = self.work(problem)
@@ -206,7 +205,8 @@ class BoxWork(FilterWork[TilePlace]):
     def pixels_of_runs(self, place: TilePlace) -> Pixel:
         p, (_, y, x), source, layout = self.problem, place.pixel, self.a.source, self.layout
         assert isinstance(source, TurnedLines)
-        text = _PIXEL.format(len(layout.pixels), ", ".join(str(a << 16 | b) for a, b in layout.pixels))
+        rows = [pixel[0] << 16 | pixel[1] if pixel else -1 for pixel in layout.pixels]
+        text = _PIXEL.format(len(rows), ", ".join(map(str, rows)))
         top = named("top", y * p.stride[0] + layout.y.first)
         left = named("left", x * p.stride[1] + layout.x.first)
 

@@ -42,8 +42,9 @@ class TmaWgmmaRunsConfig(TmaWgmmaBoxesConfig):
         if reason:
             return reason
         p = simplest(problem)
-        if p.ci % Classes(p.h * p.w).count:
-            return f"ci={p.ci} is not a multiple of the {Classes(p.h * p.w).count} channels that are whole 16 bytes"
+        reason = Classes(p.h * p.w).reason(p.ci)
+        if reason:
+            return reason
         work = RunWork(problem, self)
         return work.runs.reason() or work.reason(arch)
 
