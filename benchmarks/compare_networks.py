@@ -10,9 +10,10 @@ images, eager and torch.compile channels-last, with cuDNN's benchmark on.  On a 
 model has: calls one after the other, ahead of other work where the system allows that and no company is asked for.
 Ours is `schedules.torch.optimize`, with inductor for what is left and, as `ours_eager`, without; `int8` is
 `schedules.torch.quantize` by ranges of the same inputs.  `first_s` is the time of the first call, kernels and
-compilation included.  Every result is compared with eager's first; `errors` are relative to its norm.  A result is
-written after every network, to ``<logs>/<device>/compare_networks.json``; it takes the place of the same network's with
-the same batch, mode and company, if that is of the same versions.
+compilation included: of the first peer that builds kernels also their time, if no cache has them.  Every result is
+compared with eager's first; `errors` are relative to its norm.  A result is written after every network, with its date,
+to ``<logs>/<device>/compare_networks.json``; it takes the place of the same network's with the same batch, mode, peers
+and company, if that is of the same versions.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from schedules.core.device import slug
 from schedules.core.errors import UnknownNameError, UsageError
 from schedules.measure.journal import DEFAULT_FOLDER
 from schedules.measure.neighbours import ahead_of_others
-from schedules.measure.records import environment
+from schedules.measure.records import environment, now
 from schedules.torch.kernels import arch_of
 
 ROUNDS = 15
@@ -240,7 +241,7 @@ def busy(processes: int) -> Iterator[None]:
 
 def identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What no two rows of a file share."""
-    return row["network"], row["n"], row["mode"], row.get("beside", 0), "int8" in row
+    return row["network"], row["n"], row["mode"], row.get("beside", 0), *row["first_s"]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -278,6 +279,7 @@ def main(words: Sequence[str] | None = None) -> int:
             except ImportError as error:
                 print(f"{name}: left out, {error}", flush=True)
                 continue
+            row["date"] = now()[:10]
             print(json.dumps(row), flush=True)
             found = [*(other for other in found if identity(other) != identity(row)), row]
             keep_costs(args.logs, KIND, here, versions, {"networks": found})

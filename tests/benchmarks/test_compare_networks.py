@@ -48,11 +48,12 @@ def test_int8_is_beside_them(compare: ModuleType, tmp_path: Path) -> None:
 
 def test_results_are_added_to_those_of_other_runs(compare: ModuleType, tmp_path: Path) -> None:
     words = ["--device", "cpu", "--peers", "eager", "ours", "--logs", str(tmp_path)]
-    for more in ([], ["--batches", "1"], ["--beside", "1"], ["--beside", "1"]):
+    for more in ([], ["--batches", "1"], ["--beside", "1"], ["--beside", "1"], ["--peers", "ours"]):
         assert compare.main([*words, *more]) == 0
     (file,) = tmp_path.glob("*/compare_networks.json")
     kept = json.loads(file.read_text())
-    assert [(row["n"], row.get("beside")) for row in kept["networks"]] == [(2, None), (1, None), (2, 1)]
+    assert [(row["n"], row.get("beside")) for row in kept["networks"]] == [(2, None), (1, None), (2, 1), (2, None)]
+    assert {row["date"] for row in kept["networks"]} == {kept["date"][:10]}
     file.write_text(json.dumps({**kept, "versions": {**kept["versions"], "torch": "1.0"}}))
     assert compare.main(words) == 0
     assert len(json.loads(file.read_text())["networks"]) == 1, "those of other versions are not beside"
