@@ -219,23 +219,24 @@ def _lines(sch: Schedule, last: SBlockRV, first: SBlockRV, width: int) -> LoopRV
     return inner
 
 
-# cycles, about, fitted to 110 layers on a core with AVX-512: of an element of a packed filter, less
+# cycles, about, fitted to layers of stride 1 and 2 on a core with AVX-512, the filters' to some 600 tiles and tasks of
+# 48 layers, half of which chose for the other half: of an element of a packed filter, less
 # where it stays with its task; of an input of a tile and of an output, copied and transformed in vectors or one by one,
 # or from channels that drive each other out of the nearest cache, which was measured where that has twelve ways
-FILTERED, FILTERED_NEAR = 1.5, 0.9
+FILTERED, FILTERED_NEAR = 2.2, 1.05
 READ, READ_ALONE, READ_CROWDED, WRITTEN, WRITTEN_ALONE = 1.3, 1.6, 3.0, 2.7, 3.5
 BEYOND = 4.0  # times that products take whose data are in no cache
 # of what steps of the reduction are said to take; and elements of packed filters that a core reads in a cycle, from a
-# cache of its own, from the shared one and from beyond: near what fits the times of 124 layers of stride 1 and 2 on a
-# core with AVX-512, and of a few values the ones whose choices were faster on 52 of them
+# cache of its own, from the shared one and from beyond, where a SHARE of that is what the rest leaves to them
 MULTIPLIED = 0.7
-STREAMED, STREAMED_SHARED, STREAMED_BEYOND = 12, 5, 2.4
+STREAMED, STREAMED_SHARED, STREAMED_BEYOND = 6.5, 3.0, 2.3
+SHARE = 1 / 2
 
 
 def _reach(cores: int) -> Sequence[tuple[int, float]]:
     """Bytes that a task may keep, and how many times longer its products then take than from the nearest cache."""
     near = register_tile.CACHED
-    return (near, 1.0), (4 * near, 1.06), (last_level_cache() // 2 // cores, 1.5)
+    return (near, 1.0), (4 * near, 1.06), (int(last_level_cache() * SHARE) // cores, 1.5)
 
 
 def _near() -> int:
@@ -247,7 +248,7 @@ def _streamed(filters: int) -> float:
     """Elements in a cycle of packed filters of so many bytes."""
     if filters <= _near():
         return STREAMED
-    return STREAMED_BEYOND if beyond_caches(filters) else STREAMED_SHARED
+    return STREAMED_BEYOND if beyond_caches(filters, SHARE) else STREAMED_SHARED
 
 
 @lru_cache
@@ -323,7 +324,7 @@ def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> flo
 
 
 # of the multiply-adds of a core's vectors, what direct products reach, and where a pixel has but one vector of channels
-REACHED, REACHED_ALONE = 0.9, 0.7
+REACHED, REACHED_ALONE = 0.81, 0.63
 
 
 def pays(problem: Conv2dProblem, arch: Arch) -> bool:

@@ -182,6 +182,6 @@ def test_filters_take_longer_from_farther_caches(host: Arch, monkeypatch: pytest
     took = []
     for nearest, last in ((1 << 40, 1 << 40), (1, 1 << 40), (1, 1)):  # bytes that the caches hold
         monkeypatch.setattr(cpu, "_near", lambda nearest=nearest: nearest)
-        monkeypatch.setattr(cpu, "beyond_caches", lambda nbytes, last=last: nbytes > last)
+        monkeypatch.setattr(cpu, "beyond_caches", lambda nbytes, share, last=last: nbytes > share * last)
         took.append(cycles(config, problem, host))
     assert took[0] < took[1] < took[2]
