@@ -51,7 +51,9 @@ def drawn(r: random.Random) -> tuple[str, dict[str, Any]]:
     wide = r.choice((16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 120, 128, 144, 160, 192, 224, 240, 256, 288, 320, 384))
     wider = wide * r.choice((1, 1, 1, 2, 2, 3, 4, 4, 6))
     often = {"first": 2, "pointwise": 3, "square": 3, "strided": 1, "patches": 1, "squeeze": 1, "bottleneck": 1}
-    often |= dict.fromkeys(("dense", "line", "dilated", "odd", "unet", "few"), 1)
+    often |= dict.fromkeys(
+        ("dense", "line", "dilated", "odd", "unet", "few", "detection", "segmentation", "even", "row"), 1
+    )
     family = r.choice([name for name, times in often.items() for _ in range(times)])
     words: dict[str, Any] = {"h": side, "w": side, "stride": (1, 1), "dilation": (1, 1)}
     k, ci, co = 3, wide, wider
@@ -97,6 +99,23 @@ def drawn(r: random.Random) -> tuple[str, dict[str, Any]]:
         ci, co = 32 * r.choice((4, 5, 8, 10, 15, 20, 30, 40, 60)), 32 * r.choice((4, 5, 8, 10, 20, 40))
         words |= dict.fromkeys("hw", r.choice((8, 16, 32, 64)))
         k = r.choice((1, 3, 3))
+    elif family == "detection":  # images of any sides, and what a pyramid makes of them
+        words |= {"h": r.randint(10, 210), "w": r.randint(10, 310)}
+        ci, co = r.choice(
+            ((256, 256), (256, 256), (128, 128), (512, 256), (1024, 256), (2048, 256), (512, 512), (256, 24))
+        )
+        k = r.choice((1, 3, 3))
+    elif family == "segmentation":
+        words |= dict.fromkeys("hw", r.choice((25, 33, 41, 49, 65, 73, 97, 129)))
+        ci, co = r.choice((256, 512, 1024, 2048)), r.choice((256, 256, 512, 19))
+        k, d = r.choice((1, 3, 3)), r.choice((1, 2, 4, 6, 12))
+        words |= {"dilation": (d, d)} if k > 1 else {}
+    elif family == "even":
+        words |= {"stride": (r.choice((1, 2, 2)),) * 2}
+        k = 4
+    elif family == "row":
+        words |= {"h": 1, "w": r.randint(250, 8200), "kh": 1, "kw": r.choice((1, 3, 3, 5, 7, 11))}
+        words |= {"stride": (1, r.choice((1, 1, 2))), "dilation": (1, r.choice((1, 1, 3, 5)))}
     elif family == "few":
         co = r.choice((1, 2, 3, 4, 6, 8, 12, 18, 21, 27, 36))
         k = r.choice((1, 3, 3))
@@ -105,8 +124,8 @@ def drawn(r: random.Random) -> tuple[str, dict[str, Any]]:
     if side >= 100:
         ci, co = min(ci, 128), min(co, 128)
     kh, kw = words.get("kh", k), words.get("kw", k)
-    d = words["dilation"][0]
-    pad = (0, 0) if family == "patches" or r.random() < 0.05 else (kh // 2 * d, kw // 2 * d)
+    down, across = words["dilation"]
+    pad = (0, 0) if family == "patches" or r.random() < 0.05 else ((kh - 1) // 2 * down, (kw - 1) // 2 * across)
     return family, {**words, "ci": ci, "co": co, "kh": kh, "kw": kw, "pad": pad}
 
 

@@ -1,6 +1,6 @@
 """Operand a from boxes of NCHW data, which TMA brings as they lie and threads turn in shared memory, once for all taps.
 
-Beside the ring of stages, which has filters alone, a block has two more.  Boxes arrive in one: of a chunk of the
+Beside the ring of stages, which has filters alone, a block has two more.  Boxes arrive in one: of some of a chunk's
 channels all rows and columns that a tile looks at, pixels side by side.  Two warps of the producer read two neighbours
 at a time, of eight channels, and store 16 bytes of each into the other, swizzled, with the channels side by side:
 K-major tiles, of which a tap is the same rows, moved.  There pixels stand in groups of eight of a line, as rows of
@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from schedules.core.tvm import T
 from schedules.hopper.shared import PATTERN, UNIT, SharedTile, TensorMap, aligned
@@ -28,10 +28,14 @@ from schedules.tirx.types import Expr, Index
 ITEM = 2  # bytes of an element
 GROUP = UNIT // ITEM  # channels of a pixel that are stored at once, and pixels of a group
 WARP = 32
+TURNERS = 2  # warps
+TOGETHER = TURNERS * GROUP  # channels that arrive at once at least, of which each of these turns a group
 SLOTS = 2  # of the ring of turned chunks, and of that of boxes at least
 ARRIVING = 64 * 1024  # bytes of shared memory that the latter may take for more of them
-MOST_SLOTS = 6
+LARGE = ARRIVING // 4  # of what arrives at once
+AHEAD, AHEAD_OF_ONE = 2, 6  # chunks whose boxes it has at most, of several taps or of one
 SECTOR = 32  # bytes of L2
+TO = 128  # bytes that TMA writes at a multiple of
 GIVEN, SHARED = 64, 128  # bytes in a clock, from L2 and of shared memory
 BANKS = 32
 MOST_UNROLLED = 12  # stages
@@ -209,11 +213,12 @@ def _one_of(number: Expr, values: Sequence[int]) -> Index:
 
 @dataclass(frozen=True)
 class TurnedData(ABC):
-    """What a block has of operand a: what TMA brings by `source`, turned into rows of `tile`; stages of `taps` of a row
-    of the kernel each take it, one after the other."""
+    """What a block has of operand a: what TMA brings by `source`, so many channels `together`, turned into rows of
+    `tile`; stages of `taps` of a row of the kernel each take it, one after the other."""
 
     source: TensorMap
     tile: SharedTile
+    together: int
     taps: int
 
     @property
@@ -242,12 +247,17 @@ class TurnedData(ABC):
     @property
     @abstractmethod
     def arriving_bytes(self) -> int:
-        """Of shared memory for what TMA brings of a chunk."""
+        """Of shared memory for what TMA brings at once."""
 
     @property
     @abstractmethod
     def loaded_bytes(self) -> int:
         """That come from L2 for a channel, about."""
+
+    @property
+    def arrivals(self) -> int:
+        """Of a chunk."""
+        return self.tile.k // self.together
 
     @property
     def stages(self) -> int:
@@ -276,14 +286,13 @@ class TurnedData(ABC):
     def beside_stages(self) -> int:
         """Bytes of shared memory for both rings."""
         rings = (SLOTS, self.slot_bytes), (self.arriving_slots, self.arriving_bytes)
-        return sum(slots * (nbytes + BARRIER_PAIR_BYTES) for slots, nbytes in rings)
+        return sum(aligned(slots * nbytes) + slots * BARRIER_PAIR_BYTES for slots, nbytes in rings)
 
     @property
     def arriving_slots(self) -> int:
         """Of the ring of boxes: a load takes longer than a chunk of one tap is multiplied."""
-        if self.kernel != (1, 1):
-            return SLOTS
-        return max(SLOTS, min(MOST_SLOTS, ARRIVING // self.arriving_bytes))
+        most = self.arrivals * (AHEAD_OF_ONE if self.kernel == (1, 1) else AHEAD)
+        return max(SLOTS + (self.arrivals > 1), min(most, ARRIVING // self.arriving_bytes))
 
     def reason(self) -> str | None:
         """Why TMA brings no such boxes; None if it does."""
@@ -342,11 +351,21 @@ class TurnedBoxes(TurnedLayout):
 
     @property
     def arriving_bytes(self) -> int:
-        return aligned(self.source.box_bytes)
+        return -(-self.source.box_bytes // TO) * TO
 
     @property
     def loaded_bytes(self) -> int:
         return self.layout.loaded
+
+
+D = TypeVar("D", bound=TurnedData)
+
+
+def in_parts(brought: Callable[[int], D], channels: int) -> D:
+    """What is `brought` of a chunk of so many `channels`: all at once, or, as boxes of several taps are large, as few
+    as all warps that turn need."""
+    whole = brought(channels)
+    return whole if whole.kernel == (1, 1) or whole.arriving_bytes <= LARGE else brought(TOGETHER)
 
 
 def turned_tile(layout: Layout, k: int, run: int) -> SharedTile:

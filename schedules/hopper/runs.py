@@ -18,11 +18,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schedules.hopper.boxes import GROUP, ITEM, SECTOR, TurnedData, TurnedLayout
-from schedules.hopper.shared import LONGEST_BOX, aligned
+from schedules.hopper.boxes import GROUP, ITEM, SECTOR, TO, TurnedData, TurnedLayout
+from schedules.hopper.shared import LONGEST_BOX
 
-TO = 128  # bytes that TMA writes at a multiple of
-MOST_LOADS = 64  # of a chunk, one by one
+MOST_LOADS = 96  # of what arrives at once, one by one
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class TurnedLines(ByClasses, TurnedLayout):
 
     @property
     def arriving_bytes(self) -> int:
-        return aligned(self.line_bytes * self.lines)
+        return self.line_bytes * self.lines
 
     @property
     def loaded_bytes(self) -> int:
@@ -157,7 +156,7 @@ class TurnedRuns(ByClasses):
 
     @property
     def arriving_bytes(self) -> int:
-        return aligned(self.class_bytes * self.classes.count)
+        return self.class_bytes * self.classes.count
 
     @property
     def loaded_bytes(self) -> int:

@@ -11,7 +11,7 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from schedules.hopper.boxes import GROUP, SLOTS, WARP, TurnedBoxes, TurnedData
+from schedules.hopper.boxes import GROUP, SLOTS, TURNERS, WARP, TurnedBoxes, TurnedData
 from schedules.hopper.geometry import ClusterPlace, Load, Work
 from schedules.hopper.ring import FILLS
 from schedules.hopper.shared import UNIT
@@ -19,9 +19,9 @@ from schedules.hopper.spans import Pixel
 from schedules.tirx.types import Buffer, Expr, Index, Variable
 from schedules.tirx.values import kept, named, where
 
-LOADER, FIRST_TURNER, TURNERS = 1, 2, 2  # of the producer's warps
-OTHERS = {"b32": 40, "u16": 48}  # registers of a thread that wait for no word, about, by what it reads at once
-LEAST, MOST = {"b32": 2, "u16": 1}, 5  # units that are read before the first is stored
+LOADER, FIRST_TURNER = 1, 2  # of the producer's warps
+OTHERS = {"b32": 48, "u16": 56}  # registers of a thread that wait for no word, about, by what it reads at once
+MOST = 4  # units that are read before the first is stored
 
 # of a pixel, or of two neighbours, eight channels
 _READ = """
@@ -144,14 +144,20 @@ class BoxTurner:
 
     @T.inline
     def load(self, tile: Variable, boxes: Callable[..., Sequence[Load]]) -> None:
-        """Have TMA bring them, by one thread."""
+        """Have TMA bring them, by one thread; `boxes` are those of a place, by the number of an arrival."""
         ring = T.meta_var(self.memory.ring_of_boxes())
+        arrivals = T.meta_var(self.memory.source.arrivals)
         while tile < self.clusters:
             place = T.meta_var(self.place(tile))
             chunk: T.int32
             chunk = self.first
             while chunk < self.chunks:
-                self.bring(ring, boxes(place, chunk=chunk))
+                # while: unrolled, loads would need more registers than the producer keeps
+                arrival: T.int32
+                arrival = chunk * arrivals
+                while arrival < (chunk + 1) * arrivals:
+                    self.bring(ring, boxes(place, chunk=arrival))
+                    arrival = arrival + 1
                 chunk = chunk + self.every
             tile = tile + self.apart
 
@@ -181,15 +187,12 @@ class BoxTurner:
             chunk: T.int32
             chunk = self.first
             while chunk < self.chunks:
-                boxes.wait_full()
                 rows.wait_empty()
-                self.turn_chunk(boxes, rows, places)
+                self.turn_chunk(boxes, rows, places, lane)
                 T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
                 T.evaluate(T.cuda.warp_sync())
                 if lane == 0:
                     rows.full.arrive(rows.slot)
-                    boxes.empty.arrive(boxes.slot)
-                boxes.advance()
                 rows.advance()
                 chunk = chunk + self.every
             tile = tile + self.apart
@@ -247,37 +250,48 @@ class BoxTurner:
         line = T.bitwise_and(T.shift_right(row * tile.swizzle, T.int32(7)), T.int32(tile.swizzle // UNIT - 1))
         return T.Select(row < 0, T.int32(-1), to + row * tile.swizzle + T.bitwise_xor(turner, line) * UNIT)
 
-    def turn_chunk(self, boxes: SlotRing, rows: SlotRing, places: Places) -> None:
-        """Turn the slot of `boxes` into that of `rows`: blocks of words, and of each the channels of this warp."""
+    def turn_chunk(self, boxes: SlotRing, rows: SlotRing, places: Places, lane: Expr) -> None:
+        """Turn what arrives of a chunk in `boxes` into the slot of `rows`, one arrival after the other."""
+        source = self.memory.source
+        groups = source.together // GROUP // TURNERS  # of a warp
+        for arrival in range(source.arrivals):
+            boxes.wait_full()
+            self._turn_groups(boxes, rows, places, range(arrival * groups, (arrival + 1) * groups))
+            T.evaluate(T.cuda.warp_sync())
+            with T.If(lane == 0), T.Then():
+                boxes.empty.arrive(boxes.slot)
+            boxes.advance()
+
+    def _turn_groups(self, boxes: SlotRing, rows: SlotRing, places: Places, groups: range) -> None:
+        """Turn the slot of `boxes`: of each block of words those of this warp's `groups` of channels that it has."""
         source = self.memory.source
         tile = source.tile
         start, to = named("from_box", boxes.slot * boxes.nbytes), named("to_rows", rows.slot * rows.nbytes)
         rows_of_block = sum(order is not None for _, order in places.blocks[0][1])
         taken = OTHERS[places.bits] + len(places.blocks) * (1 + rows_of_block)
-        together = max(LEAST[places.bits], min(MOST, (self.registers - taken) // GROUP))
+        together = max(1, min(MOST, (self.registers - taken) // GROUP))
         words = _local("channels", "uint32", together * GROUP)
-        units = list(product(places.blocks, range(tile.k // GROUP // TURNERS)))
-        each = tile.swizzle // UNIT // TURNERS  # of a warp in a slab
+        units = list(product(places.blocks, groups))
 
         def registers(number: int) -> list[Expr]:
             return [words[number % together * GROUP + i] for i in range(GROUP)]
 
         for number in range(len(units) + together - 1):
+            if number < len(units):
+                (word, _), group = units[number]
+                from_word = word if places.bits == "b32" else T.bitwise_and(word, T.int32(-2))
+                at = T.Cast("uint32", from_word + start + (group - groups[0]) * (TURNERS * source.group_bytes))
+                call = "hopper_turned_read", *registers(number), at
+                T.evaluate(T.cuda.func_call(*call, source_code=_read_source(source, places.bits)))
             if number >= together - 1:
                 (word, goes), group = units[number - together + 1]
-                slab, of_slab = divmod(group, each)
+                slab, of_slab = divmod(group, tile.swizzle // UNIT // TURNERS)
                 for row, order in goes:
                     if order is None:
                         order = T.Select(T.bitwise_and(word, 1) == 0, T.uint32(_LOWER), T.uint32(_ZEROS))
                     place = T.bitwise_xor(row, T.int32(of_slab * TURNERS * UNIT)), to + slab * tile.slab
                     call = "hopper_turned_put", *place, order, *registers(number - together + 1)
                     T.evaluate(T.cuda.func_call(*call, source_code=_PUT))
-            if number < len(units):
-                (word, _), group = units[number]
-                from_word = word if places.bits == "b32" else T.bitwise_and(word, T.int32(-2))
-                at = T.Cast("uint32", from_word + start + group * (TURNERS * source.group_bytes))
-                call = "hopper_turned_read", *registers(number), at
-                T.evaluate(T.cuda.func_call(*call, source_code=_read_source(source, places.bits)))
 
 
 @dataclass

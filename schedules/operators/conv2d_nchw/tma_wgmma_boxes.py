@@ -19,7 +19,7 @@ from typing import ClassVar, TypeVar
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace, axis
 from schedules.core.tvm import T, tirx
-from schedules.hopper.boxes import Along, Layout, TurnedBoxes, turned_tile
+from schedules.hopper.boxes import Along, Layout, TurnedBoxes, in_parts, turned_tile
 from schedules.hopper.config import DEPTHS, SHAPES, HopperConfig, blocks, first_legal, fitting, plain, stage_channels
 from schedules.hopper.geometry import Load, Output
 from schedules.hopper.lines import beyond, down
@@ -109,33 +109,37 @@ def tiles_of(problem: NchwProblem, pixels: int, parts: int) -> PixelTiles | None
 
 def turned_boxes(problem: NchwProblem, layout: Layout, channels: int, taps: int) -> TurnedBoxes | TurnedLines:
     """Operand a of tiles of `layout`, in chunks of so many `channels`, each for stages of so many `taps`."""
-    p, (width, height) = problem, layout.box
-    tile = turned_tile(layout, channels, min(channels, LINE // ITEM))
+    p, tile = problem, turned_tile(layout, channels, min(channels, LINE // ITEM))
     image = p.h * p.w * ITEM
-    if p.w % VECTOR:
+
+    def lines(together: int) -> TurnedLines:
         classes, x = Classes(p.h * p.w), layout.x
         # in whole 16 bytes, of which a line begins somewhere in the first, and by as much later as a class may
         run = -(-(x.beyond - x.first + VECTOR - 1 + classes.latest) // VECTOR) * VECTOR
-        lines = TensorMap(
+        source = TensorMap(
             "data",
             p.dtype,
             (classes.count * p.h * p.w, p.ci // classes.count, p.n),
             (classes.count * image, p.ci * image),
-            (run, channels // classes.count, 1),
+            (run, together // classes.count, 1),
             (1, 1, 1),
             UNIT,
         )
-        return TurnedLines(lines, tile, taps, layout, classes, height)
-    boxes = TensorMap(
-        "data",
-        p.dtype,
-        (p.w, p.h, p.ci, p.n),
-        (p.w * ITEM, image, p.ci * image),
-        (width, height, channels, 1),
-        (1, 1, 1, 1),
-        UNIT,
-    )
-    return TurnedBoxes(boxes, tile, taps, layout)
+        return TurnedLines(source, tile, together, taps, layout, classes, layout.box[1])
+
+    def boxes(together: int) -> TurnedBoxes:
+        source = TensorMap(
+            "data",
+            p.dtype,
+            (p.w, p.h, p.ci, p.n),
+            (p.w * ITEM, image, p.ci * image),
+            (*layout.box, together, 1),
+            (1, 1, 1, 1),
+            UNIT,
+        )
+        return TurnedBoxes(source, tile, together, taps, layout)
+
+    return in_parts(lines, channels) if p.w % VECTOR else in_parts(boxes, channels)
 
 
 class BoxWork(FilterWork[TilePlace]):
@@ -180,8 +184,8 @@ class BoxWork(FilterWork[TilePlace]):
         return TilePlace(pixel, named("channel", column * self.config.block_n))
 
     def loads_a(self, place: TilePlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
-        """The box of chunk number `chunk` of the channels, or each of its lines in each class of them."""
-        p, (n, y, x), source = self.problem, place.pixel, self.a.source
+        """The box of arrival number `chunk` of the channels, or each of its lines in each class of them."""
+        p, (n, y, x), source = self.problem, place.pixel, self.turned
         if isinstance(source, TurnedLines):
             # not all before the first chunk, for which there are no registers
             starts = [down(kept("line", self._line(place, number))) for number in range(source.lines)]
@@ -194,7 +198,7 @@ class BoxWork(FilterWork[TilePlace]):
                 for line, each in product(range(source.lines), range(source.classes.count))
             ]
         at = x * p.stride[1] - self.layout.left, y * p.stride[0] + self.layout.y.first
-        return [Load(0, (*at, chunk * self.config.block_k, n))]
+        return [Load(0, (*at, chunk * source.together, n))]
 
     def _line(self, place: TilePlace, number: Index) -> Index:
         """Where in its channel's plane a line begins that the tile looks at, also where that is padding."""

@@ -15,7 +15,7 @@ from itertools import product
 from schedules.core.arch import Arch
 from schedules.core.space import ProductSpace, axis
 from schedules.core.tvm import T, tirx
-from schedules.hopper.boxes import GROUP, ITEM, WARP
+from schedules.hopper.boxes import GROUP, ITEM, WARP, in_parts
 from schedules.hopper.config import DEPTHS, SHAPES, HopperConfig, blocks, fitting
 from schedules.hopper.geometry import Load
 from schedules.hopper.runs import Classes, TurnedRuns
@@ -145,19 +145,23 @@ class RunLayout:
         """Operand a in chunks of so many `channels`, each for stages of so many `taps`."""
         p, classes = self.positions.problem, Classes(self.plane)
         y, x = self.axes
-        boxes = TensorMap(
-            "data",
-            p.dtype,
-            (classes.count * self.plane, p.ci // classes.count, p.n),
-            (classes.count * self.plane * ITEM, p.ci * self.plane * ITEM),
-            (self.run, channels // classes.count, self.images if self.whole else 1),
-            (1, 1, 1),
-            UNIT,
-        )
         tile = SharedTile(self.rows, channels, ITEM, min(channels, LINE // ITEM))
         down = tuple(map(self.moved_down, range(y.k)))
         across = tuple(map(self.moved_across, range(x.k)))
-        return TurnedRuns(boxes, tile, taps, classes, self.images, self.whole, down, across)
+
+        def runs(together: int) -> TurnedRuns:
+            boxes = TensorMap(
+                "data",
+                p.dtype,
+                (classes.count * self.plane, p.ci // classes.count, p.n),
+                (classes.count * self.plane * ITEM, p.ci * self.plane * ITEM),
+                (self.run, together // classes.count, self.images if self.whole else 1),
+                (1, 1, 1),
+                UNIT,
+            )
+            return TurnedRuns(boxes, tile, together, taps, classes, self.images, self.whole, down, across)
+
+        return in_parts(runs, channels)
 
 
 @lru_cache(maxsize=4096)
@@ -190,7 +194,7 @@ class RunWork(PositionWork):
         return n, begin, named("last_image", tirx.min(T.truncdiv(last, layout.of_image), p.n - 1))
 
     def loads_a(self, place: PositionPlace, ry: Expr, rx: Expr, chunk: Expr, part: Index) -> Sequence[Load]:
-        """The boxes of chunk number `chunk` of the channels."""
+        """The boxes of arrival number `chunk` of the channels."""
         source, classes = self.runs, self.runs.classes
         first, begin, last = self.starts(place)
         channel = chunk * source.source.box[1]

@@ -58,6 +58,8 @@ CONFIGS: list[dict[str, Any]] = [
     SMALL | dict(blocks_sm=2, grid=3, row=False, block_n=16),
     SMALL | dict(split_k=4, grid=4),
 ]
+# by the kernel's columns so many rows of a turned tile that a thread has registers for one unit at a time
+MANY_ROWS = dict(n=1, h=1, w=389, ci=40, co=16, kh=1, kw=5, pad="0,10", dilation="1,5")
 
 
 def work_of(arch: Arch, fields: dict[str, Any], **words: Any) -> BoxWork:
@@ -79,6 +81,12 @@ def test_emulated(emulation: None, shape: str) -> None:
 def test_configs_emulated(emulation: None, words: dict[str, Any]) -> None:
     fields = dict(n=2, h=11, w=24, ci=40, co=32, kh=3, kw=2, pad=1, bias=True)
     assert_emulated("conv2d_nchw", HALF | fields, words, NAME)
+
+
+@pytest.mark.parametrize("w", (389, 400))
+def test_many_rows_emulated(emulation: None, w: int) -> None:
+    words = SMALL | dict(block_m=192, consumers=3, block_n=16, num_stages=3, row=False)
+    assert_emulated("conv2d_nchw", HALF | MANY_ROWS | dict(w=w), words, NAME)
 
 
 def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
@@ -174,7 +182,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     for fields, reason in (
         (dict(h=22, w=13, ci=22), "ci=22 is not a multiple of the 4 channels that are whole 16 bytes"),
         (dict(h=23, w=13, ci=20), "ci=20 is not a multiple of the 8 channels that are whole 16 bytes"),
-        (dict(h=23, w=13, kh=7, pad="3,1"), "a tile looks at .* lines in 8 classes, at most 64 loads"),
+        (dict(h=23, w=13, kh=11, pad="5,1"), "a tile looks at .* lines in 8 classes, at most 96 loads"),
     ):
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem_of("conv2d_nchw", **WORK | fields, **HALF), sm_90a, SMALL)
