@@ -91,17 +91,18 @@ def launch_of(here: Mapping[Any, Layer], before: Mapping[Any, Layer]) -> float:
 
 
 def measured(file: Path, known: Iterable[Layer]) -> str:
-    """What a result of ``benchmarks.compare_layers`` has of configs that `known` has no trial of, as the text of a file
-    of trials; "" if there is none."""
+    """What a result of ``benchmarks.compare_layers`` has of legal configs that `known` has no trial of, as the text of
+    a file of trials; "" if there is none."""
     have = {(layer.operator.name, layer.problem, *trial[:2]) for layer in known for trial in layer.trials}
     told, lines = read_layers(file), []
+    arch = _arch(TARGET, told["device"])
     fields: dict[str, list[str]] = {}
     for row in told["layers"]:
         if "us" not in row or "config" not in row:
             continue
         problem = layer_named(row["set"], row["operator"], row["dtype"], row["layer"]).problem
         config = operator(row["operator"]).schedule(row["schedule"]).config.parse(row["config"])
-        if (row["operator"], problem, row["schedule"], config) not in have:
+        if (row["operator"], problem, row["schedule"], config) not in have and config.check(problem, arch) is None:
             words = config.to_json(True)
             fields[f"{row['operator']}.{row['schedule']}"] = list(words)
             trial = [row["schedule"], list(words.values()), row["us"]]
@@ -116,9 +117,14 @@ def problem_of(op: Operator, text: str) -> Any:
     return op.problem.parse(dict(word.split("=", 1) for word in text.split()))
 
 
+def _arch(target: str, name: str) -> Arch:
+    """That of a target, on the device of the name if it is known."""
+    arch, device = parse_arch(target), find_device(name)
+    return arch.on(device) if device else arch
+
+
 def _layers(lines: Iterator[str], header: Mapping[str, Any]) -> Iterator[Layer]:
-    arch, device = parse_arch(header["target"]), find_device(header.get("device", ""))
-    arch = arch.on(device) if device else arch
+    arch = _arch(header["target"], header.get("device", ""))
     for line in lines:
         words = json.loads(line)
         op = operator(words["op"])

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from schedules.hopper.boxes import GROUP, ITEM, SECTOR, TO, TurnedData, TurnedLayout
 from schedules.hopper.shared import LONGEST_BOX
 
-MOST_LOADS = 96  # of what arrives at once, one by one
+MOST_LOADS = 64  # of what arrives at once, one by one
 
 
 @dataclass(frozen=True)

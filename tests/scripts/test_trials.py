@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers.layer_case import layer_named
+from schedules.core.arch import parse_arch
+from schedules.core.registry import operator
 from scripts.fit_choice import known
 from scripts.trials import measured, read
 
@@ -20,13 +23,29 @@ def test_the_last_measure_is_among_the_trials(folder: str) -> None:
     assert measured(LOGS / folder / "layers.json", known(LOGS / folder)[1]) == ""
 
 
+def is_legal(row: dict[str, Any]) -> bool:
+    """Whether what was measured is still a config of its schedule."""
+    config = operator(row["operator"]).schedule(row["schedule"]).config.parse(row["config"])
+    problem = layer_named(row["set"], row["operator"], row["dtype"], row["layer"]).problem
+    return config.check(problem, parse_arch("cuda:sm_90a")) is None
+
+
+def test_what_is_no_config_any_more_is_left_out(tmp_path: Path) -> None:
+    told = json.loads((FOLDER / "layers.json").read_text())
+    row = next(row for row in told["layers"] if row["schedule"] == "tma_wgmma" and row["operator"] == "conv2d_nhwc")
+    file = tmp_path / "layers.json"
+    for stages, count in ((row["config"]["num_stages"], 2), (1000, 0)):
+        file.write_text(json.dumps({**told, "layers": [row | {"config": row["config"] | {"num_stages": stages}}]}))
+        assert len(measured(file, []).splitlines()) == count
+
+
 def test_what_was_measured_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "new.jsonl"
     file.write_text(measured(FOLDER / "layers.json", []))
     header, layers = read(file)
     rows: dict[Any, list[float]] = {}  # the times of a layer, which may be of several sets
     for row in json.loads((FOLDER / "layers.json").read_text())["layers"]:
-        if "us" in row:
+        if "us" in row and is_legal(row):
             rows.setdefault((row["operator"], row["dtype"], row["layer"]), []).append(row["us"])
     assert header["device"] == "NVIDIA H200" and len(layers) == len(rows)
     assert {layer.best for layer in layers} <= {us for times in rows.values() for us in times}
