@@ -241,7 +241,7 @@ def busy(processes: int) -> Iterator[None]:
 
 def identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What no two rows of a file share."""
-    return row["network"], row["n"], row["mode"], row.get("beside", 0), *row["first_s"]
+    return row["network"], row["n"], row["mode"], row.get("beside", 0), *sorted(row["first_s"])
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.costs import sources
 from benchmarks.peers.kept import read_costs
-from benchmarks.peers.markdown import table
+from benchmarks.peers.markdown import provenance, table
 
 KIND = "compare_networks"
 PEERS = {  # as tables name them
@@ -37,7 +36,12 @@ def networks_table(files: Sequence[Mapping[str, Any]]) -> str:
         *(f"{name}, us" for name in PEERS.values()),
         "ratio",
     ]
-    return "\n\n".join([table(headers, _rows(files)), *sources(files)])
+    return "\n\n".join([table(headers, _rows(files)), *map(_source, files)])
+
+
+def _source(file: Mapping[str, Any]) -> str:
+    """The line of a file's device, days and versions; a row without a date is as old as the file."""
+    return provenance({**file, "cases": [{"date": file["date"], **row} for row in file["networks"]]})
 
 
 def _rows(files: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:

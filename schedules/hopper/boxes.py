@@ -362,8 +362,8 @@ D = TypeVar("D", bound=TurnedData)
 
 
 def in_parts(brought: Callable[[int], D], channels: int) -> D:
-    """What is `brought` of a chunk of so many `channels`: all at once, or, as boxes of several taps are large, as few
-    as all warps that turn need."""
+    """What is `brought` of a chunk of so many `channels`: all at once, or, where several taps look at a large box, as
+    few as give each warp that turns a group."""
     whole = brought(channels)
     return whole if whole.kernel == (1, 1) or whole.arriving_bytes <= LARGE else brought(TOGETHER)
 

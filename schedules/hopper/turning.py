@@ -269,28 +269,28 @@ class BoxTurner:
         start, to = named("from_box", boxes.slot * boxes.nbytes), named("to_rows", rows.slot * rows.nbytes)
         rows_of_block = sum(order is not None for _, order in places.blocks[0][1])
         taken = OTHERS[places.bits] + len(places.blocks) * (1 + rows_of_block)
-        together = max(1, min(MOST, (self.registers - taken) // GROUP))
-        words = _local("channels", "uint32", together * GROUP)
+        ahead = max(1, min(MOST, (self.registers - taken) // GROUP))
+        words = _local("channels", "uint32", ahead * GROUP)
         units = list(product(places.blocks, groups))
 
         def registers(number: int) -> list[Expr]:
-            return [words[number % together * GROUP + i] for i in range(GROUP)]
+            return [words[number % ahead * GROUP + i] for i in range(GROUP)]
 
-        for number in range(len(units) + together - 1):
+        for number in range(len(units) + ahead - 1):
             if number < len(units):
                 (word, _), group = units[number]
                 from_word = word if places.bits == "b32" else T.bitwise_and(word, T.int32(-2))
                 at = T.Cast("uint32", from_word + start + (group - groups[0]) * (TURNERS * source.group_bytes))
                 call = "hopper_turned_read", *registers(number), at
                 T.evaluate(T.cuda.func_call(*call, source_code=_read_source(source, places.bits)))
-            if number >= together - 1:
-                (word, goes), group = units[number - together + 1]
+            if number >= ahead - 1:
+                (word, goes), group = units[number - ahead + 1]
                 slab, of_slab = divmod(group, tile.swizzle // UNIT // TURNERS)
                 for row, order in goes:
                     if order is None:
                         order = T.Select(T.bitwise_and(word, 1) == 0, T.uint32(_LOWER), T.uint32(_ZEROS))
                     place = T.bitwise_xor(row, T.int32(of_slab * TURNERS * UNIT)), to + slab * tile.slab
-                    call = "hopper_turned_put", *place, order, *registers(number - together + 1)
+                    call = "hopper_turned_put", *place, order, *registers(number - ahead + 1)
                     T.evaluate(T.cuda.func_call(*call, source_code=_PUT))
 
 

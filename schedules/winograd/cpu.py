@@ -219,10 +219,9 @@ def _lines(sch: Schedule, last: SBlockRV, first: SBlockRV, width: int) -> LoopRV
     return inner
 
 
-# cycles, about, fitted to layers of stride 1 and 2 on a core with AVX-512, the filters' to some 600 tiles and tasks of
-# 48 layers, half of which chose for the other half: of an element of a packed filter, less
-# where it stays with its task; of an input of a tile and of an output, copied and transformed in vectors or one by one,
-# or from channels that drive each other out of the nearest cache, which was measured where that has twelve ways
+# cycles, about, fitted to layers of stride 1 and 2 on a core with AVX-512: of an element of a packed filter, less where
+# it stays with its task; of an input of a tile and of an output, copied and transformed in vectors or one by one, or
+# from channels that drive each other out of the nearest cache, which was measured where that has twelve ways
 FILTERED, FILTERED_NEAR = 2.2, 1.05
 READ, READ_ALONE, READ_CROWDED, WRITTEN, WRITTEN_ALONE = 1.3, 1.6, 3.0, 2.7, 3.5
 BEYOND = 4.0  # times that products take whose data are in no cache
@@ -323,7 +322,8 @@ def cycles(config: WinogradCpuConfig, problem: Conv2dProblem, arch: Arch) -> flo
     return panels * packed * FILTERED / min(cores, panels) + -(-chunks * parts // cores) * each
 
 
-# of the multiply-adds of a core's vectors, what direct products reach, and where a pixel has but one vector of channels
+# of the multiply-adds of a core's vectors, what direct products reach as `cycles` counts, so that the faster of the two
+# is chosen most often; and where a pixel has but one vector of channels
 REACHED, REACHED_ALONE = 0.81, 0.63
 
 

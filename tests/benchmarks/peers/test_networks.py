@@ -15,7 +15,7 @@ def test_a_row_for_each_network_beside_the_fastest_of_pytorchs() -> None:
         row("a", 1, eager=3000.0, ours=1000.0, int8=750.0),
         row("a", 1, eager=3000.0, ours_eager=1200.0),
     ]
-    networks.append(row("b", 2, eager=90.0, ours=100.0) | {"beside": 1})
+    networks.append(row("b", 2, eager=90.0, ours=100.0) | {"beside": 1, "date": "2026-11-21"})
     file = {
         "kind": KIND,
         "device": "A GPU",
@@ -29,5 +29,5 @@ def test_a_row_for_each_network_beside_the_fastest_of_pytorchs() -> None:
         "| A GPU | `a` | 1 |  | 3,000 |  |  | 1,200 |  | 2.50 |",
         "| A GPU | `b`, beside 1 busy | 2 |  | 90 |  | 100 |  |  | 0.90 |",
         "",
-        "A GPU, 2026-11-20; torch 2",
+        "A GPU, 2026-11-20 to 2026-11-21; torch 2",
     ]

@@ -58,7 +58,7 @@ CONFIGS: list[dict[str, Any]] = [
     SMALL | dict(blocks_sm=2, grid=3, row=False, block_n=16),
     SMALL | dict(split_k=4, grid=4),
 ]
-# by the kernel's columns so many rows of a turned tile that a thread has registers for one unit at a time
+# taps far apart make a turned tile of so many rows that a thread that turns has registers for one unit at a time
 MANY_ROWS = dict(n=1, h=1, w=389, ci=40, co=16, kh=1, kw=5, pad="0,10", dilation="1,5")
 
 
