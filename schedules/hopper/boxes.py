@@ -30,7 +30,9 @@ GROUP = UNIT // ITEM  # channels of a pixel that are stored at once, and pixels 
 WARP = 32
 TURNERS = 2  # warps
 TOGETHER = TURNERS * GROUP  # channels that arrive at once at least, of which each of these turns a group
-SLOTS = 2  # of the ring of turned chunks, and of that of boxes at least
+# slots of the ring of turned chunks, and of that of boxes at least; one more where a chunk is multiplied at once, so that
+# the next is turned before the one before is said to be read
+SLOTS = 2
 ARRIVING = 64 * 1024  # bytes of shared memory that the latter may take for more of them
 LARGE = ARRIVING // 4  # of what arrives at once
 AHEAD, AHEAD_OF_ONE = 2, 6  # chunks whose boxes it has at most, of several taps or of one
@@ -184,6 +186,12 @@ class Layout:
         return found
 
     @property
+    def in_units(self) -> bool:
+        """Whether eight rows are eight neighbours as they lie: those of a product of pixels."""
+        y, x = self.y, self.x
+        return (y.size, y.k, x.k) == (1, 1, 1) and (y.first, x.first, x.stride) == (0, 0, 1)
+
+    @property
     def pixels(self) -> Sequence[tuple[int, int] | None]:
         """Of each row the line and the column of its pixel, from the first that taps look at; None if no tap does."""
         found: list[tuple[int, int] | None] = [None] * self.rows
@@ -255,6 +263,12 @@ class TurnedData(ABC):
         """That come from L2 for a channel, about."""
 
     @property
+    def late(self) -> Sequence[int] | None:
+        """Of rows that are eight neighbours as they lie, 16 bytes each, the pixels that each of eight channels begins
+        after a multiple of 16 bytes; None of others."""
+        return None
+
+    @property
     def arrivals(self) -> int:
         """Of a chunk."""
         return self.tile.k // self.together
@@ -285,8 +299,13 @@ class TurnedData(ABC):
     @property
     def beside_stages(self) -> int:
         """Bytes of shared memory for both rings."""
-        rings = (SLOTS, self.slot_bytes), (self.arriving_slots, self.arriving_bytes)
+        rings = (self.slots, self.slot_bytes), (self.arriving_slots, self.arriving_bytes)
         return sum(aligned(slots * nbytes) + slots * BARRIER_PAIR_BYTES for slots, nbytes in rings)
+
+    @property
+    def slots(self) -> int:
+        """Of the ring of turned chunks."""
+        return SLOTS + (self.stages == 1)
 
     @property
     def arriving_slots(self) -> int:
@@ -348,6 +367,10 @@ class TurnedBoxes(TurnedLayout):
     @property
     def group_bytes(self) -> int:
         return GROUP * self.apart
+
+    @property
+    def late(self) -> Sequence[int] | None:
+        return [0] * GROUP if self.layout.in_units else None
 
     @property
     def arriving_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -11,7 +12,7 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from schedules.hopper.boxes import GROUP, SLOTS, TURNERS, WARP, TurnedBoxes, TurnedData
+from schedules.hopper.boxes import GROUP, ITEM, TURNERS, WARP, TurnedBoxes, TurnedData
 from schedules.hopper.geometry import ClusterPlace, Load, Work
 from schedules.hopper.ring import FILLS
 from schedules.hopper.shared import UNIT
@@ -22,6 +23,7 @@ from schedules.tirx.values import kept, named, where
 LOADER, FIRST_TURNER = 1, 2  # of the producer's warps
 OTHERS = {"b32": 48, "u16": 56}  # registers of a thread that wait for no word, about, by what it reads at once
 MOST = 4  # units that are read before the first is stored
+WORD, LINE = 4, 128  # bytes of a register, and of all banks of shared memory
 
 # of a pixel, or of two neighbours, eight channels
 _READ = """
@@ -41,6 +43,14 @@ __device__ __forceinline__ void hopper_turned_put(int to, int more, unsigned int
 """
 _LOWER, _UPPER = 0x5410, 0x7632
 _ZEROS = 0x3232  # of a word that is half of one
+# of eight neighbours, eight channels each
+_UNITS = """
+__device__ __forceinline__ void hopper_turned_units(unsigned int from, unsigned int to) {{
+  unsigned int {words};
+{loads}
+{stores}
+}}
+"""
 _TABLE = """
 __device__ __forceinline__ int hopper_turned_{0}(int number) {{
   static const short values[{1}] = {{{2}}};
@@ -55,6 +65,52 @@ def _read_source(source: TurnedData, bits: str) -> str:
         for name, offset in zip("abcdefgh", source.offsets, strict=True)
     ]
     return _READ.format("\n".join(lines))
+
+
+def _units_source(source: TurnedData) -> str:
+    """Of what is `late`: the words that have the neighbours of each channel are read, and halves of them put together
+    channel by channel."""
+    late = source.late
+    assert late
+    loads, stores = [], []
+
+    def read(names: Sequence[str], at: int) -> None:
+        kind, count = ("b32", 1) if len(names) == 1 else (f"v{len(names)}.b32", len(names))
+        targets = ", ".join(f"%{i}" for i in range(count))
+        targets = targets if count == 1 else f"{{{targets}}}"
+        outs = ", ".join(f'"=r"({name})' for name in names)
+        loads.append(f'  asm volatile("ld.shared.{kind} {targets}, [%{count}+{at}];" : {outs} : "r"(from));')
+
+    each = UNIT // WORD
+    for i, (offset, pixels) in enumerate(zip(source.offsets, late, strict=True)):
+        first, last = pixels // 2, (pixels + GROUP - 1) // 2
+        names, start = [f"w{i}_{number}" for number in range(2 * each)], offset - pixels * ITEM
+        # as much at once as there is: of three words four
+        begin = first if first >= each // 2 else 0
+        read(names[begin:each], start + begin * WORD)
+        if last >= each:
+            end = last + 1 if last < each + 2 else 2 * each
+            read(names[each:end], start + UNIT)
+
+    def half(i: int, pixel: int) -> tuple[str, int]:
+        number, upper = divmod(late[i] + pixel, 2)
+        return f"w{i}_{number}", upper
+
+    line = source.tile.swizzle
+    for pixel in range(GROUP):
+        halves = [half(i, pixel) for i in range(GROUP)]
+        words = [
+            f"__byte_perm({a}, {b}, {(0x7600 if above else 0x5400) + (0x32 if upper else 0x10)})"
+            for (a, upper), (b, above) in zip(halves[::2], halves[1::2], strict=True)
+        ]
+        place = f"to ^ {pixel * line // LINE % (line // UNIT) * UNIT}"
+        values = ", ".join(f'"r"({word})' for word in words)
+        stores.append(
+            f'  asm volatile("st.shared.v4.b32 [%0+{pixel * line}], {{%1, %2, %3, %4}};"\n'
+            f'    :: "r"({place}), {values} : "memory");'
+        )
+    names = sorted(set(re.findall(r"w\d_\d", "".join(loads))))
+    return _UNITS.format(words=", ".join(names), loads="\n".join(loads), stores="\n".join(stores))
 
 
 def _local(name: str, dtype: str = "int32", count: int = 1) -> Any:
@@ -110,7 +166,7 @@ class Turned:
         self.source, self.boxes, self.rows, self.readers = source, boxes, rows, readers
         self.arrived = TMABar(pool, source.arriving_slots, leader=leader)
         self.read = MBarrier(pool, source.arriving_slots, leader=leader)
-        self.full, self.empty = (MBarrier(pool, SLOTS, leader=leader) for _ in range(2))
+        self.full, self.empty = (MBarrier(pool, source.slots, leader=leader) for _ in range(2))
 
     def init(self) -> None:
         """Set the barriers up."""
@@ -188,7 +244,7 @@ class BoxTurner:
             chunk = self.first
             while chunk < self.chunks:
                 rows.wait_empty()
-                self.turn_chunk(boxes, rows, places, lane)
+                self.turn_chunk(boxes, rows, places, warp, lane)
                 T.evaluate(T.ptx.fence.proxy.async_.shared__cta())
                 T.evaluate(T.cuda.warp_sync())
                 if lane == 0:
@@ -197,11 +253,29 @@ class BoxTurner:
                 chunk = chunk + self.every
             tile = tile + self.apart
 
-    def places(self, warp: Expr, lane: Expr) -> Places | None:
+    def _units(self, warp: Expr, lane: Expr) -> Units:
+        """Of rows that are neighbours as they lie: eight lanes side by side have as many groups of channels of one unit
+        where those are read from different banks, or of so many units that they are."""
+        source = self.memory.source
+        groups, line = source.tile.k // GROUP, source.tile.swizzle
+        number, group = named("unit", T.truncdiv(lane, groups)), named("group", T.truncmod(lane, groups))
+        shared = source.group_bytes // UNIT
+        units = min(WARP // groups, shared & -shared)  # whose banks the groups share
+        number = named("unit", T.bitwise_xor(number, T.truncdiv(group * units, GROUP)))
+        number = number + (warp - FIRST_TURNER) * (WARP // groups)
+        base = T.Cast("int32", T.cuda.cvta_generic_to_shared(self.memory.boxes.ptr_to([0])))
+        to = T.Cast("int32", T.cuda.cvta_generic_to_shared(self.memory.rows.ptr_to([0])))
+        word = kept("first_unit", base + group * source.group_bytes + number * UNIT)
+        row = kept("first_rows", to + number * (GROUP * line) + group * UNIT)
+        return Units(word, row, WARP // groups)
+
+    def places(self, warp: Expr, lane: Expr) -> Places | Units | None:
         """What the thread turns of each block of words, in the channels that its warp begins with: where these are in
         the first box, and where its first and its second pixel go in the first turned tile; None if that is not the
         same for all tiles."""
         source = self.memory.source
+        if source.late:
+            return self._units(warp, lane)
         if not isinstance(source, TurnedBoxes):
             return None
         base, to, turner = self._bases(warp)
@@ -250,17 +324,35 @@ class BoxTurner:
         line = T.bitwise_and(T.shift_right(row * tile.swizzle, T.int32(7)), T.int32(tile.swizzle // UNIT - 1))
         return T.Select(row < 0, T.int32(-1), to + row * tile.swizzle + T.bitwise_xor(turner, line) * UNIT)
 
-    def turn_chunk(self, boxes: SlotRing, rows: SlotRing, places: Places, lane: Expr) -> None:
+    def turn_chunk(self, boxes: SlotRing, rows: SlotRing, places: Places | Units, warp: Expr, lane: Expr) -> None:
         """Turn what arrives of a chunk in `boxes` into the slot of `rows`, one arrival after the other."""
         source = self.memory.source
         groups = source.together // GROUP // TURNERS  # of a warp
         for arrival in range(source.arrivals):
             boxes.wait_full()
-            self._turn_groups(boxes, rows, places, range(arrival * groups, (arrival + 1) * groups))
+            if isinstance(places, Units):
+                self._turn_units(boxes, rows, places, warp)
+            else:
+                self._turn_groups(boxes, rows, places, range(arrival * groups, (arrival + 1) * groups))
             T.evaluate(T.cuda.warp_sync())
             with T.If(lane == 0), T.Then():
                 boxes.empty.arrive(boxes.slot)
             boxes.advance()
+
+    def _turn_units(self, boxes: SlotRing, rows: SlotRing, places: Units, warp: Expr) -> None:
+        """Turn the slot of `boxes`, of all channels: every other time that so many units fit."""
+        source = self.memory.source
+        start, to = named("from_box", boxes.slot * boxes.nbytes), named("to_rows", rows.slot * rows.nbytes)
+        count = source.tile.rows // GROUP
+        for first in range(0, count, places.together * TURNERS):
+            more = first * UNIT, first * GROUP * source.tile.swizzle
+            call = "hopper_turned_units", *(
+                T.Cast("uint32", place + slot + each)
+                for place, slot, each in zip((places.word, places.row), (start, to), more, strict=True)
+            )
+            some = warp < FIRST_TURNER + (count - first) // places.together
+            with where(some if count - first < places.together * TURNERS else None):
+                T.evaluate(T.cuda.func_call(*call, source_code=_units_source(source)))
 
     def _turn_groups(self, boxes: SlotRing, rows: SlotRing, places: Places, groups: range) -> None:
         """Turn the slot of `boxes`: of each block of words those of this warp's `groups` of channels that it has."""
@@ -302,6 +394,16 @@ class Places:
 
     bits: str
     blocks: list[tuple[Expr, list[tuple[Expr, Expr | None]]]] = field(default_factory=list)
+
+
+@dataclass
+class Units:
+    """Of a thread, of the first units of its warp, so many `together`: where its own begins in the first class's first
+    box, and where its first row goes, both in the first slots."""
+
+    word: Expr
+    row: Expr
+    together: int
 
 
 def _looked_up(name: str, values: Sequence[int], beyond: int, number: Expr) -> Expr:

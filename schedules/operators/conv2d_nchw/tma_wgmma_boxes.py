@@ -113,9 +113,10 @@ def turned_boxes(problem: NchwProblem, layout: Layout, channels: int, taps: int)
     image = p.h * p.w * ITEM
 
     def lines(together: int) -> TurnedLines:
-        classes, x = Classes(p.h * p.w), layout.x
+        classes, x, flat = Classes(p.h * p.w), layout.x, p.h == 1
         # in whole 16 bytes, of which a line begins somewhere in the first, and by as much later as a class may
-        run = -(-(x.beyond - x.first + VECTOR - 1 + classes.latest) // VECTOR) * VECTOR
+        before = 0 if flat and layout.in_units else VECTOR - 1
+        run = -(-(x.beyond - x.first + before + classes.latest) // VECTOR) * VECTOR
         source = TensorMap(
             "data",
             p.dtype,
@@ -125,7 +126,7 @@ def turned_boxes(problem: NchwProblem, layout: Layout, channels: int, taps: int)
             (1, 1, 1),
             UNIT,
         )
-        return TurnedLines(source, tile, together, taps, layout, classes, layout.box[1])
+        return TurnedLines(source, tile, together, taps, layout, classes, layout.box[1], flat)
 
     def boxes(together: int) -> TurnedBoxes:
         source = TensorMap(

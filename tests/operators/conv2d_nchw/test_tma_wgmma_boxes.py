@@ -14,6 +14,7 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
 from schedules.hopper.runs import TurnedLines
+from schedules.hopper.turning import _units_source
 from schedules.operators.conv2d_nchw.tma_wgmma_boxes import BoxWork, turned
 from tests.conftest import caught, problem_of
 from tests.hopper_kernels import assert_emulated, assert_producer_fits, assert_well_made
@@ -87,6 +88,29 @@ def test_configs_emulated(emulation: None, words: dict[str, Any]) -> None:
 def test_many_rows_emulated(emulation: None, w: int) -> None:
     words = SMALL | dict(block_m=192, consumers=3, block_n=16, num_stages=3, row=False)
     assert_emulated("conv2d_nchw", HALF | MANY_ROWS | dict(w=w), words, NAME)
+
+
+@pytest.mark.parametrize("plane", [(9, 15), (9, 14), (9, 12), (20, 8)], ids=("8 classes", "4", "2", "1"))
+@pytest.mark.parametrize(
+    "words", [dict(), dict(block_k=64), dict(block_k=64, block_m=192, consumers=3, block_n=16), dict(block_m=128)], ids=str
+)
+def test_neighbours_as_they_lie_emulated(emulation: None, plane: tuple[int, int], words: dict[str, Any]) -> None:
+    """Of products of pixels 16 bytes are read at once, whatever multiple of them a channel begins after."""
+    fields = HALF | dict(n=2, h=plane[0], w=plane[1], ci=72, co=24, kh=1, kw=1, bias=True)
+    config = SMALL | words | (dict(consumers=2) if words.get("block_m") == 128 else {})
+    assert_emulated("conv2d_nchw", fields, config, NAME)
+
+
+@pytest.mark.parametrize("w, loads", [(65, 15), (70, 14), (68, 12), (72, 8)])
+def test_neighbours_are_read_at_once(sm_90a: Arch, w: int, loads: int) -> None:
+    """A word that lies in two multiples of 16 bytes needs two loads, in place of one for each pixel."""
+    fields = WORK | dict(h=65, w=w, kh=1, kw=1, pad=0)
+    work = work_of(sm_90a, fields, block_m=128, consumers=2, block_k=64)
+    assert work.a.turned and work.a.turned.slots == 3
+    source = _units_source(work.a.turned)
+    assert source.count("ld.shared") == loads and source.count("st.shared.v4") == 8
+    several = work_of(sm_90a, WORK).a.turned
+    assert several and several.late is None and several.slots == 2
 
 
 def test_what_it_is_made_of(cuda_compiler: None, sm_90a: Arch) -> None:
@@ -186,7 +210,7 @@ def test_illegal_configs_say_why(sm_90a: Arch) -> None:
     ):
         with pytest.raises(ConfigError, match=reason):
             spec.config_for(problem_of("conv2d_nchw", **WORK | fields, **HALF), sm_90a, SMALL)
-    with pytest.raises(ConfigError, match="a tile looks at 272 pixels of an image side by side, TMA brings 256"):
+    with pytest.raises(ConfigError, match="a tile looks at 264 pixels of an image side by side, TMA brings 256"):
         wide = problem_of("conv2d_nchw", **WORK | dict(h=23, w=29, kh=1, kw=1, pad=0), **HALF)
         spec.config_for(wide, sm_90a, SMALL | dict(block_m=256, block_n=16, consumers=2))
     with pytest.raises(ConfigError, match="dtype=float32 is not float16 or bfloat16"):
