@@ -67,7 +67,7 @@ def _read_source(source: TurnedData, bits: str) -> str:
     return _READ.format("\n".join(lines))
 
 
-def _units_source(source: TurnedData) -> str:
+def units_source(source: TurnedData) -> str:
     """Of what is `late`: the words that have the neighbours of each channel are read, and halves of them put together
     channel by channel."""
     late = source.late
@@ -346,13 +346,16 @@ class BoxTurner:
         count = source.tile.rows // GROUP
         for first in range(0, count, places.together * TURNERS):
             more = first * UNIT, first * GROUP * source.tile.swizzle
-            call = "hopper_turned_units", *(
-                T.Cast("uint32", place + slot + each)
-                for place, slot, each in zip((places.word, places.row), (start, to), more, strict=True)
+            call = (
+                "hopper_turned_units",
+                *(
+                    T.Cast("uint32", place + slot + each)
+                    for place, slot, each in zip((places.word, places.row), (start, to), more, strict=True)
+                ),
             )
             some = warp < FIRST_TURNER + (count - first) // places.together
             with where(some if count - first < places.together * TURNERS else None):
-                T.evaluate(T.cuda.func_call(*call, source_code=_units_source(source)))
+                T.evaluate(T.cuda.func_call(*call, source_code=units_source(source)))
 
     def _turn_groups(self, boxes: SlotRing, rows: SlotRing, places: Places, groups: range) -> None:
         """Turn the slot of `boxes`: of each block of words those of this warp's `groups` of channels that it has."""

@@ -375,7 +375,8 @@ def phase_widths(problem: NchwProblem, device: Device) -> tuple[int, ...]:
             return -(-tiles // device.multiprocessors) * (rows * columns + BORDER * (rows + columns))
 
         heights = {rows * ROWS for rows, *_ in IN_PHASES}
-        found = found[: len(TARGETS)] + [min(found, key=lambda columns: cost(columns, rows)) for rows in heights if found]
+        fitting = [min(found, key=partial(cost, rows=rows)) for rows in heights if found]
+        found = found[: len(TARGETS)] + fitting
     return tuple(sorted(set(found), reverse=True))
 
 

@@ -196,10 +196,12 @@ def test_halo_emulated(emulation: None, shape: str) -> None:
 
 
 def test_widths_of_phases() -> None:
+    device = parse_arch("sm_90a").device
+
     def widths(**fields: Any) -> tuple[int, ...]:
         problem = problem_of("conv2d_nchw", **WORK | fields)
         assert isinstance(problem, NchwProblem)
-        return phase_widths(problem)
+        return phase_widths(problem, device)
 
     assert (
         widths(w=56) == (256, 224, 192, 128, 112, 64)

@@ -14,7 +14,7 @@ from schedules.core.arch import Arch, parse_arch
 from schedules.core.errors import ConfigError
 from schedules.core.registry import operator
 from schedules.hopper.runs import TurnedLines
-from schedules.hopper.turning import _units_source
+from schedules.hopper.turning import units_source
 from schedules.operators.conv2d_nchw.tma_wgmma_boxes import BoxWork, turned
 from tests.conftest import caught, problem_of
 from tests.hopper_kernels import assert_emulated, assert_producer_fits, assert_well_made
@@ -92,7 +92,9 @@ def test_many_rows_emulated(emulation: None, w: int) -> None:
 
 @pytest.mark.parametrize("plane", [(9, 15), (9, 14), (9, 12), (20, 8)], ids=("8 classes", "4", "2", "1"))
 @pytest.mark.parametrize(
-    "words", [dict(), dict(block_k=64), dict(block_k=64, block_m=192, consumers=3, block_n=16), dict(block_m=128)], ids=str
+    "words",
+    [dict(), dict(block_k=64), dict(block_k=64, block_m=192, consumers=3, block_n=16), dict(block_m=128)],
+    ids=str,
 )
 def test_neighbours_as_they_lie_emulated(emulation: None, plane: tuple[int, int], words: dict[str, Any]) -> None:
     """Of products of pixels 16 bytes are read at once, whatever multiple of them a channel begins after."""
@@ -107,7 +109,7 @@ def test_neighbours_are_read_at_once(sm_90a: Arch, w: int, loads: int) -> None:
     fields = WORK | dict(h=65, w=w, kh=1, kw=1, pad=0)
     work = work_of(sm_90a, fields, block_m=128, consumers=2, block_k=64)
     assert work.a.turned and work.a.turned.slots == 3
-    source = _units_source(work.a.turned)
+    source = units_source(work.a.turned)
     assert source.count("ld.shared") == loads and source.count("st.shared.v4") == 8
     several = work_of(sm_90a, WORK).a.turned
     assert several and several.late is None and several.slots == 2
