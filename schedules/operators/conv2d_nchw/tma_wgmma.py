@@ -29,7 +29,7 @@ from schedules.core.arch import Arch
 from schedules.core.device import Device
 from schedules.core.space import ProductSpace, Words, axis
 from schedules.core.tvm import T, tirx
-from schedules.hopper.config import BORDER, DEPTHS, REGISTERS, ROWS, HopperConfig, clusters, first_legal
+from schedules.hopper.config import DEPTHS, REGISTERS, ROWS, HopperConfig, clusters, first_legal
 from schedules.hopper.geometry import Load, Operand, Output, Product, Shifts, Work
 from schedules.hopper.pixels import Pixel, TilePlace, flattened, is_output, place_pixels, whole
 from schedules.hopper.rows import GROUP, RowTiles, flat_tiles, late, output_map, row_tiles, shifts, whole_rows
@@ -355,9 +355,8 @@ def _tiles(device: Device, widths: tuple[int, ...]) -> tuple[Words, ...]:
     )
 
 
-def phase_widths(problem: NchwProblem, device: Device) -> tuple[int, ...]:
-    """Columns of a consumer worth trying with phases: of whole rows, or of equal parts of one with its margins, the
-    widest and those that leave least of `device` idle."""
+def phase_widths(problem: NchwProblem) -> tuple[int, ...]:
+    """Columns of a consumer worth trying with phases: of whole rows, or of equal parts of one with its margins."""
     p, most = flattened(problem, batch=False), LONGEST_RUN
     if p.kw == 1 and not late(p.w):
         return ()
@@ -368,22 +367,14 @@ def phase_widths(problem: NchwProblem, device: Device) -> tuple[int, ...]:
         found += [columns for columns in TARGETS if whole_rows(p, columns)]  # lengthened
     else:
         parts = range(-(-p.out_w // (most - 2 * GROUP)), p.out_w // 64 + 1)
-        found = [-(-p.out_w // count // 16) * 16 + 2 * GROUP for count in parts]
-
-        def cost(columns: int, rows: int) -> int:
-            tiles = p.n * p.out_h * -(-p.out_w // (columns - 2 * GROUP)) * -(-p.co // rows)
-            return -(-tiles // device.multiprocessors) * (rows * columns + BORDER * (rows + columns))
-
-        heights = {rows * ROWS for rows, *_ in IN_PHASES}
-        fitting = [min(found, key=partial(cost, rows=rows)) for rows in heights if found]
-        found = found[: len(TARGETS)] + fitting
+        found = [-(-p.out_w // count // 16) * 16 + 2 * GROUP for count in parts][: len(TARGETS)]
     return tuple(sorted(set(found), reverse=True))
 
 
 def space(problem: NchwProblem, arch: Arch) -> Sequence[TmaWgmmaConfig]:
     return ProductSpace(
         TmaWgmmaConfig,
-        _tiles(arch.device, phase_widths(problem, arch.device)),
+        _tiles(arch.device, phase_widths(problem)),
         axis("block_k", (16, 32, 64, 128)),
         DEPTHS,
         axis("halo", (False, True) if problem.kh > 1 else (False,)),

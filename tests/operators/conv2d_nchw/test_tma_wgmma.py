@@ -196,12 +196,10 @@ def test_halo_emulated(emulation: None, shape: str) -> None:
 
 
 def test_widths_of_phases() -> None:
-    device = parse_arch("sm_90a").device
-
     def widths(**fields: Any) -> tuple[int, ...]:
         problem = problem_of("conv2d_nchw", **WORK | fields)
         assert isinstance(problem, NchwProblem)
-        return phase_widths(problem, device)
+        return phase_widths(problem)
 
     assert (
         widths(w=56) == (256, 224, 192, 128, 112, 64)
