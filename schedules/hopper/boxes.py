@@ -30,9 +30,7 @@ GROUP = UNIT // ITEM  # channels of a pixel that are stored at once, and pixels 
 WARP = 32
 TURNERS = 2  # warps
 TOGETHER = TURNERS * GROUP  # channels that arrive at once at least, of which each of these turns a group
-# slots of the ring of turned chunks, and of that of boxes at least; one more where a chunk is multiplied at once, so
-# that the next is turned before the one before is said to be read
-SLOTS = 2
+SLOTS = 2  # of the ring of turned chunks, and of that of boxes at least
 ARRIVING = 64 * 1024  # bytes of shared memory that the latter may take for more of them
 LARGE = ARRIVING // 4  # of what arrives at once
 AHEAD, AHEAD_OF_ONE = 2, 6  # chunks whose boxes it has at most, of several taps or of one
@@ -305,7 +303,7 @@ class TurnedData(ABC):
     @property
     def slots(self) -> int:
         """Of the ring of turned chunks."""
-        return SLOTS + (self.stages == 1)
+        return SLOTS
 
     @property
     def arriving_slots(self) -> int:

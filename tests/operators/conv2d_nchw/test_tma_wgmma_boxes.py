@@ -108,7 +108,7 @@ def test_neighbours_are_read_at_once(sm_90a: Arch, w: int, loads: int) -> None:
     """A word that lies in two multiples of 16 bytes needs two loads, in place of one for each pixel."""
     fields = WORK | dict(h=65, w=w, kh=1, kw=1, pad=0)
     work = work_of(sm_90a, fields, block_m=128, consumers=2, block_k=64)
-    assert work.a.turned and work.a.turned.slots == 3
+    assert work.a.turned and work.a.turned.slots == 2
     source = units_source(work.a.turned)
     assert source.count("ld.shared") == loads and source.count("st.shared.v4") == 8
     several = work_of(sm_90a, WORK).a.turned
